@@ -1,0 +1,1 @@
+"""Timing: a fair harness and the cases measured with it."""

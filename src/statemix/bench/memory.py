@@ -1,0 +1,70 @@
+"""Memory of a benchmark's process: what a call allocates, what is free, and how it is reused."""
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable
+
+from torch.profiler import ProfilerActivity, profile
+
+# Parameter numbers of mallopt in glibc's malloc.h.
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_MAX = -4
+
+
+def reuse_freed_memory() -> bool:
+    """Keep freed memory in this process, so that outputs of one call are reused by the next.
+
+    By default glibc maps every block above 32 MB afresh and gives it back when freed; the page
+    faults of writing to it then cost more than the kernels that are measured. This turns off
+    mapping and trimming for the rest of the process, so that it belongs in benchmarks only.
+
+    Returns:
+        Whether the C library took both settings (False where it is not glibc).
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    # A trim threshold of -1 is the largest possible one.
+    return (
+        mallopt is not None and mallopt(_M_MMAP_MAX, 0) == 1 and mallopt(_M_TRIM_THRESHOLD, -1) == 1
+    )
+
+
+def release() -> None:
+    """Return freed memory to the system, where the C library can."""
+    if sys.platform.startswith("linux"):
+        malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if malloc_trim is not None:
+            malloc_trim(0)
+
+
+def available_bytes() -> int:
+    """Memory that this process can still take without swapping."""
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    raise OSError("/proc/meminfo has no line MemAvailable")
+
+
+def peak_bytes(call: Callable[[], object]) -> int:
+    """Peak of the tensor memory that ``call`` holds at once, its results included.
+
+    Counts what goes through torch's CPU allocator from the start of the call, so that its inputs
+    do not count. The kernels of this library allocate through it alone.
+    """
+    # Without this the profiler writes its stages to stderr, into the progress display.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        result = call()
+    del result
+    session = profiler.profiler
+    assert session is not None
+    assert session.kineto_results is not None
+    events = [event for event in session.kineto_results.events() if event.name() == "[memory]"]
+    held = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return peak

@@ -1,0 +1,112 @@
+"""``statemix evaluate``: how a trained model scores at any lengths."""
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from lightning_fabric import Fabric
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from statemix.training import Scores, evaluate, load_model, load_outcome
+from statemix.training.config import Device
+from statemix.training.evaluation import draw, sequences_at
+from statemix.training.rundir import Weights
+
+EVALUATIONS = "evaluations.jsonl"
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Score a trained model on the test split, at any lengths.
+
+    Every length is a row of the table, and a line in evaluations.jsonl of the run's folder. Long
+    words are read in pieces, so that memory does not grow with their length:
+
+    statemix evaluate runs/s3 --lengths 16 64 4096
+    """
+
+    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """Folder of a finished run."""
+
+    lengths: tuple[int, ...] = ()
+    """Lengths in tokens; the training length if none is given."""
+
+    weights: Weights = "last"
+    """Which of the run's weights."""
+
+    sequences: int = 1280
+    """Sequences at each length, at most."""
+
+    tokens: int = 65536
+    """Tokens at each length, at most: the longer the words, the fewer, but at least one."""
+
+    device: Device = "auto"
+    """Where to run the model; auto takes a GPU if there is one."""
+
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print JSON lines instead of a table."""
+
+    def run(self) -> None:
+        """Score, print and record.
+
+        Raises:
+            ValueError: if the folder holds no finished run, or a number is out of range.
+        """
+        for name in ("sequences", "tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if any(length < 1 for length in self.lengths):
+            raise ValueError(f"lengths must be at least 1, got {list(self.lengths)}")
+        config = load_outcome(self.folder).config
+        task = config.build_task()
+        fabric = Fabric(accelerator=self.device, devices=1, precision=config.precision)
+        model = load_model(self.folder, self.weights).to(fabric.device)
+        lengths = self.lengths or (task.length,)
+        # All are drawn before the first is scored: an impossible length shows its error alone.
+        counts = [sequences_at(n, at_most=self.sequences, tokens=self.tokens) for n in lengths]
+        for length, count in zip(lengths, counts, strict=True):
+            task.examples("test", count - 1, count, length)
+        rows = []
+        with (self.folder / EVALUATIONS).open("a") as file:
+            for length, count in zip(lengths, counts, strict=True):
+                scores = evaluate(
+                    model,
+                    *draw(task, "test", count, length),
+                    batch_size=config.batch_size,
+                    autocast=fabric.autocast,
+                )
+                rows.append((self.weights, length, scores))
+                row = {"weights": self.weights, "length": length, **dataclasses.asdict(scores)}
+                if self.json:
+                    print(json.dumps(row), flush=True)
+                time = datetime.now(UTC).isoformat(timespec="seconds")
+                file.write(json.dumps({"time": time, **row}) + "\n")
+                file.flush()
+        if not self.json:
+            print_scores(Console(markup=False, highlight=False, soft_wrap=True), rows)
+
+
+def print_scores(console: Console, rows: Iterable[tuple[str, int, Scores]]) -> None:
+    """Print a table of scores: (weights, length, scores) each."""
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column("weights")
+    for title in ("length", "sequences", "token acc.", "MAD acc.", "sequence acc.", "loss"):
+        table.add_column(title, justify="right")
+    for weights, length, scores in rows:
+        table.add_row(
+            weights,
+            f"{length:,}",
+            f"{scores.num_sequences:,}",
+            f"{scores.token_accuracy:.4f}",
+            f"{scores.mad_accuracy:.4f}",
+            f"{scores.sequence_accuracy:.4f}",
+            f"{scores.loss:.4f}",
+        )
+    console.print(table)

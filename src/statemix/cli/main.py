@@ -1,0 +1,105 @@
+"""``statemix``: finds the command, runs it, and turns its errors into one line and an exit code."""
+
+import importlib
+import importlib.metadata
+import sys
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+DONE, FAILED, WRONG_REQUEST, INTERRUPTED = 0, 1, 2, 130
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("Demo", "train four models on permutations and draw what they learn"),
+    "train": ("Train", "train one model on one task, resumably, into a folder"),
+    "evaluate": ("Evaluate", "score a trained model at any lengths"),
+    "tasks": ("Tasks", "show the tasks and examples of them"),
+    "bench": ("Bench", "measure speed and memory against baselines"),
+}
+"""Command -> its class in the module of the same name, and what it does."""
+
+_HELP = """\
+usage: statemix COMMAND [OPTIONS]
+
+Structured linear recurrent networks: H-LRU, BD-LRU and their kernels.
+
+commands:
+{commands}
+
+options:
+  -h, --help    this text; `statemix COMMAND --help` explains a command, its options and defaults
+  --version     the version
+
+exit codes: 0 done, 1 the run failed, 2 the request was wrong, 130 interrupted (repeat the command
+to go on)
+"""
+
+
+class Command(Protocol):
+    """What a command's class is: a frozen dataclass whose fields are the options."""
+
+    def run(self) -> None:
+        """Do it, and print the answer."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code.
+
+    Args:
+        arguments: without the program's name. None means those of the process.
+    """
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        lines = [f"  {name:<12}  {summary}" for name, (_, summary) in COMMANDS.items()]
+        print(_HELP.format(commands="\n".join(lines)), end="")
+        return DONE if arguments else WRONG_REQUEST
+    if arguments[0] == "--version":
+        print(importlib.metadata.version("statemix"))
+        return DONE
+    name, *rest = arguments
+    if name not in COMMANDS:
+        return _fail(f"command must be one of {', '.join(COMMANDS)}, got {name!r}", WRONG_REQUEST)
+    return _run(name, rest)
+
+
+def _run(name: str, arguments: list[str]) -> int:
+    # PyTorch and the command's own libraries are only imported once they are needed.
+    from statemix.ops.checks import BackendUnavailableError
+
+    try:
+        parse(name, arguments).run()
+    except (ValueError, TypeError, BackendUnavailableError, OSError) as error:
+        return _fail(str(error), WRONG_REQUEST)
+    except FloatingPointError as error:
+        return _fail(str(error), FAILED)
+    except KeyboardInterrupt:
+        return _fail("interrupted; the same command goes on where it stopped", INTERRUPTED)
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else WRONG_REQUEST
+    return DONE
+
+
+def parse(name: str, arguments: Sequence[str]) -> Command:
+    """The command with its options, typed and with defaults.
+
+    A module may define its own ``parse(arguments)`` where its class alone does not say how.
+
+    Args:
+        name: one of ``COMMANDS``.
+        arguments: what follows the name on the command line.
+
+    Raises:
+        SystemExit: after ``--help`` (0) or if an option is unknown or malformed (2).
+    """
+    import tyro
+
+    module = importlib.import_module(f"statemix.cli.{name}")
+    if hasattr(module, "parse"):
+        own: Callable[[Sequence[str]], Command] = module.parse
+        return own(arguments)
+    command: Callable[..., Command] = getattr(module, COMMANDS[name][0])
+    return tyro.cli(command, prog=f"statemix {name}", args=arguments)
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"statemix: {' '.join(message.split())}", file=sys.stderr)
+    return code

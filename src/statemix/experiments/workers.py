@@ -1,0 +1,132 @@
+"""Many training runs, one after the other or side by side in single-threaded processes."""
+
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from statemix.training import Event, RunConfig, train
+
+# Time for an interrupted run to save a checkpoint; without it, it resumes from the one before.
+_GRACE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to be trained, or resumed, in its folder."""
+
+    name: str
+    config: RunConfig
+    folder: Path
+
+
+def train_all(
+    jobs: Sequence[Job], num_workers: int, on_event: Callable[[Job, Event], None]
+) -> None:
+    """Train all jobs; the folders hold the results.
+
+    Ctrl-C lets every run under way save a checkpoint; the same call goes on from there. The results
+    do not depend on the number of workers if the configurations fix the number of threads.
+
+    Args:
+        jobs: in the order in which they are to be started.
+        num_workers: processes; with one, everything runs in this process.
+        on_event: told, in this process, what happens in which run.
+
+    Raises:
+        ValueError: if a job cannot be run as asked, for instance because of what its folder holds.
+        OSError: if a folder cannot be written.
+        RuntimeError: if a run fails.
+        KeyboardInterrupt: after Ctrl-C.
+    """
+    if num_workers < 1:
+        raise ValueError(f"num_workers must be at least 1, got {num_workers}")
+    if min(num_workers, len(jobs)) <= 1:
+        for job in jobs:
+            _train_here(job, on_event)
+        return
+    with _workers(min(num_workers, len(jobs))) as connections:
+        waiting = list(reversed(jobs))
+        busy: dict[Connection, Job] = {}
+        for connection in connections:
+            busy[connection] = waiting.pop()
+            connection.send(busy[connection])
+        while busy:
+            for connection in wait(list(busy)):
+                assert isinstance(connection, Connection)
+                job = busy[connection]
+                try:
+                    message = connection.recv()
+                except EOFError as error:
+                    raise RuntimeError(f"{job.name} must end by itself, but was killed") from error
+                if isinstance(message, Exception):
+                    raise message
+                if message is not None:
+                    on_event(job, message)
+                elif waiting:
+                    busy[connection] = waiting.pop()
+                    connection.send(busy[connection])
+                else:
+                    del busy[connection]
+
+
+def _train_here(job: Job, on_event: Callable[[Job, Event], None]) -> None:
+    train(job.config, job.folder, on_event=lambda event: on_event(job, event))
+
+
+@contextmanager
+def _workers(count: int) -> Iterator[list[Connection]]:
+    """Start processes that take jobs from their connection, and end them on the way out."""
+    context = multiprocessing.get_context("spawn")
+    connections: list[Connection] = []
+    processes: list[BaseProcess] = []
+    try:
+        # What is ignored here is ignored from the first moment of a worker's life: Ctrl-C reaches
+        # the workers too, and must not end them while they are still importing.
+        previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            for _ in range(count):
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_serve, args=(theirs,), daemon=True)
+                process.start()
+                theirs.close()
+                connections.append(ours)
+                processes.append(process)
+        finally:
+            signal.signal(signal.SIGINT, previous)
+        yield connections
+    finally:
+        for connection in connections:
+            connection.close()
+        for process in processes:
+            process.join(_GRACE_S)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+def _serve(connection: Connection) -> None:
+    """Train one job after the other until the other end is closed."""
+
+    def tell(event: Event) -> None:
+        try:
+            connection.send(event)
+        except OSError as error:
+            # Nobody listens any more: end as after Ctrl-C, with a checkpoint.
+            raise KeyboardInterrupt from error
+
+    while True:
+        try:
+            job: Job = connection.recv()
+            train(job.config, job.folder, on_event=tell)
+            connection.send(None)
+        except (ValueError, OSError, RuntimeError, FloatingPointError) as error:
+            if isinstance(error, EOFError | BrokenPipeError | ConnectionResetError):
+                return
+            connection.send(error)
+        except (KeyboardInterrupt, EOFError):
+            return

@@ -1,0 +1,133 @@
+"""BDLRU: linear recurrence over dense blocks with jointly normalised gates."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from statemix import ops
+from statemix.layers.gated_recurrence import GatedRecurrence, InitialState, Selectivity
+from statemix.layers.layer import check_sizes
+from statemix.ops.checks import check_choice
+
+
+class BDLRU(GatedRecurrence):
+    r"""Block-diagonal linear recurrent unit.
+
+    .. math::
+        (A_t, a_{0,t}) &= \mathrm{normalise}\big((W_g x_t + c_g) / \tau\big),
+            \qquad v_t = W_v x_t \\
+        h_t &= A_t h_{t-1} + a_{0,t} \odot v_t, \qquad y_t = W_y h_t
+
+    in each of ``num_blocks`` blocks. A row of a block shares one normalisation with its input
+    gate; what that bounds is documented with each gate family.
+
+    Source: Dubinin et al., "Improved state mixing in higher-order and block diagonal linear
+    recurrent networks", Eq. 5. Beyond it: gate temperature, learned initial state.
+
+    Args:
+        hidden_size: width of input and output.
+        num_blocks: blocks H; the state has ``num_blocks * block_size`` entries.
+        block_size: entries m per block. 1 gives a diagonal network; composing permutations of n
+            things exactly takes n.
+        gate: name of a gate family, one of ``ops.GATES``.
+        gate_temperature: tau; see the attribute of the same name.
+        selective: True, every gate sees every channel; "pointwise", the gates of block k see
+            channel k alone (needs ``num_blocks == hidden_size``); False, gates are learned
+            constants.
+        initial_state: "zero", or "learned": a parameter that is used when no state is given.
+        backend: as in ``ops.bd_lru``; None takes the fastest for the device.
+        device: of the parameters.
+        dtype: of the parameters. The state is float32 or wider whatever this is.
+
+    Shape:
+        x (B, T, hidden_size) -> y (B, T, hidden_size), state (B, num_blocks, block_size).
+
+    Raises:
+        ValueError: if a size is below 1, a name is unknown, or ``gate_temperature`` is not
+            positive and finite.
+        TypeError: if a size is not an int or ``gate_temperature`` not a number.
+
+    Example:
+        >>> layer = BDLRU(hidden_size=8, num_blocks=4, block_size=2)
+        >>> y, state = layer(torch.randn(2, 5, 8))
+        >>> y_t, state = layer.step(torch.randn(2, 8), state)
+        >>> y.shape, y_t.shape, state.shape
+        (torch.Size([2, 5, 8]), torch.Size([2, 8]), torch.Size([2, 4, 2]))
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_blocks: int,
+        block_size: int,
+        *,
+        gate: str = "softmax",
+        gate_temperature: float = 1.0,
+        selective: Selectivity = True,
+        initial_state: InitialState = "zero",
+        backend: str | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check_sizes(num_blocks=num_blocks, block_size=block_size)
+        check_choice("gate", gate, list(ops.GATES))
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        super().__init__(
+            hidden_size,
+            num_units=num_blocks,
+            gate_shape=(block_size, block_size + 1),
+            num_values=block_size,
+            num_readouts=block_size,
+            gate=gate,
+            gate_temperature=gate_temperature,
+            selective=selective,
+            initial_state=initial_state,
+            backend=backend,
+            device=device,
+            dtype=dtype,
+        )
+
+    @property
+    def _unit_name(self) -> str:
+        return "blocks (num_blocks)"
+
+    @property
+    def state_axes(self) -> Mapping[str, int]:
+        return {"num_blocks": self.num_blocks, "block_size": self.block_size}
+
+    def forward(
+        self, x: Tensor, state: Tensor | None = None, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        num_sequences = self._check_sequence(x, state, cu_seqlens)
+        if state is None:
+            state = self.init_state(num_sequences)
+        values = self._values(x)
+        gates = self._raw_gates(x).to(values.dtype)
+        states, state = ops.bd_lru(
+            gates, values, self.gate, state, cu_seqlens, backend=self.backend
+        )
+        return self._read(states), state
+
+    def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        self._check_step(x_t, state)
+        values = self._values(x_t)
+        gates = self._raw_gates_of_token(x_t).to(values.dtype)
+        h_t, state = ops.bd_lru_step(gates, values, state, self.gate, backend=self.backend)
+        return self._read(h_t), state
+
+    def _values(self, x: Tensor) -> Tensor:
+        values: Tensor = self.value_proj(x)
+        values = values.reshape(*x.shape[:-1], self.block_size, self.num_blocks)
+        return values.transpose(-1, -2)
+
+    def _read(self, states: Tensor) -> Tensor:
+        y: Tensor = self.out_proj(states.transpose(-1, -2).flatten(-2))
+        return y
+
+    def extra_repr(self) -> str:
+        return (
+            f"hidden_size={self.hidden_size}, num_blocks={self.num_blocks}, "
+            f"block_size={self.block_size}, {self._shared_repr()}"
+        )

@@ -1,0 +1,223 @@
+"""What BDLRU and HLRU share: projections, selectivity, gate temperature, initial state."""
+
+import math
+import numbers
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Literal, Self, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from statemix.layers.layer import Layer, at_least_float32, check_sizes
+from statemix.ops.checks import check_choice
+
+Selectivity = Literal[True, False, "pointwise"]
+InitialState = Literal["zero", "learned"]
+
+
+class GatedRecurrence(Layer):
+    r"""A layer of independent linear recurrences ("units") with jointly normalised gates.
+
+    A unit is a block (BDLRU) or a channel (HLRU). Its raw gates are one of
+
+    .. math::
+        g_t = (W_g x_t + c_g) / \tau, \qquad
+        g_t^k = (w^k x_t^k + c^k) / \tau, \qquad
+        g_t = c / \tau
+
+    for ``selective`` True, "pointwise" and False (Dubinin et al., Appendix G). Values and
+    output are projected without bias, as in the paper's listing. All projections write and read
+    the memory order of the kernels, units last, so that no tensor is copied on the way.
+
+    Args:
+        hidden_size: width of input and output.
+        num_units: units H.
+        gate_shape: axes of the raw gates of one unit.
+        num_values: values per unit.
+        num_readouts: numbers per unit that the output projection reads.
+        gate: name of a gate family.
+        gate_temperature: tau.
+        selective: what the gates depend on.
+        initial_state: what precedes the first token.
+        backend: passed to the operators.
+        device: of the parameters.
+        dtype: of the parameters.
+    """
+
+    temperature: Tensor
+    learned_state: nn.Parameter | None
+
+    def __init__(
+        self,
+        hidden_size: int,
+        *,
+        num_units: int,
+        gate_shape: tuple[int, ...],
+        num_values: int,
+        num_readouts: int,
+        gate: str,
+        gate_temperature: float,
+        selective: Selectivity,
+        initial_state: InitialState,
+        backend: str | None,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        check_sizes(hidden_size=hidden_size)
+        if not (isinstance(selective, bool) or selective == "pointwise"):
+            choices = list(get_args(Selectivity))
+            raise ValueError(f"selective must be one of {choices}, got {selective!r}")
+        check_choice("initial_state", initial_state, get_args(InitialState))
+        if selective == "pointwise" and hidden_size != num_units:
+            raise ValueError(
+                f"hidden_size must equal the number of {self._unit_name} with "
+                f"selective='pointwise', got {hidden_size} and {num_units}"
+            )
+        self.hidden_size = hidden_size
+        self.gate = gate
+        self.selective = selective
+        self.initial_state = initial_state
+        self.backend = backend
+        self._num_units = num_units
+        self._gate_shape = gate_shape
+
+        if selective is True:
+            self.gate_proj = nn.Linear(
+                hidden_size, math.prod(gate_shape) * num_units, device=device, dtype=dtype
+            )
+        else:
+            shape = (num_units, *gate_shape)
+            if selective == "pointwise":
+                self.gate_weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+            self.gate_bias = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.value_proj = nn.Linear(
+            hidden_size, num_values * num_units, bias=False, device=device, dtype=dtype
+        )
+        self.out_proj = nn.Linear(
+            num_readouts * num_units, hidden_size, bias=False, device=device, dtype=dtype
+        )
+        if initial_state == "learned":
+            shape = tuple(self.state_axes.values())
+            self.learned_state = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        else:
+            self.register_parameter("learned_state", None)
+        parameter_dtype = self.value_proj.weight.dtype
+        self.register_buffer(
+            "temperature", torch.ones((), device=device, dtype=at_least_float32(parameter_dtype))
+        )
+        self._constructed_temperature = gate_temperature
+        self.reset_parameters()
+
+    @property
+    @abstractmethod
+    def _unit_name(self) -> str:
+        """What the units are called in the constructor, for error messages."""
+
+    @property
+    def gate_temperature(self) -> float:
+        """Divides the raw gates; below 1 it sharpens them.
+
+        It is stored with the model in float32 or wider and not trained; assigning to it takes
+        effect at the next call, also of a compiled layer.
+        """
+        if self.temperature.is_meta:
+            return self._constructed_temperature
+        return self.temperature.item()
+
+    @gate_temperature.setter
+    def gate_temperature(self, value: float) -> None:
+        if not isinstance(value, numbers.Real) or isinstance(value, bool):
+            raise TypeError(f"gate_temperature must be a number, got {value!r}")
+        stored = torch.tensor(float(value), dtype=self.temperature.dtype, device="cpu").item()
+        if not 0 < stored < math.inf:
+            raise ValueError(f"gate_temperature must be positive and finite, got {value}")
+        # In place, so that compiled graphs and replicas keep seeing the same tensor.
+        with torch.no_grad():
+            self.temperature.fill_(stored)
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw all parameters anew, and return the gate temperature to the constructor's.
+
+        Projections follow the default of ``torch.nn.Linear``; pointwise and constant gates are
+        linear maps of one input each and follow the same default. A learned initial state starts
+        at zero.
+        """
+        if self.selective is True:
+            bound = 1 / math.sqrt(self.hidden_size)
+            nn.init.uniform_(self.gate_proj.weight, -bound, bound, generator=generator)
+            nn.init.uniform_(self.gate_proj.bias, -bound, bound, generator=generator)
+        else:
+            if self.selective == "pointwise":
+                nn.init.uniform_(self.gate_weight, -1, 1, generator=generator)
+            nn.init.uniform_(self.gate_bias, -1, 1, generator=generator)
+        for linear in (self.value_proj, self.out_proj):
+            bound = 1 / math.sqrt(linear.in_features)
+            nn.init.uniform_(linear.weight, -bound, bound, generator=generator)
+        if self.learned_state is not None:
+            nn.init.zeros_(self.learned_state)
+        self.gate_temperature = self._constructed_temperature
+
+    def init_state(
+        self,
+        batch_size: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        weight = self.value_proj.weight
+        dtype = at_least_float32(weight.dtype if dtype is None else dtype)
+        device = weight.device if device is None else device
+        shape = (batch_size, *self.state_axes.values())
+        if self.learned_state is not None:
+            return self.learned_state.to(device=device, dtype=dtype).expand(shape)
+        return torch.zeros(shape, device=device, dtype=dtype)
+
+    def _raw_gates(self, x: Tensor) -> Tensor:
+        """Gates (B, T, H, *gate_shape) of x (B, T, hidden_size), stored with H innermost."""
+        if self.selective is True:
+            # Scaling the projection instead of the gates makes the temperature free: there are
+            # fewer weights than gates as soon as there are more tokens than channels.
+            weight = self.gate_proj.weight / self.temperature
+            bias = self.gate_proj.bias / self.temperature
+            return self._by_unit(F.linear(x, weight, bias))
+        return self._elementwise_gates(x)
+
+    def _raw_gates_of_token(self, x_t: Tensor) -> Tensor:
+        """Gates (B, H, *gate_shape) of x_t (B, hidden_size)."""
+        if self.selective is True:
+            # One token has fewer gates than the projection has weights.
+            return self._by_unit(self.gate_proj(x_t) / self.temperature)
+        return self._elementwise_gates(x_t)
+
+    def _by_unit(self, flat: Tensor) -> Tensor:
+        gates = flat.reshape(*flat.shape[:-1], *self._gate_shape, self._num_units)
+        return gates.movedim(-1, flat.ndim - 1)
+
+    def _elementwise_gates(self, x: Tensor) -> Tensor:
+        bias = (self.gate_bias / self.temperature).movedim(0, -1).contiguous()
+        if self.selective == "pointwise":
+            weight = (self.gate_weight / self.temperature).movedim(0, -1).contiguous()
+            channels = x.reshape(*x.shape[:-1], *(1 for _ in self._gate_shape), x.shape[-1])
+            gates = bias + channels * weight
+        else:
+            gates = bias.expand(*x.shape[:-1], *bias.shape)
+        return gates.movedim(-1, x.ndim - 1)
+
+    # The parameter is positional in torch.nn.Module.
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:  # noqa: FBT001, FBT002
+        """Let a conversion such as ``.to(torch.bfloat16)`` leave the temperature unrounded."""
+        before = self.temperature
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        after = self.temperature
+        if not (before.is_meta or after.is_meta):
+            self.temperature = before.to(after.device, at_least_float32(after.dtype))
+        return self
+
+    def _shared_repr(self) -> str:
+        return (
+            f"gate={self.gate!r}, gate_temperature={self.gate_temperature:g}, "
+            f"selective={self.selective!r}, initial_state={self.initial_state!r}, "
+            f"backend={self.backend!r}"
+        )

@@ -1,0 +1,170 @@
+"""HLRU: scalar linear recurrences over the last m outputs with jointly normalised gates."""
+
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from statemix import ops
+from statemix.layers.gated_recurrence import GatedRecurrence, InitialState, Selectivity
+from statemix.layers.layer import check_sizes
+from statemix.ops.checks import check_choice
+
+Realization = Literal["controller", "observer"]
+Readout = Literal["lags", "current"]
+
+
+class HLRU(GatedRecurrence):
+    r"""Higher-order linear recurrent unit.
+
+    .. math::
+        (a_{1,t}, \dots, a_{m,t}, a_{0,t})
+            &= \mathrm{normalise}\big((W_g x_t + c_g) / \tau\big), \qquad v_t = W_v x_t \\
+        h_t &= \sum_{i=1}^m a_{i,t} h_{t-i} + a_{0,t} v_t, \qquad
+            y_t = W_y (h_t, \dots, h_{t-m+1})
+
+    in each of ``num_channels`` channels, in O(m) time and memory per channel and step: the
+    companion matrix of the recurrence is never formed.
+
+    Source: Dubinin et al., "Improved state mixing in higher-order and block diagonal linear
+    recurrent networks", Eq. 3. Beyond it: gate temperature, learned initial state. Their
+    listing, once repaired, computes the observer form instead:
+
+    .. math:: s^k_t = a_{k,t} s^1_{t-1} + s^{k+1}_{t-1} + [k = 1]\, a_{0,t} v_t, \qquad h_t = s^1_t
+
+    Args:
+        hidden_size: width of input and output.
+        num_channels: channels H; the state has ``num_channels * order`` entries.
+        order: lags m per channel. 1 gives a diagonal network.
+        gate: name of a gate family, one of ``ops.GATES`` that a single row admits.
+        gate_temperature: tau; see the attribute of the same name.
+        selective: True, every gate sees every channel; "pointwise", the gates of channel k see
+            input channel k alone (needs ``num_channels == hidden_size``); False, gates are
+            learned constants.
+        initial_state: "zero", or "learned": a parameter that is used when no state is given.
+        realization: "controller" is the equation above. "observer" is the listing's: the same
+            eigenvalues, but coefficient i acts i - 1 steps late and the states are not bounded
+            by the values; with constant gates both give the same h.
+        readout: "lags", the output projection reads all m entries of the state (the last m
+            outputs, or the m partial sums s of the observer); "current", h_t alone.
+        backend: as in ``ops.h_lru``; None takes the fastest for the device.
+        device: of the parameters.
+        dtype: of the parameters. The state is float32 or wider whatever this is.
+
+    Shape:
+        x (B, T, hidden_size) -> y (B, T, hidden_size), state (B, num_channels, order): the last
+        m outputs, newest first, or s^1 ... s^m.
+
+    Raises:
+        ValueError: if a size is below 1, a name is unknown, or ``gate_temperature`` is not
+            positive and finite.
+        TypeError: if a size is not an int or ``gate_temperature`` not a number.
+
+    Example:
+        >>> layer = HLRU(hidden_size=8, num_channels=6, order=3)
+        >>> y, state = layer(torch.randn(2, 5, 8))
+        >>> y.shape, state.shape
+        (torch.Size([2, 5, 8]), torch.Size([2, 6, 3]))
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_channels: int,
+        order: int,
+        *,
+        gate: str = "softmax",
+        gate_temperature: float = 1.0,
+        selective: Selectivity = True,
+        initial_state: InitialState = "zero",
+        realization: Realization = "controller",
+        readout: Readout = "lags",
+        backend: str | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check_sizes(num_channels=num_channels, order=order)
+        check_choice("gate", gate, [g.name for g in ops.GATES.values() if not g.blocks_only])
+        check_choice("realization", realization, get_args(Realization))
+        check_choice("readout", readout, get_args(Readout))
+        self.num_channels = num_channels
+        self.order = order
+        self.realization = realization
+        self.readout = readout
+        super().__init__(
+            hidden_size,
+            num_units=num_channels,
+            gate_shape=(order + 1,),
+            num_values=1,
+            num_readouts=order if readout == "lags" else 1,
+            gate=gate,
+            gate_temperature=gate_temperature,
+            selective=selective,
+            initial_state=initial_state,
+            backend=backend,
+            device=device,
+            dtype=dtype,
+        )
+
+    @property
+    def _unit_name(self) -> str:
+        return "channels (num_channels)"
+
+    @property
+    def state_axes(self) -> Mapping[str, int]:
+        return {"num_channels": self.num_channels, "order": self.order}
+
+    def forward(
+        self, x: Tensor, state: Tensor | None = None, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        num_sequences = self._check_sequence(x, state, cu_seqlens)
+        if state is None:
+            state = self.init_state(num_sequences)
+        values: Tensor = self.value_proj(x)
+        gates = self._raw_gates(x).to(values.dtype)
+        states, final = ops.h_lru(
+            gates,
+            values,
+            self.gate,
+            state,
+            cu_seqlens,
+            realization=self.realization,
+            backend=self.backend,
+        )
+        if self.readout == "current":
+            return self.out_proj(states), final
+        if self.realization == "controller":
+            window = ops.lagged(states, state, cu_seqlens)
+        else:
+            coefficients, _ = ops.normalize(gates.to(state.dtype), self.gate)
+            window = ops.partial_sums(coefficients, states.to(state.dtype), state, cu_seqlens)
+        return self._read(window.to(states.dtype)), final
+
+    def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        self._check_step(x_t, state)
+        values: Tensor = self.value_proj(x_t)
+        gates = self._raw_gates_of_token(x_t).to(values.dtype)
+        h_t, state = ops.h_lru_step(
+            gates,
+            values,
+            state,
+            self.gate,
+            realization=self.realization,
+            backend=self.backend,
+        )
+        if self.readout == "current":
+            return self.out_proj(h_t), state
+        return self._read(state.to(h_t.dtype)), state
+
+    def _read(self, window: Tensor) -> Tensor:
+        """Project the state entries (..., H, m) of each position."""
+        y: Tensor = self.out_proj(window.transpose(-1, -2).flatten(-2))
+        return y
+
+    def extra_repr(self) -> str:
+        return (
+            f"hidden_size={self.hidden_size}, num_channels={self.num_channels}, "
+            f"order={self.order}, {self._shared_repr()}, "
+            f"realization={self.realization!r}, readout={self.readout!r}"
+        )

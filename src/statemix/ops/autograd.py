@@ -1,0 +1,55 @@
+"""The recurrences as differentiable functions: the closed-form backward around the operators."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from statemix.ops.operators import scan_backward, scan_forward
+
+
+class Scan(torch.autograd.Function):
+    """States and final state of either recurrence, with all gradients.
+
+    A Function around the raw operators rather than ``register_autograd`` on them: only this form
+    supports ``vmap`` of ``grad``. No gradient of the gradient is defined.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        gates: Tensor,
+        values: Tensor,
+        initial_state: Tensor,
+        cu_seqlens: Tensor | None,
+        gate: str,
+        backend: str,
+    ) -> tuple[Tensor, Tensor]:
+        """See :func:`statemix.ops.operators.scan_forward`."""
+        return scan_forward(gates, values, initial_state, cu_seqlens, gate, backend)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        """Keep raw gates, values and states: all that the closed form reads."""
+        gates, values, initial_state, cu_seqlens, ctx.gate, ctx.backend = inputs
+        ctx.save_for_backward(gates, values, initial_state, cu_seqlens, output[0])
+
+    @staticmethod
+    def backward(
+        ctx: Any, d_states: Tensor, d_final_state: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
+        """See :func:`statemix.ops.operators.scan_backward`."""
+        gates, values, initial_state, cu_seqlens, states = ctx.saved_tensors
+        d_gates, d_values, d_initial_state = scan_backward(
+            d_states,
+            d_final_state,
+            gates,
+            values,
+            states,
+            initial_state,
+            cu_seqlens,
+            ctx.gate,
+            ctx.backend,
+        )
+        return d_gates, d_values, d_initial_state, None, None, None

@@ -1,0 +1,142 @@
+"""Argument checks shared by the public functions."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class BackendUnavailableError(RuntimeError):
+    """The backend that was asked for cannot run here; the message says what to install."""
+
+
+def bind(sizes: dict[str, int], name: str, tensor: Tensor, axes: str) -> None:
+    """Check ``tensor`` against named axes such as "B T H m", and learn the sizes it brings.
+
+    Args:
+        sizes: axis name -> size, from the tensors bound so far; updated in place.
+        name: the argument's name, for the message.
+        tensor: the argument.
+        axes: its axes, separated by spaces. A repeated name means equal sizes; "m+1" means one more
+            than "m".
+
+    Raises:
+        TypeError: if ``tensor`` is not a tensor.
+        ValueError: if the rank or a size already learnt disagrees.
+    """
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+    names = axes.split()
+    if tensor.ndim == len(names):
+        known = dict(sizes)
+        if all(_agrees(known, axis, n) for axis, n in zip(names, tensor.shape, strict=True)):
+            sizes.update(known)
+            return
+    wanted = ", ".join(_described(sizes, axis) for axis in names)
+    raise ValueError(f"{name} must have shape ({wanted}), got {tuple(tensor.shape)}")
+
+
+def _agrees(known: dict[str, int], axis: str, size: int) -> bool:
+    if axis.endswith("+1"):
+        return known.setdefault(axis.removesuffix("+1"), size - 1) == size - 1
+    return known.setdefault(axis, size) == size
+
+
+
+
+def _described(sizes: dict[str, int], axis: str) -> str:
+    base = axis.removesuffix("+1")
+    return f"{axis}={sizes[base] + (axis != base)}" if base in sizes else axis
+
+
+def same_dtype_and_device(**tensors: Tensor) -> None:
+    """Check that all tensors share one floating dtype and one device.
+
+    Raises:
+        TypeError: if a dtype is not floating or differs.
+        ValueError: if the devices differ.
+    """
+    names = " and ".join(tensors)
+    dtypes = [tensor.dtype for tensor in tensors.values()]
+    if any(dtype != dtypes[0] or not dtype.is_floating_point for dtype in dtypes):
+        raise TypeError(f"{names} must share one floating dtype, got {_listed(dtypes)}")
+    devices = [tensor.device for tensor in tensors.values()]
+    if any(device != devices[0] for device in devices):
+        raise ValueError(f"{names} must be on one device, got {_listed(devices)}")
+
+
+def _listed(items: Sequence[object]) -> str:
+    return " and ".join(str(item) for item in items)
+
+
+def check_initial_state(
+    initial_state: Tensor, like: Tensor, sizes: dict[str, int], axes: str
+) -> None:
+    """Check the shape, the kind and the device of a given initial state.
+
+    Raises:
+        TypeError: if it is not floating.
+        ValueError: if its shape or device disagrees with the other arguments.
+    """
+    bind(sizes, "initial_state", initial_state, axes)
+    if not initial_state.dtype.is_floating_point:
+        raise TypeError(f"initial_state must be floating, got {initial_state.dtype}")
+    if initial_state.device != like.device:
+        raise ValueError(f"initial_state must be on {like.device}, got {initial_state.device}")
+
+
+def check_cu_seqlens(cu_seqlens: Tensor, like: Tensor) -> None:
+    """Check what can be known of ``cu_seqlens`` without reading its values.
+
+    Raises:
+        TypeError: if it is not an integer tensor.
+        ValueError: if its shape or device is wrong, or the batch is not 1.
+    """
+    if not isinstance(cu_seqlens, Tensor):
+        raise TypeError(f"cu_seqlens must be a tensor, got {type(cu_seqlens).__name__}")
+    if cu_seqlens.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"cu_seqlens must be int32 or int64, got {cu_seqlens.dtype}")
+    if cu_seqlens.ndim != 1 or cu_seqlens.shape[0] < 1:
+        raise ValueError(f"cu_seqlens must have shape (N+1,), got {tuple(cu_seqlens.shape)}")
+    if like.shape[0] != 1:
+        raise ValueError(f"cu_seqlens needs a batch of 1 packed row, got a batch of {like.shape[0]}")
+    if cu_seqlens.device != like.device:
+        raise ValueError(f"cu_seqlens must be on {like.device}, got {cu_seqlens.device}")
+
+
+def check_cu_seqlens_values(cu_seqlens: Tensor, length: int) -> None:
+    """Check that ``cu_seqlens`` starts at 0, never falls and ends at ``length``.
+
+    Raises:
+        ValueError: otherwise, with the values.
+    """
+    steps = cu_seqlens.tolist()
+    rises = all(first <= second for first, second in zip(steps, steps[1:], strict=False))
+    if steps[0] != 0 or steps[-1] != length or not rises:
+        raise ValueError(f"cu_seqlens must rise from 0 to the length {length}, got {steps}")
+
+
+def check_finite(**tensors: Tensor) -> None:
+    """Check that every entry is finite (reads the values, so it costs a pass over them).
+
+    Raises:
+        ValueError: naming the tensor, the number of bad entries and the index of the first.
+    """
+    for name, tensor in tensors.items():
+        bad = ~torch.isfinite(tensor)
+        if bad.any():
+            first = tuple(bad.nonzero()[0].tolist())
+            raise ValueError(
+                f"{name} must be finite, got {int(bad.sum())} NaN or infinite entries, "
+                f"the first at index {first}"
+            )
+
+
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Check that ``value`` is one of ``choices``.
+
+    Raises:
+        ValueError: otherwise, listing them.
+    """
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {list(choices)}, got {value!r}")

@@ -1,0 +1,109 @@
+// h_i = sum_j p_ij h_{j,t-1} + p_i0 v_i for dense blocks, forward and adjoint.
+//
+// Time runs outside, then rows, then tiles of lanes: gates are read in the order in which they lie
+// in memory, while the states of all tiles stay in the first-level cache.
+
+#pragma once
+#include "kernels.h"
+#include "work.h"
+
+namespace ISA_NAMESPACE {
+
+template <int Family, int Size, bool Partial, class Element>
+void block_forward(const Problem& problem, const Work& work) {
+  typedef typename Compute<Element>::Scalar S;
+  typedef typename Compute<Element>::Vector V;
+  const int64_t size = Size ? Size : problem.size, blocks = problem.blocks;
+  Scratch<V> scratch(2 * work.tiles * size);
+  V* state = scratch.data;
+  V* next = state + work.tiles * size;
+
+  const S* initial = (const S*)problem.initial_state + work.sequence * size * blocks;
+  for (int64_t k = 0; k < work.tiles; ++k)
+    for (int64_t i = 0; i < size; ++i)
+      state[k * size + i] = load<Partial>(initial + i * blocks + work.lane(k), work.lanes);
+
+  for (int64_t t = work.start; t < work.stop; ++t) {
+    const Element* gates = (const Element*)problem.gates + work.batch * problem.gates_batch +
+                           t * problem.gates_time;
+    const Element* values = (const Element*)problem.values + work.batch * problem.values_batch +
+                            t * problem.values_time;
+    S* states = (S*)problem.states + (work.batch * problem.length + t) * size * blocks;
+    for (int64_t i = 0; i < size; ++i)
+      for (int64_t k = 0; k < work.tiles; ++k) {
+        const int64_t lane = work.lane(k);
+        const V* h = state + k * size;
+        V value = load<Partial>(values + i * problem.values_row + lane, work.lanes);
+        V mixed = row_forward<Family, Partial>(
+            gates + i * problem.gates_row + lane, problem.gates_gate, size, work.lanes, value,
+            [h](int64_t j) { return h[j]; });
+        next[k * size + i] = mixed;
+        store<Partial>(states + i * blocks + lane, mixed, work.lanes);
+      }
+    V* swap = state;
+    state = next;
+    next = swap;
+  }
+
+  S* final = (S*)problem.final_state + work.sequence * size * blocks;
+  for (int64_t k = 0; k < work.tiles; ++k)
+    for (int64_t i = 0; i < size; ++i)
+      store<Partial>(final + i * blocks + work.lane(k), state[k * size + i], work.lanes);
+}
+
+template <int Family, int Size, bool Partial, class Element>
+void block_backward(const Problem& problem, const Work& work) {
+  typedef typename Compute<Element>::Scalar S;
+  typedef typename Compute<Element>::Vector V;
+  const int64_t size = Size ? Size : problem.size, blocks = problem.blocks;
+  const int64_t row = size + (Family != GIVEN);
+  Scratch<V> scratch(2 * work.tiles * size + row);
+  V* carry = scratch.data;  // A_{t+1}^T lam_{t+1}
+  V* next = carry + work.tiles * size;
+  V* numerators = next + work.tiles * size;
+
+  const S* d_final = (const S*)problem.d_final_state + work.sequence * size * blocks;
+  for (int64_t k = 0; k < work.tiles; ++k)
+    for (int64_t i = 0; i < size; ++i)
+      carry[k * size + i] = load<Partial>(d_final + i * blocks + work.lane(k), work.lanes);
+
+  const S* initial = (const S*)problem.initial_state + work.sequence * size * blocks;
+  for (int64_t t = work.stop - 1; t >= work.start; --t) {
+    const int64_t step = work.batch * problem.length + t;
+    const Element* gates = (const Element*)problem.gates + work.batch * problem.gates_batch +
+                           t * problem.gates_time;
+    const Element* values = (const Element*)problem.values + work.batch * problem.values_batch +
+                            t * problem.values_time;
+    const S* d_states = (const S*)problem.d_states + work.batch * problem.d_states_batch +
+                        t * problem.d_states_time;
+    const S* states = (const S*)problem.states + step * size * blocks;
+    const S* previous = t > work.start ? states - size * blocks : initial;
+    Element* d_gates = (Element*)problem.d_gates + step * size * row * blocks;
+    Element* d_values = (Element*)problem.d_values + step * size * blocks;
+    for (int64_t i = 0; i < size; ++i)
+      for (int64_t k = 0; k < work.tiles; ++k) {
+        const int64_t lane = work.lane(k);
+        V* push = next + k * size;
+        V lam = carry[k * size + i] +
+                load<Partial>(d_states + i * problem.d_states_row + lane, work.lanes);
+        V value = load<Partial>(values + i * problem.values_row + lane, work.lanes);
+        V h = load<Partial>(states + i * blocks + lane, work.lanes);
+        V d_value = row_backward<Family, Partial>(
+            gates + i * problem.gates_row + lane, problem.gates_gate,
+            d_gates + i * row * blocks + lane, blocks, size, work.lanes, value, h, lam, numerators,
+            [=](int64_t j) { return load<Partial>(previous + j * blocks + lane, work.lanes); },
+            [=](int64_t j, V x) { push[j] = i ? push[j] + x : x; });
+        store<Partial>(d_values + i * blocks + lane, d_value, work.lanes);
+      }
+    V* swap = carry;
+    carry = next;
+    next = swap;
+  }
+
+  S* d_initial = (S*)problem.d_initial_state + work.sequence * size * blocks;
+  for (int64_t k = 0; k < work.tiles; ++k)
+    for (int64_t i = 0; i < size; ++i)
+      store<Partial>(d_initial + i * blocks + work.lane(k), carry[k * size + i], work.lanes);
+}
+
+}  // namespace ISA_NAMESPACE

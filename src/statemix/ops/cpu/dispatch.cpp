@@ -1,0 +1,64 @@
+// The exported C functions: each calls the copy of the kernels that this processor runs fastest.
+
+#include <cstdlib>
+#include <cstring>
+
+#include "interface.h"
+
+#define API extern "C" __attribute__((visibility("default")))
+
+#define DECLARE(isa)                      \
+  int isa##_block_forward(const Problem&);  \
+  int isa##_block_backward(const Problem&); \
+  int isa##_lag_forward(const Problem&);    \
+  int isa##_lag_backward(const Problem&);
+
+DECLARE(baseline)
+#ifdef STATEMIX_X86
+DECLARE(avx2)
+DECLARE(avx512)
+#endif
+
+namespace {
+
+enum Isa { BASELINE, AVX2, AVX512 };
+
+// STATEMIX_CPU_ISA lowers the choice, so that every copy can be tested on one machine.
+Isa choose() {
+  Isa best = BASELINE;
+#ifdef STATEMIX_X86
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) best = AVX2;
+  if (best == AVX2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+    best = AVX512;
+#endif
+  const char* asked = getenv("STATEMIX_CPU_ISA");
+  if (asked && !strcmp(asked, "baseline")) best = BASELINE;
+  if (asked && !strcmp(asked, "avx2") && best > AVX2) best = AVX2;
+  return best;
+}
+
+const Isa isa = choose();
+
+}  // namespace
+
+#ifdef STATEMIX_X86
+#define EXPORT(function)                                   \
+  API int statemix_##function(const Problem* p) {   \
+    if (isa == AVX512) return avx512_##function(*p);       \
+    if (isa == AVX2) return avx2_##function(*p);           \
+    return baseline_##function(*p);                        \
+  }
+#else
+#define EXPORT(function) \
+  API int statemix_##function(const Problem* p) { return baseline_##function(*p); }
+#endif
+
+EXPORT(block_forward)
+EXPORT(block_backward)
+EXPORT(lag_forward)
+EXPORT(lag_backward)
+
+API const char* statemix_isa() {
+  return isa == AVX512 ? "avx512" : isa == AVX2 ? "avx2" : "baseline";
+}

@@ -1,0 +1,92 @@
+// One instruction set's copy of the kernels, and the choice of template by problem.
+
+#include "block_scan.h"
+#include "lag_scan.h"
+
+#define CONCATENATE_(a, b) a##b
+#define CONCATENATE(a, b) CONCATENATE_(a, b)
+
+namespace ISA_NAMESPACE {
+
+struct BlockForward {
+  template <int Family, int Size, bool Partial, class Element>
+  static void call(const Problem& p, int64_t width) {
+    run<block_forward<Family, Size, Partial, Element>>(p, width);
+  }
+};
+struct BlockBackward {
+  template <int Family, int Size, bool Partial, class Element>
+  static void call(const Problem& p, int64_t width) {
+    run<block_backward<Family, Size, Partial, Element>>(p, width);
+  }
+};
+struct LagForward {
+  template <int Family, int Size, bool Partial, class Element>
+  static void call(const Problem& p, int64_t width) {
+    run<lag_forward<Family, Size, Partial, Element>>(p, width);
+  }
+};
+struct LagBackward {
+  template <int Family, int Size, bool Partial, class Element>
+  static void call(const Problem& p, int64_t width) {
+    run<lag_backward<Family, Size, Partial, Element>>(p, width);
+  }
+};
+
+// Small sizes are unrolled for the families that training uses most; the rest loop.
+template <class Kernel, int Family, class Element>
+void by_size(const Problem& p) {
+  constexpr int64_t width = Lanes<typename Compute<Element>::Scalar>::count;
+  if (p.blocks < width) return Kernel::template call<Family, 0, true, Element>(p, width);
+  if (Family == SOFTMAX) {
+    switch (p.size) {
+      case 1: return Kernel::template call<SOFTMAX, 1, false, Element>(p, width);
+      case 2: return Kernel::template call<SOFTMAX, 2, false, Element>(p, width);
+      case 3: return Kernel::template call<SOFTMAX, 3, false, Element>(p, width);
+      case 4: return Kernel::template call<SOFTMAX, 4, false, Element>(p, width);
+      case 5: return Kernel::template call<SOFTMAX, 5, false, Element>(p, width);
+      case 6: return Kernel::template call<SOFTMAX, 6, false, Element>(p, width);
+      case 8: return Kernel::template call<SOFTMAX, 8, false, Element>(p, width);
+    }
+  }
+  Kernel::template call<Family, 0, false, Element>(p, width);
+}
+
+template <class Kernel, class Element>
+int by_family(const Problem& p) {
+  switch (p.family) {
+    case SOFTMAX: return by_size<Kernel, SOFTMAX, Element>(p), 0;
+    case SIGMOID: return by_size<Kernel, SIGMOID, Element>(p), 0;
+    case RELU: return by_size<Kernel, RELU, Element>(p), 0;
+    case SIGNED: return by_size<Kernel, SIGNED, Element>(p), 0;
+    case TANH: return by_size<Kernel, TANH, Element>(p), 0;
+    case NONE: return by_size<Kernel, NONE, Element>(p), 0;
+    case GIVEN: return by_size<Kernel, GIVEN, Element>(p), 0;
+  }
+  return 1;
+}
+
+template <class Kernel>
+int by_element(const Problem& p) {
+  switch (p.element) {
+    case FLOAT32: return by_family<Kernel, float>(p);
+    case FLOAT64: return by_family<Kernel, double>(p);
+    case BFLOAT16: return by_family<Kernel, bfloat16>(p);
+  }
+  return 1;
+}
+
+}  // namespace ISA_NAMESPACE
+
+int CONCATENATE(ISA_NAMESPACE, _block_forward)(const Problem& p) {
+  return ISA_NAMESPACE::by_element<ISA_NAMESPACE::BlockForward>(p);
+}
+int CONCATENATE(ISA_NAMESPACE, _block_backward)(const Problem& p) {
+  return ISA_NAMESPACE::by_element<ISA_NAMESPACE::BlockBackward>(p);
+}
+int CONCATENATE(ISA_NAMESPACE, _lag_forward)(const Problem& p) {
+  return ISA_NAMESPACE::by_element<ISA_NAMESPACE::LagForward>(p);
+}
+int CONCATENATE(ISA_NAMESPACE, _lag_backward)(const Problem& p) {
+  return ISA_NAMESPACE::by_element<ISA_NAMESPACE::LagBackward>(p);
+}

@@ -1,0 +1,352 @@
+// Fused CPU kernels of the two recurrences, written once for every vector width.
+//
+// This file is compiled once per instruction set: VECTOR_BYTES gives the width of a register and
+// ISA_NAMESPACE keeps the copies apart. One vector lane is one block (BD-LRU) or channel (H-LRU);
+// lanes never exchange data, so results do not depend on the width or on the number of threads.
+//
+//   block forward    h_i = sum_j p_ij h_{j,t-1} + p_i0 v_i
+//   block backward   lam_t = dy_t + A_{t+1}^T lam_{t+1},  dg_ij = lam_i f'(g_ij)/S_i (u_j - s_ij h_i)
+//   lag forward      h_t = sum_i p_i h_{t-i} + p_0 v_t
+//   lag backward     lam_t = dy_t + sum_i p_{i,t+i} lam_{t+i},  dg_i = lam f'(g_i)/S (u_i - s_i h_t)
+//
+// with p = f(g)/S the normalised gates of a row, S their normaliser, s the sign inside |f(g)|, and
+// u the vector that the row is applied to. Nothing but raw gates, values and states is read.
+
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#include "interface.h"
+
+namespace ISA_NAMESPACE {
+
+struct bfloat16 {
+  uint16_t bits;
+};
+
+// ---- vectors ------------------------------------------------------------------------------------
+
+template <class Scalar>
+struct Lanes {
+  static constexpr int64_t count = VECTOR_BYTES / sizeof(Scalar);
+};
+typedef float VectorF __attribute__((vector_size(VECTOR_BYTES)));
+typedef double VectorD __attribute__((vector_size(VECTOR_BYTES)));
+typedef int32_t VectorI __attribute__((vector_size(VECTOR_BYTES)));
+typedef int64_t VectorL __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint32_t VectorU __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint16_t HalfU __attribute__((vector_size(VECTOR_BYTES / 2)));
+
+template <class Element>
+struct Compute;
+template <>
+struct Compute<float> {
+  typedef float Scalar;
+  typedef VectorF Vector;
+};
+template <>
+struct Compute<double> {
+  typedef double Scalar;
+  typedef VectorD Vector;
+};
+template <>
+struct Compute<bfloat16> {
+  typedef float Scalar;
+  typedef VectorF Vector;
+};
+
+template <class Vector>
+struct Unaligned {
+  typedef Vector type __attribute__((aligned(1), may_alias));
+};
+
+inline VectorF widen(HalfU bits) {
+  return (VectorF)(__builtin_convertvector(bits, VectorU) << 16);
+}
+
+// Round to nearest even, keeping NaN a NaN.
+inline HalfU narrow(VectorF x) {
+  VectorU bits = (VectorU)x;
+  VectorU rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  VectorU quiet = (bits >> 16) | 0x40u;
+  return __builtin_convertvector((VectorU)(x == x ? (VectorI)rounded : (VectorI)quiet), HalfU);
+}
+
+// `lanes` is the full width except where a whole problem has fewer blocks than a register has lanes.
+template <bool Partial>
+inline VectorF load(const float* from, int64_t lanes) {
+  if (!Partial) return *(const Unaligned<VectorF>::type*)from;
+  VectorF x = {};
+  memcpy(&x, from, lanes * sizeof(float));
+  return x;
+}
+template <bool Partial>
+inline VectorD load(const double* from, int64_t lanes) {
+  if (!Partial) return *(const Unaligned<VectorD>::type*)from;
+  VectorD x = {};
+  memcpy(&x, from, lanes * sizeof(double));
+  return x;
+}
+template <bool Partial>
+inline VectorF load(const bfloat16* from, int64_t lanes) {
+  HalfU bits = {};
+  memcpy(&bits, from, Partial ? lanes * sizeof(bfloat16) : sizeof bits);
+  return widen(bits);
+}
+template <bool Partial>
+inline void store(float* to, VectorF x, int64_t lanes) {
+  if (!Partial)
+    *(Unaligned<VectorF>::type*)to = x;
+  else
+    memcpy(to, &x, lanes * sizeof(float));
+}
+template <bool Partial>
+inline void store(double* to, VectorD x, int64_t lanes) {
+  if (!Partial)
+    *(Unaligned<VectorD>::type*)to = x;
+  else
+    memcpy(to, &x, lanes * sizeof(double));
+}
+template <bool Partial>
+inline void store(bfloat16* to, VectorF x, int64_t lanes) {
+  HalfU bits = narrow(x);
+  memcpy(to, &bits, Partial ? lanes * sizeof(bfloat16) : sizeof bits);
+}
+
+// ---- elementary functions -----------------------------------------------------------------------
+
+template <class V>
+inline V absolute(V x) {
+  return x < 0 ? -x : x;
+}
+
+// exp(x) for x <= 0, by exp(x) = 2^n exp(r), |r| <= log(2)/2. Comparisons are written so that a NaN
+// goes through. Below the clamp the result stays at the smallest normal number instead of zero.
+inline VectorF exp_nonpositive(VectorF x) {
+  x = x < -87.0f ? (VectorF{} - 87.0f) : x;
+  const float shift = 12582912.0f;  // 1.5 * 2^23 rounds its addend to an integer
+  VectorF rounded = x * 1.44269504088896341f + shift;
+  VectorF n = rounded - shift;
+  VectorF r = x - n * 0.693359375f;
+  r = r + n * 2.12194440e-4f;
+  VectorF p = r * 1.3888889e-3f + 8.3333333e-3f;
+  p = p * r + 4.1666668e-2f;
+  p = p * r + 1.6666667e-1f;
+  p = p * r + 0.5f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  return (VectorF)((VectorI)p + ((VectorI)rounded << 23));
+}
+inline VectorD exp_nonpositive(VectorD x) {
+  x = x < -708.0 ? (VectorD{} - 708.0) : x;
+  const double shift = 6755399441055744.0;  // 1.5 * 2^52
+  VectorD rounded = x * 1.4426950408889634074 + shift;
+  VectorD n = rounded - shift;
+  VectorD r = x - n * 6.93145751953125e-1;
+  r = r - n * 1.42860682030941723212e-6;
+  const double inverse_factorials[] = {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880,
+                                       1.0 / 40320,     1.0 / 5040,     1.0 / 720,     1.0 / 120,
+                                       1.0 / 24,        1.0 / 6,        0.5,           1.0,
+                                       1.0};
+  VectorD p = r * (1.0 / 6227020800.0) + inverse_factorials[0];
+  for (int k = 1; k < 13; ++k) p = p * r + inverse_factorials[k];
+  return (VectorD)((VectorL)p + ((VectorL)rounded << 52));
+}
+
+// tanh(x) near 0 needs its own form: gates may be tiny and are divided by their own sum. The
+// polynomials are the Taylor series up to where its remainder falls below the rounding error.
+inline VectorF tanh_small(VectorF x) {
+  VectorF z = x * x;
+  VectorF p = z * 2.1869488e-2f - 5.3968254e-2f;
+  p = p * z + 1.3333334e-1f;
+  p = p * z - 3.3333334e-1f;
+  return x + x * z * p;
+}
+inline VectorD tanh_small(VectorD x) {
+  VectorD z = x * x;
+  const double series[] = {-929569.0 / 638512875.0, 21844.0 / 6081075.0, -1382.0 / 155925.0,
+                           62.0 / 2835.0, -17.0 / 315.0, 2.0 / 15.0, -1.0 / 3.0};
+  VectorD p = VectorD{} + series[0];
+  for (int k = 1; k < 7; ++k) p = p * z + series[k];
+  return x + x * z * p;
+}
+template <class V>
+inline V tanh_limit();
+template <>
+inline VectorF tanh_limit<VectorF>() {
+  return VectorF{} + 0.2f;
+}
+template <>
+inline VectorD tanh_limit<VectorD>() {
+  return VectorD{} + 0.1;
+}
+template <class V>
+inline V hyperbolic_tangent(V x) {
+  V size = absolute(x);
+  V t = exp_nonpositive(-2 * size);
+  V large = (1 - t) / (1 + t);
+  large = x < 0 ? -large : large;
+  return size < tanh_limit<V>() ? tanh_small(x) : large;
+}
+
+// ---- gate families ------------------------------------------------------------------------------
+//
+// Each gives, for one raw gate g: an offset that is maximised over the row (for stability), the
+// numerator f(g), its share |f(g)| of the normaliser, the slope f'(g), and the sign s.
+
+constexpr double kEpsilon = 1e-6;  // gates.py: EPSILON
+
+template <int Family>
+struct Gate;
+
+template <>
+struct Gate<SOFTMAX> {
+  static constexpr bool offset = true, divides = true;
+  static constexpr double epsilon = 0;
+  template <class V> static V measure(V g) { return g; }
+  template <class V> static V numerator(V g, V top) { return exp_nonpositive(g - top); }
+  template <class V> static V share(V f) { return f; }
+  template <class V> static V slope(V, V f) { return f; }
+  template <class V> static V signed_state(V, V h) { return h; }
+};
+
+// sigmoid(g) e^{-top} with top = max min(g, 0): the common factor cancels, so rows of very negative
+// gates keep their ratios instead of becoming 0/0.
+template <>
+struct Gate<SIGMOID> {
+  static constexpr bool offset = true, divides = true;
+  static constexpr double epsilon = 0;
+  template <class V> static V measure(V g) { return g < 0 ? g : g * 0; }
+  template <class V> static V numerator(V g, V top) {
+    return exp_nonpositive(measure(g) - top) / (1 + exp_nonpositive(-absolute(g)));
+  }
+  template <class V> static V share(V f) { return f; }
+  template <class V> static V slope(V g, V f) {
+    V t = exp_nonpositive(-absolute(g));
+    return f * (g < 0 ? t * 0 + 1 : t) / (1 + t);
+  }
+  template <class V> static V signed_state(V, V h) { return h; }
+};
+
+template <>
+struct Gate<RELU> {
+  static constexpr bool offset = false, divides = true;
+  static constexpr double epsilon = kEpsilon;
+  template <class V> static V measure(V g) { return g; }
+  template <class V> static V numerator(V g, V) { return g < 0 ? g * 0 : g; }
+  template <class V> static V share(V f) { return f; }
+  template <class V> static V slope(V g, V f) { return g > 0 ? f * 0 + 1 : f * 0; }
+  template <class V> static V signed_state(V, V h) { return h; }
+};
+
+template <>
+struct Gate<SIGNED> {
+  static constexpr bool offset = false, divides = true;
+  static constexpr double epsilon = kEpsilon;
+  template <class V> static V measure(V g) { return g; }
+  template <class V> static V numerator(V g, V) { return g; }
+  template <class V> static V share(V f) { return absolute(f); }
+  template <class V> static V slope(V, V f) { return f * 0 + 1; }
+  template <class V> static V signed_state(V f, V h) { return f > 0 ? h : (f < 0 ? -h : h * 0); }
+};
+
+template <>
+struct Gate<TANH> {
+  static constexpr bool offset = false, divides = true;
+  static constexpr double epsilon = kEpsilon;
+  template <class V> static V measure(V g) { return g; }
+  template <class V> static V numerator(V g, V) { return hyperbolic_tangent(g); }
+  template <class V> static V share(V f) { return absolute(f); }
+  template <class V> static V slope(V, V f) { return 1 - f * f; }
+  template <class V> static V signed_state(V f, V h) { return f > 0 ? h : (f < 0 ? -h : h * 0); }
+};
+
+template <>
+struct Gate<NONE> {
+  static constexpr bool offset = false, divides = false;
+  static constexpr double epsilon = 0;
+  template <class V> static V measure(V g) { return g; }
+  template <class V> static V numerator(V g, V) { return g; }
+  template <class V> static V share(V f) { return f; }
+  template <class V> static V slope(V, V f) { return f * 0 + 1; }
+  template <class V> static V signed_state(V, V h) { return h * 0; }
+};
+
+// Transitions and inputs as they are: no normaliser and no input gate.
+template <>
+struct Gate<GIVEN> : Gate<NONE> {};
+
+// ---- one row ------------------------------------------------------------------------------------
+
+template <int Family, bool Partial, class Element>
+inline typename Compute<Element>::Vector row_top(const Element* gates, int64_t stride, int64_t count,
+                                                 int64_t lanes) {
+  typedef typename Compute<Element>::Vector V;
+  V top = V{};
+  if (Gate<Family>::offset) {
+    top = Gate<Family>::measure(load<Partial>(gates, lanes));
+    for (int64_t j = 1; j < count; ++j) {
+      V g = Gate<Family>::measure(load<Partial>(gates + j * stride, lanes));
+      top = g > top ? g : top;
+    }
+  }
+  return top;
+}
+
+// sum_j p_j u(j) + p_0 v for one row of raw gates; u(j) is the j-th previous state.
+template <int Family, bool Partial, class Element, class State>
+inline typename Compute<Element>::Vector row_forward(const Element* gates, int64_t stride,
+                                                     int64_t size, int64_t lanes,
+                                                     typename Compute<Element>::Vector value,
+                                                     State u) {
+  typedef typename Compute<Element>::Vector V;
+  typedef Gate<Family> G;
+  constexpr bool gated = Family != GIVEN;
+  V top = row_top<Family, Partial>(gates, stride, size + gated, lanes);
+  V f = gated ? G::numerator(load<Partial>(gates + size * stride, lanes), top) : V{} + 1;
+  V sum = V{} + (typename Compute<Element>::Scalar)G::epsilon + G::share(f);
+  V mixed = f * value;
+  for (int64_t j = 0; j < size; ++j) {
+    f = G::numerator(load<Partial>(gates + j * stride, lanes), top);
+    sum += G::share(f);
+    mixed += f * u(j);
+  }
+  return G::divides ? mixed / sum : mixed;
+}
+
+// Gate gradients of one row, its value's gradient, and push(j, p_j lam) into the previous adjoints.
+template <int Family, bool Partial, class Element, class State, class Push>
+inline typename Compute<Element>::Vector row_backward(
+    const Element* gates, int64_t stride, Element* d_gates, int64_t d_stride, int64_t size,
+    int64_t lanes, typename Compute<Element>::Vector value, typename Compute<Element>::Vector h,
+    typename Compute<Element>::Vector lam, typename Compute<Element>::Vector* numerators, State u,
+    Push push) {
+  typedef typename Compute<Element>::Vector V;
+  typedef Gate<Family> G;
+  constexpr bool gated = Family != GIVEN;
+  V top = row_top<Family, Partial>(gates, stride, size + gated, lanes);
+  V scale = lam;
+  if (G::divides) {
+    V sum = V{} + (typename Compute<Element>::Scalar)G::epsilon;
+    for (int64_t j = 0; j <= size; ++j) {
+      numerators[j] = G::numerator(load<Partial>(gates + j * stride, lanes), top);
+      sum += G::share(numerators[j]);
+    }
+    scale = lam / sum;
+  }
+  for (int64_t j = 0; j < size; ++j) {
+    V g = load<Partial>(gates + j * stride, lanes);
+    V f = G::divides ? numerators[j] : g;
+    push(j, scale * f);
+    store<Partial>(d_gates + j * d_stride, scale * G::slope(g, f) * (u(j) - G::signed_state(f, h)),
+                   lanes);
+  }
+  if (!gated) return lam;
+  V g = load<Partial>(gates + size * stride, lanes);
+  V f = G::divides ? numerators[size] : g;
+  store<Partial>(d_gates + size * d_stride,
+                 scale * G::slope(g, f) * (value - G::signed_state(f, h)), lanes);
+  return scale * f;
+}
+
+}  // namespace ISA_NAMESPACE

@@ -1,0 +1,113 @@
+// h_t = sum_i p_i h_{t-i} + p_0 v_t for channels with a buffer of m lags, forward and adjoint.
+//
+// Lag i of step t lies in slot (t - i) mod m of a ring, so nothing moves when time advances.
+
+#pragma once
+#include "kernels.h"
+#include "work.h"
+
+namespace ISA_NAMESPACE {
+
+template <int Family, int Size, bool Partial, class Element>
+void lag_forward(const Problem& problem, const Work& work) {
+  typedef typename Compute<Element>::Scalar S;
+  typedef typename Compute<Element>::Vector V;
+  const int64_t size = Size ? Size : problem.size, channels = problem.blocks;
+  Scratch<V> scratch(work.tiles * 2 * size);
+  // Two copies of the ring side by side: lag i is at [slot - i] without a wrap.
+  V* rings = scratch.data;
+
+  const S* initial = (const S*)problem.initial_state + work.sequence * size * channels;
+  for (int64_t k = 0; k < work.tiles; ++k)
+    for (int64_t i = 1; i <= size; ++i) {
+      V lag = load<Partial>(initial + (i - 1) * channels + work.lane(k), work.lanes);
+      rings[k * 2 * size + size - i] = rings[k * 2 * size + 2 * size - i] = lag;
+    }
+
+  int64_t slot = size;  // of the step to come, in size .. 2 * size - 1
+  for (int64_t t = work.start; t < work.stop; ++t) {
+    const Element* gates = (const Element*)problem.gates + work.batch * problem.gates_batch +
+                           t * problem.gates_time;
+    const Element* values = (const Element*)problem.values + work.batch * problem.values_batch +
+                            t * problem.values_time;
+    S* states = (S*)problem.states + (work.batch * problem.length + t) * channels;
+    for (int64_t k = 0; k < work.tiles; ++k) {
+      const int64_t lane = work.lane(k);
+      V* ring = rings + k * 2 * size;
+      const V* newest = ring + slot - 1;
+      V mixed = row_forward<Family, Partial>(gates + lane, problem.gates_gate, size, work.lanes,
+                                             load<Partial>(values + lane, work.lanes),
+                                             [newest](int64_t j) { return newest[-j]; });
+      ring[slot] = ring[slot - size] = mixed;
+      store<Partial>(states + lane, mixed, work.lanes);
+    }
+    slot = slot + 1 < 2 * size ? slot + 1 : size;
+  }
+
+  S* final = (S*)problem.final_state + work.sequence * size * channels;
+  for (int64_t k = 0; k < work.tiles; ++k)
+    for (int64_t i = 1; i <= size; ++i)
+      store<Partial>(final + (i - 1) * channels + work.lane(k), rings[k * 2 * size + slot - i],
+                     work.lanes);
+}
+
+template <int Family, int Size, bool Partial, class Element>
+void lag_backward(const Problem& problem, const Work& work) {
+  typedef typename Compute<Element>::Scalar S;
+  typedef typename Compute<Element>::Vector V;
+  const int64_t size = Size ? Size : problem.size, channels = problem.blocks;
+  const int64_t row = size + (Family != GIVEN);
+  Scratch<V> scratch(work.tiles * size + row);
+  V* rings = scratch.data;  // slot (t mod m) gathers what later steps push into lam_t
+  V* numerators = rings + work.tiles * size;
+
+  const int64_t length = work.stop - work.start;
+  const S* d_final = (const S*)problem.d_final_state + work.sequence * size * channels;
+  for (int64_t k = 0; k < work.tiles; ++k)
+    for (int64_t i = 1; i <= size; ++i)
+      rings[k * size + (length - i + size) % size] =
+          load<Partial>(d_final + (i - 1) * channels + work.lane(k), work.lanes);
+
+  const S* initial = (const S*)problem.initial_state + work.sequence * size * channels;
+  for (int64_t n = length - 1; n >= 0; --n) {
+    const int64_t t = work.start + n, step = work.batch * problem.length + t;
+    const Element* gates = (const Element*)problem.gates + work.batch * problem.gates_batch +
+                           t * problem.gates_time;
+    const Element* values = (const Element*)problem.values + work.batch * problem.values_batch +
+                            t * problem.values_time;
+    const S* d_states = (const S*)problem.d_states + work.batch * problem.d_states_batch +
+                        t * problem.d_states_time;
+    const S* states = (const S*)problem.states + step * channels;
+    Element* d_gates = (Element*)problem.d_gates + step * row * channels;
+    Element* d_values = (Element*)problem.d_values + step * channels;
+    const int64_t slot = n % size;
+    for (int64_t k = 0; k < work.tiles; ++k) {
+      const int64_t lane = work.lane(k);
+      V* ring = rings + k * size;
+      V lam = ring[slot] + load<Partial>(d_states + lane, work.lanes);
+      ring[slot] = V{};
+      V d_value = row_backward<Family, Partial>(
+          gates + lane, problem.gates_gate, d_gates + lane, channels, size, work.lanes,
+          load<Partial>(values + lane, work.lanes), load<Partial>(states + lane, work.lanes), lam,
+          numerators,
+          [=](int64_t j) {  // h_{t-1-j}
+            const S* lag = j < n ? states - (j + 1) * channels : initial + (j - n) * channels;
+            return load<Partial>(lag + lane, work.lanes);
+          },
+          [=](int64_t j, V x) {
+            const int64_t target = slot - 1 - j;
+            ring[target < 0 ? target + size : target] += x;
+          });
+      store<Partial>(d_values + lane, d_value, work.lanes);
+    }
+  }
+
+  // Slot (-i mod m) is the gradient of lag i of the initial state.
+  S* d_initial = (S*)problem.d_initial_state + work.sequence * size * channels;
+  for (int64_t k = 0; k < work.tiles; ++k)
+    for (int64_t i = 1; i <= size; ++i)
+      store<Partial>(d_initial + (i - 1) * channels + work.lane(k), rings[k * size + size - i],
+                     work.lanes);
+}
+
+}  // namespace ISA_NAMESPACE

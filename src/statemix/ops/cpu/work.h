@@ -1,0 +1,65 @@
+// How a problem is cut into independent pieces: one sequence and a range of lane tiles each.
+
+#pragma once
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+
+#include "interface.h"
+
+namespace ISA_NAMESPACE {
+
+struct Work {
+  int64_t sequence, batch, start, stop;  // steps start .. stop - 1 of row `batch`
+  int64_t first_tile, tiles, width, blocks, lanes;
+
+  // The last tile ends at the last block: it repeats lanes of its neighbour where the width does not
+  // divide the number of blocks, and computes the same numbers for them.
+  int64_t lane(int64_t k) const {
+    int64_t lane = (first_tile + k) * width;
+    return lane + width <= blocks || blocks < width ? lane : blocks - width;
+  }
+};
+
+template <class Vector>
+struct Scratch {
+  Vector* data;
+  explicit Scratch(int64_t count) {
+    data = (Vector*)aligned_alloc(64, (count * sizeof(Vector) + 63) / 64 * 64);
+    if (!data) abort();
+  }
+  ~Scratch() { free(data); }
+  Scratch(const Scratch&) = delete;
+};
+
+// As few parts per sequence as keep all threads busy: a part reads only its own lanes of every
+// time step, and memory likes whole rows.
+inline int64_t parts_per_sequence(int64_t sequences, int64_t tiles, int64_t threads) {
+  int64_t parts = 1;
+  while (parts < tiles && sequences * parts % threads && sequences * parts < 4 * threads) ++parts;
+  return parts;
+}
+
+template <void (*Kernel)(const Problem&, const Work&)>
+void run(const Problem& problem, int64_t width) {
+  const int64_t tiles = (problem.blocks + width - 1) / width;
+  const int64_t parts = parts_per_sequence(problem.sequences, tiles, problem.threads);
+  const int64_t pieces = problem.sequences * parts;
+#pragma omp parallel for schedule(dynamic) num_threads(problem.threads) if (problem.threads > 1)
+  for (int64_t piece = 0; piece < pieces; ++piece) {
+    Work work;
+    work.sequence = piece / parts;
+    const int64_t part = piece % parts;
+    work.first_tile = part * tiles / parts;
+    work.tiles = (part + 1) * tiles / parts - work.first_tile;
+    work.width = width;
+    work.blocks = problem.blocks;
+    work.lanes = problem.blocks < width ? problem.blocks : width;
+    work.batch = problem.cu_seqlens ? 0 : work.sequence;
+    work.start = problem.cu_seqlens ? problem.cu_seqlens[work.sequence] : 0;
+    work.stop = problem.cu_seqlens ? problem.cu_seqlens[work.sequence + 1] : problem.length;
+    Kernel(problem, work);
+  }
+}
+
+}  // namespace ISA_NAMESPACE

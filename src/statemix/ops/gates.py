@@ -1,0 +1,135 @@
+"""Gate families: how raw gates become the state gates and the input gate of a row.
+
+A family is one function and one entry of :data:`GATES`. All but ``householder`` treat each row of
+m + 1 raw gates alone, so they serve blocks and lags alike.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# Keeps a row of zeros finite where the normaliser can vanish. Mirrored in cpu/kernels.h.
+EPSILON = 1e-6
+
+
+@dataclass(frozen=True)
+class GateFamily:
+    """How one family normalises raw gates.
+
+    Attributes:
+        name: what users write as ``gate=``.
+        normalize: raw gates (..., m+1) -> state gates (..., m) and input gate (...); for a family
+            of blocks only, raw gates (..., m, m+1) -> transitions (..., m, m) and input gate
+            (..., m).
+        bound: what it promises of the states, in words.
+        fused: whether the kernels normalise it themselves, by the same name.
+        blocks_only: whether it needs the rows of a whole block.
+    """
+
+    name: str
+    normalize: Callable[[Tensor], tuple[Tensor, Tensor]]
+    bound: str
+    fused: bool = True
+    blocks_only: bool = False
+
+
+PROPOSITION_1 = "|h_t| <= max(|h_0|, max |v|), entry by entry (Proposition 1)"
+
+
+def _split(gates: Tensor) -> tuple[Tensor, Tensor]:
+    return gates[..., :-1], gates[..., -1]
+
+
+def _over_sum(numerators: Tensor) -> tuple[Tensor, Tensor]:
+    return _split(numerators / (numerators.abs().sum(-1, keepdim=True) + EPSILON))
+
+
+def _softmax(gates: Tensor) -> tuple[Tensor, Tensor]:
+    return _split(gates.softmax(-1))
+
+
+def _sigmoid(gates: Tensor) -> tuple[Tensor, Tensor]:
+    # sigmoid(g) / sum sigmoid(g), in logarithms so that very negative rows do not become 0 / 0.
+    return _split(F.logsigmoid(gates).softmax(-1))
+
+
+def _relu(gates: Tensor) -> tuple[Tensor, Tensor]:
+    return _over_sum(gates.relu())
+
+
+def _signed(gates: Tensor) -> tuple[Tensor, Tensor]:
+    return _over_sum(gates)
+
+
+def _tanh(gates: Tensor) -> tuple[Tensor, Tensor]:
+    return _over_sum(gates.tanh())
+
+
+def _householder(gates: Tensor) -> tuple[Tensor, Tensor]:
+    r"""A = (1 - a_0) \prod_{j=1}^m (I - c_j u_j u_j^T) with u_j the j-th row of state gates.
+
+    c_j = 2 |u_j|^2 / (1 + |u_j|^4), so that the j-th factor has eigenvalue
+    (1 - |u_j|^4) / (1 + |u_j|^4) along u_j: the identity for short vectors, a reflection for long
+    ones. a_0 = sigmoid(mean of the input gates - 3) is one number per block.
+    """
+    vectors, input_gates = gates[..., :-1], gates[..., -1]
+    size = vectors.shape[-1]
+    input_gate = torch.sigmoid(input_gates.mean(-1, keepdim=True) - 3)
+    lengths = vectors.square().sum(-1, keepdim=True)
+    scaled = vectors * (2 * lengths / (1 + lengths.square()))
+    transition = torch.eye(size, dtype=gates.dtype, device=gates.device)
+    for vector, scaled_vector in zip(vectors.unbind(-2), scaled.unbind(-2), strict=True):
+        along = (transition * scaled_vector.unsqueeze(-2)).sum(-1, keepdim=True)
+        transition = transition - along * vector.unsqueeze(-2)
+    return (1 - input_gate).unsqueeze(-1) * transition, input_gate.expand(input_gates.shape)
+
+
+GATES: dict[str, GateFamily] = {
+    family.name: family
+    for family in [
+        GateFamily("softmax", _softmax, PROPOSITION_1),
+        GateFamily("sigmoid", _sigmoid, PROPOSITION_1),
+        GateFamily("relu", _relu, PROPOSITION_1),
+        GateFamily(
+            "none",
+            _split,
+            "none: the state may grow without limit",
+        ),
+        GateFamily("signed", _signed, PROPOSITION_1),
+        GateFamily("tanh", _tanh, PROPOSITION_1),
+        GateFamily(
+            "householder",
+            _householder,
+            "|A|_2 <= 1 - a_0, so |h_t|_2 <= max(|h_0|_2, max |v|_2) in each block",
+            fused=False,
+            blocks_only=True,
+        ),
+    ]
+}
+
+
+def normalize(gates: Tensor, gate: str) -> tuple[Tensor, Tensor]:
+    r"""Turn raw gates into the coefficients of the recurrence.
+
+    .. math:: a_j = f(g_j) / \sum_k |f(g_k)|, \qquad k = 1, \dots, m, 0
+
+    Source: Dubinin et al., Eq. 6, for ``softmax`` (f = exp), ``sigmoid``, ``relu`` and ``none`` (no
+    normaliser); ``signed`` (f(g) = g), ``tanh`` and ``householder`` go beyond the paper.
+
+    Args:
+        gates: raw gates, shape (..., m+1), the input gate last; (..., m, m+1) for ``householder``.
+        gate: a name in :data:`GATES`.
+
+    Returns:
+        state_gates: shape (..., m), or the transitions (..., m, m) for ``householder``.
+        input_gate: shape (...), or (..., m) for ``householder``.
+
+    Example:
+        >>> state_gates, input_gate = normalize(torch.zeros(3), "softmax")
+        >>> round(float(state_gates.sum() + input_gate), 6)
+        1.0
+    """
+    return GATES[gate].normalize(gates)

@@ -1,0 +1,106 @@
+r"""The two realizations of the higher-order recurrence: what their states mean at every step.
+
+The controller form keeps the last m outputs. The observer form has the same eigenvalues, delayed
+gates, and partial sums as its state:
+
+.. math::
+    s^k_t = a_{k,t} s^1_{t-1} + s^{k+1}_{t-1} + [k = 1] \, b_t \quad (s^{m+1} = 0), \qquad
+    y_t = s^1_t
+
+Eliminating the partial sums s^2 ... s^m gives y_t = sum_i a_{i,t-i+1} y_{t-i} + b_t, a lag
+recurrence with delayed coefficients: no companion matrix is built here either.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from statemix.ops.packing import last_of_each, positions, previous
+
+
+def observer_scan(
+    lag_scan: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
+    coefficients: Tensor,
+    inputs: Tensor,
+    initial_state: Tensor,
+    cu_seqlens: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Solve the observer form by a lag recurrence with delayed coefficients.
+
+    Args:
+        lag_scan: solves the controller form from (coefficients, inputs, initial lags).
+        coefficients: a, shape (B, T, H, m).
+        inputs: b, shape (B, T, H), same dtype.
+        initial_state: the partial sums s^1 ... s^m, shape (B, H, m), or (N, H, m) if packed.
+        cu_seqlens: bounds of packed sequences, or None.
+
+    Returns:
+        states: y_1 ... y_T, shape (B, T, H).
+        final_state: the partial sums at the end of every sequence, like ``initial_state``.
+    """
+    length, size = inputs.shape[1], coefficients.shape[-1]
+    # What the initial partial sums still owe: s^{k+1} arrives k steps after the start.
+    owed = initial_state[..., 1:].transpose(1, 2)  # (N, m-1, H)
+    if cu_seqlens is None:
+        position = torch.arange(length, device=inputs.device)
+        inflow = inputs + F.pad(owed, (0, 0, 0, length - owed.shape[1]))
+    else:
+        sequence, position = positions(cu_seqlens, length)
+        arrives = F.pad(owed, (0, 0, 0, 1))[sequence, position.clamp(max=size - 1)]
+        inflow = inputs + arrives
+    delayed = [
+        torch.where(
+            (position >= delay).view(-1, 1),
+            F.pad(coefficients[..., delay], (0, 0, delay, 0))[:, :length],
+            torch.zeros((), dtype=inputs.dtype, device=inputs.device),
+        )
+        for delay in range(size)
+    ]
+    # Only the first lag reaches before the start: the other coefficients are zero there.
+    lags = F.pad(initial_state[..., :1], (0, size - 1))
+    states, _ = lag_scan(torch.stack(delayed, dim=-1), inflow, lags)
+    sums = partial_sums(coefficients, states, initial_state, cu_seqlens)
+    return states, last_of_each(sums, initial_state, cu_seqlens)
+
+
+def partial_sums(
+    coefficients: Tensor, states: Tensor, initial_state: Tensor, cu_seqlens: Tensor | None
+) -> Tensor:
+    """All coordinates s^1 ... s^m of the observer form at every step.
+
+    Args:
+        coefficients: a, shape (B, T, H, m).
+        states: y = s^1, shape (B, T, H).
+        initial_state: the partial sums before the first step, shape (B, H, m) or (N, H, m).
+        cu_seqlens: bounds of packed sequences, or None.
+
+    Returns:
+        Shape (B, T, H, m).
+    """
+    before = previous(states, initial_state[..., 0], cu_seqlens)
+    sums: list[Tensor] = []
+    for k in range(coefficients.shape[-1] - 1, 0, -1):
+        s = coefficients[..., k] * before
+        if sums:
+            s = s + previous(sums[-1], initial_state[..., k + 1], cu_seqlens)
+        sums.append(s)
+    return torch.stack([states, *reversed(sums)], dim=-1)
+
+
+def lagged(states: Tensor, initial_state: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    """The last m states at every step, newest first: the state of the controller form.
+
+    Args:
+        states: h, shape (B, T, H).
+        initial_state: the m states before the first step, newest first, (B, H, m) or (N, H, m).
+        cu_seqlens: bounds of packed sequences, or None.
+
+    Returns:
+        Shape (B, T, H, m).
+    """
+    lags = [states]
+    for k in range(initial_state.shape[-1] - 1):
+        lags.append(previous(lags[-1], initial_state[..., k], cu_seqlens))
+    return torch.stack(lags, dim=-1)

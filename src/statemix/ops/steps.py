@@ -1,0 +1,108 @@
+"""One step of each recurrence, for decoding: a sequence of length 1 without its time axis."""
+
+from torch import Tensor
+
+from statemix.ops import recurrence
+
+
+def bd_lru_step(
+    gates: Tensor,
+    values: Tensor,
+    state: Tensor,
+    gate: str = "softmax",
+    *,
+    backend: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Advance :func:`statemix.ops.bd_lru` by one token.
+
+    Args:
+        gates: raw gates of one step, shape (B, H, m, m+1).
+        values: v_t, shape (B, H, m).
+        state: h_{t-1}, shape (B, H, m).
+        gate: as in :func:`statemix.ops.bd_lru`.
+        backend: as in :func:`statemix.ops.bd_lru`.
+
+    Returns:
+        h_t: shape (B, H, m), dtype of ``values``.
+        state: h_t in the dtype that states are carried in.
+
+    Raises:
+        ValueError: as in :func:`statemix.ops.bd_lru`.
+        TypeError: as in :func:`statemix.ops.bd_lru`.
+        BackendUnavailableError: as in :func:`statemix.ops.bd_lru`.
+    """
+    states, state = recurrence.bd_lru(
+        gates.unsqueeze(1), values.unsqueeze(1), gate, state, backend=backend
+    )
+    return states.squeeze(1), state
+
+
+def h_lru_step(
+    gates: Tensor,
+    values: Tensor,
+    state: Tensor,
+    gate: str = "softmax",
+    *,
+    realization: str = "controller",
+    backend: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Advance :func:`statemix.ops.h_lru` by one token.
+
+    Args:
+        gates: raw gates of one step, shape (B, H, m+1).
+        values: v_t, shape (B, H).
+        state: shape (B, H, m), as :func:`statemix.ops.h_lru` returns it.
+        gate: as in :func:`statemix.ops.h_lru`.
+        realization: as in :func:`statemix.ops.h_lru`.
+        backend: as in :func:`statemix.ops.h_lru`.
+
+    Returns:
+        h_t: shape (B, H), dtype of ``values``.
+        state: shape (B, H, m), float32 or wider.
+
+    Raises:
+        ValueError: as in :func:`statemix.ops.h_lru`.
+        TypeError: as in :func:`statemix.ops.h_lru`.
+        BackendUnavailableError: as in :func:`statemix.ops.h_lru`.
+    """
+    states, state = recurrence.h_lru(
+        gates.unsqueeze(1),
+        values.unsqueeze(1),
+        gate,
+        state,
+        realization=realization,
+        backend=backend,
+    )
+    return states.squeeze(1), state
+
+
+def block_step(
+    transitions: Tensor, inputs: Tensor, state: Tensor, *, backend: str | None = None
+) -> tuple[Tensor, Tensor]:
+    """Advance :func:`statemix.ops.block_scan` by one step: A (B, H, m, m), b and h (B, H, m).
+
+    Raises:
+        ValueError: as in :func:`statemix.ops.block_scan`.
+        TypeError: as in :func:`statemix.ops.block_scan`.
+        BackendUnavailableError: as in :func:`statemix.ops.block_scan`.
+    """
+    states, state = recurrence.block_scan(
+        transitions.unsqueeze(1), inputs.unsqueeze(1), state, backend=backend
+    )
+    return states.squeeze(1), state
+
+
+def lag_step(
+    coefficients: Tensor, inputs: Tensor, state: Tensor, *, backend: str | None = None
+) -> tuple[Tensor, Tensor]:
+    """Advance :func:`statemix.ops.lag_scan` by one step: a and state (B, H, m), b (B, H).
+
+    Raises:
+        ValueError: as in :func:`statemix.ops.lag_scan`.
+        TypeError: as in :func:`statemix.ops.lag_scan`.
+        BackendUnavailableError: as in :func:`statemix.ops.lag_scan`.
+    """
+    states, state = recurrence.lag_scan(
+        coefficients.unsqueeze(1), inputs.unsqueeze(1), state, backend=backend
+    )
+    return states.squeeze(1), state

@@ -1,0 +1,182 @@
+"""Permutation composition: follow the running product of a word over a permutation group."""
+
+import operator
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from statemix.tasks import addressing, groups
+from statemix.tasks.groups import GroupName
+
+PAPER_SETS: dict[str, dict[str, object]] = {
+    "S3-250": {"group": "S_3", "train_size": 250},
+    "S3-10k": {"group": "S_3", "train_size": 10_000},
+    "S4-3k": {"group": "S_4", "train_size": 3_000},
+    "S4-50k": {"group": "S_4", "train_size": 50_000},
+    "S5-100k": {"group": "S_5", "train_size": 100_000},
+}
+"""Data sets of Dubinin et al. (Table 4): its name here -> options of ``Permutation``.
+
+They are words of 16 elements, the default. The sizes are read as training words, the test words
+being others; for S_2 and A_5 the paper names none.
+"""
+
+_CELLS_PER_LINE = 8
+
+
+class Permutation:
+    r"""Compose permutations: after every element of a word, say what the product is so far.
+
+    .. math:: target_t = x_1 * x_2 * \dots * x_t, \qquad (a * b)(i) = a(b(i))
+
+    Words are uniform over the group; tokens and targets are element ids (0 is the identity, the
+    rest in lexicographic order), and every position is scored. Source: the word problem of Merrill
+    et al., "The Illusion of State in State-Space Models", in the setting of Dubinin et al. There is
+    no begin-of-sequence token here: that is the model's business.
+
+    Word i does not depend on ``train_size``: a smaller training set is the beginning of a larger
+    one. Splits of small spaces share no word (``addressing``).
+
+    Args:
+        group: the group, see ``groups.NAMES``.
+        length: elements per word in training. Other lengths can be asked of ``examples``.
+        train_size: number of training words; None means fresh words without end (in a small space
+            they repeat once all that training owns are used).
+        seed: chooses the words, 0 <= seed < 2^64.
+
+    Attributes:
+        vocab_size: number of tokens, the order of the group.
+        num_classes: number of targets, the same.
+        chance: token accuracy of guessing.
+
+    Raises:
+        ValueError: if an option is out of range, or ``train_size`` exceeds the words that training
+            owns.
+        TypeError: if an option has the wrong type.
+
+    Example:
+        >>> task = Permutation(group="S_3", length=4, train_size=10)
+        >>> tokens, targets = task.examples("train", 0, 2)
+        >>> tokens.shape, bool((tokens[:, 0] == targets[:, 0]).all())
+        ((2, 4), True)
+    """
+
+    name: ClassVar[str] = "permutation"
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = PAPER_SETS
+
+    def __init__(
+        self,
+        *,
+        group: GroupName = "S_3",
+        length: int = 16,
+        train_size: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        if not isinstance(group, str):
+            raise TypeError(f"group must be a string, got {group!r}")
+        self.group = groups.group(group)
+        self.length = _integer("length", length, minimum=1)
+        self.seed = _integer("seed", seed, minimum=0)
+        if self.seed >= 2**64:
+            raise ValueError(f"seed must be below 2^64, got {seed}")
+        self.train_size: int | None = None
+        if train_size is not None:
+            self.train_size = _integer("train_size", train_size, minimum=1)
+            self._check_space("train_size", self.train_size, "train", self.length)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.group.order
+
+    @property
+    def num_classes(self) -> int:
+        return self.group.order
+
+    @property
+    def chance(self) -> float:
+        return 1 / self.group.order
+
+    def examples(
+        self, split: addressing.Split, start: int, stop: int, length: int | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Make the examples ``start`` ... ``stop - 1`` of a split.
+
+        A pure function of (seed, split, index, length): words of different lengths are drawn
+        independently of each other.
+
+        Args:
+            split: "train", "validation" or "test".
+            start: first index.
+            stop: one beyond the last index.
+            length: elements per word; None means the training length.
+
+        Returns:
+            tokens: element ids, shape (stop - start, length), int64.
+            targets: ids of the running products, same shape and dtype.
+
+        Raises:
+            ValueError: if the split is unknown, or the range is not within it.
+            TypeError: if a number is not an integer.
+        """
+        if split not in addressing.SPLITS:
+            raise ValueError(f"split must be one of {', '.join(addressing.SPLITS)}, got {split!r}")
+        start = _integer("start", start, minimum=0)
+        stop = _integer("stop", stop, minimum=start)
+        length = self.length if length is None else _integer("length", length, minimum=1)
+        if split != "train":
+            self._check_space("stop", stop, split, length)
+        elif self.train_size is not None:
+            if stop > self.train_size:
+                raise ValueError(f"stop must be at most train_size={self.train_size}, got {stop}")
+            self._check_space("stop", stop, split, length)
+        tokens = addressing.words(
+            self.group.order, length, seed=self.seed, split=split, start=start, stop=stop
+        )
+        return tokens, self.group.running_products(tokens)
+
+    def describe(self, index: int, split: addressing.Split = "train") -> str:
+        """Write out one example: the word as permutations and ids, below it the product so far.
+
+        Args:
+            index: which example of the split.
+            split: as in ``examples``.
+        """
+        index = _integer("index", index, minimum=0)
+        (tokens,), (targets,) = self.examples(split, index, index + 1)
+        lines = [f"{split} word {index} over {self.group.name}, {self.length} elements"]
+        for first in range(0, self.length, _CELLS_PER_LINE):
+            here = slice(first, first + _CELLS_PER_LINE)
+            lines.append(self._row("word", [self._permutation(i) for i in tokens[here]]))
+            lines.append(self._row("token", [str(i) for i in tokens[here]]))
+            lines.append(self._row("product", [self._permutation(i) for i in targets[here]]))
+            lines.append(self._row("target", [str(i) for i in targets[here]]))
+            lines.append("")
+        return "\n".join(lines[:-1])
+
+    def _permutation(self, element: int) -> str:
+        return "".join(str(image) for image in self.group.elements[element])
+
+    def _row(self, title: str, cells: list[str]) -> str:
+        width = max(3, len(self.group.elements[0]))
+        return f"  {title:<8}" + " ".join(cell.rjust(width) for cell in cells)
+
+    def _check_space(self, name: str, count: int, split: addressing.Split, length: int) -> None:
+        size = addressing.split_size(self.group.order, length, split)
+        if size is not None and count > size:
+            raise ValueError(
+                f"{name} must be at most {size}, the share of the {split} split in the "
+                f"{self.group.order**length} words of length {length} over {self.group.name}, "
+                f"got {count}"
+            )
+
+
+def _integer(name: str, value: object, *, minimum: int) -> int:
+    # bool is an integer to Python, but "length=True" is a mistake.
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    number = operator.index(value)
+    if number < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, got {number}")
+    return number

@@ -1,0 +1,161 @@
+"""Resumable checkpoints: written beside the old ones, renamed when whole, never unpickled."""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as dump_tensors
+from torch import Tensor
+
+_PREFIX = "step-"
+_UNFINISHED = "unfinished"
+_MANIFEST = "manifest.json"
+_STATE = "state.json"
+# The newest, and one to fall back on.
+_KEPT = 2
+
+TensorFiles = dict[str, dict[str, Tensor]]
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file so that a reader sees all of it or nothing, even after a power cut."""
+    unfinished = path.with_name(path.name + ".tmp")
+    _write_synced(unfinished, content)
+    unfinished.replace(path)
+    _sync_directory(path.parent)
+
+
+def tensor_bytes(tensors: Mapping[str, Tensor]) -> bytes:
+    """Tensors in the safetensors format."""
+    return dump_tensors({name: tensor.detach().contiguous() for name, tensor in tensors.items()})
+
+
+def save_checkpoint(
+    folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]
+) -> None:
+    """Save the checkpoint of a step; the previous one is kept as well.
+
+    All files are written into a folder with a temporary name and reach the disk before it is
+    renamed, so that a checkpoint with its final name is whole. The manifest holds their SHA-256.
+
+    Args:
+        folder: where the checkpoints of the run live; made if absent.
+        step: optimiser steps made.
+        tensors: name of a file without its suffix -> name of a tensor -> tensor.
+        state: everything else, as JSON.
+    """
+    folder.mkdir(exist_ok=True)
+    unfinished = folder / _UNFINISHED
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir()
+    files = {f"{name}.safetensors": tensor_bytes(group) for name, group in tensors.items()}
+    files[_STATE] = json.dumps(state, indent=2).encode()
+    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    files[_MANIFEST] = json.dumps(hashes, indent=2).encode()
+    for name, content in files.items():
+        _write_synced(unfinished / name, content)
+    _sync_directory(unfinished)
+    final = folder / f"{_PREFIX}{step:09d}"
+    if final.exists():
+        # A run that fell back on an older checkpoint meets the step of the damaged one again.
+        shutil.rmtree(final)
+    unfinished.rename(final)
+    _sync_directory(folder)
+    for old in _newest_first(folder)[_KEPT:]:
+        shutil.rmtree(old)
+
+
+def load_checkpoint(
+    folder: Path, report: Callable[[str], None]
+) -> tuple[TensorFiles, dict[str, Any]] | None:
+    """Load the newest checkpoint that is whole.
+
+    Args:
+        folder: where the checkpoints of the run live.
+        report: called with one line for each damaged checkpoint that is passed over.
+
+    Returns:
+        tensors: as they were given to :func:`save_checkpoint`, on the CPU.
+        state: likewise. Both are None in one if no checkpoint is whole.
+    """
+    for path in _newest_first(folder):
+        try:
+            return _load(path)
+        except (OSError, ValueError, SafetensorError) as error:
+            reason = " ".join(str(error).split())
+            report(f"checkpoint {path.name} is damaged and passed over: {reason}")
+    return None
+
+
+def remove_checkpoints(folder: Path) -> None:
+    """Remove the checkpoints of a finished run."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _load(path: Path) -> tuple[TensorFiles, dict[str, Any]]:
+    hashes = json.loads((path / _MANIFEST).read_bytes())
+    if not isinstance(hashes, dict) or _STATE not in hashes:
+        raise ValueError(f"{_MANIFEST} must list the files of a checkpoint")
+    tensors: TensorFiles = {}
+    state: dict[str, Any] = {}
+    for name, expected in hashes.items():
+        content = (path / name).read_bytes()
+        if hashlib.sha256(content).hexdigest() != expected:
+            raise ValueError(f"{name} must have the hash that {_MANIFEST} gives")
+        if name == _STATE:
+            state = json.loads(content)
+        else:
+            tensors[name.removesuffix(".safetensors")] = load_tensors(content)
+    return tensors, state
+
+
+def optimizer_tensors(
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module
+) -> dict[str, Tensor]:
+    """The optimiser's state by "parameter/quantity", moments and step counts alike."""
+    return {
+        f"{name}/{quantity}": tensor
+        for name, parameter in model.named_parameters()
+        for quantity, tensor in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module, tensors: Mapping[str, Tensor]
+) -> None:
+    """Put back what :func:`optimizer_tensors` took, bit for bit and in its own dtypes."""
+    parameters = dict(model.named_parameters())
+    optimizer.state.clear()
+    for key, tensor in tensors.items():
+        name, quantity = key.rsplit("/", 1)
+        parameter = parameters[name]
+        optimizer.state.setdefault(parameter, {})[quantity] = tensor.to(parameter.device)
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"{_PREFIX}*"), reverse=True)
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_directory(folder: Path) -> None:
+    # Some file systems refuse to sync a directory; the rename is atomic there all the same.
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

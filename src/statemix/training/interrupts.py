@@ -1,0 +1,42 @@
+"""Ctrl-C that waits for a moment at which everything is consistent."""
+
+import signal
+import threading
+from types import FrameType, TracebackType
+
+
+class Interrupts:
+    """Within this context a first Ctrl-C only takes note; :meth:`check` then raises.
+
+    A second Ctrl-C raises at once. Outside the main thread, where Python delivers no signals, it
+    does nothing.
+    """
+
+    def __init__(self) -> None:
+        self._noted = False
+        self._installed = False
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt if Ctrl-C was pressed."""
+        if self._noted:
+            raise KeyboardInterrupt
+
+    def __enter__(self) -> "Interrupts":
+        if threading.current_thread() is threading.main_thread():
+            self._previous = signal.signal(signal.SIGINT, self._note)
+            self._installed = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._installed:
+            signal.signal(signal.SIGINT, self._previous)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        if self._noted:
+            raise KeyboardInterrupt
+        self._noted = True

@@ -1,0 +1,134 @@
+"""Comparisons are fair: same rounds, ratios by round, and no time for a wrong result."""
+
+import math
+
+import pytest
+
+from statemix.bench.harness import Provider, measure, spread
+from statemix.ops import BackendUnavailableError
+
+
+class FakeClock:
+    """Time that passes only when a provider says so."""
+
+    def __init__(self):
+        self.now_s = 0.0
+        self.calls = []
+
+    def __call__(self):
+        return self.now_s
+
+    def provider(self, name, durations_s, **fields):
+        """A provider whose calls take ``durations_s`` in turn, the last one from then on."""
+        remaining = list(durations_s)
+
+        def call():
+            self.calls.append(name)
+            self.now_s += remaining.pop(0) if len(remaining) > 1 else remaining[0]
+            return name
+
+        return Provider(name, lambda: call, **fields)
+
+
+def run(clock, providers, **options):
+    defaults = {
+        "relative_to": ("a",),
+        "rounds": 5,
+        "budget_s": 1e9,
+        "tolerance": 1e-5,
+        "seed": 0,
+        "on_step": lambda step: None,
+        "clock": clock,
+        "available_bytes": lambda: 100,
+    }
+    measured = measure(providers, **(defaults | options))
+    return {one.provider: one for one in measured}
+
+
+# Every provider is called three times before the rounds: checked, counted, warmed up.
+UNTIMED = 3
+
+
+def test_ratios_are_taken_within_rounds():
+    """The machine gets ten times slower half way: times spread, ratios do not."""
+    clock = FakeClock()
+    weather = [1, 1, 1, 10, 10]
+    a = clock.provider("a", [9] * UNTIMED + [1.0 * w for w in weather])
+    b = clock.provider("b", [9] * UNTIMED + [3.0 * w for w in weather])
+    measured = run(clock, [a, b])
+    assert measured["a"].time_s == pytest.approx((1, 1, 10))
+    assert measured["b"].ratios["a"] == pytest.approx((3, 3, 3))
+    assert measured["a"].ratios == {}
+    assert measured["b"].rounds == 5
+
+
+def test_first_call_is_kept_apart():
+    clock = FakeClock()
+    measured = run(clock, [clock.provider("a", [60.0, 1.0])])
+    assert measured["a"].first_call_s == 60
+    assert measured["a"].time_s == (1, 1, 1)
+
+
+def test_every_round_calls_everyone_in_an_order_of_the_seed():
+    def order(seed):
+        clock = FakeClock()
+        run(clock, [clock.provider(name, [1.0]) for name in "abcd"], seed=seed, rounds=8)
+        timed = clock.calls[4 * UNTIMED :]
+        return ["".join(timed[i : i + 4]) for i in range(0, len(timed), 4)]
+
+    assert all(sorted(one) == list("abcd") for one in order(0))
+    assert len(set(order(0))) > 1
+    assert order(0) == order(0) != order(1)
+
+
+@pytest.mark.parametrize(("call_s", "rounds"), [(1.0, 20), (10.0, 10), (1000.0, 3)])
+def test_slow_provider_makes_the_calls_it_can_afford_and_at_least_three(call_s, rounds):
+    clock = FakeClock()
+    slow = clock.provider("slow", [call_s])
+    measured = run(clock, [clock.provider("a", [1.0]), slow], rounds=20, budget_s=100)
+    assert measured["a"].rounds == 20
+    assert measured["slow"].rounds == rounds
+    assert measured["slow"].ratios["a"].p50 == call_s
+
+
+@pytest.mark.parametrize("error", [1e-4, math.inf, math.nan])
+def test_wrong_result_gets_no_time(error):
+    clock = FakeClock()
+    wrong = clock.provider("wrong", [1.0], error=lambda result: error)
+    right = clock.provider("a", [1.0], error=lambda result: 1e-6)
+    measured = run(clock, [wrong, right])
+    assert measured["wrong"].status == "wrong"
+    assert "exceeds 1e-05" in measured["wrong"].reason
+    assert measured["wrong"].time_s is None
+    assert clock.calls.count("wrong") == 1
+    assert measured["a"].status == "measured"
+    assert measured["a"].relative_error == 1e-6
+
+
+def test_provider_that_needs_more_memory_than_is_free_is_never_prepared():
+    clock = FakeClock()
+    large = Provider("large", lambda: pytest.fail("prepared"), required_bytes=101)
+    measured = run(clock, [clock.provider("a", [1.0], required_bytes=100), large])
+    assert measured["a"].status == "measured"
+    assert measured["large"].status == "skipped"
+    assert measured["large"].time_s is None
+
+
+def test_unavailable_backend_is_skipped_with_its_cure():
+    def call():
+        raise BackendUnavailableError("install a compiler")
+
+    clock = FakeClock()
+    measured = run(clock, [clock.provider("a", [1.0]), Provider("b", lambda: call)])
+    assert measured["b"].status == "skipped"
+    assert measured["b"].reason == "install a compiler"
+
+
+def test_steps_are_told_in_order():
+    clock, steps = FakeClock(), []
+    run(clock, [clock.provider("a", [1.0])], rounds=2, on_step=steps.append)
+    assert steps == ["checking a", "warming up", "round 1 of 2", "round 2 of 2"]
+
+
+def test_spread_holds_percentiles():
+    assert spread([5, 1, 4, 2, 3, 0]) == (1, 2.5, 4)

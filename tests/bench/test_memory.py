@@ -1,0 +1,64 @@
+"""The memory counter sees what tensors hold at once, and only what a call allocates."""
+
+import ctypes
+import os
+import sys
+
+import pytest
+import torch
+
+from statemix.bench import memory
+
+MIB = 2**20
+
+
+def test_peak_counts_what_is_held_at_once():
+    def call():
+        first = torch.empty(4 * MIB, dtype=torch.uint8)
+        second = torch.empty(2 * MIB, dtype=torch.uint8)
+        del first
+        third = torch.empty(MIB, dtype=torch.uint8)
+        return second, third
+
+    assert memory.peak_bytes(call) == 6 * MIB
+
+
+def test_inputs_and_freed_inputs_do_not_count():
+    inputs = torch.zeros(MIB, dtype=torch.float32)
+    assert memory.peak_bytes(lambda: inputs.add_(1)) == 0
+    assert memory.peak_bytes(lambda: inputs + 1) == 4 * MIB
+
+
+def test_gradients_count():
+    x = torch.ones(MIB, dtype=torch.float32, requires_grad=True)
+    weight = torch.ones_like(x)
+    # The product, and a gradient of each factor's size; a few bytes for the sum.
+    peak = memory.peak_bytes(lambda: torch.autograd.grad((x * weight).sum(), x))
+    assert peak == pytest.approx(8 * MIB, rel=1e-3)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_free_memory_is_within_what_the_machine_has():
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0 < memory.available_bytes() <= total
+
+
+class RefusingLibrary:
+    """A C library that refuses one of the settings."""
+
+    def __init__(self, answers):
+        self.settings = {}
+        self.answers = answers
+
+    def mallopt(self, parameter, value):
+        self.settings[parameter] = value
+        return self.answers[parameter]
+
+
+@pytest.mark.parametrize(("answers", "taken"), [({-4: 1, -1: 1}, True), ({-4: 1, -1: 0}, False)])
+def test_reuse_tells_whether_it_was_taken(monkeypatch, answers, taken):
+    library = RefusingLibrary(answers)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    assert memory.reuse_freed_memory() is taken
+    assert library.settings == {-4: 0, -1: -1}

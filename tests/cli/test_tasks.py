@@ -1,0 +1,106 @@
+"""``statemix tasks`` tells everything that its reader needs, and nothing wrong."""
+
+import pytest
+import tyro
+
+from statemix import tasks
+from statemix.cli.tasks import Tasks, parse_options
+
+
+def output(capsys, *arguments):
+    tyro.cli(Tasks, args=arguments).run()
+    return capsys.readouterr().out
+
+
+def test_overview_shows_every_option_group_and_data_set(capsys):
+    text = output(capsys)
+    for name in tasks.names():
+        assert name in text
+        for option, (_, default) in tasks.options(name).items():
+            assert any(
+                line.split()[:1] == [option] and line.split()[-1] == str(default)
+                for line in text.splitlines()
+            )
+        for data_set in tasks.find(name).presets:
+            assert data_set in text
+    rows = {tuple(line.split()) for line in text.splitlines()}
+    assert ("group=A_5", "60", "fresh", "0.0167") in rows
+    assert ("S4-3k", "group=S_4", "train_size=3000", "24", "3,000", "0.0417") in rows
+
+
+def test_overview_shows_an_example_of_every_task(capsys):
+    text = output(capsys)
+    for name in tasks.names():
+        assert tasks.build(name).describe(0) in text
+
+
+def test_examples_are_those_that_the_task_makes(capsys):
+    text = output(
+        capsys, "permutation", "--task-options", "group=S_4", "length=20", "--count", "3",
+        "--split", "test", "--start", "7",
+    )  # fmt: skip
+    task = tasks.build("permutation", group="S_4", length=20)
+    for index in (7, 8, 9):
+        assert task.describe(index, "test") in text
+    assert text.count("test word") == 3
+    assert "24 tokens, 24 classes, length 20" in text
+
+
+def test_output_to_a_file_is_plain_text(capsys):
+    text = output(capsys)
+    assert text.isascii()
+    assert "\x1b" not in text
+    assert all(line == line.rstrip() for line in text.splitlines())
+
+
+def test_output_to_a_terminal_says_the_same(capsys, monkeypatch):
+    plain = output(capsys)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    coloured = output(capsys)
+    assert "\x1b[1m" in coloured
+    for word in plain.split():
+        assert word in coloured
+
+
+@pytest.mark.parametrize(
+    ("assignments", "options"),
+    [
+        ([], {}),
+        (["group=S_3", "length=16"], {"group": "S_3", "length": 16}),
+        (["train_size=none"], {"train_size": None}),
+        (["train_size=null"], {"train_size": None}),
+        (["a=x=y", "b=1.5", "c=true"], {"a": "x=y", "b": 1.5, "c": True}),
+    ],
+)
+def test_options_are_read_as_they_are_meant(assignments, options):
+    assert parse_options(assignments) == options
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (["parity"], ValueError, "task must be one of permutation.*, got 'parity'"),
+        (["permutation", "--count", "0"], ValueError, "count must be at least 1, got 0"),
+        (["permutation", "--start", "-1"], ValueError, "index must be at least 0, got -1"),
+        (["--task-options", "group=S_3"], ValueError, "task must be named if task-options"),
+        (["permutation", "--task-options", "S_3"], ValueError, "form option=value, got 'S_3'"),
+        (["permutation", "--task-options", "group="], ValueError, "form option=value"),
+        (
+            ["permutation", "--task-options", "length=4", "length=5"],
+            ValueError,
+            "option 'length' must be given once, got 'length=5' as well",
+        ),
+        (["permutation", "--task-options", "grup=S_3"], ValueError, "must be among group"),
+        (["permutation", "--task-options", "length=long"], TypeError, "length must be an integer"),
+        (
+            ["permutation", "--task-options", "train_size=1", "--count", "2"],
+            ValueError,
+            "stop must be at most train_size=1, got 2",
+        ),
+    ],
+)
+def test_bad_requests_are_named(capsys, arguments, error, message):
+    with pytest.raises(error, match=message):
+        tyro.cli(Tasks, args=arguments).run()
+    assert "word" not in capsys.readouterr().out

@@ -1,0 +1,57 @@
+"""Every registered layer in every variant that its options spell out.
+
+A test that asks for ``build`` runs over all of them, one that asks for ``build_gated`` over those
+that have gates. Both are ``build(dtype=..., seed=..., **more_options)``.
+"""
+
+import inspect
+from typing import Literal, get_args, get_origin
+
+import torch
+
+from statemix import layers
+
+HIDDEN_SIZE = 6
+# Sizes an option must be given; units as many as channels, so that "pointwise" is possible.
+SIZES = {"num_blocks": 6, "block_size": 3, "num_channels": 6, "order": 3}
+
+
+def _variants(name):
+    """The options that must be given, and these with each other choice of each closed set."""
+    known = layers.options(name)
+    required = {
+        option: SIZES[option]
+        for option, (_, default) in known.items()
+        if default is inspect.Parameter.empty
+    }
+    yield name, required
+    for option, (annotation, default) in known.items():
+        if get_origin(annotation) is Literal:
+            for choice in get_args(annotation):
+                if choice != default:
+                    yield f"{name}-{option}={choice}", required | {option: choice}
+
+
+def _builder(name, options):
+    def build(dtype=torch.float64, seed=0, **more):
+        layer = layers.build(name, hidden_size=HIDDEN_SIZE, dtype=dtype, **(options | more))
+        generator = torch.Generator().manual_seed(seed)
+        layer.reset_parameters(generator)
+        if getattr(layer, "learned_state", None) is not None:
+            # It begins at zero, where it could not be told from none.
+            torch.nn.init.uniform_(layer.learned_state, -1, 1, generator=generator)
+        return layer
+
+    return build
+
+
+def pytest_generate_tests(metafunc):
+    gated = [name for name in layers.names() if "gate_temperature" in layers.options(name)]
+    for fixture, names in [("build", layers.names()), ("build_gated", gated)]:
+        if fixture in metafunc.fixturenames:
+            cases = [case for name in names for case in _variants(name)]
+            metafunc.parametrize(
+                fixture,
+                [_builder(label.split("-")[0], options) for label, options in cases],
+                ids=[label for label, _ in cases],
+            )

@@ -1,0 +1,250 @@
+"""What every layer promises, over all layers and all their variants."""
+
+import pytest
+import torch
+from torch import nn
+
+from statemix.layers import BDLRU
+
+HIDDEN_SIZE = 6
+# Sums of at most a few dozen terms of order one, in another order.
+TIGHT = {"rtol": 1e-12, "atol": 1e-13}
+
+
+def tokens(batch, length, *, seed=1, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, length, HIDDEN_SIZE, generator=generator, dtype=dtype)
+
+
+def some_state(layer, batch, *, seed=2):
+    state = layer.init_state(batch)
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(state.shape, generator=generator, dtype=state.dtype)
+
+
+@pytest.mark.parametrize(("batch", "length"), [(2, 5), (1, 1), (3, 0), (0, 4), (0, 0)])
+def test_output_has_the_shape_of_the_input_and_the_state_of_init_state(build, batch, length):
+    layer = build()
+    x = tokens(batch, length)
+    y, state = layer(x)
+    assert y.shape == x.shape
+    assert state.shape == layer.init_state(batch).shape
+    assert state.numel() == batch * layer.state_size
+
+
+def test_no_tokens_leave_the_state_as_it_was(build):
+    layer = build()
+    state = some_state(layer, 2)
+    _, after = layer(tokens(2, 0), state)
+    torch.testing.assert_close(after, state, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, TIGHT), (torch.float32, {"rtol": 1e-5, "atol": 1e-6})]
+)
+def test_steps_equal_the_sequence(build, dtype, tolerance):
+    layer = build(dtype)
+    x = tokens(2, 7, dtype=dtype)
+    y, final = layer(x)
+    state = layer.init_state(2)
+    for t, x_t in enumerate(x.unbind(1)):
+        y_t, state = layer.step(x_t, state)
+        torch.testing.assert_close(y_t, y[:, t], **tolerance)
+    torch.testing.assert_close(state, final, **tolerance)
+
+
+@pytest.mark.parametrize("split", [0, 1, 2, 6, 9])
+def test_two_chunks_equal_the_whole(build, split):
+    layer = build()
+    x, state = tokens(2, 9), some_state(layer, 2)
+    whole, final = layer(x, state)
+    head, carried = layer(x[:, :split], state)
+    tail, last = layer(x[:, split:], carried)
+    torch.testing.assert_close(torch.cat([head, tail], 1), whole, **TIGHT)
+    torch.testing.assert_close(last, final, **TIGHT)
+
+
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("given_state", [False, True])
+def test_packed_sequences_equal_single_ones(build, given_state, index_dtype):
+    layer = build()
+    lengths = [0, 4, 1, 0, 0, 2, 5, 0]  # empty ones first, between and last; one token; two
+    x = tokens(1, sum(lengths)).requires_grad_()
+    states = some_state(layer, len(lengths))
+    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).to(index_dtype)
+    y, final = layer(x, states if given_state else None, cu_seqlens)
+
+    alone = [
+        layer(piece, states[n : n + 1] if given_state else None)
+        for n, piece in enumerate(x.split(lengths, dim=1))
+    ]
+    expected_y, expected_final = (torch.cat(parts, d) for parts, d in zip(zip(*alone), (1, 0)))
+    torch.testing.assert_close(y, expected_y, **TIGHT)
+    torch.testing.assert_close(final, expected_final, **TIGHT)
+    leaves = [x, *layer.parameters()]
+
+    def gradients(y, final):
+        loss = y.square().sum() + final.sin().sum()
+        return torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+
+    torch.testing.assert_close(
+        gradients(y, final), gradients(expected_y, expected_final), rtol=1e-10, atol=1e-12
+    )
+
+
+def test_only_empty_sequences_keep_their_states(build):
+    layer = build()
+    states = some_state(layer, 3)
+    y, final = layer(tokens(1, 0), states, torch.zeros(4, dtype=torch.int32))
+    assert y.shape == (1, 0, HIDDEN_SIZE)
+    torch.testing.assert_close(final, states, rtol=0, atol=0)
+
+
+def test_a_loaded_state_dict_gives_the_same_outputs(build):
+    layer, other = build(seed=0), build(seed=1)
+    x = tokens(2, 5)
+    assert not torch.equal(other(x)[0], layer(x)[0])
+    other.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(other(x), layer(x), rtol=0, atol=0)
+
+
+def test_a_generator_decides_every_parameter(build):
+    first, second = build(seed=3), build(seed=3)
+    second.reset_parameters(torch.Generator().manual_seed(4))
+    changed = [
+        name
+        for name, parameter in second.named_parameters()
+        if torch.equal(parameter, first.get_parameter(name))
+    ]
+    assert changed == []
+    first.reset_parameters(torch.Generator().manual_seed(4))
+    torch.testing.assert_close(first.state_dict(), second.state_dict(), rtol=0, atol=0)
+
+
+def test_every_parameter_gets_a_gradient(build):
+    layer = build()
+    y, _ = layer(tokens(2, 5))
+    y.square().sum().backward()
+    for name, parameter in layer.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().sum() > 0, name
+
+
+def test_bfloat16_module_keeps_a_float32_state(build):
+    layer, exact = build(torch.float32).bfloat16(), build(torch.float32)
+    exact.load_state_dict(layer.state_dict())
+    x = tokens(2, 7, dtype=torch.bfloat16)
+    y, state = layer(x)
+    assert y.dtype == torch.bfloat16
+    assert state.dtype == layer.init_state(2).dtype == torch.float32
+    # Half a dozen roundings to 8 bits on the way, of numbers of order one.
+    torch.testing.assert_close(y.float(), exact(x.float())[0], rtol=0.05, atol=0.05)
+    y_t, state = layer.step(x[:, 0], layer.init_state(2))
+    assert (y_t.dtype, state.dtype) == (torch.bfloat16, torch.float32)
+    torch.testing.assert_close(y_t, y[:, 0], rtol=0.05, atol=0.02)
+
+
+@pytest.mark.parametrize("x_dtype", [torch.float32, torch.bfloat16])
+def test_autocast_computes_in_bfloat16_and_keeps_a_float32_state(build, x_dtype):
+    layer = build(torch.float32)
+    x = tokens(2, 7, dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, state = layer(x.to(x_dtype))
+        y_t, state_t = layer.step(x[:, 0].to(x_dtype), layer.init_state(2))
+    assert (y.dtype, state.dtype) == (torch.bfloat16, torch.float32)
+    assert (y_t.dtype, state_t.dtype) == (torch.bfloat16, torch.float32)
+    torch.testing.assert_close(y.float(), layer(x.float())[0], rtol=0.05, atol=0.05)
+    y.float().square().sum().backward()
+    assert all(parameter.grad.dtype == torch.float32 for parameter in layer.parameters())
+
+
+def test_float64_stays_float64(build):
+    layer = build()
+    y, state = layer(tokens(1, 3))
+    assert y.dtype == state.dtype == layer.init_state(1).dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [(torch.bfloat16, torch.float32), (torch.float32, torch.float32), (None, torch.float64)],
+)
+def test_init_state_is_never_narrower_than_float32(build, dtype, expected):
+    assert build().init_state(2, "cpu", dtype).dtype == expected
+
+
+def test_repr_shows_every_option(build):
+    layer = build()
+    shown = repr(layer)
+    for name in type(layer).__init__.__annotations__:
+        if name not in ("device", "dtype", "return"):
+            assert f"{name}={getattr(layer, name)!r}" in shown.replace("=1,", "=1.0,")
+
+
+def test_three_lines_put_a_layer_into_a_model_of_ones_own():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(10, 8)
+            self.mixer = BDLRU(hidden_size=8, num_blocks=4, block_size=2)
+            self.head = nn.Linear(8, 10)
+
+        def forward(self, ids, state=None):
+            y, state = self.mixer(self.embed(ids), state)
+            return self.head(y), state
+
+    model = Model()
+    ids = torch.arange(20).view(2, 10) % 10
+    logits, _ = model(ids)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten())
+    before.backward()
+    optimizer.step()
+    after = nn.functional.cross_entropy(model(ids)[0].flatten(0, 1), ids.flatten())
+    assert after < before
+
+    y_t, _ = model.mixer.step(model.embed(ids[:, 0]), model.mixer.init_state(2))
+    torch.testing.assert_close(model.head(y_t), model(ids)[0][:, 0])
+
+
+def bad(layer, **changed):
+    """A call of ``forward`` or ``step`` with some arguments replaced."""
+    if "x_t" in changed:
+        return layer.step(**({"state": layer.init_state(2)} | changed))
+    if "step_state" in changed:
+        return layer.step(tokens(2, 1)[:, 0], changed["step_state"])
+    return layer(**({"x": tokens(2, 4)} | changed))
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"x": torch.zeros(4, 6)}, ValueError, r"x must have shape \(B, T, hidden_size=6\), got"),
+        ({"x": torch.zeros(2, 4, 5)}, ValueError, r"x must .*hidden_size=6\), got \(2, 4, 5\)"),
+        ({"x": torch.zeros(2, 4, 6)}, TypeError, r"x must have the dtype .*float64.*float32"),
+        ({"x": torch.zeros(2, 4, 6, dtype=torch.int64)}, TypeError, "x must have the dtype .*int64"),
+        ({"x": [[0.0]]}, TypeError, "x must be a tensor, got list"),
+        ({"state": torch.zeros(2)}, ValueError, r"state must have shape \(B=2, .*got \(2,\)"),
+        ({"state": torch.zeros(3, 6, 3)}, ValueError, r"state must have shape \(B=2, .*got \(3"),
+        ({"state": (torch.zeros(1), torch.zeros(1))}, TypeError, "state must be a tensor, got tup"),
+        ({"cu_seqlens": torch.tensor([0, 4])}, ValueError, "cu_seqlens .*got a batch of 2"),
+        ({"cu_seqlens": [0, 4]}, TypeError, "cu_seqlens must be a tensor, got list"),
+        ({"cu_seqlens": torch.tensor([0.0, 4.0])}, TypeError, "cu_seqlens must be int32 or int64"),
+        ({"cu_seqlens": torch.tensor([[0, 4]])}, ValueError, r"cu_seqlens must have shape \(N\+1,"),
+        ({"x_t": torch.zeros(2, 5)}, ValueError, r"x_t must have shape \(B, hidden_size=6\), got"),
+        ({"x_t": torch.zeros(2, 1, 6)}, ValueError, r"x_t must have shape \(B, hidden_size=6\)"),
+        ({"x_t": torch.zeros(2, 6)}, TypeError, "x_t must have the dtype"),
+        ({"step_state": torch.zeros(2, 1)}, ValueError, r"state must have shape \(B=2, "),
+        ({"step_state": None}, TypeError, "state must be a tensor, got NoneType"),
+    ],
+)
+def test_bad_input_is_named(build, changed, error, message):
+    with pytest.raises(error, match=message):
+        bad(build(), **changed)
+
+
+def test_a_state_must_be_floating_and_have_a_row_per_sequence(build):
+    layer = build()
+    with pytest.raises(TypeError, match=r"state must have a floating dtype, got torch\.int64"):
+        layer(tokens(2, 4), layer.init_state(2).to(torch.int64))
+    with pytest.raises(ValueError, match=r"state must have shape \(N=3, .*got \(2, "):
+        layer(tokens(1, 4), layer.init_state(2), torch.tensor([0, 1, 2, 4]))

@@ -1,0 +1,155 @@
+"""The laws of the groups, and the running products that the tasks are made of."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from statemix.tasks.groups import NAMES, group
+
+ORDERS = {"S_2": 2, "S_3": 6, "S_4": 24, "S_5": 120, "A_5": 60}
+# One position at a time, the boundary to blocks, full and ragged blocks.
+LENGTHS = [0, 1, 2, 3, 16, 64, 65, 81, 82, 100, 257]
+
+each_group = pytest.mark.parametrize("name", NAMES)
+
+
+def compose(left, right):
+    """(left * right)(i) = left(right(i)) for permutations in one-line notation."""
+    return tuple(left[right[i] - 1] for i in range(len(left)))
+
+
+def draw_words(order, num_words, length, *, seed=0):
+    return np.random.default_rng(seed).integers(order, size=(num_words, length))
+
+
+@each_group
+def test_elements_are_distinct_permutations_in_lexicographic_order(name):
+    elements = group(name).elements
+    assert len(elements) == group(name).order == ORDERS[name]
+    assert all(first < second for first, second in pairwise(elements))
+    assert all(sorted(element) == list(range(1, len(element) + 1)) for element in elements)
+    assert {len(element) for element in elements} == {int(name[-1])}
+
+
+@each_group
+def test_table_is_composition_of_permutations(name):
+    """This also shows that the elements are closed under composition."""
+    elements, table = group(name).elements, group(name).table
+    assert table.shape == (len(elements), len(elements))
+    assert table.dtype == np.int64
+    for a, left in enumerate(elements):
+        for b, right in enumerate(elements):
+            assert elements[table[a, b]] == compose(left, right)
+
+
+@each_group
+def test_zero_is_a_two_sided_identity(name):
+    elements, table = group(name).elements, group(name).table
+    assert elements[0] == tuple(range(1, len(elements[0]) + 1))
+    np.testing.assert_array_equal(table[0], np.arange(len(elements)))
+    np.testing.assert_array_equal(table[:, 0], np.arange(len(elements)))
+
+
+@each_group
+def test_product_is_associative(name):
+    table = group(name).table
+    for a in range(len(table)):
+        np.testing.assert_array_equal(table[table[a]], table[a][table])
+
+
+@each_group
+def test_inverses_undo_from_both_sides(name):
+    found = group(name)
+    ids = np.arange(found.order)
+    assert not found.table[ids, found.inverses].any()
+    assert not found.table[found.inverses, ids].any()
+
+
+def test_s_3_has_the_documented_order():
+    assert group("S_3").elements == (
+        (1, 2, 3),
+        (1, 3, 2),
+        (2, 1, 3),
+        (2, 3, 1),
+        (3, 1, 2),
+        (3, 2, 1),
+    )
+
+
+def test_a_5_is_the_commutator_subgroup_of_s_5():
+    whole = group("S_5")
+    a, b = np.meshgrid(np.arange(120), np.arange(120), indexing="ij")
+    inverse = whole.inverses
+    members = set(np.unique(whole.table[whole.table[a, b], whole.table[inverse[a], inverse[b]]]))
+    while True:
+        generated = list(members)
+        grown = members | set(whole.table[np.ix_(generated, generated)].ravel())
+        if grown == members:
+            break
+        members = grown
+    assert group("A_5").elements == tuple(whole.elements[i] for i in sorted(members))
+
+
+def test_two_letter_products_enumerate_as_published():
+    words = np.array([[0, 0], [0, 1], [1, 0], [1, 1]])
+    expected = [[0, 0], [0, 1], [1, 1], [1, 0]]
+    assert group("S_3").running_products(words).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "word", "products"),
+    [
+        ("S_3", "2 1 3 1 0 1 3 2 2 2 0 4 2 4 3 5", "2 3 4 5 5 4 0 2 0 2 2 5 3 0 3 1"),
+        (
+            "S_5",
+            "109 109 44 47 82 50 13 29 36 67 20 87 116 46 68 76",
+            "109 29 10 63 115 21 16 74 2 91 79 96 85 59 96 70",
+        ),
+    ],
+)
+def test_running_products_give_the_published_examples(name, word, products):
+    words = np.array([word.split()], dtype=np.int64)
+    assert group(name).running_products(words).tolist() == [[int(i) for i in products.split()]]
+
+
+@given(
+    name=st.sampled_from(NAMES),
+    num_words=st.integers(0, 3),
+    length=st.sampled_from(LENGTHS),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_running_products_compose_the_permutations_of_the_word(name, num_words, length, seed):
+    elements = group(name).elements
+    words = draw_words(len(elements), num_words, length, seed=seed)
+    products = group(name).running_products(words)
+    assert products.shape == words.shape
+    assert products.dtype == np.int64
+    for word, row in zip(words, products, strict=True):
+        product = elements[0]
+        for token, target in zip(word, row, strict=True):
+            product = compose(product, elements[token])
+            assert elements[target] == product
+
+
+def test_products_of_a_long_word_satisfy_the_recurrence():
+    found = group("S_5")
+    words = draw_words(found.order, 2, 65_536)
+    products = found.running_products(words)
+    np.testing.assert_array_equal(products[:, 0], words[:, 0])
+    np.testing.assert_array_equal(products[:, 1:], found.table[products[:, :-1], words[:, 1:]])
+
+
+def test_shared_tables_cannot_be_overwritten():
+    with pytest.raises(ValueError, match="read-only"):
+        group("S_3").table[0, 0] = 1
+    with pytest.raises(ValueError, match="read-only"):
+        group("S_3").inverses[0] = 1
+
+
+@pytest.mark.parametrize("name", ["S_1", "S_6", "A_4", "s_3", "S3", ""])
+def test_unknown_groups_are_named_with_the_choices(name):
+    with pytest.raises(ValueError, match=rf"group must be one of S_2, .*A_5, got '{name}'"):
+        group(name)

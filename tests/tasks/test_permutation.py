@@ -1,0 +1,174 @@
+"""The permutation task: its data, their sizes, and how it refuses."""
+
+import hashlib
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from statemix.tasks.groups import NAMES, group
+from statemix.tasks.permutation import PAPER_SETS, Permutation
+
+
+def as_set(rows):
+    return {tuple(row) for row in rows.tolist()}
+
+
+@given(
+    name=st.sampled_from(NAMES),
+    length=st.integers(1, 90),
+    start=st.integers(0, 1000),
+    seed=st.integers(0, 2**64 - 1),
+)
+def test_targets_are_running_products_of_the_tokens(name, length, start, seed):
+    task = Permutation(group=name, length=length, seed=seed)
+    tokens, targets = task.examples("train", start, start + 4)
+    table = group(name).table
+    assert tokens.shape == targets.shape == (4, length)
+    assert tokens.dtype == targets.dtype == np.int64
+    np.testing.assert_array_equal(targets[:, 0], tokens[:, 0])
+    np.testing.assert_array_equal(targets[:, 1:], table[targets[:, :-1], tokens[:, 1:]])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sizes_follow_from_the_group(name):
+    task = Permutation(group=name)
+    tokens, targets = task.examples("train", 0, 1000)
+    order = group(name).order
+    assert task.vocab_size == task.num_classes == order
+    assert task.chance == 1 / order
+    assert set(tokens.ravel()) == set(targets.ravel()) == set(range(order))
+
+
+def test_all_positions_are_scored():
+    _, targets = Permutation().examples("test", 0, 100)
+    assert (targets >= 0).all()
+
+
+def test_a_smaller_training_set_is_the_beginning_of_a_larger_one():
+    small, large = Permutation(train_size=250), Permutation(train_size=10_000)
+    beginning = [part[:250] for part in large.examples("train", 0, 10_000)]
+    np.testing.assert_array_equal(small.examples("train", 0, 250), beginning)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_splits_share_no_example(name):
+    task = Permutation(group=name, train_size=10_000)
+    sizes = {"train": 10_000, "validation": 5_000, "test": 5_000}
+    parts = [as_set(task.examples(split, 0, size)[0]) for split, size in sizes.items()]
+    assert len(set().union(*parts)) == 20_000
+
+
+@pytest.mark.parametrize("length", [1, 17, 64, 16_384])
+def test_other_lengths_are_available_in_every_split(length):
+    task = Permutation(group="S_4", train_size=3)
+    for split in ("train", "validation", "test"):
+        tokens, targets = task.examples(split, 0, 3, length)
+        assert tokens.shape == targets.shape == (3, length)
+
+
+def test_length_defaults_to_the_training_length():
+    task = Permutation(length=20)
+    np.testing.assert_array_equal(
+        task.examples("test", 0, 5), task.examples("test", 0, 5, length=20)
+    )
+
+
+@pytest.mark.parametrize(
+    ("split", "length", "expected"),
+    [
+        ("train", 16, "d836c4528cfb2b3f"),
+        ("validation", 16, "1617eee757298bb5"),
+        ("test", 16, "118b93df2c9307c6"),
+        ("test", 16_384, "73b6e693cfef2e52"),
+    ],
+)
+def test_examples_are_those_of_every_other_machine(split, length, expected):
+    tokens, targets = Permutation(train_size=250).examples(split, 0, 250, length)
+    digest = hashlib.sha256(np.stack([tokens, targets]).astype("<i8").tobytes())
+    assert digest.hexdigest()[:16] == expected
+
+
+@pytest.mark.parametrize("name", PAPER_SETS)
+def test_paper_sets_can_be_built(name):
+    task = Permutation(**PAPER_SETS[name])
+    degree, size = re.fullmatch(r"S(\d)-(\d+k?)", name).groups()
+    assert task.group.name == f"S_{degree}"
+    assert task.train_size == int(size.replace("k", "000"))
+    assert task.length == 16
+    tokens, _ = task.examples("train", 0, task.train_size)
+    assert len(as_set(tokens)) == task.train_size
+
+
+def test_description_shows_the_word_and_its_products():
+    task = Permutation(group="S_3", length=10, train_size=50)
+    (tokens,), (targets,) = task.examples("test", 4, 5)
+    text = task.describe(4, "test")
+    assert text.splitlines()[0] == "test word 4 over S_3, 10 elements"
+    shown = {"word": [], "token": [], "product": [], "target": []}
+    for line in filter(None, text.splitlines()[1:]):
+        title, *cells = line.split()
+        shown[title] += cells
+    elements = ["".join(map(str, element)) for element in group("S_3").elements]
+    assert shown == {
+        "word": [elements[i] for i in tokens],
+        "token": [str(i) for i in tokens],
+        "product": [elements[i] for i in targets],
+        "target": [str(i) for i in targets],
+    }
+
+
+def test_description_fits_a_terminal():
+    lines = Permutation(group="S_5", length=64).describe(0).splitlines()
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"group": "S_9"}, ValueError, "group must be one of S_2, S_3, .* got 'S_9'"),
+        ({"group": 3}, TypeError, "group must be a string, got 3"),
+        ({"length": 0}, ValueError, "length must be at least 1, got 0"),
+        ({"length": 16.0}, TypeError, "length must be an integer, got 16.0"),
+        ({"length": True}, TypeError, "length must be an integer, got True"),
+        ({"train_size": 0}, ValueError, "train_size must be at least 1, got 0"),
+        ({"train_size": "250"}, TypeError, "train_size must be an integer, got '250'"),
+        ({"seed": -1}, ValueError, "seed must be at least 0, got -1"),
+        ({"seed": 2**64}, ValueError, r"seed must be below 2\^64, got 18446744073709551616"),
+        ({"seed": None}, TypeError, "seed must be an integer, got None"),
+        (
+            {"group": "S_2", "train_size": 50_000},
+            ValueError,
+            "train_size must be at most 49152, .* 65536 words of length 16 over S_2, got 50000",
+        ),
+    ],
+)
+def test_bad_options_are_named(options, error, message):
+    with pytest.raises(error, match=message):
+        Permutation(**options)
+
+
+@pytest.mark.parametrize(
+    ("request_", "error", "message"),
+    [
+        (("dev", 0, 1), ValueError, "split must be one of train, validation, test, got 'dev'"),
+        (("train", -1, 1), ValueError, "start must be at least 0, got -1"),
+        (("train", 0.0, 1), TypeError, "start must be an integer, got 0.0"),
+        (("train", 5, 4), ValueError, "stop must be at least 5, got 4"),
+        (("train", 0, 251), ValueError, "stop must be at most train_size=250, got 251"),
+        (("train", 0, 250, 3), ValueError, "stop must be at most 162, .* 216 words .*, got 250"),
+        (("test", 0, 28, 3), ValueError, "stop must be at most 27, .* 216 words .*, got 28"),
+        (("test", 0, 1, 0), ValueError, "length must be at least 1, got 0"),
+        (("test", 0, 1, "16"), TypeError, "length must be an integer, got '16'"),
+    ],
+)
+def test_bad_requests_are_named(request_, error, message):
+    with pytest.raises(error, match=message):
+        Permutation(train_size=250).examples(*request_)
+
+
+def test_bad_indices_of_a_description_are_named():
+    with pytest.raises(ValueError, match="index must be at least 0, got -1"):
+        Permutation().describe(-1)

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from statemix.bench import memory
 from statemix.bench.harness import Provider, measure, spread
 from statemix.ops import BackendUnavailableError
 
@@ -39,7 +40,6 @@ def run(clock, providers, **options):
         "seed": 0,
         "on_step": lambda step: None,
         "clock": clock,
-        "available_bytes": lambda: 100,
     }
     measured = measure(providers, **(defaults | options))
     return {one.provider: one for one in measured}
@@ -105,7 +105,8 @@ def test_wrong_result_gets_no_time(error):
     assert measured["a"].relative_error == 1e-6
 
 
-def test_provider_that_needs_more_memory_than_is_free_is_never_prepared():
+def test_provider_that_needs_more_memory_than_is_free_is_never_prepared(monkeypatch):
+    monkeypatch.setattr(memory, "available_bytes", lambda: 100)
     clock = FakeClock()
     large = Provider("large", lambda: pytest.fail("prepared"), required_bytes=101)
     measured = run(clock, [clock.provider("a", [1.0], required_bytes=100), large])

@@ -83,7 +83,6 @@ def measure(
     seed: int,
     on_step: Callable[[str], None],
     clock: Callable[[], float] = time.perf_counter,
-    available_bytes: Callable[[], int] = memory.available_bytes,
 ) -> list[Measurement]:
     """Check every provider, then time those that are right in rounds of random order.
 
@@ -100,7 +99,6 @@ def measure(
         seed: of the order within each round.
         on_step: told what happens next, for a progress display.
         clock: seconds, for tests.
-        available_bytes: free memory, for tests.
 
     Returns:
         One measurement per provider, in the order given.
@@ -109,7 +107,7 @@ def measure(
     calls: dict[str, Callable[[], Any]] = {}
     for provider in providers:
         on_step(f"checking {provider.name}")
-        outcome, call = _admit(provider, tolerance, clock, available_bytes)
+        outcome, call = _admit(provider, tolerance, clock)
         outcomes[provider.name] = outcome
         if call is not None:
             calls[provider.name] = call
@@ -129,14 +127,11 @@ def measure(
 
 
 def _admit(
-    provider: Provider,
-    tolerance: float,
-    clock: Callable[[], float],
-    available_bytes: Callable[[], int],
+    provider: Provider, tolerance: float, clock: Callable[[], float]
 ) -> tuple[Measurement, Callable[[], Any] | None]:
     """Prepare one provider, check its result and count its memory; no call if it may not run."""
     memory.release()
-    free = available_bytes()
+    free = memory.available_bytes()
     if provider.required_bytes > free:
         reason = f"needs about {provider.required_bytes / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
         return Measurement(provider.name, provider.note, "skipped", reason), None

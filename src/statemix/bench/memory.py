@@ -40,7 +40,9 @@ def release() -> None:
 
 
 def available_bytes() -> int:
-    """Memory that this process can still take without swapping."""
+    """Memory that this process can still take without swapping (unlimited where not known)."""
+    if not sys.platform.startswith("linux"):
+        return sys.maxsize
     with open("/proc/meminfo", encoding="ascii") as lines:
         for line in lines:
             if line.startswith("MemAvailable:"):

@@ -27,7 +27,7 @@ def provenance() -> dict[str, Any]:
             "torch": str(torch.__version__),
             "python": platform.python_version(),
         },
-        "device": {"type": "cpu", "name": _cpu_name(), "cores": len(os.sched_getaffinity(0))},
+        "device": {"type": "cpu", "name": _cpu_name(), "cores": os.cpu_count()},
         "threads": torch.get_num_threads(),
         "omp_proc_bind": os.environ.get("OMP_PROC_BIND"),
         "started_utc": _now(),

@@ -99,7 +99,9 @@ class Ops:
             for _, block in groupby(cases, key=_block):
                 table = []
                 for case in block:
-                    measured = self._measure(case, start_case(_label(case)))
+                    measured = self._measure(
+                        case, start_case(f"{_label(case)} m={case.block_size}")
+                    )
                     table.append((case, measured))
                     if self.output is not None:
                         kept = (ops.row(case, one, self.dtype) for one in measured)
@@ -113,7 +115,7 @@ class Ops:
     def _shapes(self) -> list[ops.Shape]:
         shapes = [ops.parse_shape(text) for text in self.shapes]
         if self.quick:
-            return [shape._replace(length=max(1, shape.length // 8)) for shape in shapes]
+            return [shape._replace(length=_shortened(shape.length)) for shape in shapes]
         return shapes
 
     def _measure(self, case: ops.Case, on_step: Callable[[str], None]) -> list[Measurement]:
@@ -183,21 +185,27 @@ def _block(case: ops.Case) -> tuple[object, ...]:
     return case.recurrence, case.direction, case.batch_size, case.length, case.num_blocks
 
 
-def _label(case: ops.Case, *, with_size: bool = True) -> str:
-    size = f" m={case.block_size}" if with_size else ""
-    return (
-        f"{_TITLES[case.recurrence]}{size}, {_DIRECTIONS[case.direction]}, "
-        f"B={case.batch_size} T={case.length} H={case.num_blocks}"
-    )
+def _shortened(length: int) -> int:
+    """An eighth, but no less than the shortest that is worth timing."""
+    return max(min(length, 16), length // 8)
+
+
+def _label(case: ops.Case) -> str:
+    return f"{_TITLES[case.recurrence]}, {_DIRECTIONS[case.direction]}, {_size(case)}"
+
+
+def _size(case: ops.Case) -> str:
+    return f"B={case.batch_size} T={case.length} H={case.num_blocks}"
 
 
 def _table(block: Sequence[Outcome]) -> Table:
     """One recurrence, one direction, one shape: a row per block size and provider."""
-    table = Table(title=_label(block[0][0], with_size=False), title_justify="left", box=SIMPLE_HEAD)
+    table = Table(title=_label(block[0][0]), title_justify="left", box=SIMPLE_HEAD)
     table.add_column("m", justify="right")
     table.add_column("provider")
-    for name in ("ms", "p20 - p80", "x of copy", "x slower\nthan ours", "peak MB", "calls"):
+    for name in ("ms", "p20 - p80", "x of\ncopy", "x slower\nthan ours", "peak MB", "calls"):
         table.add_column(name, justify="right")
+    table.add_column("first\ncall s", justify="right")
     for case, measured in block:
         for position, one in enumerate(measured):
             table.add_row(
@@ -210,7 +218,7 @@ def _table(block: Sequence[Outcome]) -> Table:
 
 
 def _cells(one: Measurement) -> list[str]:
-    if one.time_s is None or one.memory_bytes is None:
+    if one.time_s is None or one.memory_bytes is None or one.first_call_s is None:
         return [one.status, one.reason]
     p20, p50, p80 = (1e3 * time_s for time_s in one.time_s)
     return [
@@ -220,6 +228,7 @@ def _cells(one: Measurement) -> list[str]:
         _ratio(one.ratios.get(ops.OURS)),
         f"{one.memory_bytes / 1e6:.1f}",
         str(one.rounds),
+        f"{one.first_call_s:.2f}",
     ]
 
 
@@ -241,13 +250,14 @@ def _print_setting(console: Console, provenance: dict[str, Any], dtype: str) -> 
 
 
 def _print_targets(console: Console, outcomes: Sequence[Outcome]) -> None:
-    table = Table(title="Targets of the first version", title_justify="left", box=SIMPLE_HEAD)
+    title = "Targets of the first version, forward + backward"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     for name in ("case", "ratio", "target", "measured", ""):
         table.add_column(name)
     for verdict in verdicts(outcomes, FIRST_VERSION):
-        target = verdict.target
+        case, target = verdict.case, verdict.target
         table.add_row(
-            _label(verdict.case),
+            f"{_TITLES[case.recurrence]} m={case.block_size}, {_size(case)}",
             f"{target.over} / {target.under}",
             f"{target.bound} {target.limit:g}",
             f"{verdict.measured:.2f}",

@@ -1,6 +1,5 @@
 """``statemix demo``: train, compare and draw, in one command."""
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from rich.progress import (
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from statemix.experiments.summary import Summary
     from statemix.experiments.workers import Job
     from statemix.training import Event
 
@@ -33,7 +33,7 @@ class Demo:
     """Train BD-LRUs and an LSTM to track a permutation group, and draw how far each one gets.
 
     S_3 is learnt from 250 words of length 16, by four networks with five seeds each, in under three
-    minutes on two cores; S_5 is learnt from fresh words, by four networks with two seeds each, and
+    minutes on two cores; S_5 is learnt from fresh words, by three networks with two seeds each, and
     takes a few minutes more. All are tested on words up to 1,024 times longer.
 
     The output folder gets index.html, learning.png, summary.json and, under runs, every run.
@@ -59,14 +59,18 @@ class Demo:
             KeyboardInterrupt: after Ctrl-C; the same command resumes.
         """
         # Slow imports wait until the command line is known to be right.
+        import torch
+
         from statemix.experiments import demo
-        from statemix.report import page, tables, verdict
+        from statemix.report import page
 
         folder = self.output or Path("demo", *([] if self.group == "S_3" else [self.group]))
-        console = Console(highlight=False)
+        console = Console(highlight=False, markup=False)
+        # A log file keeps a sentence on one line.
+        console.soft_wrap = not console.is_terminal
         suite = demo.SUITES[self.group]
         jobs = suite.jobs(folder / "runs")
-        num_workers = min(len(os.sched_getaffinity(0)), len(jobs))
+        num_workers = min(torch.get_num_threads(), len(jobs))
         console.print(
             f"{len(jobs)} runs on {self.group}, {num_workers} at a time. "
             "Ctrl-C stops; the same command goes on."
@@ -81,18 +85,8 @@ class Demo:
                 fresh=self.fresh,
             )
         paths = page.write(summary, folder, self._command())
-        console.print()
-        if console.is_terminal:
-            console.print(tables.as_rich(summary))
-        else:
-            console.print(tables.as_text(summary), soft_wrap=True)
-        console.print(f"paper: {summary['published']['setting']}; {summary['published']['metric']}")
-        console.print(f"[dim]{_CAVEAT}[/dim]\n")
-        for sentence in verdict.sentences(summary):
-            console.print(f"- {sentence}")
-        console.print(
-            f"\n{', '.join(map(str, paths))} ({time.monotonic() - began:.0f} s)", soft_wrap=True
-        )
+        _print_results(console, summary)
+        console.print(f"{', '.join(map(str, paths))} ({time.monotonic() - began:.0f} s)")
 
     def _command(self) -> str:
         group = "" if self.group == "S_3" else f" --group {self.group}"
@@ -101,9 +95,20 @@ class Demo:
 
 
 _CAVEAT = (
-    "The paper has neither the start token nor the sharpened gates used here, and gives the best "
-    "of several runs where ours is a mean; the page says what else differs."
+    "It has neither the start token nor the sharpened gates used here, and gives the best of "
+    "several runs where ours is a mean; the page says what else differs."
 )
+
+
+def _print_results(console: Console, summary: "Summary") -> None:
+    from statemix.report import tables, verdict
+
+    console.print()
+    console.print(tables.as_rich(summary) if console.is_terminal else tables.as_text(summary))
+    console.print(f"paper: {summary['published']['setting']}. {_CAVEAT}\n")
+    for sentence in verdict.sentences(summary):
+        console.print(f"- {sentence}")
+    console.print()
 
 
 class _Remaining(ProgressColumn):
@@ -136,8 +141,9 @@ class _Watch:
         fraction = event.step / event.num_steps
         if event.kind == "started":
             self.lines[job.name] = self.progress.add_task(
-                job.name, total=1.0, completed=fraction, is_total=False, status=""
+                job.name, total=1.0, is_total=False, status=""
             )
+            self.progress.update(self.lines[job.name], completed=fraction)
             self._drop(fraction)
         elif event.kind == "step":
             self.progress.update(self.lines[job.name], completed=fraction)
@@ -147,7 +153,7 @@ class _Watch:
         elif event.kind == "finished":
             self._finished(job)
         if event.kind == "message" or (event.kind == "started" and event.step):
-            self.console.print(f"{job.name}: {event.text}", soft_wrap=True)
+            self.console.print(f"{job.name}: {event.text}")
 
     def _evaluated(self, job: "Job", event: "Event") -> None:
         status = event.text
@@ -160,7 +166,7 @@ class _Watch:
         now = time.monotonic()
         if not self.console.is_terminal and now - self.written >= _LINE_EVERY_S:
             self.written = now
-            self.console.print(f"{job.name}: {status}", soft_wrap=True)
+            self.console.print(f"{job.name}: {status}")
 
     def _finished(self, job: "Job") -> None:
         from statemix.training import load_outcome
@@ -180,9 +186,7 @@ class _Watch:
             how = f"{outcome.time_s:.1f} s"
             self.progress.remove_task(line)
         self.progress.update(self.all_runs, status=f"{self.num_done} of {self.num_jobs} done")
-        self.console.print(
-            f"{self.num_done:2}/{self.num_jobs}  {job.name:16}  {ends}  ({how})", soft_wrap=True
-        )
+        self.console.print(f"{self.num_done:2}/{self.num_jobs}  {job.name:16}  {ends}  ({how})")
 
     def _drop(self, fraction: float) -> None:
         self.to_do -= fraction

@@ -66,7 +66,7 @@ def parse(arguments: Sequence[str]) -> Train:
         if not (source / CONFIG).is_file():
             raise ValueError(f"--from must be a run's folder, got {source} without {CONFIG}")
         default["default"] = Train(tyro.MISSING, load_config(source / CONFIG), source)
-    return tyro.cli(
+    parsed: Train = tyro.cli(
         Train,
         prog="statemix train",
         description=_DESCRIPTION + _registries(),
@@ -74,6 +74,7 @@ def parse(arguments: Sequence[str]) -> Train:
         registry=_registry(),
         **default,
     )
+    return parsed
 
 
 def _source(arguments: Sequence[str]) -> Path | None:
@@ -130,7 +131,7 @@ def _entry(name: str, options: dict[str, tuple[Any, Any]]) -> str:
         else:
             text += f"={str(default).lower() if default is None else default}"
         described.append(text)
-    return f"  {name}: {', '.join(described) or 'none'}"
+    return f"{name}: {', '.join(described) or 'none'}"
 
 
 def _print_outcome(outcome: Outcome) -> None:

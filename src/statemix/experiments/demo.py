@@ -49,7 +49,8 @@ def _name(network: Network, seed: int) -> str:
     return f"{network['model']}{size}-seed{seed}"
 
 
-def _bd_lru(num_blocks: int, block_size: int) -> Network:
+def bd_lru(num_blocks: int, block_size: int) -> Network:
+    """A BD-LRU, named by its block size."""
     options: dict[str, bool | int | float | str | None] = {
         "num_blocks": num_blocks,
         "block_size": block_size,
@@ -57,7 +58,7 @@ def _bd_lru(num_blocks: int, block_size: int) -> Network:
     return {"model": "bd_lru", "m": block_size, "options": options}
 
 
-_LSTM: Network = {"model": "lstm", "m": None, "options": {}}
+LSTM: Network = {"model": "lstm", "m": None, "options": {}}
 
 _PROTOCOL = RunConfig(
     task="permutation",
@@ -73,7 +74,7 @@ _PROTOCOL = RunConfig(
     sharpen_end=0.9,
     eval_lengths=(64, 256, 1024, 4096, 16384),
     eval_tokens=131072,
-    validation_size=128,
+    validation_size=64,
     device="cpu",
     # Equal results however many runs share the machine.
     num_threads=1,
@@ -81,19 +82,19 @@ _PROTOCOL = RunConfig(
 
 SUITES = {
     "S_3": Suite(
-        networks=(_bd_lru(64, 3), _bd_lru(64, 2), _bd_lru(64, 1), _LSTM),
+        networks=(bd_lru(64, 3), bd_lru(64, 2), bd_lru(64, 1), LSTM),
         seeds=(0, 1, 2, 3, 4),
         protocol=dataclasses.replace(
             _PROTOCOL,
             task_options={"group": "S_3", "train_size": 250},
             epochs=100,
-            eval_every=2,
+            eval_every=4,
         ),
         published=published.permutation("s3_250", "S_3 from 250 examples"),
     ),
-    # About 96 entries of state for every block size.
+    # All block sizes have 100 entries of state.
     "S_5": Suite(
-        networks=(_bd_lru(19, 5), _bd_lru(24, 4), _bd_lru(96, 1), _LSTM),
+        networks=(bd_lru(20, 5), bd_lru(100, 1), LSTM),
         seeds=(0, 1),
         protocol=dataclasses.replace(
             _PROTOCOL,

@@ -3,7 +3,7 @@
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -56,11 +56,11 @@ def train_all(
             busy[connection] = waiting.pop()
             connection.send(busy[connection])
         while busy:
-            for connection in wait(list(busy)):
-                assert isinstance(connection, Connection)
-                job = busy[connection]
+            for ready in wait(list(busy)):
+                assert isinstance(ready, Connection)
+                job = busy[ready]
                 try:
-                    message = connection.recv()
+                    message = ready.recv()
                 except EOFError as error:
                     raise RuntimeError(f"{job.name} must end by itself, but was killed") from error
                 if isinstance(message, Exception):
@@ -68,10 +68,10 @@ def train_all(
                 if message is not None:
                     on_event(job, message)
                 elif waiting:
-                    busy[connection] = waiting.pop()
-                    connection.send(busy[connection])
+                    busy[ready] = waiting.pop()
+                    ready.send(busy[ready])
                 else:
-                    del busy[connection]
+                    del busy[ready]
 
 
 def _train_here(job: Job, on_event: Callable[[Job, Event], None]) -> None:
@@ -91,7 +91,7 @@ def _workers(count: int) -> Iterator[list[Connection]]:
         try:
             for _ in range(count):
                 ours, theirs = context.Pipe()
-                process = context.Process(target=_serve, args=(theirs,), daemon=True)
+                process: BaseProcess = context.Process(target=_serve, args=(theirs,), daemon=True)
                 process.start()
                 theirs.close()
                 connections.append(ours)
@@ -119,14 +119,12 @@ def _serve(connection: Connection) -> None:
             # Nobody listens any more: end as after Ctrl-C, with a checkpoint.
             raise KeyboardInterrupt from error
 
-    while True:
-        try:
+    with suppress(KeyboardInterrupt, EOFError, BrokenPipeError, ConnectionResetError):
+        while True:
             job: Job = connection.recv()
-            train(job.config, job.folder, on_event=tell)
-            connection.send(None)
-        except (ValueError, OSError, RuntimeError, FloatingPointError) as error:
-            if isinstance(error, EOFError | BrokenPipeError | ConnectionResetError):
-                return
-            connection.send(error)
-        except (KeyboardInterrupt, EOFError):
-            return
+            outcome: Exception | None = None
+            try:
+                train(job.config, job.folder, on_event=tell)
+            except (ValueError, TypeError, OSError, RuntimeError, FloatingPointError) as error:
+                outcome = error
+            connection.send(outcome)

@@ -91,7 +91,7 @@ class BDLRU(GatedRecurrence):
 
     @property
     def _unit_name(self) -> str:
-        return "blocks (num_blocks)"
+        return "num_blocks"
 
     @property
     def state_axes(self) -> Mapping[str, int]:

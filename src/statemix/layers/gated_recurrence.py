@@ -73,7 +73,7 @@ class GatedRecurrence(Layer):
         check_choice("initial_state", initial_state, get_args(InitialState))
         if selective == "pointwise" and hidden_size != num_units:
             raise ValueError(
-                f"hidden_size must equal the number of {self._unit_name} with "
+                f"hidden_size must equal {self._unit_name} with "
                 f"selective='pointwise', got {hidden_size} and {num_units}"
             )
         self.hidden_size = hidden_size
@@ -114,7 +114,7 @@ class GatedRecurrence(Layer):
     @property
     @abstractmethod
     def _unit_name(self) -> str:
-        """What the units are called in the constructor, for error messages."""
+        """Name of the constructor argument that counts the units, for messages."""
 
     @property
     def gate_temperature(self) -> float:

@@ -109,7 +109,7 @@ class HLRU(GatedRecurrence):
 
     @property
     def _unit_name(self) -> str:
-        return "channels (num_channels)"
+        return "num_channels"
 
     @property
     def state_axes(self) -> Mapping[str, int]:
@@ -137,8 +137,8 @@ class HLRU(GatedRecurrence):
         if self.realization == "controller":
             window = ops.lagged(states, state, cu_seqlens)
         else:
-            coefficients, _ = ops.normalize(gates.to(state.dtype), self.gate)
-            window = ops.partial_sums(coefficients, states.to(state.dtype), state, cu_seqlens)
+            coefficients, _ = ops.normalize(gates.to(final.dtype), self.gate)
+            window = ops.partial_sums(coefficients, states.to(final.dtype), state, cu_seqlens)
         return self._read(window.to(states.dtype)), final
 
     def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:

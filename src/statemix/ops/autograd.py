@@ -8,7 +8,26 @@ from torch import Tensor
 from statemix.ops.operators import scan_backward, scan_forward
 
 
-class Scan(torch.autograd.Function):
+def scan(
+    gates: Tensor,
+    values: Tensor,
+    initial_state: Tensor,
+    cu_seqlens: Tensor | None,
+    gate: str,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    """The recurrence of :func:`statemix.ops.operators.scan_forward`, differentiable."""
+    if gates.requires_grad or values.requires_grad or initial_state.requires_grad:
+        result: tuple[Tensor, Tensor] = _Scan.apply(  # type: ignore[no-untyped-call]
+            gates, values, initial_state, cu_seqlens, gate, backend
+        )
+        return result
+    # While decoding, a Function's bookkeeping costs more than the step itself.
+    states, final_state = scan_forward(gates, values, initial_state, cu_seqlens, gate, backend)
+    return states, final_state
+
+
+class _Scan(torch.autograd.Function):
     """States and final state of either recurrence, with all gradients.
 
     A Function around the raw operators rather than ``register_autograd`` on them: only this form
@@ -27,7 +46,8 @@ class Scan(torch.autograd.Function):
         backend: str,
     ) -> tuple[Tensor, Tensor]:
         """See :func:`statemix.ops.operators.scan_forward`."""
-        return scan_forward(gates, values, initial_state, cu_seqlens, gate, backend)
+        states, final_state = scan_forward(gates, values, initial_state, cu_seqlens, gate, backend)
+        return states, final_state
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -1,6 +1,7 @@
 """Argument checks shared by the public functions."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -40,8 +41,6 @@ def _agrees(known: dict[str, int], axis: str, size: int) -> bool:
     if axis.endswith("+1"):
         return known.setdefault(axis.removesuffix("+1"), size - 1) == size - 1
     return known.setdefault(axis, size) == size
-
-
 
 
 def _described(sizes: dict[str, int], axis: str) -> str:
@@ -99,7 +98,7 @@ def check_cu_seqlens(cu_seqlens: Tensor, like: Tensor) -> None:
     if cu_seqlens.ndim != 1 or cu_seqlens.shape[0] < 1:
         raise ValueError(f"cu_seqlens must have shape (N+1,), got {tuple(cu_seqlens.shape)}")
     if like.shape[0] != 1:
-        raise ValueError(f"cu_seqlens needs a batch of 1 packed row, got a batch of {like.shape[0]}")
+        raise ValueError(f"cu_seqlens needs one packed row (B = 1), got B = {like.shape[0]}")
     if cu_seqlens.device != like.device:
         raise ValueError(f"cu_seqlens must be on {like.device}, got {cu_seqlens.device}")
 
@@ -111,7 +110,7 @@ def check_cu_seqlens_values(cu_seqlens: Tensor, length: int) -> None:
         ValueError: otherwise, with the values.
     """
     steps = cu_seqlens.tolist()
-    rises = all(first <= second for first, second in zip(steps, steps[1:], strict=False))
+    rises = all(first <= second for first, second in pairwise(steps))
     if steps[0] != 0 or steps[-1] != length or not rises:
         raise ValueError(f"cu_seqlens must rise from 0 to the length {length}, got {steps}")
 

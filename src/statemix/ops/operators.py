@@ -4,6 +4,7 @@ One pair of operators serves both recurrences: values of four axes are blocks, o
 Their gradients are attached in autograd.py.
 """
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -78,7 +79,7 @@ def scan_backward(
             states[:, start:stop],
             initial_state[n : n + 1],
         )
-        for n, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False))
+        for n, (start, stop) in enumerate(pairwise(bounds))
     ]
     if not pieces:
         return torch.zeros_like(gates), torch.zeros_like(values), torch.zeros_like(initial_state)
@@ -148,13 +149,16 @@ class _Folding:
 
     def unfold(self, tensor: Tensor) -> Tensor:
         """Undo :meth:`fold`."""
-        if self.packed:
-            return tensor.unflatten(1, (self.batch_size, -1)).transpose(0, 1)
-        return tensor.unflatten(0, (self.batch_size, -1))
+        return self._split(tensor, 1).transpose(0, 1) if self.packed else self._split(tensor, 0)
 
     def unfold_state(self, state: Tensor) -> Tensor:
         """(V*N, H, m) -> (V, N, H, m)."""
-        return state.unflatten(0, (self.batch_size, -1))
+        return self._split(state, 0)
+
+    def _split(self, tensor: Tensor, dim: int) -> Tensor:
+        shape = tensor.shape
+        parts = (self.batch_size, shape[dim] // self.batch_size)
+        return tensor.reshape(*shape[:dim], *parts, *shape[dim + 1 :])
 
 
 @scan_forward.register_vmap

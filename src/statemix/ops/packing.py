@@ -1,6 +1,7 @@
 """Packed sequences: several laid end to end in one row, bounded by ``cu_seqlens``."""
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ def scan_each(
     bounds = cu_seqlens.tolist()
     pieces = [
         scan(coefficients[:, start:stop], inputs[:, start:stop], h_0.unsqueeze(0))
-        for start, stop, h_0 in zip(bounds, bounds[1:], initial_state.unbind(0), strict=False)
+        for (start, stop), h_0 in zip(pairwise(bounds), initial_state.unbind(0), strict=True)
     ]
     if not pieces:
         return inputs.clone(), initial_state.clone()
@@ -43,7 +44,7 @@ def scan_each(
 
 
 def previous(x: Tensor, initial: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """x_{t-1} at every step t, and ``initial`` at the first step of every sequence.
+    """Shift by one step: x_{t-1} at step t, and ``initial`` at the start of every sequence.
 
     Args:
         x: shape (B, T, ...).
@@ -69,7 +70,7 @@ def positions(cu_seqlens: Tensor, length: int) -> tuple[Tensor, Tensor]:
 
 
 def last_of_each(x: Tensor, initial: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """x at the last step of every sequence, or ``initial`` where a sequence is empty.
+    """The entry of x at the last step of every sequence, or ``initial`` where a sequence is empty.
 
     Args:
         x: shape (B, T, ...).

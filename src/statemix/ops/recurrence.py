@@ -8,18 +8,20 @@ import torch
 from torch import Tensor
 
 from statemix.ops import associative, cpu, reference
-from statemix.ops.autograd import Scan
+from statemix.ops.autograd import scan
 from statemix.ops.checks import (
     bind,
     check_choice,
     check_cu_seqlens,
-    check_finite as check_all_finite,
     check_initial_state,
     same_dtype_and_device,
 )
+from statemix.ops.checks import (
+    check_finite as check_all_finite,
+)
 from statemix.ops.gates import GATES, normalize
-from statemix.ops.realizations import observer_scan
 from statemix.ops.packing import scan_each
+from statemix.ops.realizations import observer_scan
 
 BACKENDS = ("reference", "associative", "loop", "cpu")
 """Every backend by name; ``None`` chooses by :func:`default_backend`."""
@@ -235,7 +237,7 @@ def lag_scan(
 
     Returns:
         states: h_1 ... h_T, shape (B, T, H), dtype of ``inputs``.
-        final_state: the last m states, newest first, shape (B, H, m) or (N, H, m), float32 or wider.
+        final_state: the last m states, newest first, like ``initial_state``, float32 or wider.
 
     Raises:
         ValueError: as in :func:`bd_lru`.
@@ -352,13 +354,13 @@ def _given(
         states, final_state = _fused(coefficients, inputs, h_0, cu_seqlens, "given")
         return states.to(inputs.dtype), final_state
     a, b = coefficients.to(h_0.dtype), inputs.to(h_0.dtype)
-    scan = (_BLOCK_SCANS if inputs.ndim == 4 else _LAG_SCANS).get(name)
-    if scan is None:
-        states, final_state = Scan.apply(a, b, h_0, cu_seqlens, "given", name)
+    definition = (_BLOCK_SCANS if inputs.ndim == 4 else _LAG_SCANS).get(name)
+    if definition is None:
+        states, final_state = scan(a, b, h_0, cu_seqlens, "given", name)
     elif cu_seqlens is None:
-        states, final_state = scan(a, b, h_0)
+        states, final_state = definition(a, b, h_0)
     else:
-        states, final_state = scan_each(scan, a, b, h_0, cu_seqlens)
+        states, final_state = scan_each(definition, a, b, h_0, cu_seqlens)
     return states.to(inputs.dtype), final_state
 
 
@@ -367,5 +369,4 @@ def _fused(
 ) -> tuple[Tensor, Tensor]:
     if values.dtype not in cpu.ELEMENTS:
         gates, values = gates.to(h_0.dtype), values.to(h_0.dtype)
-    states, final_state = Scan.apply(gates, values, h_0, cu_seqlens, gate, "cpu")
-    return states, final_state
+    return scan(gates, values, h_0, cu_seqlens, gate, "cpu")

@@ -61,7 +61,7 @@ def render(summary: Summary, command: str) -> str:
         rows=[
             {
                 "label": row.label,
-                "kind": _kind(network),
+                "kind": _kind(network, summary["protocol"]["hidden_size"]),
                 "accuracy": row.accuracy,
                 "published": row.published,
             }
@@ -102,12 +102,13 @@ def _networks(summary: Summary) -> list[Network]:
     return [by_name[key] for key in tables.models(summary)]
 
 
-def _kind(network: Network) -> str:
+def _kind(network: Network, hidden_size: int) -> str:
+    """Describe the state of a network."""
     options = network["options"]
     if "num_blocks" in options:
         diagonal = ", diagonal" if network["m"] == 1 else ""
         return f"{options['num_blocks']} blocks of {options['block_size']}{diagonal}"
-    return ""
+    return f"{hidden_size} units"
 
 
 def _duration(time_s: float) -> str:
@@ -174,20 +175,20 @@ def _differences(summary: Summary) -> list[str]:
     setting, published = summary["setting"], summary["published"]
     inverse = setting["sharpen"][2]
     differences = [
-        f"The paper's column is for {published['setting']}: "
-        f"{published['metric'].split(';')[0]}. the mean over seeds at one learning rate, "
-        "with the last weights: nothing is selected.",
+        f"The paper's column is for {published['setting']}: {published['metric'].split(';')[0]}. "
+        "Ours is the mean over seeds at one learning rate, with the last weights: nothing is "
+        "selected.",
     ]
     if inverse != 1.0:
         differences.append(
-            "Sharpening the gates during training is not in the paper. It is what carries the "
-            "solution to long words: a softmax gate holds a permutation only in the limit, and "
-            "leaks a little at every step until then."
+            "The gates are sharpened during training; the paper's are not. A softmax gate holds a "
+            "permutation only in the limit, and leaks a little at every step until then, which "
+            "long words would show. These runs do not test how far the networks get without it."
         )
     if summary["protocol"]["bos"]:
         differences.append(
-            "The paper mentions no start token. It lets the state be written before the first "
-            "element acts on it, and makes learning faster."
+            "Every word begins with a start token, which lets the state be written before the "
+            "first element acts on it; the paper mentions none."
         )
     differences.append(
         f"The paper's table is for length {setting['train_length']}; our longer words have no "

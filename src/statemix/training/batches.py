@@ -52,17 +52,17 @@ class Batches:
         """Tokens and targets (at most batch_size, T) of the step after ``step`` others."""
         if self._examples is None:
             start = step * self._size
-            tokens, targets = self._task.examples("train", start, start + self._size)
-            return torch.from_numpy(tokens).to(self._device), torch.from_numpy(targets).to(
-                self._device
+            tokens, targets = map(
+                torch.from_numpy, self._task.examples("train", start, start + self._size)
             )
+            return tokens.to(self._device), targets.to(self._device)
         epoch, place = divmod(step, self.steps_per_epoch)
         if epoch != self._order_epoch:
             self._order = self._permutation(epoch, len(self._examples[0])).to(self._device)
             self._order_epoch = epoch
         chosen = self._order[place * self._size : (place + 1) * self._size]
-        tokens, targets = self._examples
-        return tokens[chosen], targets[chosen]
+        all_tokens, all_targets = self._examples
+        return all_tokens[chosen], all_targets[chosen]
 
     def _permutation(self, epoch: int, size: int) -> Tensor:
         # NumPy promises the raw stream of a bit generator for ever, but not what its methods make.

@@ -108,8 +108,14 @@ class RunConfig:
             if isinstance(value, bool) or not isinstance(value, int):
                 raise TypeError(f"{name} must be an integer, got {value!r}")
             _require(value >= least, self, name, f"be at least {least}")
-        for name in ("learning_rate", "min_learning_rate", "weight_decay", "sharpen_to"):
-            _require(_finite(getattr(self, name)), self, name, "be finite and not negative")
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            if value is None and name in _OPTIONAL:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise TypeError(f"{name} must be a number, got {value!r}")
+            finite = math.isfinite(value) and value >= 0
+            _require(finite, self, name, "be finite and not negative")
         _require(self.learning_rate > 0, self, "learning_rate", "be above 0")
         _require(self.sharpen_to > 0, self, "sharpen_to", "be above 0")
         if self.schedule == "cosine":
@@ -117,7 +123,8 @@ class RunConfig:
             _require(
                 self.min_learning_rate <= self.learning_rate, self, "min_learning_rate", condition
             )
-        two = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
+        two = isinstance(self.betas, tuple) and len(self.betas) == 2
+        two = two and all(0 <= beta < 1 for beta in self.betas)
         _require(two, self, "betas", "be two numbers in [0, 1)")
         ordered = 0 <= self.sharpen_start <= self.sharpen_end <= 1
         _require(ordered, self, "sharpen_start", f"be in [0, sharpen_end={self.sharpen_end}]")
@@ -125,7 +132,7 @@ class RunConfig:
             _require(self.clip_norm > 0, self, "clip_norm", "be above 0")
         if self.stop_at is not None:
             _require(0 <= self.stop_at <= 1, self, "stop_at", "be in [0, 1]")
-        positive = all(isinstance(n, int) and n >= 1 for n in self.eval_lengths)
+        positive = isinstance(self.eval_lengths, tuple) and all(isinstance(n, int) and n >= 1 for n in self.eval_lengths)
         _require(positive, self, "eval_lengths", "be integers of at least 1")
         _require(self.layer in layers.names(), self, "layer", f"be one of {list(layers.names())}")
         _require(self.task in tasks.names(), self, "task", f"be one of {list(tasks.names())}")
@@ -198,16 +205,22 @@ _LEAST = {
     "num_threads": 1,
     "seed": 0,
 }
-_OPTIONAL = {"epochs", "num_steps", "eval_every", "num_threads"}
+_NUMBERS = (
+    "learning_rate",
+    "min_learning_rate",
+    "weight_decay",
+    "sharpen_to",
+    "sharpen_start",
+    "sharpen_end",
+    "clip_norm",
+    "stop_at",
+)
+_OPTIONAL = {"epochs", "num_steps", "eval_every", "num_threads", "clip_norm", "stop_at"}
 
 
 def _require(condition: bool, config: RunConfig, name: str, text: str) -> None:  # noqa: FBT001
     if not condition:
         raise ValueError(f"{name} must {text}, got {getattr(config, name)!r}")
-
-
-def _finite(value: float) -> bool:
-    return math.isfinite(value) and value >= 0
 
 
 def _with_defaults(given: Options, known: dict[str, tuple[Any, Any]]) -> Options:
@@ -232,6 +245,7 @@ def load_config(path: Path) -> RunConfig:
         extra = sorted(stored.keys() - known) if isinstance(stored, dict) else type(stored).__name__
         raise ValueError(f"{path} must hold the fields of a run's configuration, got {extra}")
     for name in ("betas", "eval_lengths"):
-        if name in stored:
+        # JSON has no tuples.
+        if isinstance(stored.get(name), list):
             stored[name] = tuple(stored[name])
     return RunConfig(**stored)

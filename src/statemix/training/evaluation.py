@@ -113,7 +113,7 @@ def evaluate(
     mad = [
         mad_accuracy(batch, wanted) * len(batch)
         for batch, wanted in zip(
-            predictions.split(batch_size), targets.split(batch_size), strict=True
+            torch.split(predictions, batch_size), torch.split(targets, batch_size), strict=True
         )
     ]
     return Scores(

@@ -8,11 +8,15 @@ from types import FrameType, TracebackType
 class Interrupts:
     """Within this context a first Ctrl-C only takes note; :meth:`check` then raises.
 
-    A second Ctrl-C raises at once. Outside the main thread, where Python delivers no signals, it
-    does nothing.
+    A second Ctrl-C raises at once, wherever the program is. Outside the main thread, where Python
+    delivers no signals, this does nothing.
+
+    Attributes:
+        forced: whether the second came, after which nothing is consistent any more.
     """
 
     def __init__(self) -> None:
+        self.forced = False
         self._noted = False
         self._installed = False
 
@@ -38,5 +42,6 @@ class Interrupts:
 
     def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         if self._noted:
+            self.forced = True
             raise KeyboardInterrupt
         self._noted = True

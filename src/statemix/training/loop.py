@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from lightning_fabric import Fabric
@@ -72,6 +72,10 @@ def train(
         return rundir.load_outcome(folder)
 
 
+Best = Literal["best_test", "best_validation"]
+BEST: tuple[Best, ...] = get_args(Best)
+
+
 class _Run:
     """One run in the making; everything that changes with the steps is saved and restored."""
 
@@ -98,11 +102,14 @@ class _Run:
 
         self.batches = Batches(config, self.task, self.fabric.device)
         self.num_steps = self.batches.num_steps
-        self.validation = draw(self.task, "validation", config.validation_size)
-        self.test = draw(self.task, "test", config.test_size)
-        for length in config.eval_lengths:
-            last = self._sequences_at(length) - 1
-            self.task.examples("test", last, last + 1, length)
+        with _blamed_on("validation_size"):
+            self.validation = draw(self.task, "validation", config.validation_size)
+        with _blamed_on("test_size"):
+            self.test = draw(self.task, "test", config.test_size)
+        with _blamed_on("eval_lengths"):
+            for length in config.eval_lengths:
+                last = self._sequences_at(length) - 1
+                self.task.examples("test", last, last + 1, length)
 
         self.step = 0
         self.evaluated_at = 0
@@ -135,9 +142,11 @@ class _Run:
                 self._save()
                 last = self._at_further_lengths()
             except (KeyboardInterrupt, FloatingPointError):
-                self._save()
+                if not self.interrupts.forced:
+                    self._save()
                 raise
             self._finish(last)
+            self.interrupts.check()
 
     def _train(self) -> None:
         while True:
@@ -198,9 +207,10 @@ class _Run:
             self.step, self.batches.epoch(self.step), validation, {self.task.length: test}
         )
         self.selections["last"] = now
-        for name, score in (("best_test", test), ("best_validation", validation)):
+        for name in BEST:
             best = self.selections.get(name)
-            if best is None or score.token_accuracy > self._criterion(name, best):
+            # The first evaluation to reach an accuracy keeps its place.
+            if best is None or self._criterion(name, now) > self._criterion(name, best):
                 self.selections[name] = now
                 self.best_weights[name] = {
                     key: tensor.detach().clone() for key, tensor in self.model.state_dict().items()
@@ -224,7 +234,7 @@ class _Run:
         )
         self.emit(self.event("evaluated", text, row=row))
 
-    def _criterion(self, name: str, selection: Selection) -> float:
+    def _criterion(self, name: Best, selection: Selection) -> float:
         if name == "best_test":
             return selection.test[self.task.length].token_accuracy
         return selection.validation.token_accuracy
@@ -295,9 +305,9 @@ class _Run:
         return size
 
     def _finish(self, last: Selection) -> None:
-        weights = {"last": self.model.state_dict(), **self.best_weights}
-        for name, tensors in weights.items():
-            rundir.save_weights(self.folder, name, tensors)
+        rundir.save_weights(self.folder, "last", self.model.state_dict())
+        for name in BEST:
+            rundir.save_weights(self.folder, name, self.best_weights[name])
         self.metrics.sync()
         outcome = Outcome(
             folder=self.folder,
@@ -317,6 +327,15 @@ class _Run:
 
     def _say(self, text: str) -> None:
         self.emit(self.event("message", text))
+
+
+@contextlib.contextmanager
+def _blamed_on(field: str) -> Iterator[None]:
+    """Name the field that asks a task for more than it has."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{field} must fit the task: {error}") from error
 
 
 @contextlib.contextmanager

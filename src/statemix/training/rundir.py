@@ -135,7 +135,8 @@ def _settle(folder: Path, config: RunConfig, *, threads_open: bool) -> RunConfig
     if not path.exists():
         strangers = sorted(entry.name for entry in folder.iterdir() if entry.name != _LOCK)
         # A run that was killed before its configuration was whole leaves these behind.
-        strangers = [name for name in strangers if name not in (f"{CONFIG}.tmp", ENVIRONMENT)]
+        begun = (ENVIRONMENT, f"{ENVIRONMENT}.tmp", f"{CONFIG}.tmp")
+        strangers = [name for name in strangers if name not in begun]
         if strangers:
             raise ValueError(
                 f"folder must be empty or hold a run, got {folder} with {strangers[0]!r}"

@@ -1,7 +1,8 @@
 // h_i = sum_j p_ij h_{j,t-1} + p_i0 v_i for dense blocks, forward and adjoint.
 //
-// Time runs outside, then rows, then tiles of lanes: gates are read in the order in which they lie
-// in memory, while the states of all tiles stay in the first-level cache.
+// Time runs outside. Small sizes finish one tile of lanes after the other, with states and adjoints
+// in registers. Large sizes run row by row over all tiles: gates are then read in the order in which
+// they lie in memory, while the states of all tiles stay in the first-level cache.
 
 #pragma once
 #include "kernels.h"
@@ -29,16 +30,26 @@ void block_forward(const Problem& problem, const Work& work) {
     const Element* values = (const Element*)problem.values + work.batch * problem.values_batch +
                             t * problem.values_time;
     S* states = (S*)problem.states + (work.batch * problem.length + t) * size * blocks;
+    auto row_of = [&](int64_t i, int64_t lane, auto before) {
+      V value = load<Partial>(values + i * problem.values_row + lane, work.lanes);
+      V mixed = row_forward<Family, Partial>(gates + i * problem.gates_row + lane,
+                                             problem.gates_gate, size, work.lanes, value, before);
+      store<Partial>(states + i * blocks + lane, mixed, work.lanes);
+      return mixed;
+    };
+    if (Size) {
+      for (int64_t k = 0; k < work.tiles; ++k) {
+        V before[Size + 1];
+        for (int64_t j = 0; j < Size; ++j) before[j] = state[k * Size + j];
+        for (int64_t i = 0; i < Size; ++i)
+          state[k * Size + i] = row_of(i, work.lane(k), [&](int64_t j) { return before[j]; });
+      }
+      continue;
+    }
     for (int64_t i = 0; i < size; ++i)
       for (int64_t k = 0; k < work.tiles; ++k) {
-        const int64_t lane = work.lane(k);
         const V* h = state + k * size;
-        V value = load<Partial>(values + i * problem.values_row + lane, work.lanes);
-        V mixed = row_forward<Family, Partial>(
-            gates + i * problem.gates_row + lane, problem.gates_gate, size, work.lanes, value,
-            [h](int64_t j) { return h[j]; });
-        next[k * size + i] = mixed;
-        store<Partial>(states + i * blocks + lane, mixed, work.lanes);
+        next[k * size + i] = row_of(i, work.lane(k), [h](int64_t j) { return h[j]; });
       }
     V* swap = state;
     state = next;
@@ -80,20 +91,39 @@ void block_backward(const Problem& problem, const Work& work) {
     const S* previous = t > work.start ? states - size * blocks : initial;
     Element* d_gates = (Element*)problem.d_gates + step * size * row * blocks;
     Element* d_values = (Element*)problem.d_values + step * size * blocks;
+    // One row of one tile; `push` collects A_t^T lam_t.
+    auto row_of = [&](int64_t i, int64_t lane, V lam, V* numbers, auto before, auto push) {
+      V value = load<Partial>(values + i * problem.values_row + lane, work.lanes);
+      V h = load<Partial>(states + i * blocks + lane, work.lanes);
+      lam += load<Partial>(d_states + i * problem.d_states_row + lane, work.lanes);
+      V d_value = row_backward<Family, Partial>(gates + i * problem.gates_row + lane,
+                                                problem.gates_gate, d_gates + i * row * blocks + lane,
+                                                blocks, size, work.lanes, value, h, lam, numbers,
+                                                before, push);
+      store<Partial>(d_values + i * blocks + lane, d_value, work.lanes);
+    };
+    if (Size) {
+      for (int64_t k = 0; k < work.tiles; ++k) {
+        const int64_t lane = work.lane(k);
+        V before[Size + 1], sums[Size + 1], numbers[Size + 1];
+        for (int64_t j = 0; j < Size; ++j) {
+          before[j] = load<Partial>(previous + j * blocks + lane, work.lanes);
+          sums[j] = V{};
+        }
+        for (int64_t i = 0; i < Size; ++i)
+          row_of(i, lane, carry[k * Size + i], numbers, [&](int64_t j) { return before[j]; },
+                 [&](int64_t j, V x) { sums[j] += x; });
+        for (int64_t j = 0; j < Size; ++j) carry[k * Size + j] = sums[j];
+      }
+      continue;
+    }
     for (int64_t i = 0; i < size; ++i)
       for (int64_t k = 0; k < work.tiles; ++k) {
         const int64_t lane = work.lane(k);
-        V* push = next + k * size;
-        V lam = carry[k * size + i] +
-                load<Partial>(d_states + i * problem.d_states_row + lane, work.lanes);
-        V value = load<Partial>(values + i * problem.values_row + lane, work.lanes);
-        V h = load<Partial>(states + i * blocks + lane, work.lanes);
-        V d_value = row_backward<Family, Partial>(
-            gates + i * problem.gates_row + lane, problem.gates_gate,
-            d_gates + i * row * blocks + lane, blocks, size, work.lanes, value, h, lam, numerators,
-            [=](int64_t j) { return load<Partial>(previous + j * blocks + lane, work.lanes); },
-            [=](int64_t j, V x) { push[j] = i ? push[j] + x : x; });
-        store<Partial>(d_values + i * blocks + lane, d_value, work.lanes);
+        V* sums = next + k * size;
+        row_of(i, lane, carry[k * size + i], numerators,
+               [=](int64_t j) { return load<Partial>(previous + j * blocks + lane, work.lanes); },
+               [=](int64_t j, V x) { sums[j] = i ? sums[j] + x : x; });
       }
     V* swap = carry;
     carry = next;

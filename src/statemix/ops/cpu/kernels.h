@@ -201,7 +201,7 @@ struct Gate;
 
 template <>
 struct Gate<SOFTMAX> {
-  static constexpr bool offset = true, divides = true;
+  static constexpr bool offset = true, divides = true, slope_is_numerator = true;
   static constexpr double epsilon = 0;
   template <class V> static V measure(V g) { return g; }
   template <class V> static V numerator(V g, V top) { return exp_nonpositive(g - top); }
@@ -214,7 +214,7 @@ struct Gate<SOFTMAX> {
 // gates keep their ratios instead of becoming 0/0.
 template <>
 struct Gate<SIGMOID> {
-  static constexpr bool offset = true, divides = true;
+  static constexpr bool offset = true, divides = true, slope_is_numerator = false;
   static constexpr double epsilon = 0;
   template <class V> static V measure(V g) { return g < 0 ? g : g * 0; }
   template <class V> static V numerator(V g, V top) {
@@ -230,7 +230,7 @@ struct Gate<SIGMOID> {
 
 template <>
 struct Gate<RELU> {
-  static constexpr bool offset = false, divides = true;
+  static constexpr bool offset = false, divides = true, slope_is_numerator = false;
   static constexpr double epsilon = kEpsilon;
   template <class V> static V measure(V g) { return g; }
   template <class V> static V numerator(V g, V) { return g < 0 ? g * 0 : g; }
@@ -241,7 +241,7 @@ struct Gate<RELU> {
 
 template <>
 struct Gate<SIGNED> {
-  static constexpr bool offset = false, divides = true;
+  static constexpr bool offset = false, divides = true, slope_is_numerator = false;
   static constexpr double epsilon = kEpsilon;
   template <class V> static V measure(V g) { return g; }
   template <class V> static V numerator(V g, V) { return g; }
@@ -252,7 +252,7 @@ struct Gate<SIGNED> {
 
 template <>
 struct Gate<TANH> {
-  static constexpr bool offset = false, divides = true;
+  static constexpr bool offset = false, divides = true, slope_is_numerator = false;
   static constexpr double epsilon = kEpsilon;
   template <class V> static V measure(V g) { return g; }
   template <class V> static V numerator(V g, V) { return hyperbolic_tangent(g); }
@@ -263,7 +263,7 @@ struct Gate<TANH> {
 
 template <>
 struct Gate<NONE> {
-  static constexpr bool offset = false, divides = false;
+  static constexpr bool offset = false, divides = false, slope_is_numerator = false;
   static constexpr double epsilon = 0;
   template <class V> static V measure(V g) { return g; }
   template <class V> static V numerator(V g, V) { return g; }
@@ -335,18 +335,21 @@ inline typename Compute<Element>::Vector row_backward(
     scale = lam / sum;
   }
   for (int64_t j = 0; j < size; ++j) {
-    V g = load<Partial>(gates + j * stride, lanes);
-    V f = G::divides ? numerators[j] : g;
-    push(j, scale * f);
-    store<Partial>(d_gates + j * d_stride, scale * G::slope(g, f) * (u(j) - G::signed_state(f, h)),
-                   lanes);
+    V f = G::divides ? numerators[j] : load<Partial>(gates + j * stride, lanes);
+    V weight = scale * f;
+    V slope = weight;
+    if (!G::slope_is_numerator) slope = scale * G::slope(load<Partial>(gates + j * stride, lanes), f);
+    store<Partial>(d_gates + j * d_stride, slope * (u(j) - G::signed_state(f, h)), lanes);
+    push(j, weight);
   }
   if (!gated) return lam;
-  V g = load<Partial>(gates + size * stride, lanes);
-  V f = G::divides ? numerators[size] : g;
-  store<Partial>(d_gates + size * d_stride,
-                 scale * G::slope(g, f) * (value - G::signed_state(f, h)), lanes);
-  return scale * f;
+  V f = G::divides ? numerators[size] : load<Partial>(gates + size * stride, lanes);
+  V weight = scale * f;
+  V slope = weight;
+  if (!G::slope_is_numerator)
+    slope = scale * G::slope(load<Partial>(gates + size * stride, lanes), f);
+  store<Partial>(d_gates + size * d_stride, slope * (value - G::signed_state(f, h)), lanes);
+  return weight;
 }
 
 }  // namespace ISA_NAMESPACE

@@ -27,8 +27,8 @@ def require() -> None:
     """
     if not available():
         raise BackendUnavailableError(
-            "backend 'cpu' needs the compiled kernels, which this installation lacks: install a C++ "
-            "compiler (g++ or clang++) and reinstall statemix, or use backend=None"
+            "backend 'cpu' needs the compiled kernels, which this installation lacks: install a "
+            "C++ compiler (g++ or clang++) and reinstall statemix, or use backend=None"
         )
 
 

@@ -1,0 +1,47 @@
+# Each target sets itself up from nothing: it creates .venv, installs what it needs in the versions of
+# constraints.txt, and then does its work. PYTHON chooses the interpreter (3.11 or newer).
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+KERNELS := $(wildcard src/statemix/ops/cpu/*.h src/statemix/ops/cpu/*.cpp)
+PROJECT := pyproject.toml setup.py constraints.txt $(KERNELS)
+
+.PHONY: demo test lint format faults clean
+
+demo: $(VENV)/installed
+	$(BIN)/statemix demo
+
+test: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -n auto --durations 10
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/installed-dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# Break the code in known ways and show that the tests notice each of them (about a quarter of an hour).
+faults: $(VENV)/installed-dev
+	$(BIN)/python tests/faults/run.py
+
+clean:
+	rm -rf $(VENV) build demo src/statemix/ops/cpu/kernels.so
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "statemix needs Python 3.11 or newer: make PYTHON=python3.11 ..." >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: $(VENV)/bin/python $(PROJECT)
+	$(PIP) install -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $@

@@ -1,0 +1,151 @@
+"""The cases of the operator benchmark: what they compute, what they move, how they are kept."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from statemix import ops as operators
+from statemix.bench import ops
+from statemix.bench.harness import Measurement, Spread
+
+TINY = [
+    ops.Case(recurrence, direction, batch_size=2, length=5, num_blocks=3, block_size=2)
+    for recurrence in ("bd_lru", "h_lru")
+    for direction in ("forward", "forward_backward")
+]
+
+
+@pytest.mark.parametrize("dtype", ops.TOLERANCES)
+@pytest.mark.parametrize("case", TINY, ids=lambda case: f"{case.recurrence}-{case.direction}")
+def test_every_provider_gives_the_reference_result(case, dtype):
+    for provider in ops.providers(case, dtype, compiled=False):
+        if provider.name == ops.COPY:
+            continue
+        call = provider.prepare()
+        try:
+            results = call()
+        except operators.BackendUnavailableError as error:
+            pytest.skip(str(error))
+        assert len(results) == (2 if case.direction == "forward" else 4)
+        assert provider.error(results) <= ops.TOLERANCES[dtype]
+        broken = [results[0] * 1.1, *results[1:]]
+        assert provider.error(broken) > 0.05
+
+
+def test_compiled_scan_is_offered_only_when_asked_for():
+    names = [p.name for p in ops.providers(TINY[0], torch.float32, compiled=False)]
+    assert names == [ops.COPY, ops.OURS, ops.LOOP, ops.PAPER]
+    names = [p.name for p in ops.providers(TINY[0], torch.float32, compiled=True)]
+    assert names[-1] == ops.COMPILED
+
+
+def test_providers_get_the_memory_order_they_like(monkeypatch):
+    seen = {}
+
+    def spy(gates, values, *, backend):
+        seen[backend] = (gates, values)
+        return values, values
+
+    monkeypatch.setattr(operators, "bd_lru", spy)
+    for provider in ops.providers(TINY[0], torch.float32, compiled=False):
+        provider.prepare()()
+    assert seen["cpu"][0].stride() == (5 * 18, 18, 1, 9, 3)
+    assert seen["associative"][0].is_contiguous()
+    torch.testing.assert_close(seen["cpu"], seen["associative"], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("recurrence", "direction", "entries"),
+    [
+        # Per token G + 2N, times 3 with the backward: G = 3 * 2 * 3, N = 3 * 2 for blocks.
+        ("bd_lru", "forward", 10 * (18 + 12)),
+        ("bd_lru", "forward_backward", 30 * (18 + 12)),
+        # G = 3 * 3, N = 3 for channels of order 2.
+        ("h_lru", "forward", 10 * (9 + 6)),
+        ("h_lru", "forward_backward", 30 * (9 + 6)),
+    ],
+)
+def test_copy_moves_what_the_operator_must(recurrence, direction, entries, monkeypatch):
+    case = ops.Case(recurrence, direction, batch_size=2, length=5, num_blocks=3, block_size=2)
+    assert case.moved_entries == entries
+    # Buffers smaller than the whole: the copy repeats, and its last part is shorter.
+    monkeypatch.setattr(ops, "_COPY_BUFFER_BYTES", 4 * 64)
+    copied = []
+    copy_ = torch.Tensor.copy_
+
+    def counting(self, source):
+        copied.append(source.numel())
+        return copy_(self, source)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", counting)
+    ops.providers(case, torch.float32, compiled=False)[0].prepare()()
+    assert max(copied) <= 64
+    assert 2 * sum(copied) == entries
+
+
+def test_published_scan_of_lags_needs_memory_by_the_square_of_the_order():
+    def required(order, name):
+        case = ops.Case("h_lru", "forward", 8, 64, 16, order)
+        by_name = {p.name: p for p in ops.providers(case, torch.float32, compiled=True)}
+        return by_name[name].required_bytes
+
+    assert required(16, ops.PAPER) > 25 * required(2, ops.PAPER)
+    assert required(16, ops.COMPILED) == required(16, ops.PAPER)
+    assert required(16, ops.OURS) < 7 * required(2, ops.OURS)
+
+
+def test_shapes_with_a_block_size_have_only_that_one():
+    shapes = [ops.parse_shape("8x16x4"), ops.parse_shape("2x3x4x5")]
+    listed = ops.cases(("bd_lru", "h_lru"), shapes, block_sizes=(1, 2), orders=(3,))
+    sizes = [(c.recurrence, c.batch_size, c.block_size) for c in listed if c.direction == "forward"]
+    assert sizes == [
+        ("bd_lru", 8, 1),
+        ("bd_lru", 8, 2),
+        ("bd_lru", 2, 5),
+        ("h_lru", 8, 3),
+        ("h_lru", 2, 5),
+    ]
+    assert len(listed) == 10
+
+
+@pytest.mark.parametrize("text", ["", "8x16", "8x16x0", "8x16x4x5x6", "8x-1x4", "axbxc", "8X16X4"])
+def test_bad_shape_is_named(text):
+    with pytest.raises(
+        ValueError, match="shapes must be BxTxH or BxTxHxm with positive sizes, got"
+    ):
+        ops.parse_shape(text)
+
+
+@pytest.mark.parametrize(("name", "index"), [("block_sizes", 0), ("orders", 1)])
+def test_bad_sizes_are_named(name, index):
+    sizes = [(1,), (1,)]
+    sizes[index] = (2, 0)
+    with pytest.raises(ValueError, match=rf"{name} must be at least 1, got \(2, 0\)"):
+        ops.cases(("bd_lru",), [ops.parse_shape("1x1x1")], *sizes)
+
+
+def test_rows_are_whole_and_valid_json():
+    timed = Measurement(
+        "paper",
+        "contiguous",
+        "measured",
+        relative_error=1e-7,
+        first_call_s=2.0,
+        memory_bytes=10,
+        rounds=3,
+        time_s=Spread(1.0, 2.0, 3.0),
+        ratios={"copy": Spread(4.0, 5.0, 6.0)},
+    )
+    row = json.loads(json.dumps(ops.row(TINY[0], timed, "float32"), allow_nan=False))
+    assert row["case"]["block_size"] == 2
+    assert row["time_s"] == {"p20": 1.0, "p50": 2.0, "p80": 3.0}
+    assert row["ratios"] == {"copy": {"p20": 4.0, "p50": 5.0, "p80": 6.0}}
+    assert (row["provider"], row["dtype"], row["memory_bytes"]) == ("paper", "float32", 10)
+
+    wrong = Measurement("paper", "", "wrong", "relative error nan", relative_error=math.nan)
+    row = json.loads(json.dumps(ops.row(TINY[0], wrong, "float32"), allow_nan=False))
+    assert row["time_s"] is None
+    assert row["relative_error"] is None
+    assert row["reason"] == "relative error nan"

@@ -1,0 +1,25 @@
+"""A small finished run, trained once."""
+
+import pytest
+
+from statemix.cli.main import main
+
+TINY = """
+    --task-options group=S_3 length=5 train_size=20 --layer-options num_blocks=2 block_size=3
+    --hidden-size 8 --batch-size 8 --epochs 4 --test-size 30 --validation-size 20 --num-threads 1
+    --device cpu --bos
+    """.split()
+
+
+@pytest.fixture(scope="session")
+def tiny_arguments():
+    """Arguments of a run that takes a fraction of a second."""
+    return TINY
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory):
+    """Folder of a finished run; do not write to it."""
+    folder = tmp_path_factory.mktemp("runs") / "finished"
+    assert main(["train", "--folder", str(folder), *TINY]) == 0
+    return folder

@@ -1,0 +1,132 @@
+"""``statemix bench ops`` measures, prints a table that fits, and keeps rows."""
+
+import json
+
+import pytest
+import torch
+import tyro
+
+from statemix.bench import memory
+from statemix.bench.ops import COPY, LOOP, OURS, PAPER
+from statemix.cli.bench import Bench
+
+TINY = ["--shapes", "2x6x4", "3x2x4x5", "--block-sizes", "1", "2", "--orders", "3", "--rounds", "4"]
+
+
+@pytest.fixture(autouse=True)
+def _leave_the_process_as_it_is(monkeypatch):
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(memory, "reuse_freed_memory", lambda: False)
+    yield
+    torch.set_num_threads(threads)
+
+
+def bench(capsys, *arguments):
+    tyro.cli(Bench, args=["ops", *arguments]).run()
+    return capsys.readouterr().out
+
+
+def test_every_case_has_a_row_per_provider_in_a_table_of_100_columns(capsys, tmp_path):
+    path = tmp_path / "ops.jsonl"
+    text = bench(capsys, *TINY, "--output", str(path))
+    assert max(map(len, text.splitlines())) <= 100
+    # BD-LRU at m = 1 and 2 and the shape's own 5, H-LRU at 3 and 5; each in both directions.
+    kept = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(kept) == 4 * 10
+    assert {row["provider"] for row in kept} == {COPY, OURS, LOOP, PAPER}
+    for row in kept:
+        if row["status"] == "skipped":  # The kernels need a compiler.
+            assert row["provider"] == OURS
+            continue
+        assert row["status"] == "measured"
+        assert row["rounds"] == 4
+        assert row["time_s"]["p20"] <= row["time_s"]["p50"] <= row["time_s"]["p80"]
+        assert (COPY in row["ratios"]) == (row["provider"] != COPY)
+        assert row["memory_bytes"] > 0 or row["provider"] == COPY
+        assert row["dtype"] == "float32"
+        assert {"commit", "tree_clean", "command", "versions", "device", "threads"} <= row.keys()
+    for title in (
+        "BD-LRU, forward, B=2 T=6 H=4",
+        "BD-LRU, forward + backward, B=2 T=6 H=4",
+        "H-LRU, forward + backward, B=3 T=2 H=4",
+    ):
+        assert sum(line.strip() == title for line in text.splitlines()) == 1
+    assert "[10/10]" in text
+
+
+def test_rows_of_two_runs_are_both_kept(capsys, tmp_path):
+    path = tmp_path / "ops.jsonl"
+    options = ["--shapes", "1x2x2", "--recurrences", "bd_lru", "--block-sizes", "1"]
+    for threads in ("1", "2"):
+        bench(capsys, *options, "--threads", threads, "--rounds", "3", "--output", str(path))
+    kept = [json.loads(line)["threads"] for line in path.read_text().splitlines()]
+    assert kept == [1] * 8 + [2] * 8
+
+
+def test_case_too_large_for_memory_is_skipped_and_says_so(capsys, monkeypatch, tmp_path):
+    free = iter([10**12, 10**12, 10**12, 1] * 2)
+    monkeypatch.setattr("statemix.bench.memory.available_bytes", lambda: next(free))
+    path = tmp_path / "ops.jsonl"
+    options = ["--shapes", "1x2x2", "--recurrences", "h_lru", "--orders", "2", "--rounds", "3"]
+    text = bench(capsys, *options, "--output", str(path))
+    kept = [json.loads(line) for line in path.read_text().splitlines()]
+    skipped = [row for row in kept if row["provider"] == PAPER]
+    assert len(skipped) == 2
+    assert all(row["status"] == "skipped" and row["time_s"] is None for row in skipped)
+    assert "needs about" in text
+
+
+def test_quick_run_shortens_what_is_long(capsys, tmp_path):
+    path = tmp_path / "ops.jsonl"
+    options = [
+        "--shapes",
+        "1x256x2",
+        "1x5x2",
+        "--recurrences",
+        "bd_lru",
+        "--block-sizes",
+        "1",
+        "--quick",
+    ]
+    bench(capsys, *options, "--output", str(path))
+    kept = [json.loads(line) for line in path.read_text().splitlines()]
+    assert {row["case"]["length"] for row in kept} == {32, 5}
+    assert max(row["rounds"] for row in kept) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--shapes", "8x2048"], "shapes must be BxTxH or BxTxHxm with positive sizes, got"),
+        (["--block-sizes", "0"], r"block_sizes must be at least 1, got \(0,\)"),
+        (["--orders", "-1"], r"orders must be at least 1, got \(-1,\)"),
+        (["--rounds", "0"], "rounds must be at least 1, got 0"),
+        (["--budget-s", "0"], "budget-s must be positive, got 0.0"),
+        (["--budget-s", "nan"], "budget-s must be positive, got nan"),
+        (["--threads", "0"], "threads must be at least 1, got 0"),
+        (["--output", "/dev/null/ops.jsonl"], "output must be a file that can be written, got"),
+    ],
+)
+def test_bad_option_is_named_before_anything_is_measured(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        tyro.cli(Bench, args=["ops", *arguments]).run()
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["nothing"], ["ops", "--dtype", "int8"], ["ops", "--recurrences", "lstm"]]
+)
+def test_unknown_choice_is_refused_by_the_parser(arguments, capsys):
+    with pytest.raises(SystemExit) as stop:
+        tyro.cli(Bench, args=arguments)
+    assert stop.value.code == 2
+
+
+def test_help_shows_every_option(capsys):
+    with pytest.raises(SystemExit) as stop:
+        tyro.cli(Bench, args=["ops", "--help"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    for option in ("recurrences", "shapes", "block-sizes", "orders", "dtype", "compiled", "rounds"):
+        assert f"--{option}" in text
+    for option in ("budget-s", "threads", "quick", "output"):
+        assert f"--{option}" in text

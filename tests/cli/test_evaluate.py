@@ -1,0 +1,84 @@
+"""The command that scores a finished run."""
+
+import json
+import shutil
+
+import pytest
+
+from statemix.cli.main import main
+from statemix.training import load_outcome
+
+
+@pytest.fixture
+def run(finished_run, tmp_path):
+    """A copy that may be written to."""
+    return shutil.copytree(finished_run, tmp_path / "run")
+
+
+def test_table_has_a_row_per_length(run, capsys):
+    assert main(["evaluate", str(run), "--lengths", "5", "20", "--sequences", "30"]) == 0
+    table = capsys.readouterr().out
+    expected = load_outcome(run).last.test[5].token_accuracy
+    (row,) = (line for line in table.splitlines() if line.split()[:3] == ["last", "5", "30"])
+    assert row.split()[3] == f"{expected:.4f}"
+    assert any(line.split()[:3] == ["last", "20", "30"] for line in table.splitlines())
+
+
+def test_json_has_a_line_per_length_and_is_recorded(run, capsys):
+    options = ["--lengths", "5", "1000", "--sequences", "30", "--tokens", "2000", "--json"]
+    for weights in ("last", "best_validation"):
+        assert main(["evaluate", str(run), *options, "--weights", weights]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(row["weights"], row["length"], row["num_sequences"]) for row in rows] == [
+        ("last", 5, 30),
+        ("last", 1000, 2),
+        ("best_validation", 5, 30),
+        ("best_validation", 1000, 2),
+    ]
+    recorded = [json.loads(line) for line in (run / "evaluations.jsonl").read_text().splitlines()]
+    assert all(row.pop("time").endswith("+00:00") for row in recorded)
+    assert recorded == rows
+
+
+def test_training_length_is_the_default(run, capsys):
+    assert main(["evaluate", str(run), "--sequences", "30", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["length"] == 5
+
+
+def unfinished(run):
+    (run / "summary.json").unlink()
+
+
+def half_written(run):
+    content = (run / "model.safetensors").read_bytes()
+    (run / "model.safetensors").write_bytes(content[: len(content) // 2])
+
+
+def of_another_model(run):
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | {"hidden_size": 16}))
+
+
+@pytest.mark.parametrize(
+    ("prepare", "options", "message"),
+    [
+        (shutil.rmtree, [], "folder must hold a run, got"),
+        (unfinished, [], "folder must hold a finished run, got"),
+        (half_written, [], "model.safetensors must hold the run's weights"),
+        (of_another_model, [], "model.safetensors must hold the run's weights"),
+        (lambda run: (run / "summary.json").write_text("{}"), [], "must hold a run's summary"),
+        (lambda run: (run / "config.json").write_text("{"), [], "config.json must be JSON"),
+        (None, ["--lengths", "0"], "lengths must be at least 1, got [0]"),
+        (None, ["--sequences", "0"], "sequences must be at least 1, got 0"),
+        (None, ["--tokens", "0"], "tokens must be at least 1, got 0"),
+        (None, ["--lengths", "5", "1"], "must be at most"),
+    ],
+)
+def test_bad_request_is_one_line_and_exit_code_2(run, capsys, prepare, options, message):
+    if prepare is not None:
+        prepare(run)
+    assert main(["evaluate", str(run), *options]) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""

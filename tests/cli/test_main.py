@@ -1,0 +1,118 @@
+"""The dispatcher: exit codes, one line per error, and the flags that every command promises."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from statemix.cli import main as dispatcher
+from statemix.cli.main import COMMANDS, main
+
+FLAGS = {
+    "train": """
+        --folder --from --task --task-options --layer --layer-options --hidden-size --num-layers
+        --bos --no-bos --residual --no-residual --norm --channel-mixer --learning-rate
+        --weight-decay --betas --batch-size --epochs --num-steps --schedule --min-learning-rate
+        --warmup-steps --clip-norm --sharpen-to --sharpen-start --sharpen-end --eval-every
+        --test-size --validation-size --eval-lengths --eval-tokens --stop-at --precision --device
+        --num-threads --seed
+        """,
+    "evaluate": "--lengths --weights --sequences --tokens --device --json",
+    "tasks": "--task-options --split --start --count",
+}
+
+
+def flags_of(help_text):
+    # A flag stands at the beginning of an entry of the boxes, or after another one.
+    entries = re.findall(r"^│ (-.*?)(?:  |│|\n)", help_text, re.MULTILINE)
+    return {flag for entry in entries for flag in re.findall(r"--[a-z-]+", entry)} - {"--help"}
+
+
+@pytest.mark.parametrize("command", FLAGS)
+def test_flags_are_a_promise(command, capsys):
+    assert main([command, "--help"]) == 0
+    assert flags_of(capsys.readouterr().out) == set(FLAGS[command].split())
+
+
+def test_help_lists_every_command(capsys):
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"\n  {name} " in text for name in COMMANDS)
+
+
+def test_no_command_shows_the_help_as_an_error(capsys):
+    assert main([]) == 2
+    assert "usage: statemix COMMAND" in capsys.readouterr().out
+
+
+def test_version_is_printed(capsys):
+    assert main(["--version"]) == 0
+    assert re.fullmatch(r"\d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+def test_help_imports_no_tensor_library():
+    code = (
+        "import sys; from statemix.cli import main; main.main(['--help']); "
+        "sys.exit('tyro' in sys.modules or 'lightning_fabric' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_its_class_and_a_help(command, capsys):
+    assert main([command, "--help"]) == 0
+    assert f"usage: statemix {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "command must be one of demo, train, evaluate, tasks, bench, got 'trian'"),
+        (["train", "--nonsense"], "--nonsense"),
+        (["train", "--folder", "x", "--seed", "one"], "--seed"),
+        (["train"], "--folder"),
+        (["train", "--folder", "x", "--norm", "batch"], "--norm"),
+        (["train", "--folder", "x", "--layer-options", "size"], "option=value"),
+        (["evaluate"], "RUN"),
+    ],
+)
+def test_wrong_request_is_named_on_stderr_with_exit_code_2(arguments, message, capsys):
+    assert main(arguments) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.out == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ValueError("a\nb"), 2),
+        (TypeError("a b"), 2),
+        (PermissionError("a b"), 2),
+        (FloatingPointError("a b"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_errors_become_one_line_and_an_exit_code(error, code, capsys, monkeypatch):
+    class Failing:
+        def run(self):
+            raise error
+
+    monkeypatch.setattr(dispatcher, "parse", lambda *_: Failing())
+    assert main(["train"]) == code
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1
+    assert "Traceback" not in printed
+    assert ("a b" in printed) != (code == 130)
+
+
+def test_a_backend_that_is_missing_is_a_wrong_request(capsys, monkeypatch):
+    from statemix.ops import BackendUnavailableError
+
+    def missing(*_):
+        raise BackendUnavailableError("backend must be available; install it")
+
+    monkeypatch.setattr(dispatcher, "parse", missing)
+    assert main(["train"]) == 2
+    assert capsys.readouterr().err == "statemix: backend must be available; install it\n"

@@ -1,0 +1,63 @@
+"""What every test relies on: poisoned memory, fixed seeds, one thread."""
+
+import os
+import random
+
+# Tests run side by side, one to a worker; their own subprocesses inherit this.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+
+# The same examples on every run and every machine; no time limit per example on a busy one.
+hypothesis.settings.register_profile(
+    "statemix", derandomize=True, deadline=None, max_examples=40, database=None
+)
+hypothesis.settings.load_profile("statemix")
+
+
+def _poison(allocate):
+    """``allocate`` whose result is NaN (the least number for integers) instead of leftovers."""
+
+    def poisoned(*arguments, **options):
+        tensor = allocate(*arguments, **options)
+        if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+            tensor.detach().fill_(float("nan"))
+        elif tensor.dtype != torch.bool:
+            tensor.detach().fill_(torch.iinfo(tensor.dtype).min)
+        return tensor
+
+    return poisoned
+
+
+@pytest.fixture(scope="session", autouse=True)
+def poisoned_memory():
+    """Uninitialised memory shows: an entry that nothing wrote to is NaN.
+
+    Only what Python allocates, which includes all that the compiled kernels write to. Once for the
+    whole session, so that ``torch.compile`` always sees the same functions.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in [
+            (torch, "empty"),
+            (torch, "empty_like"),
+            (torch, "empty_strided"),
+            (torch.Tensor, "new_empty"),
+        ]:
+            patch.setattr(owner, name, _poison(getattr(owner, name)))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def fixed_seeds():
+    """Whatever draws from a global generator draws the same in every run and every order."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 - the global generator is what this is about
+    torch.manual_seed(0)
+
+
+def pytest_configure():
+    """Results and times of a test should not depend on its neighbours."""
+    torch.set_num_threads(1)

@@ -1,0 +1,256 @@
+"""What BDLRU and HLRU share: temperature, selectivity, initial state, transforms."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from statemix.layers import BDLRU, HLRU
+
+HIDDEN_SIZE = 6
+# Tracing an autograd.Function makes Dynamo itself instantiate the class.
+compiling = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+TIGHT = {"rtol": 1e-12, "atol": 1e-13}
+
+
+def tokens(batch, length, *, seed=1, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, length, HIDDEN_SIZE, generator=generator, dtype=dtype)
+
+
+def gate_parameters(layer):
+    return [p for name, p in layer.named_parameters() if name.startswith("gate_")]
+
+
+def with_divided_gates(layer, temperature):
+    """A copy whose gate parameters are divided by hand instead."""
+    twin = copy.deepcopy(layer)
+    with torch.no_grad():
+        for parameter in gate_parameters(twin):
+            parameter /= temperature
+    return twin
+
+
+@pytest.mark.parametrize("temperature", [1 / 8, 4.0, 0.3])
+def test_temperature_divides_the_raw_gates(build_gated, temperature):
+    layer = build_gated()
+    twin = with_divided_gates(layer, temperature)
+    layer.gate_temperature = temperature
+    x = tokens(2, 6)
+    torch.testing.assert_close(layer(x), twin(x), rtol=0, atol=0)
+    assert not torch.allclose(layer(x)[0], build_gated()(x)[0])
+
+    state = layer.init_state(2)
+    torch.testing.assert_close(layer.step(x[:, 0], state), twin.step(x[:, 0], state), **TIGHT)
+
+
+def test_temperature_scales_the_gradient_of_the_gates(build_gated):
+    temperature = 0.25
+    layer = build_gated()
+    twin = with_divided_gates(layer, temperature)
+    layer.gate_temperature = temperature
+    x = tokens(2, 6)
+    for model in (layer, twin):
+        model(x)[0].square().sum().backward()
+    for ours, theirs in zip(gate_parameters(layer), gate_parameters(twin), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad / temperature, **TIGHT)
+
+
+def test_temperature_travels_with_the_state_dict_and_is_not_trained(build_gated):
+    layer, other = build_gated(gate_temperature=1 / 8), build_gated()
+    assert layer.state_dict()["temperature"].item() == layer.gate_temperature == 1 / 8
+    assert "temperature" not in dict(layer.named_parameters())
+    other.load_state_dict(layer.state_dict())
+    assert other.gate_temperature == 1 / 8
+    assert copy.deepcopy(layer).gate_temperature == 1 / 8
+
+
+def test_conversions_do_not_round_the_temperature(build_gated):
+    layer = build_gated(torch.float32, gate_temperature=0.3)
+    exact = layer.gate_temperature
+    assert layer.bfloat16().gate_temperature == exact
+    assert layer.half().double().gate_temperature == exact
+    assert layer.temperature.dtype == torch.float64
+    assert layer.float().gate_temperature == exact
+
+
+def test_a_layer_built_on_meta_is_whole_once_materialised_and_reset(build_gated):
+    layer = build_gated(gate_temperature=0.25)
+    with torch.device("meta"):
+        ghost = build_gated(gate_temperature=0.25)
+    assert "gate_temperature=0.25" in repr(ghost)
+    ghost.to_empty(device="cpu")
+    for model in (ghost, layer):
+        model.reset_parameters(torch.Generator().manual_seed(5))
+    torch.testing.assert_close(ghost.state_dict(), layer.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        (0.0, ValueError, "gate_temperature must be positive and finite, got 0.0"),
+        (-1.0, ValueError, "gate_temperature must be positive and finite, got -1.0"),
+        (math.inf, ValueError, "gate_temperature must be positive and finite, got inf"),
+        (math.nan, ValueError, "gate_temperature must be positive and finite, got nan"),
+        (1e-60, ValueError, "gate_temperature must be positive and finite, got 1e-60"),
+        ("1", TypeError, "gate_temperature must be a number, got '1'"),
+        (True, TypeError, "gate_temperature must be a number, got True"),
+        (None, TypeError, "gate_temperature must be a number, got None"),
+    ],
+)
+def test_bad_temperatures_are_refused_and_change_nothing(build_gated, value, error, message):
+    layer = build_gated(torch.float32, gate_temperature=0.5)
+    with pytest.raises(error, match=message):
+        layer.gate_temperature = value
+    assert layer.gate_temperature == 0.5
+    with pytest.raises(error, match=message):
+        build_gated(torch.float32, gate_temperature=value)
+
+
+def layers_of_units(**options):
+    shared = {"hidden_size": HIDDEN_SIZE, "dtype": torch.float64} | options
+    return [
+        BDLRU(num_blocks=HIDDEN_SIZE, block_size=3, **shared),
+        HLRU(num_channels=HIDDEN_SIZE, order=3, **shared),
+        HLRU(num_channels=HIDDEN_SIZE, order=3, realization="observer", **shared),
+    ]
+
+
+def raw_gates(layer, x):
+    """The raw gates as the operator receives them, (B, T, H, ...)."""
+    return layer._raw_gates(x)
+
+
+@pytest.mark.parametrize("layer", layers_of_units(selective="pointwise"), ids=repr)
+def test_pointwise_gates_see_their_own_channel_alone(layer):
+    x = tokens(2, 4)
+    jacobian = torch.autograd.functional.jacobian(lambda x: raw_gates(layer, x), x[:1, :1])
+    jacobian = jacobian[0, 0].reshape(HIDDEN_SIZE, -1, HIDDEN_SIZE)  # unit, gate, channel
+    weights = layer.gate_weight.reshape(HIDDEN_SIZE, -1)
+    for unit in range(HIDDEN_SIZE):
+        expected = torch.zeros_like(jacobian[unit])
+        expected[:, unit] = weights[unit]
+        torch.testing.assert_close(jacobian[unit], expected, **TIGHT)
+
+
+@pytest.mark.parametrize("layer", layers_of_units(), ids=repr)
+def test_dense_gates_are_the_rows_of_the_projection_with_units_last(layer):
+    x = tokens(2, 4)
+    gates = raw_gates(layer, x)
+    rows = layer.gate_proj(x).view(2, 4, *gates.shape[3:], HIDDEN_SIZE)
+    torch.testing.assert_close(gates, rows.movedim(-1, 2), rtol=0, atol=0)
+    assert gates.movedim(2, -1).is_contiguous()
+
+
+@pytest.mark.parametrize("layer", layers_of_units(selective=False), ids=repr)
+def test_constant_gates_take_no_memory_per_token(layer):
+    gates = raw_gates(layer, tokens(2, 4))
+    torch.testing.assert_close(gates, layer.gate_bias.expand(gates.shape), rtol=0, atol=0)
+    assert gates.stride()[:2] == (0, 0)
+
+
+@pytest.mark.parametrize("layer", layers_of_units(selective=False), ids=repr)
+def test_constant_gates_make_the_layer_linear(layer):
+    x, z = tokens(2, 6), tokens(2, 6, seed=7)
+    both = layer(2 * x - 3 * z)[0]
+    torch.testing.assert_close(both, 2 * layer(x)[0] - 3 * layer(z)[0], **TIGHT)
+
+
+@pytest.mark.parametrize("layer", layers_of_units(initial_state="learned"), ids=repr)
+def test_a_learned_initial_state_is_the_state_given_by_default(layer):
+    x = tokens(2, 4)
+    fresh = layer(x)
+    torch.testing.assert_close(fresh, layer(x, torch.zeros_like(layer.init_state(2))))
+
+    torch.nn.init.normal_(layer.learned_state, generator=torch.Generator().manual_seed(0))
+    explicit = layer.learned_state.detach().expand(2, -1, -1)
+    torch.testing.assert_close(layer(x), layer(x, explicit), rtol=0, atol=0)
+    assert not torch.allclose(layer(x)[0], fresh[0])
+
+    (learned,) = torch.autograd.grad(layer(x)[0].square().sum(), [layer.learned_state])
+    explicit.requires_grad_()
+    (given,) = torch.autograd.grad(layer(x, explicit)[0].square().sum(), [explicit])
+    torch.testing.assert_close(learned, given.sum(0), **TIGHT)
+    assert learned.abs().min() > 0
+
+
+@pytest.mark.parametrize("backend", ["reference", "associative", "loop"])
+def test_the_backend_is_passed_on_and_agrees(build_gated, backend):
+    x = tokens(2, 5)
+    layer = build_gated()
+    twin = build_gated(backend=backend)
+    torch.testing.assert_close(twin(x), layer(x), rtol=1e-10, atol=1e-12)
+    state = layer.init_state(2)
+    torch.testing.assert_close(
+        twin.step(x[:, 0], state), layer.step(x[:, 0], state), rtol=1e-10, atol=1e-12
+    )
+
+
+def test_an_unknown_backend_is_named_at_the_first_call(build_gated):
+    layer = build_gated(backend="abacus")
+    with pytest.raises(ValueError, match=r"backend must be one of .* got 'abacus'"):
+        layer(tokens(1, 2))
+    with pytest.raises(ValueError, match=r"backend must be one of .* got 'abacus'"):
+        layer.step(tokens(1, 2)[:, 0], layer.init_state(1))
+
+
+@compiling
+def test_compiled_layer_has_no_graph_break_and_agrees(build_gated):
+    torch.compiler.reset()
+    layer = build_gated()
+    x, state = tokens(2, 5), layer.init_state(2).detach() + 0.5
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, state), layer(x, state), **TIGHT)
+    packed, cu_seqlens = tokens(1, 5), torch.tensor([0, 2, 2, 5])
+    torch.testing.assert_close(
+        compiled(packed, None, cu_seqlens), layer(packed, None, cu_seqlens), **TIGHT
+    )
+    step = torch.compile(layer.step, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(step(x[:, 0], state), layer.step(x[:, 0], state), **TIGHT)
+
+
+@compiling
+def test_compiled_gradients_agree(build_gated):
+    torch.compiler.reset()
+    layer = build_gated()
+    parameters = list(layer.parameters())
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+
+    def gradients(call):
+        y, state = call(tokens(2, 5))
+        return torch.autograd.grad(y.square().sum() + state.sin().sum(), parameters)
+
+    torch.testing.assert_close(gradients(compiled), gradients(layer), **TIGHT)
+
+
+@compiling
+def test_a_new_temperature_needs_no_new_compilation(build_gated):
+    torch.compiler.reset()
+    layer = build_gated()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(layer, backend=counter, fullgraph=True)
+    x = tokens(2, 5)
+    for temperature in (1.0, 0.5, 0.3, 1 / 8):
+        layer.gate_temperature = temperature
+        torch.testing.assert_close(compiled(x), layer(x), **TIGHT)
+    assert counter.frame_count == 1
+
+
+def test_vmap_of_grad_over_replicas_equals_a_loop(build_gated):
+    replicas = [build_gated(seed=seed, gate_temperature=1 / (1 + seed)) for seed in range(3)]
+    parameters, buffers = torch.func.stack_module_state(replicas)
+    base = replicas[0]
+    x = tokens(2, 5)
+
+    def loss(parameters, buffers):
+        y, state = torch.func.functional_call(base, (parameters, buffers), (x,))
+        return y.square().sum() + state.sin().sum()
+
+    stacked = torch.func.vmap(torch.func.grad(loss))(parameters, buffers)
+    for n, replica in enumerate(replicas):
+        y, state = replica(x)
+        (y.square().sum() + state.sin().sum()).backward()
+        for name, parameter in replica.named_parameters():
+            torch.testing.assert_close(stacked[name][n], parameter.grad, rtol=1e-10, atol=1e-12)

@@ -1,0 +1,117 @@
+"""HLRU against its equations, written out step by step."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from statemix import ops
+from statemix.layers import HLRU
+
+TIGHT = {"rtol": 1e-10, "atol": 1e-12}
+GATES = [name for name, family in ops.GATES.items() if not family.blocks_only]
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def by_the_equations(layer, x, state):
+    """What the class docstring says, one channel and one step at a time."""
+    H, m = layer.num_channels, layer.order
+    raw, values = layer.gate_proj(x), layer.value_proj(x)
+    outputs = torch.zeros(*x.shape[:2], layer.hidden_size, dtype=x.dtype)
+    final = state.clone()
+    for b, c in itertools.product(range(x.shape[0]), range(H)):
+        s = list(state[b, c])
+        for t in range(x.shape[1]):
+            row = torch.stack([raw[b, t, j * H + c] for j in range(m + 1)])
+            a, a_0 = ops.normalize(row, layer.gate)
+            write = a_0 * values[b, t, c]
+            if layer.realization == "controller":
+                s = [sum(a[i] * s[i] for i in range(m)) + write, *s[:-1]]
+            else:
+                after = [*s[1:], torch.zeros((), dtype=x.dtype)]
+                s = [a[k] * s[0] + after[k] + (write if k == 0 else 0) for k in range(m)]
+            read = s if layer.readout == "lags" else s[:1]
+            for k, entry in enumerate(read):
+                outputs[b, t] += layer.out_proj.weight[:, k * H + c] * entry
+        final[b, c] = torch.stack(s)
+    return outputs, final
+
+
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("order", [1, 2, 4])
+@pytest.mark.parametrize("readout", ["lags", "current"])
+@pytest.mark.parametrize("realization", ["controller", "observer"])
+def test_layer_computes_its_equations(realization, readout, order, gate):
+    layer = HLRU(
+        5, 3, order, gate=gate, realization=realization, readout=readout, dtype=torch.float64
+    )
+    layer.reset_parameters(generator())
+    x = torch.randn(2, 7, 5, generator=generator(1), dtype=torch.float64)
+    state = torch.randn(2, 3, order, generator=generator(2), dtype=torch.float64)
+    if gate == "none":
+        state = state / 10  # nothing bounds these gates
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x, state), by_the_equations(layer, x, state), **TIGHT)
+
+
+def test_the_state_holds_the_last_outputs_newest_first():
+    layer = HLRU(4, 4, 3, readout="current", dtype=torch.float64)
+    layer.reset_parameters(generator())
+    nn.init.eye_(layer.out_proj.weight)
+    y, state = layer(torch.randn(2, 6, 4, generator=generator(1), dtype=torch.float64))
+    torch.testing.assert_close(state, y[:, [5, 4, 3]].transpose(1, 2), **TIGHT)
+
+
+@pytest.mark.parametrize("readout", ["lags", "current"])
+def test_realizations_differ_unless_the_gates_are_constant(readout):
+    def both(selective):
+        layers = [
+            HLRU(4, 4, 3, readout="current", realization=r, selective=selective)
+            for r in ("controller", "observer")
+        ]
+        layers[0].reset_parameters(generator())
+        layers[1].load_state_dict(layers[0].state_dict())
+        x = torch.randn(2, 6, 4, generator=generator(1))
+        return [layer(x)[0] for layer in layers]
+
+    torch.testing.assert_close(*both(selective=False))
+    assert not torch.allclose(*both(selective=True), rtol=1e-3)
+
+
+@pytest.mark.parametrize("gate", ["softmax", "sigmoid"])
+def test_constant_value_is_a_fixed_point(gate):
+    """The gates of a channel sum to one, so lags equal to the value stay where they are."""
+    layer = HLRU(hidden_size=8, num_channels=3, order=4, gate=gate, dtype=torch.float64)
+    layer.reset_parameters(generator())
+    x = torch.randn(4, 1, 8, generator=generator(1), dtype=torch.float64).expand(-1, 64, -1)
+    value = layer.value_proj(x[:, 0]).unsqueeze(-1).expand(-1, -1, 4)
+    _, state = layer(x, value)
+    torch.testing.assert_close(state, value, **TIGHT)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"hidden_size": 0}, ValueError, "hidden_size must be at least 1, got 0"),
+        ({"num_channels": 0}, ValueError, "num_channels must be at least 1, got 0"),
+        ({"order": 0}, ValueError, "order must be at least 1, got 0"),
+        ({"order": "2"}, TypeError, "order must be an int, got '2'"),
+        ({"gate": "householder"}, ValueError, r"gate must be one of \['softmax', .*householder"),
+        ({"selective": "dense"}, ValueError, "selective must be one of .* got 'dense'"),
+        ({"initial_state": None}, ValueError, "initial_state must be one of .* got None"),
+        ({"realization": "jordan"}, ValueError, r"realization must be one of \['controller', "),
+        ({"readout": "all"}, ValueError, r"readout must be one of \['lags', 'current'\], got"),
+        (
+            {"selective": "pointwise"},
+            ValueError,
+            r"hidden_size must equal num_channels .*'pointwise', got 5 and 4",
+        ),
+    ],
+)
+def test_bad_options_are_named(changed, error, message):
+    with pytest.raises(error, match=message):
+        HLRU(**({"hidden_size": 5, "num_channels": 4, "order": 3} | changed))

@@ -1,0 +1,38 @@
+"""LSTM against the module that it wraps."""
+
+import pytest
+import torch
+
+from statemix.layers import LSTM
+
+
+def test_layer_is_the_lstm_of_torch():
+    layer = LSTM(4, dtype=torch.float64)
+    x = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y, (h, c) = layer.lstm(x)
+    torch.testing.assert_close(layer(x), (y, torch.stack([h[0], c[0]], dim=1)), rtol=0, atol=0)
+
+
+def test_parameters_fill_the_interval_that_torch_fills():
+    layer = LSTM(64)
+    layer.reset_parameters(torch.Generator().manual_seed(0))
+    for parameter in layer.parameters():
+        assert 0.11 < parameter.abs().max() <= 1 / 8
+
+
+def test_bounds_that_do_not_end_at_the_length_are_refused():
+    layer = LSTM(4)
+    with pytest.raises(ValueError, match=r"cu_seqlens must rise .* length 5, got \[0, 4"):
+        layer(torch.zeros(1, 5, 4), None, torch.tensor([0, 4]))
+
+
+@pytest.mark.parametrize(
+    ("hidden_size", "error", "message"),
+    [
+        (0, ValueError, "hidden_size must be at least 1, got 0"),
+        (1.5, TypeError, r"hidden_size must be an int, got 1\.5"),
+    ],
+)
+def test_bad_sizes_are_named(hidden_size, error, message):
+    with pytest.raises(error, match=message):
+        LSTM(hidden_size)

@@ -1,0 +1,159 @@
+"""Random problems for the recurrences, their outcomes, and what it means that two agree.
+
+"blocks" is BD-LRU and "lags" is H-LRU. A problem holds leaves and fixed cotangents, so that all
+gradients of any path are those of one and the same linear function of states and final state.
+"""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from statemix import ops
+
+RECURRENCES = {"blocks": ops.bd_lru, "lags": ops.h_lru}
+SCANS = {"blocks": ops.block_scan, "lags": ops.lag_scan}
+
+# Largest error over largest magnitude, by the dtype of the result. float64: sums of a few hundred
+# terms. float32: the target of the kernels. 16 bits: results are rounded once, to half an ulp,
+# while states are carried in float32 (final states are judged as float32).
+TOLERANCES = {
+    torch.float64: 1e-10,
+    torch.float32: 1e-5,
+    torch.bfloat16: 2**-8,
+    torch.float16: 2**-11,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """Arguments of one recurrence, and the cotangents of its two results."""
+
+    kind: str
+    gates: Tensor
+    values: Tensor
+    initial_state: Tensor
+    d_states: Tensor
+    d_final_state: Tensor
+    cu_seqlens: Tensor | None = None
+
+    @property
+    def leaves(self):
+        return self.gates, self.values, self.initial_state
+
+    def replace(self, **changes):
+        return dataclasses.replace(self, **changes)
+
+    def to(self, dtype):
+        """Rounded to ``dtype``; the states to float32 at least, as the library carries them."""
+        wide = torch.promote_types(dtype, torch.float32)
+        return self.replace(
+            gates=self.gates.to(dtype),
+            values=self.values.to(dtype),
+            initial_state=self.initial_state.to(wide),
+            d_states=self.d_states.to(dtype),
+            d_final_state=self.d_final_state.to(wide),
+        )
+
+    def outcome(self, gate="softmax", *, cotangents=("states", "final_state"), **options):
+        """States, final state and all gradients, by name."""
+        leaves = [leaf.detach().requires_grad_() for leaf in self.leaves]
+        gates, values, initial_state = leaves
+        results = RECURRENCES[self.kind](
+            gates, values, gate, initial_state, self.cu_seqlens, **options
+        )
+        named = dict(zip(("states", "final_state"), results, strict=True))
+        gradients = torch.autograd.grad(
+            [named[name] for name in cotangents],
+            leaves,
+            [getattr(self, f"d_{name}") for name in cotangents],
+            materialize_grads=True,
+        )
+        return {name: tensor.detach() for name, tensor in named.items()} | dict(
+            zip(("d_gates", "d_values", "d_initial_state"), gradients, strict=True)
+        )
+
+
+def make_problem(
+    kind, *, batch=2, length=7, blocks=3, size=3, lengths=None, seed=0, scale=1.0, gate="softmax"
+):
+    """Normal gates times ``scale``, in float64; ``lengths`` packs sequences into one row."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    cu_seqlens, sequences = None, batch
+    if lengths is not None:
+        batch, length, sequences = 1, sum(lengths), len(lengths)
+        cu_seqlens = torch.tensor([0, *lengths]).cumsum(0)
+    rows = (batch, length, blocks) + ((size,) if kind == "blocks" else ())
+    if gate == "none":
+        scale = scale * 0.5 / (size + 1)  # un-normalised: rows must stay short or states explode
+    return Problem(
+        kind,
+        normal(*rows, size + 1) * scale,
+        normal(*rows),
+        normal(sequences, blocks, size),
+        normal(*rows),
+        normal(sequences, blocks, size),
+        cu_seqlens,
+    )
+
+
+def check_agreement(actual, expected, tolerances=None):
+    """Each entry of ``actual`` equals that of ``expected``, up to its own dtype's tolerance."""
+    assert actual.keys() == expected.keys()
+    errors = {}
+    for name, tensor in actual.items():
+        wanted = expected[name].double()
+        assert tensor.shape == wanted.shape, name
+        if tensor.numel():
+            error = (tensor.double() - wanted).abs().max() / wanted.abs().max().clamp(min=1e-30)
+            limit = (tolerances or TOLERANCES)[tensor.dtype]
+            if not error <= limit:  # NaN must not pass
+                errors[name] = f"{float(error):.2e} > {limit:.2e}"
+    assert not errors, errors
+
+
+def check_equality(actual, expected):
+    """Each entry of ``actual`` equals that of ``expected`` bit for bit."""
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+@pytest.fixture(scope="session")
+def problem():
+    return make_problem
+
+
+@pytest.fixture(scope="session")
+def agree():
+    return check_agreement
+
+
+@pytest.fixture(scope="session")
+def identical():
+    return check_equality
+
+
+def families_of(kind):
+    return [name for name, family in ops.GATES.items() if kind == "blocks" or not family.blocks_only]
+
+
+def pytest_generate_tests(metafunc):
+    """``kind`` runs over the recurrences, ``gate`` over the families it has."""
+    wanted = [name for name in ("kind", "gate") if name in metafunc.fixturenames]
+    marked = {
+        name.strip()
+        for mark in metafunc.definition.iter_markers("parametrize")
+        for name in (mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0])
+    }
+    wanted = [name for name in wanted if name not in marked]
+    if wanted == ["kind", "gate"]:
+        cases = [(kind, gate) for kind in RECURRENCES for gate in families_of(kind)]
+        metafunc.parametrize(("kind", "gate"), cases)
+    elif wanted == ["kind"]:
+        metafunc.parametrize("kind", list(RECURRENCES))
+    elif wanted == ["gate"]:
+        metafunc.parametrize("gate", list(ops.GATES))

@@ -1,0 +1,65 @@
+"""Every code block of the documents runs, and what they point at exists."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!#)([^)\s]+)\)")
+
+
+def blocks(language):
+    return [
+        pytest.param(code, id=f"{path.name}-{number}")
+        for path in DOCUMENTS
+        for number, (kind, code) in enumerate(BLOCK.findall(path.read_text()))
+        if kind == language
+    ]
+
+
+def test_every_block_has_a_language_that_is_tested():
+    kinds = {kind for path in DOCUMENTS for kind, _ in BLOCK.findall(path.read_text())}
+    assert kinds <= {"python", "console", "text"}
+
+
+@pytest.mark.parametrize("code", blocks("python"))
+def test_python_blocks_run(code):
+    exec(compile(code, "block", "exec"), {})
+
+
+@pytest.mark.parametrize("code", blocks("console"))
+def test_commands_exist(code, tmp_path):
+    """Statemix commands run; make targets and installs are resolved without being carried out."""
+    for line in code.splitlines():
+        program, *arguments = shlex.split(line)
+        if program == "statemix":
+            command = [sys.executable, "-m", "statemix.cli.main", *arguments]
+        elif program == "make":
+            command = ["make", "--dry-run", "--directory", str(ROOT), *arguments]
+        else:
+            assert line == "pip install ."
+            continue
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("code", blocks("text"))
+def test_the_printed_tree_is_the_tree(code):
+    """The README's tree lists every folder, and nothing that is not there."""
+    top, *lines = code.splitlines()
+    package = ROOT / top.strip()
+    listed = {line.split()[0] for line in lines}
+    present = {f"{p.parent.name}/" for p in package.glob("*/__init__.py")} | {"tests/", "results/"}
+    assert listed == present
+
+
+def test_links_point_at_files():
+    for path in DOCUMENTS:
+        for target in LINK.findall(path.read_text()):
+            assert (path.parent / target.split("#")[0]).exists(), f"{path.name}: {target}"

@@ -1,0 +1,155 @@
+"""Checkpoints: whole or passed over, two kept, exact, and never unpickled."""
+
+import json
+import pickle
+import shutil
+
+import pytest
+import torch
+
+from statemix.training import checkpoint
+from statemix.training.checkpoint import (
+    load_checkpoint,
+    optimizer_tensors,
+    restore_optimizer,
+    save_checkpoint,
+)
+
+
+def save(folder, step):
+    tensors = {"model": {"w": torch.full((3,), float(step))}, "optimizer": {}}
+    save_checkpoint(folder, step, tensors, {"step": step})
+
+
+def load(folder):
+    said = []
+    found = load_checkpoint(folder, said.append)
+    return None if found is None else found[1]["step"], said
+
+
+def test_newest_is_loaded_and_two_are_kept(tmp_path):
+    for step in (5, 20, 100):
+        save(tmp_path, step)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000000020", "step-000000100"]
+    tensors, state = load_checkpoint(tmp_path, pytest.fail)
+    assert state == {"step": 100}
+    assert torch.equal(tensors["model"]["w"], torch.full((3,), 100.0))
+    assert tensors["optimizer"] == {}
+
+
+def test_no_checkpoint_is_none(tmp_path):
+    assert load_checkpoint(tmp_path / "absent", pytest.fail) is None
+
+
+def truncate(path):
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def flip(path):
+    file = path / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+def pickled(path):
+    """A consistent manifest does not help a file that is not safetensors."""
+    import hashlib
+
+    content = pickle.dumps({"w": 1})
+    (path / "model.safetensors").write_bytes(content)
+    hashes = json.loads((path / "manifest.json").read_text())
+    hashes["model.safetensors"] = hashlib.sha256(content).hexdigest()
+    (path / "manifest.json").write_text(json.dumps(hashes))
+
+
+DAMAGES = {
+    "truncated tensors": truncate,
+    "flipped bit": flip,
+    "pickle": pickled,
+    "missing tensors": lambda path: (path / "model.safetensors").unlink(),
+    "missing state": lambda path: (path / "state.json").unlink(),
+    "changed state": lambda path: (path / "state.json").write_text('{"step": 9}'),
+    "missing manifest": lambda path: (path / "manifest.json").unlink(),
+    "empty manifest": lambda path: (path / "manifest.json").write_text("{}"),
+    "manifest that is no JSON": lambda path: (path / "manifest.json").write_text("{"),
+    "empty folder": lambda path: shutil.rmtree(path) or path.mkdir(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_damaged_checkpoint_is_reported_in_one_line_and_passed_over(tmp_path, damage):
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    damage(tmp_path / "step-000000002")
+    step, said = load(tmp_path)
+    assert step == 1
+    (line,) = said
+    assert line.startswith("checkpoint step-000000002 is damaged and passed over: ")
+    assert "\n" not in line
+    # The run goes on and meets the damaged step again.
+    save(tmp_path, 2)
+    assert load(tmp_path) == (2, [])
+
+
+def test_all_damaged_is_none(tmp_path):
+    save(tmp_path, 1)
+    flip(tmp_path / "step-000000001")
+    step, said = load(tmp_path)
+    assert step is None
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("files_written", range(4))
+def test_a_save_cut_short_leaves_the_one_before(tmp_path, monkeypatch, files_written):
+    save(tmp_path, 1)
+    written = []
+    write = checkpoint._write_synced
+
+    def cut(path, content):
+        if len(written) == files_written:
+            path.write_bytes(content[: len(content) // 2])
+            raise KeyboardInterrupt
+        written.append(path)
+        write(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_write_synced", cut)
+        with pytest.raises(KeyboardInterrupt):
+            save(tmp_path, 2)
+    assert load(tmp_path) == (1, [])
+    save(tmp_path, 2)
+    assert load(tmp_path) == (2, [])
+    assert {path.name for path in tmp_path.iterdir()} == {"step-000000001", "step-000000002"}
+
+
+def test_optimizer_is_restored_exactly_with_its_step_counts():
+    def make():
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 2)
+        return model, torch.optim.AdamW(model.parameters(), fused=True)
+
+    def steps(model, optimizer, count):
+        for _ in range(count):
+            model(torch.ones(3)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    model, optimizer = make()
+    steps(model, optimizer, 3)
+    saved = {name: t.clone() for name, t in optimizer_tensors(optimizer, model).items()}
+    weights = {name: t.clone() for name, t in model.state_dict().items()}
+    assert saved.keys() == {
+        f"{name}/{quantity}"
+        for name in ("weight", "bias")
+        for quantity in ("exp_avg", "exp_avg_sq", "step")
+    }
+    steps(model, optimizer, 2)
+
+    again, other = make()
+    again.load_state_dict(weights)
+    restore_optimizer(other, again, saved)
+    steps(again, other, 2)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name])

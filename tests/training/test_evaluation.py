@@ -1,0 +1,139 @@
+"""The scores against their slow definitions, and against pieces of any size."""
+
+import pytest
+import torch
+
+from statemix.models import SyntheticModel
+from statemix.training import evaluate, evaluation
+from statemix.training.evaluation import draw, mad_accuracy, sequences_at
+
+
+@pytest.fixture
+def model():
+    options = {"num_blocks": 2, "block_size": 3}
+    return SyntheticModel(6, 6, 8, "bd_lru", options, bos=True, seed=1)
+
+
+def slow_mad(predictions, targets):
+    pairs = [
+        (p, t)
+        for p, t in zip(predictions.flatten().tolist(), targets.flatten().tolist(), strict=True)
+        if t != -100
+    ]
+    recalls = []
+    for label in {p for p, _ in pairs} | {t for _, t in pairs}:
+        of_label = [p == label for p, t in pairs if t == label]
+        recalls.append(sum(of_label) / len(of_label) if of_label else 0.0)
+    return sum(recalls) / len(recalls)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_mad_accuracy_is_the_mean_recall_of_occurring_classes(seed):
+    generator = torch.Generator().manual_seed(seed)
+    predictions = torch.randint(9, (4, 6), generator=generator)
+    targets = torch.randint(7, (4, 6), generator=generator)
+    targets[torch.rand(4, 6, generator=generator) < 0.3] = -100
+    assert mad_accuracy(predictions, targets) == pytest.approx(slow_mad(predictions, targets))
+
+
+@pytest.mark.parametrize("classes", [1, 8, 16])
+def test_one_spurious_class_costs_a_factor(classes):
+    """Perfect but for one prediction of a class that is no target: 8 classes give about .8886."""
+    targets = torch.arange(classes).repeat(1000)
+    predictions = targets.clone()
+    predictions[0] = classes
+    expected = (classes - 1 / 1000) / (classes + 1)
+    assert mad_accuracy(predictions, targets) == pytest.approx(expected)
+    assert mad_accuracy(targets, targets) == 1.0
+
+
+def test_nothing_scored_is_no_accuracy():
+    assert mad_accuracy(torch.tensor([1, 2]), torch.tensor([-100, -100])) == 0.0
+
+
+def test_scores_match_their_slow_definitions(model):
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(6, (10, 7), generator=generator)
+    targets = torch.randint(6, (10, 7), generator=generator)
+    with torch.no_grad():
+        logits = model(tokens)
+    guesses = logits.argmax(-1)
+    # The first sequence is right at all its scored positions, with only some scored.
+    targets[0] = guesses[0]
+    targets[0, 3:] = -100
+    targets[1, ::2] = -100
+    scored = targets != -100
+    scores = evaluate(model, tokens, targets, batch_size=4)
+    assert scores.num_sequences == 10
+    assert scores.token_accuracy == (guesses == targets)[scored].double().mean().item()
+    assert scores.sequence_accuracy == pytest.approx(
+        ((guesses == targets) | ~scored).all(1).double().mean().item()
+    )
+    assert scores.sequence_accuracy >= 0.1
+    log_p = logits.log_softmax(-1).gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    assert scores.loss == pytest.approx(-log_p[scored].mean().item(), rel=1e-5)
+    batches = [(slice(0, 4), 4), (slice(4, 8), 4), (slice(8, 10), 2)]
+    mad = sum(slow_mad(guesses[rows], targets[rows]) * size for rows, size in batches) / 10
+    assert scores.mad_accuracy == pytest.approx(mad)
+
+
+@pytest.mark.parametrize(("tokens_per_call", "rows"), [(1, 1), (7, 1), (12, 3), (64, 16)])
+def test_scores_do_not_depend_on_the_pieces(model, monkeypatch, tokens_per_call, rows):
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(6, (5, 11), generator=generator)
+    targets = torch.randint(6, (5, 11), generator=generator)
+    whole = evaluate(model, tokens, targets)
+    monkeypatch.setattr(evaluation, "_TOKENS_PER_CALL", tokens_per_call)
+    monkeypatch.setattr(evaluation, "_ROWS_AT_LEAST", rows)
+    pieces = evaluate(model, tokens, targets)
+    assert pieces.token_accuracy == whole.token_accuracy
+    assert pieces.mad_accuracy == whole.mad_accuracy
+    assert pieces.loss == pytest.approx(whole.loss, rel=1e-5)
+
+
+def test_no_call_sees_more_tokens_than_the_budget(model, monkeypatch):
+    monkeypatch.setattr(evaluation, "_TOKENS_PER_CALL", 64)
+    seen = []
+    extend = model.extend
+    monkeypatch.setattr(model, "extend", lambda x, s: seen.append(x.numel()) or extend(x, s))
+    for shape in [(40, 3), (3, 500), (20, 500)]:
+        tokens = torch.zeros(shape, dtype=torch.int64)
+        evaluate(model, tokens, tokens)
+    assert max(seen) <= 64
+    assert sum(seen) == 120 + 1500 + 10_000
+
+
+def test_tick_ends_an_evaluation(model):
+    tokens = torch.zeros(2, 3, dtype=torch.int64)
+
+    def stop():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(model, tokens, tokens, tick=stop)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "targets", "message"),
+    [
+        (torch.zeros(2, 3), torch.zeros(2, 4), r"targets must have the shape .*\(2, 3\), got \(2,"),
+        (torch.zeros(3), torch.zeros(3), r"targets must have the shape \(N, T\)"),
+        (torch.zeros(2, 3), torch.full((2, 3), -100), "targets must score at least one position"),
+        (torch.zeros(0, 3), torch.zeros(0, 3), "targets must score at least one position"),
+    ],
+)
+def test_bad_input_is_named(model, tokens, targets, message):
+    with pytest.raises(ValueError, match=message):
+        evaluate(model, tokens.long(), targets.long())
+
+
+def test_longer_words_are_fewer_but_at_least_one():
+    counts = [sequences_at(n, at_most=1280, tokens=65536) for n in (16, 64, 4096, 16384, 10**6)]
+    assert counts == [1280, 1024, 16, 4, 1]
+
+
+def test_splits_share_no_example(tiny):
+    task = tiny().build_task()
+    words = [set(map(tuple, draw(task, split, 20)[0].tolist())) for split in
+             ("train", "validation", "test")]  # fmt: skip
+    assert len(set.union(*words)) == 60

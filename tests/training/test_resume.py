@@ -1,0 +1,221 @@
+"""Runs that are killed, interrupted or damaged end bit-equal to runs that are not."""
+
+import json
+import multiprocessing
+import random
+import signal
+
+import pytest
+
+from statemix.training import RunConfig, train
+
+# Runs in a process of its own and kills it, as kill -9 does: at the n-th event, or half way through
+# the n-th file that a checkpoint writes, or between a checkpoint's last file and its renaming.
+KILLED = """
+import os, signal
+from pathlib import Path
+from statemix.training import checkpoint, train
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def count(_):
+    global events
+    events -= 1
+    if events == 0:
+        die()
+
+write, rename = checkpoint._write_synced, Path.rename
+
+def write_half(path, content):
+    global files
+    files -= 1
+    if files == 0:
+        path.write_bytes(content[:len(content) // 2])
+        die()
+    write(path, content)
+
+def rename_never(self, target):
+    global renames
+    renames -= 1
+    if renames == 0:
+        die()
+    return rename(self, target)
+
+checkpoint._write_synced, Path.rename = write_half, rename_never
+train(config, folder, on_event=count, checkpoint_every_s=0.0)
+"""
+
+WEIGHTS = ("model", "best_test", "best_validation")
+processes = multiprocessing.get_context("forkserver")
+processes.set_forkserver_preload(["statemix.training"])
+
+
+def run_killed(config, folder, *, events=0, files=0, renames=0):
+    """Return whether the run was killed before its end."""
+    moments = {"events": events, "files": files, "renames": renames}
+    process = processes.Process(
+        target=exec, args=(KILLED, {"config": config, "folder": folder, **moments})
+    )
+    process.start()
+    process.join()
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode != 0
+
+
+def result(folder):
+    """Everything that a run leaves but its times."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    summary = json.loads((folder / "summary.json").read_text())
+    for record in (*rows, summary):
+        del record["time_s"]
+    return rows, summary, [(folder / f"{name}.safetensors").read_bytes() for name in WEIGHTS]
+
+
+@pytest.fixture
+def config(tiny) -> RunConfig:
+    return tiny(sharpen_to=8.0, warmup_steps=2, eval_lengths=(10, 20))
+
+
+@pytest.fixture
+def whole(config, tmp_path):
+    """The result of the run when nothing happens to it."""
+    train(config, tmp_path / "whole")
+    return result(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_again_and_again_at_random_events(config, whole, tmp_path, seed):
+    moments = random.Random(seed)
+    kills = 0
+    while run_killed(config, tmp_path / "run", events=moments.randint(3, 14)):
+        kills += 1
+        assert kills < 50
+    assert kills >= 2
+    assert result(tmp_path / "run") == whole
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        *({"files": n} for n in (3, 12, 31, 38, 55)),
+        *({"renames": n} for n in (1, 2, 8)),
+    ],
+    ids=str,
+)
+def test_killed_inside_a_save(config, whole, tmp_path, moment):
+    assert run_killed(config, tmp_path / "run", **moment)
+    train(config, tmp_path / "run")
+    assert result(tmp_path / "run") == whole
+
+
+def test_killed_on_fresh_examples(fresh, tmp_path):
+    train(fresh(), tmp_path / "whole")
+    assert run_killed(fresh(), tmp_path / "run", events=9)
+    train(fresh(), tmp_path / "run")
+    assert result(tmp_path / "run") == result(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("kind", ["step", "evaluated", "saved"])
+def test_interrupted_twice(config, whole, tmp_path, kind):
+    """A checkpoint is saved at the moment of Ctrl-C, also where an evaluation is due."""
+
+    def interrupt(event):
+        if event.kind == kind and event.step == stop:
+            signal.raise_signal(signal.SIGINT)
+
+    for stop in (3, 7 if kind == "step" else 9):
+        with pytest.raises(KeyboardInterrupt):
+            train(config, tmp_path / "run", on_event=interrupt, checkpoint_every_s=saves(kind))
+        steps = [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()]
+        assert max(steps) == f"step-{stop:09d}"
+    train(config, tmp_path / "run")
+    assert result(tmp_path / "run") == whole
+
+
+def saves(kind):
+    return 0.0 if kind == "saved" else 1000.0
+
+
+def test_second_interrupt_ends_at_once_and_saves_nothing_half_done(
+    config, whole, tmp_path, monkeypatch
+):
+    def interrupt(*arguments, **keywords):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("statemix.training.loop.functional.cross_entropy", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    train(config, tmp_path / "run")
+    assert result(tmp_path / "run") == whole
+
+
+def test_interrupted_while_the_further_lengths_are_scored(config, whole, tmp_path):
+    def interrupt(event):
+        if event.text.startswith("length 10"):
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "run", on_event=interrupt)
+    assert not (tmp_path / "run" / "summary.json").exists()
+    train(config, tmp_path / "run")
+    assert result(tmp_path / "run") == whole
+
+
+def test_interrupt_at_the_very_end_is_not_swallowed(config, whole, tmp_path):
+    def interrupt(event):
+        if event.kind == "finished":
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "run", on_event=interrupt)
+    assert result(tmp_path / "run") == whole
+
+
+def test_handler_of_the_caller_returns(config, tmp_path):
+    before = signal.getsignal(signal.SIGINT)
+    train(config, tmp_path / "run")
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize(("damaged", "resumed_at"), [(1, 3), (2, 0)])
+def test_damaged_checkpoints_are_passed_over(config, whole, tmp_path, damaged, resumed_at):
+    assert run_killed(config, tmp_path / "run", events=11)  # after the save at step 4
+    checkpoints = sorted((tmp_path / "run" / "checkpoints").glob("step-*"), reverse=True)
+    assert [int(path.name[5:]) for path in checkpoints] == [4, 3]
+    for path in checkpoints[:damaged]:
+        (path / "model.safetensors").write_bytes(b"half")
+    events = []
+    train(config, tmp_path / "run", on_event=events.append)
+    messages = [event.text for event in events if event.kind == "message"]
+    assert sum("is damaged and passed over" in text for text in messages) == damaged
+    (started,) = (event for event in events if event.kind == "started")
+    assert started.step == resumed_at
+    assert result(tmp_path / "run") == whole
+
+
+def test_a_half_written_row_is_made_again(config, whole, tmp_path):
+    assert run_killed(config, tmp_path / "run", events=11)
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 6, "epo')
+    train(config, tmp_path / "run")
+    assert result(tmp_path / "run") == whole
+
+
+def test_lost_rows_are_an_error_that_keeps_what_there_is(config, tmp_path):
+    assert run_killed(config, tmp_path / "run", events=11)
+    (tmp_path / "run" / "metrics.jsonl").write_text("")
+    with pytest.raises(ValueError, match="metrics.jsonl must have at least"):
+        train(config, tmp_path / "run")
+    assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
+
+
+def test_open_number_of_threads_is_the_runs(tiny, config, tmp_path, monkeypatch):
+    """A machine that offers another number of threads would round sums differently."""
+    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
+    assert run_killed(config, tmp_path / "run", events=11)
+    outcome = train(tiny(**vars(config) | {"num_threads": None}), tmp_path / "run")
+    assert outcome.config.num_threads == 1

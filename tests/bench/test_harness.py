@@ -62,6 +62,13 @@ def test_ratios_are_taken_within_rounds():
     assert measured["b"].rounds == 5
 
 
+def test_ratio_is_the_median_of_ratios_and_not_the_ratio_of_medians():
+    clock = FakeClock()
+    a = clock.provider("a", [9] * UNTIMED + [1, 5, 6])
+    b = clock.provider("b", [9] * UNTIMED + [3, 10, 3])
+    assert run(clock, [a, b], rounds=3)["b"].ratios["a"].p50 == 2
+
+
 def test_first_call_is_kept_apart():
     clock = FakeClock()
     measured = run(clock, [clock.provider("a", [60.0, 1.0])])
@@ -89,6 +96,21 @@ def test_slow_provider_makes_the_calls_it_can_afford_and_at_least_three(call_s, 
     assert measured["a"].rounds == 20
     assert measured["slow"].rounds == rounds
     assert measured["slow"].ratios["a"].p50 == call_s
+
+
+def test_rounds_of_slow_providers_are_spread_and_shared():
+    clock = FakeClock()
+    providers = [clock.provider("a", [1.0])] + [clock.provider(name, [100.0]) for name in "bc"]
+    run(clock, providers, rounds=20, budget_s=400, on_step=clock.calls.append)
+    starts = [i for i, call in enumerate(clock.calls) if call.startswith("round ")]
+    rounds = [
+        set(clock.calls[start + 1 : end])
+        for start, end in zip(starts, [*starts[1:], None], strict=True)
+    ]
+    assert sorted(map(len, rounds)) == [1] * 16 + [3] * 4
+    with_slow = [r for r, names in enumerate(rounds) if names == set("abc")]
+    gaps = [later - r for r, later in zip([0, *with_slow], [*with_slow, 20], strict=True)]
+    assert max(gaps) <= 8
 
 
 @pytest.mark.parametrize("error", [1e-4, math.inf, math.nan])

@@ -1,14 +1,18 @@
 """A small finished run, trained once."""
 
+import shlex
+
 import pytest
 
 from statemix.cli.main import main
 
-TINY = """
+TINY = shlex.split(
+    """
     --task-options group=S_3 length=5 train_size=20 --layer-options num_blocks=2 block_size=3
     --hidden-size 8 --batch-size 8 --epochs 4 --test-size 30 --validation-size 20 --num-threads 1
     --device cpu --bos
-    """.split()
+    """
+)
 
 
 @pytest.fixture(scope="session")

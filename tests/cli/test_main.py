@@ -24,9 +24,9 @@ FLAGS = {
 
 
 def flags_of(help_text):
-    # A flag stands at the beginning of an entry of the boxes, or after another one.
-    entries = re.findall(r"^│ (-.*?)(?:  |│|\n)", help_text, re.MULTILINE)
-    return {flag for entry in entries for flag in re.findall(r"--[a-z-]+", entry)} - {"--help"}
+    # An entry begins with its flags, in a box where the terminal has the characters.
+    entries = re.findall(r"^[│ ] (-.*?)(?:  |│|$)", help_text, re.MULTILINE)
+    return {flag for entry in entries for flag in re.findall(r"--[a-z][a-z-]+", entry)} - {"--help"}
 
 
 @pytest.mark.parametrize("command", FLAGS)
@@ -51,7 +51,7 @@ def test_version_is_printed(capsys):
     assert re.fullmatch(r"\d+\.\d+\.\d+\n", capsys.readouterr().out)
 
 
-def test_help_imports_no_tensor_library():
+def test_help_imports_no_library_of_a_command():
     code = (
         "import sys; from statemix.cli import main; main.main(['--help']); "
         "sys.exit('tyro' in sys.modules or 'lightning_fabric' in sys.modules)"
@@ -81,6 +81,7 @@ def test_wrong_request_is_named_on_stderr_with_exit_code_2(arguments, message, c
     assert main(arguments) == 2
     printed = capsys.readouterr()
     assert message in printed.err
+    assert printed.err.count("\n") == 1
     assert printed.out == ""
 
 
@@ -91,6 +92,7 @@ def test_wrong_request_is_named_on_stderr_with_exit_code_2(arguments, message, c
         (TypeError("a b"), 2),
         (PermissionError("a b"), 2),
         (FloatingPointError("a b"), 1),
+        (RuntimeError("a b"), 1),
         (KeyboardInterrupt(), 130),
     ],
 )

@@ -109,7 +109,7 @@ def test_a_loss_that_is_not_finite_is_exit_code_1(tmp_path, tiny_arguments, caps
 
 def test_ctrl_c_saves_says_so_and_the_same_command_goes_on(tmp_path, tiny_arguments):
     code = "import sys; from statemix.cli.main import main; sys.exit(main())"
-    arguments = ["train", *tiny_arguments, "--epochs", "400", "--eval-every", "100"]
+    arguments = ["train", *tiny_arguments, "--epochs", "150", "--eval-every", "50"]
     command = [sys.executable, "-c", code, *arguments, "--folder", str(tmp_path / "run")]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:

@@ -233,7 +233,7 @@ def bad(layer, **changed):
         ({"state": torch.zeros(2)}, ValueError, r"state must have shape \(B=2, .*got \(2,\)"),
         ({"state": torch.zeros(3, 6, 3)}, ValueError, r"state must have shape \(B=2, .*got \(3"),
         ({"state": (torch.zeros(1), torch.zeros(1))}, TypeError, "state must be a tensor, got tup"),
-        ({"cu_seqlens": torch.tensor([0, 4])}, ValueError, "cu_seqlens .*got a batch of 2"),
+        ({"cu_seqlens": torch.tensor([0, 4])}, ValueError, r"cu_seqlens needs .*got B = 2"),
         ({"cu_seqlens": [0, 4]}, TypeError, "cu_seqlens must be a tensor, got list"),
         ({"cu_seqlens": torch.tensor([0.0, 4.0])}, TypeError, "cu_seqlens must be int32 or int64"),
         ({"cu_seqlens": torch.tensor([[0, 4]])}, ValueError, r"cu_seqlens must have shape \(N\+1,"),

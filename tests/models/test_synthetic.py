@@ -131,7 +131,11 @@ def test_gate_temperature_is_set_on_every_layer_that_has_one():
         ({"num_classes": 0}, ValueError, "num_classes must be at least 1, got 0"),
         ({"hidden_size": -1}, ValueError, "hidden_size must be at least 1, got -1"),
         ({"num_layers": 0}, ValueError, "num_layers must be at least 1, got 0"),
-        ({"norm": "batch"}, ValueError, r"norm must be one of \['rms', 'layer', 'none'\], got 'bat"),
+        (
+            {"norm": "batch"},
+            ValueError,
+            r"norm must be one of \['rms', 'layer', 'none'\], got 'bat",
+        ),
         ({"channel_mixer": "glu"}, ValueError, r"channel_mixer must be one of .*'swiglu'.* got"),
         ({"layer": "gru"}, ValueError, r"layer must be one of .*got 'gru'"),
         ({"layer_options": {"order": 2}}, ValueError, r"options of layer 'bd_lru' must be among"),

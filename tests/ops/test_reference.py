@@ -8,6 +8,7 @@ from torch.autograd import gradcheck
 
 from statemix import ops
 
+RECURRENCES = {"blocks": ops.bd_lru, "lags": ops.h_lru}
 EPSILON = 1e-6
 
 
@@ -70,7 +71,7 @@ ONE_BY_ONE = {"blocks": block_lru, "lags": higher_order_lru}
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 def test_reference_follows_the_equations_number_by_number(problem, kind, gate, size):
     p = problem(kind, length=6, blocks=2, size=size, gate=gate, seed=size)
-    states, final_state = ops.__dict__["bd_lru" if kind == "blocks" else "h_lru"](
+    states, final_state = RECURRENCES[kind](
         p.gates, p.values, gate, p.initial_state, backend="reference"
     )
     for b in range(2):
@@ -84,10 +85,9 @@ def test_reference_follows_the_equations_number_by_number(problem, kind, gate, s
 
 
 def gradchecked(p, gate, backend, **options):
-    function = {"blocks": ops.bd_lru, "lags": ops.h_lru}[p.kind]
     leaves = [leaf.requires_grad_() for leaf in p.leaves]
     return gradcheck(
-        lambda gates, values, h_0: function(
+        lambda gates, values, h_0: RECURRENCES[p.kind](
             gates, values, gate, h_0, p.cu_seqlens, backend=backend, **options
         ),
         leaves,

@@ -1,5 +1,6 @@
 """The page: everything in one file, computed from the results, and shown by a real browser."""
 
+import itertools
 import json
 import re
 import shutil
@@ -15,7 +16,14 @@ COMMAND = "statemix demo"
 
 
 @pytest.fixture
-def html(summary):
+def without_pictures(monkeypatch):
+    """Drawing takes far longer than what most of these tests look at."""
+    names = ("wide_light", "wide_dark", "narrow_light", "narrow_dark")
+    monkeypatch.setattr(page, "_images", lambda _: dict.fromkeys(names, "data:image/png;base64,"))
+
+
+@pytest.fixture
+def html(summary, without_pictures):
     return page.render(summary, COMMAND)
 
 
@@ -40,7 +48,8 @@ def test_page_sets_means_ranges_and_the_papers_numbers_side_by_side(html):
     assert '<td class="paper">.49</td>' in row
 
 
-def test_page_needs_nothing_else(html):
+def test_page_needs_nothing_else(summary):
+    html = page.render(summary, COMMAND)
     links = re.findall(r'(?:src|href|srcset|url)\s*[=(]\s*"?([^">)\s]+)', html)
     assert links
     assert all(link.startswith("data:") for link in links)
@@ -56,7 +65,7 @@ def test_words_follow_the_results(summary, html):
     assert "seed 0: .700 and .200" in worse
 
 
-def test_protocol_follows_the_configuration(summary):
+def test_protocol_follows_the_configuration(summary, without_pictures):
     summary["protocol"] |= {"weight_decay": 0.25, "bos": False, "schedule": "constant"}
     summary["setting"]["sharpen"] = (50, 90, 1.0)
     html = page.render(summary, COMMAND)
@@ -76,11 +85,11 @@ def test_another_group_makes_no_claim_about_the_first(summary, html):
     assert "fresh words in every batch" in other
 
 
-def test_text_is_escaped(summary):
+def test_text_is_escaped(summary, without_pictures):
     assert "<b>" not in page.render(summary, "statemix demo --output '<b>'")
 
 
-def test_three_files_are_written_and_nothing_else(summary, tmp_path):
+def test_three_files_are_written_and_nothing_else(summary, tmp_path, without_pictures):
     paths = page.write(summary, tmp_path, COMMAND)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in paths)
     assert {path.name for path in paths} == {"index.html", "learning.png", "summary.json"}
@@ -114,12 +123,15 @@ def browser(tmp_path):
     browser.quit()
 
 
-@pytest.mark.parametrize("width", [1200, 380])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_browser_shows_picture_and_table_without_complaint(
-    summary, tmp_path, browser, width, scheme
-):
+def test_browser_shows_picture_and_table_without_complaint(summary, tmp_path, browser):
     page.write(summary, tmp_path, COMMAND)
+    for width, scheme in itertools.product((1200, 380), ("light", "dark")):
+        emulate(browser, width, scheme)
+        browser.get((tmp_path / "index.html").as_uri())
+        check(browser, width, scheme)
+
+
+def emulate(browser, width, scheme):
     browser.execute_cdp_cmd(
         "Emulation.setDeviceMetricsOverride",
         {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600},
@@ -128,7 +140,9 @@ def test_browser_shows_picture_and_table_without_complaint(
         "Emulation.setEmulatedMedia",
         {"features": [{"name": "prefers-color-scheme", "value": scheme}]},
     )
-    browser.get((tmp_path / "index.html").as_uri())
+
+
+def check(browser, width, scheme):
     assert browser.get_log("browser") == []
     picture = browser.find_element(By.ID, "learning")
     assert browser.execute_script(

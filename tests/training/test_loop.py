@@ -238,7 +238,7 @@ def test_a_folder_in_use_is_refused(tiny, tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_named(tiny, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="folder must be writable, got .*file/run: Not a directory"):
+    with pytest.raises(OSError, match=r"folder must be writable, got .*file/run: Not a directory"):
         train(tiny(), tmp_path / "file" / "run")
 
 
@@ -258,10 +258,20 @@ def test_what_cannot_run_fails_before_anything_is_written(tiny, tmp_path, change
     assert not (tmp_path / "run").exists()
 
 
+def test_a_device_that_is_missing_is_named(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ValueError, match="device must be available, got 'cuda'"):
+        train(tiny(device="cuda"), tmp_path / "run")
+
+
 def test_threads_are_the_runs_and_then_the_callers_again(tiny, tmp_path):
     torch.set_num_threads(1)
     seen = set()
-    train(tiny(num_threads=2, epochs=1), tmp_path, on_event=lambda _: seen.add(torch.get_num_threads()))
+    train(
+        tiny(num_threads=2, epochs=1),
+        tmp_path,
+        on_event=lambda _: seen.add(torch.get_num_threads()),
+    )
     assert (seen, torch.get_num_threads()) == ({2}, 1)
 
 

@@ -131,13 +131,17 @@ class Ops:
         )
 
 
+# A choice of one is no choice to tyro; the suppressed None makes "ops" a subcommand.
+_Benchmark = Annotated[Ops, tyro.conf.subcommand("ops")] | Annotated[None, tyro.conf.Suppress]
+
+
 @tyro.conf.configure(tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes)
 @dataclass(frozen=True)
 class Bench:
     """Measure speed and memory."""
 
-    # A choice of one is no choice to tyro; the suppressed None makes "ops" a subcommand.
-    benchmark: Annotated[Ops, tyro.conf.subcommand("ops")] | Annotated[None, tyro.conf.Suppress]
+    benchmark: _Benchmark
+    """What to measure."""
 
     def run(self) -> None:
         """Run the benchmark that was chosen."""

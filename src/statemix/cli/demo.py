@@ -86,7 +86,9 @@ class Demo:
             )
         paths = page.write(summary, folder, self._command())
         _print_results(console, summary)
-        console.print(f"{', '.join(map(str, paths))} ({time.monotonic() - began:.0f} s)")
+        console.print(f"done in {time.monotonic() - began:.0f} s:")
+        for path in paths:
+            console.print(f"  {path}")
 
     def _command(self) -> str:
         group = "" if self.group == "S_3" else f" --group {self.group}"
@@ -95,8 +97,8 @@ class Demo:
 
 
 _CAVEAT = (
-    "It has neither the start token nor the sharpened gates used here, and gives the best of "
-    "several runs where ours is a mean; the page says what else differs."
+    "has neither the start token nor the sharpened gates used here, and gives the best of several "
+    "runs where ours is a mean; the page says what else differs."
 )
 
 
@@ -105,7 +107,7 @@ def _print_results(console: Console, summary: "Summary") -> None:
 
     console.print()
     console.print(tables.as_rich(summary) if console.is_terminal else tables.as_text(summary))
-    console.print(f"paper: {summary['published']['setting']}. {_CAVEAT}\n")
+    console.print(f"The paper ({summary['published']['setting']}) {_CAVEAT}\n")
     for sentence in verdict.sentences(summary):
         console.print(f"- {sentence}")
     console.print()
@@ -138,15 +140,15 @@ class _Watch:
 
     def tell(self, job: "Job", event: "Event") -> None:
         """Take note of an event."""
-        fraction = event.step / event.num_steps
         if event.kind == "started":
+            fraction = event.step / event.num_steps
             self.lines[job.name] = self.progress.add_task(
                 job.name, total=1.0, is_total=False, status=""
             )
             self.progress.update(self.lines[job.name], completed=fraction)
             self._drop(fraction)
         elif event.kind == "step":
-            self.progress.update(self.lines[job.name], completed=fraction)
+            self.progress.update(self.lines[job.name], completed=event.step / event.num_steps)
             self.progress.update(self.all_runs, advance=1 / event.num_steps)
         elif event.kind == "evaluated":
             self._evaluated(job, event)

@@ -9,17 +9,19 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from lightning_fabric import Fabric
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from statemix.training import Scores, evaluate, load_model, load_outcome
 from statemix.training.config import Device
+from statemix.training.devices import build_fabric
 from statemix.training.evaluation import draw, sequences_at
 from statemix.training.rundir import Weights
 
 EVALUATIONS = "evaluations.jsonl"
+# Of the table, where no terminal says how wide it is.
+_WIDTH = 100
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Evaluate:
             raise ValueError(f"lengths must be at least 1, got {list(self.lengths)}")
         config = load_outcome(self.folder).config
         task = config.build_task()
-        fabric = Fabric(accelerator=self.device, devices=1, precision=config.precision)
+        fabric = build_fabric(self.device, config.precision)
         model = load_model(self.folder, self.weights).to(fabric.device)
         lengths = self.lengths or (task.length,)
         # All are drawn before the first is scored: an impossible length shows its error alone.
@@ -90,11 +92,14 @@ class Evaluate:
                 file.write(json.dumps({"time": time, **row}) + "\n")
                 file.flush()
         if not self.json:
-            print_scores(Console(markup=False, highlight=False, soft_wrap=True), rows)
+            print_scores(rows)
 
 
-def print_scores(console: Console, rows: Iterable[tuple[str, int, Scores]]) -> None:
+def print_scores(rows: Iterable[tuple[str, int, Scores]]) -> None:
     """Print a table of scores: (weights, length, scores) each."""
+    console = Console(markup=False, highlight=False)
+    if not console.is_terminal:
+        console = Console(markup=False, highlight=False, width=_WIDTH)
     table = Table(box=SIMPLE_HEAD)
     table.add_column("weights")
     for title in ("length", "sequences", "token acc.", "MAD acc.", "sequence acc.", "loss"):

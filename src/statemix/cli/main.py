@@ -1,7 +1,10 @@
 """``statemix``: finds the command, runs it, and turns its errors into one line and an exit code."""
 
+import contextlib
 import importlib
 import importlib.metadata
+import io
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -63,19 +66,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(name: str, arguments: list[str]) -> int:
     # PyTorch and the command's own libraries are only imported once they are needed.
-    from statemix.ops.checks import BackendUnavailableError
+    from statemix.ops import BackendUnavailableError
 
     try:
-        parse(name, arguments).run()
+        complaint = io.StringIO()
+        try:
+            with contextlib.redirect_stderr(complaint):
+                command = parse(name, arguments)
+        except SystemExit as stop:
+            # tyro prints and exits: 0 after --help, 2 and a box after a wrong request.
+            if stop.code in (None, DONE):
+                return DONE
+            message = f"{_unboxed(complaint.getvalue())}; see statemix {name} --help"
+            return _fail(message, WRONG_REQUEST)
+        command.run()
     except (ValueError, TypeError, BackendUnavailableError, OSError) as error:
         return _fail(str(error), WRONG_REQUEST)
-    except FloatingPointError as error:
+    except (FloatingPointError, RuntimeError) as error:
         return _fail(str(error), FAILED)
     except KeyboardInterrupt:
         return _fail("interrupted; the same command goes on where it stopped", INTERRUPTED)
-    except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else WRONG_REQUEST
     return DONE
+
+
+def _unboxed(box: str) -> str:
+    """What a box of tyro's complains of, without its frame, its title and its advice."""
+    lines = [line.strip(" │╭╮╰╯") for line in box.splitlines()]
+    lines = [line for line in lines if line.strip("─-")]
+    said = itertools.takewhile(
+        lambda line: not line.startswith(("For full helptext", "Argument helptext")), lines[1:]
+    )
+    return " ".join(said) or " ".join(lines)
 
 
 def parse(name: str, arguments: Sequence[str]) -> Command:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import tyro
-from rich.console import Console
 
 from statemix import layers, tasks
 from statemix.cli.evaluate import print_scores
@@ -78,7 +77,7 @@ def parse(arguments: Sequence[str]) -> Train:
 
 
 def _source(arguments: Sequence[str]) -> Path | None:
-    for argument, value in zip(arguments, [*arguments[1:], ""], strict=True):
+    for argument, value in zip(arguments, [*arguments[1:], ""], strict=False):
         if argument == "--from" and value:
             return Path(value)
         if argument.startswith("--from="):
@@ -135,8 +134,7 @@ def _entry(name: str, options: dict[str, tuple[Any, Any]]) -> str:
 
 
 def _print_outcome(outcome: Outcome) -> None:
-    console = Console(markup=False, highlight=False, soft_wrap=True)
-    console.print(
+    print(
         f"{outcome.num_parameters:,} parameters, {outcome.last.step:,} steps, "
         f"{outcome.time_s:.1f} s; kept in {outcome.folder}"
     )
@@ -150,4 +148,4 @@ def _print_outcome(outcome: Outcome) -> None:
         for name, selection in selections.items()
         for length, scores in selection.test.items()
     ]
-    print_scores(console, rows)
+    print_scores(rows)

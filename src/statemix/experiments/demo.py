@@ -169,7 +169,7 @@ def _check_folder(job: Job) -> None:
     if path.exists() and load_config(path) != job.config.resolved():
         raise ValueError(
             f"{job.folder} must hold a run of the same configuration, got another one; "
-            "a fresh start removes it"
+            "--fresh (fresh=True) removes it"
         )
 
 

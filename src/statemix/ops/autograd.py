@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from statemix.ops.operators import scan_backward, scan_forward
 
@@ -17,7 +18,8 @@ def scan(
     backend: str,
 ) -> tuple[Tensor, Tensor]:
     """The recurrence of :func:`statemix.ops.operators.scan_forward`, differentiable."""
-    if gates.requires_grad or values.requires_grad or initial_state.requires_grad:
+    # Not "requires_grad": a tensor that vmap has wrapped within grad does not tell.
+    if torch.is_grad_enabled():
         result: tuple[Tensor, Tensor] = _Scan.apply(  # type: ignore[no-untyped-call]
             gates, values, initial_state, cu_seqlens, gate, backend
         )
@@ -56,6 +58,7 @@ class _Scan(torch.autograd.Function):
         ctx.save_for_backward(gates, values, initial_state, cu_seqlens, output[0])
 
     @staticmethod
+    @once_differentiable
     def backward(
         ctx: Any, d_states: Tensor, d_final_state: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, None, None, None]:

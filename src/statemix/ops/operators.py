@@ -17,6 +17,9 @@ from statemix.ops.packing import scan_each
 BLOCK_AXIS = 2
 """The axis of blocks (or channels) in gates, values and states: (B, T, H, ...)."""
 
+STATE_BLOCK_AXIS = 1
+"""The axis of blocks (or channels) in initial and final states: (N, H, m)."""
+
 
 @torch.library.custom_op("statemix::scan_forward", mutates_args=())
 def scan_forward(
@@ -47,8 +50,10 @@ def scan_forward(
     if backend == "cpu":
         return cpu.scan_forward(gates, values, initial_state, cu_seqlens, gate)
     if cu_seqlens is not None:
-        return scan_each(loop.scan_forward, gates, values, initial_state, cu_seqlens)
-    return loop.scan_forward(gates, values, initial_state)
+        results = scan_each(loop.scan_forward, gates, values, initial_state, cu_seqlens)
+    else:
+        results = loop.scan_forward(gates, values, initial_state)
+    return _innermost(results[0], BLOCK_AXIS), _innermost(results[1], STATE_BLOCK_AXIS)
 
 
 @torch.library.custom_op("statemix::scan_backward", mutates_args=())
@@ -68,6 +73,24 @@ def scan_backward(
         return cpu.scan_backward(
             d_states, d_final_state, gates, values, states, initial_state, cu_seqlens, gate
         )
+    d_gates, d_values, d_initial_state = _loop_backward(
+        d_states, d_final_state, gates, states, initial_state, cu_seqlens
+    )
+    return (
+        _innermost(d_gates, BLOCK_AXIS),
+        _innermost(d_values, BLOCK_AXIS),
+        _innermost(d_initial_state, STATE_BLOCK_AXIS),
+    )
+
+
+def _loop_backward(
+    d_states: Tensor,
+    d_final_state: Tensor,
+    gates: Tensor,
+    states: Tensor,
+    initial_state: Tensor,
+    cu_seqlens: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
     if cu_seqlens is None:
         return loop.scan_backward(d_states, d_final_state, gates, states, initial_state)
     bounds = cu_seqlens.tolist()
@@ -82,9 +105,14 @@ def scan_backward(
         for n, (start, stop) in enumerate(pairwise(bounds))
     ]
     if not pieces:
-        return torch.zeros_like(gates), torch.zeros_like(values), torch.zeros_like(initial_state)
+        return torch.zeros_like(gates), torch.zeros_like(states), torch.zeros_like(initial_state)
     d_gates, d_values, d_initial = zip(*pieces, strict=True)
     return torch.cat(d_gates, dim=1), torch.cat(d_values, dim=1), torch.cat(d_initial)
+
+
+def _innermost(tensor: Tensor, axis: int) -> Tensor:
+    """``tensor`` in the memory order that is promised below, for compiled code relies on it."""
+    return tensor.movedim(axis, -1).contiguous().movedim(-1, axis)
 
 
 def _empty_like(shape: torch.Size, like: Tensor) -> Tensor:

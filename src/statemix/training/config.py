@@ -132,7 +132,9 @@ class RunConfig:
             _require(self.clip_norm > 0, self, "clip_norm", "be above 0")
         if self.stop_at is not None:
             _require(0 <= self.stop_at <= 1, self, "stop_at", "be in [0, 1]")
-        positive = isinstance(self.eval_lengths, tuple) and all(isinstance(n, int) and n >= 1 for n in self.eval_lengths)
+        positive = isinstance(self.eval_lengths, tuple) and all(
+            isinstance(n, int) and n >= 1 for n in self.eval_lengths
+        )
         _require(positive, self, "eval_lengths", "be integers of at least 1")
         _require(self.layer in layers.names(), self, "layer", f"be one of {list(layers.names())}")
         _require(self.task in tasks.names(), self, "task", f"be one of {list(tasks.names())}")

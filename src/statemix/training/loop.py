@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import torch
-from lightning_fabric import Fabric
 from torch import Tensor
 from torch.nn import functional
 
@@ -23,6 +21,7 @@ from statemix.training.checkpoint import (
     save_checkpoint,
 )
 from statemix.training.config import RunConfig
+from statemix.training.devices import build_fabric, threads
 from statemix.training.evaluation import IGNORED, Scores, draw, evaluate, sequences_at
 from statemix.training.events import Event
 from statemix.training.interrupts import Interrupts
@@ -64,7 +63,7 @@ def train(
     emit = on_event or (lambda _: None)
     # Whatever cannot be run fails here, before anything is written.
     run = _Run(config.resolved(), folder, emit, checkpoint_every_s)
-    with rundir.claimed(folder, config) as settled, _threads(settled.num_threads):
+    with rundir.claimed(folder, config) as settled, threads(settled.num_threads):
         if (folder / rundir.SUMMARY).exists():
             emit(run.event("finished", f"{folder} holds this run, finished"))
         else:
@@ -92,7 +91,7 @@ class _Run:
         self.checkpoint_every_s = checkpoint_every_s
         self.interrupts = Interrupts()
         self.task = config.build_task()
-        self.fabric = Fabric(accelerator=config.device, devices=1, precision=config.precision)
+        self.fabric = build_fabric(config.device, config.precision)
         self.model = rundir.build_model(config, self.task)
         self.base_temperature = float(config.layer_options.get("gate_temperature") or 1.0)
         optimizer = build_optimizer(self.model, config)
@@ -126,26 +125,23 @@ class _Run:
 
     def to_the_end(self) -> None:
         """Resume, train, evaluate, and write what the run leaves."""
-        found = load_checkpoint(self.folder / rundir.CHECKPOINTS, self._say)
-        size = self._restore(*found) if found is not None else 0
-        began = "resumed" if found is not None else "started"
-        self.emit(self.event("started", f"{began} at step {self.step} of {self.num_steps}"))
-        self.clock = self.saved_at = time.monotonic()
-        with (
-            contextlib.closing(
-                MetricsFile(self.folder / rundir.METRICS, size, self._say)
-            ) as self.metrics,
-            self.interrupts,
-        ):
-            try:
-                self._train()
-                self._save()
-                last = self._at_further_lengths()
-            except (KeyboardInterrupt, FloatingPointError):
-                if not self.interrupts.forced:
+        with self.interrupts:
+            found = load_checkpoint(self.folder / rundir.CHECKPOINTS, self._say)
+            size = self._restore(*found) if found is not None else 0
+            self.clock = self.saved_at = time.monotonic()
+            path = self.folder / rundir.METRICS
+            with contextlib.closing(MetricsFile(path, size, self._say)) as self.metrics:
+                began = "resumed" if found is not None else "started"
+                self.emit(self.event("started", f"{began} at step {self.step} of {self.num_steps}"))
+                try:
+                    self._train()
                     self._save()
-                raise
-            self._finish(last)
+                    last = self._at_further_lengths()
+                except (KeyboardInterrupt, FloatingPointError):
+                    if not self.interrupts.forced:
+                        self._save()
+                    raise
+                self._finish(last)
             self.interrupts.check()
 
     def _train(self) -> None:
@@ -336,14 +332,3 @@ def _blamed_on(field: str) -> Iterator[None]:
         yield
     except ValueError as error:
         raise ValueError(f"{field} must fit the task: {error}") from error
-
-
-@contextlib.contextmanager
-def _threads(number: int | None) -> Iterator[None]:
-    """Run with so many CPU threads: sums are split among them, so results depend on it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

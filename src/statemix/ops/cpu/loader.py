@@ -14,6 +14,7 @@ FAMILIES = ("softmax", "sigmoid", "relu", "signed", "tanh", "none", "given")
 ELEMENTS = (torch.float32, torch.float64, torch.bfloat16)
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def available() -> bool:
     """Whether the kernels were built when the package was installed."""
     return LIBRARY.exists()

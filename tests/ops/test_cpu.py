@@ -1,0 +1,139 @@
+"""The compiled kernels: every copy of them, any number of threads, and doing without."""
+
+import os
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+
+from statemix import ops
+from statemix.ops import cpu, recurrence
+from statemix.ops.cpu import loader
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [1, 4, 9])
+def test_kernels_equal_the_reference(problem, agree, kind, gate, size, dtype):
+    """A small grid that also runs once per instruction set, see below."""
+    for blocks, lengths in [(21, None), (3, (2, 0, 3))]:
+        p = problem(kind, blocks=blocks, size=size, lengths=lengths, gate=gate).to(dtype)
+        expected = p.to(torch.float64).outcome(gate, backend="reference")
+        agree(p.outcome(gate, backend="cpu"), expected)
+
+
+@pytest.mark.parametrize("name", ["baseline", "avx2", "avx512"])
+def test_every_instruction_set_equals_the_reference(name):
+    """The choice is made when the library is loaded, hence a process of its own."""
+    environment = os.environ | {"STATEMIX_CPU_ISA": name}
+    found = subprocess.run(
+        [sys.executable, "-c", "from statemix.ops import cpu; print(cpu.instruction_set())"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    if found.stdout.strip() != name:
+        pytest.skip(f"this processor has no {name}, it runs {found.stdout.strip()}")
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", "kernels_equal"]
+    tests = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, __file__],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert tests.returncode == 0, tests.stdout[-3000:]
+    assert " passed" in tests.stdout
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sequences", [1, 3, (5, 0, 2)], ids=str)
+def test_number_of_threads_changes_no_bit(problem, identical, threads, kind, sequences, dtype):
+    packed = {"lengths": sequences} if isinstance(sequences, tuple) else {"batch": sequences}
+    p = problem(kind, blocks=150, size=5, **packed).to(dtype)
+    expected = p.outcome(backend="cpu")
+    for number in (2, 3, 4, 7, 16):
+        threads(number)
+        identical(p.outcome(backend="cpu"), expected)
+
+
+def test_number_of_blocks_around_a_block_changes_no_bit(problem, identical, kind):
+    """Lanes never mix: a block alone, in a full register and in the last one are the same."""
+    p = problem(kind, blocks=40).to(torch.float32)
+    whole, _ = run(p)
+    for blocks in (slice(0, 16), slice(3, 20), slice(24, 40), slice(5, 38)):
+        part, _ = run(p, blocks)
+        identical(part, whole[:, :, blocks])
+
+
+def run(p, blocks=slice(None)):
+    scan = {"blocks": ops.bd_lru, "lags": ops.h_lru}[p.kind]
+    return scan(p.gates[:, :, blocks], p.values[:, :, blocks], backend="cpu")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_results_have_blocks_innermost_in_memory(problem, kind, dtype):
+    """Layers read them without a copy."""
+    p = problem(kind, blocks=7).to(dtype)
+    outcome = p.outcome(backend="cpu")
+    for name in ("states", "d_gates", "d_values"):
+        assert outcome[name].stride(2) == 1, name
+    for name in ("final_state", "d_initial_state"):
+        assert outcome[name].stride(1) == 1, name
+
+
+@pytest.fixture
+def without_kernels(monkeypatch, tmp_path):
+    """As on a machine without a compiler."""
+    monkeypatch.setattr(loader, "LIBRARY", tmp_path / "kernels.so")
+    loader._library.cache_clear()
+    recurrence._warn_of_slow_path.cache_clear()
+    yield
+    loader._library.cache_clear()
+    recurrence._warn_of_slow_path.cache_clear()
+
+
+@pytest.mark.usefixtures("without_kernels")
+def test_asking_for_missing_kernels_names_the_cure(problem, kind):
+    p = problem(kind)
+    assert not cpu.available()
+    for function in (cpu.instruction_set, lambda: p.outcome(backend="cpu")):
+        with pytest.raises(ops.BackendUnavailableError, match=r"install a C\+\+ compiler"):
+            function()
+
+
+@pytest.mark.usefixtures("without_kernels")
+def test_missing_kernels_are_replaced_by_the_loop_with_one_warning(problem, identical, kind):
+    p = problem(kind)
+    with pytest.warns(RuntimeWarning, match=r"uses the slower backend 'loop'; install a C\+\+") as w:
+        outcome = p.outcome()
+    assert len(w) == 1
+    assert w[0].filename == __file__ or w[0].filename.endswith("conftest.py")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert ops.default_backend(torch.device("cpu")) == "loop"
+        identical(p.outcome(), outcome)
+    identical(outcome, p.outcome(backend="loop"))
+
+
+@pytest.mark.usefixtures("without_kernels")
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_missing_kernels_do_not_break_the_graph(problem, kind):
+    torch._dynamo.reset()
+    p = problem(kind)
+    scan = {"blocks": ops.bd_lru, "lags": ops.h_lru}[kind]
+    with pytest.warns(RuntimeWarning, match="slower backend"):
+        expected = scan(p.gates, p.values)
+    compiled = torch.compile(scan, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(p.gates, p.values), expected)

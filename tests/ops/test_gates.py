@@ -1,0 +1,199 @@
+"""What each gate family promises: its equation, its bound, and finite numbers everywhere."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from statemix import ops
+from statemix.ops.gates import EPSILON, PROPOSITION_1
+
+RECURRENCES = {"blocks": ops.bd_lru, "lags": ops.h_lru}
+DTYPES = [torch.float64, torch.float32, torch.bfloat16]
+BOUNDED = [name for name, family in ops.GATES.items() if family.bound == PROPOSITION_1]
+SUMMED = ["softmax", "sigmoid", "relu", "signed", "tanh"]
+
+sizes = st.sampled_from([1, 2, 3, 4, 5, 6, 8, 16])
+seeds = st.integers(0, 2**32 - 1)
+scales = st.sampled_from([0.0, 1e-4, 1.0, 30.0, 1e4])
+
+
+def test_every_family_but_two_promises_the_proposition():
+    assert set(ops.GATES) - set(BOUNDED) == {"none", "householder"}
+    assert all(name == family.name and family.bound for name, family in ops.GATES.items())
+
+
+def drawn(kind, *, length, size, seed, scale, dtype):
+    """Gates of one size, every tenth of them at +-1e4, with values and states within [-1, 1]."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = (1, length, 5) + ((size,) if kind == "blocks" else ())
+    gates = torch.randn(*rows, size + 1, generator=generator, dtype=torch.float64) * scale
+    spikes = torch.rand(gates.shape, generator=generator) < 0.1
+    gates = torch.where(spikes, gates.sign() * 1e4, gates)
+    values = torch.rand(rows, generator=generator, dtype=torch.float64) * 2 - 1
+    # The extremes themselves: at the bound, not only below it.
+    values = torch.where(values.abs() < 0.3, values.sign(), values)
+    h_0 = torch.rand(1, 5, size, generator=generator, dtype=torch.float64) * 2 - 1
+    return gates.to(dtype), values.to(dtype), h_0.to(torch.promote_types(dtype, torch.float32))
+
+
+def margin(dtype, size, length):
+    """Rounding of m + 1 products per step lets the bound creep up; it is no decay to hide behind."""
+    eps = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+    return (1 + (size + 4) * eps) ** length
+
+
+@pytest.mark.parametrize("kind", list(RECURRENCES))
+@pytest.mark.parametrize("gate", BOUNDED)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@given(size=sizes, length=st.integers(1, 30), seed=seeds, scale=scales)
+def test_states_never_exceed_values_and_initial_state(
+    kind, gate, dtype, size, length, seed, scale
+):
+    """Proposition 1: |h_t| <= max(|h_0|, max |v|)."""
+    gates, values, h_0 = drawn(
+        kind, length=length, size=size, seed=seed, scale=scale, dtype=dtype
+    )
+    _, final_state = RECURRENCES[kind](gates, values, gate, h_0)
+    # The carried states, not their rounding to 16 bits.
+    wide = values.to(h_0.dtype)
+    states, _ = RECURRENCES[kind](gates.to(h_0.dtype), wide, gate, h_0)
+    limit = max(h_0.abs().max(), wide.abs().max()) * margin(dtype, size, length)
+    assert states.abs().max() <= limit
+    assert final_state.abs().max() <= limit
+
+
+@pytest.mark.parametrize("kind", list(RECURRENCES))
+def test_the_bound_is_attained(kind):
+    """Without this, a bound test would let a lost input through."""
+    gates, values, h_0 = drawn(kind, length=8, size=3, seed=0, scale=1.0, dtype=torch.float64)
+    ones = torch.ones_like(values)
+    states, _ = RECURRENCES[kind](gates, ones, "softmax", torch.ones_like(h_0))
+    torch.testing.assert_close(states, ones, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@given(size=sizes, length=st.integers(1, 30), seed=seeds, scale=scales)
+def test_householder_blocks_never_lengthen_the_state(dtype, size, length, seed, scale):
+    """|h_t|_2 <= max(|h_0|_2, max |v|_2) in each block."""
+    gates, values, h_0 = drawn(
+        "blocks", length=length, size=size, seed=seed, scale=scale, dtype=dtype
+    )
+    wide = values.to(h_0.dtype)
+    states, final_state = ops.bd_lru(gates.to(h_0.dtype), wide, "householder", h_0)
+    limit = torch.maximum(h_0.norm(dim=-1), wide.norm(dim=-1).amax(1))
+    # m reflections of m products each per step.
+    limit = limit * margin(dtype, size * (size + 4), length)
+    assert (states.norm(dim=-1) <= limit.unsqueeze(1)).all()
+    assert (final_state.norm(dim=-1) <= limit).all()
+
+
+@given(size=sizes, seed=seeds, scale=st.sampled_from([1e-4, 1.0, 30.0, 1e4]))
+def test_householder_blocks_have_spectral_norm_below_one_minus_the_input_gate(size, seed, scale):
+    generator = torch.Generator().manual_seed(seed)
+    gates = torch.randn(4, size, size + 1, generator=generator, dtype=torch.float64) * scale
+    A, a_0 = ops.normalize(gates, "householder")
+    norms = torch.linalg.matrix_norm(A, ord=2)
+    assert (norms <= (1 - a_0[..., 0]) * (1 + 1e-12)).all()
+    assert a_0.eq(a_0[..., :1]).all()
+
+
+def test_householder_factors_are_reflections_for_unit_vectors_and_fade_for_short_ones():
+    gates = torch.zeros(3, 4, dtype=torch.float64)
+    gates[:, 3] = 3.0 - 40.0  # a_0 = sigmoid(-40): nothing leaves the block
+    identity = torch.eye(3, dtype=torch.float64)
+    torch.testing.assert_close(ops.normalize(gates, "householder")[0], identity)
+    gates[1, 1] = 1.0
+    mirror = torch.diag(torch.tensor([1.0, -1.0, 1.0], dtype=torch.float64)).clone()
+    # At length 1 the eigenvalue (1 - |u|^4) / (1 + |u|^4) is zero, at length 2 it is -15/17.
+    mirror[1, 1] = 0.0
+    torch.testing.assert_close(ops.normalize(gates, "householder")[0], mirror)
+    gates[1, 1] = 2.0
+    mirror[1, 1] = -15 / 17
+    torch.testing.assert_close(ops.normalize(gates, "householder")[0], mirror)
+
+
+@pytest.mark.parametrize("gate", SUMMED)
+@given(size=sizes, seed=seeds, scale=scales)
+def test_absolute_gates_of_a_row_sum_to_one_less_epsilon(gate, size, seed, scale):
+    generator = torch.Generator().manual_seed(seed)
+    gates = torch.randn(20, size + 1, generator=generator, dtype=torch.float64) * scale
+    a, a_0 = ops.normalize(gates, gate)
+    total = a.abs().sum(-1) + a_0.abs()
+    shares = {"relu": gates.relu(), "signed": gates.abs(), "tanh": gates.tanh().abs()}
+    expected = torch.ones_like(total)
+    if gate in shares:
+        row = shares[gate].sum(-1)
+        expected = row / (row + 1e-6)
+    torch.testing.assert_close(total, expected, rtol=1e-12, atol=0)
+
+
+def test_none_leaves_gates_alone():
+    gates = torch.randn(4, 5)
+    a, a_0 = ops.normalize(gates, "none")
+    assert a.equal(gates[:, :4])
+    assert a_0.equal(gates[:, 4])
+
+
+@pytest.mark.parametrize("backend", ops.BACKENDS)
+@pytest.mark.parametrize("kind", list(RECURRENCES))
+@pytest.mark.parametrize("gate", ["relu", "signed", "tanh"])
+def test_row_without_any_share_gives_zero_and_finite_gradients(problem, kind, gate, backend):
+    p = problem(kind, size=2)
+    empty = p.replace(gates=torch.full_like(p.gates, -1.0 if gate == "relu" else 0.0))
+    outcome = empty.outcome(gate, backend=backend)
+    assert outcome["states"].eq(0).all()
+    assert all(tensor.isfinite().all() for tensor in outcome.values())
+
+
+@pytest.mark.parametrize("backend", ops.BACKENDS)
+@pytest.mark.parametrize("gate", ["relu", "signed", "tanh"])
+def test_epsilon_halves_a_gate_of_its_own_size(gate, backend):
+    gates = torch.tensor([0.0, EPSILON], dtype=torch.float64).view(1, 1, 1, 2)
+    states, _ = ops.h_lru(gates, torch.ones(1, 1, 1, dtype=torch.float64), gate, backend=backend)
+    torch.testing.assert_close(states.item(), 0.5, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("backend", ops.BACKENDS)
+def test_very_negative_sigmoid_gates_keep_their_ratios(backend):
+    """sigmoid(g) ~ e^g there, so the row equals a softmax instead of 0 / 0."""
+    gates = torch.tensor([-9000.0, -9001.0, -9002.0], dtype=torch.float64).view(1, 1, 1, 3)
+    values = torch.ones(1, 1, 1, dtype=torch.float64)
+    state = torch.tensor([[[2.0, -3.0]]], dtype=torch.float64)
+    arguments = (gates, values)
+    sigmoid = ops.h_lru(*arguments, "sigmoid", state, backend=backend)
+    torch.testing.assert_close(sigmoid, ops.h_lru(*arguments, "softmax", state, backend=backend))
+
+
+@given(size=st.integers(2, 8), seed=seeds, scale=st.sampled_from([0.1, 1.0, 5.0]))
+def test_eigenvalues_of_companions_stay_below_the_root_of_one_minus_the_input_gate(
+    size, seed, scale
+):
+    """|lambda| <= (1 - a_0)^(1/m), where the paper's Eq. 7 promises 1 - a_0."""
+    generator = torch.Generator().manual_seed(seed)
+    gates = torch.randn(8, size + 1, generator=generator, dtype=torch.float64) * scale
+    for gate in BOUNDED:
+        a, a_0 = ops.normalize(gates, gate)
+        companion = torch.ones(size - 1, dtype=torch.float64).diag(-1).repeat(8, 1, 1)
+        companion[:, 0] = a
+        radius = torch.linalg.eigvals(companion).abs().amax(-1)
+        # Eigenvalues of a defective companion are known to eps^(1/m) only.
+        assert (radius <= (1 - a_0.abs()) ** (1 / size) + 1e-15 ** (1 / size)).all()
+
+
+def test_companions_break_the_printed_eigenvalue_bound():
+    gates = torch.randn(200, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    a, a_0 = ops.normalize(gates, "softmax")
+    companion = torch.ones(3, dtype=torch.float64).diag(-1).repeat(200, 1, 1)
+    companion[:, 0] = a
+    assert (torch.linalg.eigvals(companion).abs().amax(-1) > 1 - a_0).all()
+
+
+@given(size=sizes, seed=seeds, scale=st.sampled_from([0.1, 1.0, 5.0]))
+def test_eigenvalues_of_blocks_stay_below_one_minus_the_least_input_gate(size, seed, scale):
+    generator = torch.Generator().manual_seed(seed)
+    gates = torch.randn(8, size, size + 1, generator=generator, dtype=torch.float64) * scale
+    for gate in BOUNDED:
+        A, a_0 = ops.normalize(gates, gate)
+        radius = torch.linalg.eigvals(A).abs().amax(-1)
+        assert (radius <= 1 - a_0.abs().amin(-1) + 1e-15 ** (1 / size)).all()

@@ -1,0 +1,263 @@
+"""The operators under opcheck, torch.compile and torch.func."""
+
+import pytest
+import torch
+from torch.func import grad, jacrev, vmap
+
+from statemix import ops
+from statemix.ops.operators import scan_backward, scan_forward
+
+VARIANTS = {
+    "blocks": ("blocks", {}),
+    "lags": ("lags", {}),
+    "observer": ("lags", {"realization": "observer"}),
+}
+RECURRENCES = {"blocks": ops.bd_lru, "lags": ops.h_lru}
+
+
+def arguments(problem, kind, backend, *, dtype=torch.float64, **sizes):
+    """Those of ``scan_forward``; the loop takes un-normalised coefficients only."""
+    p = problem(kind, gate="none", **sizes).to(dtype)
+    if backend == "cpu":
+        return p, (p.gates, p.values, p.initial_state, p.cu_seqlens, "softmax", backend)
+    wide = p.initial_state.dtype
+    a, b = p.gates[..., :-1].to(wide), p.values.to(wide)
+    return p, (a, b, p.initial_state, p.cu_seqlens, "given", backend)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "loop"])
+@pytest.mark.parametrize(
+    ("lengths", "dtype"),
+    [
+        (None, torch.float64),
+        (None, torch.float32),
+        (None, torch.bfloat16),
+        ((2, 0, 3), torch.float32),
+        ((0,), torch.float64),
+    ],
+    ids=str,
+)
+def test_operators_are_registered_as_torch_wants_them(problem, kind, lengths, dtype, backend):
+    p, inputs = arguments(problem, kind, backend, dtype=dtype, lengths=lengths)
+    torch.library.opcheck(scan_forward, inputs)
+    states, final_state = scan_forward(*inputs)
+    gates, values, *rest = inputs
+    cotangents = (torch.ones_like(states), torch.ones_like(final_state))
+    torch.library.opcheck(scan_backward, (*cotangents, gates, values, states, *rest))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "loop"])
+def test_operators_without_steps_are_registered_as_torch_wants_them(problem, kind, backend):
+    _, inputs = arguments(problem, kind, backend, length=0)
+    torch.library.opcheck(scan_forward, inputs)
+
+
+def trained(scan, p, gate, **options):
+    """All results and gradients of one forward and backward pass."""
+    leaves = [leaf.clone().requires_grad_() for leaf in p.leaves]
+    results = scan(leaves[0], leaves[1], gate, leaves[2], p.cu_seqlens, **options)
+    gradients = torch.autograd.grad(results, leaves, (p.d_states, p.d_final_state))
+    return dict(enumerate((*results, *gradients)))
+
+
+@pytest.fixture
+def fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+# torch 2.13's tracer instantiates the autograd function, which torch itself warns of.
+tracer_warns = pytest.mark.filterwarnings(
+    "ignore:.*should not be instantiated:DeprecationWarning"
+)
+
+
+@tracer_warns
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("backend", [None, "loop"])
+@pytest.mark.parametrize("lengths", [None, (2, 0, 3)], ids=["dense", "packed"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_compiles_without_a_graph_break(problem, agree, variant, lengths, backend):
+    kind, options = VARIANTS[variant]
+    options = options | {"backend": backend}
+    p = problem(kind, lengths=lengths)
+    compiled = torch.compile(RECURRENCES[kind], backend="aot_eager", fullgraph=True)
+    expected = trained(RECURRENCES[kind], p, "softmax", **options)
+    agree(trained(compiled, p, "softmax", **options), expected)
+
+
+@tracer_warns
+@pytest.mark.usefixtures("fresh_compiler")
+def test_every_family_compiles_without_a_graph_break(problem, agree, kind, gate):
+    p = problem(kind, gate=gate)
+    compiled = torch.compile(RECURRENCES[kind], backend="aot_eager", fullgraph=True)
+    agree(trained(compiled, p, gate), trained(RECURRENCES[kind], p, gate))
+
+
+@tracer_warns
+@pytest.mark.usefixtures("fresh_compiler")
+def test_scans_and_steps_compile_without_a_graph_break(problem, identical, kind):
+    p = problem(kind, gate="none")
+    a, b = p.gates[..., :-1], p.values
+    scan, step, gated = {
+        "blocks": (ops.block_scan, ops.block_step, ops.bd_lru_step),
+        "lags": (ops.lag_scan, ops.lag_step, ops.h_lru_step),
+    }[kind]
+    for function, inputs in [
+        (scan, (a, b, p.initial_state)),
+        (step, (a[:, 0], b[:, 0], p.initial_state)),
+        (gated, (p.gates[:, 0], b[:, 0], p.initial_state)),
+    ]:
+        compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+        identical(compiled(*inputs), function(*inputs))
+
+
+@tracer_warns
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_new_lengths_do_not_compile_anew(problem, agree, variant):
+    kind, options = VARIANTS[variant]
+    graphs = torch._dynamo.testing.CompileCounter()
+    compiled = torch.compile(RECURRENCES[kind], backend=graphs, fullgraph=True, dynamic=True)
+    for length in (5, 6, 9, 17):
+        p = problem(kind, length=length)
+        agree(
+            trained(compiled, p, "softmax", **options),
+            trained(RECURRENCES[kind], p, "softmax", **options),
+        )
+    assert graphs.frame_count == 1
+
+
+@pytest.mark.slow
+@tracer_warns
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize(("kind", "backend"), [("blocks", None), ("lags", "loop")])
+def test_inductor_code_equals_eager(problem, agree, kind, backend):
+    def layer(gates, values, gate, *rest, **options):
+        # Something to fuse on both sides of the operator.
+        states, final_state = RECURRENCES[kind](gates * 2, values.exp(), gate, *rest, **options)
+        return states.tanh(), final_state + 1
+
+    p = problem(kind, blocks=18).to(torch.float32)
+    compiled = torch.compile(layer, fullgraph=True)
+    expected = trained(layer, p, "softmax", backend=backend)
+    agree(trained(compiled, p, "softmax", backend=backend), expected)
+
+
+def stacked(problem, kind, count=3, **sizes):
+    problems = [problem(kind, seed=seed, **sizes) for seed in range(count)]
+    leaves = [torch.stack(tensors) for tensors in zip(*(p.leaves for p in problems), strict=True)]
+    return problems, leaves
+
+
+@pytest.mark.parametrize("backend", ["cpu", "loop", "reference"])
+@pytest.mark.parametrize("lengths", [None, (2, 0, 3)], ids=["dense", "packed"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_vmap_equals_a_loop(problem, agree, variant, lengths, backend):
+    kind, options = VARIANTS[variant]
+    problems, leaves = stacked(problem, kind, lengths=lengths)
+
+    def run(gates, values, h_0):
+        bounds = problems[0].cu_seqlens
+        return RECURRENCES[kind](
+            gates, values, "softmax", h_0, bounds, backend=backend, **options
+        )
+
+    actual = vmap(run)(*leaves)
+    expected = map(torch.stack, zip(*(run(*p.leaves) for p in problems), strict=True))
+    agree(dict(enumerate(actual)), dict(enumerate(expected)))
+
+
+def loss(kind, cu_seqlens=None, **options):
+    def of(gates, values, h_0):
+        states, final_state = RECURRENCES[kind](
+            gates, values, "softmax", h_0, cu_seqlens, **options
+        )
+        return states.sin().sum() + final_state.square().sum()
+
+    return of
+
+
+@pytest.mark.parametrize("backend", ["cpu", "loop"])
+@pytest.mark.parametrize("lengths", [None, (2, 0, 3)], ids=["dense", "packed"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_vmap_of_the_gradient_equals_a_loop_of_gradients(
+    problem, agree, variant, lengths, backend
+):
+    kind, options = VARIANTS[variant]
+    problems, leaves = stacked(problem, kind, lengths=lengths)
+    gradient = grad(
+        loss(kind, problems[0].cu_seqlens, backend=backend, **options), argnums=(0, 1, 2)
+    )
+    expected = map(torch.stack, zip(*(gradient(*p.leaves) for p in problems), strict=True))
+    agree(dict(enumerate(vmap(gradient)(*leaves))), dict(enumerate(expected)))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "loop"])
+@pytest.mark.parametrize("lengths", [None, (2, 0, 3)], ids=["dense", "packed"])
+def test_gradient_of_vmap_equals_a_loop_of_gradients(problem, agree, kind, lengths, backend):
+    problems, leaves = stacked(problem, kind, lengths=lengths)
+    one = loss(kind, problems[0].cu_seqlens, backend=backend)
+    actual = grad(lambda *leaves: vmap(one)(*leaves).sum(), argnums=(0, 1, 2))(*leaves)
+    gradient = grad(one, argnums=(0, 1, 2))
+    expected = map(torch.stack, zip(*(gradient(*p.leaves) for p in problems), strict=True))
+    agree(dict(enumerate(actual)), dict(enumerate(expected)))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "loop"])
+def test_vmap_takes_shared_arguments_and_any_axis(problem, agree, kind, backend):
+    """Gates are shared, values are mapped along their last axis, results along the batch."""
+    p = problem(kind)
+    many = torch.stack([p.values, -p.values, 2 * p.values], -1)
+
+    def run(values):
+        return RECURRENCES[kind](p.gates, values, initial_state=p.initial_state, backend=backend)
+
+    actual = vmap(run, in_dims=-1, out_dims=1)(many)
+    expected = [torch.stack(parts, 1) for parts in zip(*map(run, many.unbind(-1)), strict=True)]
+    agree(dict(enumerate(actual)), dict(enumerate(expected)))
+
+
+def test_vmap_within_vmap_equals_two_loops(problem, agree, kind):
+    _, leaves = stacked(problem, kind, count=4)
+    nested = [leaf.unflatten(0, (2, 2)) for leaf in leaves]
+    gradient = grad(loss(kind), argnums=(0, 1, 2))
+    actual = vmap(vmap(gradient))(*nested)
+    expected = (leaf.unflatten(0, (2, 2)) for leaf in vmap(gradient)(*leaves))
+    agree(dict(enumerate(actual)), dict(enumerate(expected)))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "loop"])
+def test_jacobian_equals_that_of_the_reference(problem, agree, kind, backend):
+    p = problem(kind, batch=1, length=3, blocks=2, size=2)
+
+    def jacobian(backend):
+        def states(gates, values, h_0):
+            return RECURRENCES[kind](
+                gates, values, initial_state=h_0, backend=backend
+            )[0]
+
+        return dict(enumerate(jacrev(states, argnums=(0, 1, 2))(*p.leaves)))
+
+    agree(jacobian(backend), jacobian("reference"))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "loop"])
+def test_gradient_of_the_gradient_is_refused_rather_than_wrong(problem, kind, backend):
+    p = problem(kind)
+    leaves = [leaf.clone().requires_grad_() for leaf in p.leaves]
+    value = loss(kind, backend=backend)(*leaves)
+    (gradient,) = torch.autograd.grad(value, leaves[:1], create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        gradient.sum().backward()
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        grad(lambda gates: grad(loss(kind, backend=backend))(gates, *p.leaves[1:]).sum())(p.gates)
+
+
+def test_mapped_bounds_are_refused(problem, kind):
+    p = problem(kind, lengths=(2, 3))
+    bounds = torch.stack([p.cu_seqlens, p.cu_seqlens])
+    with pytest.raises(ValueError, match="cu_seqlens must not be mapped by vmap"):
+        vmap(lambda c: RECURRENCES[kind](p.gates, p.values, cu_seqlens=c)[0])(bounds)

@@ -1,0 +1,157 @@
+"""Packed sequences equal padded ones and single ones, in results and in every gradient."""
+
+import pytest
+import torch
+
+from statemix import ops
+from statemix.ops.packing import last_of_each, positions, previous
+
+LENGTHS = {
+    "ragged": (3, 1, 7, 2),
+    "with empty ones": (0, 4, 0, 0, 5, 0),
+    "one": (6,),
+    "one empty": (0,),
+    "only empty ones": (0, 0, 0),
+    "none": (),
+}
+VARIANTS = {
+    "blocks": ("blocks", {}),
+    "lags": ("lags", {}),
+    "observer": ("lags", {"realization": "observer"}),
+}
+
+
+def singles(p, gate, **options):
+    """The outcome of every sequence on its own, joined as the packed outcome is."""
+    bounds = p.cu_seqlens.tolist()
+    outcomes = []
+    for n, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        steps = {name: getattr(p, name)[:, start:stop] for name in ("gates", "values", "d_states")}
+        rows = {name: getattr(p, name)[n : n + 1] for name in ("initial_state", "d_final_state")}
+        single = p.replace(**steps, **rows, cu_seqlens=None)
+        outcomes.append(single.outcome(gate, **options))
+    return {
+        name: torch.cat([outcome[name] for outcome in outcomes], 0 if "al_state" in name else 1)
+        for name in outcomes[0]
+    }
+
+
+@pytest.mark.parametrize("backend", ops.BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("lengths", [name for name in LENGTHS if name != "none"])
+def test_packed_sequences_equal_single_ones(problem, agree, variant, lengths, dtype, backend):
+    kind, options = VARIANTS[variant]
+    p = problem(kind, blocks=18, lengths=LENGTHS[lengths]).to(dtype)
+    actual = p.outcome(backend=backend, **options)
+    agree(actual, singles(p, "softmax", backend=backend, **options))
+
+
+def test_packed_sequences_of_every_family_equal_single_ones(problem, agree, kind, gate):
+    p = problem(kind, blocks=5, lengths=LENGTHS["with empty ones"], gate=gate)
+    agree(p.outcome(gate), singles(p, gate))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "loop"])
+def test_packed_sequences_equal_single_ones_bit_for_bit(problem, identical, kind, backend):
+    p = problem(kind, blocks=21, lengths=LENGTHS["ragged"]).to(torch.float32)
+    packed, single = p.outcome(backend=backend), singles(p, "softmax", backend=backend)
+    names = ("states", "final_state")
+    identical([packed[name] for name in names], [single[name] for name in names])
+
+
+@pytest.mark.parametrize("backend", ops.BACKENDS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_packed_sequences_equal_padded_ones(problem, agree, variant, backend):
+    """Padding goes to the end, where it cannot reach back; it must not be read either."""
+    kind, options = VARIANTS[variant]
+    lengths = LENGTHS["ragged"]
+    p = problem(kind, lengths=lengths)
+    packed = p.outcome(backend=backend, cotangents=("states",), **options)
+
+    def padded(tensor, fill):
+        rows = tensor.new_full((len(lengths), max(lengths), *tensor.shape[2:]), fill)
+        for row, piece in zip(rows, tensor[0].split(lengths), strict=True):
+            row[: len(piece)] = piece
+        return rows
+
+    rows = {name: padded(getattr(p, name), 1e3) for name in ("gates", "values")}
+    rows["d_states"] = padded(p.d_states, 0.0)
+    outcome = p.replace(**rows, cu_seqlens=None).outcome(
+        backend=backend, cotangents=("states",), **options
+    )
+    for name in ("states", "d_gates", "d_values"):
+        pieces = [row[:length] for row, length in zip(outcome[name], lengths, strict=True)]
+        agree({name: torch.cat(pieces).unsqueeze(0)}, {name: packed[name]})
+    agree(
+        {"d_initial_state": outcome["d_initial_state"]},
+        {"d_initial_state": packed["d_initial_state"]},
+    )
+
+
+@pytest.mark.parametrize("backend", ops.BACKENDS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_empty_sequence_hands_on_its_initial_state(problem, variant, backend):
+    kind, options = VARIANTS[variant]
+    p = problem(kind, lengths=(2, 0, 3))
+    outcome = p.outcome(backend=backend, cotangents=("final_state",), **options)
+    assert outcome["final_state"][1].equal(p.initial_state[1])
+    assert outcome["d_initial_state"][1].equal(p.d_final_state[1])
+
+
+@pytest.mark.parametrize("backend", ops.BACKENDS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_row_of_no_sequences_is_empty(problem, variant, backend):
+    kind, options = VARIANTS[variant]
+    p = problem(kind, lengths=())
+    outcome = p.outcome(backend=backend, **options)
+    assert outcome["states"].shape == p.values.shape
+    assert outcome["final_state"].shape == (0, 3, 3)
+    assert outcome["d_gates"].shape == p.gates.shape
+
+
+@pytest.mark.parametrize("backend", ops.BACKENDS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_bounds_of_either_integer_type_are_one(problem, identical, variant, backend):
+    kind, options = VARIANTS[variant]
+    p = problem(kind, lengths=(2, 0, 3))
+    narrow = p.replace(cu_seqlens=p.cu_seqlens.int())
+    identical(narrow.outcome(backend=backend, **options), p.outcome(backend=backend, **options))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "loop"])
+def test_bounds_may_lie_apart_in_memory(problem, identical, kind, backend):
+    p = problem(kind, lengths=(2, 0, 3))
+    apart = torch.stack([p.cu_seqlens, torch.full_like(p.cu_seqlens, 99)], 1)[:, 0]
+    identical(p.replace(cu_seqlens=apart).outcome(backend=backend), p.outcome(backend=backend))
+
+
+def test_sequences_do_not_see_each_other(problem):
+    p = problem("blocks", lengths=(3, 4))
+    states, _ = ops.bd_lru(p.gates, p.values, cu_seqlens=p.cu_seqlens)
+    p.values[:, :3] += 1.0
+    changed, _ = ops.bd_lru(p.gates, p.values, cu_seqlens=p.cu_seqlens)
+    assert changed[:, 3:].equal(states[:, 3:])
+    assert not changed[:, :3].isclose(states[:, :3]).any()
+
+
+def test_positions_count_from_the_start_of_each_sequence():
+    sequence, position = positions(torch.tensor([0, 0, 2, 2, 5]), 5)
+    assert sequence.tolist() == [1, 1, 3, 3, 3]
+    assert position.tolist() == [0, 1, 0, 1, 2]
+
+
+def test_previous_takes_the_initial_value_at_every_start():
+    x = torch.arange(1.0, 6.0).view(1, 5)
+    initial = torch.tensor([-1.0, -2.0, -3.0])
+    bounds = torch.tensor([0, 2, 2, 5])
+    assert previous(x, initial, bounds).tolist() == [[-1.0, 1.0, -3.0, 3.0, 4.0]]
+    assert previous(x, initial[:1], None).tolist() == [[-1.0, 1.0, 2.0, 3.0, 4.0]]
+
+
+def test_last_of_each_falls_back_to_the_initial_value():
+    x = torch.arange(1.0, 6.0).view(1, 5)
+    initial = torch.tensor([-1.0, -2.0, -3.0])
+    assert last_of_each(x, initial, torch.tensor([0, 2, 2, 5])).tolist() == [2.0, -2.0, 5.0]
+    assert last_of_each(x, initial[:1], None).tolist() == [5.0]
+    assert last_of_each(x[:, :0], initial[:1], None).tolist() == [-1.0]

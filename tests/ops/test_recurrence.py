@@ -1,0 +1,321 @@
+"""Every backend equals the reference in float64: states, final state and every gradient."""
+
+import pytest
+import torch
+
+from statemix import ops
+
+SIZES = [1, 2, 3, 4, 5, 6, 8, 16]
+BACKENDS = [name for name in ops.BACKENDS if name != "reference"]
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+
+
+def expected_outcome(p, gate, **options):
+    """The judge: the reference in float64, on the very numbers that ``p`` holds."""
+    return p.to(torch.float64).outcome(gate, backend="reference", **options)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", SIZES)
+def test_backend_equals_the_reference(problem, agree, kind, gate, size, dtype, backend):
+    # 18 blocks: above most vector widths and a multiple of none.
+    p = problem(kind, batch=1, length=5, blocks=18, size=size, gate=gate, seed=size).to(dtype)
+    actual = p.outcome(gate, backend=backend)
+    assert actual["states"].dtype == actual["d_gates"].dtype == dtype
+    assert actual["final_state"].dtype == torch.promote_types(dtype, torch.float32)
+    agree(actual, expected_outcome(p, gate))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("length", [0, 1, 2, 37])
+@pytest.mark.parametrize("batch", [0, 1, 3])
+@pytest.mark.parametrize("size", [1, 4])
+def test_backend_equals_the_reference_at_any_length_and_batch(
+    problem, agree, kind, batch, length, size, backend
+):
+    p = problem(kind, batch=batch, length=length, size=size)
+    agree(p.outcome(backend=backend), expected_outcome(p, "softmax"))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("blocks", [0, 1, 3, 16, 17, 21, 40])
+@pytest.mark.parametrize("size", [2, 16])
+@pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
+def test_backend_equals_the_reference_at_any_number_of_blocks(
+    problem, agree, kind, blocks, size, dtype, backend
+):
+    p = problem(kind, length=4, blocks=blocks, size=size, seed=blocks).to(dtype)
+    agree(p.outcome(backend=backend), expected_outcome(p, "softmax"))
+
+
+def extreme(p, kind_of_gates):
+    """The problem with gates that are tiny, huge, or huge in one place and zero elsewhere."""
+    if kind_of_gates == "adversarial":
+        winner = torch.zeros_like(p.gates).scatter_(-1, p.gates.argmax(-1, keepdim=True), 1e4)
+        return p.replace(gates=winner * p.gates[..., :1].sign())
+    scale = {"tiny": 1e-4, "huge": 1e4, "hugest": 1e4 / p.gates.abs().clamp(min=1e-9)}
+    return p.replace(gates=p.gates * scale[kind_of_gates])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("size", [1, 3, 7])
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+@pytest.mark.parametrize("gates", ["tiny", "huge", "hugest", "adversarial"])
+def test_backend_equals_the_reference_with_extreme_gates(
+    problem, agree, kind, gate, size, dtype, gates, backend
+):
+    p = extreme(problem(kind, length=6, blocks=4, size=size, seed=7), gates).to(dtype)
+    actual, expected = p.outcome(gate, backend=backend), expected_outcome(p, gate)
+    assert all(tensor.isfinite().all() for tensor in actual.values())
+    if gates != "tiny":
+        # Where one gate wins, its gradient is a difference of equal terms: what can be asked for is
+        # a small error beside these terms, |lam| |u| f'/S, not beside what is left of them.
+        terms = actual["d_values"].abs().max() + p.d_states.abs().max() * p.values.abs().max()
+        terms = terms * (1e-4 if gate in ("relu", "signed") else 1.0)
+        expected["d_gates"] = torch.cat([expected["d_gates"].flatten(), terms.double().view(1)])
+        actual["d_gates"] = torch.cat([actual["d_gates"].flatten(), terms.view(1)])
+    agree(actual, expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("cotangents", [("states",), ("final_state",), ("states", "final_state")])
+@pytest.mark.parametrize("lengths", [None, (3, 0, 4)], ids=["dense", "packed"])
+def test_gradients_flow_through_initial_and_final_state(
+    problem, agree, kind, gate, cotangents, lengths, backend
+):
+    p = problem(kind, lengths=lengths, gate=gate)
+    actual = p.outcome(gate, backend=backend, cotangents=cotangents)
+    agree(actual, expected_outcome(p, gate, cotangents=cotangents))
+    assert actual["d_gates"].abs().max() > 0
+    assert actual["d_initial_state"].abs().max() > 0
+
+
+@pytest.mark.parametrize("backend", ops.BACKENDS)
+def test_no_initial_state_means_zeros(problem, identical, kind, backend):
+    p = problem(kind)
+    scan = {"blocks": ops.bd_lru, "lags": ops.h_lru}[kind]
+    zeros = torch.zeros_like(p.initial_state)
+    given = scan(p.gates, p.values, initial_state=zeros, backend=backend)
+    identical(scan(p.gates, p.values, backend=backend), given)
+
+
+@pytest.mark.parametrize("backend", ops.BACKENDS)
+@pytest.mark.parametrize("given", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_initial_state_of_another_dtype_is_taken(problem, kind, given, backend):
+    p = problem(kind).to(torch.float32)
+    p = p.replace(initial_state=p.initial_state.to(given))
+    outcome = p.outcome(backend=backend)
+    assert outcome["states"].dtype == outcome["final_state"].dtype == torch.float32
+    assert outcome["d_initial_state"].dtype == given
+    same = p.replace(initial_state=p.initial_state.float()).outcome(backend=backend)
+    assert outcome["states"].equal(same["states"])
+
+
+@pytest.mark.parametrize("backend", ops.BACKENDS)
+def test_scan_with_normalised_gates_equals_the_gated_recurrence(problem, agree, kind, gate, backend):
+    """d_values aside, the un-normalised scan sees the same problem through ``normalize``."""
+    p = problem(kind, size=4, gate=gate)
+    coefficients, input_gate = ops.normalize(p.gates, gate)
+    scan = {"blocks": ops.block_scan, "lags": ops.lag_scan}[kind]
+    states, final_state = scan(
+        coefficients, input_gate * p.values, p.initial_state, backend=backend
+    )
+    gated = p.outcome(gate, backend=backend)
+    agree(
+        {"states": states, "final_state": final_state},
+        {name: gated[name] for name in ("states", "final_state")},
+    )
+
+
+@pytest.mark.parametrize("backend", ops.BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_scan_of_16_bits_carries_float32(problem, agree, kind, dtype, backend):
+    p = problem(kind, length=33, gate="none").to(dtype)
+    a, b = p.gates[..., :-1], p.values
+    scan = {"blocks": ops.block_scan, "lags": ops.lag_scan}[kind]
+    actual = dict(enumerate(scan(a, b, p.initial_state, backend=backend)))
+    wide = [tensor.double() for tensor in (a, b, p.initial_state)]
+    assert actual[0].dtype == dtype
+    assert actual[1].dtype == torch.float32
+    agree(actual, dict(enumerate(scan(*wide, backend="reference"))))
+
+
+# Bit for bit where one step follows the other; the parallel scan adds in another order.
+@pytest.mark.parametrize("backend", ["cpu", "loop"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_split_at_any_point_equals_the_whole_bit_for_bit(
+    problem, agree, identical, kind, gate, dtype, backend
+):
+    if gate == "householder":
+        # PyTorch builds its transitions, in sums whose order depends on the length.
+        def identical(actual, expected):
+            agree(dict(enumerate(actual)), dict(enumerate(expected)))
+
+    p = problem(kind, length=7, blocks=21, size=3, gate=gate).to(dtype)
+    scan = {"blocks": ops.bd_lru, "lags": ops.h_lru}[kind]
+
+    def run(piece, state):
+        return scan(p.gates[:, piece], p.values[:, piece], gate, state, backend=backend)
+
+    whole = run(slice(None), p.initial_state)
+    for split in range(8):
+        head, state = run(slice(0, split), p.initial_state)
+        tail, state = run(slice(split, None), state)
+        identical((torch.cat([head, tail], 1), state), whole)
+
+
+@pytest.mark.parametrize("backend", ops.BACKENDS)
+def test_gradients_through_a_split_equal_those_of_the_whole(problem, agree, kind, gate, backend):
+    p = problem(kind, length=7, gate=gate)
+    scan = {"blocks": ops.bd_lru, "lags": ops.h_lru}[kind]
+    leaves = gates, values, state = [leaf.clone().requires_grad_() for leaf in p.leaves]
+    pieces = []
+    for piece in (slice(0, 1), slice(1, 5), slice(5, None)):
+        states, state = scan(gates[:, piece], values[:, piece], gate, state, backend=backend)
+        pieces.append(states)
+    results = torch.cat(pieces, 1), state
+    gradients = torch.autograd.grad(results, leaves, (p.d_states, p.d_final_state))
+    whole = p.outcome(gate, backend=backend)
+    agree(dict(zip(whole, (*results, *gradients), strict=True)), whole)
+
+
+@pytest.mark.parametrize("backend", ops.BACKENDS)
+def test_permuted_blocks_give_permuted_outcomes(problem, agree, kind, gate, backend):
+    p = problem(kind, blocks=21, gate=gate)
+    order = torch.randperm(21)
+
+    def permuted(name, tensor):
+        return tensor[:, order] if tensor.ndim == 3 and "state" in name else tensor[:, :, order]
+
+    names = ("gates", "values", "d_states")
+    moved = {name: getattr(p, name)[:, :, order] for name in names} | {
+        name: getattr(p, name)[:, order] for name in ("initial_state", "d_final_state")
+    }
+    expected = p.outcome(gate, backend=backend)
+    for name, tensor in expected.items():
+        axis = 1 if name in ("final_state", "d_initial_state") else 2
+        expected[name] = tensor.index_select(axis, order)
+    agree(p.replace(**moved).outcome(gate, backend=backend), expected)
+
+
+def blocks_innermost(tensor):
+    return tensor.movedim(2, -1).contiguous().movedim(-1, 2)
+
+
+LAYOUTS = {
+    "blocks innermost": blocks_innermost,
+    "time first": lambda tensor: tensor.transpose(0, 1).contiguous().transpose(0, 1),
+    "every second step": lambda tensor: tensor.repeat_interleave(2, 1)[:, ::2],
+    "every second step, blocks innermost": lambda tensor: blocks_innermost(
+        tensor.repeat_interleave(2, 1)
+    )[:, ::2],
+    "a part of more blocks": lambda tensor: blocks_innermost(
+        torch.cat([tensor, tensor, tensor], 2)
+    )[:, :, 5:10],
+    "reversed rows": lambda tensor: tensor.flip(-1).contiguous().flip(-1),
+}
+
+
+@pytest.mark.parametrize("backend", ops.BACKENDS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("lengths", [None, (3, 0, 4)], ids=["dense", "packed"])
+def test_memory_layout_does_not_matter(problem, agree, kind, layout, lengths, backend):
+    p = problem(kind, blocks=5, lengths=lengths)
+    relaid = {name: LAYOUTS[layout](getattr(p, name)) for name in ("gates", "values", "d_states")}
+    for name, tensor in relaid.items():
+        assert tensor.equal(getattr(p, name)), name
+    agree(p.replace(**relaid).outcome(backend=backend), p.outcome(backend=backend))
+
+
+EXPANDED = {
+    "over the batch": lambda tensor: tensor[:1].expand_as(tensor),
+    "over time": lambda tensor: tensor[:, :1].expand_as(tensor),
+    "over blocks": lambda tensor: tensor[:, :, :1].expand_as(tensor),
+    "over everything": lambda tensor: tensor[:1, :1, :1].expand_as(tensor),
+    "a number": lambda tensor: tensor.flatten()[0].expand_as(tensor),
+}
+
+
+@pytest.mark.parametrize("backend", ops.BACKENDS)
+@pytest.mark.parametrize("axis", EXPANDED)
+def test_expanded_arguments_equal_their_copies(problem, agree, kind, axis, backend):
+    p = problem(kind, blocks=5)
+    names = ("gates", "values", "d_states")
+    expanded = {name: EXPANDED[axis](getattr(p, name)) for name in names}
+    copies = {name: tensor.contiguous() for name, tensor in expanded.items()}
+    state = {
+        name: getattr(p, name)[:1, :1].expand_as(getattr(p, name))
+        for name in ("initial_state", "d_final_state")
+    }
+    actual = p.replace(**expanded, **state).outcome(backend=backend)
+    copies |= {name: tensor.contiguous() for name, tensor in state.items()}
+    agree(actual, p.replace(**copies).outcome(backend=backend))
+
+
+@pytest.mark.parametrize("backend", ops.BACKENDS)
+def test_arguments_are_left_as_they_were(problem, kind, gate, backend):
+    p = problem(kind, gate=gate)
+    before = [leaf.clone() for leaf in p.leaves]
+    p.outcome(gate, backend=backend)
+    assert all(leaf.equal(copy) for leaf, copy in zip(p.leaves, before, strict=True))
+
+
+@pytest.mark.parametrize("backend", ops.BACKENDS)
+@pytest.mark.parametrize("gate", ["softmax", "sigmoid"])
+def test_constant_value_is_a_fixed_point(problem, kind, gate, backend):
+    """Gates of a row sum to one, so h = v = c stays c whatever they are."""
+    p = problem(kind, length=50, size=4, scale=3.0)
+    scan = {"blocks": ops.bd_lru, "lags": ops.h_lru}[kind]
+    c = 1.7
+    states, final_state = scan(
+        p.gates,
+        torch.full_like(p.values, c),
+        gate,
+        torch.full_like(p.initial_state, c),
+        backend=backend,
+    )
+    for tensor in (states, final_state):
+        torch.testing.assert_close(tensor, torch.full_like(tensor, c), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("backend", ops.BACKENDS)
+def test_one_lag_one_block_and_the_linear_part_of_min_gru_are_one_model(problem, agree, backend):
+    """h_t = (1 - z_t) h_{t-1} + z_t v_t with z = sigmoid(g_0 - g_1), for both architectures."""
+    blocks = problem("blocks", length=20, blocks=4, size=1)
+    lags = problem("lags", length=20, blocks=4, size=1).replace(
+        gates=blocks.gates.squeeze(-2),
+        values=blocks.values.squeeze(-1),
+        initial_state=blocks.initial_state,
+        d_states=blocks.d_states.squeeze(-1),
+        d_final_state=blocks.d_final_state,
+    )
+    actual = lags.outcome(backend=backend)
+    expected = blocks.outcome(backend=backend)
+    for name, axis in [("states", -1), ("d_gates", -2), ("d_values", -1)]:
+        expected[name] = expected[name].squeeze(axis)
+    agree(actual, expected)
+
+    z = torch.sigmoid(lags.gates[..., 1] - lags.gates[..., 0])
+    h, states = lags.initial_state[..., 0], []
+    for z_t, v_t in zip(z.unbind(1), lags.values.unbind(1), strict=True):
+        h = (1 - z_t) * h + z_t * v_t
+        states.append(h)
+    agree({"states": actual["states"]}, {"states": torch.stack(states, 1)})
+
+
+@pytest.mark.parametrize("backend", ops.BACKENDS)
+@pytest.mark.parametrize("gate", ["softmax", "sigmoid", "relu", "signed", "tanh", "none"])
+def test_nan_reaches_its_own_block_and_no_other(problem, kind, gate, backend):
+    p = problem(kind, batch=1, length=4, blocks=20, gate=gate)
+    p.gates[0, 2, 7].fill_(float("nan"))
+    scan = {"blocks": ops.bd_lru, "lags": ops.h_lru}[kind]
+    states, _ = scan(p.gates, p.values, gate, p.initial_state, backend=backend)
+    bad = states.isnan().view(4, 20, -1).any(-1)
+    assert bad[2:, 7].all()
+    assert bad.sum() == 2
+
+
+def test_default_backend_is_the_kernels_on_the_cpu_and_the_loop_elsewhere():
+    assert ops.default_backend(torch.device("cpu")) == "cpu"
+    assert ops.default_backend(torch.device("meta")) == "loop"

@@ -42,22 +42,31 @@ def test_free_memory_is_within_what_the_machine_has():
     assert 0 < memory.available_bytes() <= total
 
 
-class RefusingLibrary:
-    """A C library that refuses one of the settings."""
+class FakeLibrary:
+    """A C library that takes all settings but one."""
 
-    def __init__(self, answers):
+    def __init__(self, refused):
         self.settings = {}
-        self.answers = answers
+        self.refused = refused
 
     def mallopt(self, parameter, value):
         self.settings[parameter] = value
-        return self.answers[parameter]
+        return 0 if parameter == self.refused else 1
 
 
-@pytest.mark.parametrize(("answers", "taken"), [({-4: 1, -1: 1}, True), ({-4: 1, -1: 0}, False)])
-def test_reuse_tells_whether_it_was_taken(monkeypatch, answers, taken):
-    library = RefusingLibrary(answers)
+@pytest.mark.parametrize(("refused", "taken"), [(None, True), (-1, False), (-4, False)])
+def test_reuse_tells_whether_it_was_taken(monkeypatch, refused, taken):
+    library = FakeLibrary(refused)
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
     assert memory.reuse_freed_memory() is taken
     assert library.settings == {-4: 0, -1: -1}
+
+
+@pytest.mark.parametrize(("refused", "taken"), [(None, True), (-3, False), (-4, False)])
+def test_mapping_can_be_turned_on_again(monkeypatch, refused, taken):
+    library = FakeLibrary(refused)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    assert memory.map_large_blocks() is taken
+    assert library.settings == {-4: 65536, -3: 32 * MIB}

@@ -16,7 +16,8 @@ TINY = ["--shapes", "2x6x4", "3x2x4x5", "--block-sizes", "1", "2", "--orders", "
 @pytest.fixture(autouse=True)
 def _leave_the_process_as_it_is(monkeypatch):
     threads = torch.get_num_threads()
-    monkeypatch.setattr(memory, "reuse_freed_memory", lambda: False)
+    monkeypatch.setattr(memory, "reuse_freed_memory", lambda: True)
+    monkeypatch.setattr(memory, "map_large_blocks", lambda: True)
     yield
     torch.set_num_threads(threads)
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
+from statemix import ops
 from statemix.layers import BDLRU, HLRU
 
 HIDDEN_SIZE = 6
@@ -37,7 +38,9 @@ def with_divided_gates(layer, temperature):
 def test_temperature_divides_the_raw_gates(build_gated, temperature):
     layer = build_gated()
     twin = with_divided_gates(layer, temperature)
+    buffer = layer.temperature
     layer.gate_temperature = temperature
+    assert layer.temperature is buffer
     x = tokens(2, 6)
     torch.testing.assert_close(layer(x), twin(x), rtol=0, atol=0)
     assert not torch.allclose(layer(x)[0], build_gated()(x)[0])
@@ -109,6 +112,9 @@ def test_bad_temperatures_are_refused_and_change_nothing(build_gated, value, err
         build_gated(torch.float32, gate_temperature=value)
 
 
+UNITS = ["bd_lru", "h_lru", "h_lru-observer"]
+
+
 def layers_of_units(**options):
     shared = {"hidden_size": HIDDEN_SIZE, "dtype": torch.float64} | options
     return [
@@ -123,7 +129,19 @@ def raw_gates(layer, x):
     return layer._raw_gates(x)
 
 
-@pytest.mark.parametrize("layer", layers_of_units(selective="pointwise"), ids=repr)
+@pytest.mark.parametrize("gate", [name for name, g in ops.GATES.items() if not g.blocks_only])
+def test_steps_equal_the_sequence_for_every_gate_family(gate):
+    x = tokens(2, 3)
+    for layer in layers_of_units(gate=gate):
+        y, final = layer(x)
+        state = layer.init_state(2)
+        for t, x_t in enumerate(x.unbind(1)):
+            y_t, state = layer.step(x_t, state)
+            torch.testing.assert_close(y_t, y[:, t], **TIGHT)
+        torch.testing.assert_close(state, final, **TIGHT)
+
+
+@pytest.mark.parametrize("layer", layers_of_units(selective="pointwise"), ids=UNITS)
 def test_pointwise_gates_see_their_own_channel_alone(layer):
     x = tokens(2, 4)
     jacobian = torch.autograd.functional.jacobian(lambda x: raw_gates(layer, x), x[:1, :1])
@@ -135,7 +153,7 @@ def test_pointwise_gates_see_their_own_channel_alone(layer):
         torch.testing.assert_close(jacobian[unit], expected, **TIGHT)
 
 
-@pytest.mark.parametrize("layer", layers_of_units(), ids=repr)
+@pytest.mark.parametrize("layer", layers_of_units(), ids=UNITS)
 def test_dense_gates_are_the_rows_of_the_projection_with_units_last(layer):
     x = tokens(2, 4)
     gates = raw_gates(layer, x)
@@ -144,21 +162,21 @@ def test_dense_gates_are_the_rows_of_the_projection_with_units_last(layer):
     assert gates.movedim(2, -1).is_contiguous()
 
 
-@pytest.mark.parametrize("layer", layers_of_units(selective=False), ids=repr)
+@pytest.mark.parametrize("layer", layers_of_units(selective=False), ids=UNITS)
 def test_constant_gates_take_no_memory_per_token(layer):
     gates = raw_gates(layer, tokens(2, 4))
     torch.testing.assert_close(gates, layer.gate_bias.expand(gates.shape), rtol=0, atol=0)
     assert gates.stride()[:2] == (0, 0)
 
 
-@pytest.mark.parametrize("layer", layers_of_units(selective=False), ids=repr)
+@pytest.mark.parametrize("layer", layers_of_units(selective=False), ids=UNITS)
 def test_constant_gates_make_the_layer_linear(layer):
     x, z = tokens(2, 6), tokens(2, 6, seed=7)
     both = layer(2 * x - 3 * z)[0]
     torch.testing.assert_close(both, 2 * layer(x)[0] - 3 * layer(z)[0], **TIGHT)
 
 
-@pytest.mark.parametrize("layer", layers_of_units(initial_state="learned"), ids=repr)
+@pytest.mark.parametrize("layer", layers_of_units(initial_state="learned"), ids=UNITS)
 def test_a_learned_initial_state_is_the_state_given_by_default(layer):
     x = tokens(2, 4)
     fresh = layer(x)

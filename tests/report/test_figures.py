@@ -53,9 +53,16 @@ def test_axes_hold_training_time_and_all_accuracies(panels):
         assert high >= 1
 
 
+def test_every_seed_has_a_thin_line(panels):
+    for axes in panels:
+        thin = [line for line in axes.lines if line.get_linewidth() < 1]
+        ends = sorted(line.get_ydata()[0 if axes is panels[1] else -1] for line in thin)
+        np.testing.assert_allclose(ends, [0.25, 0.3, 0.4, 0.45, 0.5, 0.55, 1, 1])
+
+
 def test_guessing_is_marked_in_both_panels(panels):
     for axes in panels:
-        marks = [line for line in axes.lines if line.get_label().startswith("_")]
+        marks = [line for line in axes.lines if line.get_linestyle() == "--"]
         assert [list(mark.get_ydata()) for mark in marks] == [[1 / 6, 1 / 6]]
 
 

@@ -13,6 +13,10 @@ from statemix.ops import BackendUnavailableError
 
 # Slow providers get fewer rounds, but a median needs at least this many.
 _FEWEST_ROUNDS = 3
+# Estimates of memory are estimates, and others use the machine too.
+_USABLE_SHARE = 0.9
+# A heap that keeps what is freed may grow to this many times what is held at once.
+_FRAGMENTATION = 2.5
 
 
 class Spread(NamedTuple):
@@ -56,6 +60,8 @@ class Measurement:
         relative_error: of its first result.
         first_call_s: the first call, with all that happens only once, such as compilation.
         memory_bytes: peak of what one call allocates, above its inputs.
+        memory_reused: whether its calls found the memory that earlier ones had freed. Large blocks
+            of a provider too large for that are mapped afresh in every call.
         rounds: how many calls the time was taken from.
         time_s: of one call.
         ratios: name of another provider -> this provider's time over that one's, by round.
@@ -68,9 +74,18 @@ class Measurement:
     relative_error: float | None = None
     first_call_s: float | None = None
     memory_bytes: int | None = None
+    memory_reused: bool | None = None
     rounds: int = 0
     time_s: Spread | None = None
     ratios: Mapping[str, Spread] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A provider that may be timed: its call, and the setting of the allocator for it."""
+
+    call: Callable[[], Any]
+    set_allocator: Callable[[], bool]
 
 
 def measure(
@@ -88,6 +103,8 @@ def measure(
 
     Machines are loud: a time means little by itself, and the ratio of two times of one round
     means more. So each round calls every provider once, and ratios are taken round by round.
+    Freed memory is reused where it can be, which changes the allocator of this process: measure
+    in a process that does nothing else.
 
     Args:
         providers: what to compare, with distinct names.
@@ -104,20 +121,20 @@ def measure(
         One measurement per provider, in the order given.
     """
     outcomes: dict[str, Measurement] = {}
-    calls: dict[str, Callable[[], Any]] = {}
+    ready: dict[str, _Ready] = {}
     for provider in providers:
         on_step(f"checking {provider.name}")
-        outcome, call = _admit(provider, tolerance, clock)
+        outcome, admitted = _admit(provider, tolerance, clock)
         outcomes[provider.name] = outcome
-        if call is not None:
-            calls[provider.name] = call
+        if admitted is not None:
+            ready[provider.name] = admitted
 
     on_step("warming up")
     shares = {
-        name: _share(_time(call, clock), rounds=rounds, budget_s=budget_s)
-        for name, call in calls.items()
+        name: _share(_time(one, clock), rounds=rounds, budget_s=budget_s)
+        for name, one in ready.items()
     }
-    times = _interleave(calls, shares, rounds=rounds, seed=seed, clock=clock, on_step=on_step)
+    times = _interleave(ready, shares, rounds=rounds, seed=seed, clock=clock, on_step=on_step)
     return [
         _with_times(outcomes[provider.name], times, relative_to)
         if provider.name in times
@@ -128,14 +145,17 @@ def measure(
 
 def _admit(
     provider: Provider, tolerance: float, clock: Callable[[], float]
-) -> tuple[Measurement, Callable[[], Any] | None]:
-    """Prepare one provider, check its result and count its memory; no call if it may not run."""
+) -> tuple[Measurement, _Ready | None]:
+    """Prepare one provider, check its result and count its memory, unless it may not run."""
     memory.release()
-    free = memory.available_bytes()
+    free = int(_USABLE_SHARE * memory.available_bytes())
     if provider.required_bytes > free:
         reason = f"needs about {provider.required_bytes / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
         return Measurement(provider.name, provider.note, "skipped", reason), None
 
+    fits_twice = provider.required_bytes * _FRAGMENTATION <= free
+    set_allocator = memory.reuse_freed_memory if fits_twice else memory.map_large_blocks
+    memory_reused = set_allocator() and fits_twice
     call = provider.prepare()
     start = clock()
     try:
@@ -156,13 +176,15 @@ def _admit(
         relative_error=relative_error,
         first_call_s=first_call_s,
         memory_bytes=memory.peak_bytes(call),
+        memory_reused=memory_reused,
     )
-    return outcome, call
+    return outcome, _Ready(call, set_allocator)
 
 
-def _time(call: Callable[[], Any], clock: Callable[[], float]) -> float:
+def _time(ready: _Ready, clock: Callable[[], float]) -> float:
+    ready.set_allocator()
     start = clock()
-    result = call()
+    result = ready.call()
     elapsed = clock() - start
     # Freeing the result is not part of the call.
     del result
@@ -176,7 +198,7 @@ def _share(call_s: float, *, rounds: int, budget_s: float) -> int:
 
 
 def _interleave(
-    calls: Mapping[str, Callable[[], Any]],
+    ready: Mapping[str, _Ready],
     shares: Mapping[str, int],
     *,
     rounds: int,
@@ -192,13 +214,13 @@ def _interleave(
     """
     spread_out = sorted(range(rounds), key=lambda r: r * 0.6180339887 % 1)
     random = Random(seed)
-    times: dict[str, dict[int, float]] = {name: {} for name in calls}
+    times: dict[str, dict[int, float]] = {name: {} for name in ready}
     for r in range(rounds):
-        present = [name for name in calls if r in spread_out[: shares[name]]]
+        present = [name for name in ready if r in spread_out[: shares[name]]]
         random.shuffle(present)
         on_step(f"round {r + 1} of {rounds}")
         for name in present:
-            times[name][r] = _time(calls[name], clock)
+            times[name][r] = _time(ready[name], clock)
     return times
 
 

@@ -9,6 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 
 # Parameter numbers of mallopt in glibc's malloc.h.
 _M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
 _M_MMAP_MAX = -4
 
 
@@ -17,18 +18,30 @@ def reuse_freed_memory() -> bool:
 
     By default glibc maps every block above 32 MB afresh and gives it back when freed; the page
     faults of writing to it then cost more than the kernels that are measured. This turns off
-    mapping and trimming for the rest of the process, so that it belongs in benchmarks only.
+    mapping and trimming until ``map_large_blocks``, so that it belongs in benchmarks only. A heap
+    that many large blocks of many sizes pass through may grow to twice what is held at once.
 
     Returns:
         Whether the C library took both settings (False where it is not glibc).
     """
+    # A trim threshold of -1 is the largest possible one.
+    return _mallopt({_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1})
+
+
+def map_large_blocks() -> bool:
+    """Let glibc map blocks above 32 MB again, so that freeing them returns them to the system.
+
+    Returns:
+        Whether the C library took both settings (False where it is not glibc).
+    """
+    return _mallopt({_M_MMAP_MAX: 65536, _M_MMAP_THRESHOLD: 2**25})
+
+
+def _mallopt(settings: dict[int, int]) -> bool:
     if not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    # A trim threshold of -1 is the largest possible one.
-    return (
-        mallopt is not None and mallopt(_M_MMAP_MAX, 0) == 1 and mallopt(_M_TRIM_THRESHOLD, -1) == 1
-    )
+    return mallopt is not None and all(mallopt(*setting) == 1 for setting in settings.items())
 
 
 def release() -> None:

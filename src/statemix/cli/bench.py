@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from statemix.bench import memory, ops, rows
+from statemix.bench import ops, rows
 from statemix.bench.harness import Measurement, Spread, measure
 from statemix.bench.targets import FIRST_VERSION, verdicts
 
@@ -88,7 +88,7 @@ class Ops:
             rows.open_for_append(self.output)
         if self.threads is not None:
             torch.set_num_threads(self.threads)
-        provenance = rows.provenance() | {"memory_reused": memory.reuse_freed_memory()}
+        provenance = rows.provenance()
 
         console = Console(markup=False, highlight=False)
         if not console.is_terminal:
@@ -214,7 +214,7 @@ def _table(block: Sequence[Outcome]) -> Table:
         for position, one in enumerate(measured):
             table.add_row(
                 str(case.block_size) if position == 0 else "",
-                one.provider,
+                one.provider + ("*" if one.memory_reused is False else ""),
                 *_cells(one),
                 end_section=position == len(measured) - 1,
             )
@@ -242,12 +242,12 @@ def _ratio(ratio: Spread | None) -> str:
 
 def _print_setting(console: Console, provenance: dict[str, Any], dtype: str) -> None:
     device = provenance["device"]
-    reuse = "is reused between calls" if provenance["memory_reused"] else "is not reused"
     binding = provenance["omp_proc_bind"] or "not set (close makes times steadier)"
     console.print(
         f"{device['name']}, {device['cores']} cores, {provenance['threads']} threads, {dtype}, "
         f"torch {provenance['versions']['torch']}. OMP_PROC_BIND is {binding}.\n"
-        f"Freed memory {reuse} in this process (mallopt: no mapping, no trimming).\n"
+        "Calls reuse freed memory (mallopt: no mapping, no trimming), except those marked *, which\n"
+        "are so large that their blocks are mapped afresh.\n"
         "Forward runs without a graph; gradients are fresh. Ours and the loop read gates with the "
         "blocks\ninnermost in memory, the published scan reads them contiguous."
     )

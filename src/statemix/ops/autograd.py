@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from statemix.ops.operators import scan_backward, scan_forward
 
@@ -33,7 +32,7 @@ class _Scan(torch.autograd.Function):
     """States and final state of either recurrence, with all gradients.
 
     A Function around the raw operators rather than ``register_autograd`` on them: only this form
-    supports ``vmap`` of ``grad``. No gradient of the gradient is defined.
+    supports ``vmap`` of ``grad``.
     """
 
     generate_vmap_rule = True
@@ -58,13 +57,14 @@ class _Scan(torch.autograd.Function):
         ctx.save_for_backward(gates, values, initial_state, cu_seqlens, output[0])
 
     @staticmethod
-    @once_differentiable
     def backward(
         ctx: Any, d_states: Tensor, d_final_state: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         """See :func:`statemix.ops.operators.scan_backward`."""
         gates, values, initial_state, cu_seqlens, states = ctx.saved_tensors
-        d_gates, d_values, d_initial_state = scan_backward(
+        # What create_graph=True or torch.func differentiates again must know that it cannot be.
+        backward: Any = _ScanBackward.apply if torch.is_grad_enabled() else scan_backward
+        d_gates, d_values, d_initial_state = backward(
             d_states,
             d_final_state,
             gates,
@@ -76,3 +76,31 @@ class _Scan(torch.autograd.Function):
             ctx.backend,
         )
         return d_gates, d_values, d_initial_state, None, None, None
+
+
+class _ScanBackward(torch.autograd.Function):
+    """The closed-form gradients, with a clear error in place of theirs."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """See :func:`statemix.ops.operators.scan_backward`."""
+        d_gates, d_values, d_initial_state = scan_backward(*arguments)
+        return d_gates, d_values, d_initial_state
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        """Nothing to keep."""
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> None:
+        """Refuse.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(
+            "the gradient of the recurrence cannot be differentiated again by the backends 'cpu' "
+            "and 'loop'; use backend='reference'"
+        )

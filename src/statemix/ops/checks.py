@@ -19,11 +19,11 @@ def bind(sizes: dict[str, int], name: str, tensor: Tensor, axes: str) -> None:
         name: the argument's name, for the message.
         tensor: the argument.
         axes: its axes, separated by spaces. A repeated name means equal sizes; "m+1" means one more
-            than "m".
+            than "m", and m is at least 1, where other axes may be empty.
 
     Raises:
         TypeError: if ``tensor`` is not a tensor.
-        ValueError: if the rank or a size already learnt disagrees.
+        ValueError: if the rank or a size already learnt disagrees, or m is less than 1.
     """
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
@@ -31,6 +31,8 @@ def bind(sizes: dict[str, int], name: str, tensor: Tensor, axes: str) -> None:
     if tensor.ndim == len(names):
         known = dict(sizes)
         if all(_agrees(known, axis, n) for axis, n in zip(names, tensor.shape, strict=True)):
+            if known.get("m", 1) < 1:
+                raise ValueError(f"{name} must have m of at least 1, got shape {tuple(tensor.shape)}")
             sizes.update(known)
             return
     wanted = ", ".join(_described(sizes, axis) for axis in names)
@@ -115,13 +117,18 @@ def check_cu_seqlens_values(cu_seqlens: Tensor, length: int) -> None:
         raise ValueError(f"cu_seqlens must rise from 0 to the length {length}, got {steps}")
 
 
-def check_finite(**tensors: Tensor) -> None:
+def check_finite(**tensors: Tensor | None) -> None:
     """Check that every entry is finite (reads the values, so it costs a pass over them).
+
+    Args:
+        tensors: by the name of the argument; None is passed over.
 
     Raises:
         ValueError: naming the tensor, the number of bad entries and the index of the first.
     """
     for name, tensor in tensors.items():
+        if tensor is None:
+            continue
         bad = ~torch.isfinite(tensor)
         if bad.any():
             first = tuple(bad.nonzero()[0].tolist())

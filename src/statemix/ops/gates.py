@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from statemix.ops.checks import check_choice
+
 # Keeps a row of zeros finite where the normaliser can vanish. Mirrored in cpu/kernels.h.
 EPSILON = 1e-6
 
@@ -127,9 +129,13 @@ def normalize(gates: Tensor, gate: str) -> tuple[Tensor, Tensor]:
         state_gates: shape (..., m), or the transitions (..., m, m) for ``householder``.
         input_gate: shape (...), or (..., m) for ``householder``.
 
+    Raises:
+        ValueError: if ``gate`` is unknown.
+
     Example:
         >>> state_gates, input_gate = normalize(torch.zeros(3), "softmax")
         >>> round(float(state_gates.sum() + input_gate), 6)
         1.0
     """
+    check_choice("gate", gate, list(GATES))
     return GATES[gate].normalize(gates)

@@ -13,6 +13,7 @@ from statemix.ops.checks import (
     bind,
     check_choice,
     check_cu_seqlens,
+    check_cu_seqlens_values,
     check_initial_state,
     same_dtype_and_device,
 )
@@ -151,8 +152,11 @@ def h_lru(
     dtype = torch.promote_types(values.dtype, torch.float32)
     coefficients, input_gate = normalize(gates.to(dtype), gate)
     if check_finite:
-        check_all_finite(gates=gates, values=values)
+        check_all_finite(gates=gates, values=values, initial_state=initial_state)
     h_0 = _initial_state(initial_state, values, cu_seqlens, sizes)
+    if cu_seqlens is not None and not torch.compiler.is_compiling():
+        # Here they become indices before the operator, which checks them too, ever sees them.
+        check_cu_seqlens_values(cu_seqlens, sizes["T"])
     states, final_state = observer_scan(
         lambda a, b, lags: lag_scan(a, b, lags, cu_seqlens, backend=backend),
         coefficients,
@@ -206,7 +210,7 @@ def block_scan(
     bind(sizes, "transitions", transitions, "B T H m m")
     same_dtype_and_device(transitions=transitions, inputs=inputs)
     if check_finite:
-        check_all_finite(transitions=transitions, inputs=inputs)
+        check_all_finite(transitions=transitions, inputs=inputs, initial_state=initial_state)
     return _given(transitions, inputs, initial_state, cu_seqlens, backend, sizes)
 
 
@@ -255,10 +259,13 @@ def lag_scan(
     bind(sizes, "coefficients", coefficients, "B T H m")
     same_dtype_and_device(coefficients=coefficients, inputs=inputs)
     if check_finite:
-        check_all_finite(coefficients=coefficients, inputs=inputs)
+        check_all_finite(
+            coefficients=coefficients, inputs=inputs, initial_state=initial_state
+        )
     return _given(coefficients, inputs, initial_state, cu_seqlens, backend, sizes)
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def default_backend(device: torch.device) -> str:
     """The backend that ``backend=None`` takes for tensors on ``device``.
 
@@ -277,13 +284,14 @@ def _warn_of_slow_path() -> None:
         "statemix was installed without its compiled CPU kernels and uses the slower backend "
         "'loop'; install a C++ compiler (g++ or clang++) and reinstall statemix",
         RuntimeWarning,
-        stacklevel=5,
+        stacklevel=6,
     )
 
 
 def _resolved(backend: str | None, device: torch.device) -> str:
     if backend is None:
-        return default_backend(device)
+        default: str = default_backend(device)
+        return default
     check_choice("backend", backend, (*BACKENDS, None))  # type: ignore[arg-type]
     if backend == "cpu" and device.type != "cpu":
         raise ValueError(f"backend 'cpu' needs tensors on the CPU, got {device}")
@@ -321,7 +329,7 @@ def _gated(
 ) -> tuple[Tensor, Tensor]:
     """Fuse the normalisation into the kernel where it can be, else do it in PyTorch."""
     if check_finite:
-        check_all_finite(gates=gates, values=values)
+        check_all_finite(gates=gates, values=values, initial_state=initial_state)
     dtype = torch.promote_types(values.dtype, torch.float32)
     if _resolved(backend, values.device) == "cpu" and GATES[gate].fused:
         h_0 = _initial_state(initial_state, values, cu_seqlens, sizes)

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from statemix.ops import recurrence
+from statemix.ops.checks import bind
 
 
 def bd_lru_step(
@@ -31,6 +32,10 @@ def bd_lru_step(
         TypeError: as in :func:`statemix.ops.bd_lru`.
         BackendUnavailableError: as in :func:`statemix.ops.bd_lru`.
     """
+    sizes: dict[str, int] = {}
+    bind(sizes, "values", values, "B H m")
+    bind(sizes, "gates", gates, "B H m m+1")
+    bind(sizes, "state", state, "B H m")
     states, state = recurrence.bd_lru(
         gates.unsqueeze(1), values.unsqueeze(1), gate, state, backend=backend
     )
@@ -65,6 +70,10 @@ def h_lru_step(
         TypeError: as in :func:`statemix.ops.h_lru`.
         BackendUnavailableError: as in :func:`statemix.ops.h_lru`.
     """
+    sizes: dict[str, int] = {}
+    bind(sizes, "values", values, "B H")
+    bind(sizes, "gates", gates, "B H m+1")
+    bind(sizes, "state", state, "B H m")
     states, state = recurrence.h_lru(
         gates.unsqueeze(1),
         values.unsqueeze(1),
@@ -86,6 +95,10 @@ def block_step(
         TypeError: as in :func:`statemix.ops.block_scan`.
         BackendUnavailableError: as in :func:`statemix.ops.block_scan`.
     """
+    sizes: dict[str, int] = {}
+    bind(sizes, "inputs", inputs, "B H m")
+    bind(sizes, "transitions", transitions, "B H m m")
+    bind(sizes, "state", state, "B H m")
     states, state = recurrence.block_scan(
         transitions.unsqueeze(1), inputs.unsqueeze(1), state, backend=backend
     )
@@ -102,6 +115,10 @@ def lag_step(
         TypeError: as in :func:`statemix.ops.lag_scan`.
         BackendUnavailableError: as in :func:`statemix.ops.lag_scan`.
     """
+    sizes: dict[str, int] = {}
+    bind(sizes, "inputs", inputs, "B H")
+    bind(sizes, "coefficients", coefficients, "B H m")
+    bind(sizes, "state", state, "B H m")
     states, state = recurrence.lag_scan(
         coefficients.unsqueeze(1), inputs.unsqueeze(1), state, backend=backend
     )

@@ -1,5 +1,6 @@
 """The demo's picture: how the networks learn, and how far what they learnt reaches."""
 
+from collections.abc import Sequence
 from io import BytesIO
 
 import numpy as np
@@ -26,7 +27,8 @@ _INK = {False: ("#1c2430", "#667080", "#ffffff"), True: ("#e8ebf0", "#9aa4b2", "
 def learning_figure(summary: Summary, *, dark: bool = False, stacked: bool = False) -> Figure:
     """Draw token accuracy against training time, and against word length on a logarithmic axis.
 
-    Lines are means over seeds, bands reach from the worst to the best seed.
+    Thick lines are means over seeds, thin ones single seeds; bands reach from the worst seed to the
+    best.
 
     Args:
         summary: the results of a suite.
@@ -81,24 +83,12 @@ def _line_name(model: str, m: int | None) -> str:
 
 def _draw_curve(axes: Axes, summary: Summary, key: tuple[str, int | None], colour: str) -> None:
     curves = [curve for curve in summary["curves"] if (curve["model"], curve["m"]) == key]
-    if not curves:
-        return
-    positions = curves[0]["position"]
-    columns = list(zip(*(curve["accuracy"] for curve in curves), strict=True))
-    axes.fill_between(
-        positions,
-        [min(c) for c in columns],
-        [max(c) for c in columns],
-        color=colour,
-        alpha=0.18,
-        linewidth=0,
-    )
-    axes.plot(
-        positions,
-        [sum(c) / len(c) for c in columns],
-        color=colour,
-        linewidth=2.2,
-        label=_line_name(*key),
+    _draw_seeds(
+        axes,
+        curves[0]["position"],
+        [curve["accuracy"] for curve in curves],
+        colour=colour,
+        name=_line_name(*key),
     )
 
 
@@ -107,26 +97,34 @@ def _draw_reach(
 ) -> None:
     runs = [run for run in summary["runs"] if (run["model"], run["m"]) == key]
     xs = lengths(summary)
-    columns = [[run["accuracy"][str(x)] for run in runs] for x in xs]
-    axes.fill_between(
+    _draw_seeds(
+        axes,
         xs,
-        [min(c) for c in columns],
-        [max(c) for c in columns],
-        color=colour,
-        alpha=0.18,
-        linewidth=0,
-    )
-    axes.plot(
-        xs,
-        [sum(c) / len(c) for c in columns],
-        color=colour,
-        linewidth=2.2,
+        [[run["accuracy"][str(x)] for x in xs] for run in runs],
+        colour=colour,
+        name=_line_name(*key),
         marker=marker,
-        markersize=6.5,
-        label=_line_name(*key),
-        clip_on=False,
-        zorder=3,
     )
+
+
+def _draw_seeds(
+    axes: Axes,
+    xs: Sequence[float],
+    seeds: list[list[float]],
+    *,
+    colour: str,
+    name: str,
+    marker: str | None = None,
+) -> None:
+    """Draw the mean of the seeds, the band that they fill and, thinly, each of them."""
+    columns = list(zip(*seeds, strict=True))
+    low, high = [min(c) for c in columns], [max(c) for c in columns]
+    axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
+    for seed in seeds:
+        axes.plot(xs, seed, color=colour, linewidth=0.8, alpha=0.55)
+    mean = [sum(c) / len(c) for c in columns]
+    (line,) = axes.plot(xs, mean, color=colour, linewidth=2.4, marker=marker, label=name, zorder=3)
+    line.set(markersize=6.5, clip_on=False)
 
 
 def _finish_curve(axes: Axes, summary: Summary, muted: str) -> None:
@@ -135,7 +133,12 @@ def _finish_curve(axes: Axes, summary: Summary, muted: str) -> None:
     if inverse != 1.0:
         axes.axvspan(begin, end, color=muted, alpha=0.10, linewidth=0)
         axes.annotate(
-            "gates sharpen", ((begin + end) / 2, 0.02), ha="center", color=muted, fontsize=9.5
+            "gates sharpen",
+            ((begin + end) / 2, 1.01),
+            xycoords=axes.get_xaxis_transform(),
+            ha="center",
+            color=muted,
+            fontsize=9.5,
         )
     axes.set_xlim(0, setting["duration"])
     axes.set_xlabel(setting["unit"])
@@ -146,7 +149,7 @@ def _finish_curve(axes: Axes, summary: Summary, muted: str) -> None:
         + f" of length {setting['train_length']}",
         loc="left",
         fontsize=12.5,
-        pad=10,
+        pad=20,
     )
 
 
@@ -160,7 +163,7 @@ def _finish_reach(axes: Axes, summary: Summary) -> None:
     axes.tick_params(labelleft=True)
     axes.set_xlabel("word length")
     axes.set_title(
-        "Accuracy on words longer than those trained on", loc="left", fontsize=12.5, pad=10
+        "Accuracy on words longer than those trained on", loc="left", fontsize=12.5, pad=20
     )
 
 

@@ -1,0 +1,243 @@
+"""Malformed arguments: every public function answers with one clear sentence."""
+
+import pytest
+import torch
+
+from statemix import ops
+from statemix.ops.checks import bind
+
+B, T, H, m = 2, 4, 3, 2
+N = 2  # packed sequences
+
+SEQUENCES = {
+    "bd_lru": {"gates": (B, T, H, m, m + 1), "values": (B, T, H, m)},
+    "h_lru": {"gates": (B, T, H, m + 1), "values": (B, T, H)},
+    "block_scan": {"transitions": (B, T, H, m, m), "inputs": (B, T, H, m)},
+    "lag_scan": {"coefficients": (B, T, H, m), "inputs": (B, T, H)},
+}
+STEPS = {
+    "bd_lru_step": {"gates": (B, H, m, m + 1), "values": (B, H, m)},
+    "h_lru_step": {"gates": (B, H, m + 1), "values": (B, H)},
+    "block_step": {"transitions": (B, H, m, m), "inputs": (B, H, m)},
+    "lag_step": {"coefficients": (B, H, m), "inputs": (B, H)},
+}
+
+
+def good(function):
+    shapes = SEQUENCES.get(function) or STEPS[function] | {"state": (B, H, m)}
+    return {name: torch.zeros(shape) for name, shape in shapes.items()}
+
+
+def packed(function):
+    return {name: tensor[:1] for name, tensor in good(function).items()} | {
+        "cu_seqlens": torch.tensor([0, 1, T])
+    }
+
+
+def check_refusal(function, arguments, error, message):
+    with pytest.raises(error, match=message):
+        getattr(ops, function)(**arguments)
+
+
+def bad_tensors(function):
+    """(argument, replacement, error, message) for the two tensors that every function takes."""
+    shapes = SEQUENCES.get(function) or STEPS[function]
+    (first, first_shape), (second, second_shape) = shapes.items()
+    both = f"{first} and {second}"
+    long = (*first_shape[:-1], first_shape[-1] + 1)
+    if second_shape[-1] == m:  # for lags, gates alone say what m is
+        yield first, torch.zeros(long), ValueError, f"{first} must have shape .*m=2.*, got "
+    yield first, torch.zeros(first_shape[:-1]), ValueError, f"{first} must have shape"
+    yield first, torch.zeros(first_shape, dtype=torch.int64), TypeError, f"{both} must share one"
+    yield first, torch.zeros(first_shape).double(), TypeError, "float64 and torch.float32"
+    yield first, torch.zeros(first_shape, dtype=torch.cfloat), TypeError, "one floating dtype"
+    yield first, torch.zeros(first_shape, device="meta"), ValueError, f"{both} must be on one device"
+    yield second, torch.zeros(B + 1, *second_shape[1:]), ValueError, r"must have shape \(B=\d"
+    yield second, torch.zeros(()), ValueError, f"{second} must have shape"
+    yield first, first_shape, TypeError, f"{first} must be a tensor, got tuple"
+    yield second, [1.0], TypeError, f"{second} must be a tensor, got list"
+    yield second, None, TypeError, f"{second} must be a tensor, got NoneType"
+
+
+CASES = [
+    pytest.param(function, *case, id=f"{function}-{case[0]}-{n}")
+    for function in (*SEQUENCES, *STEPS)
+    for n, case in enumerate(bad_tensors(function))
+]
+
+
+@pytest.mark.parametrize(("function", "name", "value", "error", "message"), CASES)
+def test_bad_tensors_are_refused(function, name, value, error, message):
+    check_refusal(function, good(function) | {name: value}, error, message)
+
+
+BAD_STATES = [
+    (torch.zeros(B, H, m + 1), ValueError, r"state must have shape \(.=2, H=3, m=2\), got"),
+    (torch.zeros(B + 1, H, m), ValueError, "state must have shape"),
+    (torch.zeros(H, m), ValueError, "state must have shape"),
+    (torch.zeros(B, H, m, dtype=torch.int64), TypeError, "state must be floating"),
+    (torch.zeros(B, H, m, device="meta"), ValueError, "state must be on cpu, got meta"),
+    (0.0, TypeError, "state must be a tensor, got float"),
+]
+
+
+@pytest.mark.parametrize("function", [*SEQUENCES, *STEPS])
+@pytest.mark.parametrize(("value", "error", "message"), BAD_STATES)
+def test_bad_initial_states_are_refused(function, value, error, message):
+    name = "initial_state" if function in SEQUENCES else "state"
+    check_refusal(function, good(function) | {name: value}, error, message)
+
+
+def bounds(*numbers, dtype=torch.int64):
+    return torch.tensor(numbers, dtype=dtype)
+
+
+BAD_BOUNDS = [
+    (bounds(0, 1, T, dtype=torch.float32), TypeError, "int32 or int64, got torch.float32"),
+    (bounds(0, 1, T, dtype=torch.int16), TypeError, "int32 or int64, got torch.int16"),
+    ([0, 1, T], TypeError, "cu_seqlens must be a tensor, got list"),
+    (bounds(), ValueError, r"cu_seqlens must have shape \(N\+1,\), got \(0,\)"),
+    (bounds(0, T).view(1, 2), ValueError, r"cu_seqlens must have shape \(N\+1,\), got \(1, 2\)"),
+    (torch.tensor(T), ValueError, r"cu_seqlens must have shape \(N\+1,\), got \(\)"),
+    (bounds(0, T).to("meta"), ValueError, "cu_seqlens must be on cpu, got meta"),
+    (bounds(1, 2, T), ValueError, r"must rise from 0 to the length 4, got \[1, 2, 4\]"),
+    (bounds(0, 3, 1, T), ValueError, r"must rise from 0 to the length 4, got \[0, 3, 1, 4\]"),
+    (bounds(0, 1, T - 1), ValueError, r"must rise from 0 to the length 4, got \[0, 1, 3\]"),
+    (bounds(0, 1, T + 1), ValueError, r"must rise from 0 to the length 4, got \[0, 1, 5\]"),
+    (bounds(0, 7, T), ValueError, r"must rise from 0 to the length 4, got \[0, 7, 4\]"),
+    (bounds(-1, T), ValueError, r"must rise from 0 to the length 4, got \[-1, 4\]"),
+    (bounds(0), ValueError, r"must rise from 0 to the length 4, got \[0\]"),
+    (bounds(T), ValueError, r"must rise from 0 to the length 4, got \[4\]"),
+]
+
+
+@pytest.mark.parametrize("backend", ops.BACKENDS)
+@pytest.mark.parametrize("realization", [None, "observer"])
+@pytest.mark.parametrize("function", SEQUENCES)
+@pytest.mark.parametrize(("value", "error", "message"), BAD_BOUNDS)
+def test_bad_bounds_are_refused(function, realization, backend, value, error, message):
+    arguments = packed(function) | {"cu_seqlens": value, "backend": backend}
+    if realization is not None:
+        if function != "h_lru":
+            return
+        arguments["realization"] = realization
+    check_refusal(function, arguments, error, message)
+
+
+@pytest.mark.parametrize("function", SEQUENCES)
+def test_bounds_of_more_than_one_row_are_refused(function):
+    arguments = good(function) | {"cu_seqlens": bounds(0, T)}
+    check_refusal(function, arguments, ValueError, "cu_seqlens needs .* got B = 2")
+
+
+@pytest.mark.parametrize("function", SEQUENCES)
+def test_packed_initial_state_needs_one_row_per_sequence(function):
+    arguments = packed(function) | {"initial_state": torch.zeros(1, H, m)}
+    message = r"initial_state must have shape \(N=2, H=3, m=2\), got \(1, 3, 2\)"
+    check_refusal(function, arguments, ValueError, message)
+
+
+GATED = ["bd_lru", "h_lru", "bd_lru_step", "h_lru_step"]
+
+
+@pytest.mark.parametrize("function", GATED)
+@pytest.mark.parametrize("gate", ["Softmax", "", None, 3])
+def test_unknown_gates_are_refused_with_the_known_ones(function, gate):
+    arguments = good(function) | {"gate": gate}
+    check_refusal(function, arguments, ValueError, r"gate must be one of \['softmax', .*\], got")
+
+
+@pytest.mark.parametrize("function", ["h_lru", "h_lru_step"])
+def test_householder_is_refused_where_there_are_no_blocks(function):
+    arguments = good(function) | {"gate": "householder"}
+    message = r"gate must be one of \['softmax', .* 'tanh'\], got 'householder'"
+    check_refusal(function, arguments, ValueError, message)
+
+
+@pytest.mark.parametrize("function", ["h_lru", "h_lru_step"])
+@pytest.mark.parametrize("realization", ["companion", None])
+def test_unknown_realizations_are_refused_with_the_known_ones(function, realization):
+    arguments = good(function) | {"realization": realization}
+    message = r"realization must be one of \['controller', 'observer'\], got"
+    check_refusal(function, arguments, ValueError, message)
+
+
+@pytest.mark.parametrize("function", [*SEQUENCES, *STEPS])
+@pytest.mark.parametrize("backend", ["cuda", "", 0])
+def test_unknown_backends_are_refused_with_the_known_ones(function, backend):
+    arguments = good(function) | {"backend": backend}
+    message = r"backend must be one of \['reference', .*'cpu', None\], got"
+    check_refusal(function, arguments, ValueError, message)
+
+
+@pytest.mark.parametrize("function", SEQUENCES)
+def test_kernels_of_the_cpu_are_refused_elsewhere(function):
+    arguments = {name: tensor.to("meta") for name, tensor in good(function).items()}
+    message = "backend 'cpu' needs tensors on the CPU, got meta"
+    check_refusal(function, arguments | {"backend": "cpu"}, ValueError, message)
+
+
+@pytest.mark.parametrize("function", SEQUENCES)
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("which", [0, 1])
+def test_entries_that_are_not_finite_are_found_where_asked_for(function, number, which):
+    arguments = good(function)
+    name = list(arguments)[which]
+    place = tuple(size - 1 for size in arguments[name].shape)
+    arguments[name][place] = number
+    listed = ", ".join(map(str, place))
+    message = rf"{name} must be finite, got 1 NaN or infinite entries, .* index \({listed}\)"
+    check_refusal(function, arguments | {"check_finite": True}, ValueError, message)
+    getattr(ops, function)(**arguments)  # unasked, it costs nothing and says nothing
+
+
+@pytest.mark.parametrize("function", SEQUENCES)
+def test_initial_state_that_is_not_finite_is_found_where_asked_for(function):
+    state = torch.zeros(B, H, m)
+    state[1, 2, 0] = float("nan")
+    arguments = good(function) | {"initial_state": state, "check_finite": True}
+    check_refusal(function, arguments, ValueError, r"initial_state must be finite, .*\(1, 2, 0\)")
+
+
+def test_observer_form_finds_entries_that_are_not_finite():
+    arguments = good("h_lru") | {"check_finite": True, "realization": "observer"}
+    arguments["gates"][0, 0, 0, 0] = float("nan")
+    check_refusal("h_lru", arguments, ValueError, "gates must be finite")
+
+
+@pytest.mark.parametrize("function", SEQUENCES)
+@pytest.mark.parametrize("backend", ops.BACKENDS)
+def test_blocks_of_size_nought_are_refused(function, backend):
+    shapes = {
+        "bd_lru": {"gates": (B, T, H, 0, 1), "values": (B, T, H, 0)},
+        "h_lru": {"gates": (B, T, H, 1), "values": (B, T, H)},
+        "block_scan": {"transitions": (B, T, H, 0, 0), "inputs": (B, T, H, 0)},
+        "lag_scan": {"coefficients": (B, T, H, 0), "inputs": (B, T, H)},
+    }[function]
+    arguments = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    message = "must have m of at least 1, got"
+    check_refusal(function, arguments | {"backend": backend}, ValueError, message)
+
+
+def test_gates_without_an_input_gate_are_refused():
+    arguments = {"gates": torch.zeros(B, T, H, 0), "values": torch.zeros(B, T, H)}
+    check_refusal("h_lru", arguments, ValueError, "gates must have m of at least 1, got")
+
+
+def test_unknown_family_of_normalize_is_refused_with_the_known_ones():
+    with pytest.raises(ValueError, match=r"gate must be one of \['softmax', .*\], got 'soft'"):
+        ops.normalize(torch.zeros(3), "soft")
+
+
+def test_bind_learns_sizes_and_says_what_it_knows():
+    sizes = {}
+    bind(sizes, "values", torch.zeros(2, 5, 3), "B T m")
+    assert sizes == {"B": 2, "T": 5, "m": 3}
+    bind(sizes, "gates", torch.zeros(2, 5, 3, 4), "B T m m+1")
+    with pytest.raises(ValueError) as error:
+        bind(sizes, "gates", torch.zeros(2, 5, 3, 3), "B T m m+1")
+    assert str(error.value) == "gates must have shape (B=2, T=5, m=3, m+1=4), got (2, 5, 3, 3)"
+    with pytest.raises(ValueError, match=r"\(B=2, K, m=3\), got \(2, 7\)"):
+        bind(sizes, "others", torch.zeros(2, 7), "B K m")
+    # A refused tensor teaches nothing.
+    assert "K" not in sizes

@@ -1,4 +1,4 @@
-"""Build the CPU kernels where a C++ compiler is at hand; without one the package installs all the same.
+"""Build the CPU kernels where a C++ compiler is at hand; without one the package installs as well.
 
 The library has a plain C interface (ctypes loads it), so that neither torch nor Python headers are
 needed here and one wheel per platform serves every version of Python and torch.
@@ -17,7 +17,10 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 SOURCES = Path("src/statemix/ops/cpu")
-X86 = platform.machine().lower() in {"x86_64", "amd64"}
+# STATEMIX_BASELINE_ONLY builds one copy instead of three, for experiments that need no speed.
+X86 = platform.machine().lower() in {"x86_64", "amd64"} and not os.environ.get(
+    "STATEMIX_BASELINE_ONLY"
+)
 # Name, register width in bytes and compiler flags of every copy of the kernels. Two registers of
 # 16 bytes would serve no better on the baseline: SSE2 and NEON have 16.
 INSTRUCTION_SETS = [("baseline", 16, [])]
@@ -65,7 +68,7 @@ class BuildKernels(build_ext):
         jobs.append(("dispatch.cpp", "dispatch", ["-DSTATEMIX_X86"] if X86 else []))
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             compiled = list(pool.map(lambda job: compile_source(*job), jobs))
-        # Linked under another name first: a library that a running process has loaded keeps its own.
+        # Linked under another name first: a running process keeps the library that it has loaded.
         partial = library.with_suffix(".partial")
         subprocess.run([compiler, *flags, "-shared", *compiled, "-o", str(partial)], check=True)
         partial.replace(library)

@@ -138,7 +138,8 @@ def identical():
 
 
 def families_of(kind):
-    return [name for name, family in ops.GATES.items() if kind == "blocks" or not family.blocks_only]
+    families = ops.GATES.values()
+    return [family.name for family in families if kind == "blocks" or not family.blocks_only]
 
 
 def pytest_generate_tests(metafunc):

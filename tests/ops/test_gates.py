@@ -38,7 +38,7 @@ def drawn(kind, *, length, size, seed, scale, dtype):
 
 
 def margin(dtype, size, length):
-    """Rounding of m + 1 products per step lets the bound creep up; it is no decay to hide behind."""
+    """How far rounding, of m + 1 products per step, may let the bound creep up."""
     eps = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
     return (1 + (size + 4) * eps) ** length
 
@@ -47,13 +47,9 @@ def margin(dtype, size, length):
 @pytest.mark.parametrize("gate", BOUNDED)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @given(size=sizes, length=st.integers(1, 30), seed=seeds, scale=scales)
-def test_states_never_exceed_values_and_initial_state(
-    kind, gate, dtype, size, length, seed, scale
-):
+def test_states_never_exceed_values_and_initial_state(kind, gate, dtype, size, length, seed, scale):
     """Proposition 1: |h_t| <= max(|h_0|, max |v|)."""
-    gates, values, h_0 = drawn(
-        kind, length=length, size=size, seed=seed, scale=scale, dtype=dtype
-    )
+    gates, values, h_0 = drawn(kind, length=length, size=size, seed=seed, scale=scale, dtype=dtype)
     _, final_state = RECURRENCES[kind](gates, values, gate, h_0)
     # The carried states, not their rounding to 16 bits.
     wide = values.to(h_0.dtype)

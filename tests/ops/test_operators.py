@@ -19,10 +19,10 @@ def arguments(problem, kind, backend, *, dtype=torch.float64, **sizes):
     """Those of ``scan_forward``; the loop takes un-normalised coefficients only."""
     p = problem(kind, gate="none", **sizes).to(dtype)
     if backend == "cpu":
-        return p, (p.gates, p.values, p.initial_state, p.cu_seqlens, "softmax", backend)
+        return (p.gates, p.values, p.initial_state, p.cu_seqlens, "softmax", backend)
     wide = p.initial_state.dtype
     a, b = p.gates[..., :-1].to(wide), p.values.to(wide)
-    return p, (a, b, p.initial_state, p.cu_seqlens, "given", backend)
+    return a, b, p.initial_state, p.cu_seqlens, "given", backend
 
 
 @pytest.mark.parametrize("backend", ["cpu", "loop"])
@@ -38,7 +38,7 @@ def arguments(problem, kind, backend, *, dtype=torch.float64, **sizes):
     ids=str,
 )
 def test_operators_are_registered_as_torch_wants_them(problem, kind, lengths, dtype, backend):
-    p, inputs = arguments(problem, kind, backend, dtype=dtype, lengths=lengths)
+    inputs = arguments(problem, kind, backend, dtype=dtype, lengths=lengths)
     torch.library.opcheck(scan_forward, inputs)
     states, final_state = scan_forward(*inputs)
     gates, values, *rest = inputs
@@ -48,7 +48,7 @@ def test_operators_are_registered_as_torch_wants_them(problem, kind, lengths, dt
 
 @pytest.mark.parametrize("backend", ["cpu", "loop"])
 def test_operators_without_steps_are_registered_as_torch_wants_them(problem, kind, backend):
-    _, inputs = arguments(problem, kind, backend, length=0)
+    inputs = arguments(problem, kind, backend, length=0)
     torch.library.opcheck(scan_forward, inputs)
 
 
@@ -68,9 +68,7 @@ def fresh_compiler():
 
 
 # torch 2.13's tracer instantiates the autograd function, which torch itself warns of.
-tracer_warns = pytest.mark.filterwarnings(
-    "ignore:.*should not be instantiated:DeprecationWarning"
-)
+tracer_warns = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 
 
 @tracer_warns
@@ -161,9 +159,7 @@ def test_vmap_equals_a_loop(problem, agree, variant, lengths, backend):
 
     def run(gates, values, h_0):
         bounds = problems[0].cu_seqlens
-        return RECURRENCES[kind](
-            gates, values, "softmax", h_0, bounds, backend=backend, **options
-        )
+        return RECURRENCES[kind](gates, values, "softmax", h_0, bounds, backend=backend, **options)
 
     actual = vmap(run)(*leaves)
     expected = map(torch.stack, zip(*(run(*p.leaves) for p in problems), strict=True))
@@ -183,9 +179,7 @@ def loss(kind, cu_seqlens=None, **options):
 @pytest.mark.parametrize("backend", ["cpu", "loop"])
 @pytest.mark.parametrize("lengths", [None, (2, 0, 3)], ids=["dense", "packed"])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_vmap_of_the_gradient_equals_a_loop_of_gradients(
-    problem, agree, variant, lengths, backend
-):
+def test_vmap_of_the_gradient_equals_a_loop_of_gradients(problem, agree, variant, lengths, backend):
     kind, options = VARIANTS[variant]
     problems, leaves = stacked(problem, kind, lengths=lengths)
     gradient = grad(
@@ -235,9 +229,7 @@ def test_jacobian_equals_that_of_the_reference(problem, agree, kind, backend):
 
     def jacobian(backend):
         def states(gates, values, h_0):
-            return RECURRENCES[kind](
-                gates, values, initial_state=h_0, backend=backend
-            )[0]
+            return RECURRENCES[kind](gates, values, initial_state=h_0, backend=backend)[0]
 
         return dict(enumerate(jacrev(states, argnums=(0, 1, 2))(*p.leaves)))
 

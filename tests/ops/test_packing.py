@@ -1,5 +1,7 @@
 """Packed sequences equal padded ones and single ones, in results and in every gradient."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -25,7 +27,7 @@ def singles(p, gate, **options):
     """The outcome of every sequence on its own, joined as the packed outcome is."""
     bounds = p.cu_seqlens.tolist()
     outcomes = []
-    for n, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for n, (start, stop) in enumerate(pairwise(bounds)):
         steps = {name: getattr(p, name)[:, start:stop] for name in ("gates", "values", "d_states")}
         rows = {name: getattr(p, name)[n : n + 1] for name in ("initial_state", "d_final_state")}
         single = p.replace(**steps, **rows, cu_seqlens=None)

@@ -68,9 +68,7 @@ def test_observer_form_split_at_any_point_equals_the_whole(problem, agree, split
 
     def run(piece, state):
         gates, values = p.gates[:, piece], p.values[:, piece]
-        return ops.h_lru(
-            gates, values, "softmax", state, realization="observer", backend=backend
-        )
+        return ops.h_lru(gates, values, "softmax", state, realization="observer", backend=backend)
 
     head, state = run(slice(0, split), p.initial_state)
     tail, state = run(slice(split, None), state)
@@ -140,7 +138,5 @@ def carried_states(p, realization):
     rows = [p.initial_state] if p.cu_seqlens is None else p.initial_state.unsqueeze(1)
     for start, stop, state in zip(bounds, bounds[1:], rows, strict=False):
         for t in range(start, stop):
-            _, state = ops.h_lru_step(
-                p.gates[:, t], p.values[:, t], state, realization=realization
-            )
+            _, state = ops.h_lru_step(p.gates[:, t], p.values[:, t], state, realization=realization)
             yield t, state

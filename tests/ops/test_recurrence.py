@@ -113,8 +113,7 @@ def test_initial_state_of_another_dtype_is_taken(problem, kind, given, backend):
 
 
 @pytest.mark.parametrize("backend", ops.BACKENDS)
-def test_scan_with_normalised_gates_equals_the_gated_recurrence(problem, agree, kind, gate, backend):
-    """d_values aside, the un-normalised scan sees the same problem through ``normalize``."""
+def test_scan_of_normalised_gates_equals_the_gated_recurrence(problem, agree, kind, gate, backend):
     p = problem(kind, size=4, gate=gate)
     coefficients, input_gate = ops.normalize(p.gates, gate)
     scan = {"blocks": ops.block_scan, "lags": ops.lag_scan}[kind]

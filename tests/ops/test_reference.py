@@ -1,4 +1,4 @@
-"""The judge is judged: one number at a time, straight from the equations, and finite differences."""
+"""The judge is judged: number by number from the equations, and by finite differences."""
 
 import math
 

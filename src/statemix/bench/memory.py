@@ -41,7 +41,10 @@ def _mallopt(settings: dict[int, int]) -> bool:
     if not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return mallopt is not None and all(mallopt(*setting) == 1 for setting in settings.items())
+    if mallopt is None:
+        return False
+    taken = [mallopt(*setting) == 1 for setting in settings.items()]
+    return all(taken)
 
 
 def release() -> None:

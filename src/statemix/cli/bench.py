@@ -226,8 +226,8 @@ def _cells(one: Measurement) -> list[str]:
         return [one.status, one.reason]
     p20, p50, p80 = (1e3 * time_s for time_s in one.time_s)
     return [
-        f"{p50:.2f}",
-        f"{p20:.2f} - {p80:.2f}",
+        _short(p50),
+        f"{_short(p20)} - {_short(p80)}",
         _ratio(one.ratios.get(ops.COPY)),
         _ratio(one.ratios.get(ops.OURS)),
         f"{one.memory_bytes / 1e6:.1f}",
@@ -237,7 +237,12 @@ def _cells(one: Measurement) -> list[str]:
 
 
 def _ratio(ratio: Spread | None) -> str:
-    return "" if ratio is None else f"{ratio.p50:.2f}"
+    return "" if ratio is None else _short(ratio.p50)
+
+
+def _short(number: float) -> str:
+    """No more digits than mean something, so that large numbers leave room."""
+    return f"{number:.2f}" if number < 100 else f"{number:.0f}"
 
 
 def _print_setting(console: Console, provenance: dict[str, Any], dtype: str) -> None:
@@ -246,8 +251,8 @@ def _print_setting(console: Console, provenance: dict[str, Any], dtype: str) -> 
     console.print(
         f"{device['name']}, {device['cores']} cores, {provenance['threads']} threads, {dtype}, "
         f"torch {provenance['versions']['torch']}. OMP_PROC_BIND is {binding}.\n"
-        "Calls reuse freed memory (mallopt: no mapping, no trimming), except those marked *, which\n"
-        "are so large that their blocks are mapped afresh.\n"
+        "Calls reuse freed memory (mallopt: no mapping, no trimming), except those marked *,\n"
+        "which are so large that their blocks are mapped afresh.\n"
         "Forward runs without a graph; gradients are fresh. Ours and the loop read gates with the "
         "blocks\ninnermost in memory, the published scan reads them contiguous."
     )

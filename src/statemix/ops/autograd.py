@@ -94,7 +94,7 @@ class _ScanBackward(torch.autograd.Function):
         """Nothing to keep."""
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> None:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> None:  # noqa: ARG004
         """Refuse.
 
         Raises:

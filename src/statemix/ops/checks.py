@@ -32,7 +32,7 @@ def bind(sizes: dict[str, int], name: str, tensor: Tensor, axes: str) -> None:
         known = dict(sizes)
         if all(_agrees(known, axis, n) for axis, n in zip(names, tensor.shape, strict=True)):
             if known.get("m", 1) < 1:
-                raise ValueError(f"{name} must have m of at least 1, got shape {tuple(tensor.shape)}")
+                raise ValueError(f"{name} must have m of at least 1, got {tuple(tensor.shape)}")
             sizes.update(known)
             return
     wanted = ", ".join(_described(sizes, axis) for axis in names)

@@ -259,9 +259,7 @@ def lag_scan(
     bind(sizes, "coefficients", coefficients, "B T H m")
     same_dtype_and_device(coefficients=coefficients, inputs=inputs)
     if check_finite:
-        check_all_finite(
-            coefficients=coefficients, inputs=inputs, initial_state=initial_state
-        )
+        check_all_finite(coefficients=coefficients, inputs=inputs, initial_state=initial_state)
     return _given(coefficients, inputs, initial_state, cu_seqlens, backend, sizes)
 
 

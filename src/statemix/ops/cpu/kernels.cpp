@@ -11,25 +11,25 @@ namespace ISA_NAMESPACE {
 struct BlockForward {
   template <int Family, int Size, bool Partial, class Element>
   static void call(const Problem& p, int64_t width) {
-    run<block_forward<Family, Size, Partial, Element>>(p, width);
+    run<block_forward<Family, Size, Partial, Element>>(p, width, sizeof(Element));
   }
 };
 struct BlockBackward {
   template <int Family, int Size, bool Partial, class Element>
   static void call(const Problem& p, int64_t width) {
-    run<block_backward<Family, Size, Partial, Element>>(p, width);
+    run<block_backward<Family, Size, Partial, Element>>(p, width, sizeof(Element));
   }
 };
 struct LagForward {
   template <int Family, int Size, bool Partial, class Element>
   static void call(const Problem& p, int64_t width) {
-    run<lag_forward<Family, Size, Partial, Element>>(p, width);
+    run<lag_forward<Family, Size, Partial, Element>>(p, width, sizeof(Element));
   }
 };
 struct LagBackward {
   template <int Family, int Size, bool Partial, class Element>
   static void call(const Problem& p, int64_t width) {
-    run<lag_backward<Family, Size, Partial, Element>>(p, width);
+    run<lag_backward<Family, Size, Partial, Element>>(p, width, sizeof(Element));
   }
 };
 

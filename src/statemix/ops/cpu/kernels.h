@@ -16,6 +16,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include "interface.h"
 
 namespace ISA_NAMESPACE {
@@ -113,6 +117,51 @@ inline void store(bfloat16* to, VectorF x, int64_t lanes) {
   memcpy(to, &bits, Partial ? lanes * sizeof(bfloat16) : sizeof bits);
 }
 
+// Ask for the cache line that the next step in time will read: it lies a whole step away, further
+// than the processor looks ahead by itself.
+template <class Element>
+inline void prefetch(const Element* from) {
+  __builtin_prefetch(from);
+}
+
+// What vector types cannot say. A streaming store goes past the caches, which saves reading a line
+// that is about to be overwritten; `to` is aligned to the vector. larger(a, b) is b if either is NaN.
+#if defined(__x86_64__) && VECTOR_BYTES == 64
+inline void stream(float* to, VectorF x) { _mm512_stream_ps(to, (__m512)x); }
+inline void stream(double* to, VectorD x) { _mm512_stream_pd(to, (__m512d)x); }
+inline void stream(bfloat16* to, VectorF x) {
+  _mm256_stream_si256((__m256i*)to, (__m256i)narrow(x));
+}
+inline VectorF larger(VectorF a, VectorF b) {
+  return (VectorF)_mm512_max_ps((__m512)a, (__m512)b);
+}
+inline VectorD larger(VectorD a, VectorD b) {
+  return (VectorD)_mm512_max_pd((__m512d)a, (__m512d)b);
+}
+inline void finish_streams() { _mm_sfence(); }
+#elif defined(__x86_64__) && VECTOR_BYTES == 32
+inline void stream(float* to, VectorF x) { _mm256_stream_ps(to, (__m256)x); }
+inline void stream(double* to, VectorD x) { _mm256_stream_pd(to, (__m256d)x); }
+inline void stream(bfloat16* to, VectorF x) { _mm_stream_si128((__m128i*)to, (__m128i)narrow(x)); }
+inline VectorF larger(VectorF a, VectorF b) {
+  return (VectorF)_mm256_max_ps((__m256)a, (__m256)b);
+}
+inline VectorD larger(VectorD a, VectorD b) {
+  return (VectorD)_mm256_max_pd((__m256d)a, (__m256d)b);
+}
+inline void finish_streams() { _mm_sfence(); }
+#else
+template <class Element, class V>
+inline void stream(Element* to, V x) {
+  store<false>(to, x, 0);
+}
+template <class V>
+inline V larger(V a, V b) {
+  return a > b ? a : b;
+}
+inline void finish_streams() {}
+#endif
+
 // ---- elementary functions -----------------------------------------------------------------------
 
 template <class V>
@@ -120,10 +169,9 @@ inline V absolute(V x) {
   return x < 0 ? -x : x;
 }
 
-// exp(x) for x <= 0, by exp(x) = 2^n exp(r), |r| <= log(2)/2. Comparisons are written so that a NaN
-// goes through. Below the clamp the result stays at the smallest normal number instead of zero.
+// exp(x) for x <= 0, by exp(x) = 2^n exp(r), |r| <= log(2)/2. A NaN goes through. Below the clamp the result stays at the smallest normal number instead of zero.
 inline VectorF exp_nonpositive(VectorF x) {
-  x = x < -87.0f ? (VectorF{} - 87.0f) : x;
+  x = larger(VectorF{} - 87.0f, x);
   const float shift = 12582912.0f;  // 1.5 * 2^23 rounds its addend to an integer
   VectorF rounded = x * 1.44269504088896341f + shift;
   VectorF n = rounded - shift;
@@ -138,7 +186,7 @@ inline VectorF exp_nonpositive(VectorF x) {
   return (VectorF)((VectorI)p + ((VectorI)rounded << 23));
 }
 inline VectorD exp_nonpositive(VectorD x) {
-  x = x < -708.0 ? (VectorD{} - 708.0) : x;
+  x = larger(VectorD{} - 708.0, x);
   const double shift = 6755399441055744.0;  // 1.5 * 2^52
   VectorD rounded = x * 1.4426950408889634074 + shift;
   VectorD n = rounded - shift;
@@ -287,7 +335,7 @@ inline typename Compute<Element>::Vector row_top(const Element* gates, int64_t s
     top = Gate<Family>::measure(load<Partial>(gates, lanes));
     for (int64_t j = 1; j < count; ++j) {
       V g = Gate<Family>::measure(load<Partial>(gates + j * stride, lanes));
-      top = g > top ? g : top;
+      top = larger(g, top);
     }
   }
   return top;
@@ -314,17 +362,23 @@ inline typename Compute<Element>::Vector row_forward(const Element* gates, int64
   return G::divides ? mixed / sum : mixed;
 }
 
-// Gate gradients of one row, its value's gradient, and push(j, p_j lam) into the previous adjoints.
+// Store the gate gradients of one row, return its value's gradient, and push(j, p_j lam) into the previous adjoints.
 template <int Family, bool Partial, class Element, class State, class Push>
 inline typename Compute<Element>::Vector row_backward(
-    const Element* gates, int64_t stride, Element* d_gates, int64_t d_stride, int64_t size,
-    int64_t lanes, typename Compute<Element>::Vector value, typename Compute<Element>::Vector h,
+    const Element* gates, int64_t stride, Element* d_gates, int64_t d_stride, bool streamed,
+    int64_t size, int64_t lanes, typename Compute<Element>::Vector value, typename Compute<Element>::Vector h,
     typename Compute<Element>::Vector lam, typename Compute<Element>::Vector* numerators, State u,
     Push push) {
   typedef typename Compute<Element>::Vector V;
   typedef Gate<Family> G;
   constexpr bool gated = Family != GIVEN;
   V top = row_top<Family, Partial>(gates, stride, size + gated, lanes);
+  auto put = [=](int64_t j, V gradient) {
+    if (!Partial && streamed)
+      stream(d_gates + j * d_stride, gradient);
+    else
+      store<Partial>(d_gates + j * d_stride, gradient, lanes);
+  };
   V scale = lam;
   if (G::divides) {
     V sum = V{} + (typename Compute<Element>::Scalar)G::epsilon;
@@ -339,7 +393,7 @@ inline typename Compute<Element>::Vector row_backward(
     V weight = scale * f;
     V slope = weight;
     if (!G::slope_is_numerator) slope = scale * G::slope(load<Partial>(gates + j * stride, lanes), f);
-    store<Partial>(d_gates + j * d_stride, slope * (u(j) - G::signed_state(f, h)), lanes);
+    put(j, slope * (u(j) - G::signed_state(f, h)));
     push(j, weight);
   }
   if (!gated) return lam;
@@ -348,7 +402,7 @@ inline typename Compute<Element>::Vector row_backward(
   V slope = weight;
   if (!G::slope_is_numerator)
     slope = scale * G::slope(load<Partial>(gates + size * stride, lanes), f);
-  store<Partial>(d_gates + size * d_stride, slope * (value - G::signed_state(f, h)), lanes);
+  put(size, slope * (value - G::signed_state(f, h)));
   return weight;
 }
 

@@ -13,6 +13,7 @@ void lag_forward(const Problem& problem, const Work& work) {
   typedef typename Compute<Element>::Scalar S;
   typedef typename Compute<Element>::Vector V;
   const int64_t size = Size ? Size : problem.size, channels = problem.blocks;
+  const int64_t row = size + (Family != GIVEN);
   Scratch<V> scratch(work.tiles * 2 * size);
   // Two copies of the ring side by side: lag i is at [slot - i] without a wrap.
   V* rings = scratch.data;
@@ -34,6 +35,9 @@ void lag_forward(const Problem& problem, const Work& work) {
     for (int64_t k = 0; k < work.tiles; ++k) {
       const int64_t lane = work.lane(k);
       V* ring = rings + k * 2 * size;
+      prefetch(values + problem.values_time + lane);
+      for (int64_t j = 0; j < row; ++j)
+        prefetch(gates + problem.gates_time + j * problem.gates_gate + lane);
       const V* newest = ring + slot - 1;
       V mixed = row_forward<Family, Partial>(gates + lane, problem.gates_gate, size, work.lanes,
                                              load<Partial>(values + lane, work.lanes),
@@ -84,10 +88,15 @@ void lag_backward(const Problem& problem, const Work& work) {
     for (int64_t k = 0; k < work.tiles; ++k) {
       const int64_t lane = work.lane(k);
       V* ring = rings + k * size;
+      prefetch(values - problem.values_time + lane);
+      prefetch(d_states - problem.d_states_time + lane);
+      prefetch(states - (size + 1) * channels + lane);
+      for (int64_t j = 0; j < row; ++j)
+        prefetch(gates - problem.gates_time + j * problem.gates_gate + lane);
       V lam = ring[slot] + load<Partial>(d_states + lane, work.lanes);
       ring[slot] = V{};
       V d_value = row_backward<Family, Partial>(
-          gates + lane, problem.gates_gate, d_gates + lane, channels, size, work.lanes,
+          gates + lane, problem.gates_gate, d_gates + lane, channels, work.streamed, size, work.lanes,
           load<Partial>(values + lane, work.lanes), load<Partial>(states + lane, work.lanes), lam,
           numerators,
           [=](int64_t j) {  // h_{t-1-j}

@@ -12,6 +12,7 @@ namespace ISA_NAMESPACE {
 struct Work {
   int64_t sequence, batch, start, stop;  // steps start .. stop - 1 of row `batch`
   int64_t first_tile, tiles, width, blocks, lanes;
+  bool streamed;  // gate gradients go past the caches
 
   // The last tile ends at the last block: it repeats lanes of its neighbour where the width does not
   // divide the number of blocks, and computes the same numbers for them.
@@ -20,6 +21,8 @@ struct Work {
     return lane + width <= blocks || blocks < width ? lane : blocks - width;
   }
 };
+
+constexpr int64_t kStreamedBytes = 32 << 20;
 
 template <class Vector>
 struct Scratch {
@@ -40,11 +43,21 @@ inline int64_t parts_per_sequence(int64_t sequences, int64_t tiles, int64_t thre
   return parts;
 }
 
+// Gate gradients larger than any cache are streamed, if every vector of them is aligned.
+inline bool streams_gate_gradients(const Problem& problem, int64_t width, int64_t element_bytes) {
+  const int64_t row = problem.size + (problem.family != GIVEN);
+  const int64_t gates = problem.batch * problem.length * problem.blocks * row *
+                        (problem.gates_row ? problem.size : 1);
+  return gates * element_bytes > kStreamedBytes && problem.blocks % width == 0 &&
+         (uintptr_t)problem.d_gates % VECTOR_BYTES == 0;
+}
+
 template <void (*Kernel)(const Problem&, const Work&)>
-void run(const Problem& problem, int64_t width) {
+void run(const Problem& problem, int64_t width, int64_t element_bytes) {
   const int64_t tiles = (problem.blocks + width - 1) / width;
   const int64_t parts = parts_per_sequence(problem.sequences, tiles, problem.threads);
   const int64_t pieces = problem.sequences * parts;
+  const bool streamed = streams_gate_gradients(problem, width, element_bytes);
 #pragma omp parallel for schedule(dynamic) num_threads(problem.threads) if (problem.threads > 1)
   for (int64_t piece = 0; piece < pieces; ++piece) {
     Work work;
@@ -53,12 +66,14 @@ void run(const Problem& problem, int64_t width) {
     work.first_tile = part * tiles / parts;
     work.tiles = (part + 1) * tiles / parts - work.first_tile;
     work.width = width;
+    work.streamed = streamed;
     work.blocks = problem.blocks;
     work.lanes = problem.blocks < width ? problem.blocks : width;
     work.batch = problem.cu_seqlens ? 0 : work.sequence;
     work.start = problem.cu_seqlens ? problem.cu_seqlens[work.sequence] : 0;
     work.stop = problem.cu_seqlens ? problem.cu_seqlens[work.sequence + 1] : problem.length;
     Kernel(problem, work);
+    if (streamed) finish_streams();
   }
 }
 

@@ -1,0 +1,361 @@
+"""Faults that the tests must notice: each a piece of text, and what stands there instead."""
+
+from dataclasses import dataclass
+
+CPU = "src/statemix/ops/cpu/"
+OPS = "src/statemix/ops/"
+TRAINING = "src/statemix/training/"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One way to break the code.
+
+    Attributes:
+        name: what it does, in words.
+        file: where, from the root of the repository.
+        old: text that stands there exactly once.
+        new: what replaces it.
+        tests: files of tests of which one must fail.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+KERNEL_TESTS = (
+    "tests/ops/test_cpu.py",
+    "tests/ops/test_packing.py",
+    "tests/ops/test_gates.py",
+    "tests/ops/test_recurrence.py",
+)
+
+
+def _ops(*names: str) -> tuple[str, ...]:
+    return tuple(f"tests/ops/test_{name}.py" for name in names)
+
+
+def _training(*names: str) -> tuple[str, ...]:
+    return tuple(f"tests/training/test_{name}.py" for name in names)
+
+
+KERNELS = [
+    Fault(
+        "kernel: gradient of the final state dropped (blocks)",
+        CPU + "block_scan.h",
+        "load<Partial>(d_final + i * blocks + work.lane(k), work.lanes)",
+        "V{}",
+        KERNEL_TESTS,
+    ),
+    Fault(
+        "kernel: gradient of the final state dropped (lags)",
+        CPU + "lag_scan.h",
+        "load<Partial>(d_final + (i - 1) * channels + work.lane(k), work.lanes)",
+        "V{}",
+        KERNEL_TESTS,
+    ),
+    Fault(
+        "kernel: a packed sequence reads the state before its start",
+        CPU + "block_scan.h",
+        "t > work.start ? states",
+        "t > 0 ? states",
+        KERNEL_TESTS,
+    ),
+    Fault(
+        "kernel: a packed sequence starts one step late",
+        CPU + "work.h",
+        "problem.cu_seqlens[work.sequence] : 0;",
+        "problem.cu_seqlens[work.sequence] + 1 : 0;",
+        KERNEL_TESTS,
+    ),
+    Fault(
+        "kernel: the adjoint applies the block instead of its transpose",
+        CPU + "block_scan.h",
+        "{ sums[j] += x; }",
+        "{ sums[i] += x + 0 * sums[j]; }",
+        KERNEL_TESTS,
+    ),
+    Fault(
+        "kernel: gradient of the state gates zeroed",
+        CPU + "kernels.h",
+        "slope * (u(j) - G::signed_state(f, h))",
+        "slope * 0",
+        KERNEL_TESTS,
+    ),
+    Fault(
+        "kernel: gradient of the input gate misses the normaliser",
+        CPU + "kernels.h",
+        "slope * (value - G::signed_state(f, h))",
+        "slope * value",
+        KERNEL_TESTS,
+    ),
+    Fault(
+        "kernel: adjoint pushed into the wrong slot of the ring",
+        CPU + "lag_scan.h",
+        "const int64_t target = slot - 1 - j;",
+        "const int64_t target = slot - j;",
+        KERNEL_TESTS,
+    ),
+    Fault(
+        "kernel: lags read from the wrong slot of the ring",
+        CPU + "lag_scan.h",
+        "const V* newest = ring + slot - 1;",
+        "const V* newest = ring + slot;",
+        KERNEL_TESTS,
+    ),
+    Fault(
+        "kernel: lags of the initial state reversed in its gradient",
+        CPU + "lag_scan.h",
+        "rings[k * size + size - i],",
+        "rings[k * size + i - 1],",
+        KERNEL_TESTS,
+    ),
+    Fault(
+        "kernel: sign dropped from the normaliser's gradient (tanh)",
+        CPU + "kernels.h",
+        "slope(V, V f) { return 1 - f * f; }\n"
+        "  template <class V> static V signed_state(V f, V h) "
+        "{ return f > 0 ? h : (f < 0 ? -h : h * 0); }",
+        "slope(V, V f) { return 1 - f * f; }\n"
+        "  template <class V> static V signed_state(V f, V h) { return h; }",
+        KERNEL_TESTS,
+    ),
+    Fault(
+        "kernel: maximum not subtracted (softmax)",
+        CPU + "kernels.h",
+        "return exp_nonpositive(g - top);",
+        "return exp_nonpositive(g);",
+        KERNEL_TESTS,
+    ),
+    Fault(
+        "kernel: slope of the sigmoid missing",
+        CPU + "kernels.h",
+        "return f * (g < 0 ? t * 0 + 1 : t) / (1 + t);",
+        "return f + 0 * t;",
+        KERNEL_TESTS,
+    ),
+    Fault(
+        "kernel: tanh inaccurate near zero",
+        CPU + "kernels.h",
+        "return size < tanh_limit<V>() ? tanh_small(x) : large;",
+        "return large;",
+        KERNEL_TESTS,
+    ),
+    Fault(
+        "kernel: epsilon missing from the normaliser",
+        CPU + "kernels.h",
+        "constexpr double kEpsilon = 1e-6;",
+        "constexpr double kEpsilon = 0;",
+        KERNEL_TESTS,
+    ),
+    Fault(
+        "kernel: blocks beyond the last full register left out",
+        CPU + "work.h",
+        "(problem.blocks + width - 1) / width",
+        "problem.blocks / width",
+        KERNEL_TESTS,
+    ),
+    Fault(
+        "kernel: last lane of a part of a register not stored",
+        CPU + "kernels.h",
+        "memcpy(to, &x, lanes * sizeof(float));",
+        "memcpy(to, &x, (lanes - 1) * sizeof(float));",
+        KERNEL_TESTS,
+    ),
+    Fault(
+        "kernel: gradients of large problems stored in the wrong place",
+        CPU + "kernels.h",
+        "stream(d_gates + j * d_stride, gradient);",
+        "stream(d_gates + (j ? 0 : d_stride), gradient);",
+        KERNEL_TESTS,
+    ),
+    Fault(
+        "kernel: state carried in 16 bits",
+        CPU + "block_scan.h",
+        "      return mixed;\n",
+        "      return sizeof(Element) == 2 ? (V)((VectorU)mixed & 0xffff0000u) : mixed;\n",
+        KERNEL_TESTS,
+    ),
+]
+
+PYTHON_OPS = [
+    Fault(
+        "gates: epsilon missing from the normaliser",
+        OPS + "gates.py",
+        "(numerators.abs().sum(-1, keepdim=True) + EPSILON)",
+        "numerators.abs().sum(-1, keepdim=True)",
+        _ops("gates", "reference"),
+    ),
+    Fault(
+        "gates: householder vectors lengthen the state",
+        OPS + "gates.py",
+        "2 * lengths / (1 + lengths.square())",
+        "2 * lengths / (1 + lengths)",
+        _ops("gates", "reference"),
+    ),
+    Fault(
+        "reference: the block transposed",
+        OPS + "reference.py",
+        "A_t @ h.unsqueeze(-1)",
+        "A_t.mT @ h.unsqueeze(-1)",
+        _ops("reference", "recurrence"),
+    ),
+    Fault(
+        "loop: gradient of the final state dropped",
+        OPS + "loop.py",
+        "carry = d_final_state.transpose(1, 2)",
+        "carry = 0 * d_final_state.transpose(1, 2)",
+        _ops("loop", "recurrence"),
+    ),
+    Fault(
+        "associative: transitions not moved towards the past in the adjoint",
+        OPS + "associative.py",
+        "following.transpose(-1, -2), d_states",
+        "transitions.transpose(-1, -2), d_states",
+        _ops("associative", "recurrence"),
+    ),
+    Fault(
+        "observer: gates delayed by one step too many",
+        OPS + "realizations.py",
+        "(0, 0, delay, 0)",
+        "(0, 0, delay + 1, 0)",
+        _ops("realizations"),
+    ),
+    Fault(
+        "observer: initial partial sums forgotten",
+        OPS + "realizations.py",
+        "owed = initial_state[..., 1:].transpose(1, 2)",
+        "owed = 0 * initial_state[..., 1:].transpose(1, 2)",
+        _ops("realizations"),
+    ),
+    Fault(
+        "initial state ignored",
+        OPS + "recurrence.py",
+        "return initial_state.to(dtype)",
+        "return 0 * initial_state.to(dtype)",
+        _ops("recurrence"),
+    ),
+    Fault(
+        "packed sequences see the one before them",
+        OPS + "packing.py",
+        "first = (position == 0)",
+        "first = (position < 0)",
+        _ops("packing", "realizations"),
+    ),
+    Fault(
+        "vmap: packed rows share their bounds",
+        OPS + "operators.py",
+        "(cu_seqlens[:-1] + offsets)",
+        "(cu_seqlens[:-1] + 0 * offsets)",
+        _ops("operators"),
+    ),
+]
+
+MODELS = [
+    Fault(
+        "layer: gate temperature ignored in sequences",
+        "src/statemix/layers/gated_recurrence.py",
+        "weight = self.gate_proj.weight / self.temperature",
+        "weight = self.gate_proj.weight / 1.0",
+        ("tests/layers",),
+    ),
+    Fault(
+        "task: products multiplied from the wrong side",
+        "src/statemix/tasks/groups.py",
+        "product = table[self.order * product + column]",
+        "product = table[self.order * column + product]",
+        ("tests/tasks",),
+    ),
+]
+
+TRAINING_LOOP = [
+    Fault(
+        "schedule: the learning rate never moves",
+        TRAINING + "optimizer.py",
+        "progress = (step // steps_per_epoch) * steps_per_epoch / num_steps",
+        "progress = 0.0",
+        _training("optimizer", "loop"),
+    ),
+    Fault(
+        "loop: the learning rate never reaches the optimiser",
+        TRAINING + "loop.py",
+        'group["lr"] = rate',
+        'group["lr"] += 0 * rate',
+        _training("loop", "resume"),
+    ),
+    Fault(
+        "loop: the gate temperature is never lowered",
+        TRAINING + "loop.py",
+        "self.model.set_gate_temperature(self.base_temperature / sharpness)",
+        "self.model.set_gate_temperature(self.base_temperature + 0 * sharpness)",
+        _training("loop", "resume"),
+    ),
+    Fault(
+        "loop: gradients pile up over the steps",
+        TRAINING + "loop.py",
+        "        optimizer.zero_grad()\n",
+        "",
+        _training("loop", "resume"),
+    ),
+    Fault(
+        "loop: the test score is taken on the training split",
+        TRAINING + "loop.py",
+        'draw(self.task, "test", config.test_size)',
+        'draw(self.task, "train", min(config.test_size, self.task.train_size or 1))',
+        _training("loop", "resume"),
+    ),
+    Fault(
+        "loop: the best by test is kept as the best by validation",
+        TRAINING + "loop.py",
+        "return selection.validation.token_accuracy",
+        "return selection.test[self.task.length].token_accuracy",
+        _training("loop", "resume"),
+    ),
+    Fault(
+        "resume: the optimiser's state is forgotten",
+        TRAINING + "loop.py",
+        'restore_optimizer(self.optimizer, self.model, tensors.pop("optimizer"))',
+        'tensors.pop("optimizer")',
+        _training("resume", "loop"),
+    ),
+    Fault(
+        "resume: a step is made twice",
+        TRAINING + "loop.py",
+        'self.step = state["step"]',
+        'self.step = max(state["step"] - 1, 0)',
+        _training("resume", "loop"),
+    ),
+    Fault(
+        "batches: every epoch in the same order",
+        TRAINING + "batches.py",
+        "np.random.SeedSequence([self._seed, epoch])",
+        "np.random.SeedSequence([self._seed, 0 * epoch])",
+        _training("batches", "loop"),
+    ),
+    Fault(
+        "checkpoint: damaged files are not noticed",
+        TRAINING + "checkpoint.py",
+        "if hashlib.sha256(content).hexdigest() != expected:",
+        "if not content and expected:",
+        _training("checkpoint", "resume"),
+    ),
+    Fault(
+        "evaluation: pieces of a long sequence start from zero",
+        TRAINING + "evaluation.py",
+        "model.extend(tokens[piece].to(device), states)",
+        "model.extend(tokens[piece].to(device), None)",
+        _training("evaluation"),
+    ),
+    Fault(
+        "evaluation: positions that are not scored spoil the sequence",
+        TRAINING + "evaluation.py",
+        "(right | ~scored).all(1)",
+        "right.all(1)",
+        _training("evaluation"),
+    ),
+]
+
+FAULTS = [*KERNELS, *PYTHON_OPS, *MODELS, *TRAINING_LOOP]

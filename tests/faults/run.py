@@ -1,0 +1,178 @@
+"""Break the code in known ways and show that the tests notice each of them.
+
+The working tree is copied into a temporary folder, where one fault of ``faults.py`` at a time is
+put in, the kernels are rebuilt if they are concerned, and the tests named by the fault are run.
+Unless every one of them finds a red test, the exit code is 1.
+
+    python tests/faults/run.py [--output faults.jsonl] [--only WORDS] [--list]
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from faults import FAULTS, Fault
+
+ROOT = Path(__file__).resolve().parents[2]
+KERNELS = Path("src/statemix/ops/cpu")
+TIME_LIMIT_S = 900  # a fault may make a test run for ever, which counts as noticed
+
+
+class Tree:
+    """A copy of the working tree that may be broken."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        # Bytecode is not kept: a fault of equal length within one second would hide behind it.
+        self.environment = os.environ | {
+            "PYTHONPATH": str(folder / "src"),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "STATEMIX_BASELINE_ONLY": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        for name in filter(None, listed.stdout.split("\0")):
+            if (ROOT / name).is_file():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, folder / name)
+
+    def build(self) -> None:
+        """Build the kernels, one instruction set of them."""
+        self._checked([sys.executable, "setup.py", "-q", "build_ext", "--inplace"])
+
+    def check_import(self) -> None:
+        """Make sure that tests would see this tree and its kernels, not an installed package."""
+        code = "import statemix.ops.cpu as c; print(c.__file__, c.instruction_set())"
+        found = self._checked([sys.executable, "-c", code]).split()
+        expected = [str(self.folder / KERNELS / "__init__.py"), "baseline"]
+        if found != expected:
+            raise SystemExit(f"tests would import {found}, not {expected}")
+
+    def first_red(self, tests: tuple[str, ...]) -> str | None:
+        """The first test that fails, or None if all pass."""
+        options = ["-q", "-x", "--tb=no", "-rfE", "-p", "no:cacheprovider", "-p", "no:xdist"]
+        try:
+            result = subprocess.run(
+                [sys.executable, "-m", "pytest", *options, *tests],
+                cwd=self.folder,
+                env=self.environment,
+                capture_output=True,
+                text=True,
+                timeout=TIME_LIMIT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return "(time limit)"
+        if result.returncode == 0:
+            return None
+        red = re.search(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", result.stdout, re.MULTILINE)
+        if red is not None:
+            return red[1]
+        if result.returncode < 0:
+            return f"(signal {-result.returncode})"
+        raise SystemExit(f"pytest could not run:\n{result.stdout}{result.stderr}")
+
+    def _checked(self, command: list[str]) -> str:
+        result = subprocess.run(
+            command,
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if result.returncode:
+            raise SystemExit(f"{' '.join(command)} failed:\n{result.stdout}{result.stderr}")
+        return result.stdout
+
+
+def broken(fault: Fault, text: str) -> str:
+    """The text of a file with the fault put in."""
+    if text.count(fault.old) != 1:
+        raise SystemExit(
+            f"fault {fault.name!r} must match {fault.file} exactly once, "
+            f"got {text.count(fault.old)} matches of {fault.old!r}"
+        )
+    return text.replace(fault.old, fault.new)
+
+
+def caught_by(tree: Tree, fault: Fault) -> str | None:
+    """Put a fault in, run its tests, take it out again; the first test that noticed it."""
+    path, library = tree.folder / fault.file, tree.folder / KERNELS / "kernels.so"
+    whole = path.read_text()
+    spare = library.with_suffix(".spare")
+    shutil.copy2(library, spare)
+    try:
+        path.write_text(broken(fault, whole))
+        if KERNELS in path.relative_to(tree.folder).parents and path.suffix != ".py":
+            tree.build()
+        return tree.first_red(fault.tests)
+    finally:
+        path.write_text(whole)
+        spare.replace(library)
+
+
+def main() -> int:
+    """Run what the command line asks for."""
+    parser = argparse.ArgumentParser(description="Show that the tests notice seeded faults.")
+    parser.add_argument("--output", type=Path, help="write a JSON line per fault to this file")
+    parser.add_argument("--only", default="", help="run faults whose name holds these words")
+    parser.add_argument("--list", action="store_true", help="name the faults and stop")
+    arguments = parser.parse_args()
+    chosen = [fault for fault in FAULTS if arguments.only in fault.name]
+    if not chosen:
+        parser.error(f"--only must be part of the name of a fault, got {arguments.only!r}")
+    for fault in chosen:
+        broken(fault, (ROOT / fault.file).read_text())  # fails early
+    if arguments.list:
+        say("\n".join(f"{fault.name}  [{fault.file}]" for fault in chosen))
+        return 0
+
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="statemix-faults-") as folder:
+        tree = Tree(Path(folder))
+        tree.build()
+        tree.check_import()
+        say("without a fault ...")
+        red = tree.first_red(tuple(dict.fromkeys(test for fault in chosen for test in fault.tests)))
+        if red is not None:
+            raise SystemExit(f"the tests must be green before a fault is put in, got red: {red}")
+        for number, fault in enumerate(chosen, 1):
+            start = time.monotonic()
+            test = caught_by(tree, fault)
+            rows.append(
+                {"name": fault.name, "file": fault.file, "caught": test is not None, "test": test}
+            )
+            seconds = time.monotonic() - start
+            verdict = "MISSED" if test is None else "caught"
+            say(f"{number:3}/{len(chosen)} {verdict} {seconds:5.0f} s  {fault.name}  <- {test}")
+            if arguments.output is not None:
+                arguments.output.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    missed = [row["name"] for row in rows if not row["caught"]]
+    say(f"{len(rows) - len(missed)} of {len(rows)} faults caught")
+    for name in missed:
+        say(f"MISSED: {name}")
+    return 1 if missed else 0
+
+
+def say(line: str) -> None:
+    """Write a line at once."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

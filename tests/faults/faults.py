@@ -80,14 +80,14 @@ KERNELS = [
     ),
     Fault(
         "kernel: gradient of the state gates zeroed",
-        CPU + "kernels.h",
+        CPU + "rows.h",
         "slope * (u(j) - G::signed_state(f, h))",
         "slope * 0",
         KERNEL_TESTS,
     ),
     Fault(
         "kernel: gradient of the input gate misses the normaliser",
-        CPU + "kernels.h",
+        CPU + "rows.h",
         "slope * (value - G::signed_state(f, h))",
         "slope * value",
         KERNEL_TESTS,
@@ -115,7 +115,7 @@ KERNELS = [
     ),
     Fault(
         "kernel: sign dropped from the normaliser's gradient (tanh)",
-        CPU + "kernels.h",
+        CPU + "gates.h",
         "slope(V, V f) { return 1 - f * f; }\n"
         "  template <class V> static V signed_state(V f, V h) "
         "{ return f > 0 ? h : (f < 0 ? -h : h * 0); }",
@@ -125,28 +125,28 @@ KERNELS = [
     ),
     Fault(
         "kernel: maximum not subtracted (softmax)",
-        CPU + "kernels.h",
+        CPU + "gates.h",
         "return exp_nonpositive(g - top);",
         "return exp_nonpositive(g);",
         KERNEL_TESTS,
     ),
     Fault(
         "kernel: slope of the sigmoid missing",
-        CPU + "kernels.h",
+        CPU + "gates.h",
         "return f * (g < 0 ? t * 0 + 1 : t) / (1 + t);",
         "return f + 0 * t;",
         KERNEL_TESTS,
     ),
     Fault(
         "kernel: tanh inaccurate near zero",
-        CPU + "kernels.h",
+        CPU + "vectors.h",
         "return size < tanh_limit<V>() ? tanh_small(x) : large;",
         "return large;",
         KERNEL_TESTS,
     ),
     Fault(
         "kernel: epsilon missing from the normaliser",
-        CPU + "kernels.h",
+        CPU + "gates.h",
         "constexpr double kEpsilon = 1e-6;",
         "constexpr double kEpsilon = 0;",
         KERNEL_TESTS,
@@ -160,14 +160,14 @@ KERNELS = [
     ),
     Fault(
         "kernel: last lane of a part of a register not stored",
-        CPU + "kernels.h",
+        CPU + "vectors.h",
         "memcpy(to, &x, lanes * sizeof(float));",
         "memcpy(to, &x, (lanes - 1) * sizeof(float));",
         KERNEL_TESTS,
     ),
     Fault(
         "kernel: gradients of large problems stored in the wrong place",
-        CPU + "kernels.h",
+        CPU + "rows.h",
         "stream(d_gates + j * d_stride, gradient);",
         "stream(d_gates + (j ? 0 : d_stride), gradient);",
         KERNEL_TESTS,

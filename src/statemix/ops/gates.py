@@ -13,7 +13,7 @@ from torch import Tensor
 
 from statemix.ops.checks import check_choice
 
-# Keeps a row of zeros finite where the normaliser can vanish. Mirrored in cpu/kernels.h.
+# Keeps a row of zeros finite where the normaliser can vanish. Mirrored in cpu/gates.h.
 EPSILON = 1e-6
 
 

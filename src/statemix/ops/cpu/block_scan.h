@@ -5,7 +5,7 @@
 // they lie in memory, while the states of all tiles stay in the first-level cache.
 
 #pragma once
-#include "kernels.h"
+#include "rows.h"
 #include "work.h"
 
 namespace ISA_NAMESPACE {

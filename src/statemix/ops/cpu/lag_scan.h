@@ -3,7 +3,7 @@
 // Lag i of step t lies in slot (t - i) mod m of a ring, so nothing moves when time advances.
 
 #pragma once
-#include "kernels.h"
+#include "rows.h"
 #include "work.h"
 
 namespace ISA_NAMESPACE {

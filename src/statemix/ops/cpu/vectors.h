@@ -1,0 +1,222 @@
+// Vectors of one instruction set: loads, stores and elementary functions.
+
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace ISA_NAMESPACE {
+
+struct bfloat16 {
+  uint16_t bits;
+};
+
+template <class Scalar>
+struct Lanes {
+  static constexpr int64_t count = VECTOR_BYTES / sizeof(Scalar);
+};
+typedef float VectorF __attribute__((vector_size(VECTOR_BYTES)));
+typedef double VectorD __attribute__((vector_size(VECTOR_BYTES)));
+typedef int32_t VectorI __attribute__((vector_size(VECTOR_BYTES)));
+typedef int64_t VectorL __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint32_t VectorU __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint16_t HalfU __attribute__((vector_size(VECTOR_BYTES / 2)));
+
+template <class Element>
+struct Compute;
+template <>
+struct Compute<float> {
+  typedef float Scalar;
+  typedef VectorF Vector;
+};
+template <>
+struct Compute<double> {
+  typedef double Scalar;
+  typedef VectorD Vector;
+};
+template <>
+struct Compute<bfloat16> {
+  typedef float Scalar;
+  typedef VectorF Vector;
+};
+
+template <class Vector>
+struct Unaligned {
+  typedef Vector type __attribute__((aligned(1), may_alias));
+};
+
+inline VectorF widen(HalfU bits) {
+  return (VectorF)(__builtin_convertvector(bits, VectorU) << 16);
+}
+
+// Round to nearest even, keeping NaN a NaN.
+inline HalfU narrow(VectorF x) {
+  VectorU bits = (VectorU)x;
+  VectorU rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  VectorU quiet = (bits >> 16) | 0x40u;
+  return __builtin_convertvector((VectorU)(x == x ? (VectorI)rounded : (VectorI)quiet), HalfU);
+}
+
+// `lanes` is the full width except where a whole problem has fewer blocks than a register has lanes.
+template <bool Partial>
+inline VectorF load(const float* from, int64_t lanes) {
+  if (!Partial) return *(const Unaligned<VectorF>::type*)from;
+  VectorF x = {};
+  memcpy(&x, from, lanes * sizeof(float));
+  return x;
+}
+template <bool Partial>
+inline VectorD load(const double* from, int64_t lanes) {
+  if (!Partial) return *(const Unaligned<VectorD>::type*)from;
+  VectorD x = {};
+  memcpy(&x, from, lanes * sizeof(double));
+  return x;
+}
+template <bool Partial>
+inline VectorF load(const bfloat16* from, int64_t lanes) {
+  HalfU bits = {};
+  memcpy(&bits, from, Partial ? lanes * sizeof(bfloat16) : sizeof bits);
+  return widen(bits);
+}
+template <bool Partial>
+inline void store(float* to, VectorF x, int64_t lanes) {
+  if (!Partial)
+    *(Unaligned<VectorF>::type*)to = x;
+  else
+    memcpy(to, &x, lanes * sizeof(float));
+}
+template <bool Partial>
+inline void store(double* to, VectorD x, int64_t lanes) {
+  if (!Partial)
+    *(Unaligned<VectorD>::type*)to = x;
+  else
+    memcpy(to, &x, lanes * sizeof(double));
+}
+template <bool Partial>
+inline void store(bfloat16* to, VectorF x, int64_t lanes) {
+  HalfU bits = narrow(x);
+  memcpy(to, &bits, Partial ? lanes * sizeof(bfloat16) : sizeof bits);
+}
+
+// Ask for the cache line that the next step in time will read: it lies a whole step away, further
+// than the processor looks ahead by itself.
+template <class Element>
+inline void prefetch(const Element* from) {
+  __builtin_prefetch(from);
+}
+
+// What vector types cannot say. A streaming store goes past the caches, which saves reading a line
+// that is about to be overwritten; `to` is aligned to the vector. larger(a, b) is b if either is NaN.
+#if defined(__x86_64__) && VECTOR_BYTES == 64
+inline void stream(float* to, VectorF x) { _mm512_stream_ps(to, (__m512)x); }
+inline void stream(double* to, VectorD x) { _mm512_stream_pd(to, (__m512d)x); }
+inline void stream(bfloat16* to, VectorF x) {
+  _mm256_stream_si256((__m256i*)to, (__m256i)narrow(x));
+}
+inline VectorF larger(VectorF a, VectorF b) {
+  return (VectorF)_mm512_max_ps((__m512)a, (__m512)b);
+}
+inline VectorD larger(VectorD a, VectorD b) {
+  return (VectorD)_mm512_max_pd((__m512d)a, (__m512d)b);
+}
+inline void finish_streams() { _mm_sfence(); }
+#elif defined(__x86_64__) && VECTOR_BYTES == 32
+inline void stream(float* to, VectorF x) { _mm256_stream_ps(to, (__m256)x); }
+inline void stream(double* to, VectorD x) { _mm256_stream_pd(to, (__m256d)x); }
+inline void stream(bfloat16* to, VectorF x) { _mm_stream_si128((__m128i*)to, (__m128i)narrow(x)); }
+inline VectorF larger(VectorF a, VectorF b) {
+  return (VectorF)_mm256_max_ps((__m256)a, (__m256)b);
+}
+inline VectorD larger(VectorD a, VectorD b) {
+  return (VectorD)_mm256_max_pd((__m256d)a, (__m256d)b);
+}
+inline void finish_streams() { _mm_sfence(); }
+#else
+template <class Element, class V>
+inline void stream(Element* to, V x) {
+  store<false>(to, x, 0);
+}
+template <class V>
+inline V larger(V a, V b) {
+  return a > b ? a : b;
+}
+inline void finish_streams() {}
+#endif
+
+template <class V>
+inline V absolute(V x) {
+  return x < 0 ? -x : x;
+}
+
+// exp(x) for x <= 0, by exp(x) = 2^n exp(r), |r| <= log(2)/2. A NaN goes through. Below the clamp the result stays at the smallest normal number instead of zero.
+inline VectorF exp_nonpositive(VectorF x) {
+  x = larger(VectorF{} - 87.0f, x);
+  const float shift = 12582912.0f;  // 1.5 * 2^23 rounds its addend to an integer
+  VectorF rounded = x * 1.44269504088896341f + shift;
+  VectorF n = rounded - shift;
+  VectorF r = x - n * 0.693359375f;
+  r = r + n * 2.12194440e-4f;
+  VectorF p = r * 1.3888889e-3f + 8.3333333e-3f;
+  p = p * r + 4.1666668e-2f;
+  p = p * r + 1.6666667e-1f;
+  p = p * r + 0.5f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  return (VectorF)((VectorI)p + ((VectorI)rounded << 23));
+}
+inline VectorD exp_nonpositive(VectorD x) {
+  x = larger(VectorD{} - 708.0, x);
+  const double shift = 6755399441055744.0;  // 1.5 * 2^52
+  VectorD rounded = x * 1.4426950408889634074 + shift;
+  VectorD n = rounded - shift;
+  VectorD r = x - n * 6.93145751953125e-1;
+  r = r - n * 1.42860682030941723212e-6;
+  const double inverse_factorials[] = {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880,
+                                       1.0 / 40320,     1.0 / 5040,     1.0 / 720,     1.0 / 120,
+                                       1.0 / 24,        1.0 / 6,        0.5,           1.0,
+                                       1.0};
+  VectorD p = r * (1.0 / 6227020800.0) + inverse_factorials[0];
+  for (int k = 1; k < 13; ++k) p = p * r + inverse_factorials[k];
+  return (VectorD)((VectorL)p + ((VectorL)rounded << 52));
+}
+
+// tanh(x) near 0 needs its own form: gates may be tiny and are divided by their own sum. The
+// polynomials are the Taylor series up to where its remainder falls below the rounding error.
+inline VectorF tanh_small(VectorF x) {
+  VectorF z = x * x;
+  VectorF p = z * 2.1869488e-2f - 5.3968254e-2f;
+  p = p * z + 1.3333334e-1f;
+  p = p * z - 3.3333334e-1f;
+  return x + x * z * p;
+}
+inline VectorD tanh_small(VectorD x) {
+  VectorD z = x * x;
+  const double series[] = {-929569.0 / 638512875.0, 21844.0 / 6081075.0, -1382.0 / 155925.0,
+                           62.0 / 2835.0, -17.0 / 315.0, 2.0 / 15.0, -1.0 / 3.0};
+  VectorD p = VectorD{} + series[0];
+  for (int k = 1; k < 7; ++k) p = p * z + series[k];
+  return x + x * z * p;
+}
+template <class V>
+inline V tanh_limit();
+template <>
+inline VectorF tanh_limit<VectorF>() {
+  return VectorF{} + 0.2f;
+}
+template <>
+inline VectorD tanh_limit<VectorD>() {
+  return VectorD{} + 0.1;
+}
+template <class V>
+inline V hyperbolic_tangent(V x) {
+  V size = absolute(x);
+  V t = exp_nonpositive(-2 * size);
+  V large = (1 - t) / (1 + t);
+  large = x < 0 ? -large : large;
+  return size < tanh_limit<V>() ? tanh_small(x) : large;
+}
+
+}  // namespace ISA_NAMESPACE

@@ -199,8 +199,8 @@ PYTHON_OPS = [
     Fault(
         "reference: the block transposed",
         OPS + "reference.py",
-        "A_t @ h.unsqueeze(-1)",
-        "A_t.mT @ h.unsqueeze(-1)",
+        "(A_t * h.unsqueeze(-2)).sum(-1)",
+        "(A_t * h.unsqueeze(-1)).sum(-2)",
         _ops("reference", "recurrence"),
     ),
     Fault(

@@ -206,12 +206,16 @@ def test_the_backend_is_passed_on_and_agrees(build_gated, backend):
     )
 
 
-def test_an_unknown_backend_is_named_at_the_first_call(build_gated):
-    layer = build_gated(backend="abacus")
-    with pytest.raises(ValueError, match=r"backend must be one of .* got 'abacus'"):
-        layer(tokens(1, 2))
-    with pytest.raises(ValueError, match=r"backend must be one of .* got 'abacus'"):
-        layer.step(tokens(1, 2)[:, 0], layer.init_state(1))
+def test_a_backend_that_cannot_run_is_named_at_construction(build_gated, monkeypatch):
+    with pytest.raises(ValueError, match=r"backend must be one of .*'loop'.*None\], got 'abacus'"):
+        build_gated(backend="abacus")
+
+    def lacking():
+        raise ops.BackendUnavailableError("backend 'cpu' needs compiled kernels")
+
+    monkeypatch.setattr("statemix.ops.cpu.require", lacking)
+    with pytest.raises(ops.BackendUnavailableError, match="'cpu' needs compiled kernels"):
+        build_gated(backend="cpu")
 
 
 @compiling

@@ -101,6 +101,11 @@ def test_only_empty_sequences_keep_their_states(build):
     torch.testing.assert_close(final, states, rtol=0, atol=0)
 
 
+def test_bounds_beyond_no_tokens_are_refused(build):
+    with pytest.raises(ValueError, match=r"cu_seqlens must rise .* length 0, got \[0, 5\]"):
+        build()(tokens(1, 0), None, torch.tensor([0, 5]))
+
+
 def test_a_loaded_state_dict_gives_the_same_outputs(build):
     layer, other = build(seed=0), build(seed=1)
     x = tokens(2, 5)

@@ -44,6 +44,12 @@ def test_options_list_types_and_defaults_but_not_what_all_layers_share():
     assert layers.options("lstm") == {}
 
 
+def test_names_of_options_can_be_checked_without_building():
+    layers.check_options("bd_lru", {"num_blocks": 4, "block_size": 0})
+    with pytest.raises(ValueError, match=r"must be among \[.*\], got \['device', 'hidden_size'\]"):
+        layers.check_options("bd_lru", ["device", "hidden_size"])
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

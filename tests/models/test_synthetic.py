@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from statemix import layers
+from statemix import layers, ops
 from statemix.models import SyntheticModel
 
 OPTIONS = {
@@ -117,6 +117,31 @@ def test_it_starts_as_in_mad():
         assert 0.98 * bound < linear.weight.abs().max() <= bound
 
 
+@pytest.mark.parametrize("layer", ["bd_lru", "h_lru"])
+def test_pointwise_gates_start_without_bias_as_dense_ones_do(layer):
+    units = {"bd_lru": {"num_blocks": 8}, "h_lru": {"num_channels": 8}}
+    options = OPTIONS[layer] | units[layer] | {"selective": "pointwise"}
+    for block in SyntheticModel(7, 5, 8, layer, options, num_layers=2).blocks:
+        assert not block.layer.gate_bias.any()
+        assert block.layer.gate_weight.abs().max() > 0.8
+
+
+@pytest.mark.parametrize("gate", [name for name, g in ops.GATES.items() if not g.blocks_only])
+def test_constant_gates_start_where_they_can_learn(gate):
+    """At zero, ``relu`` would have no gradient at all and ``signed`` and ``tanh`` a huge one."""
+    options = OPTIONS["bd_lru"] | {"selective": False, "gate": gate}
+    model = SyntheticModel(7, 5, 8, "bd_lru", options)
+    model(draw()).square().sum().backward()
+    assert 0 < model.blocks[0].layer.gate_bias.grad.abs().max() < 1e4
+
+
+def test_an_lstm_starts_as_in_torch():
+    layer = build("lstm").blocks[0].layer
+    bound = 8**-0.5
+    for bias in (layer.lstm.bias_ih_l0, layer.lstm.bias_hh_l0):
+        assert 0.8 * bound < bias.abs().max() <= bound
+
+
 def test_gate_temperature_is_set_on_every_layer_that_has_one():
     model = build(num_layers=3)
     model.set_gate_temperature(0.25)
@@ -140,6 +165,14 @@ def test_gate_temperature_is_set_on_every_layer_that_has_one():
         ({"layer": "gru"}, ValueError, r"layer must be one of .*got 'gru'"),
         ({"layer_options": {"order": 2}}, ValueError, r"options of layer 'bd_lru' must be among"),
         ({"layer_options": {}}, ValueError, r"must include \['num_blocks', 'block_size'\]"),
+        *(
+            (
+                {"layer_options": OPTIONS["bd_lru"] | {name: value}},
+                ValueError,
+                rf"options of layer 'bd_lru' must be among .*got \['{name}'\]",
+            )
+            for name, value in [("device", "cpu"), ("dtype", "float64"), ("hidden_size", 3)]
+        ),
     ],
 )
 def test_bad_input_is_named(settings, error, message):

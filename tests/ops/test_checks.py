@@ -224,6 +224,22 @@ def test_gates_without_an_input_gate_are_refused():
     check_refusal("h_lru", arguments, ValueError, "gates must have m of at least 1, got")
 
 
+@pytest.mark.parametrize(
+    ("gates", "gate", "error", "message"),
+    [
+        ([1.0, 2.0], "softmax", TypeError, "gates must be a floating tensor, got list"),
+        (torch.zeros(3, dtype=torch.int64), "relu", TypeError, "gates must be .*, got torch.int64"),
+        (torch.tensor(1.0), "softmax", ValueError, r"gates must have shape \(..., m\+1\)"),
+        (torch.zeros(2, 1), "softmax", ValueError, r"m of at least 1, got \(2, 1\)"),
+        (torch.zeros(3, 3), "householder", ValueError, r"\(..., m, m\+1\) for 'householder'"),
+        (torch.zeros(3), "householder", ValueError, r"\(..., m, m\+1\) for 'householder'"),
+    ],
+)
+def test_bad_gates_of_normalize_are_named(gates, gate, error, message):
+    with pytest.raises(error, match=message):
+        ops.normalize(gates, gate)
+
+
 def test_unknown_family_of_normalize_is_refused_with_the_known_ones():
     with pytest.raises(ValueError, match=r"gate must be one of \['softmax', .*\], got 'soft'"):
         ops.normalize(torch.zeros(3), "soft")

@@ -1,6 +1,7 @@
 """The compiled kernels: every copy of them, any number of threads, and doing without."""
 
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -116,12 +117,59 @@ def test_results_have_blocks_innermost_in_memory(problem, kind, dtype):
 @pytest.fixture
 def without_kernels(monkeypatch, tmp_path):
     """As on a machine without a compiler."""
-    monkeypatch.setattr(loader, "LIBRARY", tmp_path / "kernels.so")
-    loader._library.cache_clear()
+    library, reason = loader.load(tmp_path / "kernels.so")
+    monkeypatch.setattr(loader, "_library", library)
+    monkeypatch.setattr(loader, "_reason", reason)
     recurrence._warn_of_slow_path.cache_clear()
     yield
-    loader._library.cache_clear()
     recurrence._warn_of_slow_path.cache_clear()
+
+
+def test_a_damaged_library_is_refused_with_the_reason(tmp_path):
+    path = tmp_path / "kernels.so"
+    path.write_bytes(b"not a library")
+    library, reason = loader.load(path)
+    assert library is None
+    assert "too short" in reason or "invalid" in reason
+    assert "reinstall statemix" in reason
+
+
+def test_a_library_of_other_sources_is_refused(monkeypatch):
+    """An editable installation keeps its library when the sources move on."""
+    monkeypatch.setattr(loader, "INTERFACE_VERSION", loader.INTERFACE_VERSION + 1)
+    library, reason = loader.load(loader.LIBRARY)
+    assert library is None
+    assert "built from other sources: reinstall statemix" in reason
+
+
+def test_the_interface_is_the_one_of_the_header():
+    """Every member of struct Problem, in order, and the version and the families."""
+    header = loader.LIBRARY.with_name("interface.h").read_text()
+    body = header[header.index("struct Problem {") : header.rindex("};")]
+    code = re.sub(r"//.*", "", body.split("{", 1)[1])
+    members = [
+        name.strip(" *")
+        for declaration in code.split(";")
+        for name in re.sub(r"^\s*(const )?(int64_t|void)\b", "", declaration).split(",")
+        if name.strip()
+    ]
+    assert members == [name for name, _ in loader._Problem._fields_]
+    assert f"kInterfaceVersion = {loader.INTERFACE_VERSION};" in header
+    for number, family in enumerate(loader.FAMILIES):
+        assert f"{family.upper()} = {number}" in header
+
+
+@pytest.mark.parametrize("gate", ["relu", "sigmoid"])
+def test_infinite_gates_close_or_open_a_path(problem, identical, kind, gate):
+    """-inf is how one masks a gate; +inf saturates a sigmoid."""
+    p = problem(kind, blocks=17, size=3)
+    infinity = float("-inf") if gate == "relu" else float("inf")
+    huge = torch.finfo(torch.float64).min if gate == "relu" else 1e4
+    masked, saturated = p.gates.clone(), p.gates.clone()
+    masked[..., 0], saturated[..., 0] = infinity, huge
+    scan = {"blocks": ops.bd_lru, "lags": ops.h_lru}[kind]
+    expected = scan(saturated, p.values, gate, backend="cpu")
+    identical(scan(masked, p.values, gate, backend="cpu"), expected)
 
 
 @pytest.mark.usefixtures("without_kernels")

@@ -73,8 +73,14 @@ tracer_warns = pytest.mark.filterwarnings("ignore:.*should not be instantiated:D
 
 @tracer_warns
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("backend", [None, "loop"])
-@pytest.mark.parametrize("lengths", [None, (2, 0, 3)], ids=["dense", "packed"])
+@pytest.mark.parametrize(
+    ("backend", "lengths"),
+    [
+        *((backend, None) for backend in (None, *ops.BACKENDS)),
+        # The definitions read the bounds of packed sequences, which a graph cannot hold.
+        *((backend, (2, 0, 3)) for backend in (None, "loop")),
+    ],
+)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_compiles_without_a_graph_break(problem, agree, variant, lengths, backend):
     kind, options = VARIANTS[variant]
@@ -176,7 +182,7 @@ def loss(kind, cu_seqlens=None, **options):
     return of
 
 
-@pytest.mark.parametrize("backend", ["cpu", "loop"])
+@pytest.mark.parametrize("backend", ops.BACKENDS)
 @pytest.mark.parametrize("lengths", [None, (2, 0, 3)], ids=["dense", "packed"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_vmap_of_the_gradient_equals_a_loop_of_gradients(problem, agree, variant, lengths, backend):
@@ -234,6 +240,32 @@ def test_jacobian_equals_that_of_the_reference(problem, agree, kind, backend):
         return dict(enumerate(jacrev(states, argnums=(0, 1, 2))(*p.leaves)))
 
     agree(jacobian(backend), jacobian("reference"))
+
+
+# torch loads its own decompositions for forward mode by a deprecated route.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize("backend", ["cpu", "loop"])
+def test_forward_mode_is_refused_rather_than_zero(problem, kind, backend):
+    """Also where gradients are off: the raw operators would drop the tangent."""
+    p = problem(kind)
+
+    def states(values):
+        return RECURRENCES[kind](p.gates, values, backend=backend)[0]
+
+    for mode in (torch.enable_grad, torch.no_grad):
+        with mode(), pytest.raises(RuntimeError, match="jvp"):
+            torch.func.jvp(states, (p.values,), (torch.ones_like(p.values),))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "loop"])
+def test_inference_mode_equals_training(problem, identical, kind, backend):
+    p = problem(kind)
+    expected = RECURRENCES[kind](p.gates, p.values, initial_state=p.initial_state, backend=backend)
+    with torch.inference_mode():
+        actual = RECURRENCES[kind](
+            p.gates, p.values, initial_state=p.initial_state, backend=backend
+        )
+        identical([t.clone() for t in actual], [t.clone() for t in expected])
 
 
 @pytest.mark.parametrize("backend", ["cpu", "loop"])

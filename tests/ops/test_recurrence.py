@@ -140,8 +140,28 @@ def test_scan_of_16_bits_carries_float32(problem, agree, kind, dtype, backend):
     agree(actual, dict(enumerate(scan(*wide, backend="reference"))))
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_autocast_does_not_round_float32_arguments(problem, identical, kind, backend):
+    p = problem(kind).to(torch.float32)
+    expected = p.outcome(backend=backend)
+    with torch.autocast("cpu", torch.bfloat16):
+        identical(p.outcome(backend=backend), expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_final_state_is_never_the_initial_one_itself(problem, kind, backend):
+    """Changing one in place must not change the other, not even after no step."""
+    p = problem(kind, length=0)
+    scan = {"blocks": ops.bd_lru, "lags": ops.h_lru}[kind]
+    variants = [{}] if kind == "blocks" else [{}, {"realization": "observer"}]
+    for options in variants:
+        _, final = scan(p.gates, p.values, "softmax", p.initial_state, backend=backend, **options)
+        assert final.data_ptr() != p.initial_state.data_ptr()
+        torch.testing.assert_close(final, p.initial_state, rtol=0, atol=0)
+
+
 # Bit for bit where one step follows the other; the parallel scan adds in another order.
-@pytest.mark.parametrize("backend", ["cpu", "loop"])
+@pytest.mark.parametrize("backend", ["reference", "cpu", "loop"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_split_at_any_point_equals_the_whole_bit_for_bit(
     problem, agree, identical, kind, gate, dtype, backend

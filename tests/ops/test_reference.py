@@ -84,13 +84,14 @@ def test_reference_follows_the_equations_number_by_number(problem, kind, gate, s
                 torch.testing.assert_close(tensor, wanted, rtol=1e-12, atol=1e-12)
 
 
-def gradchecked(p, gate, backend, **options):
+def gradchecked(p, gate, backend, *, fast_mode=False, **options):
     leaves = [leaf.requires_grad_() for leaf in p.leaves]
     return gradcheck(
         lambda gates, values, h_0: RECURRENCES[p.kind](
             gates, values, gate, h_0, p.cu_seqlens, backend=backend, **options
         ),
         leaves,
+        fast_mode=fast_mode,
     )
 
 
@@ -99,6 +100,13 @@ def gradchecked(p, gate, backend, **options):
 def test_gradients_match_finite_differences(problem, kind, gate, lengths, backend):
     p = problem(kind, batch=1, length=3, blocks=1, size=2, gate=gate, lengths=lengths)
     assert gradchecked(p, gate, backend)
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 5, 6, 8, 16])
+def test_gradients_of_every_size_match_finite_differences(problem, kind, gate, size):
+    """Along one random direction in a second; all directions for the smallest, above."""
+    p = problem(kind, batch=1, length=3, blocks=1, size=size, gate=gate)
+    assert gradchecked(p, gate, "cpu", fast_mode=True)
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])

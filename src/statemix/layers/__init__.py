@@ -4,6 +4,6 @@ from statemix.layers.bd_lru import BDLRU
 from statemix.layers.h_lru import HLRU
 from statemix.layers.layer import Layer
 from statemix.layers.lstm import LSTM
-from statemix.layers.registry import build, names, options
+from statemix.layers.registry import build, check_options, names, options
 
-__all__ = ["BDLRU", "HLRU", "LSTM", "Layer", "build", "names", "options"]
+__all__ = ["BDLRU", "HLRU", "LSTM", "Layer", "build", "check_options", "names", "options"]

@@ -47,6 +47,7 @@ class BDLRU(GatedRecurrence):
         ValueError: if a size is below 1, a name is unknown, or ``gate_temperature`` is not
             positive and finite.
         TypeError: if a size is not an int or ``gate_temperature`` not a number.
+        BackendUnavailableError: if ``backend`` cannot run here.
 
     Example:
         >>> layer = BDLRU(hidden_size=8, num_blocks=4, block_size=2)

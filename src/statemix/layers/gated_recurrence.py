@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from statemix import ops
 from statemix.layers.layer import Layer, at_least_float32, check_sizes
+from statemix.ops import cpu
 from statemix.ops.checks import check_choice
 
 Selectivity = Literal[True, False, "pointwise"]
@@ -71,6 +73,9 @@ class GatedRecurrence(Layer):
             choices = list(get_args(Selectivity))
             raise ValueError(f"selective must be one of {choices}, got {selective!r}")
         check_choice("initial_state", initial_state, get_args(InitialState))
+        check_choice("backend", backend, (*ops.BACKENDS, None))  # type: ignore[arg-type]
+        if backend == "cpu":
+            cpu.require()
         if selective == "pointwise" and hidden_size != num_units:
             raise ValueError(
                 f"hidden_size must equal {self._unit_name} with "

@@ -10,6 +10,7 @@ from statemix import ops
 from statemix.layers.gated_recurrence import GatedRecurrence, InitialState, Selectivity
 from statemix.layers.layer import check_sizes
 from statemix.ops.checks import check_choice
+from statemix.ops.realizations import lagged, partial_sums
 
 Realization = Literal["controller", "observer"]
 Readout = Literal["lags", "current"]
@@ -60,6 +61,7 @@ class HLRU(GatedRecurrence):
         ValueError: if a size is below 1, a name is unknown, or ``gate_temperature`` is not
             positive and finite.
         TypeError: if a size is not an int or ``gate_temperature`` not a number.
+        BackendUnavailableError: if ``backend`` cannot run here.
 
     Example:
         >>> layer = HLRU(hidden_size=8, num_channels=6, order=3)
@@ -135,10 +137,10 @@ class HLRU(GatedRecurrence):
         if self.readout == "current":
             return self.out_proj(states), final
         if self.realization == "controller":
-            window = ops.lagged(states, state, cu_seqlens)
+            window = lagged(states, state, cu_seqlens)
         else:
             coefficients, _ = ops.normalize(gates.to(final.dtype), self.gate)
-            window = ops.partial_sums(coefficients, states.to(final.dtype), state, cu_seqlens)
+            window = partial_sums(coefficients, states.to(final.dtype), state, cu_seqlens)
         return self._read(window.to(states.dtype)), final
 
     def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:

@@ -82,6 +82,8 @@ class LSTM(Layer):
         self, x: Tensor, state: Tensor | None = None, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         num_sequences = self._check_sequence(x, state, cu_seqlens)
+        if cu_seqlens is not None:
+            check_cu_seqlens_values(cu_seqlens, x.shape[1])
         if state is None:
             state = self.init_state(num_sequences)
         state = state.to(at_least_float32(state.dtype))
@@ -89,7 +91,6 @@ class LSTM(Layer):
             return x.clone(), state
         if cu_seqlens is None:
             return self._run(x, state)
-        check_cu_seqlens_values(cu_seqlens, x.shape[1])
         lengths = cu_seqlens.diff().tolist()
         filled = [n for n, length in enumerate(lengths) if length]
         sequences = [s for s in torch.split(x[0], lengths) if len(s)]

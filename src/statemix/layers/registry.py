@@ -1,6 +1,7 @@
 """The layers by name, and what each can be told."""
 
 import inspect
+from collections.abc import Iterable
 from typing import Any, get_type_hints
 
 import torch
@@ -48,6 +49,26 @@ def options(name: str) -> dict[str, tuple[Any, Any]]:
     }
 
 
+def check_options(name: str, given: Iterable[str]) -> None:
+    """Check the names of options against those that the layer ``name`` takes.
+
+    Raises:
+        ValueError: if there is no layer of that name, or it has no such option, or one that it
+            needs is missing.
+    """
+    known, given = options(name), list(given)
+    unknown = [option for option in given if option not in known]
+    if unknown:
+        raise ValueError(f"options of layer {name!r} must be among {list(known)}, got {unknown}")
+    missing = [
+        option
+        for option, (_, default) in known.items()
+        if default is inspect.Parameter.empty and option not in given
+    ]
+    if missing:
+        raise ValueError(f"options of layer {name!r} must include {missing}, got {given}")
+
+
 def build(
     name: str,
     *,
@@ -74,19 +95,7 @@ def build(
         8
     """
     layer = _layer(name)
-    known = options(name)
-    unknown = [option for option in layer_options if option not in known]
-    if unknown:
-        raise ValueError(f"options of layer {name!r} must be among {list(known)}, got {unknown}")
-    missing = [
-        option
-        for option, (_, default) in known.items()
-        if default is inspect.Parameter.empty and option not in layer_options
-    ]
-    if missing:
-        raise ValueError(
-            f"options of layer {name!r} must include {missing}, got {list(layer_options)}"
-        )
+    check_options(name, layer_options)
     return layer(hidden_size=hidden_size, device=device, dtype=dtype, **layer_options)
 
 

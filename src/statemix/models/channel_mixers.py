@@ -1,9 +1,12 @@
 """Position-wise networks that mix the channels of one token, by name."""
 
 from collections.abc import Callable
+from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn import functional
+
+ChannelMixer = Literal["none", "swiglu", "mlp"]
 
 # MAD's inner widths are multiples of this, for the tensor cores of GPUs.
 _MULTIPLE = 16
@@ -60,7 +63,7 @@ class MLP(nn.Module):
         return out
 
 
-CHANNEL_MIXERS: dict[str, Callable[[int], nn.Module] | None] = {
+CHANNEL_MIXERS: dict[ChannelMixer, Callable[[int], nn.Module] | None] = {
     "none": None,
     "swiglu": SwiGLU,
     "mlp": MLP,

@@ -1,16 +1,18 @@
 """The wrapper of the synthetic benchmarks: embedding, layers, readout."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from statemix import layers
-from statemix.models.channel_mixers import CHANNEL_MIXERS
+from statemix.models.channel_mixers import CHANNEL_MIXERS, ChannelMixer
+
+Norm = Literal["rms", "layer", "none"]
 
 _EMBEDDING_STD = 0.02
-_NORMS: dict[str, Callable[[int], nn.Module]] = {
+_NORMS: dict[Norm, Callable[[int], nn.Module]] = {
     "rms": lambda hidden_size: nn.RMSNorm(hidden_size, eps=1e-5),
     "layer": lambda hidden_size: nn.LayerNorm(hidden_size, eps=1e-5),
     "none": lambda _: nn.Identity(),
@@ -27,7 +29,9 @@ class SyntheticModel(nn.Module):
 
     Source: the decoder-only backbone of MAD (mad-lab). No positions, no dropout. As there,
     embeddings start as N(0, 0.02), linear weights as PyTorch draws them, and the biases of linear
-    maps at zero, those inside the layers included, so that gates start almost uniform.
+    maps at zero. Those of BDLRU's and HLRU's gates are among them, dense or pointwise, so that no
+    gate is preferred at the start. Gates that are learned constants (``selective=False``) are no
+    biases and start as the layer draws them, as does all of an LSTM, its biases included.
 
     Args:
         vocab_size: number of input tokens.
@@ -66,8 +70,8 @@ class SyntheticModel(nn.Module):
         num_layers: int = 1,
         bos: bool = False,
         residual: bool = True,
-        norm: str = "rms",
-        channel_mixer: str = "none",
+        norm: Norm = "rms",
+        channel_mixer: ChannelMixer = "none",
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -85,6 +89,8 @@ class SyntheticModel(nn.Module):
         if channel_mixer not in CHANNEL_MIXERS:
             choices = list(CHANNEL_MIXERS)
             raise ValueError(f"channel_mixer must be one of {choices}, got {channel_mixer!r}")
+        # The layer's constructor takes more, which is the wrapper's business.
+        layers.check_options(layer, layer_options or {})
         self.vocab_size = vocab_size
         self.bos = bos
 
@@ -104,6 +110,8 @@ class SyntheticModel(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
+            if getattr(module, "selective", None) == "pointwise":
+                nn.init.zeros_(module.get_parameter("gate_bias"))
 
     def forward(self, tokens: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
         """Logits of whole sequences, or of packed ones (B = 1) with ``cu_seqlens`` (N + 1,)."""
@@ -158,7 +166,13 @@ class _Block(nn.Module):
     """A sequence layer and, if there is one, a channel mixer: each normalised and residual."""
 
     def __init__(
-        self, hidden_size: int, layer: nn.Module, channel_mixer: str, *, norm: str, residual: bool
+        self,
+        hidden_size: int,
+        layer: nn.Module,
+        channel_mixer: ChannelMixer,
+        *,
+        norm: Norm,
+        residual: bool,
     ) -> None:
         super().__init__()
         self.residual = residual

@@ -2,7 +2,6 @@
 
 from statemix.ops.checks import BackendUnavailableError
 from statemix.ops.gates import GATES, normalize
-from statemix.ops.realizations import lagged, partial_sums
 from statemix.ops.recurrence import (
     BACKENDS,
     REALIZATIONS,
@@ -28,7 +27,5 @@ __all__ = [
     "h_lru_step",
     "lag_scan",
     "lag_step",
-    "lagged",
     "normalize",
-    "partial_sums",
 ]

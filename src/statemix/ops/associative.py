@@ -75,9 +75,10 @@ class _BlockScan(torch.autograd.Function):
     def forward(
         transitions: Tensor, inputs: Tensor, initial_state: Tensor
     ) -> tuple[Tensor, Tensor]:
-        # h_0 enters through the first input, so that every prefix starts from zero.
-        first = torch.einsum("bhij,bhj->bhi", transitions[:, 0], initial_state) + inputs[:, 0]
-        states = _scan(transitions, torch.cat([first.unsqueeze(1), inputs[:, 1:]], dim=1))
+        with _full_precision(inputs):
+            # h_0 enters through the first input, so that every prefix starts from zero.
+            first = torch.einsum("bhij,bhj->bhi", transitions[:, 0], initial_state) + inputs[:, 0]
+            states = _scan(transitions, torch.cat([first.unsqueeze(1), inputs[:, 1:]], dim=1))
         return states, states[:, -1].clone()
 
     @staticmethod
@@ -89,17 +90,23 @@ class _BlockScan(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         transitions, initial_state, states = ctx.saved_tensors
         d_states, d_final = grad_outputs
-        # h_T is returned twice, so its gradient has two parts.
-        last = d_states[:, -1:] + d_final.unsqueeze(1)
-        d_states = torch.cat([d_states[:, :-1], last], dim=1)
-        # The adjoint is dh_t = dy_t + A_{t+1}^T dh_{t+1}: the forward scan in reversed time, with
-        # every transition moved one step towards the past.
-        following = torch.cat([transitions[:, 1:], torch.zeros_like(transitions[:, :1])], dim=1)
-        d_inputs = _scan(following.transpose(-1, -2), d_states, reverse=True)
-        previous = torch.cat([initial_state.unsqueeze(1), states[:, :-1]], dim=1)
-        d_transitions = torch.einsum("bthi,bthj->bthij", d_inputs, previous)
-        d_initial = torch.einsum("bhij,bhi->bhj", transitions[:, 0], d_inputs[:, 0])
+        with _full_precision(states):
+            # h_T is returned twice, so its gradient has two parts.
+            last = d_states[:, -1:] + d_final.unsqueeze(1)
+            d_states = torch.cat([d_states[:, :-1], last], dim=1)
+            # The adjoint is dh_t = dy_t + A_{t+1}^T dh_{t+1}: the forward scan in reversed time,
+            # with every transition moved one step towards the past.
+            following = torch.cat([transitions[:, 1:], torch.zeros_like(transitions[:, :1])], dim=1)
+            d_inputs = _scan(following.transpose(-1, -2), d_states, reverse=True)
+            previous = torch.cat([initial_state.unsqueeze(1), states[:, :-1]], dim=1)
+            d_transitions = torch.einsum("bthi,bthj->bthij", d_inputs, previous)
+            d_initial = torch.einsum("bhij,bhi->bhj", transitions[:, 0], d_inputs[:, 0])
         return d_transitions, d_inputs, d_initial
+
+
+def _full_precision(tensor: Tensor) -> torch.autocast:
+    """No automatic casts: under autocast, products of float32 blocks would be bfloat16."""
+    return torch.autocast(tensor.device.type, enabled=False)
 
 
 def _scan(coefficients: Tensor, inputs: Tensor, *, reverse: bool = False) -> Tensor:

@@ -17,8 +17,10 @@ def scan(
     backend: str,
 ) -> tuple[Tensor, Tensor]:
     """The recurrence of :func:`statemix.ops.operators.scan_forward`, differentiable."""
-    # Not "requires_grad": a tensor that vmap has wrapped within grad does not tell.
-    if torch.is_grad_enabled():
+    # Derivatives of any kind are only ruled out here: a tensor that vmap has wrapped does not tell
+    # whether it requires a gradient, and forward mode works without gradients being enabled.
+    # (A compiled graph cannot ask.)
+    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
         result: tuple[Tensor, Tensor] = _Scan.apply(  # type: ignore[no-untyped-call]
             gates, values, initial_state, cu_seqlens, gate, backend
         )

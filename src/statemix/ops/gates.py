@@ -71,11 +71,11 @@ def _tanh(gates: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _householder(gates: Tensor) -> tuple[Tensor, Tensor]:
-    r"""A = (1 - a_0) \prod_{j=1}^m (I - c_j u_j u_j^T) with u_j the j-th row of state gates.
+    """See :func:`normalize`.
 
-    c_j = 2 |u_j|^2 / (1 + |u_j|^4), so that the j-th factor has eigenvalue
-    (1 - |u_j|^4) / (1 + |u_j|^4) along u_j: the identity for short vectors, a reflection for long
-    ones. a_0 = sigmoid(mean of the input gates - 3) is one number per block.
+    The j-th factor has eigenvalue (1 - |u_j|^4) / (1 + |u_j|^4) along u_j: the identity for short
+    vectors, a reflection for long ones. No second parameter is needed, so the raw gates have the
+    shape of the other families.
     """
     vectors, input_gates = gates[..., :-1], gates[..., -1]
     size = vectors.shape[-1]
@@ -121,8 +121,16 @@ def normalize(gates: Tensor, gate: str) -> tuple[Tensor, Tensor]:
     Source: Dubinin et al., Eq. 6, for ``softmax`` (f = exp), ``sigmoid``, ``relu`` and ``none`` (no
     normaliser); ``signed`` (f(g) = g), ``tanh`` and ``householder`` go beyond the paper.
 
+    ``householder`` reads the raw gates of a whole block: row j of the state gates is the vector u_j
+    of a reflection, and the mean of the input gates gives the block's one input gate a_0,
+
+    .. math:: A = (1 - a_0) \prod_{j=1}^m (I - c_j u_j u_j^T), \quad
+        c_j = 2 |u_j|^2 / (1 + |u_j|^4), \quad
+        a_0 = \sigma(\mathrm{mean}_i(g_{i0}) - 3)
+
     Args:
         gates: raw gates, shape (..., m+1), the input gate last; (..., m, m+1) for ``householder``.
+            A floating dtype.
         gate: a name in :data:`GATES`.
 
     Returns:
@@ -130,7 +138,8 @@ def normalize(gates: Tensor, gate: str) -> tuple[Tensor, Tensor]:
         input_gate: shape (...), or (..., m) for ``householder``.
 
     Raises:
-        ValueError: if ``gate`` is unknown.
+        ValueError: if ``gate`` is unknown, or the last axes do not fit it.
+        TypeError: if ``gates`` is not a floating tensor.
 
     Example:
         >>> state_gates, input_gate = normalize(torch.zeros(3), "softmax")
@@ -138,4 +147,12 @@ def normalize(gates: Tensor, gate: str) -> tuple[Tensor, Tensor]:
         1.0
     """
     check_choice("gate", gate, list(GATES))
+    if not isinstance(gates, Tensor) or not gates.dtype.is_floating_point:
+        kind = gates.dtype if isinstance(gates, Tensor) else type(gates).__name__
+        raise TypeError(f"gates must be a floating tensor, got {kind}")
+    shape = tuple(gates.shape)
+    if not shape or shape[-1] < 2:
+        raise ValueError(f"gates must have shape (..., m+1) with m of at least 1, got {shape}")
+    if GATES[gate].blocks_only and (len(shape) < 2 or shape[-2] + 1 != shape[-1]):
+        raise ValueError(f"gates must have shape (..., m, m+1) for {gate!r}, got {shape}")
     return GATES[gate].normalize(gates)

@@ -81,9 +81,9 @@ def last_of_each(x: Tensor, initial: Tensor, cu_seqlens: Tensor | None) -> Tenso
         Shape like ``initial``.
     """
     if cu_seqlens is None:
-        return x[:, -1] if x.shape[1] else initial
+        return x[:, -1] if x.shape[1] else initial.clone()
     if x.shape[1] == 0:
-        return initial
+        return initial.clone()
     lengths = cu_seqlens.diff()
     last = x[0, (cu_seqlens[1:] - 1).clamp(min=0)]
     return torch.where((lengths > 0).view(-1, *(1,) * (x.ndim - 2)), last, initial)

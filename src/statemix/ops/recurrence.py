@@ -59,7 +59,8 @@ def bd_lru(
 
     Args:
         gates: raw gates, shape (B, T, H, m, m+1): ``[..., i, :m]`` mixes the previous state into
-            entry i, ``[..., i, m]`` is its input gate. float32, float64, bfloat16 or float16.
+            entry i, ``[..., i, m]`` is its input gate (``householder`` reads them differently, see
+            :func:`statemix.ops.normalize`). float32, float64, bfloat16 or float16.
         values: v, shape (B, T, H, m), same dtype and device.
         gate: how raw gates are normalised, a name in :data:`statemix.ops.GATES`.
         initial_state: h_0, shape (B, H, m), or (N, H, m) if packed. None means zeros.
@@ -263,7 +264,6 @@ def lag_scan(
     return _given(coefficients, inputs, initial_state, cu_seqlens, backend, sizes)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def default_backend(device: torch.device) -> str:
     """The backend that ``backend=None`` takes for tensors on ``device``.
 
@@ -272,7 +272,8 @@ def default_backend(device: torch.device) -> str:
     if device.type == "cpu":
         if cpu.available():
             return "cpu"
-        _warn_of_slow_path()
+        if not torch.compiler.is_compiling():
+            _warn_of_slow_path()
     return "loop"
 
 
@@ -288,8 +289,7 @@ def _warn_of_slow_path() -> None:
 
 def _resolved(backend: str | None, device: torch.device) -> str:
     if backend is None:
-        default: str = default_backend(device)
-        return default
+        return default_backend(device)
     check_choice("backend", backend, (*BACKENDS, None))  # type: ignore[arg-type]
     if backend == "cpu" and device.type != "cpu":
         raise ValueError(f"backend 'cpu' needs tensors on the CPU, got {device}")

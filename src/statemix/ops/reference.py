@@ -9,7 +9,7 @@ def block_scan(transitions: Tensor, inputs: Tensor, initial_state: Tensor) -> tu
     h = initial_state
     states = []
     for A_t, b_t in zip(transitions.unbind(1), inputs.unbind(1), strict=True):
-        h = (A_t @ h.unsqueeze(-1)).squeeze(-1) + b_t
+        h = (A_t * h.unsqueeze(-2)).sum(-1) + b_t
         states.append(h)
     return torch.stack(states, dim=1) if states else inputs.clone(), h.clone()
 

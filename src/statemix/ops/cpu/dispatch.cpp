@@ -59,6 +59,8 @@ EXPORT(block_backward)
 EXPORT(lag_forward)
 EXPORT(lag_backward)
 
+API int64_t statemix_interface_version() { return kInterfaceVersion; }
+
 API const char* statemix_isa() {
   return isa == AVX512 ? "avx512" : isa == AVX2 ? "avx2" : "baseline";
 }

@@ -31,7 +31,7 @@ template <>
 struct Gate<SIGMOID> {
   static constexpr bool offset = true, divides = true, slope_is_numerator = false;
   static constexpr double epsilon = 0;
-  template <class V> static V measure(V g) { return g < 0 ? g : g * 0; }
+  template <class V> static V measure(V g) { return g > 0 ? V{} : g; }
   template <class V> static V numerator(V g, V top) {
     return exp_nonpositive(measure(g) - top) / (1 + exp_nonpositive(-absolute(g)));
   }
@@ -48,7 +48,7 @@ struct Gate<RELU> {
   static constexpr bool offset = false, divides = true, slope_is_numerator = false;
   static constexpr double epsilon = kEpsilon;
   template <class V> static V measure(V g) { return g; }
-  template <class V> static V numerator(V g, V) { return g < 0 ? g * 0 : g; }
+  template <class V> static V numerator(V g, V) { return g < 0 ? V{} : g; }
   template <class V> static V share(V f) { return f; }
   template <class V> static V slope(V g, V f) { return g > 0 ? f * 0 + 1 : f * 0; }
   template <class V> static V signed_state(V, V h) { return h; }

@@ -2,6 +2,10 @@
 #pragma once
 #include <cstdint>
 
+// Grows with every change of what follows. A library built from older sources, as an editable
+// installation may have after an update, is then refused instead of misreading its arguments.
+constexpr int64_t kInterfaceVersion = 1;
+
 enum Family { SOFTMAX = 0, SIGMOID = 1, RELU = 2, SIGNED = 3, TANH = 4, NONE = 5, GIVEN = 6 };
 enum Element { FLOAT32 = 0, FLOAT64 = 1, BFLOAT16 = 2 };
 

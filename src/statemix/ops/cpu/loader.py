@@ -1,7 +1,6 @@
 """The compiled CPU kernels: found, loaded with ctypes, and called on tensors."""
 
 import ctypes
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -10,27 +9,10 @@ from torch import Tensor
 from statemix.ops.checks import BackendUnavailableError
 
 LIBRARY = Path(__file__).with_name("kernels.so")
+# Mirrors interface.h.
+INTERFACE_VERSION = 1
 FAMILIES = ("softmax", "sigmoid", "relu", "signed", "tanh", "none", "given")
 ELEMENTS = (torch.float32, torch.float64, torch.bfloat16)
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def available() -> bool:
-    """Whether the kernels were built when the package was installed."""
-    return LIBRARY.exists()
-
-
-def require() -> None:
-    """Check that the kernels were built.
-
-    Raises:
-        BackendUnavailableError: if not, with the cure.
-    """
-    if not available():
-        raise BackendUnavailableError(
-            "backend 'cpu' needs the compiled kernels, which this installation lacks: install a "
-            "C++ compiler (g++ or clang++) and reinstall statemix, or use backend=None"
-        )
 
 
 class _Problem(ctypes.Structure):
@@ -56,21 +38,57 @@ class _Problem(ctypes.Structure):
     )
 
 
-@cache
-def _library() -> ctypes.CDLL:
-    require()
-    library = ctypes.CDLL(str(LIBRARY))
+def load(path: Path) -> tuple[ctypes.CDLL | None, str | None]:
+    """Load the kernels, or say why they cannot be used and what to do about it.
+
+    Returns:
+        library: the kernels, or None.
+        reason: a sentence, or None.
+    """
+    cure = "install a C++ compiler (g++ or clang++) and reinstall statemix, or use backend=None"
+    if not path.exists():
+        return None, f"backend 'cpu' needs compiled kernels, which this installation lacks: {cure}"
+    try:
+        library = ctypes.CDLL(str(path))
+        version: int = library.statemix_interface_version()
+    except (OSError, AttributeError) as error:
+        return None, f"backend 'cpu' needs kernels for this machine, got {error}: {cure}"
+    if version != INTERFACE_VERSION:
+        return None, (
+            f"backend 'cpu' needs kernels of interface version {INTERFACE_VERSION}, got {version}, "
+            "built from other sources: reinstall statemix"
+        )
     library.statemix_isa.restype = ctypes.c_char_p
-    return library
+    return library, None
+
+
+# Loaded at once, a matter of a millisecond: whether there are kernels is a constant to a compiler.
+_library, _reason = load(LIBRARY)
+
+
+def available() -> bool:
+    """Whether there are kernels that run here."""
+    return _library is not None
+
+
+def require() -> ctypes.CDLL:
+    """The kernels.
+
+    Raises:
+        BackendUnavailableError: if there are none, with the reason and the cure.
+    """
+    if _library is None:
+        raise BackendUnavailableError(_reason)
+    return _library
 
 
 def instruction_set() -> str:
     """The instruction set that the kernels use on this processor.
 
     Raises:
-        BackendUnavailableError: if the kernels were not built.
+        BackendUnavailableError: if there are no kernels.
     """
-    name: bytes = _library().statemix_isa()
+    name: bytes = require().statemix_isa()
     return name.decode()
 
 
@@ -131,7 +149,7 @@ def call(
     tensors |= {"gates": gates, "values": values, "initial_state": initial_state}
     for name, tensor in tensors.items():
         setattr(problem, name, tensor.data_ptr())
-    status: int = getattr(_library(), f"statemix_{function}")(ctypes.byref(problem))
+    status: int = getattr(require(), f"statemix_{function}")(ctypes.byref(problem))
     assert status == 0, f"the kernels know no family {gate!r} for {values.dtype}"
 
 

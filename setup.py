@@ -6,9 +6,9 @@ needed here and one wheel per platform serves every version of Python and torch.
 
 import os
 import platform
+import shlex
 import shutil
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -32,29 +32,46 @@ if X86:
 
 
 class BuildKernels(build_ext):
-    """Compile the kernels once per instruction set and link them into one library."""
+    """Compile the kernels once per instruction set and link them into one library.
+
+    Where that cannot be done, the package is installed without them, and a warning says why.
+    """
 
     def get_ext_filename(self, fullname: str) -> str:
         return str(Path(*fullname.split("."))) + ".so"
 
-    def build_extension(self, ext: Extension) -> None:
-        compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-        if compiler is None:
-            self.warn("no C++ compiler found: statemix will use its slower PyTorch path on the CPU")
-            return
-        flags = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden"]
-        if sys.platform == "linux":
-            flags.append("-fopenmp")
+    def build_extensions(self) -> None:
+        # Whatever stays in the list is copied and named in the wheel's record: it must be there.
+        self.extensions = [ext for ext in self.extensions if self._is_built(ext)]
+
+    def _is_built(self, ext: Extension) -> bool:
+        library = Path(self.get_ext_fullpath(ext.name))
+        try:
+            self._build(library)
+            return True
+        except subprocess.CalledProcessError as error:
+            reason = f"{shlex.join(error.cmd)} failed:\n{error.stderr}"
+        except OSError as error:
+            reason = f"no C++ compiler could be run: {error}"
+        self.warn(f"statemix will use its slower PyTorch path on the CPU: {reason}")
+        # A library of older sources must not be installed in place of this one.
+        for older in (library, Path("src", self.get_ext_filename(ext.name))):
+            older.unlink(missing_ok=True)
+        return False
+
+    def _build(self, library: Path) -> None:
+        compiler = _compiler()
         objects = Path(self.build_temp)
         objects.mkdir(parents=True, exist_ok=True)
-        library = Path(self.get_ext_fullpath(ext.name))
         library.parent.mkdir(parents=True, exist_ok=True)
+        flags = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden"]
+        openmp = _links([*compiler, "-fopenmp"], objects / "probe")
+        if openmp:
+            flags.append("-fopenmp")
 
         def compile_source(source: str, name: str, extra: list[str]) -> str:
             target = str(objects / f"{name}.o")
-            subprocess.run(
-                [compiler, *flags, *extra, "-c", str(SOURCES / source), "-o", target], check=True
-            )
+            _run([*compiler, *flags, *extra, "-c", str(SOURCES / source), "-o", target])
             return target
 
         jobs = [
@@ -70,8 +87,30 @@ class BuildKernels(build_ext):
             compiled = list(pool.map(lambda job: compile_source(*job), jobs))
         # Linked under another name first: a running process keeps the library that it has loaded.
         partial = library.with_suffix(".partial")
-        subprocess.run([compiler, *flags, "-shared", *compiled, "-o", str(partial)], check=True)
+        _run([*compiler, *flags, "-shared", *compiled, "-o", str(partial)])
         partial.replace(library)
+        if not openmp:
+            self.warn(f"{compiler[0]} does not take -fopenmp: the kernels will use one thread")
+
+
+def _compiler() -> list[str]:
+    """The command of the C++ compiler; CXX may hold several words, as in "ccache g++"."""
+    command = shlex.split(os.environ.get("CXX", ""))
+    found = shutil.which("g++") or shutil.which("clang++")
+    if not command and found is None:
+        raise FileNotFoundError("neither CXX nor g++ nor clang++ is there")
+    return command or [str(found)]
+
+
+def _links(command: list[str], target: Path) -> bool:
+    """Whether an empty program can be compiled and linked."""
+    command = [*command, "-x", "c++", "-", "-o", str(target)]
+    done = subprocess.run(command, input="int main() {}", capture_output=True, text=True)
+    return done.returncode == 0
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True)
 
 
 class PlatformWheel(bdist_wheel):

@@ -1,5 +1,6 @@
 """Every code block of the documents runs, and what they point at exists."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -7,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from statemix.report import tables
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -39,7 +42,7 @@ def test_commands_exist(code, tmp_path):
     for line in code.splitlines():
         program, *arguments = shlex.split(line)
         if program == "statemix":
-            command = [sys.executable, "-m", "statemix.cli.main", *arguments]
+            command = [sys.executable, "-m", "statemix", *arguments]
         elif program == "make":
             command = ["make", "--dry-run", "--directory", str(ROOT), *arguments]
         else:
@@ -47,6 +50,7 @@ def test_commands_exist(code, tmp_path):
             continue
         done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
         assert done.returncode == 0, done.stderr
+        assert done.stdout, f"{line} must print something"
 
 
 @pytest.mark.parametrize("code", blocks("text"))
@@ -57,6 +61,22 @@ def test_the_printed_tree_is_the_tree(code):
     listed = {line.split()[0] for line in lines}
     present = {f"{p.parent.name}/" for p in package.glob("*/__init__.py")} | {"tests/", "results/"}
     assert listed == present
+
+
+def test_the_demo_table_is_that_of_the_committed_results():
+    summary = json.loads((ROOT / "results" / "demo" / "S_3.json").read_text())
+    readme = (ROOT / "README.md").read_text()
+    shown = [line for line in readme.splitlines() if line.startswith("| ")]
+    expected = []
+    for row in tables.by_model(summary):
+        cells = [row.label, f"{row.published:.2f}".removeprefix("0")]
+        for length in (16, 64, 1024, 16384):
+            spread = row.accuracy[length]
+            span = tables.range_text(spread)
+            mean = tables.accuracy_text(spread.mean)
+            cells.append(f"{mean} ({span})" if span else mean)
+        expected.append("| " + " | ".join(cells) + " |")
+    assert shown[1:] == expected  # after the header
 
 
 def test_links_point_at_files():

@@ -1,19 +1,36 @@
 """Rows carry their provenance and are only ever appended."""
 
 import json
+from pathlib import Path
 
 import pytest
+import torch
 
+from statemix import provenance
 from statemix.bench import rows
+from statemix.ops import cpu
 
 
-def test_provenance_says_where_and_how():
-    provenance = rows.provenance()
-    assert provenance["versions"].keys() == {"statemix", "torch", "python"}
-    assert provenance["device"]["cores"] >= 1
-    assert provenance["threads"] >= 1
-    assert provenance["commit"] is None or len(provenance["commit"]) == 40
-    json.dumps(provenance, allow_nan=False)
+def test_process_says_where_and_how():
+    process = rows.describe_process()
+    assert process.items() >= provenance.describe().items()
+    assert process["threads"] == torch.get_num_threads()
+    assert process["started_utc"].endswith("+00:00")
+    assert {"command", "omp_proc_bind"} <= process.keys()
+    json.dumps(process, allow_nan=False)
+
+
+def test_rows_hold_the_instruction_set_of_the_kernels(tmp_path):
+    path = tmp_path / "ops.jsonl"
+    rows.append(path, [{"x": 1}], rows.describe_process())
+    expected = cpu.instruction_set() if cpu.available() else None
+    assert json.loads(path.read_text())["instruction_set"] == expected
+
+
+def test_a_write_that_fails_names_the_file():
+    path = Path("/dev/full")
+    with pytest.raises(OSError, match="'/dev/full'"):
+        rows.append(path, [{"x": 1}], {})
 
 
 def test_rows_are_appended(tmp_path):

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -45,6 +47,22 @@ def test_training_length_is_the_default(run, capsys):
     assert json.loads(capsys.readouterr().out)["length"] == 5
 
 
+@pytest.mark.parametrize("format", [[], ["--json"]])
+def test_output_that_is_lost_is_said_so_and_the_scores_are_recorded(run, format):
+    command = [sys.executable, "-m", "statemix", "evaluate", str(run), "--sequences", "30", *format]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "statemix: [Errno 28] No space left on device: 'standard output'\n"
+    assert len((run / "evaluations.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_record_that_cannot_be_kept_is_a_failure_that_names_the_file(run, capsys):
+    (run / "evaluations.jsonl").symlink_to("/dev/full")
+    assert main(["evaluate", str(run), "--sequences", "30"]) == 1
+    assert capsys.readouterr().err.endswith(f"{run / 'evaluations.jsonl'}'\n")
+
+
 def unfinished(run):
     (run / "summary.json").unlink()
 
@@ -71,7 +89,18 @@ def of_another_model(run):
         (None, ["--lengths", "0"], "lengths must be at least 1, got [0]"),
         (None, ["--sequences", "0"], "sequences must be at least 1, got 0"),
         (None, ["--tokens", "0"], "tokens must be at least 1, got 0"),
-        (None, ["--lengths", "5", "1"], "must be at most"),
+        (
+            None,
+            ["--lengths", "500", "2"],
+            "sequences must be at most what the test split holds at length 2, got 1280: stop must "
+            "be at most 4,",
+        ),
+        (None, ["--lengths", "1"], "choose fewer --sequences or other --lengths"),
+        (
+            lambda run: (run / "evaluations.jsonl").mkdir(),
+            ["--sequences", "30"],
+            "evaluations.jsonl must be writable, got: Is a directory",
+        ),
     ],
 )
 def test_bad_request_is_one_line_and_exit_code_2(run, capsys, prepare, options, message):

@@ -1,5 +1,6 @@
 """The dispatcher: exit codes, one line per error, and the flags that every command promises."""
 
+import os
 import re
 import subprocess
 import sys
@@ -20,6 +21,11 @@ FLAGS = {
         """,
     "evaluate": "--lengths --weights --sequences --tokens --device --json",
     "tasks": "--task-options --split --start --count",
+    "demo": "--group --output --fresh",
+    "bench ops": """
+        --recurrences --shapes --block-sizes --orders --dtype --compiled --rounds --budget-s
+        --threads --quick --output
+        """,
 }
 
 
@@ -29,9 +35,13 @@ def flags_of(help_text):
     return {flag for entry in entries for flag in re.findall(r"--[a-z][a-z-]+", entry)} - {"--help"}
 
 
+def test_every_command_promises_its_flags():
+    assert {promise.split()[0] for promise in FLAGS} == COMMANDS.keys()
+
+
 @pytest.mark.parametrize("command", FLAGS)
 def test_flags_are_a_promise(command, capsys):
-    assert main([command, "--help"]) == 0
+    assert main([*command.split(), "--help"]) == 0
     assert flags_of(capsys.readouterr().out) == set(FLAGS[command].split())
 
 
@@ -91,6 +101,7 @@ def test_wrong_request_is_named_on_stderr_with_exit_code_2(arguments, message, c
         (ValueError("a\nb"), 2),
         (TypeError("a b"), 2),
         (PermissionError("a b"), 2),
+        (OSError("a b"), 1),
         (FloatingPointError("a b"), 1),
         (RuntimeError("a b"), 1),
         (KeyboardInterrupt(), 130),
@@ -107,6 +118,31 @@ def test_errors_become_one_line_and_an_exit_code(error, code, capsys, monkeypatc
     assert printed.count("\n") == 1
     assert "Traceback" not in printed
     assert ("a b" in printed) != (code == 130)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_only_a_command_that_resumes_promises_to_go_on(command, capsys, monkeypatch):
+    class Interrupted:
+        def run(self):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(dispatcher, "parse", lambda *_: Interrupted())
+    assert main([command]) == 130
+    advice = "; the same command goes on where it stopped" if command in ("demo", "train") else ""
+    assert capsys.readouterr().err == f"statemix: interrupted{advice}\n"
+
+
+@pytest.mark.parametrize("buffering", ["", "1"])
+@pytest.mark.parametrize("arguments", [["--help"], ["tasks"], ["bench", "--help"]])
+def test_output_that_is_lost_is_one_line_and_exit_code_1(arguments, buffering):
+    command = [sys.executable, "-m", "statemix", *arguments]
+    environment = os.environ | {"PYTHONUNBUFFERED": buffering}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment
+        )
+    assert done.returncode == 1
+    assert done.stderr == "statemix: [Errno 28] No space left on device: 'standard output'\n"
 
 
 def test_a_backend_that_is_missing_is_a_wrong_request(capsys, monkeypatch):

@@ -1,5 +1,6 @@
 """The command that trains: its options reach the run, and Ctrl-C is no loss."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -20,7 +21,7 @@ def test_options_reach_the_configuration(tiny_arguments):
 
 
 def test_values_of_options_are_typed():
-    options = ["selective=false", "gate_temperature=0.5", "backend=none", "gate=tanh"]
+    options = ["selective=False", "gate_temperature=0.5", "backend=none", "gate=tanh"]
     config = parse(["--folder", "x", "--layer-options", *options]).config
     assert config.layer_options == {
         "selective": False,
@@ -56,6 +57,30 @@ def test_options_beside_from_replace_the_runs(finished_run, spelling):
     stored = load_config(finished_run / "config.json")
     assert (config.seed, config.bos, config.epochs) == (7, False, stored.epochs)
     assert config.layer_options == stored.layer_options
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--layer", "lstm"], "with --layer lstm, since those of --from are for bd_lru: "),
+        (["--layer", "h_lru"], "with --layer h_lru, since those of --from are for bd_lru: "),
+    ],
+)
+def test_another_layer_beside_from_needs_its_own_options(
+    tmp_path, finished_run, capsys, arguments, message
+):
+    command = ["train", "--folder", str(tmp_path / "run"), "--from", str(finished_run), *arguments]
+    assert main(command) == 2
+    assert f"--layer-options must be given {message}" in capsys.readouterr().err
+    assert main([*command, "--layer-options", "size=3"]) == 2
+    assert "must be given" not in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_layer_beside_from_may_have_no_options(tmp_path, finished_run):
+    layer = ["--layer", "lstm", "--layer-options"]
+    config = parse(["--folder", "x", "--from", str(finished_run), *layer]).config
+    assert (config.layer, config.layer_options) == ("lstm", {})
 
 
 @pytest.mark.parametrize(
@@ -99,6 +124,24 @@ def test_a_folder_that_cannot_be_written_is_one_line_and_exit_code_2(
     folder = str(tmp_path / "file" / "run")
     assert main(["train", "--folder", folder, *tiny_arguments]) == 2
     assert "folder must be writable" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json.tmp", "metrics.jsonl", "state.json", "model.safetensors.tmp"]
+)
+def test_a_full_disk_is_exit_code_1_and_names_the_file(
+    tmp_path, tiny_arguments, capsys, monkeypatch, name
+):
+    def full(descriptor, sync=os.fsync):
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith(f"/{name}"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert main(["train", "--folder", str(tmp_path / "run"), *tiny_arguments]) == 1
+    printed = capsys.readouterr().err.splitlines()[-1]
+    assert "No space left on device" in printed
+    assert printed.endswith(f"/{name}'")
 
 
 def test_a_loss_that_is_not_finite_is_exit_code_1(tmp_path, tiny_arguments, capsys):

@@ -21,6 +21,11 @@ def compose(left, right):
     return tuple(left[right[i] - 1] for i in range(len(left)))
 
 
+def inverses(table):
+    """The column where each row holds the identity."""
+    return table.argmin(axis=1)
+
+
 def draw_words(order, num_words, length, *, seed=0):
     return np.random.default_rng(seed).integers(order, size=(num_words, length))
 
@@ -61,11 +66,11 @@ def test_product_is_associative(name):
 
 
 @each_group
-def test_inverses_undo_from_both_sides(name):
-    found = group(name)
-    ids = np.arange(found.order)
-    assert not found.table[ids, found.inverses].any()
-    assert not found.table[found.inverses, ids].any()
+def test_every_element_has_a_two_sided_inverse(name):
+    table = group(name).table
+    ids = np.arange(len(table))
+    assert not table[ids, inverses(table)].any()
+    assert not table[inverses(table), ids].any()
 
 
 def test_s_3_has_the_documented_order():
@@ -82,7 +87,7 @@ def test_s_3_has_the_documented_order():
 def test_a_5_is_the_commutator_subgroup_of_s_5():
     whole = group("S_5")
     a, b = np.meshgrid(np.arange(120), np.arange(120), indexing="ij")
-    inverse = whole.inverses
+    inverse = inverses(whole.table)
     members = set(np.unique(whole.table[whole.table[a, b], whole.table[inverse[a], inverse[b]]]))
     while True:
         generated = list(members)
@@ -145,8 +150,6 @@ def test_products_of_a_long_word_satisfy_the_recurrence():
 def test_shared_tables_cannot_be_overwritten():
     with pytest.raises(ValueError, match="read-only"):
         group("S_3").table[0, 0] = 1
-    with pytest.raises(ValueError, match="read-only"):
-        group("S_3").inverses[0] = 1
 
 
 @pytest.mark.parametrize("name", ["S_1", "S_6", "A_4", "s_3", "S3", ""])

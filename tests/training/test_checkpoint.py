@@ -1,8 +1,11 @@
-"""Checkpoints: whole or passed over, two kept, exact, and never unpickled."""
+"""Checkpoints: whole or removed, two kept, exact, and never unpickled."""
 
+import errno
 import json
+import os
 import pickle
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -79,15 +82,16 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_damaged_checkpoint_is_reported_in_one_line_and_passed_over(tmp_path, damage):
+def test_damaged_checkpoint_is_reported_in_one_line_and_removed(tmp_path, damage):
     save(tmp_path, 1)
     save(tmp_path, 2)
     damage(tmp_path / "step-000000002")
     step, said = load(tmp_path)
     assert step == 1
     (line,) = said
-    assert line.startswith("checkpoint step-000000002 is damaged and passed over: ")
+    assert line.startswith("checkpoint step-000000002 is damaged and removed: ")
     assert "\n" not in line
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000001"]
     # The run goes on and meets the damaged step again.
     save(tmp_path, 2)
     assert load(tmp_path) == (2, [])
@@ -99,6 +103,66 @@ def test_all_damaged_is_none(tmp_path):
     step, said = load(tmp_path)
     assert step is None
     assert len(said) == 1
+
+
+@pytest.mark.parametrize(("damaged", "found"), [((40, 45), None), ((45,), 40)])
+def test_no_damaged_checkpoint_counts_as_one_of_the_two(tmp_path, damaged, found):
+    save(tmp_path, 40)
+    save(tmp_path, 45)
+    for step in damaged:
+        flip(tmp_path / f"step-{step:09d}")
+    assert load(tmp_path)[0] == found
+    save(tmp_path, 41)
+    assert load(tmp_path) == (41, [])
+    save(tmp_path, 42)
+    assert {path.name for path in tmp_path.iterdir()} == {"step-000000041", "step-000000042"}
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE, errno.EACCES])
+def test_a_checkpoint_that_cannot_be_read_is_an_error_and_no_damage(tmp_path, monkeypatch, number):
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    (tmp_path / "step-000000002" / "state.json").unlink()
+    read = Path.read_bytes
+
+    def fail(path):
+        if path.parent.name == "step-000000001":
+            raise OSError(number, os.strerror(number))
+        return read(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", fail)
+        message = f"checkpoint must be readable, got .*step-000000001: {os.strerror(number)}"
+        with pytest.raises(OSError, match=message):
+            load_checkpoint(tmp_path, pytest.fail)
+    assert len(list(tmp_path.iterdir())) == 2
+    assert load(tmp_path)[0] == 1
+
+
+def test_a_folder_that_cannot_be_listed_is_not_taken_for_an_empty_one(tmp_path, monkeypatch):
+    def refuse(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    save(tmp_path, 1)
+    monkeypatch.setattr(os, "listdir", refuse)
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(PermissionError):
+        load_checkpoint(tmp_path, pytest.fail)
+
+
+def test_what_lies_beside_the_checkpoints_is_on_the_disk_before_the_first_is_whole(
+    tmp_path, monkeypatch
+):
+    folder = tmp_path / "checkpoints"
+    synced = []
+    monkeypatch.setattr(
+        checkpoint,
+        "_sync_directory",
+        lambda path: synced.append((path, folder.exists(), (folder / "step-000000001").exists())),
+    )
+    save(folder, 1)
+    assert (tmp_path, True, False) in synced
+    assert synced[-1] == (folder, True, True)
 
 
 @pytest.mark.parametrize("files_written", range(4))

@@ -1,7 +1,13 @@
 """The configuration: bad values are named, defaults are written out, and it survives a file."""
 
+import dataclasses
+from typing import get_args
+
+import numpy as np
 import pytest
 
+from statemix.models import synthetic
+from statemix.models.channel_mixers import CHANNEL_MIXERS, ChannelMixer
 from statemix.training import RunConfig, load_config
 
 
@@ -31,11 +37,28 @@ from statemix.training import RunConfig, load_config
         ("sharpen_start", 0.95, ValueError, r"sharpen_start must be in \[0, sharpen_end=0.9\]"),
         ("stop_at", 1.5, ValueError, r"stop_at must be in \[0, 1\], got 1.5"),
         ("eval_lengths", (16, 0), ValueError, "eval_lengths must be integers of at least 1"),
+        ("eval_lengths", (True,), ValueError, "eval_lengths must be integers of at least 1"),
+        ("betas", ("0.9", 0.999), ValueError, r"betas must be two numbers in \[0, 1\), got"),
+        (
+            "task_options",
+            [],
+            TypeError,
+            r"task_options must be a dict of options by name, got \[\]",
+        ),
+        ("task_options", {3: 1}, TypeError, "task_options must be a dict of options by name"),
+        ("layer_options", None, TypeError, "layer_options must be a dict of options by name"),
+        ("bos", "no", TypeError, "bos must be True or False, got 'no'"),
+        ("residual", 1, TypeError, "residual must be True or False, got 1"),
     ],
 )
 def test_bad_value_is_named(field, value, error, message):
     with pytest.raises(error, match=message):
         RunConfig(**{field: value})
+
+
+def test_choices_are_those_of_the_model():
+    assert get_args(synthetic.Norm) == tuple(synthetic._NORMS)
+    assert get_args(ChannelMixer) == tuple(CHANNEL_MIXERS)
 
 
 @pytest.mark.parametrize(
@@ -46,9 +69,12 @@ def test_bad_value_is_named(field, value, error, message):
         ({"task_options": {}, "num_steps": 5}, "epochs must be None for a task with fresh"),
         ({"task_options": {"group": "S_9"}}, "S_9"),
         ({"task_options": {"size": 3}}, "options of task 'permutation' must be among"),
+        ({"layer_options": {"order": 2}}, r"options of layer 'bd_lru' must be among .*'order'"),
+        ({"layer_options": {}}, r"must include \['num_blocks', 'block_size'\]"),
+        ({"layer": "lstm", "layer_options": {"device": "cpu"}}, r"must be among \[\], got \['dev"),
     ],
 )
-def test_what_does_not_fit_the_task_is_named(tiny, changes, message):
+def test_what_does_not_fit_the_task_or_layer_is_named(tiny, changes, message):
     with pytest.raises(ValueError, match=message):
         tiny(**changes).resolved()
 
@@ -57,7 +83,8 @@ def test_resolved_says_the_whole_run(tiny):
     resolved = tiny(epochs=None, seed=3, eval_lengths=(40, 10, 40)).resolved()
     assert resolved.epochs == 200
     assert resolved.eval_every == 1
-    assert resolved.task_options["seed"] == 3
+    assert resolved.task_options == {"group": "S_3", "length": 5, "train_size": 20}
+    assert resolved.build_task().seed == 3
     assert resolved.layer_options["gate"] == "softmax"
     assert resolved.layer_options["block_size"] == 3
     assert resolved.eval_lengths == (10, 40)
@@ -67,7 +94,18 @@ def test_resolved_says_the_whole_run(tiny):
 def test_task_seed_can_be_held_while_the_run_seed_moves(tiny):
     options = tiny().task_options | {"seed": 9}
     assert tiny(task_options=options, seed=1).build_task().seed == 9
+    assert tiny(task_options=options, seed=1).resolved().task_options["seed"] == 9
     assert tiny(seed=1).build_task().seed == 1
+
+
+def test_another_seed_gives_a_stored_run_other_examples(tiny, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(tiny(seed=1).resolved().to_json())
+    repeated = dataclasses.replace(load_config(path), seed=2).resolved()
+    assert repeated == tiny(seed=2).resolved()
+    words, _ = load_config(path).build_task().examples("train", 0, 20)
+    others, _ = repeated.build_task().examples("train", 0, 20)
+    assert not np.array_equal(words, others)
 
 
 def test_configuration_survives_a_file(tiny, tmp_path):
@@ -84,11 +122,15 @@ def test_configuration_survives_a_file(tiny, tmp_path):
         ("[]", "must hold the fields of a run's configuration, got list"),
         ('{"lr": 1}', r"got \['lr'\]"),
         ('{"betas": 0.9}', "betas must be two numbers"),
+        ('{"betas": ["a", "b"]}', "betas must be two numbers"),
         ('{"seed": -1}', "seed must be at least 0"),
+        ('{"seed": "x"}', "seed must be an integer, got 'x'"),
+        ('{"task_options": []}', r"task_options must be a dict of options by name, got \[\]"),
+        ('{"layer": {}}', "layer must be one of"),
     ],
 )
 def test_damaged_file_is_named(tmp_path, text, message):
     path = tmp_path / "config.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=rf"^{path} .*{message}"):
         load_config(path)

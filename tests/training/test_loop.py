@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from statemix.training import Scores, evaluate, load_model, load_outcome, loop, train
+from statemix.training.checkpoint import load_checkpoint
 from statemix.training.evaluation import draw
 
 
@@ -185,6 +186,41 @@ def test_loss_that_is_not_finite_ends_with_step_and_rate_and_loses_nothing(tiny,
     assert list((tmp_path / "checkpoints").glob("step-*"))
 
 
+@pytest.mark.parametrize("clip_norm", [None, 1.0])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_gradient_that_is_not_finite_never_reaches_the_weights(
+    tiny, tmp_path, monkeypatch, value, clip_norm
+):
+    config = tiny(clip_norm=clip_norm)
+    weights = []
+    forward = loop.rundir.SyntheticModel.forward
+
+    def planted(self, tokens):
+        weights.append({name: t.clone() for name, t in self.state_dict().items()})
+        logits = forward(self, tokens)
+        if len(weights) == 5:
+            # The loss is what it was; its gradient is not.
+            logits.register_hook(lambda gradient: gradient.clone().fill_(value))
+        return logits
+
+    message = (
+        r"^norm of the gradient must be finite, got .* at step 5 of 12 with learning rate 0\.0"
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.rundir.SyntheticModel, "forward", planted)
+        with pytest.raises(FloatingPointError, match=message):
+            train(config, tmp_path / "run", checkpoint_every_s=1000.0)
+    tensors, state = load_checkpoint(tmp_path / "run" / "checkpoints", pytest.fail)
+    assert state["step"] == 4
+    assert tensors["model"].keys() == weights[4].keys()
+    assert all(torch.equal(t, weights[4][name]) for name, t in tensors["model"].items())
+    # Nothing is lost: without the fault the run goes on to the same end.
+    train(config, tmp_path / "run")
+    train(config, tmp_path / "whole")
+    one, other = ((tmp_path / run / "model.safetensors").read_bytes() for run in ("run", "whole"))
+    assert one == other
+
+
 @pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-mixed"])
 def test_every_precision_trains_and_loads(tiny, tmp_path, precision):
     train(tiny(precision=precision), tmp_path)
@@ -238,7 +274,8 @@ def test_a_folder_in_use_is_refused(tiny, tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_named(tiny, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match=r"folder must be writable, got .*file/run: Not a directory"):
+    message = r"folder must be writable, got .*file/run: Not a directory"
+    with pytest.raises(ValueError, match=message):
         train(tiny(), tmp_path / "file" / "run")
 
 
@@ -247,6 +284,14 @@ def test_a_folder_that_cannot_be_made_is_named(tiny, tmp_path):
     [
         ({"layer_options": {"num_blocks": 2}}, r"must include \['block_size'\]"),
         ({"layer_options": {"num_blocks": 2, "block_size": 0}}, "block_size must be at least 1"),
+        (
+            {"layer_options": {"num_blocks": 2, "block_size": 3, "backend": "abacus"}},
+            "backend must be one of .* got 'abacus'",
+        ),
+        (
+            {"layer_options": {"num_blocks": 2, "block_size": 3, "device": "cuda"}},
+            r"options of layer 'bd_lru' must be among .*got \['device'\]",
+        ),
         ({"test_size": 10**6}, "test_size must fit the task: .* must be at most"),
         ({"validation_size": 10**6}, "validation_size must fit the task: .* must be at most"),
         ({"eval_lengths": (1,)}, "eval_lengths must fit the task: .* must be at most"),
@@ -255,6 +300,16 @@ def test_a_folder_that_cannot_be_made_is_named(tiny, tmp_path):
 def test_what_cannot_run_fails_before_anything_is_written(tiny, tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         train(tiny(**changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_only_a_call_finds_out_fails_before_anything_is_written(tiny, tmp_path, monkeypatch):
+    def elsewhere(*_, **__):
+        raise ValueError("backend 'cpu' needs tensors on the CPU, got cuda:0")
+
+    monkeypatch.setattr("statemix.ops.bd_lru", elsewhere)
+    with pytest.raises(ValueError, match="needs tensors on the CPU"):
+        train(tiny(), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

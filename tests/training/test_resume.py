@@ -133,6 +133,39 @@ def test_interrupted_twice(config, whole, tmp_path, kind):
     assert result(tmp_path / "run") == whole
 
 
+@pytest.mark.parametrize("stop", [6, 9])
+def test_interrupted_where_an_evaluation_is_due(config, whole, tmp_path, stop):
+    """The row is made by a process that has made no step, and still tells the step's rate."""
+
+    def interrupt(event):
+        if event.kind == "step" and event.step == stop:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "run", on_event=interrupt, checkpoint_every_s=1000.0)
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == stop // 3 - 1
+    train(config, tmp_path / "run")
+    assert result(tmp_path / "run") == whole
+
+
+def test_interrupted_after_a_kill_that_followed_an_evaluation(config, whole, tmp_path):
+    """The second process cuts off a row and saves a checkpoint before it writes one."""
+
+    def interrupt(event):
+        if event.kind == "started":
+            signal.raise_signal(signal.SIGINT)
+
+    # The eighth event is the evaluation at step 3, and the last checkpoint that of step 2.
+    assert run_killed(config, tmp_path / "run", events=8)
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 1
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "run", on_event=interrupt, checkpoint_every_s=1000.0)
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == ""
+    train(config, tmp_path / "run")
+    assert result(tmp_path / "run") == whole
+    assert [row["step"] for row in result(tmp_path / "run")[0]] == [3, 6, 9, 12]
+
+
 def saves(kind):
     return 0.0 if kind == "saved" else 1000.0
 
@@ -175,6 +208,23 @@ def test_interrupt_at_the_very_end_is_not_swallowed(config, whole, tmp_path):
     assert result(tmp_path / "run") == whole
 
 
+def test_killed_between_the_summary_and_the_removal_of_the_checkpoints(
+    config, whole, tmp_path, monkeypatch
+):
+    def end(_):
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr("statemix.training.loop.remove_checkpoints", end)
+        with pytest.raises(SystemExit):
+            train(config, tmp_path / "run")
+    assert (tmp_path / "run" / "summary.json").exists()
+    assert (tmp_path / "run" / "checkpoints").exists()
+    train(config, tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    assert result(tmp_path / "run") == whole
+
+
 def test_handler_of_the_caller_returns(config, tmp_path):
     before = signal.getsignal(signal.SIGINT)
     train(config, tmp_path / "run")
@@ -182,7 +232,7 @@ def test_handler_of_the_caller_returns(config, tmp_path):
 
 
 @pytest.mark.parametrize(("damaged", "resumed_at"), [(1, 3), (2, 0)])
-def test_damaged_checkpoints_are_passed_over(config, whole, tmp_path, damaged, resumed_at):
+def test_damaged_checkpoints_are_removed(config, whole, tmp_path, damaged, resumed_at):
     assert run_killed(config, tmp_path / "run", events=11)  # after the save at step 4
     checkpoints = sorted((tmp_path / "run" / "checkpoints").glob("step-*"), reverse=True)
     assert [int(path.name[5:]) for path in checkpoints] == [4, 3]
@@ -191,7 +241,7 @@ def test_damaged_checkpoints_are_passed_over(config, whole, tmp_path, damaged, r
     events = []
     train(config, tmp_path / "run", on_event=events.append)
     messages = [event.text for event in events if event.kind == "message"]
-    assert sum("is damaged and passed over" in text for text in messages) == damaged
+    assert sum("is damaged and removed" in text for text in messages) == damaged
     (started,) = (event for event in events if event.kind == "started")
     assert started.step == resumed_at
     assert result(tmp_path / "run") == whole

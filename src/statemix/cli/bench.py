@@ -88,12 +88,12 @@ class Ops:
             rows.open_for_append(self.output)
         if self.threads is not None:
             torch.set_num_threads(self.threads)
-        provenance = rows.provenance()
+        process = rows.describe_process()
 
         console = Console(markup=False, highlight=False)
         if not console.is_terminal:
             console = Console(markup=False, highlight=False, width=_WIDTH)
-        _print_setting(console, provenance, self.dtype)
+        _print_setting(console, process, self.dtype)
         outcomes = []
         with _progress(console, len(cases)) as start_case:
             for _, block in groupby(cases, key=_block):
@@ -105,7 +105,7 @@ class Ops:
                     table.append((case, measured))
                     if self.output is not None:
                         kept = (ops.row(case, one, self.dtype) for one in measured)
-                        rows.append(self.output, kept, provenance)
+                        rows.append(self.output, kept, process)
                 console.print(_table(table))
                 outcomes.extend(table)
         _print_targets(console, outcomes)
@@ -245,12 +245,13 @@ def _short(number: float) -> str:
     return f"{number:.2f}" if number < 100 else f"{number:.0f}"
 
 
-def _print_setting(console: Console, provenance: dict[str, Any], dtype: str) -> None:
-    device = provenance["device"]
-    binding = provenance["omp_proc_bind"] or "not set (close makes times steadier)"
+def _print_setting(console: Console, process: dict[str, Any], dtype: str) -> None:
+    kernels = process["instruction_set"] or "not built"
+    binding = process["omp_proc_bind"] or "not set (close makes times steadier)"
     console.print(
-        f"{device['name']}, {device['cores']} cores, {provenance['threads']} threads, {dtype}, "
-        f"torch {provenance['versions']['torch']}. OMP_PROC_BIND is {binding}.\n"
+        f"{process['cpu']}, {process['cpu_count']} cores, {process['threads']} threads, {dtype}, "
+        f"torch {process['packages']['torch']}, kernels: {kernels}.\n"
+        f"OMP_PROC_BIND is {binding}.\n"
         "Calls reuse freed memory (mallopt: no mapping, no trimming), except those marked *,\n"
         "which are so large that their blocks are mapped afresh.\n"
         "Forward runs without a graph; gradients are fresh. Ours and the loop read gates with the "

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
+import tyro
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -46,7 +47,7 @@ class Demo:
     output: Path | None = None
     """Folder for the page and the runs (demo for S_3, demo/S_5 for S_5, if not given)."""
 
-    fresh: bool = False
+    fresh: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Remove the runs that are there and train them again."""
 
     def run(self) -> None:

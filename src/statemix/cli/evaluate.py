@@ -13,6 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from statemix.files import naming
 from statemix.training import Scores, evaluate, load_model, load_outcome
 from statemix.training.config import Device
 from statemix.training.devices import build_fabric
@@ -59,7 +60,8 @@ class Evaluate:
         """Score, print and record.
 
         Raises:
-            ValueError: if the folder holds no finished run, or a number is out of range.
+            ValueError: if the folder holds no finished run or cannot be written, or a number is
+                out of range.
         """
         for name in ("sequences", "tokens"):
             if getattr(self, name) < 1:
@@ -74,23 +76,33 @@ class Evaluate:
         # All are drawn before the first is scored: an impossible length shows its error alone.
         counts = [sequences_at(n, at_most=self.sequences, tokens=self.tokens) for n in lengths]
         for length, count in zip(lengths, counts, strict=True):
-            task.examples("test", count - 1, count, length)
+            try:
+                task.examples("test", count - 1, count, length)
+            except ValueError as error:
+                raise ValueError(
+                    f"sequences must be at most what the test split holds at length {length}, got "
+                    f"{count}: {error}; choose fewer --sequences or other --lengths"
+                ) from error
+        record = self.folder / EVALUATIONS
+        try:
+            record.open("a").close()
+        except OSError as error:
+            raise ValueError(f"{record} must be writable, got: {error.strerror}") from error
         rows = []
-        with (self.folder / EVALUATIONS).open("a") as file:
-            for length, count in zip(lengths, counts, strict=True):
-                scores = evaluate(
-                    model,
-                    *draw(task, "test", count, length),
-                    batch_size=config.batch_size,
-                    autocast=fabric.autocast,
-                )
-                rows.append((self.weights, length, scores))
-                row = {"weights": self.weights, "length": length, **dataclasses.asdict(scores)}
-                if self.json:
-                    print(json.dumps(row), flush=True)
-                time = datetime.now(UTC).isoformat(timespec="seconds")
+        for length, count in zip(lengths, counts, strict=True):
+            scores = evaluate(
+                model,
+                *draw(task, "test", count, length),
+                batch_size=config.batch_size,
+                autocast=fabric.autocast,
+            )
+            rows.append((self.weights, length, scores))
+            row = {"weights": self.weights, "length": length, **dataclasses.asdict(scores)}
+            time = datetime.now(UTC).isoformat(timespec="seconds")
+            with naming(record), record.open("a") as file:
                 file.write(json.dumps({"time": time, **row}) + "\n")
-                file.flush()
+            if self.json:
+                print(json.dumps(row), flush=True)
         if not self.json:
             print_scores(rows)
 

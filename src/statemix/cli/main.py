@@ -5,9 +5,13 @@ import importlib
 import importlib.metadata
 import io
 import itertools
+import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol, TextIO, cast
+
+from statemix.files import naming
 
 DONE, FAILED, WRONG_REQUEST, INTERRUPTED = 0, 1, 2, 130
 
@@ -19,6 +23,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("Bench", "measure speed and memory against baselines"),
 }
 """Command -> its class in the module of the same name, and what it does."""
+
+RESUMABLE = ("demo", "train")
+"""Commands that go on where they were interrupted; the others begin again."""
 
 _HELP = """\
 usage: statemix COMMAND [OPTIONS]
@@ -32,8 +39,8 @@ options:
   -h, --help    this text; `statemix COMMAND --help` explains a command, its options and defaults
   --version     the version
 
-exit codes: 0 done, 1 the run failed, 2 the request was wrong, 130 interrupted (repeat the command
-to go on)
+exit codes: 0 done, 1 the run failed, 2 the request was wrong, 130 interrupted (demo and train go on
+where they stopped when the command is repeated)
 """
 
 
@@ -51,6 +58,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: without the program's name. None means those of the process.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
+    output = sys.stdout
+    try:
+        with contextlib.redirect_stdout(cast(TextIO, _Output(output))):
+            code = _dispatch(arguments)
+            # A full disk under the output shows here at the latest, and not after the exit code.
+            sys.stdout.flush()
+    except OSError as error:
+        if error.filename == str(_Output.path):
+            # Python would try once more at exit, and complain in its own way.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
+        return _fail(str(error), FAILED)
+    return code
+
+
+def _dispatch(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         lines = [f"  {name:<12}  {summary}" for name, (_, summary) in COMMANDS.items()]
         print(_HELP.format(commands="\n".join(lines)), end="")
@@ -80,12 +102,13 @@ def _run(name: str, arguments: list[str]) -> int:
             message = f"{_unboxed(complaint.getvalue())}; see statemix {name} --help"
             return _fail(message, WRONG_REQUEST)
         command.run()
-    except (ValueError, TypeError, BackendUnavailableError, OSError) as error:
+    except (ValueError, TypeError, BackendUnavailableError, PermissionError) as error:
         return _fail(str(error), WRONG_REQUEST)
     except (FloatingPointError, RuntimeError) as error:
         return _fail(str(error), FAILED)
     except KeyboardInterrupt:
-        return _fail("interrupted; the same command goes on where it stopped", INTERRUPTED)
+        advice = "; the same command goes on where it stopped" if name in RESUMABLE else ""
+        return _fail(f"interrupted{advice}", INTERRUPTED)
     return DONE
 
 
@@ -119,6 +142,26 @@ def parse(name: str, arguments: Sequence[str]) -> Command:
         return own(arguments)
     command: Callable[..., Command] = getattr(module, COMMANDS[name][0])
     return tyro.cli(command, prog=f"statemix {name}", args=arguments)
+
+
+class _Output:
+    """The standard output; its errors name it, as those of a file name the file."""
+
+    path = Path("standard output")
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with naming(self.path):
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        with naming(self.path):
+            self._stream.flush()
 
 
 def _fail(message: str, code: int) -> int:

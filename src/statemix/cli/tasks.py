@@ -51,30 +51,37 @@ class Tasks:
         console = Console(markup=False, highlight=False, soft_wrap=True)
         if self.name is not None:
             task = tasks.build(self.name, **parse_options(self.task_options))
+            examples = self._examples(task, self.count)
             _print_heading(console, self.name)
             console.print(_facts(task))
-            _print_examples(console, task, self.split, self.start, self.count)
+            _print_examples(console, examples)
             return
         if self.task_options:
             raise ValueError("task must be named if task-options are given, got none")
-        for name in tasks.names():
+        all_examples = {name: self._examples(tasks.build(name), 1) for name in tasks.names()}
+        for name, examples in all_examples.items():
             _print_overview(console, name)
-            _print_examples(console, tasks.build(name), self.split, self.start, count=1)
+            _print_examples(console, examples)
+
+    def _examples(self, task: tasks.Task, count: int) -> list[str]:
+        """All are made before anything is printed: a request beyond the split shows its error."""
+        return [task.describe(i, self.split) for i in range(self.start, self.start + count)]
 
 
 def parse_options(assignments: Sequence[str]) -> dict[str, object]:
     """Read options as typed on a command line.
 
     Args:
-        assignments: "option=value" each. A value that is JSON (a number, true, null) is read as
-            such; "none" is None; any other is a string.
+        assignments: "option=value" each. A value that is JSON (a number, null) is read as such;
+            "none", "true" and "false" are what they say, however they are spelt ("True"); any other
+            is a string.
 
     Raises:
         ValueError: if one is not of this form, or an option comes twice.
 
     Example:
-        >>> parse_options(["group=S_3", "length=16", "train_size=none"])
-        {'group': 'S_3', 'length': 16, 'train_size': None}
+        >>> parse_options(["group=S_3", "length=16", "train_size=none", "selective=True"])
+        {'group': 'S_3', 'length': 16, 'train_size': None, 'selective': True}
     """
     options: dict[str, object] = {}
     for assignment in assignments:
@@ -84,10 +91,14 @@ def parse_options(assignments: Sequence[str]) -> dict[str, object]:
         if option in options:
             raise ValueError(f"option {option!r} must be given once, got {assignment!r} as well")
         try:
-            options[option] = None if value.lower() == "none" else json.loads(value)
+            word = value.lower()
+            options[option] = _WORDS[word] if word in _WORDS else json.loads(value)
         except json.JSONDecodeError:
             options[option] = value
     return options
+
+
+_WORDS = {"none": None, "true": True, "false": False}
 
 
 def _print_overview(console: Console, name: str) -> None:
@@ -148,11 +159,8 @@ def _print_heading(console: Console, text: str) -> None:
     console.print(text, style="bold")
 
 
-def _print_examples(
-    console: Console, task: tasks.Task, split: Split, start: int, count: int
-) -> None:
-    # All are made before the first is printed: a request beyond the split shows its error alone.
-    for text in [task.describe(index, split) for index in range(start, start + count)]:
+def _print_examples(console: Console, examples: Sequence[str]) -> None:
+    for text in examples:
         console.print()
         console.print(text)
 

@@ -61,10 +61,12 @@ def parse(arguments: Sequence[str]) -> Train:
     """The command line as a :class:`Train`; a run named by ``--from`` gives the defaults."""
     default: dict[str, Any] = {}
     source = _source(arguments)
+    repeated = None
     if source is not None:
         if not (source / CONFIG).is_file():
             raise ValueError(f"--from must be a run's folder, got {source} without {CONFIG}")
-        default["default"] = Train(tyro.MISSING, load_config(source / CONFIG), source)
+        repeated = load_config(source / CONFIG)
+        default["default"] = Train(tyro.MISSING, repeated, source)
     parsed: Train = tyro.cli(
         Train,
         prog="statemix train",
@@ -73,7 +75,22 @@ def parse(arguments: Sequence[str]) -> Train:
         registry=_registry(),
         **default,
     )
+    if repeated is not None:
+        _check_inherited_options(parsed.config, repeated)
     return parsed
+
+
+def _check_inherited_options(config: RunConfig, repeated: RunConfig) -> None:
+    """Another layer than that of the run in ``--from`` may not know that run's options."""
+    if config.layer == repeated.layer or config.layer_options != repeated.layer_options:
+        return
+    try:
+        layers.check_options(config.layer, config.layer_options)
+    except ValueError as error:
+        raise ValueError(
+            f"--layer-options must be given with --layer {config.layer}, since those of --from are "
+            f"for {repeated.layer}: {error}"
+        ) from error
 
 
 def _source(arguments: Sequence[str]) -> Path | None:

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import signal
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from statemix.training import Event, RunConfig, train
+from statemix.training.interrupts import can_be_handled
 
 # Time for an interrupted run to save a checkpoint; without it, it resumes from the one before.
 _GRACE_S = 10.0
@@ -52,30 +54,53 @@ def train_all(
     with _workers(min(num_workers, len(jobs))) as connections:
         waiting = list(reversed(jobs))
         busy: dict[Connection, Job] = {}
-        for connection in connections:
+
+        def start_next(connection: Connection) -> None:
             busy[connection] = waiting.pop()
-            connection.send(busy[connection])
+            with _death_told(busy[connection]):
+                connection.send(busy[connection])
+
+        for connection in connections:
+            start_next(connection)
         while busy:
             for ready in wait(list(busy)):
                 assert isinstance(ready, Connection)
                 job = busy[ready]
-                try:
+                with _death_told(job):
                     message = ready.recv()
-                except EOFError as error:
-                    raise RuntimeError(f"{job.name} must end by itself, but was killed") from error
                 if isinstance(message, Exception):
                     raise message
                 if message is not None:
                     on_event(job, message)
                 elif waiting:
-                    busy[ready] = waiting.pop()
-                    ready.send(busy[ready])
+                    start_next(ready)
                 else:
                     del busy[ready]
 
 
 def _train_here(job: Job, on_event: Callable[[Job, Event], None]) -> None:
     train(job.config, job.folder, on_event=lambda event: on_event(job, event))
+
+
+@contextmanager
+def _death_told(job: Job) -> Iterator[None]:
+    """Say which run it was when the process at the other end turns out to be dead."""
+    try:
+        yield
+    except (EOFError, ConnectionError) as error:
+        raise RuntimeError(f"{job.name} must end by itself, but its process died") from error
+
+
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    if not can_be_handled():
+        yield
+        return
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 @contextmanager
@@ -87,8 +112,7 @@ def _workers(count: int) -> Iterator[list[Connection]]:
     try:
         # What is ignored here is ignored from the first moment of a worker's life: Ctrl-C reaches
         # the workers too, and must not end them while they are still importing.
-        previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        try:
+        with _interrupts_ignored():
             for _ in range(count):
                 ours, theirs = context.Pipe()
                 process: BaseProcess = context.Process(target=_serve, args=(theirs,), daemon=True)
@@ -96,8 +120,6 @@ def _workers(count: int) -> Iterator[list[Connection]]:
                 theirs.close()
                 connections.append(ours)
                 processes.append(process)
-        finally:
-            signal.signal(signal.SIGINT, previous)
         yield connections
     finally:
         for connection in connections:
@@ -127,4 +149,7 @@ def _serve(connection: Connection) -> None:
                 train(job.config, job.folder, on_event=tell)
             except (ValueError, TypeError, OSError, RuntimeError, FloatingPointError) as error:
                 outcome = error
+            except Exception:  # noqa: BLE001  a process has no other way to hand on its error
+                reason = traceback.format_exc()
+                outcome = RuntimeError(f"{job.name} must train without an error, got:\n{reason}")
             connection.send(outcome)

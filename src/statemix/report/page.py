@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
 
 from statemix.experiments.summary import Network, Summary
 from statemix.report import figures, tables, verdict
@@ -44,7 +43,7 @@ def write(summary: Summary, folder: Path, command: str) -> list[Path]:
 def render(summary: Summary, command: str) -> str:
     """Make the page from the results; every sentence about them is computed."""
     setting = summary["setting"]
-    name, _, degree = setting["group"].partition("_")
+    letter, _, degree = setting["group"].partition("_")
     rows = tables.by_model(summary)
     seed_counts = sorted({row.seeds for row in rows})
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
@@ -53,7 +52,7 @@ def render(summary: Summary, command: str) -> str:
     )
     return template.render(
         group=setting["group"],
-        group_html=Markup("{}<sub>{}</sub>").format(name, degree),
+        letter=letter,
         degree=degree,
         setting=setting,
         lengths=tables.lengths(summary),

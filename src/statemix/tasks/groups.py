@@ -26,13 +26,11 @@ class Group:
         elements: the permutations in lexicographic order, each in one-line notation: ``p[i - 1]``
             is the image of i.
         table: ids of the products, ``table[a, b]`` = a * b, shape (order, order), int64, read-only.
-        inverses: ids of the inverses, shape (order,), int64, read-only.
     """
 
     name: str
     elements: tuple[tuple[int, ...], ...]
     table: NDArray[np.int64]
-    inverses: NDArray[np.int64]
 
     @property
     def order(self) -> int:
@@ -105,10 +103,8 @@ def group(name: str) -> Group:
     # Reading the images as digits gives numbers in the lexicographic order of the elements.
     digits = len(images[0]) ** np.arange(len(images[0]) - 1, -1, -1, dtype=np.int64)
     table = np.searchsorted(images @ digits, products @ digits).astype(np.int64)
-    inverses = np.argmin(table, axis=1).astype(np.int64)  # the column where the row holds id 0
     table.flags.writeable = False
-    inverses.flags.writeable = False
-    return Group(name, elements, table, inverses)
+    return Group(name, elements, table)
 
 
 def _is_even(element: tuple[int, ...]) -> bool:

@@ -15,6 +15,8 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as dump_tensors
 from torch import Tensor
 
+from statemix.files import naming
+
 _PREFIX = "step-"
 _UNFINISHED = "unfinished"
 _MANIFEST = "manifest.json"
@@ -53,6 +55,8 @@ def save_checkpoint(
         state: everything else, as JSON.
     """
     folder.mkdir(exist_ok=True)
+    # No power cut may take away what lies beside the checkpoints and belongs to them.
+    _sync_directory(folder.parent)
     unfinished = folder / _UNFINISHED
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir()
@@ -65,7 +69,7 @@ def save_checkpoint(
     _sync_directory(unfinished)
     final = folder / f"{_PREFIX}{step:09d}"
     if final.exists():
-        # A run that fell back on an older checkpoint meets the step of the damaged one again.
+        # A run that is interrupted before its next step saves the same step again.
         shutil.rmtree(final)
     unfinished.rename(final)
     _sync_directory(folder)
@@ -76,23 +80,36 @@ def save_checkpoint(
 def load_checkpoint(
     folder: Path, report: Callable[[str], None]
 ) -> tuple[TensorFiles, dict[str, Any]] | None:
-    """Load the newest checkpoint that is whole.
+    """Load the newest checkpoint that is whole, and remove the damaged ones that are newer.
+
+    They would otherwise count as the newest when the run saves again and older ones are removed.
 
     Args:
         folder: where the checkpoints of the run live.
-        report: called with one line for each damaged checkpoint that is passed over.
+        report: called with one line for each damaged checkpoint.
 
     Returns:
         tensors: as they were given to :func:`save_checkpoint`, on the CPU.
         state: likewise. Both are None in one if no checkpoint is whole.
+
+    Raises:
+        OSError: if a checkpoint cannot be read, which says nothing about what it holds; nothing is
+            removed then.
     """
+    found = None
+    damaged: dict[Path, str] = {}
     for path in _newest_first(folder):
         try:
-            return _load(path)
-        except (OSError, ValueError, SafetensorError) as error:
-            reason = " ".join(str(error).split())
-            report(f"checkpoint {path.name} is damaged and passed over: {reason}")
-    return None
+            found = _load(path)
+            break
+        except (FileNotFoundError, ValueError, SafetensorError) as error:
+            damaged[path] = " ".join(str(error).split())
+        except OSError as error:
+            raise OSError(f"checkpoint must be readable, got {path}: {error.strerror}") from error
+    for path, reason in damaged.items():
+        report(f"checkpoint {path.name} is damaged and removed: {reason}")
+        shutil.rmtree(path)
+    return found
 
 
 def remove_checkpoints(folder: Path) -> None:
@@ -141,11 +158,16 @@ def restore_optimizer(
 
 
 def _newest_first(folder: Path) -> list[Path]:
-    return sorted(folder.glob(f"{_PREFIX}*"), reverse=True)
+    # Unlike glob, this does not take a folder that cannot be read for an empty one.
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    return [folder / name for name in sorted(names, reverse=True) if name.startswith(_PREFIX)]
 
 
 def _write_synced(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
+    with naming(path), path.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

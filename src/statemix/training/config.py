@@ -11,12 +11,12 @@ from typing import Any, Literal, get_args
 import torch
 
 from statemix import layers, tasks
+from statemix.models.channel_mixers import ChannelMixer
+from statemix.models.synthetic import Norm
 from statemix.tasks import Task
 
 Options = dict[str, bool | int | float | str | None]
 
-Norm = Literal["rms", "layer", "none"]
-ChannelMixer = Literal["none", "swiglu", "mlp"]
 Schedule = Literal["cosine", "constant"]
 Precision = Literal["32-true", "bf16-mixed", "64-true"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -29,7 +29,7 @@ class RunConfig:
     task: str = "permutation"
     """Task by name (`statemix tasks` lists them)."""
     task_options: Options = field(default_factory=dict)
-    """The task's options; its seed is the run's seed unless given here."""
+    """The task's options. Without a seed among them, the run's seed is the task's."""
 
     layer: str = "bd_lru"
     """Sequence layer by name."""
@@ -99,6 +99,13 @@ class RunConfig:
     """Seed of the initial weights, of the order of batches and, by default, of the task."""
 
     def __post_init__(self) -> None:
+        for name in ("task_options", "layer_options"):
+            options = getattr(self, name)
+            if not isinstance(options, dict) or not all(isinstance(key, str) for key in options):
+                raise TypeError(f"{name} must be a dict of options by name, got {options!r}")
+        for name in ("bos", "residual"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
         for name, choices in _CHOICES.items():
             _require(getattr(self, name) in choices, self, name, f"be one of {list(choices)}")
         for name, least in _LEAST.items():
@@ -112,7 +119,7 @@ class RunConfig:
             value = getattr(self, name)
             if value is None and name in _OPTIONAL:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int | float):
+            if not _is_number(value):
                 raise TypeError(f"{name} must be a number, got {value!r}")
             finite = math.isfinite(value) and value >= 0
             _require(finite, self, name, "be finite and not negative")
@@ -124,7 +131,7 @@ class RunConfig:
                 self.min_learning_rate <= self.learning_rate, self, "min_learning_rate", condition
             )
         two = isinstance(self.betas, tuple) and len(self.betas) == 2
-        two = two and all(0 <= beta < 1 for beta in self.betas)
+        two = two and all(_is_number(beta) and 0 <= beta < 1 for beta in self.betas)
         _require(two, self, "betas", "be two numbers in [0, 1)")
         ordered = 0 <= self.sharpen_start <= self.sharpen_end <= 1
         _require(ordered, self, "sharpen_start", f"be in [0, sharpen_end={self.sharpen_end}]")
@@ -133,7 +140,7 @@ class RunConfig:
         if self.stop_at is not None:
             _require(0 <= self.stop_at <= 1, self, "stop_at", "be in [0, 1]")
         positive = isinstance(self.eval_lengths, tuple) and all(
-            isinstance(n, int) and n >= 1 for n in self.eval_lengths
+            isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in self.eval_lengths
         )
         _require(positive, self, "eval_lengths", "be integers of at least 1")
         _require(self.layer in layers.names(), self, "layer", f"be one of {list(layers.names())}")
@@ -141,19 +148,20 @@ class RunConfig:
 
     def build_task(self) -> Task:
         """The task, seeded with the run's seed unless its options say otherwise."""
-        return tasks.build(self.task, **self._seeded_task_options())
-
-    def _seeded_task_options(self) -> Options:
         seeded: Options = {"seed": self.seed} if "seed" in tasks.options(self.task) else {}
-        return seeded | self.task_options
+        return tasks.build(self.task, **(seeded | self.task_options))
 
     def resolved(self) -> "RunConfig":
         """Fill in everything that was left to defaults, so that the result says the whole run.
+
+        A task's seed that is the run's stays out of ``task_options``: were it written there, a
+        repetition with another seed would train on the same examples.
 
         Raises:
             ValueError: if options do not fit the task or layer, or if ``epochs`` and ``num_steps``
                 do not fit the task's kind of training data.
         """
+        layers.check_options(self.layer, self.layer_options)
         train_size = self.build_task().train_size
         epochs, num_steps = self.epochs, self.num_steps
         if train_size is None:
@@ -170,9 +178,10 @@ class RunConfig:
         eval_every = self.eval_every
         if eval_every is None:
             eval_every = 100 if train_size is None else 1
+        task_options = {k: v for k, v in tasks.options(self.task).items() if k != "seed"}
         return dataclasses.replace(
             self,
-            task_options=_with_defaults(self._seeded_task_options(), tasks.options(self.task)),
+            task_options=_with_defaults(self.task_options, task_options),
             layer_options=_with_defaults(self.layer_options, layers.options(self.layer)),
             epochs=epochs,
             eval_every=eval_every,
@@ -225,6 +234,10 @@ def _require(condition: bool, config: RunConfig, name: str, text: str) -> None: 
         raise ValueError(f"{name} must {text}, got {getattr(config, name)!r}")
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _with_defaults(given: Options, known: dict[str, tuple[Any, Any]]) -> Options:
     required = inspect.Parameter.empty
     defaults = {name: value for name, (_, value) in known.items() if value is not required}
@@ -235,7 +248,8 @@ def load_config(path: Path) -> RunConfig:
     """Read a configuration that :meth:`RunConfig.to_json` wrote.
 
     Raises:
-        ValueError: if the file is not JSON, or has fields that this version does not know.
+        ValueError: if the file is not JSON, has fields that this version does not know, or a value
+            that no configuration has; the message begins with the path.
         FileNotFoundError: if there is no such file.
     """
     try:
@@ -250,4 +264,7 @@ def load_config(path: Path) -> RunConfig:
         # JSON has no tuples.
         if isinstance(stored.get(name), list):
             stored[name] = tuple(stored[name])
-    return RunConfig(**stored)
+    try:
+        return RunConfig(**stored)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} must hold a run's configuration, got: {error}") from error

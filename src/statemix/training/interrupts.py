@@ -5,11 +5,20 @@ import threading
 from types import FrameType, TracebackType
 
 
+def can_be_handled() -> bool:
+    """Whether this thread may take over Ctrl-C and give it back afterwards.
+
+    Only the main thread may, and a handler that Python did not install (None) cannot be put back.
+    """
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    return in_main_thread and signal.getsignal(signal.SIGINT) is not None
+
+
 class Interrupts:
     """Within this context a first Ctrl-C only takes note; :meth:`check` then raises.
 
-    A second Ctrl-C raises at once, wherever the program is. Outside the main thread, where Python
-    delivers no signals, this does nothing.
+    A second Ctrl-C raises at once, wherever the program is. Where :func:`can_be_handled` says no,
+    this does nothing.
 
     Attributes:
         forced: whether the second came, after which nothing is consistent any more.
@@ -26,7 +35,7 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def __enter__(self) -> "Interrupts":
-        if threading.current_thread() is threading.main_thread():
+        if can_be_handled():
             self._previous = signal.signal(signal.SIGINT, self._note)
             self._installed = True
         return self

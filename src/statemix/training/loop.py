@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from statemix.training import rundir
 from statemix.training.batches import Batches
@@ -54,9 +56,10 @@ def train(
 
     Raises:
         ValueError: if the configuration cannot be run, or if the folder holds another run, is in
-            use or holds something else.
-        OSError: if the folder cannot be written.
-        FloatingPointError: if the loss is not finite; the state before that step is saved.
+            use, holds something else or cannot be written.
+        OSError: if a file cannot be written later on, for instance because the disk is full.
+        FloatingPointError: if the loss or the gradient is not finite; the state before that step
+            is saved.
         KeyboardInterrupt: after Ctrl-C, once a checkpoint is saved.
     """
     folder = Path(folder)
@@ -64,11 +67,14 @@ def train(
     # Whatever cannot be run fails here, before anything is written.
     run = _Run(config.resolved(), folder, emit, checkpoint_every_s)
     with rundir.claimed(folder, config) as settled, threads(settled.num_threads):
-        if (folder / rundir.SUMMARY).exists():
-            emit(run.event("finished", f"{folder} holds this run, finished"))
-        else:
+        if not (folder / rundir.SUMMARY).exists():
             run.to_the_end()
-        return rundir.load_outcome(folder)
+            return rundir.load_outcome(folder)
+        outcome = rundir.load_outcome(folder)
+        # A run that was killed right after its summary was written leaves them behind.
+        remove_checkpoints(folder / rundir.CHECKPOINTS)
+        emit(run.event("finished", f"{folder} holds this run, finished"))
+        return outcome
 
 
 Best = Literal["best_test", "best_validation"]
@@ -98,6 +104,7 @@ class _Run:
         # The wrapped pair trains; the bare pair is evaluated, saved and restored.
         self.wrapped = self.fabric.setup(self.model, optimizer)
         self.optimizer = optimizer
+        self.parameters = list(self.model.parameters())
 
         self.batches = Batches(config, self.task, self.fabric.device)
         self.num_steps = self.batches.num_steps
@@ -109,6 +116,11 @@ class _Run:
             for length in config.eval_lengths:
                 last = self._sequences_at(length) - 1
                 self.task.examples("test", last, last + 1, length)
+
+        # That the layer's backend cannot run on the device shows at its first call.
+        first_token = self.validation[0][:1, :1].to(self.fabric.device)
+        with torch.inference_mode(), self.fabric.autocast():
+            self.model.extend(first_token)
 
         self.step = 0
         self.evaluated_at = 0
@@ -169,20 +181,26 @@ class _Run:
             logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED
         )
         value = loss.item()
-        if not math.isfinite(value):
-            raise FloatingPointError(
-                f"loss must be finite, got {value} at step {step + 1} of {self.num_steps} with "
-                f"learning rate {rate:.3g}; a smaller one or clip_norm may help"
-            )
+        self._require_finite("loss", value, rate)
         self.fabric.backward(loss)
+        norm = get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+        # After the optimiser's step it would be too late: the weights would hold it.
+        self._require_finite("norm of the gradient", norm.item(), rate)
         if config.clip_norm is not None:
-            self.fabric.clip_gradients(model, optimizer, max_norm=config.clip_norm)
+            clip_grads_with_norm_(self.parameters, config.clip_norm, norm)
         optimizer.step()
         optimizer.zero_grad()
         self.loss_sum += value
         self.loss_count += 1
         self.step += 1
         self.emit(self.event("step", loss=value))
+
+    def _require_finite(self, name: str, value: float, rate: float) -> None:
+        if not math.isfinite(value):
+            raise FloatingPointError(
+                f"{name} must be finite, got {value} at step {self.step + 1} of {self.num_steps} "
+                f"with learning rate {rate:.3g}; a smaller one or clip_norm may help"
+            )
 
     def _sharpen(self, step: int) -> None:
         if self.config.sharpen_to != 1.0:
@@ -215,7 +233,9 @@ class _Run:
         row = {
             **now.to_dict(),
             "train_loss": self.loss_sum / max(self.loss_count, 1),
-            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            "learning_rate": learning_rate(
+                self.config, made, self.num_steps, self.batches.steps_per_epoch
+            ),
             "inverse_temperature": inverse_temperature(self.config, made, self.num_steps),
             "time_s": round(self._elapsed(), 3),
         }
@@ -311,7 +331,7 @@ class _Run:
             last=last,
             best_test=self.selections["best_test"],
             test_at_best_validation=self.selections["best_validation"],
-            num_parameters=sum(p.numel() for p in self.model.parameters()),
+            num_parameters=sum(p.numel() for p in self.parameters),
             time_s=round(self._elapsed(), 3),
         )
         rundir.save_outcome(outcome)

@@ -3,11 +3,8 @@
 import contextlib
 import dataclasses
 import fcntl
-import importlib.metadata
 import json
 import os
-import platform
-import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +15,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from statemix import provenance
+from statemix.files import naming
 from statemix.models import SyntheticModel
 from statemix.tasks import Task
 from statemix.training.checkpoint import tensor_bytes, write_file
@@ -37,7 +36,6 @@ _WEIGHT_FILES: dict[Weights, str] = {
     "best_validation": "best_validation.safetensors",
     "best_test": "best_test.safetensors",
 }
-_PACKAGES = ("statemix", "torch", "numpy", "safetensors", "lightning-fabric")
 
 
 @dataclass(frozen=True)
@@ -112,14 +110,14 @@ def claimed(folder: Path, config: RunConfig) -> Iterator[RunConfig]:
         The run's whole configuration.
 
     Raises:
-        ValueError: if the folder holds another run or something else, or is in use.
-        OSError: if it cannot be written.
+        ValueError: if the folder holds another run or something else, is in use, or cannot be
+            written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / _LOCK).open("a")
     except OSError as error:
-        raise OSError(f"folder must be writable, got {folder}: {error.strerror}") from error
+        raise ValueError(f"folder must be writable, got {folder}: {error.strerror}") from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -161,14 +159,9 @@ def _settle(folder: Path, config: RunConfig, *, threads_open: bool) -> RunConfig
 def describe_environment(config: RunConfig) -> dict[str, Any]:
     """What else a result depends on: versions, machine, threads, commit."""
     return {
-        "python": platform.python_version(),
-        "packages": {name: _version(name) for name in _PACKAGES},
-        "platform": platform.platform(),
-        "cpu": _cpu_model(),
-        "cpu_count": os.cpu_count(),
+        **provenance.describe(),
         "num_threads": config.num_threads,
         "device": torch.cuda.get_device_name() if config.device == "cuda" else "cpu",
-        **_commit(),
     }
 
 
@@ -267,52 +260,26 @@ class MetricsFile:
             )
         if found > size:
             report(f"{path.name}: rows after the checkpoint are made again")
+        self._path = path
         self._file = path.open("ab")
         self._file.truncate(size)
+        # Truncating does not move the position, which opening put at the old end.
+        self._file.seek(0, os.SEEK_END)
 
     def append(self, row: dict[str, Any]) -> None:
         """Write one row; it survives the process from here on."""
-        self._file.write(json.dumps(row).encode() + b"\n")
-        self._file.flush()
+        with naming(self._path):
+            self._file.write(json.dumps(row).encode() + b"\n")
+            self._file.flush()
 
     def sync(self) -> int:
         """Bring all rows to the disk and return their size in bytes."""
-        os.fsync(self._file.fileno())
+        with naming(self._path):
+            os.fsync(self._file.fileno())
         return self._file.tell()
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _cpu_model() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def _commit() -> dict[str, Any]:
-    """The commit of the checkout that this file is tracked in, and whether its tree was clean."""
-    here = Path(__file__)
-
-    def git(*arguments: str) -> str | None:
-        command = ["git", "-C", str(here.parent), *arguments]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-        except OSError:
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    # An installed copy may lie inside a checkout of something else.
-    if git("ls-files", "--error-unmatch", here.name) is None:
-        return {"commit": None}
-    return {"commit": git("rev-parse", "HEAD"), "clean": git("status", "--porcelain") == ""}
+        with naming(self._path):
+            # What could not be written before is tried once more.
+            self._file.close()

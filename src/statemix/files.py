@@ -1,0 +1,30 @@
+"""Errors of files that say which file."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name the file in errors of the operating system, which says only what is wrong.
+
+    A failing ``open`` tells the path; a failing ``write`` or ``fsync``, as on a full disk, does
+    not.
+
+    Raises:
+        OSError: what was raised within, of the same subclass, with ``path`` as its ``filename``.
+
+    Example:
+        >>> with naming(Path("metrics.jsonl")):
+        ...     raise OSError(28, "No space left on device")
+        Traceback (most recent call last):
+        ...
+        OSError: [Errno 28] No space left on device: 'metrics.jsonl'
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error

@@ -1,0 +1,70 @@
+"""Where a result comes from: commit, versions, machine."""
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from statemix.ops import cpu
+
+_PACKAGES = ("statemix", "torch", "numpy", "safetensors", "lightning-fabric")
+
+
+def describe() -> dict[str, Any]:
+    """What every result depends on, whoever made it.
+
+    Returns:
+        ``commit`` and ``tree_clean`` of the checkout (both None for an installed package),
+        ``python``, ``packages`` (name -> version, None if not installed), ``platform``, ``cpu``,
+        ``cpu_count``, and ``instruction_set``, the one that the kernels use (None if not built).
+    """
+    commit, clean = _commit(Path(__file__))
+    return {
+        "commit": commit,
+        "tree_clean": clean,
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "platform": platform.platform(),
+        "cpu": _cpu_name(),
+        "cpu_count": os.cpu_count(),
+        "instruction_set": cpu.instruction_set() if cpu.available() else None,
+    }
+
+
+def _commit(file: Path) -> tuple[str | None, bool | None]:
+    """The commit of the checkout that tracks ``file`` and whether its tree is clean.
+
+    Results do not count as changes: a benchmark appends to them while it runs. Both are None for
+    an installed package, even if it is installed inside the checkout of something else.
+    """
+
+    def git(*arguments: str) -> str | None:
+        command = ["git", "-C", str(file.parent), *arguments]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except OSError:
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    if git("ls-files", "--error-unmatch", file.name) is None:
+        return None, None
+    changes = git("status", "--porcelain", "--", ":/", ":(top,exclude)results")
+    return git("rev-parse", "HEAD"), changes == ""
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_name() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

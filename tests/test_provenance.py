@@ -1,0 +1,79 @@
+"""Provenance names the code, the versions and the machine, or says that it cannot."""
+
+import importlib.metadata
+import platform
+import subprocess
+
+import numpy as np
+import pytest
+import torch
+
+from statemix import provenance
+from statemix.ops import cpu
+
+
+def test_versions_are_those_that_run():
+    described = provenance.describe()
+    assert described["python"] == platform.python_version()
+    assert described["packages"]["torch"] == torch.__version__
+    assert described["packages"]["numpy"] == np.__version__
+    assert described["packages"]["statemix"] == importlib.metadata.version("statemix")
+    assert described["cpu"]
+    assert described["cpu_count"] >= 1
+
+
+def test_a_package_that_is_not_installed_has_no_version(monkeypatch):
+    monkeypatch.setattr(provenance, "_PACKAGES", ("no-such-package",))
+    assert provenance.describe()["packages"] == {"no-such-package": None}
+
+
+def test_without_kernels_there_is_no_instruction_set(monkeypatch):
+    monkeypatch.setattr(cpu, "available", lambda: False)
+    assert provenance.describe()["instruction_set"] is None
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A repository of one commit, which tracks a copy of the module."""
+
+    def git(*arguments):
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        command = ["git", "-C", str(tmp_path), *identity, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    module = tmp_path / "src" / "provenance.py"
+    module.parent.mkdir()
+    module.write_text("")
+    git("init")
+    git("add", ".")
+    git("commit", "--message", "first")
+    monkeypatch.setattr(provenance, "__file__", str(module))
+    return tmp_path, git("rev-parse", "HEAD")
+
+
+def commit():
+    described = provenance.describe()
+    return described["commit"], described["tree_clean"]
+
+
+def test_a_checkout_has_a_commit_and_results_do_not_make_it_dirty(checkout):
+    folder, head = checkout
+    assert commit() == (head, True)
+    (folder / "results").mkdir()
+    (folder / "results" / "ops.jsonl").write_text("{}")
+    assert commit() == (head, True)
+    (folder / "src" / "provenance.py").write_text("changed")
+    assert commit() == (head, False)
+
+
+def test_an_installed_copy_inside_another_checkout_has_no_commit(checkout, monkeypatch):
+    folder, _ = checkout
+    (folder / ".venv").mkdir()
+    (folder / ".venv" / "provenance.py").write_text("")
+    monkeypatch.setattr(provenance, "__file__", str(folder / ".venv" / "provenance.py"))
+    assert commit() == (None, None)
+
+
+def test_without_git_there_is_no_commit(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert commit() == (None, None)

@@ -14,7 +14,7 @@ from statemix.ops import BackendUnavailableError
 # Slow providers get fewer rounds, but a median needs at least this many.
 _FEWEST_ROUNDS = 3
 # Estimates of memory are estimates, and others use the machine too.
-_USABLE_SHARE = 0.9
+_USABLE_SHARE = 0.6
 # A heap that keeps what is freed may grow to this many times what is held at once.
 _FRAGMENTATION = 2.5
 

@@ -73,7 +73,7 @@ class GatedRecurrence(Layer):
             choices = list(get_args(Selectivity))
             raise ValueError(f"selective must be one of {choices}, got {selective!r}")
         check_choice("initial_state", initial_state, get_args(InitialState))
-        check_choice("backend", backend, (*ops.BACKENDS, None))  # type: ignore[arg-type]
+        check_choice("backend", backend, (*ops.BACKENDS, None))
         if backend == "cpu":
             cpu.require()
         if selective == "pointwise" and hidden_size != num_units:

@@ -138,7 +138,7 @@ def check_finite(**tensors: Tensor | None) -> None:
             )
 
 
-def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     """Check that ``value`` is one of ``choices``.
 
     Raises:

@@ -150,7 +150,7 @@ def _(
     )
 
 
-# ---- vmap: the mapped axis joins the batch, or lengthens the packed row ----
+# Under vmap, the mapped axis joins the batch, or lengthens the packed row.
 
 
 def _moved(tensor: Tensor, dim: int | None, batch_size: int) -> Tensor:

@@ -290,7 +290,7 @@ def _warn_of_slow_path() -> None:
 def _resolved(backend: str | None, device: torch.device) -> str:
     if backend is None:
         return default_backend(device)
-    check_choice("backend", backend, (*BACKENDS, None))  # type: ignore[arg-type]
+    check_choice("backend", backend, (*BACKENDS, None))
     if backend == "cpu" and device.type != "cpu":
         raise ValueError(f"backend 'cpu' needs tensors on the CPU, got {device}")
     if backend == "cpu":

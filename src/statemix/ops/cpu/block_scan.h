@@ -32,9 +32,9 @@ void block_forward(const Problem& problem, const Work& work) {
                             t * problem.values_time;
     S* states = (S*)problem.states + (work.batch * problem.length + t) * size * blocks;
     auto row_of = [&](int64_t i, int64_t lane, auto before) {
-      prefetch(values + problem.values_time + i * problem.values_row + lane);
+      prefetch(values + kStepsAhead * problem.values_time + i * problem.values_row + lane);
       for (int64_t j = 0; j < row; ++j)
-        prefetch(gates + problem.gates_time + i * problem.gates_row + j * problem.gates_gate + lane);
+        prefetch(gates + kStepsAhead * problem.gates_time + i * problem.gates_row + j * problem.gates_gate + lane);
       V value = load<Partial>(values + i * problem.values_row + lane, work.lanes);
       V mixed = row_forward<Family, Partial>(gates + i * problem.gates_row + lane,
                                              problem.gates_gate, size, work.lanes, value, before);
@@ -97,11 +97,11 @@ void block_backward(const Problem& problem, const Work& work) {
     Element* d_values = (Element*)problem.d_values + step * size * blocks;
     // One row of one tile; `push` collects A_t^T lam_t.
     auto row_of = [&](int64_t i, int64_t lane, V lam, V* numbers, auto before, auto push) {
-      prefetch(values - problem.values_time + i * problem.values_row + lane);
-      prefetch(d_states - problem.d_states_time + i * problem.d_states_row + lane);
-      prefetch(states + (i - 2 * size) * blocks + lane);
+      prefetch(values - kStepsAhead * problem.values_time + i * problem.values_row + lane);
+      prefetch(d_states - kStepsAhead * problem.d_states_time + i * problem.d_states_row + lane);
+      prefetch(states + (i - (kStepsAhead + 1) * size) * blocks + lane);
       for (int64_t j = 0; j < row; ++j)
-        prefetch(gates - problem.gates_time + i * problem.gates_row + j * problem.gates_gate + lane);
+        prefetch(gates - kStepsAhead * problem.gates_time + i * problem.gates_row + j * problem.gates_gate + lane);
       V value = load<Partial>(values + i * problem.values_row + lane, work.lanes);
       V h = load<Partial>(states + i * blocks + lane, work.lanes);
       lam += load<Partial>(d_states + i * problem.d_states_row + lane, work.lanes);

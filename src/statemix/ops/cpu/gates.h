@@ -19,7 +19,10 @@ struct Gate<SOFTMAX> {
   static constexpr bool offset = true, divides = true, slope_is_numerator = true;
   static constexpr double epsilon = 0;
   template <class V> static V measure(V g) { return g; }
-  template <class V> static V numerator(V g, V top) { return exp_nonpositive(g - top); }
+  // One multiply-add: what rounding does to the offset is common to the row and cancels.
+  template <class V> static V numerator(V g, V top) {
+    return exp2_nonpositive(times_log2e(g) - times_log2e(top));
+  }
   template <class V> static V share(V f) { return f; }
   template <class V> static V slope(V, V f) { return f; }
   template <class V> static V signed_state(V, V h) { return h; }

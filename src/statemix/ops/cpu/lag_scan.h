@@ -35,9 +35,9 @@ void lag_forward(const Problem& problem, const Work& work) {
     for (int64_t k = 0; k < work.tiles; ++k) {
       const int64_t lane = work.lane(k);
       V* ring = rings + k * 2 * size;
-      prefetch(values + problem.values_time + lane);
+      prefetch(values + kStepsAhead * problem.values_time + lane);
       for (int64_t j = 0; j < row; ++j)
-        prefetch(gates + problem.gates_time + j * problem.gates_gate + lane);
+        prefetch(gates + kStepsAhead * problem.gates_time + j * problem.gates_gate + lane);
       const V* newest = ring + slot - 1;
       V mixed = row_forward<Family, Partial>(gates + lane, problem.gates_gate, size, work.lanes,
                                              load<Partial>(values + lane, work.lanes),
@@ -88,11 +88,11 @@ void lag_backward(const Problem& problem, const Work& work) {
     for (int64_t k = 0; k < work.tiles; ++k) {
       const int64_t lane = work.lane(k);
       V* ring = rings + k * size;
-      prefetch(values - problem.values_time + lane);
-      prefetch(d_states - problem.d_states_time + lane);
-      prefetch(states - (size + 1) * channels + lane);
+      prefetch(values - kStepsAhead * problem.values_time + lane);
+      prefetch(d_states - kStepsAhead * problem.d_states_time + lane);
+      prefetch(states - (size + kStepsAhead) * channels + lane);
       for (int64_t j = 0; j < row; ++j)
-        prefetch(gates - problem.gates_time + j * problem.gates_gate + lane);
+        prefetch(gates - kStepsAhead * problem.gates_time + j * problem.gates_gate + lane);
       V lam = ring[slot] + load<Partial>(d_states + lane, work.lanes);
       ring[slot] = V{};
       V d_value = row_backward<Family, Partial>(

@@ -101,8 +101,9 @@ inline void store(bfloat16* to, VectorF x, int64_t lanes) {
   memcpy(to, &bits, Partial ? lanes * sizeof(bfloat16) : sizeof bits);
 }
 
-// Ask for the cache line that the next step in time will read: it lies a whole step away, further
-// than the processor looks ahead by itself.
+// Ask for a cache line that a later step will read: it lies whole steps away, further than the
+// processor looks ahead by itself.
+constexpr int64_t kStepsAhead = 2;
 template <class Element>
 inline void prefetch(const Element* from) {
   __builtin_prefetch(from);
@@ -151,29 +152,34 @@ inline V absolute(V x) {
   return x < 0 ? -x : x;
 }
 
-// exp(x) for x <= 0, by exp(x) = 2^n exp(r), |r| <= log(2)/2. A NaN goes through. Below the clamp the result stays at the smallest normal number instead of zero.
-inline VectorF exp_nonpositive(VectorF x) {
-  x = larger(VectorF{} - 87.0f, x);
+// 2^y for y <= 0, by 2^y = 2^n 2^r with |r| <= 1/2. A NaN goes through; below the clamp the result
+// stays at the smallest normal number. In float32 the polynomial is within 1.2e-7 of 2^r.
+inline VectorF exp2_nonpositive(VectorF y) {
+  y = larger(VectorF{} - 126.0f, y);
+#if defined(__x86_64__) && VECTOR_BYTES == 64
+  VectorF n = (VectorF)_mm512_roundscale_ps((__m512)y, _MM_FROUND_TO_NEAREST_INT);
+#else
   const float shift = 12582912.0f;  // 1.5 * 2^23 rounds its addend to an integer
-  VectorF rounded = x * 1.44269504088896341f + shift;
+  VectorF rounded = y + shift;
   VectorF n = rounded - shift;
-  VectorF r = x - n * 0.693359375f;
-  r = r + n * 2.12194440e-4f;
-  VectorF p = r * 1.3888889e-3f + 8.3333333e-3f;
-  p = p * r + 4.1666668e-2f;
-  p = p * r + 1.6666667e-1f;
-  p = p * r + 0.5f;
+#endif
+  VectorF r = y - n;
+  VectorF p = r * 1.32647273e-03f + 9.67151299e-03f;
+  p = p * r + 5.55073358e-02f;
+  p = p * r + 2.40222424e-01f;
+  p = p * r + 6.93147004e-01f;
   p = p * r + 1.0f;
-  p = p * r + 1.0f;
+#if defined(__x86_64__) && VECTOR_BYTES == 64
+  return (VectorF)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
   return (VectorF)((VectorI)p + ((VectorI)rounded << 23));
+#endif
 }
-inline VectorD exp_nonpositive(VectorD x) {
-  x = larger(VectorD{} - 708.0, x);
+inline VectorD exp2_nonpositive(VectorD y) {
+  y = larger(VectorD{} - 1022.0, y);
   const double shift = 6755399441055744.0;  // 1.5 * 2^52
-  VectorD rounded = x * 1.4426950408889634074 + shift;
-  VectorD n = rounded - shift;
-  VectorD r = x - n * 6.93145751953125e-1;
-  r = r - n * 1.42860682030941723212e-6;
+  VectorD rounded = y + shift;
+  VectorD r = (y - (rounded - shift)) * 6.93147180559945309417e-1;
   const double inverse_factorials[] = {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880,
                                        1.0 / 40320,     1.0 / 5040,     1.0 / 720,     1.0 / 120,
                                        1.0 / 24,        1.0 / 6,        0.5,           1.0,
@@ -181,6 +187,13 @@ inline VectorD exp_nonpositive(VectorD x) {
   VectorD p = r * (1.0 / 6227020800.0) + inverse_factorials[0];
   for (int k = 1; k < 13; ++k) p = p * r + inverse_factorials[k];
   return (VectorD)((VectorL)p + ((VectorL)rounded << 52));
+}
+
+inline VectorF times_log2e(VectorF x) { return x * 1.44269504088896341f; }
+inline VectorD times_log2e(VectorD x) { return x * 1.44269504088896340736; }
+template <class V>
+inline V exp_nonpositive(V x) {
+  return exp2_nonpositive(times_log2e(x));
 }
 
 // tanh(x) near 0 needs its own form: gates may be tiny and are divided by their own sum. The

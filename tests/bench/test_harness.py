@@ -140,20 +140,20 @@ def test_wrong_result_gets_no_time(error):
 def test_provider_that_needs_more_memory_than_is_free_is_never_prepared(monkeypatch):
     monkeypatch.setattr(memory, "available_bytes", lambda: 100)
     clock = FakeClock()
-    large = Provider("large", lambda: pytest.fail("prepared"), required_bytes=91)
-    measured = run(clock, [clock.provider("a", [1.0], required_bytes=90), large])
+    large = Provider("large", lambda: pytest.fail("prepared"), required_bytes=61)
+    measured = run(clock, [clock.provider("a", [1.0], required_bytes=60), large])
     assert measured["a"].status == "measured"
     assert measured["large"].status == "skipped"
     assert measured["large"].time_s is None
 
 
 def test_provider_that_may_fragment_the_heap_is_mapped_afresh(monkeypatch, allocator):
-    """The heap may grow to 2.5 times what is needed: 36 fits into 90 so often, 37 does not."""
+    """The heap may grow to 2.5 times what is needed: 24 fits into 60 so often, 25 does not."""
     monkeypatch.setattr(memory, "available_bytes", lambda: 100)
     clock = FakeClock()
     providers = [
         clock.provider(name, [1.0], required_bytes=required)
-        for name, required in (("a", 36), ("b", 37))
+        for name, required in (("a", 24), ("b", 25))
     ]
     measured = run(clock, providers, rounds=6, on_step=clock.calls.append)
     assert measured["a"].memory_reused is True

@@ -21,8 +21,8 @@ SOURCES = Path("src/statemix/ops/cpu")
 X86 = platform.machine().lower() in {"x86_64", "amd64"} and not os.environ.get(
     "STATEMIX_BASELINE_ONLY"
 )
-# Name, register width in bytes and compiler flags of every copy of the kernels. Two registers of
-# 16 bytes would serve no better on the baseline: SSE2 and NEON have 16.
+# Name, register width in bytes and compiler flags of every copy of the kernels. SSE2 and NEON, the
+# baselines, have registers of 16 bytes.
 INSTRUCTION_SETS = [("baseline", 16, [])]
 if X86:
     INSTRUCTION_SETS += [

@@ -168,8 +168,8 @@ KERNELS = [
     Fault(
         "kernel: gradients of large problems stored in the wrong place",
         CPU + "rows.h",
-        "stream(d_gates + j * d_stride, gradient);",
-        "stream(d_gates + (j ? 0 : d_stride), gradient);",
+        "write<Partial>(d_gates + j * d_stride, gradient, lanes, streamed);",
+        "write<Partial>(d_gates + (streamed && !j ? d_stride : j * d_stride), gradient, lanes, streamed);",
         KERNEL_TESTS,
     ),
     Fault(

@@ -32,13 +32,13 @@ void block_forward(const Problem& problem, const Work& work) {
                             t * problem.values_time;
     S* states = (S*)problem.states + (work.batch * problem.length + t) * size * blocks;
     auto row_of = [&](int64_t i, int64_t lane, auto before) {
-      prefetch(values + kStepsAhead * problem.values_time + i * problem.values_row + lane);
+      prefetch(values + work.ahead * problem.values_time + i * problem.values_row + lane);
       for (int64_t j = 0; j < row; ++j)
-        prefetch(gates + kStepsAhead * problem.gates_time + i * problem.gates_row + j * problem.gates_gate + lane);
+        prefetch(gates + work.ahead * problem.gates_time + i * problem.gates_row + j * problem.gates_gate + lane);
       V value = load<Partial>(values + i * problem.values_row + lane, work.lanes);
       V mixed = row_forward<Family, Partial>(gates + i * problem.gates_row + lane,
                                              problem.gates_gate, size, work.lanes, value, before);
-      store<Partial>(states + i * blocks + lane, mixed, work.lanes);
+      write<Partial>(states + i * blocks + lane, mixed, work.lanes, work.streamed);
       return mixed;
     };
     if (Size) {
@@ -97,11 +97,11 @@ void block_backward(const Problem& problem, const Work& work) {
     Element* d_values = (Element*)problem.d_values + step * size * blocks;
     // One row of one tile; `push` collects A_t^T lam_t.
     auto row_of = [&](int64_t i, int64_t lane, V lam, V* numbers, auto before, auto push) {
-      prefetch(values - kStepsAhead * problem.values_time + i * problem.values_row + lane);
-      prefetch(d_states - kStepsAhead * problem.d_states_time + i * problem.d_states_row + lane);
-      prefetch(states + (i - (kStepsAhead + 1) * size) * blocks + lane);
+      prefetch(values - work.ahead * problem.values_time + i * problem.values_row + lane);
+      prefetch(d_states - work.ahead * problem.d_states_time + i * problem.d_states_row + lane);
+      prefetch(states + (i - (work.ahead + 1) * size) * blocks + lane);
       for (int64_t j = 0; j < row; ++j)
-        prefetch(gates - kStepsAhead * problem.gates_time + i * problem.gates_row + j * problem.gates_gate + lane);
+        prefetch(gates - work.ahead * problem.gates_time + i * problem.gates_row + j * problem.gates_gate + lane);
       V value = load<Partial>(values + i * problem.values_row + lane, work.lanes);
       V h = load<Partial>(states + i * blocks + lane, work.lanes);
       lam += load<Partial>(d_states + i * problem.d_states_row + lane, work.lanes);
@@ -109,7 +109,7 @@ void block_backward(const Problem& problem, const Work& work) {
                                                 problem.gates_gate, d_gates + i * row * blocks + lane,
                                                 blocks, work.streamed, size, work.lanes, value, h,
                                                 lam, numbers, before, push);
-      store<Partial>(d_values + i * blocks + lane, d_value, work.lanes);
+      write<Partial>(d_values + i * blocks + lane, d_value, work.lanes, work.streamed);
     };
     if (Size) {
       for (int64_t k = 0; k < work.tiles; ++k) {

@@ -35,15 +35,15 @@ void lag_forward(const Problem& problem, const Work& work) {
     for (int64_t k = 0; k < work.tiles; ++k) {
       const int64_t lane = work.lane(k);
       V* ring = rings + k * 2 * size;
-      prefetch(values + kStepsAhead * problem.values_time + lane);
+      prefetch(values + work.ahead * problem.values_time + lane);
       for (int64_t j = 0; j < row; ++j)
-        prefetch(gates + kStepsAhead * problem.gates_time + j * problem.gates_gate + lane);
+        prefetch(gates + work.ahead * problem.gates_time + j * problem.gates_gate + lane);
       const V* newest = ring + slot - 1;
       V mixed = row_forward<Family, Partial>(gates + lane, problem.gates_gate, size, work.lanes,
                                              load<Partial>(values + lane, work.lanes),
                                              [newest](int64_t j) { return newest[-j]; });
       ring[slot] = ring[slot - size] = mixed;
-      store<Partial>(states + lane, mixed, work.lanes);
+      write<Partial>(states + lane, mixed, work.lanes, work.streamed);
     }
     slot = slot + 1 < 2 * size ? slot + 1 : size;
   }
@@ -88,11 +88,11 @@ void lag_backward(const Problem& problem, const Work& work) {
     for (int64_t k = 0; k < work.tiles; ++k) {
       const int64_t lane = work.lane(k);
       V* ring = rings + k * size;
-      prefetch(values - kStepsAhead * problem.values_time + lane);
-      prefetch(d_states - kStepsAhead * problem.d_states_time + lane);
-      prefetch(states - (size + kStepsAhead) * channels + lane);
+      prefetch(values - work.ahead * problem.values_time + lane);
+      prefetch(d_states - work.ahead * problem.d_states_time + lane);
+      prefetch(states - (size + work.ahead) * channels + lane);
       for (int64_t j = 0; j < row; ++j)
-        prefetch(gates - kStepsAhead * problem.gates_time + j * problem.gates_gate + lane);
+        prefetch(gates - work.ahead * problem.gates_time + j * problem.gates_gate + lane);
       V lam = ring[slot] + load<Partial>(d_states + lane, work.lanes);
       ring[slot] = V{};
       V d_value = row_backward<Family, Partial>(
@@ -107,7 +107,7 @@ void lag_backward(const Problem& problem, const Work& work) {
             const int64_t target = slot - 1 - j;
             ring[target < 0 ? target + size : target] += x;
           });
-      store<Partial>(d_values + lane, d_value, work.lanes);
+      write<Partial>(d_values + lane, d_value, work.lanes, work.streamed);
     }
   }
 

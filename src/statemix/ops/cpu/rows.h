@@ -65,10 +65,7 @@ inline typename Compute<Element>::Vector row_backward(
   constexpr bool gated = Family != GIVEN;
   V top = row_top<Family, Partial>(gates, stride, size + gated, lanes);
   auto put = [=](int64_t j, V gradient) {
-    if (!Partial && streamed)
-      stream(d_gates + j * d_stride, gradient);
-    else
-      store<Partial>(d_gates + j * d_stride, gradient, lanes);
+    write<Partial>(d_gates + j * d_stride, gradient, lanes, streamed);
   };
   V scale = lam;
   if (G::divides) {

@@ -101,12 +101,11 @@ inline void store(bfloat16* to, VectorF x, int64_t lanes) {
   memcpy(to, &bits, Partial ? lanes * sizeof(bfloat16) : sizeof bits);
 }
 
-// Ask for a cache line that a later step will read: it lies whole steps away, further than the
-// processor looks ahead by itself.
-constexpr int64_t kStepsAhead = 2;
+// Ask for a cache line that a later step will read, into the second-level cache: that one waits for
+// many more lines at a time than the first, and memory is as far as its latency over that number.
 template <class Element>
 inline void prefetch(const Element* from) {
-  __builtin_prefetch(from);
+  __builtin_prefetch(from, /*write=*/0, /*locality=*/2);
 }
 
 // What vector types cannot say. A streaming store goes past the caches, which saves reading a line
@@ -146,6 +145,14 @@ inline V larger(V a, V b) {
 }
 inline void finish_streams() {}
 #endif
+
+template <bool Partial, class Element, class V>
+inline void write(Element* to, V x, int64_t lanes, bool streamed) {
+  if (!Partial && streamed)
+    stream(to, x);
+  else
+    store<Partial>(to, x, lanes);
+}
 
 template <class V>
 inline V absolute(V x) {

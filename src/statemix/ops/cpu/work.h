@@ -12,7 +12,8 @@ namespace ISA_NAMESPACE {
 struct Work {
   int64_t sequence, batch, start, stop;  // steps start .. stop - 1 of row `batch`
   int64_t first_tile, tiles, width, blocks, lanes;
-  bool streamed;  // gate gradients go past the caches
+  int64_t ahead;  // steps between what is asked of memory and what is used
+  bool streamed;  // states and gradients go past the caches
 
   // The last tile ends at the last block: it repeats lanes of its neighbour where the width does not
   // divide the number of blocks, and computes the same numbers for them.
@@ -22,7 +23,8 @@ struct Work {
   }
 };
 
-constexpr int64_t kStreamedBytes = 32 << 20;
+constexpr int64_t kStreamedBytes = 8 << 20;
+constexpr int64_t kPrefetchedBytes = 8 << 10;
 
 template <class Vector>
 struct Scratch {
@@ -43,13 +45,22 @@ inline int64_t parts_per_sequence(int64_t sequences, int64_t tiles, int64_t thre
   return parts;
 }
 
-// Gate gradients larger than any cache are streamed, if every vector of them is aligned.
-inline bool streams_gate_gradients(const Problem& problem, int64_t width, int64_t element_bytes) {
+// What is written is streamed if it would have left the caches before anyone reads it, because the
+// gates alone take a good part of them; and if every vector is aligned.
+inline bool streams_outputs(const Problem& problem, int64_t width, int64_t element_bytes) {
   const int64_t row = problem.size + (problem.family != GIVEN);
   const int64_t gates = problem.batch * problem.length * problem.blocks * row *
                         (problem.gates_row ? problem.size : 1);
+  const uintptr_t addresses =
+      (uintptr_t)problem.states | (uintptr_t)problem.d_gates | (uintptr_t)problem.d_values;
   return gates * element_bytes > kStreamedBytes && problem.blocks % width == 0 &&
-         (uintptr_t)problem.d_gates % VECTOR_BYTES == 0;
+         addresses % VECTOR_BYTES == 0;
+}
+
+// Far enough for memory to answer in time, near enough to stay in the cache until it is used.
+inline int64_t steps_ahead(const Problem& problem, int64_t element_bytes) {
+  const int64_t step_bytes = std::abs(problem.gates_time) * element_bytes;
+  return step_bytes ? (kPrefetchedBytes + step_bytes - 1) / step_bytes : 1;
 }
 
 template <void (*Kernel)(const Problem&, const Work&)>
@@ -57,7 +68,8 @@ void run(const Problem& problem, int64_t width, int64_t element_bytes) {
   const int64_t tiles = (problem.blocks + width - 1) / width;
   const int64_t parts = parts_per_sequence(problem.sequences, tiles, problem.threads);
   const int64_t pieces = problem.sequences * parts;
-  const bool streamed = streams_gate_gradients(problem, width, element_bytes);
+  const bool streamed = streams_outputs(problem, width, element_bytes);
+  const int64_t ahead = steps_ahead(problem, element_bytes);
 #pragma omp parallel for schedule(dynamic) num_threads(problem.threads) if (problem.threads > 1)
   for (int64_t piece = 0; piece < pieces; ++piece) {
     Work work;
@@ -66,6 +78,7 @@ void run(const Problem& problem, int64_t width, int64_t element_bytes) {
     work.first_tile = part * tiles / parts;
     work.tiles = (part + 1) * tiles / parts - work.first_tile;
     work.width = width;
+    work.ahead = ahead;
     work.streamed = streamed;
     work.blocks = problem.blocks;
     work.lanes = problem.blocks < width ? problem.blocks : width;

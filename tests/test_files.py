@@ -1,11 +1,12 @@
-"""Errors of files name the file."""
+"""Errors of files name the file, and rows are appended whole."""
 
 import errno
+import resource
 from pathlib import Path
 
 import pytest
 
-from statemix.files import naming
+from statemix.files import append, naming
 
 
 def test_an_error_without_a_file_gets_its_name_and_keeps_its_kind():
@@ -19,3 +20,25 @@ def test_an_error_that_names_a_file_or_has_a_message_of_its_own_is_left_alone():
         with pytest.raises(OSError, match=r"broken|readable") as caught, naming(Path("a")):
             raise error
         assert caught.value is error
+
+
+def test_append_adds_to_the_end(tmp_path):
+    path = tmp_path / "rows"
+    append(path, "one\n")
+    append(path, "zwölf\n")
+    assert path.read_text() == "one\nzwölf\n"
+
+
+def test_a_row_that_does_not_fit_leaves_nothing_behind(tmp_path):
+    """A limit on the size of files stands in for a full disk: both cut a write in the middle."""
+    path = tmp_path / "rows"
+    append(path, "one\n")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        with pytest.raises(OSError, match="rows"):
+            append(path, "a long row\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    append(path, "two\n")
+    assert path.read_text() == "one\ntwo\n"

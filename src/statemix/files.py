@@ -1,4 +1,4 @@
-"""Errors of files that say which file."""
+"""Files that hold rows, and errors of files that say which file."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,3 +28,20 @@ def naming(path: Path) -> Iterator[None]:
         if error.filename is not None or error.errno is None:
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def append(path: Path, text: str) -> None:
+    """Append all of ``text``, or nothing: rows that a full disk cuts off would spoil the next.
+
+    Raises:
+        OSError: if it cannot be written, naming the file.
+    """
+    rest = text.encode()
+    with naming(path), path.open("ab", buffering=0) as file:
+        size = file.tell()
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+        except OSError:
+            file.truncate(size)
+            raise

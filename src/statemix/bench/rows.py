@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from statemix import provenance
-from statemix.files import naming
+from statemix import files, provenance
 
 
 def describe_process() -> dict[str, Any]:
@@ -46,8 +45,7 @@ def append(path: Path, rows: Iterable[Mapping[str, Any]], process: Mapping[str, 
     """Append rows, each with the clock time and ``process``; nothing is ever overwritten."""
     context = {"measured_utc": _now(), **process}
     text = "".join(json.dumps({**row, **context}, allow_nan=False) + "\n" for row in rows)
-    with naming(path), path.open("a", encoding="utf-8") as file:
-        file.write(text)
+    files.append(path, text)
 
 
 def _now() -> str:

@@ -13,7 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from statemix.files import naming
+from statemix.files import append
 from statemix.training import Scores, evaluate, load_model, load_outcome
 from statemix.training.config import Device
 from statemix.training.devices import build_fabric
@@ -99,8 +99,7 @@ class Evaluate:
             rows.append((self.weights, length, scores))
             row = {"weights": self.weights, "length": length, **dataclasses.asdict(scores)}
             time = datetime.now(UTC).isoformat(timespec="seconds")
-            with naming(record), record.open("a") as file:
-                file.write(json.dumps({"time": time, **row}) + "\n")
+            append(record, json.dumps({"time": time, **row}) + "\n")
             if self.json:
                 print(json.dumps(row), flush=True)
         if not self.json:

@@ -289,3 +289,13 @@ def test_mapped_bounds_are_refused(problem, kind):
     bounds = torch.stack([p.cu_seqlens, p.cu_seqlens])
     with pytest.raises(ValueError, match="cu_seqlens must not be mapped by vmap"):
         vmap(lambda c: RECURRENCES[kind](p.gates, p.values, cu_seqlens=c)[0])(bounds)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "loop"])
+@pytest.mark.parametrize("bounds", [(0, 2, 4), (1, 2, 5), (0, 2, 6)])
+def test_bounds_that_do_not_cover_the_length_are_refused_under_vmap(problem, kind, backend, bounds):
+    p = problem(kind, lengths=(2, 3))
+    values = torch.stack([p.values, p.values])
+    bounds = torch.tensor(bounds)
+    with pytest.raises(ValueError, match="cu_seqlens must rise from 0 to the length"):
+        vmap(lambda v: RECURRENCES[kind](p.gates, v, cu_seqlens=bounds, backend=backend)[0])(values)

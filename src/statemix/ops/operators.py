@@ -169,7 +169,8 @@ class _Folding:
         if cu_seqlens is not None:
             offsets = length * torch.arange(batch_size, device=cu_seqlens.device).unsqueeze(1)
             starts = (cu_seqlens[:-1] + offsets).flatten()
-            self.cu_seqlens = torch.cat([starts, starts.new_full((1,), batch_size * length)])
+            # Where each ends is the start of the next; the very last shows it for all of them.
+            self.cu_seqlens = torch.cat([starts, cu_seqlens[-1:] + length * (batch_size - 1)])
 
     def fold(self, tensor: Tensor) -> Tensor:
         """(V, B, T, ...) -> (V*B, T, ...), or (1, V*T, ...) if packed."""

@@ -169,7 +169,7 @@ KERNELS = [
         "kernel: gradients of large problems stored in the wrong place",
         CPU + "rows.h",
         "write<Partial>(d_gates + j * d_stride, gradient, lanes, streamed);",
-        "write<Partial>(d_gates + (streamed && !j ? d_stride : j * d_stride), gradient, lanes, streamed);",
+        "write<Partial>(d_gates + (streamed ? 0 : j * d_stride), gradient, lanes, streamed);",
         KERNEL_TESTS,
     ),
     Fault(

@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 from faults import FAULTS, Fault
+from statemix import provenance
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = Path("src/statemix/ops/cpu")
@@ -142,6 +143,7 @@ def main() -> int:
         return 0
 
     rows = []
+    measured = provenance.describe()
     with tempfile.TemporaryDirectory(prefix="statemix-faults-") as folder:
         tree = Tree(Path(folder))
         tree.build()
@@ -153,9 +155,8 @@ def main() -> int:
         for number, fault in enumerate(chosen, 1):
             start = time.monotonic()
             test = caught_by(tree, fault)
-            rows.append(
-                {"name": fault.name, "file": fault.file, "caught": test is not None, "test": test}
-            )
+            row = {"name": fault.name, "file": fault.file, "caught": test is not None, "test": test}
+            rows.append(row | measured)
             seconds = time.monotonic() - start
             verdict = "MISSED" if test is None else "caught"
             say(f"{number:3}/{len(chosen)} {verdict} {seconds:5.0f} s  {fault.name}  <- {test}")

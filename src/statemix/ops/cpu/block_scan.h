@@ -1,8 +1,8 @@
 // h_i = sum_j p_ij h_{j,t-1} + p_i0 v_i for dense blocks, forward and adjoint.
 //
 // Time runs outside. Small sizes finish one tile of lanes after the other, with states and adjoints
-// in registers. Large sizes run row by row over all tiles: gates are then read in the order in which
-// they lie in memory, while the states of all tiles stay in the first-level cache.
+// in registers. Large sizes run row by row over all tiles: gates are then read in the order in
+// which they lie in memory, while the states of all tiles stay in the first-level cache.
 
 #pragma once
 #include "rows.h"
@@ -26,15 +26,16 @@ void block_forward(const Problem& problem, const Work& work) {
       state[k * size + i] = load<Partial>(initial + i * blocks + work.lane(k), work.lanes);
 
   for (int64_t t = work.start; t < work.stop; ++t) {
-    const Element* gates = (const Element*)problem.gates + work.batch * problem.gates_batch +
-                           t * problem.gates_time;
+    const Element* gates =
+        (const Element*)problem.gates + work.batch * problem.gates_batch + t * problem.gates_time;
     const Element* values = (const Element*)problem.values + work.batch * problem.values_batch +
                             t * problem.values_time;
     S* states = (S*)problem.states + (work.batch * problem.length + t) * size * blocks;
     auto row_of = [&](int64_t i, int64_t lane, auto before) {
       prefetch(values + work.ahead * problem.values_time + i * problem.values_row + lane);
       for (int64_t j = 0; j < row; ++j)
-        prefetch(gates + work.ahead * problem.gates_time + i * problem.gates_row + j * problem.gates_gate + lane);
+        prefetch(gates + work.ahead * problem.gates_time + i * problem.gates_row +
+                 j * problem.gates_gate + lane);
       V value = load<Partial>(values + i * problem.values_row + lane, work.lanes);
       V mixed = row_forward<Family, Partial>(gates + i * problem.gates_row + lane,
                                              problem.gates_gate, size, work.lanes, value, before);
@@ -85,8 +86,8 @@ void block_backward(const Problem& problem, const Work& work) {
   const S* initial = (const S*)problem.initial_state + work.sequence * size * blocks;
   for (int64_t t = work.stop - 1; t >= work.start; --t) {
     const int64_t step = work.batch * problem.length + t;
-    const Element* gates = (const Element*)problem.gates + work.batch * problem.gates_batch +
-                           t * problem.gates_time;
+    const Element* gates =
+        (const Element*)problem.gates + work.batch * problem.gates_batch + t * problem.gates_time;
     const Element* values = (const Element*)problem.values + work.batch * problem.values_batch +
                             t * problem.values_time;
     const S* d_states = (const S*)problem.d_states + work.batch * problem.d_states_batch +
@@ -101,14 +102,15 @@ void block_backward(const Problem& problem, const Work& work) {
       prefetch(d_states - work.ahead * problem.d_states_time + i * problem.d_states_row + lane);
       prefetch(states + (i - (work.ahead + 1) * size) * blocks + lane);
       for (int64_t j = 0; j < row; ++j)
-        prefetch(gates - work.ahead * problem.gates_time + i * problem.gates_row + j * problem.gates_gate + lane);
+        prefetch(gates - work.ahead * problem.gates_time + i * problem.gates_row +
+                 j * problem.gates_gate + lane);
       V value = load<Partial>(values + i * problem.values_row + lane, work.lanes);
       V h = load<Partial>(states + i * blocks + lane, work.lanes);
       lam += load<Partial>(d_states + i * problem.d_states_row + lane, work.lanes);
-      V d_value = row_backward<Family, Partial>(gates + i * problem.gates_row + lane,
-                                                problem.gates_gate, d_gates + i * row * blocks + lane,
-                                                blocks, work.streamed, size, work.lanes, value, h,
-                                                lam, numbers, before, push);
+      V d_value =
+          row_backward<Family, Partial>(gates + i * problem.gates_row + lane, problem.gates_gate,
+                                        d_gates + i * row * blocks + lane, blocks, work.streamed,
+                                        size, work.lanes, value, h, lam, numbers, before, push);
       write<Partial>(d_values + i * blocks + lane, d_value, work.lanes, work.streamed);
     };
     if (Size) {
@@ -120,8 +122,9 @@ void block_backward(const Problem& problem, const Work& work) {
           sums[j] = V{};
         }
         for (int64_t i = 0; i < Size; ++i)
-          row_of(i, lane, carry[k * Size + i], numbers, [&](int64_t j) { return before[j]; },
-                 [&](int64_t j, V x) { sums[j] += x; });
+          row_of(
+              i, lane, carry[k * Size + i], numbers, [&](int64_t j) { return before[j]; },
+              [&](int64_t j, V x) { sums[j] += x; });
         for (int64_t j = 0; j < Size; ++j) carry[k * Size + j] = sums[j];
       }
       continue;
@@ -130,9 +133,10 @@ void block_backward(const Problem& problem, const Work& work) {
       for (int64_t k = 0; k < work.tiles; ++k) {
         const int64_t lane = work.lane(k);
         V* sums = next + k * size;
-        row_of(i, lane, carry[k * size + i], numerators,
-               [=](int64_t j) { return load<Partial>(previous + j * blocks + lane, work.lanes); },
-               [=](int64_t j, V x) { sums[j] = i ? sums[j] + x : x; });
+        row_of(
+            i, lane, carry[k * size + i], numerators,
+            [=](int64_t j) { return load<Partial>(previous + j * blocks + lane, work.lanes); },
+            [=](int64_t j, V x) { sums[j] = i ? sums[j] + x : x; });
       }
     V* swap = carry;
     carry = next;

@@ -7,7 +7,7 @@
 
 #define API extern "C" __attribute__((visibility("default")))
 
-#define DECLARE(isa)                      \
+#define DECLARE(isa)                        \
   int isa##_block_forward(const Problem&);  \
   int isa##_block_backward(const Problem&); \
   int isa##_lag_forward(const Problem&);    \
@@ -43,11 +43,11 @@ const Isa isa = choose();
 }  // namespace
 
 #ifdef STATEMIX_X86
-#define EXPORT(function)                                   \
-  API int statemix_##function(const Problem* p) {   \
-    if (isa == AVX512) return avx512_##function(*p);       \
-    if (isa == AVX2) return avx2_##function(*p);           \
-    return baseline_##function(*p);                        \
+#define EXPORT(function)                             \
+  API int statemix_##function(const Problem* p) {    \
+    if (isa == AVX512) return avx512_##function(*p); \
+    if (isa == AVX2) return avx2_##function(*p);     \
+    return baseline_##function(*p);                  \
   }
 #else
 #define EXPORT(function) \

@@ -11,11 +11,9 @@ namespace ISA_NAMESPACE {
 
 constexpr double kEpsilon = 1e-6;  // gates.py: EPSILON
 
-template <int Family>
-struct Gate;
+template <int Family> struct Gate;
 
-template <>
-struct Gate<SOFTMAX> {
+template <> struct Gate<SOFTMAX> {
   static constexpr bool offset = true, divides = true, slope_is_numerator = true;
   static constexpr double epsilon = 0;
   template <class V> static V measure(V g) { return g; }
@@ -30,8 +28,7 @@ struct Gate<SOFTMAX> {
 
 // sigmoid(g) e^{-top} with top = max min(g, 0): the common factor cancels, so rows of very negative
 // gates keep their ratios instead of becoming 0/0.
-template <>
-struct Gate<SIGMOID> {
+template <> struct Gate<SIGMOID> {
   static constexpr bool offset = true, divides = true, slope_is_numerator = false;
   static constexpr double epsilon = 0;
   template <class V> static V measure(V g) { return g > 0 ? V{} : g; }
@@ -46,8 +43,7 @@ struct Gate<SIGMOID> {
   template <class V> static V signed_state(V, V h) { return h; }
 };
 
-template <>
-struct Gate<RELU> {
+template <> struct Gate<RELU> {
   static constexpr bool offset = false, divides = true, slope_is_numerator = false;
   static constexpr double epsilon = kEpsilon;
   template <class V> static V measure(V g) { return g; }
@@ -57,8 +53,7 @@ struct Gate<RELU> {
   template <class V> static V signed_state(V, V h) { return h; }
 };
 
-template <>
-struct Gate<SIGNED> {
+template <> struct Gate<SIGNED> {
   static constexpr bool offset = false, divides = true, slope_is_numerator = false;
   static constexpr double epsilon = kEpsilon;
   template <class V> static V measure(V g) { return g; }
@@ -68,8 +63,7 @@ struct Gate<SIGNED> {
   template <class V> static V signed_state(V f, V h) { return f > 0 ? h : (f < 0 ? -h : h * 0); }
 };
 
-template <>
-struct Gate<TANH> {
+template <> struct Gate<TANH> {
   static constexpr bool offset = false, divides = true, slope_is_numerator = false;
   static constexpr double epsilon = kEpsilon;
   template <class V> static V measure(V g) { return g; }
@@ -79,8 +73,7 @@ struct Gate<TANH> {
   template <class V> static V signed_state(V f, V h) { return f > 0 ? h : (f < 0 ? -h : h * 0); }
 };
 
-template <>
-struct Gate<NONE> {
+template <> struct Gate<NONE> {
   static constexpr bool offset = false, divides = false, slope_is_numerator = false;
   static constexpr double epsilon = 0;
   template <class V> static V measure(V g) { return g; }
@@ -91,7 +84,6 @@ struct Gate<NONE> {
 };
 
 // Transitions and inputs as they are: no normaliser and no input gate.
-template <>
-struct Gate<GIVEN> : Gate<NONE> {};
+template <> struct Gate<GIVEN> : Gate<NONE> {};
 
 }  // namespace ISA_NAMESPACE

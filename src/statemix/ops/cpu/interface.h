@@ -13,22 +13,22 @@ enum Element { FLOAT32 = 0, FLOAT64 = 1, BFLOAT16 = 2 };
 // initial and final states and their gradients are float32, or float64 if the elements are.
 struct Problem {
   int64_t batch, length, blocks, size;
-  int64_t sequences;            // length of cu_seqlens less one, or batch
-  const int64_t* cu_seqlens;    // null: every batch row is one sequence
+  int64_t sequences;          // length of cu_seqlens less one, or batch
+  const int64_t* cu_seqlens;  // null: every batch row is one sequence
   int64_t family, element, threads;
 
-  const void* gates;            // [batch, length, (row,) gate, blocks]
+  const void* gates;  // [batch, length, (row,) gate, blocks]
   int64_t gates_batch, gates_time, gates_row, gates_gate;
-  const void* values;           // [batch, length, (row,) blocks]
+  const void* values;  // [batch, length, (row,) blocks]
   int64_t values_batch, values_time, values_row;
-  const void* initial_state;    // [sequences, size, blocks], contiguous
-  void* states;                 // [batch, length, (row,) blocks], contiguous
-  void* final_state;            // [sequences, size, blocks], contiguous
+  const void* initial_state;  // [sequences, size, blocks], contiguous
+  void* states;               // [batch, length, (row,) blocks], contiguous
+  void* final_state;          // [sequences, size, blocks], contiguous
 
-  const void* d_states;         // like values, float32 or float64
+  const void* d_states;  // like values, float32 or float64
   int64_t d_states_batch, d_states_time, d_states_row;
-  const void* d_final_state;    // like final_state
-  void* d_gates;                // like gates, contiguous
-  void* d_values;               // like values, contiguous
-  void* d_initial_state;        // like initial_state
+  const void* d_final_state;  // like final_state
+  void* d_gates;              // like gates, contiguous
+  void* d_values;             // like values, contiguous
+  void* d_initial_state;      // like initial_state
 };

@@ -34,8 +34,7 @@ struct LagBackward {
 };
 
 // Small sizes are unrolled for the families that training uses most; the rest loop.
-template <class Kernel, int Family, class Element>
-void by_size(const Problem& p) {
+template <class Kernel, int Family, class Element> void by_size(const Problem& p) {
   constexpr int64_t width = Lanes<typename Compute<Element>::Scalar>::count;
   if (p.blocks < width) return Kernel::template call<Family, 0, true, Element>(p, width);
   if (Family == SOFTMAX) {
@@ -52,8 +51,7 @@ void by_size(const Problem& p) {
   Kernel::template call<Family, 0, false, Element>(p, width);
 }
 
-template <class Kernel, class Element>
-int by_family(const Problem& p) {
+template <class Kernel, class Element> int by_family(const Problem& p) {
   switch (p.family) {
     case SOFTMAX: return by_size<Kernel, SOFTMAX, Element>(p), 0;
     case SIGMOID: return by_size<Kernel, SIGMOID, Element>(p), 0;
@@ -66,8 +64,7 @@ int by_family(const Problem& p) {
   return 1;
 }
 
-template <class Kernel>
-int by_element(const Problem& p) {
+template <class Kernel> int by_element(const Problem& p) {
   switch (p.element) {
     case FLOAT32: return by_family<Kernel, float>(p);
     case FLOAT64: return by_family<Kernel, double>(p);

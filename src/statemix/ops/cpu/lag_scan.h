@@ -27,8 +27,8 @@ void lag_forward(const Problem& problem, const Work& work) {
 
   int64_t slot = size;  // of the step to come, in size .. 2 * size - 1
   for (int64_t t = work.start; t < work.stop; ++t) {
-    const Element* gates = (const Element*)problem.gates + work.batch * problem.gates_batch +
-                           t * problem.gates_time;
+    const Element* gates =
+        (const Element*)problem.gates + work.batch * problem.gates_batch + t * problem.gates_time;
     const Element* values = (const Element*)problem.values + work.batch * problem.values_batch +
                             t * problem.values_time;
     S* states = (S*)problem.states + (work.batch * problem.length + t) * channels;
@@ -75,8 +75,8 @@ void lag_backward(const Problem& problem, const Work& work) {
   const S* initial = (const S*)problem.initial_state + work.sequence * size * channels;
   for (int64_t n = length - 1; n >= 0; --n) {
     const int64_t t = work.start + n, step = work.batch * problem.length + t;
-    const Element* gates = (const Element*)problem.gates + work.batch * problem.gates_batch +
-                           t * problem.gates_time;
+    const Element* gates =
+        (const Element*)problem.gates + work.batch * problem.gates_batch + t * problem.gates_time;
     const Element* values = (const Element*)problem.values + work.batch * problem.values_batch +
                             t * problem.values_time;
     const S* d_states = (const S*)problem.d_states + work.batch * problem.d_states_batch +
@@ -96,9 +96,9 @@ void lag_backward(const Problem& problem, const Work& work) {
       V lam = ring[slot] + load<Partial>(d_states + lane, work.lanes);
       ring[slot] = V{};
       V d_value = row_backward<Family, Partial>(
-          gates + lane, problem.gates_gate, d_gates + lane, channels, work.streamed, size, work.lanes,
-          load<Partial>(values + lane, work.lanes), load<Partial>(states + lane, work.lanes), lam,
-          numerators,
+          gates + lane, problem.gates_gate, d_gates + lane, channels, work.streamed, size,
+          work.lanes, load<Partial>(values + lane, work.lanes),
+          load<Partial>(states + lane, work.lanes), lam, numerators,
           [=](int64_t j) {  // h_{t-1-j}
             const S* lag = j < n ? states - (j + 1) * channels : initial + (j - n) * channels;
             return load<Partial>(lag + lane, work.lanes);

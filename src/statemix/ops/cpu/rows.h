@@ -1,9 +1,10 @@
 // One row of raw gates applied to a vector of states, and its closed-form backward.
 //
-//   block forward    h_i = sum_j p_ij h_{j,t-1} + p_i0 v_i
-//   block backward   lam_t = dy_t + A_{t+1}^T lam_{t+1},  dg_ij = lam_i f'(g_ij)/S_i (u_j - s_ij h_i)
-//   lag forward      h_t = sum_i p_i h_{t-i} + p_0 v_t
-//   lag backward     lam_t = dy_t + sum_i p_{i,t+i} lam_{t+i},  dg_i = lam f'(g_i)/S (u_i - s_i h_t)
+//   blocks  h_i = sum_j p_ij h_{j,t-1} + p_i0 v_i
+//           lam_t = dy_t + A_{t+1}^T lam_{t+1},  dg_ij = lam_i f'(g_ij) / S_i (u_j - s_ij h_i)
+//
+//   lags    h_t = sum_i p_i h_{t-i} + p_0 v_t
+//           lam_t = dy_t + sum_i p_{i,t+i} lam_{t+i},  dg_i = lam f'(g_i) / S (u_i - s_i h_t)
 //
 // with p = f(g)/S the normalised gates of a row, S their normaliser, s the sign inside |f(g)|, and
 // u the vector that the row is applied to. Nothing but raw gates, values and states is read.
@@ -18,8 +19,8 @@
 namespace ISA_NAMESPACE {
 
 template <int Family, bool Partial, class Element>
-inline typename Compute<Element>::Vector row_top(const Element* gates, int64_t stride, int64_t count,
-                                                 int64_t lanes) {
+inline typename Compute<Element>::Vector row_top(const Element* gates, int64_t stride,
+                                                 int64_t count, int64_t lanes) {
   typedef typename Compute<Element>::Vector V;
   V top = V{};
   if (Gate<Family>::offset) {
@@ -53,13 +54,14 @@ inline typename Compute<Element>::Vector row_forward(const Element* gates, int64
   return G::divides ? mixed / sum : mixed;
 }
 
-// Store the gate gradients of one row, return its value's gradient, and push(j, p_j lam) into the previous adjoints.
+// Store the gate gradients of one row, return its value's gradient, and push(j, p_j lam) into the
+// adjoints of the states that it was applied to.
 template <int Family, bool Partial, class Element, class State, class Push>
 inline typename Compute<Element>::Vector row_backward(
     const Element* gates, int64_t stride, Element* d_gates, int64_t d_stride, bool streamed,
-    int64_t size, int64_t lanes, typename Compute<Element>::Vector value, typename Compute<Element>::Vector h,
-    typename Compute<Element>::Vector lam, typename Compute<Element>::Vector* numerators, State u,
-    Push push) {
+    int64_t size, int64_t lanes, typename Compute<Element>::Vector value,
+    typename Compute<Element>::Vector h, typename Compute<Element>::Vector lam,
+    typename Compute<Element>::Vector* numerators, State u, Push push) {
   typedef typename Compute<Element>::Vector V;
   typedef Gate<Family> G;
   constexpr bool gated = Family != GIVEN;
@@ -80,7 +82,8 @@ inline typename Compute<Element>::Vector row_backward(
     V f = G::divides ? numerators[j] : load<Partial>(gates + j * stride, lanes);
     V weight = scale * f;
     V slope = weight;
-    if (!G::slope_is_numerator) slope = scale * G::slope(load<Partial>(gates + j * stride, lanes), f);
+    if (!G::slope_is_numerator)
+      slope = scale * G::slope(load<Partial>(gates + j * stride, lanes), f);
     put(j, slope * (u(j) - G::signed_state(f, h)));
     push(j, weight);
   }

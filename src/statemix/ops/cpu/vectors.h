@@ -14,8 +14,7 @@ struct bfloat16 {
   uint16_t bits;
 };
 
-template <class Scalar>
-struct Lanes {
+template <class Scalar> struct Lanes {
   static constexpr int64_t count = VECTOR_BYTES / sizeof(Scalar);
 };
 typedef float VectorF __attribute__((vector_size(VECTOR_BYTES)));
@@ -25,32 +24,25 @@ typedef int64_t VectorL __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint32_t VectorU __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint16_t HalfU __attribute__((vector_size(VECTOR_BYTES / 2)));
 
-template <class Element>
-struct Compute;
-template <>
-struct Compute<float> {
+template <class Element> struct Compute;
+template <> struct Compute<float> {
   typedef float Scalar;
   typedef VectorF Vector;
 };
-template <>
-struct Compute<double> {
+template <> struct Compute<double> {
   typedef double Scalar;
   typedef VectorD Vector;
 };
-template <>
-struct Compute<bfloat16> {
+template <> struct Compute<bfloat16> {
   typedef float Scalar;
   typedef VectorF Vector;
 };
 
-template <class Vector>
-struct Unaligned {
+template <class Vector> struct Unaligned {
   typedef Vector type __attribute__((aligned(1), may_alias));
 };
 
-inline VectorF widen(HalfU bits) {
-  return (VectorF)(__builtin_convertvector(bits, VectorU) << 16);
-}
+inline VectorF widen(HalfU bits) { return (VectorF)(__builtin_convertvector(bits, VectorU) << 16); }
 
 // Round to nearest even, keeping NaN a NaN.
 inline HalfU narrow(VectorF x) {
@@ -60,65 +52,56 @@ inline HalfU narrow(VectorF x) {
   return __builtin_convertvector((VectorU)(x == x ? (VectorI)rounded : (VectorI)quiet), HalfU);
 }
 
-// `lanes` is the full width except where a whole problem has fewer blocks than a register has lanes.
-template <bool Partial>
-inline VectorF load(const float* from, int64_t lanes) {
+// `lanes` is the full width, except where a problem has fewer blocks than a register has lanes.
+template <bool Partial> inline VectorF load(const float* from, int64_t lanes) {
   if (!Partial) return *(const Unaligned<VectorF>::type*)from;
   VectorF x = {};
   memcpy(&x, from, lanes * sizeof(float));
   return x;
 }
-template <bool Partial>
-inline VectorD load(const double* from, int64_t lanes) {
+template <bool Partial> inline VectorD load(const double* from, int64_t lanes) {
   if (!Partial) return *(const Unaligned<VectorD>::type*)from;
   VectorD x = {};
   memcpy(&x, from, lanes * sizeof(double));
   return x;
 }
-template <bool Partial>
-inline VectorF load(const bfloat16* from, int64_t lanes) {
+template <bool Partial> inline VectorF load(const bfloat16* from, int64_t lanes) {
   HalfU bits = {};
   memcpy(&bits, from, Partial ? lanes * sizeof(bfloat16) : sizeof bits);
   return widen(bits);
 }
-template <bool Partial>
-inline void store(float* to, VectorF x, int64_t lanes) {
+template <bool Partial> inline void store(float* to, VectorF x, int64_t lanes) {
   if (!Partial)
     *(Unaligned<VectorF>::type*)to = x;
   else
     memcpy(to, &x, lanes * sizeof(float));
 }
-template <bool Partial>
-inline void store(double* to, VectorD x, int64_t lanes) {
+template <bool Partial> inline void store(double* to, VectorD x, int64_t lanes) {
   if (!Partial)
     *(Unaligned<VectorD>::type*)to = x;
   else
     memcpy(to, &x, lanes * sizeof(double));
 }
-template <bool Partial>
-inline void store(bfloat16* to, VectorF x, int64_t lanes) {
+template <bool Partial> inline void store(bfloat16* to, VectorF x, int64_t lanes) {
   HalfU bits = narrow(x);
   memcpy(to, &bits, Partial ? lanes * sizeof(bfloat16) : sizeof bits);
 }
 
-// Ask for a cache line that a later step will read, into the second-level cache: that one waits for
-// many more lines at a time than the first, and memory is as far as its latency over that number.
-template <class Element>
-inline void prefetch(const Element* from) {
+// Ask for a cache line that a later step will read, into the second-level cache: more lines can be
+// on their way there at a time than to the first, as many as it takes to hide memory's latency.
+template <class Element> inline void prefetch(const Element* from) {
   __builtin_prefetch(from, /*write=*/0, /*locality=*/2);
 }
 
 // What vector types cannot say. A streaming store goes past the caches, which saves reading a line
-// that is about to be overwritten; `to` is aligned to the vector. larger(a, b) is b if either is NaN.
+// that is about to be overwritten; `to` is aligned to the vector. larger(a, b) is b beside a NaN.
 #if defined(__x86_64__) && VECTOR_BYTES == 64
 inline void stream(float* to, VectorF x) { _mm512_stream_ps(to, (__m512)x); }
 inline void stream(double* to, VectorD x) { _mm512_stream_pd(to, (__m512d)x); }
 inline void stream(bfloat16* to, VectorF x) {
   _mm256_stream_si256((__m256i*)to, (__m256i)narrow(x));
 }
-inline VectorF larger(VectorF a, VectorF b) {
-  return (VectorF)_mm512_max_ps((__m512)a, (__m512)b);
-}
+inline VectorF larger(VectorF a, VectorF b) { return (VectorF)_mm512_max_ps((__m512)a, (__m512)b); }
 inline VectorD larger(VectorD a, VectorD b) {
   return (VectorD)_mm512_max_pd((__m512d)a, (__m512d)b);
 }
@@ -127,22 +110,14 @@ inline void finish_streams() { _mm_sfence(); }
 inline void stream(float* to, VectorF x) { _mm256_stream_ps(to, (__m256)x); }
 inline void stream(double* to, VectorD x) { _mm256_stream_pd(to, (__m256d)x); }
 inline void stream(bfloat16* to, VectorF x) { _mm_stream_si128((__m128i*)to, (__m128i)narrow(x)); }
-inline VectorF larger(VectorF a, VectorF b) {
-  return (VectorF)_mm256_max_ps((__m256)a, (__m256)b);
-}
+inline VectorF larger(VectorF a, VectorF b) { return (VectorF)_mm256_max_ps((__m256)a, (__m256)b); }
 inline VectorD larger(VectorD a, VectorD b) {
   return (VectorD)_mm256_max_pd((__m256d)a, (__m256d)b);
 }
 inline void finish_streams() { _mm_sfence(); }
 #else
-template <class Element, class V>
-inline void stream(Element* to, V x) {
-  store<false>(to, x, 0);
-}
-template <class V>
-inline V larger(V a, V b) {
-  return a > b ? a : b;
-}
+template <class Element, class V> inline void stream(Element* to, V x) { store<false>(to, x, 0); }
+template <class V> inline V larger(V a, V b) { return a > b ? a : b; }
 inline void finish_streams() {}
 #endif
 
@@ -154,10 +129,7 @@ inline void write(Element* to, V x, int64_t lanes, bool streamed) {
     store<Partial>(to, x, lanes);
 }
 
-template <class V>
-inline V absolute(V x) {
-  return x < 0 ? -x : x;
-}
+template <class V> inline V absolute(V x) { return x < 0 ? -x : x; }
 
 // 2^y for y <= 0, by 2^y = 2^n 2^r with |r| <= 1/2. A NaN goes through; below the clamp the result
 // stays at the smallest normal number. In float32 the polynomial is within 1.2e-7 of 2^r.
@@ -187,9 +159,18 @@ inline VectorD exp2_nonpositive(VectorD y) {
   const double shift = 6755399441055744.0;  // 1.5 * 2^52
   VectorD rounded = y + shift;
   VectorD r = (y - (rounded - shift)) * 6.93147180559945309417e-1;
-  const double inverse_factorials[] = {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880,
-                                       1.0 / 40320,     1.0 / 5040,     1.0 / 720,     1.0 / 120,
-                                       1.0 / 24,        1.0 / 6,        0.5,           1.0,
+  const double inverse_factorials[] = {1.0 / 479001600,
+                                       1.0 / 39916800,
+                                       1.0 / 3628800,
+                                       1.0 / 362880,
+                                       1.0 / 40320,
+                                       1.0 / 5040,
+                                       1.0 / 720,
+                                       1.0 / 120,
+                                       1.0 / 24,
+                                       1.0 / 6,
+                                       0.5,
+                                       1.0,
                                        1.0};
   VectorD p = r * (1.0 / 6227020800.0) + inverse_factorials[0];
   for (int k = 1; k < 13; ++k) p = p * r + inverse_factorials[k];
@@ -198,10 +179,7 @@ inline VectorD exp2_nonpositive(VectorD y) {
 
 inline VectorF times_log2e(VectorF x) { return x * 1.44269504088896341f; }
 inline VectorD times_log2e(VectorD x) { return x * 1.44269504088896340736; }
-template <class V>
-inline V exp_nonpositive(V x) {
-  return exp2_nonpositive(times_log2e(x));
-}
+template <class V> inline V exp_nonpositive(V x) { return exp2_nonpositive(times_log2e(x)); }
 
 // tanh(x) near 0 needs its own form: gates may be tiny and are divided by their own sum. The
 // polynomials are the Taylor series up to where its remainder falls below the rounding error.
@@ -214,24 +192,17 @@ inline VectorF tanh_small(VectorF x) {
 }
 inline VectorD tanh_small(VectorD x) {
   VectorD z = x * x;
-  const double series[] = {-929569.0 / 638512875.0, 21844.0 / 6081075.0, -1382.0 / 155925.0,
-                           62.0 / 2835.0, -17.0 / 315.0, 2.0 / 15.0, -1.0 / 3.0};
+  const double series[] = {
+      -929569.0 / 638512875.0, 21844.0 / 6081075.0, -1382.0 / 155925.0, 62.0 / 2835.0,
+      -17.0 / 315.0,           2.0 / 15.0,          -1.0 / 3.0};
   VectorD p = VectorD{} + series[0];
   for (int k = 1; k < 7; ++k) p = p * z + series[k];
   return x + x * z * p;
 }
-template <class V>
-inline V tanh_limit();
-template <>
-inline VectorF tanh_limit<VectorF>() {
-  return VectorF{} + 0.2f;
-}
-template <>
-inline VectorD tanh_limit<VectorD>() {
-  return VectorD{} + 0.1;
-}
-template <class V>
-inline V hyperbolic_tangent(V x) {
+template <class V> inline V tanh_limit();
+template <> inline VectorF tanh_limit<VectorF>() { return VectorF{} + 0.2f; }
+template <> inline VectorD tanh_limit<VectorD>() { return VectorD{} + 0.1; }
+template <class V> inline V hyperbolic_tangent(V x) {
   V size = absolute(x);
   V t = exp_nonpositive(-2 * size);
   V large = (1 - t) / (1 + t);

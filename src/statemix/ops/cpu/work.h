@@ -15,8 +15,8 @@ struct Work {
   int64_t ahead;  // steps between what is asked of memory and what is used
   bool streamed;  // states and gradients go past the caches
 
-  // The last tile ends at the last block: it repeats lanes of its neighbour where the width does not
-  // divide the number of blocks, and computes the same numbers for them.
+  // The last tile ends at the last block: it repeats lanes of its neighbour where the width does
+  // not divide the number of blocks, and computes the same numbers for them.
   int64_t lane(int64_t k) const {
     int64_t lane = (first_tile + k) * width;
     return lane + width <= blocks || blocks < width ? lane : blocks - width;
@@ -26,8 +26,7 @@ struct Work {
 constexpr int64_t kStreamedBytes = 8 << 20;
 constexpr int64_t kPrefetchedBytes = 8 << 10;
 
-template <class Vector>
-struct Scratch {
+template <class Vector> struct Scratch {
   Vector* data;
   explicit Scratch(int64_t count) {
     data = (Vector*)aligned_alloc(64, (count * sizeof(Vector) + 63) / 64 * 64);

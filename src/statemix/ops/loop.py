@@ -61,9 +61,10 @@ def _block_backward(
     for A_t, lam in zip(reversed(rows.unbind(0)), reversed(adjoints.unbind(0)), strict=True):
         lam += carry
         carry = (A_t * lam.unsqueeze(2)).sum(1)
-    before = torch.cat([initial_state.unsqueeze(1), states], dim=1)[:, : states.shape[1]]
-    lams = adjoints.permute(1, 0, 3, 2)  # (B, T, H, m)
-    return lams.unsqueeze(-1) * before.unsqueeze(-2), lams, carry.transpose(1, 2).clone()
+    before = torch.cat([initial_state.transpose(1, 2).unsqueeze(0), states.permute(1, 0, 3, 2)])
+    d_A = adjoints.unsqueeze(3) * before[: len(adjoints)].unsqueeze(2)  # (T, B, m, m, H)
+    d_b = adjoints.permute(1, 0, 3, 2)
+    return d_A.permute(1, 0, 4, 2, 3), d_b, carry.transpose(1, 2).clone()
 
 
 def _lag_forward(a: Tensor, b: Tensor, initial_state: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,6 +93,6 @@ def _lag_backward(
     history = torch.cat([initial_state.flip(-1).movedim(-1, 1), states], dim=1)
     lams = adjoints.transpose(0, 1)  # (B, T, H)
     d_coefficients = torch.stack(
-        [lams * history[:, size - i : size - i + length] for i in range(1, size + 1)], dim=-1
+        [lams * history[:, size - i : size - i + length] for i in range(1, size + 1)], dim=2
     )
-    return d_coefficients, lams, pushed.transpose(1, 2).clone()
+    return d_coefficients.transpose(2, 3), lams, pushed.transpose(1, 2).clone()

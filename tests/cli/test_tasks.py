@@ -93,6 +93,11 @@ def test_options_are_read_as_they_are_meant(assignments, options):
             "option 'length' must be given once, got 'length=5' as well",
         ),
         (["permutation", "--task-options", "grup=S_3"], ValueError, "must be among group"),
+        (
+            ["permutation", "--task-options", "length=1000000000"],
+            ValueError,
+            "length must be at most 16777216, got 1000000000",
+        ),
         (["permutation", "--task-options", "length=long"], TypeError, "length must be an integer"),
         (
             ["permutation", "--task-options", "train_size=1", "--count", "2"],

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statemix.tasks.addressing import SHUFFLED_SPACE, SPLITS, split_size, words
+from statemix.tasks.addressing import MAX_LENGTH, SHUFFLED_SPACE, SPLITS, split_size, words
 
 # (alphabet size, length): shuffled spaces with even, odd and unequal halves; independent draws
 # with whole and ragged blocks of the generator.
@@ -97,9 +97,22 @@ def test_training_stream_of_a_small_space_repeats_only_its_own_words():
     assert not as_set(stream) & held_out
 
 
-def test_the_regime_changes_at_the_stated_size():
-    assert split_size(2, 40, "test") == SHUFFLED_SPACE // 8
-    assert split_size(2, 41, "test") is None
+@pytest.mark.parametrize(
+    ("alphabet_size", "length", "expected"),
+    [
+        (1, 10**9, 0),
+        (2, 40, SHUFFLED_SPACE // 8),
+        (2, 41, None),
+        (3, 25, 3**25 // 8),
+        (3, 26, None),
+        (120, 5, 120**5 // 8),
+        (120, 6, None),
+        (120, MAX_LENGTH, None),
+        (2, 10**30, None),  # multiplied out, it would not fit into any memory
+    ],
+)
+def test_the_regime_changes_at_the_stated_size(alphabet_size, length, expected):
+    assert split_size(alphabet_size, length, "test") == expected
 
 
 @pytest.mark.parametrize("start", [2**40, 2**63 - 10])

@@ -131,6 +131,12 @@ def test_description_fits_a_terminal():
         ({"group": "S_9"}, ValueError, "group must be one of S_2, S_3, .* got 'S_9'"),
         ({"group": 3}, TypeError, "group must be a string, got 3"),
         ({"length": 0}, ValueError, "length must be at least 1, got 0"),
+        (
+            {"length": 2**24 + 1, "train_size": 5},
+            ValueError,
+            "length must be at most 16777216, got 16777217",
+        ),
+        ({"length": 10**30}, ValueError, f"length must be at most 16777216, got {10**30}"),
         ({"length": 16.0}, TypeError, "length must be an integer, got 16.0"),
         ({"length": True}, TypeError, "length must be an integer, got True"),
         ({"train_size": 0}, ValueError, "train_size must be at least 1, got 0"),
@@ -161,6 +167,7 @@ def test_bad_options_are_named(options, error, message):
         (("train", 0, 250, 3), ValueError, "stop must be at most 162, .* 216 words .*, got 250"),
         (("test", 0, 28, 3), ValueError, "stop must be at most 27, .* 216 words .*, got 28"),
         (("test", 0, 1, 0), ValueError, "length must be at least 1, got 0"),
+        (("test", 0, 1, 10**9), ValueError, "length must be at most 16777216, got 1000000000"),
         (("test", 0, 1, "16"), TypeError, "length must be an integer, got '16'"),
     ],
 )

@@ -28,6 +28,9 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 SHUFFLED_SPACE = 2**40
 """Spaces of at most this many words are enumerated in a shuffled order."""
 
+MAX_LENGTH = 2**24
+"""Longer words are refused: to make one of this length takes a gigabyte of memory."""
+
 _NUM_ROUNDS = 6
 _VALUES_PER_BLOCK = 4  # 64-bit values that Philox makes from one value of its counter
 # Second half of Philox's key. Changing any of these numbers changes all data.
@@ -39,14 +42,16 @@ def split_size(alphabet_size: int, length: int, split: Split) -> int | None:
 
     Args:
         alphabet_size: number of symbols, at least 1.
-        length: symbols per word, at least 1.
+        length: symbols per word, at least 1 and however many.
         split: one of ``SPLITS``.
 
     Example:
         >>> [split_size(2, 16, split) for split in SPLITS]
         [49152, 8192, 8192]
     """
-    space: int = alphabet_size**length
+    # Two symbols are enough to exceed SHUFFLED_SPACE at this power, and a power of millions takes
+    # seconds; with one symbol every power is 1.
+    space: int = alphabet_size ** min(length, SHUFFLED_SPACE.bit_length())
     if space > SHUFFLED_SPACE:
         return None
     return space - 2 * (space // 8) if split == "train" else space // 8
@@ -62,7 +67,7 @@ def words(
 
     Args:
         alphabet_size: number of symbols, at least 1.
-        length: symbols per word, at least 1.
+        length: symbols per word, 1 <= length <= ``MAX_LENGTH``.
         seed: 0 <= seed < 2^64.
         split: one of ``SPLITS``.
         start: first index.

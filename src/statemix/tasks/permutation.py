@@ -41,7 +41,8 @@ class Permutation:
 
     Args:
         group: the group, see ``groups.NAMES``.
-        length: elements per word in training. Other lengths can be asked of ``examples``.
+        length: elements per word in training, at most ``addressing.MAX_LENGTH``. Other lengths can
+            be asked of ``examples``.
         train_size: number of training words; None means fresh words without end (in a small space
             they repeat once all that training owns are used).
         seed: chooses the words, 0 <= seed < 2^64.
@@ -77,7 +78,7 @@ class Permutation:
         if not isinstance(group, str):
             raise TypeError(f"group must be a string, got {group!r}")
         self.group = groups.group(group)
-        self.length = _integer("length", length, minimum=1)
+        self.length = _length(length)
         self.seed = _integer("seed", seed, minimum=0)
         if self.seed >= 2**64:
             raise ValueError(f"seed must be below 2^64, got {seed}")
@@ -110,21 +111,23 @@ class Permutation:
             split: "train", "validation" or "test".
             start: first index.
             stop: one beyond the last index.
-            length: elements per word; None means the training length.
+            length: elements per word, at most ``addressing.MAX_LENGTH``; None means the training
+                length.
 
         Returns:
             tokens: element ids, shape (stop - start, length), int64.
             targets: ids of the running products, same shape and dtype.
 
         Raises:
-            ValueError: if the split is unknown, or the range is not within it.
+            ValueError: if the split is unknown, the range is not within it, or the length is out of
+                range.
             TypeError: if a number is not an integer.
         """
         if split not in addressing.SPLITS:
             raise ValueError(f"split must be one of {', '.join(addressing.SPLITS)}, got {split!r}")
         start = _integer("start", start, minimum=0)
         stop = _integer("stop", stop, minimum=start)
-        length = self.length if length is None else _integer("length", length, minimum=1)
+        length = self.length if length is None else _length(length)
         if split != "train":
             self._check_space("stop", stop, split, length)
         elif self.train_size is not None:
@@ -170,6 +173,13 @@ class Permutation:
                 f"{self.group.order**length} words of length {length} over {self.group.name}, "
                 f"got {count}"
             )
+
+
+def _length(value: object) -> int:
+    length = _integer("length", value, minimum=1)
+    if length > addressing.MAX_LENGTH:
+        raise ValueError(f"length must be at most {addressing.MAX_LENGTH}, got {length}")
+    return length
 
 
 def _integer(name: str, value: object, *, minimum: int) -> int:

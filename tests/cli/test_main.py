@@ -145,6 +145,20 @@ def test_output_that_is_lost_is_one_line_and_exit_code_1(arguments, buffering):
     assert done.stderr == "statemix: [Errno 28] No space left on device: 'standard output'\n"
 
 
+@pytest.mark.parametrize(
+    ("encoding", "shown"), [("ascii", b"0.5 ? 0.9"), ("utf-8", "0.5 … 0.9".encode())]
+)
+def test_a_character_that_the_output_lacks_is_replaced(encoding, shown):
+    code = (
+        "import sys; from statemix.cli import main; "
+        "main.COMMANDS['demo'] = ('Demo', '0.5 \\u2026 0.9'); sys.exit(main.main(['--help']))"
+    )
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert shown in done.stdout
+
+
 def test_a_backend_that_is_missing_is_a_wrong_request(capsys, monkeypatch):
     from statemix.ops import BackendUnavailableError
 

@@ -59,6 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     output = sys.stdout
+    if isinstance(output, io.TextIOWrapper):
+        # A character that the terminal lacks must not end a run. (Standard error escapes it.)
+        output.reconfigure(errors="replace")
     try:
         with contextlib.redirect_stdout(cast(TextIO, _Output(output))):
             code = _dispatch(arguments)

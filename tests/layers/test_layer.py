@@ -178,6 +178,19 @@ def test_init_state_is_never_narrower_than_float32(build, dtype, expected):
     assert build().init_state(2, "cpu", dtype).dtype == expected
 
 
+def test_a_whole_layer_on_meta_computes_shapes(build):
+    layer, x = build().to("meta"), tokens(2, 4).to("meta")
+    y, state = layer(x)
+    y_t, state_t = layer.step(x[:, 0], state)
+    assert (y.shape, y_t.shape) == (x.shape, x[:, 0].shape)
+    assert state.shape == state_t.shape == layer.init_state(2).shape
+    assert {t.device.type for t in (y, state, y_t, state_t)} == {"meta"}
+    with pytest.raises(TypeError, match=r"x must have the dtype .*float64.*float32"):
+        layer(x.float())
+    with pytest.raises(ValueError, match="state must be on meta, got cpu"):
+        layer(x, torch.zeros_like(state, device="cpu"))
+
+
 def test_repr_shows_every_option(build):
     layer = build()
     if hasattr(layer, "gate_temperature"):
@@ -245,6 +258,21 @@ def bad(layer, **changed):
         ({"x_t": torch.zeros(2, 5)}, ValueError, r"x_t must have shape \(B, hidden_size=6\), got"),
         ({"x_t": torch.zeros(2, 1, 6)}, ValueError, r"x_t must have shape \(B, hidden_size=6\)"),
         ({"x_t": torch.zeros(2, 6)}, TypeError, "x_t must have the dtype"),
+        (
+            {"x": torch.zeros(2, 4, 6, device="meta")},
+            ValueError,
+            r"x must be on the device of the parameters \(cpu\), got meta",
+        ),
+        (
+            {"x_t": torch.zeros(2, 6, device="meta")},
+            ValueError,
+            r"x_t must be on the device of the parameters \(cpu\), got meta",
+        ),
+        (
+            {"cu_seqlens": torch.tensor([0, 4], device="meta"), "x": tokens(1, 4)},
+            ValueError,
+            "cu_seqlens must be on cpu, got meta",
+        ),
         ({"step_state": torch.zeros(2, 1)}, ValueError, r"state must have shape \(B=2, "),
         ({"step_state": None}, TypeError, "state must be a tensor, got NoneType"),
     ],
@@ -254,8 +282,13 @@ def test_bad_input_is_named(build, changed, error, message):
         bad(build(), **changed)
 
 
-def test_a_state_must_be_floating_and_have_a_row_per_sequence(build):
+def test_a_state_must_be_floating_beside_x_and_have_a_row_per_sequence(build):
     layer = build()
+    elsewhere = layer.init_state(2, "meta")
+    with pytest.raises(ValueError, match="state must be on cpu, got meta"):
+        layer(tokens(2, 4), elsewhere)
+    with pytest.raises(ValueError, match="state must be on cpu, got meta"):
+        layer.step(tokens(2, 1)[:, 0], elsewhere)
     with pytest.raises(TypeError, match=r"state must have a floating dtype, got torch\.int64"):
         layer(tokens(2, 4), layer.init_state(2).to(torch.int64))
     with pytest.raises(ValueError, match=r"state must have shape \(N=3, .*got \(2, "):

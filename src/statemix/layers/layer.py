@@ -50,7 +50,7 @@ class Layer(nn.Module, ABC):
             state: what remains of each sequence; for an empty one, the state it began with.
 
         Raises:
-            ValueError: if a shape disagrees.
+            ValueError: if a shape or a device disagrees.
             TypeError: if a dtype does not fit.
         """
 
@@ -84,35 +84,50 @@ class Layer(nn.Module, ABC):
         """Check the arguments of ``forward`` and return the number of sequences."""
         sizes = {"hidden_size": self.hidden_size}
         bind(sizes, "x", x, "B T hidden_size")
-        self._check_dtype("x", x)
+        self._check_fit("x", x)
         batch_axis, num_sequences = "B", sizes["B"]
         if cu_seqlens is not None:
             check_cu_seqlens(cu_seqlens, like=x)
             batch_axis, num_sequences = "N", len(cu_seqlens) - 1
         if state is not None:
-            self._check_state(state, batch_axis, num_sequences)
+            self._check_state(state, batch_axis, num_sequences, like=x)
         return num_sequences
 
     def _check_step(self, x_t: Tensor, state: Tensor) -> None:
         """Check the arguments of ``step``."""
         sizes = {"hidden_size": self.hidden_size}
         bind(sizes, "x_t", x_t, "B hidden_size")
-        self._check_dtype("x_t", x_t)
-        self._check_state(state, "B", sizes["B"])
+        self._check_fit("x_t", x_t)
+        self._check_state(state, "B", sizes["B"], like=x_t)
 
-    def _check_state(self, state: Tensor, batch_axis: str, num_sequences: int) -> None:
+    def _check_state(
+        self, state: Tensor, batch_axis: str, num_sequences: int, like: Tensor
+    ) -> None:
         sizes = {batch_axis: num_sequences, **self.state_axes}
         bind(sizes, "state", state, " ".join(sizes))
         if not state.dtype.is_floating_point:
             raise TypeError(f"state must have a floating dtype, got {state.dtype}")
+        if state.device != like.device:
+            raise ValueError(f"state must be on {like.device}, got {state.device}")
 
-    def _check_dtype(self, name: str, x: Tensor) -> None:
-        expected = next(self.parameters()).dtype
-        if x.dtype != expected and not torch.is_autocast_enabled(x.device.type):
-            raise TypeError(
-                f"{name} must have the dtype of the parameters ({expected}), got {x.dtype}; "
-                "convert it, or run under torch.autocast"
+    def _check_fit(self, name: str, x: Tensor) -> None:
+        """Check that ``x`` is on the device of the parameters and has a dtype they can meet."""
+        parameter = next(self.parameters())
+        if x.device != parameter.device:
+            raise ValueError(
+                f"{name} must be on the device of the parameters ({parameter.device}), "
+                f"got {x.device}"
             )
+        if x.dtype != parameter.dtype and not _autocasts(x.device.type):
+            raise TypeError(
+                f"{name} must have the dtype of the parameters ({parameter.dtype}), "
+                f"got {x.dtype}; convert it, or run under torch.autocast"
+            )
+
+
+def _autocasts(device_type: str) -> bool:
+    # Asked about a device that has no autocast, such as "meta", is_autocast_enabled raises.
+    return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
 
 
 def check_sizes(**sizes: int) -> None:

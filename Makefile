@@ -35,10 +35,13 @@ faults: $(VENV)/installed-dev
 clean:
 	rm -rf $(VENV) build demo src/statemix/ops/cpu/kernels.so
 
+# What a failed venv leaves has an interpreter without pip, and would pass for done.
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "statemix needs Python 3.11 or newer: make PYTHON=python3.11 ..." >&2; exit 2; }
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	  echo "statemix needs venv with pip: install python3-venv (Debian, Ubuntu), then repeat" >&2; \
+	  exit 2; }
 
 $(VENV)/installed: $(VENV)/bin/python $(PROJECT)
 	$(PIP) install -c constraints.txt -e .

@@ -1,6 +1,7 @@
 """The compiled CPU kernels: found, loaded with ctypes, and called on tensors."""
 
 import ctypes
+import os
 from pathlib import Path
 
 import torch
@@ -13,6 +14,11 @@ LIBRARY = Path(__file__).with_name("kernels.so")
 INTERFACE_VERSION = 1
 FAMILIES = ("softmax", "sigmoid", "relu", "signed", "tanh", "none", "given")
 ELEMENTS = (torch.float32, torch.float64, torch.bfloat16)
+
+# The choices of dispatch.cpp, which takes no notice of other values.
+INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
+# As it is when the library is loaded, below; empty is as good as unset.
+_asked = os.environ.get("STATEMIX_CPU_ISA", "")
 
 
 class _Problem(ctypes.Structure):
@@ -76,9 +82,13 @@ def require() -> ctypes.CDLL:
 
     Raises:
         BackendUnavailableError: if there are none, with the reason and the cure.
+        ValueError: if the environment asks for an instruction set that there is not.
     """
     if _library is None:
         raise BackendUnavailableError(_reason)
+    if _asked not in ("", *INSTRUCTION_SETS):
+        choices = ", ".join(INSTRUCTION_SETS)
+        raise ValueError(f"STATEMIX_CPU_ISA must be one of {choices}, got {_asked!r}")
     return _library
 
 
@@ -87,6 +97,7 @@ def instruction_set() -> str:
 
     Raises:
         BackendUnavailableError: if there are no kernels.
+        ValueError: if the environment asks for an instruction set that there is not.
     """
     name: bytes = require().statemix_isa()
     return name.decode()

@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from statemix import layers, ops
 from statemix.models import SyntheticModel
@@ -61,13 +62,11 @@ def test_without_residual_and_norm_only_the_layers_remain():
 
 def test_bos_is_a_token_whose_output_is_dropped():
     model = build(bos=True)
-    assert model.embedding.num_embeddings == 8
+    spelled_out = SyntheticModel(8, 5, 8, "bd_lru", OPTIONS["bd_lru"])
+    spelled_out.load_state_dict(model.state_dict())
     tokens = draw()
     prepended = torch.cat([torch.full((3, 1), 7), tokens], dim=1)
-    model.bos = False
-    expected = model(prepended)[:, 1:]
-    model.bos = True
-    torch.testing.assert_close(model(tokens), expected)
+    torch.testing.assert_close(model(tokens), spelled_out(prepended)[:, 1:])
 
 
 @pytest.mark.parametrize("layer", OPTIONS)
@@ -179,3 +178,99 @@ def test_bad_input_is_named(settings, error, message):
     good = {"vocab_size": 7, "num_classes": 5, "hidden_size": 8, "layer_options": OPTIONS["bd_lru"]}
     with pytest.raises(error, match=message):
         SyntheticModel(**(good | settings))
+
+
+PACKED = {"tokens": draw(1, 5)}
+
+
+@pytest.mark.parametrize("bos", [False, True])
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"tokens": [[0]]}, TypeError, "tokens must be a tensor, got list"),
+        ({"tokens": draw()[0]}, ValueError, r"tokens must have shape \(B, T\), got \(6,\)"),
+        (
+            {"tokens": draw().float()},
+            TypeError,
+            r"tokens must be int32 or int64, got torch\.float32",
+        ),
+        ({"tokens": draw() > 3}, TypeError, r"tokens must be int32 or int64, got torch\.bool"),
+        ({"tokens": draw() - 7}, ValueError, r"tokens must be in 0\.\.6 \(vocab_size=7\), got -7"),
+        ({"tokens": torch.tensor([[0, 7]])}, ValueError, r"tokens must be in 0\.\.6 .* got 7"),
+        ({"tokens": torch.tensor([[8, 0]])}, ValueError, r"tokens must be in 0\.\.6 .* got 8"),
+        (
+            {"tokens": draw().to("meta")},
+            ValueError,
+            r"tokens must be on the device of the parameters \(cpu\), got meta",
+        ),
+        ({"tokens": draw(1, 5) + 7, "cu_seqlens": torch.tensor([0, 5])}, ValueError, "tokens must"),
+        (
+            {"tokens": draw(), "cu_seqlens": torch.tensor([0, 6])},
+            ValueError,
+            r"one packed .* B = 3",
+        ),
+        (PACKED | {"cu_seqlens": [0, 5]}, TypeError, "cu_seqlens must be a tensor, got list"),
+        (
+            PACKED | {"cu_seqlens": torch.tensor([0.0, 5.0])},
+            TypeError,
+            "cu_seqlens must be int32 or int64",
+        ),
+        (
+            PACKED | {"cu_seqlens": torch.tensor([0, 9])},
+            ValueError,
+            r"cu_seqlens must rise from 0 to the length 5, got \[0, 9\]",
+        ),
+        (
+            PACKED | {"cu_seqlens": torch.tensor([0, 5], device="meta")},
+            ValueError,
+            "cu_seqlens must be on cpu, got meta",
+        ),
+    ],
+)
+def test_bad_tokens_and_bounds_are_named(changed, error, message, bos):
+    with pytest.raises(error, match=message):
+        build(bos=bos)(**changed)
+
+
+@pytest.mark.parametrize("bos", [False, True])
+@pytest.mark.parametrize(
+    ("states", "error", "message"),
+    [
+        ([], ValueError, r"states must hold one state per layer \(2\), got 0"),
+        ([torch.zeros(3, 2, 3)], ValueError, r"states must hold one state per layer \(2\), got 1"),
+        ([torch.zeros(3, 2, 3), None], TypeError, r"states\[1\] must be a tensor, got NoneType"),
+        (torch.zeros(2, 3, 2, 3), TypeError, "states must be a list or None, got Tensor"),
+        ([torch.zeros(4, 2, 3)] * 2, ValueError, r"state must have shape \(B=3, .*got \(4, 2, 3\)"),
+    ],
+)
+def test_bad_states_are_named(states, error, message, bos):
+    with pytest.raises(error, match=message):
+        build(bos=bos, num_layers=2).extend(draw(), states)
+
+
+@pytest.mark.parametrize("bos", [False, True])
+def test_extending_by_bad_tokens_is_refused(bos):
+    model = build(bos=bos)
+    _, states = model.extend(draw())
+    for given in (None, states):
+        with pytest.raises(ValueError, match=r"tokens must be in 0\.\.6 .* got 7"):
+            model.extend(torch.full((3, 1), 7), given)
+
+
+# Tracing an autograd.Function makes Dynamo itself instantiate the class.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("bos", [False, True])
+@pytest.mark.parametrize("bounds", [None, torch.tensor([0, 2, 5])])
+@torch.no_grad()
+def test_tokens_without_values_to_read_are_not_refused(bos, bounds):
+    model, tokens = build(bos=bos), draw(1, 5)
+    expected = model(tokens, bounds)
+    mapped = torch.vmap(model, in_dims=(0, None))(tokens.expand(3, 1, 5), bounds)
+    torch.testing.assert_close(mapped, expected.expand(3, -1, -1, -1))
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(tokens, bounds), expected)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = [None if tensor is None else mode.from_tensor(tensor) for tensor in (tokens, bounds)]
+        assert model(*fake).shape == expected.shape
+    assert build(bos=bos).to("meta")(tokens.to("meta")).shape == expected.shape

@@ -1,6 +1,7 @@
 """The wrapper of the synthetic benchmarks: embedding, layers, readout."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Literal
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 
 from statemix import layers
 from statemix.models.channel_mixers import CHANNEL_MIXERS, ChannelMixer
+from statemix.ops.checks import bind, check_cu_seqlens, check_cu_seqlens_values
 
 Norm = Literal["rms", "layer", "none"]
 
@@ -48,7 +50,7 @@ class SyntheticModel(nn.Module):
         seed: of the initial weights. The global generator is left as it was.
 
     Shape:
-        tokens (B, T) int64 -> logits (B, T, num_classes).
+        tokens (B, T) int32 or int64 -> logits (B, T, num_classes).
 
     Raises:
         ValueError: if a size is below 1, a name is unknown or ``layer_options`` do not fit.
@@ -114,11 +116,21 @@ class SyntheticModel(nn.Module):
                 nn.init.zeros_(module.get_parameter("gate_bias"))
 
     def forward(self, tokens: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
-        """Logits of whole sequences, or of packed ones (B = 1) with ``cu_seqlens`` (N + 1,)."""
+        """Logits of whole sequences, or of packed ones (B = 1) with ``cu_seqlens`` (N + 1,).
+
+        Raises:
+            ValueError: if a shape or a device disagrees, bounds do not rise from 0 to T or, on the
+                CPU, a token is not in the vocabulary.
+            TypeError: if a dtype does not fit.
+        """
         if cu_seqlens is None:
             return self.extend(tokens)[0]
+        self._check_tokens(tokens)
+        check_cu_seqlens(cu_seqlens, like=tokens)
         if not self.bos:
             return self._run(tokens, None, cu_seqlens)[0]
+        # Once moved for the learned tokens they would not be those that the caller gave.
+        _check_values(cu_seqlens, lambda: check_cu_seqlens_values(cu_seqlens, tokens.shape[1]))
         # Every packed sequence gets a learned token of its own in front.
         index = torch.arange(tokens.shape[1], device=tokens.device)
         place = index + 1 + torch.searchsorted(cu_seqlens[1:].contiguous(), index, right=True)
@@ -131,13 +143,20 @@ class SyntheticModel(nn.Module):
         """Logits of the next tokens of sequences, in memory that does not grow with the past.
 
         Args:
-            tokens: the next tokens, shape (B, T) int64.
+            tokens: the next tokens, shape (B, T) int32 or int64.
             states: what the call before returned. None starts the sequences.
 
         Returns:
             logits: shape (B, T, num_classes).
             states: one per layer, to be handed to the next call.
+
+        Raises:
+            ValueError: if a shape or a device disagrees, there is not one state per layer or, on
+                the CPU, a token is not in the vocabulary.
+            TypeError: if a dtype does not fit or ``states`` is not a list of tensors.
         """
+        self._check_tokens(tokens)
+        self._check_states(states)
         if states is not None or not self.bos:
             return self._run(tokens, states, None)
         longer = torch.cat([tokens.new_full((len(tokens), 1), self.vocab_size), tokens], dim=1)
@@ -151,6 +170,42 @@ class SyntheticModel(nn.Module):
                 # nn.Module would claim an assignment for its parameters in the eyes of mypy.
                 setattr(module, "gate_temperature", temperature)  # noqa: B010
 
+    def _check_tokens(self, tokens: Tensor) -> None:
+        bind({}, "tokens", tokens, "B T")
+        if tokens.dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"tokens must be int32 or int64, got {tokens.dtype}")
+        device = self.embedding.weight.device
+        if tokens.device != device:
+            raise ValueError(
+                f"tokens must be on the device of the parameters ({device}), got {tokens.device}"
+            )
+        _check_values(tokens, lambda: self._check_vocabulary(tokens))
+
+    def _check_vocabulary(self, tokens: Tensor) -> None:
+        if tokens.numel() == 0:
+            return
+        low, high = (int(bound) for bound in tokens.aminmax())
+        # The embedding would take the id after the last for the learned token.
+        if low < 0 or high >= self.vocab_size:
+            raise ValueError(
+                f"tokens must be in 0..{self.vocab_size - 1} (vocab_size={self.vocab_size}), "
+                f"got {low if low < 0 else high}"
+            )
+
+    def _check_states(self, states: list[Any] | None) -> None:
+        if states is None:
+            return
+        if not isinstance(states, list | tuple):
+            raise TypeError(f"states must be a list or None, got {type(states).__name__}")
+        if len(states) != len(self.blocks):
+            raise ValueError(
+                f"states must hold one state per layer ({len(self.blocks)}), got {len(states)}"
+            )
+        for n, state in enumerate(states):
+            # The layer itself would take None for a fresh start.
+            if not isinstance(state, Tensor):
+                raise TypeError(f"states[{n}] must be a tensor, got {type(state).__name__}")
+
     def _run(
         self, tokens: Tensor, states: list[Any] | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, list[Any]]:
@@ -160,6 +215,14 @@ class SyntheticModel(nn.Module):
             x, final = block(x, state, cu_seqlens)
             last.append(final)
         return self.readout(self.final_norm(x)), last
+
+
+def _check_values(tensor: Tensor, check: Callable[[], None]) -> None:
+    """Run a check that reads ``tensor``, where that waits for no device and breaks no graph."""
+    if tensor.device.type == "cpu" and not torch.compiler.is_compiling():
+        # Tensors that are fake or mapped by vmap have no values to read.
+        with suppress(RuntimeError):
+            check()
 
 
 class _Block(nn.Module):

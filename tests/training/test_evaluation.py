@@ -14,6 +14,10 @@ def model():
     return SyntheticModel(6, 6, 8, "bd_lru", options, bos=True, seed=1)
 
 
+def ids(*shape):
+    return torch.zeros(shape, dtype=torch.int64)
+
+
 def slow_mad(predictions, targets):
     pairs = [
         (p, t)
@@ -113,18 +117,33 @@ def test_tick_ends_an_evaluation(model):
         evaluate(model, tokens, tokens, tick=stop)
 
 
+NONE_SCORED = "targets must score at least one position"
+
+
 @pytest.mark.parametrize(
-    ("tokens", "targets", "message"),
+    ("changed", "error", "message"),
     [
-        (torch.zeros(2, 3), torch.zeros(2, 4), r"targets must have the shape .*\(2, 3\), got \(2,"),
-        (torch.zeros(3), torch.zeros(3), r"targets must have the shape \(N, T\)"),
-        (torch.zeros(2, 3), torch.full((2, 3), -100), "targets must score at least one position"),
-        (torch.zeros(0, 3), torch.zeros(0, 3), "targets must score at least one position"),
+        ({"tokens": [[0]]}, TypeError, "tokens must be a tensor, got list"),
+        ({"tokens": ids(3)}, ValueError, r"tokens must have shape \(N, T\), got \(3,\)"),
+        ({"targets": ids(2, 4)}, ValueError, r"targets must have shape \(N=2, T=3\), got \(2, 4\)"),
+        ({"targets": ids(2, 3).int()}, TypeError, r"targets must be int64, got torch\.int32"),
+        ({"targets": ids(2, 3) - 100}, ValueError, NONE_SCORED),
+        ({"tokens": ids(0, 3), "targets": ids(0, 3)}, ValueError, NONE_SCORED),
+        (
+            {"targets": ids(2, 3) + 6},
+            ValueError,
+            r"targets must be in 0\.\.5 \(num_classes=6\) or -100, got 6",
+        ),
+        ({"targets": ids(2, 3) - 1}, ValueError, r"targets must be in 0\.\.5 .* got -1"),
+        ({"tokens": ids(2, 3) + 6}, ValueError, r"tokens must be in 0\.\.5 .* got 6"),
+        ({"tokens": ids(2, 3).float()}, TypeError, "tokens must be int32 or int64"),
+        ({"batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),
+        ({"batch_size": 1.5}, TypeError, r"batch_size must be an int, got 1\.5"),
     ],
 )
-def test_bad_input_is_named(model, tokens, targets, message):
-    with pytest.raises(ValueError, match=message):
-        evaluate(model, tokens.long(), targets.long())
+def test_bad_input_is_named(model, changed, error, message):
+    with pytest.raises(error, match=message):
+        evaluate(model, **({"tokens": ids(2, 3), "targets": ids(2, 3)} | changed))
 
 
 def test_longer_words_are_fewer_but_at_least_one():

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from statemix.layers.layer import check_sizes
 from statemix.models import SyntheticModel
+from statemix.ops.checks import bind
 from statemix.tasks import Task
 from statemix.tasks.addressing import Split
 
@@ -68,23 +70,34 @@ def evaluate(
 
     Args:
         model: put into evaluation mode and left there.
-        tokens: shape (N, T) int64.
+        tokens: shape (N, T) int32 or int64.
         targets: shape (N, T) int64; -100 is not scored.
         batch_size: sequences per batch of the MAD accuracy, which depends on it.
         autocast: makes the context in which the model runs, for mixed precision.
         tick: called between pieces; what it raises ends the evaluation.
 
     Raises:
-        ValueError: if no position is scored, or the shapes differ.
+        ValueError: if the shapes differ, no position is scored, a target is not a class,
+            ``batch_size`` is below 1, or a token is not in the vocabulary.
+        TypeError: if a dtype does not fit or ``batch_size`` is not an int.
     """
-    if tokens.shape != targets.shape or tokens.ndim != 2:
-        raise ValueError(
-            f"targets must have the shape (N, T) of tokens {tuple(tokens.shape)}, "
-            f"got {tuple(targets.shape)}"
-        )
-    num_scored = int((targets != IGNORED).sum())
+    check_sizes(batch_size=batch_size)
+    sizes: dict[str, int] = {}
+    bind(sizes, "tokens", tokens, "N T")
+    bind(sizes, "targets", targets, "N T")
+    if targets.dtype != torch.int64:
+        raise TypeError(f"targets must be int64, got {targets.dtype}")
+    scored = targets != IGNORED
+    num_scored = int(scored.sum())
     if num_scored == 0:
         raise ValueError("targets must score at least one position, got none")
+    low, high = (int(bound) for bound in targets[scored].aminmax())
+    num_classes = model.readout.out_features
+    if low < 0 or high >= num_classes:
+        raise ValueError(
+            f"targets must be in 0..{num_classes - 1} (num_classes={num_classes}) or {IGNORED}, "
+            f"got {low if low < 0 else high}"
+        )
     model.eval()
     device = model.readout.weight.device
     num_sequences, length = tokens.shape
@@ -108,7 +121,6 @@ def evaluate(
                 loss += float(total)
                 predictions[piece] = logits.argmax(-1).to(predictions.device)
 
-    scored = targets != IGNORED
     right = (predictions == targets) & scored
     mad = [
         mad_accuracy(batch, wanted) * len(batch)

@@ -120,6 +120,45 @@ def test_errors_become_one_line_and_an_exit_code(error, code, capsys, monkeypatc
     assert ("a b" in printed) != (code == 130)
 
 
+FRAMES = "\nException raised from unpack at numbers.h:79 (most recent call first):\nframe #0: c10"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "shown"),
+    [
+        (TypeError(f"overflow{FRAMES}"), 2, "overflow"),
+        (RuntimeError(f"overflow{FRAMES}"), 1, "overflow"),
+        (RuntimeError("must train, got:\nZeroDivisionError"), 1, "must train, got: ZeroDivision"),
+        (
+            RuntimeError("Error(s) in loading:\n\tMissing key"),
+            1,
+            "Error(s) in loading: Missing key",
+        ),
+    ],
+)
+def test_frames_of_the_stack_are_left_out_but_no_reason_is(error, code, shown, capsys, monkeypatch):
+    class Failing:
+        def run(self):
+            raise error
+
+    monkeypatch.setattr(dispatcher, "parse", lambda *_: Failing())
+    assert main(["train"]) == code
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"statemix: {shown}")
+    assert printed.count("\n") == 1
+    assert "frame" not in printed
+    assert "raised from" not in printed
+
+
+def test_a_size_beyond_any_integer_is_one_line_without_the_stack(tmp_path, capfd):
+    arguments = ["--folder", str(tmp_path / "run"), "--hidden-size", str(10**27)]
+    layer = ["--layer-options", "num_blocks=2", "block_size=2", "--num-steps", "1"]
+    assert main(["train", *arguments, *layer]) == 2
+    printed = capfd.readouterr().err
+    assert printed.count("\n") == 1
+    assert "frame #" not in printed
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_only_a_command_that_resumes_promises_to_go_on(command, capsys, monkeypatch):
     class Interrupted:

@@ -168,5 +168,8 @@ class _Output:
 
 
 def _fail(message: str, code: int) -> int:
+    # Below its message PyTorch may list the frames of its C++ stack. Further lines of other errors
+    # stay: they hold the reason.
+    message = message.partition("\nException raised from ")[0]
     print(f"statemix: {' '.join(message.split())}", file=sys.stderr)
     return code

@@ -150,6 +150,38 @@ def test_a_loss_that_is_not_finite_is_exit_code_1(tmp_path, tiny_arguments, caps
     assert "loss must be finite, got nan at step" in capsys.readouterr().err
 
 
+def test_a_grid_trains_every_pair_and_names_the_best(tmp_path, tiny_arguments, capsys):
+    rates = ["--learning-rates", "1e-5", "3e-2", "3e38", "--schedule", "constant"]
+    command = ["train", "--folder", str(tmp_path), *tiny_arguments, *rates, "--epochs", "30"]
+    assert main(command) == 0
+    printed = capsys.readouterr()
+    assert "lr3e+38-wd0.01: loss must be finite" in printed.err
+    assert "diverged" in printed.out
+    assert "best on validation: lr0.03-wd0.01" in printed.out
+    for name in ("lr1e-05-wd0.01", "lr0.03-wd0.01"):
+        outcome = load_outcome(tmp_path / name)
+        best = outcome.test_at_best_validation
+        row = f"{best.validation.token_accuracy:.4f}   {best.test[5].token_accuracy:.4f}"
+        assert row in printed.out
+    # The same command again trains nothing that is finished.
+    assert main(command) == 0
+    assert capsys.readouterr().err.count("holds this run, finished") == 2
+
+
+def test_a_grid_of_which_every_run_diverges_fails(tmp_path, tiny_arguments, capsys):
+    rates = ["--learning-rates", "3e38", "1e38", "--schedule", "constant"]
+    assert main(["train", "--folder", str(tmp_path), *tiny_arguments, *rates]) == 1
+    assert "every run of the grid diverged" in capsys.readouterr().err
+
+
+def test_a_bad_rate_in_a_grid_trains_nothing(tmp_path, tiny_arguments, capsys):
+    folder = tmp_path / "grid"
+    command = ["train", "--folder", str(folder), *tiny_arguments, "--learning-rates", "1e-3", "-1"]
+    assert main(command) == 2
+    assert "learning_rate must be finite and not negative, got -1.0" in capsys.readouterr().err
+    assert not folder.exists()
+
+
 def test_ctrl_c_saves_says_so_and_the_same_command_goes_on(tmp_path, tiny_arguments):
     code = "import sys; from statemix.cli.main import main; sys.exit(main())"
     arguments = ["train", *tiny_arguments, "--epochs", "150", "--eval-every", "50"]

@@ -1,18 +1,30 @@
 """``statemix train``: one model, one task, one folder."""
 
 import inspect
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import tyro
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
 
 from statemix import layers, tasks
 from statemix.cli.evaluate import print_scores
 from statemix.cli.progress import shown
 from statemix.cli.tasks import parse_options
-from statemix.training import Options, Outcome, RunConfig, load_config, train
+from statemix.training import (
+    Options,
+    Outcome,
+    RunConfig,
+    best_by_validation,
+    grid,
+    load_config,
+    train,
+)
 from statemix.training.rundir import CONFIG
 
 _DESCRIPTION = """\
@@ -27,6 +39,9 @@ statemix train --folder runs/s3 --task-options group=S_3 train_size=250 --layer 
 --layer-options block_size=3 num_blocks=64 --bos --epochs 100
 
 statemix train --folder runs/s3-lstm --from runs/s3 --layer lstm --layer-options
+
+statemix train --folder runs/s3-grid --from runs/s3 --learning-rates 1e-4 5e-4 1e-3 \
+--weight-decays 0 .1
 
 """
 
@@ -44,6 +59,13 @@ class Train:
     from_run: Annotated[Path | None, tyro.conf.arg(name="from", metavar="RUN")] = None
     """Take the configuration of this run's folder; options given beside it replace its own."""
 
+    learning_rates: tuple[float, ...] = ()
+    """Train with each of these in place of --learning-rate, in a folder of its own within the
+    folder, and choose by the validation split."""
+
+    weight_decays: tuple[float, ...] = ()
+    """Likewise in place of --weight-decay; with --learning-rates, every pair is trained."""
+
     def run(self) -> None:
         """Train, and print how the model scores.
 
@@ -52,9 +74,33 @@ class Train:
             FloatingPointError: if the loss is not finite.
             KeyboardInterrupt: after Ctrl-C, with a checkpoint saved.
         """
-        with shown(self.folder.name) as show:
-            outcome = train(self.config, self.folder, on_event=show)
-        _print_outcome(outcome)
+        if not (self.learning_rates or self.weight_decays):
+            _print_outcome(_train(self.config, self.folder))
+            return
+        runs = grid(
+            self.config,
+            self.folder,
+            learning_rates=self.learning_rates,
+            weight_decays=self.weight_decays,
+        )
+        outcomes: dict[Path, Outcome] = {}
+        for folder, config in runs.items():
+            try:
+                outcomes[folder] = _train(config, folder)
+            except FloatingPointError as error:
+                # The rates that a grid tries may be too high: that is an answer, too.
+                print(f"{folder.name}: {error}", file=sys.stderr)
+        _print_grid(runs, outcomes)
+        if not outcomes:
+            raise FloatingPointError("every run of the grid diverged")
+        best = best_by_validation(outcomes.values())
+        print(f"best on validation: {best.folder.name}")
+        _print_outcome(best)
+
+
+def _train(config: RunConfig, folder: Path) -> Outcome:
+    with shown(folder.name) as show:
+        return train(config, folder, on_event=show)
 
 
 def parse(arguments: Sequence[str]) -> Train:
@@ -148,6 +194,21 @@ def _entry(name: str, options: dict[str, tuple[Any, Any]]) -> str:
             text += f"={str(default).lower() if default is None else default}"
         described.append(text)
     return f"{name}: {', '.join(described) or 'none'}"
+
+
+def _print_grid(runs: Mapping[Path, RunConfig], outcomes: Mapping[Path, Outcome]) -> None:
+    """Print each run's token accuracy where validation was best, on validation and on test."""
+    table = Table(box=SIMPLE_HEAD)
+    for title in ("learning rate", "weight decay", "validation", "test"):
+        table.add_column(title, justify="right")
+    for folder, config in runs.items():
+        cells = ["diverged", ""]
+        if folder in outcomes:
+            best = outcomes[folder].test_at_best_validation
+            scores = (best.validation, *best.test.values())
+            cells = [f"{score.token_accuracy:.4f}" for score in scores]
+        table.add_row(f"{config.learning_rate:g}", f"{config.weight_decay:g}", *cells)
+    Console(markup=False, highlight=False).print(table)
 
 
 def _print_outcome(outcome: Outcome) -> None:

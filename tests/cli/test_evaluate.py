@@ -1,5 +1,6 @@
 """The command that scores a finished run."""
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -40,6 +41,20 @@ def test_json_has_a_line_per_length_and_is_recorded(run, capsys):
     recorded = [json.loads(line) for line in (run / "evaluations.jsonl").read_text().splitlines()]
     assert all(row.pop("time").endswith("+00:00") for row in recorded)
     assert recorded == rows
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_scores_are_those_that_training_found(tmp_path, tiny_arguments, capsys, precision):
+    """In the run's precision and, since the MAD accuracy is a mean over batches, its batches."""
+    folder = tmp_path / "run"
+    assert main(["train", "--folder", str(folder), *tiny_arguments, "--precision", precision]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", str(folder), "--sequences", "30", "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    expected = load_outcome(folder).last.test[5]
+    assert {name: row[name] for name in dataclasses.asdict(expected)} == dataclasses.asdict(
+        expected
+    )
 
 
 def test_training_length_is_the_default(run, capsys):

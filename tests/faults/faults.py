@@ -329,6 +329,13 @@ TRAINING_LOOP = [
         _training("resume", "loop"),
     ),
     Fault(
+        "resume: a run that stopped early goes on",
+        TRAINING + "loop.py",
+        'self.stopped = state["stopped"]',
+        "self.stopped = False",
+        _training("resume", "loop"),
+    ),
+    Fault(
         "batches: every epoch in the same order",
         TRAINING + "batches.py",
         "np.random.SeedSequence([self._seed, epoch])",
@@ -358,4 +365,21 @@ TRAINING_LOOP = [
     ),
 ]
 
-FAULTS = [*KERNELS, *PYTHON_OPS, *MODELS, *TRAINING_LOOP]
+EVALUATE = [
+    Fault(
+        "evaluate: the run's precision is ignored",
+        "src/statemix/cli/evaluate.py",
+        "                autocast=fabric.autocast,\n",
+        "",
+        ("tests/cli/test_evaluate.py",),
+    ),
+    Fault(
+        "evaluate: the run's batches are ignored",
+        "src/statemix/cli/evaluate.py",
+        "batch_size=config.batch_size",
+        "batch_size=7",
+        ("tests/cli/test_evaluate.py",),
+    ),
+]
+
+FAULTS = [*KERNELS, *PYTHON_OPS, *MODELS, *TRAINING_LOOP, *EVALUATE]

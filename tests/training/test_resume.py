@@ -1,5 +1,6 @@
 """Runs that are killed, interrupted or damaged end bit-equal to runs that are not."""
 
+import dataclasses
 import json
 import multiprocessing
 import random
@@ -196,6 +197,23 @@ def test_interrupted_while_the_further_lengths_are_scored(config, whole, tmp_pat
     assert not (tmp_path / "run" / "summary.json").exists()
     train(config, tmp_path / "run")
     assert result(tmp_path / "run") == whole
+
+
+def test_a_run_that_had_stopped_early_stays_stopped(config, tmp_path):
+    """The threshold is passed at the first evaluation, and the interrupt comes after the last."""
+    early = dataclasses.replace(config, stop_at=0.01)
+    train(early, tmp_path / "whole")
+    rows, summary, weights = result(tmp_path / "whole")
+    assert rows[-1]["step"] < 12
+
+    def interrupt(event):
+        if event.text.startswith("length 10"):
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(early, tmp_path / "run", on_event=interrupt)
+    train(early, tmp_path / "run")
+    assert result(tmp_path / "run") == (rows, summary, weights)
 
 
 def test_interrupt_at_the_very_end_is_not_swallowed(config, whole, tmp_path):

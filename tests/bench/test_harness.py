@@ -108,6 +108,12 @@ def test_slow_provider_makes_the_calls_it_can_afford_and_at_least_three(call_s, 
     assert measured["slow"].ratios["a"].p50 == call_s
 
 
+def test_one_slow_call_before_the_rounds_costs_no_rounds():
+    clock = FakeClock()
+    unlucky = clock.provider("unlucky", [1.0, 1.0, 1000.0, 1.0])
+    assert run(clock, [unlucky], rounds=20, budget_s=100)["unlucky"].rounds == 20
+
+
 def test_rounds_of_slow_providers_are_spread_and_shared():
     clock = FakeClock()
     providers = [clock.provider("a", [1.0])] + [clock.provider(name, [100.0]) for name in "bc"]

@@ -1,5 +1,6 @@
 """Compare several ways to compute one thing: interleaved, in one process, correct ones only."""
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -111,7 +112,7 @@ def measure(
         relative_to: names of the providers whose times divide those of the others.
         rounds: calls per provider. A provider that cannot make them within ``budget_s`` makes
             fewer, at least three, spread evenly over the rounds.
-        budget_s: time for the calls of one provider, estimated from its warm-up.
+        budget_s: time for the calls of one provider, estimated from the calls before.
         tolerance: largest relative error of a correct result.
         seed: of the order within each round.
         on_step: told what happens next, for a progress display.
@@ -130,10 +131,11 @@ def measure(
             ready[provider.name] = admitted
 
     on_step("warming up")
-    shares = {
-        name: _share(_time(one, clock), rounds=rounds, budget_s=budget_s)
-        for name, one in ready.items()
-    }
+    shares = {}
+    for name, one in ready.items():
+        # The heap may grow in either call, which later ones are spared.
+        call_s = min(_time(one, clock), outcomes[name].first_call_s or math.inf)
+        shares[name] = _share(call_s, rounds=rounds, budget_s=budget_s)
     times = _interleave(ready, shares, rounds=rounds, seed=seed, clock=clock, on_step=on_step)
     return [
         _with_times(outcomes[provider.name], times, relative_to)

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn.utils.parametrize import register_parametrization
 
 from statemix import ops
 from statemix.layers import BDLRU, HLRU
@@ -160,6 +161,74 @@ def test_dense_gates_are_the_rows_of_the_projection_with_units_last(layer):
     rows = layer.gate_proj(x).view(2, 4, *gates.shape[3:], HIDDEN_SIZE)
     torch.testing.assert_close(gates, rows.movedim(-1, 2), rtol=0, atol=0)
     assert gates.movedim(2, -1).is_contiguous()
+
+
+class Adapted(torch.nn.Module):
+    """A projection and something beside it, as adapters are."""
+
+    def __init__(self, projection):
+        super().__init__()
+        self.projection = projection
+
+    def forward(self, x):
+        y = self.projection(x)
+        return y + y.square()
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, weight):
+        return 2 * weight
+
+
+def wrap(layer):
+    layer.gate_proj = Adapted(layer.gate_proj)
+
+
+def replace_forward(layer):
+    forward = layer.gate_proj.forward
+    layer.gate_proj.forward = lambda x: forward(x).square()
+
+
+CHANGES = {
+    "wrapper": wrap,
+    "other forward": replace_forward,
+    "parametrisation": lambda layer: register_parametrization(layer.gate_proj, "weight", Doubled()),
+    "forward hook": lambda layer: layer.gate_proj.register_forward_hook(lambda *call: call[2] ** 2),
+    "forward pre-hook": lambda layer: layer.gate_proj.register_forward_pre_hook(
+        lambda _, x: (2 * x[0],)
+    ),
+    "no bias": lambda layer: layer.gate_proj.register_parameter("bias", None),
+}
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.25])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+@torch.no_grad()
+def test_a_changed_projection_of_the_gates_acts_in_sequences_and_steps_alike(change, temperature):
+    x = tokens(2, 4)
+    for layer in layers_of_units(gate_temperature=temperature):
+        before, _ = layer(x)
+        change(layer)
+        y, final = layer(x)
+        assert not torch.allclose(y, before)
+        gates = raw_gates(layer, x)
+        rows = layer.gate_proj(x).view(2, 4, *gates.shape[3:], HIDDEN_SIZE) / temperature
+        torch.testing.assert_close(gates, rows.movedim(-1, 2), **TIGHT)
+        assert gates.movedim(2, -1).is_contiguous()
+        state = layer.init_state(2)
+        for t, x_t in enumerate(x.unbind(1)):
+            y_t, state = layer.step(x_t, state)
+            torch.testing.assert_close(y_t, y[:, t], **TIGHT)
+        torch.testing.assert_close(state, final, **TIGHT)
+
+
+@pytest.mark.parametrize("kind", ["register_full_backward_hook", "register_full_backward_pre_hook"])
+def test_backward_hooks_on_the_projection_of_the_gates_fire(kind):
+    for layer in layers_of_units():
+        fired = []
+        getattr(layer.gate_proj, kind)(lambda *_, fired=fired: fired.append(1))
+        layer(tokens(2, 4).requires_grad_())[0].sum().backward()
+        assert fired == [1]
 
 
 @pytest.mark.parametrize("layer", layers_of_units(selective=False), ids=UNITS)

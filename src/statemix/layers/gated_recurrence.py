@@ -181,16 +181,16 @@ class GatedRecurrence(Layer):
 
     def _raw_gates(self, x: Tensor) -> Tensor:
         """Gates (B, T, H, *gate_shape) of x (B, T, hidden_size), stored with H innermost."""
-        if self.selective is True:
+        if self.selective is True and _is_plain(self.gate_proj):
             # Scaling the projection instead of the gates makes the temperature free: there are
             # fewer weights than gates as soon as there are more tokens than channels.
             weight = self.gate_proj.weight / self.temperature
             bias = self.gate_proj.bias / self.temperature
             return self._by_unit(F.linear(x, weight, bias))
-        return self._elementwise_gates(x)
+        return self._raw_gates_of_token(x)
 
     def _raw_gates_of_token(self, x_t: Tensor) -> Tensor:
-        """Gates (B, H, *gate_shape) of x_t (B, hidden_size)."""
+        """Gates (B, H, *gate_shape) of x_t (B, hidden_size), or of any further axes like B."""
         if self.selective is True:
             # One token has fewer gates than the projection has weights.
             return self._by_unit(self.gate_proj(x_t) / self.temperature)
@@ -226,3 +226,22 @@ class GatedRecurrence(Layer):
             f"selective={self.selective!r}, initial_state={self.initial_state!r}, "
             f"backend={self.backend!r}"
         )
+
+
+def _is_plain(projection: nn.Module) -> bool:
+    """Whether calling ``projection`` does nothing but multiply by its weight and add its bias.
+
+    Not so once it is wrapped or parametrised (both change its type), hooked, or its ``forward``
+    replaced: whoever did that expects the call.
+    """
+    return (
+        type(projection) is nn.Linear
+        and projection.bias is not None
+        and "forward" not in vars(projection)
+        and not (
+            projection._forward_pre_hooks
+            or projection._forward_hooks
+            or projection._backward_pre_hooks
+            or projection._backward_hooks
+        )
+    )

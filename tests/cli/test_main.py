@@ -13,8 +13,9 @@ from statemix.cli.main import COMMANDS, main
 FLAGS = {
     "train": """
         --folder --from --task --task-options --layer --layer-options --hidden-size --num-layers
-        --bos --no-bos --residual --no-residual --norm --channel-mixer --learning-rate --learning-rates
-        --weight-decay --weight-decays --betas --batch-size --epochs --num-steps --schedule --min-learning-rate
+        --bos --no-bos --residual --no-residual --norm --channel-mixer --learning-rate
+        --learning-rates --weight-decay --weight-decays --betas --batch-size --epochs --num-steps
+        --schedule --min-learning-rate
         --warmup-steps --clip-norm --sharpen-to --sharpen-start --sharpen-end --eval-every
         --test-size --validation-size --eval-lengths --eval-tokens --stop-at --precision --device
         --num-threads --seed

@@ -96,6 +96,24 @@ def test_wrong_request_is_named_on_stderr_with_exit_code_2(arguments, message, c
     assert printed.out == ""
 
 
+@pytest.fixture
+def line_of(capsys, monkeypatch):
+    """The one line that a command prints that fails with this error and exit code."""
+
+    def run(error, code):
+        class Failing:
+            def run(self):
+                raise error
+
+        monkeypatch.setattr(dispatcher, "parse", lambda *_: Failing())
+        assert main(["train"]) == code
+        printed = capsys.readouterr().err
+        assert printed.count("\n") == 1
+        return printed
+
+    return run
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [
@@ -108,15 +126,8 @@ def test_wrong_request_is_named_on_stderr_with_exit_code_2(arguments, message, c
         (KeyboardInterrupt(), 130),
     ],
 )
-def test_errors_become_one_line_and_an_exit_code(error, code, capsys, monkeypatch):
-    class Failing:
-        def run(self):
-            raise error
-
-    monkeypatch.setattr(dispatcher, "parse", lambda *_: Failing())
-    assert main(["train"]) == code
-    printed = capsys.readouterr().err
-    assert printed.count("\n") == 1
+def test_errors_become_one_line_and_an_exit_code(error, code, line_of):
+    printed = line_of(error, code)
     assert "Traceback" not in printed
     assert ("a b" in printed) != (code == 130)
 
@@ -137,16 +148,9 @@ FRAMES = "\nException raised from unpack at numbers.h:79 (most recent call first
         ),
     ],
 )
-def test_frames_of_the_stack_are_left_out_but_no_reason_is(error, code, shown, capsys, monkeypatch):
-    class Failing:
-        def run(self):
-            raise error
-
-    monkeypatch.setattr(dispatcher, "parse", lambda *_: Failing())
-    assert main(["train"]) == code
-    printed = capsys.readouterr().err
+def test_frames_of_the_stack_are_left_out_but_no_reason_is(error, code, shown, line_of):
+    printed = line_of(error, code)
     assert printed.startswith(f"statemix: {shown}")
-    assert printed.count("\n") == 1
     assert "frame" not in printed
     assert "raised from" not in printed
 

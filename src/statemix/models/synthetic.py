@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from statemix import layers
+from statemix.layers.layer import check_sizes
 from statemix.models.channel_mixers import CHANNEL_MIXERS, ChannelMixer
 from statemix.ops.checks import bind, check_cu_seqlens, check_cu_seqlens_values
 
@@ -77,15 +78,12 @@ class SyntheticModel(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        sizes = {
-            "vocab_size": vocab_size,
-            "num_classes": num_classes,
-            "hidden_size": hidden_size,
-            "num_layers": num_layers,
-        }
-        for name, size in sizes.items():
-            if size < 1:
-                raise ValueError(f"{name} must be at least 1, got {size}")
+        check_sizes(
+            vocab_size=vocab_size,
+            num_classes=num_classes,
+            hidden_size=hidden_size,
+            num_layers=num_layers,
+        )
         if norm not in _NORMS:
             raise ValueError(f"norm must be one of {list(_NORMS)}, got {norm!r}")
         if channel_mixer not in CHANNEL_MIXERS:

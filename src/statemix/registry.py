@@ -1,0 +1,277 @@
+"""Registries: entries of one kind by name, the options of each, and one wording of their errors."""
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Generic, TypeVar, get_type_hints
+
+from statemix.settings import (
+    Assignments,
+    ByInstance,
+    SettingError,
+    check_value,
+    from_plain,
+    to_plain,
+)
+
+Entry = TypeVar("Entry")
+"""A class or a record with a ``name``, the one that users write."""
+
+REQUIRED: Any = inspect.Parameter.empty
+"""The default of an option that must be given."""
+
+
+class Registry(Mapping[str, Entry], Generic[Entry]):
+    """Entries of one kind by name, in the order in which they were registered.
+
+    Args:
+        kind: the kind in words, for messages: "layer", "gate", "backend".
+        entries: the first entries.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> colours = Registry("colour", [SimpleNamespace(name="red")])
+        >>> colours.find("blue")
+        Traceback (most recent call last):
+        ...
+        statemix.settings.SettingError: colour must be one of ['red'], got 'blue'
+    """
+
+    def __init__(self, kind: str, entries: Iterable[Entry] = ()) -> None:
+        self.kind = kind
+        self._entries: dict[str, Entry] = {}
+        for entry in entries:
+            self.register(entry)
+
+    def register(self, entry: Entry) -> Entry:
+        """Add an entry and return it, so that this also decorates a class.
+
+        Raises:
+            ValueError: if its name is taken.
+        """
+        name: str = entry.name  # type: ignore[attr-defined]
+        if name in self._entries:
+            raise ValueError(f"{self.kind} must have a name of its own, got a second {name!r}")
+        self._entries[name] = entry
+        return entry
+
+    def remove(self, name: str) -> None:
+        """Remove the entry of a name, for instance at the end of a test."""
+        del self._entries[name]
+
+    def find(self, name: object) -> Entry:
+        """Return the entry of a name.
+
+        Raises:
+            SettingError: if there is none, listing the names.
+        """
+        if not isinstance(name, str) or name not in self._entries:
+            raise SettingError("", f"must be one of {list(self)}", name, subject=self.kind)
+        return self._entries[name]
+
+    def __getitem__(self, name: str) -> Entry:
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+Factory = TypeVar("Factory", bound=type[Any])
+
+
+class Factories(Registry[Factory]):
+    """Classes by name, built from options: the parameters of their constructors.
+
+    The annotation of a parameter is the one statement of what the option accepts, and its default
+    the one statement of the default.
+
+    Args:
+        kind: as in :class:`Registry`.
+        common: parameters that whoever builds an entry supplies, and that are no options.
+        entries: the first classes.
+    """
+
+    by_kind: ClassVar[dict[str, "Factories[Any]"]] = {}
+    """Every registry of classes by its kind: a :class:`Spec` finds its own here."""
+
+    def __init__(
+        self, kind: str, entries: Iterable[Factory] = (), *, common: tuple[str, ...] = ()
+    ) -> None:
+        self.common = common
+        super().__init__(kind, entries)
+        self.by_kind[kind] = self
+
+    def options(self, name: str) -> dict[str, tuple[Any, Any]]:
+        """Return the options of an entry: option -> (annotation, default).
+
+        The default is :data:`REQUIRED` where the option must be given.
+
+        Raises:
+            SettingError: if there is no entry of that name.
+        """
+        constructor = self.find(name).__init__
+        hints = get_type_hints(constructor, include_extras=True)
+        return {
+            parameter.name: (hints[parameter.name], parameter.default)
+            for parameter in inspect.signature(constructor).parameters.values()
+            if parameter.name in hints and parameter.name not in self.common
+        }
+
+    def check(self, name: str, options: Mapping[str, object], path: str = "") -> None:
+        """Check the names and types of options, nested ones included.
+
+        Args:
+            name: name of the entry.
+            options: what is to be given to its constructor.
+            path: dotted name of the place of these options in a configuration, for messages.
+
+        Raises:
+            SettingError: if there is no entry of that name, an option is unknown or missing, or a
+                value does not have the option's type.
+        """
+        known = self.options(name)
+        for option, value in options.items():
+            if option not in known:
+                raise SettingError(
+                    path,
+                    f"must be among {sorted(known)}",
+                    option,
+                    subject=f"options of {self.kind} {name!r}",
+                )
+            check_value(known[option][0], value, f"{path}.{option}".lstrip("."))
+        missing = [
+            option
+            for option, (_, default) in known.items()
+            if default is REQUIRED and option not in options
+        ]
+        if missing:
+            raise SettingError(
+                path,
+                f"must include {missing}",
+                sorted(options),
+                subject=f"options of {self.kind} {name!r}",
+            )
+
+    def build(self, name: str, /, **arguments: Any) -> Any:
+        """Construct an entry.
+
+        Args:
+            name: name of the entry.
+            **arguments: its options, and the common parameters.
+
+        Raises:
+            SettingError: as in :meth:`check`.
+        """
+        self.check(name, {k: v for k, v in arguments.items() if k not in self.common})
+        return self.find(name)(**arguments)
+
+
+class Spec(ByInstance):
+    """An entry of a registry, chosen by name, and its options: immutable, hashable, comparable.
+
+    Each registry of classes has a subclass of its own, with ``kind`` set. As plain data, a
+    specification is one table: its name and, beside it, its options. A parameter annotated with
+    such a subclass makes the option a specification in turn, so that layers nest.
+
+    Args:
+        name: name of the entry.
+        **options: options that differ from the defaults, or are required.
+
+    Raises:
+        SettingError: if there is no such entry, or the options do not fit it.
+    """
+
+    kind: ClassVar[str]
+
+    name: str
+    options: Mapping[str, Any]
+    __slots__ = ("name", "options")
+
+    def __init__(self, name: str, /, **options: Any) -> None:
+        self.registry().check(name, options)
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "options", Assignments(options))
+
+    @classmethod
+    def registry(cls) -> Factories[Any]:
+        """The registry that names of this kind are looked up in."""
+        return Factories.by_kind[cls.kind]
+
+    def build(self, **common: Any) -> Any:
+        """Construct the entry with its options and the registry's common parameters."""
+        return self.registry().build(self.name, **common, **self.options)
+
+    def complete(self) -> "Spec":
+        """The same with every option written out, the defaults included."""
+        defaults = {
+            option: default
+            for option, (_, default) in self.registry().options(self.name).items()
+            if default is not REQUIRED
+        }
+        return type(self)(self.name, **{**defaults, **self.options})
+
+    def asked(self) -> dict[str, Any]:
+        """As plain data, without the options that equal their defaults."""
+        known = self.registry().options(self.name)
+        return {"name": self.name} | {
+            option: value.asked() if isinstance(value, Spec) else to_plain(value)
+            for option, value in sorted(self.options.items())
+            if not _same(value, known[option][1])
+        }
+
+    def to_plain(self) -> dict[str, Any]:
+        """One table of plain data: the name and the options."""
+        return {"name": self.name, **{k: to_plain(v) for k, v in self.options.items()}}
+
+    @classmethod
+    def from_plain(cls, value: object, path: str) -> "Spec":
+        """Undo :meth:`to_plain`; a bare name stands for an entry without options.
+
+        Raises:
+            SettingError: if the data are no such table, or do not fit the entry.
+        """
+        table = {"name": value} if isinstance(value, str) else value
+        if not isinstance(table, Mapping) or "name" not in table:
+            raise SettingError(path, "must be a table with a name", value)
+        registry = cls.registry()
+        try:
+            known = registry.options(table["name"])
+        except SettingError as error:
+            raise error.below(f"{path}.name") from None
+        options = {
+            str(option): from_plain(known[option][0], item, f"{path}.{option}")
+            if option in known
+            else item
+            for option, item in table.items()
+            if option != "name"
+        }
+        registry.check(table["name"], options, path)
+        return cls(table["name"], **options)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{type(self).__name__} is immutable")
+
+    def __eq__(self, other: object) -> bool:
+        # Two that ask for the same are equal, whether or not they write defaults out.
+        return isinstance(other, Spec) and self.kind == other.kind and self.asked() == other.asked()
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.name))
+
+    def __repr__(self) -> str:
+        given = "".join(f", {option}={value!r}" for option, value in self.options.items())
+        return f"{type(self).__name__}({self.name!r}{given})"
+
+    def __reduce__(self) -> tuple[Callable[..., "Spec"], tuple[Any, ...]]:
+        return _rebuilt, (type(self), self.name, dict(self.options))
+
+
+def _rebuilt(kind: type[Spec], name: str, options: dict[str, Any]) -> Spec:
+    return kind(name, **options)
+
+
+def _same(value: object, default: object) -> bool:
+    # 1, 1.0 and True are equal to Python, but not as options.
+    return type(value) is type(default) and value == default

@@ -2,13 +2,13 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Generic, TypeVar, get_type_hints
+from typing import Any, ClassVar, Generic, Self, TypeVar, get_type_hints
 
 from statemix.settings import (
     Assignments,
     ByInstance,
     SettingError,
-    check_value,
+    checked,
     from_plain,
     to_plain,
 )
@@ -119,8 +119,8 @@ class Factories(Registry[Factory]):
             if parameter.name in hints and parameter.name not in self.common
         }
 
-    def check(self, name: str, options: Mapping[str, object], path: str = "") -> None:
-        """Check the names and types of options, nested ones included.
+    def checked(self, name: str, options: Mapping[str, object], path: str = "") -> dict[str, Any]:
+        """Check the names and types of options, and return them.
 
         Args:
             name: name of the entry.
@@ -132,6 +132,7 @@ class Factories(Registry[Factory]):
                 value does not have the option's type.
         """
         known = self.options(name)
+        found = {}
         for option, value in options.items():
             if option not in known:
                 raise SettingError(
@@ -140,7 +141,7 @@ class Factories(Registry[Factory]):
                     option,
                     subject=f"options of {self.kind} {name!r}",
                 )
-            check_value(known[option][0], value, f"{path}.{option}".lstrip("."))
+            found[option] = checked(known[option][0], value, f"{path}.{option}".lstrip("."))
         missing = [
             option
             for option, (_, default) in known.items()
@@ -153,6 +154,7 @@ class Factories(Registry[Factory]):
                 sorted(options),
                 subject=f"options of {self.kind} {name!r}",
             )
+        return found
 
     def build(self, name: str, /, **arguments: Any) -> Any:
         """Construct an entry.
@@ -162,10 +164,10 @@ class Factories(Registry[Factory]):
             **arguments: its options, and the common parameters.
 
         Raises:
-            SettingError: as in :meth:`check`.
+            SettingError: as in :meth:`checked`.
         """
-        self.check(name, {k: v for k, v in arguments.items() if k not in self.common})
-        return self.find(name)(**arguments)
+        given = {k: v for k, v in arguments.items() if k not in self.common}
+        return self.find(name)(**{**arguments, **self.checked(name, given)})
 
 
 class Spec(ByInstance):
@@ -190,9 +192,8 @@ class Spec(ByInstance):
     __slots__ = ("name", "options")
 
     def __init__(self, name: str, /, **options: Any) -> None:
-        self.registry().check(name, options)
+        object.__setattr__(self, "options", Assignments(self.registry().checked(name, options)))
         object.__setattr__(self, "name", name)
-        object.__setattr__(self, "options", Assignments(options))
 
     @classmethod
     def registry(cls) -> Factories[Any]:
@@ -203,7 +204,7 @@ class Spec(ByInstance):
         """Construct the entry with its options and the registry's common parameters."""
         return self.registry().build(self.name, **common, **self.options)
 
-    def complete(self) -> "Spec":
+    def complete(self) -> Self:
         """The same with every option written out, the defaults included."""
         defaults = {
             option: default
@@ -247,7 +248,7 @@ class Spec(ByInstance):
             for option, item in table.items()
             if option != "name"
         }
-        registry.check(table["name"], options, path)
+        registry.checked(table["name"], options, path)
         return cls(table["name"], **options)
 
     def __setattr__(self, name: str, value: object) -> None:

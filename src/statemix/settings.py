@@ -4,7 +4,17 @@ import dataclasses
 import types
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Self,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -53,7 +63,7 @@ def _shown(value: object, limit: int = 200) -> str:
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
 
 
-def check_value(annotation: Any, value: object, path: str) -> None:
+def checked(annotation: Any, value: object, path: str) -> Any:
     """Check a value against a type, strictly: True is no integer, and 1 no string.
 
     Args:
@@ -61,11 +71,14 @@ def check_value(annotation: Any, value: object, path: str) -> None:
         value: what is to be of this type.
         path: dotted name of the setting, for the message.
 
+    Returns:
+        The value; an integer that is to be a floating-point number as such.
+
     Raises:
-        SettingError: if it is not.
+        SettingError: if the value is not of this type.
 
     Example:
-        >>> check_value(int, True, "hidden_size")
+        >>> checked(int, True, "hidden_size")
         Traceback (most recent call last):
         ...
         statemix.settings.SettingError: hidden_size must be a valid integer, got True
@@ -74,7 +87,7 @@ def check_value(annotation: Any, value: object, path: str) -> None:
     from pydantic import ValidationError
 
     try:
-        _adapter(annotation).validate_python(value)
+        return _adapter(annotation).validate_python(value)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         # A union names the branches that it tried, which are no parts of the setting's name.
@@ -115,8 +128,8 @@ class Settings(ByInstance):
     """
 
     def __post_init__(self) -> None:
-        for name, annotation in _hints(type(self)).items():
-            check_value(annotation, getattr(self, name), name)
+        for name, annotation in _hints(cast(Any, type(self))).items():
+            object.__setattr__(self, name, checked(annotation, getattr(self, name), name))
         self.check()
 
     def check(self) -> None:
@@ -183,9 +196,6 @@ def to_plain(value: Any) -> Any:
     return value
 
 
-Kind = TypeVar("Kind")
-
-
 def from_plain(annotation: Any, value: Any, path: str = "") -> Any:
     """Undo :func:`to_plain`: build what ``annotation`` says from plain data.
 
@@ -203,11 +213,13 @@ def from_plain(annotation: Any, value: Any, path: str = "") -> Any:
         if issubclass(annotation, Settings):
             return value if isinstance(value, annotation) else _settings(annotation, value, path)
     origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return from_plain(arguments[0], value, path)
     if origin in (Union, types.UnionType):
         if value is None:
             return None
         for member in arguments:
-            built = from_plain(member, value, path) if isinstance(value, Mapping | list) else value
+            built = from_plain(member, value, path)
             if built is not value:
                 return built
     elif origin is tuple and isinstance(value, list):
@@ -225,11 +237,14 @@ def _settings(kind: type[Settings], value: Any, path: str) -> Settings:
     dot = f"{path}." if path else ""
     if not isinstance(value, Mapping):
         raise SettingError(path or kind.__name__, "must be a table", value)
-    hints = _hints(kind)
+    hints = _hints(cast(Any, kind))
     unknown = [name for name in value if name not in hints]
     if unknown:
         known = ", ".join(hints)
         raise SettingError(f"{dot}{unknown[0]}", f"must be one of {known}", unknown[0])
+    for field in dataclasses.fields(cast(Any, kind)):
+        if field.default is dataclasses.MISSING and field.name not in value:
+            raise SettingError(f"{dot}{field.name}", "must be given", None)
     arguments = {
         name: from_plain(hints[name], item, f"{dot}{name}") for name, item in value.items()
     }
@@ -245,23 +260,20 @@ def asked(settings: Any) -> dict[str, Any]:
     Two settings are the same request if this is equal for both: a field that a later version adds
     with a default changes nothing.
     """
-    default = type(settings)()
     found: dict[str, Any] = {}
     for field in dataclasses.fields(settings):
-        value, usual = getattr(settings, field.name), getattr(default, field.name)
-        if value == usual and type(value) is type(usual):
-            continue
-        nested = isinstance(value, Settings) and type(value) is type(usual)
-        found[field.name] = asked(value) if nested else _asked_plain(value)
+        value, usual = getattr(settings, field.name), field.default
+        if type(value) is not type(usual) or value != usual:
+            found[field.name] = _asked_plain(value)
     return found
 
 
 def _asked_plain(value: Any) -> Any:
+    if isinstance(value, Settings):
+        return asked(value)
     if isinstance(value, tuple):
         return [_asked_plain(item) for item in value]
-    if hasattr(value, "asked"):
-        return value.asked()
-    return to_plain(value)
+    return value.asked() if hasattr(value, "asked") else to_plain(value)
 
 
 def difference(ours: Any, theirs: Any, path: str = "") -> tuple[str, Any, Any] | None:

@@ -2,8 +2,21 @@
 
 from statemix.layers.bd_lru import BDLRU
 from statemix.layers.h_lru import HLRU
-from statemix.layers.layer import Layer
-from statemix.layers.lstm import LSTM
-from statemix.layers.registry import build, check_options, names, options
+from statemix.layers.layer import Layer, LayerSpec
+from statemix.layers.lstm import LSTM, LSTMState
+from statemix.layers.registry import LAYERS, build
+from statemix.layers.state import State, map_state, take_rows
 
-__all__ = ["BDLRU", "HLRU", "LSTM", "Layer", "build", "check_options", "names", "options"]
+__all__ = [
+    "BDLRU",
+    "HLRU",
+    "LAYERS",
+    "LSTM",
+    "LSTMState",
+    "Layer",
+    "LayerSpec",
+    "State",
+    "build",
+    "map_state",
+    "take_rows",
+]

@@ -1,6 +1,7 @@
 """BDLRU: linear recurrence over dense blocks with jointly normalised gates."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,6 +58,14 @@ class BDLRU(GatedRecurrence):
         (torch.Size([2, 5, 8]), torch.Size([2, 8]), torch.Size([2, 4, 2]))
     """
 
+    name = "bd_lru"
+    display_name = "BD-LRU"
+    colour = "#0072B2"
+
+    @classmethod
+    def label(cls, options: Mapping[str, Any]) -> str:
+        return f"{cls.display_name} m={options['block_size']}"
+
     def __init__(
         self,
         hidden_size: int,
@@ -95,7 +104,7 @@ class BDLRU(GatedRecurrence):
         return "num_blocks"
 
     @property
-    def state_axes(self) -> Mapping[str, int]:
+    def _state_axes(self) -> Mapping[str, int]:
         return {"num_blocks": self.num_blocks, "block_size": self.block_size}
 
     def forward(

@@ -3,7 +3,7 @@
 import math
 import numbers
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal, Self, get_args
 
 import torch
@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from statemix import ops
 from statemix.layers.layer import Layer, at_least_float32, check_sizes
+from statemix.layers.state import State
 from statemix.ops import cpu
-from statemix.ops.checks import check_choice
+from statemix.ops.checks import bind, check_choice
 
 Selectivity = Literal[True, False, "pointwise"]
 InitialState = Literal["zero", "learned"]
@@ -47,6 +48,8 @@ class GatedRecurrence(Layer):
         device: of the parameters.
         dtype: of the parameters.
     """
+
+    schedulable = ("gate_temperature",)
 
     temperature: Tensor
     learned_state: nn.Parameter | None
@@ -105,7 +108,7 @@ class GatedRecurrence(Layer):
             num_readouts * num_units, hidden_size, bias=False, device=device, dtype=dtype
         )
         if initial_state == "learned":
-            shape = tuple(self.state_axes.values())
+            shape = tuple(self._state_axes.values())
             self.learned_state = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         else:
             self.register_parameter("learned_state", None)
@@ -120,6 +123,20 @@ class GatedRecurrence(Layer):
     @abstractmethod
     def _unit_name(self) -> str:
         """Name of the constructor argument that counts the units, for messages."""
+
+    @property
+    @abstractmethod
+    def _state_axes(self) -> Mapping[str, int]:
+        """Name and size of each axis of the state of one sequence, in order."""
+
+    def check_state(self, state: State, num_sequences: int, axis: str = "B") -> None:
+        sizes = {axis: num_sequences, **self._state_axes}
+        bind(sizes, "state", state, " ".join(sizes))
+        if not state.dtype.is_floating_point:
+            raise TypeError(f"state must have a floating dtype, got {state.dtype}")
+        device = self.value_proj.weight.device
+        if state.device != device:
+            raise ValueError(f"state must be on {device}, got {state.device}")
 
     @property
     def gate_temperature(self) -> float:
@@ -165,6 +182,16 @@ class GatedRecurrence(Layer):
             nn.init.zeros_(self.learned_state)
         self.gate_temperature = self._constructed_temperature
 
+    def zero_biases(self) -> None:
+        """Prefer no gate at the start: dense and pointwise gates begin without a bias.
+
+        Gates that are learned constants (``selective=False``) are no biases, and stay.
+        """
+        if self.selective is True:
+            nn.init.zeros_(self.gate_proj.bias)
+        elif self.selective == "pointwise":
+            nn.init.zeros_(self.gate_bias)
+
     def init_state(
         self,
         batch_size: int,
@@ -174,7 +201,7 @@ class GatedRecurrence(Layer):
         weight = self.value_proj.weight
         dtype = at_least_float32(weight.dtype if dtype is None else dtype)
         device = weight.device if device is None else device
-        shape = (batch_size, *self.state_axes.values())
+        shape = (batch_size, *self._state_axes.values())
         if self.learned_state is not None:
             return self.learned_state.to(device=device, dtype=dtype).expand(shape)
         return torch.zeros(shape, device=device, dtype=dtype)

@@ -1,7 +1,7 @@
 """HLRU: scalar linear recurrences over the last m outputs with jointly normalised gates."""
 
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -70,6 +70,14 @@ class HLRU(GatedRecurrence):
         (torch.Size([2, 5, 8]), torch.Size([2, 6, 3]))
     """
 
+    name = "h_lru"
+    display_name = "H-LRU"
+    colour = "#009E73"
+
+    @classmethod
+    def label(cls, options: Mapping[str, Any]) -> str:
+        return f"{cls.display_name} m={options['order']}"
+
     def __init__(
         self,
         hidden_size: int,
@@ -114,7 +122,7 @@ class HLRU(GatedRecurrence):
         return "num_channels"
 
     @property
-    def state_axes(self) -> Mapping[str, int]:
+    def _state_axes(self) -> Mapping[str, int]:
         return {"num_channels": self.num_channels, "order": self.order}
 
     def forward(

@@ -1,61 +1,96 @@
 """The call that every layer answers to, and the checks of its arguments."""
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from statemix.layers.state import State, check_like, tensors
 from statemix.ops.checks import bind, check_cu_seqlens
+from statemix.registry import Spec
+
+
+class LayerSpec(Spec):
+    """A sequence layer by name, with its options.
+
+    A layer whose constructor has a parameter of this type contains another layer, chosen by whoever
+    configures it.
+
+    Example:
+        >>> LayerSpec("bd_lru", num_blocks=4, block_size=2).build(hidden_size=8).state_size
+        8
+    """
+
+    kind = "layer"
 
 
 class Layer(nn.Module, ABC):
     """A sequence layer that maps (B, T, hidden_size) to (B, T, hidden_size) and carries a state.
 
-    The state is opaque and of constant size: take it from one call, or from ``init_state``, and
-    hand it to the next. Dropping a layer into a module of one's own takes three lines::
+    The state is opaque: a tensor or a NamedTuple of tensors, batch first. Take it from one call,
+    or from ``init_state``, and hand it to the next. Dropping a layer into a module of one's own
+    takes three lines::
 
         self.mixer = BDLRU(hidden_size=256, num_blocks=64, block_size=4)  # in __init__
         y, state = self.mixer(x)                      # in forward: a whole sequence
         y_t, state = self.mixer.step(x_t, state)      # while decoding: one token
+
+    A layer becomes available to every model, task and command by one line in
+    ``layers/registry.py``. Its constructor takes ``hidden_size`` and the keywords ``device`` and
+    ``dtype``; its other parameters are its options.
+
+    Attributes:
+        name: the name that users write.
+        display_name: how tables and figures call it.
+        colour: its colour in figures, "#rrggbb"; None lets the figures choose one.
+        schedulable: attributes that a schedule may set during training, and that may have another
+            value in evaluation. Assigning to one takes effect at the next call.
     """
+
+    name: ClassVar[str]
+    display_name: ClassVar[str]
+    colour: ClassVar[str | None] = None
+    schedulable: ClassVar[tuple[str, ...]] = ()
 
     hidden_size: int
 
-    @property
-    @abstractmethod
-    def state_axes(self) -> Mapping[str, int]:
-        """Name and size of each axis of the state of one sequence, in order."""
+    @classmethod
+    def label(cls, options: Mapping[str, Any]) -> str:
+        """How tables and figures call a layer with these options."""
+        del options
+        return cls.display_name
 
     @property
     def state_size(self) -> int:
-        """Numbers that the layer remembers of one sequence."""
-        return math.prod(self.state_axes.values())
+        """Numbers that the layer remembers of one sequence before its first token."""
+        state = self.init_state(1, device="meta")
+        return sum(part.numel() for _, part in tensors(state) if part.dtype.is_floating_point)
 
     @abstractmethod
     def forward(
-        self, x: Tensor, state: Tensor | None = None, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+        self, x: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         """Run over whole sequences, continuing from ``state`` if it is given.
 
         Args:
             x: shape (B, T, hidden_size), in the dtype of the parameters or under autocast.
-            state: shape (B, *state_axes). None means ``init_state(B)``.
+            state: the state of B sequences. None means ``init_state(B)``.
             cu_seqlens: int32 or int64, shape (N+1,), boundaries 0 = c_0 <= ... <= c_N = T of N
                 sequences packed into one row (B = 1). ``state`` then has N rows.
 
         Returns:
             y: shape of ``x``.
-            state: what remains of each sequence; for an empty one, the state it began with.
+            state: the state at the end of each sequence; for an empty one, the state it began with.
 
         Raises:
             ValueError: if a shape or a device disagrees.
-            TypeError: if a dtype does not fit.
+            TypeError: if a dtype or the structure of ``state`` does not fit.
         """
 
     @abstractmethod
-    def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
         """Advance every sequence by one token: x_t, y_t (B, hidden_size)."""
 
     @abstractmethod
@@ -64,51 +99,80 @@ class Layer(nn.Module, ABC):
         batch_size: int,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-    ) -> Tensor:
+    ) -> State:
         """The state in which ``forward`` begins when it is given none.
 
         Args:
             batch_size: number of sequences B.
-            device: None means that of the parameters.
-            dtype: widened to float32 where it is narrower; None means that of the parameters.
+            device: None means the device of the parameters.
+            dtype: dtype of the floating parts, widened to float32 where it is narrower; None means
+                the dtype of the parameters.
 
         Returns:
-            shape (B, *state_axes), float32 or wider.
+            The state of B sequences, float32 or wider.
         """
 
     @abstractmethod
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw all parameters anew, from ``generator`` or from torch's global one."""
+        """Redraw all parameters, from ``generator`` or from torch's global one.
 
-    def _check_sequence(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> int:
+        The constructor draws them as well.
+        """
+
+    def zero_biases(self) -> None:
+        """Set the biases of projections to zero, which is how the synthetic benchmarks start.
+
+        A layer whose own initialisation is part of its definition leaves this as it is: nothing.
+        """
+
+    def reports(self) -> Mapping[str, Tensor]:
+        """Numbers about the last call of ``forward`` that training should record.
+
+        Returns:
+            Name -> scalar tensor without a gradient, on any device, such as the iterations that a
+            solver needed. Training averages each over its steps.
+        """
+        return {}
+
+    def check_state(self, state: State, num_sequences: int, axis: str = "B") -> None:
+        """Check that ``state`` is a state of this layer for so many sequences, on its device.
+
+        A layer whose state changes its shape, as a growing cache does, overrides this.
+
+        Args:
+            state: what came.
+            num_sequences: how many sequences it must describe.
+            axis: letter of that number in messages, "B", or "N" for packed sequences.
+
+        Raises:
+            ValueError: if a shape or a device disagrees.
+            TypeError: if the structure or a dtype does not fit.
+        """
+        check_like(state, self.init_state(1, device="meta"), num_sequences, axis)
+        device = next(self.parameters()).device
+        for name, part in tensors(state):
+            if part.device != device:
+                raise ValueError(f"{name} must be on {device}, got {part.device}")
+
+    def _check_sequence(self, x: Tensor, state: State | None, cu_seqlens: Tensor | None) -> int:
         """Check the arguments of ``forward`` and return the number of sequences."""
         sizes = {"hidden_size": self.hidden_size}
         bind(sizes, "x", x, "B T hidden_size")
         self._check_fit("x", x)
-        batch_axis, num_sequences = "B", sizes["B"]
+        axis, num_sequences = "B", sizes["B"]
         if cu_seqlens is not None:
             check_cu_seqlens(cu_seqlens, like=x)
-            batch_axis, num_sequences = "N", len(cu_seqlens) - 1
+            axis, num_sequences = "N", len(cu_seqlens) - 1
         if state is not None:
-            self._check_state(state, batch_axis, num_sequences, like=x)
+            self.check_state(state, num_sequences, axis)
         return num_sequences
 
-    def _check_step(self, x_t: Tensor, state: Tensor) -> None:
+    def _check_step(self, x_t: Tensor, state: State) -> None:
         """Check the arguments of ``step``."""
         sizes = {"hidden_size": self.hidden_size}
         bind(sizes, "x_t", x_t, "B hidden_size")
         self._check_fit("x_t", x_t)
-        self._check_state(state, "B", sizes["B"], like=x_t)
-
-    def _check_state(
-        self, state: Tensor, batch_axis: str, num_sequences: int, like: Tensor
-    ) -> None:
-        sizes = {batch_axis: num_sequences, **self.state_axes}
-        bind(sizes, "state", state, " ".join(sizes))
-        if not state.dtype.is_floating_point:
-            raise TypeError(f"state must have a floating dtype, got {state.dtype}")
-        if state.device != like.device:
-            raise ValueError(f"state must be on {like.device}, got {state.device}")
+        self.check_state(state, sizes["B"])
 
     def _check_fit(self, name: str, x: Tensor) -> None:
         """Check that ``x`` is on the device of the parameters and has a dtype they can meet."""

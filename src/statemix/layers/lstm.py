@@ -1,16 +1,23 @@
 """LSTM: PyTorch's, with the call of the other layers."""
 
-from collections.abc import Mapping
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import rnn
 
 from statemix.layers.layer import Layer, at_least_float32, check_sizes
+from statemix.layers.state import map_state, take_rows
 from statemix.ops.checks import check_cu_seqlens_values
 
 Sequences = TypeVar("Sequences", Tensor, rnn.PackedSequence)
+
+
+class LSTMState(NamedTuple):
+    """What an LSTM remembers of each sequence, both (B, hidden_size), float32 or wider."""
+
+    h: Tensor
+    c: Tensor
 
 
 class LSTM(Layer):
@@ -24,16 +31,15 @@ class LSTM(Layer):
     Source: Hochreiter and Schmidhuber (1997) with forget gates. Parameters are initialised as
     PyTorch does, uniformly in +-1/sqrt(hidden_size): the forget bias is *not* raised to 1.
 
-    The state is one tensor, float32 or wider: (B, 2, hidden_size) with h in front of c. Packed
-    sequences run as a ``PackedSequence``, which reads ``cu_seqlens`` on the host.
+    Packed sequences run as a ``PackedSequence``, which reads ``cu_seqlens`` on the host.
 
     Args:
         hidden_size: width of input, output and memory.
-        device: of the parameters.
-        dtype: of the parameters.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
 
     Shape:
-        x (B, T, hidden_size) -> y (B, T, hidden_size), state (B, 2, hidden_size).
+        x (B, T, hidden_size) -> y (B, T, hidden_size), state h and c, each (B, hidden_size).
 
     Raises:
         ValueError: if ``hidden_size`` is below 1.
@@ -42,9 +48,13 @@ class LSTM(Layer):
     Example:
         >>> layer = LSTM(hidden_size=8)
         >>> y, state = layer(torch.randn(2, 5, 8))
-        >>> y.shape, state.shape
-        (torch.Size([2, 5, 8]), torch.Size([2, 2, 8]))
+        >>> y.shape, state.h.shape, state.c.shape
+        (torch.Size([2, 5, 8]), torch.Size([2, 8]), torch.Size([2, 8]))
     """
+
+    name = "lstm"
+    display_name = "LSTM"
+    colour = "#D55E00"
 
     def __init__(
         self,
@@ -58,10 +68,6 @@ class LSTM(Layer):
         self.hidden_size = hidden_size
         self.lstm = nn.LSTM(hidden_size, hidden_size, batch_first=True, device=device, dtype=dtype)
 
-    @property
-    def state_axes(self) -> Mapping[str, int]:
-        return {"h_c": 2, "hidden_size": self.hidden_size}
-
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         bound = self.hidden_size**-0.5
         for parameter in self.lstm.parameters():
@@ -72,42 +78,50 @@ class LSTM(Layer):
         batch_size: int,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-    ) -> Tensor:
+    ) -> LSTMState:
         weight = next(self.lstm.parameters())
         dtype = at_least_float32(weight.dtype if dtype is None else dtype)
         device = weight.device if device is None else device
-        return torch.zeros(batch_size, 2, self.hidden_size, device=device, dtype=dtype)
+        shape = (batch_size, self.hidden_size)
+        return LSTMState(
+            torch.zeros(shape, device=device, dtype=dtype),
+            torch.zeros(shape, device=device, dtype=dtype),
+        )
 
     def forward(
-        self, x: Tensor, state: Tensor | None = None, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+        self, x: Tensor, state: LSTMState | None = None, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, LSTMState]:
         num_sequences = self._check_sequence(x, state, cu_seqlens)
         if cu_seqlens is not None:
             check_cu_seqlens_values(cu_seqlens, x.shape[1])
-        if state is None:
-            state = self.init_state(num_sequences)
-        state = state.to(at_least_float32(state.dtype))
+        state = _widened(self.init_state(num_sequences) if state is None else state)
         if x.numel() == 0:  # torch.nn.LSTM refuses sequences without tokens
             return x.clone(), state
         if cu_seqlens is None:
             return self._run(x, state)
         lengths = cu_seqlens.diff().tolist()
-        filled = [n for n, length in enumerate(lengths) if length]
+        filled = torch.tensor([n for n, length in enumerate(lengths) if length], device=x.device)
         sequences = [s for s in torch.split(x[0], lengths) if len(s)]
         packed = rnn.pack_sequence(sequences, enforce_sorted=False)
-        outputs, final = self._run(packed, state[filled])
+        outputs, final = self._run(packed, take_rows(state, filled))
         y = torch.cat(rnn.unpack_sequence(outputs)).unsqueeze(0)
-        return y, state.index_copy(0, torch.tensor(filled, device=state.device), final)
+        return y, map_state(lambda old, new: old.index_copy(0, filled, new), state, final)
 
-    def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    def step(self, x_t: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
         self._check_step(x_t, state)
-        y, state = self._run(x_t.unsqueeze(1), state.to(at_least_float32(state.dtype)))
+        y, state = self._run(x_t.unsqueeze(1), _widened(state))
         return y.squeeze(1), state
 
-    def _run(self, x: Sequences, state: Tensor) -> tuple[Sequences, Tensor]:
-        h, c = state.to(next(self.lstm.parameters()).dtype).transpose(0, 1).unsqueeze(1).unbind()
-        y, (h, c) = self.lstm(x, (h.contiguous(), c.contiguous()))
-        return y, torch.cat([h, c]).transpose(0, 1).to(state.dtype)
+    def _run(self, x: Sequences, state: LSTMState) -> tuple[Sequences, LSTMState]:
+        dtype = next(self.lstm.parameters()).dtype
+        h_c = tuple(part.to(dtype).unsqueeze(0).contiguous() for part in state)
+        y, (h, c) = self.lstm(x, h_c)
+        return y, LSTMState(h[0].to(state.h.dtype), c[0].to(state.c.dtype))
 
     def extra_repr(self) -> str:
         return f"hidden_size={self.hidden_size}"
+
+
+def _widened(state: LSTMState) -> LSTMState:
+    widened: LSTMState = map_state(lambda part: part.to(at_least_float32(part.dtype)), state)
+    return widened

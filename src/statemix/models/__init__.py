@@ -1,5 +1,6 @@
-"""Networks: stacks of layers with an embedding and a readout."""
+"""Networks: stacks of layers with an embedding and readouts."""
 
+from statemix.models.channel_mixers import CHANNEL_MIXERS, MixerSpec
 from statemix.models.synthetic import SyntheticModel
 
-__all__ = ["SyntheticModel"]
+__all__ = ["CHANNEL_MIXERS", "MixerSpec", "SyntheticModel"]

@@ -1,15 +1,19 @@
-"""Position-wise networks that mix the channels of one token, by name."""
-
-from collections.abc import Callable
-from typing import Literal
+"""Position-wise networks that mix the channels of one token. To add one: a class and a line."""
 
 from torch import Tensor, nn
 from torch.nn import functional
 
-ChannelMixer = Literal["none", "swiglu", "mlp"]
+from statemix.layers.layer import check_sizes
+from statemix.registry import Factories, Spec
 
 # MAD's inner widths are multiples of this, for the tensor cores of GPUs.
 _MULTIPLE = 16
+
+
+class MixerSpec(Spec):
+    """A channel mixer by name, with its options."""
+
+    kind = "channel mixer"
 
 
 class SwiGLU(nn.Module):
@@ -17,24 +21,34 @@ class SwiGLU(nn.Module):
 
     .. math:: y = W_o (\mathrm{silu}(W_a x) \odot W_b x)
 
-    Source: Shazeer, "GLU variants improve Transformer". The inner width is MAD's: two thirds of
-    four times ``hidden_size``, so that its parameters number those of :class:`MLP`, rounded up to
-    a multiple of 16.
+    Source: Shazeer, "GLU variants improve Transformer".
 
     Args:
         hidden_size: width of the input and output.
+        intermediate_size: inner width. None means MAD's: two thirds of four times ``hidden_size``,
+            so that it has as many parameters as :class:`MLP`, rounded up to a multiple of 16.
 
     Shape:
         x (..., hidden_size) -> y (..., hidden_size).
+
+    Raises:
+        ValueError: if a size is below 1.
+        TypeError: if a size is not an int.
     """
 
-    def __init__(self, hidden_size: int) -> None:
+    name = "swiglu"
+
+    def __init__(self, hidden_size: int, *, intermediate_size: int | None = None) -> None:
         super().__init__()
-        inner = 8 * hidden_size // 3
-        inner = -(-inner // _MULTIPLE) * _MULTIPLE
-        self.gate_proj = nn.Linear(hidden_size, inner, bias=False)
-        self.up_proj = nn.Linear(hidden_size, inner, bias=False)
-        self.down_proj = nn.Linear(inner, hidden_size, bias=False)
+        if intermediate_size is None:
+            intermediate_size = -(-(8 * hidden_size // 3) // _MULTIPLE) * _MULTIPLE
+        check_sizes(hidden_size=hidden_size, intermediate_size=intermediate_size)
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
+
+    def zero_biases(self) -> None:
+        """There are none."""
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -42,29 +56,49 @@ class SwiGLU(nn.Module):
 
 
 class MLP(nn.Module):
-    r"""Two linear maps with a GELU between them, four times as wide inside.
+    r"""Two linear maps with a GELU between them.
 
     .. math:: y = W_2 \, \mathrm{gelu}(W_1 x + c_1) + c_2
 
     Args:
         hidden_size: width of the input and output.
+        intermediate_size: inner width. None means four times ``hidden_size``.
 
     Shape:
         x (..., hidden_size) -> y (..., hidden_size).
+
+    Raises:
+        ValueError: if a size is below 1.
+        TypeError: if a size is not an int.
     """
 
-    def __init__(self, hidden_size: int) -> None:
+    name = "mlp"
+
+    def __init__(self, hidden_size: int, *, intermediate_size: int | None = None) -> None:
         super().__init__()
-        self.up_proj = nn.Linear(hidden_size, 4 * hidden_size)
-        self.down_proj = nn.Linear(4 * hidden_size, hidden_size)
+        if intermediate_size is None:
+            intermediate_size = 4 * hidden_size
+        check_sizes(hidden_size=hidden_size, intermediate_size=intermediate_size)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size)
+
+    def zero_biases(self) -> None:
+        """Set both biases to zero."""
+        nn.init.zeros_(self.up_proj.bias)
+        nn.init.zeros_(self.down_proj.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down_proj(functional.gelu(self.up_proj(x)))
         return out
 
 
-CHANNEL_MIXERS: dict[ChannelMixer, Callable[[int], nn.Module] | None] = {
-    "none": None,
-    "swiglu": SwiGLU,
-    "mlp": MLP,
-}
+CHANNEL_MIXERS: Factories[type[nn.Module]] = Factories(
+    "channel mixer",
+    [
+        SwiGLU,
+        MLP,
+    ],
+    common=("hidden_size",),
+)
+"""The channel mixers by name. Each maps (..., hidden_size) to the same shape and answers to
+``zero_biases``."""

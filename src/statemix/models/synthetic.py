@@ -1,18 +1,21 @@
 """The wrapper of the synthetic benchmarks: embedding, layers, readout."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from statemix import layers
+from statemix.layers import Layer, LayerSpec, State
 from statemix.layers.layer import check_sizes
-from statemix.models.channel_mixers import CHANNEL_MIXERS, ChannelMixer
-from statemix.ops.checks import bind, check_cu_seqlens, check_cu_seqlens_values
+from statemix.models.channel_mixers import MixerSpec
+from statemix.ops.checks import bind, check_choice, check_cu_seqlens, check_cu_seqlens_values
 
 Norm = Literal["rms", "layer", "none"]
+
+Logits = dict[str, Tensor]
+"""Head -> logits (B, T, classes of the head)."""
 
 _EMBEDDING_STD = 0.02
 _NORMS: dict[Norm, Callable[[int], nn.Module]] = {
@@ -23,7 +26,7 @@ _NORMS: dict[Norm, Callable[[int], nn.Module]] = {
 
 
 class SyntheticModel(nn.Module):
-    r"""Embedding, ``num_layers`` sequence layers with residual and norm, and a linear readout.
+    r"""Embedding, sequence layers with residual and norm, and one linear readout for each head.
 
     .. math::
         x \leftarrow x + \mathrm{layer}(\mathrm{norm}(x)), \qquad
@@ -31,66 +34,60 @@ class SyntheticModel(nn.Module):
         \mathrm{logits} = W \, \mathrm{norm}(x) + c
 
     Source: the decoder-only backbone of MAD (mad-lab). No positions, no dropout. As there,
-    embeddings start as N(0, 0.02), linear weights as PyTorch draws them, and the biases of linear
-    maps at zero. Those of BDLRU's and HLRU's gates are among them, dense or pointwise, so that no
-    gate is preferred at the start. Gates that are learned constants (``selective=False``) are no
-    biases and start as the layer draws them, as does all of an LSTM, its biases included.
+    embeddings start as N(0, 0.02), the other weights as each part draws them, and with
+    ``zero_biases`` every part is asked to start without biases, so that no gate is preferred.
 
     Args:
         vocab_size: number of input tokens.
-        num_classes: number of output classes.
+        heads: name of each output -> its number of classes.
         hidden_size: width of the residual stream.
-        layer: name of the sequence layer, see ``layers.names()``.
-        layer_options: its options, see ``layers.options(layer)``.
-        num_layers: number of sequence layers.
+        layers: the sequence layers, the first one first.
         bos: prepend a learned token and drop its output, so that a task never sees it. It can write
             a first state, which lossless transitions would otherwise leave at zero.
         residual: add the input of each part to its output.
-        norm: "rms", "layer" or "none", before every part and the readout.
-        channel_mixer: "none", "swiglu" or "mlp", after each sequence layer.
-        seed: of the initial weights. The global generator is left as it was.
+        norm: "rms", "layer" or "none", before every part and the readouts.
+        channel_mixer: a position-wise network after each sequence layer; None means none.
+        zero_biases: ask layers and mixers to start with zero biases (``Layer.zero_biases``).
+        seed: seed of the initial weights. The global generator is left as it was.
+
+    Attributes:
+        heads: as above.
 
     Shape:
-        tokens (B, T) int32 or int64 -> logits (B, T, num_classes).
+        tokens (B, T) int32 or int64 -> for each head, logits (B, T, classes).
 
     Raises:
-        ValueError: if a size is below 1, a name is unknown or ``layer_options`` do not fit.
+        ValueError: if a size is below 1, a name is unknown, or there is no layer or no head.
+        TypeError: if a size is not an int.
 
     Example:
-        >>> model = SyntheticModel(6, 6, 8, "bd_lru", {"num_blocks": 2, "block_size": 3})
-        >>> model(torch.zeros(2, 5, dtype=torch.int64)).shape
+        >>> layers = [LayerSpec("bd_lru", num_blocks=2, block_size=3)]
+        >>> model = SyntheticModel(6, {"product": 6}, 8, layers)
+        >>> model(torch.zeros(2, 5, dtype=torch.int64))["product"].shape
         torch.Size([2, 5, 6])
     """
 
     def __init__(
         self,
         vocab_size: int,
-        num_classes: int,
+        heads: Mapping[str, int],
         hidden_size: int,
-        layer: str = "bd_lru",
-        layer_options: Mapping[str, Any] | None = None,
+        layers: Sequence[LayerSpec],
         *,
-        num_layers: int = 1,
         bos: bool = False,
         residual: bool = True,
         norm: Norm = "rms",
-        channel_mixer: ChannelMixer = "none",
+        channel_mixer: MixerSpec | None = None,
+        zero_biases: bool = True,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        check_sizes(
-            vocab_size=vocab_size,
-            num_classes=num_classes,
-            hidden_size=hidden_size,
-            num_layers=num_layers,
-        )
-        if norm not in _NORMS:
-            raise ValueError(f"norm must be one of {list(_NORMS)}, got {norm!r}")
-        if channel_mixer not in CHANNEL_MIXERS:
-            choices = list(CHANNEL_MIXERS)
-            raise ValueError(f"channel_mixer must be one of {choices}, got {channel_mixer!r}")
-        # The layer's constructor takes more, which is the wrapper's business.
-        layers.check_options(layer, layer_options or {})
+        check_sizes(vocab_size=vocab_size, hidden_size=hidden_size)
+        check_sizes(**{f"heads[{head!r}]": classes for head, classes in heads.items()})
+        check_choice("norm", norm, list(_NORMS))
+        for name, parts in (("heads", heads), ("layers", layers)):
+            if not parts:
+                raise ValueError(f"{name} must not be empty, got {parts!r}")
         self.vocab_size = vocab_size
         self.bos = bos
 
@@ -98,22 +95,29 @@ class SyntheticModel(nn.Module):
             torch.default_generator.manual_seed(seed)
             # The learned token, if any, is the row after the vocabulary's.
             self.embedding = nn.Embedding(vocab_size + bos, hidden_size)
-            blocks = []
-            for _ in range(num_layers):
-                built = layers.build(layer, hidden_size=hidden_size, **(layer_options or {}))
-                block = _Block(hidden_size, built, channel_mixer, norm=norm, residual=residual)
-                blocks.append(block)
-            self.blocks = nn.ModuleList(blocks)
+            self.blocks = nn.ModuleList(
+                _Block(hidden_size, spec, channel_mixer, norm=norm, residual=residual)
+                for spec in layers
+            )
             self.final_norm = _NORMS[norm](hidden_size)
-            self.readout = nn.Linear(hidden_size, num_classes)
+            self.readouts = nn.ModuleDict(
+                {head: nn.Linear(hidden_size, classes) for head, classes in heads.items()}
+            )
             nn.init.normal_(self.embedding.weight, std=_EMBEDDING_STD)
-        for module in self.modules():
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
-            if getattr(module, "selective", None) == "pointwise":
-                nn.init.zeros_(module.get_parameter("gate_bias"))
+        if zero_biases:
+            for part in self.modules():
+                if isinstance(part, _Block):
+                    part.zero_biases()
+            for head in heads:
+                nn.init.zeros_(self.readouts.get_parameter(f"{head}.bias"))
+        self.heads = dict(heads)
 
-    def forward(self, tokens: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
+    @property
+    def device(self) -> torch.device:
+        """The device of the parameters."""
+        return self.embedding.weight.device
+
+    def forward(self, tokens: Tensor, cu_seqlens: Tensor | None = None) -> Logits:
         """Logits of whole sequences, or of packed ones (B = 1) with ``cu_seqlens`` (N + 1,).
 
         Raises:
@@ -127,7 +131,7 @@ class SyntheticModel(nn.Module):
         check_cu_seqlens(cu_seqlens, like=tokens)
         if not self.bos:
             return self._run(tokens, None, cu_seqlens)[0]
-        # Once moved for the learned tokens they would not be those that the caller gave.
+        # Later checks would show bounds that the learned tokens have shifted.
         _check_values(cu_seqlens, lambda: check_cu_seqlens_values(cu_seqlens, tokens.shape[1]))
         # Every packed sequence gets a learned token of its own in front.
         index = torch.arange(tokens.shape[1], device=tokens.device)
@@ -135,47 +139,44 @@ class SyntheticModel(nn.Module):
         longer = tokens.new_full((1, tokens.shape[1] + len(cu_seqlens) - 1), self.vocab_size)
         longer[:, place] = tokens
         shifts = torch.arange(len(cu_seqlens), device=cu_seqlens.device, dtype=cu_seqlens.dtype)
-        return self._run(longer, None, cu_seqlens + shifts)[0][:, place]
+        logits, _ = self._run(longer, None, cu_seqlens + shifts)
+        return {head: these[:, place] for head, these in logits.items()}
 
-    def extend(self, tokens: Tensor, states: list[Any] | None = None) -> tuple[Tensor, list[Any]]:
-        """Logits of the next tokens of sequences, in memory that does not grow with the past.
+    def extend(
+        self, tokens: Tensor, state: tuple[State, ...] | None = None
+    ) -> tuple[Logits, tuple[State, ...]]:
+        """Logits of the next tokens of sequences, continuing from the state of those before.
 
         Args:
             tokens: the next tokens, shape (B, T) int32 or int64.
-            states: what the call before returned. None starts the sequences.
+            state: what the call before returned. None starts the sequences.
 
         Returns:
-            logits: shape (B, T, num_classes).
-            states: one per layer, to be handed to the next call.
+            logits: for each head, shape (B, T, classes).
+            state: the state of every layer, to be handed to the next call.
+                ``layers.take_rows`` selects, repeats or reorders its sequences.
 
         Raises:
             ValueError: if a shape or a device disagrees, there is not one state per layer or, on
                 the CPU, a token is not in the vocabulary.
-            TypeError: if a dtype does not fit or ``states`` is not a list of tensors.
+            TypeError: if a dtype or the structure of the state does not fit.
         """
         self._check_tokens(tokens)
-        self._check_states(states)
-        if states is not None or not self.bos:
-            return self._run(tokens, states, None)
+        self._check_state(state)
+        if state is not None or not self.bos:
+            return self._run(tokens, state, None)
         longer = torch.cat([tokens.new_full((len(tokens), 1), self.vocab_size), tokens], dim=1)
-        logits, states = self._run(longer, None, None)
-        return logits[:, 1:], states
-
-    def set_gate_temperature(self, temperature: float) -> None:
-        """Set the gate temperature of every layer that has one; others are left alone."""
-        for module in self.modules():
-            if hasattr(module, "gate_temperature"):
-                # nn.Module would claim an assignment for its parameters in the eyes of mypy.
-                setattr(module, "gate_temperature", temperature)  # noqa: B010
+        logits, state = self._run(longer, None, None)
+        return {head: these[:, 1:] for head, these in logits.items()}, state
 
     def _check_tokens(self, tokens: Tensor) -> None:
         bind({}, "tokens", tokens, "B T")
         if tokens.dtype not in (torch.int32, torch.int64):
             raise TypeError(f"tokens must be int32 or int64, got {tokens.dtype}")
-        device = self.embedding.weight.device
-        if tokens.device != device:
+        if tokens.device != self.device:
             raise ValueError(
-                f"tokens must be on the device of the parameters ({device}), got {tokens.device}"
+                f"tokens must be on the device of the parameters ({self.device}), "
+                f"got {tokens.device}"
             )
         _check_values(tokens, lambda: self._check_vocabulary(tokens))
 
@@ -190,29 +191,30 @@ class SyntheticModel(nn.Module):
                 f"got {low if low < 0 else high}"
             )
 
-    def _check_states(self, states: list[Any] | None) -> None:
-        if states is None:
+    def _check_state(self, state: tuple[State, ...] | None) -> None:
+        """Check that there is one state per layer; each layer then checks its own."""
+        if state is None:
             return
-        if not isinstance(states, list | tuple):
-            raise TypeError(f"states must be a list or None, got {type(states).__name__}")
-        if len(states) != len(self.blocks):
+        if not isinstance(state, tuple | list):
+            raise TypeError(f"state must be a tuple or None, got {type(state).__name__}")
+        if len(state) != len(self.blocks):
             raise ValueError(
-                f"states must hold one state per layer ({len(self.blocks)}), got {len(states)}"
+                f"state must hold one state per layer ({len(self.blocks)}), got {len(state)}"
             )
-        for n, state in enumerate(states):
-            # The layer itself would take None for a fresh start.
-            if not isinstance(state, Tensor):
-                raise TypeError(f"states[{n}] must be a tensor, got {type(state).__name__}")
+        if any(part is None for part in state):
+            # To a layer, None would mean a fresh start.
+            raise TypeError("state must hold the state of every layer, got None for one")
 
     def _run(
-        self, tokens: Tensor, states: list[Any] | None, cu_seqlens: Tensor | None
-    ) -> tuple[Tensor, list[Any]]:
+        self, tokens: Tensor, state: tuple[State, ...] | None, cu_seqlens: Tensor | None
+    ) -> tuple[Logits, tuple[State, ...]]:
         x = self.embedding(tokens)
         last = []
-        for block, state in zip(self.blocks, states or [None] * len(self.blocks), strict=True):
-            x, final = block(x, state, cu_seqlens)
-            last.append(final)
-        return self.readout(self.final_norm(x)), last
+        for block, before in zip(self.blocks, state or [None] * len(self.blocks), strict=True):
+            x, after = block(x, before, cu_seqlens)
+            last.append(after)
+        x = self.final_norm(x)
+        return {head: readout(x) for head, readout in self.readouts.items()}, tuple(last)
 
 
 def _check_values(tensor: Tensor, check: Callable[[], None]) -> None:
@@ -229,8 +231,8 @@ class _Block(nn.Module):
     def __init__(
         self,
         hidden_size: int,
-        layer: nn.Module,
-        channel_mixer: ChannelMixer,
+        layer: LayerSpec,
+        channel_mixer: MixerSpec | None,
         *,
         norm: Norm,
         residual: bool,
@@ -238,12 +240,21 @@ class _Block(nn.Module):
         super().__init__()
         self.residual = residual
         self.norm = _NORMS[norm](hidden_size)
-        self.layer = layer
-        make_mixer = CHANNEL_MIXERS[channel_mixer]
-        self.mixer = None if make_mixer is None else make_mixer(hidden_size)
-        self.mixer_norm = None if make_mixer is None else _NORMS[norm](hidden_size)
+        self.layer: Layer = layer.build(hidden_size=hidden_size)
+        self.mixer = self.mixer_norm = None
+        if channel_mixer is not None:
+            self.mixer = channel_mixer.build(hidden_size=hidden_size)
+            self.mixer_norm = _NORMS[norm](hidden_size)
 
-    def forward(self, x: Tensor, state: Any, cu_seqlens: Tensor | None) -> tuple[Tensor, Any]:
+    def zero_biases(self) -> None:
+        """Ask the parts to start without biases."""
+        self.layer.zero_biases()
+        if self.mixer is not None:
+            self.mixer.zero_biases()
+
+    def forward(
+        self, x: Tensor, state: State | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, State]:
         y, state = self.layer(self.norm(x), state, cu_seqlens)
         x = x + y if self.residual else y
         if self.mixer is not None and self.mixer_norm is not None:

@@ -1,5 +1,6 @@
 """Data with laws: generators of labelled sequences, one file per family."""
 
-from statemix.tasks.registry import Task, build, find, names, options
+from statemix.tasks.registry import TASKS, build
+from statemix.tasks.task import IGNORED, Examples, Task, TaskSpec
 
-__all__ = ["Task", "build", "find", "names", "options"]
+__all__ = ["IGNORED", "TASKS", "Examples", "Task", "TaskSpec", "build"]

@@ -4,11 +4,9 @@ import operator
 from collections.abc import Mapping
 from typing import ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from statemix.tasks import addressing, groups
 from statemix.tasks.groups import GroupName
+from statemix.tasks.task import Examples
 
 PAPER_SETS: dict[str, dict[str, object]] = {
     "S3-250": {"group": "S_3", "train_size": 250},
@@ -49,8 +47,8 @@ class Permutation:
 
     Attributes:
         vocab_size: number of tokens, the order of the group.
-        num_classes: number of targets, the same.
-        chance: token accuracy of guessing.
+        heads: "product" -> the order of the group.
+        chance: "product" -> the accuracy of guessing.
 
     Raises:
         ValueError: if an option is out of range, or ``train_size`` exceeds the words that training
@@ -59,9 +57,11 @@ class Permutation:
 
     Example:
         >>> task = Permutation(group="S_3", length=4, train_size=10)
-        >>> tokens, targets = task.examples("train", 0, 2)
-        >>> tokens.shape, bool((tokens[:, 0] == targets[:, 0]).all())
-        ((2, 4), True)
+        >>> examples = task.examples("train", 0, 2)
+        >>> examples.tokens.shape
+        (2, 4)
+        >>> bool((examples.tokens[:, 0] == examples.targets["product"][:, 0]).all())
+        True
     """
 
     name: ClassVar[str] = "permutation"
@@ -92,16 +92,20 @@ class Permutation:
         return self.group.order
 
     @property
-    def num_classes(self) -> int:
-        return self.group.order
+    def heads(self) -> dict[str, int]:
+        return {"product": self.group.order}
 
     @property
-    def chance(self) -> float:
-        return 1 / self.group.order
+    def chance(self) -> dict[str, float]:
+        return {"product": 1 / self.group.order}
+
+    @property
+    def title(self) -> str:
+        return self.group.name
 
     def examples(
         self, split: addressing.Split, start: int, stop: int, length: int | None = None
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    ) -> Examples:
         """Make the examples ``start`` ... ``stop - 1`` of a split.
 
         A pure function of (seed, split, index, length): words of different lengths are drawn
@@ -115,8 +119,8 @@ class Permutation:
                 length.
 
         Returns:
-            tokens: element ids, shape (stop - start, length), int64.
-            targets: ids of the running products, same shape and dtype.
+            Tokens are element ids, shape (stop - start, length), int64; the targets of "product"
+            are the ids of the running products. All words are of one length.
 
         Raises:
             ValueError: if the split is unknown, the range is not within it, or the length is out of
@@ -137,7 +141,7 @@ class Permutation:
         tokens = addressing.words(
             self.group.order, length, seed=self.seed, split=split, start=start, stop=stop
         )
-        return tokens, self.group.running_products(tokens)
+        return Examples(tokens, {"product": self.group.running_products(tokens)})
 
     def describe(self, index: int, split: addressing.Split = "train") -> str:
         """Write out one example: the word as permutations and ids, below it the product so far.
@@ -147,7 +151,8 @@ class Permutation:
             split: as in ``examples``.
         """
         index = _integer("index", index, minimum=0)
-        (tokens,), (targets,) = self.examples(split, index, index + 1)
+        examples = self.examples(split, index, index + 1)
+        tokens, targets = examples.tokens[0], examples.targets["product"][0]
         lines = [f"{split} word {index} over {self.group.name}, {self.length} elements"]
         for first in range(0, self.length, _CELLS_PER_LINE):
             here = slice(first, first + _CELLS_PER_LINE)

@@ -1,22 +1,39 @@
-"""Training of synthetic tasks: one loop, its configuration, and runs that survive interruption."""
+"""Training: the trainer, its configuration, and runs that survive interruption."""
 
-from statemix.training.config import Options, RunConfig, load_config
-from statemix.training.evaluation import Scores, evaluate
+from statemix.training.config import (
+    AttributeSchedule,
+    BatchConfig,
+    EvaluationConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParameterGroup,
+    RunConfig,
+    RuntimeConfig,
+    ScheduleConfig,
+    config_from_plain,
+)
+from statemix.training.evaluation import Scores, accuracy, evaluate
 from statemix.training.events import Event
-from statemix.training.grid import best_by_validation, grid
-from statemix.training.loop import train
-from statemix.training.rundir import Outcome, Selection, load_model, load_outcome
+from statemix.training.outcome import Outcome, Selection, load_config, load_model, load_outcome
+from statemix.training.run import train
 
 __all__ = [
+    "AttributeSchedule",
+    "BatchConfig",
+    "EvaluationConfig",
     "Event",
-    "Options",
+    "ModelConfig",
+    "OptimizerConfig",
     "Outcome",
+    "ParameterGroup",
     "RunConfig",
+    "RuntimeConfig",
+    "ScheduleConfig",
     "Scores",
     "Selection",
-    "best_by_validation",
+    "accuracy",
+    "config_from_plain",
     "evaluate",
-    "grid",
     "load_config",
     "load_model",
     "load_outcome",

@@ -1,70 +1,178 @@
 """Which examples a step sees: a function of the seed and the step's number alone."""
 
+from dataclasses import dataclass, replace
+from typing import Protocol
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from statemix.tasks import Task
-from statemix.training.config import RunConfig
-from statemix.training.evaluation import draw
+from statemix.tasks import IGNORED, Examples, Task
+from statemix.training.config import BatchConfig, ScheduleConfig
 
 
-class Batches:
-    """The batches of a run, addressed by step.
+@dataclass(frozen=True)
+class Batch:
+    """Sequences for one forward pass, padded or packed.
 
-    A fixed training set is held as one tensor and permuted anew every epoch, by (seed, epoch); the
-    last batch of an epoch holds what is left. Fresh examples are taken in order, each once.
+    Attributes:
+        tokens: shape (B, T), or (1, T) if packed, int64.
+        targets: head -> classes, like ``tokens``; ``IGNORED`` is not scored.
+        cu_seqlens: bounds of packed sequences, shape (N+1,), or None.
+        num_scored: head -> scored positions of the whole optimiser step, of which this batch may be
+            a part.
+    """
 
-    Args:
-        config: the run, resolved.
-        task: its task.
-        device: where batches are wanted.
+    tokens: Tensor
+    targets: dict[str, Tensor]
+    cu_seqlens: Tensor | None
+    num_scored: dict[str, int]
+
+    def to(self, device: torch.device) -> "Batch":
+        """The batch on a device, without waiting for it."""
+        move = _mover(device)
+        return replace(
+            self,
+            tokens=move(self.tokens),
+            targets={head: move(classes) for head, classes in self.targets.items()},
+            cu_seqlens=None if self.cu_seqlens is None else move(self.cu_seqlens),
+        )
+
+
+class Batches(Protocol):
+    """The batches of a run by optimiser step.
 
     Attributes:
         num_steps: steps of the whole run.
         steps_per_epoch: 1 on fresh examples.
     """
 
-    def __init__(self, config: RunConfig, task: Task, device: torch.device) -> None:
-        self._task = task
-        self._seed = config.seed
-        self._size = config.batch_size
-        self._device = device
-        self._examples: tuple[Tensor, Tensor] | None = None
-        if task.train_size is None:
-            assert config.num_steps is not None
-            self.steps_per_epoch = 1
-            self.num_steps = config.num_steps
-        else:
-            assert config.epochs is not None
-            tokens, targets = draw(task, "train", task.train_size)
-            self._examples = tokens.to(device), targets.to(device)
-            self.steps_per_epoch = -(-task.train_size // config.batch_size)
-            self.num_steps = config.epochs * self.steps_per_epoch
-        self._order = torch.empty(0, dtype=torch.int64)
-        self._order_epoch = -1
+    num_steps: int
+    steps_per_epoch: int
 
     def epoch(self, step: int) -> int | None:
         """Whole epochs made after so many steps; None on fresh examples."""
+        ...
+
+    def parts(self, step: int) -> list[Batch]:
+        """The batches of the step after ``step`` others, whose gradients are summed."""
+        ...
+
+
+class TaskBatches:
+    """Batches of a task's training examples, addressed by step.
+
+    A fixed training set is drawn once and permuted anew every epoch, by (seed, epoch); the last
+    step of an epoch uses what is left. Fresh examples are used in order, each once.
+
+    Args:
+        task: where the examples come from.
+        config: their number and form.
+        schedules: for how long.
+        seed: seed of the permutations.
+        device: device of the batches.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        config: BatchConfig,
+        schedules: ScheduleConfig,
+        *,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        self._task = task
+        self._config = config
+        self._seed = seed
+        self._device = device
+        self._examples: Examples | None = None
+        if task.train_size is None:
+            assert schedules.num_steps is not None
+            self.steps_per_epoch = 1
+            self.num_steps = schedules.num_steps
+        else:
+            assert schedules.epochs is not None
+            self._examples = task.examples("train", 0, task.train_size)
+            self.steps_per_epoch = -(-task.train_size // config.size)
+            self.num_steps = schedules.epochs * self.steps_per_epoch
+        self._order: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        self._order_epoch = -1
+
+    def epoch(self, step: int) -> int | None:
+        """See :class:`Batches`."""
         return None if self._examples is None else step // self.steps_per_epoch
 
-    def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """Tokens and targets (at most batch_size, T) of the step after ``step`` others."""
+    def parts(self, step: int) -> list[Batch]:
+        """See :class:`Batches`. There are fewer than asked for if there are fewer sequences."""
+        examples = self._of_step(step)
+        num_scored = {
+            head: int((classes != IGNORED).sum()) for head, classes in examples.targets.items()
+        }
+        form = packed if self._config.packed else padded
+        pieces = min(self._config.accumulate, len(examples.tokens))
+        return [
+            form(rows(examples, piece), num_scored).to(self._device)
+            for piece in np.array_split(np.arange(len(examples.tokens)), pieces)
+        ]
+
+    def _of_step(self, step: int) -> Examples:
+        size = self._config.size
         if self._examples is None:
-            start = step * self._size
-            tokens, targets = map(
-                torch.from_numpy, self._task.examples("train", start, start + self._size)
-            )
-            return tokens.to(self._device), targets.to(self._device)
+            return self._task.examples("train", step * size, (step + 1) * size)
         epoch, place = divmod(step, self.steps_per_epoch)
         if epoch != self._order_epoch:
-            self._order = self._permutation(epoch, len(self._examples[0])).to(self._device)
+            self._order = self._permutation(epoch, len(self._examples.tokens))
             self._order_epoch = epoch
-        chosen = self._order[place * self._size : (place + 1) * self._size]
-        all_tokens, all_targets = self._examples
-        return all_tokens[chosen], all_targets[chosen]
+        return rows(self._examples, self._order[place * size : (place + 1) * size])
 
-    def _permutation(self, epoch: int, size: int) -> Tensor:
+    def _permutation(self, epoch: int, size: int) -> NDArray[np.int64]:
         # NumPy promises the raw stream of a bit generator for ever, but not what its methods make.
         stream = np.random.Philox(np.random.SeedSequence([self._seed, epoch]))
-        return torch.from_numpy(np.argsort(stream.random_raw(size), kind="stable"))
+        return np.argsort(stream.random_raw(size), kind="stable")
+
+
+def rows(examples: Examples, index: NDArray[np.int64]) -> Examples:
+    """Some of the examples, in the order of ``index``."""
+    return Examples(
+        examples.tokens[index],
+        {head: classes[index] for head, classes in examples.targets.items()},
+        None if examples.lengths is None else examples.lengths[index],
+    )
+
+
+def padded(examples: Examples, num_scored: dict[str, int]) -> Batch:
+    """Examples side by side, up to the end of the longest."""
+    longest = examples.tokens.shape[1]
+    if examples.lengths is not None:
+        longest = int(examples.lengths.max(initial=0))
+
+    def cut(array: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array[:, :longest]))
+
+    targets = {head: cut(classes) for head, classes in examples.targets.items()}
+    return Batch(cut(examples.tokens), targets, None, num_scored)
+
+
+def packed(examples: Examples, num_scored: dict[str, int]) -> Batch:
+    """Examples end to end in one row."""
+    number, longest = examples.tokens.shape
+    lengths = examples.lengths
+    if lengths is None:
+        lengths = np.full(number, longest)
+    kept = np.arange(longest) < lengths[:, None]
+
+    def joined(array: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(array[kept]).unsqueeze(0)
+
+    bounds = torch.from_numpy(np.concatenate([[0], lengths.cumsum()]).astype(np.int64))
+    targets = {head: joined(classes) for head, classes in examples.targets.items()}
+    return Batch(joined(examples.tokens), targets, bounds, num_scored)
+
+
+def _mover(device: torch.device):  # type: ignore[no-untyped-def]
+    if device.type == "cuda":
+        # From pinned memory, the copy runs beside what the device is doing.
+        return lambda tensor: tensor.pin_memory().to(device, non_blocking=True)
+    return lambda tensor: tensor.to(device)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as dump_tensors
@@ -23,6 +22,15 @@ _MANIFEST = "manifest.json"
 _STATE = "state.json"
 # The newest, and one to fall back on.
 _KEPT = 2
+
+# What a checkpoint that is not whole raises when it is read.
+_DAMAGE = (
+    FileNotFoundError,
+    IsADirectoryError,
+    NotADirectoryError,
+    ValueError,
+    SafetensorError,
+)
 
 TensorFiles = dict[str, dict[str, Tensor]]
 
@@ -102,7 +110,7 @@ def load_checkpoint(
         try:
             found = _load(path)
             break
-        except (FileNotFoundError, ValueError, SafetensorError) as error:
+        except _DAMAGE as error:
             damaged[path] = " ".join(str(error).split())
         except OSError as error:
             raise OSError(f"checkpoint must be readable, got {path}: {error.strerror}") from error
@@ -132,29 +140,6 @@ def _load(path: Path) -> tuple[TensorFiles, dict[str, Any]]:
         else:
             tensors[name.removesuffix(".safetensors")] = load_tensors(content)
     return tensors, state
-
-
-def optimizer_tensors(
-    optimizer: torch.optim.Optimizer, model: torch.nn.Module
-) -> dict[str, Tensor]:
-    """The optimiser's state by "parameter/quantity", moments and step counts alike."""
-    return {
-        f"{name}/{quantity}": tensor
-        for name, parameter in model.named_parameters()
-        for quantity, tensor in optimizer.state.get(parameter, {}).items()
-    }
-
-
-def restore_optimizer(
-    optimizer: torch.optim.Optimizer, model: torch.nn.Module, tensors: Mapping[str, Tensor]
-) -> None:
-    """Put back what :func:`optimizer_tensors` took, bit for bit and in its own dtypes."""
-    parameters = dict(model.named_parameters())
-    optimizer.state.clear()
-    for key, tensor in tensors.items():
-        name, quantity = key.rsplit("/", 1)
-        parameter = parameters[name]
-        optimizer.state.setdefault(parameter, {})[quantity] = tensor.to(parameter.device)
 
 
 def _newest_first(folder: Path) -> list[Path]:

@@ -1,270 +1,357 @@
-"""The whole configuration of a training run, as one flat frozen dataclass."""
+"""The whole configuration of a training run: one frozen dataclass for each part of it."""
 
 import dataclasses
-import inspect
+import importlib
 import json
-import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Ge, Gt, Le, Lt, MinLen
 
-from statemix import layers, tasks
-from statemix.models.channel_mixers import ChannelMixer
+from statemix.layers import LayerSpec
+from statemix.models import MixerSpec
 from statemix.models.synthetic import Norm
-from statemix.tasks import Task
+from statemix.settings import (
+    Assignments,
+    RequestError,
+    SettingError,
+    Settings,
+    asked,
+    from_plain,
+    to_plain,
+)
+from statemix.tasks import TASKS, Task, TaskSpec
 
-Options = dict[str, bool | int | float | str | None]
+Count = Annotated[int, Ge(1), Lt(2**31)]
+Fraction = Annotated[float, Ge(0), Le(1)]
+Positive = Annotated[float, Gt(0)]
+NotNegative = Annotated[float, Ge(0)]
 
-Schedule = Literal["cosine", "constant"]
 Precision = Literal["32-true", "bf16-mixed", "64-true"]
 Device = Literal["auto", "cpu", "cuda"]
 
+SCHEMA = 1
+"""Version of the stored configuration: it grows when a stored field gets another meaning."""
+
 
 @dataclass(frozen=True)
-class RunConfig:
-    """What is trained, on what, and how. Equal configurations give equal weights on one machine."""
+class ModelConfig(Settings):
+    """The network: embedding, a sequence of layers, readouts."""
 
-    task: str = "permutation"
-    """Task by name (`statemix tasks` lists them)."""
-    task_options: Options = field(default_factory=dict)
-    """The task's options. Without a seed among them, the run's seed is the task's."""
-
-    layer: str = "bd_lru"
-    """Sequence layer by name."""
-    layer_options: Options = field(default_factory=dict)
-    """The layer's options."""
-    hidden_size: int = 128
-    """Width of the model."""
-    num_layers: int = 1
-    """Sequence layers, each with its norm, residual and channel mixer."""
+    layers: Annotated[tuple[LayerSpec, ...], MinLen(1)] = (
+        LayerSpec("bd_lru", num_blocks=32, block_size=4),
+    )
+    """Sequence layers, each with its options."""
+    num_layers: Annotated[int, Ge(1), Le(1000)] | None = None
+    """Depth: the layers above are repeated in turn to make so many (once each if not given)."""
+    hidden_size: Annotated[int, Ge(1), Le(2**20)] = 128
+    """Width of the residual stream."""
     bos: bool = False
     """Prepend a learned token to every sequence and drop its output."""
     residual: bool = True
-    """Add the input of each layer to its output."""
+    """Add the input of each part to its output."""
     norm: Norm = "rms"
-    """Normalisation before each layer and before the readout."""
-    channel_mixer: ChannelMixer = "none"
+    """Normalisation before each part and before the readouts."""
+    channel_mixer: MixerSpec | None = None
     """Position-wise network after each sequence layer."""
+    zero_biases: bool = True
+    """Ask layers and channel mixers to start with zero biases, as the synthetic benchmarks do."""
 
-    learning_rate: float = 1e-3
-    """AdamW's learning rate at the start of the schedule."""
-    weight_decay: float = 0.01
-    """AdamW's decoupled decay, on every parameter: biases, norms and embeddings too."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    """AdamW's decay rates of the gradient's mean and of its square."""
-    batch_size: int = 128
-    """Sequences per step. The last batch of an epoch may be smaller."""
-    epochs: int | None = None
+    def stack(self) -> tuple[LayerSpec, ...]:
+        """The sequence layers of the whole depth."""
+        depth = self.num_layers or len(self.layers)
+        return tuple(self.layers[place % len(self.layers)] for place in range(depth))
+
+
+@dataclass(frozen=True)
+class BatchConfig(Settings):
+    """How examples become batches."""
+
+    size: Count = 128
+    """Sequences per optimiser step. The last step of an epoch may have fewer."""
+    accumulate: Count = 1
+    """Parts into which each step's sequences are split, to save memory."""
+    packed: bool = False
+    """Lay sequences end to end instead of padding them to the longest."""
+
+
+@dataclass(frozen=True)
+class ParameterGroup(Settings):
+    """Parameters with a learning rate or a weight decay of their own."""
+
+    parameters: str
+    """Pattern of their names, such as "*.gate_proj.*"; the first group that matches counts."""
+    learning_rate_factor: NotNegative = 1.0
+    """Multiplies the learning rate."""
+    weight_decay: NotNegative | None = None
+    """Weight decay (that of the optimiser if not given)."""
+
+
+@dataclass(frozen=True)
+class OptimizerConfig(Settings):
+    """AdamW."""
+
+    learning_rate: Positive = 1e-3
+    """Learning rate at the start of the schedule."""
+    weight_decay: NotNegative = 0.01
+    """Decoupled weight decay of every parameter: biases, norms and embeddings too."""
+    betas: tuple[Annotated[float, Ge(0), Lt(1)], Annotated[float, Ge(0), Lt(1)]] = (0.9, 0.999)
+    """Decay rates of the gradient's mean and of its square."""
+    clip_norm: Positive | None = None
+    """Clip the total L2 norm of the gradient to this."""
+    groups: tuple[ParameterGroup, ...] = ()
+    """Parameters that are treated otherwise."""
+
+
+@dataclass(frozen=True)
+class AttributeSchedule(Settings):
+    """An attribute of layers that changes during training, such as the gate temperature."""
+
+    attribute: str
+    """Name of the attribute; every layer that declares it schedulable follows."""
+    end: float
+    """Value at the end, kept from then on and in evaluation."""
+    start: float | None = None
+    """Value at the beginning (that of each layer itself if not given)."""
+    begin: Fraction = 0.0
+    """Fraction of training at which the change begins."""
+    finish: Fraction = 1.0
+    """Fraction of training at which it is complete."""
+    curve: Literal["linear", "reciprocal", "geometric"] = "linear"
+    """What changes evenly: the value, its reciprocal, or its logarithm."""
+
+    def check(self) -> None:
+        if self.begin > self.finish:
+            raise SettingError("begin", f"must be at most finish={self.finish}", self.begin)
+        if self.curve != "linear":
+            for name in ("start", "end"):
+                value = getattr(self, name)
+                if value is not None and value <= 0:
+                    raise SettingError(name, f"must be above 0 with curve={self.curve!r}", value)
+
+
+@dataclass(frozen=True)
+class ScheduleConfig(Settings):
+    """How long training lasts, and what changes meanwhile."""
+
+    epochs: Count | None = None
     """Passes over a fixed training set (200 if not given). Not for tasks with fresh examples."""
-    num_steps: int | None = None
+    num_steps: Count | None = None
     """Optimiser steps, for tasks with fresh examples, where it must be given."""
-    schedule: Schedule = "cosine"
+    learning_rate: Literal["cosine", "constant"] = "cosine"
     """Learning rate over training: set once per epoch, or per step on fresh examples."""
-    min_learning_rate: float = 1e-5
+    min_learning_rate: NotNegative = 1e-5
     """Where the cosine ends."""
-    warmup_steps: int = 0
+    warmup_steps: Annotated[int, Ge(0), Lt(2**31)] = 0
     """Steps over which the learning rate rises linearly to the schedule."""
-    clip_norm: float | None = None
-    """Clip the gradient's total L2 norm to this."""
+    attributes: tuple[AttributeSchedule, ...] = ()
+    """Attributes of layers that change during training."""
 
-    sharpen_to: float = 1.0
-    """Final inverse gate temperature: training starts at 1 and the gates are sharpened to this."""
-    sharpen_start: float = 0.5
-    """Fraction of training at which sharpening starts."""
-    sharpen_end: float = 0.9
-    """Fraction of training at which it is complete; linear in the inverse temperature."""
 
-    eval_every: int | None = None
+@dataclass(frozen=True)
+class EvaluationConfig(Settings):
+    """What is measured, when and on how much data."""
+
+    every: Count | None = None
     """Epochs between evaluations (1 if not given); steps on fresh examples (100 if not given)."""
-    test_size: int = 1280
+    test_size: Count = 1280
     """Test sequences at the training length."""
-    validation_size: int = 1280
-    """Validation sequences at the training length, never the test's."""
-    eval_lengths: tuple[int, ...] = ()
+    validation_size: Count = 1280
+    """Validation sequences at the training length; they are never the test's."""
+    lengths: tuple[Count, ...] = ()
     """Further test lengths, in tokens, evaluated with the last weights when training ends."""
-    eval_tokens: int = 65536
-    """Test tokens at each further length: the longer the words, the fewer."""
-    stop_at: float | None = None
-    """Stop early once validation token accuracy is above this."""
+    tokens: Count = 65536
+    """Test tokens at each further length: the longer the sequences, the fewer."""
+    stop_at: Fraction | None = None
+    """Stop early once validation token accuracy (the mean over heads) is above this."""
+    attributes: Assignments = Assignments()  # noqa: RUF009  immutable
+    """Schedulable attributes of layers with another value in evaluation than in training."""
+
+
+@dataclass(frozen=True)
+class RuntimeConfig(Settings):
+    """Where and how the run computes."""
 
     precision: Precision = "32-true"
     """Precision of weights and arithmetic; states of the recurrence are float32 or wider."""
     device: Device = "auto"
     """Where to train; auto takes a GPU if there is one."""
-    num_threads: int | None = None
+    num_threads: Annotated[int, Ge(1), Le(4096)] | None = None
     """CPU threads (PyTorch's choice if not given). Equal weights need equal threads."""
-    seed: int = 0
-    """Seed of the initial weights, of the order of batches and, by default, of the task."""
 
-    def __post_init__(self) -> None:
-        for name in ("task_options", "layer_options"):
-            options = getattr(self, name)
-            if not isinstance(options, dict) or not all(isinstance(key, str) for key in options):
-                raise TypeError(f"{name} must be a dict of options by name, got {options!r}")
-        for name in ("bos", "residual"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
-        for name, choices in _CHOICES.items():
-            _require(getattr(self, name) in choices, self, name, f"be one of {list(choices)}")
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if value is None and name in _OPTIONAL:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name} must be an integer, got {value!r}")
-            _require(value >= least, self, name, f"be at least {least}")
-        for name in _NUMBERS:
-            value = getattr(self, name)
-            if value is None and name in _OPTIONAL:
-                continue
-            if not _is_number(value):
-                raise TypeError(f"{name} must be a number, got {value!r}")
-            finite = math.isfinite(value) and value >= 0
-            _require(finite, self, name, "be finite and not negative")
-        _require(self.learning_rate > 0, self, "learning_rate", "be above 0")
-        _require(self.sharpen_to > 0, self, "sharpen_to", "be above 0")
-        if self.schedule == "cosine":
-            condition = f"be at most learning_rate={self.learning_rate}"
-            _require(
-                self.min_learning_rate <= self.learning_rate, self, "min_learning_rate", condition
-            )
-        two = isinstance(self.betas, tuple) and len(self.betas) == 2
-        two = two and all(_is_number(beta) and 0 <= beta < 1 for beta in self.betas)
-        _require(two, self, "betas", "be two numbers in [0, 1)")
-        ordered = 0 <= self.sharpen_start <= self.sharpen_end <= 1
-        _require(ordered, self, "sharpen_start", f"be in [0, sharpen_end={self.sharpen_end}]")
-        if self.clip_norm is not None:
-            _require(self.clip_norm > 0, self, "clip_norm", "be above 0")
-        if self.stop_at is not None:
-            _require(0 <= self.stop_at <= 1, self, "stop_at", "be in [0, 1]")
-        positive = isinstance(self.eval_lengths, tuple) and all(
-            isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in self.eval_lengths
-        )
-        _require(positive, self, "eval_lengths", "be integers of at least 1")
-        _require(self.layer in layers.names(), self, "layer", f"be one of {list(layers.names())}")
-        _require(self.task in tasks.names(), self, "task", f"be one of {list(tasks.names())}")
+
+@dataclass(frozen=True)
+class RunConfig(Settings):
+    """What is trained, on what, and how. Equal configurations give equal weights on one machine."""
+
+    task: TaskSpec = TaskSpec("permutation")  # noqa: RUF009  immutable
+    """Task, with its options (`statemix tasks` lists them). Without a seed among them, the run's
+    seed is the task's."""
+    model: ModelConfig = ModelConfig()
+    batches: BatchConfig = BatchConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedules: ScheduleConfig = ScheduleConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
+    seed: Annotated[int, Ge(0), Lt(2**63)] = 0
+    """Seed of the initial weights, of the order of batches and, by default, of the task."""
+    imports: tuple[str, ...] = ()
+    """Python modules to import first, which register layers or tasks of your own."""
+
+    def check(self) -> None:
+        rate, least = self.optimizer.learning_rate, self.schedules.min_learning_rate
+        if self.schedules.learning_rate == "cosine" and least > rate:
+            condition = f"must be at most optimizer.learning_rate={rate}"
+            raise SettingError("schedules.min_learning_rate", condition, least)
 
     def build_task(self) -> Task:
-        """The task, seeded with the run's seed unless its options say otherwise."""
-        seeded: Options = {"seed": self.seed} if "seed" in tasks.options(self.task) else {}
-        return tasks.build(self.task, **(seeded | self.task_options))
+        """The task, seeded with the run's seed unless its options say otherwise.
+
+        Raises:
+            ValueError: if an option is out of range.
+        """
+        seeded = {} if "seed" in self.task.options else self._seeding()
+        task: Task = self.task.build(**seeded)
+        return task
+
+    def _seeding(self) -> dict[str, int]:
+        return {"seed": self.seed} if "seed" in TASKS.options(self.task.name) else {}
 
     def resolved(self) -> "RunConfig":
         """Fill in everything that was left to defaults, so that the result says the whole run.
 
-        A task's seed that is the run's stays out of ``task_options``: were it written there, a
-        repetition with another seed would train on the same examples.
+        A task's seed that is the run's stays out of the task's options.
 
         Raises:
-            ValueError: if options do not fit the task or layer, or if ``epochs`` and ``num_steps``
-                do not fit the task's kind of training data.
+            RequestError: if options do not fit the task, or ``epochs`` and ``num_steps`` do not fit
+                the task's kind of training data.
         """
-        layers.check_options(self.layer, self.layer_options)
-        train_size = self.build_task().train_size
-        epochs, num_steps = self.epochs, self.num_steps
-        if train_size is None:
+        task = built("task", self.build_task)
+        epochs, num_steps = self.schedules.epochs, self.schedules.num_steps
+        fresh = task.train_size is None
+        if fresh:
             if num_steps is None:
-                raise ValueError("num_steps must be given for a task with fresh examples, got None")
-            _require(epochs is None, self, "epochs", "be None for a task with fresh examples")
+                condition = "must be given for a task with fresh examples"
+                raise SettingError("schedules.num_steps", condition, None)
+            if epochs is not None:
+                condition = "must not be given for a task with fresh examples"
+                raise SettingError("schedules.epochs", condition, epochs)
         else:
-            condition = f"be None for a task with train_size={train_size}; epochs says how long"
-            _require(num_steps is None, self, "num_steps", condition)
+            if num_steps is not None:
+                condition = (
+                    f"must not be given for a task with train_size={task.train_size}, where "
+                    "schedules.epochs says how long"
+                )
+                raise SettingError("schedules.num_steps", condition, num_steps)
             epochs = 200 if epochs is None else epochs
-        device = self.device
+        device = self.runtime.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        eval_every = self.eval_every
-        if eval_every is None:
-            eval_every = 100 if train_size is None else 1
-        task_options = {k: v for k, v in tasks.options(self.task).items() if k != "seed"}
+        model = dataclasses.replace(
+            self.model,
+            layers=tuple(layer.complete() for layer in self.model.layers),
+            num_layers=len(self.model.stack()),
+            channel_mixer=self.model.channel_mixer and self.model.channel_mixer.complete(),
+        )
+        options = dict(self.task.complete().options)
+        if "seed" not in self.task.options:
+            options.pop("seed", None)
         return dataclasses.replace(
             self,
-            task_options=_with_defaults(self.task_options, task_options),
-            layer_options=_with_defaults(self.layer_options, layers.options(self.layer)),
-            epochs=epochs,
-            eval_every=eval_every,
-            eval_lengths=tuple(sorted(set(self.eval_lengths))),
-            device=device,
-            num_threads=self.num_threads or torch.get_num_threads(),
+            task=TaskSpec(self.task.name, **options),
+            model=model,
+            schedules=dataclasses.replace(self.schedules, epochs=epochs),
+            evaluation=dataclasses.replace(
+                self.evaluation,
+                every=self.evaluation.every or (100 if fresh else 1),
+                lengths=tuple(sorted(set(self.evaluation.lengths))),
+            ),
+            runtime=dataclasses.replace(
+                self.runtime,
+                device=device,
+                num_threads=self.runtime.num_threads or torch.get_num_threads(),
+            ),
         )
 
-    def to_json(self) -> str:
-        """The configuration as indented JSON, one field a line."""
-        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+    def asked(self) -> dict[str, Any]:
+        """What was asked for, which identifies the run: fields that differ from the defaults."""
+        return asked(self)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Every field, as nested plain tables."""
+        return {f.name: to_plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
 
 
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "norm": get_args(Norm),
-    "channel_mixer": get_args(ChannelMixer),
-    "schedule": get_args(Schedule),
-    "precision": get_args(Precision),
-    "device": get_args(Device),
-}
-_LEAST = {
-    "hidden_size": 1,
-    "num_layers": 1,
-    "batch_size": 1,
-    "epochs": 1,
-    "num_steps": 1,
-    "warmup_steps": 0,
-    "eval_every": 1,
-    "test_size": 1,
-    "validation_size": 1,
-    "eval_tokens": 1,
-    "num_threads": 1,
-    "seed": 0,
-}
-_NUMBERS = (
-    "learning_rate",
-    "min_learning_rate",
-    "weight_decay",
-    "sharpen_to",
-    "sharpen_start",
-    "sharpen_end",
-    "clip_norm",
-    "stop_at",
-)
-_OPTIONAL = {"epochs", "num_steps", "eval_every", "num_threads", "clip_norm", "stop_at"}
-
-
-def _require(condition: bool, config: RunConfig, name: str, text: str) -> None:  # noqa: FBT001
-    if not condition:
-        raise ValueError(f"{name} must {text}, got {getattr(config, name)!r}")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _with_defaults(given: Options, known: dict[str, tuple[Any, Any]]) -> Options:
-    required = inspect.Parameter.empty
-    defaults = {name: value for name, (_, value) in known.items() if value is not required}
-    return defaults | given
-
-
-def load_config(path: Path) -> RunConfig:
-    """Read a configuration that :meth:`RunConfig.to_json` wrote.
+def built(part: str, build: Any, *arguments: Any, **named: Any) -> Any:
+    """Call a constructor with what the user asked for, and blame its errors on the request.
 
     Raises:
-        ValueError: if the file is not JSON, has fields that this version does not know, or a value
-            that no configuration has; the message begins with the path.
-        FileNotFoundError: if there is no such file.
+        RequestError: naming the part of the configuration, if the constructor refuses.
     """
     try:
-        stored = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} must be JSON, got: {error}") from error
-    known = {f.name for f in dataclasses.fields(RunConfig)}
-    if not isinstance(stored, dict) or not stored.keys() <= known:
-        extra = sorted(stored.keys() - known) if isinstance(stored, dict) else type(stored).__name__
-        raise ValueError(f"{path} must hold the fields of a run's configuration, got {extra}")
-    for name in ("betas", "eval_lengths"):
-        # JSON has no tuples.
-        if isinstance(stored.get(name), list):
-            stored[name] = tuple(stored[name])
-    try:
-        return RunConfig(**stored)
+        return build(*arguments, **named)
+    except RequestError:
+        raise
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{path} must hold a run's configuration, got: {error}") from error
+        raise RequestError(f"{part}: {error}") from error
+
+
+def config_from_plain(tree: Any) -> RunConfig:
+    """Build a configuration from nested plain tables; absent fields take their defaults.
+
+    Raises:
+        SettingError: naming the field by its dotted name, if a value does not fit or a module to
+            import cannot be found.
+    """
+    if isinstance(tree, Mapping):
+        import_modules(tree.get("imports", ()))
+    config: RunConfig = from_plain(RunConfig, tree)
+    return config
+
+
+def import_modules(names: Any) -> None:
+    """Import the user's modules, so that the names that they register are known.
+
+    Raises:
+        SettingError: if one cannot be found.
+    """
+    for name in checked_names(names):
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            raise SettingError("imports", f"must be modules ({error})", name) from error
+
+
+def checked_names(names: Any) -> tuple[str, ...]:
+    """The names of modules, if that is what came.
+
+    Raises:
+        SettingError: otherwise.
+    """
+    if not isinstance(names, list | tuple) or not all(isinstance(n, str) and n for n in names):
+        raise SettingError("imports", "must be a list of names of modules", names)
+    return tuple(names)
+
+
+def read_tree(path: Path) -> dict[str, Any]:
+    """Read a configuration file, TOML or JSON by its suffix, as nested plain tables.
+
+    Raises:
+        RequestError: if there is no such file, or it is neither.
+    """
+    import tomllib
+
+    try:
+        text = path.read_text(encoding="utf-8")
+        tree = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except OSError as error:
+        raise RequestError(f"{path} must be readable, got: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        kind = "TOML" if path.suffix == ".toml" else "JSON"
+        raise RequestError(f"{path} must be {kind}, got: {error}") from error
+    if not isinstance(tree, dict):
+        raise RequestError(f"{path} must hold a table of settings, got {type(tree).__name__}")
+    return tree

@@ -6,17 +6,21 @@ from collections.abc import Iterator
 import torch
 from lightning_fabric import Fabric
 
+from statemix.settings import SettingError
 from statemix.training.config import Device, Precision
 
 
 def build_fabric(device: Device, precision: Precision) -> Fabric:
-    """Lightning Fabric on one device.
+    """Lightning Fabric on one device; "auto" means a GPU if there is one.
 
     Raises:
-        ValueError: if there is no such device.
+        SettingError: if there is no such device.
     """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device must be available, got 'cuda' without a GPU that PyTorch can use")
+        condition = "must be available (PyTorch can use no GPU here)"
+        raise SettingError("runtime.device", condition, device)
     return Fabric(accelerator=device, devices=1, precision=precision)
 
 

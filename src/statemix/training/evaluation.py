@@ -1,8 +1,10 @@
 """Scores of a model on labelled sequences, in memory that does not grow with their length."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,11 +13,8 @@ from torch.nn import functional
 from statemix.layers.layer import check_sizes
 from statemix.models import SyntheticModel
 from statemix.ops.checks import bind
-from statemix.tasks import Task
+from statemix.tasks import IGNORED, Examples, Task
 from statemix.tasks.addressing import Split
-
-IGNORED = -100
-"""Target of positions that are not scored."""
 
 # Enough work per call to hide its overhead, while gates of blocks of 16 stay below 300 MB.
 _TOKENS_PER_CALL = 4096
@@ -25,7 +24,7 @@ _ROWS_AT_LEAST = 16
 
 @dataclass(frozen=True)
 class Scores:
-    """How well a model labels a set of sequences; only scored positions count.
+    """How well a model labels a set of sequences by one head; only scored positions count.
 
     Attributes:
         num_sequences: how many sequences.
@@ -42,12 +41,9 @@ class Scores:
     loss: float
 
 
-def draw(
-    task: Task, split: Split, num_sequences: int, length: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Tokens and targets of the first sequences of a split, each (num_sequences, length) int64."""
-    tokens, targets = task.examples(split, 0, num_sequences, length)
-    return torch.from_numpy(tokens), torch.from_numpy(targets)
+def accuracy(scores: Mapping[str, Scores]) -> float:
+    """Token accuracy, the mean over heads: what runs are chosen by."""
+    return math.fsum(one.token_accuracy for one in scores.values()) / len(scores)
 
 
 def sequences_at(length: int, *, at_most: int, tokens: int) -> int:
@@ -55,77 +51,140 @@ def sequences_at(length: int, *, at_most: int, tokens: int) -> int:
     return max(1, min(at_most, tokens // length))
 
 
+class SplitEvaluator:
+    """Scores a model on the first sequences of a split of a task.
+
+    Args:
+        task: where the sequences come from.
+        split: its split.
+        num_sequences: how many.
+        length: tokens of the longest; None means the training length.
+        batch_size: as in :func:`evaluate`.
+        autocast: as in :func:`evaluate`.
+        tick: as in :func:`evaluate`.
+
+    Raises:
+        ValueError: if the split does not hold so many sequences, or none of this length.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        split: Split,
+        num_sequences: int,
+        length: int | None = None,
+        *,
+        batch_size: int = 128,
+        autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
+        tick: Callable[[], None] | None = None,
+    ) -> None:
+        # To make the last one shows whether there are so many, without making them all.
+        task.examples(split, num_sequences - 1, num_sequences, length)
+        self._draw = partial(task.examples, split, 0, num_sequences, length)
+        self._examples: Examples | None = None
+        self._evaluate = partial(evaluate, batch_size=batch_size, autocast=autocast, tick=tick)
+
+    def __call__(self, model: SyntheticModel) -> dict[str, Scores]:
+        """Head -> its scores."""
+        if self._examples is None:
+            self._examples = self._draw()
+        return self._evaluate(model, self._examples)
+
+
 def evaluate(
     model: SyntheticModel,
-    tokens: Tensor,
-    targets: Tensor,
+    examples: Examples,
     *,
     batch_size: int = 128,
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
     tick: Callable[[], None] | None = None,
-) -> Scores:
+) -> dict[str, Scores]:
     """Score a model.
 
     Long sequences are processed in pieces that hand their states on, so that memory is bounded.
 
     Args:
         model: put into evaluation mode and left there.
-        tokens: shape (N, T) int32 or int64.
-        targets: shape (N, T) int64; -100 is not scored.
+        examples: tokens (N, T), targets for every head of the model.
         batch_size: sequences per batch of the MAD accuracy, which depends on it.
         autocast: makes the context in which the model runs, for mixed precision.
         tick: called between pieces; what it raises ends the evaluation.
 
+    Returns:
+        Head -> its scores.
+
     Raises:
-        ValueError: if the shapes differ, no position is scored, a target is not a class,
-            ``batch_size`` is below 1, or a token is not in the vocabulary.
+        ValueError: if the heads or the shapes differ, a head scores no position, a target is not a
+            class, ``batch_size`` is below 1, or a token is not in the vocabulary.
         TypeError: if a dtype does not fit or ``batch_size`` is not an int.
     """
     check_sizes(batch_size=batch_size)
-    sizes: dict[str, int] = {}
-    bind(sizes, "tokens", tokens, "N T")
-    bind(sizes, "targets", targets, "N T")
-    if targets.dtype != torch.int64:
-        raise TypeError(f"targets must be int64, got {targets.dtype}")
-    scored = targets != IGNORED
-    num_scored = int(scored.sum())
-    if num_scored == 0:
-        raise ValueError("targets must score at least one position, got none")
-    low, high = (int(bound) for bound in targets[scored].aminmax())
-    num_classes = model.readout.out_features
-    if low < 0 or high >= num_classes:
-        raise ValueError(
-            f"targets must be in 0..{num_classes - 1} (num_classes={num_classes}) or {IGNORED}, "
-            f"got {low if low < 0 else high}"
-        )
+    tokens = torch.from_numpy(examples.tokens)
+    wanted = {head: torch.from_numpy(classes) for head, classes in examples.targets.items()}
+    _check_targets(model, tokens, wanted)
     model.eval()
-    device = model.readout.weight.device
     num_sequences, length = tokens.shape
     rows = max(_TOKENS_PER_CALL // length, _ROWS_AT_LEAST)
     span = max(1, _TOKENS_PER_CALL // min(rows, num_sequences))
-    predictions = torch.empty_like(targets)
-    loss = 0.0
+    predictions = {head: torch.empty_like(classes) for head, classes in wanted.items()}
+    losses = dict.fromkeys(wanted, 0.0)
     with torch.inference_mode(), autocast():
         for row in range(0, num_sequences, rows):
-            states = None
+            state = None
             for start in range(0, length, span):
                 if tick is not None:
                     tick()
                 piece = (slice(row, row + rows), slice(start, start + span))
-                logits, states = model.extend(tokens[piece].to(device), states)
-                wanted = targets[piece].to(device).flatten()
-                flat = logits.flatten(0, 1).float()
-                total = functional.cross_entropy(
-                    flat, wanted, ignore_index=IGNORED, reduction="sum"
-                )
-                loss += float(total)
-                predictions[piece] = logits.argmax(-1).to(predictions.device)
+                logits, state = model.extend(tokens[piece].to(model.device), state)
+                for head, classes in wanted.items():
+                    losses[head] += float(_summed_loss(logits[head], classes[piece]))
+                    predictions[head][piece] = logits[head].argmax(-1).cpu()
+    return {
+        head: _scores(predictions[head], classes, losses[head], batch_size)
+        for head, classes in wanted.items()
+    }
 
-    right = (predictions == targets) & scored
+
+def _check_targets(model: SyntheticModel, tokens: Tensor, wanted: Mapping[str, Tensor]) -> None:
+    if wanted.keys() != model.heads.keys():
+        raise ValueError(
+            f"targets must be for the heads {list(model.heads)} of the model, got {list(wanted)}"
+        )
+    sizes: dict[str, int] = {}
+    bind(sizes, "tokens", tokens, "N T")
+    for head, classes in wanted.items():
+        name = f"targets[{head!r}]"
+        bind(sizes, name, classes, "N T")
+        if classes.dtype != torch.int64:
+            raise TypeError(f"{name} must be int64, got {classes.dtype}")
+        scored = classes[classes != IGNORED]
+        if len(scored) == 0:
+            raise ValueError(f"{name} must score at least one position, got none")
+        low, high = (int(bound) for bound in scored.aminmax())
+        if low < 0 or high >= model.heads[head]:
+            raise ValueError(
+                f"{name} must be in 0..{model.heads[head] - 1} or {IGNORED}, "
+                f"got {low if low < 0 else high}"
+            )
+
+
+def _summed_loss(logits: Tensor, classes: Tensor) -> Tensor:
+    return functional.cross_entropy(
+        logits.flatten(0, 1).float(),
+        classes.to(logits.device).flatten(),
+        ignore_index=IGNORED,
+        reduction="sum",
+    )
+
+
+def _scores(predictions: Tensor, wanted: Tensor, loss: float, batch_size: int) -> Scores:
+    scored = wanted != IGNORED
+    num_scored, num_sequences = int(scored.sum()), len(wanted)
+    right = (predictions == wanted) & scored
     mad = [
-        mad_accuracy(batch, wanted) * len(batch)
-        for batch, wanted in zip(
-            torch.split(predictions, batch_size), torch.split(targets, batch_size), strict=True
+        mad_accuracy(batch, classes) * len(batch)
+        for batch, classes in zip(
+            torch.split(predictions, batch_size), torch.split(wanted, batch_size), strict=True
         )
     ]
     return Scores(

@@ -1,21 +1,46 @@
-"""AdamW, and the two things that move during training: learning rate and gate temperature."""
+"""AdamW with groups of parameters, and its state as named tensors."""
 
-import math
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from statemix.training.config import RunConfig
+from statemix.settings import SettingError
+from statemix.training.config import OptimizerConfig
 
 
-def build_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.AdamW:
-    """AdamW with one parameter group: as in MAD, biases, norms and embeddings decay too.
+def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
+    """AdamW over all parameters: as in MAD, biases, norms and embeddings decay unless told.
 
     The fused step is used on every device: it is one pass over the parameters instead of a dozen,
     which matters for models that take a millisecond per step.
+
+    Raises:
+        SettingError: if a group's pattern matches no parameter.
     """
+    members: list[list[nn.Parameter]] = [[] for _ in (*config.groups, None)]
+    for name, parameter in model.named_parameters():
+        matching = (fnmatchcase(name, group.parameters) for group in config.groups)
+        # The last list is for parameters that no group wants.
+        place = next((n for n, matches in enumerate(matching) if matches), -1)
+        members[place].append(parameter)
+    groups: list[dict[str, Any]] = [{"params": members[-1], "rate_factor": 1.0}]
+    for place, group in enumerate(config.groups):
+        if not members[place]:
+            condition = "must match at least one parameter that no group before it matches"
+            raise SettingError(f"optimizer.groups.{place}.parameters", condition, group.parameters)
+        decay = config.weight_decay if group.weight_decay is None else group.weight_decay
+        groups.append(
+            {
+                "params": members[place],
+                "rate_factor": group.learning_rate_factor,
+                "weight_decay": decay,
+            }
+        )
     return torch.optim.AdamW(
-        model.parameters(),
+        [group for group in groups if group["params"]],
         lr=config.learning_rate,
         betas=config.betas,
         weight_decay=config.weight_decay,
@@ -23,44 +48,28 @@ def build_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.AdamW:
     )
 
 
-def learning_rate(config: RunConfig, step: int, num_steps: int, steps_per_epoch: int) -> float:
-    r"""Learning rate of one optimiser step.
-
-    .. math:: \eta = \eta_{min} + (\eta_0 - \eta_{min}) (1 + \cos(\pi p)) / 2
-
-    where p is the fraction of training done *when the epoch began*: the rate is constant within an
-    epoch, as PyTorch's ``CosineAnnealingLR`` stepped once per epoch would have it (MAD means to do
-    this and never applies it). The warm-up multiplies the schedule by (step + 1) / warmup_steps.
-
-    Args:
-        config: the run's configuration.
-        step: steps made before this one.
-        num_steps: steps of the whole run.
-        steps_per_epoch: 1 on fresh examples, where every step is an epoch of its own.
-    """
-    rate = config.learning_rate
-    if config.schedule == "cosine":
-        progress = (step // steps_per_epoch) * steps_per_epoch / num_steps
-        low = config.min_learning_rate
-        rate = low + (rate - low) * (1 + math.cos(math.pi * progress)) / 2
-    if step < config.warmup_steps:
-        rate *= (step + 1) / config.warmup_steps
-    return rate
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of every group to its factor of ``rate``."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group["rate_factor"]
 
 
-def inverse_temperature(config: RunConfig, step: int, num_steps: int) -> float:
-    """Sharpness of the gates at one optimiser step, relative to the layer's own temperature.
+def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """The optimiser's state by "parameter/quantity", moments and step counts alike."""
+    return {
+        f"{name}/{quantity}": tensor
+        for name, parameter in model.named_parameters()
+        for quantity, tensor in optimizer.state.get(parameter, {}).items()
+    }
 
-    It is 1 until the fraction ``sharpen_start`` of the steps is made, ``sharpen_to`` once
-    ``sharpen_end`` is, and linear between.
 
-    Args:
-        config: the run's configuration.
-        step: steps made before this one.
-        num_steps: steps of the whole run.
-    """
-    start, end = config.sharpen_start * num_steps, config.sharpen_end * num_steps
-    if step >= end:
-        return config.sharpen_to
-    done = max(0.0, step - start) / (end - start) if end > start else 0.0
-    return 1.0 + (config.sharpen_to - 1.0) * done
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]
+) -> None:
+    """Put back what :func:`optimizer_tensors` returned, bit for bit and in its own dtypes."""
+    parameters = dict(model.named_parameters())
+    optimizer.state.clear()
+    for key, tensor in tensors.items():
+        name, quantity = key.rsplit("/", 1)
+        parameter = parameters[name]
+        optimizer.state.setdefault(parameter, {})[quantity] = tensor.to(parameter.device)

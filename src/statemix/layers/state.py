@@ -1,0 +1,95 @@
+"""States of layers as trees of tensors: what can be done with one without knowing its parts."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+State = Any
+"""A tensor, or a NamedTuple (or tuple) of states; the batch is the first axis of every tensor.
+
+A layer's state is opaque: take it from one call, or from ``init_state``, and hand it to the next.
+"""
+
+
+def map_state(function: Callable[..., Tensor], state: State, *others: State) -> State:
+    """Apply a function to every tensor of a state, and to those in the same place of others.
+
+    Args:
+        function: called with one tensor of each state.
+        state: a state.
+        *others: states of the same structure.
+
+    Returns:
+        A state of the same structure that holds the results.
+    """
+    if isinstance(state, Tensor):
+        return function(state, *others)
+    parts = [map_state(function, *these) for these in zip(state, *others, strict=True)]
+    return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
+
+
+def tensors(state: State, name: str = "state") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of a state with its name, such as ``state.h`` or ``state.0``."""
+    if isinstance(state, Tensor):
+        yield name, state
+        return
+    for part_name, part in zip(getattr(state, "_fields", range(len(state))), state, strict=True):
+        yield from tensors(part, f"{name}.{part_name}")
+
+
+def take_rows(state: State, rows: Tensor) -> State:
+    """Select, repeat or reorder the sequences of a state.
+
+    Args:
+        state: the state of B sequences.
+        rows: indices of the sequences wanted, shape (N,), int64, on the state's device. An index
+            may come several times, as in beam search.
+
+    Returns:
+        The state of N sequences, differentiable.
+
+    Example:
+        >>> import torch
+        >>> state = torch.tensor([[1.0], [2.0]])
+        >>> take_rows(state, torch.tensor([1, 1, 0])).flatten().tolist()
+        [2.0, 2.0, 1.0]
+    """
+    return map_state(lambda tensor: tensor.index_select(0, rows), state)
+
+
+def check_like(state: State, template: State, num_sequences: int, axis: str) -> None:
+    """Check a state against one of the same layer: structure, shapes and floating dtypes.
+
+    Args:
+        state: what came.
+        template: a state of any number of sequences, on any device.
+        num_sequences: rows that every tensor of ``state`` must have.
+        axis: letter of the batch axis in messages, "B" or "N".
+
+    Raises:
+        TypeError: if the structure differs, or a dtype is floating where the template's is not or
+            the reverse.
+        ValueError: if a shape differs.
+    """
+    _check_structure("state", state, template)
+    for (name, tensor), (_, like) in zip(tensors(state), tensors(template), strict=True):
+        wanted = (num_sequences, *like.shape[1:])
+        if tensor.shape != wanted:
+            shape = ", ".join([f"{axis}={num_sequences}", *map(str, like.shape[1:])])
+            raise ValueError(f"{name} must have shape ({shape}), got {tuple(tensor.shape)}")
+        if tensor.dtype.is_floating_point != like.dtype.is_floating_point:
+            kind = "a floating" if like.dtype.is_floating_point else "an integer"
+            raise TypeError(f"{name} must have {kind} dtype, got {tensor.dtype}")
+
+
+def _check_structure(name: str, state: State, template: State) -> None:
+    if isinstance(template, Tensor):
+        if not isinstance(state, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(state).__name__}")
+        return
+    if type(state) is not type(template) or len(state) != len(template):
+        raise TypeError(f"{name} must be a {type(template).__name__}, got {type(state).__name__}")
+    names = getattr(template, "_fields", range(len(template)))
+    for part_name, part, like in zip(names, state, template, strict=True):
+        _check_structure(f"{name}.{part_name}", part, like)

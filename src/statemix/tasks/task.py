@@ -1,0 +1,87 @@
+"""The interface of tasks: labelled token sequences, addressed by (seed, split, index, length)."""
+
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from statemix.registry import Spec
+from statemix.tasks.addressing import Split
+
+IGNORED = -100
+"""Target of positions that are not scored."""
+
+
+class TaskSpec(Spec):
+    """A task by name, with its options."""
+
+    kind = "task"
+
+
+class Examples(NamedTuple):
+    """Examples side by side, padded to the longest.
+
+    Attributes:
+        tokens: shape (N, T), int64; any token of the vocabulary where an example has ended.
+        targets: head -> class of each position, same shape and dtype; ``IGNORED`` where a position
+            is not scored, and always where the example has ended.
+        lengths: tokens of each example, shape (N,), int64. None means that all have T.
+    """
+
+    tokens: NDArray[np.int64]
+    targets: dict[str, NDArray[np.int64]]
+    lengths: NDArray[np.int64] | None = None
+
+
+class Task(Protocol):
+    """Data with a law.
+
+    The first sentence of a task's docstring says what it asks; its constructor takes keyword
+    options alone, each with a default. A task that has an option ``seed`` gets the run's seed.
+
+    Attributes:
+        name: its name in the registry.
+        presets: published data sets, name -> options.
+        length: tokens of the longest training example.
+        train_size: number of training examples; None means fresh ones without end.
+        vocab_size: number of tokens.
+        heads: what is asked at each position: name -> number of classes. The first is the main one.
+        chance: head -> token accuracy of guessing.
+        title: what is learnt, in a word or two, for figures.
+    """
+
+    name: ClassVar[str]
+    presets: ClassVar[Mapping[str, Mapping[str, object]]]
+    length: int
+    train_size: int | None
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def heads(self) -> Mapping[str, int]: ...
+
+    @property
+    def chance(self) -> Mapping[str, float]: ...
+
+    @property
+    def title(self) -> str: ...
+
+    def examples(self, split: Split, start: int, stop: int, length: int | None = None) -> Examples:
+        """Make the examples ``start`` ... ``stop - 1`` of a split.
+
+        Args:
+            split: "train", "validation" or "test".
+            start: first index.
+            stop: one beyond the last index.
+            length: tokens of the longest example; None means the training length.
+
+        Raises:
+            ValueError: if a split does not hold so many examples, or has none of this length.
+        """
+        ...
+
+    def describe(self, index: int, split: Split = "train") -> str:
+        """Write out one example for a reader."""
+        ...

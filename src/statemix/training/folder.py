@@ -1,0 +1,311 @@
+"""The folder of a run: what is in it, who may write to it, how it ended, and how it is read back.
+
+Whatever is trained, a run's folder holds ``config.json`` (schema, what was asked for, and the whole
+configuration), ``environment.json``, ``metrics.jsonl``, ``status.json``, ``checkpoints/`` while it
+is unfinished, and weights and ``summary.json`` when it is done.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from torch import Tensor
+
+from statemix.files import naming
+from statemix.settings import RequestError, difference
+from statemix.training.checkpoint import tensor_bytes, write_file
+
+CONFIG = "config.json"
+ENVIRONMENT = "environment.json"
+METRICS = "metrics.jsonl"
+STATUS = "status.json"
+SUMMARY = "summary.json"
+CHECKPOINTS = "checkpoints"
+_LOCK = ".lock"
+# A run that is killed before its configuration is whole leaves these behind.
+_BEGUN = (_LOCK, ENVIRONMENT, f"{ENVIRONMENT}.tmp", f"{CONFIG}.tmp", STATUS, f"{STATUS}.tmp")
+
+Ending = Literal["running", "done", "diverged", "failed", "interrupted"]
+"""How a run stands. A "running" one whose process is gone was interrupted."""
+
+
+@dataclass(frozen=True)
+class StoredConfig:
+    """The configuration of a run as it is stored.
+
+    Attributes:
+        schema: version of the meaning of the fields.
+        asked: the fields that differ from their defaults, as plain data: they identify the run.
+        resolved: every field, with what was left to the machine or the task filled in.
+    """
+
+    schema: int
+    asked: dict[str, Any]
+    resolved: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Status:
+    """How a run stands, and what there is to say about it."""
+
+    status: Ending
+    message: str = ""
+
+
+def stored_config(folder: Path, schema: int) -> StoredConfig | None:
+    """Read the configuration of the run in a folder; None if there is no run.
+
+    Raises:
+        RequestError: if the file is damaged, or written by a version that this one cannot resume.
+    """
+    path = folder / CONFIG
+    if not path.exists():
+        return None
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError, OSError) as error:
+        raise RequestError(f"{path} must hold a run's configuration, got: {error}") from error
+    if not isinstance(stored, dict):
+        kind = type(stored).__name__
+        raise RequestError(f"{path} must hold a run's configuration, got a {kind}")
+    found = stored.get("schema")
+    if found != schema:
+        version = "an older development version" if found is None else f"schema {found}"
+        raise RequestError(
+            f"{path} must be of schema {schema}, got {version}, whose runs cannot be read any "
+            "more; train it again into another folder, or use the commit that "
+            f"{ENVIRONMENT} names"
+        )
+    if not all(isinstance(stored.get(name), dict) for name in ("asked", "resolved")):
+        raise RequestError(f"{path} must hold the tables 'asked' and 'resolved', got other data")
+    return StoredConfig(found, stored["asked"], stored["resolved"])
+
+
+def settled(folder: Path, config: StoredConfig) -> StoredConfig:
+    """The configuration with which a run into this folder continues or begins.
+
+    A run is identified by what was asked for. One that is there continues with its own resolved
+    configuration: a default, a device or a number of threads that has changed since then changes
+    nothing in it.
+
+    Raises:
+        RequestError: if the folder holds another run, something else, or a damaged run.
+    """
+    stored = stored_config(folder, config.schema)
+    if stored is None:
+        with _explained(folder):
+            found = sorted(entry.name for entry in folder.iterdir()) if folder.exists() else []
+        strangers = [name for name in found if name not in _BEGUN]
+        if strangers:
+            raise RequestError(
+                f"folder must be empty or hold a run, got {folder} with {strangers[0]!r}"
+            )
+        return config
+    found_difference = difference(config.asked, stored.asked)
+    if found_difference is not None:
+        name, ours, theirs = found_difference
+        raise RequestError(
+            f"folder must hold a run of the same configuration, got {folder} with "
+            f"{name}={_shown(theirs)}, not {_shown(ours)}; choose another folder"
+        )
+    return stored
+
+
+def _shown(value: Any) -> str:
+    return "its default" if value is None else repr(value)
+
+
+@contextlib.contextmanager
+def claimed(folder: Path, config: StoredConfig, environment: Mapping[str, Any]) -> Iterator[None]:
+    """Hold a run's folder for writing; make it if it is not there.
+
+    Args:
+        folder: the run's folder.
+        config: what :func:`settled` returned for it.
+        environment: what else the result depends on; stored when the run begins.
+
+    Raises:
+        RequestError: if the folder is in use, cannot be written or locked, or meanwhile holds
+            another run.
+    """
+    with _explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / _LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise RequestError(
+            f"folder must not be in use, got {folder}, where another process trains"
+        ) from error
+    except (OSError, NotImplementedError) as error:
+        raise RequestError(
+            f"folder must be writable and lockable, got {folder}: {error}"
+        ) from error
+    try:
+        settled(folder, config)
+        if not (folder / CONFIG).exists():
+            with _explained(folder):
+                write_file(folder / ENVIRONMENT, _json(environment))
+                write_file(folder / CONFIG, _json(asdict(config)))
+        yield
+    finally:
+        lock.release()
+
+
+@contextlib.contextmanager
+def _explained(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RequestError(f"folder must be writable, got {folder}: {error.strerror}") from error
+
+
+def write_status(folder: Path, status: Ending, message: str = "") -> None:
+    """Note how the run stands."""
+    write_file(folder / STATUS, _json(asdict(Status(status, message))))
+
+
+def read_status(folder: Path) -> Status | None:
+    """How the run in a folder stands; None if there is none.
+
+    A run that was killed, and one whose note is damaged, count as interrupted: they can be resumed.
+    """
+    if (folder / SUMMARY).exists():
+        return Status("done")
+    if not (folder / CONFIG).exists():
+        return None
+    try:
+        stored = json.loads((folder / STATUS).read_text(encoding="utf-8"))
+        status = Status(stored["status"], str(stored["message"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return Status("interrupted")
+    if status.status not in get_args(Ending) or status.status == "done":
+        return Status("interrupted")
+    if status.status == "running" and not _in_use(folder):
+        return Status("interrupted", "its process ended without notice")
+    return status
+
+
+def _in_use(folder: Path) -> bool:
+    lock = FileLock(folder / _LOCK)
+    try:
+        with lock.acquire(timeout=0):
+            return False
+    except Timeout:
+        return True
+    except (OSError, NotImplementedError):
+        return False
+
+
+def save_weights(folder: Path, file: str, tensors: Mapping[str, Tensor]) -> str:
+    """Write a file of weights and return its SHA-256, for the summary."""
+    content = tensor_bytes(tensors)
+    write_file(folder / file, content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def load_weights(folder: Path, file: str, sha256: str) -> dict[str, Tensor]:
+    """Read a file of weights that must have this SHA-256.
+
+    Raises:
+        RequestError: if it is missing or damaged.
+    """
+    path = folder / file
+    try:
+        content = path.read_bytes()
+        if hashlib.sha256(content).hexdigest() != sha256:
+            raise ValueError(f"its SHA-256 is not the one in {SUMMARY}")
+        return load_tensors(content)
+    except (OSError, ValueError, SafetensorError) as error:
+        reason = " ".join(str(error).split())
+        raise RequestError(f"{path} must hold the run's weights, got: {reason}") from error
+
+
+def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
+    """Write the summary, which marks the run as done."""
+    write_file(folder / SUMMARY, _json(summary))
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """Read the summary of a finished run.
+
+    Raises:
+        RequestError: if the folder holds no run, an unfinished one, or a damaged summary.
+    """
+    if not (folder / CONFIG).is_file():
+        raise RequestError(f"folder must hold a run, got {folder} without {CONFIG}")
+    path = folder / SUMMARY
+    if not path.is_file():
+        raise RequestError(
+            f"folder must hold a finished run, got {folder} without {SUMMARY}; "
+            "train it again into the same folder to resume it"
+        )
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise RequestError(f"{path} must hold a run's summary, got: {error}") from error
+    if not isinstance(summary, dict):
+        raise RequestError(f"{path} must hold a run's summary, got a {type(summary).__name__}")
+    return summary
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The rows that a run has written so far."""
+    with (folder / METRICS).open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+class MetricsFile:
+    """The rows of a run as they come, one JSON object a line."""
+
+    def __init__(self, path: Path, size: int, report: Callable[[str], None]) -> None:
+        """Open for appending after the first ``size`` bytes; later rows will be written again."""
+        found = path.stat().st_size if path.exists() else 0
+        if found < size:
+            report(
+                f"{path.name} has lost rows: {found} bytes are left of {size}; "
+                "training continues without them"
+            )
+        if found > size:
+            report(f"{path.name}: rows after the checkpoint will be written again")
+        self._path = path
+        self._file = path.open("ab")
+        self._file.truncate(_whole_lines(path, min(found, size)))
+        # Truncating does not move the position, which opening put at the old end.
+        self._file.seek(0, os.SEEK_END)
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Write one row; it survives the process from here on."""
+        with naming(self._path):
+            self._file.write(json.dumps(row).encode() + b"\n")
+            self._file.flush()
+
+    def sync(self) -> int:
+        """Bring all rows to the disk and return their size in bytes."""
+        with naming(self._path):
+            os.fsync(self._file.fileno())
+        return self._file.tell()
+
+    def close(self) -> None:
+        """Close the file."""
+        with naming(self._path):
+            # The file tries once more to write what it could not write before.
+            self._file.close()
+
+
+def _whole_lines(path: Path, size: int) -> int:
+    """Bytes of the whole lines among the first ``size`` bytes."""
+    content = path.read_bytes()[:size]
+    return content.rfind(b"\n") + 1
+
+
+def _json(value: Any) -> bytes:
+    return (json.dumps(value, indent=2) + "\n").encode()

@@ -1,0 +1,45 @@
+"""What training minimises."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from statemix.tasks import IGNORED
+from statemix.training.batches import Batch
+
+
+class Objective(Protocol):
+    """The losses of a model on a batch: training minimises their sum."""
+
+    def __call__(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Name -> scalar loss. Over the batches of one optimiser step each name is summed."""
+        ...
+
+
+def cross_entropy(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    """Mean cross-entropy of every head over the scored positions of the step, in nats.
+
+    The mean is over the whole step, so that splitting a step into several batches changes nothing.
+
+    Args:
+        model: a function of tokens and ``cu_seqlens`` that returns head -> logits (B, T, classes).
+        batch: the sequences.
+    """
+    logits = model(batch.tokens, batch.cu_seqlens)
+    return {
+        head: functional.cross_entropy(
+            logits[head].flatten(0, 1),
+            classes.flatten(),
+            ignore_index=IGNORED,
+            reduction="sum",
+        )
+        / max(batch.num_scored[head], 1)
+        for head, classes in batch.targets.items()
+    }
+
+
+def total(losses: dict[str, Tensor]) -> Tensor:
+    """The sum of all losses."""
+    return torch.stack(list(losses.values())).sum()

@@ -1,0 +1,197 @@
+"""What a finished run found, and its network."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from statemix.models import SyntheticModel
+from statemix.settings import RequestError
+from statemix.tasks import Task
+from statemix.training import folder as runs
+from statemix.training.config import SCHEMA, RunConfig, config_from_plain
+from statemix.training.evaluation import Scores
+
+Weights = Literal["last", "best_validation", "best_test"]
+WEIGHT_FILES: dict[Weights, str] = {
+    "last": "model.safetensors",
+    "best_validation": "best_validation.safetensors",
+    "best_test": "best_test.safetensors",
+}
+
+HeadScores = dict[str, Scores]
+"""Head -> its scores."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """One moment of a run and its scores.
+
+    Attributes:
+        step: optimiser steps made.
+        epoch: epochs made; None on fresh examples.
+        validation: scores on the validation split.
+        test: scores on the test split by length in tokens.
+    """
+
+    step: int
+    epoch: int | None
+    validation: HeadScores
+    test: dict[int, HeadScores]
+
+    def to_plain(self) -> dict[str, Any]:
+        """As JSON holds it: lengths are strings there."""
+        stored = dataclasses.asdict(self)
+        return stored | {"test": {str(length): row for length, row in stored["test"].items()}}
+
+    @classmethod
+    def from_plain(cls, stored: dict[str, Any]) -> "Selection":
+        """Undo :meth:`to_plain`."""
+        return cls(
+            step=stored["step"],
+            epoch=stored["epoch"],
+            validation=_scores(stored["validation"]),
+            test={int(length): _scores(heads) for length, heads in stored["test"].items()},
+        )
+
+
+def _scores(stored: dict[str, Any]) -> HeadScores:
+    return {head: Scores(**scores) for head, scores in stored.items()}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a finished run found.
+
+    Attributes:
+        folder: the run's folder.
+        config: its whole configuration.
+        last: scores at the end, the only ones at the further lengths.
+        best_test: the first evaluation with the highest test accuracy. It is selected on the test
+            set, as the papers do.
+        test_at_best_validation: the first evaluation with the highest validation accuracy, the
+            honest choice.
+        num_parameters: trained parameters of the model.
+        time_s: seconds of training and evaluation, interruptions left out.
+        weights: file of weights -> its SHA-256.
+    """
+
+    folder: Path
+    config: RunConfig
+    last: Selection
+    best_test: Selection
+    test_at_best_validation: Selection
+    num_parameters: int
+    time_s: float
+    weights: dict[str, str]
+
+
+_SELECTIONS = ("last", "best_test", "test_at_best_validation")
+
+
+def save_outcome(outcome: Outcome) -> None:
+    """Write what a run found, which marks it as done."""
+    stored = {name: getattr(outcome, name).to_plain() for name in _SELECTIONS}
+    stored |= {
+        "num_parameters": outcome.num_parameters,
+        "time_s": outcome.time_s,
+        "weights": outcome.weights,
+    }
+    runs.write_summary(outcome.folder, stored)
+
+
+def load_outcome(folder: Path | str) -> Outcome:
+    """Read what a finished run found.
+
+    Raises:
+        RequestError: if the folder holds no run, an unfinished one, or damaged files.
+    """
+    folder = Path(folder)
+    summary = runs.read_summary(folder)
+    config = load_config(folder)
+    try:
+        return Outcome(
+            folder,
+            config,
+            **{name: Selection.from_plain(summary[name]) for name in _SELECTIONS},
+            num_parameters=summary["num_parameters"],
+            time_s=summary["time_s"],
+            weights=dict(summary["weights"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        path = folder / runs.SUMMARY
+        raise RequestError(f"{path} must hold a run's summary, got: {error!r}") from error
+
+
+def load_config(folder: Path | str) -> RunConfig:
+    """Read the whole configuration of a run.
+
+    Raises:
+        RequestError: if the folder holds no run, or a damaged configuration.
+    """
+    return config_from_plain(_stored(Path(folder)).resolved)
+
+
+def load_asked(folder: Path | str) -> RunConfig:
+    """Read what a run was asked to do, with everything else left to defaults.
+
+    Raises:
+        RequestError: if the folder holds no run, or a damaged configuration.
+    """
+    return config_from_plain(_stored(Path(folder)).asked)
+
+
+def _stored(folder: Path) -> runs.StoredConfig:
+    stored = runs.stored_config(folder, SCHEMA)
+    if stored is None:
+        raise RequestError(f"folder must hold a run, got {folder} without {runs.CONFIG}")
+    return stored
+
+
+def build_model(config: RunConfig, task: Task) -> SyntheticModel:
+    """The network of a run, with its initial weights.
+
+    Raises:
+        ValueError: if an option of a layer or a mixer is out of range.
+        TypeError: if one has the wrong type.
+    """
+    model = config.model
+    return SyntheticModel(
+        task.vocab_size,
+        task.heads,
+        model.hidden_size,
+        model.stack(),
+        bos=model.bos,
+        residual=model.residual,
+        norm=model.norm,
+        channel_mixer=model.channel_mixer,
+        zero_biases=model.zero_biases,
+        seed=config.seed,
+    )
+
+
+def load_model(folder: Path | str, weights: Weights = "last") -> SyntheticModel:
+    """Load the network of a finished run, on the CPU, in evaluation mode.
+
+    Args:
+        folder: the run's folder.
+        weights: "last", "best_validation" or "best_test".
+
+    Raises:
+        RequestError: if the folder holds no finished run or its files are damaged.
+    """
+    folder = Path(folder)
+    if weights not in WEIGHT_FILES:
+        raise RequestError(f"weights must be one of {list(WEIGHT_FILES)}, got {weights!r}")
+    outcome = load_outcome(folder)
+    file = WEIGHT_FILES[weights]
+    tensors = runs.load_weights(folder, file, outcome.weights.get(file, ""))
+    model = build_model(outcome.config, outcome.config.build_task())
+    if outcome.config.runtime.precision == "64-true":
+        model.double()
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise RequestError(f"{folder / file} must fit the run's network: {reason}") from error
+    return model.eval()

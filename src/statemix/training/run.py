@@ -1,0 +1,359 @@
+"""One run from its configuration to its outcome, resumable at every moment."""
+
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from statemix import provenance
+from statemix.ops import BackendUnavailableError
+from statemix.settings import RequestError, checked
+from statemix.training import folder as runs
+from statemix.training.batches import TaskBatches
+from statemix.training.checkpoint import load_checkpoint, remove_checkpoints, save_checkpoint
+from statemix.training.config import (
+    SCHEMA,
+    Positive,
+    RunConfig,
+    built,
+    config_from_plain,
+    import_modules,
+)
+from statemix.training.devices import build_fabric, threads
+from statemix.training.evaluation import SplitEvaluator, accuracy, sequences_at
+from statemix.training.events import Event
+from statemix.training.interrupts import Interrupts
+from statemix.training.objective import cross_entropy
+from statemix.training.outcome import (
+    WEIGHT_FILES,
+    Outcome,
+    Selection,
+    build_model,
+    load_outcome,
+    save_outcome,
+)
+from statemix.training.schedules import attributes_set
+from statemix.training.trainer import Trainer
+
+
+def train(
+    config: RunConfig,
+    folder: Path | str,
+    *,
+    on_event: Callable[[Event], None] | None = None,
+    checkpoint_every_s: float = 10.0,
+) -> Outcome:
+    """Train and evaluate a model, or continue where an interrupted call stopped.
+
+    After Ctrl-C, SIGTERM, ``kill -9`` or a power cut at any moment, the same call ends with weights
+    that equal those of an uninterrupted run bit for bit, on the same machine.
+
+    Args:
+        config: the run. It is identified by what it asks for, the fields that differ from their
+            defaults; what it leaves open is settled when it begins, and kept.
+        folder: its folder, made if absent. A finished run of the same request is returned as it is.
+        on_event: told what happens, in this thread.
+        checkpoint_every_s: seconds between checkpoints. Results do not depend on it.
+
+    Returns:
+        The scores at the end, at the best test and at the best validation accuracy.
+
+    Raises:
+        RequestError: if the configuration cannot be run, or if the folder holds another run, is in
+            use, holds something else or cannot be written.
+        OSError: if a file cannot be written later on, for instance because the disk is full.
+        FloatingPointError: if the loss or the gradient is not finite; the state before that step
+            is saved.
+        KeyboardInterrupt: after Ctrl-C or SIGTERM, once a checkpoint is saved.
+    """
+    folder = Path(folder)
+    emit = on_event or (lambda _: None)
+    if not callable(emit):
+        raise RequestError(f"on_event must be a function or None, got {on_event!r}")
+    checkpoint_every_s = checked(Positive | Literal[0], checkpoint_every_s, "checkpoint_every_s")
+    # Whatever cannot be run fails here, before anything is written.
+    import_modules(config.imports)
+    ours = runs.StoredConfig(SCHEMA, config.asked(), config.resolved().to_plain())
+    settled = runs.settled(folder, ours)
+    config = config_from_plain(settled.resolved)
+    run = _Run(config, folder, emit, checkpoint_every_s)
+    environment = {
+        **provenance.describe(),
+        "num_threads": config.runtime.num_threads,
+        "device": torch.cuda.get_device_name() if config.runtime.device == "cuda" else "cpu",
+    }
+    with (
+        runs.claimed(folder, settled, environment),
+        threads(config.runtime.num_threads),
+    ):
+        if not (folder / runs.SUMMARY).exists():
+            with _noted(folder):
+                run.to_the_end()
+            return load_outcome(folder)
+        outcome = load_outcome(folder)
+        # A run that was killed right after its summary was written leaves them behind.
+        remove_checkpoints(folder / runs.CHECKPOINTS)
+        emit(run.event("finished", f"{folder} holds this run, finished"))
+        return outcome
+
+
+@contextlib.contextmanager
+def _noted(folder: Path) -> Any:
+    """Note in the folder how the run ends."""
+    runs.write_status(folder, "running")
+    try:
+        yield
+    except BaseException as error:
+        ending: runs.Ending = "failed"
+        if isinstance(error, FloatingPointError):
+            ending = "diverged"
+        elif isinstance(error, KeyboardInterrupt):
+            ending = "interrupted"
+        # A full disk must not hide the error that it caused.
+        with contextlib.suppress(OSError):
+            runs.write_status(folder, ending, str(error) or type(error).__name__)
+        raise
+    runs.write_status(folder, "done")
+
+
+Best = Literal["best_test", "best_validation"]
+BEST: tuple[Best, ...] = get_args(Best)
+
+
+class _Run:
+    """One run in the making; everything that changes with the steps is saved and restored."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: Path,
+        emit: Callable[[Event], None],
+        checkpoint_every_s: float,
+    ) -> None:
+        self.config = config
+        self.folder = folder
+        self.emit = emit
+        self.checkpoint_every_s = checkpoint_every_s
+        self.interrupts = Interrupts()
+        self.task = built("task", config.build_task)
+        self.fabric = build_fabric(config.runtime.device, config.runtime.precision)
+        self.model = built("model", build_model, config, self.task)
+        batches = TaskBatches(
+            self.task,
+            config.batches,
+            config.schedules,
+            seed=config.seed,
+            device=self.fabric.device,
+        )
+        self.trainer = Trainer(
+            self.model,
+            batches,
+            cross_entropy,
+            optimizer=config.optimizer,
+            schedules=config.schedules,
+            fabric=self.fabric,
+        )
+        evaluation = config.evaluation
+        self.validation = self._evaluator("validation", evaluation.validation_size)
+        self.test = self._evaluator("test", evaluation.test_size)
+        self.further = {length: self._further(length) for length in evaluation.lengths}
+        self._try()
+
+        self.evaluated_at = 0
+        self.stopped = False
+        self.time_s = 0.0
+        self.selections: dict[str, Selection] = {}
+        self.best_weights: dict[str, dict[str, Tensor]] = {}
+
+    def _evaluator(
+        self, split: Literal["validation", "test"], count: int, length: int | None = None
+    ) -> SplitEvaluator:
+        part = f"evaluation.{split}_size" if length is None else "evaluation.lengths"
+        evaluator: SplitEvaluator = built(
+            part,
+            SplitEvaluator,
+            self.task,
+            split,
+            count,
+            length,
+            batch_size=self.config.batches.size,
+            autocast=self.fabric.autocast,
+            tick=self.interrupts.check,
+        )
+        return evaluator
+
+    def _further(self, length: int) -> SplitEvaluator:
+        evaluation = self.config.evaluation
+        count = sequences_at(length, at_most=evaluation.test_size, tokens=evaluation.tokens)
+        return self._evaluator("test", count, length)
+
+    def _try(self) -> None:
+        """Make the first calls of the layers, where those that cannot run here say so."""
+        token = torch.zeros((1, 1), dtype=torch.int64, device=self.fabric.device)
+        try:
+            with (
+                attributes_set(self.model, self.config.evaluation.attributes),
+                torch.inference_mode(),
+                self.fabric.autocast(),
+            ):
+                self.model.extend(token)
+        except BackendUnavailableError as error:
+            raise RequestError(f"model: {error}") from error
+
+    def event(self, kind: Any, text: str = "", **fields: Any) -> Event:
+        """An event at the present step."""
+        return Event(kind, self.trainer.step, self.trainer.num_steps, text=text, **fields)
+
+    def to_the_end(self) -> None:
+        """Resume, train, evaluate, and write what the run leaves."""
+        with self.interrupts:
+            found = load_checkpoint(self.folder / runs.CHECKPOINTS, self._say)
+            size = self._restore(*found) if found is not None else 0
+            self.clock = self.saved_at = time.monotonic()
+            path = self.folder / runs.METRICS
+            with contextlib.closing(runs.MetricsFile(path, size, self._say)) as self.metrics:
+                began = "resumed" if found is not None else "started"
+                step, num_steps = self.trainer.step, self.trainer.num_steps
+                self.emit(self.event("started", f"{began} at step {step} of {num_steps}"))
+                try:
+                    self._train()
+                    self._save()
+                    last = self._at_further_lengths()
+                except (KeyboardInterrupt, FloatingPointError):
+                    if not self.interrupts.forced:
+                        self._save()
+                    raise
+                self._finish(last)
+            self.interrupts.check()
+
+    def _train(self) -> None:
+        while True:
+            if self._evaluation_is_due():
+                self._evaluate()
+            if time.monotonic() - self.saved_at >= self.checkpoint_every_s:
+                self._save()
+            self.interrupts.check()
+            if self.trainer.step == self.trainer.num_steps or self.stopped:
+                return
+            loss = self.trainer.train_step()
+            self.emit(self.event("step", loss=loss))
+
+    def _evaluation_is_due(self) -> bool:
+        step = self.trainer.step
+        if step == self.evaluated_at:
+            return False
+        assert self.config.evaluation.every is not None
+        period = self.config.evaluation.every * self.trainer.batches.steps_per_epoch
+        return step % period == 0 or step == self.trainer.num_steps
+
+    def _evaluate(self) -> None:
+        """Add a row to the metrics and keep the weights if they are the best so far."""
+        step = self.trainer.step
+        made = max(step - 1, 0)
+        attributes = self.trainer.attributes(made)
+        with attributes_set(self.model, self.config.evaluation.attributes):
+            test, validation = self.test(self.model), self.validation(self.model)
+        epoch = self.trainer.batches.epoch(step)
+        now = Selection(step, epoch, validation, {self.task.length: test})
+        self.selections["last"] = now
+        for name in BEST:
+            best = self.selections.get(name)
+            # The first evaluation to reach an accuracy keeps its place.
+            if best is None or self._criterion(name, now) > self._criterion(name, best):
+                self.selections[name] = now
+                self.best_weights[name] = {
+                    key: tensor.detach().clone() for key, tensor in self.model.state_dict().items()
+                }
+        averages = self.trainer.averages()
+        row = {
+            **now.to_plain(),
+            "train": averages,
+            "learning_rate": self.trainer.learning_rate(made),
+            "attributes": attributes,
+            "time_s": round(self._elapsed(), 3),
+        }
+        self.metrics.append(row)
+        self.evaluated_at = step
+        stop_at = self.config.evaluation.stop_at
+        self.stopped = stop_at is not None and accuracy(validation) > stop_at
+        text = (
+            f"step {step}: train loss {averages['loss']:.4f}, "
+            f"validation {accuracy(validation):.4f}, test {accuracy(test):.4f}"
+        )
+        self.emit(self.event("evaluated", text, row=row))
+
+    def _criterion(self, name: Best, selection: Selection) -> float:
+        if name == "best_test":
+            return accuracy(selection.test[self.task.length])
+        return accuracy(selection.validation)
+
+    def _at_further_lengths(self) -> Selection:
+        """The last selection with the scores at the further lengths added."""
+        last = self.selections["last"]
+        test = dict(last.test)
+        with attributes_set(self.model, self.config.evaluation.attributes):
+            for length, evaluator in self.further.items():
+                if length not in test:
+                    test[length] = evaluator(self.model)
+                    text = f"length {length}: test {accuracy(test[length]):.4f}"
+                    self.emit(self.event("evaluated", text))
+        ordered = {length: test[length] for length in sorted(test)}
+        return Selection(last.step, last.epoch, last.validation, ordered)
+
+    def _save(self) -> None:
+        state = {
+            "trainer": self.trainer.numbers(),
+            "evaluated_at": self.evaluated_at,
+            "stopped": self.stopped,
+            "time_s": self._elapsed(),
+            "metrics_bytes": self.metrics.sync(),
+            "selections": {name: found.to_plain() for name, found in self.selections.items()},
+        }
+        tensors = {**self.trainer.tensors(), **self.best_weights}
+        save_checkpoint(self.folder / runs.CHECKPOINTS, self.trainer.step, tensors, state)
+        self.saved_at = time.monotonic()
+        self.emit(self.event("saved", f"checkpoint at step {self.trainer.step}"))
+
+    def _restore(self, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> int:
+        """Continue from a checkpoint; return the size of the metrics at that time."""
+        self.trainer.restore(tensors, state["trainer"])
+        self.best_weights = {name: tensors[name] for name in BEST if name in tensors}
+        self.evaluated_at = state["evaluated_at"]
+        self.stopped = state["stopped"]
+        self.time_s = state["time_s"]
+        self.selections = {
+            name: Selection.from_plain(stored) for name, stored in state["selections"].items()
+        }
+        size: int = state["metrics_bytes"]
+        return size
+
+    def _finish(self, last: Selection) -> None:
+        weights = {"last": self.model.state_dict(), **self.best_weights}
+        hashes = {
+            file: runs.save_weights(self.folder, file, weights[name])
+            for name, file in WEIGHT_FILES.items()
+        }
+        self.metrics.sync()
+        outcome = Outcome(
+            folder=self.folder,
+            config=self.config,
+            last=last,
+            best_test=self.selections["best_test"],
+            test_at_best_validation=self.selections["best_validation"],
+            num_parameters=self.trainer.num_parameters,
+            time_s=round(self._elapsed(), 3),
+            weights=hashes,
+        )
+        save_outcome(outcome)
+        remove_checkpoints(self.folder / runs.CHECKPOINTS)
+        self.emit(self.event("finished", f"finished at step {self.trainer.step}: {self.folder}"))
+
+    def _elapsed(self) -> float:
+        return self.time_s + time.monotonic() - self.clock
+
+    def _say(self, text: str) -> None:
+        self.emit(self.event("message", text))

@@ -1,0 +1,166 @@
+"""What changes during training: the learning rate, and attributes that layers declare."""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from statemix.settings import SettingError
+from statemix.training.config import AttributeSchedule, ScheduleConfig
+
+
+def learning_rate(
+    base: float, config: ScheduleConfig, step: int, num_steps: int, steps_per_epoch: int
+) -> float:
+    r"""Learning rate of one optimiser step.
+
+    .. math:: \eta = \eta_{min} + (\eta_0 - \eta_{min}) (1 + \cos(\pi p)) / 2
+
+    where p is the fraction of training done *when the epoch began*: the rate is constant within an
+    epoch, as PyTorch's ``CosineAnnealingLR`` stepped once per epoch would have it (MAD means to do
+    this and never applies it). The warm-up multiplies the schedule by (step + 1) / warmup_steps.
+
+    Args:
+        base: eta_0.
+        config: the schedule.
+        step: steps made before this one.
+        num_steps: steps of the whole run.
+        steps_per_epoch: 1 on fresh examples, where every step is an epoch of its own.
+    """
+    rate = base
+    if config.learning_rate == "cosine":
+        progress = (step // steps_per_epoch) * steps_per_epoch / num_steps
+        low = config.min_learning_rate
+        rate = low + (base - low) * (1 + math.cos(math.pi * progress)) / 2
+    if step < config.warmup_steps:
+        rate *= (step + 1) / config.warmup_steps
+    return rate
+
+
+def scheduled_value(config: AttributeSchedule, initial: float, step: int, num_steps: int) -> float:
+    """Value of a scheduled attribute at one optimiser step.
+
+    Args:
+        config: the schedule.
+        initial: the value at the beginning, where the schedule itself names none.
+        step: steps made before this one.
+        num_steps: steps of the whole run.
+
+    Example:
+        >>> sharpen = AttributeSchedule("gate_temperature", end=0.125, curve="reciprocal")
+        >>> [1 / scheduled_value(sharpen, 1.0, step, 10) for step in (0, 5, 10)]
+        [1.0, 4.5, 8.0]
+    """
+    start = initial if config.start is None else config.start
+    first, last = config.begin * num_steps, config.finish * num_steps
+    if step >= last:
+        return config.end
+    done = max(0.0, step - first) / (last - first)
+    if config.curve == "reciprocal":
+        return 1 / (1 / start + (1 / config.end - 1 / start) * done)
+    if config.curve == "geometric":
+        return float(start * (config.end / start) ** done)
+    return start + (config.end - start) * done
+
+
+def schedulable(model: nn.Module) -> dict[str, dict[str, nn.Module]]:
+    """Attribute -> name of a module -> the module, for every attribute declared schedulable.
+
+    A module declares them by a class attribute ``schedulable``, as layers do.
+    """
+    found: dict[str, dict[str, nn.Module]] = {}
+    for name, module in model.named_modules():
+        for attribute in getattr(type(module), "schedulable", ()):
+            found.setdefault(attribute, {})[name] = module
+    return found
+
+
+def holders(model: nn.Module, attribute: str, path: str) -> dict[str, nn.Module]:
+    """The modules that declare an attribute schedulable, by name.
+
+    Args:
+        model: whose modules.
+        attribute: the attribute.
+        path: dotted name of the setting that asks for it, for the message.
+
+    Raises:
+        SettingError: if there are none.
+    """
+    found = schedulable(model)
+    if attribute not in found:
+        known = f" (the layers of this model declare {sorted(found) or 'none'})"
+        raise SettingError(path, f"must be schedulable{known}", attribute)
+    return found[attribute]
+
+
+class Attributes:
+    """The scheduled attributes of a model.
+
+    Args:
+        model: the model, with the values that its layers were built with.
+        schedules: what changes.
+
+    Raises:
+        SettingError: if no layer of the model declares an attribute, or one refuses a value that it
+            is to begin or end with.
+    """
+
+    def __init__(self, model: nn.Module, schedules: tuple[AttributeSchedule, ...]) -> None:
+        self._followers: list[tuple[AttributeSchedule, nn.Module, float]] = []
+        for place, schedule in enumerate(schedules):
+            path = f"schedules.attributes.{place}"
+            for module in holders(model, schedule.attribute, f"{path}.attribute").values():
+                initial = getattr(module, schedule.attribute)
+                for name in ("start", "end"):
+                    _try(module, schedule.attribute, getattr(schedule, name), f"{path}.{name}")
+                self._followers.append((schedule, module, initial))
+
+    def set(self, step: int, num_steps: int) -> dict[str, float]:
+        """Set all attributes to their values at a step; return attribute -> value.
+
+        An attribute that is an integer at the beginning is rounded.
+        """
+        values = {}
+        for schedule, module, initial in self._followers:
+            value = scheduled_value(schedule, initial, step, num_steps)
+            value = round(value) if isinstance(initial, int) else value
+            setattr(module, schedule.attribute, value)
+            values[schedule.attribute] = value
+        return values
+
+
+def _try(module: nn.Module, attribute: str, value: float | None, path: str) -> None:
+    """Let a module refuse a value now and not in the middle of training."""
+    if value is None:
+        return
+    before = getattr(module, attribute)
+    try:
+        setattr(module, attribute, round(value) if isinstance(before, int) else value)
+    except (ValueError, TypeError) as error:
+        raise SettingError(path, f"must suit {attribute} ({error})", value) from error
+    setattr(module, attribute, before)
+
+
+@contextmanager
+def attributes_set(model: nn.Module, values: Mapping[str, Any]) -> Iterator[None]:
+    """Give schedulable attributes other values within this context, as evaluation may ask.
+
+    Raises:
+        SettingError: if no layer of the model declares an attribute, or one refuses its value.
+    """
+    before = [
+        (module, attribute, getattr(module, attribute))
+        for attribute in values
+        for module in holders(model, attribute, f"evaluation.attributes.{attribute}").values()
+    ]
+    try:
+        for module, attribute, _ in before:
+            path = f"evaluation.attributes.{attribute}"
+            _try(module, attribute, values[attribute], path)
+            setattr(module, attribute, values[attribute])
+        yield
+    finally:
+        for module, attribute, value in before:
+            setattr(module, attribute, value)

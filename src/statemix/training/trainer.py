@@ -1,0 +1,199 @@
+"""Steps of gradient descent on any model, and everything that changes with them."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from statemix.training.batches import Batches
+from statemix.training.config import OptimizerConfig, ScheduleConfig
+from statemix.training.objective import Objective, total
+from statemix.training.optimizer import (
+    build_optimizer,
+    optimizer_tensors,
+    restore_optimizer,
+    set_learning_rate,
+)
+from statemix.training.schedules import Attributes, learning_rate
+
+
+class Trainer:
+    """Trains a model on batches; knows no task and no layer.
+
+    Every step is a function of its number and of what :meth:`tensors` and :meth:`numbers` hold, so
+    that a trainer restored from them continues bit for bit. Each step waits for the device once, to
+    see that loss and gradient are finite before the optimiser uses them.
+
+    Args:
+        model: trained in place.
+        batches: what it sees, by step.
+        objective: the losses of a batch; their sum is minimised.
+        optimizer: AdamW's settings.
+        schedules: what changes meanwhile.
+        fabric: device and precision.
+
+    Attributes:
+        step: optimiser steps made.
+        num_steps: steps of the whole run.
+        model: the model as it was given.
+
+    Raises:
+        SettingError: if a schedule or a parameter group does not fit the model.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Batches,
+        objective: Objective,
+        *,
+        optimizer: OptimizerConfig,
+        schedules: ScheduleConfig,
+        fabric: Fabric,
+    ) -> None:
+        self.model = model
+        self.batches = batches
+        self.step = 0
+        self.num_steps = batches.num_steps
+        self._objective = objective
+        self._config = optimizer
+        self._schedules = schedules
+        self._fabric = fabric
+        self._attributes = Attributes(model, schedules.attributes)
+        self._optimizer = build_optimizer(model, optimizer)
+        # The wrapped pair trains; the bare pair is evaluated, saved and restored.
+        self._wrapped: Any = fabric.setup(model, self._optimizer)
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._reporting = {
+            name: module for name, module in model.named_modules() if hasattr(module, "reports")
+        }
+        # Sums since the last averages, on the device: to read them would wait for it.
+        self._sums: dict[str, Tensor] = {}
+        self._counts: dict[str, int] = {}
+
+    @property
+    def num_parameters(self) -> int:
+        """Trained parameters."""
+        return sum(parameter.numel() for parameter in self._parameters)
+
+    def train_step(self) -> float:
+        """Make one optimiser step.
+
+        Returns:
+            The loss before it.
+
+        Raises:
+            FloatingPointError: if the loss or the norm of the gradient is not finite; the weights
+                are then as they were.
+        """
+        rate = self.learning_rate(self.step)
+        set_learning_rate(self._optimizer, rate)
+        self._attributes.set(self.step, self.num_steps)
+        model, optimizer = self._wrapped
+        model.train()
+        loss = torch.zeros((), device=self._fabric.device)
+        for batch in self.batches.parts(self.step):
+            losses = self._objective(model, batch)
+            part = total(losses)
+            self._fabric.backward(part)
+            loss = loss + part.detach()
+            self._collect(losses)
+        self._count_losses(losses)
+        norm = get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+        value, length = torch.stack([loss.double(), norm.double()]).tolist()
+        for name, number in (("loss", value), ("norm of the gradient", length)):
+            self._require_finite(name, number, rate)
+        if self._config.clip_norm is not None:
+            clip_grads_with_norm_(self._parameters, self._config.clip_norm, norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        self.step += 1
+        return float(value)
+
+    def learning_rate(self, step: int) -> float:
+        """The learning rate of the step after ``step`` others."""
+        return learning_rate(
+            self._config.learning_rate,
+            self._schedules,
+            step,
+            self.num_steps,
+            self.batches.steps_per_epoch,
+        )
+
+    def attributes(self, step: int) -> dict[str, float]:
+        """Set the scheduled attributes to their values at a step, and return them."""
+        return self._attributes.set(step, self.num_steps)
+
+    def averages(self) -> dict[str, float]:
+        """Means since this was last called: the losses, and the numbers that layers report.
+
+        Returns:
+            "loss" and "loss/HEAD" per step, "MODULE.NAME" per forward pass; without entries if no
+            step was made.
+        """
+        if not self._sums:
+            return {}
+        sums = torch.stack(list(self._sums.values())).tolist()
+        means = {
+            name: value / self._counts[name] for name, value in zip(self._sums, sums, strict=True)
+        }
+        self._sums, self._counts = {}, {}
+        losses = [value for name, value in means.items() if name.startswith("loss/")]
+        return {"loss": math.fsum(losses), **means}
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """The weights and the optimiser's state, as files of named tensors."""
+        return {
+            "model": dict(self.model.state_dict()),
+            "optimizer": optimizer_tensors(self._optimizer, self.model),
+        }
+
+    def numbers(self) -> dict[str, Any]:
+        """Everything else that changes with the steps, as plain data."""
+        sums = torch.stack(list(self._sums.values())).tolist() if self._sums else []
+        return {
+            "step": self.step,
+            "sums": dict(zip(self._sums, sums, strict=True)),
+            "counts": dict(self._counts),
+        }
+
+    def restore(self, tensors: Mapping[str, Mapping[str, Tensor]], numbers: Any) -> None:
+        """Continue from what :meth:`tensors` and :meth:`numbers` returned."""
+        self.model.load_state_dict(dict(tensors["model"]))
+        restore_optimizer(self._optimizer, self.model, tensors["optimizer"])
+        self.step = numbers["step"]
+        self._counts = dict(numbers["counts"])
+        self._sums = {
+            name: torch.tensor(value, dtype=torch.float64, device=self._fabric.device)
+            for name, value in numbers["sums"].items()
+        }
+
+    def _collect(self, losses: Mapping[str, Tensor]) -> None:
+        for name, loss in losses.items():
+            self._add(f"loss/{name}", loss)
+        for name, module in self._reporting.items():
+            for key, number in module.reports().items():
+                full = f"{name}.{key}"
+                self._add(full, number)
+                self._counts[full] = self._counts.get(full, 0) + 1
+
+    def _count_losses(self, losses: Mapping[str, Tensor]) -> None:
+        # The losses of a step's batches add up to its loss: they count once.
+        for name in losses:
+            self._counts[f"loss/{name}"] = self._counts.get(f"loss/{name}", 0) + 1
+
+    def _add(self, name: str, number: Tensor) -> None:
+        number = number.detach().double()
+        self._sums[name] = self._sums[name] + number if name in self._sums else number
+
+    def _require_finite(self, name: str, value: float, rate: float) -> None:
+        if not math.isfinite(value):
+            self._optimizer.zero_grad()
+            raise FloatingPointError(
+                f"{name} must be finite, got {value} at step {self.step + 1} of {self.num_steps} "
+                f"with learning rate {rate:.3g}; a smaller one or clip_norm may help"
+            )

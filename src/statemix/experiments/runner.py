@@ -14,8 +14,9 @@ from typing import Literal
 
 from statemix.settings import RequestError
 from statemix.training import Event, RunConfig, train
-from statemix.training.folder import CONFIG, read_status
+from statemix.training.folder import CONFIG, read_status, settled
 from statemix.training.interrupts import SIGNALS, can_be_handled
+from statemix.training.run import request
 
 # Time for an interrupted run to save a checkpoint; without it, it resumes from the one before.
 _GRACE_S = 10.0
@@ -113,7 +114,7 @@ def run_all(
             due.append(job)
         else:
             note(row)
-    tell = on_event or (lambda job, event: None)
+    tell = on_event or _say_nothing
     if min(num_workers, len(due)) <= 1:
         for job in due:
             row = _train(job, lambda event, job=job: tell(job, event))  # type: ignore[misc]
@@ -125,6 +126,10 @@ def run_all(
     return [ended[job.folder] for job in jobs]
 
 
+def _say_nothing(job: Job, event: Event) -> None:
+    del job, event
+
+
 def _remove(folder: Path) -> None:
     if folder.exists() and not (folder / CONFIG).exists() and any(folder.iterdir()):
         raise RequestError(f"folder must hold a run to be removed, got {folder}")
@@ -134,8 +139,13 @@ def _remove(folder: Path) -> None:
 def _ended_before(job: Job, retry: Collection[Ending]) -> Ended | None:
     """How a run ended that is not to be tried again; None if it is to be trained."""
     before = read_status(job.folder)
-    # Training itself checks that the folder holds this run, and returns it at once if it is done.
+    # Training returns a finished run at once.
     if before is None or before.status in ("running", "interrupted", "done", *retry):
+        return None
+    try:
+        settled(job.folder, request(job.config))
+    except RequestError:
+        # The folder holds another run, which is what training will say.
         return None
     return Ended(job, before.status, before.message, started=False)  # type: ignore[arg-type]
 

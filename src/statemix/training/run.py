@@ -76,9 +76,7 @@ def train(
         raise RequestError(f"on_event must be a function or None, got {on_event!r}")
     checkpoint_every_s = checked(Positive | Literal[0], checkpoint_every_s, "checkpoint_every_s")
     # Whatever cannot be run fails here, before anything is written.
-    import_modules(config.imports)
-    ours = runs.StoredConfig(SCHEMA, config.asked(), config.resolved().to_plain())
-    settled = runs.settled(folder, ours)
+    settled = runs.settled(folder, request(config))
     config = config_from_plain(settled.resolved)
     run = _Run(config, folder, emit, checkpoint_every_s)
     environment = {
@@ -99,6 +97,16 @@ def train(
         remove_checkpoints(folder / runs.CHECKPOINTS)
         emit(run.event("finished", f"{folder} holds this run, finished"))
         return outcome
+
+
+def request(config: RunConfig) -> runs.StoredConfig:
+    """What a run is asked to do, which identifies it, and the whole of it as of here and now.
+
+    Raises:
+        RequestError: if the configuration cannot be resolved.
+    """
+    import_modules(config.imports)
+    return runs.StoredConfig(SCHEMA, config.asked(), config.resolved().to_plain())
 
 
 @contextlib.contextmanager

@@ -27,6 +27,10 @@ class RequestError(ValueError):
     """
 
 
+class RunsFailedError(Exception):
+    """The request was right, but some runs have no result; the message says how many."""
+
+
 class SettingError(RequestError):
     """A setting must be another.
 
@@ -191,6 +195,8 @@ def to_plain(value: Any) -> Any:
         return value.to_plain()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {name: to_plain(item) for name, item in value.items()}
     if isinstance(value, tuple | list):
         return [to_plain(item) for item in value]
     return value
@@ -252,6 +258,41 @@ def _settings(kind: type[Settings], value: Any, path: str) -> Settings:
         return kind(**arguments)
     except SettingError as error:
         raise error.below(f"{dot}{error.path}") from None
+
+
+def lookup(tree: Any, name: str) -> Any:
+    """The value of a dotted name in nested plain tables.
+
+    Raises:
+        SettingError: if there is no such place.
+    """
+    for step in name.split("."):
+        tree = _part(tree, step, name)
+    return tree
+
+
+def put(tree: Any, name: str, value: Any) -> None:
+    """Set the value of a dotted name in nested plain tables.
+
+    The last part may be new, as an option that a specification leaves to its default; the others
+    must be there.
+
+    Raises:
+        SettingError: if there is no such place.
+    """
+    *path, last = name.split(".")
+    for step in path:
+        tree = _part(tree, step, name)
+    if not isinstance(tree, dict):
+        raise SettingError(name, "must name a setting", value)
+    tree[last] = value
+
+
+def _part(tree: Any, step: str, name: str) -> Any:
+    try:
+        return tree[int(step)] if isinstance(tree, list) else tree[step]
+    except (LookupError, ValueError, TypeError):
+        raise SettingError("name of a setting", "must exist", name) from None
 
 
 def asked(settings: Any) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """``statemix evaluate``: how a trained model scores at any lengths."""
 
-import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,14 +14,17 @@ from rich.console import Console
 from rich.table import Table
 
 from statemix.files import append
-from statemix.training import Scores, evaluate, load_model, load_outcome
+from statemix.settings import RequestError, to_plain
+from statemix.tasks import Task
+from statemix.training import Scores, load_model, load_outcome
 from statemix.training.config import Device
 from statemix.training.devices import build_fabric
-from statemix.training.evaluation import draw, sequences_at
-from statemix.training.rundir import Weights
+from statemix.training.evaluation import SplitEvaluator, sequences_at
+from statemix.training.outcome import Weights
+from statemix.training.schedules import attributes_set
 
 EVALUATIONS = "evaluations.jsonl"
-# Of the table, where no terminal says how wide it is.
+# Width of the table where no terminal sets it.
 _WIDTH = 100
 
 
@@ -30,7 +33,7 @@ class Evaluate:
     """Score a trained model on the test split, at any lengths.
 
     Every length is a row of the table, and a line in evaluations.jsonl of the run's folder. Long
-    words are read in pieces, so that memory does not grow with their length:
+    sequences are read in pieces, so that memory does not grow with their length:
 
     statemix evaluate runs/s3 --lengths 16 64 4096
     """
@@ -60,69 +63,79 @@ class Evaluate:
         """Score, print and record.
 
         Raises:
-            ValueError: if the folder holds no finished run or cannot be written, or a number is
+            RequestError: if the folder holds no finished run or cannot be written, or a number is
                 out of range.
         """
         for name in ("sequences", "tokens"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+                raise RequestError(f"{name} must be at least 1, got {getattr(self, name)}")
         if any(length < 1 for length in self.lengths):
-            raise ValueError(f"lengths must be at least 1, got {list(self.lengths)}")
+            raise RequestError(f"lengths must be at least 1, got {list(self.lengths)}")
         config = load_outcome(self.folder).config
         task = config.build_task()
-        fabric = build_fabric(self.device, config.precision)
+        fabric = build_fabric(self.device, config.runtime.precision)
         model = load_model(self.folder, self.weights).to(fabric.device)
-        lengths = self.lengths or (task.length,)
-        # All are drawn before the first is scored: an impossible length shows its error alone.
-        counts = [sequences_at(n, at_most=self.sequences, tokens=self.tokens) for n in lengths]
-        for length, count in zip(lengths, counts, strict=True):
-            try:
-                task.examples("test", count - 1, count, length)
-            except ValueError as error:
-                raise ValueError(
-                    f"sequences must be at most what the test split holds at length {length}, got "
-                    f"{count}: {error}; choose fewer --sequences or other --lengths"
-                ) from error
+        # All are asked for before the first is scored: an impossible length shows its error alone.
+        evaluators = {
+            length: self._evaluator(task, length, config.batches.size, fabric.autocast)
+            for length in self.lengths or (task.length,)
+        }
         record = self.folder / EVALUATIONS
         try:
             record.open("a").close()
         except OSError as error:
-            raise ValueError(f"{record} must be writable, got: {error.strerror}") from error
+            raise RequestError(f"{record} must be writable, got: {error.strerror}") from error
         rows = []
-        for length, count in zip(lengths, counts, strict=True):
-            scores = evaluate(
-                model,
-                *draw(task, "test", count, length),
-                batch_size=config.batch_size,
-                autocast=fabric.autocast,
-            )
-            rows.append((self.weights, length, scores))
-            row = {"weights": self.weights, "length": length, **dataclasses.asdict(scores)}
-            time = datetime.now(UTC).isoformat(timespec="seconds")
-            append(record, json.dumps({"time": time, **row}) + "\n")
-            if self.json:
-                print(json.dumps(row), flush=True)
+        with attributes_set(model, config.evaluation.attributes):
+            for length, evaluator in evaluators.items():
+                scores = evaluator(model)
+                rows.append((self.weights, length, scores))
+                row = {"weights": self.weights, "length": length, "scores": to_plain(scores)}
+                time = datetime.now(UTC).isoformat(timespec="seconds")
+                append(record, json.dumps({"time": time, **row}) + "\n")
+                if self.json:
+                    print(json.dumps(row), flush=True)
         if not self.json:
             print_scores(rows)
 
+    def _evaluator(
+        self,
+        task: Task,
+        length: int,
+        batch_size: int,
+        autocast: Callable[[], AbstractContextManager[object]],
+    ) -> SplitEvaluator:
+        count = sequences_at(length, at_most=self.sequences, tokens=self.tokens)
+        try:
+            return SplitEvaluator(
+                task, "test", count, length, batch_size=batch_size, autocast=autocast
+            )
+        except ValueError as error:
+            raise RequestError(
+                f"sequences must be at most the number in the test split at length {length}, got "
+                f"{count}: {error}; choose fewer --sequences or other --lengths"
+            ) from error
 
-def print_scores(rows: Iterable[tuple[str, int, Scores]]) -> None:
-    """Print a table of scores: (weights, length, scores) each."""
+
+def print_scores(rows: Iterable[tuple[str, int, Mapping[str, Scores]]]) -> None:
+    """Print a table of scores: (weights, length, head -> scores) each."""
     console = Console(markup=False, highlight=False)
     if not console.is_terminal:
         console = Console(markup=False, highlight=False, width=_WIDTH)
     table = Table(box=SIMPLE_HEAD)
     table.add_column("weights")
-    for title in ("length", "sequences", "token acc.", "MAD acc.", "sequence acc.", "loss"):
+    for title in ("length", "head", "sequences", "token acc.", "MAD acc.", "sequence acc.", "loss"):
         table.add_column(title, justify="right")
-    for weights, length, scores in rows:
-        table.add_row(
-            weights,
-            f"{length:,}",
-            f"{scores.num_sequences:,}",
-            f"{scores.token_accuracy:.4f}",
-            f"{scores.mad_accuracy:.4f}",
-            f"{scores.sequence_accuracy:.4f}",
-            f"{scores.loss:.4f}",
-        )
+    for weights, length, heads in rows:
+        for head, scores in heads.items():
+            table.add_row(
+                weights,
+                f"{length:,}",
+                head,
+                f"{scores.num_sequences:,}",
+                f"{scores.token_accuracy:.4f}",
+                f"{scores.mad_accuracy:.4f}",
+                f"{scores.sequence_accuracy:.4f}",
+                f"{scores.loss:.4f}",
+            )
     console.print(table)

@@ -6,9 +6,13 @@ import importlib.metadata
 import io
 import itertools
 import os
+import re
+import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, Protocol, TextIO, cast
 
 from statemix.files import naming
@@ -25,7 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 """Command -> its class in the module of the same name, and what it does."""
 
 RESUMABLE = ("demo", "train")
-"""Commands that go on where they were interrupted; the others begin again."""
+"""Commands that continue where they were interrupted; the others begin again."""
 
 _HELP = """\
 usage: statemix COMMAND [OPTIONS]
@@ -39,8 +43,8 @@ options:
   -h, --help    this text; `statemix COMMAND --help` explains a command, its options and defaults
   --version     the version
 
-exit codes: 0 done, 1 the run failed, 2 the request was wrong, 130 interrupted (demo and train go on
-where they stopped when the command is repeated)
+exit codes: 0 done, 1 the run failed, 2 the request was wrong, 130 interrupted (demo and train
+continue where they stopped when the command is repeated)
 """
 
 
@@ -58,6 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: without the program's name. None means those of the process.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if threading.current_thread() is threading.main_thread():
+        # Slurm and Kubernetes ask with SIGTERM what a user asks with Ctrl-C.
+        signal.signal(signal.SIGTERM, _interrupt)
     output = sys.stdout
     if isinstance(output, io.TextIOWrapper):
         # A character that the terminal lacks must not end a run. (Standard error escapes it.)
@@ -73,6 +80,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
         return _fail(str(error), FAILED)
     return code
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    raise KeyboardInterrupt
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -92,6 +103,7 @@ def _dispatch(arguments: list[str]) -> int:
 def _run(name: str, arguments: list[str]) -> int:
     # PyTorch and the command's own libraries are only imported once they are needed.
     from statemix.ops import BackendUnavailableError
+    from statemix.settings import RequestError, RunsFailedError
 
     try:
         complaint = io.StringIO()
@@ -105,12 +117,17 @@ def _run(name: str, arguments: list[str]) -> int:
             message = f"{_unboxed(complaint.getvalue())}; see statemix {name} --help"
             return _fail(message, WRONG_REQUEST)
         command.run()
-    except (ValueError, TypeError, BackendUnavailableError, PermissionError) as error:
+    except (RequestError, BackendUnavailableError, PermissionError) as error:
         return _fail(str(error), WRONG_REQUEST)
-    except (FloatingPointError, RuntimeError) as error:
+    except (FloatingPointError, RunsFailedError) as error:
         return _fail(str(error), FAILED)
+    except (MemoryError, RuntimeError) as error:
+        # Other errors are defects: they keep their traceback, and Python exits with 1.
+        if isinstance(error, MemoryError) or "memory" in str(error):
+            return _fail(f"out of memory: {error}", FAILED)
+        raise
     except KeyboardInterrupt:
-        advice = "; the same command goes on where it stopped" if name in RESUMABLE else ""
+        advice = "; the same command continues where it stopped" if name in RESUMABLE else ""
         return _fail(f"interrupted{advice}", INTERRUPTED)
     return DONE
 
@@ -122,7 +139,10 @@ def _unboxed(box: str) -> str:
     said = itertools.takewhile(
         lambda line: not line.startswith(("For full helptext", "Argument helptext")), lines[1:]
     )
-    return " ".join(said) or " ".join(lines)
+    text = " ".join(said) or " ".join(lines)
+    # Settings have one name each, whether a flag or a field of a configuration is meant.
+    text = re.sub(r"^Error parsing run-config\.(\S+): ", r"\1.", text)
+    return re.sub(r"^Error parsing (?:run-config: |(--\S+: )\.?)", r"\1", text)
 
 
 def parse(name: str, arguments: Sequence[str]) -> Command:

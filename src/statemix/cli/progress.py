@@ -1,31 +1,37 @@
-"""What a terminal, or a log file, shows of a training run."""
+"""What a terminal, or a log file, shows of training runs."""
 
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from statemix.training import Event
 
-# Of the evaluations of a run, a log file gets about so many.
+# A log file gets about so many of a run's evaluations.
 _LINES = 20
+
+Show = Callable[[str, Event], None]
 
 
 @contextlib.contextmanager
-def shown(title: str) -> Iterator[Callable[[Event], None]]:
-    """Show the events of one run: a live bar on a terminal, plain lines elsewhere.
-
-    Args:
-        title: what stands in front.
+def shown() -> Iterator[Show]:
+    """Show the events of runs: live bars on a terminal, plain lines elsewhere.
 
     Yields:
-        A function for the ``on_event`` of ``train``.
+        A function of a run's name and an event.
     """
     console = Console(file=sys.stderr, markup=False, highlight=False)
     if not console.is_terminal:
-        yield _Lines(title)
+        yield _Lines()
         return
     columns = (
         TextColumn("{task.description}", markup=False),
@@ -35,14 +41,16 @@ def shown(title: str) -> Iterator[Callable[[Event], None]]:
         TextColumn("{task.fields[scores]}", markup=False),
     )
     with Progress(*columns, console=console) as progress:
-        bar = progress.add_task(title, total=None, scores="")
+        bars: dict[str, TaskID] = {}
 
-        def show(event: Event) -> None:
-            progress.update(bar, completed=event.step, total=event.num_steps)
+        def show(name: str, event: Event) -> None:
+            if name not in bars:
+                bars[name] = progress.add_task(name, total=None, scores="")
+            progress.update(bars[name], completed=event.step, total=event.num_steps)
             if event.kind == "evaluated":
-                progress.update(bar, scores=event.text.partition(": ")[2])
+                progress.update(bars[name], scores=event.text.partition(": ")[2])
             elif event.kind in ("message", "started", "finished"):
-                progress.console.print(f"{title}: {event.text}", soft_wrap=True)
+                progress.console.print(f"{name}: {event.text}", soft_wrap=True)
 
         yield show
 
@@ -50,16 +58,15 @@ def shown(title: str) -> Iterator[Callable[[Event], None]]:
 class _Lines:
     """Plain lines on stderr, flushed at once."""
 
-    def __init__(self, title: str) -> None:
-        self._title = title
-        self._part = -1
+    def __init__(self) -> None:
+        self._parts: dict[str, int] = {}
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, name: str, event: Event) -> None:
         if event.kind in ("step", "saved"):
             return
         if event.kind == "evaluated" and event.step < event.num_steps:
             part = event.step * _LINES // event.num_steps
-            if part == self._part:
+            if part == self._parts.get(name):
                 return
-            self._part = part
-        print(f"{self._title}: {event.text}", file=sys.stderr, flush=True)
+            self._parts[name] = part
+        print(f"{name}: {event.text}", file=sys.stderr, flush=True)

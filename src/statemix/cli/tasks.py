@@ -1,6 +1,5 @@
 """``statemix tasks``: what there is to learn, and examples of it."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args, get_origin
@@ -10,8 +9,15 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from statemix import tasks
+from statemix.cli.options import options_of, text_of
+from statemix.registry import REQUIRED
+from statemix.settings import RequestError
+from statemix.tasks import TASKS, Task
 from statemix.tasks.addressing import Split
+from statemix.training.config import built
+
+# More would scroll by unread.
+_MOST = 10_000
 
 
 @dataclass(frozen=True)
@@ -21,14 +27,13 @@ class Tasks:
     Without a name, every task is listed with the values its options take, the data sets of the
     paper, the accuracy of guessing, and an example. With a name, examples are written out:
 
-    statemix tasks permutation --task-options group=S_4 length=8 --count 3
+    statemix tasks permutation group=S_4 length=8 --count 3
     """
 
-    name: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[TASK]")] = None
-    """Task of which to show examples."""
-
-    task_options: Annotated[tuple[str, ...], tyro.conf.arg(metavar="[OPTION=VALUE ...]")] = ()
-    """Options of the task, as listed without a name."""
+    task: Annotated[
+        tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[TASK [OPTION=VALUE ...]]")
+    ] = ()
+    """Task of which to show examples, and its options, as listed without a name."""
 
     split: Split = "train"
     """Split that the examples are from."""
@@ -43,83 +48,50 @@ class Tasks:
         """Print the answer.
 
         Raises:
-            ValueError: if the task, an option or a value is unknown or out of range.
-            TypeError: if the value of an option has the wrong type.
+            RequestError: if the task, an option or a value is unknown or out of range.
         """
-        if self.count < 1:
-            raise ValueError(f"count must be at least 1, got {self.count}")
+        if not 1 <= self.count <= _MOST:
+            raise RequestError(f"count must be in 1..{_MOST}, got {self.count}")
         console = Console(markup=False, highlight=False, soft_wrap=True)
-        if self.name is not None:
-            task = tasks.build(self.name, **parse_options(self.task_options))
+        if self.task:
+            name, *options = self.task
+            task = built(f"task {name}", TASKS.build, name, **options_of(options))
             examples = self._examples(task, self.count)
-            _print_heading(console, self.name)
-            console.print(_facts(task))
+            _print_heading(console, name)
+            for line in _facts(task):
+                console.print(line)
             _print_examples(console, examples)
             return
-        if self.task_options:
-            raise ValueError("task must be named if task-options are given, got none")
-        all_examples = {name: self._examples(tasks.build(name), 1) for name in tasks.names()}
+        all_examples = {name: self._examples(TASKS.build(name), 1) for name in TASKS}
         for name, examples in all_examples.items():
             _print_overview(console, name)
             _print_examples(console, examples)
 
-    def _examples(self, task: tasks.Task, count: int) -> list[str]:
+    def _examples(self, task: Task, count: int) -> list[str]:
         """All are made before anything is printed: a request beyond the split shows its error."""
-        return [task.describe(i, self.split) for i in range(self.start, self.start + count)]
-
-
-def parse_options(assignments: Sequence[str]) -> dict[str, object]:
-    """Read options as typed on a command line.
-
-    Args:
-        assignments: "option=value" each. A value that is JSON (a number, null) is read as such;
-            "none", "true" and "false" are what they say, however they are spelt ("True"); any other
-            is a string.
-
-    Raises:
-        ValueError: if one is not of this form, or an option comes twice.
-
-    Example:
-        >>> parse_options(["group=S_3", "length=16", "train_size=none", "selective=True"])
-        {'group': 'S_3', 'length': 16, 'train_size': None, 'selective': True}
-    """
-    options: dict[str, object] = {}
-    for assignment in assignments:
-        option, equals, value = assignment.partition("=")
-        if not (option and equals and value):
-            raise ValueError(f"an option must have the form option=value, got {assignment!r}")
-        if option in options:
-            raise ValueError(f"option {option!r} must be given once, got {assignment!r} as well")
-        try:
-            word = value.lower()
-            options[option] = _WORDS[word] if word in _WORDS else json.loads(value)
-        except json.JSONDecodeError:
-            options[option] = value
-    return options
-
-
-_WORDS = {"none": None, "true": True, "false": False}
+        numbers = range(self.start, self.start + count)
+        return [built("start", task.describe, number, self.split) for number in numbers]
 
 
 def _print_overview(console: Console, name: str) -> None:
     _print_heading(console, name)
-    summary = (tasks.find(name).__doc__ or "").partition("\n")[0]
+    summary = (TASKS[name].__doc__ or "").partition("\n")[0]
     console.print(summary)
     options = [
-        (option, _accepted(annotation), str(default))
-        for option, (annotation, default) in tasks.options(name).items()
+        (option, _accepted(annotation), "(required)" if default is REQUIRED else text_of(default))
+        for option, (annotation, default) in TASKS.options(name).items()
     ]
     _print_table(console, ("option", "values", "default"), options)
     data_sets = []
     for title, chosen in _data_sets(name):
-        task = tasks.build(name, **chosen)
+        task: Task = TASKS.build(name, **chosen)
         data_sets.append(
             (
                 title,
                 " ".join(f"{option}={value}" for option, value in chosen.items()),
                 str(task.vocab_size),
                 _train_size(task),
-                f"{task.chance:.4f}",
+                _chance(task),
             )
         )
     header = ("data set", "options", "tokens", "training", "chance")
@@ -128,11 +100,11 @@ def _print_overview(console: Console, name: str) -> None:
 
 def _data_sets(name: str) -> Iterator[tuple[str, Mapping[str, object]]]:
     """Every value of every option that is a choice, then the published data sets."""
-    for option, (annotation, _) in tasks.options(name).items():
+    for option, (annotation, _) in TASKS.options(name).items():
         if get_origin(annotation) is Literal:
             for choice in get_args(annotation):
                 yield "", {option: choice}
-    yield from tasks.find(name).presets.items()
+    yield from TASKS[name].presets.items()
 
 
 def _accepted(annotation: object) -> str:
@@ -143,16 +115,23 @@ def _accepted(annotation: object) -> str:
     )
 
 
-def _train_size(task: tasks.Task) -> str:
+def _train_size(task: Task) -> str:
     return "fresh" if task.train_size is None else f"{task.train_size:,}"
 
 
-def _facts(task: tasks.Task) -> str:
-    return (
-        f"{task.vocab_size} tokens, {task.num_classes} classes, length {task.length:,}, "
-        f"training examples: {_train_size(task)}, seed {task.seed}, "
-        f"accuracy of guessing {task.chance:.4f}"
+def _chance(task: Task) -> str:
+    if len(task.chance) == 1:
+        (chance,) = task.chance.values()
+        return f"{chance:.4f}"
+    return ", ".join(f"{head} {chance:.4f}" for head, chance in task.chance.items())
+
+
+def _facts(task: Task) -> Iterator[str]:
+    yield (
+        f"{task.vocab_size} tokens, length {task.length:,}, training examples: {_train_size(task)}"
     )
+    for head, classes in task.heads.items():
+        yield f"{head}: {classes} classes, accuracy of guessing {task.chance[head]:.4f}"
 
 
 def _print_heading(console: Console, text: str) -> None:

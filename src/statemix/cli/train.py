@@ -1,8 +1,9 @@
-"""``statemix train``: one model, one task, one folder."""
+"""``statemix train``: one model on one task, or a grid of such runs."""
 
-import inspect
+import itertools
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -12,38 +13,60 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from statemix import layers, tasks
 from statemix.cli.evaluate import print_scores
+from statemix.cli.options import registry, split_overrides, text_of, value_of
 from statemix.cli.progress import shown
-from statemix.cli.tasks import parse_options
+from statemix.experiments.grid import Axis, best_by_validation, grid
+from statemix.experiments.runner import Ended, run_all
+from statemix.layers import LAYERS
+from statemix.models import CHANNEL_MIXERS
+from statemix.registry import REQUIRED, Factories
+from statemix.settings import RequestError, RunsFailedError, put
+from statemix.tasks import TASKS
 from statemix.training import (
-    Options,
     Outcome,
     RunConfig,
-    best_by_validation,
-    grid,
-    load_config,
+    accuracy,
+    config_from_plain,
+    load_outcome,
     train,
 )
-from statemix.training.rundir import CONFIG
+from statemix.training.config import import_modules, read_tree
+from statemix.training.outcome import load_asked
 
 _DESCRIPTION = """\
 Train a model on a task, with progress, and keep everything in a folder: the whole configuration, \
 the environment, the metrics as they come, and the weights (last, best on test, best on validation).
 
-Interrupt it at any moment; the same command goes on and ends with the same weights.
+Interrupt it at any moment; the same command continues and ends with the same weights.
 
 Examples:
 
-statemix train --folder runs/s3 --task-options group=S_3 train_size=250 --layer bd_lru \
---layer-options block_size=3 num_blocks=64 --bos --epochs 100
+statemix train --folder runs/s3 --task permutation group=S_3 train_size=250 \
+--model.layers bd_lru num_blocks=64 block_size=3 --model.bos --schedules.epochs 100
 
-statemix train --folder runs/s3-lstm --from runs/s3 --layer lstm --layer-options
+statemix train --folder runs/s4 --from runs/s3 --task.group S_4 --model.layers.0.block_size 4
 
-statemix train --folder runs/s3-grid --from runs/s3 --learning-rates 1e-4 5e-4 1e-3 \
---weight-decays 0 .1
+statemix train --folder runs/hybrid --config hybrid.toml --seed 1
+
+statemix train --folder runs/grid --from runs/s3 --workers 2 \
+--grid optimizer.learning_rate=1e-4,5e-4,1e-3 optimizer.weight_decay=0,.1
+
+A configuration file is TOML or JSON and has the dotted names of these options as its tables. \
+Options beside --config or --from replace what stands there; a part of a task, a layer or another \
+entry of a list is named by dots: --task.group, --model.layers.1.block_size.
 
 """
+
+# Fields whose parts are known only from their values.
+_OPEN = (
+    "task",
+    "model.layers",
+    "model.channel_mixer",
+    "optimizer.groups",
+    "schedules.attributes",
+    "evaluation.attributes",
+)
 
 
 @dataclass(frozen=True)
@@ -51,163 +74,190 @@ class Train:
     """Train a model on a task."""
 
     folder: Path
-    """Where the run is kept. An unfinished run of the same configuration there is resumed."""
+    """Folder of the run. An unfinished run of the same request there is resumed."""
 
-    config: tyro.conf.OmitArgPrefixes[RunConfig] = field(default_factory=RunConfig)
+    run_config: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
     """The run."""
 
+    config: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """Configuration file, TOML or JSON."""
+
     from_run: Annotated[Path | None, tyro.conf.arg(name="from", metavar="RUN")] = None
-    """Take the configuration of this run's folder; options given beside it replace its own."""
+    """Folder of a run whose request is repeated."""
 
-    learning_rates: tuple[float, ...] = ()
-    """Train with each of these in place of --learning-rate, in a folder of its own within the
-    folder, and choose by the validation split."""
+    grid: Annotated[tuple[str, ...], tyro.conf.arg(metavar="[NAME=VALUE,VALUE ...]")] = ()
+    """Train with every combination of these values, each in a folder of its own within the folder,
+    and choose by the validation split."""
 
-    weight_decays: tuple[float, ...] = ()
-    """Likewise in place of --weight-decay; with --learning-rates, every pair is trained."""
+    workers: int = 1
+    """Runs of a grid that train side by side."""
+
+    retry: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Try runs of a grid again that diverged or failed before; otherwise they are reported."""
+
+    checkpoint_every_s: float = 10.0
+    """Seconds between checkpoints. Results do not depend on it."""
 
     def run(self) -> None:
         """Train, and print how the model scores.
 
         Raises:
-            ValueError: if the configuration or the folder does not fit.
+            RequestError: if the configuration or the folder does not fit.
             FloatingPointError: if the loss is not finite.
+            RunsFailedError: if a run of a grid failed, or none is done.
             KeyboardInterrupt: after Ctrl-C, with a checkpoint saved.
         """
-        if not (self.learning_rates or self.weight_decays):
-            _print_outcome(_train(self.config, self.folder))
+        if not self.grid:
+            if self.retry or self.workers != 1:
+                raise RequestError("retry and workers need a grid, got none")
+            with shown() as show:
+                outcome = train(
+                    self.run_config,
+                    self.folder,
+                    on_event=lambda event: show(self.folder.name, event),
+                    checkpoint_every_s=self.checkpoint_every_s,
+                )
+            _print_outcome(outcome)
             return
-        runs = grid(
-            self.config,
-            self.folder,
-            learning_rates=self.learning_rates,
-            weight_decays=self.weight_decays,
-        )
-        outcomes: dict[Path, Outcome] = {}
-        for folder, config in runs.items():
-            try:
-                outcomes[folder] = _train(config, folder)
-            except FloatingPointError as error:
-                # The rates that a grid tries may be too high: that is an answer, too.
-                print(f"{folder.name}: {error}", file=sys.stderr)
-        _print_grid(runs, outcomes)
-        if not outcomes:
-            raise FloatingPointError("every run of the grid diverged")
-        best = best_by_validation(outcomes.values())
-        print(f"best on validation: {best.folder.name}")
-        _print_outcome(best)
+        axes = [_axis(text) for text in self.grid]
+        jobs = grid(self.run_config, self.folder, axes)
+        with shown() as show:
+            ended = run_all(
+                jobs,
+                num_workers=self.workers,
+                retry=("diverged", "failed") if self.retry else (),
+                on_event=lambda job, event: show(job.name, event),
+                on_end=_report_trouble,
+                checkpoint_every_s=self.checkpoint_every_s,
+            )
+        outcomes = {row.job.name: load_outcome(row.job.folder) for row in ended if _done(row)}
+        _print_grid(axes, ended, outcomes)
+        if outcomes:
+            best = best_by_validation(outcomes.values())
+            print(f"best on validation: {best.folder.name}")
+            _print_outcome(best)
+        # Learning rates that a grid tries may be too high: that is an answer, too.
+        failed = [row.job.name for row in ended if row.status == "failed"]
+        if failed or not outcomes:
+            raise RunsFailedError(
+                f"{len(failed)} of {len(ended)} runs failed, {len(outcomes)} are done"
+            )
 
 
-def _train(config: RunConfig, folder: Path) -> Outcome:
-    with shown(folder.name) as show:
-        return train(config, folder, on_event=show)
+def _axis(text: str) -> Axis:
+    name, equals, values = text.partition("=")
+    if not (name and equals and values):
+        raise RequestError(f"grid must be given as NAME=VALUE,VALUE..., got {text!r}")
+    return Axis(name.replace("-", "_"), tuple(value_of(value) for value in values.split(",")))
+
+
+def _done(row: Ended) -> bool:
+    return row.status == "done"
+
+
+def _report_trouble(row: Ended) -> None:
+    if row.status in ("diverged", "failed"):
+        before = "" if row.started else " before; --retry tries again"
+        print(f"{row.job.name}: {row.status}{before}: {row.message}", file=sys.stderr)
+        print(row.details, end="", file=sys.stderr)
 
 
 def parse(arguments: Sequence[str]) -> Train:
-    """The command line as a :class:`Train`; a run named by ``--from`` gives the defaults."""
-    default: dict[str, Any] = {}
-    source = _source(arguments)
-    repeated = None
-    if source is not None:
-        if not (source / CONFIG).is_file():
-            raise ValueError(f"--from must be a run's folder, got {source} without {CONFIG}")
-        repeated = load_config(source / CONFIG)
-        default["default"] = Train(tyro.MISSING, repeated, source)
+    """The command line as a :class:`Train`; a file or a run that it names gives the defaults."""
+    # As with `python -m`, modules of the user's own may lie where the command is called.
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    import_modules(_imports(arguments))
+    rest, overrides = split_overrides(arguments, _OPEN)
+    base = _base(rest)
     parsed: Train = tyro.cli(
         Train,
         prog="statemix train",
         description=_DESCRIPTION + _registries(),
-        args=arguments,
-        registry=_registry(),
-        **default,
+        args=rest,
+        registry=registry(),
+        default=Train(tyro.MISSING, base),
     )
-    if repeated is not None:
-        _check_inherited_options(parsed.config, repeated)
-    return parsed
+    if not overrides:
+        return parsed
+    tree = parsed.run_config.to_plain()
+    for name, text in overrides.items():
+        put(tree, name, value_of(text))
+    return _replaced(parsed, config_from_plain(tree))
 
 
-def _check_inherited_options(config: RunConfig, repeated: RunConfig) -> None:
-    """Another layer than that of the run in ``--from`` may not know that run's options."""
-    if config.layer == repeated.layer or config.layer_options != repeated.layer_options:
-        return
-    try:
-        layers.check_options(config.layer, config.layer_options)
-    except ValueError as error:
-        raise ValueError(
-            f"--layer-options must be given with --layer {config.layer}, since those of --from are "
-            f"for {repeated.layer}: {error}"
-        ) from error
+def _replaced(parsed: Train, config: RunConfig) -> Train:
+    return Train(**{**vars(parsed), "run_config": config})
 
 
-def _source(arguments: Sequence[str]) -> Path | None:
-    for argument, value in zip(arguments, [*arguments[1:], ""], strict=False):
-        if argument == "--from" and value:
+def _base(arguments: Sequence[str]) -> RunConfig:
+    """The configuration that the options change."""
+    file, source = _path("--config", arguments), _path("--from", arguments)
+    if file is not None and source is not None:
+        raise RequestError("--config and --from must not be given together")
+    if file is not None:
+        try:
+            return config_from_plain(read_tree(file))
+        except RequestError as error:
+            raise RequestError(f"{file}: {error}") from error
+    return RunConfig() if source is None else load_asked(source)
+
+
+def _imports(arguments: Sequence[str]) -> list[str]:
+    """Modules that --imports names: the names in the other options may come from them."""
+    if "--imports" not in arguments:
+        return []
+    after = arguments[arguments.index("--imports") + 1 :]
+    return list(itertools.takewhile(lambda word: not word.startswith("--"), after))
+
+
+def _path(flag: str, arguments: Sequence[str]) -> Path | None:
+    for argument, value in zip(arguments, [*arguments[1:], ""], strict=True):
+        if argument == flag and value:
             return Path(value)
-        if argument.startswith("--from="):
-            return Path(argument.removeprefix("--from="))
+        if argument.startswith(f"{flag}="):
+            return Path(argument.removeprefix(f"{flag}="))
     return None
 
 
-def _registry() -> tyro.constructors.ConstructorRegistry:
-    """Options of tasks and layers are written NAME=VALUE, as many as wanted."""
-    registry = tyro.constructors.ConstructorRegistry()
-
-    @registry.primitive_rule
-    def read_options(
-        info: tyro.constructors.PrimitiveTypeInfo,
-    ) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
-        if get_origin(info.type) is not get_origin(Options):
-            return None
-        return tyro.constructors.PrimitiveConstructorSpec(
-            nargs="*",
-            metavar="[NAME=VALUE ...]",
-            instance_from_str=parse_options,
-            is_instance=lambda value: isinstance(value, dict),
-            str_from_instance=lambda options: [
-                f"{name}={str(value).lower() if value in (None, True, False) else value}"
-                for name, value in options.items()
-            ],
-        )
-
-    return registry
-
-
 def _registries() -> str:
-    lines = ["Tasks, with the options of --task-options:"]
-    lines += [_entry(name, tasks.options(name)) for name in tasks.names()]
-    lines += ["Layers, with the options of --layer-options:"]
-    lines += [_entry(name, layers.options(name)) for name in layers.names()]
-    return "\n\n".join(lines)
+    entries: list[str] = []
+    for title, factories in (
+        ("Tasks, with their options:", TASKS),
+        ("Layers, with their options:", LAYERS),
+        ("Channel mixers, with their options:", CHANNEL_MIXERS),
+    ):
+        entries.append(title)
+        entries += [_entry(factories, name) for name in factories]
+    return "\n\n".join(entries)
 
 
-def _entry(name: str, options: dict[str, tuple[Any, Any]]) -> str:
+def _entry(factories: Factories[Any], name: str) -> str:
     described = []
-    for option, (annotation, default) in options.items():
-        text = option
-        if default is inspect.Parameter.empty:
-            text += " (required)"
+    for option, (annotation, default) in factories.options(name).items():
+        if default is REQUIRED:
+            described.append(f"{option} (required)")
         elif get_origin(annotation) is Literal:
-            choices = [str(choice).lower() if choice in (True, False) else str(choice)
-                       for choice in get_args(annotation)]  # fmt: skip
-            text += f"={'|'.join(choices)}"
+            choices = [text_of(choice) for choice in get_args(annotation)]
+            described.append(f"{option}={'|'.join(choices)}")
         else:
-            text += f"={str(default).lower() if default is None else default}"
-        described.append(text)
+            described.append(f"{option}={text_of(default)}")
     return f"{name}: {', '.join(described) or 'none'}"
 
 
-def _print_grid(runs: Mapping[Path, RunConfig], outcomes: Mapping[Path, Outcome]) -> None:
+def _print_grid(axes: Sequence[Axis], ended: Sequence[Ended], outcomes: dict[str, Outcome]) -> None:
     """Print each run's token accuracy where validation was best, on validation and on test."""
     table = Table(box=SIMPLE_HEAD)
-    for title in ("learning rate", "weight decay", "validation", "test"):
+    for title in (*(axis.name for axis in axes), "status", "validation", "test"):
         table.add_column(title, justify="right")
-    for folder, config in runs.items():
-        cells = ["diverged", ""]
-        if folder in outcomes:
-            best = outcomes[folder].test_at_best_validation
-            scores = (best.validation, *best.test.values())
-            cells = [f"{score.token_accuracy:.4f}" for score in scores]
-        table.add_row(f"{config.learning_rate:g}", f"{config.weight_decay:g}", *cells)
+    for row in ended:
+        scores = ["", ""]
+        if row.job.name in outcomes:
+            best = outcomes[row.job.name].test_at_best_validation
+            (test,) = best.test.values()
+            scores = [f"{best.validation_accuracy:.4f}", f"{accuracy(test):.4f}"]
+        values = [text_of(axis.value_in(row.job.config)) for axis in axes]
+        table.add_row(*values, row.status, *scores)
     Console(markup=False, highlight=False).print(table)
 
 
@@ -221,9 +271,8 @@ def _print_outcome(outcome: Outcome) -> None:
         "best validation": outcome.test_at_best_validation,
         "best test": outcome.best_test,
     }
-    rows = [
+    print_scores(
         (f"{name}, step {selection.step}", length, scores)
         for name, selection in selections.items()
         for length, scores in selection.test.items()
-    ]
-    print_scores(rows)
+    )

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -67,6 +68,7 @@ def run_all(
     fresh: bool = False,
     on_event: Callable[[Job, Event], None] | None = None,
     on_end: Callable[[Ended], None] | None = None,
+    checkpoint_every_s: float = 10.0,
 ) -> list[Ended]:
     """Train all jobs; the folders hold the results. No run stops another.
 
@@ -81,6 +83,7 @@ def run_all(
         fresh: remove the jobs' folders first.
         on_event: told, in this process, what happens in which run.
         on_end: told how each run ended, as soon as it has.
+        checkpoint_every_s: as in :func:`statemix.training.train`.
 
     Returns:
         One row per job, in their order.
@@ -117,12 +120,12 @@ def run_all(
     tell = on_event or _say_nothing
     if min(num_workers, len(due)) <= 1:
         for job in due:
-            row = _train(job, lambda event, job=job: tell(job, event))  # type: ignore[misc]
+            row = _train(job, partial(tell, job), checkpoint_every_s)
             note(row)
             if row.status == "interrupted":
                 raise KeyboardInterrupt
     else:
-        _share_out(due, min(num_workers, len(due)), tell, note)
+        _share_out(due, min(num_workers, len(due)), checkpoint_every_s, tell, note)
     return [ended[job.folder] for job in jobs]
 
 
@@ -150,10 +153,10 @@ def _ended_before(job: Job, retry: Collection[Ending]) -> Ended | None:
     return Ended(job, before.status, before.message, started=False)  # type: ignore[arg-type]
 
 
-def _train(job: Job, on_event: Callable[[Event], None]) -> Ended:
+def _train(job: Job, on_event: Callable[[Event], None], checkpoint_every_s: float) -> Ended:
     """Train one job here, and say how it ended whatever happens."""
     try:
-        train(job.config, job.folder, on_event=on_event)
+        train(job.config, job.folder, on_event=on_event, checkpoint_every_s=checkpoint_every_s)
     except FloatingPointError as error:
         return Ended(job, "diverged", _line(error))
     except KeyboardInterrupt:
@@ -172,6 +175,7 @@ def _line(error: BaseException) -> str:
 def _share_out(
     jobs: Sequence[Job],
     num_workers: int,
+    checkpoint_every_s: float,
     tell: Callable[[Job, Event], None],
     note: Callable[[Ended], None],
 ) -> None:
@@ -185,7 +189,7 @@ def _share_out(
         with suppress(ConnectionError):
             connection.send(busy[connection])
 
-    with _workers(num_workers) as connections:
+    with _workers(num_workers, checkpoint_every_s) as connections:
         for connection in connections:
             start_next(connection)
         while busy:
@@ -225,7 +229,7 @@ def _signals_ignored() -> Iterator[None]:
 
 
 @contextmanager
-def _workers(count: int) -> Iterator[list[Connection]]:
+def _workers(count: int, checkpoint_every_s: float) -> Iterator[list[Connection]]:
     """Start processes that train the jobs sent to them, and end them on the way out."""
     context = multiprocessing.get_context("spawn")
     connections: list[Connection] = []
@@ -236,7 +240,9 @@ def _workers(count: int) -> Iterator[list[Connection]]:
         with _signals_ignored():
             for _ in range(count):
                 ours, theirs = context.Pipe()
-                process: BaseProcess = context.Process(target=_serve, args=(theirs,), daemon=True)
+                process: BaseProcess = context.Process(
+                    target=_serve, args=(theirs, checkpoint_every_s), daemon=True
+                )
                 process.start()
                 theirs.close()
                 connections.append(ours)
@@ -252,7 +258,7 @@ def _workers(count: int) -> Iterator[list[Connection]]:
                 process.join()
 
 
-def _serve(connection: Connection) -> None:
+def _serve(connection: Connection, checkpoint_every_s: float) -> None:
     """Train one job after the other until the other end is closed."""
 
     def tell(event: Event) -> None:
@@ -265,4 +271,4 @@ def _serve(connection: Connection) -> None:
     with suppress(KeyboardInterrupt, EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             job: Job = connection.recv()
-            connection.send(_train(job, tell))
+            connection.send(_train(job, tell, checkpoint_every_s))

@@ -103,7 +103,8 @@ class OptimizerConfig(Settings):
     clip_norm: Positive | None = None
     """Clip the total L2 norm of the gradient to this."""
     groups: tuple[ParameterGroup, ...] = ()
-    """Parameters that are treated otherwise."""
+    """Parameters that are treated otherwise, such as `*.gate_proj.* weight_decay=0
+    learning_rate_factor=0.5`."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,8 @@ class ScheduleConfig(Settings):
     warmup_steps: Annotated[int, Ge(0), Lt(2**31)] = 0
     """Steps over which the learning rate rises linearly to the schedule."""
     attributes: tuple[AttributeSchedule, ...] = ()
-    """Attributes of layers that change during training."""
+    """Attributes of layers that change during training, such as `gate_temperature end=0.125
+    begin=0.5 finish=0.9 curve=reciprocal`; `start` is the layer's own value if not given."""
 
 
 @dataclass(frozen=True)

@@ -114,13 +114,13 @@ def settled(folder: Path, config: StoredConfig) -> StoredConfig:
         name, ours, theirs = found_difference
         raise RequestError(
             f"folder must hold a run of the same configuration, got {folder} with "
-            f"{name}={_shown(theirs)}, not {_shown(ours)}; choose another folder"
+            f"{_given(name, theirs)}, not {_given(name, ours)}; choose another folder"
         )
     return stored
 
 
-def _shown(value: Any) -> str:
-    return "its default" if value is None else repr(value)
+def _given(name: str, value: Any) -> str:
+    return f"{name} by default" if value is None else f"{name}={value!r}"
 
 
 @contextlib.contextmanager

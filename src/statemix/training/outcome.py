@@ -10,7 +10,7 @@ from statemix.settings import RequestError
 from statemix.tasks import Task
 from statemix.training import folder as runs
 from statemix.training.config import SCHEMA, RunConfig, config_from_plain
-from statemix.training.evaluation import Scores
+from statemix.training.evaluation import Scores, accuracy
 
 Weights = Literal["last", "best_validation", "best_test"]
 WEIGHT_FILES: dict[Weights, str] = {
@@ -38,6 +38,11 @@ class Selection:
     epoch: int | None
     validation: HeadScores
     test: dict[int, HeadScores]
+
+    @property
+    def validation_accuracy(self) -> float:
+        """Token accuracy on the validation split, the mean over heads."""
+        return accuracy(self.validation)
 
     def to_plain(self) -> dict[str, Any]:
         """As JSON holds it: lengths are strings there."""

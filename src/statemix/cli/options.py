@@ -1,0 +1,191 @@
+"""How settings are written on a command line: specifications, tables, and dotted names."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast, get_args, get_origin
+
+import tyro
+
+from statemix.registry import Spec
+from statemix.settings import Assignments, RequestError, Settings, from_plain, to_plain
+
+_WORDS = {"none": None, "true": True, "false": False}
+
+
+def value_of(text: str) -> Any:
+    """Read a value as typed: a number or other JSON, none, true or false, otherwise a string.
+
+    Example:
+        >>> [value_of(text) for text in ("S_3", "16", "none", "1e-3", "True")]
+        ['S_3', 16, None, 0.001, True]
+    """
+    word = text.lower()
+    if word in _WORDS:
+        return _WORDS[word]
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def text_of(value: Any) -> str:
+    """Write a value so that :func:`value_of` reads it."""
+    if isinstance(value, str):
+        return value if value_of(value) == value else json.dumps(value)
+    return "none" if value is None else json.dumps(to_plain(value))
+
+
+def options_of(assignments: Iterable[str]) -> dict[str, Any]:
+    """Read options as typed on a command line: "option=value" each.
+
+    Raises:
+        RequestError: if one is not of this form, or an option comes twice.
+
+    Example:
+        >>> options_of(["group=S_3", "length=16", "train_size=none"])
+        {'group': 'S_3', 'length': 16, 'train_size': None}
+    """
+    options: dict[str, Any] = {}
+    for assignment in assignments:
+        option, equals, text = assignment.partition("=")
+        if not (option and equals and text):
+            raise RequestError(f"an option must have the form option=value, got {assignment!r}")
+        if option in options:
+            raise RequestError(f"option {option!r} must be given once, got {assignment!r} as well")
+        options[option] = value_of(text)
+    return options
+
+
+def tables_of(words: Sequence[str], head: str) -> list[dict[str, Any]]:
+    """Read tables as typed: a word without "=" begins one, and its options follow.
+
+    Args:
+        words: as typed.
+        head: what the first word of a table is called in it.
+
+    Raises:
+        RequestError: if the first word is an option, or an option is malformed or comes twice.
+
+    Example:
+        >>> tables_of(["bd_lru", "num_blocks=4", "block_size=2", "lstm"], "name")
+        [{'name': 'bd_lru', 'num_blocks': 4, 'block_size': 2}, {'name': 'lstm'}]
+    """
+    groups: list[list[str]] = []
+    for word in words:
+        if "=" not in word:
+            groups.append([word])
+        elif not groups:
+            raise RequestError(f"a {head} must come before its options, got {word!r}")
+        else:
+            groups[-1].append(word)
+    return [{head: first} | options_of(rest) for first, *rest in groups]
+
+
+def words_of(table: dict[str, Any], head: str) -> list[str]:
+    """Undo :func:`tables_of` for one table, without what is None."""
+    options = [f"{k}={text_of(v)}" for k, v in table.items() if k != head and v is not None]
+    return [str(table[head]), *options]
+
+
+def registry() -> tyro.constructors.ConstructorRegistry:
+    """Teach tyro the settings that no single word can state."""
+    rules = tyro.constructors.ConstructorRegistry()
+
+    @rules.primitive_rule
+    def read(
+        info: tyro.constructors.PrimitiveTypeInfo,
+    ) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
+        return _rule(info.type)
+
+    return rules
+
+
+def _rule(annotation: Any) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
+    members = [one for one in get_args(annotation) if one not in (type(None), ...)]
+    many = get_origin(annotation) is tuple
+    kind = members[0] if members else annotation
+    if kind is Assignments:
+        return _primitive(
+            "[NAME=VALUE ...]",
+            lambda words: Assignments(options_of(words)),
+            lambda value: [f"{k}={text_of(v)}" for k, v in value.items()],
+        )
+    if not isinstance(kind, type) or not issubclass(kind, Spec | Settings):
+        return None
+    if issubclass(kind, Settings) and not many:
+        return None  # its fields are flags of their own
+    head = "name" if issubclass(kind, Spec) else dataclasses.fields(cast(Any, kind))[0].name
+    shown = f"{head.upper()} [OPTION=VALUE ...]"
+
+    def several(words: Sequence[str]) -> Any:
+        return from_plain(tuple[kind, ...], tables_of(words, head))  # type: ignore[valid-type]
+
+    def one(words: Sequence[str]) -> Any:
+        if annotation is not kind and [word.lower() for word in words] == ["none"]:
+            return None
+        found = several(words)
+        if len(found) != 1:
+            raise RequestError(f"one {head} must be given, got {len(found)}")
+        return found[0]
+
+    def write(value: Any) -> list[str]:
+        plain = [to_plain(item) for item in (value if many else [value]) if item is not None]
+        return [word for table in plain for word in words_of(table, head)] or ["none"] * (not many)
+
+    return _primitive(f"[{shown} ...]" if many else shown, several if many else one, write)
+
+
+def _primitive(
+    metavar: str, read: Callable[[Sequence[str]], Any], write: Callable[[Any], list[str]]
+) -> tyro.constructors.PrimitiveConstructorSpec[Any]:
+    def checked(words: list[str]) -> Any:
+        try:
+            return read(words)
+        except RequestError as error:
+            # tyro names the flag before the message of an error of this class.
+            raise ValueError(str(error)) from error
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs="*",
+        metavar=metavar,
+        instance_from_str=checked,
+        is_instance=lambda value: not isinstance(value, str),
+        str_from_instance=write,
+    )
+
+
+def split_overrides(
+    arguments: Sequence[str], roots: Sequence[str]
+) -> tuple[list[str], dict[str, str]]:
+    """Take the flags that name a part of a specification or of a list out of a command line.
+
+    tyro knows the flags of fields; which parts a specification or a list has is known only once the
+    other settings are read: ``--task.group S_3``, ``--model.layers.1.block_size=4``.
+
+    Args:
+        arguments: the command line.
+        roots: dotted names of fields that hold specifications, lists or tables.
+
+    Returns:
+        rest: the other arguments.
+        overrides: dotted name -> text of its value.
+
+    Raises:
+        RequestError: if a flag has no value.
+    """
+    rest: list[str] = []
+    overrides: dict[str, str] = {}
+    waiting = iter(arguments)
+    for argument in waiting:
+        flag, equals, text = argument.partition("=")
+        name = flag.removeprefix("--").replace("-", "_")
+        if not flag.startswith("--") or not any(name.startswith(f"{root}.") for root in roots):
+            rest.append(argument)
+            continue
+        if not equals:
+            text = next(waiting, "")
+        if not text:
+            raise RequestError(f"{flag} must have a value, got none")
+        overrides[name] = text
+    return rest, overrides

@@ -4,17 +4,17 @@ import multiprocessing
 import shutil
 import signal
 import traceback
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from statemix.settings import RequestError
-from statemix.training import Event, RunConfig, train
+from statemix.training import Event, RunConfig, config_from_plain, train
 from statemix.training.folder import CONFIG, read_status, settled
 from statemix.training.interrupts import SIGNALS, can_be_handled
 from statemix.training.run import request
@@ -120,7 +120,10 @@ def run_all(
     tell = on_event or _say_nothing
     if min(num_workers, len(due)) <= 1:
         for job in due:
-            row = _train(job, partial(tell, job), checkpoint_every_s)
+            row = Ended(
+                job,
+                *_train(job.config.to_plain(), job.folder, partial(tell, job), checkpoint_every_s),
+            )
             note(row)
             if row.status == "interrupted":
                 raise KeyboardInterrupt
@@ -153,19 +156,28 @@ def _ended_before(job: Job, retry: Collection[Ending]) -> Ended | None:
     return Ended(job, before.status, before.message, started=False)  # type: ignore[arg-type]
 
 
-def _train(job: Job, on_event: Callable[[Event], None], checkpoint_every_s: float) -> Ended:
-    """Train one job here, and say how it ended whatever happens."""
+def _train(
+    tree: Mapping[str, Any],
+    folder: Path,
+    on_event: Callable[[Event], None],
+    checkpoint_every_s: float,
+) -> tuple[Ending, str, str]:
+    """Train one run here; return its status, message and details, whatever happens.
+
+    The configuration comes as plain data: reading it imports the user's own modules.
+    """
     try:
-        train(job.config, job.folder, on_event=on_event, checkpoint_every_s=checkpoint_every_s)
+        config = config_from_plain(tree)
+        train(config, folder, on_event=on_event, checkpoint_every_s=checkpoint_every_s)
     except FloatingPointError as error:
-        return Ended(job, "diverged", _line(error))
+        return "diverged", _line(error), ""
     except KeyboardInterrupt:
-        return Ended(job, "interrupted", "stopped before its end")
+        return "interrupted", "stopped before its end", ""
     except (RequestError, OSError) as error:
-        return Ended(job, "failed", _line(error))
+        return "failed", _line(error), ""
     except Exception as error:  # noqa: BLE001  one failing run must not stop the others
-        return Ended(job, "failed", _line(error), traceback.format_exc())
-    return Ended(job, "done")
+        return "failed", _line(error), traceback.format_exc()
+    return "done", "", ""
 
 
 def _line(error: BaseException) -> str:
@@ -187,7 +199,7 @@ def _share_out(
             return
         busy[connection] = waiting.pop()
         with suppress(ConnectionError):
-            connection.send(busy[connection])
+            connection.send((busy[connection].config.to_plain(), busy[connection].folder))
 
     with _workers(num_workers, checkpoint_every_s) as connections:
         for connection in connections:
@@ -207,8 +219,9 @@ def _share_out(
                     tell(job, message)
                     continue
                 del busy[ready]
-                note(message)
-                if message.status == "interrupted":
+                row = Ended(job, *message)
+                note(row)
+                if row.status == "interrupted":
                     raise KeyboardInterrupt
                 start_next(ready)
     for job in reversed(waiting):
@@ -270,5 +283,6 @@ def _serve(connection: Connection, checkpoint_every_s: float) -> None:
 
     with suppress(KeyboardInterrupt, EOFError, BrokenPipeError, ConnectionResetError):
         while True:
-            job: Job = connection.recv()
-            connection.send(_train(job, tell, checkpoint_every_s))
+            tree, folder = connection.recv()
+            ending = _train(tree, folder, tell, checkpoint_every_s)
+            connection.send(ending)

@@ -1,0 +1,378 @@
+"""A user's own layer, channel mixer and task, added without touching the library.
+
+This file is also the module that a user would write: ``register()`` makes its entries known.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from statemix import ops
+from statemix.layers import LAYERS, Layer, LayerSpec, State, build, take_rows
+from statemix.layers.state import tensors
+from statemix.models import CHANNEL_MIXERS, MixerSpec, SyntheticModel
+from statemix.tasks import IGNORED, TASKS, Examples, TaskSpec, addressing
+from statemix.training import load_model, load_outcome
+from statemix.training.folder import read_metrics
+
+
+class AveragingState(NamedTuple):
+    """The state of the inner layer, and a running average (B, hidden_size) of the input."""
+
+    inner: State
+    average: Tensor
+
+
+class Averaging(Layer):
+    """A layer within a layer: adds a running average of the input to another layer's output."""
+
+    name = "averaging"
+    display_name = "Averaging"
+    schedulable = ("decay",)
+
+    def __init__(
+        self,
+        hidden_size: int,
+        *,
+        inner: LayerSpec,
+        decay: float = 0.5,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.hidden_size = hidden_size
+        self.decay = decay
+        self.inner = inner.build(hidden_size=hidden_size, device=device, dtype=dtype)
+        # An initialisation of its own, which no wrapper may undo.
+        self.mix = nn.Linear(hidden_size, hidden_size, device=device, dtype=dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        self.inner.reset_parameters(generator)
+        nn.init.eye_(self.mix.weight)
+        nn.init.constant_(self.mix.bias, 0.25)
+
+    def init_state(self, batch_size, device=None, dtype=None):
+        weight = self.mix.weight
+        device = weight.device if device is None else device
+        dtype = torch.promote_types(weight.dtype if dtype is None else dtype, torch.float32)
+        average = torch.zeros(batch_size, self.hidden_size, device=device, dtype=dtype)
+        return AveragingState(self.inner.init_state(batch_size, device, dtype), average)
+
+    def forward(self, x, state=None, cu_seqlens=None):
+        num_sequences = self._check_sequence(x, state, cu_seqlens)
+        if state is None:
+            state = self.init_state(num_sequences)
+        y, inner = self.inner(x, state.inner, cu_seqlens)
+        decay = torch.full_like(x, self.decay).unsqueeze(-1)
+        averages, last = ops.lag_scan(
+            decay, (1 - self.decay) * x, state.average.unsqueeze(-1), cu_seqlens
+        )
+        self._size = averages.detach().abs().mean()
+        time.sleep(float(os.environ.get("SLOWED_BY_S", "0")))
+        return y + self.mix(averages), AveragingState(inner, last.squeeze(-1))
+
+    def step(self, x_t, state):
+        y, state = self(x_t.unsqueeze(1), state)
+        return y.squeeze(1), state
+
+    def reports(self):
+        return {"average_size": self._size}
+
+
+class Scaling(nn.Module):
+    """A channel mixer: one learned factor for each channel."""
+
+    name = "scaling"
+
+    def __init__(self, hidden_size: int, *, start: float = 1.0) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.full((hidden_size,), start))
+
+    def zero_biases(self) -> None:
+        """There are none."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.factor * x
+
+
+class Bits:
+    """Say at each position the parity so far, and the bit before; words are of unequal lengths."""
+
+    name: ClassVar[str] = "bits"
+    presets: ClassVar[dict[str, dict[str, object]]] = {}
+    vocab_size = 2
+    heads: ClassVar[dict[str, int]] = {"parity": 2, "before": 2}
+    chance: ClassVar[dict[str, float]] = {"parity": 0.5, "before": 0.5}
+    title = "bits"
+
+    def __init__(self, *, length: int = 8, train_size: int | None = 40, seed: int = 0) -> None:
+        self.length = length
+        self.train_size = train_size
+        self.seed = seed
+
+    def examples(self, split, start, stop, length=None):
+        length = self.length if length is None else length
+        tokens = addressing.words(2, length, seed=self.seed, split=split, start=start, stop=stop)
+        lengths = length - np.arange(start, stop) % (length // 2)
+        ended = np.arange(length) >= lengths[:, None]
+        parity = tokens.cumsum(axis=1) % 2
+        before = np.concatenate([np.full_like(tokens[:, :1], IGNORED), tokens[:, :-1]], axis=1)
+        targets = {"parity": parity, "before": before}
+        targets = {head: np.where(ended, IGNORED, these) for head, these in targets.items()}
+        return Examples(np.where(ended, 0, tokens), targets, lengths)
+
+    def describe(self, index, split="train"):
+        examples = self.examples(split, index, index + 1)
+        return str(examples.tokens[0, : examples.lengths[0]])
+
+
+ENTRIES = ((LAYERS, Averaging), (CHANNEL_MIXERS, Scaling), (TASKS, Bits))
+
+
+def register() -> None:
+    for registry, entry in ENTRIES:
+        registry.register(entry)
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """The entries are known in this process, too, as if the user's module had been imported."""
+    monkeypatch.setitem(sys.modules, "own", types.ModuleType("own"))
+    register()
+    yield
+    for registry, entry in ENTRIES:
+        registry.remove(entry.name)
+
+
+CONFIG = """
+imports = ["own"]
+
+[task]
+name = "bits"
+length = 10
+train_size = 40
+
+[model]
+hidden_size = 8
+num_layers = 3
+channel_mixer = {name = "scaling", start = 0.5}
+
+[[model.layers]]
+name = "bd_lru"
+num_blocks = 2
+block_size = 3
+
+[[model.layers]]
+name = "averaging"
+inner = {name = "h_lru", num_channels = 4, order = 2}
+
+[batches]
+size = 8
+accumulate = 2
+packed = true
+
+[schedules]
+epochs = 8
+
+[[schedules.attributes]]
+attribute = "decay"
+end = 0.9
+begin = 0.25
+finish = 0.75
+
+[evaluation]
+every = 2
+test_size = 24
+validation_size = 16
+lengths = [20]
+attributes = {decay = 0.8}
+
+[runtime]
+device = "cpu"
+num_threads = 1
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A user's folder: a module of their own, and a configuration file."""
+    loader = (
+        "import importlib.util\n"
+        f"spec = importlib.util.spec_from_file_location('extension', {str(Path(__file__))!r})\n"
+        "module = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(module)\n"
+        "module.register()\n"
+    )
+    (tmp_path / "own.py").write_text(loader)
+    (tmp_path / "hybrid.toml").write_text(CONFIG)
+    return tmp_path
+
+
+def command(project, *arguments, slowed_by_s=0.0):
+    return subprocess.Popen(
+        [sys.executable, "-m", "statemix", *arguments],
+        cwd=project,
+        env=os.environ | {"SLOWED_BY_S": str(slowed_by_s)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finished(process):
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    return output, errors
+
+
+GRID = ("--grid", "seed=0,1", "--workers", "2", "--checkpoint-every-s", "0.05")
+
+
+def test_a_hybrid_of_own_parts_is_trained_killed_resumed_evaluated_and_reported(
+    project, registered
+):
+    arguments = ("train", "--config", "hybrid.toml", *GRID)
+    finished(command(project, *arguments, "--folder", "whole"))
+
+    killed = command(project, *arguments, "--folder", "resumed", slowed_by_s=0.05)
+    first = project / "resumed" / "seed=0"
+    deadline = time.monotonic() + 60
+    while len(list(first.glob("checkpoints/step-*"))) < 2:
+        assert time.monotonic() < deadline, killed.stderr.read()
+        time.sleep(0.01)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate(timeout=30)  # until the worker processes have noticed, too
+    assert not (first / "summary.json").exists()
+    output, errors = finished(command(project, *arguments, "--folder", "resumed"))
+    assert "seed=0: resumed at step" in errors
+
+    for seed in (0, 1):
+        whole, resumed = (project / name / f"seed={seed}" for name in ("whole", "resumed"))
+        # Every number of the runs, whatever stood between.
+        weights = [load_model(folder).state_dict() for folder in (whole, resumed)]
+        torch.testing.assert_close(*weights, rtol=0, atol=0)
+        rows = [read_metrics(folder) for folder in (whole, resumed)]
+        assert [row | {"time_s": 0} for row in rows[0]] == [row | {"time_s": 0} for row in rows[1]]
+
+    outcome = load_outcome(project / "whole" / "seed=0")
+    assert set(outcome.last.test) == {10, 20}
+    assert set(outcome.last.test[20]) == {"parity", "before"}
+    last = read_metrics(project / "whole" / "seed=0")[-1]
+    assert last["attributes"] == {"decay": 0.9}
+    # Only the second of the three layers is of this kind: the first is repeated.
+    assert last["train"]["blocks.1.layer.average_size"] > 0
+    assert last["train"]["loss"] == pytest.approx(
+        last["train"]["loss/parity"] + last["train"]["loss/before"]
+    )
+
+    # The table of the grid has a line for each run; its status is told.
+    assert [line.split()[:2] for line in output.splitlines() if "done" in line] == [
+        ["0", "done"],
+        ["1", "done"],
+    ]
+    evaluated, _ = finished(
+        command(
+            project,
+            "evaluate",
+            "whole/seed=0",
+            "--lengths",
+            "10",
+            "40",
+            "--sequences",
+            "20",
+            "--json",
+        )
+    )
+    rows = [json.loads(line) for line in evaluated.splitlines()]
+    assert [row["length"] for row in rows] == [10, 40]
+    again = rows[0]["scores"]["parity"]["token_accuracy"]
+    model = load_model(project / "whole" / "seed=0")
+    assert model.blocks[1].layer.decay == 0.5  # a plain attribute is no part of the weights
+    assert 0 <= again <= 1
+
+
+def test_own_parts_are_built_by_name_and_keep_their_own_initial_weights(registered):
+    spec = LayerSpec("averaging", inner=LayerSpec("lstm"), decay=0.75)
+    model = SyntheticModel(
+        2,
+        {"parity": 2},
+        8,
+        [LayerSpec("bd_lru", num_blocks=2, block_size=2), spec],
+        channel_mixer=MixerSpec("scaling", start=0.5),
+    )
+    layer = model.blocks[1].layer
+    assert isinstance(layer, Averaging)
+    assert layer.decay == 0.75
+    assert bool((layer.mix.bias == 0.25).all())
+    assert bool((model.blocks[0].mixer.factor == 0.5).all())
+    # Two states of an LSTM and the average.
+    assert layer.state_size == 3 * 8
+
+
+def test_a_state_of_parts_is_carried_stepped_and_reordered(registered):
+    torch.manual_seed(0)
+    layer = build("averaging", hidden_size=6, inner=LayerSpec("lstm"), dtype=torch.float64)
+    x = torch.randn(3, 7, 6, dtype=torch.float64)
+    whole, final = layer(x)
+    _, state = layer(x[:, :4])
+    rows = torch.tensor([2, 0])
+    state = take_rows(state, rows)
+    for t in range(4, 7):
+        y_t, state = layer.step(x[rows, t], state)
+        torch.testing.assert_close(y_t, whole[rows, t])
+    torch.testing.assert_close(
+        dict(tensors(state)), dict(tensors(take_rows(final, rows))), check_dtype=True
+    )
+    with pytest.raises(ValueError, match=r"state.average must have shape \(B=2, 6\), got \(2, 5\)"):
+        layer.step(x[rows, 0], state._replace(average=state.average[:, :5]))
+    with pytest.raises(TypeError, match=r"state\.inner must be a LSTMState, got Tensor"):
+        layer.step(x[rows, 0], state._replace(inner=state.average))
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"name": "averaging"}, r"options of layer 'averaging' must include \['inner'\]"),
+        ({"name": "averaging", "inner": "bd"}, r"inner.name: layer must be one of .* got 'bd'"),
+        (
+            {"name": "averaging", "inner": {"name": "lstm", "gate": "relu"}},
+            r"at.inner: options of layer 'lstm' must be among \[\], got 'gate'",
+        ),
+        ({"name": "averaging", "inner": "lstm", "decay": "x"}, "at.decay must be a valid number"),
+    ],
+)
+def test_bad_options_of_own_parts_are_named(registered, spec, message):
+    with pytest.raises(ValueError, match=message):
+        LayerSpec.from_plain(spec, "at")
+
+
+def test_an_own_task_of_unequal_lengths_is_shown_by_the_command(project):
+    loader = "import own, sys; from statemix.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    shown = subprocess.run(
+        [sys.executable, "-c", loader, "tasks", "bits", "length=6"],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "parity: 2 classes, accuracy of guessing 0.5000" in shown.stdout
+
+
+def test_specs_of_own_parts_are_equal_however_defaults_are_written(registered):
+    inner = LayerSpec("lstm")
+    written = LayerSpec("averaging", inner=inner, decay=0.5)
+    assert written == LayerSpec("averaging", inner=inner)
+    assert hash(written) == hash(LayerSpec("averaging", inner=inner))
+    assert TaskSpec("bits", length=9) != TaskSpec("bits")

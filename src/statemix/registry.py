@@ -120,7 +120,7 @@ class Factories(Registry[Factory]):
         }
 
     def checked(self, name: str, options: Mapping[str, object], path: str = "") -> dict[str, Any]:
-        """Check the names and types of options, and return them.
+        """Check the names and types of options, and return them in the constructor's order.
 
         Args:
             name: name of the entry.
@@ -154,7 +154,7 @@ class Factories(Registry[Factory]):
                 sorted(options),
                 subject=f"options of {self.kind} {name!r}",
             )
-        return found
+        return {option: found[option] for option in known if option in found}
 
     def build(self, name: str, /, **arguments: Any) -> Any:
         """Construct an entry.
@@ -218,7 +218,7 @@ class Spec(ByInstance):
         known = self.registry().options(self.name)
         return {"name": self.name} | {
             option: value.asked() if isinstance(value, Spec) else to_plain(value)
-            for option, value in sorted(self.options.items())
+            for option, value in self.options.items()
             if not _same(value, known[option][1])
         }
 

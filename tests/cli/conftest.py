@@ -8,9 +8,11 @@ from statemix.cli.main import main
 
 TINY = shlex.split(
     """
-    --task-options group=S_3 length=5 train_size=20 --layer-options num_blocks=2 block_size=3
-    --hidden-size 8 --batch-size 8 --epochs 4 --test-size 30 --validation-size 20 --num-threads 1
-    --device cpu --bos
+    --task permutation group=S_3 length=5 train_size=20
+    --model.layers bd_lru num_blocks=2 block_size=3 --model.hidden-size 8 --model.bos
+    --batches.size 8 --schedules.epochs 4
+    --evaluation.test-size 30 --evaluation.validation-size 20
+    --runtime.num-threads 1 --runtime.device cpu
     """
 )
 

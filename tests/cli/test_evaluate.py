@@ -1,6 +1,5 @@
 """The command that scores a finished run."""
 
-import dataclasses
 import json
 import shutil
 import subprocess
@@ -9,6 +8,7 @@ import sys
 import pytest
 
 from statemix.cli.main import main
+from statemix.settings import to_plain
 from statemix.training import load_outcome
 
 
@@ -21,10 +21,12 @@ def run(finished_run, tmp_path):
 def test_table_has_a_row_per_length(run, capsys):
     assert main(["evaluate", str(run), "--lengths", "5", "20", "--sequences", "30"]) == 0
     table = capsys.readouterr().out
-    expected = load_outcome(run).last.test[5].token_accuracy
-    (row,) = (line for line in table.splitlines() if line.split()[:3] == ["last", "5", "30"])
-    assert row.split()[3] == f"{expected:.4f}"
-    assert any(line.split()[:3] == ["last", "20", "30"] for line in table.splitlines())
+    expected = load_outcome(run).last.test[5]["product"].token_accuracy
+    (row,) = (
+        line for line in table.splitlines() if line.split()[:4] == ["last", "5", "product", "30"]
+    )
+    assert row.split()[4] == f"{expected:.4f}"
+    assert any(line.split()[:4] == ["last", "20", "product", "30"] for line in table.splitlines())
 
 
 def test_json_has_a_line_per_length_and_is_recorded(run, capsys):
@@ -32,7 +34,10 @@ def test_json_has_a_line_per_length_and_is_recorded(run, capsys):
     for weights in ("last", "best_validation"):
         assert main(["evaluate", str(run), *options, "--weights", weights]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(row["weights"], row["length"], row["num_sequences"]) for row in rows] == [
+    found = [
+        (row["weights"], row["length"], row["scores"]["product"]["num_sequences"]) for row in rows
+    ]
+    assert found == [
         ("last", 5, 30),
         ("last", 1000, 2),
         ("best_validation", 5, 30),
@@ -47,14 +52,14 @@ def test_json_has_a_line_per_length_and_is_recorded(run, capsys):
 def test_scores_are_those_that_training_found(tmp_path, tiny_arguments, capsys, precision):
     """In the run's precision and, since the MAD accuracy is a mean over batches, its batches."""
     folder = tmp_path / "run"
-    assert main(["train", "--folder", str(folder), *tiny_arguments, "--precision", precision]) == 0
+    assert (
+        main(["train", "--folder", str(folder), *tiny_arguments, "--runtime.precision", precision])
+        == 0
+    )
     capsys.readouterr()
     assert main(["evaluate", str(folder), "--sequences", "30", "--json"]) == 0
     row = json.loads(capsys.readouterr().out)
-    expected = load_outcome(folder).last.test[5]
-    assert {name: row[name] for name in dataclasses.asdict(expected)} == dataclasses.asdict(
-        expected
-    )
+    assert row["scores"] == to_plain(load_outcome(folder).last.test[5])
 
 
 def test_training_length_is_the_default(run, capsys):
@@ -89,7 +94,14 @@ def half_written(run):
 
 def of_another_model(run):
     config = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps(config | {"hidden_size": 16}))
+    config["resolved"]["model"]["hidden_size"] = 16
+    (run / "config.json").write_text(json.dumps(config))
+
+
+def with_a_flipped_bit(run):
+    content = bytearray((run / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (run / "model.safetensors").write_bytes(content)
 
 
 @pytest.mark.parametrize(
@@ -98,17 +110,22 @@ def of_another_model(run):
         (shutil.rmtree, [], "folder must hold a run, got"),
         (unfinished, [], "folder must hold a finished run, got"),
         (half_written, [], "model.safetensors must hold the run's weights"),
-        (of_another_model, [], "model.safetensors must hold the run's weights"),
+        (with_a_flipped_bit, [], "model.safetensors must hold the run's weights, got: its SHA-256"),
+        (of_another_model, [], "model.safetensors must fit the run's network"),
         (lambda run: (run / "summary.json").write_text("{}"), [], "must hold a run's summary"),
-        (lambda run: (run / "config.json").write_text("{"), [], "config.json must be JSON"),
+        (
+            lambda run: (run / "config.json").write_text("{"),
+            [],
+            "config.json must hold a run's configuration",
+        ),
         (None, ["--lengths", "0"], "lengths must be at least 1, got [0]"),
         (None, ["--sequences", "0"], "sequences must be at least 1, got 0"),
         (None, ["--tokens", "0"], "tokens must be at least 1, got 0"),
         (
             None,
             ["--lengths", "500", "2"],
-            "sequences must be at most what the test split holds at length 2, got 1280: stop must "
-            "be at most 4,",
+            "sequences must be at most the number in the test split at length 2, got 1280: stop "
+            "must be at most 4,",
         ),
         (None, ["--lengths", "1"], "choose fewer --sequences or other --lengths"),
         (

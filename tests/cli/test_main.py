@@ -9,19 +9,26 @@ import pytest
 
 from statemix.cli import main as dispatcher
 from statemix.cli.main import COMMANDS, main
+from statemix.settings import RequestError, RunsFailedError
 
 FLAGS = {
     "train": """
-        --folder --from --task --task-options --layer --layer-options --hidden-size --num-layers
-        --bos --no-bos --residual --no-residual --norm --channel-mixer --learning-rate
-        --learning-rates --weight-decay --weight-decays --betas --batch-size --epochs --num-steps
-        --schedule --min-learning-rate
-        --warmup-steps --clip-norm --sharpen-to --sharpen-start --sharpen-end --eval-every
-        --test-size --validation-size --eval-lengths --eval-tokens --stop-at --precision --device
-        --num-threads --seed
+        --folder --config --from --grid --workers --retry --checkpoint-every-s
+        --task --seed --imports
+        --model.layers --model.num-layers --model.hidden-size --model.bos --model.no-bos
+        --model.residual --model.no-residual --model.norm --model.channel-mixer
+        --model.zero-biases --model.no-zero-biases
+        --batches.size --batches.accumulate --batches.packed --batches.no-packed
+        --optimizer.learning-rate --optimizer.weight-decay --optimizer.betas --optimizer.clip-norm
+        --optimizer.groups
+        --schedules.epochs --schedules.num-steps --schedules.learning-rate
+        --schedules.min-learning-rate --schedules.warmup-steps --schedules.attributes
+        --evaluation.every --evaluation.test-size --evaluation.validation-size
+        --evaluation.lengths --evaluation.tokens --evaluation.stop-at --evaluation.attributes
+        --runtime.precision --runtime.device --runtime.num-threads
         """,
     "evaluate": "--lengths --weights --sequences --tokens --device --json",
-    "tasks": "--task-options --split --start --count",
+    "tasks": "--split --start --count",
     "demo": "--group --output --fresh",
     "bench ops": """
         --recurrences --shapes --block-sizes --orders --dtype --compiled --rounds --budget-s
@@ -33,7 +40,9 @@ FLAGS = {
 def flags_of(help_text):
     # An entry begins with its flags, in a box where the terminal has the characters.
     entries = re.findall(r"^[│ ] (-.*?)(?:  |│|$)", help_text, re.MULTILINE)
-    return {flag for entry in entries for flag in re.findall(r"--[a-z][a-z-]+", entry)} - {"--help"}
+    return {flag for entry in entries for flag in re.findall(r"--[a-z][a-z.-]+", entry)} - {
+        "--help"
+    }
 
 
 def test_every_command_promises_its_flags():
@@ -83,8 +92,8 @@ def test_every_command_has_its_class_and_a_help(command, capsys):
         (["train", "--nonsense"], "--nonsense"),
         (["train", "--folder", "x", "--seed", "one"], "--seed"),
         (["train"], "--folder"),
-        (["train", "--folder", "x", "--norm", "batch"], "--norm"),
-        (["train", "--folder", "x", "--layer-options", "size"], "option=value"),
+        (["train", "--folder", "x", "--model.norm", "batch"], "--model.norm"),
+        (["train", "--folder", "x", "--evaluation.attributes", "size"], "option=value"),
         (["evaluate"], "RUN"),
     ],
 )
@@ -117,12 +126,13 @@ def line_of(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (ValueError("a\nb"), 2),
-        (TypeError("a b"), 2),
+        (RequestError("a\nb"), 2),
         (PermissionError("a b"), 2),
         (OSError("a b"), 1),
         (FloatingPointError("a b"), 1),
-        (RuntimeError("a b"), 1),
+        (RunsFailedError("a b"), 1),
+        (MemoryError("a b"), 1),
+        (RuntimeError("a b: cannot allocate memory"), 1),
         (KeyboardInterrupt(), 130),
     ],
 )
@@ -132,47 +142,45 @@ def test_errors_become_one_line_and_an_exit_code(error, code, line_of):
     assert ("a b" in printed) != (code == 130)
 
 
-FRAMES = "\nException raised from unpack at numbers.h:79 (most recent call first):\nframe #0: c10"
+@pytest.mark.parametrize("error", [ValueError("a"), TypeError("a"), RuntimeError("a"), KeyError()])
+def test_a_defect_keeps_its_traceback_and_ends_with_exit_code_1(error):
+    code = (
+        "from statemix.cli import main\n"
+        "class Failing:\n"
+        f"    def run(self): raise {error!r}\n"
+        "main.parse = lambda *_: Failing()\n"
+        "main.sys.exit(main.main(['train']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert type(error).__name__ in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "shown"),
-    [
-        (TypeError(f"overflow{FRAMES}"), 2, "overflow"),
-        (RuntimeError(f"overflow{FRAMES}"), 1, "overflow"),
-        (RuntimeError("must train, got:\nZeroDivisionError"), 1, "must train, got: ZeroDivision"),
-        (
-            RuntimeError("Error(s) in loading:\n\tMissing key"),
-            1,
-            "Error(s) in loading: Missing key",
-        ),
-    ],
-)
-def test_frames_of_the_stack_are_left_out_but_no_reason_is(error, code, shown, line_of):
-    printed = line_of(error, code)
-    assert printed.startswith(f"statemix: {shown}")
-    assert "frame" not in printed
-    assert "raised from" not in printed
+def test_frames_of_the_stack_are_left_out_but_no_reason_is(line_of):
+    frames = "\nException raised from f at n.h:79 (most recent call first):\nframe #0: c10"
+    printed = line_of(MemoryError(f"{10**12} bytes:\n\tno{frames}"), 1)
+    assert printed == f"statemix: out of memory: {10**12} bytes: no\n"
 
 
-def test_a_size_beyond_any_integer_is_one_line_without_the_stack(tmp_path, capfd):
-    arguments = ["--folder", str(tmp_path / "run"), "--hidden-size", str(10**27)]
-    layer = ["--layer-options", "num_blocks=2", "block_size=2", "--num-steps", "1"]
-    assert main(["train", *arguments, *layer]) == 2
+def test_a_size_beyond_memory_is_one_line_that_names_the_field(tmp_path, capfd):
+    arguments = ["--folder", str(tmp_path / "run"), "--model.hidden-size", str(10**27)]
+    assert main(["train", *arguments, "--schedules.num-steps", "1"]) == 2
     printed = capfd.readouterr().err
     assert printed.count("\n") == 1
-    assert "frame #" not in printed
+    assert "model.hidden_size must be less than or equal to" in printed
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_only_a_command_that_resumes_promises_to_go_on(command, capsys, monkeypatch):
+def test_only_a_command_that_resumes_promises_to_continue(command, capsys, monkeypatch):
     class Interrupted:
         def run(self):
             raise KeyboardInterrupt
 
     monkeypatch.setattr(dispatcher, "parse", lambda *_: Interrupted())
     assert main([command]) == 130
-    advice = "; the same command goes on where it stopped" if command in ("demo", "train") else ""
+    advice = "; the same command continues where it stopped" if command in ("demo", "train") else ""
     assert capsys.readouterr().err == f"statemix: interrupted{advice}\n"
 
 

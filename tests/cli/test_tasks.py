@@ -3,8 +3,10 @@
 import pytest
 import tyro
 
-from statemix import tasks
-from statemix.cli.tasks import Tasks, parse_options
+from statemix.cli.options import options_of, text_of
+from statemix.cli.tasks import Tasks
+from statemix.settings import RequestError
+from statemix.tasks import TASKS
 
 
 def output(capsys, *arguments):
@@ -14,14 +16,14 @@ def output(capsys, *arguments):
 
 def test_overview_shows_every_option_group_and_data_set(capsys):
     text = output(capsys)
-    for name in tasks.names():
+    for name in TASKS:
         assert name in text
-        for option, (_, default) in tasks.options(name).items():
+        for option, (_, default) in TASKS.options(name).items():
             assert any(
-                line.split()[:1] == [option] and line.split()[-1] == str(default)
+                line.split()[:1] == [option] and line.split()[-1] == text_of(default)
                 for line in text.splitlines()
             )
-        for data_set in tasks.find(name).presets:
+        for data_set in TASKS[name].presets:
             assert data_set in text
     rows = {tuple(line.split()) for line in text.splitlines()}
     assert ("group=A_5", "60", "fresh", "0.0167") in rows
@@ -30,20 +32,21 @@ def test_overview_shows_every_option_group_and_data_set(capsys):
 
 def test_overview_shows_an_example_of_every_task(capsys):
     text = output(capsys)
-    for name in tasks.names():
-        assert tasks.build(name).describe(0) in text
+    for name in TASKS:
+        assert TASKS.build(name).describe(0) in text
 
 
 def test_examples_are_those_that_the_task_makes(capsys):
     text = output(
-        capsys, "permutation", "--task-options", "group=S_4", "length=20", "--count", "3",
+        capsys, "permutation", "group=S_4", "length=20", "--count", "3",
         "--split", "test", "--start", "7",
     )  # fmt: skip
-    task = tasks.build("permutation", group="S_4", length=20)
+    task = TASKS.build("permutation", group="S_4", length=20)
     for index in (7, 8, 9):
         assert task.describe(index, "test") in text
     assert text.count("test word") == 3
-    assert "24 tokens, 24 classes, length 20" in text
+    assert "24 tokens, length 20" in text
+    assert "product: 24 classes" in text
 
 
 def test_output_to_a_file_is_plain_text(capsys):
@@ -75,41 +78,42 @@ def test_output_to_a_terminal_says_the_same(capsys, monkeypatch):
     ],
 )
 def test_options_are_read_as_they_are_meant(assignments, options):
-    assert parse_options(assignments) == options
+    assert options_of(assignments) == options
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (["parity"], ValueError, "task must be one of permutation.*, got 'parity'"),
-        (["permutation", "--count", "0"], ValueError, "count must be at least 1, got 0"),
-        (["permutation", "--start", "-1"], ValueError, "index must be at least 0, got -1"),
-        (["--task-options", "group=S_3"], ValueError, "task must be named if task-options"),
-        (["permutation", "--task-options", "S_3"], ValueError, "form option=value, got 'S_3'"),
-        (["permutation", "--task-options", "group="], ValueError, "form option=value"),
+        (["parity"], RequestError, "task must be one of .*permutation.*, got 'parity'"),
+        (["permutation", "--count", "0"], RequestError, "count must be in 1..10000, got 0"),
+        (["permutation", "--count", "1000000000"], RequestError, "count must be in 1..10000"),
+        (["permutation", "--start", "-1"], RequestError, "index must be at least 0, got -1"),
+        (["group=S_3"], RequestError, "task must be one of .*, got 'group=S_3'"),
+        (["permutation", "S_3"], RequestError, "form option=value, got 'S_3'"),
+        (["permutation", "group="], RequestError, "form option=value"),
         (
-            ["permutation", "--task-options", "length=4", "length=5"],
-            ValueError,
+            ["permutation", "length=4", "length=5"],
+            RequestError,
             "option 'length' must be given once, got 'length=5' as well",
         ),
-        (["permutation", "--task-options", "grup=S_3"], ValueError, "must be among group"),
+        (["permutation", "grup=S_3"], RequestError, "must be among .*group"),
         (
-            ["permutation", "--task-options", "length=1000000000"],
-            ValueError,
+            ["permutation", "length=1000000000"],
+            RequestError,
             "length must be at most 16777216, got 1000000000",
         ),
-        (["permutation", "--task-options", "length=long"], TypeError, "length must be an integer"),
+        (["permutation", "length=long"], RequestError, "length must be a valid integer"),
         (
-            ["permutation", "--task-options", "train_size=1", "--count", "2"],
-            ValueError,
+            ["permutation", "train_size=1", "--count", "2"],
+            RequestError,
             "stop must be at most train_size=1, got 2",
         ),
         (
-            ["permutation", "--task-options", "length=1", "--split", "test"],
-            ValueError,
+            ["permutation", "length=1", "--split", "test"],
+            RequestError,
             "stop must be at most 0",
         ),
-        (["--start", "-1"], ValueError, "index must be at least 0, got -1"),
+        (["--start", "-1"], RequestError, "index must be at least 0, got -1"),
     ],
 )
 def test_bad_requests_are_named(capsys, arguments, error, message):

@@ -1,6 +1,7 @@
 """The command that trains: its options reach the run, and Ctrl-C is no loss."""
 
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -10,25 +11,119 @@ import pytest
 
 from statemix.cli.main import main
 from statemix.cli.train import parse
-from statemix.training import load_config, load_outcome
+from statemix.layers import LayerSpec
+from statemix.models import MixerSpec
+from statemix.tasks import TaskSpec
+from statemix.training import AttributeSchedule, ParameterGroup, accuracy, load_config, load_outcome
+
+
+def config_of(*arguments):
+    return parse(["--folder", "x", *arguments]).run_config
 
 
 def test_options_reach_the_configuration(tiny_arguments):
-    config = parse(["--folder", "x", *tiny_arguments, "--eval-lengths", "10", "20"]).config
-    assert config.task_options == {"group": "S_3", "length": 5, "train_size": 20}
-    assert config.layer_options == {"num_blocks": 2, "block_size": 3}
-    assert (config.bos, config.hidden_size, config.eval_lengths) == (True, 8, (10, 20))
+    config = config_of(*tiny_arguments, "--evaluation.lengths", "10", "20")
+    assert config.task == TaskSpec("permutation", group="S_3", length=5, train_size=20)
+    assert config.model.layers == (LayerSpec("bd_lru", num_blocks=2, block_size=3),)
+    assert (config.model.bos, config.model.hidden_size) == (True, 8)
+    assert config.evaluation.lengths == (10, 20)
 
 
-def test_values_of_options_are_typed():
-    options = ["selective=False", "gate_temperature=0.5", "backend=none", "gate=tanh"]
-    config = parse(["--folder", "x", "--layer-options", *options]).config
-    assert config.layer_options == {
-        "selective": False,
-        "gate_temperature": 0.5,
-        "backend": None,
-        "gate": "tanh",
-    }
+def test_every_layer_of_a_stack_has_its_own_options():
+    config = config_of(
+        "--model.layers", "bd_lru", "num_blocks=4", "block_size=2", "lstm",
+        "h_lru", "num_channels=3", "order=2", "selective=False", "gate_temperature=0.5",
+    )  # fmt: skip
+    assert config.model.layers == (
+        LayerSpec("bd_lru", num_blocks=4, block_size=2),
+        LayerSpec("lstm"),
+        LayerSpec("h_lru", num_channels=3, order=2, selective=False, gate_temperature=0.5),
+    )
+
+
+def test_tables_of_other_kinds_are_read_alike():
+    config = config_of(
+        "--schedules.attributes", "gate_temperature", "end=0.125", "curve=reciprocal",
+        "--optimizer.groups", "*.bias", "weight_decay=0", "*.weight", "learning_rate_factor=0.5",
+        "--evaluation.attributes", "gate_temperature=0.25",
+        "--model.channel-mixer", "swiglu", "intermediate_size=32",
+    )  # fmt: skip
+    assert config.schedules.attributes == (
+        AttributeSchedule("gate_temperature", end=0.125, curve="reciprocal"),
+    )
+    assert config.optimizer.groups == (
+        ParameterGroup("*.bias", weight_decay=0.0),
+        ParameterGroup("*.weight", learning_rate_factor=0.5),
+    )
+    assert dict(config.evaluation.attributes) == {"gate_temperature": 0.25}
+    assert config.model.channel_mixer == MixerSpec("swiglu", intermediate_size=32)
+    assert config_of("--model.channel-mixer", "none").model.channel_mixer is None
+
+
+FILE = """
+seed = 3
+[task]
+name = "permutation"
+group = "S_4"
+[[model.layers]]
+name = "bd_lru"
+num_blocks = 2
+block_size = 3
+[[model.layers]]
+name = "lstm"
+[[schedules.attributes]]
+attribute = "gate_temperature"
+end = 0.5
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(FILE)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "found", "expected"),
+    [
+        ("seed", "5", lambda c: c.seed, 5),
+        ("model.hidden-size", "16", lambda c: c.model.hidden_size, 16),
+        ("task.group", "A_5", lambda c: c.task, TaskSpec("permutation", group="A_5")),
+        (
+            "model.layers.0.block_size",
+            "2",
+            lambda c: c.model.layers[0],
+            LayerSpec("bd_lru", num_blocks=2, block_size=2),
+        ),
+        ("model.layers.0.gate", "tanh", lambda c: c.model.layers[0].options.get("gate"), "tanh"),
+        ("schedules.attributes.0.end", "0.25", lambda c: c.schedules.attributes[0].end, 0.25),
+        (
+            "evaluation.attributes.gate_temperature",
+            "2.0",
+            lambda c: dict(c.evaluation.attributes),
+            {"gate_temperature": 2.0},
+        ),
+    ],
+)
+@pytest.mark.parametrize("equals", [False, True])
+def test_any_field_of_a_file_is_overridden_by_its_dotted_name(
+    file, name, value, found, expected, equals
+):
+    whole = config_of("--config", file)
+    assert (whole.seed, whole.task.options["group"]) == (3, "S_4")
+    flag = [f"--{name}={value}"] if equals else [f"--{name}", value]
+    changed = config_of("--config", file, *flag)
+    assert found(changed) == expected
+    assert found(whole) != expected
+    assert changed.model.layers[1] == whole.model.layers[1]
+
+
+def test_json_is_as_good_as_toml(file, tmp_path):
+    config = config_of("--config", file)
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(config.asked()))
+    assert config_of("--config", str(path)) == config
 
 
 def test_a_run_tells_its_progress_and_prints_its_scores(tmp_path, tiny_arguments, capsys):
@@ -38,7 +133,7 @@ def test_a_run_tells_its_progress_and_prints_its_scores(tmp_path, tiny_arguments
     assert "run: step 12: train loss" in printed.err
     assert "best validation" in printed.out
     outcome = load_outcome(tmp_path / "run")
-    assert f"{outcome.last.test[5].token_accuracy:.4f}" in printed.out
+    assert f"{outcome.last.test[5]['product'].token_accuracy:.4f}" in printed.out
     # The same command again has nothing to do.
     assert main(["train", "--folder", str(tmp_path / "run"), *tiny_arguments]) == 0
     assert "holds this run, finished" in capsys.readouterr().err
@@ -53,48 +148,67 @@ def test_from_repeats_a_run_into_another_folder(tmp_path, finished_run):
 @pytest.mark.parametrize("spelling", [["--from", "{}"], ["--from={}"]])
 def test_options_beside_from_replace_the_runs(finished_run, spelling):
     source = [part.format(finished_run) for part in spelling]
-    config = parse(["--folder", "x", *source, "--seed", "7", "--no-bos"]).config
-    stored = load_config(finished_run / "config.json")
-    assert (config.seed, config.bos, config.epochs) == (7, False, stored.epochs)
-    assert config.layer_options == stored.layer_options
+    config = config_of(*source, "--seed", "7", "--model.no-bos", "--task.group", "S_4")
+    stored = load_config(finished_run)
+    assert (config.seed, config.model.bos) == (7, False)
+    assert config.task.options["group"] == "S_4"
+    assert config.schedules.epochs == stored.schedules.epochs
+    assert config.model.layers == stored.model.layers
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--layer", "lstm"], "with --layer lstm, since those of --from are for bd_lru: "),
-        (["--layer", "h_lru"], "with --layer h_lru, since those of --from are for bd_lru: "),
-    ],
-)
-def test_another_layer_beside_from_needs_its_own_options(
-    tmp_path, finished_run, capsys, arguments, message
-):
-    command = ["train", "--folder", str(tmp_path / "run"), "--from", str(finished_run), *arguments]
-    assert main(command) == 2
-    assert f"--layer-options must be given {message}" in capsys.readouterr().err
-    assert main([*command, "--layer-options", "size=3"]) == 2
-    assert "must be given" not in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
-
-
-def test_another_layer_beside_from_may_have_no_options(tmp_path, finished_run):
-    layer = ["--layer", "lstm", "--layer-options"]
-    config = parse(["--folder", "x", "--from", str(finished_run), *layer]).config
-    assert (config.layer, config.layer_options) == ("lstm", {})
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--layer", "gru"], "layer must be one of"),
-        (["--layer-options", "block_size=3"], "must include ['num_blocks']"),
-        (["--layer-options", "num_blocks=2", "block_size=3", "order=2"], "must be among"),
-        (["--layer-options", "num_blocks=2", "block_size=three"], "block_size must be an int"),
-        (["--task-options", "group=S_9"], "group must be one of"),
-        (["--task-options", "group=S_3"], "num_steps must be given"),
-        (["--epochs", "0"], "epochs must be at least 1, got 0"),
-        (["--from", "nowhere"], "--from must be a run's folder, got nowhere"),
-        (["--eval-lengths", "1"], "eval_lengths must fit the task"),
+        (["--model.layers", "gru"], "name: layer must be one of"),
+        (["--model.layers", "bd_lru", "block_size=3"], "must include ['num_blocks']"),
+        (
+            ["--model.layers", "bd_lru", "num_blocks=2", "block_size=3", "order=2"],
+            "must be among",
+        ),
+        (
+            ["--model.layers", "bd_lru", "num_blocks=2", "block_size=three"],
+            "0.block_size must be a valid integer, got 'three'",
+        ),
+        (["--model.layers", "num_blocks=2"], "a name must come before its options"),
+        (["--model.layers", "bd_lru", "num_blocks=0", "block_size=3"], "num_blocks must be at"),
+        (["--model.layers"], "model.layers must be valid (Tuple should have at least 1 item"),
+        (["--model.layers.3.block_size", "4"], "must exist, got 'model.layers.3.block_size'"),
+        (["--model.layers.0.order", "4"], "model.layers.0: options of layer 'bd_lru' must be"),
+        (["--model.layers.0.block_size"], "--model.layers.0.block_size must have a value"),
+        (["--model.num-layers", str(2**63)], "model.num_layers must be less than or equal to"),
+        (["--task", "permutation", "group=S_9"], "0.group must be 'S_2', 'S_3'"),
+        (["--task", "permutation", "group=S_3"], "schedules.num_steps must be given"),
+        (["--task", "permutation", "S_3"], "--task: 1.name: task must be one of"),
+        (["--task"], "one name must be given, got 0"),
+        (["--schedules.epochs", "0"], "schedules.epochs must be greater than or equal to 1, got 0"),
+        (["--schedules.attributes", "decay", "end=1"], "must be schedulable (the layers of this"),
+        (
+            ["--schedules.attributes", "gate_temperature", "end=-1"],
+            "schedules.attributes.0.end must suit gate_temperature",
+        ),
+        (
+            ["--evaluation.attributes", "gate_temperature=0"],
+            "evaluation.attributes.gate_temperature must suit gate_temperature",
+        ),
+        (["--optimizer.groups", "no", "weight_decay=0"], "optimizer.groups.0.parameters must"),
+        (["--from", "nowhere"], "folder must hold a run, got nowhere"),
+        (["--config", "nowhere.toml"], "nowhere.toml must be readable, got: No such file"),
+        (["--config", "a.toml", "--from", "b"], "must not be given together"),
+        (["--evaluation.lengths", "1"], "evaluation.lengths: "),
+        (["--evaluation.test-size", "100000000"], "evaluation.test_size: "),
+        (["--imports", "nowhere"], "imports must be modules"),
+        (["--runtime.device", "cuda"], "runtime.device must be available"),
+        (["--seed", str(2**64)], "seed must be less than"),
+        (["--batches.size", str(2**64)], "batches.size must be less than"),
+        (["--runtime.num-threads", "100000"], "runtime.num_threads must be"),
+        (["--checkpoint-every-s", "-1"], "checkpoint_every_s must be greater than 0, got -1.0"),
+        (["--workers", "2"], "retry and workers need a grid"),
+        (["--grid", "seed"], "grid must be given as NAME=VALUE,VALUE..., got 'seed'"),
+        (["--grid", "seed=1,1"], "seed must have values that differ"),
+        (["--grid", "seed=1", "seed=2"], "axes of a grid must differ"),
+        (["--grid", "sead=1"], "sead must be one of"),
+        (["--grid", "optimizer.learning_rate=1e-3,-1"], "learning_rate must be greater than 0"),
+        (["--grid", "seed=1", "--workers", "0"], "num_workers must be at least 1, got 0"),
     ],
 )
 def test_bad_request_is_one_line_and_exit_code_2(
@@ -145,57 +259,71 @@ def test_a_full_disk_is_exit_code_1_and_names_the_file(
 
 
 def test_a_loss_that_is_not_finite_is_exit_code_1(tmp_path, tiny_arguments, capsys):
-    wild = ["--learning-rate", "3e38", "--schedule", "constant", "--batch-size", "4"]
+    wild = [
+        "--optimizer.learning-rate", "3e38", "--schedules.learning-rate", "constant",
+        "--batches.size", "4",
+    ]  # fmt: skip
     assert main(["train", "--folder", str(tmp_path / "run"), *tiny_arguments, *wild]) == 1
     assert "loss must be finite, got nan at step" in capsys.readouterr().err
 
 
 def test_a_grid_trains_every_pair_and_names_the_best(tmp_path, tiny_arguments, capsys):
-    rates = ["--learning-rates", "1e-5", "3e-2", "3e38", "--schedule", "constant"]
-    command = ["train", "--folder", str(tmp_path), *tiny_arguments, *rates, "--epochs", "30"]
+    rates = ["--grid", "optimizer.learning_rate=1e-5,3e-2,3e38", "batches.size=4,20"]
+    constant = ["--schedules.learning-rate", "constant", "--schedules.epochs", "30"]
+    command = ["train", "--folder", str(tmp_path), *tiny_arguments, *rates, *constant]
+    # A rate that diverges is an answer: the grid has not failed.
     assert main(command) == 0
     printed = capsys.readouterr()
-    assert "lr3e+38-wd0.01: loss must be finite" in printed.err
-    assert "diverged" in printed.out
-    assert "best on validation: lr0.03-wd0.01" in printed.out
-    for name in ("lr1e-05-wd0.01", "lr0.03-wd0.01"):
-        outcome = load_outcome(tmp_path / name)
+    wild = "optimizer.learning_rate=3e+38,batches.size=4"
+    assert f"{wild}: diverged: loss must be finite" in printed.err
+    lines = [line.split() for line in printed.out.splitlines()]
+    assert ["3e+38", "4", "diverged"] in lines
+    outcomes = {
+        (rate, size): load_outcome(tmp_path / f"optimizer.learning_rate={rate},batches.size={size}")
+        for rate in (1e-05, 0.03)
+        for size in (4, 20)
+    }
+    for (rate, size), outcome in outcomes.items():
         best = outcome.test_at_best_validation
-        row = f"{best.validation.token_accuracy:.4f}   {best.test[5].token_accuracy:.4f}"
-        assert row in printed.out
-    # The same command again trains nothing that is finished.
+        scores = [f"{accuracy(these):.4f}" for these in (best.validation, best.test[5])]
+        assert [f"{rate}", f"{size}", "done", *scores] in lines
+        assert (outcome.config.optimizer.learning_rate, outcome.config.batches.size) == (rate, size)
+    best = max(outcomes.values(), key=lambda one: one.test_at_best_validation.validation_accuracy)
+    assert f"best on validation: {best.folder.name}" in printed.out
+    # The same command again trains nothing that has ended.
     assert main(command) == 0
-    assert capsys.readouterr().err.count("holds this run, finished") == 2
+    again = capsys.readouterr().err
+    assert again.count("holds this run, finished") == 4
+    assert f"{wild}: diverged before; --retry tries again" in again
+    assert "started" not in again
+    assert "resumed" not in again
+    assert main([*command, "--retry"]) == 0
+    assert "resumed at step" in capsys.readouterr().err
 
 
 def test_a_grid_of_which_every_run_diverges_fails(tmp_path, tiny_arguments, capsys):
-    rates = ["--learning-rates", "3e38", "1e38", "--schedule", "constant"]
+    rates = ["--grid", "optimizer.learning_rate=3e38,1e38", "--schedules.learning-rate", "constant"]
     assert main(["train", "--folder", str(tmp_path), *tiny_arguments, *rates]) == 1
-    assert "every run of the grid diverged" in capsys.readouterr().err
+    assert "0 of 2 runs failed, 0 are done" in capsys.readouterr().err
 
 
-def test_a_bad_rate_in_a_grid_trains_nothing(tmp_path, tiny_arguments, capsys):
-    folder = tmp_path / "grid"
-    command = ["train", "--folder", str(folder), *tiny_arguments, "--learning-rates", "1e-3", "-1"]
-    assert main(command) == 2
-    assert "learning_rate must be finite and not negative, got -1.0" in capsys.readouterr().err
-    assert not folder.exists()
-
-
-def test_ctrl_c_saves_says_so_and_the_same_command_goes_on(tmp_path, tiny_arguments):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_request_to_stop_saves_says_so_and_the_same_command_continues(
+    tmp_path, tiny_arguments, number
+):
     code = "import sys; from statemix.cli.main import main; sys.exit(main())"
-    arguments = ["train", *tiny_arguments, "--epochs", "150", "--eval-every", "50"]
+    arguments = ["train", *tiny_arguments, "--schedules.epochs", "150", "--evaluation.every", "50"]
     command = [sys.executable, "-c", code, *arguments, "--folder", str(tmp_path / "run")]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stderr is not None
         for line in process.stderr:
             if "started at step 0" in line:
-                process.send_signal(signal.SIGINT)
+                process.send_signal(number)
                 break
         rest = process.stderr.read()
     assert process.returncode == 130
-    assert "interrupted; the same command goes on where it stopped" in rest
+    assert "interrupted; the same command continues where it stopped" in rest
     assert "Traceback" not in rest
     assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
 

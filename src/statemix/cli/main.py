@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, TextIO, cast
@@ -62,15 +62,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: without the program's name. None means those of the process.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    if threading.current_thread() is threading.main_thread():
-        # Slurm and Kubernetes ask with SIGTERM what a user asks with Ctrl-C.
-        signal.signal(signal.SIGTERM, _interrupt)
     output = sys.stdout
     if isinstance(output, io.TextIOWrapper):
         # A character that the terminal lacks must not end a run. (Standard error escapes it.)
         output.reconfigure(errors="replace")
     try:
-        with contextlib.redirect_stdout(cast(TextIO, _Output(output))):
+        with contextlib.redirect_stdout(cast(TextIO, _Output(output))), _terminable():
             code = _dispatch(arguments)
             # A full disk under the output shows here at the latest, and not after the exit code.
             sys.stdout.flush()
@@ -80,6 +77,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
         return _fail(str(error), FAILED)
     return code
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Treat SIGTERM, with which Slurm and Kubernetes ask to stop, as Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001

@@ -212,7 +212,7 @@ def _imports(arguments: Sequence[str]) -> list[str]:
 
 
 def _path(flag: str, arguments: Sequence[str]) -> Path | None:
-    for argument, value in zip(arguments, [*arguments[1:], ""], strict=True):
+    for argument, value in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
         if argument == flag and value:
             return Path(value)
         if argument.startswith(f"{flag}="):

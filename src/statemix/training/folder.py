@@ -152,9 +152,8 @@ def claimed(folder: Path, config: StoredConfig, environment: Mapping[str, Any]) 
     try:
         settled(folder, config)
         if not (folder / CONFIG).exists():
-            with _explained(folder):
-                write_file(folder / ENVIRONMENT, _json(environment))
-                write_file(folder / CONFIG, _json(asdict(config)))
+            write_file(folder / ENVIRONMENT, _json(environment))
+            write_file(folder / CONFIG, _json(asdict(config)))
         yield
     finally:
         lock.release()

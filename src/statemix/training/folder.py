@@ -145,9 +145,11 @@ def claimed(folder: Path, config: StoredConfig, environment: Mapping[str, Any]) 
         raise RequestError(
             f"folder must not be in use, got {folder}, where another process trains"
         ) from error
+    except PermissionError as error:
+        raise RequestError(f"folder must be writable, got {folder}: {error.strerror}") from error
     except (OSError, NotImplementedError) as error:
         raise RequestError(
-            f"folder must be writable and lockable, got {folder}: {error}"
+            f"folder must be on a file system that can lock files, got {folder}: {error}"
         ) from error
     try:
         settled(folder, config)

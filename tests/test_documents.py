@@ -5,11 +5,16 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from statemix.cli import main
+from statemix.layers import LAYERS
 from statemix.report import tables
+from statemix.training import RunConfig, config_from_plain
+from statemix.training.config import SCHEMA
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -26,14 +31,37 @@ def blocks(language):
     ]
 
 
+def commands_in_text():
+    return [block for block in blocks("text") if block.values[0].startswith("statemix ")]
+
+
+def trees():
+    return [block for block in blocks("text") if block.values[0].startswith("src/")]
+
+
 def test_every_block_has_a_language_that_is_tested():
     kinds = {kind for path in DOCUMENTS for kind, _ in BLOCK.findall(path.read_text())}
-    assert kinds <= {"python", "console", "text"}
+    assert kinds <= {"python", "console", "text", "toml"}
+
+
+@pytest.fixture
+def layers_restored():
+    """A block may register a layer; the next test must not know it."""
+    before = set(LAYERS)
+    yield
+    for name in set(LAYERS) - before:
+        LAYERS.remove(name)
 
 
 @pytest.mark.parametrize("code", blocks("python"))
-def test_python_blocks_run(code):
-    exec(compile(code, "block", "exec"), {})
+def test_python_blocks_run(code, tmp_path, layers_restored):
+    exec(compile(code, "block", "exec"), {"folder": tmp_path / "run"})
+
+
+@pytest.mark.parametrize("code", blocks("toml"))
+def test_configuration_files_are_right(code):
+    config = config_from_plain(tomllib.loads(code))
+    assert config.resolved().asked()["model"]["layers"]
 
 
 @pytest.mark.parametrize("code", blocks("console"))
@@ -53,7 +81,20 @@ def test_commands_exist(code, tmp_path):
         assert done.stdout, f"{line} must print something"
 
 
-@pytest.mark.parametrize("code", blocks("text"))
+@pytest.mark.parametrize("code", commands_in_text())
+def test_commands_that_would_take_long_are_understood(code, tmp_path, monkeypatch):
+    """Their options are read as if they were typed, beside the run that they name."""
+    monkeypatch.chdir(tmp_path)
+    Path("runs/s3").mkdir(parents=True)
+    stored = {"schema": SCHEMA, "asked": RunConfig(seed=3).asked(), "resolved": {}}
+    Path("runs/s3/config.json").write_text(json.dumps(stored))
+    for line in code.replace("\\\n", " ").splitlines():
+        _, name, *arguments = shlex.split(line)
+        command = main.parse(name, arguments)
+        assert type(command).__name__ == main.COMMANDS[name][0]
+
+
+@pytest.mark.parametrize("code", trees())
 def test_the_printed_tree_is_the_tree(code):
     """The README's tree lists every folder, and nothing that is not there."""
     top, *lines = code.splitlines()

@@ -1,7 +1,25 @@
 """Structured linear recurrent networks: layers, and the recurrences behind them."""
 
-from statemix import layers, ops
-from statemix.layers import BDLRU, HLRU, LSTM
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from statemix import layers, ops
+    from statemix.layers import BDLRU, HLRU, LSTM
 
 __all__ = ["BDLRU", "HLRU", "LSTM", "layers", "ops"]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    # PyTorch is imported with the first name that needs it, so that the command line can answer
+    # a request for help, and Ctrl-C, at once.
+    if name in ("layers", "ops"):
+        return importlib.import_module(f"statemix.{name}")
+    if name in __all__:
+        return getattr(importlib.import_module("statemix.layers"), name)
+    raise AttributeError(f"module 'statemix' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

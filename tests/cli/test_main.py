@@ -220,3 +220,44 @@ def test_a_backend_that_is_missing_is_a_wrong_request(capsys, monkeypatch):
     monkeypatch.setattr(dispatcher, "parse", missing)
     assert main(["train"]) == 2
     assert capsys.readouterr().err == "statemix: backend must be available; install it\n"
+
+
+@pytest.mark.parametrize("columns", ["1", "4", "39"])
+@pytest.mark.parametrize("command", ["train", "tasks"])
+def test_help_ends_on_a_terminal_of_any_width(command, columns):
+    done = subprocess.run(
+        [sys.executable, "-m", "statemix", command, "--help"],
+        env=os.environ | {"COLUMNS": columns},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0
+    assert "usage: statemix" in done.stdout
+
+
+def test_a_closed_output_is_one_line_and_exit_code_1():
+    shell = [sys.executable, "-m", "statemix", "tasks"]
+    done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *shell], stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "statemix: standard output must be open, got a closed one\n"
+
+
+def test_ctrl_c_during_imports_is_one_line_and_exit_code_130():
+    code = (
+        "import sys\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'torch': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "from statemix.cli.main import main\n"
+        "sys.exit(main(['tasks']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 130
+    assert done.stderr == "statemix: interrupted\n"
+
+
+def test_no_import_of_the_package_waits_for_torch():
+    code = "import sys, statemix, statemix.cli.main; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0

@@ -7,6 +7,7 @@ import io
 import itertools
 import os
 import re
+import shutil
 import signal
 import sys
 import threading
@@ -30,6 +31,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 RESUMABLE = ("demo", "train")
 """Commands that continue where they were interrupted; the others begin again."""
+
+_NARROWEST = 40
+"""Columns that every terminal is taken to have."""
 
 _HELP = """\
 usage: statemix COMMAND [OPTIONS]
@@ -63,6 +67,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     output = sys.stdout
+    if output is None:
+        return _fail("standard output must be open, got a closed one", FAILED)
+    if shutil.get_terminal_size().columns < _NARROWEST:
+        # Libraries that lay text out may never end in less.
+        os.environ["COLUMNS"] = str(_NARROWEST)
     if isinstance(output, io.TextIOWrapper):
         # A character that the terminal lacks must not end a run. (Standard error escapes it.)
         output.reconfigure(errors="replace")
@@ -111,6 +120,14 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _run(name: str, arguments: list[str]) -> int:
+    try:
+        return _attempt(name, arguments)
+    except KeyboardInterrupt:
+        advice = "; the same command continues where it stopped" if name in RESUMABLE else ""
+        return _fail(f"interrupted{advice}", INTERRUPTED)
+
+
+def _attempt(name: str, arguments: list[str]) -> int:
     # PyTorch and the command's own libraries are only imported once they are needed.
     from statemix.ops import BackendUnavailableError
     from statemix.settings import RequestError, RunsFailedError
@@ -136,9 +153,6 @@ def _run(name: str, arguments: list[str]) -> int:
         if isinstance(error, MemoryError) or "memory" in str(error):
             return _fail(f"out of memory: {error}", FAILED)
         raise
-    except KeyboardInterrupt:
-        advice = "; the same command continues where it stopped" if name in RESUMABLE else ""
-        return _fail(f"interrupted{advice}", INTERRUPTED)
     return DONE
 
 

@@ -11,8 +11,14 @@ from statemix.tasks import Task
 from statemix.training import folder as runs
 from statemix.training.config import SCHEMA, RunConfig, config_from_plain
 from statemix.training.evaluation import Scores, accuracy
+from statemix.training.schedules import restore_attributes
 
 Weights = Literal["last", "best_validation", "best_test"]
+_MOMENTS: dict[Weights, str] = {
+    "last": "last",
+    "best_validation": "test_at_best_validation",
+    "best_test": "best_test",
+}
 WEIGHT_FILES: dict[Weights, str] = {
     "last": "model.safetensors",
     "best_validation": "best_validation.safetensors",
@@ -30,12 +36,14 @@ class Selection:
     Attributes:
         step: optimiser steps made.
         epoch: epochs made; None on fresh examples.
+        attributes: values of the scheduled attributes, by module: "module.attribute" -> value.
         validation: scores on the validation split.
         test: scores on the test split by length in tokens.
     """
 
     step: int
     epoch: int | None
+    attributes: dict[str, float]
     validation: HeadScores
     test: dict[int, HeadScores]
 
@@ -55,6 +63,7 @@ class Selection:
         return cls(
             step=stored["step"],
             epoch=stored["epoch"],
+            attributes=dict(stored["attributes"]),
             validation=_scores(stored["validation"]),
             test={int(length): _scores(heads) for length, heads in stored["test"].items()},
         )
@@ -199,4 +208,7 @@ def load_model(folder: Path | str, weights: Weights = "last") -> SyntheticModel:
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         raise RequestError(f"{folder / file} must fit the run's network: {reason}") from error
+    # What is no part of the weights would otherwise be as the layers were built.
+    selection: Selection = getattr(outcome, _MOMENTS[weights])
+    restore_attributes(model, selection.attributes)
     return model.eval()

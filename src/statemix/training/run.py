@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -261,12 +262,11 @@ class _Run:
     def _evaluate(self) -> None:
         """Add a row to the metrics and keep the weights if they are the best so far."""
         step = self.trainer.step
-        made = max(step - 1, 0)
-        attributes = self.trainer.attributes(made)
+        attributes = self.trainer.attributes(step)
         with attributes_set(self.model, self.config.evaluation.attributes):
             test, validation = self.test(self.model), self.validation(self.model)
         epoch = self.trainer.batches.epoch(step)
-        now = Selection(step, epoch, validation, {self.task.length: test})
+        now = Selection(step, epoch, attributes, validation, {self.task.length: test})
         self.selections["last"] = now
         for name in BEST:
             best = self.selections.get(name)
@@ -280,8 +280,7 @@ class _Run:
         row = {
             **now.to_plain(),
             "train": averages,
-            "learning_rate": self.trainer.learning_rate(made),
-            "attributes": attributes,
+            "learning_rate": self.trainer.learning_rate(max(step - 1, 0)),
             "time_s": round(self._elapsed(), 3),
         }
         self.metrics.append(row)
@@ -310,7 +309,7 @@ class _Run:
                     text = f"length {length}: test {accuracy(test[length]):.4f}"
                     self.emit(self.event("evaluated", text))
         ordered = {length: test[length] for length in sorted(test)}
-        return Selection(last.step, last.epoch, last.validation, ordered)
+        return replace(last, test=ordered)
 
     def _save(self) -> None:
         state = {

@@ -108,27 +108,38 @@ class Attributes:
     """
 
     def __init__(self, model: nn.Module, schedules: tuple[AttributeSchedule, ...]) -> None:
-        self._followers: list[tuple[AttributeSchedule, nn.Module, float]] = []
+        self._followers: dict[str, tuple[AttributeSchedule, nn.Module, float]] = {}
         for place, schedule in enumerate(schedules):
             path = f"schedules.attributes.{place}"
-            for module in holders(model, schedule.attribute, f"{path}.attribute").values():
+            for name, module in holders(model, schedule.attribute, f"{path}.attribute").items():
                 initial = getattr(module, schedule.attribute)
-                for name in ("start", "end"):
-                    _try(module, schedule.attribute, getattr(schedule, name), f"{path}.{name}")
-                self._followers.append((schedule, module, initial))
+                follower = f"{name}.{schedule.attribute}"
+                if follower in self._followers:
+                    condition = "must have one schedule"
+                    raise SettingError(f"{path}.attribute", condition, schedule.attribute)
+                for bound in ("start", "end"):
+                    _try(module, schedule.attribute, getattr(schedule, bound), f"{path}.{bound}")
+                self._followers[follower] = (schedule, module, initial)
 
     def set(self, step: int, num_steps: int) -> dict[str, float]:
-        """Set all attributes to their values at a step; return attribute -> value.
+        """Set all attributes to their values at a step; return "module.attribute" -> value.
 
         An attribute that is an integer at the beginning is rounded.
         """
         values = {}
-        for schedule, module, initial in self._followers:
+        for follower, (schedule, module, initial) in self._followers.items():
             value = scheduled_value(schedule, initial, step, num_steps)
             value = round(value) if isinstance(initial, int) else value
             setattr(module, schedule.attribute, value)
-            values[schedule.attribute] = value
+            values[follower] = value
         return values
+
+
+def restore_attributes(model: nn.Module, values: Mapping[str, float]) -> None:
+    """Give the modules of a model the values that :meth:`Attributes.set` returned."""
+    for follower, value in values.items():
+        module, _, attribute = follower.rpartition(".")
+        setattr(model.get_submodule(module), attribute, value)
 
 
 def _try(module: nn.Module, attribute: str, value: float | None, path: str) -> None:

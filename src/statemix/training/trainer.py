@@ -125,7 +125,7 @@ class Trainer:
         )
 
     def attributes(self, step: int) -> dict[str, float]:
-        """Set the scheduled attributes to their values at a step, and return them."""
+        """Set the scheduled attributes to their values at a step; return them by module."""
         return self._attributes.set(step, self.num_steps)
 
     def averages(self) -> dict[str, float]:

@@ -114,7 +114,7 @@ def run_all(
             due.append(job)
         else:
             note(row)
-    tell = on_event or _say_nothing
+    tell = _say_nothing if on_event is None else on_event
     if min(num_workers, len(due)) <= 1:
         for job in due:
             row = _train(job, lambda event, job=job: tell(job, event))  # type: ignore[misc]

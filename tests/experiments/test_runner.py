@@ -168,6 +168,13 @@ def test_jobs_must_not_share_a_folder(jobs):
 def test_a_fresh_start_removes_runs_and_nothing_else(jobs):
     jobs[0].folder.mkdir()
     (jobs[0].folder / "precious").touch()
-    with pytest.raises(RequestError, match="must hold a run to be removed"):
+    with pytest.raises(RequestError, match=r"must be empty or hold a run, got .* with 'precious'"):
         run_all(jobs, fresh=True)
     assert (jobs[0].folder / "precious").exists()
+
+
+def test_a_fresh_start_removes_what_a_run_left_that_was_killed_as_it_began(jobs):
+    jobs[0].folder.mkdir()
+    for name in (".lock", "environment.json"):
+        (jobs[0].folder / name).touch()
+    assert [row.status for row in run_all(jobs, fresh=True)] == ["done", "done"]

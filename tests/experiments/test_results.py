@@ -1,5 +1,6 @@
 """Rows say what the run folders hold, and how every run ended."""
 
+import dataclasses
 import json
 
 import pytest
@@ -27,9 +28,13 @@ def test_rows_are_plain_and_hold_the_scores_of_the_folders(tiny, tmp_path, finis
             stored = row["test"][str(length)]["product"]
             assert stored["token_accuracy"] == heads["product"].token_accuracy
             assert stored["num_sequences"] == heads["product"].num_sequences
+        for name in ("best_test", "test_at_best_validation"):
+            selected = getattr(outcome, name).test[16]["product"]
+            assert row[name]["product"] == dataclasses.asdict(selected)
         assert row["num_parameters"] == outcome.num_parameters
         assert row["time_s"] == outcome.time_s
     assert [row["network"] for row in finished] == ["BD-LRU m=3", "LSTM"]
+    assert finished[0]["task"] == {"name": "permutation", "group": "S_3", "train_size": 20}
     assert finished[0]["layers"] == [{"name": "bd_lru", "num_blocks": 2, "block_size": 3}]
 
 

@@ -7,7 +7,6 @@ import pytest
 
 from statemix.experiments.suite import Network, Suite, check_folders
 from statemix.layers import LayerSpec
-from statemix.registry import Spec
 from statemix.settings import Assignments, RequestError
 from statemix.training import AttributeSchedule, RunConfig, train
 
@@ -83,11 +82,6 @@ def test_attributes_are_set_only_where_a_layer_declares_them(network, follows):
         seed=0,
     )
     assert same == protocol
-
-
-def test_networks_may_nest_specifications():
-    assert isinstance(BLOCKS.layers[0], Spec)
-    assert hash(BLOCKS) == hash(Network((LayerSpec("bd_lru", num_blocks=2, block_size=3),)))
 
 
 class TestFolders:

@@ -1,15 +1,15 @@
-"""What the runs of a suite found, as plain rows: one for each run, however it ended."""
+"""The results of a suite as plain rows: one for each run, however it ended."""
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from statemix.experiments.runner import Ended, Job
 from statemix.experiments.suite import Network, Suite
 from statemix.settings import RequestError, to_plain
-from statemix.training import load_outcome
+from statemix.training import Scores, load_outcome
 from statemix.training.folder import ENVIRONMENT, read_metrics, read_status
 
 Status = Literal["done", "diverged", "failed", "interrupted", "running", "missing"]
@@ -25,8 +25,12 @@ class Curve(TypedDict):
     accuracy: dict[str, list[float]]
 
 
+HeadScores = dict[str, dict[str, float]]
+"""Head to name of a score to its value."""
+
+
 class Row(TypedDict):
-    """One run: what was trained, how it ended, and its scores with the last weights.
+    """One run: what was trained on what, how it ended, and its scores.
 
     Without a result the scores are empty, and so is the curve.
     """
@@ -34,12 +38,18 @@ class Row(TypedDict):
     network: str
     # The sequence layers: each a table of the layer's name and its options.
     layers: list[dict[str, Any]]
+    # The task's name and its options.
+    task: dict[str, Any]
     seed: int
     status: Status
     # Why there is no result; empty if there is one.
     message: str
-    # Length in tokens, as text, to head to scores.
-    test: dict[str, dict[str, dict[str, float]]]
+    # With the last weights: length in tokens, as text, to head to scores.
+    test: dict[str, HeadScores]
+    # At the training length, with the weights that are best there (selected on the test set, as the
+    # papers do), and with those that are best in validation.
+    best_test: HeadScores
+    test_at_best_validation: HeadScores
     curve: Curve
     num_parameters: int | None
     time_s: float | None
@@ -69,10 +79,13 @@ def _row(network: Network, job: Job, ended: Ended | None) -> Row:
     row: Row = {
         "network": network.label,
         "layers": [to_plain(layer) for layer in network.layers],
+        "task": to_plain(job.config.task),
         "seed": job.config.seed,
         "status": status,
         "message": message,
         "test": {},
+        "best_test": {},
+        "test_at_best_validation": {},
         "curve": {"step": [], "epoch": None, "accuracy": {}},
         "num_parameters": None,
         "time_s": None,
@@ -85,11 +98,11 @@ def _row(network: Network, job: Job, ended: Ended | None) -> Row:
     except (RequestError, OSError, ValueError) as error:
         row["status"], row["message"] = "failed", " ".join(str(error).split())
         return row
-    row["test"] = {
-        str(length): {head: dataclasses.asdict(scores) for head, scores in heads.items()}
-        for length, heads in outcome.last.test.items()
-    }
-    row["curve"] = _curve(metrics, str(outcome.config.build_task().length))
+    length = outcome.config.build_task().length
+    row["test"] = {str(at): _plain(heads) for at, heads in outcome.last.test.items()}
+    row["best_test"] = _plain(outcome.best_test.test[length])
+    row["test_at_best_validation"] = _plain(outcome.test_at_best_validation.test[length])
+    row["curve"] = _curve(metrics, str(length))
     row["num_parameters"], row["time_s"] = outcome.num_parameters, outcome.time_s
     return row
 
@@ -97,6 +110,10 @@ def _row(network: Network, job: Job, ended: Ended | None) -> Row:
 def _noted(folder: Path) -> tuple[Status, str]:
     status = read_status(folder)
     return ("missing", "not trained yet") if status is None else (status.status, status.message)
+
+
+def _plain(heads: Mapping[str, Scores]) -> HeadScores:
+    return {head: dataclasses.asdict(scores) for head, scores in heads.items()}
 
 
 def _curve(metrics: list[dict[str, Any]], length: str) -> Curve:
@@ -112,7 +129,7 @@ def _curve(metrics: list[dict[str, Any]], length: str) -> Curve:
 
 
 def environment(jobs: Sequence[Job]) -> dict[str, Any] | None:
-    """Where the first of these runs was made; None if none of them began."""
+    """Return software and machine of the first of these runs that began; None if none did."""
     for job in jobs:
         path = job.folder / ENVIRONMENT
         if path.exists():

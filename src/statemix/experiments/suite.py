@@ -1,4 +1,4 @@
-"""A suite: networks x seeds under one protocol, and the runs that this makes."""
+"""A suite of runs: networks x seeds under one protocol."""
 
 import dataclasses
 import itertools
@@ -115,10 +115,10 @@ class Suite:
 
 
 def check_folders(jobs: list[Job]) -> None:
-    """Check that every run that is already there is the one to be made.
+    """Check that the folders hold no other runs than these, before any run is trained.
 
     Raises:
-        RequestError: if a folder holds another run, or a run of an older version.
+        RequestError: if a folder holds another run, a run of an older version, or other files.
     """
     for job in jobs:
         try:

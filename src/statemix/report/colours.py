@@ -151,7 +151,7 @@ def _readable(base: Oklch, paper: str) -> tuple[float, float]:
 
 
 def base_colours(families: Sequence[str]) -> dict[str, Oklch]:
-    """The colour of each family of series: a layer by its name, or anything else by any name.
+    """Return the colour of each family of series: a layer by its name, or any other name.
 
     A layer has the colour that it declares. The others get hues of their own, each in the widest
     gap that is left: first the registered layers in their order, so that a layer has one colour in
@@ -182,8 +182,8 @@ def series_colours(families: Sequence[str], paper: str) -> list[str]:
     """Colours "#rrggbb" of series on a page.
 
     Args:
-        families: what each series is of, such as the name of its layer. Several of one family get
-            shades of its hue, the first of them that with the most contrast.
+        families: family of each series, usually the name of its layer. Series of one family get
+            shades of one hue; the first has the most contrast.
         paper: colour of the page.
     """
     bases = base_colours(families)

@@ -22,11 +22,11 @@ DPI, PAGE_DPI = 150, 110
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a panel, with the runs that it is the mean of.
+    """One line of a panel: the mean over some runs.
 
     Attributes:
         label: its name.
-        family: as in :func:`series_styles`: the name of its layer.
+        family: name of its layer, or another name; it decides the colour.
         runs: x -> y of each run. A series without any is left out.
     """
 
@@ -36,7 +36,7 @@ class Series:
 
     @property
     def xs(self) -> list[float]:
-        """The places that all runs have."""
+        """The x values that all runs have."""
         return [x for x in self.runs[0] if all(x in run for run in self.runs)] if self.runs else []
 
 
@@ -45,15 +45,15 @@ class Panel:
     """One pair of axes.
 
     Attributes:
-        title: what it shows.
+        title: text above it.
         x_label: text below it.
         y_label: text beside it; empty for a panel that continues its left neighbour.
         series: its lines. Panels of one figure have the same labels and families.
         x_limits: where the axis begins and ends.
         x_ticks: places to be marked, on a logarithmic axis; empty means a linear one.
         markers: mark every point of the means.
-        level: a value to be marked across, and its name.
-        span: where a grey span begins and ends, and its name.
+        level: height and name of a horizontal mark.
+        span: begin, end and name of a grey span.
     """
 
     title: str
@@ -117,7 +117,7 @@ def variants(draw_one: Callable[..., Figure]) -> dict[str, bytes]:
     """Render a figure for every kind of page: wide_light, wide_dark, narrow_light, narrow_dark.
 
     Args:
-        draw_one: draws it, given ``theme`` and ``stacked``.
+        draw_one: function that draws the figure, given ``theme`` and ``stacked``.
     """
     return {
         f"{shape}_{name}": png(draw_one(theme=theme, stacked=shape == "narrow"), PAGE_DPI)

@@ -17,10 +17,10 @@ class Theme:
     Attributes:
         paper: its background.
         ink: its text.
-        muted: text and lines of less weight.
+        muted: secondary text and lines.
         line: borders of tables.
-        soft: background of a column that stands out.
-        accent: what can be clicked.
+        soft: background of a highlighted column.
+        accent: links and buttons.
     """
 
     paper: str

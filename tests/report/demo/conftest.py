@@ -29,6 +29,7 @@ def row(network, seed):
     return {
         "network": network.label,
         "layers": [to_plain(layer) for layer in network.layers],
+        "task": {"name": "permutation", "group": "S_3", "train_size": 250},
         "seed": seed,
         "status": "done",
         "message": "",
@@ -36,6 +37,8 @@ def row(network, seed):
             str(length): {"product": {"token_accuracy": value}}
             for length, value in accuracy.items()
         },
+        "best_test": {},
+        "test_at_best_validation": {},
         "curve": {
             "step": [2, 100, 200],
             "epoch": [1, 50, 100],

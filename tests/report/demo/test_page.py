@@ -10,7 +10,7 @@ from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 
-from statemix.experiments import demo
+from statemix.experiments import demo, results
 from statemix.report.demo import figure, page
 
 COMMAND = "statemix demo"
@@ -77,26 +77,13 @@ def test_gates_that_keep_their_temperature_are_not_said_to_sharpen(summary, with
     assert "sharpened" not in page.render(summary, COMMAND)
 
 
-def test_another_group_has_its_own_page(without_pictures):
+def test_another_group_has_its_own_page(without_pictures, tmp_path):
     suite = demo.SUITES["S_5"]
-    rows = [row(network, seed) for seed in suite.seeds for network in suite.networks]
+    rows = results.rows(suite, tmp_path)
     html = page.render(demo.summarize(suite, rows), COMMAND)
     assert "S<sub>5</sub>" in html
     assert "fresh words in every batch" in html
-
-
-def row(network, seed):
-    return {
-        "network": network.label,
-        "layers": [layer.to_plain() for layer in network.layers],
-        "seed": seed,
-        "status": "missing",
-        "message": "",
-        "test": {},
-        "curve": {"step": [], "epoch": None, "accuracy": {}},
-        "num_parameters": None,
-        "time_s": None,
-    }
+    assert "BD-LRU m=5, seed 1 is missing: not trained yet" in html
 
 
 def test_runs_without_a_result_are_listed_with_their_reason(summary, html, lose):

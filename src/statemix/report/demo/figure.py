@@ -32,7 +32,7 @@ def images(summary: Summary) -> dict[str, bytes]:
 
 
 def is_diagonal(run: Row) -> bool:
-    """Whether each entry of the network's state sees itself alone."""
+    """Return whether the network's recurrence is diagonal."""
     return run["layers"][0].get("block_size") == 1
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from statemix.cli import main
 from statemix.layers import LAYERS
-from statemix.report import tables
+from statemix.report.demo import scores
+from statemix.report.numbers import published_text
 from statemix.training import RunConfig, config_from_plain
 from statemix.training.config import SCHEMA
 
@@ -108,43 +109,17 @@ def test_the_demo_table_is_that_of_the_committed_results():
     summary = json.loads((ROOT / "results" / "demo" / "S_3.json").read_text())
     readme = (ROOT / "README.md").read_text()
     shown = [line for line in readme.splitlines() if line.startswith("| ")]
-    expected = []
-    for row in tables.by_model(summary):
-        cells = [row.label, f"{row.published:.2f}".removeprefix("0")]
-        for length in (16, 64, 1024, 16384):
-            spread = row.accuracy[length]
-            span = tables.range_text(spread)
-            mean = tables.accuracy_text(spread.mean)
-            cells.append(f"{mean} ({span})" if span else mean)
-        expected.append("| " + " | ".join(cells) + " |")
+    cells, known = scores.pivot(summary), scores.published(summary)
+    expected = [
+        "| "
+        + " | ".join(
+            [
+                name,
+                published_text(known[name]),
+                *(cells[name, str(length)].text for length in (16, 64, 1024, 16384)),
+            ]
+        )
+        + " |"
+        for name in cells.lines
+    ]
     assert shown[1:] == expected  # after the header
-
-
-def test_the_kernel_table_is_that_of_the_committed_rows():
-    """Forward and backward together at (8, 2048, 128): medians of the ratios within rounds."""
-    document = (ROOT / "docs" / "kernels.md").read_text()
-    (source,) = re.findall(r"`(results/bench/\S+)`", document)
-    rows = map(json.loads, (ROOT / source).read_text().splitlines())
-    ratios = {}
-    for row in rows:
-        case = row["case"]
-        if case["direction"] == "forward_backward" and case["length"] == 2048 and row["ratios"]:
-            key = case["recurrence"], row["provider"], case["block_size"]
-            ratios[key] = {other: r["p50"] for other, r in row["ratios"].items()}
-    expected = []
-    for m in (1, 2, 3, 4, 5, 6, 8, 16):
-        cells = [str(m)]
-        for recurrence in ("bd_lru", "h_lru"):
-            ours = ratios[recurrence, "statemix", m]["copy"]
-            paper = ratios.get((recurrence, "paper", m))
-            slower = "skipped" if paper is None else f"{paper['statemix']:.0f}"
-            cells += [f"{ours:.2f}", slower]
-        expected.append("| " + " | ".join(cells) + " |")
-    shown = [line for line in document.splitlines() if line.startswith("| ")]
-    assert shown[1:] == expected  # after the header
-
-
-def test_links_point_at_files():
-    for path in DOCUMENTS:
-        for target in LINK.findall(path.read_text()):
-            assert (path.parent / target.split("#")[0]).exists(), f"{path.name}: {target}"

@@ -17,7 +17,9 @@ from rich.console import Console
 from statemix.cli import demo as command
 from statemix.cli.main import main
 from statemix.experiments import demo
-from statemix.report import page
+from statemix.models import SyntheticModel
+from statemix.report.demo import page
+from statemix.tasks import TaskSpec
 
 
 @pytest.fixture
@@ -32,19 +34,19 @@ def one_thread():
 def tiny(monkeypatch, one_thread):
     """Replace both suites by two small networks, one seed, two epochs."""
     suite = demo.SUITES["S_3"]
+    protocol = suite.protocol
     tiny = dataclasses.replace(
         suite,
         networks=(demo.bd_lru(2, 3), demo.LSTM),
         seeds=(0,),
         protocol=dataclasses.replace(
-            suite.protocol,
-            task_options={"group": "S_3", "train_size": 20},
-            hidden_size=8,
-            epochs=2,
-            test_size=8,
-            validation_size=8,
-            eval_lengths=(24,),
-            eval_tokens=96,
+            protocol,
+            task=TaskSpec("permutation", group="S_3", train_size=20),
+            model=dataclasses.replace(protocol.model, hidden_size=8),
+            schedules=dataclasses.replace(protocol.schedules, epochs=2),
+            evaluation=dataclasses.replace(
+                protocol.evaluation, test_size=8, validation_size=8, lengths=(24,), tokens=96
+            ),
         ),
     )
     for group in demo.SUITES:
@@ -63,8 +65,8 @@ def test_command_leaves_page_picture_and_summary_and_prints_the_table(tiny, tmp_
         "runs",
     }
     summary = json.loads((folder / "summary.json").read_text())
-    assert [set(row) for row in summary["runs"]] == [{"model", "m", "seed", "accuracy"}] * 2
-    accuracy = summary["runs"][0]["accuracy"]["16"]
+    assert [row["status"] for row in summary["runs"]] == ["done", "done"]
+    accuracy = summary["runs"][0]["test"]["16"]["product"]["token_accuracy"]
     assert f"1/2  bd_lru-m3-seed0   {accuracy:.3f} at 16 … " in printed
     lines = [line.split() for line in printed.splitlines()]
     assert ["length", "BD-LRU", "m=3", "LSTM"] in lines
@@ -73,7 +75,7 @@ def test_command_leaves_page_picture_and_summary_and_prints_the_table(tiny, tmp_
     assert f"statemix demo --output {folder}" in (folder / "index.html").read_text()
 
 
-def test_finished_runs_are_reused_and_said_to_be_unless_a_fresh_start_is_asked(
+def test_finished_runs_are_reused_unless_a_fresh_start_is_asked_for(
     tiny, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr(page, "write", lambda *_: [])
@@ -95,10 +97,62 @@ def test_each_group_has_a_folder_of_its_own(tiny, tmp_path, monkeypatch, group, 
     assert len(list(Path(folder, "runs").iterdir())) == 2
 
 
+@pytest.fixture
+def diverging(monkeypatch):
+    """The networks whose layers are in this set return NaN."""
+    layers = set()
+    forward = SyntheticModel.forward
+
+    def spoilt(self, *arguments, **named):
+        logits = forward(self, *arguments, **named)
+        if any(type(module).__name__ in layers for module in self.modules()):
+            return {head: value * float("nan") for head, value in logits.items()}
+        return logits
+
+    monkeypatch.setattr(SyntheticModel, "forward", spoilt)
+    return layers
+
+
+def test_a_run_that_diverges_is_shown_everywhere_and_ends_in_exit_code_1(
+    tiny, tmp_path, capsys, diverging
+):
+    diverging.add("LSTM")
+    arguments = ["demo", "--output", str(tmp_path)]
+    assert main(arguments) == 1
+    printed = capsys.readouterr()
+    assert "2/2  lstm-seed0        diverged: " in printed.out
+    lines = [line.split() for line in printed.out.splitlines()]
+    assert ["runs", "1", "of", "1", "0", "of", "1"] in lines
+    assert any(line[:1] == ["24"] and line[-1] == "diverged" for line in lines)
+    assert printed.err.startswith("statemix: 1 of 2 runs have no result: LSTM, seed 0 diverged: ")
+    assert "1 of 2 runs have no result" in (tmp_path / "index.html").read_text()
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert [row["status"] for row in summary["runs"]] == ["done", "diverged"]
+
+    diverging.clear()
+    assert main(arguments) == 1
+    assert "(before; --retry tries again)" in capsys.readouterr().out
+    assert main([*arguments, "--retry"]) == 0
+    assert "no result" not in (tmp_path / "index.html").read_text()
+
+
+def test_an_unexpected_error_is_printed_with_its_traceback(tiny, tmp_path, capsys, monkeypatch):
+    def fail(*arguments, **named):
+        raise KeyError("odd")
+
+    monkeypatch.setattr(SyntheticModel, "forward", fail)
+    monkeypatch.setattr(page, "write", lambda *_: [])
+    assert main(["demo", "--output", str(tmp_path)]) == 1
+    assert capsys.readouterr().out.count("in fail\n") == 2
+
+
 def test_runs_of_another_configuration_end_in_one_line(tiny, tmp_path, monkeypatch, capsys):
     arguments = ["demo", "--output", str(tmp_path)]
     assert main(arguments) == 0
-    other = dataclasses.replace(tiny, protocol=dataclasses.replace(tiny.protocol, weight_decay=0.5))
+    optimizer = dataclasses.replace(tiny.protocol.optimizer, weight_decay=0.5)
+    other = dataclasses.replace(
+        tiny, protocol=dataclasses.replace(tiny.protocol, optimizer=optimizer)
+    )
     monkeypatch.setitem(demo.SUITES, "S_3", other)
     capsys.readouterr()
     assert main(arguments) == 2
@@ -106,6 +160,19 @@ def test_runs_of_another_configuration_end_in_one_line(tiny, tmp_path, monkeypat
     assert complaint.count("\n") == 1
     assert "must hold a run of the same configuration" in complaint
     assert "--fresh" in complaint
+
+
+def test_runs_of_an_older_version_end_in_one_line_that_names_the_cure(tiny, tmp_path, capsys):
+    old = tmp_path / "runs" / "lstm-seed0"
+    old.mkdir(parents=True)
+    (old / "config.json").write_text(json.dumps({"layer": "lstm", "seed": 0}))
+    arguments = ["demo", "--output", str(tmp_path)]
+    assert main(arguments) == 2
+    complaint = capsys.readouterr().err
+    assert complaint.count("\n") == 1
+    assert "an older development version" in complaint
+    assert "--fresh" in complaint
+    assert main([*arguments, "--fresh"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -142,7 +209,12 @@ from statemix.experiments import demo
 if __name__ == "__main__":
     torch.set_num_threads({workers})
     suite = demo.SUITES["S_3"]
-    protocol = dataclasses.replace(suite.protocol, epochs=10**6, eval_every=1, test_size=1)
+    protocol = suite.protocol
+    protocol = dataclasses.replace(
+        protocol,
+        schedules=dataclasses.replace(protocol.schedules, epochs=10**6),
+        evaluation=dataclasses.replace(protocol.evaluation, every=1, test_size=1),
+    )
     demo.SUITES["S_3"] = dataclasses.replace(suite, protocol=protocol)
     sys.exit(main(["demo", "--output", sys.argv[1]]))
 """
@@ -172,7 +244,9 @@ def test_ctrl_c_saves_every_run_under_way(tmp_path, whom, workers):
     finally:
         process.kill()
     assert process.returncode == 130
-    assert complaint == "statemix: interrupted; the same command goes on where it stopped\n"
+    # One line, whose wording is the command line's.
+    assert complaint.startswith("statemix: interrupted")
+    assert complaint.count("\n") == 1
     runs = list(tmp_path.glob("out/runs/*"))
     assert len(runs) == workers
     assert all(list((run / "checkpoints").iterdir()) for run in runs)

@@ -1,4 +1,4 @@
-"""The demo's suite: one protocol, results that survive interruption, and a summary for readers."""
+"""The demo's suites: one protocol, results that survive interruption, and a summary for readers."""
 
 import dataclasses
 import json
@@ -6,7 +6,11 @@ import json
 import pytest
 
 from statemix.experiments import demo
-from statemix.experiments.workers import train_all
+from statemix.layers.registry import LAYERS
+from statemix.models import SyntheticModel
+from statemix.settings import RequestError
+from statemix.tasks import TaskSpec
+from statemix.training import AttributeSchedule
 
 NUM_STEPS = 6
 
@@ -25,84 +29,145 @@ class Events(list):
 
 
 def run(suite, folder, events=None, **options):
-    return demo.run(
-        suite, folder, num_workers=1, on_event=Events() if events is None else events, **options
-    )
+    return demo.run(suite, folder, **{"num_workers": 1, "on_event": events, **options})
+
+
+def scores(summary):
+    return [{**row, "time_s": None} for row in summary["runs"]]
+
+
+@pytest.fixture
+def diverging(monkeypatch):
+    """Makes the networks with these layers return NaN."""
+    layers = set()
+    forward = SyntheticModel.forward
+
+    def spoilt(self, *arguments, **named):
+        logits = forward(self, *arguments, **named)
+        if any(type(module).__name__ in layers for module in self.modules()):
+            return {head: value * float("nan") for head, value in logits.items()}
+        return logits
+
+    monkeypatch.setattr(SyntheticModel, "forward", spoilt)
+    return layers
 
 
 @pytest.mark.parametrize("group", list(demo.SUITES))
-def test_runs_of_a_suite_differ_in_layer_and_seed_only(group, tmp_path):
+def test_runs_of_a_suite_differ_in_layer_seed_and_what_the_layer_allows_only(group, tmp_path):
     suite = demo.SUITES[group]
     jobs = suite.jobs(tmp_path)
     assert len({job.folder for job in jobs}) == len(jobs)
-    assert [(job.config.layer, job.config.layer_options, job.config.seed) for job in jobs] == [
-        (network["model"], network["options"], seed)
-        for seed in suite.seeds
-        for network in suite.networks
-    ]
+    protocol = suite.protocol
     bare = {
-        dataclasses.replace(job.config, layer="lstm", layer_options={}, seed=0).to_json()
+        json.dumps(
+            dataclasses.replace(
+                job.config, model=protocol.model, schedules=protocol.schedules, seed=0
+            ).to_plain()
+        )
         for job in jobs
     }
-    assert len(bare) == 1
-    assert all(job.config.build_task().seed == job.config.seed for job in jobs)
+    assert bare == {json.dumps(protocol.to_plain())}
+    for job in jobs:
+        model, schedules = job.config.model, job.config.schedules
+        assert dataclasses.replace(model, layers=protocol.model.layers) == protocol.model
+        without = dataclasses.replace(schedules, attributes=protocol.schedules.attributes)
+        assert without == protocol.schedules
+        sharpened = "gate_temperature" in LAYERS[model.layers[0].name].schedulable
+        assert bool(schedules.attributes) == sharpened
+        assert job.config.build_task().seed == job.config.seed
 
 
 def test_the_first_suite_is_the_one_that_the_page_describes():
     suite = demo.SUITES["S_3"]
-    config = suite.protocol
-    names = [(network["model"], network["m"]) for network in suite.networks]
-    assert names == [("bd_lru", 3), ("bd_lru", 2), ("bd_lru", 1), ("lstm", None)]
-    assert all(n["options"]["num_blocks"] == 64 for n in suite.networks if n["m"])
-    assert suite.seeds == (0, 1, 2, 3, 4)
-    assert (config.epochs, config.learning_rate, config.min_learning_rate) == (100, 1e-3, 1e-5)
-    assert (config.weight_decay, config.batch_size, config.hidden_size) == (0.01, 128, 128)
-    assert (config.bos, config.channel_mixer, config.schedule) == (True, "none", "cosine")
-    assert (config.sharpen_start, config.sharpen_end, config.sharpen_to) == (0.5, 0.9, 8.0)
-    assert (config.build_task().length, *config.eval_lengths) == (16, 64, 256, 1024, 4096, 16384)
-
-
-def test_summary_has_a_row_and_a_curve_for_every_run(tiny, tmp_path):
-    summary = run(tiny, tmp_path)
-    assert json.loads(json.dumps(summary))["runs"] == summary["runs"]
-    assert [{**row, "accuracy": list(row["accuracy"])} for row in summary["runs"]] == [
-        {"model": "bd_lru", "m": 3, "seed": 0, "accuracy": ["16", "24", "40"]},
-        {"model": "lstm", "m": None, "seed": 0, "accuracy": ["16", "24", "40"]},
+    config = suite.protocol.resolved()
+    assert [network.label for network in suite.networks] == [
+        "BD-LRU m=3",
+        "BD-LRU m=2",
+        "BD-LRU m=1",
+        "LSTM",
     ]
-    for row, curve in zip(summary["runs"], summary["curves"], strict=True):
-        assert curve["position"] == [1, 2]
-        assert curve["accuracy"][-1] == row["accuracy"]["16"]
-        # Every accuracy is a whole number of positions.
-        for length, value in row["accuracy"].items():
-            positions = summary["setting"]["test_words"][length] * int(length)
-            assert value * positions == pytest.approx(round(value * positions))
+    assert [network.layers[0].options.get("num_blocks") for network in suite.networks] == [
+        64,
+        64,
+        64,
+        None,
+    ]
+    assert suite.seeds == (0, 1, 2, 3, 4)
+    schedules, optimizer, model = config.schedules, config.optimizer, config.model
+    assert (schedules.epochs, optimizer.learning_rate) == (100, 1e-3)
+    assert (schedules.min_learning_rate, schedules.learning_rate) == (1e-5, "cosine")
+    assert (optimizer.weight_decay, config.batches.size, model.hidden_size) == (0.01, 128, 128)
+    assert (model.bos, model.channel_mixer, model.num_layers) == (True, None, 1)
+    assert schedules.attributes == (
+        AttributeSchedule("gate_temperature", 0.125, begin=0.5, finish=0.9, curve="reciprocal"),
+    )
+    lengths = (64, 256, 1024, 4096, 16384)
+    assert (config.build_task().length, *config.evaluation.lengths) == (16, *lengths)
+
+
+@pytest.mark.parametrize("group", list(demo.SUITES))
+def test_the_paper_has_a_number_for_every_network(group):
+    suite = demo.SUITES[group]
+    known = {row["network"] for row in suite.published["rows"]}
+    assert known >= {network.label for network in suite.networks}
+
+
+def test_summary_has_a_row_for_every_run_beside_its_setting(tiny, tmp_path):
+    summary = run(tiny, tmp_path)
+    assert json.loads(json.dumps(summary)) == summary
+    assert [(row["network"], row["seed"], list(row["test"])) for row in summary["runs"]] == [
+        ("BD-LRU m=3", 0, ["16", "24", "40"]),
+        ("LSTM", 0, ["16", "24", "40"]),
+    ]
+    for row in summary["runs"]:
+        accuracy = row["curve"]["accuracy"]["product"]
+        assert row["curve"]["epoch"] == [1, 2]
+        assert accuracy[-1] == row["test"]["16"]["product"]["token_accuracy"]
+        for length, heads in row["test"].items():
+            # The setting, which is made from the configuration, says what was measured.
+            words = summary["setting"]["test_words"][length]
+            assert heads["product"]["num_sequences"] == words
+            # Every accuracy is a whole number of positions.
+            right = heads["product"]["token_accuracy"] * words * int(length)
+            assert right == pytest.approx(round(right))
     assert summary["setting"] == {
         "group": "S_3",
         "train_size": 20,
         "train_length": 16,
+        "head": "product",
         "chance": 1 / 6,
         "unit": "epoch",
         "duration": 2,
-        "sharpen": (1.0, 1.8, 8.0),
+        "sharpening": {"begin": 1.0, "finish": 1.8, "end": 0.125, "without": ["LSTM"]},
         "test_words": {"16": 8, "24": 6, "40": 4},
     }
-    assert summary["protocol"]["learning_rate"] == 1e-3
-    assert not {"layer", "layer_options"} & summary["protocol"].keys()
-    assert summary["time_s"] > 0
+    assert summary["protocol"]["optimizer"]["learning_rate"] == 1e-3
+    assert "layers" not in summary["protocol"]["model"]
+    assert summary["time_s"] == sum(row["time_s"] for row in summary["runs"]) > 0
+
+
+def test_a_summary_may_be_changed_without_changing_the_suite(tiny):
+    demo.summarize(tiny, [])["published"]["rows"].clear()
+    assert tiny.published["rows"]
 
 
 def test_a_suite_of_fresh_words_counts_steps(tiny, tmp_path):
+    protocol = tiny.protocol
     protocol = dataclasses.replace(
-        tiny.protocol, task_options={"group": "S_3"}, epochs=None, num_steps=4, eval_every=2
+        protocol,
+        task=TaskSpec("permutation", group="S_3"),
+        schedules=dataclasses.replace(protocol.schedules, epochs=None, num_steps=4, attributes=()),
+        evaluation=dataclasses.replace(protocol.evaluation, every=2),
     )
     summary = run(dataclasses.replace(tiny, protocol=protocol), tmp_path)
-    assert summary["setting"]["unit"] == "step"
-    assert summary["setting"]["train_size"] is None
-    assert summary["setting"]["duration"] == 4
-    assert summary["curves"][0]["position"] == [2, 4]
+    setting = summary["setting"]
+    assert (setting["unit"], setting["duration"], setting["train_size"]) == ("step", 4, None)
+    assert setting["sharpening"] is None
+    assert summary["runs"][0]["curve"]["step"] == [2, 4]
+    assert summary["runs"][0]["curve"]["epoch"] is None
 
 
-def test_an_interrupted_demo_goes_on_to_the_same_results(tiny, tmp_path):
+def test_an_interrupted_demo_continues_to_the_same_results(tiny, tmp_path):
     whole = run(tiny, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         run(tiny, tmp_path / "cut", Events(stop=("lstm-seed0", 4)))
@@ -110,8 +175,26 @@ def test_an_interrupted_demo_goes_on_to_the_same_results(tiny, tmp_path):
     resumed = run(tiny, tmp_path / "cut", events)
     assert [kind for name, kind, _ in events if name == "bd_lru-m3-seed0"] == ["finished"]
     assert ("lstm-seed0", "started", 4) in events
-    assert resumed["runs"] == whole["runs"]
-    assert resumed["curves"] == whole["curves"]
+    assert scores(resumed) == scores(whole)
+
+
+def test_a_run_that_diverges_stops_no_other_and_is_a_row(tiny, tmp_path, diverging):
+    diverging.add("BDLRU")
+    ended = []
+    summary = run(tiny, tmp_path, on_end=ended.append)
+    assert [row["status"] for row in summary["runs"]] == ["diverged", "done"]
+    assert [one.status for one in ended] == ["diverged", "done"]
+    assert "nan" in summary["runs"][0]["message"]
+    assert summary["runs"][1]["test"]
+
+
+def test_a_diverged_run_is_tried_again_only_on_request(tiny, tmp_path, diverging):
+    diverging.add("LSTM")
+    run(tiny, tmp_path)
+    diverging.clear()
+    assert [row["status"] for row in run(tiny, tmp_path)["runs"]] == ["done", "diverged"]
+    retried = run(tiny, tmp_path, retry=("diverged",))
+    assert [row["status"] for row in retried["runs"]] == ["done", "done"]
 
 
 def test_a_fresh_start_trains_again_and_leaves_other_folders_alone(tiny, tmp_path):
@@ -126,33 +209,33 @@ def test_a_fresh_start_trains_again_and_leaves_other_folders_alone(tiny, tmp_pat
 
 def test_runs_of_another_configuration_are_refused_before_anything_is_trained(tiny, tmp_path):
     run(dataclasses.replace(tiny, networks=(demo.LSTM,)), tmp_path)
+    optimizer = dataclasses.replace(tiny.protocol.optimizer, weight_decay=0.5)
     changed = dataclasses.replace(
-        tiny, protocol=dataclasses.replace(tiny.protocol, weight_decay=0.5)
+        tiny, protocol=dataclasses.replace(tiny.protocol, optimizer=optimizer)
     )
-    with pytest.raises(ValueError, match="lstm-seed0 must hold a run of the same configuration"):
+    with pytest.raises(RequestError, match=r"lstm-seed0 with optimizer.*--fresh"):
         run(changed, tmp_path)
     assert not (tmp_path / "bd_lru-m3-seed0").exists()
+    assert [row["status"] for row in run(changed, tmp_path, fresh=True)["runs"]] == ["done"] * 2
+
+
+def test_runs_of_an_older_version_are_refused_and_removed_by_a_fresh_start(tiny, tmp_path):
+    old = tmp_path / "lstm-seed0"
+    old.mkdir()
+    (old / "config.json").write_text(json.dumps({"layer": "lstm", "layer_options": {}}))
+    (old / "summary.json").write_text("{}")
+    (old / "model.safetensors").write_bytes(b"")
+    with pytest.raises(RequestError, match=r"older development version.*--fresh"):
+        run(tiny, tmp_path)
+    assert [row["status"] for row in run(tiny, tmp_path, fresh=True)["runs"]] == ["done"] * 2
 
 
 def test_workers_give_the_same_results_as_one_process(tiny, tmp_path):
     alone = run(tiny, tmp_path / "alone")
     events = Events()
-    together = demo.run(tiny, tmp_path / "together", num_workers=2, on_event=events)
-    assert together["runs"] == alone["runs"]
+    together = run(tiny, tmp_path / "together", events, num_workers=2)
+    assert scores(together) == scores(alone)
     for name in ("bd_lru-m3-seed0", "lstm-seed0"):
         assert [step for who, kind, step in events if (who, kind) == (name, "step")] == list(
             range(1, NUM_STEPS + 1)
         )
-
-
-def test_the_error_of_a_worker_reaches_the_caller(tiny, tmp_path):
-    jobs = tiny.jobs(tmp_path)
-    (tmp_path / "lstm-seed0").mkdir()
-    (tmp_path / "lstm-seed0" / "stranger").touch()
-    with pytest.raises(ValueError, match="stranger"):
-        train_all(jobs, 2, Events())
-
-
-def test_number_of_workers_is_checked(tiny, tmp_path):
-    with pytest.raises(ValueError, match="num_workers must be at least 1, got 0"):
-        train_all(tiny.jobs(tmp_path), 0, Events())

@@ -382,4 +382,113 @@ EVALUATE = [
     ),
 ]
 
-FAULTS = [*KERNELS, *PYTHON_OPS, *MODELS, *TRAINING_LOOP, *EVALUATE]
+EXPERIMENTS = [
+    Fault(
+        "suite: schedules are kept for layers that cannot follow them",
+        "src/statemix/experiments/suite.py",
+        "for s in schedules.attributes if s.attribute in self.schedulable)",
+        "for s in schedules.attributes)",
+        ("tests/experiments/test_suite.py",),
+    ),
+    Fault(
+        "suite: folders of other runs are not refused",
+        "src/statemix/experiments/suite.py",
+        "settled(job.folder, request(job.config))",
+        "request(job.config)",
+        ("tests/experiments",),
+    ),
+    Fault(
+        "results: a run that diverged passes for done",
+        "src/statemix/experiments/results.py",
+        "(ended.status, ended.message) if ended else",
+        '("done", "") if ended else',
+        ("tests/experiments",),
+    ),
+    Fault(
+        "results: the best in validation is reported as the best in the test",
+        "src/statemix/experiments/results.py",
+        'row["best_test"] = _plain(outcome.best_test.test[length])',
+        'row["best_test"] = _plain(outcome.best_test.validation)',
+        ("tests/experiments/test_results.py",),
+    ),
+    Fault(
+        "runner: a run that diverged is trained again unasked",
+        "src/statemix/experiments/runner.py",
+        '("running", "interrupted", "done", *retry)',
+        '("running", "interrupted", "done", "diverged", *retry)',
+        ("tests/experiments/test_runner.py",),
+    ),
+]
+
+REPORT = [
+    Fault(
+        "table: runs without a result are not counted",
+        "src/statemix/report/tables.py",
+        "cell = Cell(cell.values, (*cell.missing, entry.status))",
+        "cell = Cell(cell.values, cell.missing)",
+        ("tests/report/test_tables.py",),
+    ),
+    Fault(
+        "numbers: almost right is written as right",
+        "src/statemix/report/numbers.py",
+        "if value >= 1.0:",
+        "if value >= 0.9995:",
+        ("tests/report/test_numbers.py",),
+    ),
+    Fault(
+        "figure: a mean covers places that some runs lack",
+        "src/statemix/report/figures.py",
+        "if all(x in run for run in self.runs)",
+        "if any(x in run for run in self.runs)",
+        ("tests/report/test_figures.py",),
+    ),
+    Fault(
+        "colours: lines fade into the page",
+        "src/statemix/report/colours.py",
+        "LEAST_CONTRAST = 3.0",
+        "LEAST_CONTRAST = 2.0",
+        ("tests/report/test_colours.py",),
+    ),
+    Fault(
+        "colours: layers without a colour share a hue",
+        "src/statemix/report/colours.py",
+        "return (hue + width / 2) % 360",
+        "return 300.0",
+        ("tests/report/test_colours.py",),
+    ),
+    Fault(
+        "verdict: no error is claimed although a run is missing",
+        "src/statemix/report/demo/verdict.py",
+        "if not endings and all(",
+        "if all(",
+        ("tests/report/demo/test_verdict.py",),
+    ),
+    Fault(
+        "verdict: long words are forgotten",
+        "src/statemix/report/demo/verdict.py",
+        "kept = sum(row[longest] >= SOLVED",
+        "kept = sum(row[short] >= SOLVED",
+        ("tests/report/demo/test_verdict.py",),
+    ),
+]
+
+DEMO = [
+    Fault(
+        "demo: missing runs leave the exit code at 0",
+        "src/statemix/cli/demo.py",
+        "        if missing:\n",
+        "        if missing and not missing:\n",
+        ("tests/cli/test_demo.py",),
+    ),
+]
+
+FAULTS = [
+    *KERNELS,
+    *PYTHON_OPS,
+    *MODELS,
+    *TRAINING_LOOP,
+    *EVALUATE,
+    *EXPERIMENTS,
+    *REPORT,
+    *DEMO,
+]

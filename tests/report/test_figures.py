@@ -1,91 +1,109 @@
-"""What the picture shows: every network, on the right axes."""
+"""A figure draws every series with its spread, for every kind of page."""
+
+import dataclasses
 
 import numpy as np
 import pytest
 
 from statemix.report import figures
+from statemix.report.figures import Panel, Series
+from statemix.report.style import DARK, LIGHT
+
+SERIES = [
+    Series("low", "lstm", [{1: 0.1, 2: 0.2}, {1: 0.3, 2: 0.4}]),
+    Series("high", "bd_lru", [{1: 0.5, 2: 0.9}]),
+]
+PANEL = Panel("a title", "x", "y", SERIES, x_limits=(0, 3))
 
 
-def lines(axes):
+def drawn(panel, **options):
+    return figures.draw([panel], **options).axes[0]
+
+
+def named(axes):
     return {line.get_label(): line for line in axes.lines if not line.get_label().startswith("_")}
 
 
-@pytest.fixture
-def panels(summary):
-    return figures.learning_figure(summary).axes
+def test_thick_lines_are_means_and_thin_ones_runs():
+    axes = drawn(PANEL)
+    np.testing.assert_allclose(named(axes)["low"].get_ydata(), [0.2, 0.3])
+    thin = [list(line.get_ydata()) for line in axes.lines if line.get_linewidth() < 1]
+    assert thin == [[0.1, 0.2], [0.3, 0.4], [0.5, 0.9]]
 
 
-def test_both_panels_have_a_line_and_a_band_for_every_network(panels):
-    names = ["BD-LRU m=3", "BD-LRU m=2", "BD-LRU m=1, diagonal", "LSTM"]
-    for axes in panels:
-        assert list(lines(axes)) == names
-        assert len(axes.collections) == len(names)
-        assert {text.get_text() for text in axes.texts} >= set(names)
+def test_bands_reach_from_the_worst_run_to_the_best():
+    band = drawn(PANEL).collections[0].get_paths()[0].vertices
+    at_1 = band[band[:, 0] == 1][:, 1]
+    np.testing.assert_allclose([at_1.min(), at_1.max()], [0.1, 0.3])
 
 
-def test_lines_are_means_over_seeds(panels):
-    left, right = panels
-    assert lines(left)["LSTM"].get_ydata()[-1] == pytest.approx(0.425)
-    np.testing.assert_allclose(lines(right)["BD-LRU m=2"].get_ydata()[0], 0.525)
+def test_a_mean_covers_the_places_that_all_runs_have():
+    series = Series("early", "lstm", [{1: 0.2, 2: 0.4, 3: 0.6}, {1: 0.4, 2: 0.6}])
+    axes = drawn(dataclasses.replace(PANEL, series=[series]))
+    assert list(named(axes)["early"].get_xdata()) == [1, 2]
+    assert [len(line.get_xdata()) for line in axes.lines if line.get_linewidth() < 1] == [3, 2]
 
 
-def test_bands_reach_from_the_worst_seed_to_the_best(panels):
-    band = panels[1].collections[1].get_paths()[0].vertices
-    at_16 = band[band[:, 0] == 16][:, 1]
-    np.testing.assert_allclose([at_16.min(), at_16.max()], [0.5, 0.55])
+def test_a_series_without_runs_is_left_out_and_changes_no_other():
+    styled = named(drawn(PANEL))["high"].get_color()
+    axes = drawn(dataclasses.replace(PANEL, series=[Series("low", "lstm", []), SERIES[1]]))
+    assert list(named(axes)) == ["high"]
+    assert named(axes)["high"].get_color() == styled
 
 
-def test_length_axis_is_logarithmic_and_holds_all_lengths(panels):
-    right = panels[1]
-    assert right.get_xscale() == "log"
-    low, high = right.get_xlim()
-    assert low < 16
-    assert high > 16384
-    assert list(right.get_xticks()) == [16, 64, 256, 1024, 4096, 16384]
+def test_level_and_span_are_marked_with_their_names():
+    axes = drawn(dataclasses.replace(PANEL, level=(0.25, "guessing"), span=(1, 2, "change")))
+    (mark,) = [line for line in axes.lines if line.get_linestyle() == "--"]
+    assert list(mark.get_ydata()) == [0.25, 0.25]
+    assert {text.get_text() for text in axes.texts} >= {"guessing", "change"}
 
 
-def test_axes_hold_training_time_and_all_accuracies(panels):
-    left, right = panels
-    assert left.get_xlim() == (0, 100)
-    for axes in (left, right):
-        low, high = axes.get_ylim()
-        assert low <= 0
-        assert high >= 1
+def test_names_stand_apart_inside_the_panel():
+    series = [Series(f"s{n}", "lstm", [{1: 1.0 - n / 1000}]) for n in range(10)]
+    axes = drawn(dataclasses.replace(PANEL, series=series))
+    heights = sorted(text.get_position()[1] for text in axes.texts)
+    assert len(heights) == 10
+    assert min(np.diff(heights)) > 0.05
+    assert heights[-1] <= axes.get_ylim()[1]
 
 
-def test_every_seed_has_a_thin_line(panels):
-    for axes in panels:
-        thin = [line for line in axes.lines if line.get_linewidth() < 1]
-        ends = sorted(line.get_ydata()[0 if axes is panels[1] else -1] for line in thin)
-        np.testing.assert_allclose(ends, [0.25, 0.3, 0.4, 0.45, 0.5, 0.55, 1, 1])
+@pytest.mark.parametrize(("count", "in_legend"), [(12, False), (13, True)])
+def test_names_that_do_not_fit_go_into_a_legend(count, in_legend):
+    series = [Series(f"s{n}", "lstm", [{1: 0.5}]) for n in range(count)]
+    figure = figures.draw([dataclasses.replace(PANEL, series=series, markers=True)])
+    assert bool(figure.axes[0].texts) == (not in_legend)
+    legends = [[text.get_text() for text in legend.get_texts()] for legend in figure.legends]
+    assert legends == ([[one.label for one in series]] if in_legend else [])
 
 
-def test_guessing_is_marked_in_both_panels(panels):
-    for axes in panels:
-        marks = [line for line in axes.lines if line.get_linestyle() == "--"]
-        assert [list(mark.get_ydata()) for mark in marks] == [[1 / 6, 1 / 6]]
-
-
-def test_sharpening_is_marked_only_where_gates_were_sharpened(summary):
-    def marked():
-        left = figures.learning_figure(summary).axes[0]
-        return [text for text in left.texts if text.get_text() == "gates sharpen"]
-
-    assert marked()
-    summary["setting"]["sharpen"] = (50, 90, 1.0)
-    assert not marked()
-
-
-def test_stacked_figure_is_taller_than_wide(summary):
-    width, height = figures.learning_figure(summary, stacked=True).get_size_inches()
+def test_panels_stand_side_by_side_or_stacked():
+    wide = figures.draw([PANEL, PANEL])
+    assert len(wide.axes) == 2
+    width, height = wide.get_size_inches()
+    assert width > height
+    width, height = figures.draw([PANEL, PANEL], stacked=True).get_size_inches()
     assert height > width
 
 
-def test_equal_results_give_equal_files(summary):
-    first, second = (figures.png(figures.learning_figure(summary), 40) for _ in range(2))
+def test_equal_results_give_equal_files():
+    first, second = (figures.png(figures.draw([PANEL]), 40) for _ in range(2))
     assert first == second
     assert first.startswith(b"\x89PNG")
 
 
-def test_dark_figure_is_dark(summary):
-    assert sum(figures.learning_figure(summary, dark=True).get_facecolor()[:3]) < 0.5
+def test_a_figure_has_the_colours_of_its_page():
+    assert sum(figures.draw([PANEL], theme=DARK).get_facecolor()[:3]) < 0.5
+    assert sum(figures.draw([PANEL], theme=LIGHT).get_facecolor()[:3]) == 3
+
+
+def test_variants_are_drawn_for_every_page():
+    asked = []
+
+    def draw(*, theme, stacked):
+        asked.append((stacked, theme))
+        return figures.draw([PANEL], theme=theme, stacked=stacked)
+
+    found = figures.variants(draw)
+    assert list(found) == ["wide_light", "wide_dark", "narrow_light", "narrow_dark"]
+    assert asked == [(False, LIGHT), (False, DARK), (True, LIGHT), (True, DARK)]
+    assert len(set(found.values())) == 4

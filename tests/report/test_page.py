@@ -1,159 +1,46 @@
-"""The page: everything in one file, computed from the results, and shown by a real browser."""
+"""The skeleton of pages, and the files that they are written to."""
 
-import itertools
-import json
-import re
-import shutil
+import base64
 
+import jinja2
 import pytest
-from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
-from selenium.webdriver.common.by import By
 
 from statemix.report import page
 
-COMMAND = "statemix demo"
+
+def test_values_are_escaped_and_missing_ones_refused():
+    template = page.templates().from_string("<p>{{ text }}</p>")
+    assert template.render(text="<b>") == "<p>&lt;b&gt;</p>"
+    with pytest.raises(jinja2.UndefinedError):
+        template.render()
 
 
-@pytest.fixture
-def without_pictures(monkeypatch):
-    """Drawing takes far longer than what most of these tests look at."""
-    names = ("wide_light", "wide_dark", "narrow_light", "narrow_dark")
-    monkeypatch.setattr(page, "_images", lambda _: dict.fromkeys(names, "data:image/png;base64,"))
+def test_a_template_that_is_not_there_is_named():
+    with pytest.raises(jinja2.TemplateNotFound, match=r"nowhere\.html"):
+        page.templates().get_template("nowhere.html")
 
 
-@pytest.fixture
-def html(summary, without_pictures):
-    return page.render(summary, COMMAND)
+def test_images_are_held_by_their_addresses():
+    (address,) = page.data_uris({"one": b"image"}).values()
+    assert base64.b64decode(address.removeprefix("data:image/png;base64,")) == b"image"
 
 
-def test_page_holds_every_network_and_every_run(html):
-    table, runs = re.findall(r"<tbody>(.*?)</tbody>", html, re.DOTALL)
-    assert re.findall(r'<th scope="row">(.*?)<small>(.*?)</small>', table) == [
-        ("BD-LRU m=3", "64 blocks of 3"),
-        ("BD-LRU m=2", "64 blocks of 2"),
-        ("BD-LRU m=1", "64 blocks of 1, diagonal"),
-        ("LSTM", "128 units"),
+def test_files_are_written_whole_and_nothing_is_left_beside_them(tmp_path):
+    paths = page.write(tmp_path, {"a.html": b"page", "b.png": b"image"})
+    assert [path.read_bytes() for path in paths] == [b"page", b"image"]
+    assert sorted(tmp_path.iterdir()) == paths
+
+
+def test_environment_names_versions_and_machine():
+    environment = {
+        "python": "3.11.2",
+        "packages": {"statemix": None, "torch": "2.13.0"},
+        "cpu": "Example CPU",
+        "cpu_count": 2,
+    }
+    assert page.environment_parts(environment) == [
+        "Statemix (not installed)",
+        "PyTorch 2.13.0",
+        "Python 3.11.2",
+        "Example CPU, 2 cores",
     ]
-    assert re.findall(r'<th scope="row">(.*?)</th>', runs) == [
-        f"{name}, seed {seed}"
-        for seed in (0, 1)
-        for name in ("BD-LRU m=3", "BD-LRU m=2", "BD-LRU m=1", "LSTM")
-    ]
-
-
-def test_page_sets_means_ranges_and_the_papers_numbers_side_by_side(html):
-    row = re.search(r">BD-LRU m=2<.*?</tr>", html, re.DOTALL)[0]
-    assert "<td>.525<small>.500–.550</small></td>" in row
-    assert '<td class="paper">.49</td>' in row
-
-
-def test_page_needs_nothing_else(summary):
-    html = page.render(summary, COMMAND)
-    links = re.findall(r'(?:src|href|srcset|url)\s*[=(]\s*"?([^">)\s]+)', html)
-    assert links
-    assert all(link.startswith("data:") for link in links)
-    assert "<script" not in html
-
-
-def test_words_follow_the_results(summary, html):
-    flawless = "BD-LRU m=3 makes no error in any test word"
-    assert flawless in html
-    summary["runs"][0]["accuracy"] |= {"16": 0.7, "16384": 0.2}
-    worse = page.render(summary, COMMAND)
-    assert flawless not in worse
-    assert "seed 0: .700 and .200" in worse
-
-
-def test_protocol_follows_the_configuration(summary, without_pictures):
-    summary["protocol"] |= {"weight_decay": 0.25, "bos": False, "schedule": "constant"}
-    summary["setting"]["sharpen"] = (50, 90, 1.0)
-    html = page.render(summary, COMMAND)
-    assert "weight decay 0.25" in html
-    assert "constant over 100 epochs" in html
-    assert "start token, which" not in html
-    assert "inverse temperature" not in html
-
-
-def test_another_group_makes_no_claim_about_the_first(summary, html):
-    claim = "it does learn words of the training length"
-    assert claim in html
-    summary["setting"] |= {"group": "S_5", "train_size": None, "unit": "step", "duration": 3000}
-    other = page.render(summary, COMMAND)
-    assert claim not in other
-    assert "S<sub>5</sub>" in other
-    assert "fresh words in every batch" in other
-
-
-def test_text_is_escaped(summary, without_pictures):
-    assert "<b>" not in page.render(summary, "statemix demo --output '<b>'")
-
-
-def test_three_files_are_written_and_nothing_else(summary, tmp_path, without_pictures):
-    paths = page.write(summary, tmp_path, COMMAND)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in paths)
-    assert {path.name for path in paths} == {"index.html", "learning.png", "summary.json"}
-    assert json.loads((tmp_path / "summary.json").read_text())["runs"] == summary["runs"]
-
-
-@pytest.fixture
-def browser(tmp_path):
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    driver = shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("no browser is installed: chromium and chromedriver are needed")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for flag in (
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--disable-quic",
-        "--no-first-run",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-        f"--user-data-dir={tmp_path / 'browser'}",
-    ):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    browser = webdriver.Chrome(options=options, service=Service(driver))
-    yield browser
-    browser.quit()
-
-
-def test_browser_shows_picture_and_table_without_complaint(summary, tmp_path, browser):
-    page.write(summary, tmp_path, COMMAND)
-    for width, scheme in itertools.product((1200, 380), ("light", "dark")):
-        emulate(browser, width, scheme)
-        browser.get((tmp_path / "index.html").as_uri())
-        check(browser, width, scheme)
-
-
-def emulate(browser, width, scheme):
-    browser.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride",
-        {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600},
-    )
-    browser.execute_cdp_cmd(
-        "Emulation.setEmulatedMedia",
-        {"features": [{"name": "prefers-color-scheme", "value": scheme}]},
-    )
-
-
-def check(browser, width, scheme):
-    assert browser.get_log("browser") == []
-    picture = browser.find_element(By.ID, "learning")
-    assert browser.execute_script(
-        "const image = arguments[0]; return image.complete && image.naturalWidth > 0", picture
-    )
-    assert picture.size["width"] > 0.8 * min(width, 1000)
-    assert picture.size["height"] > 200
-    table = browser.find_element(By.ID, "accuracy")
-    assert table.is_displayed()
-    assert "BD-LRU m=3" in table.text
-    # Wide tables scroll in their own box; the page itself never does so sideways.
-    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
-    background = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
-    assert (background == "rgb(255, 255, 255)") == (scheme == "light")

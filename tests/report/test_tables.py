@@ -1,56 +1,60 @@
-"""The numbers of the table are those of the runs."""
+"""A table holds what its rows hold."""
 
-import io
-
-import pytest
-from rich.console import Console
-
-from statemix.report import tables
-from statemix.report.tables import Spread
+from statemix.report.tables import Cell, Entry, Pivot, comparison, missing_lines
 
 
-def test_rows_hold_mean_range_and_published_number(summary):
-    rows = {row.label: row for row in tables.by_model(summary)}
-    assert list(rows) == ["BD-LRU m=3", "BD-LRU m=2", "BD-LRU m=1", "LSTM"]
-    assert rows["BD-LRU m=2"].accuracy[16] == Spread(0.525, 0.5, 0.55)
-    assert rows["BD-LRU m=3"].accuracy[16384] == Spread(1.0, 1.0, 1.0)
-    assert [row.published for row in rows.values()] == [1.0, 0.49, 0.38, 0.32]
-    assert {row.seeds for row in rows.values()} == {2}
+def test_cells_gather_the_runs_of_their_line_and_column():
+    pivot = Pivot(
+        [
+            Entry("b", "x", 0.5),
+            Entry("a", "x", 0.25),
+            Entry("b", "x", None, "diverged"),
+            Entry("b", "y", 1.0),
+            Entry("b", "x", 0.75),
+        ]
+    )
+    assert (pivot.lines, pivot.columns) == (["b", "a"], ["x", "y"])
+    assert pivot["b", "x"] == Cell((0.5, 0.75), ("diverged",))
+    assert pivot["a", "y"] == Cell()
 
 
-def test_networks_without_a_published_number_get_a_dash(summary):
-    summary["published"]["rows"] = []
-    assert [row.published for row in tables.by_model(summary)] == [None] * 4
-    assert tables.cells(summary)[2] == ["  paper", "–", "–", "–", "–"]
+def test_cells_say_how_runs_ended_that_have_no_result():
+    assert Cell((0.5, 0.6), ("failed", "diverged", "failed")).missing_text == (
+        "2 of 5 failed, 1 of 5 diverged"
+    )
+    assert Cell((0.5,), ("failed",)).text == ".500"
+    assert Cell((), ("diverged", "diverged")).text == "diverged"
+    assert Cell((), ("failed", "diverged")).text == "1 of 2 failed, 1 of 2 diverged"
+    assert Cell((0.5,)).missing_text == ""
 
 
-def test_plain_lines_hold_every_length_and_network(summary):
-    lines = tables.as_text(summary).splitlines()
-    assert lines[0].split("  ")[0] == "length"
-    assert lines[1].split() == ["16", "1.000", ".525", "(.500–.550)", ".275", "(.250–.300)",
-                                ".425", "(.400–.450)"]  # fmt: skip
-    assert lines[2].split() == ["paper", "1.00", ".49", ".38", ".32"]
-    assert [line.split()[0] for line in lines[3:]] == ["64", "256", "1,024", "4,096", "16,384"]
+def test_comparison_puts_papers_and_missing_runs_below_their_line():
+    entries = [
+        Entry("LSTM", "S_3", 0.5),
+        Entry("LSTM", "S_3", None, "diverged"),
+        Entry("LSTM", "S_5", 0.25),
+        Entry("ours", "S_3", 1.0),
+    ]
+    table = comparison(Pivot(entries), "network", {("LSTM", "S_5"): 0.32})
+    assert table.head == ("network", "S_3", "S_5")
+    assert [line.cells for line in table.lines] == [
+        ("LSTM", ".500", ".250"),
+        ("  missing", "1 of 2 diverged", ""),
+        ("  paper", "–", ".32"),
+        ("ours", "1.000", "–"),
+    ]
+    assert [line.quiet for line in table.lines] == [False, True, True, False]
 
 
-def test_terminal_table_holds_the_same_cells_within_eighty_columns(summary):
-    console = Console(width=80, file=io.StringIO())
-    console.print(tables.as_rich(summary))
-    printed = console.file.getvalue()
-    assert "…" not in printed
-    for line in tables.cells(summary):
-        for cell in line:
-            assert cell.strip() in printed
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(1.0, "1.000"), (1 - 1e-9, ".999"), (0.9994, ".999"), (1 / 6, ".167"), (0.0, ".000")],
-)
-def test_only_perfection_is_written_as_one(value, text):
-    assert tables.accuracy_text(value) == text
-
-
-def test_mean_of_equal_scores_is_that_score():
-    third = 1 / 3
-    assert Spread.of([third] * 7) == Spread(third, third, third)
+def test_runs_without_a_result_are_named_with_their_reason():
+    rows = [
+        ("a", "done", ""),
+        ("b", "failed", "disk full"),
+        ("c", "interrupted", ""),
+        ("d", "missing", "not trained yet"),
+    ]
+    assert missing_lines(rows) == [
+        "b failed: disk full",
+        "c was interrupted",
+        "d is missing: not trained yet",
+    ]

@@ -3,7 +3,6 @@
 import resource
 
 import pytest
-
 from statemix.training.rundir import MetricsFile
 
 

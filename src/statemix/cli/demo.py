@@ -20,9 +20,11 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from statemix.settings import RequestError
+
 if TYPE_CHECKING:
-    from statemix.experiments.summary import Summary
-    from statemix.experiments.workers import Job
+    from statemix.experiments.demo import Summary
+    from statemix.experiments.runner import Ended, Job
     from statemix.training import Event
 
 # Without a terminal, a run under way writes a line no more often than this.
@@ -38,58 +40,70 @@ class Demo:
     takes a few minutes more. All are tested on words up to 1,024 times longer.
 
     The output folder gets index.html, learning.png, summary.json and, under runs, every run.
-    After Ctrl-C the same command goes on where it stopped; finished runs are reused.
+    After Ctrl-C the same command continues where it stopped; finished runs are reused. A run that
+    diverges or fails does not stop the others: the page is made without it and says so.
     """
 
     group: Literal["S_3", "S_5"] = "S_3"
-    """Group of permutations to be tracked."""
+    """Permutation group to track."""
 
     output: Path | None = None
     """Folder for the page and the runs (demo for S_3, demo/S_5 for S_5, if not given)."""
 
     fresh: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Remove the runs that are there and train them again."""
+    """Remove existing runs and train them again."""
+
+    retry: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Try runs again that diverged or failed before."""
 
     def run(self) -> None:
         """Train, draw, and print the table.
 
         Raises:
-            ValueError: if the folder holds runs of another configuration.
-            OSError: if the folder cannot be written.
-            RuntimeError: if a run fails.
+            RequestError: if the folder cannot be written, or holds runs of another configuration.
+            OSError: if a file cannot be written.
+            RuntimeError: if some runs have no result; the page is made from the others.
             KeyboardInterrupt: after Ctrl-C; the same command resumes.
         """
         # Slow imports wait until the command line is known to be right.
         import torch
 
         from statemix.experiments import demo
-        from statemix.report import page
+        from statemix.report.demo import page, scores
 
         folder = self.output or Path("demo", *([] if self.group == "S_3" else [self.group]))
+        _make(folder)
         console = Console(highlight=False, markup=False)
         # A log file keeps a sentence on one line.
         console.soft_wrap = not console.is_terminal
         suite = demo.SUITES[self.group]
-        jobs = suite.jobs(folder / "runs")
-        num_workers = min(torch.get_num_threads(), len(jobs))
+        num_jobs = len(suite.members)
+        num_workers = min(torch.get_num_threads(), num_jobs)
         console.print(
-            f"{len(jobs)} runs on {self.group}, {num_workers} at a time. "
-            "Ctrl-C stops; the same command goes on."
+            f"{num_jobs} runs on {self.group}, {num_workers} at a time. "
+            "Ctrl-C stops; the same command continues."
         )
         began = time.monotonic()
-        with _watched(console, len(jobs)) as watch:
+        with _watched(console, num_jobs) as watch:
             summary = demo.run(
                 suite,
                 folder / "runs",
                 num_workers=num_workers,
-                on_event=watch.tell,
                 fresh=self.fresh,
+                retry=("diverged", "failed") if self.retry else (),
+                on_event=watch.on_event,
+                on_end=watch.on_end,
             )
         paths = page.write(summary, folder, self._command())
         _print_results(console, summary)
         console.print(f"done in {time.monotonic() - began:.0f} s:")
         for path in paths:
             console.print(f"  {path}")
+        missing = scores.missing(summary)
+        if missing:
+            raise RuntimeError(
+                f"{len(missing)} of {num_jobs} runs have no result: {'; '.join(missing)}"
+            )
 
     def _command(self) -> str:
         group = "" if self.group == "S_3" else f" --group {self.group}"
@@ -97,17 +111,28 @@ class Demo:
         return f"statemix demo{group}{output}"
 
 
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RequestError(
+            f"output must be a writable folder, got {folder}: {error.strerror}"
+        ) from error
+
+
 _CAVEAT = (
     "has neither the start token nor the sharpened gates used here, and gives the best of several "
-    "runs where ours is a mean; the page says what else differs."
+    "runs where ours is a mean; the page lists the other differences."
 )
 
 
 def _print_results(console: Console, summary: "Summary") -> None:
-    from statemix.report import tables, verdict
+    from statemix.report.demo import scores, verdict
 
+    table = scores.table(summary)
+    title = "Token accuracy on test words: mean (and range) over seeds"
     console.print()
-    console.print(tables.as_rich(summary) if console.is_terminal else tables.as_text(summary))
+    console.print(table.as_rich(title) if console.is_terminal else table.as_text())
     console.print(f"The paper ({summary['published']['setting']}) {_CAVEAT}\n")
     for sentence in verdict.sentences(summary):
         console.print(f"- {sentence}")
@@ -115,7 +140,7 @@ def _print_results(console: Console, summary: "Summary") -> None:
 
 
 class _Remaining(ProgressColumn):
-    """Time left, on the line of all runs only."""
+    """Time left, shown for all runs together only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,68 +157,86 @@ class _Watch:
         self.console = console
         self.progress = progress
         self.num_jobs = num_jobs
-        self.num_done = 0
+        self.num_ended = 0
         # Counted in runs, without what earlier calls did: it must not pass for speed.
         self.to_do = float(num_jobs)
         self.all_runs = progress.add_task("all runs", total=num_jobs, is_total=True, status="")
         self.lines: dict[str, TaskID] = {}
+        # Fraction of each run under way.
+        self.done: dict[str, float] = {}
         self.written = time.monotonic()
 
-    def tell(self, job: "Job", event: "Event") -> None:
+    def on_event(self, job: "Job", event: "Event") -> None:
         """Take note of an event."""
         if event.kind == "started":
             fraction = event.step / event.num_steps
             self.lines[job.name] = self.progress.add_task(
                 job.name, total=1.0, is_total=False, status=""
             )
+            self.done[job.name] = fraction
             self.progress.update(self.lines[job.name], completed=fraction)
             self._drop(fraction)
         elif event.kind == "step":
-            self.progress.update(self.lines[job.name], completed=event.step / event.num_steps)
+            self.done[job.name] = event.step / event.num_steps
+            self.progress.update(self.lines[job.name], completed=self.done[job.name])
             self.progress.update(self.all_runs, advance=1 / event.num_steps)
         elif event.kind == "evaluated":
             self._evaluated(job, event)
-        elif event.kind == "finished":
-            self._finished(job)
         if event.kind == "message" or (event.kind == "started" and event.step):
             self.console.print(f"{job.name}: {event.text}")
 
     def _evaluated(self, job: "Job", event: "Event") -> None:
         status = event.text
         if event.row is not None:
-            (scores,) = event.row["test"].values()
+            (heads,) = event.row["test"].values()
+            accuracy = next(iter(heads.values()))["token_accuracy"]
             epoch = event.row["epoch"]
             place = f"step {event.step:,}" if epoch is None else f"epoch {epoch}"
-            status = f"{place}, accuracy {scores['token_accuracy']:.3f}"
+            status = f"{place}, accuracy {accuracy:.3f}"
         self.progress.update(self.lines[job.name], status=status)
         now = time.monotonic()
         if not self.console.is_terminal and now - self.written >= _LINE_EVERY_S:
             self.written = now
             self.console.print(f"{job.name}: {status}")
 
-    def _finished(self, job: "Job") -> None:
+    def on_end(self, ended: "Ended") -> None:
+        """Take note of how a run ended."""
+        name = ended.job.name
+        self.num_ended += 1
+        line = self.lines.pop(name, None)
+        # What an unfinished run leaves undone will not be done.
+        self._drop(1.0 - self.done.pop(name, 0.0))
+        if line is not None:
+            self.progress.remove_task(line)
+        how = self._done(ended, reused=line is None) if ended.status == "done" else _undone(ended)
+        status = f"{self.num_ended} of {self.num_jobs} ended"
+        self.progress.update(self.all_runs, status=status)
+        self.console.print(f"{self.num_ended:2}/{self.num_jobs}  {name:16}  {how}")
+        if ended.details:
+            self.console.print(ended.details)
+
+    def _done(self, ended: "Ended", *, reused: bool) -> str:
         from statemix.training import load_outcome
 
-        self.num_done += 1
-        outcome = load_outcome(job.folder)
-        scores = outcome.last.test
-        ends = " … ".join(
-            f"{scores[length].token_accuracy:.3f} at {length:,}"
-            for length in (min(scores), max(scores))
-        )
-        line = self.lines.pop(job.name, None)
-        if line is None:
-            how = "reused"
-            self._drop(1.0)
-        else:
-            how = f"{outcome.time_s:.1f} s"
-            self.progress.remove_task(line)
-        self.progress.update(self.all_runs, status=f"{self.num_done} of {self.num_jobs} done")
-        self.console.print(f"{self.num_done:2}/{self.num_jobs}  {job.name:16}  {ends}  ({how})")
+        outcome = load_outcome(ended.job.folder)
+        scores = {
+            length: next(iter(heads.values())).token_accuracy
+            for length, heads in outcome.last.test.items()
+        }
+        ends = " … ".join(f"{scores[at]:.3f} at {at:,}" for at in (min(scores), max(scores)))
+        return f"{ends}  ({'reused' if reused else f'{outcome.time_s:.1f} s'})"
 
     def _drop(self, fraction: float) -> None:
         self.to_do -= fraction
         self.progress.update(self.all_runs, total=self.to_do)
+
+
+def _undone(ended: "Ended") -> str:
+    """How a run without a result ended, in a line."""
+    text = f"{ended.status}: {ended.message}"
+    if ended.started or ended.status not in ("diverged", "failed"):
+        return text
+    return f"{text}  (before; --retry tries again)"
 
 
 @contextmanager

@@ -1,217 +1,238 @@
 """The demo: which recurrence tracks a permutation group, and how far beyond its training words."""
 
+import copy
 import dataclasses
-import json
-import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
-from statemix.experiments import published
-from statemix.experiments.summary import Curve, Network, Published, Run, Setting, Summary
-from statemix.experiments.workers import Job, train_all
-from statemix.training import Event, Outcome, RunConfig, load_config, load_outcome
+from statemix import provenance
+from statemix.experiments import published, results
+from statemix.experiments.published import Published
+from statemix.experiments.results import Row
+from statemix.experiments.runner import Ended, Ending, Job, run_all
+from statemix.experiments.suite import Network, Suite, check_folders
+from statemix.layers import LayerSpec
+from statemix.tasks import TaskSpec
+from statemix.training import (
+    AttributeSchedule,
+    EvaluationConfig,
+    Event,
+    ModelConfig,
+    OptimizerConfig,
+    RunConfig,
+    RuntimeConfig,
+    ScheduleConfig,
+)
+from statemix.training.evaluation import sequences_at
 
 
 @dataclass(frozen=True)
-class Suite:
-    """Networks and seeds under one protocol.
+class DemoSuite(Suite):
+    """A suite on one permutation group.
 
     Attributes:
-        networks: what stands in the place of the tested layer.
-        seeds: of the initial weights, the order of batches, and all words.
-        protocol: the configuration that all runs share.
         published: the paper's numbers to be shown beside.
     """
 
-    networks: tuple[Network, ...]
-    seeds: tuple[int, ...]
-    protocol: RunConfig
     published: Published
 
-    def jobs(self, folder: Path) -> list[Job]:
-        """List the runs, every network with the first seed before any with the second."""
-        return [
-            Job(_name(network, seed), self._config(network, seed), folder / _name(network, seed))
-            for seed in self.seeds
-            for network in self.networks
-        ]
 
-    def _config(self, network: Network, seed: int) -> RunConfig:
-        return dataclasses.replace(
-            self.protocol, layer=network["model"], layer_options=network["options"], seed=seed
-        )
+class Sharpening(TypedDict):
+    """How the gate temperature falls: to ``end`` between two epochs or steps."""
+
+    begin: float
+    finish: float
+    end: float
+    # Networks that have no such temperature.
+    without: list[str]
 
 
-def _name(network: Network, seed: int) -> str:
-    size = "" if network["m"] is None else f"-m{network['m']}"
-    return f"{network['model']}{size}-seed{seed}"
+class Setting(TypedDict):
+    """The task, and how long the training was."""
+
+    group: str
+    # Null: fresh words in every batch.
+    train_size: int | None
+    train_length: int
+    # What is asked at each position, and how often guessing is right.
+    head: str
+    chance: float
+    unit: Literal["epoch", "step"]
+    duration: int
+    # Null: the gates keep their temperature.
+    sharpening: Sharpening | None
+    # Word length, as text, to the number of test words.
+    test_words: dict[str, int]
+
+
+class Summary(TypedDict):
+    """Everything that the figures, the table and the page are made from: plain data."""
+
+    runs: list[Row]
+    setting: Setting
+    # The configuration of all runs, without network and seed, as nested tables.
+    protocol: dict[str, Any]
+    published: Published
+    environment: dict[str, Any]
+    time_s: float
 
 
 def bd_lru(num_blocks: int, block_size: int) -> Network:
-    """A BD-LRU, named by its block size."""
-    options: dict[str, bool | int | float | str | None] = {
-        "num_blocks": num_blocks,
-        "block_size": block_size,
-    }
-    return {"model": "bd_lru", "m": block_size, "options": options}
+    """A BD-LRU."""
+    return Network((LayerSpec("bd_lru", num_blocks=num_blocks, block_size=block_size),))
 
 
-LSTM: Network = {"model": "lstm", "m": None, "options": {}}
+LSTM = Network((LayerSpec("lstm"),))
 
 _PROTOCOL = RunConfig(
-    task="permutation",
-    hidden_size=128,
-    bos=True,
-    learning_rate=1e-3,
-    weight_decay=0.01,
-    batch_size=128,
-    schedule="cosine",
-    min_learning_rate=1e-5,
-    sharpen_to=8.0,
-    sharpen_start=0.5,
-    sharpen_end=0.9,
-    eval_lengths=(64, 256, 1024, 4096, 16384),
-    eval_tokens=131072,
-    validation_size=64,
-    device="cpu",
-    # Equal results however many runs share the machine.
-    num_threads=1,
+    model=ModelConfig(hidden_size=128, bos=True),
+    optimizer=OptimizerConfig(learning_rate=1e-3, weight_decay=0.01),
+    schedules=ScheduleConfig(
+        learning_rate="cosine",
+        min_learning_rate=1e-5,
+        attributes=(
+            AttributeSchedule(
+                "gate_temperature", end=0.125, begin=0.5, finish=0.9, curve="reciprocal"
+            ),
+        ),
+    ),
+    evaluation=EvaluationConfig(
+        validation_size=64, lengths=(64, 256, 1024, 4096, 16384), tokens=131072
+    ),
+    # One thread: equal results however many runs share the machine.
+    runtime=RuntimeConfig(device="cpu", num_threads=1),
 )
 
+
+def _protocol(
+    task: TaskSpec, *, every: int, epochs: int | None = None, num_steps: int | None = None
+) -> RunConfig:
+    return dataclasses.replace(
+        _PROTOCOL,
+        task=task,
+        schedules=dataclasses.replace(_PROTOCOL.schedules, epochs=epochs, num_steps=num_steps),
+        evaluation=dataclasses.replace(_PROTOCOL.evaluation, every=every),
+    )
+
+
 SUITES = {
-    "S_3": Suite(
+    "S_3": DemoSuite(
         networks=(bd_lru(64, 3), bd_lru(64, 2), bd_lru(64, 1), LSTM),
         seeds=(0, 1, 2, 3, 4),
-        protocol=dataclasses.replace(
-            _PROTOCOL,
-            task_options={"group": "S_3", "train_size": 250},
-            epochs=100,
-            eval_every=4,
+        protocol=_protocol(
+            TaskSpec("permutation", group="S_3", train_size=250), epochs=100, every=4
         ),
         published=published.permutation("s3_250", "S_3 from 250 examples"),
     ),
     # All block sizes have 100 entries of state.
-    "S_5": Suite(
+    "S_5": DemoSuite(
         networks=(bd_lru(20, 5), bd_lru(100, 1), LSTM),
         seeds=(0, 1),
-        protocol=dataclasses.replace(
-            _PROTOCOL,
-            task_options={"group": "S_5"},
-            num_steps=3000,
-            eval_every=100,
-        ),
+        protocol=_protocol(TaskSpec("permutation", group="S_5"), num_steps=3000, every=100),
         published=published.permutation("s5_100k", "S_5 from 100,000 examples"),
     ),
 }
 
 
 def run(
-    suite: Suite,
+    suite: DemoSuite,
     folder: Path,
     *,
     num_workers: int,
-    on_event: Callable[[Job, Event], None],
     fresh: bool = False,
+    retry: Collection[Ending] = (),
+    on_event: Callable[[Job, Event], None] | None = None,
+    on_end: Callable[[Ended], None] | None = None,
 ) -> Summary:
-    """Train what is not trained yet, and gather the results.
+    """Train what is not trained yet, and gather the results of all runs, however they ended.
 
     Args:
         suite: the runs.
-        folder: one folder per run is made in it; finished runs are reused, unfinished ones resumed.
+        folder: parent of the run folders; finished runs are reused, unfinished ones resumed.
         num_workers: runs side by side.
-        on_event: told what happens in which run.
         fresh: remove this suite's runs first.
+        retry: as in :func:`run_all`.
+        on_event: as in :func:`run_all`.
+        on_end: as in :func:`run_all`.
 
     Raises:
-        ValueError: if the folder holds runs of another configuration.
-        OSError: if the folder cannot be written.
-        RuntimeError: if a run fails.
+        RequestError: if a run folder holds a run of another configuration or of an older version;
+            nothing is trained then.
         KeyboardInterrupt: after Ctrl-C; the same call resumes.
     """
     jobs = suite.jobs(folder)
-    if fresh:
-        for job in jobs:
-            shutil.rmtree(job.folder, ignore_errors=True)
-    for job in jobs:
-        _check_folder(job)
-    train_all(jobs, num_workers, on_event)
-    return gather(suite, jobs)
+    if not fresh:
+        check_folders(jobs)
+    ended = run_all(
+        jobs,
+        num_workers=num_workers,
+        fresh=fresh,
+        retry=retry,
+        on_event=on_event,
+        on_end=on_end,
+    )
+    return summarize(suite, results.rows(suite, folder, ended), results.environment(jobs))
 
 
-def gather(suite: Suite, jobs: Sequence[Job]) -> Summary:
-    """Read the results of finished runs from their folders."""
-    outcomes = [load_outcome(job.folder) for job in jobs]
-    names = [(network["model"], network["m"]) for network in suite.networks] * len(suite.seeds)
-    runs, curves = [], []
-    for (model, m), job, outcome in zip(names, jobs, outcomes, strict=True):
-        accuracy = {
-            str(length): scores.token_accuracy for length, scores in outcome.last.test.items()
-        }
-        runs.append(Run(model=model, m=m, seed=job.config.seed, accuracy=accuracy))
-        curves.append(_curve(model, m, job))
-    environment = json.loads((jobs[0].folder / "environment.json").read_text(encoding="utf-8"))
+def summarize(
+    suite: DemoSuite, rows: list[Row], environment: dict[str, Any] | None = None
+) -> Summary:
+    """Put the rows of a suite beside its setting and the paper's numbers.
+
+    Args:
+        suite: the suite.
+        rows: its rows, as ``results.rows`` makes them.
+        environment: where the runs were made; None means here.
+    """
+    config = suite.protocol.resolved()
+    protocol = config.to_plain()
+    del protocol["seed"], protocol["model"]["layers"]
     return {
-        "runs": runs,
-        "curves": curves,
-        "setting": _setting(outcomes[0]),
-        "networks": list(suite.networks),
-        "protocol": _shared(outcomes),
-        "published": suite.published,
-        "environment": environment,
-        "time_s": sum(outcome.time_s for outcome in outcomes),
+        "runs": rows,
+        "setting": _setting(suite, config),
+        "protocol": protocol,
+        "published": copy.deepcopy(suite.published),
+        "environment": provenance.describe() if environment is None else environment,
+        "time_s": sum(row["time_s"] or 0.0 for row in rows),
     }
 
 
-def _check_folder(job: Job) -> None:
-    path = job.folder / "config.json"
-    if path.exists() and load_config(path) != job.config.resolved():
-        raise ValueError(
-            f"{job.folder} must hold a run of the same configuration, got another one; "
-            "--fresh (fresh=True) removes it"
-        )
-
-
-def _curve(model: str, m: int | None, job: Job) -> Curve:
-    unit = "epoch" if job.config.num_steps is None else "step"
-    length = str(job.config.build_task().length)
-    positions, accuracies = [], []
-    with (job.folder / "metrics.jsonl").open(encoding="utf-8") as lines:
-        for line in lines:
-            row: dict[str, Any] = json.loads(line)
-            positions.append(row[unit])
-            accuracies.append(row["test"][length]["token_accuracy"])
-    return Curve(model=model, m=m, seed=job.config.seed, position=positions, accuracy=accuracies)
-
-
-def _setting(outcome: Outcome) -> Setting:
-    config, task = outcome.config, outcome.config.build_task()
-    in_epochs = config.epochs is not None
-    duration = (config.epochs if in_epochs else config.num_steps) or 0
+def _setting(suite: DemoSuite, config: RunConfig) -> Setting:
+    task, evaluation = config.build_task(), config.evaluation
+    epochs, num_steps = config.schedules.epochs, config.schedules.num_steps
+    duration = epochs or num_steps or 0
+    head = next(iter(task.heads))
+    words = {task.length: evaluation.test_size} | {
+        length: sequences_at(length, at_most=evaluation.test_size, tokens=evaluation.tokens)
+        for length in evaluation.lengths
+        if length != task.length
+    }
     return {
-        "group": str(config.task_options["group"]),
+        "group": task.title,
         "train_size": task.train_size,
         "train_length": task.length,
-        "chance": task.chance,
-        "unit": "epoch" if in_epochs else "step",
+        "head": head,
+        "chance": task.chance[head],
+        "unit": "step" if epochs is None else "epoch",
         "duration": duration,
-        "sharpen": (
-            config.sharpen_start * duration,
-            config.sharpen_end * duration,
-            config.sharpen_to,
-        ),
-        "test_words": {
-            str(length): scores.num_sequences for length, scores in outcome.last.test.items()
-        },
+        "sharpening": _sharpening(suite, duration),
+        "test_words": {str(length): words[length] for length in sorted(words)},
     }
 
 
-def _shared(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """The fields of the configuration in which all runs agree."""
-    configs = [dataclasses.asdict(outcome.config) for outcome in outcomes]
-    return {
-        name: value
-        for name, value in configs[0].items()
-        if all(config[name] == value for config in configs)
-    }
+def _sharpening(suite: DemoSuite, duration: int) -> Sharpening | None:
+    for schedule in suite.protocol.schedules.attributes:
+        if schedule.attribute == "gate_temperature":
+            return {
+                "begin": schedule.begin * duration,
+                "finish": schedule.finish * duration,
+                "end": schedule.end,
+                "without": [
+                    network.label
+                    for network in suite.networks
+                    if schedule.attribute not in network.schedulable
+                ],
+            }
+    return None

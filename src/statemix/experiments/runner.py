@@ -15,7 +15,8 @@ from typing import Any, Literal
 
 from statemix.settings import RequestError
 from statemix.training import Event, RunConfig, config_from_plain, train
-from statemix.training.folder import CONFIG, read_status, settled
+from statemix.training.config import SCHEMA
+from statemix.training.folder import CONFIG, StoredConfig, read_status, settled
 from statemix.training.interrupts import SIGNALS, can_be_handled
 from statemix.training.run import request
 
@@ -81,8 +82,8 @@ def run_all(
             it if the configurations fix the number of threads.
         retry: which endings of an earlier call to try again: "diverged", "failed".
         fresh: remove the jobs' folders first.
-        on_event: told, in this process, what happens in which run.
-        on_end: told how each run ended, as soon as it has.
+        on_event: called in this process with each event of each run.
+        on_end: called with the row of each run as soon as it has ended.
         checkpoint_every_s: as in :func:`statemix.training.train`.
 
     Returns:
@@ -117,7 +118,7 @@ def run_all(
             due.append(job)
         else:
             note(row)
-    tell = on_event or _say_nothing
+    tell = _say_nothing if on_event is None else on_event
     if min(num_workers, len(due)) <= 1:
         for job in due:
             row = Ended(
@@ -137,8 +138,9 @@ def _say_nothing(job: Job, event: Event) -> None:
 
 
 def _remove(folder: Path) -> None:
-    if folder.exists() and not (folder / CONFIG).exists() and any(folder.iterdir()):
-        raise RequestError(f"folder must hold a run to be removed, got {folder}")
+    if not (folder / CONFIG).exists():
+        # A run that was killed as it began may be removed, anything else may not.
+        settled(folder, StoredConfig(SCHEMA, {}, {}))
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -1,6 +1,7 @@
-"""The demo's picture: how the networks learn, and how far what they learnt reaches."""
+"""Rows become a figure: panels of series with their spread, for a light, dark or narrow page."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from io import BytesIO
 
 import numpy as np
@@ -9,63 +10,98 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from statemix.experiments.summary import Summary
-from statemix.report.tables import accuracy_text, label, lengths, models
+from statemix.report.style import DARK, LIGHT, SeriesStyle, Theme, drawing, series_styles
 
-# The palette of Okabe and Ito, told apart by every kind of colour vision, and the same hues
-# lightened for a dark page. Markers carry the same information without colour.
-_COLOURS = {
-    False: ["#0072B2", "#009E73", "#E69F00", "#B5508F", "#D55E00", "#56B4E9"],
-    True: ["#56B4E9", "#2DC79A", "#F2B632", "#E58FC0", "#FF8A4C", "#8FD3FF"],
-}
-_MARKERS = ["o", "s", "^", "D", "v", "P"]
-# Least distance of two names, in accuracy.
-_NAME_GAP = 0.065
-_INK = {False: ("#1c2430", "#667080", "#ffffff"), True: ("#e8ebf0", "#9aa4b2", "#12161c")}
+# Least distance of two names at the ends of their lines, as a fraction of the panel's height.
+_NAME_GAP = 0.06
+# More names than this do not fit beside the panels and go into a legend below them.
+_MOST_NAMES = 12
+# Dots per inch of the stored picture, and of the copies inside a page.
+DPI, PAGE_DPI = 150, 110
 
 
-def learning_figure(summary: Summary, *, dark: bool = False, stacked: bool = False) -> Figure:
-    """Draw token accuracy against training time, and against word length on a logarithmic axis.
+@dataclass(frozen=True)
+class Series:
+    """One line of a panel: the mean over some runs.
 
-    Thick lines are means over seeds, thin ones single seeds; bands reach from the worst seed to the
-    best.
+    Attributes:
+        label: its name.
+        family: name of its layer, or another name; it decides the colour.
+        runs: x -> y of each run. A series without any is left out.
+    """
+
+    label: str
+    family: str
+    runs: Sequence[Mapping[float, float]]
+
+    @property
+    def xs(self) -> list[float]:
+        """The x values that all runs have."""
+        return [x for x in self.runs[0] if all(x in run for run in self.runs)] if self.runs else []
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes.
+
+    Attributes:
+        title: text above it.
+        x_label: text below it.
+        y_label: text beside it; empty for a panel that continues its left neighbour.
+        series: its lines. Panels of one figure have the same labels and families.
+        x_limits: where the axis begins and ends.
+        x_ticks: places to be marked, on a logarithmic axis; empty means a linear one.
+        markers: mark every point of the means.
+        level: height and name of a horizontal mark.
+        span: begin, end and name of a grey span.
+    """
+
+    title: str
+    x_label: str
+    y_label: str
+    series: Sequence[Series]
+    x_limits: tuple[float, float]
+    x_ticks: Sequence[float] = ()
+    markers: bool = False
+    level: tuple[float, str] | None = None
+    span: tuple[float, float, str] | None = None
+
+
+def draw(panels: Sequence[Panel], *, theme: Theme = LIGHT, stacked: bool = False) -> Figure:
+    """Draw panels of accuracies side by side.
+
+    Thick lines are means over runs, thin ones single runs; bands reach from the worst to the best.
 
     Args:
-        summary: the results of a suite.
-        dark: draw for a dark page.
+        panels: at least one.
+        theme: the page to draw for.
         stacked: put the panels above each other, for a narrow screen.
     """
-    ink, muted, paper = _INK[dark]
-    style = {
-        "figure.facecolor": paper,
-        "axes.facecolor": paper,
-        "text.color": ink,
-        "axes.labelcolor": ink,
-        "axes.edgecolor": muted,
-        "xtick.color": muted,
-        "ytick.color": muted,
-        "xtick.labelcolor": ink,
-        "ytick.labelcolor": ink,
-        "font.size": 11,
-    }
-    with sns.axes_style("ticks", rc=style), sns.plotting_context("notebook", rc={"font.size": 11}):
-        figure = Figure(figsize=(5.2, 8.2) if stacked else (12.4, 4.5), layout="constrained")
-        rows, columns = (2, 1) if stacked else (1, 2)
-        left, right = figure.subplots(rows, columns, sharey=True)
-        for position, key in enumerate(models(summary)):
-            colour, marker = _COLOURS[dark][position], _MARKERS[position]
-            _draw_curve(left, summary, key, colour)
-            _draw_reach(right, summary, key, colour, marker)
-        _finish_curve(left, summary, muted)
-        _finish_reach(right, summary)
-        _name_lines(left, summary["setting"]["duration"], ink)
-        _name_lines(right, lengths(summary)[-1], ink)
-        for axes in (left, right):
-            _mark_chance(axes, summary["setting"]["chance"], muted)
-            axes.set_ylim(-0.02, 1.04)
-            axes.grid(visible=True, axis="y", color=muted, alpha=0.18, linewidth=0.8)
-            axes.tick_params(length=3)
-            sns.despine(ax=axes)
+    series = panels[0].series
+    styles = series_styles([one.family for one in series], theme)
+    in_legend = len(series) > _MOST_NAMES
+    # In inches: a legend has four names a row, two on a narrow page.
+    legend = 0.25 * -(-len(series) // (2 if stacked else 4)) if in_legend else 0.0
+    count = len(panels)
+    size = (5.2, 4.1 * count + legend) if stacked else (6.2 * count, 4.5 + legend)
+    with drawing(theme):
+        figure = Figure(figsize=size, layout="constrained")
+        grid = (count, 1) if stacked else (1, count)
+        for panel, axes in zip(
+            panels, figure.subplots(*grid, sharey=True, squeeze=False).flat, strict=True
+        ):
+            _fill(axes, panel, styles, theme)
+            if not in_legend:
+                _name_lines(axes, theme)
+        if in_legend:
+            marked = next((place for place, panel in enumerate(panels) if panel.markers), 0)
+            figure.legend(
+                *figure.axes[marked].get_legend_handles_labels(),
+                loc="outside lower center",
+                ncols=2 if stacked else 4,
+                frameon=False,
+                fontsize=9,
+            )
     return figure
 
 
@@ -77,125 +113,103 @@ def png(figure: Figure, dpi: int) -> bytes:
     return stream.getvalue()
 
 
-def _line_name(model: str, m: int | None) -> str:
-    return label(model, m) + (", diagonal" if m == 1 else "")
+def variants(draw_one: Callable[..., Figure]) -> dict[str, bytes]:
+    """Render a figure for every kind of page: wide_light, wide_dark, narrow_light, narrow_dark.
+
+    Args:
+        draw_one: function that draws the figure, given ``theme`` and ``stacked``.
+    """
+    return {
+        f"{shape}_{name}": png(draw_one(theme=theme, stacked=shape == "narrow"), PAGE_DPI)
+        for shape in ("wide", "narrow")
+        for name, theme in (("light", LIGHT), ("dark", DARK))
+    }
 
 
-def _draw_curve(axes: Axes, summary: Summary, key: tuple[str, int | None], colour: str) -> None:
-    curves = [curve for curve in summary["curves"] if (curve["model"], curve["m"]) == key]
-    _draw_seeds(
-        axes,
-        curves[0]["position"],
-        [curve["accuracy"] for curve in curves],
-        colour=colour,
-        name=_line_name(*key),
-    )
+def _fill(axes: Axes, panel: Panel, styles: Sequence[SeriesStyle], theme: Theme) -> None:
+    for series, style in zip(panel.series, styles, strict=True):
+        if series.runs:
+            _draw_series(axes, series, style, markers=panel.markers)
+    if panel.x_ticks:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_locator(FixedLocator(list(panel.x_ticks)))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.set_xlim(*panel.x_limits)
+    axes.set_ylim(-0.02, 1.04)
+    axes.set_xlabel(panel.x_label)
+    axes.set_ylabel(panel.y_label)
+    axes.set_title(panel.title, loc="left", fontsize=12.5, pad=20)
+    if panel.span is not None:
+        _mark_span(axes, *panel.span, theme.muted)
+    if panel.level is not None:
+        _mark_level(axes, *panel.level, theme.muted)
+    axes.grid(visible=True, axis="y", color=theme.muted, alpha=0.18, linewidth=0.8)
+    axes.tick_params(length=3, labelleft=True)
+    sns.despine(ax=axes)
 
 
-def _draw_reach(
-    axes: Axes, summary: Summary, key: tuple[str, int | None], colour: str, marker: str
-) -> None:
-    runs = [run for run in summary["runs"] if (run["model"], run["m"]) == key]
-    xs = lengths(summary)
-    _draw_seeds(
-        axes,
+def _draw_series(axes: Axes, series: Series, style: SeriesStyle, *, markers: bool) -> None:
+    for run in series.runs:
+        axes.plot(list(run), list(run.values()), color=style.colour, linewidth=0.8, alpha=0.55)
+    xs = series.xs
+    columns = [[run[x] for run in series.runs] for x in xs]
+    low, high = [min(column) for column in columns], [max(column) for column in columns]
+    axes.fill_between(xs, low, high, color=style.colour, alpha=0.15, linewidth=0)
+    (line,) = axes.plot(
         xs,
-        [[run["accuracy"][str(x)] for x in xs] for run in runs],
-        colour=colour,
-        name=_line_name(*key),
-        marker=marker,
+        [sum(column) / len(column) for column in columns],
+        color=style.colour,
+        linestyle=style.dashes,
+        linewidth=2.4,
+        marker=style.marker if markers else None,
+        label=series.label,
+        zorder=3,
     )
-
-
-def _draw_seeds(
-    axes: Axes,
-    xs: Sequence[float],
-    seeds: list[list[float]],
-    *,
-    colour: str,
-    name: str,
-    marker: str | None = None,
-) -> None:
-    """Draw the mean of the seeds, the band that they fill and, thinly, each of them."""
-    columns = list(zip(*seeds, strict=True))
-    low, high = [min(c) for c in columns], [max(c) for c in columns]
-    axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
-    for seed in seeds:
-        axes.plot(xs, seed, color=colour, linewidth=0.8, alpha=0.55)
-    mean = [sum(c) / len(c) for c in columns]
-    (line,) = axes.plot(xs, mean, color=colour, linewidth=2.4, marker=marker, label=name, zorder=3)
     line.set(markersize=6.5, clip_on=False)
 
 
-def _finish_curve(axes: Axes, summary: Summary, muted: str) -> None:
-    setting = summary["setting"]
-    begin, end, inverse = setting["sharpen"]
-    if inverse != 1.0:
-        axes.axvspan(begin, end, color=muted, alpha=0.10, linewidth=0)
-        axes.annotate(
-            "gates sharpen",
-            ((begin + end) / 2, 1.01),
-            xycoords=axes.get_xaxis_transform(),
-            ha="center",
-            color=muted,
-            fontsize=9.5,
-        )
-    axes.set_xlim(0, setting["duration"])
-    axes.set_xlabel(setting["unit"])
-    axes.set_ylabel("token accuracy on test words")
-    axes.set_title(
-        f"Learning {_math(setting['group'])} from "
-        + (f"{setting['train_size']:,} examples" if setting["train_size"] else "fresh words")
-        + f" of length {setting['train_length']}",
-        loc="left",
-        fontsize=12.5,
-        pad=20,
-    )
-
-
-def _finish_reach(axes: Axes, summary: Summary) -> None:
-    ticks = lengths(summary)
-    axes.set_xscale("log", base=2)
-    axes.set_xlim(ticks[0] / 1.25, ticks[-1] * 1.25)
-    axes.xaxis.set_major_locator(FixedLocator(ticks))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.tick_params(labelleft=True)
-    axes.set_xlabel("word length")
-    axes.set_title(
-        "Accuracy on words longer than those trained on", loc="left", fontsize=12.5, pad=20
-    )
-
-
-def _mark_chance(axes: Axes, chance: float, muted: str) -> None:
-    axes.axhline(chance, color=muted, linestyle=(0, (4, 3)), linewidth=1.2)
+def _mark_span(axes: Axes, begin: float, end: float, name: str, muted: str) -> None:
+    axes.axvspan(begin, end, color=muted, alpha=0.10, linewidth=0)
     axes.annotate(
-        f"guessing {accuracy_text(chance)}",
-        (0.995, chance),
-        xycoords=axes.get_yaxis_transform(),
-        xytext=(0, -5) if chance > 0.1 else (0, 4),
-        textcoords="offset points",
-        ha="right",
-        va="top" if chance > 0.1 else "bottom",
+        name,
+        ((begin + end) / 2, 1.01),
+        xycoords=axes.get_xaxis_transform(),
+        ha="center",
         color=muted,
         fontsize=9.5,
     )
 
 
-def _name_lines(axes: Axes, end: float, ink: str) -> None:
-    """Write each network's name at the end of its line, apart from its neighbours."""
+def _mark_level(axes: Axes, value: float, name: str, muted: str) -> None:
+    axes.axhline(value, color=muted, linestyle=(0, (4, 3)), linewidth=1.2)
+    axes.annotate(
+        name,
+        (0.995, value),
+        xycoords=axes.get_yaxis_transform(),
+        xytext=(0, -5) if value > 0.1 else (0, 4),
+        textcoords="offset points",
+        ha="right",
+        va="top" if value > 0.1 else "bottom",
+        color=muted,
+        fontsize=9.5,
+    )
+
+
+def _name_lines(axes: Axes, theme: Theme) -> None:
+    """Write each series' name at the end of its line, apart from its neighbours."""
     named = [line for line in axes.lines if not str(line.get_label()).startswith("_")]
-    place = -1.0
-    for line in sorted(named, key=lambda line: float(np.asarray(line.get_ydata())[-1])):
-        value = float(np.asarray(line.get_ydata())[-1])
-        place = max(value, place + _NAME_GAP)
+    ends = [(float(np.asarray(line.get_ydata())[-1]), line) for line in named]
+    ends.sort(key=lambda end: end[0])
+    places = _apart([value for value, _ in ends])
+    for (value, line), place in zip(ends, places, strict=True):
         axes.annotate(
             str(line.get_label()),
-            (end, value),
+            (float(np.asarray(line.get_xdata())[-1]), value),
             xytext=(1.05, place),
             textcoords=axes.get_yaxis_transform(),
             va="center",
-            color=ink,
+            color=theme.ink,
             fontsize=10.5,
             arrowprops={
                 "arrowstyle": "-",
@@ -207,6 +221,13 @@ def _name_lines(axes: Axes, end: float, ink: str) -> None:
         )
 
 
-def _math(group: str) -> str:
-    name, _, index = group.partition("_")
-    return f"${name}_{{{index}}}$"
+def _apart(values: Sequence[float]) -> list[float]:
+    """Move ascending places apart, upwards, and back down from the top of the panel."""
+    places: list[float] = []
+    for value in values:
+        places.append(max(value, places[-1] + _NAME_GAP) if places else value)
+    top = 1.04
+    for index in reversed(range(len(places))):
+        places[index] = min(places[index], top)
+        top = places[index] - _NAME_GAP
+    return places

@@ -1,130 +1,181 @@
-"""Accuracy by network and word length, with the spread over seeds and the published number."""
+"""Rows become a table: the spread over runs in each cell, and what papers report beside it."""
 
-import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rich import box
-from rich.table import Table
+from rich.table import Table as RichTable
 
-from statemix.experiments.summary import Summary
-
-_NAMES = {"bd_lru": "BD-LRU", "h_lru": "H-LRU", "lstm": "LSTM"}
+from statemix.report.numbers import Spread, published_text, spread_text
 
 
 @dataclass(frozen=True)
-class Spread:
-    """Mean, smallest and largest of one number over the seeds."""
+class Entry:
+    """One number of one run.
 
-    mean: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: list[float]) -> "Spread":
-        """Summarise at least one value; equal values have exactly their value as mean."""
-        low, high = min(values), max(values)
-        # Rounding in the sum must not move the mean out of the range.
-        return cls(min(max(math.fsum(values) / len(values), low), high), low, high)
-
-
-@dataclass(frozen=True)
-class Row:
-    """One network: its scores by word length, the number of seeds, and the paper's number."""
-
-    label: str
-    seeds: int
-    accuracy: dict[int, Spread]
-    published: float | None
-
-
-def label(model: str, m: int | None) -> str:
-    """Name a network as the papers do, with its block size or order."""
-    name = _NAMES.get(model, model)
-    return name if m is None else f"{name} m={m}"
-
-
-def models(summary: Summary) -> list[tuple[str, int | None]]:
-    """List the networks in the order of their first run."""
-    return list(dict.fromkeys((run["model"], run["m"]) for run in summary["runs"]))
-
-
-def lengths(summary: Summary) -> list[int]:
-    """List the word lengths that every run was tested on, the shortest first."""
-    return sorted(int(length) for length in summary["runs"][0]["accuracy"])
-
-
-def by_model(summary: Summary) -> list[Row]:
-    """Gather the runs of each network into one row."""
-    published = {(row["model"], row["m"]): row["accuracy"] for row in summary["published"]["rows"]}
-    rows = []
-    for key in models(summary):
-        runs = [run for run in summary["runs"] if (run["model"], run["m"]) == key]
-        spreads = {
-            length: Spread.of([run["accuracy"][str(length)] for run in runs])
-            for length in lengths(summary)
-        }
-        rows.append(Row(label(*key), len(runs), spreads, published.get(key)))
-    return rows
-
-
-def accuracy_text(value: float) -> str:
-    """Write three decimals; only a value without any error is written as 1.000."""
-    if value >= 1.0:
-        return "1.000"
-    return min(f"{value:.3f}", "0.999").removeprefix("0")
-
-
-def range_text(spread: Spread) -> str:
-    """Write the range over seeds, or nothing where all seeds agree."""
-    low, high = accuracy_text(spread.low), accuracy_text(spread.high)
-    return f"{low}–{high}" if low != high else ""
-
-
-def published_text(value: float | None) -> str:
-    """Write a paper's number with the two decimals that papers give."""
-    return "–" if value is None else f"{value:.2f}".removeprefix("0")
-
-
-def cells(summary: Summary) -> list[list[str]]:
-    """Lay the numbers out for a narrow terminal: a column per network, a line per word length.
-
-    The paper's numbers follow the line of the training length, which is the one they belong to.
+    Attributes:
+        line: label of the table's line to which it belongs.
+        column: label of its column.
+        value: the number; None if the run has no result.
+        status: how the run ended, such as "done" or "diverged".
     """
-    rows = by_model(summary)
-    lines = [["length", *(row.label for row in rows)]]
-    for length in lengths(summary):
-        line = [f"{length:,}"]
-        for row in rows:
-            spread = row.accuracy[length]
-            between = range_text(spread)
-            line.append(accuracy_text(spread.mean) + (f" ({between})" if between else ""))
-        lines.append(line)
-        if length == summary["setting"]["train_length"]:
-            lines.append(["  paper", *(published_text(row.published) for row in rows)])
-    return lines
+
+    line: str
+    column: str
+    value: float | None
+    status: str = "done"
 
 
-def as_rich(summary: Summary) -> Table:
-    """Draw the cells for a terminal."""
-    head, *body = cells(summary)
-    table = Table(
-        title="Token accuracy on test words: mean (and range) over seeds",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
-    for name in head:
-        table.add_column(name, no_wrap=True)
-    for line in body:
-        table.add_row(*line, style="dim" if line[0].startswith(" ") else None)
-    return table
+@dataclass(frozen=True)
+class Cell:
+    """The runs of one line and one column.
+
+    Attributes:
+        values: numbers of the runs that have a result.
+        missing: how the other runs ended.
+    """
+
+    values: tuple[float, ...] = ()
+    missing: tuple[str, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """Number of runs, with a result or without."""
+        return len(self.values) + len(self.missing)
+
+    @property
+    def spread(self) -> Spread | None:
+        """Mean and range of the results; None if there are none."""
+        return Spread.over(self.values) if self.values else None
+
+    @property
+    def text(self) -> str:
+        """Mean and range; without a result, how the runs ended."""
+        return spread_text(self.spread) if self.spread else self.missing_text
+
+    @property
+    def missing_text(self) -> str:
+        """How the runs without a result ended; empty if every run has one.
+
+        Example:
+            >>> Cell((0.5,), ("diverged", "failed")).missing_text
+            '1 of 3 diverged, 1 of 3 failed'
+            >>> Cell((), ("diverged",)).missing_text
+            'diverged'
+        """
+        counts = Counter(self.missing)
+        if not self.values and len(counts) == 1:
+            return next(iter(counts))
+        return ", ".join(f"{count} of {self.total} {status}" for status, count in counts.items())
 
 
-def as_text(summary: Summary) -> str:
-    """Write the cells as plain lines."""
-    lines = cells(summary)
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
+class Pivot:
+    """Numbers of many runs by line and column.
+
+    Lines and columns are in the order in which they first come.
+
+    Args:
+        entries: one for each number of each run.
+
+    Example:
+        >>> pivot = Pivot([Entry("LSTM", "S_3", 0.5), Entry("LSTM", "S_3", None, "diverged")])
+        >>> pivot["LSTM", "S_3"].text, pivot["LSTM", "S_3"].missing_text
+        ('.500', '1 of 2 diverged')
+    """
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        found = list(entries)
+        self.lines = list(dict.fromkeys(entry.line for entry in found))
+        self.columns = list(dict.fromkeys(entry.column for entry in found))
+        self._cells: dict[tuple[str, str], Cell] = {}
+        for entry in found:
+            cell = self[entry.line, entry.column]
+            if entry.value is None:
+                cell = Cell(cell.values, (*cell.missing, entry.status))
+            else:
+                cell = Cell((*cell.values, entry.value), cell.missing)
+            self._cells[entry.line, entry.column] = cell
+
+    def __getitem__(self, place: tuple[str, str]) -> Cell:
+        return self._cells.get(place, Cell())
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a table as text; a quiet one holds what is there for comparison."""
+
+    cells: tuple[str, ...]
+    quiet: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as text, to be printed on a terminal or into a file."""
+
+    head: tuple[str, ...]
+    lines: tuple[Line, ...]
+
+    def as_text(self) -> str:
+        """Write the cells as plain lines."""
+        rows = [self.head, *(line.cells for line in self.lines)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        )
+
+    def as_rich(self, title: str) -> RichTable:
+        """Draw the cells for a terminal."""
+        table = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        for name in self.head:
+            table.add_column(name, no_wrap=True)
+        for line in self.lines:
+            table.add_row(*line.cells, style="dim" if line.quiet else None)
+        return table
+
+
+def comparison(
+    pivot: Pivot,
+    corner: str,
+    published: dict[tuple[str, str], float] | None = None,
+    source: str = "paper",
+) -> Table:
+    """Lay numbers out, with a published line below each line for which a paper has numbers.
+
+    Args:
+        pivot: the numbers.
+        corner: head of the first column, which holds the lines' labels.
+        published: (line, column) -> a paper's number.
+        source: label of the published lines.
+    """
+    known = published or {}
+    lines: list[Line] = []
+    for name in pivot.lines:
+        cells = [pivot[name, column] for column in pivot.columns]
+        lines.append(Line((name, *(cell.text or "–" for cell in cells))))
+        if any(cell.values and cell.missing for cell in cells):
+            partial = (cell.missing_text if cell.values else "" for cell in cells)
+            lines.append(Line(("  missing", *partial), quiet=True))
+        numbers = [known.get((name, column)) for column in pivot.columns]
+        if any(number is not None for number in numbers):
+            lines.append(Line((f"  {source}", *map(published_text, numbers)), quiet=True))
+    return Table((corner, *pivot.columns), tuple(lines))
+
+
+def missing_lines(rows: Sequence[tuple[str, str, str]]) -> list[str]:
+    """Say which runs have no result.
+
+    Args:
+        rows: name of the run, how it ended, and why; the runs that are done are left out.
+
+    Example:
+        >>> missing_lines([("LSTM, seed 3", "diverged", "loss must be finite, got nan")])
+        ['LSTM, seed 3 diverged: loss must be finite, got nan']
+    """
+    said = {"missing": "is missing", "interrupted": "was interrupted", "running": "is running"}
+    return [
+        f"{name} {said.get(status, status)}" + (f": {message}" if message else "")
+        for name, status, message in rows
+        if status != "done"
+    ]

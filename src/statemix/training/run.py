@@ -72,7 +72,7 @@ def train(
         KeyboardInterrupt: after Ctrl-C or SIGTERM, once a checkpoint is saved.
     """
     folder = Path(folder)
-    emit = on_event or (lambda _: None)
+    emit = _say_nothing if on_event is None else on_event
     if not callable(emit):
         raise RequestError(f"on_event must be a function or None, got {on_event!r}")
     checkpoint_every_s = checked(Positive | Literal[0], checkpoint_every_s, "checkpoint_every_s")
@@ -98,6 +98,10 @@ def train(
         remove_checkpoints(folder / runs.CHECKPOINTS)
         emit(run.event("finished", f"{folder} holds this run, finished"))
         return outcome
+
+
+def _say_nothing(event: Event) -> None:
+    del event
 
 
 def request(config: RunConfig) -> runs.StoredConfig:

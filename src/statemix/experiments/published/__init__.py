@@ -3,9 +3,23 @@
 import json
 import re
 from importlib import resources
-from typing import Any
+from typing import Any, TypedDict
 
-from statemix.experiments.summary import Published
+
+class PublishedRow(TypedDict):
+    """A paper's number for one network, named as this library labels it."""
+
+    network: str
+    accuracy: float
+
+
+class Published(TypedDict):
+    """A paper's numbers for one setting, and where they stand."""
+
+    source: str
+    metric: str
+    setting: str
+    rows: list[PublishedRow]
 
 
 def permutation(column: str, setting: str) -> Published:
@@ -13,10 +27,10 @@ def permutation(column: str, setting: str) -> Published:
 
     Args:
         column: key of the column in ``lru_tables.json``, such as "s3_250".
-        setting: what the column holds, in words, to be shown beside the numbers.
+        setting: description of the column, shown beside the numbers.
 
     Returns:
-        One row per recurrent network of the library that the table names: BD-LRU, H-LRU and LSTM.
+        One row per network of the table. The paper's "BD-LRU m3" is our "BD-LRU m=3".
 
     Raises:
         ValueError: if the table has no such column.
@@ -28,20 +42,12 @@ def permutation(column: str, setting: str) -> Published:
     columns = [name for name in rows[0] if name not in ("model", "overall")]
     if column not in columns:
         raise ValueError(f"column must be one of {columns}, got {column!r}")
-    published: Published = {
+    return {
         "source": tables["source"],
         "metric": tables["metric"],
         "setting": setting,
-        "rows": [],
+        "rows": [
+            {"network": re.sub(r" m(\d+)$", r" m=\1", row["model"]), "accuracy": row[column]}
+            for row in rows
+        ],
     }
-    for row in rows:
-        match = re.fullmatch(r"(BD-LRU|H-LRU|LSTM)(?: m(\d+))?", row["model"])
-        if match:
-            published["rows"].append(
-                {
-                    "model": match[1].lower().replace("-", "_"),
-                    "m": int(match[2]) if match[2] else None,
-                    "accuracy": row[column],
-                }
-            )
-    return published

@@ -1,0 +1,1 @@
+"""The demo's table, figure, sentences and page."""

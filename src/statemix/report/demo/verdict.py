@@ -1,0 +1,53 @@
+"""Sentences that say what the runs show, and change when the runs do."""
+
+from statemix.experiments.demo import Summary
+from statemix.experiments.results import Row
+from statemix.report.demo.scores import accuracies, lengths, networks
+from statemix.report.numbers import accuracy_text, counted
+
+# A network has solved the task, as far as a row of test words can tell, from here on.
+SOLVED = 0.99
+
+
+def sentences(summary: Summary) -> list[str]:
+    """Say for each network how many seeds solve the task, at the training length and beyond."""
+    return [_sentence(summary, name, runs) for name, runs in networks(summary).items()]
+
+
+def _sentence(summary: Summary, name: str, runs: list[Row]) -> str:
+    setting, longest, total = summary["setting"], lengths(summary)[-1], len(runs)
+    short = setting["train_length"]
+    found = {run["seed"]: accuracies(summary, run) for run in runs if run["status"] == "done"}
+    endings = [f"seed {run['seed']} {_ending(run)}" for run in runs if run["status"] != "done"]
+    if not found:
+        return f"{name} has no result in any of {counted(total, 'run')}: {'; '.join(endings)}."
+    if not endings and all(value == 1.0 for row in found.values() for value in row.values()):
+        return (
+            f"{name} makes no error in any test word of length {short} to {longest:,} "
+            f"({total} of {counted(total, 'seed')})."
+        )
+    solved = sum(row[short] >= SOLVED for row in found.values())
+    kept = sum(row[longest] >= SOLVED for row in found.values())
+    text = f"{name} reaches {SOLVED} at length {short} in {solved} of {counted(total, 'seed')}"
+    if solved or kept:
+        notes = [
+            f"seed {seed}: {accuracy_text(row[short])} and {accuracy_text(row[longest])}"
+            for seed, row in found.items()
+            if min(row[short], row[longest]) < SOLVED
+        ] + endings
+        text += f", and at length {longest:,} in {kept} of {total}"
+        return f"{text} ({'; '.join(notes)})." if notes else f"{text}."
+    best = [accuracy_text(max(row[at] for row in found.values())) for at in (short, longest)]
+    text += (
+        f": the best accuracy is {best[0]} there (guessing gives "
+        f"{accuracy_text(setting['chance'])}) and {best[1]} at length {longest:,}"
+    )
+    return f"{text} ({'; '.join(endings)})." if endings else f"{text}."
+
+
+def _ending(run: Row) -> str:
+    return {
+        "missing": "is missing",
+        "interrupted": "was interrupted",
+        "running": "is running",
+    }.get(run["status"], run["status"])

@@ -1,0 +1,72 @@
+"""Numbers as a reader meets them: spreads over seeds, accuracies, durations."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean, smallest and largest value of one number over seeds."""
+
+    mean: float
+    low: float
+    high: float
+
+    @classmethod
+    def over(cls, values: Iterable[float]) -> "Spread":
+        """Summarise at least one value; equal values have exactly their value as mean."""
+        found = list(values)
+        low, high = min(found), max(found)
+        # Rounding in the sum must not move the mean out of the range.
+        return cls(min(max(math.fsum(found) / len(found), low), high), low, high)
+
+
+def accuracy_text(value: float) -> str:
+    """Write three decimals; only a value without any error is written as 1.000."""
+    if value >= 1.0:
+        return "1.000"
+    return min(f"{value:.3f}", "0.999").removeprefix("0")
+
+
+def range_text(spread: Spread) -> str:
+    """Write the range over seeds; nothing if all seeds agree."""
+    low, high = accuracy_text(spread.low), accuracy_text(spread.high)
+    return f"{low}–{high}" if low != high else ""
+
+
+def spread_text(spread: Spread) -> str:
+    """Write the mean and, in parentheses, the range.
+
+    Example:
+        >>> spread_text(Spread.over([0.5, 0.55]))
+        '.525 (.500–.550)'
+    """
+    between = range_text(spread)
+    return accuracy_text(spread.mean) + (f" ({between})" if between else "")
+
+
+def published_text(value: float | None) -> str:
+    """Write a paper's number with the two decimals that papers give."""
+    return "–" if value is None else f"{value:.2f}".removeprefix("0")
+
+
+def counted(count: int, noun: str) -> str:
+    """Write a count and its noun.
+
+    Example:
+        >>> counted(1, "seed"), counted(2, "seed")
+        ('1 seed', '2 seeds')
+    """
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def duration_text(time_s: float) -> str:
+    """Write minutes and seconds.
+
+    Example:
+        >>> duration_text(59.6), duration_text(100.4)
+        ('1 min 0 s', '1 min 40 s')
+    """
+    minutes, seconds = divmod(round(time_s), 60)
+    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"

@@ -1,0 +1,34 @@
+"""Numbers are written as they are: rounded, never flattered."""
+
+import pytest
+
+from statemix.report import numbers
+from statemix.report.numbers import Spread
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1.0, "1.000"), (1 - 1e-9, ".999"), (0.9994, ".999"), (1 / 6, ".167"), (0.0, ".000")],
+)
+def test_only_perfection_is_written_as_one(value, text):
+    assert numbers.accuracy_text(value) == text
+
+
+def test_mean_of_equal_scores_is_that_score():
+    third = 1 / 3
+    assert Spread.over([third] * 7) == Spread(third, third, third)
+
+
+def test_a_range_is_written_only_if_it_shows():
+    assert numbers.spread_text(Spread.over([0.25, 0.75])) == ".500 (.250–.750)"
+    assert numbers.spread_text(Spread.over([0.25, 0.25001])) == ".250"
+
+
+@pytest.mark.parametrize(("value", "text"), [(None, "–"), (1.0, "1.00"), (0.494, ".49")])
+def test_published_numbers_have_the_decimals_of_papers(value, text):
+    assert numbers.published_text(value) == text
+
+
+@pytest.mark.parametrize(("time_s", "text"), [(0.4, "0 s"), (59.4, "59 s"), (3600, "60 min 0 s")])
+def test_durations_have_minutes_when_they_need_them(time_s, text):
+    assert numbers.duration_text(time_s) == text

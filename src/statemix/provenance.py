@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from statemix.ops import cpu
+from statemix.ops import backends
 
 _PACKAGES = ("statemix", "torch", "numpy", "safetensors", "lightning-fabric")
 
@@ -19,7 +19,8 @@ def describe() -> dict[str, Any]:
     Returns:
         ``commit`` and ``tree_clean`` of the checkout (both None for an installed package),
         ``python``, ``packages`` (name -> version, None if not installed), ``platform``, ``cpu``,
-        ``cpu_count``, and ``instruction_set``, the one that the kernels use (None if not built).
+        ``cpu_count``, and ``backends`` (name -> detail, such as the instruction set of the kernels;
+        None if the backend cannot run here).
     """
     commit, clean = _commit(Path(__file__))
     return {
@@ -30,7 +31,7 @@ def describe() -> dict[str, Any]:
         "platform": platform.platform(),
         "cpu": _cpu_name(),
         "cpu_count": os.cpu_count(),
-        "instruction_set": cpu.instruction_set() if cpu.available() else None,
+        "backends": backends.details(),
     }
 
 

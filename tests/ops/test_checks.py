@@ -111,7 +111,6 @@ BAD_BOUNDS = [
 ]
 
 
-@pytest.mark.parametrize("backend", ops.BACKENDS)
 @pytest.mark.parametrize("realization", [None, "observer"])
 @pytest.mark.parametrize("function", SEQUENCES)
 @pytest.mark.parametrize(("value", "error", "message"), BAD_BOUNDS)
@@ -166,14 +165,14 @@ def test_unknown_realizations_are_refused_with_the_known_ones(function, realizat
 @pytest.mark.parametrize("backend", ["cuda", "", 0])
 def test_unknown_backends_are_refused_with_the_known_ones(function, backend):
     arguments = good(function) | {"backend": backend}
-    message = r"backend must be one of \['reference', .*'cpu', None\], got"
+    message = r"backend must be one of \['cpu', .*'reference'.*\], got"
     check_refusal(function, arguments, ValueError, message)
 
 
 @pytest.mark.parametrize("function", SEQUENCES)
 def test_kernels_of_the_cpu_are_refused_elsewhere(function):
     arguments = {name: tensor.to("meta") for name, tensor in good(function).items()}
-    message = "backend 'cpu' needs tensors on the CPU, got meta"
+    message = "backend 'cpu' needs tensors on cpu, got torch.float32 on meta"
     check_refusal(function, arguments | {"backend": "cpu"}, ValueError, message)
 
 
@@ -206,7 +205,6 @@ def test_observer_form_finds_entries_that_are_not_finite():
 
 
 @pytest.mark.parametrize("function", SEQUENCES)
-@pytest.mark.parametrize("backend", ops.BACKENDS)
 def test_blocks_of_size_nought_are_refused(function, backend):
     shapes = {
         "bd_lru": {"gates": (B, T, H, 0, 1), "values": (B, T, H, 0)},

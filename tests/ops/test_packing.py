@@ -38,7 +38,6 @@ def singles(p, gate, **options):
     }
 
 
-@pytest.mark.parametrize("backend", ops.BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("lengths", [name for name in LENGTHS if name != "none"])
@@ -54,15 +53,16 @@ def test_packed_sequences_of_every_family_equal_single_ones(problem, agree, kind
     agree(p.outcome(gate), singles(p, gate))
 
 
-@pytest.mark.parametrize("backend", ["cpu", "loop"])
-def test_packed_sequences_equal_single_ones_bit_for_bit(problem, identical, kind, backend):
+def test_packed_sequences_equal_single_ones_bit_for_bit(problem, identical, kind, stepwise_backend):
     p = problem(kind, blocks=21, lengths=LENGTHS["ragged"]).to(torch.float32)
-    packed, single = p.outcome(backend=backend), singles(p, "softmax", backend=backend)
+    packed, single = (
+        p.outcome(backend=stepwise_backend),
+        singles(p, "softmax", backend=stepwise_backend),
+    )
     names = ("states", "final_state")
     identical([packed[name] for name in names], [single[name] for name in names])
 
 
-@pytest.mark.parametrize("backend", ops.BACKENDS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_packed_sequences_equal_padded_ones(problem, agree, variant, backend):
     """Padding goes to the end, where it cannot reach back; it must not be read either."""
@@ -91,7 +91,6 @@ def test_packed_sequences_equal_padded_ones(problem, agree, variant, backend):
     )
 
 
-@pytest.mark.parametrize("backend", ops.BACKENDS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_empty_sequence_hands_on_its_initial_state(problem, variant, backend):
     kind, options = VARIANTS[variant]
@@ -101,7 +100,6 @@ def test_empty_sequence_hands_on_its_initial_state(problem, variant, backend):
     assert outcome["d_initial_state"][1].equal(p.d_final_state[1])
 
 
-@pytest.mark.parametrize("backend", ops.BACKENDS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_row_of_no_sequences_is_empty(problem, variant, backend):
     kind, options = VARIANTS[variant]
@@ -112,7 +110,6 @@ def test_row_of_no_sequences_is_empty(problem, variant, backend):
     assert outcome["d_gates"].shape == p.gates.shape
 
 
-@pytest.mark.parametrize("backend", ops.BACKENDS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_bounds_of_either_integer_type_are_one(problem, identical, variant, backend):
     kind, options = VARIANTS[variant]
@@ -121,11 +118,13 @@ def test_bounds_of_either_integer_type_are_one(problem, identical, variant, back
     identical(narrow.outcome(backend=backend, **options), p.outcome(backend=backend, **options))
 
 
-@pytest.mark.parametrize("backend", ["cpu", "loop"])
-def test_bounds_may_lie_apart_in_memory(problem, identical, kind, backend):
+def test_bounds_may_lie_apart_in_memory(problem, identical, kind, stepwise_backend):
     p = problem(kind, lengths=(2, 0, 3))
     apart = torch.stack([p.cu_seqlens, torch.full_like(p.cu_seqlens, 99)], 1)[:, 0]
-    identical(p.replace(cu_seqlens=apart).outcome(backend=backend), p.outcome(backend=backend))
+    identical(
+        p.replace(cu_seqlens=apart).outcome(backend=stepwise_backend),
+        p.outcome(backend=stepwise_backend),
+    )
 
 
 def test_sequences_do_not_see_each_other(problem):

@@ -27,7 +27,7 @@ def describe() -> dict[str, Any]:
         "commit": commit,
         "tree_clean": clean,
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": {name: version(name) for name in _PACKAGES},
         "platform": platform.platform(),
         "cpu": _cpu_name(),
         "cpu_count": os.cpu_count(),
@@ -56,7 +56,8 @@ def _commit(file: Path) -> tuple[str | None, bool | None]:
     return git("rev-parse", "HEAD"), changes == ""
 
 
-def _version(package: str) -> str | None:
+def version(package: str) -> str | None:
+    """Return the version of an installed package, or None."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -148,6 +148,7 @@ BACKEND_FIXTURES = {
     "backend": lambda backend: True,
     "other_backend": lambda backend: backend.name != "reference",
     "stepwise_backend": lambda backend: backend.stepwise,
+    "portable_backend": lambda backend: backend.devices is None,
     "registered_backend": lambda backend: not backend.differentiates("block"),
 }
 

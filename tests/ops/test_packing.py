@@ -156,3 +156,38 @@ def test_last_of_each_falls_back_to_the_initial_value():
     assert last_of_each(x, initial, torch.tensor([0, 2, 2, 5])).tolist() == [2.0, -2.0, 5.0]
     assert last_of_each(x, initial[:1], None).tolist() == [5.0]
     assert last_of_each(x[:, :0], initial[:1], None).tolist() == [-1.0]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_bounds_are_not_read_back_from_a_device(problem, variant, portable_backend):
+    """Tensors on meta have no values: whoever reads one, by tolist, item or an if, fails."""
+    kind, options = VARIANTS[variant]
+    p = problem(kind, lengths=LENGTHS["ragged"])
+    names = ("gates", "values", "initial_state", "d_states", "d_final_state", "cu_seqlens")
+    ghost = p.replace(**{name: getattr(p, name).to("meta") for name in names})
+    with pytest.raises(RuntimeError, match="meta tensor"):
+        ghost.cu_seqlens.tolist()
+    outcome = ghost.outcome(backend=portable_backend, **options)
+    expected = p.outcome(backend=portable_backend, **options)
+    assert {name: tensor.shape for name, tensor in outcome.items()} == {
+        name: tensor.shape for name, tensor in expected.items()
+    }
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_spoilt_sequence_spoils_no_other(problem, identical, variant, number, backend):
+    kind, options = VARIANTS[variant]
+    p = problem(kind, lengths=(3, 2, 0, 4))
+    clean = p.outcome(backend=backend, **options)
+    values, state, d_states = p.values.clone(), p.initial_state.clone(), p.d_states.clone()
+    values[:, 3:5] = state[1] = d_states[:, 3:5] = number
+    spoilt = p.replace(values=values, initial_state=state, d_states=d_states)
+    outcome = spoilt.outcome(backend=backend, **options)
+    steps, rows = [0, 1, 2, 5, 6, 7, 8], [0, 2, 3]
+    for name, tensor in outcome.items():
+        whole = name in ("final_state", "d_initial_state")
+        kept = tensor[rows] if whole else tensor[:, steps]
+        wanted = clean[name][rows] if whole else clean[name][:, steps]
+        torch.testing.assert_close(kept, wanted, rtol=1e-12, atol=1e-12)
+    assert not outcome["states"][:, 3:5].isfinite().any()

@@ -6,6 +6,7 @@ step multiplies whole transition matrices, so it costs m^3 and moves far more by
 recurrence needs.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from typing import Any
 
@@ -71,6 +72,9 @@ def scan(
     return states
 
 
-def full_precision(tensor: Tensor) -> torch.autocast:
+def full_precision(tensor: Tensor) -> AbstractContextManager[object]:
     """No automatic casts: under autocast, products of float32 blocks would be bfloat16."""
-    return torch.autocast(tensor.device.type, enabled=False)
+    device_type = tensor.device.type
+    if not torch.amp.is_autocast_available(device_type):
+        return nullcontext()
+    return torch.autocast(device_type, enabled=False)

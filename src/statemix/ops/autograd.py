@@ -105,7 +105,8 @@ class _EagerScan(_Scan):
             name for name, tangent in zip(names, tangents, strict=False) if tangent is not None
         ]
         raise ValueError(
-            f"{' and '.join(given)} must have no tangent (jvp): {_differentiated_by_hand(*ctx.names)}"
+            f"{' and '.join(given)} must have no tangent (jvp): "
+            f"{_differentiated_by_hand(*ctx.names)}"
         )
 
 

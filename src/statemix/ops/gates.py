@@ -1,8 +1,8 @@
 """Gate families: how raw gates become the state gates and the input gate of a row.
 
 A family is one function and one entry of :data:`GATES`; a backend's record says which families its
-kernels normalise themselves. All but ``householder`` treat each row of m + 1 raw gates alone, so they
-serve blocks and lags alike.
+kernels normalise themselves. All but ``householder`` treat each row of m + 1 raw gates alone, so
+they serve blocks and lags alike.
 """
 
 from collections.abc import Callable

@@ -45,4 +45,5 @@ def empty_innermost(
         axis: axis that is innermost in memory.
     """
     order = [*shape[:axis], *shape[axis + 1 :], shape[axis]]
-    return torch.empty(order, dtype=like.dtype, device=like.device).movedim(-1, axis)
+    empty = torch.empty(order, dtype=like.dtype, device=like.device)
+    return empty if axis == len(shape) - 1 else empty.movedim(-1, axis)

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from statemix import provenance
-from statemix.ops import cpu
+from statemix import ops, provenance
 
 
 def test_versions_are_those_that_run():
@@ -27,9 +26,16 @@ def test_a_package_that_is_not_installed_has_no_version(monkeypatch):
     assert provenance.describe()["packages"] == {"no-such-package": None}
 
 
-def test_without_kernels_there_is_no_instruction_set(monkeypatch):
-    monkeypatch.setattr(cpu, "available", lambda: False)
-    assert provenance.describe()["instruction_set"] is None
+def test_a_backend_that_cannot_run_has_no_detail():
+    ops.BACKENDS.register(ops.Backend("abacus", unavailable=lambda: "no beads"))
+    ops.BACKENDS.register(ops.Backend("slate", detail=lambda: "chalk"))
+    try:
+        described = provenance.describe()["backends"]
+    finally:
+        ops.BACKENDS.remove("abacus")
+        ops.BACKENDS.remove("slate")
+    assert list(described) == [*ops.BACKENDS, "abacus", "slate"]
+    assert (described["abacus"], described["slate"]) == (None, "chalk")
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from statemix.ops import cpu
+from statemix.ops import backends
 
 _PACKAGES = ("statemix", "torch", "numpy", "safetensors", "lightning-fabric")
 
@@ -19,18 +19,19 @@ def describe() -> dict[str, Any]:
     Returns:
         ``commit`` and ``tree_clean`` of the checkout (both None for an installed package),
         ``python``, ``packages`` (name -> version, None if not installed), ``platform``, ``cpu``,
-        ``cpu_count``, and ``instruction_set``, the one that the kernels use (None if not built).
+        ``cpu_count``, and ``backends`` (name -> detail, such as the instruction set of the kernels;
+        None if the backend cannot run here).
     """
     commit, clean = _commit(Path(__file__))
     return {
         "commit": commit,
         "tree_clean": clean,
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": {name: version(name) for name in _PACKAGES},
         "platform": platform.platform(),
         "cpu": _cpu_name(),
         "cpu_count": os.cpu_count(),
-        "instruction_set": cpu.instruction_set() if cpu.available() else None,
+        "backends": backends.details(),
     }
 
 
@@ -55,7 +56,8 @@ def _commit(file: Path) -> tuple[str | None, bool | None]:
     return git("rev-parse", "HEAD"), changes == ""
 
 
-def _version(package: str) -> str | None:
+def version(package: str) -> str | None:
+    """Return the version of an installed package, or None."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

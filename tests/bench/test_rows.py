@@ -23,8 +23,8 @@ def test_process_says_where_and_how():
 def test_rows_hold_the_instruction_set_of_the_kernels(tmp_path):
     path = tmp_path / "ops.jsonl"
     rows.append(path, [{"x": 1}], rows.describe_process())
-    expected = cpu.instruction_set() if cpu.available() else None
-    assert json.loads(path.read_text())["instruction_set"] == expected
+    expected = cpu.instruction_set() if cpu.CPU.unavailable() is None else None
+    assert json.loads(path.read_text())["backends"]["cpu"] == expected
 
 
 def test_a_write_that_fails_names_the_file():

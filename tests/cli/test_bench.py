@@ -45,7 +45,7 @@ def test_every_case_has_a_row_per_provider_in_a_table_of_100_columns(capsys, tmp
         assert (COPY in row["ratios"]) == (row["provider"] != COPY)
         assert row["memory_bytes"] > 0 or row["provider"] == COPY
         assert row["dtype"] == "float32"
-        assert {"commit", "command", "packages", "cpu", "instruction_set", "threads"} <= row.keys()
+        assert {"commit", "command", "packages", "cpu", "backends", "threads"} <= row.keys()
     for title in (
         "BD-LRU, forward, B=2 T=6 H=4",
         "BD-LRU, forward + backward, B=2 T=6 H=4",

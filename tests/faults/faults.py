@@ -1,6 +1,7 @@
 """Faults that the tests must notice: each a piece of text, and what stands there instead."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 CPU = "src/statemix/ops/cpu/"
 OPS = "src/statemix/ops/"
@@ -27,15 +28,19 @@ class Fault:
 
 
 KERNEL_TESTS = (
-    "tests/ops/test_cpu.py",
+    "tests/ops/cpu/test_kernels.py",
     "tests/ops/test_packing.py",
     "tests/ops/test_gates.py",
-    "tests/ops/test_recurrence.py",
+    "tests/ops/test_extremes.py",
+    "tests/ops/test_temperature.py",
+    "tests/ops/test_dispatch.py",
 )
 
 
 def _ops(*names: str) -> tuple[str, ...]:
-    return tuple(f"tests/ops/test_{name}.py" for name in names)
+    """Test files of modules of ``ops``; "lag/loop" is that of the module of this path."""
+    paths = (Path("tests/ops", name) for name in names)
+    return tuple(str(path.with_name(f"test_{path.name}.py")) for path in paths)
 
 
 def _training(*names: str) -> tuple[str, ...]:
@@ -81,15 +86,15 @@ KERNELS = [
     Fault(
         "kernel: gradient of the state gates zeroed",
         CPU + "rows.h",
-        "slope * (u(j) - G::signed_state(f, h))",
-        "slope * 0",
+        "differentiate(j, u(j))",
+        "differentiate(j, h)",
         KERNEL_TESTS,
     ),
     Fault(
         "kernel: gradient of the input gate misses the normaliser",
         CPU + "rows.h",
-        "slope * (value - G::signed_state(f, h))",
-        "slope * value",
+        "slope * (x - G::signed_state(f, h))",
+        "slope * (j == size ? x : x - G::signed_state(f, h))",
         KERNEL_TESTS,
     ),
     Fault(
@@ -116,25 +121,25 @@ KERNELS = [
     Fault(
         "kernel: sign dropped from the normaliser's gradient (tanh)",
         CPU + "gates.h",
-        "slope(V, V f) { return 1 - f * f; }\n"
+        "    return (1 - f * f) * scale.slope;\n  }\n"
         "  template <class V> static V signed_state(V f, V h) "
         "{ return f > 0 ? h : (f < 0 ? -h : h * 0); }",
-        "slope(V, V f) { return 1 - f * f; }\n"
+        "    return (1 - f * f) * scale.slope;\n  }\n"
         "  template <class V> static V signed_state(V f, V h) { return h; }",
         KERNEL_TESTS,
     ),
     Fault(
         "kernel: maximum not subtracted (softmax)",
         CPU + "gates.h",
-        "times_log2e(g) - times_log2e(top)",
-        "times_log2e(g)",
+        "0.5 - scale.half_top) * scale.factor",
+        "0.5) * scale.factor",
         KERNEL_TESTS,
     ),
     Fault(
         "kernel: slope of the sigmoid missing",
         CPU + "gates.h",
-        "return f * (g < 0 ? t * 0 + 1 : t) / (1 + t);",
-        "return f + 0 * t;",
+        "return f * (g < 0 ? t * 0 + 1 : t) / (1 + t) * scale.slope;",
+        "return (f + 0 * t) * scale.slope;",
         KERNEL_TESTS,
     ),
     Fault(
@@ -173,6 +178,48 @@ KERNELS = [
         KERNEL_TESTS,
     ),
     Fault(
+        "kernel: temperature dropped from the gradient (softmax)",
+        CPU + "rows.h",
+        "const V sloped = common * scale.slope;",
+        "const V sloped = common;",
+        KERNEL_TESTS,
+    ),
+    Fault(
+        "kernel: temperature dropped from rows with a top",
+        CPU + "gates.h",
+        "finite(problem.inverse_temperature * 2.88539008177792681472)",
+        "finite(2.88539008177792681472)",
+        KERNEL_TESTS,
+    ),
+    Fault(
+        "kernel: epsilon not in the units of the row",
+        CPU + "rows.h",
+        "scale.factor / rows.inverse * (S)Gate<Family>::epsilon",
+        "V{} + (S)Gate<Family>::epsilon",
+        KERNEL_TESTS,
+    ),
+    Fault(
+        "kernel: large rows of relu and signed gates overflow",
+        CPU + "gates.h",
+        "factor = factor < rows.inverse ? factor : V{} + rows.inverse;",
+        "factor = V{} + rows.inverse;",
+        KERNEL_TESTS,
+    ),
+    Fault(
+        "kernel: a failed allocation passes for a result",
+        CPU + "work.h",
+        "      status = OUT_OF_MEMORY;",
+        "      status = DONE;",
+        KERNEL_TESTS,
+    ),
+    Fault(
+        "kernel: a small problem wakes every thread",
+        CPU + "work.h",
+        "count_gates(problem) < kGatesPerTeam ? 1",
+        "count_gates(problem) < 0 ? 1",
+        KERNEL_TESTS,
+    ),
+    Fault(
         "kernel: state carried in 16 bits",
         CPU + "block_scan.h",
         "      return mixed;\n",
@@ -185,81 +232,144 @@ PYTHON_OPS = [
     Fault(
         "gates: epsilon missing from the normaliser",
         OPS + "gates.py",
-        "(numerators.abs().sum(-1, keepdim=True) + EPSILON)",
-        "numerators.abs().sum(-1, keepdim=True)",
+        "(scaled.abs().sum(-1, keepdim=True) + EPSILON / unit)",
+        "scaled.abs().sum(-1, keepdim=True)",
         _ops("gates", "reference"),
     ),
     Fault(
         "gates: householder vectors lengthen the state",
         OPS + "gates.py",
-        "2 * lengths / (1 + lengths.square())",
-        "2 * lengths / (1 + lengths)",
+        "(2 * lengths / (unit.reciprocal()",
+        "(lengths / (unit.reciprocal()",
         _ops("gates", "reference"),
     ),
     Fault(
+        "gates: long householder vectors overflow",
+        OPS + "gates.py",
+        "unit = vectors.detach().abs().amax(-1, keepdim=True).clamp(min=1)",
+        "unit = torch.ones_like(vectors[..., :1])",
+        _ops("extremes"),
+    ),
+    Fault(
+        "gates: large sums overflow",
+        OPS + "gates.py",
+        "unit = numerators.detach().abs().amax(-1, keepdim=True).clamp(min=1)",
+        "unit = torch.ones_like(numerators[..., :1])",
+        _ops("extremes"),
+    ),
+    Fault(
+        "temperature: gates are multiplied",
+        OPS + "temperature.py",
+        "else gates / temperature",
+        "else gates * temperature",
+        _ops("temperature"),
+    ),
+    Fault(
         "reference: the block transposed",
-        OPS + "reference.py",
+        OPS + "block/reference.py",
         "(A_t * h.unsqueeze(-2)).sum(-1)",
         "(A_t * h.unsqueeze(-1)).sum(-2)",
-        _ops("reference", "recurrence"),
+        _ops("reference", "dispatch"),
     ),
     Fault(
         "loop: gradient of the final state dropped",
-        OPS + "loop.py",
+        OPS + "block/loop.py",
         "carry = d_final_state.transpose(1, 2)",
         "carry = 0 * d_final_state.transpose(1, 2)",
-        _ops("loop", "recurrence"),
+        _ops("loop", "dispatch"),
+    ),
+    Fault(
+        "loop: packed blocks are not reset in the forward",
+        OPS + "block/loop.py",
+        "h = torch.where(packing.first[t], starts[t], h)",
+        "h = torch.where(packing.first[0] & (starts[t] == t), starts[t], h)",
+        _ops("packing"),
+    ),
+    Fault(
+        "loop: packed lags are not reset in the backward",
+        OPS + "lag/loop.py",
+        "pushed = torch.where(packing.last[t], ends[t], pushed)",
+        "pushed = pushed + packing.last[t] * ends[t]",
+        _ops("packing"),
+    ),
+    Fault(
+        "loop: bounds are read back",
+        OPS + "lag/loop.py",
+        "    if not len(states):\n",
+        "    if cu_seqlens.tolist() == [0]:\n",
+        _ops("packing"),
+    ),
+    Fault(
+        "associative: segments are multiplied by zero instead of chosen",
+        OPS + "associative.py",
+        '"x": torch.where(reset, curr["x"], x),',
+        '"x": curr["x"] + (x - curr["x"]) * ~reset,',
+        _ops("packing"),
     ),
     Fault(
         "associative: transitions not moved towards the past in the adjoint",
-        OPS + "associative.py",
+        OPS + "block/associative.py",
         "following.transpose(-1, -2), d_states",
         "transitions.transpose(-1, -2), d_states",
-        _ops("associative", "recurrence"),
+        _ops("associative", "dispatch"),
     ),
     Fault(
         "observer: gates delayed by one step too many",
-        OPS + "realizations.py",
+        OPS + "lag/realizations.py",
         "(0, 0, delay, 0)",
         "(0, 0, delay + 1, 0)",
-        _ops("realizations"),
+        _ops("lag/realizations"),
     ),
     Fault(
         "observer: initial partial sums forgotten",
-        OPS + "realizations.py",
+        OPS + "lag/realizations.py",
         "owed = initial_state[..., 1:].transpose(1, 2)",
         "owed = 0 * initial_state[..., 1:].transpose(1, 2)",
-        _ops("realizations"),
+        _ops("lag/realizations"),
     ),
     Fault(
         "initial state ignored",
-        OPS + "recurrence.py",
+        OPS + "dispatch.py",
         "return initial_state.to(dtype)",
         "return 0 * initial_state.to(dtype)",
-        _ops("recurrence"),
+        _ops("dispatch"),
     ),
     Fault(
         "packed sequences see the one before them",
         OPS + "packing.py",
-        "first = (position == 0)",
-        "first = (position < 0)",
-        _ops("packing", "realizations"),
+        "torch.where(over(position == 0, x.ndim), started, shifted)",
+        "torch.where(over(position < 0, x.ndim), started, shifted)",
+        _ops("packing", "lag/realizations"),
     ),
     Fault(
         "vmap: packed rows share their bounds",
-        OPS + "operators.py",
+        OPS + "folding.py",
         "(cu_seqlens[:-1] + offsets)",
         "(cu_seqlens[:-1] + 0 * offsets)",
-        _ops("operators"),
+        _ops("registered"),
+    ),
+    Fault(
+        "vmap: gradients are not divided by temperatures of their own",
+        OPS + "registered.py",
+        "(d_gates / divisor).to(dtype)",
+        "(d_gates + 0 * divisor).to(dtype)",
+        _ops("temperature"),
+    ),
+    Fault(
+        "backends: an unavailable backend is chosen",
+        OPS + "backends.py",
+        "return self.refusal(operator, device_type, dtype) or reason_of(self.name)",
+        "return self.refusal(operator, device_type, dtype)",
+        _ops("backends"),
     ),
 ]
 
 MODELS = [
     Fault(
         "layer: gate temperature ignored in sequences",
-        "src/statemix/layers/gated_recurrence.py",
-        "weight = self.gate_proj.weight / self.temperature",
-        "weight = self.gate_proj.weight / 1.0",
+        "src/statemix/layers/bd_lru.py",
+        "            temperature=self.temperature,\n",
+        "",
         ("tests/layers",),
     ),
     Fault(

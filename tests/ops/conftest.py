@@ -142,14 +142,34 @@ def families_of(kind):
     return [family.name for family in families if kind == "blocks" or not family.blocks_only]
 
 
+# A test that asks for one of these runs over every backend that can run here and that fits, so that
+# a new one is tested by being registered.
+BACKEND_FIXTURES = {
+    "backend": lambda backend: True,
+    "other_backend": lambda backend: backend.name != "reference",
+    "stepwise_backend": lambda backend: backend.stepwise,
+    "portable_backend": lambda backend: backend.devices is None,
+    "registered_backend": lambda backend: not backend.differentiates("block"),
+}
+
+
+def names_of_backends(fixture="backend"):
+    fits = BACKEND_FIXTURES[fixture]
+    backends = ops.BACKENDS.values()
+    return [backend.name for backend in backends if backend.unavailable() is None and fits(backend)]
+
+
 def pytest_generate_tests(metafunc):
-    """``kind`` runs over the recurrences, ``gate`` over the families it has."""
+    """``kind`` runs over the recurrences, ``gate`` over the families it has, backends over all."""
     wanted = [name for name in ("kind", "gate") if name in metafunc.fixturenames]
     marked = {
         name.strip()
         for mark in metafunc.definition.iter_markers("parametrize")
         for name in (mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0])
     }
+    for fixture in BACKEND_FIXTURES:
+        if fixture in metafunc.fixturenames and fixture not in marked:
+            metafunc.parametrize(fixture, names_of_backends(fixture))
     wanted = [name for name in wanted if name not in marked]
     if wanted == ["kind", "gate"]:
         cases = [(kind, gate) for kind in RECURRENCES for gate in families_of(kind)]

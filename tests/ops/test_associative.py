@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from statemix.ops.associative import block_scan, lag_scan
+from statemix.ops.block.associative import scan as block_scan
+from statemix.ops.lag.associative import scan as lag_scan
 
 SIZES = [1, 2, 3, 4, 5, 8]
 LENGTHS = [0, 1, 2, 3, 16, 37]  # empty, single, even, odd, power of two, ragged

@@ -131,7 +131,6 @@ def test_none_leaves_gates_alone():
     assert a_0.equal(gates[:, 4])
 
 
-@pytest.mark.parametrize("backend", ops.BACKENDS)
 @pytest.mark.parametrize("kind", list(RECURRENCES))
 @pytest.mark.parametrize("gate", ["relu", "signed", "tanh"])
 def test_row_without_any_share_gives_zero_and_finite_gradients(problem, kind, gate, backend):
@@ -142,7 +141,6 @@ def test_row_without_any_share_gives_zero_and_finite_gradients(problem, kind, ga
     assert all(tensor.isfinite().all() for tensor in outcome.values())
 
 
-@pytest.mark.parametrize("backend", ops.BACKENDS)
 @pytest.mark.parametrize("gate", ["relu", "signed", "tanh"])
 def test_epsilon_halves_a_gate_of_its_own_size(gate, backend):
     gates = torch.tensor([0.0, EPSILON], dtype=torch.float64).view(1, 1, 1, 2)
@@ -150,7 +148,6 @@ def test_epsilon_halves_a_gate_of_its_own_size(gate, backend):
     torch.testing.assert_close(states.item(), 0.5, rtol=1e-9, atol=0)
 
 
-@pytest.mark.parametrize("backend", ops.BACKENDS)
 def test_very_negative_sigmoid_gates_keep_their_ratios(backend):
     """sigmoid(g) ~ e^g there, so the row equals a softmax instead of 0 / 0."""
     gates = torch.tensor([-9000.0, -9001.0, -9002.0], dtype=torch.float64).view(1, 1, 1, 3)

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from statemix.ops import loop, reference
+from statemix.ops import block, lag
 
-SCANS = {"blocks": reference.block_scan, "lags": reference.lag_scan}
+SCANS = {"blocks": block.reference.scan, "lags": lag.reference.scan}
+LOOPS = {"blocks": block.loop, "lags": lag.loop}
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
@@ -17,8 +18,8 @@ def test_adjoint_by_hand_equals_autograd(problem, agree, kind, length, size):
     cotangents = (p.d_states, p.d_final_state)
     gradients = torch.autograd.grad(results, leaves, cotangents, materialize_grads=True)
     a, b, h_0 = (leaf.detach() for leaf in leaves)
-    states, final_state = loop.scan_forward(a, b, h_0)
-    adjoints = loop.scan_backward(*cotangents, a, states, h_0)
+    states, final_state = LOOPS[kind].forward(a, b, h_0, None)
+    adjoints = LOOPS[kind].backward(*cotangents, a, b, states, h_0, None)
     agree(
         dict(enumerate((states, final_state, *adjoints))),
         dict(enumerate((*results, *gradients))),
@@ -27,5 +28,5 @@ def test_adjoint_by_hand_equals_autograd(problem, agree, kind, length, size):
 
 def test_states_have_blocks_innermost_in_memory(problem, kind):
     p = problem(kind, length=4, blocks=7, size=2)
-    states, _ = loop.scan_forward(p.gates[..., :-1], p.values, p.initial_state)
+    states, _ = LOOPS[kind].forward(p.gates[..., :-1], p.values, p.initial_state, None)
     assert states.stride(2) == 1

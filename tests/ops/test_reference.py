@@ -95,7 +95,6 @@ def gradchecked(p, gate, backend, *, fast_mode=False, **options):
     )
 
 
-@pytest.mark.parametrize("backend", ["reference", "loop", "cpu"])
 @pytest.mark.parametrize("lengths", [None, (2, 0, 3)], ids=["dense", "packed"])
 def test_gradients_match_finite_differences(problem, kind, gate, lengths, backend):
     p = problem(kind, batch=1, length=3, blocks=1, size=2, gate=gate, lengths=lengths)
@@ -103,20 +102,20 @@ def test_gradients_match_finite_differences(problem, kind, gate, lengths, backen
 
 
 @pytest.mark.parametrize("size", [1, 3, 4, 5, 6, 8, 16])
-def test_gradients_of_every_size_match_finite_differences(problem, kind, gate, size):
+def test_gradients_of_every_size_match_finite_differences(
+    problem, kind, gate, size, registered_backend
+):
     """Along one random direction in a second; all directions for the smallest, above."""
     p = problem(kind, batch=1, length=3, blocks=1, size=size, gate=gate)
-    assert gradchecked(p, gate, "cpu", fast_mode=True)
+    assert gradchecked(p, gate, registered_backend, fast_mode=True)
 
 
-@pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("lengths", [None, (2, 0, 4)], ids=["dense", "packed"])
 def test_gradients_of_the_observer_form_match_finite_differences(problem, lengths, backend):
     p = problem("lags", batch=1, length=4, blocks=1, size=3, lengths=lengths)
     assert gradchecked(p, "softmax", backend, realization="observer")
 
 
-@pytest.mark.parametrize("backend", ["reference", "associative", "loop", "cpu"])
 @pytest.mark.parametrize("scan", ["block_scan", "lag_scan"])
 def test_gradients_of_the_scans_match_finite_differences(problem, scan, backend):
     p = problem("blocks" if scan == "block_scan" else "lags", batch=1, length=3, blocks=2, size=2)

@@ -246,11 +246,13 @@ def _short(number: float) -> str:
 
 
 def _print_setting(console: Console, process: dict[str, Any], dtype: str) -> None:
-    kernels = process["instruction_set"] or "not built"
+    backends = ", ".join(
+        f"{name} ({detail or 'unavailable'})" for name, detail in process["backends"].items()
+    )
     binding = process["omp_proc_bind"] or "not set (close makes times steadier)"
     console.print(
         f"{process['cpu']}, {process['cpu_count']} cores, {process['threads']} threads, {dtype}, "
-        f"torch {process['packages']['torch']}, kernels: {kernels}.\n"
+        f"torch {process['packages']['torch']}, backends: {backends}.\n"
         f"OMP_PROC_BIND is {binding}.\n"
         "Calls reuse freed memory (mallopt: no mapping, no trimming), except those marked *,\n"
         "which are so large that their blocks are mapped afresh.\n"

@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("Train", "train one model on one task, resumably, into a folder"),
     "evaluate": ("Evaluate", "score a trained model at any lengths"),
     "tasks": ("Tasks", "show the tasks and examples of them"),
+    "doctor": ("Doctor", "show what runs here, on which backend, and why not on a faster one"),
     "bench": ("Bench", "measure speed and memory against baselines"),
 }
 """Command -> its class in the module of the same name, and what it does."""

@@ -116,15 +116,23 @@ class BDLRU(GatedRecurrence):
         values = self._values(x)
         gates = self._raw_gates(x).to(values.dtype)
         states, state = ops.bd_lru(
-            gates, values, self.gate, state, cu_seqlens, backend=self.backend
+            gates,
+            values,
+            self.gate,
+            state,
+            cu_seqlens,
+            temperature=self.temperature,
+            backend=self.backend,
         )
         return self._read(states), state
 
     def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         self._check_step(x_t, state)
         values = self._values(x_t)
-        gates = self._raw_gates_of_token(x_t).to(values.dtype)
-        h_t, state = ops.bd_lru_step(gates, values, state, self.gate, backend=self.backend)
+        gates = self._raw_gates(x_t).to(values.dtype)
+        h_t, state = ops.bd_lru_step(
+            gates, values, state, self.gate, temperature=self.temperature, backend=self.backend
+        )
         return self._read(h_t), state
 
     def _values(self, x: Tensor) -> Tensor:

@@ -7,13 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Literal, Self, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from statemix import ops
 from statemix.layers.layer import Layer, at_least_float32, check_sizes
 from statemix.layers.state import State
-from statemix.ops import cpu
 from statemix.ops.checks import bind, check_choice
 
 Selectivity = Literal[True, False, "pointwise"]
@@ -76,9 +74,7 @@ class GatedRecurrence(Layer):
             choices = list(get_args(Selectivity))
             raise ValueError(f"selective must be one of {choices}, got {selective!r}")
         check_choice("initial_state", initial_state, get_args(InitialState))
-        check_choice("backend", backend, (*ops.BACKENDS, None))
-        if backend == "cpu":
-            cpu.require()
+        ops.check_backend(backend)
         if selective == "pointwise" and hidden_size != num_units:
             raise ValueError(
                 f"hidden_size must equal {self._unit_name} with "
@@ -207,30 +203,23 @@ class GatedRecurrence(Layer):
         return torch.zeros(shape, device=device, dtype=dtype)
 
     def _raw_gates(self, x: Tensor) -> Tensor:
-        """Gates (B, T, H, *gate_shape) of x (B, T, hidden_size), stored with H innermost."""
-        if self.selective is True and _is_plain(self.gate_proj):
-            # Scaling the projection instead of the gates makes the temperature free: there are
-            # fewer weights than gates as soon as there are more tokens than channels.
-            weight = self.gate_proj.weight / self.temperature
-            bias = self.gate_proj.bias / self.temperature
-            return self._by_unit(F.linear(x, weight, bias))
-        return self._raw_gates_of_token(x)
+        """Gates (..., H, *gate_shape) of x (..., hidden_size), not yet divided by the temperature.
 
-    def _raw_gates_of_token(self, x_t: Tensor) -> Tensor:
-        """Gates (B, H, *gate_shape) of x_t (B, hidden_size), or of any further axes like B."""
+        H is innermost in memory. A sequence (B, T, hidden_size) and one token of it
+        (B, hidden_size) go the same way.
+        """
         if self.selective is True:
-            # One token has fewer gates than the projection has weights.
-            return self._by_unit(self.gate_proj(x_t) / self.temperature)
-        return self._elementwise_gates(x_t)
+            return self._by_unit(self.gate_proj(x))
+        return self._elementwise_gates(x)
 
     def _by_unit(self, flat: Tensor) -> Tensor:
         gates = flat.reshape(*flat.shape[:-1], *self._gate_shape, self._num_units)
         return gates.movedim(-1, flat.ndim - 1)
 
     def _elementwise_gates(self, x: Tensor) -> Tensor:
-        bias = (self.gate_bias / self.temperature).movedim(0, -1).contiguous()
+        bias = self.gate_bias.movedim(0, -1).contiguous()
         if self.selective == "pointwise":
-            weight = (self.gate_weight / self.temperature).movedim(0, -1).contiguous()
+            weight = self.gate_weight.movedim(0, -1).contiguous()
             channels = x.reshape(*x.shape[:-1], *(1 for _ in self._gate_shape), x.shape[-1])
             gates = bias + channels * weight
         else:
@@ -253,22 +242,3 @@ class GatedRecurrence(Layer):
             f"selective={self.selective!r}, initial_state={self.initial_state!r}, "
             f"backend={self.backend!r}"
         )
-
-
-def _is_plain(projection: nn.Module) -> bool:
-    """Whether calling ``projection`` does nothing but multiply by its weight and add its bias.
-
-    Not so once it is wrapped or parametrised (both change its type), hooked, or its ``forward``
-    replaced: whoever did that expects the call.
-    """
-    return (
-        type(projection) is nn.Linear
-        and projection.bias is not None
-        and "forward" not in vars(projection)
-        and not (
-            projection._forward_pre_hooks
-            or projection._forward_hooks
-            or projection._backward_pre_hooks
-            or projection._backward_hooks
-        )
-    )

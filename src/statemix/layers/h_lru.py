@@ -10,7 +10,8 @@ from statemix import ops
 from statemix.layers.gated_recurrence import GatedRecurrence, InitialState, Selectivity
 from statemix.layers.layer import check_sizes
 from statemix.ops.checks import check_choice
-from statemix.ops.realizations import lagged, partial_sums
+from statemix.ops.lag.history import lagged
+from statemix.ops.lag.realizations import partial_sums
 
 Realization = Literal["controller", "observer"]
 Readout = Literal["lags", "current"]
@@ -139,6 +140,7 @@ class HLRU(GatedRecurrence):
             self.gate,
             state,
             cu_seqlens,
+            temperature=self.temperature,
             realization=self.realization,
             backend=self.backend,
         )
@@ -147,19 +149,22 @@ class HLRU(GatedRecurrence):
         if self.realization == "controller":
             window = lagged(states, state, cu_seqlens)
         else:
-            coefficients, _ = ops.normalize(gates.to(final.dtype), self.gate)
+            coefficients, _ = ops.normalize(
+                gates.to(final.dtype), self.gate, temperature=self.temperature
+            )
             window = partial_sums(coefficients, states.to(final.dtype), state, cu_seqlens)
         return self._read(window.to(states.dtype)), final
 
     def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         self._check_step(x_t, state)
         values: Tensor = self.value_proj(x_t)
-        gates = self._raw_gates_of_token(x_t).to(values.dtype)
+        gates = self._raw_gates(x_t).to(values.dtype)
         h_t, state = ops.h_lru_step(
             gates,
             values,
             state,
             self.gate,
+            temperature=self.temperature,
             realization=self.realization,
             backend=self.backend,
         )

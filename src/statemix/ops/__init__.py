@@ -1,27 +1,38 @@
-"""The recurrences as pure functions of tensors."""
+"""The recurrences as pure functions of tensors.
 
-from statemix.ops.checks import BackendUnavailableError
-from statemix.ops.gates import GATES, normalize
-from statemix.ops.recurrence import (
+A folder per operator (``block/``, ``lag/``) holds its public functions, its definition and its
+forms in PyTorch; a module or folder per backend (``cpu/``, ``loop.py``) holds its record.
+"""
+
+from statemix.ops.associative import ASSOCIATIVE
+from statemix.ops.backends import (
     BACKENDS,
-    REALIZATIONS,
-    bd_lru,
-    block_scan,
+    Backend,
+    Kernel,
+    check_backend,
     default_backend,
-    h_lru,
-    lag_scan,
 )
-from statemix.ops.steps import bd_lru_step, block_step, h_lru_step, lag_step
+from statemix.ops.block import bd_lru, bd_lru_step, block_scan, block_step
+from statemix.ops.checks import BackendUnavailableError
+from statemix.ops.cpu import CPU
+from statemix.ops.gates import GATES, GateFamily, normalize
+from statemix.ops.lag import REALIZATIONS, h_lru, h_lru_step, lag_scan, lag_step
+from statemix.ops.loop import LOOP
+from statemix.ops.reference import REFERENCE
 
 __all__ = [
     "BACKENDS",
     "GATES",
     "REALIZATIONS",
+    "Backend",
     "BackendUnavailableError",
+    "GateFamily",
+    "Kernel",
     "bd_lru",
     "bd_lru_step",
     "block_scan",
     "block_step",
+    "check_backend",
     "default_backend",
     "h_lru",
     "h_lru_step",
@@ -29,3 +40,9 @@ __all__ = [
     "lag_step",
     "normalize",
 ]
+
+# In order of preference.
+BACKENDS.register(CPU)
+BACKENDS.register(LOOP)
+BACKENDS.register(ASSOCIATIVE)
+BACKENDS.register(REFERENCE)

@@ -1,11 +1,12 @@
-"""The recurrences as differentiable functions: the closed-form backward around the operators."""
+"""Kernels as differentiable functions: the closed-form backward around the registered operators."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from statemix.ops.operators import scan_backward, scan_forward
+from statemix.ops.backends import BACKENDS
+from statemix.ops.registered import scan_backward, scan_forward
 
 
 def scan(
@@ -13,25 +14,30 @@ def scan(
     values: Tensor,
     initial_state: Tensor,
     cu_seqlens: Tensor | None,
-    gate: str,
+    temperature: Tensor | None,
+    operator: str,
     backend: str,
+    gate: str,
 ) -> tuple[Tensor, Tensor]:
-    """The recurrence of :func:`statemix.ops.operators.scan_forward`, differentiable."""
+    """The recurrence of :func:`statemix.ops.registered.scan_forward`, differentiable."""
     # Derivatives of any kind are only ruled out here: a tensor that vmap has wrapped does not tell
     # whether it requires a gradient, and forward mode works without gradients being enabled.
     # (A compiled graph cannot ask.)
-    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
-        result: tuple[Tensor, Tensor] = _Scan.apply(  # type: ignore[no-untyped-call]
-            gates, values, initial_state, cu_seqlens, gate, backend
-        )
+    arguments = (
+        gates, values, initial_state, cu_seqlens, temperature, operator, backend, gate
+    )  # fmt: skip
+    compiling = torch.compiler.is_compiling()
+    if compiling or not torch.is_inference_mode_enabled():
+        function = _Scan if compiling else _EagerScan
+        result: tuple[Tensor, Tensor] = function.apply(*arguments)  # type: ignore[no-untyped-call]
         return result
     # While decoding, a Function's bookkeeping costs more than the step itself.
-    states, final_state = scan_forward(gates, values, initial_state, cu_seqlens, gate, backend)
+    states, final_state = scan_forward(*arguments)
     return states, final_state
 
 
 class _Scan(torch.autograd.Function):
-    """States and final state of either recurrence, with all gradients.
+    """States and final state of any operator, with all gradients.
 
     A Function around the raw operators rather than ``register_autograd`` on them: only this form
     supports ``vmap`` of ``grad``.
@@ -39,31 +45,35 @@ class _Scan(torch.autograd.Function):
 
     generate_vmap_rule = True
 
+    # The arguments one by one: given as *arguments, the compiler would slip its context among them.
     @staticmethod
     def forward(
         gates: Tensor,
         values: Tensor,
         initial_state: Tensor,
         cu_seqlens: Tensor | None,
-        gate: str,
+        temperature: Tensor | None,
+        operator: str,
         backend: str,
+        gate: str,
     ) -> tuple[Tensor, Tensor]:
-        """See :func:`statemix.ops.operators.scan_forward`."""
-        states, final_state = scan_forward(gates, values, initial_state, cu_seqlens, gate, backend)
+        """See :func:`statemix.ops.registered.scan_forward`."""
+        states, final_state = scan_forward(
+            gates, values, initial_state, cu_seqlens, temperature, operator, backend, gate
+        )
         return states, final_state
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         """Keep raw gates, values and states: all that the closed form reads."""
-        gates, values, initial_state, cu_seqlens, ctx.gate, ctx.backend = inputs
-        ctx.save_for_backward(gates, values, initial_state, cu_seqlens, output[0])
+        *tensors, operator, backend, gate = inputs
+        ctx.names = operator, backend, gate
+        ctx.save_for_backward(*tensors, output[0])
 
     @staticmethod
-    def backward(
-        ctx: Any, d_states: Tensor, d_final_state: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
-        """See :func:`statemix.ops.operators.scan_backward`."""
-        gates, values, initial_state, cu_seqlens, states = ctx.saved_tensors
+    def backward(ctx: Any, d_states: Tensor, d_final_state: Tensor) -> tuple[Tensor | None, ...]:
+        """See :func:`statemix.ops.registered.scan_backward`."""
+        gates, values, initial_state, cu_seqlens, temperature, states = ctx.saved_tensors
         # What create_graph=True or torch.func differentiates again must know that it cannot be.
         backward: Any = _ScanBackward.apply if torch.is_grad_enabled() else scan_backward
         d_gates, d_values, d_initial_state = backward(
@@ -74,10 +84,30 @@ class _Scan(torch.autograd.Function):
             states,
             initial_state,
             cu_seqlens,
-            ctx.gate,
-            ctx.backend,
+            temperature,
+            *ctx.names,
         )
-        return d_gates, d_values, d_initial_state, None, None, None
+        return d_gates, d_values, d_initial_state, None, None, None, None, None
+
+
+class _EagerScan(_Scan):
+    """The same with a clear error in forward mode; the compiler traces no class that has a jvp."""
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> None:
+        """Refuse forward mode.
+
+        Raises:
+            ValueError: always, naming the arguments that have a tangent.
+        """
+        names = ("gates", "values", "initial_state")
+        given = [
+            name for name, tangent in zip(names, tangents, strict=False) if tangent is not None
+        ]
+        raise ValueError(
+            f"{' and '.join(given)} must have no tangent (jvp): "
+            f"{_differentiated_by_hand(*ctx.names)}"
+        )
 
 
 class _ScanBackward(torch.autograd.Function):
@@ -87,13 +117,18 @@ class _ScanBackward(torch.autograd.Function):
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """See :func:`statemix.ops.operators.scan_backward`."""
+        """See :func:`statemix.ops.registered.scan_backward`."""
         d_gates, d_values, d_initial_state = scan_backward(*arguments)
         return d_gates, d_values, d_initial_state
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        """Nothing to keep."""
+    def setup_context(
+        ctx: Any,
+        inputs: tuple[Any, ...],
+        output: tuple[Tensor, ...],  # noqa: ARG004
+    ) -> None:
+        """Keep the names for the message."""
+        ctx.names = inputs[-3:]
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> None:  # noqa: ARG004
@@ -103,6 +138,14 @@ class _ScanBackward(torch.autograd.Function):
             RuntimeError: always.
         """
         raise RuntimeError(
-            "the gradient of the recurrence cannot be differentiated again by the backends 'cpu' "
-            "and 'loop'; use backend='reference'"
+            "the gradient of the recurrence cannot be differentiated again: "
+            f"{_differentiated_by_hand(*ctx.names)}"
         )
+
+
+def _differentiated_by_hand(operator: str, backend: str, gate: str) -> str:  # noqa: ARG001
+    others = [repr(record.name) for record in BACKENDS.values() if record.differentiates(operator)]
+    return (
+        f"backend {backend!r} has first derivatives in reverse mode only; "
+        f"use backend={' or '.join(others)}"
+    )

@@ -6,6 +6,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+"""Dtypes of gates, values, states and all that takes their place."""
+
 
 class BackendUnavailableError(RuntimeError):
     """The backend that was asked for cannot run here; the message says what to install."""
@@ -22,11 +25,13 @@ def bind(sizes: dict[str, int], name: str, tensor: Tensor, axes: str) -> None:
             than "m", and m is at least 1, where other axes may be empty.
 
     Raises:
-        TypeError: if ``tensor`` is not a tensor.
+        TypeError: if ``tensor`` is not a tensor, or a sparse, nested or quantised one.
         ValueError: if the rank or a size already learnt disagrees, or m is less than 1.
     """
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+        raise TypeError(f"{name} must be a dense tensor, got one that is {_form(tensor)}")
     names = axes.split()
     if tensor.ndim == len(names):
         known = dict(sizes)
@@ -37,6 +42,14 @@ def bind(sizes: dict[str, int], name: str, tensor: Tensor, axes: str) -> None:
             return
     wanted = ", ".join(_described(sizes, axis) for axis in names)
     raise ValueError(f"{name} must have shape ({wanted}), got {tuple(tensor.shape)}")
+
+
+def _form(tensor: Tensor) -> str:
+    if tensor.is_nested:
+        return "nested"
+    if tensor.is_quantized:
+        return "quantised"
+    return str(tensor.layout).removeprefix("torch.")
 
 
 def _agrees(known: dict[str, int], axis: str, size: int) -> bool:
@@ -51,19 +64,24 @@ def _described(sizes: dict[str, int], axis: str) -> str:
 
 
 def same_dtype_and_device(**tensors: Tensor) -> None:
-    """Check that all tensors share one floating dtype and one device.
+    """Check that all tensors share one of :data:`FLOATING` and one device.
 
     Raises:
-        TypeError: if a dtype is not floating or differs.
+        TypeError: if a dtype is another or differs.
         ValueError: if the devices differ.
     """
     names = " and ".join(tensors)
     dtypes = [tensor.dtype for tensor in tensors.values()]
-    if any(dtype != dtypes[0] or not dtype.is_floating_point for dtype in dtypes):
-        raise TypeError(f"{names} must share one floating dtype, got {_listed(dtypes)}")
+    if dtypes[0] not in FLOATING or any(dtype != dtypes[0] for dtype in dtypes):
+        known = ", ".join(_short(dtype) for dtype in FLOATING)
+        raise TypeError(f"{names} must share one floating dtype of {known}, got {_listed(dtypes)}")
     devices = [tensor.device for tensor in tensors.values()]
     if any(device != devices[0] for device in devices):
         raise ValueError(f"{names} must be on one device, got {_listed(devices)}")
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _listed(items: Sequence[object]) -> str:
@@ -80,8 +98,9 @@ def check_initial_state(
         ValueError: if its shape or device disagrees with the other arguments.
     """
     bind(sizes, "initial_state", initial_state, axes)
-    if not initial_state.dtype.is_floating_point:
-        raise TypeError(f"initial_state must be floating, got {initial_state.dtype}")
+    if initial_state.dtype not in FLOATING:
+        known = ", ".join(_short(dtype) for dtype in FLOATING)
+        raise TypeError(f"initial_state must be floating ({known}), got {initial_state.dtype}")
     if initial_state.device != like.device:
         raise ValueError(f"initial_state must be on {like.device}, got {initial_state.device}")
 
@@ -109,9 +128,12 @@ def check_cu_seqlens_values(cu_seqlens: Tensor, length: int) -> None:
     """Check that ``cu_seqlens`` starts at 0, never falls and ends at ``length``.
 
     Raises:
-        ValueError: otherwise, with the values.
+        ValueError: otherwise, with the values; or if vmap maps it, and so hides its values.
     """
-    steps = cu_seqlens.tolist()
+    try:
+        steps = cu_seqlens.tolist()
+    except RuntimeError as error:
+        raise ValueError("cu_seqlens must not be mapped by vmap, got a mapped axis") from error
     rises = all(first <= second for first, second in pairwise(steps))
     if steps[0] != 0 or steps[-1] != length or not rises:
         raise ValueError(f"cu_seqlens must rise from 0 to the length {length}, got {steps}")
@@ -124,13 +146,21 @@ def check_finite(**tensors: Tensor | None) -> None:
         tensors: by the name of the argument; None is passed over.
 
     Raises:
-        ValueError: naming the tensor, the number of bad entries and the index of the first.
+        ValueError: naming the tensor, the number of bad entries and the index of the first; or if
+            a transform such as vmap hides the values.
     """
     for name, tensor in tensors.items():
         if tensor is None:
             continue
         bad = ~torch.isfinite(tensor)
-        if bad.any():
+        try:
+            found = bool(bad.any())
+        except RuntimeError as error:
+            raise ValueError(
+                f"{name} must be checked outside of vmap and on a device with data: its values "
+                "cannot be read here, got check_finite=True"
+            ) from error
+        if found:
             first = tuple(bad.nonzero()[0].tolist())
             raise ValueError(
                 f"{name} must be finite, got {int(bad.sum())} NaN or infinite entries, "

@@ -1,7 +1,8 @@
 """Gate families: how raw gates become the state gates and the input gate of a row.
 
-A family is one function and one entry of :data:`GATES`. All but ``householder`` treat each row of
-m + 1 raw gates alone, so they serve blocks and lags alike.
+A family is one function and one entry of :data:`GATES`; a backend's record says which families its
+kernels normalise themselves. All but ``householder`` treat each row of m + 1 raw gates alone, so
+they serve blocks and lags alike.
 """
 
 from collections.abc import Callable
@@ -11,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from statemix.ops.checks import check_choice
+from statemix.ops.temperature import check_temperature, divided
+from statemix.registry import Registry
+from statemix.settings import SettingError
 
 # Keeps a row of zeros finite where the normaliser can vanish. Mirrored in cpu/gates.h.
 EPSILON = 1e-6
@@ -27,14 +30,12 @@ class GateFamily:
             of blocks only, raw gates (..., m, m+1) -> transitions (..., m, m) and input gate
             (..., m).
         bound: what it promises of the states, in words.
-        fused: whether the kernels normalise it themselves, by the same name.
         blocks_only: whether it needs the rows of a whole block.
     """
 
     name: str
     normalize: Callable[[Tensor], tuple[Tensor, Tensor]]
     bound: str
-    fused: bool = True
     blocks_only: bool = False
 
 
@@ -46,7 +47,11 @@ def _split(gates: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _over_sum(numerators: Tensor) -> tuple[Tensor, Tensor]:
-    return _split(numerators / (numerators.abs().sum(-1, keepdim=True) + EPSILON))
+    # In units of the largest entry, so that the sum cannot overflow. The result does not depend on
+    # the unit, so neither does its gradient.
+    unit = numerators.detach().abs().amax(-1, keepdim=True).clamp(min=1)
+    scaled = numerators / unit
+    return _split(scaled / (scaled.abs().sum(-1, keepdim=True) + EPSILON / unit))
 
 
 def _row_softmax(gates: Tensor) -> Tensor:
@@ -92,9 +97,14 @@ def _householder(gates: Tensor) -> tuple[Tensor, Tensor]:
     """
     vectors, input_gates = gates[..., :-1], gates[..., -1]
     size = vectors.shape[-1]
-    input_gate = torch.sigmoid(input_gates.mean(-1, keepdim=True) - 3)
+    # Divided before they are added: the mean of finite gates is finite.
+    input_gate = torch.sigmoid((input_gates / size).sum(-1, keepdim=True) - 3)
+    # With u = s w and s >= 1 the largest entry, c u u^T = 2 |w|^2 / (s^-4 + |w|^4) w w^T, where
+    # |u|^4 would overflow for long vectors. The result does not depend on s.
+    unit = vectors.detach().abs().amax(-1, keepdim=True).clamp(min=1)
+    vectors = vectors / unit
     lengths = vectors.square().sum(-1, keepdim=True)
-    scaled = vectors * (2 * lengths / (1 + lengths.square()))
+    scaled = vectors * (2 * lengths / (unit.reciprocal().square().square() + lengths.square()))
     transition = torch.eye(size, dtype=gates.dtype, device=gates.device)
     for vector, scaled_vector in zip(vectors.unbind(-2), scaled.unbind(-2), strict=True):
         along = (transition * scaled_vector.unsqueeze(-2)).sum(-1, keepdim=True)
@@ -102,9 +112,9 @@ def _householder(gates: Tensor) -> tuple[Tensor, Tensor]:
     return (1 - input_gate).unsqueeze(-1) * transition, input_gate.expand(input_gates.shape)
 
 
-GATES: dict[str, GateFamily] = {
-    family.name: family
-    for family in [
+GATES: Registry[GateFamily] = Registry(
+    "gate",
+    [
         GateFamily("softmax", _softmax, PROPOSITION_1),
         GateFamily("sigmoid", _sigmoid, PROPOSITION_1),
         GateFamily("relu", _relu, PROPOSITION_1),
@@ -119,17 +129,37 @@ GATES: dict[str, GateFamily] = {
             "householder",
             _householder,
             "|A|_2 <= 1 - a_0, so |h_t|_2 <= max(|h_0|_2, max |v|_2) in each block",
-            fused=False,
             blocks_only=True,
         ),
-    ]
-}
+    ],
+)
+"""Every gate family by name."""
 
 
-def normalize(gates: Tensor, gate: str) -> tuple[Tensor, Tensor]:
+def check_gate(gate: object, *, blocks: bool) -> GateFamily:
+    """Return the family of a name.
+
+    Args:
+        gate: name of a family.
+        blocks: whether there are rows of whole blocks, which some families need.
+
+    Raises:
+        SettingError: if there is no such family, or it needs blocks where there are none.
+    """
+    if blocks:
+        return GATES.find(gate)
+    names = [family.name for family in GATES.values() if not family.blocks_only]
+    if gate not in names:
+        raise SettingError("", f"must be one of {names}", gate, subject="gate")
+    return GATES.find(gate)
+
+
+def normalize(
+    gates: Tensor, gate: str, *, temperature: Tensor | float | None = None
+) -> tuple[Tensor, Tensor]:
     r"""Turn raw gates into the coefficients of the recurrence.
 
-    .. math:: a_j = f(g_j) / \sum_k |f(g_k)|, \qquad k = 1, \dots, m, 0
+    .. math:: a_j = f(g_j / \tau) / \sum_k |f(g_k / \tau)|, \qquad k = 1, \dots, m, 0
 
     Source: Dubinin et al., Eq. 6, for ``softmax`` (f = exp), ``sigmoid``, ``relu`` and ``none`` (no
     normaliser); ``signed`` (f(g) = g), ``tanh`` and ``householder`` go beyond the paper.
@@ -145,27 +175,31 @@ def normalize(gates: Tensor, gate: str) -> tuple[Tensor, Tensor]:
         gates: raw gates, shape (..., m+1), the input gate last; (..., m, m+1) for ``householder``.
             A floating dtype.
         gate: a name in :data:`GATES`.
+        temperature: tau, a positive number, or a positive 0-d floating tensor on the device of the
+            gates that is not differentiated. None means 1.
 
     Returns:
         state_gates: shape (..., m), or the transitions (..., m, m) for ``householder``.
         input_gate: shape (...), or (..., m) for ``householder``.
 
     Raises:
-        ValueError: if ``gate`` is unknown, or the last axes do not fit it.
-        TypeError: if ``gates`` is not a floating tensor.
+        ValueError: if ``gate`` is unknown, the last axes do not fit it, or ``temperature`` is not
+            positive and finite, not 0-d, on another device or requires a gradient.
+        TypeError: if ``gates`` is not a floating tensor, or ``temperature`` no number or floating
+            tensor.
 
     Example:
         >>> state_gates, input_gate = normalize(torch.zeros(3), "softmax")
         >>> round(float(state_gates.sum() + input_gate), 6)
         1.0
     """
-    check_choice("gate", gate, list(GATES))
+    family = GATES.find(gate)
     if not isinstance(gates, Tensor) or not gates.dtype.is_floating_point:
         kind = gates.dtype if isinstance(gates, Tensor) else type(gates).__name__
         raise TypeError(f"gates must be a floating tensor, got {kind}")
     shape = tuple(gates.shape)
     if not shape or shape[-1] < 2:
         raise ValueError(f"gates must have shape (..., m+1) with m of at least 1, got {shape}")
-    if GATES[gate].blocks_only and (len(shape) < 2 or shape[-2] + 1 != shape[-1]):
+    if family.blocks_only and (len(shape) < 2 or shape[-2] + 1 != shape[-1]):
         raise ValueError(f"gates must have shape (..., m, m+1) for {gate!r}, got {shape}")
-    return GATES[gate].normalize(gates)
+    return family.normalize(divided(gates, check_temperature(temperature, gates)))

@@ -1,46 +1,55 @@
-"""Packed sequences: several laid end to end in one row, bounded by ``cu_seqlens``."""
+"""Packed sequences: several laid end to end in one row, bounded by ``cu_seqlens``.
 
-from collections.abc import Callable
-from itertools import pairwise
+Nothing here reads the bounds back from their device: what they say enters by indices and masks.
+"""
+
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from statemix.ops.checks import check_cu_seqlens_values
 
-Scan = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+class Packing(NamedTuple):
+    """What each step of a packed row is to its sequence.
 
-
-def scan_each(
-    scan: Scan, coefficients: Tensor, inputs: Tensor, initial_state: Tensor, cu_seqlens: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Run ``scan`` over every packed sequence on its own, from its own initial state.
-
-    Args:
-        scan: a function of (coefficients, inputs, initial_state) that returns states and the final
-            state.
-        coefficients: shape (1, T, ...).
-        inputs: shape (1, T, ...).
-        initial_state: one row per sequence, shape (N, H, m).
-        cu_seqlens: bounds 0 = c_0 <= ... <= c_N = T, shape (N+1,).
-
-    Returns:
-        states: like ``inputs``.
-        final_state: shape (N, H, m).
-
-    Raises:
-        ValueError: if the bounds do not rise from 0 to T.
+    Attributes:
+        sequence: number of the sequence that the step belongs to, int64, shape (T,).
+        first: whether the step is the first of its sequence, bool, shape (T,).
+        last: whether the step is the last of its sequence, bool, shape (T,).
+        starts: index of the first step of every sequence, int64, shape (N,), clamped to the row.
+        empty: whether a sequence has no step, bool, shape (N,).
     """
-    check_cu_seqlens_values(cu_seqlens, inputs.shape[1])
-    bounds = cu_seqlens.tolist()
-    pieces = [
-        scan(coefficients[:, start:stop], inputs[:, start:stop], h_0.unsqueeze(0))
-        for (start, stop), h_0 in zip(pairwise(bounds), initial_state.unbind(0), strict=True)
-    ]
-    if not pieces:
-        return inputs.clone(), initial_state.clone()
-    states, finals = zip(*pieces, strict=True)
-    return torch.cat(states, dim=1), torch.cat(finals, dim=0)
+
+    sequence: Tensor
+    first: Tensor
+    last: Tensor
+    starts: Tensor
+    empty: Tensor
+
+    @classmethod
+    def of(cls, cu_seqlens: Tensor, length: int) -> Self:
+        """Read bounds 0 = c_0 <= ... <= c_N = T, shape (N+1,), of a row of T steps."""
+        sequence, position = positions(cu_seqlens, length)
+        steps = torch.arange(length, device=cu_seqlens.device)
+        return cls(
+            sequence,
+            position == 0,
+            steps + 1 == cu_seqlens[sequence + 1],
+            cu_seqlens[:-1].to(torch.int64).clamp(max=max(length - 1, 0)),
+            cu_seqlens.diff() == 0,
+        )
+
+
+def positions(cu_seqlens: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """The sequence that each packed step belongs to, and its position within it, each (T,)."""
+    steps = torch.arange(length, device=cu_seqlens.device)
+    sequence = torch.searchsorted(cu_seqlens.to(torch.int64).contiguous(), steps, right=True) - 1
+    return sequence, steps - cu_seqlens[sequence]
+
+
+def over(mask: Tensor, ndim: int, axis: int = 1) -> Tensor:
+    """A mask over steps (``axis`` 1) or sequences (``axis`` 0), for tensors of ``ndim`` axes."""
+    return mask.view(*(1,) * axis, -1, *(1,) * (ndim - axis - 1))
 
 
 def previous(x: Tensor, initial: Tensor, cu_seqlens: Tensor | None) -> Tensor:
@@ -56,17 +65,12 @@ def previous(x: Tensor, initial: Tensor, cu_seqlens: Tensor | None) -> Tensor:
     """
     if cu_seqlens is None:
         return torch.cat([initial.to(x.dtype).unsqueeze(1), x], dim=1)[:, : x.shape[1]]
+    if x.shape[1] == 0:
+        return x
     shifted = torch.cat([x[:, :1], x], dim=1)[:, : x.shape[1]]
     sequence, position = positions(cu_seqlens, x.shape[1])
-    first = (position == 0).view(1, -1, *(1,) * (x.ndim - 2))
-    return torch.where(first, initial.to(x.dtype)[sequence].unsqueeze(0), shifted)
-
-
-def positions(cu_seqlens: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """The sequence that each packed step belongs to, and its position within it, each (T,)."""
-    steps = torch.arange(length, device=cu_seqlens.device)
-    sequence = torch.searchsorted(cu_seqlens.to(torch.int64), steps, right=True) - 1
-    return sequence, steps - cu_seqlens[sequence]
+    started = initial.to(x.dtype)[sequence].unsqueeze(0)
+    return torch.where(over(position == 0, x.ndim), started, shifted)
 
 
 def last_of_each(x: Tensor, initial: Tensor, cu_seqlens: Tensor | None) -> Tensor:
@@ -84,6 +88,5 @@ def last_of_each(x: Tensor, initial: Tensor, cu_seqlens: Tensor | None) -> Tenso
         return x[:, -1] if x.shape[1] else initial.clone()
     if x.shape[1] == 0:
         return initial.clone()
-    lengths = cu_seqlens.diff()
-    last = x[0, (cu_seqlens[1:] - 1).clamp(min=0)]
-    return torch.where((lengths > 0).view(-1, *(1,) * (x.ndim - 2)), last, initial)
+    last = x[0, (cu_seqlens[1:].to(torch.int64) - 1).clamp(min=0)]
+    return torch.where(over(cu_seqlens.diff() > 0, initial.ndim, axis=0), last, initial)

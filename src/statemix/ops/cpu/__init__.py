@@ -1,55 +1,49 @@
-"""Fused CPU kernels: forward and closed-form backward of both recurrences, gates included."""
+"""Backend "cpu": fused kernels in C++, forward and closed-form backward, gates included."""
+
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from statemix.ops.cpu.loader import (
-    ELEMENTS,
-    available,
-    call,
-    empty_innermost,
-    empty_state,
-    innermost,
-    instruction_set,
-    require,
-)
+from statemix.ops.backends import Backend, Kernel
+from statemix.ops.cpu import loader
+from statemix.ops.cpu.loader import instruction_set
+from statemix.ops.layout import STATE_BLOCK_AXIS, dense, empty_innermost, innermost
 
-__all__ = [
-    "ELEMENTS",
-    "available",
-    "empty_innermost",
-    "empty_state",
-    "instruction_set",
-    "require",
-    "scan_backward",
-    "scan_forward",
-]
-
-BLOCK_AXIS = 2  # of gates, values and states: (B, T, H, ...)
+__all__ = ["CPU", "instruction_set"]
 
 
-def scan_forward(
-    gates: Tensor, values: Tensor, initial_state: Tensor, cu_seqlens: Tensor | None, gate: str
+def _forward(
+    operator: str,
+    gates: Tensor,
+    values: Tensor,
+    initial_state: Tensor,
+    cu_seqlens: Tensor | None,
+    gate: str,
+    temperature: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """States and final state; values of four axes are blocks, of three are lags."""
-    gates, values = innermost(gates, BLOCK_AXIS), innermost(values, BLOCK_AXIS)
-    initial_state = _rows_first(initial_state)
-    states = empty_innermost(values.shape, BLOCK_AXIS, initial_state)
+    """States and final state."""
+    gates, values = innermost(gates), innermost(values)
+    initial_state = dense(initial_state, STATE_BLOCK_AXIS)
+    states = empty_innermost(values.shape, initial_state)
     final_state = torch.empty_like(initial_state)
-    call(
-        f"{_recurrence(values)}_forward",
+    loader.call(
+        operator,
+        "forward",
         gate,
-        gates,
-        values,
-        initial_state,
+        temperature,
         _int64(cu_seqlens),
+        gates=gates,
+        values=values,
+        initial_state=initial_state,
         states=states,
         final_state=final_state,
     )
     return states, final_state
 
 
-def scan_backward(
+def _backward(
+    operator: str,
     d_states: Tensor,
     d_final_state: Tensor,
     gates: Tensor,
@@ -58,25 +52,27 @@ def scan_backward(
     initial_state: Tensor,
     cu_seqlens: Tensor | None,
     gate: str,
+    temperature: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of gates, values and initial state."""
-    gates, values = innermost(gates, BLOCK_AXIS), innermost(values, BLOCK_AXIS)
-    initial_state, d_final_state = _rows_first(initial_state), _rows_first(d_final_state)
-    # The states come from scan_forward, but vmap may have moved them.
-    states = states.movedim(BLOCK_AXIS, -1).contiguous().movedim(-1, BLOCK_AXIS)
-    d_gates = empty_innermost(gates.shape, BLOCK_AXIS, gates)
-    d_values = empty_innermost(values.shape, BLOCK_AXIS, values)
+    gates, values = innermost(gates), innermost(values)
+    initial_state = dense(initial_state, STATE_BLOCK_AXIS)
+    d_gates = empty_innermost(gates.shape, gates)
+    d_values = empty_innermost(values.shape, values)
     d_initial_state = torch.empty_like(initial_state)
-    call(
-        f"{_recurrence(values)}_backward",
+    loader.call(
+        operator,
+        "backward",
         gate,
-        gates,
-        values,
-        initial_state,
+        temperature,
         _int64(cu_seqlens),
-        states=states,
-        d_states=innermost(d_states, BLOCK_AXIS),
-        d_final_state=d_final_state,
+        gates=gates,
+        values=values,
+        initial_state=initial_state,
+        # The states come from the forward, but vmap may have moved them.
+        states=dense(states),
+        d_states=innermost(d_states),
+        d_final_state=dense(d_final_state, STATE_BLOCK_AXIS),
         d_gates=d_gates,
         d_values=d_values,
         d_initial_state=d_initial_state,
@@ -84,14 +80,46 @@ def scan_backward(
     return d_gates, d_values, d_initial_state
 
 
-def _recurrence(values: Tensor) -> str:
-    return "block" if values.ndim == 4 else "lag"
-
-
-def _rows_first(state: Tensor) -> Tensor:
-    """(N, H, m) with memory [N, m, H], as the kernels read states."""
-    return state.transpose(1, 2).contiguous().transpose(1, 2)
+def _step(
+    operator: str,
+    gates: Tensor,
+    values: Tensor,
+    state: Tensor,
+    gate: str,
+    temperature: Tensor | float | None,
+) -> tuple[Tensor, Tensor]:
+    """h_t and the next state."""
+    gates, values = innermost(gates, STATE_BLOCK_AXIS), innermost(values, STATE_BLOCK_AXIS)
+    _, blocks, size = state.shape
+    # Every call into PyTorch costs as much as the arithmetic of a step.
+    if state.stride() != (blocks * size, 1, blocks):
+        state = dense(state, STATE_BLOCK_AXIS)
+    next_state = torch.empty_like(state)
+    if values.ndim == state.ndim:
+        h_t = torch.empty_like(state)
+    else:
+        h_t = empty_innermost(values.shape, state, STATE_BLOCK_AXIS)
+    loader.call_step(operator, gate, temperature, gates, values, state, h_t, next_state)
+    return (h_t if h_t.dtype == values.dtype else h_t.to(values.dtype)), next_state
 
 
 def _int64(cu_seqlens: Tensor | None) -> Tensor | None:
     return None if cu_seqlens is None else cu_seqlens.to(torch.int64).contiguous()
+
+
+CPU = Backend(
+    "cpu",
+    kernels={
+        operator: Kernel(
+            partial(_forward, operator), partial(_backward, operator), partial(_step, operator)
+        )
+        for operator in loader.OPERATORS
+    },
+    devices=("cpu",),
+    dtypes=loader.ELEMENTS,
+    families=loader.FAMILIES,
+    unavailable=loader.unavailable,
+    detail=instruction_set,
+    automatic=True,
+)
+"""The preferred backend on the CPU."""

@@ -11,12 +11,14 @@
 namespace ISA_NAMESPACE {
 
 template <int Family, int Size, bool Partial, class Element>
-void block_forward(const Problem& problem, const Work& work) {
+bool block_forward(const Problem& problem, const Work& work) {
   typedef typename Compute<Element>::Scalar S;
   typedef typename Compute<Element>::Vector V;
   const int64_t size = Size ? Size : problem.size, blocks = problem.blocks;
   const int64_t row = size + (Family != GIVEN);
+  const Rows<S> rows(problem);
   Scratch<V> scratch(2 * work.tiles * size);
+  if (!scratch.data) return false;
   V* state = scratch.data;
   V* next = state + work.tiles * size;
 
@@ -37,8 +39,9 @@ void block_forward(const Problem& problem, const Work& work) {
         prefetch(gates + work.ahead * problem.gates_time + i * problem.gates_row +
                  j * problem.gates_gate + lane);
       V value = load<Partial>(values + i * problem.values_row + lane, work.lanes);
-      V mixed = row_forward<Family, Partial>(gates + i * problem.gates_row + lane,
-                                             problem.gates_gate, size, work.lanes, value, before);
+      V mixed =
+          row_forward<Family, Partial>(gates + i * problem.gates_row + lane, problem.gates_gate,
+                                       size, work.lanes, rows, value, before);
       write<Partial>(states + i * blocks + lane, mixed, work.lanes, work.streamed);
       return mixed;
     };
@@ -65,15 +68,18 @@ void block_forward(const Problem& problem, const Work& work) {
   for (int64_t k = 0; k < work.tiles; ++k)
     for (int64_t i = 0; i < size; ++i)
       store<Partial>(final + i * blocks + work.lane(k), state[k * size + i], work.lanes);
+  return true;
 }
 
 template <int Family, int Size, bool Partial, class Element>
-void block_backward(const Problem& problem, const Work& work) {
+bool block_backward(const Problem& problem, const Work& work) {
   typedef typename Compute<Element>::Scalar S;
   typedef typename Compute<Element>::Vector V;
   const int64_t size = Size ? Size : problem.size, blocks = problem.blocks;
   const int64_t row = size + (Family != GIVEN);
+  const Rows<S> rows(problem);
   Scratch<V> scratch(2 * work.tiles * size + row);
+  if (!scratch.data) return false;
   V* carry = scratch.data;  // A_{t+1}^T lam_{t+1}
   V* next = carry + work.tiles * size;
   V* numerators = next + work.tiles * size;
@@ -107,10 +113,10 @@ void block_backward(const Problem& problem, const Work& work) {
       V value = load<Partial>(values + i * problem.values_row + lane, work.lanes);
       V h = load<Partial>(states + i * blocks + lane, work.lanes);
       lam += load<Partial>(d_states + i * problem.d_states_row + lane, work.lanes);
-      V d_value =
-          row_backward<Family, Partial>(gates + i * problem.gates_row + lane, problem.gates_gate,
-                                        d_gates + i * row * blocks + lane, blocks, work.streamed,
-                                        size, work.lanes, value, h, lam, numbers, before, push);
+      V d_value = row_backward<Family, Partial>(
+          gates + i * problem.gates_row + lane, problem.gates_gate,
+          d_gates + i * row * blocks + lane, blocks, work.streamed, size, work.lanes, rows, value,
+          h, lam, numbers, before, push);
       write<Partial>(d_values + i * blocks + lane, d_value, work.lanes, work.streamed);
     };
     if (Size) {
@@ -147,6 +153,7 @@ void block_backward(const Problem& problem, const Work& work) {
   for (int64_t k = 0; k < work.tiles; ++k)
     for (int64_t i = 0; i < size; ++i)
       store<Partial>(d_initial + i * blocks + work.lane(k), carry[k * size + i], work.lanes);
+  return true;
 }
 
 }  // namespace ISA_NAMESPACE

@@ -1,7 +1,14 @@
 // Gate families, one struct each; gates.py defines them in PyTorch.
 //
-// Each gives, for one raw gate g: an offset that is maximised over the row (for stability), the
-// numerator f(g), its share |f(g)| of the normaliser, the slope f'(g), and the sign s.
+// A row is first scanned for its largest measure where the family needs that (`scans`), which gives
+// the row's Scale. Numerators are then f(g / T) in units of the row, and so is epsilon:
+//
+//   softmax, sigmoid   f(g / T) e^{-top / T}, so that no exponential overflows
+//   relu, signed       f(g) times a factor that brings the largest entry to at most 1
+//   tanh, none         f(g / T)
+//
+// Each family gives the numerator f, its share |f| of the normaliser, the slope df/dg and the sign
+// s inside |f|.
 
 #pragma once
 #include "interface.h"
@@ -11,79 +18,142 @@ namespace ISA_NAMESPACE {
 
 constexpr double kEpsilon = 1e-6;  // gates.py: EPSILON
 
+// What the numerators of one row share. `factor` multiplies raw gates, or half their distance from
+// the top; `slope` is the factor of the derivative by a raw gate.
+template <class V> struct Scale {
+  V half_top, factor, slope;
+};
+
+// What all rows of a problem share. Factors are finite: 1 / T itself may overflow, and zero times
+// infinity is no number.
+template <class S> struct Rows {
+  S inverse, exponent;  // 1 / T, and 2 log2(e) / T
+  S part;               // a power of two, no more than 1 / (size + 1)
+  explicit Rows(const Problem& problem) {
+    part = 1;
+    while (part * (problem.size + 1) > 1) part /= 2;
+    inverse = finite(problem.inverse_temperature);
+    exponent = finite(problem.inverse_temperature * 2.88539008177792681472);
+  }
+  static S finite(double x) {
+    return (S)std::fmin(std::fmax(x, std::numeric_limits<S>::min()), std::numeric_limits<S>::max());
+  }
+};
+
+// 2^(-distance) of a gate from the row's top, g <= top. Halves, for g - top may overflow; before
+// the scaling, because after it, rounding errors of large gates would be exponents.
+template <class V> inline V exponential(V g, const Scale<V>& scale) {
+  return exp2_nonpositive((g * (typename ScalarOf<V>::type)0.5 - scale.half_top) * scale.factor);
+}
+// e^{-|g| / T}
+template <class V> inline V exponential_of_size(V g, const Scale<V>& scale) {
+  return exp2_nonpositive(absolute(g) * (scale.factor * (typename ScalarOf<V>::type)(-0.5)));
+}
+
 template <int Family> struct Gate;
 
-template <> struct Gate<SOFTMAX> {
-  static constexpr bool offset = true, divides = true, slope_is_numerator = true;
+// Families whose row is measured from its top.
+struct FromTop {
+  static constexpr bool scans = true, divides = true;
   static constexpr double epsilon = 0;
-  template <class V> static V measure(V g) { return g; }
-  // One multiply-add: what rounding does to the offset is common to the row and cancels.
-  template <class V> static V numerator(V g, V top) {
-    return exp2_nonpositive(times_log2e(g) - times_log2e(top));
+  template <class V, class S> static Scale<V> scale(V top, const Rows<S>& rows) {
+    return {top * (S)0.5, V{} + rows.exponent, V{} + rows.inverse};
   }
   template <class V> static V share(V f) { return f; }
-  template <class V> static V slope(V, V f) { return f; }
   template <class V> static V signed_state(V, V h) { return h; }
+};
+
+// Families whose row is measured in units of its largest entry: 1 / T where that is small enough,
+// and never so small that it is rounded to zero.
+struct InUnits {
+  static constexpr bool scans = true, divides = true, slope_is_numerator = false;
+  static constexpr double epsilon = kEpsilon;
+  template <class V, class S> static Scale<V> scale(V top, const Rows<S>& rows) {
+    V factor = power_of_two(1 / top);  // exact, so that it changes no ratio
+    factor = factor < rows.inverse ? factor : V{} + rows.inverse;
+    factor = larger(factor, V{} + std::numeric_limits<S>::min());
+    return {V{}, factor, factor};
+  }
+  template <class V> static V slope(V, V f, const Scale<V>& scale) { return scale.slope; }
+};
+
+// Families of f(g / T) as it is.
+struct AsGiven {
+  static constexpr bool scans = false, slope_is_numerator = false;
+  template <class V, class S> static Scale<V> scale(V, const Rows<S>& rows) {
+    return {V{}, V{} + rows.inverse, V{} + rows.inverse};
+  }
+  template <class V> static V measure(V g) { return g; }
+};
+
+template <> struct Gate<SOFTMAX> : FromTop {
+  static constexpr bool slope_is_numerator = true;
+  template <class V> static V measure(V g) { return g; }
+  template <class V> static V numerator(V g, const Scale<V>& scale) {
+    return exponential(g, scale);
+  }
+  template <class V> static V slope(V, V f, const Scale<V>& scale) { return f * scale.slope; }
 };
 
 // sigmoid(g) e^{-top} with top = max min(g, 0): the common factor cancels, so rows of very negative
 // gates keep their ratios instead of becoming 0/0.
-template <> struct Gate<SIGMOID> {
-  static constexpr bool offset = true, divides = true, slope_is_numerator = false;
-  static constexpr double epsilon = 0;
+template <> struct Gate<SIGMOID> : FromTop {
+  static constexpr bool slope_is_numerator = false;
   template <class V> static V measure(V g) { return g > 0 ? V{} : g; }
-  template <class V> static V numerator(V g, V top) {
-    return exp_nonpositive(measure(g) - top) / (1 + exp_nonpositive(-absolute(g)));
+  template <class V> static V numerator(V g, const Scale<V>& scale) {
+    return exponential(measure(g), scale) / (1 + exponential_of_size(g, scale));
+  }
+  template <class V> static V slope(V g, V f, const Scale<V>& scale) {
+    V t = exponential_of_size(g, scale);
+    return f * (g < 0 ? t * 0 + 1 : t) / (1 + t) * scale.slope;
+  }
+};
+
+template <> struct Gate<RELU> : InUnits {
+  template <class V> static V measure(V g) { return g < 0 ? V{} : g; }
+  template <class V> static V numerator(V g, const Scale<V>& scale) {
+    return measure(g) * scale.factor;
   }
   template <class V> static V share(V f) { return f; }
-  template <class V> static V slope(V g, V f) {
-    V t = exp_nonpositive(-absolute(g));
-    return f * (g < 0 ? t * 0 + 1 : t) / (1 + t);
+  template <class V> static V slope(V g, V f, const Scale<V>& scale) {
+    return g > 0 ? scale.slope : f * 0;
   }
   template <class V> static V signed_state(V, V h) { return h; }
 };
 
-template <> struct Gate<RELU> {
-  static constexpr bool offset = false, divides = true, slope_is_numerator = false;
-  static constexpr double epsilon = kEpsilon;
-  template <class V> static V measure(V g) { return g; }
-  template <class V> static V numerator(V g, V) { return g < 0 ? V{} : g; }
-  template <class V> static V share(V f) { return f; }
-  template <class V> static V slope(V g, V f) { return g > 0 ? f * 0 + 1 : f * 0; }
-  template <class V> static V signed_state(V, V h) { return h; }
-};
-
-template <> struct Gate<SIGNED> {
-  static constexpr bool offset = false, divides = true, slope_is_numerator = false;
-  static constexpr double epsilon = kEpsilon;
-  template <class V> static V measure(V g) { return g; }
-  template <class V> static V numerator(V g, V) { return g; }
+template <> struct Gate<SIGNED> : InUnits {
+  template <class V> static V measure(V g) { return absolute(g); }
+  template <class V> static V numerator(V g, const Scale<V>& scale) { return g * scale.factor; }
   template <class V> static V share(V f) { return absolute(f); }
-  template <class V> static V slope(V, V f) { return f * 0 + 1; }
   template <class V> static V signed_state(V f, V h) { return f > 0 ? h : (f < 0 ? -h : h * 0); }
 };
 
-template <> struct Gate<TANH> {
-  static constexpr bool offset = false, divides = true, slope_is_numerator = false;
+template <> struct Gate<TANH> : AsGiven {
+  static constexpr bool divides = true;
   static constexpr double epsilon = kEpsilon;
-  template <class V> static V measure(V g) { return g; }
-  template <class V> static V numerator(V g, V) { return hyperbolic_tangent(g); }
+  template <class V> static V numerator(V g, const Scale<V>& scale) {
+    return hyperbolic_tangent(g * scale.factor);
+  }
   template <class V> static V share(V f) { return absolute(f); }
-  template <class V> static V slope(V, V f) { return 1 - f * f; }
+  template <class V> static V slope(V, V f, const Scale<V>& scale) {
+    return (1 - f * f) * scale.slope;
+  }
   template <class V> static V signed_state(V f, V h) { return f > 0 ? h : (f < 0 ? -h : h * 0); }
 };
 
-template <> struct Gate<NONE> {
-  static constexpr bool offset = false, divides = false, slope_is_numerator = false;
+template <> struct Gate<NONE> : AsGiven {
+  static constexpr bool divides = false;
   static constexpr double epsilon = 0;
-  template <class V> static V measure(V g) { return g; }
-  template <class V> static V numerator(V g, V) { return g; }
+  template <class V> static V numerator(V g, const Scale<V>& scale) { return g * scale.factor; }
   template <class V> static V share(V f) { return f; }
-  template <class V> static V slope(V, V f) { return f * 0 + 1; }
+  template <class V> static V slope(V, V, const Scale<V>& scale) { return scale.slope; }
   template <class V> static V signed_state(V, V h) { return h * 0; }
 };
 
-// Transitions and inputs as they are: no normaliser and no input gate.
-template <> struct Gate<GIVEN> : Gate<NONE> {};
+// Transitions and inputs as they are: no temperature, no normaliser and no input gate.
+template <> struct Gate<GIVEN> : Gate<NONE> {
+  template <class V> static V numerator(V g, const Scale<V>&) { return g; }
+  template <class V> static V slope(V, V f, const Scale<V>&) { return f * 0 + 1; }
+};
 
 }  // namespace ISA_NAMESPACE

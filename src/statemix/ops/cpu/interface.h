@@ -4,9 +4,11 @@
 
 // Grows with every change of what follows. A library built from older sources, as an editable
 // installation may have after an update, is then refused instead of misreading its arguments.
-constexpr int64_t kInterfaceVersion = 1;
+constexpr int64_t kInterfaceVersion = 2;
 
 enum Family { SOFTMAX = 0, SIGMOID = 1, RELU = 2, SIGNED = 3, TANH = 4, NONE = 5, GIVEN = 6 };
+// What an exported function returns.
+enum Status { DONE = 0, UNKNOWN = 1, OUT_OF_MEMORY = 2 };
 enum Element { FLOAT32 = 0, FLOAT64 = 1, BFLOAT16 = 2 };
 
 // Strides count elements. Blocks (or channels) are innermost with stride 1 in every tensor. States,
@@ -16,6 +18,7 @@ struct Problem {
   int64_t sequences;          // length of cu_seqlens less one, or batch
   const int64_t* cu_seqlens;  // null: every batch row is one sequence
   int64_t family, element, threads;
+  double inverse_temperature;  // multiplies raw gates; ignored by GIVEN
 
   const void* gates;  // [batch, length, (row,) gate, blocks]
   int64_t gates_batch, gates_time, gates_row, gates_gate;

@@ -10,31 +10,31 @@ namespace ISA_NAMESPACE {
 
 struct BlockForward {
   template <int Family, int Size, bool Partial, class Element>
-  static void call(const Problem& p, int64_t width) {
-    run<block_forward<Family, Size, Partial, Element>>(p, width, sizeof(Element));
+  static int call(const Problem& p, int64_t width) {
+    return run<block_forward<Family, Size, Partial, Element>>(p, width, sizeof(Element));
   }
 };
 struct BlockBackward {
   template <int Family, int Size, bool Partial, class Element>
-  static void call(const Problem& p, int64_t width) {
-    run<block_backward<Family, Size, Partial, Element>>(p, width, sizeof(Element));
+  static int call(const Problem& p, int64_t width) {
+    return run<block_backward<Family, Size, Partial, Element>>(p, width, sizeof(Element));
   }
 };
 struct LagForward {
   template <int Family, int Size, bool Partial, class Element>
-  static void call(const Problem& p, int64_t width) {
-    run<lag_forward<Family, Size, Partial, Element>>(p, width, sizeof(Element));
+  static int call(const Problem& p, int64_t width) {
+    return run<lag_forward<Family, Size, Partial, Element>>(p, width, sizeof(Element));
   }
 };
 struct LagBackward {
   template <int Family, int Size, bool Partial, class Element>
-  static void call(const Problem& p, int64_t width) {
-    run<lag_backward<Family, Size, Partial, Element>>(p, width, sizeof(Element));
+  static int call(const Problem& p, int64_t width) {
+    return run<lag_backward<Family, Size, Partial, Element>>(p, width, sizeof(Element));
   }
 };
 
 // Small sizes are unrolled for the families that training uses most; the rest loop.
-template <class Kernel, int Family, class Element> void by_size(const Problem& p) {
+template <class Kernel, int Family, class Element> int by_size(const Problem& p) {
   constexpr int64_t width = Lanes<typename Compute<Element>::Scalar>::count;
   if (p.blocks < width) return Kernel::template call<Family, 0, true, Element>(p, width);
   if (Family == SOFTMAX) {
@@ -48,20 +48,20 @@ template <class Kernel, int Family, class Element> void by_size(const Problem& p
       case 8: return Kernel::template call<SOFTMAX, 8, false, Element>(p, width);
     }
   }
-  Kernel::template call<Family, 0, false, Element>(p, width);
+  return Kernel::template call<Family, 0, false, Element>(p, width);
 }
 
 template <class Kernel, class Element> int by_family(const Problem& p) {
   switch (p.family) {
-    case SOFTMAX: return by_size<Kernel, SOFTMAX, Element>(p), 0;
-    case SIGMOID: return by_size<Kernel, SIGMOID, Element>(p), 0;
-    case RELU: return by_size<Kernel, RELU, Element>(p), 0;
-    case SIGNED: return by_size<Kernel, SIGNED, Element>(p), 0;
-    case TANH: return by_size<Kernel, TANH, Element>(p), 0;
-    case NONE: return by_size<Kernel, NONE, Element>(p), 0;
-    case GIVEN: return by_size<Kernel, GIVEN, Element>(p), 0;
+    case SOFTMAX: return by_size<Kernel, SOFTMAX, Element>(p);
+    case SIGMOID: return by_size<Kernel, SIGMOID, Element>(p);
+    case RELU: return by_size<Kernel, RELU, Element>(p);
+    case SIGNED: return by_size<Kernel, SIGNED, Element>(p);
+    case TANH: return by_size<Kernel, TANH, Element>(p);
+    case NONE: return by_size<Kernel, NONE, Element>(p);
+    case GIVEN: return by_size<Kernel, GIVEN, Element>(p);
   }
-  return 1;
+  return UNKNOWN;
 }
 
 template <class Kernel> int by_element(const Problem& p) {
@@ -70,7 +70,7 @@ template <class Kernel> int by_element(const Problem& p) {
     case FLOAT64: return by_family<Kernel, double>(p);
     case BFLOAT16: return by_family<Kernel, bfloat16>(p);
   }
-  return 1;
+  return UNKNOWN;
 }
 
 }  // namespace ISA_NAMESPACE

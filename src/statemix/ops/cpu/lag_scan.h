@@ -9,12 +9,14 @@
 namespace ISA_NAMESPACE {
 
 template <int Family, int Size, bool Partial, class Element>
-void lag_forward(const Problem& problem, const Work& work) {
+bool lag_forward(const Problem& problem, const Work& work) {
   typedef typename Compute<Element>::Scalar S;
   typedef typename Compute<Element>::Vector V;
   const int64_t size = Size ? Size : problem.size, channels = problem.blocks;
   const int64_t row = size + (Family != GIVEN);
+  const Rows<S> rows(problem);
   Scratch<V> scratch(work.tiles * 2 * size);
+  if (!scratch.data) return false;
   // Two copies of the ring side by side: lag i is at [slot - i] without a wrap.
   V* rings = scratch.data;
 
@@ -40,7 +42,7 @@ void lag_forward(const Problem& problem, const Work& work) {
         prefetch(gates + work.ahead * problem.gates_time + j * problem.gates_gate + lane);
       const V* newest = ring + slot - 1;
       V mixed = row_forward<Family, Partial>(gates + lane, problem.gates_gate, size, work.lanes,
-                                             load<Partial>(values + lane, work.lanes),
+                                             rows, load<Partial>(values + lane, work.lanes),
                                              [newest](int64_t j) { return newest[-j]; });
       ring[slot] = ring[slot - size] = mixed;
       write<Partial>(states + lane, mixed, work.lanes, work.streamed);
@@ -53,15 +55,18 @@ void lag_forward(const Problem& problem, const Work& work) {
     for (int64_t i = 1; i <= size; ++i)
       store<Partial>(final + (i - 1) * channels + work.lane(k), rings[k * 2 * size + slot - i],
                      work.lanes);
+  return true;
 }
 
 template <int Family, int Size, bool Partial, class Element>
-void lag_backward(const Problem& problem, const Work& work) {
+bool lag_backward(const Problem& problem, const Work& work) {
   typedef typename Compute<Element>::Scalar S;
   typedef typename Compute<Element>::Vector V;
   const int64_t size = Size ? Size : problem.size, channels = problem.blocks;
   const int64_t row = size + (Family != GIVEN);
+  const Rows<S> rows(problem);
   Scratch<V> scratch(work.tiles * size + row);
+  if (!scratch.data) return false;
   V* rings = scratch.data;  // slot (t mod m) gathers what later steps push into lam_t
   V* numerators = rings + work.tiles * size;
 
@@ -97,7 +102,7 @@ void lag_backward(const Problem& problem, const Work& work) {
       ring[slot] = V{};
       V d_value = row_backward<Family, Partial>(
           gates + lane, problem.gates_gate, d_gates + lane, channels, work.streamed, size,
-          work.lanes, load<Partial>(values + lane, work.lanes),
+          work.lanes, rows, load<Partial>(values + lane, work.lanes),
           load<Partial>(states + lane, work.lanes), lam, numerators,
           [=](int64_t j) {  // h_{t-1-j}
             const S* lag = j < n ? states - (j + 1) * channels : initial + (j - n) * channels;
@@ -117,6 +122,7 @@ void lag_backward(const Problem& problem, const Work& work) {
     for (int64_t i = 1; i <= size; ++i)
       store<Partial>(d_initial + (i - 1) * channels + work.lane(k), rings[k * size + size - i],
                      work.lanes);
+  return true;
 }
 
 }  // namespace ISA_NAMESPACE

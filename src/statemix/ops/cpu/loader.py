@@ -11,8 +11,12 @@ from statemix.ops.checks import BackendUnavailableError
 
 LIBRARY = Path(__file__).with_name("kernels.so")
 # Mirrors interface.h.
-INTERFACE_VERSION = 1
-FAMILIES = ("softmax", "sigmoid", "relu", "signed", "tanh", "none", "given")
+INTERFACE_VERSION = 2
+FAMILIES = ("softmax", "sigmoid", "relu", "signed", "tanh", "none")
+GIVEN = len(FAMILIES)
+# The axis of rows of a block in gates, values and states, after batch, time and blocks.
+ROW_AXES = {"block": 3, "lag": None}
+OPERATORS = tuple(ROW_AXES)
 ELEMENTS = (torch.float32, torch.float64, torch.bfloat16)
 
 # The choices of dispatch.cpp, which takes no notice of other values.
@@ -28,6 +32,7 @@ class _Problem(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("batch", "length", "blocks", "size", "sequences")),
         ("cu_seqlens", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("family", "element", "threads")),
+        ("inverse_temperature", ctypes.c_double),
         ("gates", ctypes.c_void_p),
         *((f"gates_{axis}", ctypes.c_int64) for axis in ("batch", "time", "row", "gate")),
         ("values", ctypes.c_void_p),
@@ -72,9 +77,9 @@ def load(path: Path) -> tuple[ctypes.CDLL | None, str | None]:
 _library, _reason = load(LIBRARY)
 
 
-def available() -> bool:
-    """Whether there are kernels that run here."""
-    return _library is not None
+def unavailable() -> str | None:
+    """Say why there are no kernels that run here, or return None."""
+    return _reason
 
 
 def require() -> ctypes.CDLL:
@@ -103,69 +108,113 @@ def instruction_set() -> str:
     return name.decode()
 
 
-def innermost(tensor: Tensor, axis: int) -> Tensor:
-    """``tensor`` with blocks (``axis``) innermost in memory: itself where they are, else a copy."""
-    if tensor.stride(axis) == 1 or tensor.shape[axis] == 1:
-        return tensor
-    return tensor.movedim(axis, -1).contiguous().movedim(-1, axis)
-
-
-def empty_innermost(shape: torch.Size | tuple[int, ...], axis: int, like: Tensor) -> Tensor:
-    """An uninitialised tensor of this logical shape with blocks (``axis``) innermost in memory."""
-    order = [*shape[:axis], *shape[axis + 1 :], shape[axis]]
-    return torch.empty(order, dtype=like.dtype, device=like.device).movedim(-1, axis)
-
-
-def empty_state(like: Tensor) -> Tensor:
-    """An uninitialised (N, H, m) tensor with memory [N, m, H], as the kernels write states."""
-    return torch.empty_like(like.transpose(1, 2).contiguous()).transpose(1, 2)
-
-
 def call(
-    function: str,
+    operator: str,
+    direction: str,
     gate: str,
-    gates: Tensor,
-    values: Tensor,
-    initial_state: Tensor,
+    temperature: Tensor | None,
     cu_seqlens: Tensor | None,
     **tensors: Tensor,
 ) -> None:
     """Run one exported function; every tensor has blocks innermost, and outputs are preallocated.
 
     Args:
-        function: "block_forward", "block_backward", "lag_forward" or "lag_backward".
-        gate: a name of :data:`FAMILIES`; "given" means transitions and inputs as they are.
-        gates: (B, T, H, m, m+1) for blocks, (B, T, H, m+1) for lags; one less for "given".
-        values: (B, T, H, m) or (B, T, H).
-        initial_state: (N, H, m).
+        operator: "block" or "lag".
+        direction: "forward" or "backward".
+        gate: a name in :data:`FAMILIES`, or "given" for coefficients and inputs as they are.
+        temperature: 0-d divisor of the gates, or None.
         cu_seqlens: int64 (N+1,) or None.
-        tensors: the remaining members of ``struct Problem`` by name.
+        tensors: members of ``struct Problem`` by name: ``gates`` (B, T, H, ...), ``values``
+            (B, T, H, ...), ``initial_state`` (N, H, m) and further ones.
+
+    Raises:
+        MemoryError: if the kernel's scratch space cannot be allocated.
     """
-    blocked = values.ndim == 4
+    row_axis = ROW_AXES[operator]
+    gates, values, initial_state = (tensors[n] for n in ("gates", "values", "initial_state"))
     problem = _Problem()
     problem.batch, problem.length, problem.blocks = values.shape[:3]
     problem.size = initial_state.shape[-1]
     problem.sequences = initial_state.shape[0]
     problem.cu_seqlens = None if cu_seqlens is None else cu_seqlens.data_ptr()
-    problem.family = FAMILIES.index(gate)
+    problem.family = FAMILIES.index(gate) if gate in FAMILIES else GIVEN
     problem.element = ELEMENTS.index(values.dtype)
     problem.threads = torch.get_num_threads()
-    strides = gates.stride()
-    problem.gates_batch, problem.gates_time = strides[:2]
-    problem.gates_row = strides[3] if blocked else 0
+    problem.inverse_temperature = _inverse(temperature)
+    problem.gates_batch, problem.gates_time, *_ = strides = gates.stride()
+    problem.gates_row = 0 if row_axis is None else strides[row_axis]
     problem.gates_gate = strides[-1]
-    _set_strides(problem, "values", values)
-    if "d_states" in tensors:
-        _set_strides(problem, "d_states", tensors["d_states"])
-    tensors |= {"gates": gates, "values": values, "initial_state": initial_state}
+    for name in ("values", "d_states"):
+        if name in tensors:
+            strides = tensors[name].stride()
+            setattr(problem, f"{name}_batch", strides[0])
+            setattr(problem, f"{name}_time", strides[1])
+            setattr(problem, f"{name}_row", 0 if row_axis is None else strides[row_axis])
     for name, tensor in tensors.items():
         setattr(problem, name, tensor.data_ptr())
-    status: int = getattr(require(), f"statemix_{function}")(ctypes.byref(problem))
-    assert status == 0, f"the kernels know no family {gate!r} for {values.dtype}"
+    _run(operator, direction, problem)
 
 
-def _set_strides(problem: _Problem, name: str, tensor: Tensor) -> None:
-    strides = tensor.stride()
-    setattr(problem, f"{name}_batch", strides[0])
-    setattr(problem, f"{name}_time", strides[1])
-    setattr(problem, f"{name}_row", strides[3] if tensor.ndim == 4 else 0)
+# Problems of steps by what they have in common, pointers and temperature left out. A decoder has
+# few; the bound is for a process that decodes ever new shapes.
+_steps: dict[tuple[object, ...], _Problem] = {}
+_STEPS_KEPT = 256
+
+
+def call_step(
+    operator: str,
+    gate: str,
+    temperature: Tensor | float | None,
+    gates: Tensor,
+    values: Tensor,
+    state: Tensor,
+    h_t: Tensor,
+    next_state: Tensor,
+) -> None:
+    """Run one forward step; tensors as in :func:`call`, without their time axis.
+
+    Raises:
+        MemoryError: if the kernel's scratch space cannot be allocated.
+    """
+    strides, value_strides = gates.stride(), values.stride()
+    threads = torch.get_num_threads()
+    key = (operator, gate, values.dtype, state.shape, strides, value_strides, threads)
+    common = _steps.get(key)
+    if common is None:
+        common = _Problem()
+        common.batch, common.blocks, common.size = state.shape
+        common.sequences, common.length = common.batch, 1
+        common.family, common.element = FAMILIES.index(gate), ELEMENTS.index(values.dtype)
+        common.threads = threads
+        common.gates_batch, common.gates_gate = strides[0], strides[-1]
+        common.values_batch = value_strides[0]
+        row_axis = ROW_AXES[operator]
+        if row_axis is not None:
+            common.gates_row, common.values_row = strides[row_axis - 1], value_strides[row_axis - 1]
+        if len(_steps) >= _STEPS_KEPT:
+            _steps.clear()
+        _steps[key] = common
+    # A copy: another thread may be using the common one.
+    problem = _Problem.from_buffer_copy(common)
+    problem.inverse_temperature = _inverse(temperature)
+    problem.gates, problem.values = gates.data_ptr(), values.data_ptr()
+    problem.initial_state = state.data_ptr()
+    problem.states, problem.final_state = h_t.data_ptr(), next_state.data_ptr()
+    _run(operator, "forward", problem)
+
+
+def _inverse(temperature: Tensor | float | None) -> float:
+    return 1.0 if temperature is None else 1.0 / float(temperature)
+
+
+_OUT_OF_MEMORY = 2
+
+
+def _run(operator: str, direction: str, problem: _Problem) -> None:
+    library = require()
+    status: int = getattr(library, f"statemix_{operator}_{direction}")(ctypes.byref(problem))
+    if status == _OUT_OF_MEMORY:
+        raise MemoryError(
+            f"the scratch space of {problem.size} x {problem.blocks} states could not be allocated"
+        )
+    assert status == 0, "the kernels know no such family or dtype"

@@ -19,39 +19,51 @@
 namespace ISA_NAMESPACE {
 
 template <int Family, bool Partial, class Element>
-inline typename Compute<Element>::Vector row_top(const Element* gates, int64_t stride,
-                                                 int64_t count, int64_t lanes) {
+inline Scale<typename Compute<Element>::Vector> row_scale(
+    const Element* gates, int64_t stride, int64_t count, int64_t lanes,
+    const Rows<typename Compute<Element>::Scalar>& rows) {
   typedef typename Compute<Element>::Vector V;
   V top = V{};
-  if (Gate<Family>::offset) {
+  if (Gate<Family>::scans) {
     top = Gate<Family>::measure(load<Partial>(gates, lanes));
     for (int64_t j = 1; j < count; ++j) {
       V g = Gate<Family>::measure(load<Partial>(gates + j * stride, lanes));
       top = larger(g, top);
     }
   }
-  return top;
+  return Gate<Family>::scale(top, rows);
+}
+
+// Epsilon in the units of the row: it belongs to gates divided by the temperature.
+template <int Family, class V, class S>
+inline V row_epsilon(const Scale<V>& scale, const Rows<S>& rows) {
+  if (Gate<Family>::epsilon == 0) return V{};
+  return scale.factor / rows.inverse * (S)Gate<Family>::epsilon;
 }
 
 // sum_j p_j u(j) + p_0 v for one row of raw gates; u(j) is the j-th previous state.
 template <int Family, bool Partial, class Element, class State>
-inline typename Compute<Element>::Vector row_forward(const Element* gates, int64_t stride,
-                                                     int64_t size, int64_t lanes,
-                                                     typename Compute<Element>::Vector value,
-                                                     State u) {
+inline typename Compute<Element>::Vector row_forward(
+    const Element* gates, int64_t stride, int64_t size, int64_t lanes,
+    const Rows<typename Compute<Element>::Scalar>& rows, typename Compute<Element>::Vector value,
+    State u) {
+  typedef typename Compute<Element>::Scalar S;
   typedef typename Compute<Element>::Vector V;
   typedef Gate<Family> G;
   constexpr bool gated = Family != GIVEN;
-  V top = row_top<Family, Partial>(gates, stride, size + gated, lanes);
-  V f = gated ? G::numerator(load<Partial>(gates + size * stride, lanes), top) : V{} + 1;
-  V sum = V{} + (typename Compute<Element>::Scalar)G::epsilon + G::share(f);
-  V mixed = f * value;
+  const Scale<V> scale = row_scale<Family, Partial>(gates, stride, size + gated, lanes, rows);
+  // Values are scaled down before they are added up, so that their weighted mean cannot overflow
+  // where it is finite itself. Softmax does without: there the products cost as much as the sum.
+  constexpr bool shrinks = G::divides && Family != SOFTMAX;
+  V f = gated ? G::numerator(load<Partial>(gates + size * stride, lanes), scale) : V{} + 1;
+  V sum = row_epsilon<Family>(scale, rows) + G::share(f);
+  V mixed = shrinks ? f * (value * rows.part) : f * value;
   for (int64_t j = 0; j < size; ++j) {
-    f = G::numerator(load<Partial>(gates + j * stride, lanes), top);
+    f = G::numerator(load<Partial>(gates + j * stride, lanes), scale);
     sum += G::share(f);
-    mixed += f * u(j);
+    mixed += shrinks ? f * (u(j) * rows.part) : f * u(j);
   }
-  return G::divides ? mixed / sum : mixed;
+  return G::divides ? mixed / (shrinks ? sum * rows.part : sum) : mixed;
 }
 
 // Store the gate gradients of one row, return its value's gradient, and push(j, p_j lam) into the
@@ -59,42 +71,36 @@ inline typename Compute<Element>::Vector row_forward(const Element* gates, int64
 template <int Family, bool Partial, class Element, class State, class Push>
 inline typename Compute<Element>::Vector row_backward(
     const Element* gates, int64_t stride, Element* d_gates, int64_t d_stride, bool streamed,
-    int64_t size, int64_t lanes, typename Compute<Element>::Vector value,
-    typename Compute<Element>::Vector h, typename Compute<Element>::Vector lam,
-    typename Compute<Element>::Vector* numerators, State u, Push push) {
+    int64_t size, int64_t lanes, const Rows<typename Compute<Element>::Scalar>& rows,
+    typename Compute<Element>::Vector value, typename Compute<Element>::Vector h,
+    typename Compute<Element>::Vector lam, typename Compute<Element>::Vector* numerators, State u,
+    Push push) {
   typedef typename Compute<Element>::Vector V;
   typedef Gate<Family> G;
   constexpr bool gated = Family != GIVEN;
-  V top = row_top<Family, Partial>(gates, stride, size + gated, lanes);
-  auto put = [=](int64_t j, V gradient) {
-    write<Partial>(d_gates + j * d_stride, gradient, lanes, streamed);
-  };
-  V scale = lam;
+  const Scale<V> scale = row_scale<Family, Partial>(gates, stride, size + gated, lanes, rows);
+  V common = lam;  // lam / S
   if (G::divides) {
-    V sum = V{} + (typename Compute<Element>::Scalar)G::epsilon;
+    V sum = row_epsilon<Family>(scale, rows);
     for (int64_t j = 0; j <= size; ++j) {
-      numerators[j] = G::numerator(load<Partial>(gates + j * stride, lanes), top);
+      numerators[j] = G::numerator(load<Partial>(gates + j * stride, lanes), scale);
       sum += G::share(numerators[j]);
     }
-    scale = lam / sum;
+    common = lam / sum;
   }
-  for (int64_t j = 0; j < size; ++j) {
-    V f = G::divides ? numerators[j] : load<Partial>(gates + j * stride, lanes);
-    V weight = scale * f;
-    V slope = weight;
-    if (!G::slope_is_numerator)
-      slope = scale * G::slope(load<Partial>(gates + j * stride, lanes), f);
-    put(j, slope * (u(j) - G::signed_state(f, h)));
-    push(j, weight);
-  }
-  if (!gated) return lam;
-  V f = G::divides ? numerators[size] : load<Partial>(gates + size * stride, lanes);
-  V weight = scale * f;
-  V slope = weight;
-  if (!G::slope_is_numerator)
-    slope = scale * G::slope(load<Partial>(gates + size * stride, lanes), f);
-  put(size, slope * (value - G::signed_state(f, h)));
-  return weight;
+  // For softmax f' is f / T: one product with lam / (S T) gives the gradient.
+  const V sloped = common * scale.slope;
+  // One gate that is applied to x: store its gradient and return its weight p lam.
+  auto differentiate = [&](int64_t j, V x) {
+    V g = load<Partial>(gates + j * stride, lanes);
+    V f = G::divides ? numerators[j] : G::numerator(g, scale);
+    V slope = G::slope_is_numerator ? sloped * f : common * G::slope(g, f, scale);
+    V gradient = slope * (x - G::signed_state(f, h));
+    write<Partial>(d_gates + j * d_stride, gradient, lanes, streamed);
+    return common * f;
+  };
+  for (int64_t j = 0; j < size; ++j) push(j, differentiate(j, u(j)));
+  return gated ? differentiate(size, value) : lam;
 }
 
 }  // namespace ISA_NAMESPACE

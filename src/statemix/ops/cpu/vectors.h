@@ -1,8 +1,10 @@
 // Vectors of one instruction set: loads, stores and elementary functions.
 
 #pragma once
+#include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -36,6 +38,14 @@ template <> struct Compute<double> {
 template <> struct Compute<bfloat16> {
   typedef float Scalar;
   typedef VectorF Vector;
+};
+
+template <class Vector> struct ScalarOf;
+template <> struct ScalarOf<VectorF> {
+  typedef float type;
+};
+template <> struct ScalarOf<VectorD> {
+  typedef double type;
 };
 
 template <class Vector> struct Unaligned {
@@ -128,6 +138,10 @@ inline void write(Element* to, V x, int64_t lanes, bool streamed) {
   else
     store<Partial>(to, x, lanes);
 }
+
+// The largest power of two that is no more than x >= 0: x without its mantissa.
+inline VectorF power_of_two(VectorF x) { return (VectorF)((VectorI)x & 0x7f800000); }
+inline VectorD power_of_two(VectorD x) { return (VectorD)((VectorL)x & 0x7ff0000000000000); }
 
 template <class V> inline V absolute(V x) { return x < 0 ? -x : x; }
 

@@ -27,10 +27,9 @@ constexpr int64_t kStreamedBytes = 8 << 20;
 constexpr int64_t kPrefetchedBytes = 8 << 10;
 
 template <class Vector> struct Scratch {
-  Vector* data;
+  Vector* data;  // null if there is no memory left
   explicit Scratch(int64_t count) {
     data = (Vector*)aligned_alloc(64, (count * sizeof(Vector) + 63) / 64 * 64);
-    if (!data) abort();
   }
   ~Scratch() { free(data); }
   Scratch(const Scratch&) = delete;
@@ -44,15 +43,18 @@ inline int64_t parts_per_sequence(int64_t sequences, int64_t tiles, int64_t thre
   return parts;
 }
 
+inline int64_t count_gates(const Problem& problem) {
+  const int64_t row = problem.size + (problem.family != GIVEN);
+  return problem.batch * problem.length * problem.blocks * row *
+         (problem.gates_row ? problem.size : 1);
+}
+
 // What is written is streamed if it would have left the caches before anyone reads it, because the
 // gates alone take a good part of them; and if every vector is aligned.
 inline bool streams_outputs(const Problem& problem, int64_t width, int64_t element_bytes) {
-  const int64_t row = problem.size + (problem.family != GIVEN);
-  const int64_t gates = problem.batch * problem.length * problem.blocks * row *
-                        (problem.gates_row ? problem.size : 1);
   const uintptr_t addresses =
       (uintptr_t)problem.states | (uintptr_t)problem.d_gates | (uintptr_t)problem.d_values;
-  return gates * element_bytes > kStreamedBytes && problem.blocks % width == 0 &&
+  return count_gates(problem) * element_bytes > kStreamedBytes && problem.blocks % width == 0 &&
          addresses % VECTOR_BYTES == 0;
 }
 
@@ -62,14 +64,19 @@ inline int64_t steps_ahead(const Problem& problem, int64_t element_bytes) {
   return step_bytes ? (kPrefetchedBytes + step_bytes - 1) / step_bytes : 1;
 }
 
-template <void (*Kernel)(const Problem&, const Work&)>
-void run(const Problem& problem, int64_t width, int64_t element_bytes) {
+// Waking a team of threads takes as long as one thread needs for about this many gates.
+constexpr int64_t kGatesPerTeam = 1 << 15;
+
+template <bool (*Kernel)(const Problem&, const Work&)>
+int run(const Problem& problem, int64_t width, int64_t element_bytes) {
   const int64_t tiles = (problem.blocks + width - 1) / width;
-  const int64_t parts = parts_per_sequence(problem.sequences, tiles, problem.threads);
+  const int64_t threads = count_gates(problem) < kGatesPerTeam ? 1 : problem.threads;
+  const int64_t parts = parts_per_sequence(problem.sequences, tiles, threads);
   const int64_t pieces = problem.sequences * parts;
   const bool streamed = streams_outputs(problem, width, element_bytes);
   const int64_t ahead = steps_ahead(problem, element_bytes);
-#pragma omp parallel for schedule(dynamic) num_threads(problem.threads) if (problem.threads > 1)
+  int status = DONE;
+#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
   for (int64_t piece = 0; piece < pieces; ++piece) {
     Work work;
     work.sequence = piece / parts;
@@ -84,9 +91,13 @@ void run(const Problem& problem, int64_t width, int64_t element_bytes) {
     work.batch = problem.cu_seqlens ? 0 : work.sequence;
     work.start = problem.cu_seqlens ? problem.cu_seqlens[work.sequence] : 0;
     work.stop = problem.cu_seqlens ? problem.cu_seqlens[work.sequence + 1] : problem.length;
-    Kernel(problem, work);
+    if (!Kernel(problem, work)) {
+#pragma omp atomic write
+      status = OUT_OF_MEMORY;
+    }
     if (streamed) finish_streams();
   }
+  return status;
 }
 
 }  // namespace ISA_NAMESPACE

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from statemix import ops
-from statemix.ops import realizations, reference
-
-BACKENDS = ops.BACKENDS
+from statemix.ops.block import reference
+from statemix.ops.lag import history, realizations
 
 
 def transposed_companions(coefficients):
@@ -23,10 +22,9 @@ def simulated(p, gate):
     a, a_0 = ops.normalize(p.gates, gate)
     inputs = torch.zeros_like(a) + 0.0
     inputs = torch.cat([(a_0 * p.values).unsqueeze(-1), inputs[..., 1:]], -1)
-    return reference.block_scan(transposed_companions(a), inputs, p.initial_state)
+    return reference.scan(transposed_companions(a), inputs, p.initial_state)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("size", [1, 2, 3, 6])
 @pytest.mark.parametrize("length", [0, 1, 2, 4, 9])
 def test_observer_form_equals_a_simulation_with_matrices(problem, agree, length, size, backend):
@@ -61,7 +59,6 @@ def test_observer_gradients_flow_through_each_result_alone(problem, agree, cotan
 
 
 @pytest.mark.parametrize("split", range(8))
-@pytest.mark.parametrize("backend", ["cpu", "loop"])
 def test_observer_form_split_at_any_point_equals_the_whole(problem, agree, split, backend):
     p = problem("lags", length=7, size=4)
     whole = p.outcome(realization="observer", backend=backend)
@@ -76,7 +73,6 @@ def test_observer_form_split_at_any_point_equals_the_whole(problem, agree, split
     agree(actual, {name: whole[name] for name in actual})
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_both_realizations_agree_for_constant_gates(problem, backend):
     p = problem("lags", length=12, size=4)
     gates = p.gates[:, :1].expand_as(p.gates)
@@ -95,7 +91,6 @@ def test_both_realizations_differ_for_selective_gates(problem):
     assert (controller - observer).abs().max() > 0.01
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("length", [10, 100])
 def test_proposition_fails_in_the_observer_form_and_holds_in_the_controller_form(length, backend):
     """Alternating a_0 = 1 and a_2 = 1 stores every value and adds it to the next: T/2 exactly."""
@@ -114,7 +109,7 @@ def test_proposition_fails_in_the_observer_form_and_holds_in_the_controller_form
 def test_lagged_states_are_the_carried_state_at_every_step(problem, size, lengths):
     p = problem("lags", length=9, size=size, lengths=lengths)
     states, _ = ops.h_lru(p.gates, p.values, "softmax", p.initial_state, p.cu_seqlens)
-    windows = realizations.lagged(states, p.initial_state, p.cu_seqlens)
+    windows = history.lagged(states, p.initial_state, p.cu_seqlens)
     for t, carried in carried_states(p, "controller"):
         assert windows[:, t].equal(carried), t
 

@@ -87,28 +87,3 @@ def partial_sums(
             s = s + previous(sums[-1], initial_state[..., k + 1], cu_seqlens)
         sums.append(s)
     return torch.stack([states, *reversed(sums)], dim=2).transpose(-1, -2)
-
-
-def lagged(states: Tensor, initial_state: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """The last m states at every step, newest first: the state of the controller form.
-
-    Args:
-        states: h, shape (B, T, H).
-        initial_state: the m states before the first step, newest first, (B, H, m) or (N, H, m).
-        cu_seqlens: bounds of packed sequences, or None.
-
-    Returns:
-        Shape (B, T, H, m).
-    """
-    size, length = initial_state.shape[-1], states.shape[1]
-    if cu_seqlens is None:
-        # Entry t + m is h_t: the lags are slices of one history, oldest state first.
-        before = initial_state.flip(-1).movedim(-1, 1).to(states.dtype)
-        history = torch.cat([before, states], dim=1)
-        lags = [history[:, size - k : size - k + length] for k in range(size)]
-    else:
-        lags = [states]
-        for k in range(size - 1):
-            lags.append(previous(lags[-1], initial_state[..., k], cu_seqlens))
-    # Channels stay innermost in memory, as the kernels and projections have them.
-    return torch.stack(lags, dim=2).transpose(-1, -2)

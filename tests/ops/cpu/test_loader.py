@@ -19,7 +19,7 @@ def test_an_unknown_instruction_set_is_refused_where_kernels_are_used(value, mon
     monkeypatch.setattr(loader, "_asked", value)
     gates, values = torch.zeros(1, 2, 3, 2), torch.zeros(1, 2, 3)
     for use in (
-        cpu.require,
+        loader.require,
         cpu.instruction_set,
         lambda: ops.h_lru(gates, values),
         lambda: ops.h_lru(gates, values, backend="cpu"),

@@ -6,7 +6,6 @@ import torch
 from statemix import ops
 
 SIZES = [1, 2, 3, 4, 5, 6, 8, 16]
-BACKENDS = [name for name in ops.BACKENDS if name != "reference"]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -15,38 +14,35 @@ def expected_outcome(p, gate, **options):
     return p.to(torch.float64).outcome(gate, backend="reference", **options)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", SIZES)
-def test_backend_equals_the_reference(problem, agree, kind, gate, size, dtype, backend):
+def test_backend_equals_the_reference(problem, agree, kind, gate, size, dtype, other_backend):
     # 18 blocks: above most vector widths and a multiple of none.
     p = problem(kind, batch=1, length=5, blocks=18, size=size, gate=gate, seed=size).to(dtype)
-    actual = p.outcome(gate, backend=backend)
+    actual = p.outcome(gate, backend=other_backend)
     assert actual["states"].dtype == actual["d_gates"].dtype == dtype
     assert actual["final_state"].dtype == torch.promote_types(dtype, torch.float32)
     agree(actual, expected_outcome(p, gate))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("length", [0, 1, 2, 37])
 @pytest.mark.parametrize("batch", [0, 1, 3])
 @pytest.mark.parametrize("size", [1, 4])
 def test_backend_equals_the_reference_at_any_length_and_batch(
-    problem, agree, kind, batch, length, size, backend
+    problem, agree, kind, batch, length, size, other_backend
 ):
     p = problem(kind, batch=batch, length=length, size=size)
-    agree(p.outcome(backend=backend), expected_outcome(p, "softmax"))
+    agree(p.outcome(backend=other_backend), expected_outcome(p, "softmax"))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("blocks", [0, 1, 3, 16, 17, 21, 40])
 @pytest.mark.parametrize("size", [2, 16])
 @pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
 def test_backend_equals_the_reference_at_any_number_of_blocks(
-    problem, agree, kind, blocks, size, dtype, backend
+    problem, agree, kind, blocks, size, dtype, other_backend
 ):
     p = problem(kind, length=4, blocks=blocks, size=size, seed=blocks).to(dtype)
-    agree(p.outcome(backend=backend), expected_outcome(p, "softmax"))
+    agree(p.outcome(backend=other_backend), expected_outcome(p, "softmax"))
 
 
 def extreme(p, kind_of_gates):
@@ -58,15 +54,14 @@ def extreme(p, kind_of_gates):
     return p.replace(gates=p.gates * scale[kind_of_gates])
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("size", [1, 3, 7])
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 @pytest.mark.parametrize("gates", ["tiny", "huge", "hugest", "adversarial"])
 def test_backend_equals_the_reference_with_extreme_gates(
-    problem, agree, kind, gate, size, dtype, gates, backend
+    problem, agree, kind, gate, size, dtype, gates, other_backend
 ):
     p = extreme(problem(kind, length=6, blocks=4, size=size, seed=7), gates).to(dtype)
-    actual, expected = p.outcome(gate, backend=backend), expected_outcome(p, gate)
+    actual, expected = p.outcome(gate, backend=other_backend), expected_outcome(p, gate)
     assert all(tensor.isfinite().all() for tensor in actual.values())
     if gates != "tiny":
         # Where one gate wins, its gradient is a difference of equal terms: what can be asked for is
@@ -78,20 +73,18 @@ def test_backend_equals_the_reference_with_extreme_gates(
     agree(actual, expected)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("cotangents", [("states",), ("final_state",), ("states", "final_state")])
 @pytest.mark.parametrize("lengths", [None, (3, 0, 4)], ids=["dense", "packed"])
 def test_gradients_flow_through_initial_and_final_state(
-    problem, agree, kind, gate, cotangents, lengths, backend
+    problem, agree, kind, gate, cotangents, lengths, other_backend
 ):
     p = problem(kind, lengths=lengths, gate=gate)
-    actual = p.outcome(gate, backend=backend, cotangents=cotangents)
+    actual = p.outcome(gate, backend=other_backend, cotangents=cotangents)
     agree(actual, expected_outcome(p, gate, cotangents=cotangents))
     assert actual["d_gates"].abs().max() > 0
     assert actual["d_initial_state"].abs().max() > 0
 
 
-@pytest.mark.parametrize("backend", ops.BACKENDS)
 def test_no_initial_state_means_zeros(problem, identical, kind, backend):
     p = problem(kind)
     scan = {"blocks": ops.bd_lru, "lags": ops.h_lru}[kind]
@@ -100,7 +93,6 @@ def test_no_initial_state_means_zeros(problem, identical, kind, backend):
     identical(scan(p.gates, p.values, backend=backend), given)
 
 
-@pytest.mark.parametrize("backend", ops.BACKENDS)
 @pytest.mark.parametrize("given", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_initial_state_of_another_dtype_is_taken(problem, kind, given, backend):
     p = problem(kind).to(torch.float32)
@@ -112,7 +104,6 @@ def test_initial_state_of_another_dtype_is_taken(problem, kind, given, backend):
     assert outcome["states"].equal(same["states"])
 
 
-@pytest.mark.parametrize("backend", ops.BACKENDS)
 def test_scan_of_normalised_gates_equals_the_gated_recurrence(problem, agree, kind, gate, backend):
     p = problem(kind, size=4, gate=gate)
     coefficients, input_gate = ops.normalize(p.gates, gate)
@@ -127,7 +118,6 @@ def test_scan_of_normalised_gates_equals_the_gated_recurrence(problem, agree, ki
     )
 
 
-@pytest.mark.parametrize("backend", ops.BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_scan_of_16_bits_carries_float32(problem, agree, kind, dtype, backend):
     p = problem(kind, length=33, gate="none").to(dtype)
@@ -140,31 +130,30 @@ def test_scan_of_16_bits_carries_float32(problem, agree, kind, dtype, backend):
     agree(actual, dict(enumerate(scan(*wide, backend="reference"))))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_autocast_does_not_round_float32_arguments(problem, identical, kind, backend):
+def test_autocast_does_not_round_float32_arguments(problem, identical, kind, other_backend):
     p = problem(kind).to(torch.float32)
-    expected = p.outcome(backend=backend)
+    expected = p.outcome(backend=other_backend)
     with torch.autocast("cpu", torch.bfloat16):
-        identical(p.outcome(backend=backend), expected)
+        identical(p.outcome(backend=other_backend), expected)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_the_final_state_is_never_the_initial_one_itself(problem, kind, backend):
+def test_the_final_state_is_never_the_initial_one_itself(problem, kind, other_backend):
     """Changing one in place must not change the other, not even after no step."""
     p = problem(kind, length=0)
     scan = {"blocks": ops.bd_lru, "lags": ops.h_lru}[kind]
     variants = [{}] if kind == "blocks" else [{}, {"realization": "observer"}]
     for options in variants:
-        _, final = scan(p.gates, p.values, "softmax", p.initial_state, backend=backend, **options)
+        _, final = scan(
+            p.gates, p.values, "softmax", p.initial_state, backend=other_backend, **options
+        )
         assert final.data_ptr() != p.initial_state.data_ptr()
         torch.testing.assert_close(final, p.initial_state, rtol=0, atol=0)
 
 
 # Bit for bit where one step follows the other; the parallel scan adds in another order.
-@pytest.mark.parametrize("backend", ["reference", "cpu", "loop"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_split_at_any_point_equals_the_whole_bit_for_bit(
-    problem, agree, identical, kind, gate, dtype, backend
+    problem, agree, identical, kind, gate, dtype, stepwise_backend
 ):
     if gate == "householder":
         # PyTorch builds its transitions, in sums whose order depends on the length.
@@ -175,7 +164,7 @@ def test_split_at_any_point_equals_the_whole_bit_for_bit(
     scan = {"blocks": ops.bd_lru, "lags": ops.h_lru}[kind]
 
     def run(piece, state):
-        return scan(p.gates[:, piece], p.values[:, piece], gate, state, backend=backend)
+        return scan(p.gates[:, piece], p.values[:, piece], gate, state, backend=stepwise_backend)
 
     whole = run(slice(None), p.initial_state)
     for split in range(8):
@@ -184,7 +173,6 @@ def test_split_at_any_point_equals_the_whole_bit_for_bit(
         identical((torch.cat([head, tail], 1), state), whole)
 
 
-@pytest.mark.parametrize("backend", ops.BACKENDS)
 def test_gradients_through_a_split_equal_those_of_the_whole(problem, agree, kind, gate, backend):
     p = problem(kind, length=7, gate=gate)
     scan = {"blocks": ops.bd_lru, "lags": ops.h_lru}[kind]
@@ -199,7 +187,6 @@ def test_gradients_through_a_split_equal_those_of_the_whole(problem, agree, kind
     agree(dict(zip(whole, (*results, *gradients), strict=True)), whole)
 
 
-@pytest.mark.parametrize("backend", ops.BACKENDS)
 def test_permuted_blocks_give_permuted_outcomes(problem, agree, kind, gate, backend):
     p = problem(kind, blocks=21, gate=gate)
     order = torch.randperm(21)
@@ -236,7 +223,6 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("backend", ops.BACKENDS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("lengths", [None, (3, 0, 4)], ids=["dense", "packed"])
 def test_memory_layout_does_not_matter(problem, agree, kind, layout, lengths, backend):
@@ -256,7 +242,6 @@ EXPANDED = {
 }
 
 
-@pytest.mark.parametrize("backend", ops.BACKENDS)
 @pytest.mark.parametrize("axis", EXPANDED)
 def test_expanded_arguments_equal_their_copies(problem, agree, kind, axis, backend):
     p = problem(kind, blocks=5)
@@ -272,7 +257,6 @@ def test_expanded_arguments_equal_their_copies(problem, agree, kind, axis, backe
     agree(actual, p.replace(**copies).outcome(backend=backend))
 
 
-@pytest.mark.parametrize("backend", ops.BACKENDS)
 def test_arguments_are_left_as_they_were(problem, kind, gate, backend):
     p = problem(kind, gate=gate)
     before = [leaf.clone() for leaf in p.leaves]
@@ -280,7 +264,6 @@ def test_arguments_are_left_as_they_were(problem, kind, gate, backend):
     assert all(leaf.equal(copy) for leaf, copy in zip(p.leaves, before, strict=True))
 
 
-@pytest.mark.parametrize("backend", ops.BACKENDS)
 @pytest.mark.parametrize("gate", ["softmax", "sigmoid"])
 def test_constant_value_is_a_fixed_point(problem, kind, gate, backend):
     """Gates of a row sum to one, so h = v = c stays c whatever they are."""
@@ -298,7 +281,6 @@ def test_constant_value_is_a_fixed_point(problem, kind, gate, backend):
         torch.testing.assert_close(tensor, torch.full_like(tensor, c), rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("backend", ops.BACKENDS)
 def test_one_lag_one_block_and_the_linear_part_of_min_gru_are_one_model(problem, agree, backend):
     """h_t = (1 - z_t) h_{t-1} + z_t v_t with z = sigmoid(g_0 - g_1), for both architectures."""
     blocks = problem("blocks", length=20, blocks=4, size=1)
@@ -323,7 +305,6 @@ def test_one_lag_one_block_and_the_linear_part_of_min_gru_are_one_model(problem,
     agree({"states": actual["states"]}, {"states": torch.stack(states, 1)})
 
 
-@pytest.mark.parametrize("backend", ops.BACKENDS)
 @pytest.mark.parametrize("gate", ["softmax", "sigmoid", "relu", "signed", "tanh", "none"])
 def test_nan_reaches_its_own_block_and_no_other(problem, kind, gate, backend):
     p = problem(kind, batch=1, length=4, blocks=20, gate=gate)
@@ -333,8 +314,3 @@ def test_nan_reaches_its_own_block_and_no_other(problem, kind, gate, backend):
     bad = states.isnan().view(4, 20, -1).any(-1)
     assert bad[2:, 7].all()
     assert bad.sum() == 2
-
-
-def test_default_backend_is_the_kernels_on_the_cpu_and_the_loop_elsewhere():
-    assert ops.default_backend(torch.device("cpu")) == "cpu"
-    assert ops.default_backend(torch.device("meta")) == "loop"

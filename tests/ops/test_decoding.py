@@ -8,11 +8,10 @@ from statemix import ops
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 
-@pytest.mark.parametrize("backend", ["cpu", "loop", None])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [1, 3, 9])
 def test_steps_equal_the_sequence_bit_for_bit(
-    problem, agree, identical, kind, gate, size, dtype, backend
+    problem, agree, identical, kind, gate, size, dtype, stepwise_backend
 ):
     if gate == "householder":
         # PyTorch builds its transitions, in sums whose order depends on the length.
@@ -26,15 +25,14 @@ def test_steps_equal_the_sequence_bit_for_bit(
     }[kind]
     state, states = p.initial_state, []
     for g_t, v_t in zip(p.gates.unbind(1), p.values.unbind(1), strict=True):
-        h_t, state = step(g_t, v_t, state, gate, backend=backend)
+        h_t, state = step(g_t, v_t, state, gate, backend=stepwise_backend)
         assert h_t.dtype == dtype
         assert state.dtype == torch.promote_types(dtype, torch.float32)
         states.append(h_t)
-    expected = sequence(p.gates, p.values, gate, p.initial_state, backend=backend)
+    expected = sequence(p.gates, p.values, gate, p.initial_state, backend=stepwise_backend)
     identical((torch.stack(states, 1), state), expected)
 
 
-@pytest.mark.parametrize("backend", ops.BACKENDS)
 @pytest.mark.parametrize("realization", ops.REALIZATIONS)
 def test_steps_of_every_backend_and_realization_equal_the_sequence(
     problem, agree, realization, backend
@@ -50,9 +48,8 @@ def test_steps_of_every_backend_and_realization_equal_the_sequence(
     agree(actual, {name: whole[name] for name in actual})
 
 
-@pytest.mark.parametrize("backend", ["cpu", "loop"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_steps_of_the_scans_equal_the_scans(problem, identical, kind, dtype, backend):
+def test_steps_of_the_scans_equal_the_scans(problem, identical, kind, dtype, stepwise_backend):
     p = problem(kind, length=4, gate="none").to(dtype)
     a, b = p.gates[..., :-1], p.values
     scan, step = {
@@ -61,10 +58,10 @@ def test_steps_of_the_scans_equal_the_scans(problem, identical, kind, dtype, bac
     }[kind]
     state, states = p.initial_state, []
     for a_t, b_t in zip(a.unbind(1), b.unbind(1), strict=True):
-        h_t, state = step(a_t, b_t, state, backend=backend)
+        h_t, state = step(a_t, b_t, state, backend=stepwise_backend)
         states.append(h_t)
     actual = torch.stack(states, 1), state
-    identical(actual, scan(a, b, p.initial_state, backend=backend))
+    identical(actual, scan(a, b, p.initial_state, backend=stepwise_backend))
 
 
 def test_gradients_flow_through_steps(problem, agree, kind):

@@ -5,12 +5,13 @@ import re
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 
 from statemix import ops
-from statemix.ops import cpu, recurrence
+from statemix.ops import backends, cpu
 from statemix.ops.cpu import loader
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
@@ -46,6 +47,8 @@ def test_kernels_equal_themselves_on_parts_of_a_large_problem(problem, identical
 
 
 INSTRUCTION_SETS = ["baseline", "avx2", "avx512"]
+FILES = [__file__, str(Path(__file__).parents[1] / "test_extremes.py")]
+TESTS_OF_EVERY_SET = "kernels_equal or kernels_are or (cpu and stable_sums)"
 
 
 def test_kernels_are_of_the_instruction_set_that_was_asked_for():
@@ -61,7 +64,7 @@ def test_every_instruction_set_equals_the_reference(name):
         pytest.skip(f"this processor has no {name}")
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     tests = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, "-k", "kernels_equal or kernels_are", __file__],
+        [sys.executable, "-m", "pytest", *options, "-k", TESTS_OF_EVERY_SET, *FILES],
         env=os.environ | {"STATEMIX_CPU_ISA": name},
         capture_output=True,
         text=True,
@@ -120,9 +123,9 @@ def without_kernels(monkeypatch, tmp_path):
     library, reason = loader.load(tmp_path / "kernels.so")
     monkeypatch.setattr(loader, "_library", library)
     monkeypatch.setattr(loader, "_reason", reason)
-    recurrence._warn_of_slow_path.cache_clear()
+    backends._warned.clear()
     yield
-    recurrence._warn_of_slow_path.cache_clear()
+    backends._warned.clear()
 
 
 def test_a_damaged_library_is_refused_with_the_reason(tmp_path):
@@ -150,12 +153,12 @@ def test_the_interface_is_the_one_of_the_header():
     members = [
         name.strip(" *")
         for declaration in code.split(";")
-        for name in re.sub(r"^\s*(const )?(int64_t|void)\b", "", declaration).split(",")
+        for name in re.sub(r"^\s*(const )?(int64_t|double|void)\b", "", declaration).split(",")
         if name.strip()
     ]
     assert members == [name for name, _ in loader._Problem._fields_]
     assert f"kInterfaceVersion = {loader.INTERFACE_VERSION};" in header
-    for number, family in enumerate(loader.FAMILIES):
+    for number, family in enumerate((*loader.FAMILIES, "given")):
         assert f"{family.upper()} = {number}" in header
 
 
@@ -175,7 +178,7 @@ def test_infinite_gates_close_or_open_a_path(problem, identical, kind, gate):
 @pytest.mark.usefixtures("without_kernels")
 def test_asking_for_missing_kernels_names_the_cure(problem, kind):
     p = problem(kind)
-    assert not cpu.available()
+    assert cpu.CPU.unavailable() is not None
     for function in (cpu.instruction_set, lambda: p.outcome(backend="cpu")):
         with pytest.raises(ops.BackendUnavailableError, match=r"install a C\+\+ compiler"):
             function()
@@ -184,7 +187,7 @@ def test_asking_for_missing_kernels_names_the_cure(problem, kind):
 @pytest.mark.usefixtures("without_kernels")
 def test_missing_kernels_are_replaced_by_the_loop_with_one_warning(problem, identical, kind):
     p = problem(kind)
-    with pytest.warns(RuntimeWarning, match=r"slower backend 'loop'; install a C\+\+") as caught:
+    with pytest.warns(RuntimeWarning, match=r"slow backend 'loop' .* install a C\+\+") as caught:
         outcome = p.outcome()
     assert len(caught) == 1
     assert caught[0].filename.endswith("conftest.py")  # where the recurrence is called
@@ -201,7 +204,62 @@ def test_missing_kernels_do_not_break_the_graph(problem, kind):
     torch._dynamo.reset()
     p = problem(kind)
     scan = {"blocks": ops.bd_lru, "lags": ops.h_lru}[kind]
-    with pytest.warns(RuntimeWarning, match="slower backend"):
+    with pytest.warns(RuntimeWarning, match="slow backend"):
         expected = scan(p.gates, p.values)
     compiled = torch.compile(scan, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(p.gates, p.values), expected)
+
+
+STARVED = """
+import resource, torch
+from statemix.ops.cpu import loader
+blocks, size = 16, 1 << 20
+state = torch.zeros(1, blocks, size).transpose(1, 2).contiguous().transpose(1, 2)
+values = torch.zeros(1, 0, blocks, size)
+gates = torch.zeros(1, 0, blocks, size, 1)
+final = torch.empty_like(state)
+with open("/proc/self/statm") as file:
+    used = int(file.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (16 << 20), -1))
+try:
+    loader.call("block", "forward", "softmax", None, None, gates=gates, values=values,
+                initial_state=state, states=values, final_state=final)
+except MemoryError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of memory are Linux's")
+def test_memory_that_runs_out_is_an_error_and_not_the_end_of_the_process():
+    done = subprocess.run(
+        [sys.executable, "-c", STARVED], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ("the scratch space of 1048576 x 16 states could not be allocated\n")
+
+
+TEAM = """
+import os, torch
+torch.set_num_threads(4)
+from statemix import ops
+def threads():
+    return len(os.listdir("/proc/self/task"))
+small = torch.zeros(4, 2, 16, 2, 3), torch.zeros(4, 2, 16, 2)
+# In the order of the kernels and without values: torch starts no threads of its own for it.
+large = [torch.empty(4, 99, *s, 64).movedim(-1, 2) for s in ((2, 3), (2,))]
+before = threads()
+ops.bd_lru(*small, backend="cpu")
+after_small = threads()
+with torch.no_grad():
+    ops.bd_lru(*large, backend="cpu")
+print(after_small - before, threads() - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads are counted in /proc")
+def test_a_small_problem_wakes_no_team_of_threads():
+    done = subprocess.run([sys.executable, "-c", TEAM], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    small, large = map(int, done.stdout.split())
+    assert small == 0
+    assert large > 0

@@ -1,0 +1,110 @@
+"""``statemix doctor``: what runs on this machine, and why something faster does not."""
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+import tyro
+from rich.console import Console
+
+from statemix import provenance
+from statemix.ops import backends
+
+_COMPILERS = ("g++", "clang++")
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """Show versions, devices, and which backend serves which operator, and why not another."""
+
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print JSON, for programs and for reports of problems."""
+
+    def run(self) -> None:
+        """Print the answer."""
+        found = examine()
+        if self.json:
+            print(json.dumps(found, indent=2))
+            return
+        console = Console(markup=False, highlight=False, soft_wrap=True)
+        for line in _lines(found):
+            console.print(line)
+
+
+def examine() -> dict[str, Any]:
+    """Describe this installation and this machine as plain data.
+
+    Returns:
+        The entries of :func:`statemix.provenance.describe`, with the version of triton beside the
+        other packages, and ``compiler``, ``devices``, ``threads`` and ``operators`` (the rows of
+        :func:`statemix.ops.backends.report`).
+    """
+    found = provenance.describe()
+    devices = {"cpu": found["cpu"], **_accelerators()}
+    return {
+        **found,
+        "packages": found["packages"] | {"triton": provenance.version("triton")},
+        "compiler": _compiler(),
+        "devices": devices,
+        "threads": torch.get_num_threads(),
+        "operators": backends.report(list(dict.fromkeys(name.split(":")[0] for name in devices))),
+    }
+
+
+def _accelerators() -> dict[str, str]:
+    """Devices other than the CPU by name, with what each is."""
+    device = torch.accelerator.current_accelerator(check_available=True)
+    if device is None:
+        return {}
+    kind = device.type
+    module = torch.get_device_module(kind)
+    named = getattr(module, "get_device_name", lambda index: f"{kind} {index}")
+    return {f"{kind}:{n}": str(named(n)) for n in range(torch.accelerator.device_count())}
+
+
+def _compiler() -> dict[str, str] | None:
+    """Path and version of the C++ compiler that would build the kernels, or None."""
+    command = shlex.split(os.environ.get("CXX", ""))
+    path = next(filter(None, map(shutil.which, command[:1] or _COMPILERS)), None)
+    if path is None:
+        return None
+    done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+    return {"path": path, "version": (done.stdout.splitlines() or ["unknown"])[0]}
+
+
+def _lines(found: Mapping[str, Any]) -> Iterator[str]:
+    compiler = found["compiler"]
+    facts = {
+        **{name: version or "not installed" for name, version in found["packages"].items()},
+        "python": found["python"],
+        "platform": found["platform"],
+        "compiler": "none" if compiler is None else f"{compiler['path']} ({compiler['version']})",
+        "threads": f"{found['threads']} of {found['cpu_count']} cores",
+        **{f"device {name}": what for name, what in found["devices"].items()},
+        **{
+            f"backend {name}": detail or "unavailable" for name, detail in found["backends"].items()
+        },
+    }
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        yield f"{name:<{width}}  {value}"
+    yield ""
+    yield from _serving(found["operators"])
+
+
+def _serving(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Which backend serves what, and each reason against another once."""
+    header = {"operator": "operator", "device": "device", "dtype": "dtype", "backend": "backend"}
+    for row in (header, *rows):
+        backend = row["backend"] or "none"
+        yield f"{row['operator']:<10}{row['device']:<8}{row['dtype']:<10}{backend}".rstrip()
+    yield ""
+    reasons = dict.fromkeys(reason for row in rows for reason in row["others"].values())
+    for reason in reasons:
+        yield f"- {reason}"

@@ -1,0 +1,303 @@
+"""Backends as data: one record each says where it runs, what it computes and why it cannot.
+
+Adding a backend takes its kernels, one record, and one line in ``ops/__init__.py``.
+"""
+
+import sys
+import warnings
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from statemix.ops.checks import FLOATING, BackendUnavailableError
+from statemix.ops.layout import state_dtype
+from statemix.registry import Registry
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """How a backend computes one operator.
+
+    Coefficients are un-normalised (transitions or lag coefficients), or raw gates where the backend
+    fuses their family. Arguments are checked, of one device, of a dtype in the backend's
+    ``dtypes``, and in any memory order; ``initial_state`` has the state's dtype. Results must not
+    share memory with arguments.
+
+    A backend that fuses gate families is given two more arguments, ``gate`` (a name in its
+    ``families``, or "given" for un-normalised coefficients) and ``temperature`` (None, or a 0-d
+    tensor that divides the raw gates).
+
+    Attributes:
+        forward: (coefficients, inputs, initial_state, cu_seqlens) -> states, final_state, both of
+            the initial state's dtype. Bounds on the CPU have been validated; bounds elsewhere must
+            not be read back.
+        backward: (d_states, d_final_state, coefficients, inputs, states, initial_state, cu_seqlens)
+            -> gradients of coefficients, inputs and initial_state, of their dtypes. None means that
+            ``forward`` consists of PyTorch functions that autograd differentiates.
+        step: (coefficients, inputs, state, gate, temperature) -> h_t, state: one step without time
+            axis, for decoding without derivatives. None means ``forward`` with T = 1.
+    """
+
+    forward: Callable[..., tuple[Tensor, Tensor]]
+    backward: Callable[..., tuple[Tensor, Tensor, Tensor]] | None = None
+    step: Callable[..., tuple[Tensor, Tensor]] | None = None
+
+
+def _always() -> None:
+    """Nothing keeps PyTorch code from running."""
+    return
+
+
+def _pytorch() -> str:
+    return "PyTorch"
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One way to compute the operators.
+
+    Attributes:
+        name: name that users write as ``backend=``.
+        kernels: operator -> its kernel. Operators with PyTorch forms add theirs by :meth:`add`.
+        devices: device types whose tensors it takes; None means any.
+        dtypes: dtypes that its kernels take. Arguments of another dtype are widened to the dtype of
+            the state.
+        families: gate families that its kernels normalise themselves.
+        unavailable: returns None, or a sentence that says why the backend cannot run on this
+            machine and what to install.
+        detail: returns what distinguishes it on this machine, such as the instruction set.
+        automatic: whether ``backend=None`` may choose it.
+        slow: whether choosing it by ``backend=None`` deserves a warning.
+        stepwise: whether it computes one step after the other, so that a sequence cut anywhere
+            gives the same bits.
+    """
+
+    name: str
+    kernels: dict[str, Kernel] = field(default_factory=dict)
+    devices: Collection[str] | None = None
+    dtypes: Collection[torch.dtype] = (torch.float32, torch.float64)
+    families: Collection[str] = ()
+    unavailable: Callable[[], str | None] = _always
+    detail: Callable[[], str] = _pytorch
+    automatic: bool = False
+    slow: bool = False
+    stepwise: bool = True
+
+    def add(self, operator: str, kernel: Kernel) -> None:
+        """Add the kernel of an operator.
+
+        Raises:
+            ValueError: if the backend has one.
+        """
+        if operator in self.kernels:
+            raise ValueError(f"backend {self.name!r} must have one kernel of {operator!r}, got two")
+        self.kernels[operator] = kernel
+
+    def differentiates(self, operator: str) -> bool:
+        """Whether autograd differentiates the operator: again and again, and in forward mode."""
+        return operator in self.kernels and self.kernels[operator].backward is None
+
+    def refusal(self, operator: str, device_type: str, dtype: torch.dtype) -> str | None:
+        """Say why the backend does not compute an operator for such tensors; None if it does."""
+        if operator not in self.kernels:
+            return f"backend {self.name!r} has no kernel of operator {operator!r}"
+        if self.devices is not None and device_type not in self.devices:
+            return f"backend {self.name!r} needs tensors on {_either(self.devices)}"
+        if dtype not in self.dtypes and state_dtype(dtype) not in self.dtypes:
+            known = _either([str(one).removeprefix("torch.") for one in self.dtypes])
+            return f"backend {self.name!r} needs tensors of {known}"
+        return None
+
+    def obstacle(self, operator: str, device_type: str, dtype: torch.dtype) -> str | None:
+        """Say why the backend cannot be used here for such tensors; None if it can."""
+        return self.refusal(operator, device_type, dtype) or reason_of(self.name)
+
+
+BACKENDS: Registry[Backend] = Registry("backend")
+"""Every backend, in the order in which ``backend=None`` prefers them."""
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def reason_of(name: str) -> str | None:
+    """Return why a backend cannot run on this machine, or None; a constant to a compiled graph."""
+    return BACKENDS[name].unavailable()
+
+
+def check_backend(name: str | None, device: torch.device | str | None = None) -> None:
+    """Check that a backend can be asked for.
+
+    Args:
+        name: name of a backend, or None.
+        device: device of the tensors, if it is known.
+
+    Raises:
+        SettingError: if there is no such backend.
+        ValueError: if the backend does not serve the device.
+        BackendUnavailableError: if the backend cannot run on this machine; the message says why.
+    """
+    if name is None:
+        return
+    backend = BACKENDS.find(name)
+    if device is not None and backend.devices is not None:
+        device = torch.device(device)
+        if device.type not in backend.devices:
+            raise ValueError(
+                f"backend {name!r} needs tensors on {_either(backend.devices)}, got {device}"
+            )
+    reason = reason_of(backend.name)
+    if reason is not None:
+        raise BackendUnavailableError(reason)
+
+
+def resolve(name: str | None, operator: str, device: torch.device, dtype: torch.dtype) -> Backend:
+    """Return the backend of a name, or for None the preferred one.
+
+    Raises:
+        SettingError: if there is no such backend.
+        ValueError: if it does not serve the operator, the device or the dtype.
+        BackendUnavailableError: if it cannot run here, or none can.
+    """
+    if name is None:
+        return _preferred(operator, device.type, dtype)
+    backend = BACKENDS.find(name)
+    refusal = backend.refusal(operator, device.type, dtype)
+    if refusal is not None:
+        raise ValueError(f"{refusal}, got {dtype} on {device}")
+    reason = reason_of(backend.name)
+    if reason is not None:
+        raise BackendUnavailableError(reason)
+    return backend
+
+
+def default_backend(
+    device: torch.device | str, operator: str = "block", dtype: torch.dtype = torch.float32
+) -> str:
+    """Return the name of the backend that ``backend=None`` chooses.
+
+    Args:
+        device: device of the tensors.
+        operator: name of the operator, "block" or "lag".
+        dtype: dtype of the tensors.
+
+    Raises:
+        BackendUnavailableError: if no backend serves them.
+    """
+    return _first(operator, torch.device(device).type, dtype).name
+
+
+def report(
+    devices: Sequence[str], dtypes: Sequence[torch.dtype] = FLOATING
+) -> list[dict[str, Any]]:
+    """Describe as plain data which backend serves what.
+
+    Args:
+        devices: device types.
+        dtypes: dtypes of the tensors.
+
+    Returns:
+        One row for each operator, device and dtype: ``operator``, ``device``, ``dtype``,
+        ``backend`` (the name that None chooses, or None if no backend serves) and ``others``: name
+        -> why it is not the choice.
+    """
+    operators = dict.fromkeys(name for backend in BACKENDS.values() for name in backend.kernels)
+    rows = []
+    for operator in operators:
+        for device in devices:
+            for dtype in dtypes:
+                chosen = _find_first(operator, device, dtype)
+                others = {
+                    backend.name: backend.obstacle(operator, device, dtype) or _passed_over(backend)
+                    for backend in BACKENDS.values()
+                    if backend is not chosen
+                }
+                rows.append(
+                    {
+                        "operator": operator,
+                        "device": device,
+                        "dtype": str(dtype).removeprefix("torch."),
+                        "backend": None if chosen is None else chosen.name,
+                        "others": others,
+                    }
+                )
+    return rows
+
+
+def details() -> dict[str, str | None]:
+    """Return the detail of every backend by name, None for one that cannot run here."""
+    return {
+        backend.name: backend.detail() if backend.unavailable() is None else None
+        for backend in BACKENDS.values()
+    }
+
+
+def _passed_over(backend: Backend) -> str:
+    if backend.automatic:
+        return f"backend {backend.name!r} comes later in the order of preference"
+    return f"backend {backend.name!r} is used only where it is asked for by name"
+
+
+def _find_first(operator: str, device_type: str, dtype: torch.dtype) -> Backend | None:
+    for backend in BACKENDS.values():
+        if backend.automatic and backend.obstacle(operator, device_type, dtype) is None:
+            return backend
+    return None
+
+
+def _first(operator: str, device_type: str, dtype: torch.dtype) -> Backend:
+    backend = _find_first(operator, device_type, dtype)
+    if backend is not None:
+        return backend
+    raise BackendUnavailableError(
+        f"no backend serves operator {operator!r} for {dtype} on {device_type}: "
+        f"{_reasons(None, operator, device_type, dtype)}"
+    )
+
+
+def _preferred(operator: str, device_type: str, dtype: torch.dtype) -> Backend:
+    backend = _first(operator, device_type, dtype)
+    if (
+        backend.slow
+        and not torch.compiler.is_compiling()
+        # Tensors without data: a model is being built, not run.
+        and device_type != "meta"
+        and (backend.name, device_type) not in _warned
+    ):
+        _warned.add((backend.name, device_type))
+        warnings.warn(
+            f"statemix uses the slow backend {backend.name!r} for tensors on {device_type}: "
+            f"{_reasons(backend, operator, device_type, dtype)}. "
+            f"Pass backend={backend.name!r} to use it without this warning",
+            RuntimeWarning,
+            stacklevel=_level_of_caller(),
+        )
+    return backend
+
+
+_warned: set[tuple[str, str]] = set()
+
+
+def _reasons(chosen: Backend | None, operator: str, device_type: str, dtype: torch.dtype) -> str:
+    """Why the automatic backends before ``chosen`` cannot be used."""
+    reasons = []
+    for backend in BACKENDS.values():
+        if backend is chosen:
+            break
+        if backend.automatic:
+            reasons.append(backend.obstacle(operator, device_type, dtype))
+    return "; ".join(filter(None, reasons))
+
+
+def _level_of_caller() -> int:
+    """The ``stacklevel`` at which a warning of the caller's caller names code outside Statemix."""
+    level = 1
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("statemix."):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def _either(names: Collection[str]) -> str:
+    return " or ".join(names)

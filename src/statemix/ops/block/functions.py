@@ -1,0 +1,130 @@
+"""The public functions of the block recurrence: gated, and with transitions as given."""
+
+from torch import Tensor
+
+from statemix.ops.checks import bind, same_dtype_and_device
+from statemix.ops.checks import check_finite as check_all_finite
+from statemix.ops.dispatch import run_gated, run_given
+from statemix.ops.gates import check_gate
+from statemix.ops.temperature import check_temperature
+
+
+def bd_lru(
+    gates: Tensor,
+    values: Tensor,
+    gate: str = "softmax",
+    initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    *,
+    temperature: Tensor | float | None = None,
+    backend: str | None = None,
+    check_finite: bool = False,
+) -> tuple[Tensor, Tensor]:
+    r"""Run the gated block-diagonal recurrence: raw gates and values in, states out.
+
+    .. math::
+        h_t = A_t h_{t-1} + a_{0,t} \odot v_t, \qquad (A_t, a_{0,t}) = \mathrm{gate}(g_t / \tau)
+
+    Source: Dubinin et al., "Improved state mixing in higher-order and block diagonal linear
+    recurrent networks", Eq. 5 and 6, in the column convention.
+
+    Args:
+        gates: raw gates, shape (B, T, H, m, m+1): ``[..., i, :m]`` mixes the previous state into
+            entry i, ``[..., i, m]`` is its input gate (``householder`` reads them differently, see
+            :func:`statemix.ops.normalize`). float32, float64, bfloat16 or float16.
+        values: v, shape (B, T, H, m), same dtype and device.
+        gate: how raw gates are normalised, a name in :data:`statemix.ops.GATES`.
+        initial_state: h_0, shape (B, H, m), or (N, H, m) if packed. None means zeros.
+        cu_seqlens: int32 or int64, shape (N+1,): the bounds 0 = c_0 <= ... <= c_N = T of N
+            sequences packed into one row (B = 1). None means one sequence per row.
+        temperature: tau, a positive number, or a positive 0-d floating tensor on the device of the
+            gates: it is read when the kernel runs, so that a compiled graph follows its value, and
+            not differentiated. None means 1.
+        backend: name in :data:`statemix.ops.BACKENDS`; None chooses the first of them that serves
+            the tensors.
+        check_finite: whether to look for NaN and infinity in the arguments first.
+
+    Returns:
+        states: h_1 ... h_T, shape (B, T, H, m), dtype of ``values``.
+        final_state: the last state of every sequence, shape (B, H, m) or (N, H, m), float32 or
+            wider, so that chunks can be chained without loss; h_0 where a sequence is empty.
+
+    Raises:
+        ValueError: if shapes or devices disagree, ``gate`` or ``backend`` is unknown, the bounds do
+            not rise from 0 to T, or ``check_finite`` finds a bad entry, or
+            ``temperature`` is as :func:`statemix.ops.normalize` refuses it.
+        TypeError: if dtypes differ or are not floating, or a tensor is not dense.
+        BackendUnavailableError: if ``backend`` cannot run here.
+
+    Example:
+        >>> import torch
+        >>> gates = torch.zeros(1, 3, 1, 1, 2)  # both gates of the row are 1/2
+        >>> bd_lru(gates, torch.ones(1, 3, 1, 1))[0].flatten().tolist()
+        [0.5, 0.75, 0.875]
+    """
+    check_gate(gate, blocks=True)
+    sizes: dict[str, int] = {}
+    bind(sizes, "values", values, "B T H m")
+    bind(sizes, "gates", gates, "B T H m m+1")
+    same_dtype_and_device(gates=gates, values=values)
+    return run_gated(
+        "block",
+        gates,
+        values,
+        gate,
+        check_temperature(temperature, gates),
+        initial_state,
+        cu_seqlens,
+        sizes,
+        backend=backend,
+        finite=check_finite,
+    )
+
+
+def block_scan(
+    transitions: Tensor,
+    inputs: Tensor,
+    initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    *,
+    backend: str | None = None,
+    check_finite: bool = False,
+) -> tuple[Tensor, Tensor]:
+    r"""Solve a linear recurrence whose transitions are dense blocks.
+
+    .. math:: h_t = A_t h_{t-1} + b_t, \qquad t = 1, \dots, T
+
+    Source: Dubinin et al., Eq. 5, with :math:`b_t = a_{0,t} \odot v_t` and A_t as given.
+
+    Args:
+        transitions: A, shape (B, T, H, m, m); row i of a block produces entry i of the new state.
+        inputs: b, shape (B, T, H, m), same floating dtype and device.
+        initial_state: as in :func:`bd_lru`.
+        cu_seqlens: as in :func:`bd_lru`.
+        backend: as in :func:`bd_lru`.
+        check_finite: as in :func:`bd_lru`.
+
+    Returns:
+        states: h_1 ... h_T, shape (B, T, H, m), dtype of ``inputs``.
+        final_state: as in :func:`bd_lru`.
+
+    Raises:
+        ValueError: as in :func:`bd_lru`.
+        TypeError: if dtypes differ or are not floating.
+        BackendUnavailableError: if ``backend`` cannot run here.
+
+    Example:
+        >>> import torch
+        >>> A, b = torch.full((1, 3, 1, 1, 1), 0.5), torch.ones(1, 3, 1, 1)
+        >>> block_scan(A, b)[0].flatten().tolist()
+        [1.0, 1.5, 1.75]
+    """
+    sizes: dict[str, int] = {}
+    bind(sizes, "inputs", inputs, "B T H m")
+    bind(sizes, "transitions", transitions, "B T H m m")
+    same_dtype_and_device(transitions=transitions, inputs=inputs)
+    if check_finite:
+        check_all_finite(transitions=transitions, inputs=inputs, initial_state=initial_state)
+    return run_given(
+        "block", transitions, inputs, initial_state, cu_seqlens, sizes, backend=backend
+    )

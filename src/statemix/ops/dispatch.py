@@ -1,0 +1,131 @@
+"""How the public functions run an operator: checks, backend, dtypes, and who normalises the gates.
+
+Nothing here knows any one operator: which recurrence is meant is said by its name.
+"""
+
+import torch
+from torch import Tensor
+
+from statemix.ops import autograd
+from statemix.ops.backends import Backend, resolve
+from statemix.ops.checks import (
+    check_cu_seqlens,
+    check_cu_seqlens_values,
+    check_finite,
+    check_initial_state,
+)
+from statemix.ops.gates import normalize
+from statemix.ops.layout import state_dtype
+
+GIVEN = "given"
+"""In place of a gate family: coefficients are taken as they are."""
+
+
+def run_gated(
+    operator: str,
+    gates: Tensor,
+    values: Tensor,
+    gate: str,
+    temperature: Tensor | float | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    sizes: dict[str, int],
+    *,
+    backend: str | None,
+    finite: bool,
+) -> tuple[Tensor, Tensor]:
+    """Run an operator on raw gates, normalised by the kernel if it can, else by PyTorch.
+
+    Args:
+        operator: name of the operator.
+        gates: raw gates (B, T, H, ...), checked against ``values``.
+        values: (B, T, H, ...).
+        gate: name of a family that the operator admits.
+        temperature: checked divisor of the gates, or None.
+        initial_state: as users give it.
+        cu_seqlens: as users give it.
+        sizes: sizes of the axes B, T, H and m.
+        backend: as users give it.
+        finite: whether to look for NaN and infinity first.
+    """
+    if finite:
+        check_finite(gates=gates, values=values, initial_state=initial_state)
+    record = resolve(backend, operator, values.device, values.dtype)
+    h_0 = initial_state_of(initial_state, values, cu_seqlens, sizes)
+    if gate in record.families:
+        if isinstance(temperature, float):
+            temperature = gates.new_full((), temperature, dtype=h_0.dtype)
+        a, b, name = gates, values, gate
+    else:
+        a, input_gate = normalize(gates.to(h_0.dtype), gate, temperature=temperature)
+        b, name, temperature = input_gate * values.to(h_0.dtype), GIVEN, None
+    states, final_state = _run(record, operator, a, b, h_0, cu_seqlens, name, temperature)
+    return states.to(values.dtype), final_state
+
+
+def run_given(
+    operator: str,
+    coefficients: Tensor,
+    inputs: Tensor,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    sizes: dict[str, int],
+    *,
+    backend: str | None,
+) -> tuple[Tensor, Tensor]:
+    """Run an operator on un-normalised coefficients; arguments as in :func:`run_gated`."""
+    record = resolve(backend, operator, inputs.device, inputs.dtype)
+    h_0 = initial_state_of(initial_state, inputs, cu_seqlens, sizes)
+    states, final_state = _run(record, operator, coefficients, inputs, h_0, cu_seqlens, GIVEN, None)
+    return states.to(inputs.dtype), final_state
+
+
+def initial_state_of(
+    initial_state: Tensor | None,
+    values: Tensor,
+    cu_seqlens: Tensor | None,
+    sizes: dict[str, int],
+) -> Tensor:
+    """h_0 in the dtype that states are carried in: given and checked, or zeros.
+
+    Args:
+        initial_state: as users give it.
+        values: tensor of the same device.
+        cu_seqlens: as users give it; its shape and dtype are checked here.
+        sizes: sizes of the axes B, H and m; learns N.
+    """
+    if cu_seqlens is not None:
+        check_cu_seqlens(cu_seqlens, values)
+    sizes["N"] = sizes["B"] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    dtype = state_dtype(values.dtype)
+    if initial_state is None:
+        return values.new_zeros(sizes["N"], sizes["H"], sizes["m"], dtype=dtype)
+    check_initial_state(initial_state, values, sizes, "N H m")
+    return initial_state.to(dtype)
+
+
+def check_bounds(cu_seqlens: Tensor | None, length: int) -> None:
+    """Check bounds by value where that is free: on the CPU, outside a compiled graph."""
+    if cu_seqlens is not None and cu_seqlens.is_cpu and not torch.compiler.is_compiling():
+        check_cu_seqlens_values(cu_seqlens, length)
+
+
+def _run(
+    record: Backend,
+    operator: str,
+    a: Tensor,
+    b: Tensor,
+    h_0: Tensor,
+    cu_seqlens: Tensor | None,
+    gate: str,
+    temperature: Tensor | float | None,
+) -> tuple[Tensor, Tensor]:
+    if b.dtype not in record.dtypes:
+        a, b = a.to(h_0.dtype), b.to(h_0.dtype)
+    kernel = record.kernels[operator]
+    assert not isinstance(temperature, float)
+    if kernel.backward is not None:
+        return autograd.scan(a, b, h_0, cu_seqlens, temperature, operator, record.name, gate)
+    check_bounds(cu_seqlens, b.shape[1])
+    fusion = (gate, temperature) if record.families else ()
+    return kernel.forward(a, b, h_0, cu_seqlens, *fusion)

@@ -1,0 +1,148 @@
+"""The public functions of the lag recurrence: gated, and with coefficients as given."""
+
+from torch import Tensor
+
+from statemix.ops.checks import bind, check_choice, same_dtype_and_device
+from statemix.ops.checks import check_finite as check_all_finite
+from statemix.ops.dispatch import check_bounds, initial_state_of, run_gated, run_given
+from statemix.ops.gates import check_gate, normalize
+from statemix.ops.lag.realizations import observer_scan
+from statemix.ops.temperature import check_temperature
+
+REALIZATIONS = ("controller", "observer")
+"""What the state of the lag recurrence means: the last outputs, or partial sums."""
+
+
+def h_lru(
+    gates: Tensor,
+    values: Tensor,
+    gate: str = "softmax",
+    initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    *,
+    temperature: Tensor | float | None = None,
+    realization: str = "controller",
+    backend: str | None = None,
+    check_finite: bool = False,
+) -> tuple[Tensor, Tensor]:
+    r"""Run the gated higher-order recurrence: raw gates and values in, states out.
+
+    .. math:: h_t = \sum_{i=1}^m a_{i,t} \odot h_{t-i} + a_{0,t} \odot v_t
+
+    Source: Dubinin et al., Eq. 3 (controller form). The observer form is what the paper's listing
+    computes once repaired: the coefficient of h_{t-i} is then the one of step t - i + 1, and
+    Proposition 1 does not hold.
+
+    Args:
+        gates: raw gates, shape (B, T, H, m+1): ``[..., i-1]`` multiplies h_{t-i}, ``[..., m]`` is
+            the input gate. float32, float64, bfloat16 or float16.
+        values: v, shape (B, T, H), same dtype and device.
+        gate: how raw gates are normalised, a name in :data:`statemix.ops.GATES` that is not for
+            blocks only.
+        initial_state: shape (B, H, m), or (N, H, m) if packed: in the controller form the last m
+            states before the first, newest first; in the observer form the partial sums s^1 ...
+            s^m. None means zeros.
+        cu_seqlens: bounds of packed sequences as in :func:`statemix.ops.bd_lru`.
+        temperature: as in :func:`statemix.ops.bd_lru`.
+        realization: name in :data:`REALIZATIONS`.
+        backend: as in :func:`statemix.ops.bd_lru`.
+        check_finite: as in :func:`statemix.ops.bd_lru`.
+
+    Returns:
+        states: h_1 ... h_T, shape (B, T, H), dtype of ``values``.
+        final_state: like ``initial_state``, float32 or wider.
+
+    Raises:
+        ValueError: as in :func:`statemix.ops.bd_lru`, or if ``realization`` is unknown.
+        TypeError: if dtypes differ or are not floating.
+        BackendUnavailableError: if ``backend`` cannot run here.
+
+    Example:
+        >>> import torch
+        >>> gates = torch.zeros(1, 3, 1, 3)  # two lags and the input, one third each
+        >>> [round(h, 3) for h in h_lru(gates, torch.ones(1, 3, 1))[0].flatten().tolist()]
+        [0.333, 0.444, 0.593]
+    """
+    check_gate(gate, blocks=False)
+    check_choice("realization", realization, REALIZATIONS)
+    sizes: dict[str, int] = {}
+    bind(sizes, "values", values, "B T H")
+    bind(sizes, "gates", gates, "B T H m+1")
+    same_dtype_and_device(gates=gates, values=values)
+    temperature = check_temperature(temperature, gates)
+    if realization == "controller":
+        return run_gated(
+            "lag",
+            gates,
+            values,
+            gate,
+            temperature,
+            initial_state,
+            cu_seqlens,
+            sizes,
+            backend=backend,
+            finite=check_finite,
+        )
+    if check_finite:
+        check_all_finite(gates=gates, values=values, initial_state=initial_state)
+    h_0 = initial_state_of(initial_state, values, cu_seqlens, sizes)
+    # They become indices before any operator sees them.
+    check_bounds(cu_seqlens, sizes["T"])
+    coefficients, input_gate = normalize(gates.to(h_0.dtype), gate, temperature=temperature)
+    states, final_state = observer_scan(
+        lambda a, b, lags: lag_scan(a, b, lags, cu_seqlens, backend=backend),
+        coefficients,
+        input_gate * values.to(h_0.dtype),
+        h_0,
+        cu_seqlens,
+    )
+    return states.to(values.dtype), final_state
+
+
+def lag_scan(
+    coefficients: Tensor,
+    inputs: Tensor,
+    initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    *,
+    backend: str | None = None,
+    check_finite: bool = False,
+) -> tuple[Tensor, Tensor]:
+    r"""Solve a higher-order linear recurrence, channel by channel.
+
+    .. math:: h_t = \sum_{i=1}^m a_{i,t} \odot h_{t-i} + b_t, \qquad t = 1, \dots, T
+
+    Source: Dubinin et al., Eq. 3, with :math:`b_t = a_{0,t} \odot v_t`; computed with a buffer of m
+    lags, without companion matrices.
+
+    Args:
+        coefficients: a, shape (B, T, H, m); ``[..., i-1]`` multiplies h_{t-i}.
+        inputs: b, shape (B, T, H), same floating dtype and device.
+        initial_state: the last m states before the first, newest first, shape (B, H, m), or
+            (N, H, m) if packed. None means zeros.
+        cu_seqlens: as in :func:`statemix.ops.bd_lru`.
+        backend: as in :func:`statemix.ops.bd_lru`.
+        check_finite: as in :func:`statemix.ops.bd_lru`.
+
+    Returns:
+        states: h_1 ... h_T, shape (B, T, H), dtype of ``inputs``.
+        final_state: the last m states, newest first, like ``initial_state``, float32 or wider.
+
+    Raises:
+        ValueError: as in :func:`statemix.ops.bd_lru`.
+        TypeError: if dtypes differ or are not floating.
+        BackendUnavailableError: if ``backend`` cannot run here.
+
+    Example:
+        >>> import torch
+        >>> a, b = torch.ones(1, 5, 1, 2), torch.zeros(1, 5, 1)
+        >>> lag_scan(a, b, torch.tensor([[[1.0, 0.0]]]))[0].flatten().tolist()
+        [1.0, 2.0, 3.0, 5.0, 8.0]
+    """
+    sizes: dict[str, int] = {}
+    bind(sizes, "inputs", inputs, "B T H")
+    bind(sizes, "coefficients", coefficients, "B T H m")
+    same_dtype_and_device(coefficients=coefficients, inputs=inputs)
+    if check_finite:
+        check_all_finite(coefficients=coefficients, inputs=inputs, initial_state=initial_state)
+    return run_given("lag", coefficients, inputs, initial_state, cu_seqlens, sizes, backend=backend)

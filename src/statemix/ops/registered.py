@@ -1,0 +1,193 @@
+"""Kernels as registered PyTorch operators, so that compile, vmap and opcheck know them.
+
+One pair of operators serves every operator of the library and every backend that has a backward of
+its own: both are arguments, by name. Gradients are attached in autograd.py.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from statemix.ops.backends import BACKENDS
+from statemix.ops.checks import check_cu_seqlens_values
+from statemix.ops.folding import Folding, in_front
+from statemix.ops.layout import BLOCK_AXIS, STATE_BLOCK_AXIS, dense, empty_innermost
+
+
+@torch.library.custom_op("statemix::scan_forward", mutates_args=())
+def scan_forward(
+    gates: Tensor,
+    values: Tensor,
+    initial_state: Tensor,
+    cu_seqlens: Tensor | None,
+    temperature: Tensor | None,
+    operator: str,
+    backend: str,
+    gate: str,
+) -> tuple[Tensor, Tensor]:
+    """States and final state, both of the initial state's dtype.
+
+    Args:
+        gates: raw gates, or for ``gate="given"`` the un-normalised coefficients, (B, T, H, ...).
+        values: (B, T, H, ...).
+        initial_state: (N, H, m), float32 or float64.
+        cu_seqlens: (N+1,) if B = 1 packs N sequences, or None.
+        temperature: 0-d divisor of raw gates, or None.
+        operator: name of the operator.
+        backend: name of a backend whose kernel of the operator has a backward.
+        gate: a family that the backend fuses, or "given".
+
+    Returns:
+        states: like ``values``, blocks innermost in memory.
+        final_state: (N, H, m), blocks innermost in memory.
+    """
+    if cu_seqlens is not None and cu_seqlens.is_cpu:
+        check_cu_seqlens_values(cu_seqlens, values.shape[1])
+    record = BACKENDS[backend]
+    states, final_state = record.kernels[operator].forward(
+        gates, values, initial_state, cu_seqlens, *_fusion(backend, gate, temperature)
+    )
+    return dense(states, BLOCK_AXIS), dense(final_state, STATE_BLOCK_AXIS)
+
+
+@torch.library.custom_op("statemix::scan_backward", mutates_args=())
+def scan_backward(
+    d_states: Tensor,
+    d_final_state: Tensor,
+    gates: Tensor,
+    values: Tensor,
+    states: Tensor,
+    initial_state: Tensor,
+    cu_seqlens: Tensor | None,
+    temperature: Tensor | None,
+    operator: str,
+    backend: str,
+    gate: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of gates, values and initial state, of their dtypes, blocks innermost in memory."""
+    backward = BACKENDS[backend].kernels[operator].backward
+    assert backward is not None
+    d_gates, d_values, d_initial_state = backward(
+        d_states,
+        d_final_state,
+        gates,
+        values,
+        states,
+        initial_state,
+        cu_seqlens,
+        *_fusion(backend, gate, temperature),
+    )
+    return (
+        dense(d_gates, BLOCK_AXIS),
+        dense(d_values, BLOCK_AXIS),
+        dense(d_initial_state, STATE_BLOCK_AXIS),
+    )
+
+
+def _fusion(backend: str, gate: str, temperature: Tensor | None) -> tuple[Any, ...]:
+    """The further arguments of a kernel that normalises gates itself."""
+    return (gate, temperature) if BACKENDS[backend].families else ()
+
+
+@scan_forward.register_fake
+def _(
+    gates: Tensor,  # noqa: ARG001
+    values: Tensor,
+    initial_state: Tensor,
+    *others: Any,  # noqa: ARG001
+) -> tuple[Tensor, Tensor]:
+    return empty_innermost(values.shape, initial_state), _empty_state(initial_state)
+
+
+@scan_backward.register_fake
+def _(
+    d_states: Tensor,  # noqa: ARG001
+    d_final_state: Tensor,  # noqa: ARG001
+    gates: Tensor,
+    values: Tensor,
+    states: Tensor,  # noqa: ARG001
+    initial_state: Tensor,
+    *others: Any,  # noqa: ARG001
+) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        empty_innermost(gates.shape, gates),
+        empty_innermost(values.shape, values),
+        _empty_state(initial_state),
+    )
+
+
+def _empty_state(like: Tensor) -> Tensor:
+    return empty_innermost(like.shape, like, STATE_BLOCK_AXIS)
+
+
+@scan_forward.register_vmap
+def _(info: Any, in_dims: Any, *arguments: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+    tensors, (cu_seqlens, temperature, *names) = arguments[:3], arguments[3:]
+    gates, values, initial_state = _all_in_front(tensors, in_dims, info.batch_size)
+    _refuse_mapped(in_dims[3])
+    divisor = _divisor(temperature, in_dims[4], gates)
+    if divisor is not None:
+        wide = initial_state.dtype
+        gates, values, temperature = gates.to(wide) / divisor, values.to(wide), None
+    folding = Folding(info.batch_size, cu_seqlens, values.shape[2])
+    states, final_state = scan_forward(
+        folding.fold(gates),
+        folding.fold(values),
+        initial_state.flatten(0, 1),
+        folding.cu_seqlens,
+        temperature,
+        *names,
+    )
+    return (folding.unfold(states), folding.unfold_state(final_state)), (0, 0)
+
+
+@scan_backward.register_vmap
+def _(
+    info: Any, in_dims: Any, *arguments: Any
+) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[int, int, int]]:
+    tensors, (cu_seqlens, temperature, *names) = arguments[:6], arguments[6:]
+    d_states, d_final_state, gates, values, states, initial_state = _all_in_front(
+        tensors, in_dims, info.batch_size
+    )
+    _refuse_mapped(in_dims[6])
+    dtype = gates.dtype
+    divisor = _divisor(temperature, in_dims[7], gates)
+    if divisor is not None:
+        wide = initial_state.dtype
+        gates, values, temperature = gates.to(wide) / divisor, values.to(wide), None
+    folding = Folding(info.batch_size, cu_seqlens, values.shape[2])
+    d_gates, d_values, d_initial_state = scan_backward(
+        folding.fold(d_states),
+        d_final_state.flatten(0, 1),
+        folding.fold(gates),
+        folding.fold(values),
+        folding.fold(states),
+        initial_state.flatten(0, 1),
+        folding.cu_seqlens,
+        temperature,
+        *names,
+    )
+    d_gates, d_values = folding.unfold(d_gates), folding.unfold(d_values)
+    if divisor is not None:
+        d_gates, d_values = (d_gates / divisor).to(dtype), d_values.to(dtype)
+    return (d_gates, d_values, folding.unfold_state(d_initial_state)), (0, 0, 0)
+
+
+def _all_in_front(
+    tensors: Sequence[Tensor], dims: Sequence[int | None], count: int
+) -> list[Tensor]:
+    return [in_front(tensor, dim, count) for tensor, dim in zip(tensors, dims, strict=False)]
+
+
+def _divisor(temperature: Tensor | None, dim: int | None, gates: Tensor) -> Tensor | None:
+    """A temperature per mapped problem, shaped like its gates; None where all share one."""
+    if temperature is None or dim is None:
+        return None
+    return temperature.view(-1, *(1,) * (gates.ndim - 1))
+
+
+def _refuse_mapped(dim: int | None) -> None:
+    if dim is not None:
+        raise ValueError("cu_seqlens must not be mapped by vmap, got a mapped axis")

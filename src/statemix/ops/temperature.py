@@ -1,0 +1,45 @@
+"""Gate temperature: one positive number that divides the raw gates of every family."""
+
+import math
+
+from torch import Tensor
+
+
+def check_temperature(temperature: object, gates: Tensor) -> Tensor | float | None:
+    """Check a temperature and return it.
+
+    Args:
+        temperature: a 0-d floating tensor on the device of the gates, which is read at run time
+            only, so that its value is not checked; a number; or None, which means 1.
+        gates: the raw gates.
+
+    Raises:
+        TypeError: if it is neither, or a tensor that is not floating.
+        ValueError: if a number is not positive and finite, or a tensor is not 0-d, on another
+            device, or requires a gradient.
+    """
+    if temperature is None:
+        return None
+    if isinstance(temperature, Tensor):
+        if not temperature.dtype.is_floating_point:
+            raise TypeError(f"temperature must have a floating dtype, got {temperature.dtype}")
+        if temperature.ndim:
+            raise ValueError(f"temperature must have shape (), got {tuple(temperature.shape)}")
+        if temperature.device != gates.device:
+            raise ValueError(f"temperature must be on {gates.device}, got {temperature.device}")
+        if temperature.requires_grad:
+            raise ValueError(
+                "temperature must not require a gradient, got one that does: it is not "
+                "differentiated; to learn it, divide the gates by it yourself"
+            )
+        return temperature
+    if not isinstance(temperature, (int, float)) or isinstance(temperature, bool):
+        raise TypeError(f"temperature must be a 0-d tensor, a number or None, got {temperature!r}")
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"temperature must be positive and finite, got {temperature}")
+    return float(temperature)
+
+
+def divided(gates: Tensor, temperature: Tensor | float | None) -> Tensor:
+    """Raw gates divided by the temperature, in their own dtype."""
+    return gates if temperature is None else gates / temperature

@@ -1,0 +1,67 @@
+"""``statemix doctor``: the facts of this machine, and why a backend is not used."""
+
+import json
+import platform
+
+import pytest
+import torch
+
+from statemix import ops
+from statemix.cli.main import main
+
+
+def run(capsys, *arguments):
+    code = main(["doctor", *arguments])
+    return code, capsys.readouterr().out
+
+
+@pytest.fixture
+def backend_without_beads():
+    reason = "backend 'abacus' needs beads: buy some"
+    ops.BACKENDS.register(ops.Backend("abacus", {"block": None}, unavailable=lambda: reason))
+    yield reason
+    ops.BACKENDS.remove("abacus")
+
+
+def test_json_holds_versions_machine_and_who_serves_what(capsys, backend_without_beads):
+    code, out = run(capsys, "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["packages"]["torch"] == torch.__version__
+    assert "triton" in found["packages"]
+    assert found["python"] == platform.python_version()
+    assert found["threads"] == torch.get_num_threads()
+    assert found["devices"]["cpu"] == found["cpu"]
+    rows = {(row["operator"], row["device"], row["dtype"]): row for row in found["operators"]}
+    for operator in ("block", "lag"):
+        for dtype in ("float32", "float64", "bfloat16", "float16"):
+            row = rows[operator, "cpu", dtype]
+            assert row["backend"] == ops.default_backend("cpu", operator, getattr(torch, dtype))
+            assert row["others"].keys() == ops.BACKENDS.keys() - {row["backend"]}
+            assert all(row["others"].values())
+    assert rows["block", "cpu", "float32"]["others"]["abacus"] == backend_without_beads
+    assert "no kernel of operator 'lag'" in rows["lag", "cpu", "float32"]["others"]["abacus"]
+
+
+def test_text_names_backends_and_reasons(capsys, backend_without_beads):
+    code, out = run(capsys)
+    assert code == 0
+    assert f"- {backend_without_beads}\n" in out
+    lines = [line.split() for line in out.splitlines()]
+    assert ["backend", "abacus", "unavailable"] in lines
+    assert ["block", "cpu", "float32", ops.default_backend("cpu")] in lines
+
+
+@pytest.mark.parametrize("compiler", [True, False])
+def test_the_compiler_is_the_one_that_would_build_the_kernels(
+    capsys, monkeypatch, tmp_path, compiler
+):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    if compiler:
+        script = tmp_path / "clang++"
+        script.write_text("#!/bin/sh\necho clang version 99\n")
+        script.chmod(0o755)
+    _, out = run(capsys, "--json")
+    expected = {"path": str(tmp_path / "clang++"), "version": "clang version 99"}
+    assert json.loads(out)["compiler"] == (expected if compiler else None)

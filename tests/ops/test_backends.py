@@ -1,0 +1,133 @@
+"""Backends are records: who is chosen, who is refused and why, and what a user is told."""
+
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from statemix import ops
+from statemix.ops import backends
+
+
+@pytest.fixture
+def registry():
+    """The registry as it is, and no memory of warnings; what a test registers is removed."""
+    before = list(ops.BACKENDS)
+    backends._warned.clear()
+    yield ops.BACKENDS
+    for name in set(ops.BACKENDS) - set(before):
+        ops.BACKENDS.remove(name)
+    backends._warned.clear()
+
+
+@pytest.fixture
+def only(registry, monkeypatch):
+    """``only(record, ...)``: these are all the backends there are."""
+
+    def replace(*records):
+        monkeypatch.setattr(registry, "_entries", {record.name: record for record in records})
+
+    return replace
+
+
+def fastest(**changes):
+    kernels = dict(ops.BACKENDS["loop"].kernels)
+    return ops.Backend(**{"name": "fastest", "kernels": kernels, "automatic": True} | changes)
+
+
+def test_the_first_automatic_backend_that_serves_is_chosen(only):
+    loop, reference = ops.BACKENDS["loop"], ops.BACKENDS["reference"]
+    for record, expected in [
+        (fastest(), "fastest"),
+        (fastest(automatic=False), "loop"),
+        (fastest(devices=("cuda",)), "loop"),
+        (fastest(dtypes=(torch.float64,)), "loop"),
+        (fastest(kernels={}), "loop"),
+        (fastest(unavailable=lambda: "it is away"), "loop"),
+    ]:
+        only(reference, record, loop)
+        assert ops.default_backend("cpu") == expected
+
+
+def test_kernels_on_the_cpu_and_the_loop_elsewhere():
+    assert ops.default_backend("cpu") == "cpu"
+    assert ops.default_backend(torch.device("meta"), "lag", torch.bfloat16) == "loop"
+
+
+def call(values=None):
+    values = torch.zeros(1, 2, 3) if values is None else values
+    return ops.lag_scan(torch.zeros(1, 2, 3, 2, device=values.device), values)
+
+
+def test_a_slow_choice_is_told_once_with_the_reason(only):
+    only(fastest(unavailable=lambda: "it needs a beater: buy one"), ops.BACKENDS["loop"])
+    with pytest.warns(RuntimeWarning, match=r"slow backend 'loop'.*needs a beater: buy") as caught:
+        call()
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        call()
+
+
+def test_a_slow_choice_is_told_on_every_kind_of_device(only, monkeypatch):
+    only(fastest(devices=("cpu",), unavailable=lambda: "away"), ops.BACKENDS["loop"])
+    for device in ("cpu", "cuda", "xpu"):
+        message = f"for tensors on {device}: .*(away|needs tensors on cpu)"
+        with pytest.warns(RuntimeWarning, match=message):
+            backends.resolve(None, "lag", torch.device(device), torch.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        backends.resolve(None, "lag", torch.device("cuda"), torch.float32)
+        call(torch.zeros(1, 2, 3, device="meta"))
+
+
+def test_nobody_to_choose_is_an_error_with_all_reasons(only):
+    only(fastest(unavailable=lambda: "it is away"), ops.BACKENDS["reference"])
+    with pytest.raises(ops.BackendUnavailableError, match=r"no backend serves .*it is away"):
+        call()
+
+
+def test_what_is_asked_for_must_exist_serve_and_run(registry):
+    registry.register(fastest(unavailable=lambda: "it is away"))
+    registry.register(fastest(name="other", devices=("cuda",), kernels={}))
+    ops.check_backend(None)
+    ops.check_backend("loop", "cuda")
+    for arguments, error, message in [
+        (("abacus",), ValueError, "backend must be one of .*, got 'abacus'"),
+        (("fastest",), ops.BackendUnavailableError, "it is away"),
+        (("other", "cpu"), ValueError, "backend 'other' needs tensors on cuda, got cpu"),
+    ]:
+        with pytest.raises(error, match=message):
+            ops.check_backend(*arguments)
+    for name, error, message in [
+        ("fastest", ops.BackendUnavailableError, "it is away"),
+        ("other", ValueError, "backend 'other' has no kernel of operator 'lag'"),
+    ]:
+        with pytest.raises(error, match=message):
+            ops.lag_scan(torch.zeros(1, 2, 3, 2), torch.zeros(1, 2, 3), backend=name)
+
+
+def test_a_scan_that_torch_lacks_is_named(monkeypatch):
+    monkeypatch.setattr("statemix.ops.associative._MODULE", "torch._no_such_module")
+    with pytest.raises(ops.BackendUnavailableError, match=r"'associative' needs torch\._no_such"):
+        ops.lag_scan(torch.zeros(1, 2, 3, 2), torch.zeros(1, 2, 3), backend="associative")
+
+
+def test_no_module_compares_with_the_name_of_a_backend():
+    """Whoever does would have to be changed for a new backend."""
+    package = Path(ops.__file__).parents[1]
+    folders = [package / name for name in ("ops", "layers", "bench", "cli")]
+    names = "|".join(ops.BACKENDS)
+    comparison = re.compile(
+        rf"""([=!]=|\bin) *[(\[{{]? *["']({names})["']|["']({names})["'] *[=!]="""
+    )
+    files = [
+        path
+        for folder in folders
+        for path in folder.rglob("*.py")
+        if comparison.search(path.read_text())
+    ]
+    assert files == []

@@ -1,0 +1,133 @@
+"""The temperature divides the raw gates of every family, on every backend, in every transform."""
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.func import grad, vmap
+
+from statemix import ops
+
+RECURRENCES = {"blocks": ops.bd_lru, "lags": ops.h_lru}
+STEPS = {"blocks": ops.bd_lru_step, "lags": ops.h_lru_step}
+VARIANTS = {
+    "blocks": ("blocks", {}),
+    "lags": ("lags", {}),
+    "observer": ("lags", {"realization": "observer"}),
+}
+
+
+def expected_outcome(p, gate, temperature, **options):
+    """By hand: divided gates, and their gradients divided again."""
+    divided = p.replace(gates=p.gates / temperature).outcome(gate, backend="reference", **options)
+    return divided | {"d_gates": divided["d_gates"] / temperature}
+
+
+@pytest.mark.parametrize("given", [torch.tensor, float], ids=["tensor", "number"])
+@pytest.mark.parametrize("temperature", [1 / 8, 0.3, 4.0])
+def test_gates_are_divided_and_so_are_their_gradients(
+    problem, agree, kind, gate, temperature, given, backend
+):
+    p = problem(kind, blocks=5, gate=gate)
+    actual = p.outcome(gate, temperature=given(temperature), backend=backend)
+    exact = float(given(temperature))
+    agree(actual, expected_outcome(p, gate, exact))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_temperature_divides_gates_of_any_dtype(problem, agree, kind, gate, dtype, backend):
+    p = problem(kind, blocks=18, gate=gate).to(dtype)
+    actual = p.outcome(gate, temperature=0.25, backend=backend)
+    agree(actual, expected_outcome(p.to(torch.float64), gate, 0.25))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("lengths", [None, (2, 0, 3)], ids=["dense", "packed"])
+def test_every_variant_divides(problem, agree, variant, lengths, backend):
+    kind, options = VARIANTS[variant]
+    p = problem(kind, lengths=lengths)
+    actual = p.outcome(temperature=torch.tensor(0.3), backend=backend, **options)
+    agree(actual, expected_outcome(p, "softmax", float(torch.tensor(0.3)), **options))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_steps_divide(problem, identical, kind, mode, stepwise_backend):
+    p = problem(kind, length=3)
+    options = {"temperature": torch.tensor(0.3), "backend": stepwise_backend}
+    with mode():
+        state = p.initial_state
+        for g_t, v_t in zip(p.gates.unbind(1), p.values.unbind(1), strict=True):
+            _, state = STEPS[kind](g_t, v_t, state, **options)
+        _, final = RECURRENCES[kind](p.gates, p.values, initial_state=p.initial_state, **options)
+        identical(state.clone(), final.clone())
+
+
+def test_normalize_divides(gate):
+    gates = torch.randn(4, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    actual = ops.normalize(gates, gate, temperature=0.5)
+    torch.testing.assert_close(actual, ops.normalize(gates * 2, gate), rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("gate", ["softmax", "tanh", "relu"])
+def test_vmap_over_temperatures_equals_a_loop(problem, agree, kind, gate, backend):
+    p = problem(kind, gate=gate)
+    temperatures = torch.tensor([0.25, 1.0, 3.0])
+
+    def loss(gates, values, temperature):
+        states, final = RECURRENCES[kind](
+            gates, values, gate, p.initial_state, temperature=temperature, backend=backend
+        )
+        return states.sin().sum() + final.square().sum()
+
+    gradient = grad(loss, argnums=(0, 1))
+    actual = vmap(gradient, in_dims=(None, None, 0))(p.gates, p.values, temperatures)
+    loop = [gradient(p.gates, p.values, temperature) for temperature in temperatures]
+    expected = [torch.stack(parts) for parts in zip(*loop, strict=True)]
+    agree(dict(enumerate(actual)), dict(enumerate(expected)))
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_a_compiled_graph_follows_the_value(problem, kind, registered_backend):
+    torch._dynamo.reset()
+    p = problem(kind)
+    temperature = torch.tensor(1.0)
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def run(gates, values):
+        return RECURRENCES[kind](
+            gates, values, temperature=temperature, backend=registered_backend
+        )[0]
+
+    compiled = torch.compile(run, backend=counter, fullgraph=True)
+    for value in (1.0, 0.5, 0.3):
+        temperature.fill_(value)
+        torch.testing.assert_close(compiled(p.gates, p.values), run(p.gates, p.values))
+    assert counter.frame_count == 1
+
+
+BAD = [
+    (0.0, ValueError, "temperature must be positive and finite, got 0.0"),
+    (-1, ValueError, "temperature must be positive and finite, got -1"),
+    (float("inf"), ValueError, "temperature must be positive and finite, got inf"),
+    (float("nan"), ValueError, "temperature must be positive and finite, got nan"),
+    ("1", TypeError, "temperature must be a 0-d tensor, a number or None, got '1'"),
+    (True, TypeError, "temperature must be a 0-d tensor, a number or None, got True"),
+    (torch.ones(1), ValueError, r"temperature must have shape \(\), got \(1,\)"),
+    (torch.tensor(1), TypeError, "temperature must have a floating dtype, got torch.int64"),
+    (torch.tensor(1.0, device="meta"), ValueError, "temperature must be on cpu, got meta"),
+    (torch.tensor(1.0, requires_grad=True), ValueError, "temperature must not require a gradient"),
+]
+
+
+@pytest.mark.parametrize(("value", "error", "message"), BAD)
+def test_bad_temperatures_are_refused(problem, kind, value, error, message):
+    p = problem(kind)
+    calls = [
+        lambda: RECURRENCES[kind](p.gates, p.values, temperature=value),
+        lambda: STEPS[kind](p.gates[:, 0], p.values[:, 0], p.initial_state, temperature=value),
+        lambda: ops.normalize(p.gates, "softmax", temperature=value),
+    ]
+    for call in calls:
+        with pytest.raises(error, match=message):
+            call()
+        with torch.inference_mode(), pytest.raises(error, match=message):
+            call()

@@ -9,6 +9,7 @@ import tyro
 from statemix.bench import memory
 from statemix.bench.ops import COPY, LOOP, OURS, PAPER
 from statemix.cli.bench import Bench
+from statemix.settings import RequestError
 
 TINY = ["--shapes", "2x6x4", "3x2x4x5", "--block-sizes", "1", "2", "--orders", "3", "--rounds", "4"]
 
@@ -101,15 +102,21 @@ def test_quick_run_shortens_what_is_long(capsys, tmp_path):
         (["--shapes", "8x2048"], "shapes must be BxTxH or BxTxHxm with positive sizes, got"),
         (["--block-sizes", "0"], r"block_sizes must be at least 1, got \(0,\)"),
         (["--orders", "-1"], r"orders must be at least 1, got \(-1,\)"),
-        (["--rounds", "0"], "rounds must be at least 1, got 0"),
-        (["--budget-s", "0"], "budget-s must be positive, got 0.0"),
-        (["--budget-s", "nan"], "budget-s must be positive, got nan"),
-        (["--threads", "0"], "threads must be at least 1, got 0"),
+        (["--rounds", "0"], r"rounds must be in 1\.\.1000000, got 0"),
+        (["--rounds", str(10**12)], r"rounds must be in 1\.\.1000000, got"),
+        (["--budget-s", "0"], "budget-s must be positive and finite, got 0.0"),
+        (["--budget-s", "nan"], "budget-s must be positive and finite, got nan"),
+        (["--budget-s", "inf"], "budget-s must be positive and finite, got inf"),
+        (["--threads", "0"], r"threads must be in 1\.\.\d+ .*, got 0"),
+        (["--threads", "100000"], r"threads must be in 1\.\.\d+ .*, got 100000"),
+        # Requests that no machine answers end at once, too.
+        (["--shapes", "1000000x1000000x1000"], "shapes must fit into memory"),
+        (["--block-sizes", "100000000"], "shapes must fit into memory"),
         (["--output", "/dev/null/ops.jsonl"], "output must be a file that can be written, got"),
     ],
 )
 def test_bad_option_is_named_before_anything_is_measured(arguments, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(RequestError, match=message):
         tyro.cli(Bench, args=["ops", *arguments]).run()
 
 

@@ -55,6 +55,13 @@ def release() -> None:
             malloc_trim(0)
 
 
+def total_bytes() -> int:
+    """Memory of this machine (unlimited where not known)."""
+    if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
+        return sys.maxsize
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def available_bytes() -> int:
     """Memory that this process can still take without swapping (unlimited where not known)."""
     if not sys.platform.startswith("linux"):

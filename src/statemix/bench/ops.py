@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from statemix import ops
+from statemix.bench import memory
 from statemix.bench.harness import Measurement, Provider
+from statemix.settings import RequestError
 
 Recurrence = Literal["bd_lru", "h_lru"]
 Direction = Literal["forward", "forward_backward"]
@@ -79,7 +81,7 @@ def parse_shape(text: str) -> Shape:
     """Read "BxTxH", for all block sizes, or "BxTxHxm".
 
     Raises:
-        ValueError: if it is neither.
+        RequestError: if it is neither.
 
     Example:
         >>> parse_shape("128x16x64x5")
@@ -87,7 +89,7 @@ def parse_shape(text: str) -> Shape:
     """
     parts = text.split("x")
     if len(parts) not in (3, 4) or not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise ValueError(f"shapes must be BxTxH or BxTxHxm with positive sizes, got {text!r}")
+        raise RequestError(f"shapes must be BxTxH or BxTxHxm with positive sizes, got {text!r}")
     batch_size, length, num_blocks, *block_size = map(int, parts)
     return Shape(batch_size, length, num_blocks, block_size[0] if block_size else None)
 
@@ -107,11 +109,11 @@ def cases(
         orders: m of H-LRU in shapes without their own.
 
     Raises:
-        ValueError: if a block size or an order is not positive.
+        RequestError: if a block size or an order is not positive.
     """
     for name, sizes in (("block_sizes", block_sizes), ("orders", orders)):
         if any(size < 1 for size in sizes):
-            raise ValueError(f"{name} must be at least 1, got {tuple(sizes)}")
+            raise RequestError(f"{name} must be at least 1, got {tuple(sizes)}")
     return [
         Case(recurrence, direction, shape.batch_size, shape.length, shape.num_blocks, size)
         for recurrence in recurrences
@@ -123,6 +125,22 @@ def cases(
             else (shape.block_size,)
         )
     ]
+
+
+def check_fits(case: Case, dtype: torch.dtype) -> None:
+    """Check that a case is no larger than the machine; whether a provider fits shows later.
+
+    Raises:
+        RequestError: otherwise.
+    """
+    entries = case.batch_size * case.length * (case.num_gates + 2 * case.num_values)
+    needed, total = entries * dtype.itemsize, memory.total_bytes()
+    if needed > total:
+        shape = f"{case.batch_size}x{case.length}x{case.num_blocks}x{case.block_size}"
+        raise RequestError(
+            f"shapes must fit into memory ({total / 1e9:.1f} GB), got {shape}, whose inputs take "
+            f"{needed / 1e9:.1f} GB"
+        )
 
 
 def providers(case: Case, dtype: torch.dtype, *, compiled: bool) -> list[Provider]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from statemix import files, provenance
+from statemix.settings import RequestError
 
 
 def describe_process() -> dict[str, Any]:
@@ -29,14 +30,14 @@ def open_for_append(path: Path) -> None:
     """Create ``path`` if need be and make sure that rows can be appended, before measuring.
 
     Raises:
-        ValueError: if they cannot.
+        RequestError: if they cannot.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8"):
             pass
     except OSError as error:
-        raise ValueError(
+        raise RequestError(
             f"output must be a file that can be written, got {str(path)!r} ({error.strerror})"
         ) from error
 

@@ -1,5 +1,6 @@
 """``statemix bench``: how fast it is, against what, and with how much memory."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,12 +18,18 @@ from rich.table import Table
 from statemix.bench import ops, rows
 from statemix.bench.harness import Measurement, Spread, measure
 from statemix.bench.targets import FIRST_VERSION, verdicts
+from statemix.settings import RequestError
+from statemix.training.devices import check_threads
 
 Outcome = tuple[ops.Case, Sequence[Measurement]]
 
 _TITLES = {"bd_lru": "BD-LRU", "h_lru": "H-LRU"}
 _DIRECTIONS = {"forward": "forward", "forward_backward": "forward + backward"}
 _WIDTH = 100
+
+
+# A round of the smallest case takes a microsecond.
+_MOST_ROUNDS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -74,16 +81,18 @@ class Ops:
         """Measure and print, case by case.
 
         Raises:
-            ValueError: if a size, a number of rounds or threads, a budget or the output is not
+            RequestError: if a size, a number of rounds or threads, a budget or the output is not
                 possible.
         """
-        if self.rounds < 1:
-            raise ValueError(f"rounds must be at least 1, got {self.rounds}")
-        if not self.budget_s > 0:
-            raise ValueError(f"budget-s must be positive, got {self.budget_s}")
-        if self.threads is not None and self.threads < 1:
-            raise ValueError(f"threads must be at least 1, got {self.threads}")
+        if not 1 <= self.rounds <= _MOST_ROUNDS:
+            raise RequestError(f"rounds must be in 1..{_MOST_ROUNDS}, got {self.rounds}")
+        if not 0 < self.budget_s < math.inf:
+            raise RequestError(f"budget-s must be positive and finite, got {self.budget_s}")
+        if self.threads is not None:
+            check_threads("threads", self.threads)
         cases = ops.cases(self.recurrences, self._shapes(), self.block_sizes, self.orders)
+        for case in cases:
+            ops.check_fits(case, getattr(torch, self.dtype))
         if self.output is not None:
             rows.open_for_append(self.output)
         if self.threads is not None:

@@ -1,6 +1,7 @@
 """Where a run computes: the device and its precision, and how many CPU threads."""
 
 import contextlib
+import os
 from collections.abc import Iterator
 
 import torch
@@ -22,6 +23,28 @@ def build_fabric(device: Device, precision: Precision) -> Fabric:
         condition = "must be available (PyTorch can use no GPU here)"
         raise SettingError("runtime.device", condition, device)
     return Fabric(accelerator=device, devices=1, precision=precision)
+
+
+# Results depend on the number of threads, so that a few more than processors may be asked for; many
+# more take the machine down.
+_THREADS_PER_PROCESSOR = 4
+
+
+def check_threads(path: str, number: int) -> None:
+    """Check that so many CPU threads can be asked of this machine.
+
+    Args:
+        path: dotted name of the setting, for the message.
+        number: threads.
+
+    Raises:
+        SettingError: if they are fewer than 1, or several times as many as the processors.
+    """
+    processors = os.cpu_count() or 1
+    most = _THREADS_PER_PROCESSOR * processors
+    if not 1 <= number <= most:
+        condition = f"must be in 1..{most} (this machine has {processors} processors)"
+        raise SettingError(path, condition, number)
 
 
 @contextlib.contextmanager

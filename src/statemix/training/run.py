@@ -24,7 +24,7 @@ from statemix.training.config import (
     config_from_plain,
     import_modules,
 )
-from statemix.training.devices import build_fabric, threads
+from statemix.training.devices import build_fabric, check_threads, threads
 from statemix.training.evaluation import SplitEvaluator, accuracy, sequences_at
 from statemix.training.events import Event
 from statemix.training.interrupts import Interrupts
@@ -152,6 +152,8 @@ class _Run:
         self.emit = emit
         self.checkpoint_every_s = checkpoint_every_s
         self.interrupts = Interrupts()
+        if config.runtime.num_threads is not None:
+            check_threads("runtime.num_threads", config.runtime.num_threads)
         self.task = built("task", config.build_task)
         self.fabric = build_fabric(config.runtime.device, config.runtime.precision)
         self.model = built("model", build_model, config, self.task)

@@ -99,7 +99,9 @@ def run_all(
         raise RequestError("jobs must have a folder each, got one folder twice")
     if fresh:
         for job in jobs:
-            _remove(job.folder)
+            _check_removable(job.folder)
+        for job in jobs:
+            shutil.rmtree(job.folder, ignore_errors=True)
     ended: dict[Path, Ended] = {}
 
     def note(row: Ended) -> None:
@@ -130,10 +132,9 @@ def _say_nothing(job: Job, event: Event) -> None:
     del job, event
 
 
-def _remove(folder: Path) -> None:
+def _check_removable(folder: Path) -> None:
     if folder.exists() and not (folder / CONFIG).exists() and any(folder.iterdir()):
         raise RequestError(f"folder must hold a run to be removed, got {folder}")
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _ended_before(job: Job, retry: Collection[Ending]) -> Ended | None:
@@ -185,7 +186,7 @@ def _share_out(
         with suppress(ConnectionError):
             connection.send(busy[connection])
 
-    with _workers(num_workers) as connections:
+    with _terminable(), _workers(num_workers) as connections:
         for connection in connections:
             start_next(connection)
         while busy:
@@ -209,6 +210,19 @@ def _share_out(
                 start_next(ready)
     for job in reversed(waiting):
         note(Ended(job, "interrupted", "every worker process died", started=False))
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM end this process as Ctrl-C does, with time for the workers to save."""
+    if not can_be_handled():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 @contextmanager

@@ -57,7 +57,8 @@ def scheduled_value(config: AttributeSchedule, initial: float, step: int, num_st
     first, last = config.begin * num_steps, config.finish * num_steps
     if step >= last:
         return config.end
-    done = max(0.0, step - first) / (last - first)
+    # A change that begins where it is complete is a step.
+    done = (step - first) / (last - first) if step > first else 0.0
     if config.curve == "reciprocal":
         return 1 / (1 / start + (1 / config.end - 1 / start) * done)
     if config.curve == "geometric":
@@ -113,6 +114,10 @@ class Attributes:
             path = f"schedules.attributes.{place}"
             for module in holders(model, schedule.attribute, f"{path}.attribute").values():
                 initial = getattr(module, schedule.attribute)
+                if schedule.start is None and schedule.curve != "linear" and initial <= 0:
+                    condition = f"must be given and above 0 with curve={schedule.curve!r} where "
+                    condition += f"{schedule.attribute} begins at {initial}"
+                    raise SettingError(f"{path}.start", condition, None)
                 for name in ("start", "end"):
                     _try(module, schedule.attribute, getattr(schedule, name), f"{path}.{name}")
                 self._followers.append((schedule, module, initial))

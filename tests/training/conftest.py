@@ -17,6 +17,8 @@ from statemix.training import (
     RuntimeConfig,
     ScheduleConfig,
 )
+from statemix.training.config import import_modules
+from statemix.training.run import _Run
 
 TINY = RunConfig(
     task=TaskSpec("permutation", group="S_3", length=5, train_size=20),
@@ -65,3 +67,14 @@ def toys(monkeypatch):
         LAYERS.remove(name)
     TASKS.remove("ragged")
     del sys.modules["statemix_toys"]
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """A run as it is before its first step, from its configuration."""
+
+    def begin(config):
+        import_modules(config.imports)
+        return _Run(config.resolved(), tmp_path / "begun", lambda _: None, 1000.0)
+
+    return begin

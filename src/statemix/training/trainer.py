@@ -98,7 +98,9 @@ class Trainer:
         loss = torch.zeros((), device=self._fabric.device)
         parts, reports = [], []
         for batch in self.batches.parts(self.step):
-            losses = self._objective(model, batch)
+            # Fabric returns a model's outputs in the default dtype, which rounds those in float64.
+            with self._fabric.strategy.precision.tensor_init_context():
+                losses = self._objective(model, batch)
             part = total(losses)
             self._fabric.backward(part)
             loss = loss + part.detach()

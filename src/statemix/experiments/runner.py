@@ -6,7 +6,7 @@ import signal
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -109,14 +109,14 @@ def run_all(
         if on_end is not None:
             on_end(row)
 
+    tell = on_event or _say_nothing
     due = []
     for job in jobs:
-        row = _ended_before(job, retry)
+        row = _ended_before(job, retry, tell)
         if row is None:
             due.append(job)
         else:
             note(row)
-    tell = on_event or _say_nothing
     if min(num_workers, len(due)) <= 1:
         for job in due:
             row = _train(job, lambda event, job=job: tell(job, event))  # type: ignore[misc]
@@ -137,12 +137,16 @@ def _check_removable(folder: Path) -> None:
         raise RequestError(f"folder must hold a run to be removed, got {folder}")
 
 
-def _ended_before(job: Job, retry: Collection[Ending]) -> Ended | None:
+def _ended_before(
+    job: Job, retry: Collection[Ending], tell: Callable[[Job, Event], None]
+) -> Ended | None:
     """How a run ended that is not to be tried again; None if it is to be trained."""
     before = read_status(job.folder)
-    # Training returns a finished run at once.
-    if before is None or before.status in ("running", "interrupted", "done", *retry):
+    if before is None or before.status in ("running", "interrupted", *retry):
         return None
+    if before.status == "done":
+        # Training returns a finished run at once, which is worth no process.
+        return replace(_train(job, lambda event: tell(job, event)), started=False)
     try:
         settled(job.folder, request(job.config))
     except RequestError:

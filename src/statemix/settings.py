@@ -317,17 +317,33 @@ def _asked_plain(value: Any) -> Any:
     return value.asked() if hasattr(value, "asked") else to_plain(value)
 
 
+class _Absent:
+    def __repr__(self) -> str:
+        return "absent"
+
+
+ABSENT: Any = _Absent()
+"""The value of a field that a tree does not hold."""
+
+
 def difference(ours: Any, theirs: Any, path: str = "") -> tuple[str, Any, Any] | None:
     """The first place at which two trees of plain data differ.
 
     Returns:
-        Its dotted name, our value and theirs (None where there is none); None if the trees are
-        equal.
+        Its dotted name, our value and theirs (:data:`ABSENT` where there is none); None if the
+        trees are equal.
     """
+    if ours is ABSENT and isinstance(theirs, Mapping) and theirs:
+        ours = {}
+    if theirs is ABSENT and isinstance(ours, Mapping) and ours:
+        theirs = {}
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
-        for name in dict.fromkeys([*ours, *theirs]):
+        shared = [name for name in ours if name in theirs]
+        # Beside nothing, the name of an entry may be the default's: its options come first.
+        single = sorted((ours.keys() ^ theirs.keys()), key=lambda name: (name == "name", name))
+        for name in [*shared, *single]:
             below = f"{path}.{name}".lstrip(".")
-            found = difference(ours.get(name), theirs.get(name), below)
+            found = difference(ours.get(name, ABSENT), theirs.get(name, ABSENT), below)
             if found:
                 return found
         return None

@@ -4,12 +4,12 @@ A test that asks for ``build`` runs over all of them, one that asks for ``build_
 that have gates. Both are ``build(dtype=..., seed=..., **more_options)``.
 """
 
-import inspect
 from typing import Literal, get_args, get_origin
 
 import torch
 
 from statemix import layers
+from statemix.registry import REQUIRED
 
 HIDDEN_SIZE = 6
 # Sizes an option must be given; units as many as channels, so that "pointwise" is possible.
@@ -18,11 +18,9 @@ SIZES = {"num_blocks": 6, "block_size": 3, "num_channels": 6, "order": 3}
 
 def _variants(name):
     """The options that must be given, and these with each other choice of each closed set."""
-    known = layers.options(name)
+    known = layers.LAYERS.options(name)
     required = {
-        option: SIZES[option]
-        for option, (_, default) in known.items()
-        if default is inspect.Parameter.empty
+        option: SIZES[option] for option, (_, default) in known.items() if default is REQUIRED
     }
     yield name, required
     for option, (annotation, default) in known.items():
@@ -46,10 +44,11 @@ def _builder(name, options):
 
 
 def pytest_generate_tests(metafunc):
-    gated = [name for name in layers.names() if "gate_temperature" in layers.options(name)]
-    for fixture, names in [("build", layers.names()), ("build_gated", gated)]:
+    names = list(layers.LAYERS)
+    gated = [name for name in names if "gate_temperature" in layers.LAYERS.options(name)]
+    for fixture, those in [("build", names), ("build_gated", gated)]:
         if fixture in metafunc.fixturenames:
-            cases = [case for name in names for case in _variants(name)]
+            cases = [case for name in those for case in _variants(name)]
             metafunc.parametrize(
                 fixture,
                 [_builder(label.split("-")[0], options) for label, options in cases],

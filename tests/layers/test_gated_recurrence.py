@@ -109,7 +109,11 @@ def test_bad_temperatures_are_refused_and_change_nothing(build_gated, value, err
     with pytest.raises(error, match=message):
         layer.gate_temperature = value
     assert layer.gate_temperature == 0.5
+    layer._constructed_temperature = value
     with pytest.raises(error, match=message):
+        layer.reset_parameters()
+    # By name, the registry may refuse the type before the layer sees the value.
+    with pytest.raises(ValueError, match=r"^gate_temperature must be .*, got "):
         build_gated(torch.float32, gate_temperature=value)
 
 

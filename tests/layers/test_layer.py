@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from statemix.layers import BDLRU
+from statemix.layers import BDLRU, map_state, take_rows
+from statemix.layers.state import tensors
 
 HIDDEN_SIZE = 6
 # Sums of at most a few dozen terms of order one, in another order.
@@ -17,9 +18,25 @@ def tokens(batch, length, *, seed=1, dtype=torch.float64):
 
 
 def some_state(layer, batch, *, seed=2):
-    state = layer.init_state(batch)
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(state.shape, generator=generator, dtype=state.dtype)
+    return map_state(
+        lambda part: torch.randn(part.shape, generator=generator, dtype=part.dtype),
+        layer.init_state(batch),
+    )
+
+
+def parts(state):
+    return [part for _, part in tensors(state)]
+
+
+def shapes(state):
+    return [(name, part.shape) for name, part in tensors(state)]
+
+
+def replaced(state, place, change):
+    """A state whose part number ``place`` is changed."""
+    number = iter(range(len(parts(state))))
+    return map_state(lambda part: change(part) if next(number) == place else part, state)
 
 
 @pytest.mark.parametrize(("batch", "length"), [(2, 5), (1, 1), (3, 0), (0, 4), (0, 0)])
@@ -28,8 +45,9 @@ def test_output_has_the_shape_of_the_input_and_the_state_of_init_state(build, ba
     x = tokens(batch, length)
     y, state = layer(x)
     assert y.shape == x.shape
-    assert state.shape == layer.init_state(batch).shape
-    assert state.numel() == batch * layer.state_size
+    assert type(state) is type(layer.init_state(batch))
+    assert shapes(state) == shapes(layer.init_state(batch))
+    assert sum(part.numel() for part in parts(state)) == batch * layer.state_size
 
 
 def test_no_tokens_leave_the_state_as_it_was(build):
@@ -75,17 +93,17 @@ def test_packed_sequences_equal_single_ones(build, given_state, index_dtype):
     y, final = layer(x, states if given_state else None, cu_seqlens)
 
     alone = [
-        layer(piece, states[n : n + 1] if given_state else None)
+        layer(piece, take_rows(states, torch.tensor([n])) if given_state else None)
         for n, piece in enumerate(x.split(lengths, dim=1))
     ]
     expected_y = torch.cat([y for y, _ in alone], dim=1)
-    expected_final = torch.cat([final for _, final in alone])
+    expected_final = map_state(lambda *rows: torch.cat(rows), *(final for _, final in alone))
     torch.testing.assert_close(y, expected_y, **TIGHT)
     torch.testing.assert_close(final, expected_final, **TIGHT)
     leaves = [x, *layer.parameters()]
 
     def gradients(y, final):
-        loss = y.square().sum() + final.sin().sum()
+        loss = y.square().sum() + sum(part.sin().sum() for part in parts(final))
         return torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
 
     torch.testing.assert_close(
@@ -136,17 +154,21 @@ def test_every_parameter_gets_a_gradient(build):
         assert parameter.grad.abs().sum() > 0, name
 
 
+def dtypes(state):
+    return {part.dtype for part in parts(state)}
+
+
 def test_bfloat16_module_keeps_a_float32_state(build):
     layer, exact = build(torch.float32).bfloat16(), build(torch.float32)
     exact.load_state_dict(layer.state_dict())
     x = tokens(2, 7, dtype=torch.bfloat16)
     y, state = layer(x)
     assert y.dtype == torch.bfloat16
-    assert state.dtype == layer.init_state(2).dtype == torch.float32
+    assert dtypes(state) == dtypes(layer.init_state(2)) == {torch.float32}
     # Half a dozen roundings to 8 bits on the way, of numbers of order one.
     torch.testing.assert_close(y.float(), exact(x.float())[0], rtol=0.05, atol=0.05)
     y_t, state = layer.step(x[:, 0], layer.init_state(2))
-    assert (y_t.dtype, state.dtype) == (torch.bfloat16, torch.float32)
+    assert (y_t.dtype, dtypes(state)) == (torch.bfloat16, {torch.float32})
     torch.testing.assert_close(y_t, y[:, 0], rtol=0.05, atol=0.02)
 
 
@@ -157,8 +179,8 @@ def test_autocast_computes_in_bfloat16_and_keeps_a_float32_state(build, x_dtype)
     with torch.autocast("cpu", torch.bfloat16):
         y, state = layer(x.to(x_dtype))
         y_t, state_t = layer.step(x[:, 0].to(x_dtype), layer.init_state(2))
-    assert (y.dtype, state.dtype) == (torch.bfloat16, torch.float32)
-    assert (y_t.dtype, state_t.dtype) == (torch.bfloat16, torch.float32)
+    assert (y.dtype, dtypes(state)) == (torch.bfloat16, {torch.float32})
+    assert (y_t.dtype, dtypes(state_t)) == (torch.bfloat16, {torch.float32})
     torch.testing.assert_close(y.float(), layer(x.float())[0], rtol=0.05, atol=0.05)
     y.float().square().sum().backward()
     assert all(parameter.grad.dtype == torch.float32 for parameter in layer.parameters())
@@ -167,7 +189,8 @@ def test_autocast_computes_in_bfloat16_and_keeps_a_float32_state(build, x_dtype)
 def test_float64_stays_float64(build):
     layer = build()
     y, state = layer(tokens(1, 3))
-    assert y.dtype == state.dtype == layer.init_state(1).dtype == torch.float64
+    assert y.dtype == torch.float64
+    assert dtypes(state) == dtypes(layer.init_state(1)) == {torch.float64}
 
 
 @pytest.mark.parametrize(
@@ -175,7 +198,7 @@ def test_float64_stays_float64(build):
     [(torch.bfloat16, torch.float32), (torch.float32, torch.float32), (None, torch.float64)],
 )
 def test_init_state_is_never_narrower_than_float32(build, dtype, expected):
-    assert build().init_state(2, "cpu", dtype).dtype == expected
+    assert dtypes(build().init_state(2, "cpu", dtype)) == {expected}
 
 
 def test_a_whole_layer_on_meta_computes_shapes(build):
@@ -183,12 +206,13 @@ def test_a_whole_layer_on_meta_computes_shapes(build):
     y, state = layer(x)
     y_t, state_t = layer.step(x[:, 0], state)
     assert (y.shape, y_t.shape) == (x.shape, x[:, 0].shape)
-    assert state.shape == state_t.shape == layer.init_state(2).shape
-    assert {t.device.type for t in (y, state, y_t, state_t)} == {"meta"}
+    assert shapes(state) == shapes(state_t) == shapes(layer.init_state(2))
+    on = {t.device.type for t in (y, y_t, *parts(state), *parts(state_t))}
+    assert on == {"meta"}
     with pytest.raises(TypeError, match=r"x must have the dtype .*float64.*float32"):
         layer(x.float())
-    with pytest.raises(ValueError, match="state must be on meta, got cpu"):
-        layer(x, torch.zeros_like(state, device="cpu"))
+    with pytest.raises(ValueError, match=r"state[.\w]* must be on meta, got cpu"):
+        layer(x, map_state(lambda part: torch.zeros_like(part, device="cpu"), state))
 
 
 def test_repr_shows_every_option(build):
@@ -231,8 +255,6 @@ def bad(layer, **changed):
     """A call of ``forward`` or ``step`` with some arguments replaced."""
     if "x_t" in changed:
         return layer.step(**({"state": layer.init_state(2)} | changed))
-    if "step_state" in changed:
-        return layer.step(tokens(2, 1)[:, 0], changed["step_state"])
     return layer(**({"x": tokens(2, 4)} | changed))
 
 
@@ -248,9 +270,6 @@ def bad(layer, **changed):
             "x must have the dtype .*int64",
         ),
         ({"x": [[0.0]]}, TypeError, "x must be a tensor, got list"),
-        ({"state": torch.zeros(2)}, ValueError, r"state must have shape \(B=2, .*got \(2,\)"),
-        ({"state": torch.zeros(3, 6, 3)}, ValueError, r"state must have shape \(B=2, .*got \(3"),
-        ({"state": (torch.zeros(1), torch.zeros(1))}, TypeError, "state must be a tensor, got tup"),
         ({"cu_seqlens": torch.tensor([0, 4])}, ValueError, r"cu_seqlens needs .*got B = 2"),
         ({"cu_seqlens": [0, 4]}, TypeError, "cu_seqlens must be a tensor, got list"),
         ({"cu_seqlens": torch.tensor([0.0, 4.0])}, TypeError, "cu_seqlens must be int32 or int64"),
@@ -273,8 +292,6 @@ def bad(layer, **changed):
             ValueError,
             "cu_seqlens must be on cpu, got meta",
         ),
-        ({"step_state": torch.zeros(2, 1)}, ValueError, r"state must have shape \(B=2, "),
-        ({"step_state": None}, TypeError, "state must be a tensor, got NoneType"),
     ],
 )
 def test_bad_input_is_named(build, changed, error, message):
@@ -282,14 +299,72 @@ def test_bad_input_is_named(build, changed, error, message):
         bad(build(), **changed)
 
 
-def test_a_state_must_be_floating_beside_x_and_have_a_row_per_sequence(build):
+# What is wrong with one part of a state of two sequences, and how the message ends.
+WRONG_PARTS = {
+    "rows": (lambda part: part[:1], ValueError, r"must have shape \(B=2, .*got \(1, "),
+    "rank": (lambda part: part[..., 0], ValueError, r"must have shape \(B=2, .*got \("),
+    "width": (lambda part: part.repeat_interleave(2, -1), ValueError, r"must have shape \(B=2, "),
+    "dtype": (lambda part: part.long(), TypeError, r"must have a floating dtype, got torch\.int64"),
+    "device": (lambda part: part.to("meta"), ValueError, "must be on cpu, got meta"),
+    "no tensor": (lambda part: None, TypeError, "must be a tensor, got NoneType"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_PARTS)
+def test_a_state_with_one_wrong_part_is_refused_by_name(build, wrong):
     layer = build()
-    elsewhere = layer.init_state(2, "meta")
-    with pytest.raises(ValueError, match="state must be on cpu, got meta"):
-        layer(tokens(2, 4), elsewhere)
-    with pytest.raises(ValueError, match="state must be on cpu, got meta"):
-        layer.step(tokens(2, 1)[:, 0], elsewhere)
-    with pytest.raises(TypeError, match=r"state must have a floating dtype, got torch\.int64"):
-        layer(tokens(2, 4), layer.init_state(2).to(torch.int64))
-    with pytest.raises(ValueError, match=r"state must have shape \(N=3, .*got \(2, "):
+    change, error, message = WRONG_PARTS[wrong]
+    state = some_state(layer, 2)
+    for place, (name, _) in enumerate(tensors(state)):
+        bad_state = replaced(state, place, change)
+        with pytest.raises(error, match=f"^{name} {message}"):
+            layer.step(tokens(2, 1)[:, 0], bad_state)
+        if bad_state is None:  # which asks for a fresh start
+            continue
+        with pytest.raises(error, match=f"^{name} {message}"):
+            layer(tokens(2, 4), bad_state)
+
+
+def test_a_state_of_another_structure_is_refused(build):
+    layer = build()
+    state = some_state(layer, 2)
+    others = [[state], (state, state, state), {"state": state}, 3, "state"]
+    for other in others:
+        message = rf"^state must be an? \w+, got {type(other).__name__}$"
+        with pytest.raises(TypeError, match=message):
+            layer(tokens(2, 4), other)
+        with pytest.raises(TypeError, match=message):
+            layer.step(tokens(2, 1)[:, 0], other)
+    with pytest.raises(TypeError, match=r"^state must be an? \w+, got NoneType$"):
+        layer.step(tokens(2, 1)[:, 0], None)
+
+
+def test_a_packed_batch_needs_a_state_of_every_sequence(build):
+    layer = build()
+    with pytest.raises(ValueError, match=r"state[.\w]* must have shape \(N=3, .*got \(2, "):
         layer(tokens(1, 4), layer.init_state(2), torch.tensor([0, 1, 2, 4]))
+
+
+def test_rows_of_a_state_can_be_selected_repeated_and_reordered(build):
+    layer = build()
+    x, more = tokens(3, 4), tokens(3, 2, seed=5)
+    _, state = layer(x)
+    rows = torch.tensor([2, 0, 2, 1])
+    _, expected = layer(x[rows])
+    torch.testing.assert_close(take_rows(state, rows), expected, **TIGHT)
+    whole, _ = layer(torch.cat([x, more], 1)[rows])
+    torch.testing.assert_close(layer(more[rows], take_rows(state, rows))[0], whole[:, 4:], **TIGHT)
+
+
+def test_a_layer_reports_nothing_or_scalars_without_a_gradient(build):
+    layer = build()
+    layer(tokens(2, 4))
+    for number in layer.reports().values():
+        assert number.shape == ()
+        assert not number.requires_grad
+
+
+def test_schedulable_attributes_can_be_read_and_assigned(build):
+    layer = build()
+    for attribute in layer.schedulable:
+        setattr(layer, attribute, getattr(layer, attribute))

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from statemix.layers import LSTM
+from statemix.layers import LSTM, LSTMState
 
 
 def test_layer_is_the_lstm_of_torch():
     layer = LSTM(4, dtype=torch.float64)
     x = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     y, (h, c) = layer.lstm(x)
-    torch.testing.assert_close(layer(x), (y, torch.stack([h[0], c[0]], dim=1)), rtol=0, atol=0)
+    torch.testing.assert_close(layer(x), (y, LSTMState(h[0], c[0])), rtol=0, atol=0)
 
 
 def test_parameters_fill_the_interval_that_torch_fills():

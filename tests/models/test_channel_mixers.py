@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from statemix.models.channel_mixers import CHANNEL_MIXERS, MLP, SwiGLU
+from statemix.models.channel_mixers import CHANNEL_MIXERS, MLP, MixerSpec, SwiGLU
 
 
 def count(module):
@@ -29,9 +29,47 @@ def test_swiglu_is_the_gated_product():
     torch.testing.assert_close(mixer(x), expected)
 
 
-@pytest.mark.parametrize("name", [name for name, make in CHANNEL_MIXERS.items() if make])
+@pytest.mark.parametrize("name", CHANNEL_MIXERS)
 def test_a_token_does_not_see_its_neighbours(name):
     torch.manual_seed(0)
     mixer = CHANNEL_MIXERS[name](8)
     x = torch.randn(1, 5, 8)
     torch.testing.assert_close(mixer(x)[:, 2:3], mixer(x[:, 2:3]))
+
+
+@pytest.mark.parametrize("name", CHANNEL_MIXERS)
+def test_every_mixer_keeps_the_shape_and_zeroes_its_biases(name):
+    mixer = MixerSpec(name).build(hidden_size=8)
+    assert mixer(torch.randn(2, 3, 8)).shape == (2, 3, 8)
+    before = {key: tensor.clone() for key, tensor in mixer.state_dict().items()}
+    mixer.zero_biases()
+    for key, tensor in mixer.state_dict().items():
+        assert not tensor.any() if key.endswith("bias") else torch.equal(tensor, before[key])
+
+
+@pytest.mark.parametrize("name", CHANNEL_MIXERS)
+def test_the_inner_width_is_an_option(name):
+    mixer = MixerSpec(name, intermediate_size=5).build(hidden_size=8)
+    assert mixer.up_proj.out_features == mixer.down_proj.in_features == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"hidden_size": 0}, ValueError, "hidden_size must be at least 1, got 0"),
+        (
+            {"hidden_size": 8, "intermediate_size": 0},
+            ValueError,
+            "intermediate_size must be at least 1, got 0",
+        ),
+        (
+            {"hidden_size": 8, "intermediate_size": 2.5},
+            TypeError,
+            r"intermediate_size must be an int, got 2\.5",
+        ),
+    ],
+)
+@pytest.mark.parametrize("kind", CHANNEL_MIXERS.values())
+def test_bad_sizes_are_named(kind, arguments, error, message):
+    with pytest.raises(error, match=message):
+        kind(**arguments)

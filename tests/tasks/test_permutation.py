@@ -12,6 +12,14 @@ from statemix.tasks.groups import NAMES, group
 from statemix.tasks.permutation import PAPER_SETS, Permutation
 
 
+def product(examples):
+    """The tokens and the targets of the only head."""
+    tokens, targets, lengths = examples
+    assert lengths is None
+    assert list(targets) == ["product"]
+    return tokens, targets["product"]
+
+
 def as_set(rows):
     return {tuple(row) for row in rows.tolist()}
 
@@ -24,7 +32,7 @@ def as_set(rows):
 )
 def test_targets_are_running_products_of_the_tokens(name, length, start, seed):
     task = Permutation(group=name, length=length, seed=seed)
-    tokens, targets = task.examples("train", start, start + 4)
+    tokens, targets = product(task.examples("train", start, start + 4))
     table = group(name).table
     assert tokens.shape == targets.shape == (4, length)
     assert tokens.dtype == targets.dtype == np.int64
@@ -35,22 +43,24 @@ def test_targets_are_running_products_of_the_tokens(name, length, start, seed):
 @pytest.mark.parametrize("name", NAMES)
 def test_sizes_follow_from_the_group(name):
     task = Permutation(group=name)
-    tokens, targets = task.examples("train", 0, 1000)
+    tokens, targets = product(task.examples("train", 0, 1000))
     order = group(name).order
-    assert task.vocab_size == task.num_classes == order
-    assert task.chance == 1 / order
+    assert task.vocab_size == order
+    assert task.heads == {"product": order}
+    assert task.chance == {"product": 1 / order}
+    assert task.title == name
     assert set(tokens.ravel()) == set(targets.ravel()) == set(range(order))
 
 
 def test_all_positions_are_scored():
-    _, targets = Permutation().examples("test", 0, 100)
+    _, targets = product(Permutation().examples("test", 0, 100))
     assert (targets >= 0).all()
 
 
 def test_a_smaller_training_set_is_the_beginning_of_a_larger_one():
     small, large = Permutation(train_size=250), Permutation(train_size=10_000)
-    beginning = [part[:250] for part in large.examples("train", 0, 10_000)]
-    np.testing.assert_array_equal(small.examples("train", 0, 250), beginning)
+    beginning = [part[:250] for part in product(large.examples("train", 0, 10_000))]
+    np.testing.assert_array_equal(product(small.examples("train", 0, 250)), beginning)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -65,14 +75,14 @@ def test_splits_share_no_example(name):
 def test_other_lengths_are_available_in_every_split(length):
     task = Permutation(group="S_4", train_size=3)
     for split in ("train", "validation", "test"):
-        tokens, targets = task.examples(split, 0, 3, length)
+        tokens, targets = product(task.examples(split, 0, 3, length))
         assert tokens.shape == targets.shape == (3, length)
 
 
 def test_length_defaults_to_the_training_length():
     task = Permutation(length=20)
     np.testing.assert_array_equal(
-        task.examples("test", 0, 5), task.examples("test", 0, 5, length=20)
+        product(task.examples("test", 0, 5)), product(task.examples("test", 0, 5, length=20))
     )
 
 
@@ -86,7 +96,7 @@ def test_length_defaults_to_the_training_length():
     ],
 )
 def test_examples_are_those_of_every_other_machine(split, length, expected):
-    tokens, targets = Permutation(train_size=250).examples(split, 0, 250, length)
+    tokens, targets = product(Permutation(train_size=250).examples(split, 0, 250, length))
     digest = hashlib.sha256(np.stack([tokens, targets]).astype("<i8").tobytes())
     assert digest.hexdigest()[:16] == expected
 
@@ -98,13 +108,13 @@ def test_paper_sets_can_be_built(name):
     assert task.group.name == f"S_{degree}"
     assert task.train_size == int(size.replace("k", "000"))
     assert task.length == 16
-    tokens, _ = task.examples("train", 0, task.train_size)
+    tokens, _ = product(task.examples("train", 0, task.train_size))
     assert len(as_set(tokens)) == task.train_size
 
 
 def test_description_shows_the_word_and_its_products():
     task = Permutation(group="S_3", length=10, train_size=50)
-    (tokens,), (targets,) = task.examples("test", 4, 5)
+    (tokens,), (targets,) = product(task.examples("test", 4, 5))
     text = task.describe(4, "test")
     assert text.splitlines()[0] == "test word 4 over S_3, 10 elements"
     shown = {"word": [], "token": [], "product": [], "target": []}

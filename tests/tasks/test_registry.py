@@ -6,60 +6,92 @@ import numpy as np
 import pytest
 
 from statemix import tasks
+from statemix.settings import SettingError
+from statemix.tasks import IGNORED, TASKS, TaskSpec
 
-each_task = pytest.mark.parametrize("name", tasks.names())
+each_task = pytest.mark.parametrize("name", TASKS)
+SPLITS = ("train", "validation", "test")
 
 
 @each_task
 def test_task_is_built_from_its_defaults(name):
     task = tasks.build(name)
     assert task.name == name
-    for option, (_, default) in tasks.options(name).items():
+    for option, (_, default) in TASKS.options(name).items():
         built = getattr(task, option)
         assert getattr(built, "name", built) == default
+    assert isinstance(task.title, str)
+    assert task.title
+
+
+@each_task
+def test_options_reach_the_task(name):
+    task = TaskSpec(name, length=5, train_size=7).build()
+    assert (task.length, task.train_size) == (5, 7)
 
 
 @each_task
 def test_examples_have_the_promised_form(name):
     task = tasks.build(name)
-    for split in ("train", "validation", "test"):
-        tokens, targets = task.examples(split, 3, 10)
-        assert tokens.shape == targets.shape == (7, task.length)
-        assert tokens.dtype == targets.dtype == np.int64
+    for split in SPLITS:
+        tokens, targets, lengths = task.examples(split, 3, 10)
+        assert tokens.shape == (7, task.length)
+        assert tokens.dtype == np.int64
         assert tokens.min() >= 0
         assert tokens.max() < task.vocab_size
-        scored = targets[targets != -100]
-        assert scored.size > 0
-        assert scored.min() >= 0
-        assert scored.max() < task.num_classes
-    assert 0 < task.chance < 1
+        if lengths is None:
+            lengths = np.full(7, task.length)
+        assert (lengths.shape, lengths.dtype) == ((7,), np.int64)
+        assert 0 < lengths.min() <= lengths.max() == task.length
+        assert list(targets) == list(task.heads)
+        ended = np.arange(task.length) >= lengths[:, None]
+        for head, classes in targets.items():
+            assert classes.shape == tokens.shape
+            assert classes.dtype == np.int64
+            assert (classes[ended] == IGNORED).all()
+            scored = classes[classes != IGNORED]
+            assert scored.size > 0
+            assert scored.min() >= 0
+            assert scored.max() < task.heads[head]
+    assert list(task.chance) == list(task.heads)
+    assert all(0 < chance < 1 for chance in task.chance.values())
 
 
 @each_task
 def test_seed_and_split_choose_the_examples(name):
     blocks = [
-        tasks.build(name, seed=seed).examples(split, 0, 20)[0]
+        tasks.build(name, seed=seed).examples(split, 0, 20).tokens
         for seed in (0, 1)
-        for split in ("train", "validation", "test")
+        for split in SPLITS
     ]
     for i, first in enumerate(blocks):
         assert not any(np.array_equal(first, second) for second in blocks[:i])
 
 
 @each_task
+def test_examples_are_addressed_one_by_one(name):
+    task = tasks.build(name)
+    for split in SPLITS:
+        both, second = task.examples(split, 0, 2), task.examples(split, 1, 2)
+        np.testing.assert_array_equal(both.tokens[1:], second.tokens)
+        for head in task.heads:
+            np.testing.assert_array_equal(both.targets[head][1:], second.targets[head])
+
+
+@each_task
 def test_every_choice_and_every_preset_can_be_built_and_described(name):
     choices = [
         {option: choice}
-        for option, (annotation, _) in tasks.options(name).items()
+        for option, (annotation, _) in TASKS.options(name).items()
         if get_origin(annotation) is Literal
         for choice in get_args(annotation)
     ]
-    for options in [*choices, *tasks.find(name).presets.values()]:
+    for options in [*choices, *TASKS[name].presets.values()]:
         assert "train" in tasks.build(name, **options).describe(0)
 
 
 def test_permutation_lists_its_options():
-    options = tasks.options("permutation")
+    options = TASKS.options("permutation")
     assert {option: default for option, (_, default) in options.items()} == {
         "group": "S_3",
         "length": 16,
@@ -68,26 +100,24 @@ def test_permutation_lists_its_options():
     }
 
 
-@pytest.mark.parametrize("call", [tasks.build, tasks.find, tasks.options])
+@pytest.mark.parametrize("call", [tasks.build, TASKS.find, TASKS.options, TaskSpec])
 def test_unknown_tasks_are_named_with_the_choices(call):
-    with pytest.raises(ValueError, match=r"task must be one of permutation.*, got 'permutations'"):
+    with pytest.raises(SettingError, match=r"task must be one of \['permutation'.*, got 'permuta"):
         call("permutations")
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "message"),
+    ("options", "message"),
     [
         (
-            {"train_sise": 250},
-            ValueError,
-            "options of task 'permutation' must be among group, length, train_size, seed, "
-            "got 'train_sise'",
+            {"size": 3},
+            "options of task 'permutation' must be among .*'length', 'seed', 'train_size'.*'size'",
         ),
-        ({"train_size": 0}, ValueError, "train_size must be at least 1, got 0"),
-        ({"group": "Z_5"}, ValueError, "group must be one of .* got 'Z_5'"),
-        ({"length": "16"}, TypeError, "length must be an integer, got '16'"),
+        ({"train_size": 0}, "train_size must be at least 1, got 0"),
+        ({"group": "Z_5"}, "group must be 'S_2', .* got 'Z_5'"),
+        ({"length": "16"}, "length must be a valid integer, got '16'"),
     ],
 )
-def test_bad_options_are_named(options, error, message):
-    with pytest.raises(error, match=message):
+def test_bad_options_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
         tasks.build("permutation", **options)

@@ -1,34 +1,80 @@
-"""What the tests of training share: a run that takes a fraction of a second."""
+"""What the tests of training share: a run that takes a fraction of a second, and a user's toys."""
 
 import dataclasses
+import importlib
+import sys
+from pathlib import Path
 
 import pytest
 
-from statemix.training import RunConfig
+from statemix.layers import LAYERS, LayerSpec
+from statemix.tasks import TASKS, TaskSpec
+from statemix.training import (
+    BatchConfig,
+    EvaluationConfig,
+    ModelConfig,
+    RunConfig,
+    RuntimeConfig,
+    ScheduleConfig,
+)
+from statemix.training.config import import_modules
+from statemix.training.run import _Run
 
 TINY = RunConfig(
-    task_options={"group": "S_3", "length": 5, "train_size": 20},
-    layer_options={"num_blocks": 2, "block_size": 3},
-    hidden_size=8,
-    bos=True,
-    batch_size=8,
-    epochs=4,
-    test_size=30,
-    validation_size=20,
-    num_threads=1,
-    device="cpu",
+    task=TaskSpec("permutation", group="S_3", length=5, train_size=20),
+    model=ModelConfig(
+        layers=(LayerSpec("bd_lru", num_blocks=2, block_size=3),), hidden_size=8, bos=True
+    ),
+    batches=BatchConfig(size=8),
+    schedules=ScheduleConfig(epochs=4),
+    evaluation=EvaluationConfig(test_size=30, validation_size=20),
+    runtime=RuntimeConfig(num_threads=1, device="cpu"),
 )
+
+
+def changed(config, changes):
+    """A configuration with other fields, named with dots."""
+    for name, value in changes.items():
+        head, _, rest = name.partition(".")
+        new = changed(getattr(config, head), {rest: value}) if rest else value
+        config = dataclasses.replace(config, **{head: new})
+    return config
 
 
 @pytest.fixture
 def tiny():
-    """A run of 4 epochs with 3 steps each; keyword arguments change its fields."""
-    return lambda **changes: dataclasses.replace(TINY, **changes)
+    """A run of 4 epochs with 3 steps each: ``tiny({"batches.size": 4}, seed=1)`` changes fields."""
+    return lambda changes=None, **more: changed(TINY, (changes or {}) | more)
 
 
 @pytest.fixture
 def fresh():
     """A run on fresh examples."""
-    options = {"group": "S_3", "length": 5, "train_size": None}
-    settings = {"task_options": options, "epochs": None, "num_steps": 6, "eval_every": 2}
-    return lambda **changes: dataclasses.replace(TINY, **(settings | changes))
+    settings = {
+        "task": TaskSpec("permutation", group="S_3", length=5),
+        "schedules": ScheduleConfig(num_steps=6),
+        "evaluation.every": 2,
+    }
+    return lambda changes=None, **more: changed(TINY, settings | (changes or {}) | more)
+
+
+@pytest.fixture
+def toys(monkeypatch):
+    """The module of toys, imported as a user's module would be, and forgotten afterwards."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "toys")
+    yield importlib.import_module("statemix_toys")
+    for name in ("solver", "raising"):
+        LAYERS.remove(name)
+    TASKS.remove("ragged")
+    del sys.modules["statemix_toys"]
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """A run as it is before its first step, from its configuration."""
+
+    def begin(config):
+        import_modules(config.imports)
+        return _Run(config.resolved(), tmp_path / "begun", lambda _: None, 1000.0)
+
+    return begin

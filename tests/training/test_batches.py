@@ -1,59 +1,128 @@
 """What a step sees: every example once per epoch, in an order that only the seed decides."""
 
+import numpy as np
+import pytest
 import torch
 
-from statemix.training.batches import Batches
-from statemix.training.evaluation import draw
+from statemix.tasks import IGNORED, Examples, TaskSpec
+from statemix.training.batches import TaskBatches, packed, padded, rows
 
 CPU = torch.device("cpu")
 
 
 def batches_of(config):
     config = config.resolved()
-    return Batches(config, config.build_task(), CPU)
+    return TaskBatches(
+        config.build_task(), config.batches, config.schedules, seed=config.seed, device=CPU
+    )
 
 
-def rows(tokens):
+def batch(batches, step):
+    (one,) = batches.parts(step)
+    return one
+
+
+def as_rows(tokens):
     return sorted(map(tuple, tokens.tolist()))
 
 
 def test_an_epoch_shows_every_example_once_and_keeps_the_last_partial_batch(tiny):
     batches = batches_of(tiny())
     assert (batches.steps_per_epoch, batches.num_steps) == (3, 12)
-    shown = [batches.batch(step)[0] for step in range(3)]
+    assert [batches.epoch(step) for step in (0, 2, 3, 12)] == [0, 0, 1, 4]
+    shown = [batch(batches, step).tokens for step in range(3)]
     assert [len(tokens) for tokens in shown] == [8, 8, 4]
-    examples, _ = draw(tiny().build_task(), "train", 20)
-    assert rows(torch.cat(shown)) == rows(examples)
+    examples = tiny().build_task().examples("train", 0, 20)
+    assert as_rows(torch.cat(shown)) == as_rows(examples.tokens)
 
 
 def test_order_changes_between_epochs_and_seeds(tiny):
-    batches, other = batches_of(tiny()), batches_of(tiny(seed=1, task_options=seeded(tiny(), 0)))
-    first = batches.batch(0)[0]
-    assert not torch.equal(first, batches.batch(3)[0])
-    assert not torch.equal(first, other.batch(0)[0])
-
-
-def seeded(config, seed):
-    return config.task_options | {"seed": seed}
+    held = TaskSpec("permutation", **tiny().task.options, seed=0)
+    batches, other = batches_of(tiny()), batches_of(tiny(seed=1, task=held))
+    first = batch(batches, 0).tokens
+    assert not torch.equal(first, batch(batches, 3).tokens)
+    assert not torch.equal(first, batch(other, 0).tokens)
 
 
 def test_any_step_can_be_asked_for_in_any_order(tiny):
     forward, backward = batches_of(tiny()), batches_of(tiny())
-    asked = {step: backward.batch(step) for step in reversed(range(12))}
+    asked = {step: batch(backward, step) for step in reversed(range(12))}
     for step in range(12):
-        for ours, theirs in zip(forward.batch(step), asked[step], strict=True):
-            assert torch.equal(ours, theirs)
+        ours = batch(forward, step)
+        assert torch.equal(ours.tokens, asked[step].tokens)
+        assert torch.equal(ours.targets["product"], asked[step].targets["product"])
 
 
 def test_targets_stay_with_their_tokens(tiny):
     config = tiny()
     group = config.build_task().group
-    tokens, targets = batches_of(config).batch(4)
-    assert torch.equal(targets, torch.from_numpy(group.running_products(tokens.numpy())))
+    one = batch(batches_of(config), 4)
+    products = torch.from_numpy(group.running_products(one.tokens.numpy()))
+    assert torch.equal(one.targets["product"], products)
 
 
 def test_fresh_examples_are_taken_in_order_each_once(fresh):
     batches = batches_of(fresh())
     assert (batches.steps_per_epoch, batches.num_steps, batches.epoch(5)) == (1, 6, None)
-    examples, _ = draw(fresh().build_task(), "train", 48)
-    assert torch.equal(torch.cat([batches.batch(step)[0] for step in range(6)]), examples)
+    examples = fresh().build_task().examples("train", 0, 48)
+    shown = torch.cat([batch(batches, step).tokens for step in range(6)])
+    assert torch.equal(shown, torch.from_numpy(examples.tokens))
+
+
+@pytest.mark.parametrize(("accumulate", "sizes"), [(1, [8]), (3, [3, 3, 2]), (9, [1] * 8)])
+def test_a_step_is_split_into_parts_that_know_the_whole(tiny, accumulate, sizes):
+    whole = batch(batches_of(tiny()), 0)
+    parts = batches_of(tiny({"batches.accumulate": accumulate})).parts(0)
+    assert [len(part.tokens) for part in parts] == sizes
+    assert torch.equal(torch.cat([part.tokens for part in parts]), whole.tokens)
+    assert all(part.num_scored == {"product": 40} for part in parts)
+
+
+def ragged(toys, count=7):
+    return toys.Ragged(length=6).examples("train", 0, count)
+
+
+def test_padding_ends_with_the_longest_and_packing_keeps_what_is_there(toys):
+    examples = ragged(toys)
+    assert examples.lengths.tolist() == [1, 2, 3, 4, 5, 6, 1]
+    short = rows(examples, np.array([2, 1, 6]))
+    beside, joined = padded(short, {}), packed(short, {})
+    assert beside.tokens.shape == (3, 3)
+    assert beside.cu_seqlens is None
+    assert joined.cu_seqlens.tolist() == [0, 3, 5, 6]
+    assert joined.tokens.shape == (1, 6)
+    lengths = [3, 2, 1]
+    for form in ("tokens", "sum", "parity"):
+        one = beside.tokens if form == "tokens" else beside.targets[form]
+        other = joined.tokens if form == "tokens" else joined.targets[form]
+        kept = torch.cat([row[:n] for row, n in zip(one, lengths, strict=True)])
+        assert torch.equal(other[0], kept)
+        assert all((row[n:] == (4 if form == "tokens" else IGNORED)).all()
+                   for row, n in zip(one, lengths, strict=True))  # fmt: skip
+
+
+def test_examples_of_one_length_are_packed_without_lengths():
+    tokens = np.arange(6).reshape(2, 3)
+    joined = packed(Examples(tokens, {"y": tokens}), {})
+    assert joined.cu_seqlens.tolist() == [0, 3, 6]
+    assert joined.tokens.tolist() == [[0, 1, 2, 3, 4, 5]]
+
+
+@pytest.mark.parametrize("form", [False, True])
+def test_scored_positions_are_counted_over_the_whole_step(toys, tiny, form):
+    changes = {
+        "task": TaskSpec("ragged", train_size=12),
+        "batches.accumulate": 3,
+        "batches.packed": form,
+    }
+    parts = batches_of(tiny(changes)).parts(0)
+    assert len(parts) == 3
+    for head in ("sum", "parity"):
+        scored = sum(int((part.targets[head] != IGNORED).sum()) for part in parts)
+        assert {part.num_scored[head] for part in parts} == {scored}
+
+
+def test_a_batch_moves_as_a_whole(tiny):
+    one = batch(batches_of(tiny({"batches.packed": True})), 0).to(torch.device("meta"))
+    moved = [one.tokens, one.cu_seqlens, *one.targets.values()]
+    assert {tensor.device.type for tensor in moved} == {"meta"}

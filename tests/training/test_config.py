@@ -1,136 +1,240 @@
 """The configuration: bad values are named, defaults are written out, and it survives a file."""
 
-import dataclasses
+import json
 from typing import get_args
 
 import numpy as np
 import pytest
 
-from statemix.models import synthetic
-from statemix.models.channel_mixers import CHANNEL_MIXERS, ChannelMixer
-from statemix.training import RunConfig, load_config
+from statemix.layers import LAYERS, LayerSpec
+from statemix.models import MixerSpec, synthetic
+from statemix.settings import Assignments, RequestError, SettingError
+from statemix.tasks import TaskSpec
+from statemix.training import AttributeSchedule, RunConfig, ScheduleConfig, config_from_plain
+from statemix.training.config import read_tree
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "error", "message"),
+    ("tree", "message"),
     [
-        ("task", "chess", ValueError, "task must be one of .*permutation.* got 'chess'"),
-        ("layer", "gru", ValueError, "layer must be one of .*bd_lru.* got 'gru'"),
-        ("hidden_size", 0, ValueError, "hidden_size must be at least 1, got 0"),
-        ("hidden_size", 8.0, TypeError, "hidden_size must be an integer, got 8.0"),
-        ("batch_size", True, TypeError, "batch_size must be an integer, got True"),
-        ("epochs", 0, ValueError, "epochs must be at least 1, got 0"),
-        ("seed", -1, ValueError, "seed must be at least 0, got -1"),
-        ("norm", "batch", ValueError, r"norm must be one of \['rms', 'layer', 'none'\]"),
-        ("channel_mixer", "glu", ValueError, "channel_mixer must be one of"),
-        ("schedule", "linear", ValueError, r"schedule must be one of \['cosine', 'constant'\]"),
-        ("precision", "16", ValueError, "precision must be one of"),
-        ("device", "tpu", ValueError, "device must be one of"),
-        ("learning_rate", 0.0, ValueError, "learning_rate must be above 0, got 0.0"),
-        ("learning_rate", float("nan"), ValueError, "learning_rate must be finite"),
-        ("learning_rate", "fast", TypeError, "learning_rate must be a number, got 'fast'"),
-        ("weight_decay", -0.1, ValueError, "weight_decay must be finite and not negative"),
-        ("min_learning_rate", 0.1, ValueError, "min_learning_rate must be at most learning_rate="),
-        ("betas", (0.9, 1.0), ValueError, r"betas must be two numbers in \[0, 1\), got"),
-        ("clip_norm", 0.0, ValueError, "clip_norm must be above 0, got 0.0"),
-        ("sharpen_to", 0.0, ValueError, "sharpen_to must be above 0, got 0.0"),
-        ("sharpen_start", 0.95, ValueError, r"sharpen_start must be in \[0, sharpen_end=0.9\]"),
-        ("stop_at", 1.5, ValueError, r"stop_at must be in \[0, 1\], got 1.5"),
-        ("eval_lengths", (16, 0), ValueError, "eval_lengths must be integers of at least 1"),
-        ("eval_lengths", (True,), ValueError, "eval_lengths must be integers of at least 1"),
-        ("betas", ("0.9", 0.999), ValueError, r"betas must be two numbers in \[0, 1\), got"),
+        ({"task": "chess"}, "task.name: task must be one of .*permutation.* got 'chess'"),
+        ({"task": {"name": "permutation", "size": 3}}, "task: options of task .* must be among"),
+        ({"model": {"layers": ["gru"]}}, "model.layers.0.name: layer must be .*bd_lru.* got 'gru'"),
+        ({"model": {"hidden_size": 0}}, "model.hidden_size must be greater than or equal to 1, g"),
+        ({"model": {"hidden_size": 8.0}}, "model.hidden_size must be a valid integer, got 8.0"),
+        ({"model": {"num_layers": 0}}, "model.num_layers must be greater than or equal to 1, got"),
+        ({"model": {"norm": "batch"}}, "model.norm must be 'rms', 'layer' or 'none', got 'batch'"),
+        ({"model": {"channel_mixer": "glu"}}, "model.channel_mixer.name: channel mixer must be"),
+        ({"model": {"bos": "no"}}, "model.bos must be a valid boolean, got 'no'"),
+        ({"model": {"residual": 1}}, "model.residual must be a valid boolean, got 1"),
+        ({"batches": {"size": True}}, "batches.size must be a valid integer, got True"),
+        ({"batches": {"size": 2**31}}, "batches.size must be less than 2147483648"),
+        ({"batches": {"accumulate": 0}}, "batches.accumulate must be greater than or equal to 1"),
+        ({"schedules": {"epochs": 0}}, "schedules.epochs must be greater than or equal to 1, got"),
+        ({"schedules": {"learning_rate": "linear"}}, "schedules.learning_rate must be 'cosine' or"),
         (
-            "task_options",
-            [],
-            TypeError,
-            r"task_options must be a dict of options by name, got \[\]",
+            {"schedules": {"min_learning_rate": 0.1}},
+            "schedules.min_learning_rate must be at most optimizer.learning_rate=0.001, got 0.1",
         ),
-        ("task_options", {3: 1}, TypeError, "task_options must be a dict of options by name"),
-        ("layer_options", None, TypeError, "layer_options must be a dict of options by name"),
-        ("bos", "no", TypeError, "bos must be True or False, got 'no'"),
-        ("residual", 1, TypeError, "residual must be True or False, got 1"),
+        ({"schedules": {"warmup_steps": -1}}, "schedules.warmup_steps must be greater than or equ"),
+        ({"seed": -1}, "seed must be greater than or equal to 0, got -1"),
+        ({"seed": 2**63}, "seed must be less than 9223372036854775808"),
+        ({"seed": "x"}, "seed must be a valid integer, got 'x'"),
+        ({"runtime": {"precision": "16"}}, "runtime.precision must be '32-true', 'bf16-mixed' or"),
+        ({"runtime": {"device": "tpu"}}, "runtime.device must be 'auto', 'cpu' or 'cuda', got"),
+        ({"runtime": {"num_threads": 0}}, "runtime.num_threads must be greater than or equal to 1"),
+        ({"optimizer": {"learning_rate": 0.0}}, "optimizer.learning_rate must be greater than 0"),
+        (
+            {"optimizer": {"learning_rate": float("nan")}},
+            "optimizer.learning_rate must be a finite number",
+        ),
+        ({"optimizer": {"learning_rate": "fast"}}, "optimizer.learning_rate must be a valid num"),
+        ({"optimizer": {"weight_decay": -0.1}}, "optimizer.weight_decay must be greater than or"),
+        ({"optimizer": {"betas": [0.9, 1.0]}}, r"optimizer.betas.1 must be less than 1, got 1\.0"),
+        ({"optimizer": {"betas": ["0.9", 0.999]}}, "optimizer.betas.0 must be a valid number, got"),
+        ({"optimizer": {"betas": 0.9}}, "optimizer.betas must be a valid tuple, got 0.9"),
+        ({"optimizer": {"betas": [0.9]}}, "optimizer.betas"),
+        ({"optimizer": {"clip_norm": 0.0}}, "optimizer.clip_norm must be greater than 0, got 0.0"),
+        ({"optimizer": {"groups": [{}]}}, "optimizer.groups.0.parameters must be given"),
+        ({"evaluation": {"stop_at": 1.5}}, "evaluation.stop_at must be less than or equal to 1, g"),
+        ({"evaluation": {"lengths": [16, 0]}}, "evaluation.lengths.1 must be greater than or equ"),
+        ({"evaluation": {"lengths": [True]}}, "evaluation.lengths.0 must be a valid integer, got"),
+        ({"evaluation": {"attributes": [1]}}, "evaluation.attributes must be a table of names and"),
+        ({"imports": [3]}, "imports must be a list of names of modules, got"),
+        ({"imports": "json"}, "imports must be a list of names of modules, got 'json'"),
+        ({"imports": ["no_such_module"]}, "imports must be modules .*, got 'no_such_module'"),
+        ({"lr": 1}, "lr must be one of task, model, batches, .*, got 'lr'"),
+        ([], r"RunConfig must be a table, got \[\]"),
     ],
 )
-def test_bad_value_is_named(field, value, error, message):
-    with pytest.raises(error, match=message):
-        RunConfig(**{field: value})
+def test_bad_value_is_named(tree, message):
+    with pytest.raises(SettingError, match=f"^{message}"):
+        config_from_plain(tree)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"begin": 0.95, "finish": 0.9}, "begin must be at most finish=0.9, got 0.95"),
+        ({"end": 0.0, "curve": "reciprocal"}, "end must be above 0 with curve='reciprocal', got"),
+        (
+            {"end": 1.0, "start": -1.0, "curve": "geometric"},
+            "start must be above 0 with curve='geometric', got -1.0",
+        ),
+        ({"finish": 1.5}, "finish must be less than or equal to 1, got 1.5"),
+        ({"curve": "cubic"}, "curve must be 'linear', 'reciprocal' or 'geometric', got 'cubic'"),
+        ({"end": None}, "end must be a valid number, got None"),
+    ],
+)
+def test_a_bad_schedule_is_named(fields, message):
+    with pytest.raises(SettingError, match=f"^{message}"):
+        AttributeSchedule(**({"attribute": "gate_temperature", "end": 0.5} | fields))
+    plain = {"attribute": "gate_temperature", "end": 0.5} | fields
+    with pytest.raises(SettingError, match=rf"^schedules.attributes.0.{message}"):
+        config_from_plain({"schedules": {"attributes": [plain]}})
 
 
 def test_choices_are_those_of_the_model():
     assert get_args(synthetic.Norm) == tuple(synthetic._NORMS)
-    assert get_args(ChannelMixer) == tuple(CHANNEL_MIXERS)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_steps": 5}, "num_steps must be None for a task with train_size=20"),
-        ({"task_options": {}}, "num_steps must be given for a task with fresh examples"),
-        ({"task_options": {}, "num_steps": 5}, "epochs must be None for a task with fresh"),
-        ({"task_options": {"group": "S_9"}}, "S_9"),
-        ({"task_options": {"size": 3}}, "options of task 'permutation' must be among"),
-        ({"layer_options": {"order": 2}}, r"options of layer 'bd_lru' must be among .*'order'"),
-        ({"layer_options": {}}, r"must include \['num_blocks', 'block_size'\]"),
-        ({"layer": "lstm", "layer_options": {"device": "cpu"}}, r"must be among \[\], got \['dev"),
+        ({"schedules.num_steps": 5}, "schedules.num_steps must not be given .*train_size=20, "),
+        ({"task": TaskSpec("permutation")}, "schedules.num_steps must be given for a task with f"),
+        (
+            {"task": TaskSpec("permutation"), "schedules.num_steps": 5},
+            "schedules.epochs must not be given for a task with fresh examples, got 4",
+        ),
+        ({"task": TaskSpec("permutation", length=0)}, "task: length must be at least 1, got 0"),
     ],
 )
-def test_what_does_not_fit_the_task_or_layer_is_named(tiny, changes, message):
-    with pytest.raises(ValueError, match=message):
-        tiny(**changes).resolved()
+def test_what_does_not_fit_the_task_is_named(tiny, changes, message):
+    with pytest.raises(RequestError, match=f"^{message}"):
+        tiny(changes).resolved()
 
 
 def test_resolved_says_the_whole_run(tiny):
-    resolved = tiny(epochs=None, seed=3, eval_lengths=(40, 10, 40)).resolved()
-    assert resolved.epochs == 200
-    assert resolved.eval_every == 1
-    assert resolved.task_options == {"group": "S_3", "length": 5, "train_size": 20}
+    changes = {
+        "schedules.epochs": None,
+        "evaluation.lengths": (40, 10, 40),
+        "runtime.device": "auto",
+        "runtime.num_threads": None,
+        "model.channel_mixer": MixerSpec("mlp"),
+        "model.num_layers": 3,
+    }
+    resolved = tiny(changes, seed=3).resolved()
+    assert resolved.schedules.epochs == 200
+    assert resolved.evaluation.every == 1
+    assert resolved.evaluation.lengths == (10, 40)
+    assert resolved.task.options == {"group": "S_3", "length": 5, "train_size": 20}
     assert resolved.build_task().seed == 3
-    assert resolved.layer_options["gate"] == "softmax"
-    assert resolved.layer_options["block_size"] == 3
-    assert resolved.eval_lengths == (10, 40)
-    assert resolved.resolved() == resolved
+    assert dict(resolved.model.layers[0].options) == {
+        "num_blocks": 2,
+        "block_size": 3,
+        "gate": "softmax",
+        "gate_temperature": 1.0,
+        "selective": True,
+        "initial_state": "zero",
+        "backend": None,
+    }
+    assert dict(resolved.model.channel_mixer.options) == {"intermediate_size": None}
+    assert resolved.model.num_layers == len(resolved.model.stack()) == 3
+    assert resolved.runtime.device in ("cpu", "cuda")
+    assert resolved.runtime.num_threads == 1
+    assert resolved.resolved().to_plain() == resolved.to_plain()
+
+
+def test_fresh_examples_are_evaluated_every_hundred_steps(fresh):
+    assert fresh({"evaluation.every": None}).resolved().evaluation.every == 100
+    assert fresh().resolved().schedules.epochs is None
+
+
+def test_a_stack_repeats_its_layers_in_turn(tiny):
+    first, second = LayerSpec("bd_lru", num_blocks=2, block_size=3), LayerSpec("lstm")
+
+    def stack(**changes):
+        model = {f"model.{name}": value for name, value in changes.items()}
+        return tiny(model).model.stack()
+
+    assert stack(layers=(first, second)) == (first, second)
+    assert stack(layers=(first, second), num_layers=5) == (first, second, first, second, first)
+    assert stack(layers=(first, second), num_layers=1) == (first,)
 
 
 def test_task_seed_can_be_held_while_the_run_seed_moves(tiny):
-    options = tiny().task_options | {"seed": 9}
-    assert tiny(task_options=options, seed=1).build_task().seed == 9
-    assert tiny(task_options=options, seed=1).resolved().task_options["seed"] == 9
+    task = TaskSpec("permutation", **tiny().task.options, seed=9)
+    assert tiny(task=task, seed=1).build_task().seed == 9
+    assert tiny(task=task, seed=1).resolved().task.options["seed"] == 9
     assert tiny(seed=1).build_task().seed == 1
 
 
-def test_another_seed_gives_a_stored_run_other_examples(tiny, tmp_path):
-    path = tmp_path / "config.json"
-    path.write_text(tiny(seed=1).resolved().to_json())
-    repeated = dataclasses.replace(load_config(path), seed=2).resolved()
-    assert repeated == tiny(seed=2).resolved()
-    words, _ = load_config(path).build_task().examples("train", 0, 20)
-    others, _ = repeated.build_task().examples("train", 0, 20)
+def test_another_seed_gives_a_stored_run_other_examples(tiny):
+    stored = tiny(seed=1).resolved().to_plain()
+    repeated = config_from_plain(stored | {"seed": 2}).resolved()
+    assert repeated.to_plain() == tiny(seed=2).resolved().to_plain()
+    words = config_from_plain(stored).build_task().examples("train", 0, 20).tokens
+    others = repeated.build_task().examples("train", 0, 20).tokens
     assert not np.array_equal(words, others)
 
 
-def test_configuration_survives_a_file(tiny, tmp_path):
-    config = tiny(eval_lengths=(10,), stop_at=0.5)
-    path = tmp_path / "config.json"
-    path.write_text(config.to_json())
-    assert load_config(path) == config
+@pytest.mark.parametrize("suffix", ["json", "toml"])
+def test_configuration_survives_a_file(tiny, tmp_path, suffix):
+    config = tiny({"evaluation.lengths": (10,), "evaluation.stop_at": 0.5})
+    path = tmp_path / f"config.{suffix}"
+    asked = config.asked()
+    path.write_text(json.dumps(asked) if suffix == "json" else toml(asked))
+    assert config_from_plain(read_tree(path)) == config
+
+
+def toml(asked):
+    """Enough of TOML for these tables."""
+
+    def value(item):
+        if isinstance(item, dict):
+            return "{" + ", ".join(f"{name} = {value(one)}" for name, one in item.items()) + "}"
+        return (
+            json.dumps(item) if not isinstance(item, list) else f"[{', '.join(map(value, item))}]"
+        )
+
+    return "".join(f"{name} = {value(item)}\n" for name, item in asked.items())
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("name", "text", "message"),
     [
-        ("{", "must be JSON"),
-        ("[]", "must hold the fields of a run's configuration, got list"),
-        ('{"lr": 1}', r"got \['lr'\]"),
-        ('{"betas": 0.9}', "betas must be two numbers"),
-        ('{"betas": ["a", "b"]}', "betas must be two numbers"),
-        ('{"seed": -1}', "seed must be at least 0"),
-        ('{"seed": "x"}', "seed must be an integer, got 'x'"),
-        ('{"task_options": []}', r"task_options must be a dict of options by name, got \[\]"),
-        ('{"layer": {}}', "layer must be one of"),
+        ("config.json", "{", "must be JSON, got"),
+        ("config.toml", "a = ", "must be TOML, got"),
+        ("config.json", "[]", "must hold a table of settings, got list"),
+        ("config.json", None, "must be readable, got: No such file"),
+        ("config.json", "[" * 100_000, "must be JSON, got"),
     ],
 )
-def test_damaged_file_is_named(tmp_path, text, message):
-    path = tmp_path / "config.json"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=rf"^{path} .*{message}"):
-        load_config(path)
+def test_damaged_file_is_named(tmp_path, name, text, message):
+    path = tmp_path / name
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(RequestError, match=rf"^{path} {message}"):
+        read_tree(path)
+
+
+def test_modules_are_imported_before_their_names_are_used(toys, tiny):
+    tree = {"imports": ["statemix_toys"], "model": {"layers": ["solver"]}, "task": "ragged"}
+    config = config_from_plain(tree)
+    assert "solver" in LAYERS
+    assert config.asked() == {
+        "imports": ["statemix_toys"],
+        "model": {"layers": [{"name": "solver"}]},
+        "task": {"name": "ragged"},
+    }
+
+
+def test_values_of_attributes_are_kept_as_they_are():
+    config = config_from_plain({"evaluation": {"attributes": {"iterations": 3, "gain": 0.5}}})
+    assert config.evaluation.attributes == Assignments(iterations=3, gain=0.5)
+    assert type(config.evaluation.attributes["iterations"]) is int
+
+
+def test_the_cosine_may_end_where_a_constant_rate_stays(tiny):
+    RunConfig(schedules=ScheduleConfig(learning_rate="constant", min_learning_rate=0.5))

@@ -1,17 +1,27 @@
 """The scores against their slow definitions, and against pieces of any size."""
 
+import numpy as np
 import pytest
 import torch
 
+from statemix.layers import LayerSpec
 from statemix.models import SyntheticModel
-from statemix.training import evaluate, evaluation
-from statemix.training.evaluation import draw, mad_accuracy, sequences_at
+from statemix.tasks import Examples
+from statemix.training import Scores, accuracy, evaluate, evaluation
+from statemix.training.evaluation import SplitEvaluator, mad_accuracy, sequences_at
 
 
 @pytest.fixture
 def model():
-    options = {"num_blocks": 2, "block_size": 3}
-    return SyntheticModel(6, 6, 8, "bd_lru", options, bos=True, seed=1)
+    layers = [LayerSpec("bd_lru", num_blocks=2, block_size=3)]
+    return SyntheticModel(6, {"y": 6}, 8, layers, bos=True, seed=1)
+
+
+def score(model, tokens, targets, **options):
+    """The scores of the only head."""
+    examples = Examples(tokens.numpy(), {"y": targets.numpy()})
+    (scores,) = evaluate(model, examples, **options).values()
+    return scores
 
 
 def ids(*shape):
@@ -60,14 +70,14 @@ def test_scores_match_their_slow_definitions(model):
     tokens = torch.randint(6, (10, 7), generator=generator)
     targets = torch.randint(6, (10, 7), generator=generator)
     with torch.no_grad():
-        logits = model(tokens)
+        logits = model(tokens)["y"]
     guesses = logits.argmax(-1)
     # The first sequence is right at all its scored positions, with only some scored.
     targets[0] = guesses[0]
     targets[0, 3:] = -100
     targets[1, ::2] = -100
     scored = targets != -100
-    scores = evaluate(model, tokens, targets, batch_size=4)
+    scores = score(model, tokens, targets, batch_size=4)
     assert scores.num_sequences == 10
     assert scores.token_accuracy == (guesses == targets)[scored].double().mean().item()
     assert scores.sequence_accuracy == pytest.approx(
@@ -86,10 +96,10 @@ def test_scores_do_not_depend_on_the_pieces(model, monkeypatch, tokens_per_call,
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(6, (5, 11), generator=generator)
     targets = torch.randint(6, (5, 11), generator=generator)
-    whole = evaluate(model, tokens, targets)
+    whole = score(model, tokens, targets)
     monkeypatch.setattr(evaluation, "_TOKENS_PER_CALL", tokens_per_call)
     monkeypatch.setattr(evaluation, "_ROWS_AT_LEAST", rows)
-    pieces = evaluate(model, tokens, targets)
+    pieces = score(model, tokens, targets)
     assert pieces.token_accuracy == whole.token_accuracy
     assert pieces.mad_accuracy == whole.mad_accuracy
     assert pieces.loss == pytest.approx(whole.loss, rel=1e-5)
@@ -102,7 +112,7 @@ def test_no_call_sees_more_tokens_than_the_budget(model, monkeypatch):
     monkeypatch.setattr(model, "extend", lambda x, s: seen.append(x.numel()) or extend(x, s))
     for shape in [(40, 3), (3, 500), (20, 500)]:
         tokens = torch.zeros(shape, dtype=torch.int64)
-        evaluate(model, tokens, tokens)
+        score(model, tokens, tokens)
     assert max(seen) <= 64
     assert sum(seen) == 120 + 1500 + 10_000
 
@@ -114,27 +124,71 @@ def test_tick_ends_an_evaluation(model):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        evaluate(model, tokens, tokens, tick=stop)
+        score(model, tokens, tokens, tick=stop)
 
 
-NONE_SCORED = "targets must score at least one position"
+@pytest.fixture
+def two_heads():
+    layers = [LayerSpec("bd_lru", num_blocks=2, block_size=3)]
+    return SyntheticModel(5, {"sum": 5, "parity": 2}, 8, layers, seed=1)
+
+
+def test_every_head_is_scored_alone_and_ended_sequences_do_not_count(toys, two_heads):
+    examples = toys.Ragged(length=6).examples("test", 0, 7)
+    with torch.no_grad():
+        logits = two_heads(torch.from_numpy(examples.tokens))
+    scores = evaluate(two_heads, examples)
+    assert list(scores) == ["sum", "parity"]
+    for head, found in scores.items():
+        right, scored, whole = 0, 0, 0
+        for row, length in enumerate(examples.lengths):
+            wanted = torch.from_numpy(examples.targets[head][row, :length])
+            at = wanted != -100
+            hits = (logits[head][row, :length].argmax(-1) == wanted)[at]
+            right, scored, whole = right + int(hits.sum()), scored + len(hits), whole + hits.all()
+        assert found.token_accuracy == right / scored
+        assert found.sequence_accuracy == pytest.approx(int(whole) / 7)
+    other = examples.tokens.copy()
+    other[np.arange(6) >= examples.lengths[:, None]] = 0
+    assert evaluate(two_heads, examples._replace(tokens=other)) == scores
+
+
+def test_runs_are_chosen_by_the_mean_over_heads():
+    scores = {"a": Scores(1, 0.25, 0.0, 0.0, 1.0), "b": Scores(1, 0.75, 1.0, 1.0, 0.0)}
+    assert accuracy(scores) == 0.5
+    assert accuracy({"a": scores["a"]}) == 0.25
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_a_split_is_scored_on_its_first_sequences_of_a_length(toys, two_heads, split):
+    task = toys.Ragged(length=6)
+    for length in (None, 9):
+        expected = evaluate(two_heads, task.examples(split, 0, 11, length), batch_size=4)
+        evaluator = SplitEvaluator(task, split, 11, length, batch_size=4)
+        assert evaluator(two_heads) == evaluator(two_heads) == expected
+
+
+NONE_SCORED = r"targets\['y'\] must score at least one position"
 
 
 @pytest.mark.parametrize(
     ("changed", "error", "message"),
     [
-        ({"tokens": [[0]]}, TypeError, "tokens must be a tensor, got list"),
         ({"tokens": ids(3)}, ValueError, r"tokens must have shape \(N, T\), got \(3,\)"),
-        ({"targets": ids(2, 4)}, ValueError, r"targets must have shape \(N=2, T=3\), got \(2, 4\)"),
-        ({"targets": ids(2, 3).int()}, TypeError, r"targets must be int64, got torch\.int32"),
+        (
+            {"targets": ids(2, 4)},
+            ValueError,
+            r"targets\['y'\] must have shape \(N=2, T=3\), got \(2, 4\)",
+        ),
+        ({"targets": ids(2, 3).int()}, TypeError, r"targets\['y'\] must be int64, got .*int32"),
         ({"targets": ids(2, 3) - 100}, ValueError, NONE_SCORED),
         ({"tokens": ids(0, 3), "targets": ids(0, 3)}, ValueError, NONE_SCORED),
         (
             {"targets": ids(2, 3) + 6},
             ValueError,
-            r"targets must be in 0\.\.5 \(num_classes=6\) or -100, got 6",
+            r"targets\['y'\] must be in 0\.\.5 or -100, got 6",
         ),
-        ({"targets": ids(2, 3) - 1}, ValueError, r"targets must be in 0\.\.5 .* got -1"),
+        ({"targets": ids(2, 3) - 1}, ValueError, r"must be in 0\.\.5 or -100, got -1"),
         ({"tokens": ids(2, 3) + 6}, ValueError, r"tokens must be in 0\.\.5 .* got 6"),
         ({"tokens": ids(2, 3).float()}, TypeError, "tokens must be int32 or int64"),
         ({"batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),
@@ -143,7 +197,14 @@ NONE_SCORED = "targets must score at least one position"
 )
 def test_bad_input_is_named(model, changed, error, message):
     with pytest.raises(error, match=message):
-        evaluate(model, **({"tokens": ids(2, 3), "targets": ids(2, 3)} | changed))
+        score(model, **({"tokens": ids(2, 3), "targets": ids(2, 3)} | changed))
+
+
+def test_heads_that_the_model_does_not_have_are_named(model):
+    examples = Examples(ids(2, 3).numpy(), {"z": ids(2, 3).numpy()})
+    message = r"targets must be for the heads \['y'\] of the model, got \['z'\]"
+    with pytest.raises(ValueError, match=message):
+        evaluate(model, examples)
 
 
 def test_longer_words_are_fewer_but_at_least_one():
@@ -153,6 +214,6 @@ def test_longer_words_are_fewer_but_at_least_one():
 
 def test_splits_share_no_example(tiny):
     task = tiny().build_task()
-    words = [set(map(tuple, draw(task, split, 20)[0].tolist())) for split in
-             ("train", "validation", "test")]  # fmt: skip
+    splits = ("train", "validation", "test")
+    words = [set(map(tuple, task.examples(split, 0, 20).tokens.tolist())) for split in splits]
     assert len(set.union(*words)) == 60

@@ -1,11 +1,11 @@
-"""Ctrl-C is taken over only where it can be given back."""
+"""Ctrl-C and SIGTERM are taken over only where they can be given back."""
 
 import signal
 import threading
 
 import pytest
 
-from statemix.training.interrupts import Interrupts
+from statemix.training.interrupts import SIGNALS, Interrupts
 
 
 def test_a_handler_that_python_did_not_install_is_left_alone(monkeypatch):
@@ -28,3 +28,18 @@ def test_another_thread_does_without():
     thread.start()
     thread.join()
     assert seen == [before]
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_first_signal_is_noted_and_a_second_raises_at_once(number):
+    before = [signal.getsignal(each) for each in SIGNALS]
+    with Interrupts() as interrupts:
+        interrupts.check()
+        signal.raise_signal(number)
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.check()
+        assert not interrupts.forced
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(SIGNALS[0])
+        assert interrupts.forced
+    assert [signal.getsignal(each) for each in SIGNALS] == before

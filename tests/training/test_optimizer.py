@@ -1,53 +1,92 @@
-"""AdamW's one group, and the two schedules."""
+"""AdamW's groups and its state as named tensors."""
 
 import pytest
 import torch
 
-from statemix.training import RunConfig
-from statemix.training.optimizer import build_optimizer, inverse_temperature, learning_rate
-
-
-@pytest.mark.parametrize(
-    ("epoch", "expected"),
-    [(0, 1e-3), (1, 9.9994e-4), (50, 8.5502e-4), (100, 5.05e-4), (199, 1.0061e-5)],
+from statemix.settings import SettingError
+from statemix.training import OptimizerConfig, ParameterGroup
+from statemix.training.optimizer import (
+    build_optimizer,
+    optimizer_tensors,
+    restore_optimizer,
+    set_learning_rate,
 )
-def test_cosine_falls_per_epoch_to_the_minimum(epoch, expected):
-    config = RunConfig()
-    for place in range(3):
-        rate = learning_rate(config, epoch * 3 + place, 600, steps_per_epoch=3)
-        assert rate == pytest.approx(expected, rel=5e-5)
 
 
-def test_cosine_falls_per_step_on_fresh_examples():
-    rates = [learning_rate(RunConfig(), step, 50, steps_per_epoch=1) for step in range(50)]
-    assert rates == sorted(rates, reverse=True)
-    assert len(set(rates)) == 50
+@pytest.fixture
+def model():
+    return torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.RMSNorm(2))
 
 
-def test_constant_stays_after_a_linear_warmup():
-    config = RunConfig(schedule="constant", warmup_steps=4)
-    rates = [learning_rate(config, step, 10, steps_per_epoch=1) for step in range(6)]
-    assert rates == pytest.approx([2.5e-4, 5e-4, 7.5e-4, 1e-3, 1e-3, 1e-3])
-
-
-def test_sharpness_rises_linearly_between_half_and_nine_tenths():
-    config = RunConfig(sharpen_to=8.0)
-    sharpness = [inverse_temperature(config, step, 100) for step in range(100)]
-    assert sharpness[:51] == [1.0] * 51
-    assert sharpness[60] == pytest.approx(1 + 7 * 0.25)
-    assert sharpness[70] == pytest.approx(4.5)
-    assert sharpness[90:] == [8.0] * 10
-
-
-@pytest.mark.parametrize(("start", "expected"), [(0.0, [4.0] * 4), (0.5, [1.0, 1.0, 4.0, 4.0])])
-def test_sharpening_may_be_a_step(start, expected):
-    config = RunConfig(sharpen_to=4.0, sharpen_start=start, sharpen_end=start)
-    assert [inverse_temperature(config, step, 4) for step in range(4)] == expected
-
-
-def test_one_group_decays_everything():
-    config = RunConfig(weight_decay=0.3, betas=(0.8, 0.9))
-    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.RMSNorm(2))
+def test_one_group_decays_everything(model):
+    config = OptimizerConfig(weight_decay=0.3, betas=(0.8, 0.9))
     (group,) = build_optimizer(model, config).param_groups
     assert len(group["params"]) == 3
     assert (group["weight_decay"], group["betas"], group["lr"]) == (0.3, (0.8, 0.9), 1e-3)
+
+
+def test_the_first_pattern_that_matches_counts(model):
+    groups = (
+        ParameterGroup("*.bias", learning_rate_factor=0.5, weight_decay=0.0),
+        ParameterGroup("0.*", learning_rate_factor=3.0),
+    )
+    optimizer = build_optimizer(model, OptimizerConfig(weight_decay=0.3, groups=groups))
+    set_learning_rate(optimizer, 0.1)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    found = [
+        ([names[id(p)] for p in g["params"]], g["weight_decay"], g["lr"])
+        for g in optimizer.param_groups
+    ]
+    assert found == [
+        (["1.weight"], 0.3, 0.1),
+        (["0.bias"], 0.0, 0.05),
+        (["0.weight"], 0.3, pytest.approx(0.3)),
+    ]
+
+
+def test_groups_may_hold_every_parameter(model):
+    optimizer = build_optimizer(model, OptimizerConfig(groups=(ParameterGroup("*"),)))
+    assert [len(group["params"]) for group in optimizer.param_groups] == [3]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "place"), [(["gate*"], 0), (["*", "*.bias"], 1), (["*.bias", "0.BIAS"], 1)]
+)
+def test_a_pattern_that_matches_nothing_is_named(model, patterns, place):
+    config = OptimizerConfig(groups=tuple(map(ParameterGroup, patterns)))
+    message = rf"^optimizer.groups.{place}.parameters must match at least one parameter"
+    with pytest.raises(SettingError, match=message):
+        build_optimizer(model, config)
+
+
+def test_optimizer_is_restored_exactly_with_its_step_counts():
+    config = OptimizerConfig(groups=(ParameterGroup("bias", learning_rate_factor=0.5),))
+
+    def make():
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 2)
+        return model, build_optimizer(model, config)
+
+    def steps(model, optimizer, count):
+        for _ in range(count):
+            model(torch.ones(3)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    model, optimizer = make()
+    steps(model, optimizer, 3)
+    saved = {name: t.clone() for name, t in optimizer_tensors(optimizer, model).items()}
+    weights = {name: t.clone() for name, t in model.state_dict().items()}
+    assert saved.keys() == {
+        f"{name}/{quantity}"
+        for name in ("weight", "bias")
+        for quantity in ("exp_avg", "exp_avg_sq", "step")
+    }
+    steps(model, optimizer, 2)
+
+    again, other = make()
+    again.load_state_dict(weights)
+    restore_optimizer(other, again, saved)
+    steps(again, other, 2)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name])

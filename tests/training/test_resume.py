@@ -4,11 +4,23 @@ import dataclasses
 import json
 import multiprocessing
 import random
+import shutil
 import signal
 
 import pytest
 
-from statemix.training import RunConfig, train
+from statemix.layers import LayerSpec
+from statemix.tasks import TaskSpec
+from statemix.training import (
+    AttributeSchedule,
+    OptimizerConfig,
+    RunConfig,
+    RuntimeConfig,
+    load_config,
+    train,
+)
+from statemix.training.folder import read_status
+from statemix.training.interrupts import SIGNALS
 
 # Runs in a process of its own and kills it, as kill -9 does: at the n-th event, or half way through
 # the n-th file that a checkpoint writes, or between a checkpoint's last file and its renaming.
@@ -75,7 +87,16 @@ def result(folder):
 
 @pytest.fixture
 def config(tiny) -> RunConfig:
-    return tiny(sharpen_to=8.0, warmup_steps=2, eval_lengths=(10, 20))
+    sharpen = AttributeSchedule(
+        "gate_temperature", end=1 / 8, begin=0.5, finish=0.9, curve="reciprocal"
+    )
+    return tiny(
+        {
+            "schedules.attributes": (sharpen,),
+            "schedules.warmup_steps": 2,
+            "evaluation.lengths": (10, 20),
+        }
+    )
 
 
 @pytest.fixture
@@ -99,14 +120,17 @@ def test_killed_again_and_again_at_random_events(config, whole, tmp_path, seed):
 @pytest.mark.parametrize(
     "moment",
     [
-        *({"files": n} for n in (3, 12, 31, 38, 55)),
+        *({"files": n} for n in (1, 2, 3, 6, 15, 34, 41, 58)),
         *({"renames": n} for n in (1, 2, 8)),
     ],
     ids=str,
 )
 def test_killed_inside_a_save(config, whole, tmp_path, moment):
     assert run_killed(config, tmp_path / "run", **moment)
+    status = read_status(tmp_path / "run")
+    assert status is None or status.status == "interrupted"
     train(config, tmp_path / "run")
+    assert read_status(tmp_path / "run").status == "done"
     assert result(tmp_path / "run") == whole
 
 
@@ -117,21 +141,60 @@ def test_killed_on_fresh_examples(fresh, tmp_path):
     assert result(tmp_path / "run") == result(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("kind", ["step", "evaluated", "saved"])
-def test_interrupted_twice(config, whole, tmp_path, kind):
-    """A checkpoint is saved at the moment of Ctrl-C, also where an evaluation is due."""
+def test_interrupted_twice(config, whole, tmp_path, kind, number):
+    """A checkpoint is saved at the moment of the signal, also where an evaluation is due."""
 
     def interrupt(event):
         if event.kind == kind and event.step == stop:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
 
     for stop in (3, 7 if kind == "step" else 9):
         with pytest.raises(KeyboardInterrupt):
             train(config, tmp_path / "run", on_event=interrupt, checkpoint_every_s=saves(kind))
         steps = [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()]
         assert max(steps) == f"step-{stop:09d}"
+        assert read_status(tmp_path / "run").status == "interrupted"
     train(config, tmp_path / "run")
     assert result(tmp_path / "run") == whole
+
+
+def test_interrupted_at_every_step(config, whole, tmp_path):
+    """One call makes one step, and the next is interrupted before it makes any."""
+    calls = 0
+
+    def interrupt(event):
+        if event.kind == ("step" if calls % 2 else "started"):
+            signal.raise_signal(SIGNALS[calls // 2 % 2])
+
+    for calls in range(24):  # noqa: B007  interrupt reads it
+        with pytest.raises(KeyboardInterrupt):
+            train(config, tmp_path / "run", on_event=interrupt, checkpoint_every_s=1000.0)
+    train(config, tmp_path / "run")
+    assert result(tmp_path / "run") == whole
+
+
+def test_reported_numbers_survive_an_interrupt_between_two_rows(toys, tiny, tmp_path):
+    changes = {
+        "model.layers": (LayerSpec("solver", iterations=2),),
+        "task": TaskSpec("ragged", train_size=20),
+        "evaluation.every": 2,
+        "imports": ("statemix_toys",),
+    }
+    config = tiny(changes)
+    train(config, tmp_path / "whole")
+
+    def interrupt(event):
+        if event.kind == "step" and event.step == 5:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "run", on_event=interrupt, checkpoint_every_s=1000.0)
+    train(config, tmp_path / "run")
+    assert result(tmp_path / "run") == result(tmp_path / "whole")
+    rows = result(tmp_path / "run")[0]
+    assert [row["train"]["blocks.0.layer.iterations"] for row in rows] == [2, 2]
 
 
 @pytest.mark.parametrize("stop", [6, 9])
@@ -179,7 +242,7 @@ def test_second_interrupt_ends_at_once_and_saves_nothing_half_done(
         signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr("statemix.training.loop.functional.cross_entropy", interrupt)
+        patch.setattr("statemix.training.objective.functional.cross_entropy", interrupt)
         with pytest.raises(KeyboardInterrupt):
             train(config, tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoints").exists()
@@ -199,9 +262,9 @@ def test_interrupted_while_the_further_lengths_are_scored(config, whole, tmp_pat
     assert result(tmp_path / "run") == whole
 
 
-def test_a_run_that_had_stopped_early_stays_stopped(config, tmp_path):
+def test_a_run_that_had_stopped_early_stays_stopped(tiny, tmp_path):
     """The threshold is passed at the first evaluation, and the interrupt comes after the last."""
-    early = dataclasses.replace(config, stop_at=0.01)
+    early = tiny({"evaluation.stop_at": 0.01, "evaluation.lengths": (10, 20)})
     train(early, tmp_path / "whole")
     rows, summary, weights = result(tmp_path / "whole")
     assert rows[-1]["step"] < 12
@@ -233,7 +296,7 @@ def test_killed_between_the_summary_and_the_removal_of_the_checkpoints(
         raise SystemExit
 
     with monkeypatch.context() as patch:
-        patch.setattr("statemix.training.loop.remove_checkpoints", end)
+        patch.setattr("statemix.training.run.remove_checkpoints", end)
         with pytest.raises(SystemExit):
             train(config, tmp_path / "run")
     assert (tmp_path / "run" / "summary.json").exists()
@@ -244,9 +307,9 @@ def test_killed_between_the_summary_and_the_removal_of_the_checkpoints(
 
 
 def test_handler_of_the_caller_returns(config, tmp_path):
-    before = signal.getsignal(signal.SIGINT)
+    before = [signal.getsignal(number) for number in SIGNALS]
     train(config, tmp_path / "run")
-    assert signal.getsignal(signal.SIGINT) is before
+    assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
 @pytest.mark.parametrize(("damaged", "resumed_at"), [(1, 3), (2, 0)])
@@ -273,17 +336,63 @@ def test_a_half_written_row_is_made_again(config, whole, tmp_path):
     assert result(tmp_path / "run") == whole
 
 
-def test_lost_rows_are_an_error_that_keeps_what_there_is(config, tmp_path):
-    assert run_killed(config, tmp_path / "run", events=11)
-    (tmp_path / "run" / "metrics.jsonl").write_text("")
-    with pytest.raises(ValueError, match=r"metrics\.jsonl must have at least"):
-        train(config, tmp_path / "run")
-    assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
+@pytest.mark.parametrize("cut", ["all", "half a row"])
+def test_lost_rows_are_reported_and_the_run_continues(config, whole, tmp_path, cut):
+    assert run_killed(config, tmp_path / "run", events=18)  # after the save at step 7
+    path = tmp_path / "run" / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    assert len(lines) == 2
+    path.write_text("" if cut == "all" else lines[0] + lines[1][:20])
+    events = []
+    train(config, tmp_path / "run", on_event=events.append)
+    (message,) = (event.text for event in events if event.kind == "message")
+    assert message.startswith("metrics.jsonl has lost rows: ")
+    rows, *rest = result(tmp_path / "run")
+    assert rest == list(whole[1:])
+    assert rows == whole[0][2:] if cut == "all" else rows == [whole[0][0], *whole[0][2:]]
+
+
+@pytest.mark.parametrize("place", ["checkpoint", "model.safetensors", "state.json"])
+def test_a_folder_in_place_of_the_newest_checkpoint_costs_only_that(config, whole, tmp_path, place):
+    assert run_killed(config, tmp_path / "run", events=11)  # after the save at step 4
+    newest = tmp_path / "run" / "checkpoints" / "step-000000004"
+    if place == "checkpoint":
+        shutil.rmtree(newest)
+        newest.mkdir()
+    else:
+        (newest / place).unlink()
+        (newest / place).mkdir()
+    events = []
+    train(config, tmp_path / "run", on_event=events.append)
+    (started,) = (event for event in events if event.kind == "started")
+    assert started.step == 3
+    assert result(tmp_path / "run") == whole
 
 
 def test_open_number_of_threads_is_the_runs(tiny, config, tmp_path, monkeypatch):
     """A machine that offers another number of threads would round sums differently."""
-    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
+    open_config = dataclasses.replace(config, runtime=RuntimeConfig(device="cpu"))
+    assert run_killed(open_config, tmp_path / "run", events=11)
+    before = load_config(tmp_path / "run").runtime.num_threads
+    monkeypatch.setattr("torch.get_num_threads", lambda: before + 1)
+    outcome = train(open_config, tmp_path / "run")
+    assert outcome.config.runtime.num_threads == before
+
+
+def test_a_default_that_has_changed_since_changes_nothing(config, whole, tmp_path):
+    """A run is identified by what was asked for, and keeps what it settled on."""
     assert run_killed(config, tmp_path / "run", events=11)
-    outcome = train(tiny(**vars(config) | {"num_threads": None}), tmp_path / "run")
-    assert outcome.config.num_threads == 1
+    path = tmp_path / "run" / "config.json"
+    stored = json.loads(path.read_text())
+    # As written when these were the defaults, and before a field existed.
+    stored["resolved"]["optimizer"]["learning_rate"] = 0.0625
+    del stored["resolved"]["batches"]["packed"]
+    del stored["resolved"]["model"]["layers"][0]["backend"]
+    path.write_text(json.dumps(stored))
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    outcome = train(config, tmp_path / "run")
+    assert outcome.config.optimizer.learning_rate == 0.0625
+    asked = dataclasses.replace(config, optimizer=OptimizerConfig(learning_rate=0.0625))
+    train(asked, tmp_path / "asked")
+    assert result(tmp_path / "run") == result(tmp_path / "asked")
+    assert result(tmp_path / "run")[2] != whole[2]

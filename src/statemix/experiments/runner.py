@@ -6,7 +6,7 @@ import signal
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -103,7 +103,9 @@ def run_all(
         raise RequestError("jobs must have a folder each, got one folder twice")
     if fresh:
         for job in jobs:
-            _remove(job.folder)
+            _check_removable(job.folder)
+        for job in jobs:
+            shutil.rmtree(job.folder, ignore_errors=True)
     ended: dict[Path, Ended] = {}
 
     def note(row: Ended) -> None:
@@ -111,20 +113,17 @@ def run_all(
         if on_end is not None:
             on_end(row)
 
+    tell = _say_nothing if on_event is None else on_event
     due = []
     for job in jobs:
-        row = _ended_before(job, retry)
+        row = _ended_before(job, retry, tell)
         if row is None:
             due.append(job)
         else:
             note(row)
-    tell = _say_nothing if on_event is None else on_event
     if min(num_workers, len(due)) <= 1:
         for job in due:
-            row = Ended(
-                job,
-                *_train(job.config.to_plain(), job.folder, partial(tell, job), checkpoint_every_s),
-            )
+            row = _here(job, tell, checkpoint_every_s)
             note(row)
             if row.status == "interrupted":
                 raise KeyboardInterrupt
@@ -137,25 +136,34 @@ def _say_nothing(job: Job, event: Event) -> None:
     del job, event
 
 
-def _remove(folder: Path) -> None:
+def _check_removable(folder: Path) -> None:
     if not (folder / CONFIG).exists():
         # A run that was killed as it began may be removed, anything else may not.
         settled(folder, StoredConfig(SCHEMA, {}, {}))
-    shutil.rmtree(folder, ignore_errors=True)
 
 
-def _ended_before(job: Job, retry: Collection[Ending]) -> Ended | None:
+def _ended_before(
+    job: Job, retry: Collection[Ending], tell: Callable[[Job, Event], None]
+) -> Ended | None:
     """How a run ended that is not to be tried again; None if it is to be trained."""
     before = read_status(job.folder)
-    # Training returns a finished run at once.
-    if before is None or before.status in ("running", "interrupted", "done", *retry):
+    if before is None or before.status in ("running", "interrupted", *retry):
         return None
+    if before.status == "done":
+        # Training returns a finished run at once, which is worth no process.
+        row = _here(job, tell, checkpoint_every_s=0.0)
+        return replace(row, started=False)
     try:
         settled(job.folder, request(job.config))
     except RequestError:
         # The folder holds another run, which is what training will say.
         return None
     return Ended(job, before.status, before.message, started=False)  # type: ignore[arg-type]
+
+
+def _here(job: Job, tell: Callable[[Job, Event], None], checkpoint_every_s: float) -> Ended:
+    tree = job.config.to_plain()
+    return Ended(job, *_train(tree, job.folder, partial(tell, job), checkpoint_every_s))
 
 
 def _train(
@@ -203,7 +211,7 @@ def _share_out(
         with suppress(ConnectionError):
             connection.send((busy[connection].config.to_plain(), busy[connection].folder))
 
-    with _workers(num_workers, checkpoint_every_s) as connections:
+    with _terminable(), _workers(num_workers, checkpoint_every_s) as connections:
         for connection in connections:
             start_next(connection)
         while busy:
@@ -228,6 +236,19 @@ def _share_out(
                 start_next(ready)
     for job in reversed(waiting):
         note(Ended(job, "interrupted", "every worker process died", started=False))
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM end this process as Ctrl-C does, with time for the workers to save."""
+    if not can_be_handled():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 @contextmanager

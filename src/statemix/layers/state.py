@@ -88,8 +88,10 @@ def _check_structure(name: str, state: State, template: State) -> None:
         if not isinstance(state, Tensor):
             raise TypeError(f"{name} must be a tensor, got {type(state).__name__}")
         return
-    if type(state) is not type(template) or len(state) != len(template):
+    if type(state) is not type(template):
         raise TypeError(f"{name} must be a {type(template).__name__}, got {type(state).__name__}")
+    if len(state) != len(template):
+        raise TypeError(f"{name} must have {len(template)} parts, got {len(state)}")
     names = getattr(template, "_fields", range(len(template)))
     for part_name, part, like in zip(names, state, template, strict=True):
         _check_structure(f"{name}.{part_name}", part, like)

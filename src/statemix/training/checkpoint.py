@@ -78,11 +78,11 @@ def save_checkpoint(
     final = folder / f"{_PREFIX}{step:09d}"
     if final.exists():
         # A run that is interrupted before its next step saves the same step again.
-        shutil.rmtree(final)
+        _remove(final)
     unfinished.rename(final)
     _sync_directory(folder)
     for old in _newest_first(folder)[_KEPT:]:
-        shutil.rmtree(old)
+        _remove(old)
 
 
 def load_checkpoint(
@@ -116,13 +116,20 @@ def load_checkpoint(
             raise OSError(f"checkpoint must be readable, got {path}: {error.strerror}") from error
     for path, reason in damaged.items():
         report(f"checkpoint {path.name} is damaged and removed: {reason}")
-        shutil.rmtree(path)
+        _remove(path)
     return found
 
 
 def remove_checkpoints(folder: Path) -> None:
     """Remove the checkpoints of a finished run."""
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _load(path: Path) -> tuple[TensorFiles, dict[str, Any]]:

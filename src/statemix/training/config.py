@@ -278,6 +278,10 @@ class RunConfig(Settings):
             ),
         )
 
+    def __reduce__(self) -> Any:
+        # Another process must import the user's modules before it meets the names they register.
+        return config_from_plain, (self.to_plain(),)
+
     def asked(self) -> dict[str, Any]:
         """What was asked for, which identifies the run: fields that differ from the defaults."""
         return asked(self)

@@ -20,7 +20,7 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from statemix.files import naming
-from statemix.settings import RequestError, difference
+from statemix.settings import ABSENT, RequestError, difference
 from statemix.training.checkpoint import tensor_bytes, write_file
 
 CONFIG = "config.json"
@@ -114,13 +114,25 @@ def settled(folder: Path, config: StoredConfig) -> StoredConfig:
         name, ours, theirs = found_difference
         raise RequestError(
             f"folder must hold a run of the same configuration, got {folder} with "
-            f"{_given(name, theirs)}, not {_given(name, ours)}; choose another folder"
+            f"{name}={_shown(theirs, name, stored)}, not {_shown(ours, name, config)}; "
+            "choose another folder"
         )
     return stored
 
 
-def _given(name: str, value: Any) -> str:
-    return f"{name} by default" if value is None else f"{name}={value!r}"
+def _shown(value: Any, name: str, config: StoredConfig) -> str:
+    """A value that was asked for, or the default that was settled on."""
+    if value is not ABSENT:
+        return repr(value)
+    found: Any = config.resolved
+    for part in name.split("."):
+        if isinstance(found, list) and part.isdecimal() and int(part) < len(found):
+            found = found[int(part)]
+        elif isinstance(found, dict) and part in found:
+            found = found[part]
+        else:
+            return "its default"
+    return repr(found)
 
 
 @contextlib.contextmanager

@@ -57,7 +57,8 @@ def scheduled_value(config: AttributeSchedule, initial: float, step: int, num_st
     first, last = config.begin * num_steps, config.finish * num_steps
     if step >= last:
         return config.end
-    done = max(0.0, step - first) / (last - first)
+    # A change that begins where it is complete is a step.
+    done = (step - first) / (last - first) if step > first else 0.0
     if config.curve == "reciprocal":
         return 1 / (1 / start + (1 / config.end - 1 / start) * done)
     if config.curve == "geometric":
@@ -117,6 +118,10 @@ class Attributes:
                 if follower in self._followers:
                     condition = "must have one schedule"
                     raise SettingError(f"{path}.attribute", condition, schedule.attribute)
+                if schedule.start is None and schedule.curve != "linear" and initial <= 0:
+                    condition = f"must be given and above 0 with curve={schedule.curve!r} where "
+                    condition += f"{schedule.attribute} begins at {initial}"
+                    raise SettingError(f"{path}.start", condition, None)
                 for bound in ("start", "end"):
                     _try(module, schedule.attribute, getattr(schedule, bound), f"{path}.{bound}")
                 self._followers[follower] = (schedule, module, initial)

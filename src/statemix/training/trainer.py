@@ -1,7 +1,7 @@
 """Steps of gradient descent on any model, and everything that changes with them."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -96,19 +96,24 @@ class Trainer:
         model, optimizer = self._wrapped
         model.train()
         loss = torch.zeros((), device=self._fabric.device)
+        parts, reports = [], []
         for batch in self.batches.parts(self.step):
-            losses = self._objective(model, batch)
+            # Fabric returns a model's outputs in the default dtype, which rounds those in float64.
+            with self._fabric.strategy.precision.tensor_init_context():
+                losses = self._objective(model, batch)
             part = total(losses)
             self._fabric.backward(part)
             loss = loss + part.detach()
-            self._collect(losses)
-        self._count_losses(losses)
+            parts.append(losses)
+            reports.append(self._reports())
         norm = get_total_norm([p.grad for p in self._parameters if p.grad is not None])
         value, length = torch.stack([loss.double(), norm.double()]).tolist()
         for name, number in (("loss", value), ("norm of the gradient", length)):
             self._require_finite(name, number, rate)
         if self._config.clip_norm is not None:
             clip_grads_with_norm_(self._parameters, self._config.clip_norm, norm)
+        # A step that is not made must not be in the averages.
+        self._collect(parts, reports)
         optimizer.step()
         optimizer.zero_grad()
         self.step += 1
@@ -172,23 +177,28 @@ class Trainer:
             for name, value in numbers["sums"].items()
         }
 
-    def _collect(self, losses: Mapping[str, Tensor]) -> None:
-        for name, loss in losses.items():
-            self._add(f"loss/{name}", loss)
-        for name, module in self._reporting.items():
-            for key, number in module.reports().items():
-                full = f"{name}.{key}"
-                self._add(full, number)
-                self._counts[full] = self._counts.get(full, 0) + 1
+    def _reports(self) -> dict[str, Tensor]:
+        return {
+            f"{name}.{key}": number
+            for name, module in self._reporting.items()
+            for key, number in module.reports().items()
+        }
 
-    def _count_losses(self, losses: Mapping[str, Tensor]) -> None:
+    def _collect(
+        self, parts: Sequence[Mapping[str, Tensor]], reports: Sequence[Mapping[str, Tensor]]
+    ) -> None:
         # The losses of a step's batches add up to its loss: they count once.
-        for name in losses:
-            self._counts[f"loss/{name}"] = self._counts.get(f"loss/{name}", 0) + 1
+        for name in parts[0]:
+            self._add(f"loss/{name}", *(losses[name] for losses in parts))
+        for numbers in reports:
+            for name, number in numbers.items():
+                self._add(name, number)
 
-    def _add(self, name: str, number: Tensor) -> None:
-        number = number.detach().double()
-        self._sums[name] = self._sums[name] + number if name in self._sums else number
+    def _add(self, name: str, *numbers: Tensor) -> None:
+        for number in numbers:
+            number = number.detach().double()
+            self._sums[name] = self._sums[name] + number if name in self._sums else number
+        self._counts[name] = self._counts.get(name, 0) + 1
 
     def _require_finite(self, name: str, value: float, rate: float) -> None:
         if not math.isfinite(value):

@@ -1,0 +1,92 @@
+"""States as trees: one leaf or many, selected, checked and named alike."""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from statemix.layers import map_state, take_rows
+from statemix.layers.state import check_like, tensors
+
+
+class Memory(NamedTuple):
+    keys: torch.Tensor
+    inner: tuple
+
+
+def leaf(rows=3, width=2, start=0.0, dtype=torch.float64):
+    return start + torch.arange(rows * width, dtype=dtype).reshape(rows, width)
+
+
+def nested(rows=3, dtype=torch.float64):
+    inner = (leaf(rows, 1, 20.0, dtype), torch.arange(rows))
+    return Memory(leaf(rows, 2, 0.0, dtype), (inner, leaf(rows, 4, 50.0, dtype)))
+
+
+STATES = {"tensor": leaf, "tuple": lambda: (leaf(), leaf(3, 4)), "nested": nested}
+
+
+@pytest.mark.parametrize("make", STATES.values(), ids=STATES)
+@pytest.mark.parametrize("rows", [[2, 0, 1], [1, 1, 1, 0], [2], []], ids=str)
+def test_rows_are_selected_repeated_and_reordered_in_every_tensor(make, rows):
+    state, index = make(), torch.tensor(rows, dtype=torch.int64)
+    taken = take_rows(state, index)
+    assert type(taken) is type(state)
+    for (name, part), (same_name, of) in zip(tensors(taken), tensors(state), strict=True):
+        assert name == same_name
+        assert torch.equal(part, of[rows])
+
+
+def test_taking_rows_is_differentiable():
+    state = leaf().requires_grad_()
+    take_rows(state, torch.tensor([1, 1, 0])).sum().backward()
+    assert state.grad[:, 0].tolist() == [1, 2, 0]
+
+
+def test_tensors_have_the_names_of_their_places():
+    names = [name for name, _ in tensors(nested())]
+    assert names == ["state.keys", "state.inner.0.0", "state.inner.0.1", "state.inner.1"]
+    assert [name for name, _ in tensors(leaf(), "memory")] == ["memory"]
+
+
+def test_a_function_of_several_states_meets_the_same_places():
+    summed = map_state(torch.add, nested(), nested())
+    assert type(summed) is Memory
+    for (_, ours), (_, once) in zip(tensors(summed), tensors(nested()), strict=True):
+        assert torch.equal(ours, 2 * once)
+    with pytest.raises(ValueError, match="zip"):
+        map_state(torch.add, (leaf(), leaf()), (leaf(),))
+
+
+def changed(**parts):
+    return nested()._replace(**parts)
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "message"),
+    [
+        (leaf(), TypeError, "state must be a Memory, got Tensor"),
+        (tuple(nested()), TypeError, "state must be a Memory, got tuple"),
+        (None, TypeError, "state must be a Memory, got NoneType"),
+        (changed(keys=[1]), TypeError, "state.keys must be a tensor, got list"),
+        (changed(inner=()), TypeError, "state.inner must have 2 parts, got 0"),
+        (changed(inner=(3, leaf())), TypeError, "state.inner.0 must be a tuple, got int"),
+        (changed(keys=leaf(2)), ValueError, r"state.keys must have shape \(B=3, 2\), got \(2, 2\)"),
+        (changed(keys=leaf(3, 5)), ValueError, r"state.keys must have shape .*, got \(3, 5\)"),
+        (changed(keys=leaf().long()), TypeError, r"state.keys must have a floating dtype, .*int64"),
+        (
+            changed(inner=((leaf(3, 1), torch.zeros(3)), leaf(3, 4))),
+            TypeError,
+            r"state.inner.0.1 must have an integer dtype, got torch\.float32",
+        ),
+    ],
+)
+def test_a_state_that_is_unlike_its_template_is_refused_by_name(state, error, message):
+    with pytest.raises(error, match=f"^{message}"):
+        check_like(state, nested(1), 3, "B")
+
+
+def test_a_state_like_its_template_passes_whatever_its_rows_width_of_floats_and_device():
+    check_like(nested(3, torch.float32), map_state(lambda t: t.to("meta"), nested(1)), 3, "N")
+    with pytest.raises(ValueError, match=r"state.keys must have shape \(N=2, 2\), got \(3, 2\)"):
+        check_like(nested(), nested(1), 2, "N")

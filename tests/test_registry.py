@@ -1,0 +1,181 @@
+"""Registries: entries by name, options from signatures, specifications that nest."""
+
+import pickle
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from statemix.layers import LAYERS, Layer, LayerSpec
+from statemix.models import MixerSpec
+from statemix.registry import REQUIRED, Factories, Registry, Spec
+from statemix.settings import SettingError
+
+
+@pytest.fixture
+def colours():
+    return Registry("colour", [SimpleNamespace(name="red"), SimpleNamespace(name="blue")])
+
+
+def test_entries_are_a_mapping_in_the_order_of_registration(colours):
+    assert list(colours) == ["red", "blue"]
+    assert len(colours) == 2
+    assert colours["red"].name == colours.find("red").name == "red"
+
+
+def test_an_entry_can_be_added_once_and_removed(colours):
+    green = SimpleNamespace(name="green")
+    assert colours.register(green) is green
+    assert colours.find("green") is green
+    with pytest.raises(
+        ValueError, match="colour must have a name of its own, got a second 'green'"
+    ):
+        colours.register(SimpleNamespace(name="green"))
+    colours.remove("green")
+    assert list(colours) == ["red", "blue"]
+
+
+@pytest.mark.parametrize("name", ["pink", 3, None, ["red"]])
+def test_unknown_names_are_listed_with_the_choices(colours, name):
+    with pytest.raises(SettingError) as caught:
+        colours.find(name)
+    assert str(caught.value) == f"colour must be one of ['red', 'blue'], got {name!r}"
+
+
+class Wrapped(Layer):
+    """Twice another layer, which whoever configures it chooses."""
+
+    name = "wrapped"
+    display_name = "wrapped"
+
+    def __init__(
+        self,
+        hidden_size: int,
+        inner: LayerSpec,
+        *,
+        times: int = 2,
+        beside: LayerSpec | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.hidden_size = hidden_size
+        self.times = times
+        self.inner = inner.build(hidden_size=hidden_size, device=device, dtype=dtype)
+        self.beside = beside
+
+    def reset_parameters(self, generator=None):
+        self.inner.reset_parameters(generator)
+
+    def init_state(self, batch_size, device=None, dtype=None):
+        return self.inner.init_state(batch_size, device, dtype)
+
+    def forward(self, x, state=None, cu_seqlens=None):
+        y, state = self.inner(x, state, cu_seqlens)
+        return self.times * y, state
+
+    def step(self, x_t, state):
+        y, state = self.inner.step(x_t, state)
+        return self.times * y, state
+
+
+@pytest.fixture
+def wrapped():
+    LAYERS.register(Wrapped)
+    yield
+    LAYERS.remove("wrapped")
+
+
+INNER = LayerSpec("bd_lru", num_blocks=2, block_size=3)
+
+
+def test_options_are_the_parameters_of_the_constructor(wrapped):
+    assert LAYERS.options("wrapped") == {
+        "inner": (LayerSpec, REQUIRED),
+        "times": (int, 2),
+        "beside": (LayerSpec | None, None),
+    }
+
+
+def test_a_layer_contains_another_that_is_chosen_by_name(wrapped):
+    spec = LayerSpec("wrapped", inner=INNER)
+    layer = spec.build(hidden_size=4, dtype=torch.float64)
+    assert layer.inner.block_size == 3
+    assert layer.state_size == 6
+    x = torch.randn(2, 5, 4, dtype=torch.float64)
+    torch.testing.assert_close(layer(x)[0], 2 * layer.inner(x)[0])
+
+
+def test_nested_specifications_survive_plain_data_and_pickling(wrapped):
+    spec = LayerSpec("wrapped", inner=LayerSpec("wrapped", inner=INNER, beside=LayerSpec("lstm")))
+    plain = spec.to_plain()
+    assert plain == {
+        "name": "wrapped",
+        "inner": {
+            "name": "wrapped",
+            "inner": {"name": "bd_lru", "num_blocks": 2, "block_size": 3},
+            "beside": {"name": "lstm"},
+        },
+    }
+    assert LayerSpec.from_plain(plain, "layer") == spec
+    copy = pickle.loads(pickle.dumps(spec))  # noqa: S301  our own bytes
+    assert copy == spec
+    assert hash(copy) == hash(spec)
+
+
+def test_errors_inside_nested_specifications_give_the_dotted_name(wrapped):
+    plain = {"name": "wrapped", "inner": {"name": "bd_lru", "num_blocks": 2, "block_size": "3"}}
+    with pytest.raises(SettingError, match=r"^layers.0.inner.block_size must be a valid integer"):
+        LayerSpec.from_plain(plain, "layers.0")
+    with pytest.raises(SettingError, match=r"^layers.0.inner.name: layer must be one of"):
+        LayerSpec.from_plain({"name": "wrapped", "inner": "gru"}, "layers.0")
+    with pytest.raises(SettingError, match=r"^inner must be an instance of LayerSpec, got 'lstm'"):
+        LayerSpec("wrapped", inner="lstm")
+
+
+def test_what_equals_its_default_makes_no_difference(wrapped):
+    short, long = INNER, INNER.complete()
+    assert long.options["gate"] == "softmax"
+    assert short == long
+    assert hash(short) == hash(long)
+    assert short.asked() == long.asked() == {"name": "bd_lru", "num_blocks": 2, "block_size": 3}
+    assert LayerSpec("wrapped", inner=short) == LayerSpec("wrapped", inner=long, times=2)
+    assert len({short, long}) == 1
+
+
+def test_other_options_names_and_kinds_are_unequal(wrapped):
+    assert LayerSpec("bd_lru", num_blocks=2, block_size=4) != INNER
+    assert LayerSpec("wrapped", inner=INNER) != LayerSpec("wrapped", inner=LayerSpec("lstm"))
+    assert LayerSpec("lstm") != LayerSpec("wrapped", inner=LayerSpec("lstm"))
+    assert LayerSpec("lstm") != "lstm"
+
+
+def test_entries_of_two_kinds_with_one_name_are_unequal():
+    class Lstm:
+        name = "lstm"
+
+    class OtherSpec(Spec):
+        kind = "other test entry"
+
+    Factories("other test entry", [Lstm])
+    try:
+        assert OtherSpec("lstm") != LayerSpec("lstm")
+    finally:
+        del Factories.by_kind["other test entry"]
+
+
+def test_a_value_takes_the_type_of_its_option():
+    spec = LayerSpec("bd_lru", num_blocks=2, block_size=3, gate_temperature=1)
+    assert spec == INNER
+    assert type(spec.options["gate_temperature"]) is float
+    with pytest.raises(SettingError, match=r"^num_blocks must be a valid integer, got True"):
+        LayerSpec("bd_lru", num_blocks=True, block_size=3)
+
+
+def test_a_specification_is_immutable_and_shows_what_was_given():
+    with pytest.raises(AttributeError, match="LayerSpec is immutable"):
+        INNER.name = "lstm"
+    with pytest.raises(TypeError):
+        INNER.options["num_blocks"] = 3
+    assert repr(INNER) == "LayerSpec('bd_lru', num_blocks=2, block_size=3)"
+    assert repr(MixerSpec("mlp")) == "MixerSpec('mlp')"

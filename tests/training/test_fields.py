@@ -1,0 +1,264 @@
+"""Every field of a run's configuration reaches what it configures.
+
+A field without a row in ``ROWS`` fails: whoever adds one says here how it shows.
+"""
+
+import dataclasses
+import math
+import sys
+import typing
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from statemix.layers import LayerSpec
+from statemix.models import MixerSpec
+from statemix.settings import Assignments, SettingError, Settings
+from statemix.tasks import TaskSpec
+from statemix.training import AttributeSchedule, ParameterGroup, RunConfig, train
+from statemix.training.run import request
+
+SCHEDULE = AttributeSchedule("gate_temperature", end=0.5)
+GROUP = ParameterGroup("*.bias", weight_decay=0.25)
+BD_LRU = LayerSpec("bd_lru", num_blocks=2, block_size=3)
+
+
+class Tools:
+    """What a row may ask for: the run before its first step, or how it ended."""
+
+    def __init__(self, begun, folder):
+        self._begun, self._folder = begun, folder
+        self.config = None
+
+    def run(self):
+        return self._begun(self.config)
+
+    def model(self):
+        return self.run().model
+
+    def trainer(self, steps=0):
+        trainer = self.run().trainer
+        for _ in range(steps):
+            trainer.train_step()
+        return trainer
+
+    def batch(self):
+        return self.trainer().batches.parts(0)[0]
+
+    def group(self, place=-1):
+        return self.trainer(1)._optimizer.param_groups[place]
+
+    def attributes(self, step):
+        return self.trainer().attributes(step)
+
+    def last(self, on_event=None):
+        folder = self._folder / f"run-{len(list(self._folder.iterdir()))}"
+        return train(self.config, folder, on_event=on_event).last
+
+    def steps_with_rows(self):
+        events = []
+        self.last(events.append)
+        return [event.step for event in events if event.row is not None]
+
+    def threads(self):
+        seen = set()
+        self.last(lambda _: seen.add(torch.get_num_threads()))
+        return seen
+
+    def device(self):
+        try:
+            return self.run().fabric.device.type
+        except SettingError as error:
+            return error.value
+
+    def clipped_norm(self):
+        trainer = self.trainer()
+        norms = []
+        trainer._optimizer.register_step_pre_hook(
+            lambda *_: norms.append(
+                math.hypot(*(float(p.grad.norm()) for p in trainer.model.parameters()))
+            )
+        )
+        trainer.train_step()
+        return norms[0] > 0.02
+
+
+@dataclass
+class Row:
+    """A change of a field, how it is seen, and what is seen then (None: anything else)."""
+
+    value: Any
+    seen: typing.Callable[[Tools], Any]
+    expected: Any = None
+    base: dict = dataclasses.field(default_factory=dict)
+
+
+def tokens_of(split):
+    return lambda t: getattr(t.last(), split) if split == "validation" else t.last().test[5]
+
+
+FRESH = {
+    "task": TaskSpec("permutation", group="S_3", length=5),
+    "schedules.epochs": None,
+    "schedules.num_steps": 4,
+}
+LONGER = {"evaluation.lengths": (10, 40), "evaluation.tokens": 200}
+
+ROWS = {
+    "task": Row(
+        TaskSpec("permutation", length=4, train_size=20), lambda t: t.batch().tokens.shape, (8, 4)
+    ),
+    "model.layers": Row(
+        (BD_LRU, LayerSpec("lstm")),
+        lambda t: [b.layer.name for b in t.model().blocks],
+        ["bd_lru", "lstm"],
+    ),
+    "model.num_layers": Row(3, lambda t: len(t.model().blocks), 3),
+    "model.hidden_size": Row(12, lambda t: t.model().embedding.embedding_dim, 12),
+    "model.bos": Row(False, lambda t: t.model().embedding.num_embeddings, 6),
+    "model.residual": Row(False, lambda t: [b.residual for b in t.model().blocks], [False]),
+    "model.norm": Row("layer", lambda t: type(t.model().final_norm).__name__, "LayerNorm"),
+    "model.channel_mixer": Row(
+        MixerSpec("mlp"), lambda t: type(t.model().blocks[0].mixer).__name__, "MLP"
+    ),
+    "model.zero_biases": Row(
+        False, lambda t: bool(t.model().blocks[0].layer.gate_proj.bias.any()), True
+    ),
+    "batches.size": Row(4, lambda t: len(t.batch().tokens), 4),
+    "batches.accumulate": Row(3, lambda t: len(t.trainer().batches.parts(0)), 3),
+    "batches.packed": Row(True, lambda t: t.batch().tokens.shape, (1, 40)),
+    "optimizer.learning_rate": Row(0.5, lambda t: t.group()["lr"], 0.5),
+    "optimizer.weight_decay": Row(0.5, lambda t: t.group()["weight_decay"], 0.5),
+    "optimizer.betas": Row((0.5, 0.75), lambda t: t.group()["betas"], (0.5, 0.75)),
+    "optimizer.clip_norm": Row(0.01, lambda t: t.clipped_norm(), False),
+    "optimizer.groups": Row((GROUP,), lambda t: t.group()["weight_decay"], 0.25),
+    "optimizer.groups.*.parameters": Row(
+        "*.weight", lambda t: len(t.group()["params"]), 7, {"optimizer.groups": (GROUP,)}
+    ),
+    "optimizer.groups.*.learning_rate_factor": Row(
+        0.5, lambda t: t.group()["lr"], 5e-4, {"optimizer.groups": (GROUP,)}
+    ),
+    "optimizer.groups.*.weight_decay": Row(
+        0.5, lambda t: t.group()["weight_decay"], 0.5, {"optimizer.groups": (GROUP,)}
+    ),
+    "schedules.epochs": Row(2, lambda t: t.last().epoch, 2),
+    "schedules.num_steps": Row(3, lambda t: t.last().step, 3, FRESH),
+    "schedules.learning_rate": Row("constant", lambda t: t.trainer().learning_rate(11), 1e-3),
+    "schedules.min_learning_rate": Row(1e-3, lambda t: t.trainer().learning_rate(11), 1e-3),
+    "schedules.warmup_steps": Row(4, lambda t: t.trainer().learning_rate(0), 2.5e-4),
+    "schedules.attributes": Row((SCHEDULE,), lambda t: t.attributes(12), {"gate_temperature": 0.5}),
+    "schedules.attributes.*.attribute": Row(
+        "iterations",
+        lambda t: list(t.attributes(12)),
+        ["iterations"],
+        {
+            "model.layers": (BD_LRU, LayerSpec("bd_lru", num_blocks=1, block_size=1)),
+            "schedules.attributes": (AttributeSchedule("gate_temperature", end=2.0),),
+        },
+    ),
+    "schedules.attributes.*.end": Row(
+        0.25,
+        lambda t: t.attributes(12)["gate_temperature"],
+        0.25,
+        {"schedules.attributes": (SCHEDULE,)},
+    ),
+    "schedules.attributes.*.start": Row(
+        2.0,
+        lambda t: t.attributes(0)["gate_temperature"],
+        2.0,
+        {"schedules.attributes": (SCHEDULE,)},
+    ),
+    "schedules.attributes.*.begin": Row(
+        0.5,
+        lambda t: t.attributes(6)["gate_temperature"],
+        1.0,
+        {"schedules.attributes": (SCHEDULE,)},
+    ),
+    "schedules.attributes.*.finish": Row(
+        0.5,
+        lambda t: t.attributes(6)["gate_temperature"],
+        0.5,
+        {"schedules.attributes": (SCHEDULE,)},
+    ),
+    "schedules.attributes.*.curve": Row(
+        "geometric",
+        lambda t: t.attributes(6)["gate_temperature"],
+        0.5**0.5,
+        {"schedules.attributes": (SCHEDULE,)},
+    ),
+    "evaluation.every": Row(3, lambda t: t.steps_with_rows(), [9, 12]),
+    "evaluation.test_size": Row(7, lambda t: t.last().test[5]["product"].num_sequences, 7),
+    "evaluation.validation_size": Row(7, lambda t: t.last().validation["product"].num_sequences, 7),
+    "evaluation.lengths": Row((10, 40), lambda t: list(t.last().test), [5, 10, 40]),
+    "evaluation.tokens": Row(
+        80,
+        lambda t: [s["product"].num_sequences for s in t.last().test.values()],
+        [30, 8, 2],
+        LONGER,
+    ),
+    "evaluation.stop_at": Row(0.01, lambda t: t.last().step, 3),
+    "evaluation.attributes": Row(
+        Assignments(gate_temperature=0.25), lambda t: t.last().test[5]["product"].loss
+    ),
+    "runtime.precision": Row("64-true", lambda t: t.model().embedding.weight.dtype, torch.float64),
+    "runtime.device": Row("cuda", lambda t: t.device(), "cuda"),
+    "runtime.num_threads": Row(2, lambda t: t.threads(), {2}),
+    "seed": Row(1, lambda t: (t.model().embedding.weight.sum().item(), t.run().task.seed)),
+    "imports": Row(
+        ("statemix_toys",),
+        lambda t: bool(request(t.config)) and "statemix_toys" in sys.modules,
+        True,
+    ),
+}
+
+
+def fields(kind=RunConfig, path=""):
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        name, hint = f"{path}{field.name}", hints[field.name]
+        if isinstance(hint, type) and issubclass(hint, Settings):
+            yield from fields(hint, f"{name}.")
+            continue
+        yield name
+        for member in typing.get_args(hint):
+            if isinstance(member, type) and issubclass(member, Settings):
+                yield from fields(member, f"{name}.*.")
+
+
+def with_value(tiny, base, name, value):
+    outer, _, inner = name.partition(".*.")
+    if not inner:
+        return tiny(base | {name: value})
+    one = base[outer][0]
+    return tiny(base | {outer: (dataclasses.replace(one, **{inner: value}),)})
+
+
+def test_every_field_has_a_row():
+    assert set(fields()) == ROWS.keys()
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_field_reaches_the_run(tiny, begun, tmp_path, request, monkeypatch, name):
+    row = ROWS[name]
+    tools = Tools(begun, tmp_path)
+    if name in ("imports", "schedules.attributes.*.attribute"):
+        toys = request.getfixturevalue("toys")
+        if name == "imports":
+            # As in a process that has not met it yet.
+            monkeypatch.delitem(sys.modules, "statemix_toys")
+            monkeypatch.setattr("statemix.training.config.importlib.import_module",
+                                lambda name: sys.modules.setdefault(name, toys))  # fmt: skip
+        else:
+            row = dataclasses.replace(
+                row, base=row.base | {"model.layers": (BD_LRU, LayerSpec("solver"))}
+            )
+    tools.config = tiny(row.base)
+    before = row.seen(tools)
+    tools.config = with_value(tiny, row.base, name, row.value)
+    after = row.seen(tools)
+    assert before != after
+    if row.expected is not None:
+        matches = pytest.approx(row.expected) if isinstance(row.expected, float) else row.expected
+        assert after == matches

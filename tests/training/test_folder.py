@@ -1,0 +1,365 @@
+"""A run's folder: whose it is, who may write to it, how the run in it stands, what is damaged."""
+
+import errno
+import fcntl
+import json
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import filelock
+import pytest
+
+from statemix.layers import LayerSpec
+from statemix.settings import RequestError
+from statemix.tasks import TaskSpec
+from statemix.training import evaluate, load_config, load_model, load_outcome, train
+from statemix.training import folder as runs
+from statemix.training.folder import MetricsFile, read_metrics, read_status, write_status
+from statemix.training.outcome import load_asked
+from statemix.training.schedules import attributes_set
+
+
+@pytest.fixture
+def small_files():
+    """No file may grow beyond 20 bytes: writing more fails as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_row_that_does_not_fit_names_the_metrics(tmp_path, small_files):
+    path = tmp_path / "metrics.jsonl"
+    metrics = MetricsFile(path, 0, print)
+    with pytest.raises(OSError, match="File too large") as caught:
+        metrics.append({"text": 100 * "x"})
+    assert caught.value.filename == str(path)
+    with pytest.raises(OSError, match="File too large") as caught:
+        metrics.close()
+    assert caught.value.filename == str(path)
+
+
+def begin(config, folder):
+    """Leave an unfinished run of one step in a folder."""
+
+    def stop(event):
+        if event.kind == "step":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, folder, on_event=stop)
+
+
+def occupied(config, path):
+    (path / "thesis.tex").write_text("")
+
+
+def damaged(config, path):
+    (path / "config.json").write_text('{"task"')
+
+
+def no_table(config, path):
+    (path / "config.json").write_text("[]")
+
+
+def incomplete(config, path):
+    (path / "config.json").write_text('{"schema": 1, "asked": {}}')
+
+
+def newer(config, path):
+    (path / "config.json").write_text('{"schema": 99, "asked": {}, "resolved": {}}')
+
+
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [
+        (occupied, "folder must be empty or hold a run, got .* with 'thesis.tex'"),
+        (damaged, "config.json must hold a run's configuration, got"),
+        (no_table, "config.json must hold a run's configuration, got a list"),
+        (incomplete, "config.json must hold the tables 'asked' and 'resolved'"),
+        (newer, "config.json must be of schema 1, got schema 99"),
+    ],
+)
+def test_a_folder_that_holds_something_else_is_refused_untouched(tiny, tmp_path, prepare, message):
+    prepare(tiny(), tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(RequestError, match=message):
+        train(tiny(), tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+PERMUTATION = {"group": "S_3", "length": 5, "train_size": 20}
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"optimizer.learning_rate": 0.5}, r"optimizer\.learning_rate=0\.5, not 0\.001;"),
+        ({"runtime.num_threads": 2}, r"runtime\.num_threads=2, not 1;"),
+        ({"model.bos": False}, r"model\.bos=False, not True;"),
+        ({"seed": 3}, "seed=3, not 0;"),
+        (
+            {"task": TaskSpec("permutation", **PERMUTATION | {"length": 6})},
+            r"task\.length=6, not 5;",
+        ),
+        (
+            {"task": TaskSpec("permutation", **PERMUTATION, seed=4)},
+            r"task\.seed=4, not its default;",
+        ),
+        (
+            {"model.layers": (LayerSpec("bd_lru", num_blocks=2, block_size=4),)},
+            r"model\.layers\.0\.block_size=4, not 3;",
+        ),
+        (
+            {"model.layers": (LayerSpec("bd_lru", num_blocks=2, block_size=3, gate="sigmoid"),)},
+            r"model\.layers\.0\.gate='sigmoid', not 'softmax';",
+        ),
+    ],
+)
+def test_another_run_is_refused_with_the_field_and_both_values(tiny, tmp_path, asked, message):
+    begin(tiny(asked), tmp_path)
+    before = (tmp_path / "config.json").read_bytes()
+    text = rf"^folder must hold a run of the same configuration, got .* with {message}"
+    with pytest.raises(RequestError, match=text):
+        train(tiny(), tmp_path)
+    assert (tmp_path / "config.json").read_bytes() == before
+
+
+def test_a_default_written_out_is_the_same_run(tiny, tmp_path):
+    begin(tiny(), tmp_path)
+    layer = LayerSpec("bd_lru", num_blocks=2, block_size=3, gate="softmax", backend=None)
+    train(tiny({"model.layers": (layer,)}), tmp_path)
+
+
+def test_a_folder_in_use_is_refused(tiny, tmp_path):
+    begin(tiny(), tmp_path)
+    with (tmp_path / ".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(RequestError, match=r"^folder must not be in use, got .*another proces"):
+            train(tiny(), tmp_path)
+    train(tiny(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.ENOLCK, "No locks available"), NotImplementedError("no locks on this system")],
+)
+def test_a_lock_that_fails_says_why(tiny, tmp_path, monkeypatch, error):
+    def fail(self, **_):
+        raise error
+
+    monkeypatch.setattr(filelock.FileLock, "acquire", fail)
+    message = rf"^folder must be writable and lockable, got .*{str(error).split(']')[-1].strip()}"
+    with pytest.raises(RequestError, match=message):
+        train(tiny(), tmp_path / "run")
+
+
+def test_a_folder_that_cannot_be_made_is_named(tiny, tmp_path):
+    (tmp_path / "file").write_text("")
+    message = r"folder must be writable, got .*file/run: Not a directory"
+    with pytest.raises(RequestError, match=message):
+        train(tiny(), tmp_path / "file" / "run")
+
+
+WITHOUT_FCNTL = """
+import sys, warnings
+sys.modules["fcntl"] = None
+warnings.simplefilter("ignore")
+from pathlib import Path
+from statemix.training import config_from_plain, train
+from statemix.training.folder import read_status
+import json
+config = config_from_plain(json.loads(sys.argv[1]))
+for _ in range(2):
+    train(config, sys.argv[2])
+print(read_status(Path(sys.argv[2])).status)
+"""
+
+
+def test_training_works_where_there_are_no_locks_of_the_system(tiny, tmp_path):
+    asked = json.dumps(tiny({"schedules.epochs": 1}).asked())
+    code = [sys.executable, "-c", WITHOUT_FCNTL, asked, str(tmp_path / "run")]
+    done = subprocess.run(code, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+def test_how_a_run_stands_is_noted(tiny, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    seen = []
+
+    def look(event):
+        seen.append(read_status(folder).status)
+        if event.kind == "step":
+            raise error
+
+    assert read_status(folder) is None
+    for error, status, message in [
+        (KeyboardInterrupt(), "interrupted", "KeyboardInterrupt"),
+        (FloatingPointError("loss must be finite"), "diverged", "loss must be finite"),
+        (LookupError("no such neuron"), "failed", "no such neuron"),
+    ]:
+        with pytest.raises(type(error)):
+            train(tiny(), folder, on_event=look)
+        assert read_status(folder) == runs.Status(status, message)
+    train(tiny(), folder)
+    assert read_status(folder) == runs.Status("done")
+    assert json.loads((folder / "status.json").read_text())["status"] == "done"
+    assert set(seen) == {"running"}
+
+
+@pytest.mark.parametrize(
+    "content", [None, "{", "[]", '{"status": "well", "message": ""}', '{"status": "done"}']
+)
+def test_a_status_that_says_nothing_counts_as_interrupted(tiny, tmp_path, content):
+    begin(tiny(), tmp_path)
+    path = tmp_path / "status.json"
+    path.unlink() if content is None else path.write_text(content)
+    assert read_status(tmp_path).status == "interrupted"
+
+
+def test_a_run_whose_process_is_gone_was_interrupted(tiny, tmp_path):
+    begin(tiny(), tmp_path)
+    write_status(tmp_path, "running")
+    assert read_status(tmp_path) == runs.Status("interrupted", "its process ended without notice")
+    with (tmp_path / ".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert read_status(tmp_path).status == "running"
+
+
+@pytest.mark.parametrize("weights", ["model", "best_test", "best_validation"])
+@pytest.mark.parametrize("damage", ["flipped bit", "cut short", "missing", "of another run"])
+def test_damaged_weights_are_not_loaded(tiny, tmp_path, weights, damage):
+    train(tiny({"schedules.epochs": 1}), tmp_path / "run")
+    path = tmp_path / "run" / f"{weights}.safetensors"
+    content = bytearray(path.read_bytes())
+    if damage == "flipped bit":
+        content[-3] ^= 1
+        path.write_bytes(content)
+    elif damage == "cut short":
+        path.write_bytes(content[:-8])
+    elif damage == "missing":
+        path.unlink()
+    else:
+        train(tiny({"schedules.epochs": 1}, seed=1), tmp_path / "other")
+        shutil.copy2(tmp_path / "other" / path.name, path)
+    name = "last" if weights == "model" else weights
+    message = rf"^{path} must hold the run's weights, got: "
+    with pytest.raises(RequestError, match=message):
+        load_model(tmp_path / "run", name)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "summary.json must hold a run's summary, got: "),
+        ("[]", "summary.json must hold a run's summary, got a list"),
+        ("{}", "summary.json must hold a run's summary, got: KeyError"),
+        (None, r"folder must hold a finished run, got .* without summary.json; train it again"),
+    ],
+)
+def test_a_damaged_summary_is_named(tiny, tmp_path, text, message):
+    begin(tiny(), tmp_path)
+    if text is not None:
+        (tmp_path / "summary.json").write_text(text)
+    for load in (load_outcome, load_model):
+        with pytest.raises(RequestError, match=message):
+            load(tmp_path)
+
+
+@pytest.mark.parametrize("load", [load_outcome, load_model, load_config])
+def test_a_folder_without_a_run_is_named(tmp_path, load):
+    with pytest.raises(RequestError, match=r"^folder must hold a run, got .* without config.json"):
+        load(tmp_path)
+
+
+def test_weights_of_another_name_are_refused(tmp_path):
+    with pytest.raises(RequestError, match=r"^weights must be one of \['last', .*, got 'first'"):
+        load_model(tmp_path, "first")
+
+
+STORED = Path(__file__).parents[1] / "data" / "runs"
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """A copy of a stored run."""
+
+    def copy(name):
+        return shutil.copytree(STORED / name, tmp_path / name)
+
+    return copy
+
+
+def test_a_run_of_the_time_before_schemas_is_refused_with_the_reason(tiny, stored):
+    folder = stored("before-schema")
+    message = (
+        r"config.json must be of schema 1, got an older development version, whose runs cannot be "
+        r"read any more; train it again into another folder, or use the commit that "
+        r"environment.json names$"
+    )
+    for load in (load_config, load_outcome, load_model, lambda f: train(tiny(), f)):
+        with pytest.raises(RequestError, match=message):
+            load(folder)
+    assert json.loads((folder / "environment.json").read_text())["commit"]
+
+
+def test_a_stored_finished_run_is_read_and_scores_as_it_did(stored):
+    """Whatever changes later, runs of schema 1 stay readable."""
+    folder = stored("schema-1-finished")
+    outcome = load_outcome(folder)
+    config = outcome.config
+    assert (outcome.last.step, outcome.last.epoch) == (6, 2)
+    assert list(outcome.last.test) == [4, 9]
+    assert [row["step"] for row in read_metrics(folder)] == [3, 6]
+    assert read_status(folder).status == "done"
+    assert config.optimizer.groups[0].parameters == "*.bias"
+    assert config.schedules.attributes[0].end == 0.5
+    assert config.model.channel_mixer.name == "mlp"
+    model = load_model(folder)
+    assert [block.layer.name for block in model.blocks] == ["bd_lru", "lstm"]
+    for length, heads in outcome.last.test.items():
+        expected = heads["product"]
+        examples = config.build_task().examples("test", 0, expected.num_sequences, length)
+        with attributes_set(model, config.evaluation.attributes):
+            found = evaluate(model, examples, batch_size=config.batches.size)["product"]
+        assert found.loss == pytest.approx(expected.loss, rel=1e-4)
+    assert load_model(folder, "best_test").heads == model.heads
+    # The same request finds it finished.
+    assert train(load_asked(folder), folder) == outcome
+
+
+def test_a_stored_unfinished_run_is_resumed_to_the_end(stored):
+    folder = stored("schema-1-unfinished")
+    assert read_status(folder).status == "interrupted"
+    before = read_metrics(folder)
+    events = []
+    outcome = train(load_asked(folder), folder, on_event=events.append)
+    assert (events[0].kind, events[0].step) == ("started", 4)
+    assert not [event for event in events if event.kind == "message"]
+    rows = read_metrics(folder)
+    assert rows[: len(before)] == before
+    assert [row["step"] for row in rows] == [3, 6]
+    assert outcome.last.step == 6
+    # Elsewhere the last bits may differ; the finished run is the same one, uninterrupted.
+    whole = load_outcome(STORED / "schema-1-finished")
+    found, expected = (o.last.test[4]["product"].loss for o in (outcome, whole))
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_killed_run_reads_as_interrupted(tiny, tmp_path):
+    code = (
+        "import os, signal, sys, json\n"
+        "from statemix.training import config_from_plain, train\n"
+        "def die(event):\n"
+        "    if event.kind == 'step': os.kill(os.getpid(), signal.SIGKILL)\n"
+        "train(config_from_plain(json.loads(sys.argv[1])), sys.argv[2], on_event=die)\n"
+    )
+    asked = json.dumps(tiny().asked())
+    done = subprocess.run([sys.executable, "-c", code, asked, str(tmp_path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert json.loads((tmp_path / "status.json").read_text())["status"] == "running"
+    assert read_status(tmp_path).status == "interrupted"

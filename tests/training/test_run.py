@@ -1,0 +1,472 @@
+"""One run: what it leaves, what moves while it trains, which moments it keeps, how it fails."""
+
+import json
+
+import pytest
+import torch
+
+from statemix.layers import LayerSpec
+from statemix.settings import Assignments, RequestError
+from statemix.tasks import TaskSpec
+from statemix.training import (
+    AttributeSchedule,
+    Scores,
+    accuracy,
+    evaluate,
+    load_model,
+    load_outcome,
+    train,
+)
+from statemix.training.checkpoint import load_checkpoint
+from statemix.training.folder import read_metrics, read_status
+
+
+def test_a_finished_run_leaves_everything(tiny, tmp_path):
+    config = tiny({"evaluation.lengths": (40, 10), "evaluation.tokens": 200})
+    outcome = train(config, tmp_path / "deep" / "run")
+    names = {path.name for path in outcome.folder.iterdir()} - {".lock"}
+    assert names == {
+        "config.json",
+        "environment.json",
+        "metrics.jsonl",
+        "status.json",
+        "summary.json",
+        "model.safetensors",
+        "best_test.safetensors",
+        "best_validation.safetensors",
+    }
+    assert outcome.config == config.resolved()
+    assert outcome.num_parameters == sum(p.numel() for p in load_model(outcome.folder).parameters())
+    assert (outcome.last.step, outcome.last.epoch) == (12, 4)
+    counts = {n: heads["product"].num_sequences for n, heads in outcome.last.test.items()}
+    assert counts == {5: 30, 10: 20, 40: 5}
+    assert outcome.last.validation["product"].num_sequences == 20
+    rows = read_metrics(outcome.folder)
+    assert [(row["step"], row["epoch"]) for row in rows] == [(3, 1), (6, 2), (9, 3), (12, 4)]
+    environment = json.loads((outcome.folder / "environment.json").read_text())
+    assert environment["num_threads"] == 1
+    assert environment["packages"]["torch"] == torch.__version__
+    stored = json.loads((outcome.folder / "config.json").read_text())
+    assert stored["schema"] == 1
+    assert stored["asked"] == config.asked()
+    assert stored["resolved"] == config.resolved().to_plain()
+
+
+@pytest.mark.parametrize("weights", ["last", "best_test", "best_validation"])
+def test_loaded_weights_give_the_scores_of_the_summary(tiny, tmp_path, weights):
+    sharpen = AttributeSchedule("gate_temperature", end=0.25, curve="reciprocal")
+    config = tiny({"schedules.attributes": (sharpen,)})
+    outcome = train(config, tmp_path)
+    field = "test_at_best_validation" if weights == "best_validation" else weights
+    expected = getattr(outcome, field).test[5]["product"]
+    examples = config.build_task().examples("test", 0, 30)
+    scores = evaluate(load_model(tmp_path, weights), examples, batch_size=8)["product"]
+    assert scores.token_accuracy == expected.token_accuracy
+    assert scores.mad_accuracy == expected.mad_accuracy
+    assert scores.loss == pytest.approx(expected.loss, rel=1e-5)
+
+
+def test_scores_are_of_the_splits_that_they_name(tiny, tmp_path):
+    config = tiny({"evaluation.lengths": (9,)})
+    last = train(config, tmp_path).last
+    task, model = config.build_task(), load_model(tmp_path)
+
+    def loss(split, count, length=None):
+        examples = task.examples(split, 0, count, length)
+        return pytest.approx(evaluate(model, examples)["product"].loss, rel=1e-5)
+
+    assert last.validation["product"].loss == loss("validation", 20)
+    assert last.test[5]["product"].loss == loss("test", 30)
+    assert last.test[9]["product"].loss == loss("test", 30, 9)
+    assert last.validation["product"].loss != loss("test", 20)
+
+
+def test_a_finished_run_is_returned_as_it_is(tiny, tmp_path):
+    first = train(tiny(), tmp_path)
+    stamp = (tmp_path / "model.safetensors").stat().st_mtime_ns
+    events = []
+    assert train(tiny(), tmp_path, on_event=events.append) == first == load_outcome(tmp_path)
+    assert [event.kind for event in events] == ["finished"]
+    assert (tmp_path / "model.safetensors").stat().st_mtime_ns == stamp
+
+
+def test_events_tell_every_step_and_evaluation(fresh, tmp_path):
+    events = []
+    train(fresh(), tmp_path, on_event=events.append, checkpoint_every_s=1000.0)
+    kinds = "started step step evaluated step step evaluated step step evaluated saved finished"
+    assert [event.kind for event in events] == kinds.split()
+    assert [event.step for event in events if event.kind == "step"] == [1, 2, 3, 4, 5, 6]
+    assert all(event.loss > 0 for event in events if event.kind == "step")
+    assert all(event.num_steps == 6 for event in events)
+    rows = [event.row for event in events if event.kind == "evaluated"]
+    assert rows == read_metrics(tmp_path)
+
+
+def test_rows_hold_the_mean_loss_since_the_row_before(tiny, tmp_path):
+    events = []
+    train(tiny(), tmp_path, on_event=events.append)
+    losses = [event.loss for event in events if event.kind == "step"]
+    expected = [sum(losses[i : i + 3]) / 3 for i in range(0, 12, 3)]
+    rows = read_metrics(tmp_path)
+    assert [row["train"]["loss"] for row in rows] == pytest.approx(expected)
+    assert [row["train"]["loss/product"] for row in rows] == pytest.approx(expected)
+
+
+def test_learning_rate_really_falls_between_epochs(tiny, tmp_path, monkeypatch):
+    """The test that MAD lacks: AdamW is watched, not the schedule."""
+    used = []
+    step = torch.optim.AdamW.step
+
+    def watched(self, *arguments, **keywords):
+        used.append(self.param_groups[0]["lr"])
+        return step(self, *arguments, **keywords)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", watched)
+    train(tiny(), tmp_path)
+    assert used[::3] == pytest.approx([1e-3, 8.5502e-4, 5.05e-4, 1.5498e-4], rel=1e-4)
+    assert used[::3] == used[1::3] == used[2::3]
+    assert [row["learning_rate"] for row in read_metrics(tmp_path)] == used[::3]
+
+
+def test_gate_temperature_follows_its_schedule_and_is_kept(tiny, tmp_path, monkeypatch):
+    seen = []
+    forward = torch.nn.Module.__call__
+
+    def watched(self, *arguments, **options):
+        if type(self).__name__ == "SyntheticModel" and self.training:
+            seen.append(self.blocks[0].layer.gate_temperature)
+        return forward(self, *arguments, **options)
+
+    monkeypatch.setattr(torch.nn.Module, "__call__", watched)
+    layer = LayerSpec("bd_lru", num_blocks=2, block_size=3, gate_temperature=0.5)
+    sharpen = AttributeSchedule(
+        "gate_temperature", end=0.125, begin=0.25, finish=0.75, curve="reciprocal"
+    )
+    train(tiny({"model.layers": (layer,), "schedules.attributes": (sharpen,)}), tmp_path)
+    # 12 steps: flat to 3, then the reciprocal rises by 1 per step to 9, from 2 to 8.
+    expected = [2, 2, 2, 2, 3, 4, 5, 6, 7, 8, 8, 8]
+    assert [1 / temperature for temperature in seen] == pytest.approx(expected)
+    assert load_model(tmp_path).blocks[0].layer.gate_temperature == 0.125
+    rows = read_metrics(tmp_path)
+    temperatures = [row["attributes"]["gate_temperature"] for row in rows]
+    assert temperatures == pytest.approx([1 / 2, 1 / 4, 1 / 7, 1 / 8])
+
+
+def test_attributes_of_evaluation_are_set_then_and_only_then(toys, tiny, begun, tmp_path):
+    changes = {
+        "imports": ("statemix_toys",),
+        "model.layers": (LayerSpec("solver", iterations=2),),
+        "evaluation.attributes": Assignments(iterations=5),
+        "evaluation.lengths": (7,),
+    }
+    run = begun(tiny(changes))
+    layer = run.model.blocks[0].layer
+    run.folder.mkdir()
+    layer.seen.clear()
+    run.to_the_end()
+    assert {(training, n) for training, n, _ in layer.seen} == {(True, 2), (False, 5)}
+    assert layer.iterations == 2
+
+
+def test_attributes_are_restored_if_evaluation_raises(toys, tiny, begun, monkeypatch):
+    def fail(model, examples, **_):
+        assert model.blocks[0].layer.iterations == 5
+        raise KeyError("odd")
+
+    monkeypatch.setattr("statemix.training.evaluation.evaluate", fail)
+    changes = {
+        "model.layers": (LayerSpec("solver", iterations=2),),
+        "evaluation.attributes": Assignments(iterations=5),
+    }
+    run = begun(tiny(changes))
+    with pytest.raises(KeyError):
+        run._evaluate()
+    assert run.model.blocks[0].layer.iterations == 2
+
+
+def test_numbers_that_layers_report_reach_the_metrics_as_means(toys, tiny, tmp_path):
+    changes = {
+        "imports": ("statemix_toys",),
+        "model.layers": (LayerSpec("solver"),),
+        "schedules.attributes": (AttributeSchedule("iterations", start=1, end=5.0),),
+        "batches.accumulate": 2,
+    }
+    train(tiny(changes), tmp_path)
+    found = [row["train"]["blocks.0.layer.iterations"] for row in read_metrics(tmp_path)]
+    values = [round(1 + step / 3) for step in range(12)]
+    assert found == pytest.approx([sum(values[i : i + 3]) / 3 for i in range(0, 12, 3)])
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_unequal_lengths_and_two_heads_train_and_are_scored_at_any_length(
+    toys, tiny, tmp_path, packed
+):
+    changes = {
+        "task": TaskSpec("ragged", train_size=20),
+        "imports": ("statemix_toys",),
+        "evaluation.lengths": (11,),
+        "batches.packed": packed,
+    }
+    outcome = train(tiny(changes), tmp_path)
+    assert list(outcome.last.test) == [6, 11]
+    examples = toys.Ragged(length=6).examples("test", 0, 30, 11)
+    expected = evaluate(load_model(tmp_path), examples, batch_size=8)
+    assert list(expected) == ["sum", "parity"]
+    for head, scores in outcome.last.test[11].items():
+        assert scores.token_accuracy == expected[head].token_accuracy
+        assert scores.loss == pytest.approx(expected[head].loss, rel=1e-5)
+    row = read_metrics(tmp_path)[-1]
+    assert row["test"]["6"].keys() == row["validation"].keys() == {"sum", "parity"}
+    train_losses = row["train"]
+    assert train_losses["loss"] == train_losses["loss/sum"] + train_losses["loss/parity"]
+    assert load_outcome(tmp_path) == outcome
+
+
+def test_two_runs_of_one_configuration_are_equal(tiny, tmp_path):
+    train(tiny(), tmp_path / "one")
+    torch.manual_seed(99)
+    train(tiny(), tmp_path / "other", checkpoint_every_s=0.0)
+    one, other = ((tmp_path / run / "model.safetensors").read_bytes() for run in ("one", "other"))
+    assert one == other
+
+
+def script(monkeypatch, accuracies, weights=None):
+    """Let evaluations find these accuracies: split -> head -> one for each evaluation."""
+    calls = []
+
+    def scripted(model, examples, **_):
+        split = "test" if len(examples.tokens) == 30 else "validation"
+        calls.append(split)
+        if split == "test" and weights is not None:
+            weights.append(model.embedding.weight.detach().clone())
+        place = calls.count(split) - 1
+        return {
+            head: Scores(len(examples.tokens), those[place], 0.0, 0.0, 1.0)
+            for head, those in accuracies[split].items()
+        }
+
+    monkeypatch.setattr("statemix.training.evaluation.evaluate", scripted)
+
+
+def test_best_last_and_best_by_validation_are_kept(tiny, tmp_path, monkeypatch):
+    weights = []
+    test, validation = [0.2, 0.5, 0.5, 0.3], [0.1, 0.3, 0.4, 0.4]
+    script(monkeypatch, {"test": {"product": test}, "validation": {"product": validation}}, weights)
+    outcome = train(tiny(), tmp_path)
+    assert outcome.best_test.epoch == 2
+    assert outcome.test_at_best_validation.epoch == 3
+    assert outcome.last.epoch == 4
+    assert outcome.test_at_best_validation.test[5]["product"].token_accuracy == 0.5
+    for name, epoch in (("best_test", 2), ("best_validation", 3), ("last", 4)):
+        kept = load_model(tmp_path, name).embedding.weight
+        assert [torch.equal(kept, w) for w in weights] == [n == epoch for n in (1, 2, 3, 4)]
+
+
+def test_moments_are_chosen_by_the_mean_over_heads(toys, tiny, tmp_path, monkeypatch):
+    accuracies = {
+        "test": {"sum": [0.9, 0.5, 0.2, 0.1], "parity": [0.0, 0.5, 0.9, 0.1]},
+        "validation": {"sum": [0.9, 0.8, 0.2, 0.1], "parity": [0.0, 0.3, 0.7, 0.9]},
+    }
+    script(monkeypatch, accuracies)
+    changes = {"task": TaskSpec("ragged", train_size=20), "imports": ("statemix_toys",)}
+    outcome = train(tiny(changes), tmp_path)
+    assert outcome.best_test.epoch == 3
+    assert outcome.test_at_best_validation.epoch == 2
+    assert accuracy(outcome.best_test.test[6]) == pytest.approx(0.55)
+
+
+def test_stopping_early_is_decided_on_validation(tiny, tmp_path, monkeypatch):
+    validation = [0.5, 0.9, 0.95, 1.0]
+    script(monkeypatch, {"test": {"product": [1.0] * 4}, "validation": {"product": validation}})
+    outcome = train(tiny({"evaluation.stop_at": 0.9}), tmp_path)
+    assert (outcome.last.epoch, len(read_metrics(tmp_path))) == (3, 3)
+
+
+def test_evaluations_come_as_often_as_asked_and_at_the_end(tiny, tmp_path):
+    train(tiny({"evaluation.every": 3}), tmp_path)
+    assert [row["epoch"] for row in read_metrics(tmp_path)] == [3, 4]
+
+
+def test_loss_that_is_not_finite_ends_with_step_and_rate_and_loses_nothing(tiny, tmp_path):
+    config = tiny(
+        {
+            "optimizer.learning_rate": 3e38,
+            "schedules.learning_rate": "constant",
+            "batches.size": 4,
+        }
+    )
+    messages = []
+    for _ in range(2):
+        with pytest.raises(FloatingPointError, match=r"^loss must be finite, got nan at step") as e:
+            train(config, tmp_path)
+        messages.append(str(e.value))
+    assert "learning rate 3e+38" in messages[0]
+    assert messages[0] == messages[1]
+    assert list((tmp_path / "checkpoints").glob("step-*"))
+    status = read_status(tmp_path)
+    assert (status.status, status.message) == ("diverged", messages[0])
+
+
+@pytest.mark.parametrize("clip_norm", [None, 1.0])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_gradient_that_is_not_finite_never_reaches_the_weights(
+    tiny, tmp_path, monkeypatch, value, clip_norm
+):
+    config = tiny({"optimizer.clip_norm": clip_norm})
+    weights = []
+
+    def planted(objective):
+        def call(model, batch):
+            weights.append({name: t.clone() for name, t in model.module.state_dict().items()})
+            losses = objective(model, batch)
+            if len(weights) == 5:
+                # The loss is what it was; its gradient is not.
+                losses["product"].register_hook(lambda gradient: gradient.clone().fill_(value))
+            return losses
+
+        return call
+
+    message = (
+        r"^norm of the gradient must be finite, got .* at step 5 of 12 with learning rate 0\.0"
+    )
+    with monkeypatch.context() as patch:
+        from statemix.training import run
+
+        patch.setattr(run, "cross_entropy", planted(run.cross_entropy))
+        with pytest.raises(FloatingPointError, match=message):
+            train(config, tmp_path / "run", checkpoint_every_s=1000.0)
+    tensors, state = load_checkpoint(tmp_path / "run" / "checkpoints", pytest.fail)
+    assert state["trainer"]["step"] == 4
+    assert tensors["model"].keys() == weights[4].keys()
+    assert all(torch.equal(t, weights[4][name]) for name, t in tensors["model"].items())
+    # Nothing is lost: without the fault the run goes on to the same end.
+    train(config, tmp_path / "run")
+    train(config, tmp_path / "whole")
+    one, other = ((tmp_path / run / "model.safetensors").read_bytes() for run in ("run", "whole"))
+    assert one == other
+    losses = [[row["train"] for row in read_metrics(tmp_path / run)] for run in ("run", "whole")]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-mixed"])
+def test_every_precision_trains_and_loads(tiny, tmp_path, precision):
+    train(tiny({"runtime.precision": precision}), tmp_path)
+    expected = torch.float64 if precision == "64-true" else torch.float32
+    assert load_model(tmp_path).embedding.weight.dtype == expected
+
+
+STACKS = {
+    "h_lru": (LayerSpec("h_lru", num_channels=4, order=2),),
+    "lstm": (LayerSpec("lstm"),),
+    "hybrid": (LayerSpec("lstm"), LayerSpec("bd_lru", num_blocks=2, block_size=3)),
+}
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_every_stack_trains_under_one_protocol(tiny, tmp_path, stack):
+    train(tiny({"model.layers": STACKS[stack], "model.num_layers": 2}), tmp_path)
+    assert load_outcome(tmp_path).last.step == 12
+    assert len(load_model(tmp_path).blocks) == 2
+
+
+def layer(**options):
+    return {"model.layers": (LayerSpec("bd_lru", num_blocks=2, **options),)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (layer(block_size=0), "model: block_size must be at least 1, got 0"),
+        (layer(block_size=3, backend="abacus"), "model: backend must be one of .* got 'abacus'"),
+        (layer(block_size=3, gate_temperature=-1.0), "model: gate_temperature must be positive"),
+        ({"evaluation.test_size": 10**6}, "evaluation.test_size: .* must be at most"),
+        ({"evaluation.validation_size": 10**6}, "evaluation.validation_size: .* must be at most"),
+        ({"evaluation.lengths": (1,)}, "evaluation.lengths: .* must be at most"),
+        (
+            {"schedules.attributes": (AttributeSchedule("heat", end=1.0),)},
+            "schedules.attributes.0.attribute must be schedulable .*'gate_temperature'.*'heat'",
+        ),
+        (
+            {"schedules.attributes": (AttributeSchedule("gate_temperature", end=0.0),)},
+            "schedules.attributes.0.end must suit gate_temperature .*, got 0.0",
+        ),
+        (
+            {"evaluation.attributes": Assignments(gate_temperature=-1.0)},
+            "evaluation.attributes.gate_temperature must suit gate_temperature .*, got -1.0",
+        ),
+        ({"evaluation.attributes": Assignments(heat=1)}, "evaluation.attributes.heat must be sch"),
+        ({"schedules.num_steps": 3}, "schedules.num_steps must not be given"),
+        ({"imports": ("no_such_module",)}, "imports must be modules"),
+    ],
+)
+def test_what_cannot_run_fails_before_anything_is_written(tiny, tmp_path, changes, message):
+    with pytest.raises(RequestError, match=f"^{message}"):
+        train(tiny(changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"checkpoint_every_s": -1.0}, "checkpoint_every_s must be .*, got -1.0"),
+        ({"checkpoint_every_s": "often"}, "checkpoint_every_s must be .*, got 'often'"),
+        ({"on_event": 3}, "on_event must be a function or None, got 3"),
+    ],
+)
+def test_bad_arguments_are_named(tiny, tmp_path, arguments, message):
+    with pytest.raises(RequestError, match=f"^{message}"):
+        train(tiny(), tmp_path / "run", **arguments)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_only_a_call_finds_out_fails_before_anything_is_written(tiny, tmp_path, monkeypatch):
+    from statemix.ops import BackendUnavailableError
+
+    def elsewhere(*_, **__):
+        raise BackendUnavailableError("backend 'cpu' needs tensors on the CPU, got cuda:0")
+
+    monkeypatch.setattr("statemix.ops.bd_lru", elsewhere)
+    with pytest.raises(RequestError, match=r"^model: .*needs tensors on the CPU"):
+        train(tiny(), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_device_that_is_missing_is_named(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(RequestError, match=r"runtime.device must be available .*, got 'cuda'"):
+        train(tiny({"runtime.device": "cuda"}), tmp_path / "run")
+
+
+def test_threads_are_the_runs_and_then_the_callers_again(tiny, tmp_path):
+    torch.set_num_threads(1)
+    seen = set()
+    train(
+        tiny({"runtime.num_threads": 2, "schedules.epochs": 1}),
+        tmp_path,
+        on_event=lambda _: seen.add(torch.get_num_threads()),
+    )
+    assert (seen, torch.get_num_threads()) == ({2}, 1)
+
+
+def test_it_learns_to_add_modulo_two(tiny, tmp_path):
+    """S_2 is parity, which a diagonal network of positive gates cannot follow but m = 2 can."""
+    sharpen = AttributeSchedule(
+        "gate_temperature", end=1 / 8, begin=0.5, finish=0.9, curve="reciprocal"
+    )
+    config = tiny(
+        {
+            "task": TaskSpec("permutation", group="S_2", length=12, train_size=100),
+            "model.layers": (LayerSpec("bd_lru", num_blocks=8, block_size=2),),
+            "model.hidden_size": 32,
+            "batches.size": 50,
+            "optimizer.learning_rate": 1e-2,
+            "schedules.epochs": 60,
+            "schedules.attributes": (sharpen,),
+            "evaluation.test_size": 60,
+            "evaluation.lengths": (500,),
+            "evaluation.every": 30,
+        }
+    )
+    last = train(config, tmp_path).last
+    assert last.test[12]["product"].token_accuracy >= 0.99
+    assert last.test[500]["product"].token_accuracy >= 0.99

@@ -1,0 +1,181 @@
+"""What changes during training: the learning rate, and attributes that layers declare."""
+
+import pytest
+from torch import nn
+
+from statemix.layers import LayerSpec
+from statemix.settings import SettingError
+from statemix.training import AttributeSchedule, ScheduleConfig
+from statemix.training.schedules import (
+    Attributes,
+    attributes_set,
+    learning_rate,
+    schedulable,
+    scheduled_value,
+)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "expected"),
+    [(0, 1e-3), (1, 9.9994e-4), (50, 8.5502e-4), (100, 5.05e-4), (199, 1.0061e-5)],
+)
+def test_cosine_falls_per_epoch_to_the_minimum(epoch, expected):
+    for place in range(3):
+        rate = learning_rate(1e-3, ScheduleConfig(), epoch * 3 + place, 600, steps_per_epoch=3)
+        assert rate == pytest.approx(expected, rel=5e-5)
+
+
+def test_cosine_falls_per_step_on_fresh_examples():
+    config = ScheduleConfig()
+    rates = [learning_rate(1e-3, config, step, 50, steps_per_epoch=1) for step in range(50)]
+    assert rates == sorted(rates, reverse=True)
+    assert len(set(rates)) == 50
+
+
+def test_constant_stays_after_a_linear_warmup():
+    config = ScheduleConfig(learning_rate="constant", warmup_steps=4)
+    rates = [learning_rate(1e-3, config, step, 10, steps_per_epoch=1) for step in range(6)]
+    assert rates == pytest.approx([2.5e-4, 5e-4, 7.5e-4, 1e-3, 1e-3, 1e-3])
+
+
+def sharpening(**changes):
+    usual = {"end": 1 / 8, "begin": 0.5, "finish": 0.9, "curve": "reciprocal"}
+    return AttributeSchedule("gate_temperature", **(usual | changes))
+
+
+def test_sharpness_rises_linearly_between_half_and_nine_tenths():
+    sharpness = [1 / scheduled_value(sharpening(), 1.0, step, 100) for step in range(100)]
+    assert sharpness[:51] == [1.0] * 51
+    assert sharpness[60] == pytest.approx(1 + 7 * 0.25)
+    assert sharpness[70] == pytest.approx(4.5)
+    assert sharpness[90:] == [8.0] * 10
+
+
+@pytest.mark.parametrize(("begin", "expected"), [(0.0, [0.25] * 4), (0.5, [1.0, 1.0, 0.25, 0.25])])
+def test_a_change_may_be_a_step(begin, expected):
+    step = sharpening(end=0.25, begin=begin, finish=begin)
+    assert [scheduled_value(step, 1.0, n, 4) for n in range(4)] == expected
+
+
+@pytest.mark.parametrize(
+    ("curve", "expected"),
+    [
+        ("linear", [4.0, 3.25, 2.5, 1.75, 1.0]),
+        ("reciprocal", [4.0, 16 / 7, 1.6, 16 / 13, 1.0]),
+        ("geometric", [4.0, 8**0.5, 2.0, 2**0.5, 1.0]),
+    ],
+)
+@pytest.mark.parametrize("start", [None, 4.0])
+def test_curves_change_the_value_its_reciprocal_or_its_logarithm_evenly(curve, expected, start):
+    config = AttributeSchedule("gain", end=1.0, start=start, curve=curve)
+    initial = 4.0 if start is None else 99.0
+    values = [scheduled_value(config, initial, step, 8) for step in (0, 2, 4, 6, 8)]
+    assert values == pytest.approx(expected)
+
+
+def layers(*specs):
+    return nn.Sequential(*(spec.build(hidden_size=4) for spec in specs))
+
+
+@pytest.fixture
+def model(toys):
+    gated = LayerSpec("bd_lru", num_blocks=2, block_size=2, gate_temperature=0.5)
+    return layers(LayerSpec("solver"), gated, LayerSpec("solver", iterations=3, gain=2.0))
+
+
+def test_layers_declare_what_may_be_scheduled(model):
+    assert schedulable(model) == {
+        "iterations": {"0": model[0], "2": model[2]},
+        "gain": {"0": model[0], "2": model[2]},
+        "gate_temperature": {"1": model[1]},
+    }
+
+
+def test_every_layer_that_declares_an_attribute_follows_from_its_own_value(model):
+    attributes = Attributes(
+        model,
+        (
+            AttributeSchedule("iterations", end=6.0),
+            AttributeSchedule("gain", end=0.0, start=1.0),
+            AttributeSchedule("gate_temperature", end=0.125, curve="geometric"),
+        ),
+    )
+    assert attributes.set(0, 4)["gate_temperature"] == 0.5
+    assert (model[0].iterations, model[2].iterations) == (1, 3)
+    assert attributes.set(2, 4) == {"iterations": 4, "gain": 0.5, "gate_temperature": 0.25}
+    # 3.5 and 4.5 are rounded: an integer stays one.
+    assert (model[0].iterations, model[2].iterations) == (4, 4)
+    assert type(model[2].iterations) is int
+    assert (model[0].gain, model[1].gate_temperature) == (0.5, 0.25)
+    attributes.set(9, 4)
+    assert (model[0].iterations, model[2].gain, model[1].gate_temperature) == (6, 0.0, 0.125)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        (
+            AttributeSchedule("heat", end=1.0),
+            r"schedules.attributes.0.attribute must be schedulable \(the layers of this model "
+            r"declare \['gain', 'gate_temperature', 'iterations'\]\), got 'heat'",
+        ),
+        (
+            AttributeSchedule("iterations", end=0.0),
+            r"schedules.attributes.0.end must suit iterations \(.*at least 1.*\), got 0.0",
+        ),
+        (
+            AttributeSchedule("gate_temperature", end=1.0, start=-1.0),
+            r"schedules.attributes.0.start must suit gate_temperature \(.*positive.*\), got -1.0",
+        ),
+    ],
+)
+def test_what_a_layer_refuses_is_named_and_changes_nothing(model, schedule, message):
+    with pytest.raises(SettingError, match=f"^{message}"):
+        Attributes(model, (schedule,))
+    assert (model[0].iterations, model[1].gate_temperature, model[2].iterations) == (1, 0.5, 3)
+
+
+@pytest.mark.parametrize("curve", ["reciprocal", "geometric"])
+@pytest.mark.parametrize("gain", [0.0, -1.0])
+def test_a_curve_cannot_begin_at_a_value_of_the_layer_that_it_does_not_reach(toys, curve, gain):
+    model = layers(LayerSpec("solver", gain=gain))
+    schedule = AttributeSchedule("gain", end=1.0, curve=curve)
+    with pytest.raises(SettingError, match=r"^schedules.attributes.0.start must be given and abo"):
+        Attributes(model, (schedule,))
+    Attributes(model, (AttributeSchedule("gain", end=1.0),))
+    Attributes(model, (AttributeSchedule("gain", end=1.0, start=0.5, curve=curve),))
+
+
+def test_a_model_without_such_layers_says_so():
+    with pytest.raises(SettingError, match=r"declare none\), got 'gate_temperature'"):
+        Attributes(layers(LayerSpec("lstm")), (sharpening(),))
+
+
+def values(model):
+    return [model[0].iterations, model[2].iterations, model[1].gate_temperature]
+
+
+def test_attributes_have_another_value_within_and_their_own_afterwards(model):
+    with attributes_set(model, {"iterations": 7, "gate_temperature": 0.25}):
+        assert values(model) == [7, 7, 0.25]
+    assert values(model) == [1, 3, 0.5]
+    with pytest.raises(KeyError), attributes_set(model, {"iterations": 7}):
+        raise KeyError
+    assert values(model) == [1, 3, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"heat": 1}, "evaluation.attributes.heat must be schedulable"),
+        (
+            {"gate_temperature": 0.25, "iterations": 0},
+            r"evaluation.attributes.iterations must suit iterations \(.*at least 1",
+        ),
+        ({"gate_temperature": "hot"}, "evaluation.attributes.gate_temperature must suit gate_temp"),
+    ],
+)
+def test_values_that_a_layer_refuses_in_evaluation_are_named(model, wanted, message):
+    with pytest.raises(SettingError, match=f"^{message}"), attributes_set(model, wanted):
+        pass
+    assert values(model) == [1, 3, 0.5]

@@ -29,6 +29,7 @@ FLAGS = {
         """,
     "evaluate": "--lengths --weights --sequences --tokens --device --json",
     "tasks": "--split --start --count",
+    "doctor": "--json",
     "demo": "--group --output --fresh",
     "bench ops": """
         --recurrences --shapes --block-sizes --orders --dtype --compiled --rounds --budget-s
@@ -88,7 +89,10 @@ def test_every_command_has_its_class_and_a_help(command, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["trian"], "command must be one of demo, train, evaluate, tasks, bench, got 'trian'"),
+        (
+            ["trian"],
+            "command must be one of demo, train, evaluate, tasks, doctor, bench, got 'trian'",
+        ),
         (["train", "--nonsense"], "--nonsense"),
         (["train", "--folder", "x", "--seed", "one"], "--seed"),
         (["train"], "--folder"),

@@ -107,7 +107,12 @@ def initial_state_of(
 def check_bounds(cu_seqlens: Tensor | None, length: int) -> None:
     """Check bounds by value where that is free: on the CPU, outside a compiled graph."""
     if cu_seqlens is not None and cu_seqlens.is_cpu and not torch.compiler.is_compiling():
-        check_cu_seqlens_values(cu_seqlens, length)
+        try:
+            check_cu_seqlens_values(cu_seqlens, length)
+        except RuntimeError as error:
+            if "vmap" not in str(error):
+                raise
+            raise ValueError("cu_seqlens must not be mapped by vmap, got a mapped axis") from error
 
 
 def _run(

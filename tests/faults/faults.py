@@ -463,7 +463,7 @@ TRAINING_FAULTS = [
         _training("trainer", "run"),
     ),
     Fault(
-        "trainer: reported numbers are summed over a step's parts",
+        "trainer: numbers that later parts of a step report are dropped",
         TRAINING + "trainer.py",
         "        for numbers in reports:\n",
         "        for numbers in reports[:1]:\n",

@@ -316,6 +316,24 @@ def test_the_backend_is_passed_on_and_agrees(build_gated, backend):
     )
 
 
+@pytest.mark.parametrize("backend", ["reference", "loop", None])
+def test_the_operators_get_the_backend_in_sequences_and_steps(build_gated, monkeypatch, backend):
+    seen = []
+    for name in ("bd_lru", "bd_lru_step", "h_lru", "h_lru_step"):
+        operator = getattr(ops, name)
+
+        def watched(*arguments, operator=operator, **options):
+            seen.append(options.get("backend", "not passed on"))
+            return operator(*arguments, **options)
+
+        monkeypatch.setattr(ops, name, watched)
+    layer = build_gated(backend=backend)
+    x = tokens(2, 5)
+    layer(x)
+    layer.step(x[:, 0], layer.init_state(2))
+    assert seen == [backend, backend]
+
+
 def test_a_backend_that_cannot_run_is_named_at_construction(build_gated):
     with pytest.raises(ValueError, match=r"backend must be one of .*'loop'.*\], got 'abacus'"):
         build_gated(backend="abacus")

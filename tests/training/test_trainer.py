@@ -136,6 +136,15 @@ def test_averages_are_means_over_steps_and_over_calls(toys, tiny, begun, accumul
     assert trainer.averages() == {}
 
 
+def test_every_part_of_a_step_counts_in_the_average_of_reported_numbers(toys, tiny, begun):
+    trainer = begun(tiny(solvers(**{"batches.accumulate": 3}))).trainer
+    calls = itertools.count()
+    trainer.model.blocks[0].layer.reports = lambda: {"call": torch.tensor(float(next(calls)))}
+    trainer.train_step()
+    trainer.train_step()
+    assert trainer.averages()["blocks.0.layer.call"] == (0 + 1 + 2 + 3 + 4 + 5) / 6
+
+
 def test_a_restored_trainer_continues_bit_for_bit_with_its_averages(toys, tiny, begun):
     config = tiny(solvers())
     whole, first, second = (begun(config).trainer for _ in range(3))

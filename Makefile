@@ -14,7 +14,7 @@ demo: $(VENV)/installed
 	$(BIN)/statemix demo
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -n auto --durations 10
+	$(BIN)/python -m pytest -n auto --dist worksteal --durations 10
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

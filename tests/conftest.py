@@ -1,7 +1,10 @@
 """What every test relies on: poisoned memory, fixed seeds, one thread."""
 
+import importlib
 import os
 import random
+import sys
+from pathlib import Path
 
 # Tests run side by side, one to a worker; their own subprocesses inherit this.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -61,3 +64,17 @@ def fixed_seeds():
 def pytest_configure():
     """Results and times of a test should not depend on its neighbours."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def toys(monkeypatch):
+    """The module of toys, imported as a user's module would be, and forgotten afterwards."""
+    from statemix.layers import LAYERS
+    from statemix.tasks import TASKS
+
+    monkeypatch.syspath_prepend(Path(__file__).parent / "toys")
+    yield importlib.import_module("statemix_toys")
+    for name in ("solver", "raising"):
+        LAYERS.remove(name)
+    TASKS.remove("ragged")
+    sys.modules.pop("statemix_toys", None)

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import importlib
 import multiprocessing
 import os
 import signal
@@ -15,9 +14,9 @@ import pytest
 
 from statemix.experiments import runner
 from statemix.experiments.runner import Job, run_all
-from statemix.layers import LAYERS, LayerSpec
+from statemix.layers import LayerSpec
 from statemix.settings import RequestError
-from statemix.tasks import TASKS, TaskSpec
+from statemix.tasks import TaskSpec
 from statemix.training import (
     BatchConfig,
     EvaluationConfig,
@@ -47,16 +46,6 @@ def run(layer=BD_LRU, epochs=2, rate=1e-3, **more):
         runtime=RuntimeConfig(num_threads=1, device="cpu"),
         **more,
     )
-
-
-@pytest.fixture
-def toys(monkeypatch):
-    monkeypatch.syspath_prepend(TOYS)
-    yield importlib.import_module("statemix_toys")
-    for name in ("solver", "raising"):
-        LAYERS.remove(name)
-    TASKS.remove("ragged")
-    del sys.modules["statemix_toys"]
 
 
 def jobs_in(folder, **configs):

@@ -796,8 +796,8 @@ TRAINING_FAULTS = [
     Fault(
         "runner: SIGTERM ends the parent without a word",
         "src/statemix/experiments/runner.py",
-        "with _terminable(), _workers(num_workers)",
-        "with _workers(num_workers)",
+        "with _terminable(), _workers(num_workers, checkpoint_every_s)",
+        "with _workers(num_workers, checkpoint_every_s)",
         ("tests/experiments/test_runner.py",),
     ),
 ]
@@ -806,15 +806,15 @@ EVALUATE = [
     Fault(
         "evaluate: the run's precision is ignored",
         "src/statemix/cli/evaluate.py",
-        "                autocast=fabric.autocast,\n",
-        "",
+        "config.batches.size, fabric.autocast)",
+        "config.batches.size, __import__('contextlib').nullcontext)",
         ("tests/cli/test_evaluate.py",),
     ),
     Fault(
         "evaluate: the run's batches are ignored",
         "src/statemix/cli/evaluate.py",
-        "batch_size=config.batch_size",
-        "batch_size=7",
+        "(task, length, config.batches.size,",
+        "(task, length, 7,",
         ("tests/cli/test_evaluate.py",),
     ),
 ]
@@ -851,8 +851,8 @@ EXPERIMENTS = [
     Fault(
         "runner: a run that diverged is trained again unasked",
         "src/statemix/experiments/runner.py",
-        '("running", "interrupted", "done", *retry)',
-        '("running", "interrupted", "done", "diverged", *retry)',
+        '("running", "interrupted", *retry)',
+        '("running", "interrupted", "diverged", *retry)',
         ("tests/experiments/test_runner.py",),
     ),
 ]

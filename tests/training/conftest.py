@@ -1,14 +1,11 @@
 """What the tests of training share: a run that takes a fraction of a second, and a user's toys."""
 
 import dataclasses
-import importlib
-import sys
-from pathlib import Path
 
 import pytest
 
-from statemix.layers import LAYERS, LayerSpec
-from statemix.tasks import TASKS, TaskSpec
+from statemix.layers import LayerSpec
+from statemix.tasks import TaskSpec
 from statemix.training import (
     BatchConfig,
     EvaluationConfig,
@@ -56,17 +53,6 @@ def fresh():
         "evaluation.every": 2,
     }
     return lambda changes=None, **more: changed(TINY, settings | (changes or {}) | more)
-
-
-@pytest.fixture
-def toys(monkeypatch):
-    """The module of toys, imported as a user's module would be, and forgotten afterwards."""
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "toys")
-    yield importlib.import_module("statemix_toys")
-    for name in ("solver", "raising"):
-        LAYERS.remove(name)
-    TASKS.remove("ragged")
-    del sys.modules["statemix_toys"]
 
 
 @pytest.fixture

@@ -246,8 +246,8 @@ def test_the_field_reaches_the_run(tiny, begun, tmp_path, request, monkeypatch, 
     if name in ("imports", "schedules.attributes.*.attribute"):
         toys = request.getfixturevalue("toys")
         if name == "imports":
-            # As in a process that has not met it yet.
-            monkeypatch.delitem(sys.modules, "statemix_toys")
+            # As in a process that has not met it yet. (Patched, it would come back afterwards.)
+            del sys.modules["statemix_toys"]
             monkeypatch.setattr("statemix.training.config.importlib.import_module",
                                 lambda name: sys.modules.setdefault(name, toys))  # fmt: skip
         else:

@@ -12,18 +12,8 @@ from hypothesis import strategies as st
 
 from statemix.layers import LAYERS, LayerSpec
 from statemix.models import MixerSpec
-from statemix.settings import (
-    ABSENT,
-    Assignments,
-    RequestError,
-    SettingError,
-    Settings,
-    asked,
-    checked,
-    difference,
-    from_plain,
-    to_plain,
-)
+from statemix.plain import ABSENT, asked, difference, from_plain, to_plain
+from statemix.settings import Assignments, RequestError, SettingError, Settings, checked
 from statemix.tasks import TaskSpec
 from statemix.training import (
     AttributeSchedule,

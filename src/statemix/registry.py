@@ -4,14 +4,8 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Generic, Self, TypeVar, get_type_hints
 
-from statemix.settings import (
-    Assignments,
-    ByInstance,
-    SettingError,
-    checked,
-    from_plain,
-    to_plain,
-)
+from statemix.plain import from_plain, to_plain
+from statemix.settings import Assignments, ByInstance, SettingError, checked
 
 Entry = TypeVar("Entry")
 """A class or a record with a ``name``, the one that users write."""

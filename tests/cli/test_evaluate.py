@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from statemix.cli.main import main
-from statemix.settings import to_plain
+from statemix.plain import to_plain
 from statemix.training import load_outcome
 
 

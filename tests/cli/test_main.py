@@ -30,7 +30,7 @@ FLAGS = {
     "evaluate": "--lengths --weights --sequences --tokens --device --json",
     "tasks": "--split --start --count",
     "doctor": "--json",
-    "demo": "--group --output --fresh",
+    "demo": "--group --output --fresh --retry",
     "bench ops": """
         --recurrences --shapes --block-sizes --orders --dtype --compiled --rounds --budget-s
         --threads --quick --output

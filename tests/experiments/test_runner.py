@@ -192,7 +192,7 @@ def test_a_signal_to_the_parent_saves_every_run_under_way(tmp_path, number):
     num_workers = 2
 
     def jobs(folder):
-        return jobs_in(folder, a=run(epochs=30), b=run(epochs=30, seed=1))
+        return jobs_in(folder, a=run(epochs=300), b=run(epochs=300, seed=1))
 
     # The same jobs, for a process of their own.
     plain = {job.name: job.config.asked() for job in jobs(tmp_path)}
@@ -258,7 +258,7 @@ def test_fresh_removes_runs_and_nothing_else(jobs):
         for job, before in zip(jobs, stamp, strict=True)
     )
     (jobs[1].folder / "config.json").unlink()
-    with pytest.raises(RequestError, match=r"^folder must hold a run to be removed, got .*two"):
+    with pytest.raises(RequestError, match=r"^folder must be empty or hold a run, got .*two with"):
         run_all(jobs, fresh=True)
     assert (jobs[0].folder / "summary.json").exists()
 
@@ -278,7 +278,7 @@ def test_a_worker_that_dies_is_named_by_its_run(jobs, monkeypatch, death):
     ours, theirs = multiprocessing.Pipe()
 
     @contextlib.contextmanager
-    def one_worker(count):
+    def one_worker(count, checkpoint_every_s):
         if death == "before its job":
             theirs.close()
         yield [ours]
@@ -289,9 +289,9 @@ def test_a_worker_that_dies_is_named_by_its_run(jobs, monkeypatch, death):
     def die_then_wait(connections):
         if not theirs.closed:
             if death in ("in its job", "after its job"):
-                assert theirs.recv() == jobs[0]
+                assert theirs.recv() == (jobs[0].config.to_plain(), jobs[0].folder)
             if death == "after its job":
-                theirs.send(runner.Ended(jobs[0], "done"))
+                theirs.send(("done", "", ""))
                 ours_first = wait(connections)
                 theirs.close()
                 return ours_first
@@ -318,28 +318,30 @@ def test_processes_that_end_at_once_are_no_raw_error(jobs, monkeypatch):
 @pytest.mark.parametrize("error", [AssertionError("odd"), KeyError("odd"), MemoryError("odd")])
 @pytest.mark.parametrize("where", ["here", "in a worker"])
 def test_an_unexpected_error_comes_with_its_traceback(jobs, monkeypatch, error, where):
-    def fail(config, folder, on_event):
+    def fail(config, folder, **options):
         raise error
 
     monkeypatch.setattr(runner, "train", fail)
     if where == "here":
-        (told,) = run_all(jobs[:1])
+        (row,) = run_all(jobs[:1])
+        told = (row.status, row.message, row.details)
     else:
         ours, theirs = multiprocessing.Pipe()
-        thread = threading.Thread(target=runner._serve, args=(theirs,))
+        thread = threading.Thread(target=runner._serve, args=(theirs, 10.0))
         thread.start()
         try:
-            ours.send(jobs[0])
+            ours.send((jobs[0].config.to_plain(), jobs[0].folder))
             assert ours.poll(60)
             told = ours.recv()
         finally:
             ours.close()
             thread.join()
             theirs.close()
-    assert (told.job, told.status, told.message) == (jobs[0], "failed", str(error))
-    assert told.details.startswith("Traceback")
-    assert "in fail\n" in told.details
-    assert f"{type(error).__name__}: " in told.details
+    status, message, details = told
+    assert (status, message) == ("failed", str(error))
+    assert details.startswith("Traceback")
+    assert "in fail\n" in details
+    assert f"{type(error).__name__}: " in details
 
 
 def test_workers_may_be_started_from_any_thread(jobs, monkeypatch):

@@ -14,7 +14,7 @@ from statemix.training import (
     RuntimeConfig,
     ScheduleConfig,
 )
-from statemix.training.config import import_modules
+from statemix.training.reading import import_modules
 from statemix.training.run import _Run
 
 TINY = RunConfig(

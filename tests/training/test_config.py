@@ -11,7 +11,7 @@ from statemix.models import MixerSpec, synthetic
 from statemix.settings import Assignments, RequestError, SettingError
 from statemix.tasks import TaskSpec
 from statemix.training import AttributeSchedule, RunConfig, ScheduleConfig, config_from_plain
-from statemix.training.config import read_tree
+from statemix.training.reading import read_tree
 
 
 @pytest.mark.parametrize(

@@ -148,11 +148,13 @@ ROWS = {
     "schedules.learning_rate": Row("constant", lambda t: t.trainer().learning_rate(11), 1e-3),
     "schedules.min_learning_rate": Row(1e-3, lambda t: t.trainer().learning_rate(11), 1e-3),
     "schedules.warmup_steps": Row(4, lambda t: t.trainer().learning_rate(0), 2.5e-4),
-    "schedules.attributes": Row((SCHEDULE,), lambda t: t.attributes(12), {"gate_temperature": 0.5}),
+    "schedules.attributes": Row(
+        (SCHEDULE,), lambda t: t.attributes(12), {"blocks.0.layer.gate_temperature": 0.5}
+    ),
     "schedules.attributes.*.attribute": Row(
         "iterations",
         lambda t: list(t.attributes(12)),
-        ["iterations"],
+        ["blocks.1.layer.iterations"],
         {
             "model.layers": (BD_LRU, LayerSpec("bd_lru", num_blocks=1, block_size=1)),
             "schedules.attributes": (AttributeSchedule("gate_temperature", end=2.0),),
@@ -160,31 +162,31 @@ ROWS = {
     ),
     "schedules.attributes.*.end": Row(
         0.25,
-        lambda t: t.attributes(12)["gate_temperature"],
+        lambda t: t.attributes(12)["blocks.0.layer.gate_temperature"],
         0.25,
         {"schedules.attributes": (SCHEDULE,)},
     ),
     "schedules.attributes.*.start": Row(
         2.0,
-        lambda t: t.attributes(0)["gate_temperature"],
+        lambda t: t.attributes(0)["blocks.0.layer.gate_temperature"],
         2.0,
         {"schedules.attributes": (SCHEDULE,)},
     ),
     "schedules.attributes.*.begin": Row(
         0.5,
-        lambda t: t.attributes(6)["gate_temperature"],
+        lambda t: t.attributes(6)["blocks.0.layer.gate_temperature"],
         1.0,
         {"schedules.attributes": (SCHEDULE,)},
     ),
     "schedules.attributes.*.finish": Row(
         0.5,
-        lambda t: t.attributes(6)["gate_temperature"],
+        lambda t: t.attributes(6)["blocks.0.layer.gate_temperature"],
         0.5,
         {"schedules.attributes": (SCHEDULE,)},
     ),
     "schedules.attributes.*.curve": Row(
         "geometric",
-        lambda t: t.attributes(6)["gate_temperature"],
+        lambda t: t.attributes(6)["blocks.0.layer.gate_temperature"],
         0.5**0.5,
         {"schedules.attributes": (SCHEDULE,)},
     ),
@@ -248,7 +250,7 @@ def test_the_field_reaches_the_run(tiny, begun, tmp_path, request, monkeypatch, 
         if name == "imports":
             # As in a process that has not met it yet. (Patched, it would come back afterwards.)
             del sys.modules["statemix_toys"]
-            monkeypatch.setattr("statemix.training.config.importlib.import_module",
+            monkeypatch.setattr("statemix.training.reading.importlib.import_module",
                                 lambda name: sys.modules.setdefault(name, toys))  # fmt: skip
         else:
             row = dataclasses.replace(

@@ -100,9 +100,15 @@ def test_every_layer_that_declares_an_attribute_follows_from_its_own_value(model
             AttributeSchedule("gate_temperature", end=0.125, curve="geometric"),
         ),
     )
-    assert attributes.set(0, 4)["gate_temperature"] == 0.5
+    assert attributes.set(0, 4)["1.gate_temperature"] == 0.5
     assert (model[0].iterations, model[2].iterations) == (1, 3)
-    assert attributes.set(2, 4) == {"iterations": 4, "gain": 0.5, "gate_temperature": 0.25}
+    assert attributes.set(2, 4) == {
+        "0.iterations": 4,
+        "2.iterations": 4,
+        "0.gain": 0.5,
+        "2.gain": 0.5,
+        "1.gate_temperature": 0.25,
+    }
     # 3.5 and 4.5 are rounded: an integer stays one.
     assert (model[0].iterations, model[2].iterations) == (4, 4)
     assert type(model[2].iterations) is int

@@ -62,7 +62,7 @@ class Demo:
         Raises:
             RequestError: if the folder cannot be written, or holds runs of another configuration.
             OSError: if a file cannot be written.
-            RuntimeError: if some runs have no result; the page is made from the others.
+            RunsFailedError: if some runs have no result; the page is made from the others.
             KeyboardInterrupt: after Ctrl-C; the same command resumes.
         """
         # Slow imports wait until the command line is known to be right.
@@ -101,7 +101,7 @@ class Demo:
             console.print(f"  {path}")
         missing = scores.missing(summary)
         if missing:
-            raise RuntimeError(
+            raise RunsFailedError(
                 f"{len(missing)} of {num_jobs} runs have no result: {'; '.join(missing)}"
             )
 

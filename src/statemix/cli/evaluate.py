@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from statemix.files import append
-from statemix.settings import RequestError, to_plain
+from statemix.plain import to_plain
+from statemix.settings import RequestError
 from statemix.tasks import Task
 from statemix.training import Scores, load_model, load_outcome
 from statemix.training.config import Device

@@ -7,8 +7,9 @@ from typing import Any, cast, get_args, get_origin
 
 import tyro
 
+from statemix.plain import from_plain, to_plain
 from statemix.registry import Spec
-from statemix.settings import Assignments, RequestError, Settings, from_plain, to_plain
+from statemix.settings import Assignments, RequestError, Settings
 
 _WORDS = {"none": None, "true": True, "false": False}
 

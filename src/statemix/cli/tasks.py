@@ -11,10 +11,9 @@ from rich.table import Table
 
 from statemix.cli.options import options_of, text_of
 from statemix.registry import REQUIRED
-from statemix.settings import RequestError
+from statemix.settings import RequestError, built
 from statemix.tasks import TASKS, Task
 from statemix.tasks.addressing import Split
-from statemix.training.config import built
 
 # More would scroll by unread.
 _MOST = 10_000

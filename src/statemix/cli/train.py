@@ -20,8 +20,9 @@ from statemix.experiments.grid import Axis, best_by_validation, grid
 from statemix.experiments.runner import Ended, run_all
 from statemix.layers import LAYERS
 from statemix.models import CHANNEL_MIXERS
+from statemix.plain import put
 from statemix.registry import REQUIRED, Factories
-from statemix.settings import RequestError, RunsFailedError, put
+from statemix.settings import RequestError, RunsFailedError
 from statemix.tasks import TASKS
 from statemix.training import (
     Outcome,
@@ -31,8 +32,8 @@ from statemix.training import (
     load_outcome,
     train,
 )
-from statemix.training.config import import_modules, read_tree
 from statemix.training.outcome import load_asked
+from statemix.training.reading import import_modules, read_tree
 
 _DESCRIPTION = """\
 Train a model on a task, with progress, and keep everything in a folder: the whole configuration, \

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from statemix.experiments.runner import Job
-from statemix.settings import RequestError, SettingError, lookup, put
+from statemix.plain import lookup, put
+from statemix.settings import RequestError, SettingError
 from statemix.training import Outcome, RunConfig, config_from_plain
 from statemix.training.folder import CONFIG
 

@@ -8,7 +8,8 @@ from typing import Any, Literal, TypedDict
 
 from statemix.experiments.runner import Ended, Job
 from statemix.experiments.suite import Network, Suite
-from statemix.settings import RequestError, to_plain
+from statemix.plain import to_plain
+from statemix.settings import RequestError
 from statemix.training import Scores, load_outcome
 from statemix.training.folder import ENVIRONMENT, read_metrics, read_status
 

@@ -1,11 +1,7 @@
 """The whole configuration of a training run: one frozen dataclass for each part of it."""
 
 import dataclasses
-import importlib
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
@@ -14,15 +10,8 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from statemix.layers import LayerSpec
 from statemix.models import MixerSpec
 from statemix.models.synthetic import Norm
-from statemix.settings import (
-    Assignments,
-    RequestError,
-    SettingError,
-    Settings,
-    asked,
-    from_plain,
-    to_plain,
-)
+from statemix.plain import asked, to_plain
+from statemix.settings import Assignments, SettingError, Settings, built
 from statemix.tasks import TASKS, Task, TaskSpec
 
 Count = Annotated[int, Ge(1), Lt(2**31)]
@@ -279,6 +268,8 @@ class RunConfig(Settings):
         )
 
     def __reduce__(self) -> Any:
+        from statemix.training.reading import config_from_plain
+
         # Another process must import the user's modules before it meets the names they register.
         return config_from_plain, (self.to_plain(),)
 
@@ -289,75 +280,3 @@ class RunConfig(Settings):
     def to_plain(self) -> dict[str, Any]:
         """Every field, as nested plain tables."""
         return {f.name: to_plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
-
-
-def built(part: str, build: Any, *arguments: Any, **named: Any) -> Any:
-    """Call a constructor with what the user asked for, and blame its errors on the request.
-
-    Raises:
-        RequestError: naming the part of the configuration, if the constructor refuses.
-    """
-    try:
-        return build(*arguments, **named)
-    except RequestError:
-        raise
-    except (ValueError, TypeError) as error:
-        raise RequestError(f"{part}: {error}") from error
-
-
-def config_from_plain(tree: Any) -> RunConfig:
-    """Build a configuration from nested plain tables; absent fields take their defaults.
-
-    Raises:
-        SettingError: naming the field by its dotted name, if a value does not fit or a module to
-            import cannot be found.
-    """
-    if isinstance(tree, Mapping):
-        import_modules(tree.get("imports", ()))
-    config: RunConfig = from_plain(RunConfig, tree)
-    return config
-
-
-def import_modules(names: Any) -> None:
-    """Import the user's modules, so that the names that they register are known.
-
-    Raises:
-        SettingError: if one cannot be found.
-    """
-    for name in checked_names(names):
-        try:
-            importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            raise SettingError("imports", f"must be modules ({error})", name) from error
-
-
-def checked_names(names: Any) -> tuple[str, ...]:
-    """The names of modules, if that is what came.
-
-    Raises:
-        SettingError: otherwise.
-    """
-    if not isinstance(names, list | tuple) or not all(isinstance(n, str) and n for n in names):
-        raise SettingError("imports", "must be a list of names of modules", names)
-    return tuple(names)
-
-
-def read_tree(path: Path) -> dict[str, Any]:
-    """Read a configuration file, TOML or JSON by its suffix, as nested plain tables.
-
-    Raises:
-        RequestError: if there is no such file, or it is neither.
-    """
-    import tomllib
-
-    try:
-        text = path.read_text(encoding="utf-8")
-        tree = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-    except OSError as error:
-        raise RequestError(f"{path} must be readable, got: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        kind = "TOML" if path.suffix == ".toml" else "JSON"
-        raise RequestError(f"{path} must be {kind}, got: {error}") from error
-    if not isinstance(tree, dict):
-        raise RequestError(f"{path} must hold a table of settings, got {type(tree).__name__}")
-    return tree

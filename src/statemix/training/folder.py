@@ -20,7 +20,8 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from statemix.files import naming
-from statemix.settings import ABSENT, RequestError, difference
+from statemix.plain import ABSENT, difference
+from statemix.settings import RequestError
 from statemix.training.checkpoint import tensor_bytes, write_file
 
 CONFIG = "config.json"

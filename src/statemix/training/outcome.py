@@ -9,8 +9,9 @@ from statemix.models import SyntheticModel
 from statemix.settings import RequestError
 from statemix.tasks import Task
 from statemix.training import folder as runs
-from statemix.training.config import SCHEMA, RunConfig, config_from_plain
+from statemix.training.config import SCHEMA, RunConfig
 from statemix.training.evaluation import Scores, accuracy
+from statemix.training.reading import config_from_plain
 from statemix.training.schedules import restore_attributes
 
 Weights = Literal["last", "best_validation", "best_test"]

@@ -12,18 +12,11 @@ from torch import Tensor
 
 from statemix import provenance
 from statemix.ops import BackendUnavailableError
-from statemix.settings import RequestError, checked
+from statemix.settings import RequestError, built, checked
 from statemix.training import folder as runs
 from statemix.training.batches import TaskBatches
 from statemix.training.checkpoint import load_checkpoint, remove_checkpoints, save_checkpoint
-from statemix.training.config import (
-    SCHEMA,
-    Positive,
-    RunConfig,
-    built,
-    config_from_plain,
-    import_modules,
-)
+from statemix.training.config import SCHEMA, Positive, RunConfig
 from statemix.training.devices import build_fabric, check_threads, threads
 from statemix.training.evaluation import SplitEvaluator, accuracy, sequences_at
 from statemix.training.events import Event
@@ -37,6 +30,7 @@ from statemix.training.outcome import (
     load_outcome,
     save_outcome,
 )
+from statemix.training.reading import config_from_plain, import_modules
 from statemix.training.schedules import attributes_set
 from statemix.training.trainer import Trainer
 

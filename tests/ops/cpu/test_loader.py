@@ -41,8 +41,7 @@ def test_an_unknown_instruction_set_does_not_keep_the_library_from_being_importe
 
 
 def test_an_unknown_instruction_set_is_one_line_of_a_command(tmp_path):
-    options = "num_blocks=2 block_size=2"
-    command = f"train --folder {tmp_path / 'run'} --layer-options {options} --num-steps 1".split()
+    command = f"train --folder {tmp_path / 'run'} --schedules.num-steps 1".split()
     done = in_process("bogus", f"from statemix.cli.main import main; exit(main({command}))")
     assert done.returncode == 2
     assert done.stderr == f"statemix: STATEMIX_CPU_ISA must be one of {ACCEPTED}, got 'bogus'\n"

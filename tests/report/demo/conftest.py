@@ -3,7 +3,7 @@
 import pytest
 
 from statemix.experiments import demo
-from statemix.settings import to_plain
+from statemix.plain import to_plain
 
 LENGTHS = (16, 64, 256, 1024, 4096, 16384)
 # Distinct numbers with known means over the two seeds, at the training length.

@@ -1,0 +1,68 @@
+"""Configurations from plain data and files, and the modules of the user that they name."""
+
+import importlib
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from statemix.plain import from_plain
+from statemix.settings import RequestError, SettingError
+from statemix.training.config import RunConfig
+
+
+def config_from_plain(tree: Any) -> RunConfig:
+    """Build a configuration from nested plain tables; absent fields take their defaults.
+
+    Raises:
+        SettingError: naming the field by its dotted name, if a value does not fit or a module to
+            import cannot be found.
+    """
+    if isinstance(tree, Mapping):
+        import_modules(tree.get("imports", ()))
+    config: RunConfig = from_plain(RunConfig, tree)
+    return config
+
+
+def import_modules(names: Any) -> None:
+    """Import the user's modules, so that the names that they register are known.
+
+    Raises:
+        SettingError: if one cannot be found.
+    """
+    for name in checked_names(names):
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            raise SettingError("imports", f"must be modules ({error})", name) from error
+
+
+def checked_names(names: Any) -> tuple[str, ...]:
+    """The names of modules, if that is what came.
+
+    Raises:
+        SettingError: otherwise.
+    """
+    if not isinstance(names, list | tuple) or not all(isinstance(n, str) and n for n in names):
+        raise SettingError("imports", "must be a list of names of modules", names)
+    return tuple(names)
+
+
+def read_tree(path: Path) -> dict[str, Any]:
+    """Read a configuration file, TOML or JSON by its suffix, as nested plain tables.
+
+    Raises:
+        RequestError: if there is no such file, or it is neither.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        tree = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except OSError as error:
+        raise RequestError(f"{path} must be readable, got: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        kind = "TOML" if path.suffix == ".toml" else "JSON"
+        raise RequestError(f"{path} must be {kind}, got: {error}") from error
+    if not isinstance(tree, dict):
+        raise RequestError(f"{path} must hold a table of settings, got {type(tree).__name__}")
+    return tree

@@ -20,7 +20,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from statemix.settings import RequestError
+from statemix.settings import RequestError, RunsFailedError
 
 if TYPE_CHECKING:
     from statemix.experiments.demo import Summary

@@ -192,7 +192,7 @@ def test_a_signal_to_the_parent_saves_every_run_under_way(tmp_path, number):
     num_workers = 2
 
     def jobs(folder):
-        return jobs_in(folder, a=run(epochs=300), b=run(epochs=300, seed=1))
+        return jobs_in(folder, a=run(epochs=120), b=run(epochs=120, seed=1))
 
     # The same jobs, for a process of their own.
     plain = {job.name: job.config.asked() for job in jobs(tmp_path)}

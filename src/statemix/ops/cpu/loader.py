@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from statemix.ops.checks import BackendUnavailableError
+from statemix.settings import RequestError
 
 LIBRARY = Path(__file__).with_name("kernels.so")
 # Mirrors interface.h.
@@ -87,13 +88,13 @@ def require() -> ctypes.CDLL:
 
     Raises:
         BackendUnavailableError: if there are none, with the reason and the cure.
-        ValueError: if the environment asks for an instruction set that there is not.
+        RequestError: if the environment asks for an instruction set that there is not.
     """
     if _library is None:
         raise BackendUnavailableError(_reason)
     if _asked not in ("", *INSTRUCTION_SETS):
         choices = ", ".join(INSTRUCTION_SETS)
-        raise ValueError(f"STATEMIX_CPU_ISA must be one of {choices}, got {_asked!r}")
+        raise RequestError(f"STATEMIX_CPU_ISA must be one of {choices}, got {_asked!r}")
     return _library
 
 
@@ -102,7 +103,7 @@ def instruction_set() -> str:
 
     Raises:
         BackendUnavailableError: if there are no kernels.
-        ValueError: if the environment asks for an instruction set that there is not.
+        RequestError: if the environment asks for an instruction set that there is not.
     """
     name: bytes = require().statemix_isa()
     return name.decode()

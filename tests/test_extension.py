@@ -23,7 +23,7 @@ from statemix.layers import LAYERS, Layer, LayerSpec, State, build, take_rows
 from statemix.layers.state import tensors
 from statemix.models import CHANNEL_MIXERS, MixerSpec, SyntheticModel
 from statemix.tasks import IGNORED, TASKS, Examples, TaskSpec, addressing
-from statemix.training import load_model, load_outcome
+from statemix.training import evaluate, load_model, load_outcome
 from statemix.training.folder import read_metrics
 
 
@@ -375,3 +375,76 @@ def test_specs_of_own_parts_are_equal_however_defaults_are_written(registered):
     assert written == LayerSpec("averaging", inner=inner)
     assert hash(written) == hash(LayerSpec("averaging", inner=inner))
     assert TaskSpec("bits", length=9) != TaskSpec("bits")
+
+
+class CacheState(NamedTuple):
+    """Keys and values of all tokens so far, (B, T, hidden_size) each: T grows."""
+
+    keys: Tensor
+    values: Tensor
+
+
+class Attention(Layer):
+    """One head of causal attention without positions; its state grows with the sequence."""
+
+    name = "cached"
+    display_name = "Cached attention"
+
+    def __init__(self, hidden_size, *, device=None, dtype=None):
+        super().__init__()
+        self.hidden_size = hidden_size
+        self.proj = nn.Linear(hidden_size, 3 * hidden_size, device=device, dtype=dtype)
+
+    def reset_parameters(self, generator=None):
+        for parameter in self.proj.parameters():
+            nn.init.uniform_(parameter, -0.5, 0.5, generator=generator)
+
+    def init_state(self, batch_size, device=None, dtype=None):
+        weight = self.proj.weight
+        device = weight.device if device is None else device
+        empty = torch.zeros(batch_size, 0, self.hidden_size, device=device, dtype=weight.dtype)
+        return CacheState(empty, empty)
+
+    def check_state(self, state, num_sequences, axis="B"):
+        if len(state.keys) != num_sequences or state.keys.shape != state.values.shape:
+            raise ValueError(f"state must be of {axis}={num_sequences} sequences")
+
+    def forward(self, x, state=None, cu_seqlens=None):
+        num_sequences = self._check_sequence(x, state, cu_seqlens)
+        state = self.init_state(num_sequences) if state is None else state
+        queries, keys, values = self.proj(x).chunk(3, dim=-1)
+        keys = torch.cat([state.keys, keys], dim=1)
+        values = torch.cat([state.values, values], dim=1)
+        past = keys.shape[1] - x.shape[1]
+        seen = torch.ones(x.shape[1], keys.shape[1], dtype=torch.bool).tril(past)
+        y = nn.functional.scaled_dot_product_attention(queries, keys, values, attn_mask=seen)
+        return y, CacheState(keys, values)
+
+    def step(self, x_t, state):
+        y, state = self(x_t.unsqueeze(1), state)
+        return y.squeeze(1), state
+
+
+def test_a_cache_that_grows_is_a_state_like_others():
+    LAYERS.register(Attention)
+    try:
+        layers = [LayerSpec("bd_lru", num_blocks=2, block_size=2), LayerSpec("cached")]
+        model = SyntheticModel(5, {"next": 5}, 6, layers, bos=True).double()
+        tokens = torch.randint(5, (3, 9), generator=torch.Generator().manual_seed(0))
+        whole = model(tokens)["next"]
+        first, state = model.extend(tokens[:, :4])
+        # The learned token and four others; the recurrence of the first layer does not grow.
+        assert [part.shape[1:] for part in (state[1].keys, state[0])] == [(5, 6), (2, 2)]
+        rows = torch.tensor([2, 0, 2])
+        rest, state = model.extend(tokens[rows, 4:], take_rows(state, rows))
+        torch.testing.assert_close(first, {"next": whole[:, :4]})
+        torch.testing.assert_close(rest, {"next": whole[rows, 4:]})
+        assert state[1].keys.shape == (3, 10, 6)
+        with pytest.raises(ValueError, match="state must be of B=2 sequences"):
+            model.blocks[1].layer(torch.zeros(2, 1, 6).double(), state[1])
+        # Evaluation works in pieces, too.
+        examples = Examples(tokens.numpy(), {"next": tokens.numpy()})
+        scores = evaluate(model, examples)["next"]
+        assert scores.token_accuracy == float((whole.argmax(-1) == tokens).double().mean())
+    finally:
+        LAYERS.remove("cached")

@@ -1,4 +1,4 @@
-"""Files that hold rows, and errors of files that say which file."""
+"""Append to files, and name the file in errors of the operating system."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,13 +7,13 @@ from pathlib import Path
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Name the file in errors of the operating system, which says only what is wrong.
+    """Add the path to errors of the operating system that lack it.
 
-    A failing ``open`` tells the path; a failing ``write`` or ``fsync``, as on a full disk, does
+    A failing ``open`` reports the path; a failing ``write`` or ``fsync``, as on a full disk, does
     not.
 
     Raises:
-        OSError: what was raised within, of the same subclass, with ``path`` as its ``filename``.
+        OSError: the error raised inside, of the same subclass, with ``path`` as its ``filename``.
 
     Example:
         >>> with naming(Path("metrics.jsonl")):
@@ -31,10 +31,10 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def append(path: Path, text: str) -> None:
-    """Append all of ``text``, or nothing: rows that a full disk cuts off would spoil the next.
+    """Append all of ``text`` or nothing: a row cut off by a full disk would corrupt the next.
 
     Raises:
-        OSError: if it cannot be written, naming the file.
+        OSError: if the file cannot be written, with its name.
     """
     rest = text.encode()
     with naming(path), path.open("ab", buffering=0) as file:

@@ -1,4 +1,4 @@
-"""Where a result comes from: commit, versions, machine."""
+"""Provenance of a result: commit, versions, machine."""
 
 import importlib.metadata
 import os
@@ -14,7 +14,7 @@ _PACKAGES = ("statemix", "torch", "numpy", "safetensors", "lightning-fabric")
 
 
 def describe() -> dict[str, Any]:
-    """What every result depends on, whoever made it.
+    """Describe the code, packages and machine that every result depends on.
 
     Returns:
         ``commit`` and ``tree_clean`` of the checkout (both None for an installed package),
@@ -36,10 +36,10 @@ def describe() -> dict[str, Any]:
 
 
 def _commit(file: Path) -> tuple[str | None, bool | None]:
-    """The commit of the checkout that tracks ``file`` and whether its tree is clean.
+    """Return the commit of the checkout that tracks ``file``, and whether its tree is clean.
 
-    Results do not count as changes: a benchmark appends to them while it runs. Both are None for
-    an installed package, even if it is installed inside the checkout of something else.
+    Changes in ``results`` are ignored, because a benchmark appends to it while it runs. Both values
+    are None for an installed package, even inside the checkout of another project.
     """
 
     def git(*arguments: str) -> str | None:

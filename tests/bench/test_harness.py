@@ -1,4 +1,4 @@
-"""Comparisons are fair: same rounds, ratios by round, and no time for a wrong result."""
+"""Comparisons are fair: common rounds, ratios by round, and no time for a wrong result."""
 
 import math
 
@@ -47,10 +47,10 @@ def run(clock, providers, **options):
 
 @pytest.fixture(autouse=True)
 def allocator(monkeypatch):
-    """What the harness sets instead of the allocator of the process that runs the tests."""
+    """Records the harness's settings instead of changing the allocator of the test process."""
     settings = []
     for name in ("reuse_freed_memory", "map_large_blocks"):
-        # append returns None, so that the setting counts as taken.
+        # append returns None, so the setting counts as accepted.
         monkeypatch.setattr(memory, name, lambda name=name: settings.append(name) is None)
     return settings
 
@@ -154,7 +154,7 @@ def test_provider_that_needs_more_memory_than_is_free_is_never_prepared(monkeypa
 
 
 def test_provider_that_may_fragment_the_heap_is_mapped_afresh(monkeypatch, allocator):
-    """The heap may grow to 2.5 times what is needed: 24 fits into 60 so often, 25 does not."""
+    """The heap may grow to 2.5 times the required bytes: 60 holds 2.5 x 24 but not 2.5 x 25."""
     monkeypatch.setattr(memory, "available_bytes", lambda: 100)
     clock = FakeClock()
     providers = [
@@ -179,7 +179,7 @@ def test_unavailable_backend_is_skipped_with_its_cure():
     assert measured["b"].reason == "install a compiler"
 
 
-def test_steps_are_told_in_order():
+def test_steps_are_reported_in_order():
     clock, steps = FakeClock(), []
     run(clock, [clock.provider("a", [1.0])], rounds=2, on_step=steps.append)
     assert steps == ["checking a", "warming up", "round 1 of 2", "round 2 of 2"]

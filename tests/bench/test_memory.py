@@ -1,4 +1,4 @@
-"""The memory counter sees what tensors hold at once, and only what a call allocates."""
+"""The memory counter reports the peak of tensor memory allocated by a call."""
 
 import ctypes
 import os
@@ -43,7 +43,7 @@ def test_free_memory_is_within_what_the_machine_has():
 
 
 class FakeLibrary:
-    """A C library that takes all settings but one."""
+    """A C library that accepts all settings but one."""
 
     def __init__(self, refused):
         self.settings = {}
@@ -55,7 +55,7 @@ class FakeLibrary:
 
 
 @pytest.mark.parametrize(("refused", "taken"), [(None, True), (-1, False), (-4, False)])
-def test_reuse_tells_whether_it_was_taken(monkeypatch, refused, taken):
+def test_reuse_reports_whether_it_was_accepted(monkeypatch, refused, taken):
     library = FakeLibrary(refused)
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(ctypes, "CDLL", lambda name: library)

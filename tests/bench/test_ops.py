@@ -1,4 +1,4 @@
-"""The cases of the operator benchmark: what they compute, what they move, how they are kept."""
+"""The cases of the operator benchmark: their results, traffic, memory and rows."""
 
 import json
 import math
@@ -41,7 +41,7 @@ def test_compiled_scan_is_offered_only_when_asked_for():
     assert names[-1] == ops.COMPILED
 
 
-def test_providers_get_the_memory_order_they_like(monkeypatch):
+def test_providers_receive_their_memory_order(monkeypatch):
     seen = {}
 
     def spy(gates, values, *, backend):

@@ -45,8 +45,8 @@ def test_rows_are_appended(tmp_path):
 
 
 def test_output_that_cannot_be_written_is_refused_before_measuring(tmp_path):
-    with pytest.raises(ValueError, match="output must be a file that can be written, got"):
+    with pytest.raises(ValueError, match="output must be a writable file, got"):
         rows.open_for_append(tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match="output must be a file that can be written, got"):
+    with pytest.raises(ValueError, match="output must be a writable file, got"):
         rows.open_for_append(tmp_path / "file" / "ops.jsonl")

@@ -1,4 +1,4 @@
-"""Targets are judged by the outcomes that say something about them, and by no other."""
+"""Only outcomes that a target applies to give a verdict."""
 
 import pytest
 
@@ -41,5 +41,5 @@ def test_limit_itself_counts_as_reached(recurrence, size, over, under, good, bad
         (Case("bd_lru", "forward_backward", 8, 2048, 128, 4), [Measurement(OURS, "", "wrong")]),
     ],
 )
-def test_outcome_without_a_target_is_passed_over(silent):
+def test_outcome_without_a_target_is_ignored(silent):
     assert not list(verdicts([silent], FIRST_VERSION))

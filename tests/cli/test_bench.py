@@ -112,7 +112,7 @@ def test_quick_run_shortens_what_is_long(capsys, tmp_path):
         # Requests that no machine answers end at once, too.
         (["--shapes", "1000000x1000000x1000"], "shapes must fit into memory"),
         (["--block-sizes", "100000000"], "shapes must fit into memory"),
-        (["--output", "/dev/null/ops.jsonl"], "output must be a file that can be written, got"),
+        (["--output", "/dev/null/ops.jsonl"], "output must be a writable file, got"),
     ],
 )
 def test_bad_option_is_named_before_anything_is_measured(arguments, message):

@@ -1,7 +1,7 @@
-"""Random problems for the recurrences, their outcomes, and what it means that two agree.
+"""Random problems for the recurrences, their outcomes, and comparisons of outcomes.
 
 "blocks" is BD-LRU and "lags" is H-LRU. A problem holds leaves and fixed cotangents, so that all
-gradients of any path are those of one and the same linear function of states and final state.
+paths differentiate the same linear function of states and final state.
 """
 
 import dataclasses
@@ -142,8 +142,8 @@ def families_of(kind):
     return [family.name for family in families if kind == "blocks" or not family.blocks_only]
 
 
-# A test that asks for one of these runs over every backend that can run here and that fits, so that
-# a new one is tested by being registered.
+# A test with one of these fixtures runs over every matching backend that can run here, so that a
+# newly registered backend is tested too.
 BACKEND_FIXTURES = {
     "backend": lambda backend: True,
     "other_backend": lambda backend: backend.name != "reference",

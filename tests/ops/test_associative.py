@@ -1,4 +1,4 @@
-"""The published scan, repaired: equal to the definition, in states and in every gradient."""
+"""The repaired published scan equals the definition, in states and every gradient."""
 
 import pytest
 import torch

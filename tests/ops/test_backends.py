@@ -1,4 +1,4 @@
-"""Backends are records: who is chosen, who is refused and why, and what a user is told."""
+"""Backends are records: which is chosen, which is refused and why, and the messages to users."""
 
 import re
 import warnings
@@ -13,7 +13,7 @@ from statemix.ops import backends
 
 @pytest.fixture
 def registry():
-    """The registry as it is, and no memory of warnings; what a test registers is removed."""
+    """The registry, restored after the test, with no warnings given yet."""
     before = list(ops.BACKENDS)
     backends._warned.clear()
     yield ops.BACKENDS
@@ -24,7 +24,7 @@ def registry():
 
 @pytest.fixture
 def only(registry, monkeypatch):
-    """``only(record, ...)``: these are all the backends there are."""
+    """``only(record, ...)`` replaces all backends by these."""
 
     def replace(*records):
         monkeypatch.setattr(registry, "_entries", {record.name: record for record in records})
@@ -61,7 +61,7 @@ def call(values=None):
     return ops.lag_scan(torch.zeros(1, 2, 3, 2, device=values.device), values)
 
 
-def test_a_slow_choice_is_told_once_with_the_reason(only):
+def test_a_slow_choice_warns_once_with_the_reason(only):
     only(fastest(unavailable=lambda: "it needs a beater: buy one"), ops.BACKENDS["loop"])
     with pytest.warns(RuntimeWarning, match=r"slow backend 'loop'.*needs a beater: buy") as caught:
         call()
@@ -72,7 +72,7 @@ def test_a_slow_choice_is_told_once_with_the_reason(only):
         call()
 
 
-def test_a_slow_choice_is_told_on_every_kind_of_device(only, monkeypatch):
+def test_a_slow_choice_warns_on_every_kind_of_device(only, monkeypatch):
     only(fastest(devices=("cpu",), unavailable=lambda: "away"), ops.BACKENDS["loop"])
     for device in ("cpu", "cuda", "xpu"):
         message = f"for tensors on {device}: .*(away|needs tensors on cpu)"
@@ -84,13 +84,13 @@ def test_a_slow_choice_is_told_on_every_kind_of_device(only, monkeypatch):
         call(torch.zeros(1, 2, 3, device="meta"))
 
 
-def test_nobody_to_choose_is_an_error_with_all_reasons(only):
+def test_no_usable_backend_is_an_error_with_all_reasons(only):
     only(fastest(unavailable=lambda: "it is away"), ops.BACKENDS["reference"])
     with pytest.raises(ops.BackendUnavailableError, match=r"no backend serves .*it is away"):
         call()
 
 
-def test_what_is_asked_for_must_exist_serve_and_run(registry):
+def test_a_named_backend_must_exist_support_the_tensors_and_run(registry):
     registry.register(fastest(unavailable=lambda: "it is away"))
     registry.register(fastest(name="other", devices=("cuda",), kernels={}))
     ops.check_backend(None)
@@ -117,7 +117,7 @@ def test_a_scan_that_torch_lacks_is_named(monkeypatch):
 
 
 def test_no_module_compares_with_the_name_of_a_backend():
-    """Whoever does would have to be changed for a new backend."""
+    """Such a module would have to change for every new backend."""
     package = Path(ops.__file__).parents[1]
     folders = [package / name for name in ("ops", "layers", "bench", "cli")]
     names = "|".join(ops.BACKENDS)

@@ -1,4 +1,4 @@
-"""Malformed arguments: every public function answers with one clear sentence."""
+"""Malformed arguments: every public function raises an error of one clear sentence."""
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def bad_tensors(function):
     (first, first_shape), (second, second_shape) = shapes.items()
     both = f"{first} and {second}"
     long = (*first_shape[:-1], first_shape[-1] + 1)
-    if second_shape[-1] == m:  # for lags, gates alone say what m is
+    if second_shape[-1] == m:  # for lags, gates alone determine m
         yield first, torch.zeros(long), ValueError, f"{first} must have shape .*m=2.*, got "
     yield first, torch.zeros(first_shape[:-1]), ValueError, f"{first} must have shape"
     yield first, torch.zeros(first_shape, dtype=torch.int64), TypeError, f"{both} must share one"
@@ -179,7 +179,7 @@ def test_kernels_of_the_cpu_are_refused_elsewhere(function):
 @pytest.mark.parametrize("function", SEQUENCES)
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("which", [0, 1])
-def test_entries_that_are_not_finite_are_found_where_asked_for(function, number, which):
+def test_check_finite_detects_entries_that_are_not_finite(function, number, which):
     arguments = good(function)
     name = list(arguments)[which]
     place = tuple(size - 1 for size in arguments[name].shape)
@@ -187,25 +187,25 @@ def test_entries_that_are_not_finite_are_found_where_asked_for(function, number,
     listed = ", ".join(map(str, place))
     message = rf"{name} must be finite, got 1 NaN or infinite entries, .* index \({listed}\)"
     check_refusal(function, arguments | {"check_finite": True}, ValueError, message)
-    getattr(ops, function)(**arguments)  # unasked, it costs nothing and says nothing
+    getattr(ops, function)(**arguments)  # no check by default
 
 
 @pytest.mark.parametrize("function", SEQUENCES)
-def test_initial_state_that_is_not_finite_is_found_where_asked_for(function):
+def test_check_finite_detects_an_initial_state_that_is_not_finite(function):
     state = torch.zeros(B, H, m)
     state[1, 2, 0] = float("nan")
     arguments = good(function) | {"initial_state": state, "check_finite": True}
     check_refusal(function, arguments, ValueError, r"initial_state must be finite, .*\(1, 2, 0\)")
 
 
-def test_observer_form_finds_entries_that_are_not_finite():
+def test_check_finite_detects_entries_in_the_observer_form():
     arguments = good("h_lru") | {"check_finite": True, "realization": "observer"}
     arguments["gates"][0, 0, 0, 0] = float("nan")
     check_refusal("h_lru", arguments, ValueError, "gates must be finite")
 
 
 @pytest.mark.parametrize("function", SEQUENCES)
-def test_blocks_of_size_nought_are_refused(function, backend):
+def test_blocks_of_size_zero_are_refused(function, backend):
     shapes = {
         "bd_lru": {"gates": (B, T, H, 0, 1), "values": (B, T, H, 0)},
         "h_lru": {"gates": (B, T, H, 1), "values": (B, T, H)},
@@ -243,7 +243,7 @@ def test_unknown_family_of_normalize_is_refused_with_the_known_ones():
         ops.normalize(torch.zeros(3), "soft")
 
 
-def test_bind_learns_sizes_and_says_what_it_knows():
+def test_bind_records_sizes_and_reports_them():
     sizes = {}
     bind(sizes, "values", torch.zeros(2, 5, 3), "B T m")
     assert sizes == {"B": 2, "T": 5, "m": 3}
@@ -252,7 +252,7 @@ def test_bind_learns_sizes_and_says_what_it_knows():
         bind(sizes, "gates", torch.zeros(2, 5, 3, 3), "B T m m+1")
     with pytest.raises(ValueError, match=r"\(B=2, K, m=3\), got \(2, 7\)"):
         bind(sizes, "others", torch.zeros(2, 7), "B K m")
-    # A refused tensor teaches nothing.
+    # A refused tensor records no sizes.
     assert "K" not in sizes
 
 
@@ -295,5 +295,5 @@ def test_entries_that_vmap_hides_are_not_checked(function):
     def run(a, b):
         return getattr(ops, function)(**dict(zip(names, (a, b), strict=True)), check_finite=True)[0]
 
-    with pytest.raises(ValueError, match=f"{names[0]} must be checked outside of vmap"):
+    with pytest.raises(ValueError, match=f"the values of {names[0]} cannot be read"):
         torch.func.vmap(run)(first, second)

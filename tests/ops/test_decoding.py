@@ -1,4 +1,4 @@
-"""One step at a time equals the sequence, bit for bit where the sequence is walked in steps."""
+"""Single steps equal the whole sequence, bit for bit on stepwise backends."""
 
 import pytest
 import torch

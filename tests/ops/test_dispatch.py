@@ -10,7 +10,7 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 
 def expected_outcome(p, gate, **options):
-    """The judge: the reference in float64, on the very numbers that ``p`` holds."""
+    """The outcome of the reference in float64, on the exact numbers of ``p``."""
     return p.to(torch.float64).outcome(gate, backend="reference", **options)
 
 
@@ -266,7 +266,7 @@ def test_arguments_are_left_as_they_were(problem, kind, gate, backend):
 
 @pytest.mark.parametrize("gate", ["softmax", "sigmoid"])
 def test_constant_value_is_a_fixed_point(problem, kind, gate, backend):
-    """Gates of a row sum to one, so h = v = c stays c whatever they are."""
+    """Gates of a row sum to one, so h = v = c stays c for any gates."""
     p = problem(kind, length=50, size=4, scale=3.0)
     scan = {"blocks": ops.bd_lru, "lags": ops.h_lru}[kind]
     c = 1.7

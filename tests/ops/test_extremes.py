@@ -20,7 +20,7 @@ def row(gate, g):
     if gate == "sigmoid":
         return torch.nn.functional.logsigmoid(g).softmax(-1)
     numerators = {"relu": g.relu(), "signed": g, "tanh": g.tanh()}[gate]
-    # In float64, gates of float32 and bfloat16 are far from overflow; its own are halved often.
+    # float64 holds huge float32 and bfloat16 gates easily; float64 gates are halved often.
     unit = 2.0**-20
     scaled = numerators * unit
     return scaled / (scaled.abs().sum(-1, keepdim=True) + 1e-6 * unit)
@@ -51,7 +51,7 @@ def test_backend_equals_stable_sums(problem, kind, gate, dtype, scale, backend):
 
 
 def check_one_step_each(p, gate, backend, dtype):
-    """Every step on its own, from its own initial state: then gradients do not mix."""
+    """Check each step separately, from its own initial state, so that gradients do not mix."""
     for t in range(p.values.shape[1]):
         one = p.replace(
             gates=p.gates[:, t : t + 1],

@@ -1,4 +1,4 @@
-"""What each gate family promises: its equation, its bound, and finite numbers everywhere."""
+"""Each gate family: its equation, its bound, and finite numbers everywhere."""
 
 import pytest
 import torch

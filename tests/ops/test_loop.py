@@ -1,4 +1,4 @@
-"""The loop over time: its hand-written adjoint, and that it is there when the kernels are not."""
+"""The loop over time: its hand-written adjoint and its memory order."""
 
 import pytest
 import torch

@@ -65,7 +65,7 @@ def test_packed_sequences_equal_single_ones_bit_for_bit(problem, identical, kind
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_packed_sequences_equal_padded_ones(problem, agree, variant, backend):
-    """Padding goes to the end, where it cannot reach back; it must not be read either."""
+    """Padding at the end cannot affect earlier steps, and must not be read either."""
     kind, options = VARIANTS[variant]
     lengths = LENGTHS["ragged"]
     p = problem(kind, lengths=lengths)
@@ -160,7 +160,7 @@ def test_last_of_each_falls_back_to_the_initial_value():
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_bounds_are_not_read_back_from_a_device(problem, variant, portable_backend):
-    """Tensors on meta have no values: whoever reads one, by tolist, item or an if, fails."""
+    """Tensors on meta have no values: reading one, by tolist, item or an if, fails."""
     kind, options = VARIANTS[variant]
     p = problem(kind, lengths=LENGTHS["ragged"])
     names = ("gates", "values", "initial_state", "d_states", "d_final_state", "cu_seqlens")

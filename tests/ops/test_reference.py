@@ -1,4 +1,4 @@
-"""The judge is judged: number by number from the equations, and by finite differences."""
+"""The reference equals the equations number by number, and finite differences."""
 
 import math
 

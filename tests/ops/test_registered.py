@@ -19,7 +19,7 @@ OPERATORS = {"blocks": "block", "lags": "lag"}
 
 
 def arguments(problem, kind, backend, *, dtype=torch.float64, temperature=None, **sizes):
-    """Those of ``scan_forward``: raw gates where the backend fuses, else coefficients."""
+    """Arguments of ``scan_forward``: raw gates if the backend fuses, else coefficients."""
     p = problem(kind, gate="none", **sizes).to(dtype)
     if "softmax" in ops.BACKENDS[backend].families:
         names = (OPERATORS[kind], backend, "softmax")
@@ -40,9 +40,7 @@ def arguments(problem, kind, backend, *, dtype=torch.float64, temperature=None, 
     ],
     ids=str,
 )
-def test_operators_are_registered_as_torch_wants_them(
-    problem, kind, lengths, dtype, registered_backend
-):
+def test_operators_pass_opcheck(problem, kind, lengths, dtype, registered_backend):
     temperature = torch.tensor(0.5) if dtype == torch.float32 else None
     inputs = arguments(
         problem, kind, registered_backend, dtype=dtype, lengths=lengths, temperature=temperature
@@ -54,9 +52,7 @@ def test_operators_are_registered_as_torch_wants_them(
     torch.library.opcheck(scan_backward, (*cotangents, gates, values, states, *rest))
 
 
-def test_operators_without_steps_are_registered_as_torch_wants_them(
-    problem, kind, registered_backend
-):
+def test_operators_without_steps_pass_opcheck(problem, kind, registered_backend):
     inputs = arguments(problem, kind, registered_backend, length=0)
     torch.library.opcheck(scan_forward, inputs)
 
@@ -122,7 +118,7 @@ def test_scans_and_steps_compile_without_a_graph_break(problem, identical, kind)
 @tracer_warns
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_new_lengths_do_not_compile_anew(problem, agree, variant):
+def test_new_lengths_do_not_recompile(problem, agree, variant):
     kind, options = VARIANTS[variant]
     graphs = torch._dynamo.testing.CompileCounter()
     compiled = torch.compile(RECURRENCES[kind], backend=graphs, fullgraph=True, dynamic=True)
@@ -247,7 +243,7 @@ def test_jacobian_equals_that_of_the_reference(problem, agree, kind, registered_
 # torch loads its own decompositions for forward mode by a deprecated route.
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 def test_forward_mode_is_refused_rather_than_zero(problem, kind, registered_backend):
-    """Also where gradients are off: the raw operators would drop the tangent."""
+    """Even with gradients disabled, when the raw operators would drop the tangent."""
     p = problem(kind)
 
     def states(values):

@@ -1,4 +1,4 @@
-"""A backend of a few lines gets the whole operator suite by being registered.
+"""A registered backend of a few lines runs through the whole operator suite.
 
 This file is also a pytest plugin: ``pytest -p test_toy_backend`` registers the backend "toy" before
 any test is collected.
@@ -95,7 +95,7 @@ def pytest_configure(config):
     ops.BACKENDS.register(TOY)
 
 
-# The compiler takes half of the time; what it is shown does not depend on the kernel.
+# The compiler takes half of the time, and its input does not depend on the kernel.
 SELECTED = "toy and not compile and not finite_differences and not torch.float16"
 
 
@@ -119,7 +119,7 @@ def test_a_registered_backend_is_reported_and_chosen_by_name():
         rows = backends.report(["cpu"], [torch.float32])
         assert {row["operator"] for row in rows} == {"block", "lag"}
         for row in rows:
-            assert "only where it is asked for by name" in row["others"]["toy"]
+            assert "used only if named explicitly" in row["others"]["toy"]
         values = torch.ones(1, 2, 1, 1)
         states, _ = ops.bd_lru(torch.zeros(1, 2, 1, 1, 2), values, backend="toy")
         assert states.flatten().tolist() == [0.5, 0.75]

@@ -1,1 +1,1 @@
-"""Timing: a fair harness and the cases measured with it."""
+"""Benchmarks: a harness for fair timing, and the cases measured with it."""

@@ -1,4 +1,4 @@
-"""Compare several ways to compute one thing: interleaved, in one process, correct ones only."""
+"""Time several implementations of one computation in interleaved rounds of one process."""
 
 import math
 import time
@@ -12,11 +12,11 @@ import numpy as np
 from statemix.bench import memory
 from statemix.ops import BackendUnavailableError
 
-# Slow providers get fewer rounds, but a median needs at least this many.
+# Slow providers run fewer rounds, but a median needs at least this many.
 _FEWEST_ROUNDS = 3
-# Estimates of memory are estimates, and others use the machine too.
+# A margin for wrong memory estimates and for other processes.
 _USABLE_SHARE = 0.6
-# A heap that keeps what is freed may grow to this many times what is held at once.
+# A heap that keeps freed memory may grow to this multiple of the memory in use.
 _FRAGMENTATION = 2.5
 
 
@@ -33,12 +33,12 @@ class Provider:
     """One way to compute a case.
 
     Args:
-        name: how rows and tables call it.
-        prepare: makes the inputs and returns the function to time. Called once, and only if there
-            is memory for it; everything it holds is released when the case is done.
-        error: relative error of what a run returned; None if there is nothing to check.
-        required_bytes: estimate of the memory it takes, inputs of its own included.
-        note: what a reader should know of its inputs, such as their memory order.
+        name: name in rows and tables.
+        prepare: creates the inputs and returns the function to time. It is called once, and only if
+            memory suffices; its memory is released after the case.
+        error: result of a call -> its relative error. None if there is nothing to check.
+        required_bytes: estimated memory of a call and of inputs that only this provider has.
+        note: remark on the inputs for readers, such as their memory order.
     """
 
     name: str
@@ -50,22 +50,23 @@ class Provider:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one provider did in one case.
+    """The outcome of one provider in one case.
 
     Args:
-        provider: its name.
+        provider: name of the provider.
         note: the provider's note.
-        status: "measured"; "wrong" if its result was not correct; "skipped" if it
-            cannot run here or memory is short.
-        reason: why there is no time.
-        relative_error: of its first result.
-        first_call_s: the first call, with all that happens only once, such as compilation.
-        memory_bytes: peak of what one call allocates, above its inputs.
-        memory_reused: whether its calls found the memory that earlier ones had freed. Large blocks
-            of a provider too large for that are mapped afresh in every call.
-        rounds: how many calls the time was taken from.
-        time_s: of one call.
-        ratios: name of another provider -> this provider's time over that one's, by round.
+        status: "measured"; "wrong" if the result was incorrect; "skipped" if the provider cannot
+            run here or memory is short.
+        reason: reason for a missing time.
+        relative_error: relative error of the first result.
+        first_call_s: duration of the first call, including one-time work such as compilation.
+        memory_bytes: peak memory allocated by one call, without its inputs.
+        memory_reused: True if calls reuse memory freed by earlier calls. If reuse could need too
+            much memory, every call maps its large blocks anew.
+        rounds: number of timed calls.
+        time_s: duration of one call.
+        ratios: name of another provider -> this provider's time divided by the other's, over
+            rounds.
     """
 
     provider: str
@@ -83,7 +84,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class _Ready:
-    """A provider that may be timed: its call, and the setting of the allocator for it."""
+    """A provider that passed its checks: its call, and its setting of the allocator."""
 
     call: Callable[[], Any]
     set_allocator: Callable[[], bool]
@@ -100,23 +101,23 @@ def measure(
     on_step: Callable[[str], None],
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Measurement]:
-    """Check every provider, then time those that are right in rounds of random order.
+    """Check every provider, then time the correct ones in rounds of random order.
 
-    Machines are loud: a time means little by itself, and the ratio of two times of one round
-    means more. So each round calls every provider once, and ratios are taken round by round.
-    Freed memory is reused where it can be, which changes the allocator of this process: measure
-    in a process that does nothing else.
+    Machines are noisy: the ratio of two times from one round means more than either time alone.
+    Each round therefore calls every provider once, and ratios are computed round by round. Freed
+    memory is reused if possible, which changes the allocator of this process: measure in a process
+    that does nothing else.
 
     Args:
-        providers: what to compare, with distinct names.
+        providers: implementations to compare, with distinct names.
         relative_to: names of the providers whose times divide those of the others.
-        rounds: calls per provider. A provider that cannot make them within ``budget_s`` makes
-            fewer, at least three, spread evenly over the rounds.
-        budget_s: time for the calls of one provider, estimated from the calls before.
+        rounds: calls per provider. A provider too slow for ``budget_s`` makes fewer calls, at least
+            three, spread evenly over the rounds.
+        budget_s: seconds for the calls of one provider, estimated from its earlier calls.
         tolerance: largest relative error of a correct result.
-        seed: of the order within each round.
-        on_step: told what happens next, for a progress display.
-        clock: seconds, for tests.
+        seed: seed of the order within each round.
+        on_step: called with a description of the next step, for a progress display.
+        clock: returns seconds; tests replace it.
 
     Returns:
         One measurement per provider, in the order given.
@@ -133,7 +134,7 @@ def measure(
     on_step("warming up")
     shares = {}
     for name, one in ready.items():
-        # The heap may grow in either call, which later ones are spared.
+        # Growing the heap may slow down either call, but not later ones.
         call_s = min(_time(one, clock), outcomes[name].first_call_s or math.inf)
         shares[name] = _share(call_s, rounds=rounds, budget_s=budget_s)
     times = _interleave(ready, shares, rounds=rounds, seed=seed, clock=clock, on_step=on_step)
@@ -148,11 +149,12 @@ def measure(
 def _admit(
     provider: Provider, tolerance: float, clock: Callable[[], float]
 ) -> tuple[Measurement, _Ready | None]:
-    """Prepare one provider, check its result and count its memory, unless it may not run."""
+    """Prepare one provider, check its result and measure its memory, if it can run."""
     memory.release()
     free = int(_USABLE_SHARE * memory.available_bytes())
     if provider.required_bytes > free:
-        reason = f"needs about {provider.required_bytes / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
+        needed = provider.required_bytes / 1e9
+        reason = f"needs about {needed:.1f} GB, {free / 1e9:.1f} GB are usable"
         return Measurement(provider.name, provider.note, "skipped", reason), None
 
     fits_twice = provider.required_bytes * _FRAGMENTATION <= free
@@ -167,7 +169,7 @@ def _admit(
     first_call_s = clock() - start
     relative_error = None if provider.error is None else provider.error(result)
     del result
-    # A NaN compares false with everything, so that it must not pass.
+    # Compare this way round so that a NaN fails.
     if relative_error is not None and not relative_error <= tolerance:
         reason = f"relative error {relative_error:.1e} exceeds {tolerance:.0e}"
         return Measurement(provider.name, provider.note, "wrong", reason, relative_error), None
@@ -188,13 +190,13 @@ def _time(ready: _Ready, clock: Callable[[], float]) -> float:
     start = clock()
     result = ready.call()
     elapsed = clock() - start
-    # Freeing the result is not part of the call.
+    # Freeing the result is not timed.
     del result
     return elapsed
 
 
 def _share(call_s: float, *, rounds: int, budget_s: float) -> int:
-    """How many of the rounds a provider takes part in."""
+    """Return the number of rounds that a provider runs in."""
     affordable = rounds if call_s * rounds <= budget_s else int(budget_s / call_s)
     return min(rounds, max(_FEWEST_ROUNDS, affordable))
 
@@ -208,11 +210,11 @@ def _interleave(
     clock: Callable[[], float],
     on_step: Callable[[str], None],
 ) -> dict[str, dict[int, float]]:
-    """Time per provider and round.
+    """Return the time of every provider in each of its rounds.
 
-    A provider with a share of n takes part in the first n rounds of a fixed order that any prefix
-    spreads evenly (multiples of the golden ratio). So the rounds of a slow provider are a subset
-    of those of a fast one, and every round of it gives ratios.
+    A provider with a share of n runs in the first n rounds of a fixed order, in which any prefix is
+    spread evenly (multiples of the golden ratio). The rounds of a slow provider are thus a subset
+    of those of a fast one, so each of them gives ratios.
     """
     spread_out = sorted(range(rounds), key=lambda r: r * 0.6180339887 % 1)
     random = Random(seed)
@@ -239,5 +241,5 @@ def _with_times(
 
 
 def spread(sample: Sequence[float]) -> Spread:
-    """The percentiles that rows carry."""
+    """Return the percentiles stored in rows."""
     return Spread(*(float(p) for p in np.percentile(sample, [20, 50, 80])))

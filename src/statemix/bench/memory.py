@@ -1,4 +1,4 @@
-"""Memory of a benchmark's process: what a call allocates, what is free, and how it is reused."""
+"""Memory of a benchmark's process: allocated by a call, available, and reused."""
 
 import ctypes
 import os
@@ -14,15 +14,15 @@ _M_MMAP_MAX = -4
 
 
 def reuse_freed_memory() -> bool:
-    """Keep freed memory in this process, so that outputs of one call are reused by the next.
+    """Keep freed memory in this process, so that each call reuses the outputs of the last.
 
-    By default glibc maps every block above 32 MB afresh and gives it back when freed; the page
-    faults of writing to it then cost more than the kernels that are measured. This turns off
-    mapping and trimming until ``map_large_blocks``, so that it belongs in benchmarks only. A heap
-    that many large blocks of many sizes pass through may grow to twice what is held at once.
+    By default glibc maps every block above 32 MB anew and returns it to the system when freed; the
+    page faults of writing to it then cost more than the measured kernels. This function turns off
+    mapping and trimming until ``map_large_blocks``, so use it in benchmarks only. A heap with many
+    large blocks of different sizes may grow to twice the memory in use.
 
     Returns:
-        Whether the C library took both settings (False where it is not glibc).
+        True if the C library accepted both settings (False without glibc).
     """
     # A trim threshold of -1 is the largest possible one.
     return _mallopt({_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1})
@@ -32,7 +32,7 @@ def map_large_blocks() -> bool:
     """Let glibc map blocks above 32 MB again, so that freeing them returns them to the system.
 
     Returns:
-        Whether the C library took both settings (False where it is not glibc).
+        True if the C library accepted both settings (False without glibc).
     """
     return _mallopt({_M_MMAP_MAX: 65536, _M_MMAP_THRESHOLD: 2**25})
 
@@ -48,7 +48,7 @@ def _mallopt(settings: dict[int, int]) -> bool:
 
 
 def release() -> None:
-    """Return freed memory to the system, where the C library can."""
+    """Return freed memory to the system, if the C library can."""
     if sys.platform.startswith("linux"):
         malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if malloc_trim is not None:
@@ -56,14 +56,14 @@ def release() -> None:
 
 
 def total_bytes() -> int:
-    """Memory of this machine (unlimited where not known)."""
+    """Return the memory of this machine (``sys.maxsize`` if unknown)."""
     if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
         return sys.maxsize
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def available_bytes() -> int:
-    """Memory that this process can still take without swapping (unlimited where not known)."""
+    """Return the memory that can be allocated without swapping (``sys.maxsize`` if unknown)."""
     if not sys.platform.startswith("linux"):
         return sys.maxsize
     with open("/proc/meminfo", encoding="ascii") as lines:
@@ -74,12 +74,12 @@ def available_bytes() -> int:
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
-    """Peak of the tensor memory that ``call`` holds at once, its results included.
+    """Return the peak tensor memory of ``call``, including its results but not its inputs.
 
-    Counts what goes through torch's CPU allocator from the start of the call, so that its inputs
-    do not count. The kernels of this library allocate through it alone.
+    It counts allocations through torch's CPU allocator during the call. The kernels of this library
+    allocate tensors only through it.
     """
-    # Without this the profiler writes its stages to stderr, into the progress display.
+    # Keep the profiler from writing its stages to stderr, into the progress display.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         result = call()

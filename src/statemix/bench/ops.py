@@ -1,4 +1,4 @@
-"""The operators against the published scan, a loop over time and a copy of the same bytes."""
+"""Time the operators against the published scan, a loop over time and a copy of equal size."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -24,21 +24,21 @@ OURS, PAPER, COMPILED, LOOP, COPY = "statemix", "paper", "paper-compiled", "torc
 # for the order of summation over the longest case.
 TOLERANCES = {torch.bfloat16: 2e-2, torch.float32: 1e-5, torch.float64: 1e-12}
 
-# A copy streams buffers of at most this size, again and again until it has moved its bytes: many
-# times larger than caches, so that it costs what one copy of everything would.
+# The copy reuses buffers of at most this size until it has moved its bytes. They are much larger
+# than the caches, so it costs as much as one large copy.
 _COPY_BUFFER_BYTES = 2**28
 # Autotuning reports to stderr, into the progress display.
 _SILENT_AUTOTUNING = {
     "autotune_num_choices_displayed": 0,
     "max_autotune_report_choices_stats": False,
 }
-# Steps that the float64 reference runs over, summed over sequences.
+# Steps checked against the float64 reference, summed over sequences.
 _CHECKED_STEPS = 2048
 
 
 @dataclass(frozen=True)
 class Case:
-    """One operation at one size; for H-LRU, blocks are channels and the block size is the order."""
+    """One operation at one size. For H-LRU, blocks are channels and the block size is the order."""
 
     recurrence: Recurrence
     direction: Direction
@@ -49,27 +49,27 @@ class Case:
 
     @property
     def num_gates(self) -> int:
-        """Gates G of one token."""
+        """Number of gates G of one token."""
         return self.num_values * (self.block_size + 1)
 
     @property
     def num_values(self) -> int:
-        """Values N of one token."""
+        """Number of values N of one token."""
         return self.num_blocks * (self.block_size if self.recurrence == "bd_lru" else 1)
 
     @property
     def moved_entries(self) -> int:
-        """Entries that any implementation has to read or write.
+        """Number of entries that any implementation has to read or write.
 
-        Forward reads gates and values and writes states: G + 2N. Backward reads these and the
-        gradient of the states and writes two gradients: 2G + 4N.
+        Forward reads gates and values and writes states: G + 2N. Backward reads all of these and
+        the gradient of the states, and writes two gradients: 2G + 4N.
         """
         passes = 1 if self.direction == "forward" else 3
         return passes * self.batch_size * self.length * (self.num_gates + 2 * self.num_values)
 
 
 class Shape(NamedTuple):
-    """Batch, length and blocks of a case, and its block sizes if they are its own."""
+    """Batch size, length and number of blocks; the block size is None for all block sizes."""
 
     batch_size: int
     length: int
@@ -100,13 +100,13 @@ def cases(
     block_sizes: Sequence[int],
     orders: Sequence[int],
 ) -> list[Case]:
-    """All cases, those of one table next to each other.
+    """Return all cases, those of one table next to each other.
 
     Args:
-        recurrences: which operators.
-        shapes: at which sizes.
-        block_sizes: m of BD-LRU in shapes without their own.
-        orders: m of H-LRU in shapes without their own.
+        recurrences: recurrences to run.
+        shapes: shapes to run each of them at.
+        block_sizes: values of m for BD-LRU in shapes without a block size.
+        orders: values of m for H-LRU in shapes without a block size.
 
     Raises:
         RequestError: if a block size or an order is not positive.
@@ -128,7 +128,7 @@ def cases(
 
 
 def check_fits(case: Case, dtype: torch.dtype) -> None:
-    """Check that a case is no larger than the machine; whether a provider fits shows later.
+    """Check that the inputs of a case fit into memory; providers are checked later.
 
     Raises:
         RequestError: otherwise.
@@ -138,22 +138,22 @@ def check_fits(case: Case, dtype: torch.dtype) -> None:
     if needed > total:
         shape = f"{case.batch_size}x{case.length}x{case.num_blocks}x{case.block_size}"
         raise RequestError(
-            f"shapes must fit into memory ({total / 1e9:.1f} GB), got {shape}, whose inputs take "
+            f"shapes must fit into memory ({total / 1e9:.1f} GB), got {shape}, whose inputs need "
             f"{needed / 1e9:.1f} GB"
         )
 
 
 def providers(case: Case, dtype: torch.dtype, *, compiled: bool) -> list[Provider]:
-    """What computes ``case``, the copy first.
+    """Return the providers of ``case``, the copy first.
 
-    All start from the same random gates and values and give the same states and gradients. Ours
-    and the loop get them with the blocks innermost in memory, as our layers write them; the
-    published scan gets them contiguous in the order of its shapes, as its layers do.
+    All operators compute the same states and gradients from the same random gates and values. Our
+    kernels and the loop receive tensors with blocks innermost in memory, as our layers write them;
+    the published scan receives contiguous tensors, as its layers write them.
 
     Args:
         case: operation and size.
-        dtype: of gates, values and states.
-        compiled: whether to add the published scan under ``torch.compile``.
+        dtype: dtype of gates, values and states.
+        compiled: add the published scan under ``torch.compile``.
     """
 
     @cache
@@ -181,7 +181,7 @@ def providers(case: Case, dtype: torch.dtype, *, compiled: bool) -> list[Provide
 
     def paper_compiled() -> Callable[[], Sequence[Tensor]]:
         arguments = [tensor.contiguous() for tensor in problem()]
-        # What was compiled for earlier cases would count as recompilation of this one.
+        # Otherwise this case would count as a recompilation of earlier ones.
         torch.compiler.reset()
         operator = torch.compile(
             _operator(case, "associative"),
@@ -212,18 +212,18 @@ def providers(case: Case, dtype: torch.dtype, *, compiled: bool) -> list[Provide
 
 
 def row(case: Case, measurement: Measurement, dtype: str) -> dict[str, Any]:
-    """One measurement as it is kept, without its provenance."""
+    """Return the stored row of a measurement, without its provenance."""
     outcome = asdict(measurement)
     outcome["time_s"] = measurement.time_s and measurement.time_s._asdict()
     outcome["ratios"] = {name: ratio._asdict() for name, ratio in measurement.ratios.items()}
     error = measurement.relative_error
-    # JSON has no NaN; the reason tells.
+    # JSON has no NaN; the reason reports it.
     outcome["relative_error"] = error if error is not None and isfinite(error) else None
     return {"benchmark": "ops", "case": asdict(case), "dtype": dtype, **outcome}
 
 
 def _problem(case: Case, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Gates, values and the gradient of the states, with the blocks innermost in memory."""
+    """Return gates, values and the gradient of the states, with blocks innermost in memory."""
     generator = torch.Generator().manual_seed(0)
     outer, size, blocks = (case.batch_size, case.length), case.block_size, case.num_blocks
 
@@ -250,7 +250,7 @@ def _operator(case: Case, backend: str) -> Operator:
 def _call(
     direction: Direction, operator: Operator, gates: Tensor, values: Tensor, d_states: Tensor
 ) -> Callable[[], Sequence[Tensor]]:
-    """A function of nothing that returns states and final state, and the gradients if asked for."""
+    """Return a function without arguments that computes states, final state and any gradients."""
 
     def forward() -> Sequence[Tensor]:
         with torch.no_grad():
@@ -266,7 +266,7 @@ def _call(
 
 
 def _copy(moved_bytes: int) -> Callable[[], None]:
-    """Copy between two buffers until ``moved_bytes`` have been read or written."""
+    """Return a function that copies until ``moved_bytes`` have been read or written."""
     # torch copies floats faster than bytes.
     total = max(1, moved_bytes // 2 // torch.float32.itemsize)
     source = torch.ones(min(total, _COPY_BUFFER_BYTES // torch.float32.itemsize))
@@ -282,17 +282,18 @@ def _copy(moved_bytes: int) -> Callable[[], None]:
 
 
 def _relative_error(actual: Tensor, expected: Tensor) -> float:
-    """Largest error relative to the largest entry, over the sequences that were checked."""
+    """Return the largest error over the checked sequences, relative to the largest entry."""
     checked = actual[: expected.shape[0]]
     difference = (checked.double() - expected).abs().max() / expected.abs().max()
     return float(difference)
 
 
 def _required_bytes(case: Case, name: str, dtype: torch.dtype) -> int:
-    """An estimate of the peak of one call and of the inputs that only this provider has.
+    """Estimate the peak memory of one call and of the inputs that only this provider has.
 
-    In units of the gates, fitted to what was counted at m = 1 to 16. The published scan keeps
-    companion matrices for H-LRU, which grow as m times the gates, and copies of them.
+    The factors are in units of the gates and were fitted to measurements at m = 1 to 16. For H-LRU
+    the published scan keeps companion matrices, which are about m times as large as the gates, and
+    copies of them.
     """
     size, forward = case.block_size, case.direction == "forward"
     if name == OURS:
@@ -304,5 +305,5 @@ def _required_bytes(case: Case, name: str, dtype: torch.dtype) -> int:
     else:
         factor = (3.5 if forward else 5.5) * size + 4.0
     entries = case.batch_size * case.length * case.num_gates
-    # Lower precision is widened on the way.
+    # Lower precision is widened to float32.
     return int(factor * entries * max(dtype.itemsize, torch.float32.itemsize))

@@ -1,4 +1,4 @@
-"""Rows of results: one line of JSON per measurement, with everything needed to judge it."""
+"""Rows of results: one line of JSON per measurement, with its provenance."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from statemix.settings import RequestError
 
 
 def describe_process() -> dict[str, Any]:
-    """Where and how this process measures: provenance, command, threads, time of its start."""
+    """Describe this process: provenance, command, threads and the time of this call."""
     return {
         **provenance.describe(),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
@@ -27,10 +27,10 @@ def describe_process() -> dict[str, Any]:
 
 
 def open_for_append(path: Path) -> None:
-    """Create ``path`` if need be and make sure that rows can be appended, before measuring.
+    """Create ``path`` if necessary and check, before measuring, that it is writable.
 
     Raises:
-        RequestError: if they cannot.
+        RequestError: if it is not.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -38,12 +38,12 @@ def open_for_append(path: Path) -> None:
             pass
     except OSError as error:
         raise RequestError(
-            f"output must be a file that can be written, got {str(path)!r} ({error.strerror})"
+            f"output must be a writable file, got {str(path)!r} ({error.strerror})"
         ) from error
 
 
 def append(path: Path, rows: Iterable[Mapping[str, Any]], process: Mapping[str, Any]) -> None:
-    """Append rows, each with the clock time and ``process``; nothing is ever overwritten."""
+    """Append rows, each with the current time and ``process``; never overwrite any."""
     context = {"measured_utc": _now(), **process}
     text = "".join(json.dumps({**row, **context}, allow_nan=False) + "\n" for row in rows)
     files.append(path, text)

@@ -1,4 +1,4 @@
-"""What the operators are meant to reach, forward and backward together, and whether they do."""
+"""Speed targets of the operators, forward and backward together, and verdicts on them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from typing import Literal
 from statemix.bench.harness import Measurement
 from statemix.bench.ops import COMPILED, COPY, OURS, PAPER, Case, Recurrence
 
-# Smaller cases (21 MB of float32 in each of three passes) live in caches, where arithmetic bounds
-# them and a copy says nothing about them.
+# Smaller cases (21 MB of float32 in each of three passes) fit into caches. Arithmetic then limits
+# them, so comparing them with a copy is meaningless.
 _LEAST_MOVED_ENTRIES = 2**24
 
 
 @dataclass(frozen=True)
 class Target:
-    """A bound on the time of one provider over that of another."""
+    """A bound on the time of the provider ``over`` divided by that of ``under``."""
 
     over: str
     under: str
@@ -35,7 +35,7 @@ FIRST_VERSION = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """A target and the median of the ratios within rounds that answers it."""
+    """A target and the measured median of the ratios within rounds."""
 
     case: Case
     target: Target
@@ -43,7 +43,7 @@ class Verdict:
 
     @property
     def reached(self) -> bool:
-        """Whether the target holds."""
+        """Whether the target is met."""
         if self.target.bound == "at most":
             return self.measured <= self.target.limit
         return self.measured >= self.target.limit
@@ -52,7 +52,7 @@ class Verdict:
 def verdicts(
     outcomes: Sequence[tuple[Case, Sequence[Measurement]]], targets: Sequence[Target]
 ) -> Iterator[Verdict]:
-    """Judge ``targets`` by every outcome that says something about them."""
+    """Yield a verdict for every target and every measurement that it applies to."""
     for case, measurements in outcomes:
         if case.direction == "forward" or case.moved_entries < _LEAST_MOVED_ENTRIES:
             continue

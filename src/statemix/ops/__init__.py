@@ -1,7 +1,7 @@
 """The recurrences as pure functions of tensors.
 
-A folder per operator (``block/``, ``lag/``) holds its public functions, its definition and its
-forms in PyTorch; a module or folder per backend (``cpu/``, ``loop.py``) holds its record.
+Each operator has a folder (``block/``, ``lag/``) with its public functions, its definition and its
+PyTorch implementations. Each backend has a module or folder (``cpu/``, ``loop.py``) for its record.
 """
 
 from statemix.ops.associative import ASSOCIATIVE

@@ -1,7 +1,7 @@
 """Backend "associative": the published parallel scan, the baseline of every comparison.
 
-An associative scan over pairs (x, c) of states and transition products, as in Appendix I of Dubinin
-et al., "Improved state mixing in higher-order and block diagonal linear recurrent networks". A scan
+The scan runs over pairs (x, c) of states and transition products, as in Appendix I of Dubinin et
+al., "Improved state mixing in higher-order and block diagonal linear recurrent networks". Each scan
 step multiplies whole transition matrices, so it costs m^3 and moves far more bytes than the
 recurrence needs.
 """
@@ -15,12 +15,12 @@ from torch import Tensor
 
 from statemix.ops.backends import Backend
 
-# A private module of PyTorch: another version may lack it.
+# This module is private to PyTorch: another version may lack it.
 _MODULE = "torch._higher_order_ops.associative_scan"
 
 
 def unavailable() -> str | None:
-    """Say why the scan cannot be used, or return None."""
+    """Return the reason why the scan cannot run here, or None."""
     if find_spec(_MODULE) is None:
         return (
             f"backend 'associative' needs {_MODULE}, which torch {torch.__version__} lacks: "
@@ -30,7 +30,7 @@ def unavailable() -> str | None:
 
 
 ASSOCIATIVE = Backend("associative", unavailable=unavailable, stepwise=False)
-"""Its kernels are added by the operators; autograd differentiates them."""
+"""The backend's record. The operators add its kernels; autograd differentiates them."""
 
 
 def scan(
@@ -41,9 +41,9 @@ def scan(
     Args:
         coefficients: c, shape (B, T, H, m, m).
         inputs: u, shape (B, T, H, m).
-        resets: whether a step is the first of its sequence (in the order of the scan), shape (T,);
-            None means that only the first one is.
-        reverse: whether to run from the end of time.
+        resets: mask of the first step of each sequence (in scan order), shape (T,). None means that
+            the row is one sequence.
+        reverse: scan backwards in time.
 
     Returns:
         x_1 ... x_T, shape (B, T, H, m).
@@ -56,7 +56,7 @@ def scan(
         x = curr["x"] + torch.einsum("bhij,bhj->bhi", curr["c"], acc["x"])
         if "reset" not in curr:
             return {"x": x, "c": c}
-        # Chosen, not multiplied by zero: a NaN stays in its own sequence.
+        # Select instead of multiplying by zero, which would carry a NaN into the next sequence.
         reset = curr["reset"]
         return {
             "x": torch.where(reset, curr["x"], x),
@@ -73,7 +73,7 @@ def scan(
 
 
 def full_precision(tensor: Tensor) -> AbstractContextManager[object]:
-    """No automatic casts: under autocast, products of float32 blocks would be bfloat16."""
+    """Disable autocast, under which products of float32 blocks would be bfloat16."""
     device_type = tensor.device.type
     if not torch.amp.is_autocast_available(device_type):
         return nullcontext()

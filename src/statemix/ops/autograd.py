@@ -20,9 +20,9 @@ def scan(
     gate: str,
 ) -> tuple[Tensor, Tensor]:
     """The recurrence of :func:`statemix.ops.registered.scan_forward`, differentiable."""
-    # Derivatives of any kind are only ruled out here: a tensor that vmap has wrapped does not tell
-    # whether it requires a gradient, and forward mode works without gradients being enabled.
-    # (A compiled graph cannot ask.)
+    # Only inference mode rules out every derivative: a tensor wrapped by vmap hides whether it
+    # requires a gradient, and forward mode works with gradients disabled. A compiled graph cannot
+    # query inference mode.
     arguments = (
         gates, values, initial_state, cu_seqlens, temperature, operator, backend, gate
     )  # fmt: skip
@@ -31,7 +31,7 @@ def scan(
         function = _Scan if compiling else _EagerScan
         result: tuple[Tensor, Tensor] = function.apply(*arguments)  # type: ignore[no-untyped-call]
         return result
-    # While decoding, a Function's bookkeeping costs more than the step itself.
+    # In decoding, the bookkeeping of a Function costs more than the step itself.
     states, final_state = scan_forward(*arguments)
     return states, final_state
 
@@ -39,13 +39,13 @@ def scan(
 class _Scan(torch.autograd.Function):
     """States and final state of any operator, with all gradients.
 
-    A Function around the raw operators rather than ``register_autograd`` on them: only this form
-    supports ``vmap`` of ``grad``.
+    A Function wraps the raw operators because ``register_autograd`` does not support ``vmap`` of
+    ``grad``.
     """
 
     generate_vmap_rule = True
 
-    # The arguments one by one: given as *arguments, the compiler would slip its context among them.
+    # List the arguments: the compiler would insert its context into *arguments.
     @staticmethod
     def forward(
         gates: Tensor,
@@ -65,7 +65,7 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        """Keep raw gates, values and states: all that the closed form reads."""
+        """Save raw gates, values and states: the closed form reads nothing else."""
         *tensors, operator, backend, gate = inputs
         ctx.names = operator, backend, gate
         ctx.save_for_backward(*tensors, output[0])
@@ -74,7 +74,7 @@ class _Scan(torch.autograd.Function):
     def backward(ctx: Any, d_states: Tensor, d_final_state: Tensor) -> tuple[Tensor | None, ...]:
         """See :func:`statemix.ops.registered.scan_backward`."""
         gates, values, initial_state, cu_seqlens, temperature, states = ctx.saved_tensors
-        # What create_graph=True or torch.func differentiates again must know that it cannot be.
+        # Under create_graph=True or torch.func, a second derivative must raise, not be wrong.
         backward: Any = _ScanBackward.apply if torch.is_grad_enabled() else scan_backward
         d_gates, d_values, d_initial_state = backward(
             d_states,
@@ -91,7 +91,7 @@ class _Scan(torch.autograd.Function):
 
 
 class _EagerScan(_Scan):
-    """The same with a clear error in forward mode; the compiler traces no class that has a jvp."""
+    """``_Scan`` with a clear error in forward mode; the compiler cannot trace a class with jvp."""
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> None:
@@ -111,7 +111,7 @@ class _EagerScan(_Scan):
 
 
 class _ScanBackward(torch.autograd.Function):
-    """The closed-form gradients, with a clear error in place of theirs."""
+    """The closed-form gradients, with a clear error in place of second derivatives."""
 
     generate_vmap_rule = True
 
@@ -127,12 +127,12 @@ class _ScanBackward(torch.autograd.Function):
         inputs: tuple[Any, ...],
         output: tuple[Tensor, ...],  # noqa: ARG004
     ) -> None:
-        """Keep the names for the message."""
+        """Save the names for the error message."""
         ctx.names = inputs[-3:]
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> None:  # noqa: ARG004
-        """Refuse.
+        """Refuse second derivatives.
 
         Raises:
             RuntimeError: always.

@@ -1,6 +1,6 @@
-"""Backends as data: one record each says where it runs, what it computes and why it cannot.
+"""Backends as data: one record per backend says where it runs and which operators it computes.
 
-Adding a backend takes its kernels, one record, and one line in ``ops/__init__.py``.
+A new backend needs its kernels, one record, and one line in ``ops/__init__.py``.
 """
 
 import sys
@@ -21,24 +21,25 @@ from statemix.registry import Registry
 class Kernel:
     """How a backend computes one operator.
 
-    Coefficients are un-normalised (transitions or lag coefficients), or raw gates where the backend
-    fuses their family. Arguments are checked, of one device, of a dtype in the backend's
-    ``dtypes``, and in any memory order; ``initial_state`` has the state's dtype. Results must not
-    share memory with arguments.
+    Coefficients are raw gates if the backend fuses their family, else transitions or lag
+    coefficients. Arguments are checked: they share one device and one dtype of the backend's
+    ``dtypes``, except that ``initial_state`` has the state's dtype. Their memory order is
+    arbitrary. Results must not share memory with arguments.
 
-    A backend that fuses gate families is given two more arguments, ``gate`` (a name in its
-    ``families``, or "given" for un-normalised coefficients) and ``temperature`` (None, or a 0-d
-    tensor that divides the raw gates).
+    A backend that fuses gate families receives two more arguments: ``gate`` (a name in its
+    ``families``, or "given" for coefficients that need no normalising) and ``temperature`` (None,
+    or a 0-d tensor that divides the raw gates).
 
     Attributes:
-        forward: (coefficients, inputs, initial_state, cu_seqlens) -> states, final_state, both of
-            the initial state's dtype. Bounds on the CPU have been validated; bounds elsewhere must
-            not be read back.
+        forward: (coefficients, inputs, initial_state, cu_seqlens) -> states, final_state, both in
+            the initial state's dtype. ``cu_seqlens`` has been validated on the CPU; on other
+            devices its values must not be read back.
         backward: (d_states, d_final_state, coefficients, inputs, states, initial_state, cu_seqlens)
-            -> gradients of coefficients, inputs and initial_state, of their dtypes. None means that
-            ``forward`` consists of PyTorch functions that autograd differentiates.
-        step: (coefficients, inputs, state, gate, temperature) -> h_t, state: one step without time
-            axis, for decoding without derivatives. None means ``forward`` with T = 1.
+            -> gradients of coefficients, inputs and initial_state, each in its argument's dtype.
+            None means that autograd differentiates ``forward``, which consists of PyTorch
+            functions.
+        step: (coefficients, inputs, state, gate, temperature) -> h_t, state: one step without a
+            time axis, for decoding without derivatives. None means ``forward`` with T = 1.
     """
 
     forward: Callable[..., tuple[Tensor, Tensor]]
@@ -47,7 +48,7 @@ class Kernel:
 
 
 def _always() -> None:
-    """Nothing keeps PyTorch code from running."""
+    """Return no obstacle: PyTorch code runs everywhere."""
     return
 
 
@@ -60,19 +61,19 @@ class Backend:
     """One way to compute the operators.
 
     Attributes:
-        name: name that users write as ``backend=``.
-        kernels: operator -> its kernel. Operators with PyTorch forms add theirs by :meth:`add`.
-        devices: device types whose tensors it takes; None means any.
-        dtypes: dtypes that its kernels take. Arguments of another dtype are widened to the dtype of
-            the state.
-        families: gate families that its kernels normalise themselves.
+        name: name that users pass as ``backend=``.
+        kernels: operator -> kernel. Operators implemented in PyTorch add theirs by :meth:`add`.
+        devices: supported device types; None means any.
+        dtypes: dtypes that the kernels accept. Arguments of another dtype are widened to the dtype
+            of the state.
+        families: gate families that the kernels normalise themselves.
         unavailable: returns None, or a sentence that says why the backend cannot run on this
             machine and what to install.
-        detail: returns what distinguishes it on this machine, such as the instruction set.
-        automatic: whether ``backend=None`` may choose it.
-        slow: whether choosing it by ``backend=None`` deserves a warning.
-        stepwise: whether it computes one step after the other, so that a sequence cut anywhere
-            gives the same bits.
+        detail: returns the variant in use on this machine, such as the instruction set.
+        automatic: True if ``backend=None`` may choose the backend.
+        slow: True if the automatic choice of the backend deserves a warning.
+        stepwise: True if the backend computes one step after another, so that splitting a sequence
+            anywhere gives bit-identical results.
     """
 
     name: str
@@ -90,18 +91,18 @@ class Backend:
         """Add the kernel of an operator.
 
         Raises:
-            ValueError: if the backend has one.
+            ValueError: if the backend already has one.
         """
         if operator in self.kernels:
-            raise ValueError(f"backend {self.name!r} must have one kernel of {operator!r}, got two")
+            raise ValueError(f"backend {self.name!r} already has a kernel of {operator!r}")
         self.kernels[operator] = kernel
 
     def differentiates(self, operator: str) -> bool:
-        """Whether autograd differentiates the operator: again and again, and in forward mode."""
+        """Return whether autograd differentiates the operator: any order, and forward mode."""
         return operator in self.kernels and self.kernels[operator].backward is None
 
     def refusal(self, operator: str, device_type: str, dtype: torch.dtype) -> str | None:
-        """Say why the backend does not compute an operator for such tensors; None if it does."""
+        """Return why the backend does not support an operator on such tensors, or None."""
         if operator not in self.kernels:
             return f"backend {self.name!r} has no kernel of operator {operator!r}"
         if self.devices is not None and device_type not in self.devices:
@@ -112,7 +113,7 @@ class Backend:
         return None
 
     def obstacle(self, operator: str, device_type: str, dtype: torch.dtype) -> str | None:
-        """Say why the backend cannot be used here for such tensors; None if it can."""
+        """Return why the backend cannot run an operator on such tensors here, or None."""
         return self.refusal(operator, device_type, dtype) or reason_of(self.name)
 
 
@@ -122,20 +123,20 @@ BACKENDS: Registry[Backend] = Registry("backend")
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def reason_of(name: str) -> str | None:
-    """Return why a backend cannot run on this machine, or None; a constant to a compiled graph."""
+    """Return why a backend cannot run on this machine, or None (a constant in compiled graphs)."""
     return BACKENDS[name].unavailable()
 
 
 def check_backend(name: str | None, device: torch.device | str | None = None) -> None:
-    """Check that a backend can be asked for.
+    """Check that a requested backend exists, supports the device and can run here.
 
     Args:
         name: name of a backend, or None.
-        device: device of the tensors, if it is known.
+        device: device of the tensors, if known.
 
     Raises:
         SettingError: if there is no such backend.
-        ValueError: if the backend does not serve the device.
+        ValueError: if the backend does not support the device.
         BackendUnavailableError: if the backend cannot run on this machine; the message says why.
     """
     if name is None:
@@ -153,12 +154,12 @@ def check_backend(name: str | None, device: torch.device | str | None = None) ->
 
 
 def resolve(name: str | None, operator: str, device: torch.device, dtype: torch.dtype) -> Backend:
-    """Return the backend of a name, or for None the preferred one.
+    """Return the named backend, or for None the preferred one.
 
     Raises:
         SettingError: if there is no such backend.
-        ValueError: if it does not serve the operator, the device or the dtype.
-        BackendUnavailableError: if it cannot run here, or none can.
+        ValueError: if it does not support the operator, the device or the dtype.
+        BackendUnavailableError: if it cannot run here, or for None if no backend can.
     """
     if name is None:
         return _preferred(operator, device.type, dtype)
@@ -183,7 +184,7 @@ def default_backend(
         dtype: dtype of the tensors.
 
     Raises:
-        BackendUnavailableError: if no backend serves them.
+        BackendUnavailableError: if no backend supports these tensors.
     """
     return _first(operator, torch.device(device).type, dtype).name
 
@@ -191,7 +192,7 @@ def default_backend(
 def report(
     devices: Sequence[str], dtypes: Sequence[torch.dtype] = FLOATING
 ) -> list[dict[str, Any]]:
-    """Describe as plain data which backend serves what.
+    """Return, as plain data, the backend chosen for every operator, device and dtype.
 
     Args:
         devices: device types.
@@ -199,8 +200,8 @@ def report(
 
     Returns:
         One row for each operator, device and dtype: ``operator``, ``device``, ``dtype``,
-        ``backend`` (the name that None chooses, or None if no backend serves) and ``others``: name
-        -> why it is not the choice.
+        ``backend`` (the name that ``backend=None`` chooses, or None if there is none) and
+        ``others`` (name -> why that backend is not chosen).
     """
     operators = dict.fromkeys(name for backend in BACKENDS.values() for name in backend.kernels)
     rows = []
@@ -226,7 +227,7 @@ def report(
 
 
 def details() -> dict[str, str | None]:
-    """Return the detail of every backend by name, None for one that cannot run here."""
+    """Return name -> detail for every backend; None for a backend that cannot run here."""
     return {
         backend.name: backend.detail() if backend.unavailable() is None else None
         for backend in BACKENDS.values()
@@ -236,7 +237,7 @@ def details() -> dict[str, str | None]:
 def _passed_over(backend: Backend) -> str:
     if backend.automatic:
         return f"backend {backend.name!r} comes later in the order of preference"
-    return f"backend {backend.name!r} is used only where it is asked for by name"
+    return f"backend {backend.name!r} is used only if named explicitly"
 
 
 def _find_first(operator: str, device_type: str, dtype: torch.dtype) -> Backend | None:
@@ -261,7 +262,7 @@ def _preferred(operator: str, device_type: str, dtype: torch.dtype) -> Backend:
     if (
         backend.slow
         and not torch.compiler.is_compiling()
-        # Tensors without data: a model is being built, not run.
+        # Tensors on meta have no data: a model is being built, not run.
         and device_type != "meta"
         and (backend.name, device_type) not in _warned
     ):
@@ -280,7 +281,7 @@ _warned: set[tuple[str, str]] = set()
 
 
 def _reasons(chosen: Backend | None, operator: str, device_type: str, dtype: torch.dtype) -> str:
-    """Why the automatic backends before ``chosen`` cannot be used."""
+    """Return why the automatic backends before ``chosen`` cannot run."""
     reasons = []
     for backend in BACKENDS.values():
         if backend is chosen:
@@ -291,7 +292,7 @@ def _reasons(chosen: Backend | None, operator: str, device_type: str, dtype: tor
 
 
 def _level_of_caller() -> int:
-    """The ``stacklevel`` at which a warning of the caller's caller names code outside Statemix."""
+    """Return the ``stacklevel`` at which a warning of the caller names code outside Statemix."""
     level = 1
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("statemix."):

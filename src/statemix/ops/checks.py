@@ -7,26 +7,26 @@ import torch
 from torch import Tensor
 
 FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-"""Dtypes of gates, values, states and all that takes their place."""
+"""Supported dtypes of gates, values, states, coefficients and inputs."""
 
 
 class BackendUnavailableError(RuntimeError):
-    """The backend that was asked for cannot run here; the message says what to install."""
+    """The requested backend cannot run here; the message says what to install."""
 
 
 def bind(sizes: dict[str, int], name: str, tensor: Tensor, axes: str) -> None:
-    """Check ``tensor`` against named axes such as "B T H m", and learn the sizes it brings.
+    """Check ``tensor`` against named axes such as "B T H m", and record its sizes.
 
     Args:
         sizes: axis name -> size, from the tensors bound so far; updated in place.
         name: the argument's name, for the message.
         tensor: the argument.
-        axes: its axes, separated by spaces. A repeated name means equal sizes; "m+1" means one more
-            than "m", and m is at least 1, where other axes may be empty.
+        axes: axis names, separated by spaces. A repeated name means equal sizes; "m+1" means one
+            more than "m". m must be at least 1; other axes may be empty.
 
     Raises:
         TypeError: if ``tensor`` is not a tensor, or a sparse, nested or quantised one.
-        ValueError: if the rank or a size already learnt disagrees, or m is less than 1.
+        ValueError: if the rank or a recorded size disagrees, or m is less than 1.
     """
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
@@ -67,7 +67,7 @@ def same_dtype_and_device(**tensors: Tensor) -> None:
     """Check that all tensors share one of :data:`FLOATING` and one device.
 
     Raises:
-        TypeError: if a dtype is another or differs.
+        TypeError: if a dtype is not supported or the dtypes differ.
         ValueError: if the devices differ.
     """
     names = " and ".join(tensors)
@@ -91,10 +91,10 @@ def _listed(items: Sequence[object]) -> str:
 def check_initial_state(
     initial_state: Tensor, like: Tensor, sizes: dict[str, int], axes: str
 ) -> None:
-    """Check the shape, the kind and the device of a given initial state.
+    """Check the shape, dtype and device of a given initial state.
 
     Raises:
-        TypeError: if it is not floating.
+        TypeError: if its dtype is not floating.
         ValueError: if its shape or device disagrees with the other arguments.
     """
     bind(sizes, "initial_state", initial_state, axes)
@@ -106,7 +106,7 @@ def check_initial_state(
 
 
 def check_cu_seqlens(cu_seqlens: Tensor, like: Tensor) -> None:
-    """Check what can be known of ``cu_seqlens`` without reading its values.
+    """Check the dtype, shape and device of ``cu_seqlens`` without reading its values.
 
     Raises:
         TypeError: if it is not an integer tensor.
@@ -129,7 +129,7 @@ def check_cu_seqlens_values(cu_seqlens: Tensor, length: int) -> None:
 
     Raises:
         ValueError: otherwise, with the values.
-        RuntimeError: if the values cannot be read, as those of fake tensors and under vmap.
+        RuntimeError: if the values cannot be read, as for fake tensors or under vmap.
     """
     steps = cu_seqlens.tolist()
     rises = all(first <= second for first, second in pairwise(steps))
@@ -138,14 +138,14 @@ def check_cu_seqlens_values(cu_seqlens: Tensor, length: int) -> None:
 
 
 def check_finite(**tensors: Tensor | None) -> None:
-    """Check that every entry is finite (reads the values, so it costs a pass over them).
+    """Check that every entry is finite, by one pass over the values.
 
     Args:
-        tensors: by the name of the argument; None is passed over.
+        tensors: argument name -> tensor; None is skipped.
 
     Raises:
-        ValueError: naming the tensor, the number of bad entries and the index of the first; or if
-            a transform such as vmap hides the values.
+        ValueError: if an entry is not finite, with the tensor's name, the number of bad entries and
+            the index of the first; or if the values cannot be read, as under vmap.
     """
     for name, tensor in tensors.items():
         if tensor is None:
@@ -155,8 +155,8 @@ def check_finite(**tensors: Tensor | None) -> None:
             found = bool(bad.any())
         except RuntimeError as error:
             raise ValueError(
-                f"{name} must be checked outside of vmap and on a device with data: its values "
-                "cannot be read here, got check_finite=True"
+                f"check_finite must be False where the values of {name} cannot be read (under vmap "
+                "or on a device without data), got True"
             ) from error
         if found:
             first = tuple(bad.nonzero()[0].tolist())
@@ -170,7 +170,7 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     """Check that ``value`` is one of ``choices``.
 
     Raises:
-        ValueError: otherwise, listing them.
+        ValueError: otherwise, with the list of choices.
     """
     if value not in choices:
         raise ValueError(f"{name} must be one of {list(choices)}, got {value!r}")

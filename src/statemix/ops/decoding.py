@@ -1,7 +1,7 @@
-"""The short way from a public step to its kernel, for decoding without derivatives.
+"""Direct calls from a public step to its kernel, for decoding without derivatives.
 
-PyTorch's bookkeeping of an operator costs several times as much as a step's arithmetic. Where
-nothing can observe the difference, the kernel is called directly.
+PyTorch's bookkeeping of an operator costs several times as much as a step's arithmetic. If nothing
+can observe the difference, a step bypasses it and calls the kernel directly.
 """
 
 import torch
@@ -23,16 +23,16 @@ def direct_step(
     temperature: Tensor | float | None,
     backend: str | None,
 ) -> tuple[Tensor, Tensor] | None:
-    """Run one step by the backend's step kernel; None where the long way must be taken.
+    """Run one step by the backend's step kernel, or return None if the operator must run instead.
 
-    The long way also answers every malformed argument, so that errors are worded in one place.
+    Malformed arguments also go to the operator, so that errors are worded in one place.
 
     Args:
         operator: name of the operator.
-        rank: axes that ``values`` must have.
+        rank: number of axes of ``values``.
         gates: raw gates of one step, (B, H, ..., m+1).
-        values: (B, H, ...).
-        state: (B, H, m).
+        values: v_t, (B, H, ...).
+        state: state before the step, (B, H, m).
         gate: name of a family.
         temperature: divisor of the gates, or None.
         backend: name of a backend, or None.
@@ -69,12 +69,12 @@ def direct_step(
 
 
 def _is_plain(tensor: object) -> bool:
-    """Whether this is a dense tensor of torch itself, and not of a subclass."""
+    """Return whether this is a dense ``torch.Tensor``, not a subclass."""
     return type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_nested
 
 
 def _is_observed() -> bool:
-    """Whether a transform (vmap, grad), a tracer or a dispatch mode wants to see operators."""
+    """Return whether a transform (vmap, grad), a tracer or a dispatch mode intercepts operators."""
     return (
         torch._C._are_functorch_transforms_active()
         or torch._C._len_torch_dispatch_stack() > 0

@@ -1,6 +1,6 @@
-"""How the public functions run an operator: checks, backend, dtypes, and who normalises the gates.
+"""Run an operator for the public functions: checks, backend, dtypes and normalisation of gates.
 
-Nothing here knows any one operator: which recurrence is meant is said by its name.
+This module treats all operators alike and receives their names as arguments.
 """
 
 import torch
@@ -18,7 +18,7 @@ from statemix.ops.gates import normalize
 from statemix.ops.layout import state_dtype
 
 GIVEN = "given"
-"""In place of a gate family: coefficients are taken as they are."""
+"""Stands for a gate family where coefficients are given and need no normalising."""
 
 
 def run_gated(
@@ -39,14 +39,14 @@ def run_gated(
     Args:
         operator: name of the operator.
         gates: raw gates (B, T, H, ...), checked against ``values``.
-        values: (B, T, H, ...).
-        gate: name of a family that the operator admits.
+        values: v, shape (B, T, H, ...).
+        gate: name of a family that the operator supports.
         temperature: checked divisor of the gates, or None.
-        initial_state: as users give it.
-        cu_seqlens: as users give it.
+        initial_state: the user's argument, unchecked.
+        cu_seqlens: the user's argument, unchecked.
         sizes: sizes of the axes B, T, H and m.
-        backend: as users give it.
-        finite: whether to look for NaN and infinity first.
+        backend: the user's argument, unchecked.
+        finite: reject NaN and infinity first.
     """
     if finite:
         check_finite(gates=gates, values=values, initial_state=initial_state)
@@ -73,7 +73,7 @@ def run_given(
     *,
     backend: str | None,
 ) -> tuple[Tensor, Tensor]:
-    """Run an operator on un-normalised coefficients; arguments as in :func:`run_gated`."""
+    """Run an operator on given coefficients; other arguments as in :func:`run_gated`."""
     record = resolve(backend, operator, inputs.device, inputs.dtype)
     h_0 = initial_state_of(initial_state, inputs, cu_seqlens, sizes)
     states, final_state = _run(record, operator, coefficients, inputs, h_0, cu_seqlens, GIVEN, None)
@@ -86,13 +86,13 @@ def initial_state_of(
     cu_seqlens: Tensor | None,
     sizes: dict[str, int],
 ) -> Tensor:
-    """h_0 in the dtype that states are carried in: given and checked, or zeros.
+    """Return h_0 in the dtype of carried states: the checked argument, or zeros.
 
     Args:
-        initial_state: as users give it.
-        values: tensor of the same device.
-        cu_seqlens: as users give it; its shape and dtype are checked here.
-        sizes: sizes of the axes B, H and m; learns N.
+        initial_state: the user's argument, unchecked.
+        values: tensor whose device the state must share.
+        cu_seqlens: the user's argument; its shape, dtype and device are checked here.
+        sizes: sizes of the axes B, H and m; N is added.
     """
     if cu_seqlens is not None:
         check_cu_seqlens(cu_seqlens, values)
@@ -105,7 +105,7 @@ def initial_state_of(
 
 
 def check_bounds(cu_seqlens: Tensor | None, length: int) -> None:
-    """Check bounds by value where that is free: on the CPU, outside a compiled graph."""
+    """Check bounds by value where reading them is free: on the CPU, outside a compiled graph."""
     if cu_seqlens is not None and cu_seqlens.is_cpu and not torch.compiler.is_compiling():
         try:
             check_cu_seqlens_values(cu_seqlens, length)

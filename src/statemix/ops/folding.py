@@ -1,6 +1,6 @@
-"""How a problem with an axis mapped by ``vmap`` becomes one larger problem, and back.
+"""Turn a problem with an axis mapped by ``vmap`` into one larger problem, and back.
 
-The mapped axis joins the batch, or lengthens the packed row.
+The mapped axis becomes part of the batch, or part of time in a packed row.
 """
 
 import torch
@@ -8,19 +8,19 @@ from torch import Tensor
 
 
 def in_front(tensor: Tensor, dim: int | None, count: int) -> Tensor:
-    """Move the mapped axis to the front, or add one where the tensor is shared."""
+    """Move the mapped axis to the front, or expand a shared tensor by a new axis in front."""
     if dim is None:
         return tensor.expand(count, *tensor.shape)
     return tensor.movedim(dim, 0)
 
 
 class Folding:
-    """How tensors with a mapped axis in front are folded into one problem, and unfolded again.
+    """Fold tensors with a mapped axis in front into one problem, and unfold its results.
 
     Args:
         count: size of the mapped axis, V.
         cu_seqlens: bounds of packed sequences, or None.
-        length: steps T of one of the V problems.
+        length: steps T of each of the V problems.
     """
 
     def __init__(self, count: int, cu_seqlens: Tensor | None, length: int) -> None:
@@ -30,7 +30,7 @@ class Folding:
         if cu_seqlens is not None:
             offsets = length * torch.arange(count, device=cu_seqlens.device).unsqueeze(1)
             starts = (cu_seqlens[:-1] + offsets).flatten()
-            # Where each ends is the start of the next; the very last shows it for all of them.
+            # Each sequence ends where the next one starts; only the last needs its own end.
             self.cu_seqlens = torch.cat([starts, cu_seqlens[-1:] + length * (count - 1)])
 
     def fold(self, tensor: Tensor) -> Tensor:

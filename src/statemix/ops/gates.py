@@ -1,8 +1,8 @@
 """Gate families: how raw gates become the state gates and the input gate of a row.
 
-A family is one function and one entry of :data:`GATES`; a backend's record says which families its
-kernels normalise themselves. All but ``householder`` treat each row of m + 1 raw gates alone, so
-they serve blocks and lags alike.
+A family is one function and one entry of :data:`GATES`; a backend's record lists the families that
+its kernels normalise themselves. All families but ``householder`` normalise each row of m + 1 raw
+gates separately, so they apply to blocks and lags alike.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from statemix.ops.temperature import check_temperature, divided
 from statemix.registry import Registry
 from statemix.settings import SettingError
 
-# Keeps a row of zeros finite where the normaliser can vanish. Mirrored in cpu/gates.h.
+# Keeps the division finite where the normaliser can vanish. Mirrored in cpu/gates.h.
 EPSILON = 1e-6
 
 
@@ -25,12 +25,12 @@ class GateFamily:
     """How one family normalises raw gates.
 
     Attributes:
-        name: what users write as ``gate=``.
-        normalize: raw gates (..., m+1) -> state gates (..., m) and input gate (...); for a family
-            of blocks only, raw gates (..., m, m+1) -> transitions (..., m, m) and input gate
+        name: name that users pass as ``gate=``.
+        normalize: raw gates (..., m+1) -> state gates (..., m) and input gate (...). If
+            ``blocks_only``: raw gates (..., m, m+1) -> transitions (..., m, m) and input gate
             (..., m).
-        bound: what it promises of the states, in words.
-        blocks_only: whether it needs the rows of a whole block.
+        bound: bound on the states, in words.
+        blocks_only: True if the family needs the rows of a whole block.
     """
 
     name: str
@@ -47,18 +47,18 @@ def _split(gates: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _over_sum(numerators: Tensor) -> tuple[Tensor, Tensor]:
-    # In units of the largest entry, so that the sum cannot overflow. The result does not depend on
-    # the unit, so neither does its gradient.
+    # Divide by the largest entry first, so that the sum cannot overflow. The result does not depend
+    # on this unit, nor does its gradient.
     unit = numerators.detach().abs().amax(-1, keepdim=True).clamp(min=1)
     scaled = numerators / unit
     return _split(scaled / (scaled.abs().sum(-1, keepdim=True) + EPSILON / unit))
 
 
 def _row_softmax(gates: Tensor) -> Tensor:
-    """Softmax over the last axis, with the axis innermost that is so in memory.
+    """Softmax over the last axis that keeps the memory order of ``gates``.
 
-    PyTorch copies what does not have the last axis innermost, and then is thirty times slower on
-    rows as short as these than over an axis further out.
+    If the last axis is not innermost in memory, PyTorch copies the tensor and is then thirty times
+    slower on such short rows than a softmax over an outer axis.
     """
     strides = gates.stride()
     if strides[-1] == 1 or 1 not in strides:
@@ -72,7 +72,7 @@ def _softmax(gates: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sigmoid(gates: Tensor) -> tuple[Tensor, Tensor]:
-    # sigmoid(g) / sum sigmoid(g), in logarithms so that very negative rows do not become 0 / 0.
+    # sigmoid(g) / sum sigmoid(g) in logarithms, so that very negative rows do not give 0 / 0.
     return _split(_row_softmax(F.logsigmoid(gates)))
 
 
@@ -97,10 +97,10 @@ def _householder(gates: Tensor) -> tuple[Tensor, Tensor]:
     """
     vectors, input_gates = gates[..., :-1], gates[..., -1]
     size = vectors.shape[-1]
-    # Divided before they are added: the mean of finite gates is finite.
+    # Divide before the sum, so that the mean of finite gates is finite.
     input_gate = torch.sigmoid((input_gates / size).sum(-1, keepdim=True) - 3)
-    # With u = s w and s >= 1 the largest entry, c u u^T = 2 |w|^2 / (s^-4 + |w|^4) w w^T, where
-    # |u|^4 would overflow for long vectors. The result does not depend on s.
+    # |u|^4 would overflow for long vectors. With u = s w, where s >= 1 is the largest entry,
+    # c u u^T = 2 |w|^2 / (s^-4 + |w|^4) w w^T. The result does not depend on s.
     unit = vectors.detach().abs().amax(-1, keepdim=True).clamp(min=1)
     vectors = vectors / unit
     lengths = vectors.square().sum(-1, keepdim=True)
@@ -137,14 +137,15 @@ GATES: Registry[GateFamily] = Registry(
 
 
 def check_gate(gate: object, *, blocks: bool) -> GateFamily:
-    """Return the family of a name.
+    """Return the family called ``gate``.
 
     Args:
         gate: name of a family.
-        blocks: whether there are rows of whole blocks, which some families need.
+        blocks: True for block recurrences, which support every family.
 
     Raises:
-        SettingError: if there is no such family, or it needs blocks where there are none.
+        SettingError: if there is no such family, or the family needs blocks and ``blocks`` is
+            False.
     """
     if blocks:
         return GATES.find(gate)
@@ -175,8 +176,8 @@ def normalize(
         gates: raw gates, shape (..., m+1), the input gate last; (..., m, m+1) for ``householder``.
             A floating dtype.
         gate: a name in :data:`GATES`.
-        temperature: tau, a positive number, or a positive 0-d floating tensor on the device of the
-            gates that is not differentiated. None means 1.
+        temperature: tau, a positive number or a positive 0-d floating tensor on the device of the
+            gates. It is not differentiated. None means 1.
 
     Returns:
         state_gates: shape (..., m), or the transitions (..., m, m) for ``householder``.
@@ -185,8 +186,8 @@ def normalize(
     Raises:
         ValueError: if ``gate`` is unknown, the last axes do not fit it, or ``temperature`` is not
             positive and finite, not 0-d, on another device or requires a gradient.
-        TypeError: if ``gates`` is not a floating tensor, or ``temperature`` no number or floating
-            tensor.
+        TypeError: if ``gates`` is not a floating tensor, or ``temperature`` is neither a number nor
+            a floating tensor.
 
     Example:
         >>> state_gates, input_gate = normalize(torch.zeros(3), "softmax")

@@ -1,7 +1,7 @@
-"""Memory order and dtypes that operators and backends agree on.
+"""Memory order and dtypes shared by operators and backends.
 
-Shapes are logical; in memory, blocks (or channels) are innermost: one vector lane, or one thread of
-an accelerator, is one block. States are kept in float32 or wider, whatever the arguments have.
+Shapes are logical. In memory, blocks (or channels) are innermost: one vector lane, or one thread of
+an accelerator, is one block. States are float32 or wider, whatever the dtype of the arguments.
 """
 
 import torch
@@ -20,9 +20,9 @@ def state_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def innermost(tensor: Tensor, axis: int = BLOCK_AXIS) -> Tensor:
-    """Return ``tensor`` with ``axis`` of stride 1: itself where that holds, else a copy.
+    """Return ``tensor`` with stride 1 along ``axis``: itself if it has that stride, else a copy.
 
-    The other axes may lie in any order and with any strides.
+    The other axes may have any order and any strides.
     """
     if tensor.stride(axis) == 1 or tensor.shape[axis] == 1:
         return tensor
@@ -30,7 +30,7 @@ def innermost(tensor: Tensor, axis: int = BLOCK_AXIS) -> Tensor:
 
 
 def dense(tensor: Tensor, axis: int = BLOCK_AXIS) -> Tensor:
-    """Return ``tensor`` stored without gaps, ``axis`` innermost and the others in their order."""
+    """Return ``tensor`` contiguous with ``axis`` innermost and the other axes in order."""
     return tensor.movedim(axis, -1).contiguous().movedim(-1, axis)
 
 
@@ -41,8 +41,8 @@ def empty_innermost(
 
     Args:
         shape: logical shape.
-        like: tensor whose dtype and device the result has.
-        axis: axis that is innermost in memory.
+        like: tensor that determines dtype and device.
+        axis: innermost axis in memory.
     """
     order = [*shape[:axis], *shape[axis + 1 :], shape[axis]]
     empty = torch.empty(order, dtype=like.dtype, device=like.device)

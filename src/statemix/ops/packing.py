@@ -1,6 +1,6 @@
-"""Packed sequences: several laid end to end in one row, bounded by ``cu_seqlens``.
+"""Packed sequences: several sequences end to end in one row, bounded by ``cu_seqlens``.
 
-Nothing here reads the bounds back from their device: what they say enters by indices and masks.
+Bounds stay on their device: this module only derives indices and masks from them.
 """
 
 from typing import NamedTuple, Self
@@ -10,14 +10,14 @@ from torch import Tensor
 
 
 class Packing(NamedTuple):
-    """What each step of a packed row is to its sequence.
+    """The place of each step of a packed row in its sequence.
 
     Attributes:
-        sequence: number of the sequence that the step belongs to, int64, shape (T,).
-        first: whether the step is the first of its sequence, bool, shape (T,).
-        last: whether the step is the last of its sequence, bool, shape (T,).
-        starts: index of the first step of every sequence, int64, shape (N,), clamped to the row.
-        empty: whether a sequence has no step, bool, shape (N,).
+        sequence: index of the step's sequence, int64, shape (T,).
+        first: mask of the first step of each sequence, bool, shape (T,).
+        last: mask of the last step of each sequence, bool, shape (T,).
+        starts: index of the first step of each sequence, int64, shape (N,), clamped to the row.
+        empty: mask of the sequences without steps, bool, shape (N,).
     """
 
     sequence: Tensor
@@ -28,7 +28,7 @@ class Packing(NamedTuple):
 
     @classmethod
     def of(cls, cu_seqlens: Tensor, length: int) -> Self:
-        """Read bounds 0 = c_0 <= ... <= c_N = T, shape (N+1,), of a row of T steps."""
+        """Derive the packing of a row of T steps from bounds 0 = c_0 <= ... <= c_N = T, (N+1,)."""
         sequence, position = positions(cu_seqlens, length)
         steps = torch.arange(length, device=cu_seqlens.device)
         return cls(
@@ -41,14 +41,14 @@ class Packing(NamedTuple):
 
 
 def positions(cu_seqlens: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """The sequence that each packed step belongs to, and its position within it, each (T,)."""
+    """Return the sequence index of each packed step and its position in the sequence, each (T,)."""
     steps = torch.arange(length, device=cu_seqlens.device)
     sequence = torch.searchsorted(cu_seqlens.to(torch.int64).contiguous(), steps, right=True) - 1
     return sequence, steps - cu_seqlens[sequence]
 
 
 def over(mask: Tensor, ndim: int, axis: int = 1) -> Tensor:
-    """A mask over steps (``axis`` 1) or sequences (``axis`` 0), for tensors of ``ndim`` axes."""
+    """Reshape a mask over steps (``axis`` 1) or sequences (``axis`` 0) to ``ndim`` axes."""
     return mask.view(*(1,) * axis, -1, *(1,) * (ndim - axis - 1))
 
 
@@ -57,7 +57,7 @@ def previous(x: Tensor, initial: Tensor, cu_seqlens: Tensor | None) -> Tensor:
 
     Args:
         x: shape (B, T, ...).
-        initial: what stands before the first step, shape (B, ...), or (N, ...) if packed.
+        initial: entry before the first step, shape (B, ...), or (N, ...) if packed.
         cu_seqlens: bounds of packed sequences, shape (N+1,), or None.
 
     Returns:
@@ -74,11 +74,11 @@ def previous(x: Tensor, initial: Tensor, cu_seqlens: Tensor | None) -> Tensor:
 
 
 def last_of_each(x: Tensor, initial: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """The entry of x at the last step of every sequence, or ``initial`` where a sequence is empty.
+    """Return the last entry of every sequence in x, or ``initial`` for an empty sequence.
 
     Args:
         x: shape (B, T, ...).
-        initial: shape (B, ...), or (N, ...) if packed.
+        initial: entry before the first step, shape (B, ...), or (N, ...) if packed.
         cu_seqlens: bounds of packed sequences, shape (N+1,), or None.
 
     Returns:

@@ -1,6 +1,6 @@
-"""Backend "reference": the sequential definitions, which judge every other backend."""
+"""Backend "reference": the sequential definitions that every other backend must match."""
 
 from statemix.ops.backends import Backend
 
 REFERENCE = Backend("reference")
-"""Its kernels are added by the operators; autograd differentiates them."""
+"""The backend's record. The operators add its kernels; autograd differentiates them."""

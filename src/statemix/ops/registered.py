@@ -1,7 +1,7 @@
-"""Kernels as registered PyTorch operators, so that compile, vmap and opcheck know them.
+"""Kernels as registered PyTorch operators, for torch.compile, vmap and opcheck.
 
-One pair of operators serves every operator of the library and every backend that has a backward of
-its own: both are arguments, by name. Gradients are attached in autograd.py.
+One pair of PyTorch operators runs every operator of the library on every backend with its own
+backward: both names are arguments. autograd.py attaches the gradients.
 """
 
 from collections.abc import Sequence
@@ -27,17 +27,17 @@ def scan_forward(
     backend: str,
     gate: str,
 ) -> tuple[Tensor, Tensor]:
-    """States and final state, both of the initial state's dtype.
+    """Return states and final state, both in the initial state's dtype.
 
     Args:
         gates: raw gates, or for ``gate="given"`` the un-normalised coefficients, (B, T, H, ...).
-        values: (B, T, H, ...).
-        initial_state: (N, H, m), float32 or float64.
-        cu_seqlens: (N+1,) if B = 1 packs N sequences, or None.
+        values: v, (B, T, H, ...).
+        initial_state: h_0, (N, H, m), float32 or float64.
+        cu_seqlens: bounds of N packed sequences, (N+1,), or None.
         temperature: 0-d divisor of raw gates, or None.
         operator: name of the operator.
-        backend: name of a backend whose kernel of the operator has a backward.
-        gate: a family that the backend fuses, or "given".
+        backend: name of a backend whose kernel for the operator has a backward.
+        gate: family that the backend fuses, or "given".
 
     Returns:
         states: like ``values``, blocks innermost in memory.
@@ -66,7 +66,7 @@ def scan_backward(
     backend: str,
     gate: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of gates, values and initial state, of their dtypes, blocks innermost in memory."""
+    """Return the gradients of gates, values and initial state, blocks innermost in memory."""
     backward = BACKENDS[backend].kernels[operator].backward
     assert backward is not None
     d_gates, d_values, d_initial_state = backward(
@@ -87,7 +87,7 @@ def scan_backward(
 
 
 def _fusion(backend: str, gate: str, temperature: Tensor | None) -> tuple[Any, ...]:
-    """The further arguments of a kernel that normalises gates itself."""
+    """Return the additional arguments of a kernel that normalises gates itself."""
     return (gate, temperature) if BACKENDS[backend].families else ()
 
 
@@ -182,7 +182,7 @@ def _all_in_front(
 
 
 def _divisor(temperature: Tensor | None, dim: int | None, gates: Tensor) -> Tensor | None:
-    """A temperature per mapped problem, shaped like its gates; None where all share one."""
+    """Return one temperature per mapped problem, broadcastable to gates; None if shared."""
     if temperature is None or dim is None:
         return None
     return temperature.view(-1, *(1,) * (gates.ndim - 1))

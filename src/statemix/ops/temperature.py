@@ -9,12 +9,12 @@ def check_temperature(temperature: object, gates: Tensor) -> Tensor | float | No
     """Check a temperature and return it.
 
     Args:
-        temperature: a 0-d floating tensor on the device of the gates, which is read at run time
-            only, so that its value is not checked; a number; or None, which means 1.
+        temperature: a 0-d floating tensor on the device of the gates, whose value is read only at
+            run time and not checked; a number; or None, which means 1.
         gates: the raw gates.
 
     Raises:
-        TypeError: if it is neither, or a tensor that is not floating.
+        TypeError: if it is none of these.
         ValueError: if a number is not positive and finite, or a tensor is not 0-d, on another
             device, or requires a gradient.
     """
@@ -29,8 +29,8 @@ def check_temperature(temperature: object, gates: Tensor) -> Tensor | float | No
             raise ValueError(f"temperature must be on {gates.device}, got {temperature.device}")
         if temperature.requires_grad:
             raise ValueError(
-                "temperature must not require a gradient, got one that does: it is not "
-                "differentiated; to learn it, divide the gates by it yourself"
+                "temperature must not require a gradient, got one that does: operators do not "
+                "differentiate it; to learn it, divide the gates by it before the call"
             )
         return temperature
     if not isinstance(temperature, (int, float)) or isinstance(temperature, bool):
@@ -41,5 +41,5 @@ def check_temperature(temperature: object, gates: Tensor) -> Tensor | float | No
 
 
 def divided(gates: Tensor, temperature: Tensor | float | None) -> Tensor:
-    """Raw gates divided by the temperature, in their own dtype."""
+    """Return the raw gates divided by the temperature, in the dtype of the gates."""
     return gates if temperature is None else gates / temperature

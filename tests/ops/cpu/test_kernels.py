@@ -1,4 +1,4 @@
-"""The compiled kernels: every copy of them, any number of threads, and doing without."""
+"""The compiled kernels: every instruction set, any number of threads, and missing kernels."""
 
 import os
 import re
@@ -20,7 +20,7 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [1, 4, 9])
 def test_kernels_equal_the_reference(problem, agree, kind, gate, size, dtype):
-    """A small grid that also runs once per instruction set, see below."""
+    """A small grid, which also runs once per instruction set (see below)."""
     for blocks, lengths in [(21, None), (3, (2, 0, 3))]:
         p = problem(kind, blocks=blocks, size=size, lengths=lengths, gate=gate).to(dtype)
         expected = p.to(torch.float64).outcome(gate, backend="reference")
@@ -29,7 +29,7 @@ def test_kernels_equal_the_reference(problem, agree, kind, gate, size, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_kernels_equal_themselves_on_parts_of_a_large_problem(problem, identical, kind, dtype):
-    """Beyond the caches gradients are stored in another way; a row of the batch is below that."""
+    """The whole problem streams its gradients past the caches; one row of the batch does not."""
     p = problem(kind, batch=4, length=4, blocks=64, size=4).to(dtype)
     repeats = (48 << 20) // (p.gates.numel() * p.gates.element_size())
     large = p.replace(
@@ -51,14 +51,14 @@ FILES = [__file__, str(Path(__file__).parents[1] / "test_extremes.py")]
 TESTS_OF_EVERY_SET = "kernels_equal or kernels_are or (cpu and stable_sums)"
 
 
-def test_kernels_are_of_the_instruction_set_that_was_asked_for():
+def test_kernels_use_the_requested_instruction_set():
     asked = os.environ.get("STATEMIX_CPU_ISA")
     assert cpu.instruction_set() in (INSTRUCTION_SETS if asked is None else [asked])
 
 
 @pytest.mark.parametrize("name", INSTRUCTION_SETS)
 def test_every_instruction_set_equals_the_reference(name):
-    """The choice is made when the library is loaded, hence a process of its own."""
+    """Loading the library fixes the choice, hence a separate process."""
     best = INSTRUCTION_SETS.index(cpu.instruction_set())
     if INSTRUCTION_SETS.index(name) > best:
         pytest.skip(f"this processor has no {name}")
@@ -93,7 +93,7 @@ def test_number_of_threads_changes_no_bit(problem, identical, threads, kind, seq
 
 
 def test_number_of_blocks_around_a_block_changes_no_bit(problem, identical, kind):
-    """Lanes never mix: a block alone, in a full register and in the last one are the same."""
+    """Lanes never mix: a block alone, in a full register or in the last one gives the same bits."""
     p = problem(kind, blocks=40).to(torch.float32)
     whole, _ = run(p)
     for blocks in (slice(0, 16), slice(3, 20), slice(24, 40), slice(5, 38)):
@@ -108,7 +108,7 @@ def run(p, blocks=slice(None)):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_results_have_blocks_innermost_in_memory(problem, kind, dtype):
-    """Layers read them without a copy."""
+    """Layers then read the results without a copy."""
     p = problem(kind, blocks=7).to(dtype)
     outcome = p.outcome(backend="cpu")
     for name in ("states", "d_gates", "d_values"):
@@ -119,7 +119,7 @@ def test_results_have_blocks_innermost_in_memory(problem, kind, dtype):
 
 @pytest.fixture
 def without_kernels(monkeypatch, tmp_path):
-    """As on a machine without a compiler."""
+    """Simulates a machine without a compiler."""
     library, reason = loader.load(tmp_path / "kernels.so")
     monkeypatch.setattr(loader, "_library", library)
     monkeypatch.setattr(loader, "_reason", reason)
@@ -138,7 +138,7 @@ def test_a_damaged_library_is_refused_with_the_reason(tmp_path):
 
 
 def test_a_library_of_other_sources_is_refused(monkeypatch):
-    """An editable installation keeps its library when the sources move on."""
+    """An editable installation keeps its old library when the sources change."""
     monkeypatch.setattr(loader, "INTERFACE_VERSION", loader.INTERFACE_VERSION + 1)
     library, reason = loader.load(loader.LIBRARY)
     assert library is None
@@ -164,7 +164,7 @@ def test_the_interface_is_the_one_of_the_header():
 
 @pytest.mark.parametrize("gate", ["relu", "sigmoid"])
 def test_infinite_gates_close_or_open_a_path(problem, identical, kind, gate):
-    """-inf is how one masks a gate; +inf saturates a sigmoid."""
+    """-inf masks a gate; +inf saturates a sigmoid."""
     p = problem(kind, blocks=17, size=3)
     infinity = float("-inf") if gate == "relu" else float("inf")
     huge = torch.finfo(torch.float64).min if gate == "relu" else 1e4

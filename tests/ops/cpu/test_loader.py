@@ -1,4 +1,4 @@
-"""STATEMIX_CPU_ISA: what the environment may ask of the kernels."""
+"""STATEMIX_CPU_ISA: valid and invalid requests for an instruction set."""
 
 import os
 import subprocess

@@ -2,8 +2,8 @@
 
 Forward and backward follow Appendix I of Dubinin et al. (``hopscan``): an associative scan, and a
 closed-form adjoint that is the same scan run backwards in time. The printed gradient of the
-transitions contracts the wrong axis; here it is the outer product dA_t = dh_t h_{t-1}^T. Initial
-and final states and packed sequences are added.
+transitions contracts the wrong axis; here it is the outer product dA_t = dh_t h_{t-1}^T. We add
+initial states, final states and packed sequences.
 """
 
 from typing import Any
@@ -30,10 +30,10 @@ def scan(
 
     Returns:
         states: h_1 ... h_T, shape (B, T, H, m).
-        final_state: the last state of every sequence; h_0 where it is empty.
+        final_state: the last state of every sequence; h_0 for an empty sequence.
     """
     if inputs.numel() == 0:
-        # The scan has no empty case. The sum keeps the result in the graph of both arguments.
+        # The scan rejects empty inputs. The sum keeps both arguments in the autograd graph.
         return inputs + transitions.sum(-1), initial_state.clone()
     states, final_state = _BlockScan.apply(  # type: ignore[no-untyped-call]
         transitions, inputs, initial_state, cu_seqlens

@@ -1,4 +1,4 @@
-"""The public functions of the block recurrence: gated, and with transitions as given."""
+"""Public functions of the block recurrence: from raw gates, and from given transitions."""
 
 from torch import Tensor
 
@@ -33,26 +33,26 @@ def bd_lru(
             entry i, ``[..., i, m]`` is its input gate (``householder`` reads them differently, see
             :func:`statemix.ops.normalize`). float32, float64, bfloat16 or float16.
         values: v, shape (B, T, H, m), same dtype and device.
-        gate: how raw gates are normalised, a name in :data:`statemix.ops.GATES`.
+        gate: family that normalises the raw gates, a name in :data:`statemix.ops.GATES`.
         initial_state: h_0, shape (B, H, m), or (N, H, m) if packed. None means zeros.
         cu_seqlens: int32 or int64, shape (N+1,): the bounds 0 = c_0 <= ... <= c_N = T of N
             sequences packed into one row (B = 1). None means one sequence per row.
-        temperature: tau, a positive number, or a positive 0-d floating tensor on the device of the
-            gates: it is read when the kernel runs, so that a compiled graph follows its value, and
-            not differentiated. None means 1.
-        backend: name in :data:`statemix.ops.BACKENDS`; None chooses the first of them that serves
-            the tensors.
-        check_finite: whether to look for NaN and infinity in the arguments first.
+        temperature: tau, a positive number or a positive 0-d floating tensor on the device of the
+            gates. A tensor is read when the kernel runs, so a compiled graph follows its value; it
+            is not differentiated. None means 1.
+        backend: name in :data:`statemix.ops.BACKENDS`; None chooses the first automatic backend
+            that supports the tensors.
+        check_finite: reject NaN and infinity in the arguments, at the cost of reading them.
 
     Returns:
         states: h_1 ... h_T, shape (B, T, H, m), dtype of ``values``.
         final_state: the last state of every sequence, shape (B, H, m) or (N, H, m), float32 or
-            wider, so that chunks can be chained without loss; h_0 where a sequence is empty.
+            wider, so that chunks can be chained without loss; h_0 for an empty sequence.
 
     Raises:
         ValueError: if shapes or devices disagree, ``gate`` or ``backend`` is unknown, the bounds do
-            not rise from 0 to T, or ``check_finite`` finds a bad entry, or
-            ``temperature`` is as :func:`statemix.ops.normalize` refuses it.
+            not rise from 0 to T, ``check_finite`` detects a bad entry, or
+            :func:`statemix.ops.normalize` would reject ``temperature``.
         TypeError: if dtypes differ or are not floating, or a tensor is not dense.
         BackendUnavailableError: if ``backend`` cannot run here.
 
@@ -94,7 +94,7 @@ def block_scan(
 
     .. math:: h_t = A_t h_{t-1} + b_t, \qquad t = 1, \dots, T
 
-    Source: Dubinin et al., Eq. 5, with :math:`b_t = a_{0,t} \odot v_t` and A_t as given.
+    Source: Dubinin et al., Eq. 5, with :math:`b_t = a_{0,t} \odot v_t` and given A_t.
 
     Args:
         transitions: A, shape (B, T, H, m, m); row i of a block produces entry i of the new state.

@@ -1,4 +1,4 @@
-"""The block recurrence as a loop over time on whole batches, with its adjoint by hand."""
+"""The block recurrence as a loop over time on whole batches, with a hand-written adjoint."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from statemix.ops.packing import Packing, last_of_each, over, previous
 def forward(
     transitions: Tensor, inputs: Tensor, initial_state: Tensor, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """States and final states.
+    """Return states and final states.
 
     Args:
         transitions: A, shape (B, T, H, m, m).
@@ -50,7 +50,7 @@ def backward(
     initial_state: Tensor,
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Gradients of transitions, inputs and initial states, by the adjoint recurrence.
+    r"""Return the gradients of transitions, inputs and initial states by the adjoint recurrence.
 
     .. math:: \lambda_t = dy_t + A_{t+1}^T \lambda_{t+1}
     """

@@ -1,4 +1,4 @@
-"""One step of the block recurrence, for decoding: a sequence of length 1 without its time axis."""
+"""One decoding step of the block recurrence: a sequence of length 1 without its time axis."""
 
 from torch import Tensor
 
@@ -28,7 +28,7 @@ def bd_lru_step(
 
     Returns:
         h_t: shape (B, H, m), dtype of ``values``.
-        state: h_t in the dtype that states are carried in.
+        state: h_t, shape (B, H, m), float32 or wider.
 
     Raises:
         ValueError: as in :func:`statemix.ops.bd_lru`.

@@ -22,7 +22,7 @@ def _forward(
     gate: str,
     temperature: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """States and final state."""
+    """Return states and final state."""
     gates, values = innermost(gates), innermost(values)
     initial_state = dense(initial_state, STATE_BLOCK_AXIS)
     states = empty_innermost(values.shape, initial_state)
@@ -54,7 +54,7 @@ def _backward(
     gate: str,
     temperature: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of gates, values and initial state."""
+    """Return the gradients of gates, values and initial state."""
     gates, values = innermost(gates), innermost(values)
     initial_state = dense(initial_state, STATE_BLOCK_AXIS)
     d_gates = empty_innermost(gates.shape, gates)
@@ -69,7 +69,7 @@ def _backward(
         gates=gates,
         values=values,
         initial_state=initial_state,
-        # The states come from the forward, but vmap may have moved them.
+        # The forward wrote the states densely, but vmap may have permuted them.
         states=dense(states),
         d_states=innermost(d_states),
         d_final_state=dense(d_final_state, STATE_BLOCK_AXIS),
@@ -88,10 +88,10 @@ def _step(
     gate: str,
     temperature: Tensor | float | None,
 ) -> tuple[Tensor, Tensor]:
-    """h_t and the next state."""
+    """Return h_t and the next state."""
     gates, values = innermost(gates, STATE_BLOCK_AXIS), innermost(values, STATE_BLOCK_AXIS)
     _, blocks, size = state.shape
-    # Every call into PyTorch costs as much as the arithmetic of a step.
+    # Skip what PyTorch can be spared: one call costs as much as the arithmetic of a step.
     if state.stride() != (blocks * size, 1, blocks):
         state = dense(state, STATE_BLOCK_AXIS)
     next_state = torch.empty_like(state)

@@ -1,8 +1,8 @@
 // h_i = sum_j p_ij h_{j,t-1} + p_i0 v_i for dense blocks, forward and adjoint.
 //
-// Time runs outside. Small sizes finish one tile of lanes after the other, with states and adjoints
-// in registers. Large sizes run row by row over all tiles: gates are then read in the order in
-// which they lie in memory, while the states of all tiles stay in the first-level cache.
+// Time is the outer loop. Small sizes finish one tile of lanes after another, with states and
+// adjoints in registers. Large sizes run row by row over all tiles, which reads gates in memory
+// order while the states of all tiles stay in the first-level cache.
 
 #pragma once
 #include "rows.h"

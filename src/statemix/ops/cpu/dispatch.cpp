@@ -1,4 +1,4 @@
-// The exported C functions: each calls the copy of the kernels that this processor runs fastest.
+// The exported C functions: each calls the copy of the kernels for the chosen instruction set.
 
 #include <cstdlib>
 #include <cstring>

@@ -1,14 +1,14 @@
 // Gate families, one struct each; gates.py defines them in PyTorch.
 //
-// A row is first scanned for its largest measure where the family needs that (`scans`), which gives
-// the row's Scale. Numerators are then f(g / T) in units of the row, and so is epsilon:
+// Families with `scans` first scan a row for its largest measure, which determines the row's Scale.
+// Numerators and epsilon are then expressed in units of the row:
 //
 //   softmax, sigmoid   f(g / T) e^{-top / T}, so that no exponential overflows
 //   relu, signed       f(g) times a factor that brings the largest entry to at most 1
 //   tanh, none         f(g / T)
 //
-// Each family gives the numerator f, its share |f| of the normaliser, the slope df/dg and the sign
-// s inside |f|.
+// Each family defines the numerator f, its share |f| of the normaliser, the slope df/dg, and s h
+// (`signed_state`) with s the sign inside |f|.
 
 #pragma once
 #include "interface.h"
@@ -18,14 +18,14 @@ namespace ISA_NAMESPACE {
 
 constexpr double kEpsilon = 1e-6;  // gates.py: EPSILON
 
-// What the numerators of one row share. `factor` multiplies raw gates, or half their distance from
-// the top; `slope` is the factor of the derivative by a raw gate.
+// Constants of one row. `factor` multiplies raw gates, or half their distance from the top;
+// `slope` multiplies the derivative with respect to a raw gate.
 template <class V> struct Scale {
   V half_top, factor, slope;
 };
 
-// What all rows of a problem share. Factors are finite: 1 / T itself may overflow, and zero times
-// infinity is no number.
+// Constants of all rows of a problem. 1 / T may overflow, so factors are clamped to finite values:
+// zero times infinity is NaN.
 template <class S> struct Rows {
   S inverse, exponent;  // 1 / T, and 2 log2(e) / T
   S part;               // a power of two, no more than 1 / (size + 1)
@@ -40,8 +40,8 @@ template <class S> struct Rows {
   }
 };
 
-// 2^(-distance) of a gate from the row's top, g <= top. Halves, for g - top may overflow; before
-// the scaling, because after it, rounding errors of large gates would be exponents.
+// e^{(g - top) / T} for g <= top. Both are halved because g - top may overflow. The subtraction
+// comes before the scaling: a rounding error of a scaled gate would be an error of an exponent.
 template <class V> inline V exponential(V g, const Scale<V>& scale) {
   return exp2_nonpositive((g * (typename ScalarOf<V>::type)0.5 - scale.half_top) * scale.factor);
 }
@@ -52,7 +52,7 @@ template <class V> inline V exponential_of_size(V g, const Scale<V>& scale) {
 
 template <int Family> struct Gate;
 
-// Families whose row is measured from its top.
+// Families whose gates are measured from the top of their row.
 struct FromTop {
   static constexpr bool scans = true, divides = true;
   static constexpr double epsilon = 0;
@@ -63,8 +63,8 @@ struct FromTop {
   template <class V> static V signed_state(V, V h) { return h; }
 };
 
-// Families whose row is measured in units of its largest entry: 1 / T where that is small enough,
-// and never so small that it is rounded to zero.
+// Families whose gates are multiplied by the smaller of 1 / T and a power of two near the
+// reciprocal of the row's largest entry. The factor never rounds to zero.
 struct InUnits {
   static constexpr bool scans = true, divides = true, slope_is_numerator = false;
   static constexpr double epsilon = kEpsilon;
@@ -77,7 +77,7 @@ struct InUnits {
   template <class V> static V slope(V, V f, const Scale<V>& scale) { return scale.slope; }
 };
 
-// Families of f(g / T) as it is.
+// Families that use f(g / T) unscaled.
 struct AsGiven {
   static constexpr bool scans = false, slope_is_numerator = false;
   template <class V, class S> static Scale<V> scale(V, const Rows<S>& rows) {
@@ -150,7 +150,7 @@ template <> struct Gate<NONE> : AsGiven {
   template <class V> static V signed_state(V, V h) { return h * 0; }
 };
 
-// Transitions and inputs as they are: no temperature, no normaliser and no input gate.
+// Given coefficients and inputs: no temperature, no normaliser and no input gate.
 template <> struct Gate<GIVEN> : Gate<NONE> {
   template <class V> static V numerator(V g, const Scale<V>&) { return g; }
   template <class V> static V slope(V, V f, const Scale<V>&) { return f * 0 + 1; }

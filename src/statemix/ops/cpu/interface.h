@@ -2,12 +2,12 @@
 #pragma once
 #include <cstdint>
 
-// Grows with every change of what follows. A library built from older sources, as an editable
-// installation may have after an update, is then refused instead of misreading its arguments.
+// Increase with every change below. Python then rejects a library built from older sources (as in
+// an editable installation after an update) instead of passing arguments that it misreads.
 constexpr int64_t kInterfaceVersion = 2;
 
 enum Family { SOFTMAX = 0, SIGMOID = 1, RELU = 2, SIGNED = 3, TANH = 4, NONE = 5, GIVEN = 6 };
-// What an exported function returns.
+// Return value of an exported function.
 enum Status { DONE = 0, UNKNOWN = 1, OUT_OF_MEMORY = 2 };
 enum Element { FLOAT32 = 0, FLOAT64 = 1, BFLOAT16 = 2 };
 
@@ -15,7 +15,7 @@ enum Element { FLOAT32 = 0, FLOAT64 = 1, BFLOAT16 = 2 };
 // initial and final states and their gradients are float32, or float64 if the elements are.
 struct Problem {
   int64_t batch, length, blocks, size;
-  int64_t sequences;          // length of cu_seqlens less one, or batch
+  int64_t sequences;          // length of cu_seqlens minus one, or batch
   const int64_t* cu_seqlens;  // null: every batch row is one sequence
   int64_t family, element, threads;
   double inverse_temperature;  // multiplies raw gates; ignored by GIVEN

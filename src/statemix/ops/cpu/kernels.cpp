@@ -1,4 +1,4 @@
-// One instruction set's copy of the kernels, and the choice of template by problem.
+// The kernels for one instruction set, and the choice of a template for each problem.
 
 #include "block_scan.h"
 #include "lag_scan.h"
@@ -33,7 +33,7 @@ struct LagBackward {
   }
 };
 
-// Small sizes are unrolled for the families that training uses most; the rest loop.
+// Small sizes are unrolled for the families most used in training; all other cases loop.
 template <class Kernel, int Family, class Element> int by_size(const Problem& p) {
   constexpr int64_t width = Lanes<typename Compute<Element>::Scalar>::count;
   if (p.blocks < width) return Kernel::template call<Family, 0, true, Element>(p, width);

@@ -17,7 +17,7 @@ bool lag_forward(const Problem& problem, const Work& work) {
   const Rows<S> rows(problem);
   Scratch<V> scratch(work.tiles * 2 * size);
   if (!scratch.data) return false;
-  // Two copies of the ring side by side: lag i is at [slot - i] without a wrap.
+  // Two adjacent copies of the ring: lag i is at [slot - i] without wrapping around.
   V* rings = scratch.data;
 
   const S* initial = (const S*)problem.initial_state + work.sequence * size * channels;
@@ -27,7 +27,7 @@ bool lag_forward(const Problem& problem, const Work& work) {
       rings[k * 2 * size + size - i] = rings[k * 2 * size + 2 * size - i] = lag;
     }
 
-  int64_t slot = size;  // of the step to come, in size .. 2 * size - 1
+  int64_t slot = size;  // slot of the next step, in size .. 2 * size - 1
   for (int64_t t = work.start; t < work.stop; ++t) {
     const Element* gates =
         (const Element*)problem.gates + work.batch * problem.gates_batch + t * problem.gates_time;
@@ -67,7 +67,7 @@ bool lag_backward(const Problem& problem, const Work& work) {
   const Rows<S> rows(problem);
   Scratch<V> scratch(work.tiles * size + row);
   if (!scratch.data) return false;
-  V* rings = scratch.data;  // slot (t mod m) gathers what later steps push into lam_t
+  V* rings = scratch.data;  // slot (t mod m) accumulates the terms of lam_t from later steps
   V* numerators = rings + work.tiles * size;
 
   const int64_t length = work.stop - work.start;

@@ -1,4 +1,4 @@
-"""The compiled CPU kernels: found, loaded with ctypes, and called on tensors."""
+"""Load the compiled CPU kernels with ctypes and call them on tensors."""
 
 import ctypes
 import os
@@ -15,14 +15,14 @@ LIBRARY = Path(__file__).with_name("kernels.so")
 INTERFACE_VERSION = 2
 FAMILIES = ("softmax", "sigmoid", "relu", "signed", "tanh", "none")
 GIVEN = len(FAMILIES)
-# The axis of rows of a block in gates, values and states, after batch, time and blocks.
+# The axis of a block's rows in gates, values and states (B, T, H, ...).
 ROW_AXES = {"block": 3, "lag": None}
 OPERATORS = tuple(ROW_AXES)
 ELEMENTS = (torch.float32, torch.float64, torch.bfloat16)
 
-# The choices of dispatch.cpp, which takes no notice of other values.
+# The choices of dispatch.cpp, which ignores other values.
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
-# As it is when the library is loaded, below; empty is as good as unset.
+# Read when the library is loaded (below). Empty means unset.
 _asked = os.environ.get("STATEMIX_CPU_ISA", "")
 
 
@@ -51,11 +51,11 @@ class _Problem(ctypes.Structure):
 
 
 def load(path: Path) -> tuple[ctypes.CDLL | None, str | None]:
-    """Load the kernels, or say why they cannot be used and what to do about it.
+    """Load the kernels, or return why they cannot run and what to install.
 
     Returns:
         library: the kernels, or None.
-        reason: a sentence, or None.
+        reason: a sentence, or None if the kernels are loaded.
     """
     cure = "install a C++ compiler (g++ or clang++) and reinstall statemix, or use backend=None"
     if not path.exists():
@@ -74,21 +74,21 @@ def load(path: Path) -> tuple[ctypes.CDLL | None, str | None]:
     return library, None
 
 
-# Loaded at once, a matter of a millisecond: whether there are kernels is a constant to a compiler.
+# Load on import (about a millisecond): compiled graphs treat availability as a constant.
 _library, _reason = load(LIBRARY)
 
 
 def unavailable() -> str | None:
-    """Say why there are no kernels that run here, or return None."""
+    """Return why no kernels can run here, or None."""
     return _reason
 
 
 def require() -> ctypes.CDLL:
-    """The kernels.
+    """Return the kernels.
 
     Raises:
         BackendUnavailableError: if there are none, with the reason and the cure.
-        RequestError: if the environment asks for an instruction set that there is not.
+        RequestError: if ``STATEMIX_CPU_ISA`` is not a known instruction set.
     """
     if _library is None:
         raise BackendUnavailableError(_reason)
@@ -99,11 +99,11 @@ def require() -> ctypes.CDLL:
 
 
 def instruction_set() -> str:
-    """The instruction set that the kernels use on this processor.
+    """Return the instruction set that the kernels use on this processor.
 
     Raises:
         BackendUnavailableError: if there are no kernels.
-        RequestError: if the environment asks for an instruction set that there is not.
+        RequestError: if ``STATEMIX_CPU_ISA`` is not a known instruction set.
     """
     name: bytes = require().statemix_isa()
     return name.decode()
@@ -117,16 +117,16 @@ def call(
     cu_seqlens: Tensor | None,
     **tensors: Tensor,
 ) -> None:
-    """Run one exported function; every tensor has blocks innermost, and outputs are preallocated.
+    """Run one exported function on tensors with blocks innermost and preallocated outputs.
 
     Args:
         operator: "block" or "lag".
         direction: "forward" or "backward".
-        gate: a name in :data:`FAMILIES`, or "given" for coefficients and inputs as they are.
+        gate: a name in :data:`FAMILIES`, or "given" for coefficients that need no normalising.
         temperature: 0-d divisor of the gates, or None.
         cu_seqlens: int64 (N+1,) or None.
         tensors: members of ``struct Problem`` by name: ``gates`` (B, T, H, ...), ``values``
-            (B, T, H, ...), ``initial_state`` (N, H, m) and further ones.
+            (B, T, H, ...), ``initial_state`` (N, H, m), and others.
 
     Raises:
         MemoryError: if the kernel's scratch space cannot be allocated.
@@ -156,8 +156,8 @@ def call(
     _run(operator, direction, problem)
 
 
-# Problems of steps by what they have in common, pointers and temperature left out. A decoder has
-# few; the bound is for a process that decodes ever new shapes.
+# Cached problems of single steps, without pointers and temperature. A decoder needs few; the limit
+# serves processes that keep decoding new shapes.
 _steps: dict[tuple[object, ...], _Problem] = {}
 _STEPS_KEPT = 256
 
@@ -172,7 +172,7 @@ def call_step(
     h_t: Tensor,
     next_state: Tensor,
 ) -> None:
-    """Run one forward step; tensors as in :func:`call`, without their time axis.
+    """Run one forward step on the tensors of :func:`call` without their time axis.
 
     Raises:
         MemoryError: if the kernel's scratch space cannot be allocated.
@@ -195,7 +195,7 @@ def call_step(
         if len(_steps) >= _STEPS_KEPT:
             _steps.clear()
         _steps[key] = common
-    # A copy: another thread may be using the common one.
+    # Copy it: another thread may be using the cached problem.
     problem = _Problem.from_buffer_copy(common)
     problem.inverse_temperature = _inverse(temperature)
     problem.gates, problem.values = gates.data_ptr(), values.data_ptr()
@@ -218,4 +218,4 @@ def _run(operator: str, direction: str, problem: _Problem) -> None:
         raise MemoryError(
             f"the scratch space of {problem.size} x {problem.blocks} states could not be allocated"
         )
-    assert status == 0, "the kernels know no such family or dtype"
+    assert status == 0, "the kernels do not support this family or dtype"

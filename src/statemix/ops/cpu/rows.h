@@ -7,11 +7,11 @@
 //           lam_t = dy_t + sum_i p_{i,t+i} lam_{t+i},  dg_i = lam f'(g_i) / S (u_i - s_i h_t)
 //
 // with p = f(g)/S the normalised gates of a row, S their normaliser, s the sign inside |f(g)|, and
-// u the vector that the row is applied to. Nothing but raw gates, values and states is read.
+// u the vector that the row is applied to. The backward reads only raw gates, values and states.
 //
-// Everything here is compiled once per instruction set: VECTOR_BYTES gives the width of a register
-// and ISA_NAMESPACE keeps the copies apart. One vector lane is one block (BD-LRU) or channel
-// (H-LRU); lanes never exchange data, so results do not depend on the width or on the threads.
+// This code is compiled once per instruction set: VECTOR_BYTES is the width of a register, and
+// ISA_NAMESPACE separates the copies. One vector lane is one block (BD-LRU) or channel (H-LRU).
+// Lanes never exchange data, so results depend neither on the width nor on the number of threads.
 
 #pragma once
 #include "gates.h"
@@ -34,7 +34,7 @@ inline Scale<typename Compute<Element>::Vector> row_scale(
   return Gate<Family>::scale(top, rows);
 }
 
-// Epsilon in the units of the row: it belongs to gates divided by the temperature.
+// Epsilon in units of the row. Epsilon itself is defined for gates divided by the temperature.
 template <int Family, class V, class S>
 inline V row_epsilon(const Scale<V>& scale, const Rows<S>& rows) {
   if (Gate<Family>::epsilon == 0) return V{};
@@ -52,8 +52,8 @@ inline typename Compute<Element>::Vector row_forward(
   typedef Gate<Family> G;
   constexpr bool gated = Family != GIVEN;
   const Scale<V> scale = row_scale<Family, Partial>(gates, stride, size + gated, lanes, rows);
-  // Values are scaled down before they are added up, so that their weighted mean cannot overflow
-  // where it is finite itself. Softmax does without: there the products cost as much as the sum.
+  // Scale values down before summation: their weighted sum may overflow although their mean is
+  // finite. Softmax omits this, because the extra products would cost as much as the sum.
   constexpr bool shrinks = G::divides && Family != SOFTMAX;
   V f = gated ? G::numerator(load<Partial>(gates + size * stride, lanes), scale) : V{} + 1;
   V sum = row_epsilon<Family>(scale, rows) + G::share(f);
@@ -66,8 +66,8 @@ inline typename Compute<Element>::Vector row_forward(
   return G::divides ? mixed / (shrinks ? sum * rows.part : sum) : mixed;
 }
 
-// Store the gate gradients of one row, return its value's gradient, and push(j, p_j lam) into the
-// adjoints of the states that it was applied to.
+// Store the gate gradients of one row, add p_j lam to the adjoint of its j-th previous state by
+// push(j, p_j lam), and return the gradient of its value.
 template <int Family, bool Partial, class Element, class State, class Push>
 inline typename Compute<Element>::Vector row_backward(
     const Element* gates, int64_t stride, Element* d_gates, int64_t d_stride, bool streamed,
@@ -90,7 +90,7 @@ inline typename Compute<Element>::Vector row_backward(
   }
   // For softmax f' is f / T: one product with lam / (S T) gives the gradient.
   const V sloped = common * scale.slope;
-  // One gate that is applied to x: store its gradient and return its weight p lam.
+  // For one gate applied to x: store its gradient and return p lam.
   auto differentiate = [&](int64_t j, V x) {
     V g = load<Partial>(gates + j * stride, lanes);
     V f = G::divides ? numerators[j] : G::numerator(g, scale);

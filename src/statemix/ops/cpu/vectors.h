@@ -54,7 +54,7 @@ template <class Vector> struct Unaligned {
 
 inline VectorF widen(HalfU bits) { return (VectorF)(__builtin_convertvector(bits, VectorU) << 16); }
 
-// Round to nearest even, keeping NaN a NaN.
+// Round to nearest even; a NaN stays a NaN.
 inline HalfU narrow(VectorF x) {
   VectorU bits = (VectorU)x;
   VectorU rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
@@ -62,7 +62,7 @@ inline HalfU narrow(VectorF x) {
   return __builtin_convertvector((VectorU)(x == x ? (VectorI)rounded : (VectorI)quiet), HalfU);
 }
 
-// `lanes` is the full width, except where a problem has fewer blocks than a register has lanes.
+// `lanes` is the full width unless the problem has fewer blocks than a register has lanes.
 template <bool Partial> inline VectorF load(const float* from, int64_t lanes) {
   if (!Partial) return *(const Unaligned<VectorF>::type*)from;
   VectorF x = {};
@@ -97,14 +97,15 @@ template <bool Partial> inline void store(bfloat16* to, VectorF x, int64_t lanes
   memcpy(to, &bits, Partial ? lanes * sizeof(bfloat16) : sizeof bits);
 }
 
-// Ask for a cache line that a later step will read, into the second-level cache: more lines can be
-// on their way there at a time than to the first, as many as it takes to hide memory's latency.
+// Prefetch a cache line for a later step into the second-level cache. It supports more outstanding
+// lines than the first-level cache, enough to hide the latency of memory.
 template <class Element> inline void prefetch(const Element* from) {
   __builtin_prefetch(from, /*write=*/0, /*locality=*/2);
 }
 
-// What vector types cannot say. A streaming store goes past the caches, which saves reading a line
-// that is about to be overwritten; `to` is aligned to the vector. larger(a, b) is b beside a NaN.
+// Operations that vector types cannot express. A streaming store bypasses the caches, which saves
+// reading a line before overwriting it; `to` must be aligned to the vector. larger(a, b) returns b
+// if either is NaN.
 #if defined(__x86_64__) && VECTOR_BYTES == 64
 inline void stream(float* to, VectorF x) { _mm512_stream_ps(to, (__m512)x); }
 inline void stream(double* to, VectorD x) { _mm512_stream_pd(to, (__m512d)x); }
@@ -139,14 +140,14 @@ inline void write(Element* to, V x, int64_t lanes, bool streamed) {
     store<Partial>(to, x, lanes);
 }
 
-// The largest power of two that is no more than x >= 0: x without its mantissa.
+// The largest power of two not above x >= 0: x without its mantissa.
 inline VectorF power_of_two(VectorF x) { return (VectorF)((VectorI)x & 0x7f800000); }
 inline VectorD power_of_two(VectorD x) { return (VectorD)((VectorL)x & 0x7ff0000000000000); }
 
 template <class V> inline V absolute(V x) { return x < 0 ? -x : x; }
 
-// 2^y for y <= 0, by 2^y = 2^n 2^r with |r| <= 1/2. A NaN goes through; below the clamp the result
-// stays at the smallest normal number. In float32 the polynomial is within 1.2e-7 of 2^r.
+// 2^y for y <= 0, by 2^y = 2^n 2^r with |r| <= 1/2. A NaN stays a NaN. Below the clamp the result
+// is the smallest normal number. In float32 the polynomial is within 1.2e-7 of 2^r.
 inline VectorF exp2_nonpositive(VectorF y) {
   y = larger(VectorF{} - 126.0f, y);
 #if defined(__x86_64__) && VECTOR_BYTES == 64
@@ -195,8 +196,8 @@ inline VectorF times_log2e(VectorF x) { return x * 1.44269504088896341f; }
 inline VectorD times_log2e(VectorD x) { return x * 1.44269504088896340736; }
 template <class V> inline V exp_nonpositive(V x) { return exp2_nonpositive(times_log2e(x)); }
 
-// tanh(x) near 0 needs its own form: gates may be tiny and are divided by their own sum. The
-// polynomials are the Taylor series up to where its remainder falls below the rounding error.
+// tanh(x) near 0 needs high relative accuracy: gates may be tiny and are divided by their own sum.
+// The polynomials are Taylor series, cut where the remainder falls below the rounding error.
 inline VectorF tanh_small(VectorF x) {
   VectorF z = x * x;
   VectorF p = z * 2.1869488e-2f - 5.3968254e-2f;

@@ -1,4 +1,4 @@
-// How a problem is cut into independent pieces: one sequence and a range of lane tiles each.
+// Split a problem into independent pieces: one sequence and a range of lane tiles each.
 
 #pragma once
 #include <cstdint>
@@ -12,11 +12,11 @@ namespace ISA_NAMESPACE {
 struct Work {
   int64_t sequence, batch, start, stop;  // steps start .. stop - 1 of row `batch`
   int64_t first_tile, tiles, width, blocks, lanes;
-  int64_t ahead;  // steps between what is asked of memory and what is used
-  bool streamed;  // states and gradients go past the caches
+  int64_t ahead;  // steps between prefetch and use
+  bool streamed;  // states and gradients bypass the caches
 
-  // The last tile ends at the last block: it repeats lanes of its neighbour where the width does
-  // not divide the number of blocks, and computes the same numbers for them.
+  // The last tile ends at the last block. If the width does not divide the number of blocks, it
+  // repeats lanes of its neighbour and computes the same numbers for them.
   int64_t lane(int64_t k) const {
     int64_t lane = (first_tile + k) * width;
     return lane + width <= blocks || blocks < width ? lane : blocks - width;
@@ -27,7 +27,7 @@ constexpr int64_t kStreamedBytes = 8 << 20;
 constexpr int64_t kPrefetchedBytes = 8 << 10;
 
 template <class Vector> struct Scratch {
-  Vector* data;  // null if there is no memory left
+  Vector* data;  // null if memory is exhausted
   explicit Scratch(int64_t count) {
     data = (Vector*)aligned_alloc(64, (count * sizeof(Vector) + 63) / 64 * 64);
   }
@@ -35,8 +35,8 @@ template <class Vector> struct Scratch {
   Scratch(const Scratch&) = delete;
 };
 
-// As few parts per sequence as keep all threads busy: a part reads only its own lanes of every
-// time step, and memory likes whole rows.
+// The fewest parts per sequence that keep all threads busy: a part reads only its own lanes of
+// every time step, and reading whole rows is faster.
 inline int64_t parts_per_sequence(int64_t sequences, int64_t tiles, int64_t threads) {
   int64_t parts = 1;
   while (parts < tiles && sequences * parts % threads && sequences * parts < 4 * threads) ++parts;
@@ -49,8 +49,8 @@ inline int64_t count_gates(const Problem& problem) {
          (problem.gates_row ? problem.size : 1);
 }
 
-// What is written is streamed if it would have left the caches before anyone reads it, because the
-// gates alone take a good part of them; and if every vector is aligned.
+// Stream the outputs if every vector is aligned and the gates are so large that outputs would leave
+// the caches before they are read.
 inline bool streams_outputs(const Problem& problem, int64_t width, int64_t element_bytes) {
   const uintptr_t addresses =
       (uintptr_t)problem.states | (uintptr_t)problem.d_gates | (uintptr_t)problem.d_values;
@@ -58,13 +58,13 @@ inline bool streams_outputs(const Problem& problem, int64_t width, int64_t eleme
          addresses % VECTOR_BYTES == 0;
 }
 
-// Far enough for memory to answer in time, near enough to stay in the cache until it is used.
+// Far enough ahead to hide the latency of memory, near enough to stay in the cache until use.
 inline int64_t steps_ahead(const Problem& problem, int64_t element_bytes) {
   const int64_t step_bytes = std::abs(problem.gates_time) * element_bytes;
   return step_bytes ? (kPrefetchedBytes + step_bytes - 1) / step_bytes : 1;
 }
 
-// Waking a team of threads takes as long as one thread needs for about this many gates.
+// Waking a team of threads takes as long as computing about this many gates on one thread.
 constexpr int64_t kGatesPerTeam = 1 << 15;
 
 template <bool (*Kernel)(const Problem&, const Work&)>

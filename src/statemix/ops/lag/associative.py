@@ -1,4 +1,4 @@
-"""The lag recurrence as the paper solves it: a parallel scan of companion matrices."""
+"""The lag recurrence as solved in the paper: a parallel scan of companion matrices."""
 
 import torch
 import torch.nn.functional as F
@@ -15,9 +15,9 @@ def scan(
     .. math:: h_t = \sum_{i=1}^m a_{i,t} h_{t-i} + b_t
 
     Source: Dubinin et al., Eq. 3, with the first row of each companion matrix holding the
-    coefficients (the printed snippet puts them into the first column, which is a different
-    recurrence when they vary). Memory and work grow as m^2 and m^3 where the recurrence itself
-    needs m.
+    coefficients. (The printed snippet puts them into the first column, which is a different
+    recurrence if they vary.) Memory grows as m^2 and work as m^3, although the recurrence itself
+    needs only m.
 
     Args:
         coefficients: a, shape (B, T, H, m), float32 or wider; entry i - 1 multiplies h_{t-i}.

@@ -1,4 +1,4 @@
-"""The public functions of the lag recurrence: gated, and with coefficients as given."""
+"""Public functions of the lag recurrence: from raw gates, and from given coefficients."""
 
 from torch import Tensor
 
@@ -10,7 +10,7 @@ from statemix.ops.lag.realizations import observer_scan
 from statemix.ops.temperature import check_temperature
 
 REALIZATIONS = ("controller", "observer")
-"""What the state of the lag recurrence means: the last outputs, or partial sums."""
+"""Meanings of the state of the lag recurrence: the last outputs, or partial sums."""
 
 
 def h_lru(
@@ -29,19 +29,19 @@ def h_lru(
 
     .. math:: h_t = \sum_{i=1}^m a_{i,t} \odot h_{t-i} + a_{0,t} \odot v_t
 
-    Source: Dubinin et al., Eq. 3 (controller form). The observer form is what the paper's listing
-    computes once repaired: the coefficient of h_{t-i} is then the one of step t - i + 1, and
-    Proposition 1 does not hold.
+    Source: Dubinin et al., Eq. 3 (controller form). The paper's listing, once repaired, computes
+    the observer form: the coefficient of h_{t-i} is then that of step t - i + 1, and Proposition 1
+    does not hold.
 
     Args:
         gates: raw gates, shape (B, T, H, m+1): ``[..., i-1]`` multiplies h_{t-i}, ``[..., m]`` is
             the input gate. float32, float64, bfloat16 or float16.
         values: v, shape (B, T, H), same dtype and device.
-        gate: how raw gates are normalised, a name in :data:`statemix.ops.GATES` that is not for
-            blocks only.
-        initial_state: shape (B, H, m), or (N, H, m) if packed: in the controller form the last m
-            states before the first, newest first; in the observer form the partial sums s^1 ...
-            s^m. None means zeros.
+        gate: family that normalises the raw gates, a name in :data:`statemix.ops.GATES` whose
+            family is not ``blocks_only``.
+        initial_state: shape (B, H, m), or (N, H, m) if packed. The controller form expects the m
+            states before step 1, newest first; the observer form the partial sums s^1 ... s^m.
+            None means zeros.
         cu_seqlens: bounds of packed sequences as in :func:`statemix.ops.bd_lru`.
         temperature: as in :func:`statemix.ops.bd_lru`.
         realization: name in :data:`REALIZATIONS`.
@@ -86,7 +86,7 @@ def h_lru(
     if check_finite:
         check_all_finite(gates=gates, values=values, initial_state=initial_state)
     h_0 = initial_state_of(initial_state, values, cu_seqlens, sizes)
-    # They become indices before any operator sees them.
+    # The observer form indexes with cu_seqlens before the operator can check them.
     check_bounds(cu_seqlens, sizes["T"])
     coefficients, input_gate = normalize(gates.to(h_0.dtype), gate, temperature=temperature)
     states, final_state = observer_scan(
@@ -112,14 +112,14 @@ def lag_scan(
 
     .. math:: h_t = \sum_{i=1}^m a_{i,t} \odot h_{t-i} + b_t, \qquad t = 1, \dots, T
 
-    Source: Dubinin et al., Eq. 3, with :math:`b_t = a_{0,t} \odot v_t`; computed with a buffer of m
-    lags, without companion matrices.
+    Source: Dubinin et al., Eq. 3, with :math:`b_t = a_{0,t} \odot v_t`. The default backends use a
+    buffer of m lags, without companion matrices.
 
     Args:
         coefficients: a, shape (B, T, H, m); ``[..., i-1]`` multiplies h_{t-i}.
         inputs: b, shape (B, T, H), same floating dtype and device.
-        initial_state: the last m states before the first, newest first, shape (B, H, m), or
-            (N, H, m) if packed. None means zeros.
+        initial_state: the m states before step 1, newest first, shape (B, H, m), or (N, H, m) if
+            packed. None means zeros.
         cu_seqlens: as in :func:`statemix.ops.bd_lru`.
         backend: as in :func:`statemix.ops.bd_lru`.
         check_finite: as in :func:`statemix.ops.bd_lru`.

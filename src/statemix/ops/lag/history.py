@@ -1,4 +1,4 @@
-"""The last m states at any step: what the controller form remembers."""
+"""The last m states at any step: the state of the controller form."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from statemix.ops.packing import previous
 
 
 def preceding(states: Tensor, initial_state: Tensor, cu_seqlens: Tensor | None) -> list[Tensor]:
-    """The m states before every step: h_{t-1}, ..., h_{t-m}, each of the shape of ``states``.
+    """Return the m states before every step: h_{t-1}, ..., h_{t-m}, each shaped like ``states``.
 
     Args:
         states: h, shape (B, T, H).
@@ -28,7 +28,7 @@ def preceding(states: Tensor, initial_state: Tensor, cu_seqlens: Tensor | None) 
 
 
 def lagged(states: Tensor, initial_state: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """The last m states at every step, newest first: the state of the controller form.
+    """Return the last m states at every step, newest first: the state of the controller form.
 
     Args:
         states: h, shape (B, T, H).
@@ -39,15 +39,17 @@ def lagged(states: Tensor, initial_state: Tensor, cu_seqlens: Tensor | None) -> 
         Shape (B, T, H, m).
     """
     lags = [states, *preceding(states, initial_state[..., :-1], cu_seqlens)]
-    # Channels stay innermost in memory, as the kernels and projections have them.
+    # Channels stay innermost in memory, as in the kernels and projections.
     return torch.stack(lags, dim=2).transpose(-1, -2)
 
 
 def final_lags(states: Tensor, initial_state: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """The last m states of every packed sequence, newest first; older than it, the initial ones.
+    """Return the last m states of every packed sequence, newest first.
+
+    A sequence of fewer than m steps is completed by its initial states.
 
     Args:
-        states: h, shape (1, T, H), T of at least 1.
+        states: h, shape (1, T, H) with T >= 1.
         initial_state: shape (N, H, m).
         cu_seqlens: bounds, shape (N+1,).
 

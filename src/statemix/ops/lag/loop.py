@@ -1,4 +1,4 @@
-"""The lag recurrence as a loop over time on whole batches, with its adjoint by hand."""
+"""The lag recurrence as a loop over time on whole batches, with a hand-written adjoint."""
 
 import torch
 from torch import Tensor
@@ -10,12 +10,12 @@ from statemix.ops.packing import Packing, over
 def forward(
     coefficients: Tensor, inputs: Tensor, initial_state: Tensor, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """States and final states.
+    """Return states and final states.
 
     Args:
         coefficients: a, shape (B, T, H, m).
         inputs: b, shape (B, T, H), same dtype.
-        initial_state: the m states before the first, newest first, (B, H, m) or (N, H, m).
+        initial_state: the m states before step 1, newest first, (B, H, m) or (N, H, m).
         cu_seqlens: bounds of packed sequences, or None.
 
     Returns:
@@ -54,13 +54,14 @@ def backward(
     initial_state: Tensor,
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Gradients of coefficients, inputs and initial states, by the adjoint recurrence.
+    r"""Return the gradients of coefficients, inputs and initial states by the adjoint recurrence.
 
     .. math:: \lambda_t = dy_t + \sum_i a_{i,t+i} \lambda_{t+i}
     """
     rows = coefficients.permute(1, 0, 3, 2).contiguous()  # (T, B, m, H)
     adjoints = d_states.transpose(0, 1).contiguous().clone()  # (T, B, H)
-    pushed = d_final_state.transpose(1, 2)  # (B, m, H): what later steps add to h_t, h_{t-1}, ...
+    # Contributions of later steps to the gradients of h_t, h_{t-1}, ...
+    pushed = d_final_state.transpose(1, 2)  # (B, m, H)
     ends, reached = None, []
     if cu_seqlens is not None:
         packing = Packing.of(cu_seqlens, len(adjoints))

@@ -1,14 +1,14 @@
-r"""The two realizations of the higher-order recurrence: what their states mean at every step.
+r"""The two realizations of the higher-order recurrence, and the meaning of their states.
 
-The controller form keeps the last m outputs. The observer form has the same eigenvalues, delayed
-gates, and partial sums as its state:
+The state of the controller form is the last m outputs. The observer form has the same eigenvalues
+but delayed gates, and its state consists of partial sums:
 
 .. math::
     s^k_t = a_{k,t} s^1_{t-1} + s^{k+1}_{t-1} + [k = 1] \, b_t \quad (s^{m+1} = 0), \qquad
     y_t = s^1_t
 
 Eliminating the partial sums s^2 ... s^m gives y_t = sum_i a_{i,t-i+1} y_{t-i} + b_t, a lag
-recurrence with delayed coefficients: no companion matrix is built here either.
+recurrence with delayed coefficients, so neither form builds companion matrices.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ def observer_scan(
         final_state: the partial sums at the end of every sequence, like ``initial_state``.
     """
     length, size = inputs.shape[1], coefficients.shape[-1]
-    # What the initial partial sums still owe: s^{k+1} arrives k steps after the start.
+    # The initial partial sum s^{k+1} enters the output k steps after the start.
     owed = initial_state[..., 1:].transpose(1, 2)  # (N, m-1, H)
     if cu_seqlens is None:
         position = torch.arange(length, device=inputs.device)
@@ -58,7 +58,7 @@ def observer_scan(
         )
         for delay in range(size)
     ]
-    # Only the first lag reaches before the start: the other coefficients are zero there.
+    # Only the first lag may precede the start: there, the other coefficients are zero.
     lags = F.pad(initial_state[..., :1], (0, size - 1))
     states, _ = lag_scan(torch.stack(delayed, dim=-1), inflow, lags)
     sums = partial_sums(coefficients, states, initial_state, cu_seqlens)
@@ -68,7 +68,7 @@ def observer_scan(
 def partial_sums(
     coefficients: Tensor, states: Tensor, initial_state: Tensor, cu_seqlens: Tensor | None
 ) -> Tensor:
-    """All coordinates s^1 ... s^m of the observer form at every step.
+    """Return the partial sums s^1 ... s^m of the observer form at every step.
 
     Args:
         coefficients: a, shape (B, T, H, m).

@@ -1,4 +1,4 @@
-"""Sequential definition of the lag recurrence: slow, obvious, the judge of every other path."""
+"""Sequential definition of the lag recurrence: slow, obvious, the standard for all backends."""
 
 import torch
 from torch import Tensor

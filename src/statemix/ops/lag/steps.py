@@ -1,4 +1,4 @@
-"""One step of the lag recurrence, for decoding: a sequence of length 1 without its time axis."""
+"""One decoding step of the lag recurrence: a sequence of length 1 without its time axis."""
 
 from torch import Tensor
 

@@ -157,9 +157,9 @@ def _admit(
         reason = f"needs about {needed:.1f} GB, {free / 1e9:.1f} GB are usable"
         return Measurement(provider.name, provider.note, "skipped", reason), None
 
-    fits_twice = provider.required_bytes * _FRAGMENTATION <= free
-    set_allocator = memory.reuse_freed_memory if fits_twice else memory.map_large_blocks
-    memory_reused = set_allocator() and fits_twice
+    fits_fragmented = provider.required_bytes * _FRAGMENTATION <= free
+    set_allocator = memory.reuse_freed_memory if fits_fragmented else memory.map_large_blocks
+    memory_reused = set_allocator() and fits_fragmented
     call = provider.prepare()
     start = clock()
     try:

@@ -19,7 +19,7 @@ def reuse_freed_memory() -> bool:
     By default glibc maps every block above 32 MB anew and returns it to the system when freed; the
     page faults of writing to it then cost more than the measured kernels. This function turns off
     mapping and trimming until ``map_large_blocks``, so use it in benchmarks only. A heap with many
-    large blocks of different sizes may grow to twice the memory in use.
+    large blocks of different sizes may grow to a few times the memory in use.
 
     Returns:
         True if the C library accepted both settings (False without glibc).

@@ -10,6 +10,7 @@ from torch import Tensor
 from statemix.ops.backends import resolve
 from statemix.ops.checks import FLOATING
 from statemix.ops.gates import GATES
+from statemix.ops.layout import state_dtype
 from statemix.ops.temperature import check_temperature
 
 
@@ -60,7 +61,7 @@ def direct_step(
         kernel.step is None
         or gate not in record.families
         or values.dtype not in record.dtypes
-        or state.dtype != torch.promote_types(values.dtype, torch.float32)
+        or state.dtype != state_dtype(values.dtype)
     ):
         return None
     if temperature is not None:

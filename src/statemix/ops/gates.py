@@ -121,7 +121,7 @@ GATES: Registry[GateFamily] = Registry(
         GateFamily(
             "none",
             _split,
-            "none: the state may grow without limit",
+            "no bound: the state may grow without limit",
         ),
         GateFamily("signed", _signed, PROPOSITION_1),
         GateFamily("tanh", _tanh, PROPOSITION_1),

@@ -138,7 +138,7 @@ def call(
     problem.size = initial_state.shape[-1]
     problem.sequences = initial_state.shape[0]
     problem.cu_seqlens = None if cu_seqlens is None else cu_seqlens.data_ptr()
-    problem.family = FAMILIES.index(gate) if gate in FAMILIES else GIVEN
+    problem.family = GIVEN if gate == "given" else FAMILIES.index(gate)
     problem.element = ELEMENTS.index(values.dtype)
     problem.threads = torch.get_num_threads()
     problem.inverse_temperature = _inverse(temperature)

@@ -3,7 +3,6 @@
 #pragma once
 #include <cstdint>
 #include <cstdlib>
-#include <new>
 
 #include "interface.h"
 

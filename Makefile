@@ -1,5 +1,5 @@
-# Each target sets itself up from nothing: it creates .venv, installs what it needs in the versions of
-# constraints.txt, and then does its work. PYTHON chooses the interpreter (3.11 or newer).
+# Each target first creates .venv and installs its dependencies in the versions of constraints.txt.
+# PYTHON chooses the interpreter (3.11 or newer).
 
 PYTHON ?= python3
 VENV := .venv
@@ -28,14 +28,14 @@ format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/clang-format -i $(KERNELS)
 
-# Break the code in known ways and show that the tests notice each of them (about a quarter of an hour).
+# Break the code in known ways and check that the tests notice every fault (about a quarter of an hour).
 faults: $(VENV)/installed-dev
 	$(BIN)/python tests/faults/run.py
 
 clean:
 	rm -rf $(VENV) build demo src/statemix/ops/cpu/kernels.so
 
-# What a failed venv leaves has an interpreter without pip, and would pass for done.
+# A failed venv leaves an interpreter without pip: remove it, or make would consider the target built.
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "statemix needs Python 3.11 or newer: make PYTHON=python3.11 ..." >&2; exit 2; }

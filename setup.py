@@ -1,7 +1,7 @@
-"""Build the CPU kernels where a C++ compiler is at hand; without one the package installs as well.
+"""Build the CPU kernels if there is a C++ compiler; the package installs without one, too.
 
-The library has a plain C interface (ctypes loads it), so that neither torch nor Python headers are
-needed here and one wheel per platform serves every version of Python and torch.
+The library has a plain C interface and is loaded with ctypes. So the build needs no headers of
+torch or Python, and one wheel per platform serves every version of both.
 """
 
 import os
@@ -17,12 +17,12 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 SOURCES = Path("src/statemix/ops/cpu")
-# STATEMIX_BASELINE_ONLY builds one copy instead of three, for experiments that need no speed.
+# STATEMIX_BASELINE_ONLY builds one copy instead of three, when build time matters more than speed.
 X86 = platform.machine().lower() in {"x86_64", "amd64"} and not os.environ.get(
     "STATEMIX_BASELINE_ONLY"
 )
-# Name, register width in bytes and compiler flags of every copy of the kernels. SSE2 and NEON, the
-# baselines, have registers of 16 bytes.
+# Name, register width in bytes and compiler flags of every copy of the kernels. The baselines, SSE2
+# and NEON, have registers of 16 bytes.
 INSTRUCTION_SETS = [("baseline", 16, [])]
 if X86:
     INSTRUCTION_SETS += [
@@ -34,14 +34,14 @@ if X86:
 class BuildKernels(build_ext):
     """Compile the kernels once per instruction set and link them into one library.
 
-    Where that cannot be done, the package is installed without them, and a warning says why.
+    If the build fails, the package is installed without kernels, and a warning gives the reason.
     """
 
     def get_ext_filename(self, fullname: str) -> str:
         return str(Path(*fullname.split("."))) + ".so"
 
     def build_extensions(self) -> None:
-        # Whatever stays in the list is copied and named in the wheel's record: it must be there.
+        # setuptools copies every extension in this list into the wheel, so its file must exist.
         self.extensions = [ext for ext in self.extensions if self._is_built(ext)]
 
     def _is_built(self, ext: Extension) -> bool:
@@ -54,7 +54,7 @@ class BuildKernels(build_ext):
         except OSError as error:
             reason = f"no C++ compiler could be run: {error}"
         self.warn(f"statemix will use its slower PyTorch path on the CPU: {reason}")
-        # A library of older sources must not be installed in place of this one.
+        # Do not install a library that was built from older sources.
         for older in (library, Path("src", self.get_ext_filename(ext.name))):
             older.unlink(missing_ok=True)
         return False
@@ -85,12 +85,12 @@ class BuildKernels(build_ext):
         jobs.append(("dispatch.cpp", "dispatch", ["-DSTATEMIX_X86"] if X86 else []))
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             compiled = list(pool.map(lambda job: compile_source(*job), jobs))
-        # Linked under another name first: a running process keeps the library that it has loaded.
+        # Link under another name first: a running process must keep the library that it has loaded.
         partial = library.with_suffix(".partial")
         _run([*compiler, *flags, "-shared", *compiled, "-o", str(partial)])
         partial.replace(library)
         if not openmp:
-            self.warn(f"{compiler[0]} does not take -fopenmp: the kernels will use one thread")
+            self.warn(f"{compiler[0]} does not support -fopenmp: the kernels will use one thread")
 
 
 def _compiler() -> list[str]:
@@ -98,7 +98,7 @@ def _compiler() -> list[str]:
     command = shlex.split(os.environ.get("CXX", ""))
     found = shutil.which("g++") or shutil.which("clang++")
     if not command and found is None:
-        raise FileNotFoundError("neither CXX nor g++ nor clang++ is there")
+        raise FileNotFoundError("CXX is not set, and neither g++ nor clang++ is installed")
     return command or [str(found)]
 
 
@@ -114,7 +114,7 @@ def _run(command: list[str]) -> None:
 
 
 class PlatformWheel(bdist_wheel):
-    """Tag the wheel for the platform alone: the library knows nothing of Python."""
+    """Tag the wheel only with the platform: the library does not depend on Python."""
 
     def get_tag(self) -> tuple[str, str, str]:
         return "py3", "none", super().get_tag()[2]

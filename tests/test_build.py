@@ -1,4 +1,4 @@
-"""Whatever the compiler does, the package installs, and says what it does without."""
+"""The package installs with any compiler or none, and warns about missing kernels or OpenMP."""
 
 import os
 import shlex
@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LIBRARY = "statemix/ops/cpu/kernels.so"
 
-# Writes something to where a compiler would, and notes how it was called.
+# Writes a dummy output file and logs its arguments.
 _COMPILER = """\
 import pathlib, sys
 if "-fopenmp" in sys.argv and {refuses_openmp}:
@@ -28,7 +28,7 @@ if not target.endswith("probe"):
 
 @pytest.fixture
 def tree(tmp_path):
-    """The sources without what earlier builds left, and with no compiler to be found."""
+    """The sources without earlier build products, where no compiler is found."""
     tree = tmp_path / "tree"
     tree.mkdir()
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
@@ -56,7 +56,7 @@ def setup(tree, *arguments, cxx=None):
 
 
 def compiler(tree, *, refuses_openmp=False):
-    """A command of two words, as "ccache g++" is, and the file in which it notes its calls."""
+    """A fake compiler as a command of two words, like "ccache g++", and the log of its calls."""
     program, log = tree.parent / "a compiler.py", tree.parent / "calls"
     program.write_text(_COMPILER.format(refuses_openmp=refuses_openmp, log=str(log)))
     return shlex.join([sys.executable, str(program)]), log
@@ -64,7 +64,7 @@ def compiler(tree, *, refuses_openmp=False):
 
 @pytest.fixture
 def old_library(tree):
-    """What an older build left in the tree; it was made from other sources."""
+    """A library that an older build of other sources left in the tree."""
     library = tree / "src" / LIBRARY
     library.write_text("of other sources")
     return library
@@ -80,7 +80,7 @@ def library_in_wheel(tree):
 @pytest.mark.parametrize(
     ("cxx", "reason"),
     [
-        (None, "neither CXX nor g++ nor clang++ is there"),
+        (None, "CXX is not set, and neither g++ nor clang++ is installed"),
         ("no-such-compiler -O1", "No such file or directory: 'no-such-compiler'"),
         (shlex.join([sys.executable, "-c", "raise SystemExit('broken')"]), "broken"),
         ("/bin/false", "/bin/false -std=c++17"),

@@ -1,4 +1,4 @@
-"""Every code block of the documents runs, and what they point at exists."""
+"""Every code block of the documents runs, and every link target exists."""
 
 import json
 import re
@@ -47,7 +47,7 @@ def test_every_block_has_a_language_that_is_tested():
 
 @pytest.fixture
 def layers_restored():
-    """A block may register a layer; the next test must not know it."""
+    """Remove the layers that a block registers."""
     before = set(LAYERS)
     yield
     for name in set(LAYERS) - before:
@@ -67,7 +67,7 @@ def test_configuration_files_are_right(code):
 
 @pytest.mark.parametrize("code", blocks("console"))
 def test_commands_exist(code, tmp_path):
-    """Statemix commands run; make targets and installs are resolved without being carried out."""
+    """Statemix commands run; make targets are only resolved, and installs are skipped."""
     for line in code.splitlines():
         program, *arguments = shlex.split(line)
         if program == "statemix":
@@ -84,7 +84,7 @@ def test_commands_exist(code, tmp_path):
 
 @pytest.mark.parametrize("code", commands_in_text())
 def test_commands_that_would_take_long_are_understood(code, tmp_path, monkeypatch):
-    """Their options are read as if they were typed, beside the run that they name."""
+    """Parse their options, next to a stored run of the name that they use."""
     monkeypatch.chdir(tmp_path)
     Path("runs/s3").mkdir(parents=True)
     stored = {"schema": SCHEMA, "asked": RunConfig(seed=3).asked(), "resolved": {}}
@@ -97,7 +97,7 @@ def test_commands_that_would_take_long_are_understood(code, tmp_path, monkeypatc
 
 @pytest.mark.parametrize("code", trees())
 def test_the_printed_tree_is_the_tree(code):
-    """The README's tree lists every folder, and nothing that is not there."""
+    """The README's tree lists exactly the folders that exist."""
     top, *lines = code.splitlines()
     package = ROOT / top.strip()
     listed = {line.split()[0] for line in lines}

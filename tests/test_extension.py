@@ -1,6 +1,6 @@
 """A user's own layer, channel mixer and task, added without touching the library.
 
-This file is also the module that a user would write: ``register()`` makes its entries known.
+This file is also the module that a user would write: ``register()`` registers its entries.
 """
 
 import json
@@ -28,7 +28,7 @@ from statemix.training.folder import read_metrics
 
 
 class AveragingState(NamedTuple):
-    """The state of the inner layer, and a running average (B, hidden_size) of the input."""
+    """State of the inner layer, and a running average (B, hidden_size) of the input."""
 
     inner: State
     average: Tensor
@@ -54,7 +54,7 @@ class Averaging(Layer):
         self.hidden_size = hidden_size
         self.decay = decay
         self.inner = inner.build(hidden_size=hidden_size, device=device, dtype=dtype)
-        # An initialisation of its own, which no wrapper may undo.
+        # A custom initialisation that no wrapper may undo.
         self.mix = nn.Linear(hidden_size, hidden_size, device=device, dtype=dtype)
         self.reset_parameters()
 
@@ -101,14 +101,14 @@ class Scaling(nn.Module):
         self.factor = nn.Parameter(torch.full((hidden_size,), start))
 
     def zero_biases(self) -> None:
-        """There are none."""
+        """Do nothing: there are no biases."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.factor * x
 
 
 class Bits:
-    """Say at each position the parity so far, and the bit before; words are of unequal lengths."""
+    """Predict the parity so far and the previous bit; words have unequal lengths."""
 
     name: ClassVar[str] = "bits"
     presets: ClassVar[dict[str, dict[str, object]]] = {}
@@ -148,7 +148,7 @@ def register() -> None:
 
 @pytest.fixture
 def registered(monkeypatch):
-    """The entries are known in this process, too, as if the user's module had been imported."""
+    """Register the entries in this process, as importing the user's module would."""
     monkeypatch.setitem(sys.modules, "own", types.ModuleType("own"))
     register()
     yield
@@ -207,7 +207,7 @@ num_threads = 1
 
 @pytest.fixture
 def project(tmp_path):
-    """A user's folder: a module of their own, and a configuration file."""
+    """A user's folder with a module and a configuration file."""
     loader = (
         "import importlib.util\n"
         f"spec = importlib.util.spec_from_file_location('extension', {str(Path(__file__))!r})\n"
@@ -253,14 +253,14 @@ def test_a_hybrid_of_own_parts_is_trained_killed_resumed_evaluated_and_reported(
         assert time.monotonic() < deadline, killed.stderr.read()
         time.sleep(0.01)
     killed.send_signal(signal.SIGKILL)
-    killed.communicate(timeout=30)  # until the worker processes have noticed, too
+    killed.communicate(timeout=30)  # Until the worker processes have ended, too.
     assert not (first / "summary.json").exists()
     output, errors = finished(command(project, *arguments, "--folder", "resumed"))
     assert "seed=0: resumed at step" in errors
 
     for seed in (0, 1):
         whole, resumed = (project / name / f"seed={seed}" for name in ("whole", "resumed"))
-        # Every number of the runs, whatever stood between.
+        # Weights and metrics are equal despite the interruption.
         weights = [load_model(folder).state_dict() for folder in (whole, resumed)]
         torch.testing.assert_close(*weights, rtol=0, atol=0)
         rows = [read_metrics(folder) for folder in (whole, resumed)]
@@ -271,13 +271,13 @@ def test_a_hybrid_of_own_parts_is_trained_killed_resumed_evaluated_and_reported(
     assert set(outcome.last.test[20]) == {"parity", "before"}
     last = read_metrics(project / "whole" / "seed=0")[-1]
     assert last["attributes"] == {"blocks.1.layer.decay": 0.9}
-    # Only the second of the three layers is of this kind: the first is repeated.
+    # Only the second of the three layers is of this kind; the third repeats the first.
     assert last["train"]["blocks.1.layer.average_size"] > 0
     assert last["train"]["loss"] == pytest.approx(
         last["train"]["loss/parity"] + last["train"]["loss/before"]
     )
 
-    # The table of the grid has a line for each run; its status is told.
+    # The table of the grid has a line with the status of each run.
     assert [line.split()[:2] for line in output.splitlines() if "done" in line] == [
         ["0", "done"],
         ["1", "done"],
@@ -297,7 +297,7 @@ def test_a_hybrid_of_own_parts_is_trained_killed_resumed_evaluated_and_reported(
     )
     rows = [json.loads(line) for line in evaluated.splitlines()]
     assert [row["length"] for row in rows] == [10, 40]
-    # An attribute that is no part of the weights is restored with them, too.
+    # Attributes outside the weights are restored, too.
     assert load_model(project / "whole" / "seed=0").blocks[1].layer.decay == 0.9
     assert all(row["scores"].keys() == {"parity", "before"} for row in rows)
 

@@ -1,4 +1,4 @@
-"""Errors of files name the file, and rows are appended whole."""
+"""File errors name the file, and rows are appended completely or not at all."""
 
 import errno
 import resource
@@ -30,7 +30,7 @@ def test_append_adds_to_the_end(tmp_path):
 
 
 def test_a_row_that_does_not_fit_leaves_nothing_behind(tmp_path):
-    """A limit on the size of files stands in for a full disk: both cut a write in the middle."""
+    """A file size limit stands in for a full disk: both cut a write short."""
     path = tmp_path / "rows"
     append(path, "one\n")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -1,4 +1,4 @@
-"""Provenance names the code, the versions and the machine, or says that it cannot."""
+"""Provenance names the code, versions and machine, or reports them as unknown."""
 
 import importlib.metadata
 import platform
@@ -40,7 +40,7 @@ def test_a_backend_that_cannot_run_has_no_detail():
 
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
-    """A repository of one commit, which tracks a copy of the module."""
+    """A repository of one commit that tracks a copy of the module."""
 
     def git(*arguments):
         identity = ["-c", "user.name=a", "-c", "user.email=a@b"]

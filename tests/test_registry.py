@@ -43,7 +43,7 @@ def test_unknown_names_are_listed_with_the_choices(colours, name):
 
 
 class Wrapped(Layer):
-    """Twice another layer, which whoever configures it chooses."""
+    """Wraps another layer, given as an option."""
 
     name = "wrapped"
     display_name = "wrapped"

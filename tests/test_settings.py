@@ -1,4 +1,4 @@
-"""Settings: types are the only statement of what a field accepts, and requests are comparable."""
+"""Settings: types alone define the values a field accepts, and requests can be compared."""
 
 import dataclasses
 import pickle

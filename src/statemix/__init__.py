@@ -1,4 +1,4 @@
-"""Structured linear recurrent networks: layers, and the recurrences behind them."""
+"""Structured linear recurrent networks: layers and their recurrences."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -12,8 +12,8 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    # PyTorch is imported with the first name that needs it, so that the command line can answer
-    # a request for help, and Ctrl-C, at once.
+    # Import PyTorch only with the first name that needs it, so that the command line answers
+    # --help and Ctrl-C at once.
     if name in ("layers", "ops"):
         return importlib.import_module(f"statemix.{name}")
     if name in __all__:

@@ -1,4 +1,4 @@
-"""``python -m statemix`` does what ``statemix`` does."""
+"""Entry point of ``python -m statemix``, the same as ``statemix``."""
 
 import sys
 

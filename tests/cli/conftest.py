@@ -1,4 +1,4 @@
-"""A small finished run, trained once."""
+"""A small finished run, trained once per session."""
 
 import shlex
 

@@ -1,4 +1,4 @@
-"""``statemix bench ops`` measures, prints a table that fits, and keeps rows."""
+"""``statemix bench ops`` measures, prints a table of at most 100 columns, and stores rows."""
 
 import json
 
@@ -32,7 +32,7 @@ def test_every_case_has_a_row_per_provider_in_a_table_of_100_columns(capsys, tmp
     path = tmp_path / "ops.jsonl"
     text = bench(capsys, *TINY, "--output", str(path))
     assert max(map(len, text.splitlines())) <= 100
-    # BD-LRU at m = 1 and 2 and the shape's own 5, H-LRU at 3 and 5; each in both directions.
+    # BD-LRU at m = 1, 2 and the shape's own 5, H-LRU at 3 and 5; both directions of each.
     kept = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(kept) == 4 * 10
     assert {row["provider"] for row in kept} == {COPY, OURS, LOOP, PAPER}
@@ -109,7 +109,7 @@ def test_quick_run_shortens_what_is_long(capsys, tmp_path):
         (["--budget-s", "inf"], "budget-s must be positive and finite, got inf"),
         (["--threads", "0"], r"threads must be in 1\.\.\d+ .*, got 0"),
         (["--threads", "100000"], r"threads must be in 1\.\.\d+ .*, got 100000"),
-        # Requests that no machine answers end at once, too.
+        # Requests beyond any machine are refused at once.
         (["--shapes", "1000000x1000000x1000"], "shapes must fit into memory"),
         (["--block-sizes", "100000000"], "shapes must fit into memory"),
         (["--output", "/dev/null/ops.jsonl"], "output must be a writable file, got"),

@@ -1,4 +1,4 @@
-"""The command as a user meets it: what it prints, what it leaves, and how it stops."""
+"""The demo command: printed lines, written files, and interruption."""
 
 import dataclasses
 import io
@@ -32,7 +32,7 @@ def one_thread():
 
 @pytest.fixture
 def tiny(monkeypatch, one_thread):
-    """Replace both suites by two small networks, one seed, two epochs."""
+    """Both suites replaced by two small networks, one seed, two epochs."""
     suite = demo.SUITES["S_3"]
     protocol = suite.protocol
     tiny = dataclasses.replace(
@@ -99,7 +99,7 @@ def test_each_group_has_a_folder_of_its_own(tiny, tmp_path, monkeypatch, group, 
 
 @pytest.fixture
 def diverging(monkeypatch):
-    """The networks whose layers are in this set return NaN."""
+    """Names of layer classes; networks that contain one of them return NaN."""
     layers = set()
     forward = SyntheticModel.forward
 
@@ -131,7 +131,7 @@ def test_a_run_that_diverges_is_shown_everywhere_and_ends_in_exit_code_1(
 
     diverging.clear()
     assert main(arguments) == 1
-    assert "(before; --retry tries again)" in capsys.readouterr().out
+    assert "(in an earlier call; use --retry to try again)" in capsys.readouterr().out
     assert main([*arguments, "--retry"]) == 0
     assert "no result" not in (tmp_path / "index.html").read_text()
 
@@ -222,7 +222,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(("whom", "workers"), [("terminal", 1), ("terminal", 2), ("parent", 2)])
 def test_ctrl_c_saves_every_run_under_way(tmp_path, whom, workers):
-    """A terminal interrupts all processes at once; ``kill -INT`` only the one it is given."""
+    """A terminal interrupts all processes at once, ``kill -INT`` only the given one."""
     script = tmp_path / "endless.py"
     script.write_text(_ENDLESS.format(workers=workers))
     process = subprocess.Popen(
@@ -244,7 +244,7 @@ def test_ctrl_c_saves_every_run_under_way(tmp_path, whom, workers):
     finally:
         process.kill()
     assert process.returncode == 130
-    # One line, whose wording is the command line's.
+    # The single line is the command line's; no worker adds one.
     assert complaint.startswith("statemix: interrupted")
     assert complaint.count("\n") == 1
     runs = list(tmp_path.glob("out/runs/*"))

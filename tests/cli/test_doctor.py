@@ -1,4 +1,4 @@
-"""``statemix doctor``: the facts of this machine, and why a backend is not used."""
+"""``statemix doctor`` describes this machine and explains why a backend is not used."""
 
 import json
 import platform

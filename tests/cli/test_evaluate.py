@@ -14,7 +14,7 @@ from statemix.training import load_outcome
 
 @pytest.fixture
 def run(finished_run, tmp_path):
-    """A copy that may be written to."""
+    """A writable copy of the finished run."""
     return shutil.copytree(finished_run, tmp_path / "run")
 
 
@@ -50,7 +50,7 @@ def test_json_has_a_line_per_length_and_is_recorded(run, capsys):
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_scores_are_those_that_training_found(tmp_path, tiny_arguments, capsys, precision):
-    """In the run's precision and, since the MAD accuracy is a mean over batches, its batches."""
+    """The precision is the run's, and so are the batches: MAD accuracy is a mean over batches."""
     folder = tmp_path / "run"
     assert (
         main(["train", "--folder", str(folder), *tiny_arguments, "--runtime.precision", precision])
@@ -68,7 +68,7 @@ def test_training_length_is_the_default(run, capsys):
 
 
 @pytest.mark.parametrize("format", [[], ["--json"]])
-def test_output_that_is_lost_is_said_so_and_the_scores_are_recorded(run, format):
+def test_lost_output_is_reported_and_the_scores_are_recorded(run, format):
     command = [sys.executable, "-m", "statemix", "evaluate", str(run), "--sequences", "30", *format]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
@@ -124,8 +124,8 @@ def with_a_flipped_bit(run):
         (
             None,
             ["--lengths", "500", "2"],
-            "sequences must be at most the number in the test split at length 2, got 1280: stop "
-            "must be at most 4,",
+            "sequences must be at most the size of the test split at length 2, got 1280: stop must "
+            "be at most 4,",
         ),
         (None, ["--lengths", "1"], "choose fewer --sequences or other --lengths"),
         (

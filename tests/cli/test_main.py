@@ -1,4 +1,4 @@
-"""The dispatcher: exit codes, one line per error, and the flags that every command promises."""
+"""The dispatcher: exit codes, one line per error, and the flags of every command."""
 
 import os
 import re
@@ -39,7 +39,7 @@ FLAGS = {
 
 
 def flags_of(help_text):
-    # An entry begins with its flags, in a box where the terminal has the characters.
+    # An entry begins with its flags; a box surrounds it if the terminal has the characters.
     entries = re.findall(r"^[│ ] (-.*?)(?:  |│|$)", help_text, re.MULTILINE)
     return {flag for entry in entries for flag in re.findall(r"--[a-z][a-z.-]+", entry)} - {
         "--help"
@@ -111,7 +111,7 @@ def test_wrong_request_is_named_on_stderr_with_exit_code_2(arguments, message, c
 
 @pytest.fixture
 def line_of(capsys, monkeypatch):
-    """The one line that a command prints that fails with this error and exit code."""
+    """Return the only line printed by a command that fails with this error and exit code."""
 
     def run(error, code):
         class Failing:
@@ -184,7 +184,7 @@ def test_only_a_command_that_resumes_promises_to_continue(command, capsys, monke
 
     monkeypatch.setattr(dispatcher, "parse", lambda *_: Interrupted())
     assert main([command]) == 130
-    advice = "; the same command continues where it stopped" if command in ("demo", "train") else ""
+    advice = "; repeat the command to resume" if command in ("demo", "train") else ""
     assert capsys.readouterr().err == f"statemix: interrupted{advice}\n"
 
 
@@ -244,7 +244,7 @@ def test_a_closed_output_is_one_line_and_exit_code_1():
     shell = [sys.executable, "-m", "statemix", "tasks"]
     done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *shell], stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1
-    assert done.stderr == "statemix: standard output must be open, got a closed one\n"
+    assert done.stderr == "statemix: standard output is closed\n"
 
 
 def test_ctrl_c_during_imports_is_one_line_and_exit_code_130():

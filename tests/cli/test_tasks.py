@@ -1,4 +1,4 @@
-"""``statemix tasks`` tells everything that its reader needs, and nothing wrong."""
+"""``statemix tasks`` lists every option and data set, and shows the right examples."""
 
 import pytest
 import tyro

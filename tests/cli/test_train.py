@@ -1,4 +1,4 @@
-"""The command that trains: its options reach the run, and Ctrl-C is no loss."""
+"""``statemix train``: options reach the run, and Ctrl-C loses nothing."""
 
 import errno
 import json
@@ -126,7 +126,7 @@ def test_json_is_as_good_as_toml(file, tmp_path):
     assert config_of("--config", str(path)) == config
 
 
-def test_a_run_tells_its_progress_and_prints_its_scores(tmp_path, tiny_arguments, capsys):
+def test_a_run_reports_its_progress_and_prints_its_scores(tmp_path, tiny_arguments, capsys):
     assert main(["train", "--folder", str(tmp_path / "run"), *tiny_arguments]) == 0
     printed = capsys.readouterr()
     assert "run: started at step 0 of 12" in printed.err
@@ -134,7 +134,7 @@ def test_a_run_tells_its_progress_and_prints_its_scores(tmp_path, tiny_arguments
     assert "best validation" in printed.out
     outcome = load_outcome(tmp_path / "run")
     assert f"{outcome.last.test[5]['product'].token_accuracy:.4f}" in printed.out
-    # The same command again has nothing to do.
+    # The repeated command has nothing to do.
     assert main(["train", "--folder", str(tmp_path / "run"), *tiny_arguments]) == 0
     assert "holds this run, finished" in capsys.readouterr().err
 
@@ -203,7 +203,7 @@ def test_options_beside_from_replace_the_runs(finished_run, spelling):
         (["--runtime.num-threads", "100000"], "runtime.num_threads must be"),
         (["--checkpoint-every-s", "-1"], "checkpoint_every_s must be greater than 0, got -1.0"),
         (["--workers", "2"], "retry and workers need a grid"),
-        (["--grid", "seed"], "grid must be given as NAME=VALUE,VALUE..., got 'seed'"),
+        (["--grid", "seed"], "grid must have the form NAME=VALUE,VALUE..., got 'seed'"),
         (["--grid", "seed=1,1"], "seed must have values that differ"),
         (["--grid", "seed=1", "seed=2"], "axes of a grid must differ"),
         (["--grid", "sead=1"], "sead must be one of"),
@@ -271,7 +271,7 @@ def test_a_grid_trains_every_pair_and_names_the_best(tmp_path, tiny_arguments, c
     rates = ["--grid", "optimizer.learning_rate=1e-5,3e-2,3e38", "batches.size=4,20"]
     constant = ["--schedules.learning-rate", "constant", "--schedules.epochs", "30"]
     command = ["train", "--folder", str(tmp_path), *tiny_arguments, *rates, *constant]
-    # A rate that diverges is an answer: the grid has not failed.
+    # A rate that diverges is a result, not a failure of the grid.
     assert main(command) == 0
     printed = capsys.readouterr()
     wild = "optimizer.learning_rate=3e+38,batches.size=4"
@@ -290,25 +290,25 @@ def test_a_grid_trains_every_pair_and_names_the_best(tmp_path, tiny_arguments, c
         assert (outcome.config.optimizer.learning_rate, outcome.config.batches.size) == (rate, size)
     best = max(outcomes.values(), key=lambda one: one.test_at_best_validation.validation_accuracy)
     assert f"best on validation: {best.folder.name}" in printed.out
-    # The same command again trains nothing that has ended.
+    # The repeated command trains no run that has ended.
     assert main(command) == 0
     again = capsys.readouterr().err
     assert again.count("holds this run, finished") == 4
-    assert f"{wild}: diverged before; --retry tries again" in again
+    assert f"{wild}: diverged in an earlier call; use --retry to try again" in again
     assert "started" not in again
     assert "resumed" not in again
     assert main([*command, "--retry"]) == 0
     assert "resumed at step" in capsys.readouterr().err
 
 
-def test_a_grid_of_which_every_run_diverges_fails(tmp_path, tiny_arguments, capsys):
+def test_a_grid_fails_if_every_run_diverges(tmp_path, tiny_arguments, capsys):
     rates = ["--grid", "optimizer.learning_rate=3e38,1e38", "--schedules.learning-rate", "constant"]
     assert main(["train", "--folder", str(tmp_path), *tiny_arguments, *rates]) == 1
-    assert "0 of 2 runs failed, 0 are done" in capsys.readouterr().err
+    assert "0 of 2 runs finished, 0 failed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_request_to_stop_saves_says_so_and_the_same_command_continues(
+def test_an_interrupted_run_is_saved_and_the_repeated_command_resumes_it(
     tmp_path, tiny_arguments, number
 ):
     code = "import sys; from statemix.cli.main import main; sys.exit(main())"
@@ -323,7 +323,7 @@ def test_a_request_to_stop_saves_says_so_and_the_same_command_continues(
                 break
         rest = process.stderr.read()
     assert process.returncode == 130
-    assert "interrupted; the same command continues where it stopped" in rest
+    assert "interrupted; repeat the command to resume" in rest
     assert "Traceback" not in rest
     assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
 

@@ -1,8 +1,8 @@
-"""Break the code in known ways and show that the tests notice each of them.
+"""Break the code in known ways and check that the tests notice every fault.
 
-The working tree is copied into a temporary folder, where one fault of ``faults.py`` at a time is
-put in, the kernels are rebuilt if they are concerned, and the tests named by the fault are run.
-Unless every one of them finds a red test, the exit code is 1.
+The script copies the working tree into a temporary folder. There it inserts the faults of
+``faults.py`` one at a time, rebuilds the kernels if the fault is in them, and runs the tests that
+the fault names. The exit code is 1 unless every fault makes a test fail.
 
     python tests/faults/run.py [--output faults.jsonl] [--only WORDS] [--list]
 """
@@ -23,15 +23,16 @@ from statemix import provenance
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = Path("src/statemix/ops/cpu")
-TIME_LIMIT_S = 900  # a fault may make a test run for ever, which counts as noticed
+# A fault may make a test run forever, which counts as noticed.
+TIME_LIMIT_S = 900
 
 
 class Tree:
-    """A copy of the working tree that may be broken."""
+    """A copy of the working tree to insert faults into."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        # Bytecode is not kept: a fault of equal length within one second would hide behind it.
+        # No bytecode: Python would reuse it after an edit of equal length within the same second.
         self.environment = os.environ | {
             "PYTHONPATH": str(folder / "src"),
             "PYTHONDONTWRITEBYTECODE": "1",
@@ -51,11 +52,11 @@ class Tree:
                 shutil.copy2(ROOT / name, folder / name)
 
     def build(self) -> None:
-        """Build the kernels, one instruction set of them."""
+        """Build the kernels for one instruction set."""
         self._checked([sys.executable, "setup.py", "-q", "build_ext", "--inplace"])
 
     def check_import(self) -> None:
-        """Make sure that tests would see this tree and its kernels, not an installed package."""
+        """Check that tests import this tree and its kernels, not an installed package."""
         code = "import statemix.ops.cpu as c; print(c.__file__, c.instruction_set())"
         found = self._checked([sys.executable, "-c", code]).split()
         expected = [str(self.folder / KERNELS / "__init__.py"), "baseline"]
@@ -101,7 +102,7 @@ class Tree:
 
 
 def broken(fault: Fault, text: str) -> str:
-    """The text of a file with the fault put in."""
+    """The text of a file with the fault inserted."""
     if text.count(fault.old) != 1:
         raise SystemExit(
             f"fault {fault.name!r} must match {fault.file} exactly once, "
@@ -111,7 +112,7 @@ def broken(fault: Fault, text: str) -> str:
 
 
 def caught_by(tree: Tree, fault: Fault) -> str | None:
-    """Put a fault in, run its tests, take it out again; the first test that noticed it."""
+    """Insert a fault, run its tests and remove it; return the first test that failed, or None."""
     path, library = tree.folder / fault.file, tree.folder / KERNELS / "kernels.so"
     whole = path.read_text()
     spare = library.with_suffix(".spare")
@@ -127,17 +128,17 @@ def caught_by(tree: Tree, fault: Fault) -> str | None:
 
 
 def main() -> int:
-    """Run what the command line asks for."""
-    parser = argparse.ArgumentParser(description="Show that the tests notice seeded faults.")
+    """Run or list the chosen faults."""
+    parser = argparse.ArgumentParser(description="Check that the tests notice seeded faults.")
     parser.add_argument("--output", type=Path, help="write a JSON line per fault to this file")
-    parser.add_argument("--only", default="", help="run faults whose name holds these words")
-    parser.add_argument("--list", action="store_true", help="name the faults and stop")
+    parser.add_argument("--only", default="", help="run only faults whose name contains this text")
+    parser.add_argument("--list", action="store_true", help="list the faults and exit")
     arguments = parser.parse_args()
     chosen = [fault for fault in FAULTS if arguments.only in fault.name]
     if not chosen:
-        parser.error(f"--only must be part of the name of a fault, got {arguments.only!r}")
+        parser.error(f"--only must occur in the name of a fault, got {arguments.only!r}")
     for fault in chosen:
-        broken(fault, (ROOT / fault.file).read_text())  # fails early
+        broken(fault, (ROOT / fault.file).read_text())  # Fails early.
     if arguments.list:
         say("\n".join(f"{fault.name}  [{fault.file}]" for fault in chosen))
         return 0
@@ -151,7 +152,7 @@ def main() -> int:
         say("without a fault ...")
         red = tree.first_red(tuple(dict.fromkeys(test for fault in chosen for test in fault.tests)))
         if red is not None:
-            raise SystemExit(f"the tests must be green before a fault is put in, got red: {red}")
+            raise SystemExit(f"a test fails without any fault: {red}")
         for number, fault in enumerate(chosen, 1):
             start = time.monotonic()
             test = caught_by(tree, fault)
@@ -170,7 +171,7 @@ def main() -> int:
 
 
 def say(line: str) -> None:
-    """Write a line at once."""
+    """Print a line and flush it."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 

@@ -1,4 +1,4 @@
-"""However many series: each can be read on its page, and told from the others."""
+"""Any number of series: each is readable on its page and distinct from the others."""
 
 import itertools
 import math
@@ -10,7 +10,7 @@ from statemix.report import colours
 from statemix.report.colours import contrast, oklab, oklch, series_colours
 from statemix.report.style import DARK, LIGHT, series_styles
 
-# The least distance in OKLab that is seen.
+# Least visible distance in OKLab.
 VISIBLE = 0.02
 PAGES = {"light": LIGHT, "dark": DARK}
 FAMILIES = {

@@ -1,4 +1,4 @@
-"""Numbers are written as they are: rounded, never flattered."""
+"""Numbers are rounded, but never up to a perfect score."""
 
 import pytest
 

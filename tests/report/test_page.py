@@ -1,4 +1,4 @@
-"""The skeleton of pages, and the files that they are written to."""
+"""Templates of pages, and writing their files."""
 
 import base64
 

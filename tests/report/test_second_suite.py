@@ -1,6 +1,6 @@
-"""A table of a paper, networks x tasks with published numbers beside ours, from invented rows.
+"""A paper's table from invented rows: networks x tasks, published numbers next to ours.
 
-Nothing here but the generic parts of the report.
+It uses only the generic parts of the report.
 """
 
 import re

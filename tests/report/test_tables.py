@@ -1,4 +1,4 @@
-"""A table holds what its rows hold."""
+"""Tables gather the numbers of their rows."""
 
 from statemix.report.tables import Cell, Entry, Pivot, comparison, missing_lines
 

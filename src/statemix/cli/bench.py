@@ -1,4 +1,4 @@
-"""``statemix bench``: how fast it is, against what, and with how much memory."""
+"""``statemix bench``: speed and memory of the operators against baselines."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -26,8 +26,6 @@ Outcome = tuple[ops.Case, Sequence[Measurement]]
 _TITLES = {"bd_lru": "BD-LRU", "h_lru": "H-LRU"}
 _DIRECTIONS = {"forward": "forward", "forward_backward": "forward + backward"}
 _WIDTH = 100
-
-
 # A round of the smallest case takes a microsecond.
 _MOST_ROUNDS = 1_000_000
 
@@ -36,16 +34,17 @@ _MOST_ROUNDS = 1_000_000
 class Ops:
     """Time the operators against the published scan, a loop over time and a copy.
 
-    Every provider is checked against the float64 reference first; a wrong one gets no time. Then
-    all are called in rounds of random order in this one process. Times are medians, ratios are
-    medians of the ratios within each round. Memory is the peak of one call above its inputs.
+    Every provider is first checked against the float64 reference; a wrong one is not timed. One
+    process then calls all providers in rounds, each in random order. Times are medians over rounds,
+    and ratios are medians of the ratios within a round. Memory is the peak of one call above its
+    inputs.
     """
 
     recurrences: tuple[ops.Recurrence, ...] = ("bd_lru", "h_lru")
     """Operators to time."""
 
     shapes: tuple[str, ...] = ("8x2048x128", "128x16x64x5")
-    """Batch x length x blocks, timed at every block size; a fourth number is the only one."""
+    """Batch x length x blocks. Every block size is timed; a fourth number selects a single one."""
 
     block_sizes: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8, 16)
     """Block sizes m of BD-LRU."""
@@ -54,35 +53,36 @@ class Ops:
     """Orders m of H-LRU."""
 
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
-    """Of gates, values and states."""
+    """Data type of gates, values and states."""
 
     compiled: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Also time the published scan under torch.compile with max-autotune. Compiling takes one to
-    three minutes for each case."""
+    """Also time the published scan under torch.compile with max-autotune. Each case compiles
+    for one to three minutes."""
 
     rounds: int = 21
     """Calls per provider and case."""
 
     budget_s: float = 5.0
-    """Seconds for the timed calls of one provider in one case. A slow provider makes fewer calls,
-    at least three."""
+    """Seconds for the timed calls of one provider in one case. A slow provider is called less
+    often, but at least three times."""
 
     threads: int | None = None
-    """Threads; by default as many as torch takes."""
+    """Number of threads (torch's own choice if not given)."""
 
     quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Show in a minute or two that everything runs: an eighth of the length, five rounds, one
-    second. Such data fits into caches: its times do not compare with those of a full run."""
+    """Check in a minute or two that everything runs: an eighth of the length, at most five rounds
+    and one second. Such short data fits into caches, so do not compare the times with a full
+    run."""
 
     output: Path | None = None
-    """File of JSON lines to append one row per measurement to, such as results/bench/ops.jsonl."""
+    """JSON-lines file that receives one row per measurement, such as results/bench/ops.jsonl."""
 
     def run(self) -> None:
         """Measure and print, case by case.
 
         Raises:
-            RequestError: if a size, a number of rounds or threads, a budget or the output is not
-                possible.
+            RequestError: if a size, the rounds, the threads or the budget is out of range, or the
+                output cannot be written.
         """
         if not 1 <= self.rounds <= _MOST_ROUNDS:
             raise RequestError(f"rounds must be in 1..{_MOST_ROUNDS}, got {self.rounds}")
@@ -140,7 +140,7 @@ class Ops:
         )
 
 
-# A choice of one is no choice to tyro; the suppressed None makes "ops" a subcommand.
+# tyro makes no subcommand of a single choice; the suppressed None makes "ops" one.
 _Benchmark = Annotated[Ops, tyro.conf.subcommand("ops")] | Annotated[None, tyro.conf.Suppress]
 
 
@@ -153,14 +153,14 @@ class Bench:
     """What to measure."""
 
     def run(self) -> None:
-        """Run the benchmark that was chosen."""
+        """Run the chosen benchmark."""
         if self.benchmark is not None:
             self.benchmark.run()
 
 
 @contextmanager
 def _progress(console: Console, total: int) -> Iterator[Callable[[str], Callable[[str], None]]]:
-    """Yield a function that starts a case and returns one that tells its steps."""
+    """Yield a function that starts a case and returns a function that reports its steps."""
     if not console.is_terminal:
         started = 0
 
@@ -189,17 +189,17 @@ def _progress(console: Console, total: int) -> Iterator[Callable[[str], Callable
 
 
 def _say_nothing(step: str) -> None:
-    """Plain output has a line per case and none per step."""
+    """Ignore the step: plain output has one line per case."""
     del step
 
 
 def _block(case: ops.Case) -> tuple[object, ...]:
-    """What the cases of one table share."""
+    """Key shared by the cases of one table."""
     return case.recurrence, case.direction, case.batch_size, case.length, case.num_blocks
 
 
 def _shortened(length: int) -> int:
-    """An eighth, but no less than the shortest that is worth timing."""
+    """An eighth of the length, but at least 16 steps unless the length itself is shorter."""
     return max(min(length, 16), length // 8)
 
 
@@ -250,7 +250,7 @@ def _ratio(ratio: Spread | None) -> str:
 
 
 def _short(number: float) -> str:
-    """No more digits than mean something, so that large numbers leave room."""
+    """Two decimals below 100, none above: further digits are noise."""
     return f"{number:.2f}" if number < 100 else f"{number:.0f}"
 
 
@@ -258,15 +258,15 @@ def _print_setting(console: Console, process: dict[str, Any], dtype: str) -> Non
     backends = ", ".join(
         f"{name} ({detail or 'unavailable'})" for name, detail in process["backends"].items()
     )
-    binding = process["omp_proc_bind"] or "not set (close makes times steadier)"
+    binding = process["omp_proc_bind"] or "not set (`close` gives steadier times)"
     console.print(
         f"{process['cpu']}, {process['cpu_count']} cores, {process['threads']} threads, {dtype}, "
         f"torch {process['packages']['torch']}, backends: {backends}.\n"
         f"OMP_PROC_BIND is {binding}.\n"
-        "Calls reuse freed memory (mallopt: no mapping, no trimming), except those marked *,\n"
-        "which are so large that their blocks are mapped afresh.\n"
-        "Forward runs without a graph; gradients are fresh. Ours and the loop read gates with the "
-        "blocks\ninnermost in memory, the published scan reads them contiguous."
+        "Calls reuse freed memory (mallopt: no mapping, no trimming). Providers marked * need\n"
+        "blocks too large for that; every call maps them anew.\n"
+        "Forward runs without an autograd graph; every call allocates its gradients. Ours and the\n"
+        "loop read gates with the blocks innermost in memory, the published scan contiguous ones."
     )
 
 

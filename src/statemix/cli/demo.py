@@ -1,4 +1,4 @@
-"""``statemix demo``: train, compare and draw, in one command."""
+"""``statemix demo``: train, compare and draw in one command."""
 
 import time
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from statemix.experiments.runner import Ended, Job
     from statemix.training import Event
 
-# Without a terminal, a run under way writes a line no more often than this.
+# Without a terminal, all running runs together write at most one line per this interval.
 _LINE_EVERY_S = 15.0
 
 
@@ -35,26 +35,26 @@ _LINE_EVERY_S = 15.0
 class Demo:
     """Train BD-LRUs and an LSTM to track a permutation group, and draw how far each one gets.
 
-    S_3 is learnt from 250 words of length 16, by four networks with five seeds each, in under three
-    minutes on two cores; S_5 is learnt from fresh words, by three networks with two seeds each, and
-    takes a few minutes more. All are tested on words up to 1,024 times longer.
+    For S_3, four networks with five seeds each learn from 250 words of length 16, in under three
+    minutes on two cores. For S_5, three networks with two seeds each learn from fresh words, in a
+    few minutes more. All are tested on words up to 1,024 times longer.
 
-    The output folder gets index.html, learning.png, summary.json and, under runs, every run.
-    After Ctrl-C the same command continues where it stopped; finished runs are reused. A run that
-    diverges or fails does not stop the others: the page is made without it and says so.
+    The output folder receives index.html, learning.png, summary.json and the folder runs. After
+    Ctrl-C, repeat the command to resume; finished runs are reused. If a run diverges or fails, the
+    others continue, and the page lists it as missing.
     """
 
     group: Literal["S_3", "S_5"] = "S_3"
     """Permutation group to track."""
 
     output: Path | None = None
-    """Folder for the page and the runs (demo for S_3, demo/S_5 for S_5, if not given)."""
+    """Folder of the page and the runs (if not given: demo for S_3, demo/S_5 for S_5)."""
 
     fresh: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Remove existing runs and train them again."""
+    """Remove existing runs and train from scratch."""
 
     retry: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Try runs again that diverged or failed before."""
+    """Retry runs that diverged or failed."""
 
     def run(self) -> None:
         """Train, draw, and print the table.
@@ -62,10 +62,10 @@ class Demo:
         Raises:
             RequestError: if the folder cannot be written, or holds runs of another configuration.
             OSError: if a file cannot be written.
-            RunsFailedError: if some runs have no result; the page is made from the others.
+            RunsFailedError: if some runs have no result; the page shows the others.
             KeyboardInterrupt: after Ctrl-C; the same command resumes.
         """
-        # Slow imports wait until the command line is known to be right.
+        # Slow imports wait until the options have been checked.
         import torch
 
         from statemix.experiments import demo
@@ -74,14 +74,14 @@ class Demo:
         folder = self.output or Path("demo", *([] if self.group == "S_3" else [self.group]))
         _make(folder)
         console = Console(highlight=False, markup=False)
-        # A log file keeps a sentence on one line.
+        # In a log file, every sentence stays on one line.
         console.soft_wrap = not console.is_terminal
         suite = demo.SUITES[self.group]
         num_jobs = len(suite.members)
         num_workers = min(torch.get_num_threads(), num_jobs)
         console.print(
             f"{num_jobs} runs on {self.group}, {num_workers} at a time. "
-            "Ctrl-C stops; the same command continues."
+            "After Ctrl-C, repeat the command to resume."
         )
         began = time.monotonic()
         with _watched(console, num_jobs) as watch:
@@ -96,7 +96,7 @@ class Demo:
             )
         paths = page.write(summary, folder, self._command())
         _print_results(console, summary)
-        console.print(f"done in {time.monotonic() - began:.0f} s:")
+        console.print(f"finished in {time.monotonic() - began:.0f} s; wrote:")
         for path in paths:
             console.print(f"  {path}")
         missing = scores.missing(summary)
@@ -121,8 +121,8 @@ def _make(folder: Path) -> None:
 
 
 _CAVEAT = (
-    "has neither the start token nor the sharpened gates used here, and gives the best of several "
-    "runs where ours is a mean; the page lists the other differences."
+    "uses neither a start token nor sharpened gates, and reports the best of several runs; ours "
+    "are means. The page lists the other differences."
 )
 
 
@@ -140,7 +140,7 @@ def _print_results(console: Console, summary: "Summary") -> None:
 
 
 class _Remaining(ProgressColumn):
-    """Time left, shown for all runs together only."""
+    """Time left, shown only for all runs together."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,23 +151,23 @@ class _Remaining(ProgressColumn):
 
 
 class _Watch:
-    """Shows what happens: a live display on a terminal, otherwise a line now and then."""
+    """Shows progress: a live display on a terminal, occasional lines elsewhere."""
 
     def __init__(self, console: Console, progress: Progress, num_jobs: int) -> None:
         self.console = console
         self.progress = progress
         self.num_jobs = num_jobs
         self.num_ended = 0
-        # Counted in runs, without what earlier calls did: it must not pass for speed.
+        # Work left, in runs. Steps of earlier calls are excluded, or speed would be overestimated.
         self.to_do = float(num_jobs)
         self.all_runs = progress.add_task("all runs", total=num_jobs, is_total=True, status="")
         self.lines: dict[str, TaskID] = {}
-        # Fraction of each run under way.
+        # Fraction done of each running run.
         self.done: dict[str, float] = {}
         self.written = time.monotonic()
 
     def on_event(self, job: "Job", event: "Event") -> None:
-        """Take note of an event."""
+        """Show an event of a run."""
         if event.kind == "started":
             fraction = event.step / event.num_steps
             self.lines[job.name] = self.progress.add_task(
@@ -200,11 +200,11 @@ class _Watch:
             self.console.print(f"{job.name}: {status}")
 
     def on_end(self, ended: "Ended") -> None:
-        """Take note of how a run ended."""
+        """Show how a run ended."""
         name = ended.job.name
         self.num_ended += 1
         line = self.lines.pop(name, None)
-        # What an unfinished run leaves undone will not be done.
+        # The rest of a run that ended early will not be trained.
         self._drop(1.0 - self.done.pop(name, 0.0))
         if line is not None:
             self.progress.remove_task(line)
@@ -232,11 +232,11 @@ class _Watch:
 
 
 def _undone(ended: "Ended") -> str:
-    """How a run without a result ended, in a line."""
+    """One line on how a run without a result ended."""
     text = f"{ended.status}: {ended.message}"
     if ended.started or ended.status not in ("diverged", "failed"):
         return text
-    return f"{text}  (before; --retry tries again)"
+    return f"{text}  (in an earlier call; use --retry to try again)"
 
 
 @contextmanager

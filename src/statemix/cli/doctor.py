@@ -1,4 +1,4 @@
-"""``statemix doctor``: what runs on this machine, and why something faster does not."""
+"""``statemix doctor``: versions, devices and backends of this machine."""
 
 import json
 import os
@@ -21,13 +21,13 @@ _COMPILERS = ("g++", "clang++")
 
 @dataclass(frozen=True)
 class Doctor:
-    """Show versions, devices, and which backend serves which operator, and why not another."""
+    """Show versions, devices, the backend that serves each operator, and why others do not."""
 
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Print JSON, for programs and for reports of problems."""
+    """Print JSON, for programs and bug reports."""
 
     def run(self) -> None:
-        """Print the answer."""
+        """Print the report."""
         found = examine()
         if self.json:
             print(json.dumps(found, indent=2))
@@ -41,8 +41,8 @@ def examine() -> dict[str, Any]:
     """Describe this installation and this machine as plain data.
 
     Returns:
-        The entries of :func:`statemix.provenance.describe`, with the version of triton beside the
-        other packages, and ``compiler``, ``devices``, ``threads`` and ``operators`` (the rows of
+        The entries of :func:`statemix.provenance.describe`, with the version of triton added to
+        ``packages``, and ``compiler``, ``devices``, ``threads`` and ``operators`` (the rows of
         :func:`statemix.ops.backends.report`).
     """
     found = provenance.describe()
@@ -58,7 +58,7 @@ def examine() -> dict[str, Any]:
 
 
 def _accelerators() -> dict[str, str]:
-    """Devices other than the CPU by name, with what each is."""
+    """Name -> description of each device other than the CPU."""
     device = torch.accelerator.current_accelerator(check_available=True)
     if device is None:
         return {}
@@ -99,7 +99,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _serving(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Which backend serves what, and each reason against another once."""
+    """The backend that serves each operator, then each distinct reason against the others."""
     header = {"operator": "operator", "device": "device", "dtype": "dtype", "backend": "backend"}
     for row in (header, *rows):
         backend = row["backend"] or "none"

@@ -1,4 +1,4 @@
-"""``statemix evaluate``: how a trained model scores at any lengths."""
+"""``statemix evaluate``: score a trained model at any sequence lengths."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -25,16 +25,16 @@ from statemix.training.outcome import Weights
 from statemix.training.schedules import attributes_set
 
 EVALUATIONS = "evaluations.jsonl"
-# Width of the table where no terminal sets it.
+# Width of the table if the output is not a terminal.
 _WIDTH = 100
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Score a trained model on the test split, at any lengths.
+    """Score a trained model on the test split, at any sequence lengths.
 
-    Every length is a row of the table, and a line in evaluations.jsonl of the run's folder. Long
-    sequences are read in pieces, so that memory does not grow with their length:
+    Every length adds a row to the table and a line to evaluations.jsonl in the run's folder. Long
+    sequences are processed in pieces, so memory does not grow with their length:
 
     statemix evaluate runs/s3 --lengths 16 64 4096
     """
@@ -46,16 +46,16 @@ class Evaluate:
     """Lengths in tokens; the training length if none is given."""
 
     weights: Weights = "last"
-    """Which of the run's weights."""
+    """Weights to score."""
 
     sequences: int = 1280
-    """Sequences at each length, at most."""
+    """Maximum number of sequences at each length."""
 
     tokens: int = 65536
-    """Tokens at each length, at most: the longer the words, the fewer, but at least one."""
+    """Maximum number of tokens at each length; at least one sequence is always scored."""
 
     device: Device = "auto"
-    """Where to run the model; auto takes a GPU if there is one."""
+    """Device that runs the model; auto uses a GPU if there is one."""
 
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print JSON lines instead of a table."""
@@ -76,7 +76,7 @@ class Evaluate:
         task = config.build_task()
         fabric = build_fabric(self.device, config.runtime.precision)
         model = load_model(self.folder, self.weights).to(fabric.device)
-        # All are asked for before the first is scored: an impossible length shows its error alone.
+        # Build all evaluators before scoring: an impossible length must fail before any output.
         evaluators = {
             length: self._evaluator(task, length, config.batches.size, fabric.autocast)
             for length in self.lengths or (task.length,)
@@ -113,13 +113,13 @@ class Evaluate:
             )
         except ValueError as error:
             raise RequestError(
-                f"sequences must be at most the number in the test split at length {length}, got "
+                f"sequences must be at most the size of the test split at length {length}, got "
                 f"{count}: {error}; choose fewer --sequences or other --lengths"
             ) from error
 
 
 def print_scores(rows: Iterable[tuple[str, int, Mapping[str, Scores]]]) -> None:
-    """Print a table of scores: (weights, length, head -> scores) each."""
+    """Print rows of (weights, length, head -> scores) as a table."""
     console = Console(markup=False, highlight=False)
     if not console.is_terminal:
         console = Console(markup=False, highlight=False, width=_WIDTH)

@@ -1,4 +1,4 @@
-"""``statemix``: finds the command, runs it, and turns its errors into one line and an exit code."""
+"""``statemix``: run a command and turn its errors into one line and an exit code."""
 
 import contextlib
 import importlib
@@ -21,20 +21,20 @@ from statemix.files import naming
 DONE, FAILED, WRONG_REQUEST, INTERRUPTED = 0, 1, 2, 130
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("Demo", "train four models on permutations and draw what they learn"),
-    "train": ("Train", "train one model on one task, resumably, into a folder"),
-    "evaluate": ("Evaluate", "score a trained model at any lengths"),
-    "tasks": ("Tasks", "show the tasks and examples of them"),
-    "doctor": ("Doctor", "show what runs here, on which backend, and why not on a faster one"),
+    "demo": ("Demo", "train small models to track permutations, and draw how far each one gets"),
+    "train": ("Train", "train a model on a task, or a grid of such runs; interrupted runs resume"),
+    "evaluate": ("Evaluate", "score a trained model at any sequence lengths"),
+    "tasks": ("Tasks", "list the tasks, or show examples of one"),
+    "doctor": ("Doctor", "show versions, devices and backends, and why a backend is not used"),
     "bench": ("Bench", "measure speed and memory against baselines"),
 }
-"""Command -> its class in the module of the same name, and what it does."""
+"""Command -> its class in the module of the same name, and its summary."""
 
 RESUMABLE = ("demo", "train")
-"""Commands that continue where they were interrupted; the others begin again."""
+"""Commands that resume after an interruption; the others start over."""
 
 _NARROWEST = 40
-"""Columns that every terminal is taken to have."""
+"""Fewest columns that are assumed of any terminal."""
 
 _HELP = """\
 usage: statemix COMMAND [OPTIONS]
@@ -45,45 +45,45 @@ commands:
 {commands}
 
 options:
-  -h, --help    this text; `statemix COMMAND --help` explains a command, its options and defaults
-  --version     the version
+  -h, --help    show this text; `statemix COMMAND --help` explains a command and its options
+  --version     show the version
 
-exit codes: 0 done, 1 the run failed, 2 the request was wrong, 130 interrupted (demo and train
-continue where they stopped when the command is repeated)
+exit codes: 0 success, 1 failure, 2 invalid request, 130 interrupted (repeat a demo or train
+command to resume it)
 """
 
 
 class Command(Protocol):
-    """What a command's class is: a frozen dataclass whose fields are the options."""
+    """Interface of a command: a frozen dataclass whose fields are the options."""
 
     def run(self) -> None:
-        """Do it, and print the answer."""
+        """Run the command and print its result."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code.
 
     Args:
-        arguments: without the program's name. None means those of the process.
+        arguments: words after the program's name. None means those of the process.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     output = sys.stdout
     if output is None:
-        return _fail("standard output must be open, got a closed one", FAILED)
+        return _fail("standard output is closed", FAILED)
     if shutil.get_terminal_size().columns < _NARROWEST:
-        # Libraries that lay text out may never end in less.
+        # Libraries that lay out text may loop forever on fewer columns.
         os.environ["COLUMNS"] = str(_NARROWEST)
     if isinstance(output, io.TextIOWrapper):
-        # A character that the terminal lacks must not end a run. (Standard error escapes it.)
+        # A character that the terminal cannot show must not end a run. (Standard error escapes it.)
         output.reconfigure(errors="replace")
     try:
         with contextlib.redirect_stdout(cast(TextIO, _Output(output))), _terminable():
             code = _dispatch(arguments)
-            # A full disk under the output shows here at the latest, and not after the exit code.
+            # Flush now: a full disk must show before the exit code is chosen.
             sys.stdout.flush()
     except OSError as error:
         if error.filename == str(_Output.path):
-            # Python would try once more at exit, and complain in its own way.
+            # Python would flush again at exit and print a message of its own.
             os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
         return _fail(str(error), FAILED)
     return code
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """Treat SIGTERM, with which Slurm and Kubernetes ask to stop, as Ctrl-C."""
+    """Treat SIGTERM, the stop signal of Slurm and Kubernetes, like Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -124,12 +124,12 @@ def _run(name: str, arguments: list[str]) -> int:
     try:
         return _attempt(name, arguments)
     except KeyboardInterrupt:
-        advice = "; the same command continues where it stopped" if name in RESUMABLE else ""
+        advice = "; repeat the command to resume" if name in RESUMABLE else ""
         return _fail(f"interrupted{advice}", INTERRUPTED)
 
 
 def _attempt(name: str, arguments: list[str]) -> int:
-    # PyTorch and the command's own libraries are only imported once they are needed.
+    # Import PyTorch only now, so that --help and --version answer at once.
     from statemix.ops import BackendUnavailableError
     from statemix.settings import RequestError, RunsFailedError
 
@@ -139,7 +139,7 @@ def _attempt(name: str, arguments: list[str]) -> int:
             with contextlib.redirect_stderr(complaint):
                 command = parse(name, arguments)
         except SystemExit as stop:
-            # tyro prints and exits: 0 after --help, 2 and a box after a wrong request.
+            # tyro exits with 0 after --help, and with 2 and a boxed message after a wrong request.
             if stop.code in (None, DONE):
                 return DONE
             message = f"{_unboxed(complaint.getvalue())}; see statemix {name} --help"
@@ -158,26 +158,26 @@ def _attempt(name: str, arguments: list[str]) -> int:
 
 
 def _unboxed(box: str) -> str:
-    """What a box of tyro's complains of, without its frame, its title and its advice."""
+    """The message in a box that tyro prints, without frame, title and advice."""
     lines = [line.strip(" │╭╮╰╯") for line in box.splitlines()]
     lines = [line for line in lines if line.strip("─-")]
     said = itertools.takewhile(
         lambda line: not line.startswith(("For full helptext", "Argument helptext")), lines[1:]
     )
     text = " ".join(said) or " ".join(lines)
-    # Settings have one name each, whether a flag or a field of a configuration is meant.
+    # A setting has one name, whether a flag or a configuration file gives it.
     text = re.sub(r"^Error parsing run-config\.(\S+): ", r"\1.", text)
     return re.sub(r"^Error parsing (?:run-config: |(--\S+: )\.?)", r"\1", text)
 
 
 def parse(name: str, arguments: Sequence[str]) -> Command:
-    """The command with its options, typed and with defaults.
+    """Parse a command line into the command with its options.
 
-    A module may define its own ``parse(arguments)`` where its class alone does not say how.
+    A module may define its own ``parse(arguments)`` if tyro cannot derive it from the class.
 
     Args:
         name: one of ``COMMANDS``.
-        arguments: what follows the name on the command line.
+        arguments: words after the name.
 
     Raises:
         SystemExit: after ``--help`` (0) or if an option is unknown or malformed (2).
@@ -193,7 +193,7 @@ def parse(name: str, arguments: Sequence[str]) -> Command:
 
 
 class _Output:
-    """The standard output; its errors name it, as those of a file name the file."""
+    """Standard output whose errors carry its name, as the errors of a file do."""
 
     path = Path("standard output")
 
@@ -213,8 +213,7 @@ class _Output:
 
 
 def _fail(message: str, code: int) -> int:
-    # Below its message PyTorch may list the frames of its C++ stack. Further lines of other errors
-    # stay: they hold the reason.
+    # Drop the C++ stack frames that PyTorch appends. Other lines stay: they may give the reason.
     message = message.partition("\nException raised from ")[0]
     print(f"statemix: {' '.join(message.split())}", file=sys.stderr)
     return code

@@ -1,4 +1,4 @@
-"""How settings are written on a command line: specifications, tables, and dotted names."""
+"""Settings on a command line: specifications, tables and dotted names."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ _WORDS = {"none": None, "true": True, "false": False}
 
 
 def value_of(text: str) -> Any:
-    """Read a value as typed: a number or other JSON, none, true or false, otherwise a string.
+    """Read a typed value: none, true, false, a number or other JSON, otherwise a string.
 
     Example:
         >>> [value_of(text) for text in ("S_3", "16", "none", "1e-3", "True")]
@@ -31,17 +31,17 @@ def value_of(text: str) -> Any:
 
 
 def text_of(value: Any) -> str:
-    """Write a value so that :func:`value_of` reads it."""
+    """Write a value as text that :func:`value_of` reads back."""
     if isinstance(value, str):
         return value if value_of(value) == value else json.dumps(value)
     return "none" if value is None else json.dumps(to_plain(value))
 
 
 def options_of(assignments: Iterable[str]) -> dict[str, Any]:
-    """Read options as typed on a command line: "option=value" each.
+    """Read words of the form "option=value".
 
     Raises:
-        RequestError: if one is not of this form, or an option comes twice.
+        RequestError: if a word has another form, or an option is repeated.
 
     Example:
         >>> options_of(["group=S_3", "length=16", "train_size=none"])
@@ -59,14 +59,14 @@ def options_of(assignments: Iterable[str]) -> dict[str, Any]:
 
 
 def tables_of(words: Sequence[str], head: str) -> list[dict[str, Any]]:
-    """Read tables as typed: a word without "=" begins one, and its options follow.
+    """Read tables: a word without "=" begins a table, and its options follow.
 
     Args:
-        words: as typed.
-        head: what the first word of a table is called in it.
+        words: words of the command line.
+        head: key under which a table stores its first word.
 
     Raises:
-        RequestError: if the first word is an option, or an option is malformed or comes twice.
+        RequestError: if the first word is an option, or an option is malformed or repeated.
 
     Example:
         >>> tables_of(["bd_lru", "num_blocks=4", "block_size=2", "lstm"], "name")
@@ -84,13 +84,13 @@ def tables_of(words: Sequence[str], head: str) -> list[dict[str, Any]]:
 
 
 def words_of(table: dict[str, Any], head: str) -> list[str]:
-    """Undo :func:`tables_of` for one table, without what is None."""
+    """Write one table as words for :func:`tables_of`; entries that are None are left out."""
     options = [f"{k}={text_of(v)}" for k, v in table.items() if k != head and v is not None]
     return [str(table[head]), *options]
 
 
 def registry() -> tyro.constructors.ConstructorRegistry:
-    """Teach tyro the settings that no single word can state."""
+    """Rules with which tyro reads settings of several words."""
     rules = tyro.constructors.ConstructorRegistry()
 
     @rules.primitive_rule
@@ -115,7 +115,7 @@ def _rule(annotation: Any) -> tyro.constructors.PrimitiveConstructorSpec[Any] | 
     if not isinstance(kind, type) or not issubclass(kind, Spec | Settings):
         return None
     if issubclass(kind, Settings) and not many:
-        return None  # its fields are flags of their own
+        return None  # Its fields are flags of their own.
     head = "name" if issubclass(kind, Spec) else dataclasses.fields(cast(Any, kind))[0].name
     shown = f"{head.upper()} [OPTION=VALUE ...]"
 
@@ -144,7 +144,7 @@ def _primitive(
         try:
             return read(words)
         except RequestError as error:
-            # tyro names the flag before the message of an error of this class.
+            # tyro puts the name of the flag before the message of a ValueError.
             raise ValueError(str(error)) from error
 
     return tyro.constructors.PrimitiveConstructorSpec(
@@ -159,9 +159,9 @@ def _primitive(
 def split_overrides(
     arguments: Sequence[str], roots: Sequence[str]
 ) -> tuple[list[str], dict[str, str]]:
-    """Take the flags that name a part of a specification or of a list out of a command line.
+    """Separate flags for parts of a specification or a list from the other arguments.
 
-    tyro knows the flags of fields; which parts a specification or a list has is known only once the
+    tyro knows only the flags of fields. The parts of a specification or a list are known once the
     other settings are read: ``--task.group S_3``, ``--model.layers.1.block_size=4``.
 
     Args:

@@ -1,4 +1,4 @@
-"""What a terminal, or a log file, shows of training runs."""
+"""Progress of training runs on a terminal or in a log file."""
 
 import contextlib
 import sys
@@ -16,7 +16,7 @@ from rich.progress import (
 
 from statemix.training import Event
 
-# A log file gets about so many of a run's evaluations.
+# A log file shows about this many evaluations of each run.
 _LINES = 20
 
 Show = Callable[[str, Event], None]
@@ -27,7 +27,7 @@ def shown() -> Iterator[Show]:
     """Show the events of runs: live bars on a terminal, plain lines elsewhere.
 
     Yields:
-        A function of a run's name and an event.
+        A function that shows an event, given the run's name and the event.
     """
     console = Console(file=sys.stderr, markup=False, highlight=False)
     if not console.is_terminal:
@@ -56,7 +56,7 @@ def shown() -> Iterator[Show]:
 
 
 class _Lines:
-    """Plain lines on stderr, flushed at once."""
+    """Writes plain lines to stderr, each flushed at once."""
 
     def __init__(self) -> None:
         self._parts: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""``statemix tasks``: what there is to learn, and examples of it."""
+"""``statemix tasks``: the tasks, their options, and examples."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ from statemix.settings import RequestError, built
 from statemix.tasks import TASKS, Task
 from statemix.tasks.addressing import Split
 
-# More would scroll by unread.
+# Nobody reads more examples than this on a terminal.
 _MOST = 10_000
 
 
 @dataclass(frozen=True)
 class Tasks:
-    """Show the tasks with their options and data sets, or examples of one task.
+    """List the tasks with their options and data sets, or show examples of one task.
 
-    Without a name, every task is listed with the values its options take, the data sets of the
-    paper, the accuracy of guessing, and an example. With a name, examples are written out:
+    Without a name, every task is listed with the values of its options, the paper's data sets, the
+    accuracy of guessing, and an example. With a name, examples of that task are shown:
 
     statemix tasks permutation group=S_4 length=8 --count 3
     """
@@ -32,19 +32,19 @@ class Tasks:
     task: Annotated[
         tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[TASK [OPTION=VALUE ...]]")
     ] = ()
-    """Task of which to show examples, and its options, as listed without a name."""
+    """Task to show examples of, with its options; call without it for a list."""
 
     split: Split = "train"
-    """Split that the examples are from."""
+    """Split of the examples."""
 
     start: int = 0
-    """Index of the first example. Any index can be asked for; nothing before it is made."""
+    """Index of the first example. Earlier examples are not generated."""
 
     count: int = 2
     """Number of examples."""
 
     def run(self) -> None:
-        """Print the answer.
+        """Print the list or the examples.
 
         Raises:
             RequestError: if the task, an option or a value is unknown or out of range.
@@ -67,7 +67,7 @@ class Tasks:
             _print_examples(console, examples)
 
     def _examples(self, task: Task, count: int) -> list[str]:
-        """All are made before anything is printed: a request beyond the split shows its error."""
+        """Make all examples before any output: a request beyond the split must fail first."""
         numbers = range(self.start, self.start + count)
         return [built("start", task.describe, number, self.split) for number in numbers]
 
@@ -98,7 +98,7 @@ def _print_overview(console: Console, name: str) -> None:
 
 
 def _data_sets(name: str) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """Every value of every option that is a choice, then the published data sets."""
+    """One data set for each choice of each option, then the published ones."""
     for option, (annotation, _) in TASKS.options(name).items():
         if get_origin(annotation) is Literal:
             for choice in get_args(annotation):

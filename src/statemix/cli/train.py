@@ -36,10 +36,11 @@ from statemix.training.outcome import load_asked
 from statemix.training.reading import import_modules, read_tree
 
 _DESCRIPTION = """\
-Train a model on a task, with progress, and keep everything in a folder: the whole configuration, \
-the environment, the metrics as they come, and the weights (last, best on test, best on validation).
+Train a model on a task. The folder receives the whole configuration, the environment, the \
+metrics (during training) and the weights (last, best on test, best on validation).
 
-Interrupt it at any moment; the same command continues and ends with the same weights.
+A run may be interrupted at any moment. Repeat the command to resume it; the final weights are the \
+same.
 
 Examples:
 
@@ -53,13 +54,13 @@ statemix train --folder runs/hybrid --config hybrid.toml --seed 1
 statemix train --folder runs/grid --from runs/s3 --workers 2 \
 --grid optimizer.learning_rate=1e-4,5e-4,1e-3 optimizer.weight_decay=0,.1
 
-A configuration file is TOML or JSON and has the dotted names of these options as its tables. \
-Options beside --config or --from replace what stands there; a part of a task, a layer or another \
-entry of a list is named by dots: --task.group, --model.layers.1.block_size.
+A configuration file is TOML or JSON; its tables mirror the dotted names of these options. \
+Command-line options override the settings from --config or --from. Dots also name a part of a \
+task, a layer or another list entry: --task.group, --model.layers.1.block_size.
 
 """
 
-# Fields whose parts are known only from their values.
+# Fields whose parts depend on their values.
 _OPEN = (
     "task",
     "model.layers",
@@ -75,7 +76,7 @@ class Train:
     """Train a model on a task."""
 
     folder: Path
-    """Folder of the run. An unfinished run of the same request there is resumed."""
+    """Folder of the run. If it holds an unfinished run of the same request, that run is resumed."""
 
     run_config: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
     """The run."""
@@ -84,28 +85,28 @@ class Train:
     """Configuration file, TOML or JSON."""
 
     from_run: Annotated[Path | None, tyro.conf.arg(name="from", metavar="RUN")] = None
-    """Folder of a run whose request is repeated."""
+    """Folder of a run to start from: its settings become the defaults."""
 
     grid: Annotated[tuple[str, ...], tyro.conf.arg(metavar="[NAME=VALUE,VALUE ...]")] = ()
-    """Train with every combination of these values, each in a folder of its own within the folder,
-    and choose by the validation split."""
+    """Train with every combination of these values, each run in a subfolder, and select the best on
+    the validation split."""
 
     workers: int = 1
-    """Runs of a grid that train side by side."""
+    """Number of runs of a grid that train in parallel."""
 
     retry: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Try runs of a grid again that diverged or failed before; otherwise they are reported."""
+    """Retry runs of a grid that diverged or failed. Without it they are only reported."""
 
     checkpoint_every_s: float = 10.0
     """Seconds between checkpoints. Results do not depend on it."""
 
     def run(self) -> None:
-        """Train, and print how the model scores.
+        """Train, and print the scores.
 
         Raises:
-            RequestError: if the configuration or the folder does not fit.
+            RequestError: if the configuration or the folder is invalid.
             FloatingPointError: if the loss is not finite.
-            RunsFailedError: if a run of a grid failed, or none is done.
+            RunsFailedError: if a run of a grid failed, or none finished.
             KeyboardInterrupt: after Ctrl-C, with a checkpoint saved.
         """
         if not self.grid:
@@ -137,18 +138,18 @@ class Train:
             best = best_by_validation(outcomes.values())
             print(f"best on validation: {best.folder.name}")
             _print_outcome(best)
-        # Learning rates that a grid tries may be too high: that is an answer, too.
+        # A run that diverged is a result, as learning rates of a grid may be too high on purpose.
         failed = [row.job.name for row in ended if row.status == "failed"]
         if failed or not outcomes:
             raise RunsFailedError(
-                f"{len(failed)} of {len(ended)} runs failed, {len(outcomes)} are done"
+                f"{len(outcomes)} of {len(ended)} runs finished, {len(failed)} failed"
             )
 
 
 def _axis(text: str) -> Axis:
     name, equals, values = text.partition("=")
     if not (name and equals and values):
-        raise RequestError(f"grid must be given as NAME=VALUE,VALUE..., got {text!r}")
+        raise RequestError(f"grid must have the form NAME=VALUE,VALUE..., got {text!r}")
     return Axis(name.replace("-", "_"), tuple(value_of(value) for value in values.split(",")))
 
 
@@ -158,14 +159,14 @@ def _done(row: Ended) -> bool:
 
 def _report_trouble(row: Ended) -> None:
     if row.status in ("diverged", "failed"):
-        before = "" if row.started else " before; --retry tries again"
+        before = "" if row.started else " in an earlier call; use --retry to try again"
         print(f"{row.job.name}: {row.status}{before}: {row.message}", file=sys.stderr)
         print(row.details, end="", file=sys.stderr)
 
 
 def parse(arguments: Sequence[str]) -> Train:
-    """The command line as a :class:`Train`; a file or a run that it names gives the defaults."""
-    # As with `python -m`, modules of the user's own may lie where the command is called.
+    """Parse a command line; defaults come from the file or run that it names."""
+    # As with `python -m`, the working directory may hold the user's own modules.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     import_modules(_imports(arguments))
@@ -192,7 +193,7 @@ def _replaced(parsed: Train, config: RunConfig) -> Train:
 
 
 def _base(arguments: Sequence[str]) -> RunConfig:
-    """The configuration that the options change."""
+    """The configuration that the options override."""
     file, source = _path("--config", arguments), _path("--from", arguments)
     if file is not None and source is not None:
         raise RequestError("--config and --from must not be given together")
@@ -205,7 +206,7 @@ def _base(arguments: Sequence[str]) -> RunConfig:
 
 
 def _imports(arguments: Sequence[str]) -> list[str]:
-    """Modules that --imports names: the names in the other options may come from them."""
+    """Modules named by --imports; they may register names that other options use."""
     if "--imports" not in arguments:
         return []
     after = arguments[arguments.index("--imports") + 1 :]
@@ -247,7 +248,7 @@ def _entry(factories: Factories[Any], name: str) -> str:
 
 
 def _print_grid(axes: Sequence[Axis], ended: Sequence[Ended], outcomes: dict[str, Outcome]) -> None:
-    """Print each run's token accuracy where validation was best, on validation and on test."""
+    """Print each run's validation and test accuracy at its best validation."""
     table = Table(box=SIMPLE_HEAD)
     for title in (*(axis.name for axis in axes), "status", "validation", "test"):
         table.add_column(title, justify="right")
@@ -265,7 +266,7 @@ def _print_grid(axes: Sequence[Axis], ended: Sequence[Ended], outcomes: dict[str
 def _print_outcome(outcome: Outcome) -> None:
     print(
         f"{outcome.num_parameters:,} parameters, {outcome.last.step:,} steps, "
-        f"{outcome.time_s:.1f} s; kept in {outcome.folder}"
+        f"{outcome.time_s:.1f} s; stored in {outcome.folder}"
     )
     selections = {
         "last": outcome.last,

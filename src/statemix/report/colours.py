@@ -1,4 +1,4 @@
-"""Colours of series: hue by layer, lightness by size, readable on a light and on a dark page.
+"""Colours of series: hue by layer, lightness by order, readable on light and dark pages.
 
 The arithmetic is in OKLCH, where equal steps look equal. Source: B. Ottosson, "A perceptual color
 space for image processing" (2020); contrast as in WCAG 2.
@@ -11,15 +11,15 @@ from typing import NamedTuple
 from statemix.layers import LAYERS
 
 LEAST_CONTRAST = 3.0
-"""Least contrast of a line and the page behind it; WCAG's for graphical objects."""
+"""Least contrast between a line and the page, as WCAG requires for graphical objects."""
 
-# Chroma of layers that name no colour: strong, and inside sRGB for most hues.
+# Chroma of layers that declare no colour: strong, and inside sRGB for most hues.
 _CHROMA = 0.13
-# Steps in which lightness and chroma are searched.
+# Step of the searches over lightness and chroma.
 _STEP = 0.005
-# Darker than this, hues look black on a light page; lighter, they look white on a dark one.
+# Range of lightness: below it hues look black on a light page, above it white on a dark one.
 _RANGE = (0.28, 0.93)
-# Difference in lightness of neighbouring shades, where there is room for it.
+# Difference in lightness between neighbouring shades, if there is room.
 _SHADE = 0.12
 # How much lighter a colour is on a dark page.
 _BRIGHTER = 0.10
@@ -34,7 +34,7 @@ class Oklch(NamedTuple):
 
 
 def contrast(one: str, other: str) -> float:
-    """Contrast of two colours "#rrggbb", from 1 to 21.
+    """WCAG contrast of two colours "#rrggbb", from 1 to 21.
 
     Example:
         >>> contrast("#000000", "#ffffff")
@@ -63,9 +63,9 @@ def _encoded(value: float) -> float:
 
 
 def oklab(colour: str) -> tuple[float, float, float]:
-    """Coordinates of a colour "#rrggbb", in which the distance of two is how different they look.
+    """OKLab coordinates of a colour "#rrggbb"; their distance measures perceived difference.
 
-    A distance of 0.02 is about the least that can be seen.
+    The eye distinguishes distances from about 0.02.
     """
     red, green, blue = _linear(colour)
     long = math.cbrt(0.4122214708 * red + 0.5363325363 * green + 0.0514459929 * blue)
@@ -85,7 +85,7 @@ def oklch(colour: str) -> Oklch:
 
 
 def hexadecimal(colour: Oklch) -> str:
-    """The colour as "#rrggbb", with less chroma where sRGB does not hold so much.
+    """The colour as "#rrggbb", with its chroma reduced until it lies inside sRGB.
 
     Example:
         >>> hexadecimal(oklch("#0072b2"))
@@ -118,8 +118,8 @@ def graded(base: Oklch, count: int, paper: str) -> list[str]:
     """Shades of one hue, in order of falling contrast with the page.
 
     Args:
-        base: colour of the layer on a light page. The shades lie around it, as far as the page
-            allows.
+        base: colour of the layer on a light page. The shades surround it as far as contrast with
+            the page allows.
         count: number of shades.
         paper: colour of the page.
     """
@@ -138,7 +138,7 @@ def graded(base: Oklch, count: int, paper: str) -> list[str]:
 
 
 def _readable(base: Oklch, paper: str) -> tuple[float, float]:
-    """Lightness of the shades with the most contrast and with the least that is enough."""
+    """Lightness of the shade with the most contrast, and of that with the least allowed."""
     darkest, lightest = _RANGE
     on_light = oklab(paper)[0] > 0.5
     lightness, end = (darkest, lightest) if on_light else (lightest, darkest)
@@ -151,11 +151,11 @@ def _readable(base: Oklch, paper: str) -> tuple[float, float]:
 
 
 def base_colours(families: Sequence[str]) -> dict[str, Oklch]:
-    """Return the colour of each family of series: a layer by its name, or any other name.
+    """Return the colour of each family of series; a family is a layer's name or any other name.
 
-    A layer has the colour that it declares. The others get hues of their own, each in the widest
-    gap that is left: first the registered layers in their order, so that a layer has one colour in
-    all figures, then the names that are no layers.
+    A layer has the colour that it declares. Each other family gets a hue in the middle of the
+    widest gap left. Registered layers come first, so that a layer has the same colour in all
+    figures.
     """
     names = list(dict.fromkeys([*LAYERS, *families]))
     declared = {name: LAYERS[name].colour for name in names if name in LAYERS}
@@ -179,11 +179,11 @@ def _free_hue(taken: list[float]) -> float:
 
 
 def series_colours(families: Sequence[str], paper: str) -> list[str]:
-    """Colours "#rrggbb" of series on a page.
+    """Colours "#rrggbb" for the series of a figure.
 
     Args:
-        families: family of each series, usually the name of its layer. Series of one family get
-            shades of one hue; the first has the most contrast.
+        families: family of each series, usually the name of its layer. Series of one family are
+            shades of one hue, the first with the most contrast.
         paper: colour of the page.
     """
     bases = base_colours(families)

@@ -1,4 +1,4 @@
-"""Rows become a figure: panels of series with their spread, for a light, dark or narrow page."""
+"""Figures of results: panels of series with their spread, for light, dark and narrow pages."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from statemix.report.style import DARK, LIGHT, SeriesStyle, Theme, drawing, series_styles
 
-# Least distance of two names at the ends of their lines, as a fraction of the panel's height.
+# Least distance between two names at the ends of lines, as a fraction of the panel's height.
 _NAME_GAP = 0.06
-# More names than this do not fit beside the panels and go into a legend below them.
+# Beyond this number, names do not fit next to the lines and go into a legend below.
 _MOST_NAMES = 12
-# Dots per inch of the stored picture, and of the copies inside a page.
+# Dots per inch of the stored picture, and of its copies in a page.
 DPI, PAGE_DPI = 150, 110
 
 
@@ -25,9 +25,9 @@ class Series:
     """One line of a panel: the mean over some runs.
 
     Attributes:
-        label: its name.
-        family: name of its layer, or another name; it decides the colour.
-        runs: x -> y of each run. A series without any is left out.
+        label: name shown.
+        family: name of its layer, or another name; determines the colour.
+        runs: x -> y of each run. A series without runs is not drawn.
     """
 
     label: str
@@ -36,7 +36,7 @@ class Series:
 
     @property
     def xs(self) -> list[float]:
-        """The x values that all runs have."""
+        """The x values common to all runs."""
         return [x for x in self.runs[0] if all(x in run for run in self.runs)] if self.runs else []
 
 
@@ -45,14 +45,14 @@ class Panel:
     """One pair of axes.
 
     Attributes:
-        title: text above it.
-        x_label: text below it.
-        y_label: text beside it; empty for a panel that continues its left neighbour.
-        series: its lines. Panels of one figure have the same labels and families.
-        x_limits: where the axis begins and ends.
-        x_ticks: places to be marked, on a logarithmic axis; empty means a linear one.
-        markers: mark every point of the means.
-        level: height and name of a horizontal mark.
+        title: text above the panel.
+        x_label: label of the x axis.
+        y_label: label of the y axis; empty if the left neighbour has it.
+        series: lines of the panel. Panels of one figure have the same labels and families.
+        x_limits: ends of the x axis.
+        x_ticks: ticks of a logarithmic x axis; empty means a linear axis.
+        markers: whether to mark every point of the means.
+        level: height and name of a horizontal line.
         span: begin, end and name of a grey span.
     """
 
@@ -70,17 +70,17 @@ class Panel:
 def draw(panels: Sequence[Panel], *, theme: Theme = LIGHT, stacked: bool = False) -> Figure:
     """Draw panels of accuracies side by side.
 
-    Thick lines are means over runs, thin ones single runs; bands reach from the worst to the best.
+    Thick lines are means over runs, thin lines single runs; bands span the worst to the best.
 
     Args:
         panels: at least one.
-        theme: the page to draw for.
-        stacked: put the panels above each other, for a narrow screen.
+        theme: colours of the page.
+        stacked: stack the panels vertically, for a narrow screen.
     """
     series = panels[0].series
     styles = series_styles([one.family for one in series], theme)
     in_legend = len(series) > _MOST_NAMES
-    # In inches: a legend has four names a row, two on a narrow page.
+    # Height of the legend in inches; it has four names per row, two on a narrow page.
     legend = 0.25 * -(-len(series) // (2 if stacked else 4)) if in_legend else 0.0
     count = len(panels)
     size = (5.2, 4.1 * count + legend) if stacked else (6.2 * count, 4.5 + legend)
@@ -106,9 +106,9 @@ def draw(panels: Sequence[Panel], *, theme: Theme = LIGHT, stacked: bool = False
 
 
 def png(figure: Figure, dpi: int) -> bytes:
-    """Render a figure."""
+    """Render a figure as PNG."""
     stream = BytesIO()
-    # No software version inside: equal results give equal files.
+    # Without the software version, equal results give equal files.
     figure.savefig(stream, format="png", dpi=dpi, metadata={"Software": None})
     return stream.getvalue()
 
@@ -117,7 +117,7 @@ def variants(draw_one: Callable[..., Figure]) -> dict[str, bytes]:
     """Render a figure for every kind of page: wide_light, wide_dark, narrow_light, narrow_dark.
 
     Args:
-        draw_one: function that draws the figure, given ``theme`` and ``stacked``.
+        draw_one: draws the figure, given ``theme`` and ``stacked``.
     """
     return {
         f"{shape}_{name}": png(draw_one(theme=theme, stacked=shape == "narrow"), PAGE_DPI)
@@ -197,7 +197,7 @@ def _mark_level(axes: Axes, value: float, name: str, muted: str) -> None:
 
 
 def _name_lines(axes: Axes, theme: Theme) -> None:
-    """Write each series' name at the end of its line, apart from its neighbours."""
+    """Write the name of each series at the end of its line, without overlaps."""
     named = [line for line in axes.lines if not str(line.get_label()).startswith("_")]
     ends = [(float(np.asarray(line.get_ydata())[-1]), line) for line in named]
     ends.sort(key=lambda end: end[0])
@@ -222,7 +222,7 @@ def _name_lines(axes: Axes, theme: Theme) -> None:
 
 
 def _apart(values: Sequence[float]) -> list[float]:
-    """Move ascending places apart, upwards, and back down from the top of the panel."""
+    """Spread ascending places: push them up until apart, then down from the top of the panel."""
     places: list[float] = []
     for value in values:
         places.append(max(value, places[-1] + _NAME_GAP) if places else value)

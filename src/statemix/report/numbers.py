@@ -1,4 +1,4 @@
-"""Numbers as a reader meets them: spreads over seeds, accuracies, durations."""
+"""Numbers as text: spreads over seeds, accuracies, durations."""
 
 import math
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ class Spread:
 
     @classmethod
     def over(cls, values: Iterable[float]) -> "Spread":
-        """Summarise at least one value; equal values have exactly their value as mean."""
+        """Summarise at least one value. The mean of equal values is exactly that value."""
         found = list(values)
         low, high = min(found), max(found)
         # Rounding in the sum must not move the mean out of the range.
@@ -23,14 +23,14 @@ class Spread:
 
 
 def accuracy_text(value: float) -> str:
-    """Write three decimals; only a value without any error is written as 1.000."""
+    """Write three decimals; only a perfect accuracy is written as 1.000."""
     if value >= 1.0:
         return "1.000"
     return min(f"{value:.3f}", "0.999").removeprefix("0")
 
 
 def range_text(spread: Spread) -> str:
-    """Write the range over seeds; nothing if all seeds agree."""
+    """Write the range over seeds, or nothing if its ends look alike."""
     low, high = accuracy_text(spread.low), accuracy_text(spread.high)
     return f"{low}–{high}" if low != high else ""
 
@@ -47,7 +47,7 @@ def spread_text(spread: Spread) -> str:
 
 
 def published_text(value: float | None) -> str:
-    """Write a paper's number with the two decimals that papers give."""
+    """Write a published number with two decimals, as in the papers."""
     return "–" if value is None else f"{value:.2f}".removeprefix("0")
 
 

@@ -1,4 +1,4 @@
-"""The skeleton of a page: one HTML file that needs nothing else, made from a template and values.
+"""Self-contained HTML pages, rendered from templates.
 
 A suite's template extends ``page.html.j2`` and builds on the parts in ``parts.html.j2``.
 """
@@ -17,7 +17,7 @@ from statemix.training.checkpoint import write_file
 
 
 def templates() -> jinja2.Environment:
-    """The templates of this package by their path in it, with everything that they all use."""
+    """The templates of this package, by path, with the globals that all of them use."""
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(_source),
         autoescape=True,
@@ -39,7 +39,7 @@ def _source(name: str) -> str | None:
 
 
 def data_uris(images: Mapping[str, bytes]) -> dict[str, str]:
-    """Turn PNG files into addresses that hold them."""
+    """Encode PNG files as data URIs."""
     return {
         name: "data:image/png;base64," + base64.b64encode(image).decode()
         for name, image in images.items()
@@ -47,10 +47,10 @@ def data_uris(images: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def environment_parts(environment: Mapping[str, Any]) -> list[str]:
-    """Name versions and machine of a run for a reader.
+    """Describe the versions and the machine of a run in short phrases.
 
     Args:
-        environment: what ``provenance.describe`` returned there.
+        environment: result of ``provenance.describe`` on that machine.
     """
     packages = environment["packages"]
     return [
@@ -62,7 +62,7 @@ def environment_parts(environment: Mapping[str, Any]) -> list[str]:
 
 
 def write(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
-    """Write files into an existing folder, each whole or not at all, and return their paths."""
+    """Write each file atomically into an existing folder, and return the paths."""
     paths = []
     for name, content in contents.items():
         path = folder / name

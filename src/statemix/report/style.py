@@ -1,4 +1,4 @@
-"""How figures and pages look: the colours of the page, and the style of every series."""
+"""Style of figures and pages: colours of the page, and colour, marker and dashes of series."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,8 +15,8 @@ class Theme:
     """Colours of a page.
 
     Attributes:
-        paper: its background.
-        ink: its text.
+        paper: background.
+        ink: text.
         muted: secondary text and lines.
         line: borders of tables.
         soft: background of a highlighted column.
@@ -40,7 +40,7 @@ _DASHES: tuple[Any, ...] = ("solid", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5
 
 @dataclass(frozen=True)
 class SeriesStyle:
-    """How one series is drawn. Marker and dashes tell it apart without its colour."""
+    """Style of one series. Marker and dashes identify it without colour."""
 
     colour: str
     marker: str
@@ -48,11 +48,11 @@ class SeriesStyle:
 
 
 def series_styles(families: Sequence[str], theme: Theme) -> list[SeriesStyle]:
-    """Styles of the series of a figure, however many they are.
+    """Styles for any number of series of a figure.
 
     Args:
         families: as in :func:`series_colours`.
-        theme: the page.
+        theme: colours of the page.
     """
     colours = series_colours(families, theme.paper)
     return [
@@ -67,7 +67,7 @@ def series_styles(families: Sequence[str], theme: Theme) -> list[SeriesStyle]:
 
 @contextmanager
 def drawing(theme: Theme) -> Iterator[None]:
-    """Draw for a page within this context."""
+    """Set matplotlib's style for a page within this context."""
     colours = {
         "figure.facecolor": theme.paper,
         "axes.facecolor": theme.paper,

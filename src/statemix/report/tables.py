@@ -1,4 +1,4 @@
-"""Rows become a table: the spread over runs in each cell, and what papers report beside it."""
+"""Tables of results: the spread over runs in each cell, next to published numbers."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ class Entry:
     """One number of one run.
 
     Attributes:
-        line: label of the table's line to which it belongs.
+        line: label of its line in the table.
         column: label of its column.
         value: the number; None if the run has no result.
         status: how the run ended, such as "done" or "diverged".
@@ -33,7 +33,7 @@ class Cell:
 
     Attributes:
         values: numbers of the runs that have a result.
-        missing: how the other runs ended.
+        missing: status of each run without a result.
     """
 
     values: tuple[float, ...] = ()
@@ -41,17 +41,17 @@ class Cell:
 
     @property
     def total(self) -> int:
-        """Number of runs, with a result or without."""
+        """Number of runs, with or without a result."""
         return len(self.values) + len(self.missing)
 
     @property
     def spread(self) -> Spread | None:
-        """Mean and range of the results; None if there are none."""
+        """Mean and range of the results; None without results."""
         return Spread.over(self.values) if self.values else None
 
     @property
     def text(self) -> str:
-        """Mean and range; without a result, how the runs ended."""
+        """Mean and range; without results, how the runs ended."""
         return spread_text(self.spread) if self.spread else self.missing_text
 
     @property
@@ -73,10 +73,10 @@ class Cell:
 class Pivot:
     """Numbers of many runs by line and column.
 
-    Lines and columns are in the order in which they first come.
+    Lines and columns keep the order of their first entries.
 
     Args:
-        entries: one for each number of each run.
+        entries: all numbers of all runs.
 
     Example:
         >>> pivot = Pivot([Entry("LSTM", "S_3", 0.5), Entry("LSTM", "S_3", None, "diverged")])
@@ -103,7 +103,7 @@ class Pivot:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a table as text; a quiet one holds what is there for comparison."""
+    """One line of a table as text; quiet lines are printed dim."""
 
     cells: tuple[str, ...]
     quiet: bool = False
@@ -111,13 +111,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Table:
-    """A table as text, to be printed on a terminal or into a file."""
+    """A table as text, for a terminal or a file."""
 
     head: tuple[str, ...]
     lines: tuple[Line, ...]
 
     def as_text(self) -> str:
-        """Write the cells as plain lines."""
+        """The table as aligned plain lines."""
         rows = [self.head, *(line.cells for line in self.lines)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return "\n".join(
@@ -126,7 +126,7 @@ class Table:
         )
 
     def as_rich(self, title: str) -> RichTable:
-        """Draw the cells for a terminal."""
+        """The table for a terminal."""
         table = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         for name in self.head:
             table.add_column(name, no_wrap=True)
@@ -141,12 +141,12 @@ def comparison(
     published: dict[tuple[str, str], float] | None = None,
     source: str = "paper",
 ) -> Table:
-    """Lay numbers out, with a published line below each line for which a paper has numbers.
+    """Lay out numbers; below each line that a paper has numbers for, a line shows them.
 
     Args:
         pivot: the numbers.
-        corner: head of the first column, which holds the lines' labels.
-        published: (line, column) -> a paper's number.
+        corner: head of the first column, the labels of the lines.
+        published: (line, column) -> published number.
         source: label of the published lines.
     """
     known = published or {}
@@ -164,10 +164,10 @@ def comparison(
 
 
 def missing_lines(rows: Sequence[tuple[str, str, str]]) -> list[str]:
-    """Say which runs have no result.
+    """One line for each run without a result.
 
     Args:
-        rows: name of the run, how it ended, and why; the runs that are done are left out.
+        rows: (name, status, message) of each run; runs that are done are skipped.
 
     Example:
         >>> missing_lines([("LSTM, seed 3", "diverged", "loss must be finite, got nan")])

@@ -1,4 +1,4 @@
-"""Results as a suite leaves them, without any training."""
+"""Invented results in the form of a suite's, without any training."""
 
 import pytest
 
@@ -17,7 +17,7 @@ ENVIRONMENT = {
 
 
 def score(network, seed, length):
-    """Seed 1 is .05 better than seed 0 unless everything is right."""
+    """At the training length seed 1 is .05 better than seed 0, unless both are perfect."""
     best = SCORES[network]
     if best == 1.0:
         return 1.0
@@ -70,7 +70,7 @@ def set_accuracy():
 
 @pytest.fixture
 def lose():
-    """Take the result of a run away: lose(run, "diverged", "loss is nan")."""
+    """Remove the result of a run: lose(run, "diverged", "loss is nan")."""
 
     def change(run, status, message):
         run |= {"status": status, "message": message, "test": {}, "time_s": None}

@@ -1,4 +1,4 @@
-"""The page: everything in one file, computed from the results, and shown by a real browser."""
+"""The page is one file, follows the results, and renders in a real browser."""
 
 import itertools
 import json
@@ -18,7 +18,7 @@ COMMAND = "statemix demo"
 
 @pytest.fixture
 def without_pictures(monkeypatch):
-    """Drawing takes far longer than what most of these tests look at."""
+    """Skip drawing, which takes far longer than most of these tests."""
     names = ("wide_light", "wide_dark", "narrow_light", "narrow_dark")
     monkeypatch.setattr(figure, "images", lambda _: dict.fromkeys(names, b""))
 
@@ -183,7 +183,7 @@ def check(browser, width, scheme):
     table = browser.find_element(By.ID, "accuracy")
     assert table.is_displayed()
     assert "BD-LRU m=3" in table.text
-    # Wide tables scroll in their own box; the page itself never does so sideways.
+    # Wide tables scroll in their own box; the page never scrolls sideways.
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
     background = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
     assert (background == "rgb(255, 255, 255)") == (scheme == "light")

@@ -12,7 +12,7 @@ def protocol(summary):
 
 def test_the_protocol_of_the_demo(summary):
     assert protocol(summary) == {
-        "Training data": "250 examples, others for each seed, of length 16",
+        "Training data": "250 examples, different for each seed, of length 16",
         "Start token": "a learned one before every word",
         "Network": "embedding, 1 layer (rms norm before each, with residual; channel mixer: none), "
         "norm, linear readout; width 128",
@@ -20,9 +20,9 @@ def test_the_protocol_of_the_demo(summary):
         "Optimiser": "AdamW, learning rate 0.001, weight decay 0.01, batches of 128",
         "Schedule": "cosine to 1e-05 over 100 epochs",
         "Gates": "raw gates are divided by a temperature that falls to 1/8 between epochs 50 and "
-        "90 (its reciprocal rises linearly) and keeps its last value in the tests; "
+        "90 (its reciprocal rises linearly); the tests use its last value; "
         "no gate temperature: LSTM",
-        "Tested": "the last weights, on words drawn apart from the training words",
+        "Tests": "the last weights, on words from a separate split",
     }
 
 
@@ -45,7 +45,7 @@ def test_the_protocol_follows_the_configuration(summary):
 
 
 @pytest.mark.parametrize(("end", "text"), [(0.125, "1/8"), (0.1, "1/10"), (0.3, "0.3")])
-def test_the_sharpening_is_told_from_its_schedule(summary, end, text):
+def test_the_sharpening_is_described_from_its_schedule(summary, end, text):
     summary["setting"]["sharpening"]["end"] = end
     assert f"falls to {text} between" in protocol(summary)["Gates"]
     assert f"falls to {text}." in prose.differences(summary)[1]

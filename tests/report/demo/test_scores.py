@@ -1,4 +1,4 @@
-"""The numbers of the table are those of the runs."""
+"""The table shows the numbers of the runs."""
 
 import io
 

@@ -38,7 +38,7 @@ def test_a_seed_that_does_not_get_there_is_counted_and_named(summary, set_accura
     )
 
 
-def test_a_network_that_fails_on_long_words_only_is_told_apart(summary, set_accuracy):
+def test_a_network_that_fails_only_on_long_words_is_distinguished(summary, set_accuracy):
     for run in runs_of_first(summary):
         set_accuracy(run, {16384: 0.3})
     assert "at length 16 in 2 of 2 seeds, and at length 16,384 in 0 of 2" in sentence(summary)
@@ -46,8 +46,8 @@ def test_a_network_that_fails_on_long_words_only_is_told_apart(summary, set_accu
 
 def test_a_network_that_never_gets_there_shows_its_best(summary):
     assert verdict.sentences(summary)[1] == (
-        "BD-LRU m=2 reaches 0.99 at length 16 in 0 of 2 seeds: the best accuracy is .550 there "
-        "(guessing gives .167) and .177 at length 16,384."
+        "BD-LRU m=2 reaches 0.99 at length 16 in 0 of 2 seeds: the best accuracy is .550 at that "
+        "length (guessing gives .167) and .177 at length 16,384."
     )
 
 
@@ -62,8 +62,8 @@ def test_a_seed_without_a_result_ends_the_claim_of_no_error(summary, lose):
 def test_a_seed_without_a_result_is_named_where_none_gets_there(summary, lose):
     lose(summary["runs"][1], "failed", "disk full")
     assert verdict.sentences(summary)[1] == (
-        "BD-LRU m=2 reaches 0.99 at length 16 in 0 of 2 seeds: the best accuracy is .550 there "
-        "(guessing gives .167) and .177 at length 16,384 (seed 0 failed)."
+        "BD-LRU m=2 reaches 0.99 at length 16 in 0 of 2 seeds: the best accuracy is .550 at that "
+        "length (guessing gives .167) and .177 at length 16,384 (seed 0 failed)."
     )
 
 

@@ -32,7 +32,7 @@ def images(summary: Summary) -> dict[str, bytes]:
 
 
 def is_diagonal(run: Row) -> bool:
-    """Return whether the network's recurrence is diagonal."""
+    """Whether the network's recurrence is diagonal."""
     return run["layers"][0].get("block_size") == 1
 
 
@@ -75,7 +75,7 @@ def _generalisation(summary: Summary) -> Panel:
         lines[label] = [dict(scores.items()) for scores in found if scores]
     ticks = lengths(summary)
     return Panel(
-        title="Accuracy on words longer than those trained on",
+        title="Accuracy on words longer than the training words",
         x_label="word length",
         y_label="",
         series=_series(summary, lines),

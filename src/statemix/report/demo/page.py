@@ -1,4 +1,4 @@
-"""The demo's page: one HTML file, its picture as a PNG, and the summary that both are made from."""
+"""The demo's page, its figure as a PNG, and the summary from which both are made."""
 
 import json
 from pathlib import Path
@@ -10,15 +10,15 @@ from statemix.report.numbers import counted, duration_text
 
 
 def write(summary: Summary, folder: Path, command: str) -> list[Path]:
-    """Write index.html, learning.png and summary.json, each whole or not at all.
+    """Write index.html, learning.png and summary.json, each atomically.
 
     Args:
         summary: the results of a suite.
         folder: an existing folder.
-        command: what a reader types to make them again.
+        command: command that reproduces the files.
 
     Returns:
-        The three files.
+        The paths of the three files.
     """
     return page.write(
         folder,
@@ -31,7 +31,7 @@ def write(summary: Summary, folder: Path, command: str) -> list[Path]:
 
 
 def render(summary: Summary, command: str) -> str:
-    """Make the page from the results; every sentence about them is computed."""
+    """Render the page; every sentence about the results is computed from them."""
     setting = summary["setting"]
     letter, _, degree = setting["group"].partition("_")
     networks, cells = scores.networks(summary), scores.pivot(summary)

@@ -1,4 +1,4 @@
-"""The demo's protocol in words, and how it differs from the paper's; every number is computed."""
+"""The demo's protocol in words, and its differences from the paper; all numbers are computed."""
 
 from fractions import Fraction
 from typing import Any
@@ -9,7 +9,7 @@ from statemix.report.demo.figure import is_diagonal
 
 
 def kind(summary: Summary, run: Row) -> str:
-    """Describe the state of a network."""
+    """Describe the size of a network's state."""
     layer = run["layers"][0]
     if "num_blocks" in layer:
         diagonal = ", diagonal" if is_diagonal(run) else ""
@@ -18,11 +18,11 @@ def kind(summary: Summary, run: Row) -> str:
 
 
 def protocol(summary: Summary) -> list[tuple[str, str]]:
-    """Put the configuration that all runs share into words."""
+    """Describe the configuration shared by all runs, as (term, description) pairs."""
     config, setting = summary["protocol"], summary["setting"]
     model, optimizer = config["model"], config["optimizer"]
     examples = (
-        f"{setting['train_size']:,} examples, others for each seed"
+        f"{setting['train_size']:,} examples, different for each seed"
         if setting["train_size"]
         else "fresh words in every batch"
     )
@@ -40,7 +40,7 @@ def protocol(summary: Summary) -> list[tuple[str, str]]:
     ]
     if setting["sharpening"] is not None:
         lines.append(("Gates", _sharpening(setting)))
-    lines.append(("Tested", "the last weights, on words drawn apart from the training words"))
+    lines.append(("Tests", "the last weights, on words from a separate split"))
     return lines
 
 
@@ -67,7 +67,7 @@ def _sharpening(setting: Setting) -> str:
     text = (
         f"raw gates are divided by a temperature that falls to {_fraction(found['end'])} "
         f"between {setting['unit']}s {found['begin']:,.0f} and {found['finish']:,.0f} (its "
-        "reciprocal rises linearly) and keeps its last value in the tests"
+        "reciprocal rises linearly); the tests use its last value"
     )
     if found["without"]:
         text += f"; no gate temperature: {', '.join(found['without'])}"
@@ -80,7 +80,7 @@ def _fraction(value: float) -> str:
 
 
 def differences(summary: Summary) -> list[str]:
-    """Say how the runs differ from the paper's."""
+    """List how the runs differ from the paper's."""
     setting, published = summary["setting"], summary["published"]
     found = [
         f"The paper's column is for {published['setting']}: {published['metric'].split(';')[0]}. "
@@ -90,15 +90,15 @@ def differences(summary: Summary) -> list[str]:
     if setting["sharpening"] is not None:
         found.append(
             "The gates are sharpened during training: their temperature falls to "
-            f"{_fraction(setting['sharpening']['end'])}. The paper's gates are not. A softmax gate "
-            "holds a permutation only in the limit, and leaks a little at every step until then, "
-            "which long words would show. These runs do not test how far the networks get without "
-            "it."
+            f"{_fraction(setting['sharpening']['end'])}. The paper does not sharpen gates. A "
+            "softmax gate represents a permutation exactly only in the limit; before it, the state "
+            "leaks a little at every step, which would show on long words. These runs do not show "
+            "how far the networks get without sharpening."
         )
     if summary["protocol"]["model"]["bos"]:
         found.append(
-            "Every word begins with a start token, which lets the state be written before the "
-            "first element acts on it; the paper mentions none."
+            "Every word begins with a start token, so that the network can initialise its state "
+            "before the first element acts on it. The paper mentions no such token."
         )
     found.append(
         f"The paper's table is for length {setting['train_length']}; our longer words have no "
@@ -106,14 +106,14 @@ def differences(summary: Summary) -> list[str]:
     )
     if setting["group"] == "S_3":
         found.append(
-            "The protocol was chosen for the BD-LRU, and the LSTM is not tuned. With weight decay "
-            "1.0 and twice the epochs it does learn words of the training length from the same "
-            "250 examples, though not the longest ones: its row says what happens here and not "
-            "what an LSTM can do."
+            "The protocol was chosen for the BD-LRU; the LSTM is not tuned. With weight decay 1.0 "
+            "and twice the epochs it does learn words of the training length from the same 250 "
+            "examples, though not the longest words. Its row shows this protocol, not the limit of "
+            "an LSTM."
         )
     else:
         found.append(
-            "The protocol was chosen for the BD-LRU, and the other networks are not tuned: their "
-            "rows say what happens here, not what they can do with other settings or more steps."
+            "The protocol was chosen for the BD-LRU; the other networks are not tuned. Their rows "
+            "show this protocol, not what other settings or more steps would achieve."
         )
     return found

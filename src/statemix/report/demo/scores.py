@@ -1,4 +1,4 @@
-"""The demo's numbers: accuracy of each network by word length, and its table."""
+"""The demo's numbers: accuracy of each network by word length, and the table of them."""
 
 from statemix.experiments.demo import Summary
 from statemix.experiments.results import Row
@@ -15,7 +15,7 @@ def networks(summary: Summary) -> dict[str, list[Row]]:
 
 
 def lengths(summary: Summary) -> list[int]:
-    """The word lengths of the tests, the shortest first."""
+    """The tested word lengths, in ascending order."""
     return [int(length) for length in summary["setting"]["test_words"]]
 
 
@@ -46,7 +46,7 @@ def published(summary: Summary) -> dict[str, float]:
 
 
 def missing(summary: Summary) -> list[str]:
-    """Say which runs have no result, and why."""
+    """One line for each run without a result, with the reason."""
     return missing_lines(
         [
             (f"{run['network']}, seed {run['seed']}", run["status"], run["message"])
@@ -56,9 +56,9 @@ def missing(summary: Summary) -> list[str]:
 
 
 def table(summary: Summary) -> Table:
-    """Lay the numbers out for a narrow terminal: a column per network, a line per word length.
+    """Lay out the numbers for a narrow terminal: a column per network, a line per word length.
 
-    The paper's numbers follow the line of the training length, to which they belong.
+    The paper's numbers are for the training length and follow its line.
     """
     cells, labels = pivot(summary), list(networks(summary))
     known, train_length = published(summary), summary["setting"]["train_length"]

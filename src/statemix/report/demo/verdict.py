@@ -1,16 +1,16 @@
-"""Sentences that say what the runs show, and change when the runs do."""
+"""Sentences on the results, computed from the runs."""
 
 from statemix.experiments.demo import Summary
 from statemix.experiments.results import Row
 from statemix.report.demo.scores import accuracies, lengths, networks
 from statemix.report.numbers import accuracy_text, counted
 
-# A network has solved the task, as far as a row of test words can tell, from here on.
+# Accuracy from which a network counts as having solved the task.
 SOLVED = 0.99
 
 
 def sentences(summary: Summary) -> list[str]:
-    """Say for each network how many seeds solve the task, at the training length and beyond."""
+    """State for each network how many seeds solve the training length and the longest one."""
     return [_sentence(summary, name, runs) for name, runs in networks(summary).items()]
 
 
@@ -39,7 +39,7 @@ def _sentence(summary: Summary, name: str, runs: list[Row]) -> str:
         return f"{text} ({'; '.join(notes)})." if notes else f"{text}."
     best = [accuracy_text(max(row[at] for row in found.values())) for at in (short, longest)]
     text += (
-        f": the best accuracy is {best[0]} there (guessing gives "
+        f": the best accuracy is {best[0]} at that length (guessing gives "
         f"{accuracy_text(setting['chance'])}) and {best[1]} at length {longest:,}"
     )
     return f"{text} ({'; '.join(endings)})." if endings else f"{text}."

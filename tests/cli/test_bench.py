@@ -104,9 +104,9 @@ def test_quick_run_shortens_what_is_long(capsys, tmp_path):
         (["--orders", "-1"], r"orders must be at least 1, got \(-1,\)"),
         (["--rounds", "0"], r"rounds must be in 1\.\.1000000, got 0"),
         (["--rounds", str(10**12)], r"rounds must be in 1\.\.1000000, got"),
-        (["--budget-s", "0"], "budget-s must be positive and finite, got 0.0"),
-        (["--budget-s", "nan"], "budget-s must be positive and finite, got nan"),
-        (["--budget-s", "inf"], "budget-s must be positive and finite, got inf"),
+        (["--budget-s", "0"], "budget_s must be positive and finite, got 0.0"),
+        (["--budget-s", "nan"], "budget_s must be positive and finite, got nan"),
+        (["--budget-s", "inf"], "budget_s must be positive and finite, got inf"),
         (["--threads", "0"], r"threads must be in 1\.\.\d+ .*, got 0"),
         (["--threads", "100000"], r"threads must be in 1\.\.\d+ .*, got 100000"),
         # Requests beyond any machine are refused at once.

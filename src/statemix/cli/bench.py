@@ -87,7 +87,7 @@ class Ops:
         if not 1 <= self.rounds <= _MOST_ROUNDS:
             raise RequestError(f"rounds must be in 1..{_MOST_ROUNDS}, got {self.rounds}")
         if not 0 < self.budget_s < math.inf:
-            raise RequestError(f"budget-s must be positive and finite, got {self.budget_s}")
+            raise RequestError(f"budget_s must be positive and finite, got {self.budget_s}")
         if self.threads is not None:
             check_threads("threads", self.threads)
         cases = ops.cases(self.recurrences, self._shapes(), self.block_sizes, self.orders)

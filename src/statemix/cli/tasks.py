@@ -109,9 +109,7 @@ def _data_sets(name: str) -> Iterator[tuple[str, Mapping[str, object]]]:
 def _accepted(annotation: object) -> str:
     if get_origin(annotation) is Literal:
         return ", ".join(str(choice) for choice in get_args(annotation))
-    return (
-        getattr(annotation, "__name__", str(annotation)) if annotation is int else str(annotation)
-    )
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation)
 
 
 def _train_size(task: Task) -> str:

@@ -3,6 +3,7 @@
 import itertools
 import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,7 +112,7 @@ class Train:
         """
         if not self.grid:
             if self.retry or self.workers != 1:
-                raise RequestError("retry and workers need a grid, got none")
+                raise RequestError("--retry and --workers need --grid, got none")
             with shown() as show:
                 outcome = train(
                     self.run_config,
@@ -141,9 +142,9 @@ class Train:
         # A run that diverged is a result, as learning rates of a grid may be too high on purpose.
         failed = [row.job.name for row in ended if row.status == "failed"]
         if failed or not outcomes:
-            raise RunsFailedError(
-                f"{len(outcomes)} of {len(ended)} runs finished, {len(failed)} failed"
-            )
+            counts = Counter(row.status for row in ended)
+            summary = ", ".join(f"{count} {status}" for status, count in counts.items())
+            raise RunsFailedError(f"of {len(ended)} runs: {summary}")
 
 
 def _axis(text: str) -> Axis:
@@ -159,8 +160,10 @@ def _done(row: Ended) -> bool:
 
 def _report_trouble(row: Ended) -> None:
     if row.status in ("diverged", "failed"):
-        before = "" if row.started else " in an earlier call; use --retry to try again"
-        print(f"{row.job.name}: {row.status}{before}: {row.message}", file=sys.stderr)
+        before, advice = (
+            ("", "") if row.started else (" in an earlier call", " (--retry tries again)")
+        )
+        print(f"{row.job.name}: {row.status}{before}: {row.message}{advice}", file=sys.stderr)
         print(row.details, end="", file=sys.stderr)
 
 
@@ -206,11 +209,17 @@ def _base(arguments: Sequence[str]) -> RunConfig:
 
 
 def _imports(arguments: Sequence[str]) -> list[str]:
-    """Modules named by --imports; they may register names that other options use."""
-    if "--imports" not in arguments:
-        return []
-    after = arguments[arguments.index("--imports") + 1 :]
-    return list(itertools.takewhile(lambda word: not word.startswith("--"), after))
+    """Modules named by --imports: they may register names that other options use."""
+    names: list[str] = []
+    reading = False
+    for argument in arguments:
+        if argument.startswith("--"):
+            flag, _, value = argument.partition("=")
+            reading = flag == "--imports"
+            argument = value
+        if reading and argument:
+            names.append(argument)
+    return names
 
 
 def _path(flag: str, arguments: Sequence[str]) -> Path | None:

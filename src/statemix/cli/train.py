@@ -160,10 +160,8 @@ def _done(row: Ended) -> bool:
 
 def _report_trouble(row: Ended) -> None:
     if row.status in ("diverged", "failed"):
-        before, advice = (
-            ("", "") if row.started else (" in an earlier call", " (--retry tries again)")
-        )
-        print(f"{row.job.name}: {row.status}{before}: {row.message}{advice}", file=sys.stderr)
+        advice = "" if row.started else " (in an earlier call; use --retry to try again)"
+        print(f"{row.job.name}: {row.status}: {row.message}{advice}", file=sys.stderr)
         print(row.details, end="", file=sys.stderr)
 
 

@@ -367,28 +367,28 @@ PYTHON_OPS = [
 MODELS = [
     Fault(
         "settings: a field left at another type's default is taken for the default",
-        "src/statemix/settings.py",
+        "src/statemix/plain.py",
         "if type(value) is not type(usual) or value != usual:",
         "if value != usual and not isinstance(value, tuple):",
         ("tests/test_settings.py",),
     ),
     Fault(
         "settings: what was asked of a part is ignored",
-        "src/statemix/settings.py",
+        "src/statemix/plain.py",
         "        return asked(value)\n",
         "        return {}\n",
         ("tests/test_settings.py",),
     ),
     Fault(
         "settings: a field that one side does not hold makes no difference",
-        "src/statemix/settings.py",
+        "src/statemix/plain.py",
         "for name in [*shared, *single]:",
         "for name in shared:",
         ("tests/test_settings.py",),
     ),
     Fault(
         "settings: errors lose the name of the part",
-        "src/statemix/settings.py",
+        "src/statemix/plain.py",
         'raise error.below(f"{dot}{error.path}") from None',
         "raise error",
         ("tests/test_settings.py",),

@@ -343,7 +343,7 @@ def test_a_state_of_parts_is_carried_stepped_and_reordered(registered):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"name": "averaging"}, r"options of layer 'averaging' must include \['inner'\]"),
+        ({"name": "averaging"}, "inner of layer 'averaging' must be given$"),
         ({"name": "averaging", "inner": "bd"}, r"inner.name: layer must be one of .* got 'bd'"),
         (
             {"name": "averaging", "inner": {"name": "lstm", "gate": "relu"}},

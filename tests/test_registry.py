@@ -27,9 +27,7 @@ def test_an_entry_can_be_added_once_and_removed(colours):
     green = SimpleNamespace(name="green")
     assert colours.register(green) is green
     assert colours.find("green") is green
-    with pytest.raises(
-        ValueError, match="colour must have a name of its own, got a second 'green'"
-    ):
+    with pytest.raises(ValueError, match="colour must have a unique name, got a second 'green'"):
         colours.register(SimpleNamespace(name="green"))
     colours.remove("green")
     assert list(colours) == ["red", "blue"]

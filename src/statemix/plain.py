@@ -1,15 +1,15 @@
-"""Settings as plain data: written, read back, compared, and reduced to what was asked for."""
+"""Conversion of settings to plain data and back, and comparison of plain data."""
 
 import dataclasses
 import types
 from collections.abc import Mapping
 from typing import Annotated, Any, Union, cast, get_args, get_origin
 
-from statemix.settings import SettingError, Settings, field_types
+from statemix.settings import ABSENT, SettingError, Settings, field_types
 
 
 def to_plain(value: Any) -> Any:
-    """Settings as data that JSON and TOML can hold: tables, lists, strings, numbers, None."""
+    """Return settings as plain data: tables, lists, strings, numbers, booleans, None."""
     if hasattr(value, "to_plain"):
         return value.to_plain()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -22,15 +22,15 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(annotation: Any, value: Any, path: str = "") -> Any:
-    """Undo :func:`to_plain`: build what ``annotation`` says from plain data.
+    """Undo :func:`to_plain`: build a value of type ``annotation`` from plain data.
 
     Args:
         annotation: a type: settings, a specification, a tuple of them, or any plain type.
-        value: plain data. Fields that are absent take their defaults.
-        path: dotted name of the place, for messages.
+        value: plain data. Absent fields have their defaults.
+        path: dotted name of the value, for messages.
 
     Raises:
-        SettingError: if the data do not fit, naming the field by its dotted name.
+        SettingError: if the data do not fit; the message gives the field's dotted name.
     """
     if isinstance(annotation, type):
         if hasattr(annotation, "from_plain"):
@@ -69,7 +69,7 @@ def _settings(kind: type[Settings], value: Any, path: str) -> Settings:
         raise SettingError(f"{dot}{unknown[0]}", f"must be one of {known}", unknown[0])
     for field in dataclasses.fields(cast(Any, kind)):
         if field.default is dataclasses.MISSING and field.name not in value:
-            raise SettingError(f"{dot}{field.name}", "must be given", None)
+            raise SettingError(f"{dot}{field.name}", "must be given", ABSENT)
     arguments = {
         name: from_plain(hints[name], item, f"{dot}{name}") for name, item in value.items()
     }
@@ -80,10 +80,10 @@ def _settings(kind: type[Settings], value: Any, path: str) -> Settings:
 
 
 def lookup(tree: Any, name: str) -> Any:
-    """The value of a dotted name in nested plain tables.
+    """Return the value of a dotted name in nested plain tables.
 
     Raises:
-        SettingError: if there is no such place.
+        SettingError: if the name does not exist.
     """
     for step in name.split("."):
         tree = _part(tree, step, name)
@@ -93,11 +93,11 @@ def lookup(tree: Any, name: str) -> Any:
 def put(tree: Any, name: str, value: Any) -> None:
     """Set the value of a dotted name in nested plain tables.
 
-    The last part may be new, as an option that a specification leaves to its default; the others
-    must be there.
+    The last part of the name may be new, such as an option that a specification leaves to its
+    default; the other parts must exist.
 
     Raises:
-        SettingError: if there is no such place.
+        SettingError: if the name does not fit the tables.
     """
     *path, last = name.split(".")
     for step in path:
@@ -111,14 +111,14 @@ def _part(tree: Any, step: str, name: str) -> Any:
     try:
         return tree[int(step)] if isinstance(tree, list) else tree[step]
     except (LookupError, ValueError, TypeError):
-        raise SettingError("name of a setting", "must exist", name) from None
+        raise SettingError("setting", "must exist", name) from None
 
 
 def asked(settings: Any) -> dict[str, Any]:
-    """What was asked for: the fields that differ from their defaults, as nested plain tables.
+    """Return the request: the fields that differ from their defaults, as nested plain tables.
 
-    Two settings are the same request if this is equal for both: a field that a later version adds
-    with a default changes nothing.
+    Settings with equal results are the same request. A field that a later version adds with a
+    default therefore changes no request.
     """
     found: dict[str, Any] = {}
     for field in dataclasses.fields(settings):
@@ -136,21 +136,12 @@ def _asked_plain(value: Any) -> Any:
     return value.asked() if hasattr(value, "asked") else to_plain(value)
 
 
-class _Absent:
-    def __repr__(self) -> str:
-        return "absent"
-
-
-ABSENT: Any = _Absent()
-"""The value of a field that a tree does not hold."""
-
-
 def difference(ours: Any, theirs: Any, path: str = "") -> tuple[str, Any, Any] | None:
-    """The first place at which two trees of plain data differ.
+    """Return the first place at which two trees of plain data differ.
 
     Returns:
-        Its dotted name, our value and theirs (:data:`ABSENT` where there is none); None if the
-        trees are equal.
+        The dotted name, our value and theirs (``ABSENT`` where there is none); None if the trees
+        are equal.
     """
     if ours is ABSENT and isinstance(theirs, Mapping) and theirs:
         ours = {}
@@ -158,7 +149,7 @@ def difference(ours: Any, theirs: Any, path: str = "") -> tuple[str, Any, Any] |
         theirs = {}
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
         shared = [name for name in ours if name in theirs]
-        # Beside nothing, the name of an entry may be the default's: its options come first.
+        # If one entry is absent, the other's name may equal the default: options come first.
         single = sorted((ours.keys() ^ theirs.keys()), key=lambda name: (name == "name", name))
         for name in [*shared, *single]:
             below = f"{path}.{name}".lstrip(".")

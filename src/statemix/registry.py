@@ -1,25 +1,25 @@
-"""Registries: entries of one kind by name, the options of each, and one wording of their errors."""
+"""Registries: entries of one kind by name, with their options and error messages."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Generic, Self, TypeVar, get_type_hints
 
 from statemix.plain import from_plain, to_plain
-from statemix.settings import Assignments, ByInstance, SettingError, checked
+from statemix.settings import ABSENT, Assignments, ByInstance, SettingError, checked
 
 Entry = TypeVar("Entry")
-"""A class or a record with a ``name``, the one that users write."""
+"""A class or a record with a ``name``, as users write it."""
 
 REQUIRED: Any = inspect.Parameter.empty
-"""The default of an option that must be given."""
+"""Default of an option that must be given."""
 
 
 class Registry(Mapping[str, Entry], Generic[Entry]):
-    """Entries of one kind by name, in the order in which they were registered.
+    """Entries of one kind by name, in the order of registration.
 
     Args:
-        kind: the kind in words, for messages: "layer", "gate", "backend".
-        entries: the first entries.
+        kind: noun for one entry in messages, such as "layer", "gate" or "backend".
+        entries: initial entries.
 
     Example:
         >>> from types import SimpleNamespace
@@ -37,26 +37,26 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
             self.register(entry)
 
     def register(self, entry: Entry) -> Entry:
-        """Add an entry and return it, so that this also decorates a class.
+        """Add an entry and return it; usable as a class decorator.
 
         Raises:
-            ValueError: if its name is taken.
+            ValueError: if the name is already registered.
         """
         name: str = entry.name  # type: ignore[attr-defined]
         if name in self._entries:
-            raise ValueError(f"{self.kind} must have a name of its own, got a second {name!r}")
+            raise ValueError(f"{self.kind} must have a unique name, got a second {name!r}")
         self._entries[name] = entry
         return entry
 
     def remove(self, name: str) -> None:
-        """Remove the entry of a name, for instance at the end of a test."""
+        """Remove an entry by name, for instance at the end of a test."""
         del self._entries[name]
 
     def find(self, name: object) -> Entry:
-        """Return the entry of a name.
+        """Return an entry by name.
 
         Raises:
-            SettingError: if there is none, listing the names.
+            SettingError: if there is no entry of that name; the message lists the names.
         """
         if not isinstance(name, str) or name not in self._entries:
             raise SettingError("", f"must be one of {list(self)}", name, subject=self.kind)
@@ -78,17 +78,17 @@ Factory = TypeVar("Factory", bound=type[Any])
 class Factories(Registry[Factory]):
     """Classes by name, built from options: the parameters of their constructors.
 
-    The annotation of a parameter is the one statement of what the option accepts, and its default
-    the one statement of the default.
+    A parameter's annotation alone defines the values that the option accepts, and the parameter's
+    default is the option's.
 
     Args:
         kind: as in :class:`Registry`.
-        common: parameters that whoever builds an entry supplies, and that are no options.
-        entries: the first classes.
+        common: constructor parameters that the calling code supplies; they are not options.
+        entries: initial classes.
     """
 
     by_kind: ClassVar[dict[str, "Factories[Any]"]] = {}
-    """Every registry of classes by its kind: a :class:`Spec` finds its own here."""
+    """Every registry of classes by kind; a :class:`Spec` looks up its registry here."""
 
     def __init__(
         self, kind: str, entries: Iterable[Factory] = (), *, common: tuple[str, ...] = ()
@@ -118,8 +118,8 @@ class Factories(Registry[Factory]):
 
         Args:
             name: name of the entry.
-            options: what is to be given to its constructor.
-            path: dotted name of the place of these options in a configuration, for messages.
+            options: arguments for its constructor.
+            path: dotted name of these options in the configuration, for messages.
 
         Raises:
             SettingError: if there is no entry of that name, an option is unknown or missing, or a
@@ -144,9 +144,9 @@ class Factories(Registry[Factory]):
         if missing:
             raise SettingError(
                 path,
-                f"must include {missing}",
-                sorted(options),
-                subject=f"options of {self.kind} {name!r}",
+                "must be given",
+                ABSENT,
+                subject=f"{', '.join(missing)} of {self.kind} {name!r}",
             )
         return {option: found[option] for option in known if option in found}
 
@@ -165,11 +165,11 @@ class Factories(Registry[Factory]):
 
 
 class Spec(ByInstance):
-    """An entry of a registry, chosen by name, and its options: immutable, hashable, comparable.
+    """The name of a registry entry and its options: immutable, hashable, comparable.
 
-    Each registry of classes has a subclass of its own, with ``kind`` set. As plain data, a
-    specification is one table: its name and, beside it, its options. A parameter annotated with
-    such a subclass makes the option a specification in turn, so that layers nest.
+    Each registry of classes has its own subclass, which sets ``kind``. As plain data, a
+    specification is one table that holds the name and the options. Layers nest: an option whose
+    parameter is annotated with such a subclass is itself a specification.
 
     Args:
         name: name of the entry.
@@ -191,7 +191,7 @@ class Spec(ByInstance):
 
     @classmethod
     def registry(cls) -> Factories[Any]:
-        """The registry that names of this kind are looked up in."""
+        """Return the registry of this kind."""
         return Factories.by_kind[cls.kind]
 
     def build(self, **common: Any) -> Any:
@@ -199,7 +199,7 @@ class Spec(ByInstance):
         return self.registry().build(self.name, **common, **self.options)
 
     def complete(self) -> Self:
-        """The same with every option written out, the defaults included."""
+        """Return the same specification with every option written out, defaults included."""
         defaults = {
             option: default
             for option, (_, default) in self.registry().options(self.name).items()
@@ -208,7 +208,7 @@ class Spec(ByInstance):
         return type(self)(self.name, **{**defaults, **self.options})
 
     def asked(self) -> dict[str, Any]:
-        """As plain data, without the options that equal their defaults."""
+        """Return plain data without the options that equal their defaults."""
         known = self.registry().options(self.name)
         return {"name": self.name} | {
             option: value.asked() if isinstance(value, Spec) else to_plain(value)
@@ -217,7 +217,7 @@ class Spec(ByInstance):
         }
 
     def to_plain(self) -> dict[str, Any]:
-        """One table of plain data: the name and the options."""
+        """Return the name and the options as one table of plain data."""
         return {"name": self.name, **{k: to_plain(v) for k, v in self.options.items()}}
 
     @classmethod
@@ -225,7 +225,7 @@ class Spec(ByInstance):
         """Undo :meth:`to_plain`; a bare name stands for an entry without options.
 
         Raises:
-            SettingError: if the data are no such table, or do not fit the entry.
+            SettingError: if the value is not such a table or does not fit the entry.
         """
         table = {"name": value} if isinstance(value, str) else value
         if not isinstance(table, Mapping) or "name" not in table:
@@ -249,7 +249,7 @@ class Spec(ByInstance):
         raise AttributeError(f"{type(self).__name__} is immutable")
 
     def __eq__(self, other: object) -> bool:
-        # Two that ask for the same are equal, whether or not they write defaults out.
+        # Specifications are equal even if only one of them writes out a default.
         return isinstance(other, Spec) and self.kind == other.kind and self.asked() == other.asked()
 
     def __hash__(self) -> int:
@@ -268,5 +268,5 @@ def _rebuilt(kind: type[Spec], name: str, options: dict[str, Any]) -> Spec:
 
 
 def _same(value: object, default: object) -> bool:
-    # 1, 1.0 and True are equal to Python, but not as options.
+    # Python treats 1, 1.0 and True as equal; as options they differ.
     return type(value) is type(default) and value == default

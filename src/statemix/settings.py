@@ -1,4 +1,4 @@
-"""Frozen settings, checked by their types, and the errors of requests that cannot be met."""
+"""Frozen settings that are checked against their types, and the errors of invalid requests."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -15,33 +15,46 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 
-class RequestError(ValueError):
-    """What the user asked for cannot be done; the message says why in one line.
+class _Absent:
+    def __repr__(self) -> str:
+        return "absent"
 
-    Only requests raise it. A ValueError of another class is a defect of the library.
+    def __reduce__(self) -> str:
+        return "ABSENT"
+
+
+ABSENT: Any = _Absent()
+"""Stands for a value that does not exist, such as that of a setting that was not given."""
+
+
+class RequestError(ValueError):
+    """A request of the user that cannot be met; the message gives the reason in one line.
+
+    Only invalid requests raise this class. Any other ValueError is a defect of the library.
     """
 
 
 class RunsFailedError(Exception):
-    """The request was right, but some runs have no result; the message says how many."""
+    """The request was valid, but some runs have no result; the message says how many."""
 
 
 class SettingError(RequestError):
-    """A setting must be another.
+    """A setting is missing or has an invalid value.
 
     Args:
         path: dotted name of the setting; empty where there is none.
-        condition: what it must be or have, in words that follow "must" inclusive.
-        value: what came.
-        subject: what the message begins with, in place of ``path``.
+        condition: requirement on the setting, in words that begin with "must".
+        value: value given; :data:`ABSENT` if there is none.
+        subject: beginning of the message after ``path``; empty means that ``path`` is the subject.
     """
 
     def __init__(self, path: str, condition: str, value: object, *, subject: str = "") -> None:
         self.path, self.condition, self.value, self.subject = path, condition, value, subject
-        super().__init__(f"{self._head()} {condition}, got {_shown(value)}")
+        got = "" if value is ABSENT else f", got {_shown(value)}"
+        super().__init__(f"{self._head()} {condition}{got}")
 
     def below(self, path: str) -> "SettingError":
-        """The same error of a setting whose name begins with ``path``."""
+        """Return the same error with ``path`` as the name of the setting."""
         return SettingError(path, self.condition, self.value, subject=self.subject)
 
     def _head(self) -> str:
@@ -67,11 +80,11 @@ def checked(annotation: Any, value: object, path: str) -> Any:
 
     Args:
         annotation: the type, possibly with bounds: ``Annotated[int, Ge(1)]``.
-        value: what is to be of this type.
+        value: value to check.
         path: dotted name of the setting, for the message.
 
     Returns:
-        The value; an integer that is to be a floating-point number as such.
+        The value; an integer is converted where the type is float.
 
     Raises:
         SettingError: if the value is not of this type.
@@ -89,7 +102,7 @@ def checked(annotation: Any, value: object, path: str) -> Any:
         return _adapter(annotation).validate_python(value)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        # A union names the branches that it tried, which are no parts of the setting's name.
+        # For a union, "loc" also names the branches tried; they are not parts of the name.
         inner = [str(part) for part in first["loc"] if isinstance(part, int)]
         condition = first["msg"].replace("Input should", "must", 1)
         if not condition.startswith("must"):
@@ -98,10 +111,10 @@ def checked(annotation: Any, value: object, path: str) -> Any:
 
 
 def built(part: str, build: Any, *arguments: Any, **named: Any) -> Any:
-    """Call a constructor with what the user asked for, and blame its errors on the request.
+    """Call a constructor with arguments from the user, and turn its errors into RequestErrors.
 
     Raises:
-        RequestError: naming the part of the configuration, if the constructor refuses.
+        RequestError: if the constructor fails; the message names the part of the configuration.
     """
     try:
         return build(*arguments, **named)
@@ -124,7 +137,7 @@ def _adapter(annotation: Any) -> "TypeAdapter[Any]":
 
 
 class ByInstance:
-    """A class that pydantic checks by ``isinstance``: it has checked itself when it was made."""
+    """A class that pydantic checks by ``isinstance`` alone: its constructor checks the rest."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
@@ -136,10 +149,10 @@ class ByInstance:
 class Settings(ByInstance):
     """Base of frozen dataclasses whose fields are checked against their types.
 
-    A condition that no type can state goes into :meth:`check`.
+    Conditions that no type can express belong in :meth:`check`.
 
     Raises:
-        SettingError: from the constructor, naming the field.
+        SettingError: if a field is invalid; the message names it.
     """
 
     def __post_init__(self) -> None:
@@ -151,19 +164,19 @@ class Settings(ByInstance):
         """Check conditions that connect several fields.
 
         Raises:
-            SettingError: if one does not hold.
+            SettingError: if a condition does not hold.
         """
 
 
 @cache
 def field_types(kind: Any) -> dict[str, Any]:
-    """Field -> annotation of a dataclass of settings."""
+    """Return field -> annotation of a dataclass of settings."""
     hints = get_type_hints(kind, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 class Assignments(ByInstance, Mapping[str, Any]):
-    """Names with values, such as attributes to be set: an immutable, hashable mapping."""
+    """Immutable, hashable mapping of names to values, such as attributes to set."""
 
     __slots__ = ("_items",)
 
@@ -187,10 +200,10 @@ class Assignments(ByInstance, Mapping[str, Any]):
 
     @classmethod
     def from_plain(cls, value: object, path: str) -> Self:
-        """Build it from plain data.
+        """Build the mapping from plain data.
 
         Raises:
-            SettingError: if the value is no table.
+            SettingError: if the value is not a table.
         """
         if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
             raise SettingError(path, "must be a table of names and values", value)

@@ -160,7 +160,10 @@ def test_options_beside_from_replace_the_runs(finished_run, spelling):
     ("arguments", "message"),
     [
         (["--model.layers", "gru"], "name: layer must be one of"),
-        (["--model.layers", "bd_lru", "block_size=3"], "must include ['num_blocks']"),
+        (
+            ["--model.layers", "bd_lru", "block_size=3"],
+            "num_blocks of layer 'bd_lru' must be given",
+        ),
         (
             ["--model.layers", "bd_lru", "num_blocks=2", "block_size=3", "order=2"],
             "must be among",
@@ -196,7 +199,7 @@ def test_options_beside_from_replace_the_runs(finished_run, spelling):
         (["--config", "a.toml", "--from", "b"], "must not be given together"),
         (["--evaluation.lengths", "1"], "evaluation.lengths: "),
         (["--evaluation.test-size", "100000000"], "evaluation.test_size: "),
-        (["--imports", "nowhere"], "imports must be modules"),
+        (["--imports", "nowhere"], "imports must name modules"),
         (["--runtime.device", "cuda"], "runtime.device must be available"),
         (["--seed", str(2**64)], "seed must be less than"),
         (["--batches.size", str(2**64)], "batches.size must be less than"),
@@ -204,8 +207,8 @@ def test_options_beside_from_replace_the_runs(finished_run, spelling):
         (["--checkpoint-every-s", "-1"], "checkpoint_every_s must be greater than 0, got -1.0"),
         (["--workers", "2"], "--retry and --workers need --grid"),
         (["--grid", "seed"], "grid must have the form NAME=VALUE,VALUE..., got 'seed'"),
-        (["--grid", "seed=1,1"], "seed must have values that differ"),
-        (["--grid", "seed=1", "seed=2"], "axes of a grid must differ"),
+        (["--grid", "seed=1,1"], "seed must have distinct values"),
+        (["--grid", "seed=1", "seed=2"], "axes of a grid must be distinct"),
         (["--grid", "sead=1"], "sead must be one of"),
         (["--grid", "optimizer.learning_rate=1e-3,-1"], "learning_rate must be greater than 0"),
         (["--grid", "seed=1", "--workers", "0"], "num_workers must be at least 1, got 0"),

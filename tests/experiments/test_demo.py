@@ -16,7 +16,7 @@ NUM_STEPS = 6
 
 
 class Events(list):
-    """Remembers what it is told; stops the run of a name at a step, as Ctrl-C would."""
+    """Records events; stops a named run at a step, as Ctrl-C would."""
 
     def __init__(self, stop=(None, None)):
         super().__init__()

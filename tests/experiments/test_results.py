@@ -1,4 +1,4 @@
-"""Rows say what the run folders hold, and how every run ended."""
+"""Rows report the contents of the run folders and how every run ended."""
 
 import dataclasses
 import json

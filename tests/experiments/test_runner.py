@@ -1,4 +1,4 @@
-"""Many runs: each ends in a row of its own, whatever happens to the others."""
+"""Many runs: each ends in its own row, whatever happens to the others."""
 
 import contextlib
 import dataclasses
@@ -107,14 +107,14 @@ def test_runs_that_diverge_or_raise_end_in_rows_and_the_others_are_done(
     assert "in _map" in rows["odd"].details
     assert all(row.started for row in rows.values())
 
-    # Repeated, nothing trains: what would fail again is reported.
+    # A repeated call trains nothing and reports the failures again.
     again = call()
     assert not {kind for _, kind in events} & {"started", "step"}
     assert again["hot"].message == rows["hot"].message
     assert again["odd"].message == rows["odd"].message
     assert not any(row.started for row in again.values())
 
-    # Asked to, they are tried again, and nothing else is.
+    # With ``retry``, only the failed runs are tried again.
     call(retry=("diverged",))
     assert {name for name, kind in events if kind == "started"} == {"hot"}
     if num_workers == 1:
@@ -245,7 +245,7 @@ def test_bad_requests_are_named(jobs, changes, message):
 
 def test_jobs_need_a_folder_each(jobs):
     twice = [jobs[0], dataclasses.replace(jobs[1], folder=jobs[0].folder / ".." / "one")]
-    with pytest.raises(RequestError, match="jobs must have a folder each"):
+    with pytest.raises(RequestError, match="jobs must have distinct folders"):
         run_all(twice)
 
 

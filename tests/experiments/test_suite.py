@@ -1,4 +1,4 @@
-"""A suite makes the same run for every network and seed, as far as the networks allow."""
+"""A suite makes the same run for every network and seed, except for inapplicable schedules."""
 
 import dataclasses
 import json
@@ -73,7 +73,7 @@ def test_attributes_are_set_only_where_a_layer_declares_them(network, follows):
     attributes = protocol.schedules.attributes
     assert config.schedules.attributes == (attributes if follows else ())
     assert dict(config.evaluation.attributes) == ({"gate_temperature": 0.1} if follows else {})
-    # Nothing else moves.
+    # Nothing else changes.
     same = dataclasses.replace(
         config,
         model=protocol.model,

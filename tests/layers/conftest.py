@@ -12,12 +12,12 @@ from statemix import layers
 from statemix.registry import REQUIRED
 
 HIDDEN_SIZE = 6
-# Sizes an option must be given; units as many as channels, so that "pointwise" is possible.
+# Values of the required options. There are as many units as channels, as "pointwise" requires.
 SIZES = {"num_blocks": 6, "block_size": 3, "num_channels": 6, "order": 3}
 
 
 def _variants(name):
-    """The options that must be given, and these with each other choice of each closed set."""
+    """Return the required options, alone and with each other choice of each closed set."""
     known = layers.LAYERS.options(name)
     required = {
         option: SIZES[option] for option, (_, default) in known.items() if default is REQUIRED
@@ -36,7 +36,7 @@ def _builder(name, options):
         generator = torch.Generator().manual_seed(seed)
         layer.reset_parameters(generator)
         if getattr(layer, "learned_state", None) is not None:
-            # It begins at zero, where it could not be told from none.
+            # At its initial zero, a learned state would be the same as none.
             torch.nn.init.uniform_(layer.learned_state, -1, 1, generator=generator)
         return layer
 

@@ -1,4 +1,4 @@
-"""BDLRU against what is known of it in closed form."""
+"""BDLRU against closed forms."""
 
 import itertools
 import math

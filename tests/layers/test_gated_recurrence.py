@@ -1,4 +1,4 @@
-"""What BDLRU and HLRU share: temperature, selectivity, initial state, transforms."""
+"""The common base of BDLRU and HLRU: temperature, selectivity, initial state, transforms."""
 
 import copy
 import math
@@ -130,9 +130,9 @@ def layers_of_units(**options):
 
 
 class Exact(torch.nn.Module):
-    """Stands for the projection of the gates: it rounds nothing, whatever the number of rows.
+    """Replaces the projection of the gates, without rounding.
 
-    Matrix products may add in another order for one token than for many.
+    A matrix product may add in another order for one token than for many.
     """
 
     def __init__(self, projection):
@@ -205,7 +205,7 @@ def test_dense_gates_are_the_rows_of_the_projection_with_units_last(layer):
 
 
 class Adapted(torch.nn.Module):
-    """A projection and something beside it, as adapters are."""
+    """A projection with an added part, like an adapter."""
 
     def __init__(self, projection):
         super().__init__()

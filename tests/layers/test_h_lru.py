@@ -24,7 +24,7 @@ def test_realizations_are_those_of_the_operator():
 
 
 def by_the_equations(layer, x, state):
-    """What the class docstring says, one channel and one step at a time."""
+    """The equations of the class docstring, one channel and one step at a time."""
     H, m = layer.num_channels, layer.order
     raw, values = layer.gate_proj(x), layer.value_proj(x)
     outputs = torch.zeros(*x.shape[:2], layer.hidden_size, dtype=x.dtype)

@@ -1,4 +1,4 @@
-"""What every layer promises, over all layers and all their variants."""
+"""The contract of every layer, tested on all layers and all their variants."""
 
 import pytest
 import torch
@@ -299,7 +299,7 @@ def test_bad_input_is_named(build, changed, error, message):
         bad(build(), **changed)
 
 
-# What is wrong with one part of a state of two sequences, and how the message ends.
+# One wrong part of a state of two sequences, and the end of the message.
 WRONG_PARTS = {
     "rows": (lambda part: part[:1], ValueError, r"must have shape \(B=2, .*got \(1, "),
     "rank": (lambda part: part[..., 0], ValueError, r"must have shape \(B=2, .*got \("),

@@ -1,4 +1,4 @@
-"""States as trees: one leaf or many, selected, checked and named alike."""
+"""States as trees with one leaf or many: selection, checks and names."""
 
 from typing import NamedTuple
 

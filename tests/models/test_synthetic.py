@@ -1,4 +1,4 @@
-"""The wrapper of the synthetic benchmarks: what its switches do, and where it starts from."""
+"""The model of the synthetic benchmarks: its options and its initial weights."""
 
 import inspect
 import itertools
@@ -192,7 +192,7 @@ def test_layers_and_mixers_zero_their_own_biases(own_biases, monkeypatch, zero_b
     assert all(bool(bias.any()) is not zero_biases for bias in zeroed)
 
 
-# Each argument of the constructor: another value, and what it must change in the model.
+# Each argument of the constructor: another value, and its required effect on the model.
 ARGUMENTS = {
     "vocab_size": (9, lambda m: m.embedding.num_embeddings == 9),
     "heads": ({"a": 3}, lambda m: {h: r.out_features for h, r in m.readouts.items()} == {"a": 3}),

@@ -1,4 +1,4 @@
-"""Words are functions of (seed, split, index, length) alone, and splits do not meet."""
+"""Words are functions of (seed, split, index, length) alone, and splits share no word."""
 
 import hashlib
 from itertools import pairwise
@@ -77,7 +77,7 @@ def test_lengths_are_drawn_independently():
     ("alphabet_size", "length"), [(2, 3), (2, 7), (2, 16), (6, 4), (6, 5), (24, 3), (120, 2)]
 )
 def test_splits_of_a_small_space_divide_it(alphabet_size, length):
-    """No word comes twice, in whatever split, and none is missing."""
+    """No word occurs twice in or across splits, and none is missing."""
     parts = [whole_split(alphabet_size, length, split, seed=3) for split in SPLITS]
     assert sum(map(len, parts)) == alphabet_size**length
     assert len(as_set(np.concatenate(parts))) == alphabet_size**length
@@ -220,6 +220,6 @@ def test_a_word_is_its_own_stretch_of_the_philox_stream():
 
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_a_request_beyond_a_small_space_names_the_numbers(split):
-    message = rf"stop must be at most 8192 in the {split} split, .* 65536 words .*, got 8193"
+    message = rf"stop must be at most 8192 .*the {split} split .* 65536 words .*, got 8193"
     with pytest.raises(ValueError, match=message):
         make(2, 16, 0, 8193, split=split)

@@ -1,4 +1,4 @@
-"""Every task of the registry keeps the common promises, and mistakes are named."""
+"""Every registered task meets the common contract, and errors name the mistake."""
 
 from typing import Literal, get_args, get_origin
 

@@ -1,4 +1,4 @@
-"""What the tests of training share: a run that takes a fraction of a second, and a user's toys."""
+"""Fixtures for training: a run that takes a fraction of a second, and a user's toys."""
 
 import dataclasses
 
@@ -57,7 +57,7 @@ def fresh():
 
 @pytest.fixture
 def begun(tmp_path):
-    """A run as it is before its first step, from its configuration."""
+    """Build a run from its configuration, before its first step."""
 
     def begin(config):
         import_modules(config.imports)

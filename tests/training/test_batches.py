@@ -1,4 +1,4 @@
-"""What a step sees: every example once per epoch, in an order that only the seed decides."""
+"""Batches: every example once per epoch, in an order that depends on the seed alone."""
 
 import numpy as np
 import pytest

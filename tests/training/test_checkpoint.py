@@ -52,7 +52,7 @@ def flip(path):
 
 
 def pickled(path):
-    """A consistent manifest does not help a file that is not safetensors."""
+    """A file that is not safetensors is damaged even if the manifest is consistent."""
     import hashlib
 
     content = pickle.dumps({"w": 1})
@@ -93,10 +93,10 @@ def test_damaged_checkpoint_is_reported_in_one_line_and_removed(tmp_path, damage
     step, said = load(tmp_path)
     assert step == 1
     (line,) = said
-    assert line.startswith("checkpoint step-000000002 is damaged and removed: ")
+    assert line.startswith("removing damaged checkpoint step-000000002: ")
     assert "\n" not in line
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000001"]
-    # The run goes on and meets the damaged step again.
+    # The run continues and saves the damaged step again.
     save(tmp_path, 2)
     assert load(tmp_path) == (2, [])
 
@@ -136,7 +136,7 @@ def test_a_checkpoint_that_cannot_be_read_is_an_error_and_no_damage(tmp_path, mo
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_bytes", fail)
-        message = f"checkpoint must be readable, got .*step-000000001: {os.strerror(number)}"
+        message = f"cannot read checkpoint .*step-000000001: {os.strerror(number)}"
         with pytest.raises(OSError, match=message):
             load_checkpoint(tmp_path, pytest.fail)
     assert len(list(tmp_path.iterdir())) == 2

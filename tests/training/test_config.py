@@ -1,4 +1,4 @@
-"""The configuration: bad values are named, defaults are written out, and it survives a file."""
+"""The configuration: errors name bad values, defaults are written out, files keep it."""
 
 import json
 from typing import get_args
@@ -60,9 +60,9 @@ from statemix.training.reading import read_tree
         ({"evaluation": {"lengths": [16, 0]}}, "evaluation.lengths.1 must be greater than or equ"),
         ({"evaluation": {"lengths": [True]}}, "evaluation.lengths.0 must be a valid integer, got"),
         ({"evaluation": {"attributes": [1]}}, "evaluation.attributes must be a table of names and"),
-        ({"imports": [3]}, "imports must be a list of names of modules, got"),
-        ({"imports": "json"}, "imports must be a list of names of modules, got 'json'"),
-        ({"imports": ["no_such_module"]}, "imports must be modules .*, got 'no_such_module'"),
+        ({"imports": [3]}, "imports must be a list of module names, got"),
+        ({"imports": "json"}, "imports must be a list of module names, got 'json'"),
+        ({"imports": ["no_such_module"]}, "imports must name modules .*, got 'no_such_module'"),
         ({"lr": 1}, "lr must be one of task, model, batches, .*, got 'lr'"),
         ([], r"RunConfig must be a table, got \[\]"),
     ],
@@ -189,7 +189,7 @@ def test_configuration_survives_a_file(tiny, tmp_path, suffix):
 
 
 def toml(asked):
-    """Enough of TOML for these tables."""
+    """Write these tables as TOML."""
 
     def value(item):
         if isinstance(item, dict):

@@ -1,4 +1,4 @@
-"""The scores against their slow definitions, and against pieces of any size."""
+"""Scores equal their slow definitions, for pieces of any size."""
 
 import numpy as np
 import pytest
@@ -72,7 +72,7 @@ def test_scores_match_their_slow_definitions(model):
     with torch.no_grad():
         logits = model(tokens)["y"]
     guesses = logits.argmax(-1)
-    # The first sequence is right at all its scored positions, with only some scored.
+    # The first sequence has only some scored positions, and all of these are right.
     targets[0] = guesses[0]
     targets[0, 3:] = -100
     targets[1, ::2] = -100
@@ -202,7 +202,7 @@ def test_bad_input_is_named(model, changed, error, message):
 
 def test_heads_that_the_model_does_not_have_are_named(model):
     examples = Examples(ids(2, 3).numpy(), {"z": ids(2, 3).numpy()})
-    message = r"targets must be for the heads \['y'\] of the model, got \['z'\]"
+    message = r"targets must have the heads \['y'\] of the model, got \['z'\]"
     with pytest.raises(ValueError, match=message):
         evaluate(model, examples)
 

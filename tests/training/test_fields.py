@@ -1,6 +1,6 @@
-"""Every field of a run's configuration reaches what it configures.
+"""Every field of a run's configuration has its effect.
 
-A field without a row in ``ROWS`` fails: whoever adds one says here how it shows.
+A field without a row in ``ROWS`` fails: a new field needs a row that shows its effect.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ BD_LRU = LayerSpec("bd_lru", num_blocks=2, block_size=3)
 
 
 class Tools:
-    """What a row may ask for: the run before its first step, or how it ended."""
+    """The run as a row may inspect it: before its first step, or after its end."""
 
     def __init__(self, begun, folder):
         self._begun, self._folder = begun, folder
@@ -87,7 +87,7 @@ class Tools:
 
 @dataclass
 class Row:
-    """A change of a field, how it is seen, and what is seen then (None: anything else)."""
+    """A change of a field, how to observe it, and the expected value (None: any other)."""
 
     value: Any
     seen: typing.Callable[[Tools], Any]

@@ -1,4 +1,4 @@
-"""A run's folder: whose it is, who may write to it, how the run in it stands, what is damaged."""
+"""A run's folder: identity, locking, status and damage."""
 
 import errno
 import fcntl
@@ -81,7 +81,7 @@ def newer(config, path):
         (damaged, "config.json must hold a run's configuration, got"),
         (no_table, "config.json must hold a run's configuration, got a list"),
         (incomplete, "config.json must hold the tables 'asked' and 'resolved'"),
-        (newer, "config.json must be of schema 1, got schema 99"),
+        (newer, "config.json must have schema 1, got schema 99"),
     ],
 )
 def test_a_folder_that_holds_something_else_is_refused_untouched(tiny, tmp_path, prepare, message):
@@ -225,7 +225,7 @@ def test_a_status_that_says_nothing_counts_as_interrupted(tiny, tmp_path, conten
 def test_a_run_whose_process_is_gone_was_interrupted(tiny, tmp_path):
     begin(tiny(), tmp_path)
     write_status(tmp_path, "running")
-    assert read_status(tmp_path) == runs.Status("interrupted", "its process ended without notice")
+    assert read_status(tmp_path) == runs.Status("interrupted", "its process died")
     with (tmp_path / ".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert read_status(tmp_path).status == "running"
@@ -298,9 +298,8 @@ def stored(tmp_path):
 def test_a_run_of_the_time_before_schemas_is_refused_with_the_reason(tiny, stored):
     folder = stored("before-schema")
     message = (
-        r"config.json must be of schema 1, got an older development version, whose runs cannot be "
-        r"read any more; train it again into another folder, or use the commit that "
-        r"environment.json names$"
+        r"config.json must have schema 1, got an older development version, which can no longer be "
+        r"read; train again in another folder, or use the commit named in environment.json$"
     )
     for load in (load_config, load_outcome, load_model, lambda f: train(tiny(), f)):
         with pytest.raises(RequestError, match=message):
@@ -309,7 +308,7 @@ def test_a_run_of_the_time_before_schemas_is_refused_with_the_reason(tiny, store
 
 
 def test_a_stored_finished_run_is_read_and_scores_as_it_did(stored):
-    """Whatever changes later, runs of schema 1 stay readable."""
+    """Runs of schema 1 stay readable in later versions."""
     folder = stored("schema-1-finished")
     outcome = load_outcome(folder)
     config = outcome.config

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM are taken over only where they can be given back."""
+"""Ctrl-C and SIGTERM are handled only where their handlers can be restored."""
 
 import signal
 import threading

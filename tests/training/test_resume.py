@@ -1,4 +1,4 @@
-"""Runs that are killed, interrupted or damaged end bit-equal to runs that are not."""
+"""Killed, interrupted or damaged runs end bit-identical to undisturbed runs."""
 
 import dataclasses
 import json
@@ -77,7 +77,7 @@ def run_killed(config, folder, *, events=0, files=0, renames=0):
 
 
 def result(folder):
-    """Everything that a run leaves but its times."""
+    """Return everything that a run leaves, except its times."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     summary = json.loads((folder / "summary.json").read_text())
     for record in (*rows, summary):
@@ -101,7 +101,7 @@ def config(tiny) -> RunConfig:
 
 @pytest.fixture
 def whole(config, tmp_path):
-    """The result of the run when nothing happens to it."""
+    """The result of the undisturbed run."""
     train(config, tmp_path / "whole")
     return result(tmp_path / "whole")
 
@@ -144,7 +144,7 @@ def test_killed_on_fresh_examples(fresh, tmp_path):
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("kind", ["step", "evaluated", "saved"])
 def test_interrupted_twice(config, whole, tmp_path, kind, number):
-    """A checkpoint is saved at the moment of the signal, also where an evaluation is due."""
+    """A signal saves a checkpoint at its step, even where an evaluation is due."""
 
     def interrupt(event):
         if event.kind == kind and event.step == stop:
@@ -199,7 +199,7 @@ def test_reported_numbers_survive_an_interrupt_between_two_rows(toys, tiny, tmp_
 
 @pytest.mark.parametrize("stop", [6, 9])
 def test_interrupted_where_an_evaluation_is_due(config, whole, tmp_path, stop):
-    """The row is made by a process that has made no step, and still tells the step's rate."""
+    """A process that has made no step writes the row, with the right learning rate."""
 
     def interrupt(event):
         if event.kind == "step" and event.step == stop:
@@ -322,7 +322,7 @@ def test_damaged_checkpoints_are_removed(config, whole, tmp_path, damaged, resum
     events = []
     train(config, tmp_path / "run", on_event=events.append)
     messages = [event.text for event in events if event.kind == "message"]
-    assert sum("is damaged and removed" in text for text in messages) == damaged
+    assert sum("removing damaged checkpoint" in text for text in messages) == damaged
     (started,) = (event for event in events if event.kind == "started")
     assert started.step == resumed_at
     assert result(tmp_path / "run") == whole
@@ -370,7 +370,7 @@ def test_a_folder_in_place_of_the_newest_checkpoint_costs_only_that(config, whol
 
 
 def test_open_number_of_threads_is_the_runs(tiny, config, tmp_path, monkeypatch):
-    """A machine that offers another number of threads would round sums differently."""
+    """Another default number of threads would round sums differently."""
     open_config = dataclasses.replace(config, runtime=RuntimeConfig(device="cpu"))
     assert run_killed(open_config, tmp_path / "run", events=11)
     before = load_config(tmp_path / "run").runtime.num_threads
@@ -380,7 +380,7 @@ def test_open_number_of_threads_is_the_runs(tiny, config, tmp_path, monkeypatch)
 
 
 def test_a_default_that_has_changed_since_changes_nothing(config, whole, tmp_path):
-    """A run is identified by what was asked for, and keeps what it settled on."""
+    """The request identifies a run, and the run keeps its resolved configuration."""
     assert run_killed(config, tmp_path / "run", events=11)
     path = tmp_path / "run" / "config.json"
     stored = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""One run: what it leaves, what moves while it trains, which moments it keeps, how it fails."""
+"""One run: its files, its schedules, its best weights, its failures."""
 
 import json
 
@@ -113,7 +113,7 @@ def test_rows_hold_the_mean_loss_since_the_row_before(tiny, tmp_path):
 
 
 def test_learning_rate_really_falls_between_epochs(tiny, tmp_path, monkeypatch):
-    """The test that MAD lacks: AdamW is watched, not the schedule."""
+    """The test that MAD lacks: it checks the rates of AdamW, not the schedule."""
     used = []
     step = torch.optim.AdamW.step
 
@@ -149,7 +149,7 @@ def test_gate_temperature_follows_its_schedule_and_is_kept(tiny, tmp_path, monke
     assert load_model(tmp_path).blocks[0].layer.gate_temperature == 0.125
     rows = read_metrics(tmp_path)
     temperatures = [row["attributes"]["blocks.0.layer.gate_temperature"] for row in rows]
-    # Evaluations have the value that has been reached: the last one has the end, whatever finish.
+    # Evaluations use the current value; the last one uses the end value, whatever ``finish`` is.
     assert temperatures == pytest.approx([1 / 2, 1 / 5, 1 / 8, 1 / 8])
 
 
@@ -321,7 +321,7 @@ def test_gradient_that_is_not_finite_never_reaches_the_weights(
             weights.append({name: t.clone() for name, t in model.module.state_dict().items()})
             losses = objective(model, batch)
             if len(weights) == 5:
-                # The loss is what it was; its gradient is not.
+                # The loss is unchanged; its gradient is not.
                 losses["product"].register_hook(lambda gradient: gradient.clone().fill_(value))
             return losses
 
@@ -340,7 +340,7 @@ def test_gradient_that_is_not_finite_never_reaches_the_weights(
     assert state["trainer"]["step"] == 4
     assert tensors["model"].keys() == weights[4].keys()
     assert all(torch.equal(t, weights[4][name]) for name, t in tensors["model"].items())
-    # Nothing is lost: without the fault the run goes on to the same end.
+    # Nothing is lost: without the fault the run resumes and ends the same.
     train(config, tmp_path / "run")
     train(config, tmp_path / "whole")
     one, other = ((tmp_path / run / "model.safetensors").read_bytes() for run in ("run", "whole"))
@@ -397,7 +397,7 @@ def layer(**options):
         ),
         ({"evaluation.attributes": Assignments(heat=1)}, "evaluation.attributes.heat must be sch"),
         ({"schedules.num_steps": 3}, "schedules.num_steps must not be given"),
-        ({"imports": ("no_such_module",)}, "imports must be modules"),
+        ({"imports": ("no_such_module",)}, "imports must name modules"),
     ],
 )
 def test_what_cannot_run_fails_before_anything_is_written(tiny, tmp_path, changes, message):

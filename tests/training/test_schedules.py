@@ -1,4 +1,4 @@
-"""What changes during training: the learning rate, and attributes that layers declare."""
+"""Schedules of the learning rate and of attributes that layers declare."""
 
 import pytest
 from torch import nn

@@ -1,4 +1,4 @@
-"""Steps of gradient descent: whatever form a step's sequences have, it is the same step."""
+"""Steps of gradient descent, which do not depend on the layout of the batches."""
 
 import itertools
 import math
@@ -48,7 +48,7 @@ def test_steps_do_not_depend_on_the_form_of_their_batches(
     expected = trained(begun(tiny(usual)).trainer)
     found = trained(begun(tiny(usual | changes)).trainer)
     torch.testing.assert_close(found, expected, **TIGHT)
-    # There was something to learn, by both heads.
+    # Both heads have learnt something.
     assert expected[0][-1] < expected[0][0]
     assert expected[1]["loss/sum"] != expected[1]["loss/parity"]
 

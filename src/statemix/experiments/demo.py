@@ -1,4 +1,4 @@
-"""The demo: which recurrence tracks a permutation group, and how far beyond its training words."""
+"""The demo: how well recurrences track a permutation group, also beyond the training length."""
 
 import copy
 import dataclasses
@@ -33,30 +33,30 @@ class DemoSuite(Suite):
     """A suite on one permutation group.
 
     Attributes:
-        published: the paper's numbers to be shown beside.
+        published: numbers of the paper, for comparison.
     """
 
     published: Published
 
 
 class Sharpening(TypedDict):
-    """How the gate temperature falls: to ``end`` between two epochs or steps."""
+    """Schedule of the gate temperature: it falls to ``end`` between two epochs or steps."""
 
     begin: float
     finish: float
     end: float
-    # Networks that have no such temperature.
+    # Networks without a gate temperature.
     without: list[str]
 
 
 class Setting(TypedDict):
-    """The task, and how long the training was."""
+    """The task and the length of training."""
 
     group: str
     # Null: fresh words in every batch.
     train_size: int | None
     train_length: int
-    # What is asked at each position, and how often guessing is right.
+    # The main label of each position, and the accuracy of guessing it.
     head: str
     chance: float
     unit: Literal["epoch", "step"]
@@ -68,7 +68,7 @@ class Setting(TypedDict):
 
 
 class Summary(TypedDict):
-    """Everything that the figures, the table and the page are made from: plain data."""
+    """The data of the figures, the table and the page, as plain data."""
 
     runs: list[Row]
     setting: Setting
@@ -80,7 +80,7 @@ class Summary(TypedDict):
 
 
 def bd_lru(num_blocks: int, block_size: int) -> Network:
-    """A BD-LRU."""
+    """Return a network of one BD-LRU."""
     return Network((LayerSpec("bd_lru", num_blocks=num_blocks, block_size=block_size),))
 
 
@@ -101,7 +101,7 @@ _PROTOCOL = RunConfig(
     evaluation=EvaluationConfig(
         validation_size=64, lengths=(64, 256, 1024, 4096, 16384), tokens=131072
     ),
-    # One thread: equal results however many runs share the machine.
+    # One thread: results do not depend on how many runs share the machine.
     runtime=RuntimeConfig(device="cpu", num_threads=1),
 )
 
@@ -146,20 +146,20 @@ def run(
     on_event: Callable[[Job, Event], None] | None = None,
     on_end: Callable[[Ended], None] | None = None,
 ) -> Summary:
-    """Train what is not trained yet, and gather the results of all runs, however they ended.
+    """Train the runs that are not finished, and gather the results of all runs.
 
     Args:
-        suite: the runs.
+        suite: suite of the runs.
         folder: parent of the run folders; finished runs are reused, unfinished ones resumed.
-        num_workers: runs side by side.
+        num_workers: number of parallel runs.
         fresh: remove this suite's runs first.
         retry: as in :func:`run_all`.
         on_event: as in :func:`run_all`.
         on_end: as in :func:`run_all`.
 
     Raises:
-        RequestError: if a run folder holds a run of another configuration or of an older version;
-            nothing is trained then.
+        RequestError: if a run folder holds a run of another configuration or of an older version.
+            Nothing is trained then.
         KeyboardInterrupt: after Ctrl-C; the same call resumes.
     """
     jobs = suite.jobs(folder)
@@ -179,12 +179,12 @@ def run(
 def summarize(
     suite: DemoSuite, rows: list[Row], environment: dict[str, Any] | None = None
 ) -> Summary:
-    """Put the rows of a suite beside its setting and the paper's numbers.
+    """Combine the rows of a suite with its setting and the paper's numbers.
 
     Args:
         suite: the suite.
-        rows: its rows, as ``results.rows`` makes them.
-        environment: where the runs were made; None means here.
+        rows: rows of the suite, from ``results.rows``.
+        environment: software and machine of the runs; None means the present ones.
     """
     config = suite.protocol.resolved()
     protocol = config.to_plain()

@@ -1,4 +1,4 @@
-"""The same run with other values of some settings, and the choice among them."""
+"""Runs over a grid of settings, and the choice of the best run."""
 
 import itertools
 import re
@@ -19,7 +19,8 @@ class Axis:
     """A setting by its dotted name, and the values to try.
 
     Attributes:
-        name: such as "optimizer.learning_rate", "seed" or "model.layers.0.block_size".
+        name: dotted name, such as "optimizer.learning_rate", "seed" or
+            "model.layers.0.block_size".
         values: plain values, at least one.
     """
 
@@ -27,30 +28,30 @@ class Axis:
     values: tuple[Any, ...]
 
     def value_in(self, config: RunConfig) -> Any:
-        """The setting's value in a configuration."""
+        """Return the setting's value in a configuration."""
         return lookup(config.to_plain(), self.name)
 
 
 def grid(config: RunConfig, folder: Path, axes: Sequence[Axis]) -> list[Job]:
-    """Every combination of the axes' values, as a run with a folder of its own.
+    """Return a run for every combination of the axes' values, each with its own folder.
 
     Args:
-        config: what all runs share.
-        folder: folder of their folders.
-        axes: the settings that differ, the first one outermost.
+        config: common configuration of all runs.
+        folder: parent of the run folders.
+        axes: settings that differ, the first one outermost.
 
     Raises:
-        RequestError: if a setting or a value is not possible, a value or an axis comes twice, or
-            the folder holds a single run.
+        RequestError: if a setting or a value is not possible, a value or an axis is repeated, or
+            the folder itself holds a run.
     """
     if (folder / CONFIG).exists():
-        raise RequestError(f"folder must not hold a run to hold a grid of runs, got {folder}")
+        raise RequestError(f"folder of a grid must not itself hold a run, got {folder}")
     names = [axis.name for axis in axes]
     if len(set(names)) < len(names):
-        raise RequestError(f"axes of a grid must differ from each other, got {names}")
+        raise RequestError(f"axes of a grid must be distinct, got {names}")
     for axis in axes:
         if not axis.values or len(set(map(repr, axis.values))) < len(axis.values):
-            condition = "must have values that differ from each other"
+            condition = "must have distinct values"
             raise SettingError(axis.name, condition, list(axis.values))
     jobs = []
     for values in itertools.product(*(axis.values for axis in axes)):
@@ -63,12 +64,12 @@ def grid(config: RunConfig, folder: Path, axes: Sequence[Axis]) -> list[Job]:
 
 
 def _plain(value: Any) -> str:
-    """A value as part of a folder's name."""
+    """Return a value as part of a folder's name."""
     return re.sub(r"[^\w.+-]", "_", str(value))
 
 
 def best_by_validation(outcomes: Iterable[Outcome]) -> Outcome:
-    """The run with the highest token accuracy on its validation split, the first of equals.
+    """Return the run with the highest validation token accuracy, the first of equals.
 
     Raises:
         RequestError: if there is no run.

@@ -17,7 +17,7 @@ Status = Literal["done", "diverged", "failed", "interrupted", "running", "missin
 
 
 class Curve(TypedDict):
-    """How scores grew during training: one entry per evaluation in every list."""
+    """Scores during training: one entry per evaluation in every list."""
 
     step: list[int]
     # Null on fresh examples, which have no epochs.
@@ -31,9 +31,9 @@ HeadScores = dict[str, dict[str, float]]
 
 
 class Row(TypedDict):
-    """One run: what was trained on what, how it ended, and its scores.
+    """One run: its network, task, ending and scores.
 
-    Without a result the scores are empty, and so is the curve.
+    Without a result, the scores and the curve are empty.
     """
 
     network: str
@@ -43,12 +43,12 @@ class Row(TypedDict):
     task: dict[str, Any]
     seed: int
     status: Status
-    # Why there is no result; empty if there is one.
+    # Reason for a missing result; empty if there is a result.
     message: str
     # With the last weights: length in tokens, as text, to head to scores.
     test: dict[str, HeadScores]
-    # At the training length, with the weights that are best there (selected on the test set, as the
-    # papers do), and with those that are best in validation.
+    # At the training length, with the weights that are best there (selected on the test set, as in
+    # the papers), and with the weights that are best in validation.
     best_test: HeadScores
     test_at_best_validation: HeadScores
     curve: Curve
@@ -62,8 +62,8 @@ def rows(suite: Suite, folder: Path, ended: Sequence[Ended] = ()) -> list[Row]:
     Args:
         suite: the suite.
         folder: the folder given to ``suite.jobs``.
-        ended: how the runs ended, as ``run_all`` returns it. Without it, the folders' own notes
-            are read.
+        ended: endings of the runs, from ``run_all``. Runs without one are read from their status
+            files.
 
     Returns:
         One row per run, in the order of ``suite.jobs``.
@@ -130,7 +130,7 @@ def _curve(metrics: list[dict[str, Any]], length: str) -> Curve:
 
 
 def environment(jobs: Sequence[Job]) -> dict[str, Any] | None:
-    """Return software and machine of the first of these runs that began; None if none did."""
+    """Return software and machine of the first run that has begun; None if no run has."""
     for job in jobs:
         path = job.folder / ENVIRONMENT
         if path.exists():

@@ -1,4 +1,4 @@
-"""Many training runs, in this process or side by side in single processes, each with its ending."""
+"""Many training runs, in this process or in parallel processes, each with its own ending."""
 
 import multiprocessing
 import shutil
@@ -20,7 +20,7 @@ from statemix.training.folder import CONFIG, StoredConfig, read_status, settled
 from statemix.training.interrupts import SIGNALS, can_be_handled
 from statemix.training.run import request
 
-# Time for an interrupted run to save a checkpoint; without it, it resumes from the one before.
+# Time for an interrupted run to save a checkpoint; if it fails, the run resumes from an older one.
 _GRACE_S = 10.0
 
 Ending = Literal["done", "diverged", "failed", "interrupted"]
@@ -28,12 +28,12 @@ Ending = Literal["done", "diverged", "failed", "interrupted"]
 
 @dataclass(frozen=True)
 class Job:
-    """A run to be trained, or resumed, in its folder.
+    """A run to train, or to resume, in its folder.
 
     Attributes:
-        name: what displays and tables call it.
-        config: the run.
-        folder: its folder.
+        name: name in displays and tables.
+        config: configuration of the run.
+        folder: folder of the run.
     """
 
     name: str
@@ -47,11 +47,11 @@ class Ended:
 
     Attributes:
         job: the job.
-        status: "done"; "diverged", the loss or the gradient was not finite; "failed", any other
-            error; "interrupted", stopped before its end.
+        status: "done"; "diverged" (the loss or the gradient was not finite); "failed" (any other
+            error); "interrupted" (stopped before its end).
         message: the error in one line; empty if done.
-        details: the traceback of an unexpected error; otherwise empty.
-        started: whether this call trained; False if it only reports how the run ended before.
+        details: traceback of an unexpected error; otherwise empty.
+        started: whether this call trained the run; False if it reports an earlier ending.
     """
 
     job: Job
@@ -71,27 +71,27 @@ def run_all(
     on_end: Callable[[Ended], None] | None = None,
     checkpoint_every_s: float = 10.0,
 ) -> list[Ended]:
-    """Train all jobs; the folders hold the results. No run stops another.
+    """Train all jobs and store the results in their folders. No run stops another.
 
-    A finished run is never repeated, and an interrupted one is resumed. One that diverged or failed
-    before would do so again: it is reported as it ended, unless ``retry`` asks for it.
+    Finished runs are not repeated, and interrupted runs are resumed. Runs that diverged or failed
+    would do so again: their earlier ending is reported, unless ``retry`` includes it.
 
     Args:
-        jobs: in the order in which they start.
-        num_workers: processes; with one, everything runs in this process. Results do not depend on
-            it if the configurations fix the number of threads.
-        retry: which endings of an earlier call to try again: "diverged", "failed".
+        jobs: jobs in the order in which they start.
+        num_workers: number of processes; with 1, everything runs in this process. Results do not
+            depend on the number if the configurations fix the number of threads.
+        retry: earlier endings to try again: "diverged", "failed".
         fresh: remove the jobs' folders first.
-        on_event: called in this process with each event of each run.
-        on_end: called with the row of each run as soon as it has ended.
+        on_event: function called in this process with each event of each run.
+        on_end: function called with the row of each run as soon as the run has ended.
         checkpoint_every_s: as in :func:`statemix.training.train`.
 
     Returns:
-        One row per job, in their order.
+        One row per job, in the order of the jobs.
 
     Raises:
         RequestError: if ``num_workers`` or ``retry`` is out of range, or two jobs share a folder.
-        KeyboardInterrupt: after Ctrl-C or SIGTERM, once the runs under way have saved a checkpoint;
+        KeyboardInterrupt: after Ctrl-C or SIGTERM, once the active runs have saved a checkpoint;
             the same call resumes.
     """
     if num_workers < 1:
@@ -100,7 +100,7 @@ def run_all(
         raise RequestError(f"retry must be among 'diverged' and 'failed', got {sorted(retry)}")
     folders = [job.folder.resolve() for job in jobs]
     if len(set(folders)) < len(folders):
-        raise RequestError("jobs must have a folder each, got one folder twice")
+        raise RequestError("jobs must have distinct folders, got one folder twice")
     if fresh:
         for job in jobs:
             _check_removable(job.folder)
@@ -138,25 +138,25 @@ def _say_nothing(job: Job, event: Event) -> None:
 
 def _check_removable(folder: Path) -> None:
     if not (folder / CONFIG).exists():
-        # A run that was killed as it began may be removed, anything else may not.
+        # The remains of a run that was killed as it began may be removed, other files may not.
         settled(folder, StoredConfig(SCHEMA, {}, {}))
 
 
 def _ended_before(
     job: Job, retry: Collection[Ending], tell: Callable[[Job, Event], None]
 ) -> Ended | None:
-    """How a run ended that is not to be tried again; None if it is to be trained."""
+    """Return the ending of a run that is not to be trained again; None if it is to be trained."""
     before = read_status(job.folder)
     if before is None or before.status in ("running", "interrupted", *retry):
         return None
     if before.status == "done":
-        # Training returns a finished run at once, which is worth no process.
+        # Training returns a finished run at once, so it needs no process.
         row = _here(job, tell, checkpoint_every_s=0.0)
         return replace(row, started=False)
     try:
         settled(job.folder, request(job.config))
     except RequestError:
-        # The folder holds another run, which is what training will say.
+        # The folder holds another run, which training will report.
         return None
     return Ended(job, before.status, before.message, started=False)  # type: ignore[arg-type]
 
@@ -172,9 +172,9 @@ def _train(
     on_event: Callable[[Event], None],
     checkpoint_every_s: float,
 ) -> tuple[Ending, str, str]:
-    """Train one run here; return its status, message and details, whatever happens.
+    """Train one run in this process; always return its status, message and details.
 
-    The configuration comes as plain data: reading it imports the user's own modules.
+    The configuration is plain data, because reading it imports the user's own modules.
     """
     try:
         config = config_from_plain(tree)
@@ -221,7 +221,7 @@ def _share_out(
                 try:
                     message = ready.recv()
                 except (EOFError, ConnectionError):
-                    # Out of memory, for instance. The other workers take over what is left.
+                    # Out of memory, for instance. The other workers train the remaining jobs.
                     del busy[ready]
                     note(Ended(job, "failed", f"the process training {job.name} died"))
                     continue
@@ -240,7 +240,7 @@ def _share_out(
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Let SIGTERM end this process as Ctrl-C does, with time for the workers to save."""
+    """Let SIGTERM end this process as Ctrl-C does, so that the workers have time to save."""
     if not can_be_handled():
         yield
         return
@@ -266,12 +266,12 @@ def _signals_ignored() -> Iterator[None]:
 
 @contextmanager
 def _workers(count: int, checkpoint_every_s: float) -> Iterator[list[Connection]]:
-    """Start processes that train the jobs sent to them, and end them on the way out."""
+    """Start processes that train the jobs sent to them, and end them on exit."""
     context = multiprocessing.get_context("spawn")
     connections: list[Connection] = []
     processes: list[BaseProcess] = []
     try:
-        # A worker inherits what is ignored: Ctrl-C reaches the workers too, and must not end them
+        # Workers inherit ignored signals. Ctrl-C reaches the workers too, and must not end them
         # while they are still importing.
         with _signals_ignored():
             for _ in range(count):
@@ -295,13 +295,13 @@ def _workers(count: int, checkpoint_every_s: float) -> Iterator[list[Connection]
 
 
 def _serve(connection: Connection, checkpoint_every_s: float) -> None:
-    """Train one job after the other until the other end is closed."""
+    """Train one job after another until the connection is closed."""
 
     def tell(event: Event) -> None:
         try:
             connection.send(event)
         except OSError as error:
-            # Nobody listens any more: end as after Ctrl-C, with a checkpoint.
+            # The parent has closed the connection: end as after Ctrl-C, with a checkpoint.
             raise KeyboardInterrupt from error
 
     with suppress(KeyboardInterrupt, EOFError, BrokenPipeError, ConnectionResetError):

@@ -20,8 +20,8 @@ class Network:
     """One network of a comparison.
 
     Attributes:
-        layers: its sequence layers. The first gives a series of a figure its colour.
-        label: its name in tables and figures; empty means the labels of its layers.
+        layers: sequence layers. The first one sets the colour of the network in figures.
+        label: name in tables and figures; empty means the labels of the layers.
 
     Example:
         >>> network = Network((LayerSpec("bd_lru", num_blocks=64, block_size=3),))
@@ -39,7 +39,7 @@ class Network:
 
     @property
     def name(self) -> str:
-        """The label as a part of a file's name, with layers as users write them."""
+        """The label as part of a file name, with layers as users write them."""
         name = self.label
         for layer in self.layers:
             name = name.replace(LAYERS[layer.name].display_name, layer.name)
@@ -55,7 +55,7 @@ class Network:
     def configured(self, protocol: RunConfig, seed: int) -> RunConfig:
         """Configure one run: the protocol with this network and this seed.
 
-        Schedules of attributes that no layer of this network has are left out.
+        Attributes that this network cannot schedule are left out.
         """
         schedules, evaluation = protocol.schedules, protocol.evaluation
         followed = tuple(s for s in schedules.attributes if s.attribute in self.schedulable)
@@ -76,10 +76,10 @@ class Suite:
     """Networks and seeds under one protocol.
 
     Attributes:
-        networks: the networks to compare.
-        seeds: seeds of the initial weights, of the order of batches and, unless the protocol's task
-            has a seed of its own, of the data.
-        protocol: the configuration of all runs, apart from network and seed.
+        networks: networks to compare.
+        seeds: seeds of the initial weights, the order of batches and, unless the protocol's task
+            has its own seed, the data.
+        protocol: configuration of all runs, apart from network and seed.
 
     Raises:
         ValueError: if two networks have the same name.
@@ -99,14 +99,11 @@ class Suite:
 
     @property
     def members(self) -> list[tuple[Network, int]]:
-        """Network and seed of every run, all networks with the first seed before any with the next.
-
-        The runs of :meth:`jobs` have this order.
-        """
+        """Network and seed of every run, in the order of :meth:`jobs`: one seed after another."""
         return [(network, seed) for seed, network in itertools.product(self.seeds, self.networks)]
 
     def jobs(self, folder: Path) -> list[Job]:
-        """List the runs, each in a folder of its own inside ``folder``."""
+        """Return the runs, each with its own folder inside ``folder``."""
         found = []
         for network, seed in self.members:
             name = f"{network.name}-seed{seed}"
@@ -115,7 +112,7 @@ class Suite:
 
 
 def check_folders(jobs: list[Job]) -> None:
-    """Check that the folders hold no other runs than these, before any run is trained.
+    """Check before training that the folders hold no other runs than these.
 
     Raises:
         RequestError: if a folder holds another run, a run of an older version, or other files.
@@ -124,6 +121,6 @@ def check_folders(jobs: list[Job]) -> None:
         try:
             settled(job.folder, request(job.config))
         except RequestError as error:
-            # Only a folder that holds a run is removed by a fresh start.
+            # A fresh start removes only folders that hold a run.
             cure = "; --fresh (fresh=True) removes it" if (job.folder / CONFIG).exists() else ""
             raise RequestError(f"{error}{cure}") from error

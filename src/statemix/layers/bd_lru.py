@@ -21,25 +21,24 @@ class BDLRU(GatedRecurrence):
         h_t &= A_t h_{t-1} + a_{0,t} \odot v_t, \qquad y_t = W_y h_t
 
     in each of ``num_blocks`` blocks. A row of a block shares one normalisation with its input
-    gate; what that bounds is documented with each gate family.
+    gate; each gate family documents the resulting bound.
 
     Source: Dubinin et al., "Improved state mixing in higher-order and block diagonal linear
-    recurrent networks", Eq. 5. Beyond it: gate temperature, learned initial state.
+    recurrent networks", Eq. 5. Our additions: gate temperature, learned initial state.
 
     Args:
         hidden_size: width of input and output.
-        num_blocks: blocks H; the state has ``num_blocks * block_size`` entries.
+        num_blocks: number H of blocks; the state has ``num_blocks * block_size`` entries.
         block_size: entries m per block. 1 gives a diagonal network; composing permutations of n
-            things exactly takes n.
+            elements exactly requires n.
         gate: name of a gate family, one of ``ops.GATES``.
-        gate_temperature: tau; see the attribute of the same name.
-        selective: True, every gate sees every channel; "pointwise", the gates of block k see
-            channel k alone (needs ``num_blocks == hidden_size``); False, gates are learned
-            constants.
-        initial_state: "zero", or "learned": a parameter that is used when no state is given.
-        backend: as in ``ops.bd_lru``; None takes the fastest for the device.
-        device: of the parameters.
-        dtype: of the parameters. The state is float32 or wider whatever this is.
+        gate_temperature: temperature tau, the attribute of the same name.
+        selective: True: every gate sees every channel. "pointwise": the gates of block k see only
+            channel k (requires ``num_blocks == hidden_size``). False: gates are learned constants.
+        initial_state: state to use when none is given: "zero", or "learned" (a parameter).
+        backend: as in ``ops.bd_lru``; None chooses the fastest for the device.
+        device: device of the parameters.
+        dtype: dtype of the parameters. The state is always float32 or wider.
 
     Shape:
         x (B, T, hidden_size) -> y (B, T, hidden_size), state (B, num_blocks, block_size).

@@ -1,4 +1,4 @@
-"""What BDLRU and HLRU share: projections, selectivity, gate temperature, initial state."""
+"""Common base of BDLRU and HLRU: projections, selectivity, gate temperature, initial state."""
 
 import math
 import numbers
@@ -29,22 +29,22 @@ class GatedRecurrence(Layer):
         g_t = c / \tau
 
     for ``selective`` True, "pointwise" and False (Dubinin et al., Appendix G). Values and
-    output are projected without bias, as in the paper's listing. All projections write and read
-    the memory order of the kernels, units last, so that no tensor is copied on the way.
+    output are projected without bias, as in the paper's listing. All projections use the memory
+    order of the kernels, units last, so that no tensor is copied between them.
 
     Args:
         hidden_size: width of input and output.
-        num_units: units H.
-        gate_shape: axes of the raw gates of one unit.
+        num_units: number H of units.
+        gate_shape: shape of the raw gates of one unit.
         num_values: values per unit.
-        num_readouts: numbers per unit that the output projection reads.
+        num_readouts: inputs of the output projection per unit.
         gate: name of a gate family.
-        gate_temperature: tau.
-        selective: what the gates depend on.
-        initial_state: what precedes the first token.
-        backend: passed to the operators.
-        device: of the parameters.
-        dtype: of the parameters.
+        gate_temperature: temperature tau.
+        selective: dependence of the gates on the input, as above.
+        initial_state: state to use when none is given.
+        backend: backend of the operators.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
     """
 
     schedulable = ("gate_temperature",)
@@ -136,10 +136,10 @@ class GatedRecurrence(Layer):
 
     @property
     def gate_temperature(self) -> float:
-        """Divides the raw gates; below 1 it sharpens them.
+        """Divisor of the raw gates; a value below 1 sharpens them.
 
-        It is stored with the model in float32 or wider and not trained; assigning to it takes
-        effect at the next call, also of a compiled layer.
+        It is saved with the model in float32 or wider and is not trained. A new value takes effect
+        at the next call, even in a compiled layer.
         """
         if self.temperature.is_meta:
             return self._constructed_temperature
@@ -152,16 +152,15 @@ class GatedRecurrence(Layer):
         stored = torch.tensor(float(value), dtype=self.temperature.dtype, device="cpu").item()
         if not 0 < stored < math.inf:
             raise ValueError(f"gate_temperature must be positive and finite, got {value}")
-        # In place, so that compiled graphs and replicas keep seeing the same tensor.
+        # In place, so that compiled graphs and replicas keep reading the same tensor.
         with torch.no_grad():
             self.temperature.fill_(stored)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw all parameters anew, and return the gate temperature to the constructor's.
+        """Redraw all parameters and reset the gate temperature to the constructor's.
 
-        Projections follow the default of ``torch.nn.Linear``; pointwise and constant gates are
-        linear maps of one input each and follow the same default. A learned initial state starts
-        at zero.
+        Projections follow the default of ``torch.nn.Linear``. So do pointwise and constant gates,
+        as linear maps of one input each. A learned initial state starts at zero.
         """
         if self.selective is True:
             bound = 1 / math.sqrt(self.hidden_size)
@@ -179,9 +178,9 @@ class GatedRecurrence(Layer):
         self.gate_temperature = self._constructed_temperature
 
     def zero_biases(self) -> None:
-        """Prefer no gate at the start: dense and pointwise gates begin without a bias.
+        """Set the biases of dense and pointwise gates to zero, so that no gate is preferred.
 
-        Gates that are learned constants (``selective=False``) are no biases, and stay.
+        Gates that are learned constants (``selective=False``) are not biases and keep their values.
         """
         if self.selective is True:
             nn.init.zeros_(self.gate_proj.bias)
@@ -203,10 +202,10 @@ class GatedRecurrence(Layer):
         return torch.zeros(shape, device=device, dtype=dtype)
 
     def _raw_gates(self, x: Tensor) -> Tensor:
-        """Gates (..., H, *gate_shape) of x (..., hidden_size), not yet divided by the temperature.
+        """Return gates (..., H, *gate_shape) of x (..., hidden_size), before the temperature.
 
-        H is innermost in memory. A sequence (B, T, hidden_size) and one token of it
-        (B, hidden_size) go the same way.
+        H is innermost in memory. Sequences (B, T, hidden_size) and single tokens (B, hidden_size)
+        share this code.
         """
         if self.selective is True:
             return self._by_unit(self.gate_proj(x))
@@ -228,7 +227,7 @@ class GatedRecurrence(Layer):
 
     # The parameter is positional in torch.nn.Module.
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:  # noqa: FBT001, FBT002
-        """Let a conversion such as ``.to(torch.bfloat16)`` leave the temperature unrounded."""
+        """Keep conversions such as ``.to(torch.bfloat16)`` from rounding the temperature."""
         before = self.temperature
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         after = self.temperature

@@ -30,29 +30,29 @@ class HLRU(GatedRecurrence):
     companion matrix of the recurrence is never formed.
 
     Source: Dubinin et al., "Improved state mixing in higher-order and block diagonal linear
-    recurrent networks", Eq. 3. Beyond it: gate temperature, learned initial state. Their
-    listing, once repaired, computes the observer form instead:
+    recurrent networks", Eq. 3. Our additions: gate temperature, learned initial state. Their
+    listing, once corrected, computes the observer form instead:
 
     .. math:: s^k_t = a_{k,t} s^1_{t-1} + s^{k+1}_{t-1} + [k = 1]\, a_{0,t} v_t, \qquad h_t = s^1_t
 
     Args:
         hidden_size: width of input and output.
-        num_channels: channels H; the state has ``num_channels * order`` entries.
+        num_channels: number H of channels; the state has ``num_channels * order`` entries.
         order: lags m per channel. 1 gives a diagonal network.
-        gate: name of a gate family, one of ``ops.GATES`` that a single row admits.
-        gate_temperature: tau; see the attribute of the same name.
-        selective: True, every gate sees every channel; "pointwise", the gates of channel k see
-            input channel k alone (needs ``num_channels == hidden_size``); False, gates are
+        gate: name of a gate family, one of ``ops.GATES`` that is not for blocks only.
+        gate_temperature: temperature tau, the attribute of the same name.
+        selective: True: every gate sees every channel. "pointwise": the gates of channel k see
+            only input channel k (requires ``num_channels == hidden_size``). False: gates are
             learned constants.
-        initial_state: "zero", or "learned": a parameter that is used when no state is given.
-        realization: "controller" is the equation above. "observer" is the listing's: the same
-            eigenvalues, but coefficient i acts i - 1 steps late and the states are not bounded
-            by the values; with constant gates both give the same h.
-        readout: "lags", the output projection reads all m entries of the state (the last m
-            outputs, or the m partial sums s of the observer); "current", h_t alone.
-        backend: as in ``ops.h_lru``; None takes the fastest for the device.
-        device: of the parameters.
-        dtype: of the parameters. The state is float32 or wider whatever this is.
+        initial_state: state to use when none is given: "zero", or "learned" (a parameter).
+        realization: "controller" is the first equation, "observer" the second. The observer has
+            the same eigenvalues, but coefficient i acts i - 1 steps late and the states are not
+            bounded by the values. With constant gates both give the same h.
+        readout: "lags": the output projection reads all m entries of the state (the last m
+            outputs, or the m partial sums s of the observer). "current": it reads only h_t.
+        backend: as in ``ops.h_lru``; None chooses the fastest for the device.
+        device: device of the parameters.
+        dtype: dtype of the parameters. The state is always float32 or wider.
 
     Shape:
         x (B, T, hidden_size) -> y (B, T, hidden_size), state (B, num_channels, order): the last

@@ -1,4 +1,4 @@
-"""The call that every layer answers to, and the checks of its arguments."""
+"""The interface of all layers, and the checks of their arguments."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ from statemix.registry import Spec
 class LayerSpec(Spec):
     """A sequence layer by name, with its options.
 
-    A layer whose constructor has a parameter of this type contains another layer, chosen by whoever
-    configures it.
+    A layer whose constructor has a parameter of this type contains another layer, which the
+    configuration chooses.
 
     Example:
         >>> LayerSpec("bd_lru", num_blocks=4, block_size=2).build(hidden_size=8).state_size
@@ -29,24 +29,23 @@ class LayerSpec(Spec):
 class Layer(nn.Module, ABC):
     """A sequence layer that maps (B, T, hidden_size) to (B, T, hidden_size) and carries a state.
 
-    The state is opaque: a tensor or a NamedTuple of tensors, batch first. Take it from one call,
-    or from ``init_state``, and hand it to the next. Dropping a layer into a module of one's own
-    takes three lines::
+    The state is opaque: a tensor or a NamedTuple of tensors, batch first. Pass it from one call,
+    or from ``init_state``, to the next. Your own module uses a layer in three lines::
 
         self.mixer = BDLRU(hidden_size=256, num_blocks=64, block_size=4)  # in __init__
         y, state = self.mixer(x)                      # in forward: a whole sequence
         y_t, state = self.mixer.step(x_t, state)      # while decoding: one token
 
-    A layer becomes available to every model, task and command by one line in
-    ``layers/registry.py``. Its constructor takes ``hidden_size`` and the keywords ``device`` and
-    ``dtype``; its other parameters are its options.
+    One line in ``layers/registry.py`` makes a layer available to every model, task and command. The
+    constructor of a layer has the parameter ``hidden_size`` and the keywords ``device`` and
+    ``dtype``; its other parameters are the layer's options.
 
     Attributes:
-        name: the name that users write.
-        display_name: how tables and figures call it.
-        colour: its colour in figures, "#rrggbb"; None lets the figures choose one.
-        schedulable: attributes that a schedule may set during training, and that may have another
-            value in evaluation. Assigning to one takes effect at the next call.
+        name: name of the layer as users write it.
+        display_name: name of the layer in tables and figures.
+        colour: colour in figures, "#rrggbb"; None lets the figures choose one.
+        schedulable: attributes that a schedule may set during training and that may have a
+            different value in evaluation. An assigned value takes effect at the next call.
     """
 
     name: ClassVar[str]
@@ -58,13 +57,13 @@ class Layer(nn.Module, ABC):
 
     @classmethod
     def label(cls, options: Mapping[str, Any]) -> str:
-        """How tables and figures call a layer with these options."""
+        """Return the name of a layer with these options in tables and figures."""
         del options
         return cls.display_name
 
     @property
     def state_size(self) -> int:
-        """Numbers that the layer remembers of one sequence before its first token."""
+        """Number of floating-point entries in the initial state of one sequence."""
         state = self.init_state(1, device="meta")
         return sum(part.numel() for _, part in tensors(state) if part.dtype.is_floating_point)
 
@@ -76,13 +75,13 @@ class Layer(nn.Module, ABC):
 
         Args:
             x: shape (B, T, hidden_size), in the dtype of the parameters or under autocast.
-            state: the state of B sequences. None means ``init_state(B)``.
+            state: state of B sequences. None means ``init_state(B)``.
             cu_seqlens: int32 or int64, shape (N+1,), boundaries 0 = c_0 <= ... <= c_N = T of N
                 sequences packed into one row (B = 1). ``state`` then has N rows.
 
         Returns:
             y: shape of ``x``.
-            state: the state at the end of each sequence; for an empty one, the state it began with.
+            state: state at the end of each sequence; that of an empty sequence is unchanged.
 
         Raises:
             ValueError: if a shape or a device disagrees.
@@ -100,13 +99,13 @@ class Layer(nn.Module, ABC):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> State:
-        """The state in which ``forward`` begins when it is given none.
+        """Return the state that ``forward`` starts from when none is given.
 
         Args:
             batch_size: number of sequences B.
-            device: None means the device of the parameters.
-            dtype: dtype of the floating parts, widened to float32 where it is narrower; None means
-                the dtype of the parameters.
+            device: device of the state; None means that of the parameters.
+            dtype: dtype of the floating parts, widened to float32 if narrower; None means the dtype
+                of the parameters.
 
         Returns:
             The state of B sequences, float32 or wider.
@@ -120,29 +119,29 @@ class Layer(nn.Module, ABC):
         """
 
     def zero_biases(self) -> None:
-        """Set the biases of projections to zero, which is how the synthetic benchmarks start.
+        """Set the biases of projections to zero, as the synthetic benchmarks do.
 
-        A layer whose own initialisation is part of its definition leaves this as it is: nothing.
+        By default this does nothing, for layers whose initialisation is part of their definition.
         """
 
     def reports(self) -> Mapping[str, Tensor]:
-        """Numbers about the last call of ``forward`` that training should record.
+        """Return numbers about the last call of ``forward`` that training should record.
 
         Returns:
             Name -> scalar tensor without a gradient, on any device, such as the iterations that a
-            solver needed. Training averages each over its steps.
+            solver needed. Training averages each over the forward passes between evaluations.
         """
         return {}
 
     def check_state(self, state: State, num_sequences: int, axis: str = "B") -> None:
-        """Check that ``state`` is a state of this layer for so many sequences, on its device.
+        """Check that a state fits this layer, its device and the number of sequences.
 
-        A layer whose state changes its shape, as a growing cache does, overrides this.
+        A layer whose state changes shape, such as a growing cache, overrides this method.
 
         Args:
-            state: what came.
-            num_sequences: how many sequences it must describe.
-            axis: letter of that number in messages, "B", or "N" for packed sequences.
+            state: state to check.
+            num_sequences: required number of sequences.
+            axis: letter of that number in messages: "B", or "N" for packed sequences.
 
         Raises:
             ValueError: if a shape or a device disagrees.
@@ -175,7 +174,7 @@ class Layer(nn.Module, ABC):
         self.check_state(state, sizes["B"])
 
     def _check_fit(self, name: str, x: Tensor) -> None:
-        """Check that ``x`` is on the device of the parameters and has a dtype they can meet."""
+        """Check that ``x`` has the parameters' device and, outside autocast, their dtype."""
         parameter = next(self.parameters())
         if x.device != parameter.device:
             raise ValueError(
@@ -190,16 +189,16 @@ class Layer(nn.Module, ABC):
 
 
 def _autocasts(device_type: str) -> bool:
-    # Asked about a device that has no autocast, such as "meta", is_autocast_enabled raises.
+    # is_autocast_enabled raises for a device without autocast, such as "meta".
     return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
 
 
 def check_sizes(**sizes: int) -> None:
-    """Check that sizes given to a constructor are whole numbers of at least 1.
+    """Check that the sizes passed to a constructor are integers of at least 1.
 
     Raises:
-        TypeError: if one is not an int.
-        ValueError: if one is smaller than 1.
+        TypeError: if a size is not an int.
+        ValueError: if a size is below 1.
     """
     for name, size in sizes.items():
         if not isinstance(size, int) or isinstance(size, bool):
@@ -209,5 +208,5 @@ def check_sizes(**sizes: int) -> None:
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which a layer of parameters in ``dtype`` keeps its state."""
+    """Return the dtype of a layer's state for parameters in ``dtype``."""
     return torch.promote_types(dtype, torch.float32)

@@ -1,4 +1,4 @@
-"""LSTM: PyTorch's, with the call of the other layers."""
+"""LSTM: PyTorch's, with the interface of the other layers."""
 
 from typing import NamedTuple, TypeVar
 
@@ -14,7 +14,7 @@ Sequences = TypeVar("Sequences", Tensor, rnn.PackedSequence)
 
 
 class LSTMState(NamedTuple):
-    """What an LSTM remembers of each sequence, both (B, hidden_size), float32 or wider."""
+    """State of an LSTM: h and c, each (B, hidden_size), float32 or wider."""
 
     h: Tensor
     c: Tensor
@@ -28,8 +28,8 @@ class LSTM(Layer):
         c_t &= \sigma(f_t) \odot c_{t-1} + \sigma(i_t) \odot \tanh(g_t), \qquad
         y_t = h_t = \sigma(o_t) \odot \tanh(c_t)
 
-    Source: Hochreiter and Schmidhuber (1997) with forget gates. Parameters are initialised as
-    PyTorch does, uniformly in +-1/sqrt(hidden_size): the forget bias is *not* raised to 1.
+    Source: Hochreiter and Schmidhuber (1997) with forget gates. Parameters are initialised as in
+    PyTorch, uniformly in +-1/sqrt(hidden_size); the forget bias is *not* raised to 1.
 
     Packed sequences run as a ``PackedSequence``, which reads ``cu_seqlens`` on the host.
 

@@ -1,4 +1,4 @@
-"""The layers by name. To add one: one file beside this, one line in ``LAYERS``."""
+"""The layers by name. To add one, write a file beside this one and a line in ``LAYERS``."""
 
 from typing import Any
 

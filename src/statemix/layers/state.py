@@ -1,4 +1,4 @@
-"""States of layers as trees of tensors: what can be done with one without knowing its parts."""
+"""States of layers as trees of tensors, and operations that need not know their parts."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,12 +8,12 @@ from torch import Tensor
 State = Any
 """A tensor, or a NamedTuple (or tuple) of states; the batch is the first axis of every tensor.
 
-A layer's state is opaque: take it from one call, or from ``init_state``, and hand it to the next.
+A layer's state is opaque: pass it from one call, or from ``init_state``, to the next.
 """
 
 
 def map_state(function: Callable[..., Tensor], state: State, *others: State) -> State:
-    """Apply a function to every tensor of a state, and to those in the same place of others.
+    """Apply a function to the corresponding tensors of one or several states.
 
     Args:
         function: called with one tensor of each state.
@@ -21,7 +21,7 @@ def map_state(function: Callable[..., Tensor], state: State, *others: State) -> 
         *others: states of the same structure.
 
     Returns:
-        A state of the same structure that holds the results.
+        A state of the same structure with the results.
     """
     if isinstance(state, Tensor):
         return function(state, *others)
@@ -30,7 +30,7 @@ def map_state(function: Callable[..., Tensor], state: State, *others: State) -> 
 
 
 def tensors(state: State, name: str = "state") -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of a state with its name, such as ``state.h`` or ``state.0``."""
+    """Yield every tensor of a state with its name, such as ``state.h`` or ``state.0``."""
     if isinstance(state, Tensor):
         yield name, state
         return
@@ -43,8 +43,8 @@ def take_rows(state: State, rows: Tensor) -> State:
 
     Args:
         state: the state of B sequences.
-        rows: indices of the sequences wanted, shape (N,), int64, on the state's device. An index
-            may come several times, as in beam search.
+        rows: indices of the sequences wanted, shape (N,), int64, on the state's device. Indices may
+            repeat, as in beam search.
 
     Returns:
         The state of N sequences, differentiable.
@@ -62,14 +62,13 @@ def check_like(state: State, template: State, num_sequences: int, axis: str) -> 
     """Check a state against one of the same layer: structure, shapes and floating dtypes.
 
     Args:
-        state: what came.
+        state: state to check.
         template: a state of any number of sequences, on any device.
-        num_sequences: rows that every tensor of ``state`` must have.
+        num_sequences: required number of rows of every tensor.
         axis: letter of the batch axis in messages, "B" or "N".
 
     Raises:
-        TypeError: if the structure differs, or a dtype is floating where the template's is not or
-            the reverse.
+        TypeError: if the structure differs, or only one of two corresponding dtypes is floating.
         ValueError: if a shape differs.
     """
     _check_structure("state", state, template)

@@ -1,4 +1,4 @@
-"""Position-wise networks that mix the channels of one token. To add one: a class and a line."""
+"""Position-wise networks that mix the channels of one token; ``CHANNEL_MIXERS`` lists them."""
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -48,7 +48,7 @@ class SwiGLU(nn.Module):
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
 
     def zero_biases(self) -> None:
-        """There are none."""
+        """Do nothing: there are no biases."""
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -100,5 +100,5 @@ CHANNEL_MIXERS: Factories[type[nn.Module]] = Factories(
     ],
     common=("hidden_size",),
 )
-"""The channel mixers by name. Each maps (..., hidden_size) to the same shape and answers to
+"""The channel mixers by name. Each maps (..., hidden_size) to the same shape and has a method
 ``zero_biases``."""

@@ -1,4 +1,4 @@
-"""The wrapper of the synthetic benchmarks: embedding, layers, readout."""
+"""The model of the synthetic benchmarks: embedding, layers, readouts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -33,25 +33,25 @@ class SyntheticModel(nn.Module):
         x \leftarrow x + \mathrm{mixer}(\mathrm{norm}(x)), \qquad
         \mathrm{logits} = W \, \mathrm{norm}(x) + c
 
-    Source: the decoder-only backbone of MAD (mad-lab). No positions, no dropout. As there,
-    embeddings start as N(0, 0.02), the other weights as each part draws them, and with
-    ``zero_biases`` every part is asked to start without biases, so that no gate is preferred.
+    Source: the decoder-only backbone of MAD (mad-lab). No positions, no dropout. As in MAD,
+    embeddings are drawn from N(0, 0.02), and each part draws its other weights. With
+    ``zero_biases``, the biases start at zero, so that no gate is preferred.
 
     Args:
         vocab_size: number of input tokens.
         heads: name of each output -> its number of classes.
         hidden_size: width of the residual stream.
-        layers: the sequence layers, the first one first.
-        bos: prepend a learned token and drop its output, so that a task never sees it. It can write
-            a first state, which lossless transitions would otherwise leave at zero.
+        layers: sequence layers in order.
+        bos: prepend a learned token and drop its output. The token can write a first state, which
+            lossless transitions would otherwise leave at zero.
         residual: add the input of each part to its output.
-        norm: "rms", "layer" or "none", before every part and the readouts.
-        channel_mixer: a position-wise network after each sequence layer; None means none.
+        norm: normalisation before every part and the readouts: "rms", "layer" or "none".
+        channel_mixer: position-wise network after each sequence layer; None means no network.
         zero_biases: ask layers and mixers to start with zero biases (``Layer.zero_biases``).
-        seed: seed of the initial weights. The global generator is left as it was.
+        seed: seed of the initial weights. The global generator is not changed.
 
     Attributes:
-        heads: as above.
+        heads: name of each output -> its number of classes.
 
     Shape:
         tokens (B, T) int32 or int64 -> for each head, logits (B, T, classes).
@@ -118,7 +118,7 @@ class SyntheticModel(nn.Module):
         return self.embedding.weight.device
 
     def forward(self, tokens: Tensor, cu_seqlens: Tensor | None = None) -> Logits:
-        """Logits of whole sequences, or of packed ones (B = 1) with ``cu_seqlens`` (N + 1,).
+        """Return the logits of whole sequences; ``cu_seqlens`` (N + 1,) means packed ones (B = 1).
 
         Raises:
             ValueError: if a shape or a device disagrees, bounds do not rise from 0 to T or, on the
@@ -131,9 +131,9 @@ class SyntheticModel(nn.Module):
         check_cu_seqlens(cu_seqlens, like=tokens)
         if not self.bos:
             return self._run(tokens, None, cu_seqlens)[0]
-        # Later checks would show bounds that the learned tokens have shifted.
+        # Later checks would report bounds that the learned tokens have shifted.
         _check_values(cu_seqlens, lambda: check_cu_seqlens_values(cu_seqlens, tokens.shape[1]))
-        # Every packed sequence gets a learned token of its own in front.
+        # Every packed sequence begins with its own learned token.
         index = torch.arange(tokens.shape[1], device=tokens.device)
         place = index + 1 + torch.searchsorted(cu_seqlens[1:].contiguous(), index, right=True)
         longer = tokens.new_full((1, tokens.shape[1] + len(cu_seqlens) - 1), self.vocab_size)
@@ -145,16 +145,16 @@ class SyntheticModel(nn.Module):
     def extend(
         self, tokens: Tensor, state: tuple[State, ...] | None = None
     ) -> tuple[Logits, tuple[State, ...]]:
-        """Logits of the next tokens of sequences, continuing from the state of those before.
+        """Return the logits of the next tokens of sequences, and the state after them.
 
         Args:
             tokens: the next tokens, shape (B, T) int32 or int64.
-            state: what the call before returned. None starts the sequences.
+            state: state that the previous call returned. None starts new sequences.
 
         Returns:
             logits: for each head, shape (B, T, classes).
-            state: the state of every layer, to be handed to the next call.
-                ``layers.take_rows`` selects, repeats or reorders its sequences.
+            state: state of every layer, for the next call. ``layers.take_rows`` selects, repeats or
+                reorders its sequences.
 
         Raises:
             ValueError: if a shape or a device disagrees, there is not one state per layer or, on
@@ -184,7 +184,7 @@ class SyntheticModel(nn.Module):
         if tokens.numel() == 0:
             return
         low, high = (int(bound) for bound in tokens.aminmax())
-        # The embedding would take the id after the last for the learned token.
+        # The embedding would treat the id after the last one as the learned token.
         if low < 0 or high >= self.vocab_size:
             raise ValueError(
                 f"tokens must be in 0..{self.vocab_size - 1} (vocab_size={self.vocab_size}), "
@@ -218,9 +218,9 @@ class SyntheticModel(nn.Module):
 
 
 def _check_values(tensor: Tensor, check: Callable[[], None]) -> None:
-    """Run a check that reads ``tensor``, where that waits for no device and breaks no graph."""
+    """Run a check that reads ``tensor``, unless reading waits for a device or breaks a graph."""
     if tensor.device.type == "cpu" and not torch.compiler.is_compiling():
-        # Tensors that are fake or mapped by vmap have no values to read.
+        # Fake tensors, and those mapped by vmap, have no values to read.
         with suppress(RuntimeError):
             check()
 
@@ -247,7 +247,7 @@ class _Block(nn.Module):
             self.mixer_norm = _NORMS[norm](hidden_size)
 
     def zero_biases(self) -> None:
-        """Ask the parts to start without biases."""
+        """Ask the parts to start with zero biases."""
         self.layer.zero_biases()
         if self.mixer is not None:
             self.mixer.zero_biases()

@@ -1,4 +1,4 @@
-"""Data with laws: generators of labelled sequences, one file per family."""
+"""Tasks: generators of labelled sequences, one file per family."""
 
 from statemix.tasks.registry import TASKS, build
 from statemix.tasks.task import IGNORED, Examples, Task, TaskSpec

@@ -1,17 +1,17 @@
-"""Words addressed by (seed, split, index): any word alone, the same on every machine.
+"""Words addressed by (seed, split, index), each made alone and equal on every machine.
 
 A word is a sequence of ``length`` symbols, each one of ``alphabet_size``. Two regimes share one
 function, ``words``:
 
 - *Independent draws*, in spaces of more than ``SHUFFLED_SPACE`` words. Symbols come from Philox, a
-  counter-based generator: the seed and the split are its key, the index sets its counter, so that
-  every word has a stretch of the stream of its own. NumPy guarantees raw streams across versions
-  and platforms. N training words hold a given test word with probability at most
+  counter-based generator. The seed and the split are its key and the index sets its counter, so
+  that every word has its own stretch of the stream. NumPy guarantees raw streams across versions
+  and platforms. A given test word is among N training words with probability at most
   N / SHUFFLED_SPACE: for N = 100,000 that is 9e-8, and 1,280 test words share 1.2e-4 examples with
   training on average.
-- *A shuffled enumeration* of the whole space, below. A permutation keyed by the seed orders all
-  words; validation owns the first eighth of the order, test the second, training the rest. So no
-  two splits ever share a word and no word comes twice within a split. (With independent draws a
+- *A shuffled enumeration* of the whole space, in smaller spaces. A permutation keyed by the seed
+  orders all words; validation owns the first eighth of the order, test the second, training the
+  rest. So no two splits share a word, and no split repeats a word. (With independent draws a
   tenth of the test words over S_2 at length 16, a space of 65,536, would be among 10,000
   training words.)
 """
@@ -29,28 +29,28 @@ SHUFFLED_SPACE = 2**40
 """Spaces of at most this many words are enumerated in a shuffled order."""
 
 MAX_LENGTH = 2**24
-"""Longer words are refused: to make one of this length takes a gigabyte of memory."""
+"""Longer words are refused: making one word of this length needs a gigabyte of memory."""
 
 _NUM_ROUNDS = 6
-_VALUES_PER_BLOCK = 4  # 64-bit values that Philox makes from one value of its counter
-# Second half of Philox's key. Changing any of these numbers changes all data.
+_VALUES_PER_BLOCK = 4  # 64-bit values that Philox makes per value of its counter
+# Second half of Philox's key. Changing any of these numbers changes the data.
 _KEYS = {"train": 1, "validation": 2, "test": 3, "shuffle": 4}
 
 
 def split_size(alphabet_size: int, length: int, split: Split) -> int | None:
-    """Count the distinct words that a split owns, or return None where they are not counted.
+    """Return the number of distinct words that a split owns; None with independent draws.
 
     Args:
         alphabet_size: number of symbols, at least 1.
-        length: symbols per word, at least 1 and however many.
+        length: symbols per word, at least 1; there is no upper limit.
         split: one of ``SPLITS``.
 
     Example:
         >>> [split_size(2, 16, split) for split in SPLITS]
         [49152, 8192, 8192]
     """
-    # Two symbols are enough to exceed SHUFFLED_SPACE at this power, and a power of millions takes
-    # seconds; with one symbol every power is 1.
+    # The capped power of 2 already exceeds SHUFFLED_SPACE, and every power of 1 is 1. Without the
+    # cap, powers of millions take seconds.
     space: int = alphabet_size ** min(length, SHUFFLED_SPACE.bit_length())
     if space > SHUFFLED_SPACE:
         return None
@@ -62,8 +62,8 @@ def words(
 ) -> NDArray[np.int64]:
     """Make the words ``start`` ... ``stop - 1`` of a split.
 
-    Arguments are trusted, except that a request may exceed what a small space holds. The training
-    stream has no end: where training owns M words, index i is word i modulo M.
+    Arguments are trusted, but the size of the split is checked. The training stream has no end:
+    where training owns M words, index i is word i modulo M.
 
     Args:
         alphabet_size: number of symbols, at least 1.
@@ -99,8 +99,8 @@ def words(
         return _uniform(per_word[:, :length], alphabet_size)
     if split != "train" and stop > size:
         raise ValueError(
-            f"stop must be at most {size} in the {split} split, its share of the "
-            f"{alphabet_size**length} words of {length} symbols out of {alphabet_size}, got {stop}"
+            f"stop must be at most {size} (share of the {split} split in the "
+            f"{alphabet_size**length} words of {length} symbols out of {alphabet_size}), got {stop}"
         )
     if size == 0:  # an empty range of an empty split
         return np.zeros((0, length), dtype=np.int64)
@@ -113,9 +113,9 @@ def words(
 def _raw_values(
     seed: int, purpose: str, domain: tuple[int, int], *, first_block: int, num_blocks: int
 ) -> NDArray[np.uint64]:
-    """Blocks of Philox's stream; each purpose and domain has a stream of its own."""
+    """Return blocks of Philox's stream; each purpose and domain has its own stream."""
     key = np.array([seed, _KEYS[purpose]], dtype=np.uint64)
-    # The counter has 256 bits: the block counts in the lower half, the domain fills the upper.
+    # The counter has 256 bits: the lower half counts blocks, the upper half holds the domain.
     counter = first_block + (domain[0] << 128) + (domain[1] << 192)
     values = np.random.Philox(key=key, counter=counter).random_raw(num_blocks * _VALUES_PER_BLOCK)
     return np.asarray(values, dtype=np.uint64)
@@ -124,8 +124,8 @@ def _raw_values(
 def _uniform(raw: NDArray[np.uint64], size: int) -> NDArray[np.int64]:
     """Map uniform 64-bit values to 0 ... size - 1 by floor(u * size) for u in [0, 1).
 
-    As many leading bits as fit beside ``size`` make u, so that no probability is off by more than
-    a factor of 1 +- size^2 / 2^63 (1e-15 for the 120 elements of S_5).
+    u has as many leading bits as fit beside ``size`` in 64 bits. So no probability is off by more
+    than a factor of 1 +- size^2 / 2^63 (1e-15 for the 120 elements of S_5).
     """
     bits = 64 - size.bit_length()
     return (((raw >> np.uint64(64 - bits)) * np.uint64(size)) >> np.uint64(bits)).astype(np.int64)
@@ -137,7 +137,7 @@ def _shuffled_words(
     """Words at the given positions of the shuffled enumeration, shape (len(positions), length).
 
     A Feistel network over (left half, right half) of a word: each round adds to one half a random
-    function of the other, which can be undone, so that the whole is a bijection of the space.
+    function of the other. Each round can be undone, so the network is a bijection of the space.
     """
     left_length = length - length // 2
     left_space, right_space = alphabet_size**left_length, alphabet_size ** (length - left_length)

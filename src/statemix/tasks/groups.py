@@ -43,7 +43,7 @@ class Group:
         .. math:: acc_0 = identity, \qquad acc_t = acc_{t-1} * x_t
 
         Args:
-            words: element ids x, shape (num_words, length), int64. They are trusted.
+            words: element ids x, shape (num_words, length), int64. They are not checked.
 
         Returns:
             acc_1 ... acc_length, shape (num_words, length), int64.
@@ -55,8 +55,8 @@ class Group:
         num_words, length = words.shape
         if length <= _SEQUENTIAL_LENGTH:
             return self._multiply_in_order(words)
-        # The product is associative: the blocks of a word are multiplied side by side, then each
-        # is shifted by the product of the blocks before it. Identities fill the last block.
+        # The product is associative: the blocks of a word are multiplied in parallel, and each is
+        # then multiplied by the product of the blocks before it. Identities pad the last block.
         block_length = int(np.ceil(np.sqrt(length)))
         num_blocks = -(-length // block_length)
         padded = np.zeros((num_words, num_blocks * block_length), dtype=np.int64)

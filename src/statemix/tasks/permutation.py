@@ -15,35 +15,35 @@ PAPER_SETS: dict[str, dict[str, object]] = {
     "S4-50k": {"group": "S_4", "train_size": 50_000},
     "S5-100k": {"group": "S_5", "train_size": 100_000},
 }
-"""Data sets of Dubinin et al. (Table 4): its name here -> options of ``Permutation``.
+"""Data sets of Dubinin et al. (Table 4): our name -> options of ``Permutation``.
 
-They are words of 16 elements, the default. The sizes are read as training words, the test words
-being others; for S_2 and A_5 the paper names none.
+Words have 16 elements, the default. We read the sizes as numbers of training words, with separate
+test words. The paper gives no size for S_2 and A_5.
 """
 
 _CELLS_PER_LINE = 8
 
 
 class Permutation:
-    r"""Compose permutations: after every element of a word, say what the product is so far.
+    r"""Compose permutations: after every element of a word, predict the product so far.
 
     .. math:: target_t = x_1 * x_2 * \dots * x_t, \qquad (a * b)(i) = a(b(i))
 
     Words are uniform over the group; tokens and targets are element ids (0 is the identity, the
     rest in lexicographic order), and every position is scored. Source: the word problem of Merrill
-    et al., "The Illusion of State in State-Space Models", in the setting of Dubinin et al. There is
-    no begin-of-sequence token here: that is the model's business.
+    et al., "The Illusion of State in State-Space Models", in the setting of Dubinin et al. The
+    words have no begin-of-sequence token; the model may prepend one.
 
     Word i does not depend on ``train_size``: a smaller training set is the beginning of a larger
     one. Splits of small spaces share no word (``addressing``).
 
     Args:
-        group: the group, see ``groups.NAMES``.
-        length: elements per word in training, at most ``addressing.MAX_LENGTH``. Other lengths can
-            be asked of ``examples``.
-        train_size: number of training words; None means fresh words without end (in a small space
-            they repeat once all that training owns are used).
-        seed: chooses the words, 0 <= seed < 2^64.
+        group: name of the group, one of ``groups.NAMES``.
+        length: elements per word in training, at most ``addressing.MAX_LENGTH``. ``examples`` also
+            makes words of other lengths.
+        train_size: number of training words; None means an endless stream of fresh words (in a
+            small space they repeat once all training words are used).
+        seed: seed of the words, 0 <= seed < 2^64.
 
     Attributes:
         vocab_size: number of tokens, the order of the group.
@@ -51,8 +51,8 @@ class Permutation:
         chance: "product" -> the accuracy of guessing.
 
     Raises:
-        ValueError: if an option is out of range, or ``train_size`` exceeds the words that training
-            owns.
+        ValueError: if an option is out of range, or ``train_size`` exceeds the number of words that
+            training owns.
         TypeError: if an option has the wrong type.
 
     Example:
@@ -144,10 +144,10 @@ class Permutation:
         return Examples(tokens, {"product": self.group.running_products(tokens)})
 
     def describe(self, index: int, split: addressing.Split = "train") -> str:
-        """Write out one example: the word as permutations and ids, below it the product so far.
+        """Return one example as text: permutations and ids of the word and of its running product.
 
         Args:
-            index: which example of the split.
+            index: index of the example in the split.
             split: as in ``examples``.
         """
         index = _integer("index", index, minimum=0)
@@ -174,8 +174,8 @@ class Permutation:
         size = addressing.split_size(self.group.order, length, split)
         if size is not None and count > size:
             raise ValueError(
-                f"{name} must be at most {size}, the share of the {split} split in the "
-                f"{self.group.order**length} words of length {length} over {self.group.name}, "
+                f"{name} must be at most {size} (share of the {split} split in the "
+                f"{self.group.order**length} words of length {length} over {self.group.name}), "
                 f"got {count}"
             )
 
@@ -188,7 +188,7 @@ def _length(value: object) -> int:
 
 
 def _integer(name: str, value: object, *, minimum: int) -> int:
-    # bool is an integer to Python, but "length=True" is a mistake.
+    # Python counts bool as an integer, but "length=True" is a mistake.
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     number = operator.index(value)

@@ -1,4 +1,4 @@
-"""The tasks by name. To add one: one file beside this, one line in ``TASKS``."""
+"""The tasks by name. To add one, write a file beside this one and a line in ``TASKS``."""
 
 from statemix.registry import Factories
 from statemix.tasks.permutation import Permutation

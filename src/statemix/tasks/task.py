@@ -20,13 +20,13 @@ class TaskSpec(Spec):
 
 
 class Examples(NamedTuple):
-    """Examples side by side, padded to the longest.
+    """Examples as rows, padded to the longest.
 
     Attributes:
         tokens: shape (N, T), int64; any token of the vocabulary where an example has ended.
         targets: head -> class of each position, same shape and dtype; ``IGNORED`` where a position
             is not scored, and always where the example has ended.
-        lengths: tokens of each example, shape (N,), int64. None means that all have T.
+        lengths: number of tokens of each example, shape (N,), int64. None means that all have T.
     """
 
     tokens: NDArray[np.int64]
@@ -35,20 +35,21 @@ class Examples(NamedTuple):
 
 
 class Task(Protocol):
-    """Data with a law.
+    """A generator of labelled sequences.
 
-    The first sentence of a task's docstring says what it asks; its constructor takes keyword
-    options alone, each with a default. A task that has an option ``seed`` gets the run's seed.
+    The first line of a task's docstring describes the task in listings. The constructor has only
+    keyword options, each with a default. An option ``seed`` gets the run's seed unless it is given.
 
     Attributes:
-        name: its name in the registry.
+        name: name in the registry.
         presets: published data sets, name -> options.
         length: tokens of the longest training example.
-        train_size: number of training examples; None means fresh ones without end.
+        train_size: number of training examples; None means an endless stream of fresh examples.
         vocab_size: number of tokens.
-        heads: what is asked at each position: name -> number of classes. The first is the main one.
+        heads: labels to predict at each position: name -> number of classes. The first is the main
+            one.
         chance: head -> token accuracy of guessing.
-        title: what is learnt, in a word or two, for figures.
+        title: short name of the subject, for figures.
     """
 
     name: ClassVar[str]
@@ -78,10 +79,10 @@ class Task(Protocol):
             length: tokens of the longest example; None means the training length.
 
         Raises:
-            ValueError: if a split does not hold so many examples, or has none of this length.
+            ValueError: if the split has too few examples, or none of this length.
         """
         ...
 
     def describe(self, index: int, split: Split = "train") -> str:
-        """Write out one example for a reader."""
+        """Return one example as text."""
         ...

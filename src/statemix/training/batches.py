@@ -1,4 +1,4 @@
-"""Which examples a step sees: a function of the seed and the step's number alone."""
+"""The examples of each step, which depend only on the seed and the step's number."""
 
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -20,8 +20,8 @@ class Batch:
         tokens: shape (B, T), or (1, T) if packed, int64.
         targets: head -> classes, like ``tokens``; ``IGNORED`` is not scored.
         cu_seqlens: bounds of packed sequences, shape (N+1,), or None.
-        num_scored: head -> scored positions of the whole optimiser step, of which this batch may be
-            a part.
+        num_scored: head -> scored positions of the whole optimiser step, which may have several
+            batches.
     """
 
     tokens: Tensor
@@ -30,7 +30,7 @@ class Batch:
     num_scored: dict[str, int]
 
     def to(self, device: torch.device) -> "Batch":
-        """The batch on a device, without waiting for it."""
+        """Copy the batch to a device, without waiting for the device."""
         move = _mover(device)
         return replace(
             self,
@@ -45,31 +45,31 @@ class Batches(Protocol):
 
     Attributes:
         num_steps: steps of the whole run.
-        steps_per_epoch: 1 on fresh examples.
+        steps_per_epoch: steps of one epoch; 1 on fresh examples.
     """
 
     num_steps: int
     steps_per_epoch: int
 
     def epoch(self, step: int) -> int | None:
-        """Whole epochs made after so many steps; None on fresh examples."""
+        """Return the whole epochs done after ``step`` steps; None on fresh examples."""
         ...
 
     def parts(self, step: int) -> list[Batch]:
-        """The batches of the step after ``step`` others, whose gradients are summed."""
+        """Return the batches of step ``step``, counted from 0; their gradients are summed."""
         ...
 
 
 class TaskBatches:
     """Batches of a task's training examples, addressed by step.
 
-    A fixed training set is drawn once and permuted anew every epoch, by (seed, epoch); the last
-    step of an epoch uses what is left. Fresh examples are used in order, each once.
+    A fixed training set is drawn once. Every epoch permutes it by (seed, epoch), and the last step
+    of an epoch uses the remaining examples. Fresh examples are used in order, each once.
 
     Args:
-        task: where the examples come from.
-        config: their number and form.
-        schedules: for how long.
+        task: source of the examples.
+        config: size and layout of the batches.
+        schedules: length of training.
         seed: seed of the permutations.
         device: device of the batches.
     """
@@ -105,7 +105,7 @@ class TaskBatches:
         return None if self._examples is None else step // self.steps_per_epoch
 
     def parts(self, step: int) -> list[Batch]:
-        """See :class:`Batches`. There are fewer than asked for if there are fewer sequences."""
+        """See :class:`Batches`. A step has at most one batch per sequence."""
         examples = self._of_step(step)
         num_scored = {
             head: int((classes != IGNORED).sum()) for head, classes in examples.targets.items()
@@ -128,13 +128,13 @@ class TaskBatches:
         return rows(self._examples, self._order[place * size : (place + 1) * size])
 
     def _permutation(self, epoch: int, size: int) -> NDArray[np.int64]:
-        # NumPy promises the raw stream of a bit generator for ever, but not what its methods make.
+        # NumPy keeps the raw stream of a bit generator stable, but not its other methods.
         stream = np.random.Philox(np.random.SeedSequence([self._seed, epoch]))
         return np.argsort(stream.random_raw(size), kind="stable")
 
 
 def rows(examples: Examples, index: NDArray[np.int64]) -> Examples:
-    """Some of the examples, in the order of ``index``."""
+    """Select examples, in the order of ``index``."""
     return Examples(
         examples.tokens[index],
         {head: classes[index] for head, classes in examples.targets.items()},
@@ -143,7 +143,7 @@ def rows(examples: Examples, index: NDArray[np.int64]) -> Examples:
 
 
 def padded(examples: Examples, num_scored: dict[str, int]) -> Batch:
-    """Examples side by side, up to the end of the longest."""
+    """Make a batch of examples as rows, up to the end of the longest."""
     longest = examples.tokens.shape[1]
     if examples.lengths is not None:
         longest = int(examples.lengths.max(initial=0))
@@ -156,7 +156,7 @@ def padded(examples: Examples, num_scored: dict[str, int]) -> Batch:
 
 
 def packed(examples: Examples, num_scored: dict[str, int]) -> Batch:
-    """Examples end to end in one row."""
+    """Make a batch of examples end to end in one row."""
     number, longest = examples.tokens.shape
     lengths = examples.lengths
     if lengths is None:
@@ -173,6 +173,6 @@ def packed(examples: Examples, num_scored: dict[str, int]) -> Batch:
 
 def _mover(device: torch.device):  # type: ignore[no-untyped-def]
     if device.type == "cuda":
-        # From pinned memory, the copy runs beside what the device is doing.
+        # From pinned memory, the copy overlaps with the device's work.
         return lambda tensor: tensor.pin_memory().to(device, non_blocking=True)
     return lambda tensor: tensor.to(device)

@@ -1,4 +1,4 @@
-"""Resumable checkpoints: written beside the old ones, renamed when whole, never unpickled."""
+"""Resumable checkpoints: written under a temporary name, renamed when whole, never unpickled."""
 
 import contextlib
 import hashlib
@@ -20,10 +20,10 @@ _PREFIX = "step-"
 _UNFINISHED = "unfinished"
 _MANIFEST = "manifest.json"
 _STATE = "state.json"
-# The newest, and one to fall back on.
+# The newest checkpoint, and one to fall back on.
 _KEPT = 2
 
-# What a checkpoint that is not whole raises when it is read.
+# Errors of reading a checkpoint that is not whole.
 _DAMAGE = (
     FileNotFoundError,
     IsADirectoryError,
@@ -36,7 +36,7 @@ TensorFiles = dict[str, dict[str, Tensor]]
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees all of it or nothing, even after a power cut."""
+    """Write a file atomically: a reader sees all of it or none, even after a power cut."""
     unfinished = path.with_name(path.name + ".tmp")
     _write_synced(unfinished, content)
     unfinished.replace(path)
@@ -44,26 +44,27 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def tensor_bytes(tensors: Mapping[str, Tensor]) -> bytes:
-    """Tensors in the safetensors format."""
+    """Return tensors as bytes in the safetensors format."""
     return dump_tensors({name: tensor.detach().contiguous() for name, tensor in tensors.items()})
 
 
 def save_checkpoint(
     folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]
 ) -> None:
-    """Save the checkpoint of a step; the previous one is kept as well.
+    """Save the checkpoint of a step and keep the previous one.
 
-    All files are written into a folder with a temporary name and reach the disk before it is
-    renamed, so that a checkpoint with its final name is whole. The manifest holds their SHA-256.
+    All files are written into a folder with a temporary name and reach the disk before the folder
+    is renamed. So a checkpoint with its final name is whole. The manifest holds the SHA-256 of each
+    file.
 
     Args:
-        folder: where the checkpoints of the run live; made if absent.
-        step: optimiser steps made.
+        folder: folder of the run's checkpoints; made if absent.
+        step: optimiser steps done.
         tensors: name of a file without its suffix -> name of a tensor -> tensor.
         state: everything else, as JSON.
     """
     folder.mkdir(exist_ok=True)
-    # No power cut may take away what lies beside the checkpoints and belongs to them.
+    # Sync the run folder too: the metrics must survive a power cut together with the checkpoint.
     _sync_directory(folder.parent)
     unfinished = folder / _UNFINISHED
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -77,7 +78,7 @@ def save_checkpoint(
     _sync_directory(unfinished)
     final = folder / f"{_PREFIX}{step:09d}"
     if final.exists():
-        # A run that is interrupted before its next step saves the same step again.
+        # A resumed run that is interrupted before its next step saves the same step again.
         _remove(final)
     unfinished.rename(final)
     _sync_directory(folder)
@@ -88,21 +89,20 @@ def save_checkpoint(
 def load_checkpoint(
     folder: Path, report: Callable[[str], None]
 ) -> tuple[TensorFiles, dict[str, Any]] | None:
-    """Load the newest checkpoint that is whole, and remove the damaged ones that are newer.
+    """Load the newest checkpoint that is whole, and remove newer damaged ones.
 
-    They would otherwise count as the newest when the run saves again and older ones are removed.
+    Damaged checkpoints would otherwise count among the newest, which the next save keeps.
 
     Args:
-        folder: where the checkpoints of the run live.
+        folder: folder of the run's checkpoints.
         report: called with one line for each damaged checkpoint.
 
     Returns:
-        tensors: as they were given to :func:`save_checkpoint`, on the CPU.
-        state: likewise. Both are None in one if no checkpoint is whole.
+        tensors: tensors as given to :func:`save_checkpoint`, on the CPU.
+        state: state as given to it. A single None replaces both if no checkpoint is whole.
 
     Raises:
-        OSError: if a checkpoint cannot be read, which says nothing about what it holds; nothing is
-            removed then.
+        OSError: if a checkpoint cannot be read. It may be whole, so nothing is removed.
     """
     found = None
     damaged: dict[Path, str] = {}
@@ -113,9 +113,9 @@ def load_checkpoint(
         except _DAMAGE as error:
             damaged[path] = " ".join(str(error).split())
         except OSError as error:
-            raise OSError(f"checkpoint must be readable, got {path}: {error.strerror}") from error
+            raise OSError(f"cannot read checkpoint {path}: {error.strerror}") from error
     for path, reason in damaged.items():
-        report(f"checkpoint {path.name} is damaged and removed: {reason}")
+        report(f"removing damaged checkpoint {path.name}: {reason}")
         _remove(path)
     return found
 
@@ -135,13 +135,13 @@ def _remove(path: Path) -> None:
 def _load(path: Path) -> tuple[TensorFiles, dict[str, Any]]:
     hashes = json.loads((path / _MANIFEST).read_bytes())
     if not isinstance(hashes, dict) or _STATE not in hashes:
-        raise ValueError(f"{_MANIFEST} must list the files of a checkpoint")
+        raise ValueError(f"{_MANIFEST} does not list the files of a checkpoint")
     tensors: TensorFiles = {}
     state: dict[str, Any] = {}
     for name, expected in hashes.items():
         content = (path / name).read_bytes()
         if hashlib.sha256(content).hexdigest() != expected:
-            raise ValueError(f"{name} must have the hash that {_MANIFEST} gives")
+            raise ValueError(f"the SHA-256 of {name} differs from {_MANIFEST}")
         if name == _STATE:
             state = json.loads(content)
         else:
@@ -150,7 +150,7 @@ def _load(path: Path) -> tuple[TensorFiles, dict[str, Any]]:
 
 
 def _newest_first(folder: Path) -> list[Path]:
-    # Unlike glob, this does not take a folder that cannot be read for an empty one.
+    # glob would treat a folder that cannot be read as empty.
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -166,7 +166,7 @@ def _write_synced(path: Path, content: bytes) -> None:
 
 
 def _sync_directory(folder: Path) -> None:
-    # Some file systems refuse to sync a directory; the rename is atomic there all the same.
+    # Some file systems refuse to sync a directory; the rename is still atomic there.
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

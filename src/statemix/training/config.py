@@ -1,4 +1,4 @@
-"""The whole configuration of a training run: one frozen dataclass for each part of it."""
+"""The whole configuration of a training run: one frozen dataclass for each part."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from statemix.layers import LayerSpec
 from statemix.models import MixerSpec
 from statemix.models.synthetic import Norm
 from statemix.plain import asked, to_plain
-from statemix.settings import Assignments, SettingError, Settings, built
+from statemix.settings import ABSENT, Assignments, SettingError, Settings, built
 from statemix.tasks import TASKS, Task, TaskSpec
 
 Count = Annotated[int, Ge(1), Lt(2**31)]
@@ -23,7 +23,7 @@ Precision = Literal["32-true", "bf16-mixed", "64-true"]
 Device = Literal["auto", "cpu", "cuda"]
 
 SCHEMA = 1
-"""Version of the stored configuration: it grows when a stored field gets another meaning."""
+"""Version of the stored configuration; it grows when the meaning of a stored field changes."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class ModelConfig(Settings):
     )
     """Sequence layers, each with its options."""
     num_layers: Annotated[int, Ge(1), Le(1000)] | None = None
-    """Depth: the layers above are repeated in turn to make so many (once each if not given)."""
+    """Depth: `layers` is repeated in order up to this number (each layer once if not given)."""
     hidden_size: Annotated[int, Ge(1), Le(2**20)] = 128
     """Width of the residual stream."""
     bos: bool = False
@@ -50,33 +50,33 @@ class ModelConfig(Settings):
     """Ask layers and channel mixers to start with zero biases, as the synthetic benchmarks do."""
 
     def stack(self) -> tuple[LayerSpec, ...]:
-        """The sequence layers of the whole depth."""
+        """Return the sequence layers of the whole depth."""
         depth = self.num_layers or len(self.layers)
         return tuple(self.layers[place % len(self.layers)] for place in range(depth))
 
 
 @dataclass(frozen=True)
 class BatchConfig(Settings):
-    """How examples become batches."""
+    """Size and layout of the batches."""
 
     size: Count = 128
     """Sequences per optimiser step. The last step of an epoch may have fewer."""
     accumulate: Count = 1
-    """Parts into which each step's sequences are split, to save memory."""
+    """Number of parts into which each step's sequences are split, to save memory."""
     packed: bool = False
     """Lay sequences end to end instead of padding them to the longest."""
 
 
 @dataclass(frozen=True)
 class ParameterGroup(Settings):
-    """Parameters with a learning rate or a weight decay of their own."""
+    """Parameters with their own learning rate or weight decay."""
 
     parameters: str
-    """Pattern of their names, such as "*.gate_proj.*"; the first group that matches counts."""
+    """Pattern of parameter names, such as "*.gate_proj.*"; the first group that matches applies."""
     learning_rate_factor: NotNegative = 1.0
-    """Multiplies the learning rate."""
+    """Factor of the learning rate."""
     weight_decay: NotNegative | None = None
-    """Weight decay (that of the optimiser if not given)."""
+    """Weight decay (the optimiser's if not given)."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,9 @@ class OptimizerConfig(Settings):
     betas: tuple[Annotated[float, Ge(0), Lt(1)], Annotated[float, Ge(0), Lt(1)]] = (0.9, 0.999)
     """Decay rates of the gradient's mean and of its square."""
     clip_norm: Positive | None = None
-    """Clip the total L2 norm of the gradient to this."""
+    """Largest total L2 norm of the gradient (no clipping if not given)."""
     groups: tuple[ParameterGroup, ...] = ()
-    """Parameters that are treated otherwise, such as `*.gate_proj.* weight_decay=0
+    """Parameters with their own settings, such as `*.gate_proj.* weight_decay=0
     learning_rate_factor=0.5`."""
 
 
@@ -101,17 +101,17 @@ class AttributeSchedule(Settings):
     """An attribute of layers that changes during training, such as the gate temperature."""
 
     attribute: str
-    """Name of the attribute; every layer that declares it schedulable follows."""
+    """Name of the attribute, scheduled in every layer that declares it schedulable."""
     end: float
-    """Value at the end, kept from then on and in evaluation."""
+    """Value at the end of the change, kept afterwards and in evaluation."""
     start: float | None = None
-    """Value at the beginning (that of each layer itself if not given)."""
+    """Value before the change (each layer's own if not given)."""
     begin: Fraction = 0.0
     """Fraction of training at which the change begins."""
     finish: Fraction = 1.0
-    """Fraction of training at which it is complete."""
+    """Fraction of training at which the change is complete."""
     curve: Literal["linear", "reciprocal", "geometric"] = "linear"
-    """What changes evenly: the value, its reciprocal, or its logarithm."""
+    """Quantity that changes at a constant rate: the value, its reciprocal, or its logarithm."""
 
     def check(self) -> None:
         if self.begin > self.finish:
@@ -125,16 +125,16 @@ class AttributeSchedule(Settings):
 
 @dataclass(frozen=True)
 class ScheduleConfig(Settings):
-    """How long training lasts, and what changes meanwhile."""
+    """Length of training, learning rate, and scheduled attributes of layers."""
 
     epochs: Count | None = None
     """Passes over a fixed training set (200 if not given). Not for tasks with fresh examples."""
     num_steps: Count | None = None
-    """Optimiser steps, for tasks with fresh examples, where it must be given."""
+    """Optimiser steps; required for tasks with fresh examples, refused for others."""
     learning_rate: Literal["cosine", "constant"] = "cosine"
-    """Learning rate over training: set once per epoch, or per step on fresh examples."""
+    """Schedule of the learning rate, updated once per epoch, or per step on fresh examples."""
     min_learning_rate: NotNegative = 1e-5
-    """Where the cosine ends."""
+    """Learning rate at the end of the cosine."""
     warmup_steps: Annotated[int, Ge(0), Lt(2**31)] = 0
     """Steps over which the learning rate rises linearly to the schedule."""
     attributes: tuple[AttributeSchedule, ...] = ()
@@ -144,43 +144,43 @@ class ScheduleConfig(Settings):
 
 @dataclass(frozen=True)
 class EvaluationConfig(Settings):
-    """What is measured, when and on how much data."""
+    """Times, amounts of data and settings of evaluations."""
 
     every: Count | None = None
     """Epochs between evaluations (1 if not given); steps on fresh examples (100 if not given)."""
     test_size: Count = 1280
     """Test sequences at the training length."""
     validation_size: Count = 1280
-    """Validation sequences at the training length; they are never the test's."""
+    """Validation sequences at the training length, separate from the test sequences."""
     lengths: tuple[Count, ...] = ()
     """Further test lengths, in tokens, evaluated with the last weights when training ends."""
     tokens: Count = 65536
-    """Test tokens at each further length: the longer the sequences, the fewer."""
+    """Test tokens at each further length, so longer lengths have fewer sequences."""
     stop_at: Fraction | None = None
-    """Stop early once validation token accuracy (the mean over heads) is above this."""
+    """Validation token accuracy (mean over heads) above which training stops early."""
     attributes: Assignments = Assignments()  # noqa: RUF009  immutable
-    """Schedulable attributes of layers with another value in evaluation than in training."""
+    """Values of schedulable attributes of layers that apply only in evaluation."""
 
 
 @dataclass(frozen=True)
 class RuntimeConfig(Settings):
-    """Where and how the run computes."""
+    """Device, precision and CPU threads of the run."""
 
     precision: Precision = "32-true"
     """Precision of weights and arithmetic; states of the recurrence are float32 or wider."""
     device: Device = "auto"
-    """Where to train; auto takes a GPU if there is one."""
+    """Device to train on; auto chooses a GPU if there is one."""
     num_threads: Annotated[int, Ge(1), Le(4096)] | None = None
-    """CPU threads (PyTorch's choice if not given). Equal weights need equal threads."""
+    """CPU threads (PyTorch's choice if not given). Identical weights need equal threads."""
 
 
 @dataclass(frozen=True)
 class RunConfig(Settings):
-    """What is trained, on what, and how. Equal configurations give equal weights on one machine."""
+    """One training run. Equal configurations give identical weights on one machine."""
 
     task: TaskSpec = TaskSpec("permutation")  # noqa: RUF009  immutable
-    """Task, with its options (`statemix tasks` lists them). Without a seed among them, the run's
-    seed is the task's."""
+    """Task with its options (`statemix tasks` lists them). The task's seed is the run's unless it
+    is given."""
     model: ModelConfig = ModelConfig()
     batches: BatchConfig = BatchConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -188,9 +188,9 @@ class RunConfig(Settings):
     evaluation: EvaluationConfig = EvaluationConfig()
     runtime: RuntimeConfig = RuntimeConfig()
     seed: Annotated[int, Ge(0), Lt(2**63)] = 0
-    """Seed of the initial weights, of the order of batches and, by default, of the task."""
+    """Seed of the initial weights, the order of batches and, by default, the task."""
     imports: tuple[str, ...] = ()
-    """Python modules to import first, which register layers or tasks of your own."""
+    """Python modules to import first, which register your own layers or tasks."""
 
     def check(self) -> None:
         rate, least = self.optimizer.learning_rate, self.schedules.min_learning_rate
@@ -199,7 +199,7 @@ class RunConfig(Settings):
             raise SettingError("schedules.min_learning_rate", condition, least)
 
     def build_task(self) -> Task:
-        """The task, seeded with the run's seed unless its options say otherwise.
+        """Build the task, with the run's seed unless the task's options hold one.
 
         Raises:
             ValueError: if an option is out of range.
@@ -212,9 +212,9 @@ class RunConfig(Settings):
         return {"seed": self.seed} if "seed" in TASKS.options(self.task.name) else {}
 
     def resolved(self) -> "RunConfig":
-        """Fill in everything that was left to defaults, so that the result says the whole run.
+        """Return the configuration with every default written out.
 
-        A task's seed that is the run's stays out of the task's options.
+        If the task uses the run's seed, its options do not hold a seed.
 
         Raises:
             RequestError: if options do not fit the task, or ``epochs`` and ``num_steps`` do not fit
@@ -226,7 +226,7 @@ class RunConfig(Settings):
         if fresh:
             if num_steps is None:
                 condition = "must be given for a task with fresh examples"
-                raise SettingError("schedules.num_steps", condition, None)
+                raise SettingError("schedules.num_steps", condition, ABSENT)
             if epochs is not None:
                 condition = "must not be given for a task with fresh examples"
                 raise SettingError("schedules.epochs", condition, epochs)
@@ -234,7 +234,7 @@ class RunConfig(Settings):
             if num_steps is not None:
                 condition = (
                     f"must not be given for a task with train_size={task.train_size}, where "
-                    "schedules.epochs says how long"
+                    "schedules.epochs sets the length"
                 )
                 raise SettingError("schedules.num_steps", condition, num_steps)
             epochs = 200 if epochs is None else epochs
@@ -270,13 +270,13 @@ class RunConfig(Settings):
     def __reduce__(self) -> Any:
         from statemix.training.reading import config_from_plain
 
-        # Another process must import the user's modules before it meets the names they register.
+        # Another process must import the user's modules before it reads the names they register.
         return config_from_plain, (self.to_plain(),)
 
     def asked(self) -> dict[str, Any]:
-        """What was asked for, which identifies the run: fields that differ from the defaults."""
+        """Return the request, which identifies the run: the fields that differ from defaults."""
         return asked(self)
 
     def to_plain(self) -> dict[str, Any]:
-        """Every field, as nested plain tables."""
+        """Return every field, as nested plain tables."""
         return {f.name: to_plain(getattr(self, f.name)) for f in dataclasses.fields(self)}

@@ -1,4 +1,4 @@
-"""Where a run computes: the device and its precision, and how many CPU threads."""
+"""The device of a run, its precision and its number of CPU threads."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from statemix.training.config import Device, Precision
 
 
 def build_fabric(device: Device, precision: Precision) -> Fabric:
-    """Lightning Fabric on one device; "auto" means a GPU if there is one.
+    """Build Lightning Fabric for one device; "auto" means a GPU if there is one.
 
     Raises:
         SettingError: if there is no such device.
@@ -20,25 +20,25 @@ def build_fabric(device: Device, precision: Precision) -> Fabric:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
-        condition = "must be available (PyTorch can use no GPU here)"
+        condition = "must be available (PyTorch cannot use a GPU here)"
         raise SettingError("runtime.device", condition, device)
     return Fabric(accelerator=device, devices=1, precision=precision)
 
 
-# Results depend on the number of threads, so that a few more than processors may be asked for; many
-# more take the machine down.
+# Results depend on the number of threads, so a request may exceed the number of processors, but
+# many more threads would freeze the machine.
 _THREADS_PER_PROCESSOR = 4
 
 
 def check_threads(path: str, number: int) -> None:
-    """Check that so many CPU threads can be asked of this machine.
+    """Check that a number of CPU threads is reasonable on this machine.
 
     Args:
         path: dotted name of the setting, for the message.
-        number: threads.
+        number: number of threads.
 
     Raises:
-        SettingError: if they are fewer than 1, or several times as many as the processors.
+        SettingError: if the number is below 1 or several times the number of processors.
     """
     processors = os.cpu_count() or 1
     most = _THREADS_PER_PROCESSOR * processors
@@ -49,7 +49,7 @@ def check_threads(path: str, number: int) -> None:
 
 @contextlib.contextmanager
 def threads(number: int | None) -> Iterator[None]:
-    """Compute with so many CPU threads: sums are split among them, so results depend on it."""
+    """Use this many CPU threads; sums are split among them, so results depend on the number."""
     before = torch.get_num_threads()
     torch.set_num_threads(number or before)
     try:

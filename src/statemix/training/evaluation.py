@@ -16,9 +16,9 @@ from statemix.ops.checks import bind
 from statemix.tasks import IGNORED, Examples, Task
 from statemix.tasks.addressing import Split
 
-# Enough work per call to hide its overhead, while gates of blocks of 16 stay below 300 MB.
+# Enough work to hide the overhead of a call, while the gates of blocks of 16 stay below 300 MB.
 _TOKENS_PER_CALL = 4096
-# Long words run side by side, so that the kernels have rows to share out among threads.
+# Long sequences run in parallel, so that the kernels can divide the rows among threads.
 _ROWS_AT_LEAST = 16
 
 
@@ -27,7 +27,7 @@ class Scores:
     """How well a model labels a set of sequences by one head; only scored positions count.
 
     Attributes:
-        num_sequences: how many sequences.
+        num_sequences: number of sequences.
         token_accuracy: fraction of positions that are right (micro average).
         mad_accuracy: see :func:`mad_accuracy`; the mean over batches weighted by their size.
         sequence_accuracy: fraction of sequences in which every position is right.
@@ -42,12 +42,12 @@ class Scores:
 
 
 def accuracy(scores: Mapping[str, Scores]) -> float:
-    """Token accuracy, the mean over heads: what runs are chosen by."""
+    """Return the mean token accuracy over heads, the criterion for choosing among runs."""
     return math.fsum(one.token_accuracy for one in scores.values()) / len(scores)
 
 
 def sequences_at(length: int, *, at_most: int, tokens: int) -> int:
-    """How many sequences of a length fit into a budget of tokens: at least one."""
+    """Return the number of sequences of a length that fit into a token budget, at least 1."""
     return max(1, min(at_most, tokens // length))
 
 
@@ -55,16 +55,16 @@ class SplitEvaluator:
     """Scores a model on the first sequences of a split of a task.
 
     Args:
-        task: where the sequences come from.
-        split: its split.
-        num_sequences: how many.
-        length: tokens of the longest; None means the training length.
+        task: source of the sequences.
+        split: split of the task.
+        num_sequences: number of sequences.
+        length: tokens of the longest sequence; None means the training length.
         batch_size: as in :func:`evaluate`.
         autocast: as in :func:`evaluate`.
         tick: as in :func:`evaluate`.
 
     Raises:
-        ValueError: if the split does not hold so many sequences, or none of this length.
+        ValueError: if the split has too few sequences, or none of this length.
     """
 
     def __init__(
@@ -78,14 +78,14 @@ class SplitEvaluator:
         autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
         tick: Callable[[], None] | None = None,
     ) -> None:
-        # To make the last one shows whether there are so many, without making them all.
+        # Making only the last one shows whether the split has enough sequences.
         task.examples(split, num_sequences - 1, num_sequences, length)
         self._draw = partial(task.examples, split, 0, num_sequences, length)
         self._examples: Examples | None = None
         self._evaluate = partial(evaluate, batch_size=batch_size, autocast=autocast, tick=tick)
 
     def __call__(self, model: SyntheticModel) -> dict[str, Scores]:
-        """Head -> its scores."""
+        """Return head -> its scores."""
         if self._examples is None:
             self._examples = self._draw()
         return self._evaluate(model, self._examples)
@@ -99,16 +99,16 @@ def evaluate(
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
     tick: Callable[[], None] | None = None,
 ) -> dict[str, Scores]:
-    """Score a model.
+    """Score a model on examples.
 
-    Long sequences are processed in pieces that hand their states on, so that memory is bounded.
+    Long sequences are processed in pieces that carry the state over, so that memory is bounded.
 
     Args:
-        model: put into evaluation mode and left there.
-        examples: tokens (N, T), targets for every head of the model.
+        model: model to score; it is left in evaluation mode.
+        examples: tokens (N, T) and targets for every head of the model.
         batch_size: sequences per batch of the MAD accuracy, which depends on it.
-        autocast: makes the context in which the model runs, for mixed precision.
-        tick: called between pieces; what it raises ends the evaluation.
+        autocast: maker of the context in which the model runs, for mixed precision.
+        tick: function called before each piece; an exception from it ends the evaluation.
 
     Returns:
         Head -> its scores.
@@ -148,7 +148,7 @@ def evaluate(
 def _check_targets(model: SyntheticModel, tokens: Tensor, wanted: Mapping[str, Tensor]) -> None:
     if wanted.keys() != model.heads.keys():
         raise ValueError(
-            f"targets must be for the heads {list(model.heads)} of the model, got {list(wanted)}"
+            f"targets must have the heads {list(model.heads)} of the model, got {list(wanted)}"
         )
     sizes: dict[str, int] = {}
     bind(sizes, "tokens", tokens, "N T")

@@ -1,4 +1,4 @@
-"""What a running training tells whoever watches it."""
+"""Events that a run reports while it trains."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -6,12 +6,12 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened in a run.
+    """One event of a run.
 
     Attributes:
         kind: "started" (or resumed), "step", "evaluated" (a row of metrics), "saved" (a
             checkpoint), "message" (something the user should know), "finished".
-        step: optimiser steps made so far.
+        step: optimiser steps done so far.
         num_steps: steps of the whole run.
         loss: training loss of the step, where ``kind`` is "step".
         row: the row of metrics, where ``kind`` is "evaluated".

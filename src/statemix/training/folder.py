@@ -1,8 +1,8 @@
-"""The folder of a run: what is in it, who may write to it, how it ended, and how it is read back.
+"""The folder of a run: its files, its lock, its status, and reading it back.
 
-Whatever is trained, a run's folder holds ``config.json`` (schema, what was asked for, and the whole
-configuration), ``environment.json``, ``metrics.jsonl``, ``status.json``, ``checkpoints/`` while it
-is unfinished, and weights and ``summary.json`` when it is done.
+A run's folder holds ``config.json`` (schema, request, and the whole configuration),
+``environment.json``, ``metrics.jsonl``, ``status.json``, ``checkpoints/`` while the run is
+unfinished, and weights and ``summary.json`` when it is done.
 """
 
 import contextlib
@@ -20,8 +20,8 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from statemix.files import naming
-from statemix.plain import ABSENT, difference
-from statemix.settings import RequestError
+from statemix.plain import difference
+from statemix.settings import ABSENT, RequestError
 from statemix.training.checkpoint import tensor_bytes, write_file
 
 CONFIG = "config.json"
@@ -31,11 +31,11 @@ STATUS = "status.json"
 SUMMARY = "summary.json"
 CHECKPOINTS = "checkpoints"
 _LOCK = ".lock"
-# A run that is killed before its configuration is whole leaves these behind.
+# Files that a run may leave if it is killed before its configuration is whole.
 _BEGUN = (_LOCK, ENVIRONMENT, f"{ENVIRONMENT}.tmp", f"{CONFIG}.tmp", STATUS, f"{STATUS}.tmp")
 
 Ending = Literal["running", "done", "diverged", "failed", "interrupted"]
-"""How a run stands. A "running" one whose process is gone was interrupted."""
+"""Status of a run. A "running" run without a process was interrupted."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class StoredConfig:
 
     Attributes:
         schema: version of the meaning of the fields.
-        asked: the fields that differ from their defaults, as plain data: they identify the run.
-        resolved: every field, with what was left to the machine or the task filled in.
+        asked: the request, which identifies the run: fields that differ from their defaults.
+        resolved: every field, with the choices of the machine or the task filled in.
     """
 
     schema: int
@@ -55,7 +55,7 @@ class StoredConfig:
 
 @dataclass(frozen=True)
 class Status:
-    """How a run stands, and what there is to say about it."""
+    """Status of a run, and a message such as the error."""
 
     status: Ending
     message: str = ""
@@ -65,7 +65,7 @@ def stored_config(folder: Path, schema: int) -> StoredConfig | None:
     """Read the configuration of the run in a folder; None if there is no run.
 
     Raises:
-        RequestError: if the file is damaged, or written by a version that this one cannot resume.
+        RequestError: if the file is damaged or has another schema.
     """
     path = folder / CONFIG
     if not path.exists():
@@ -81,9 +81,8 @@ def stored_config(folder: Path, schema: int) -> StoredConfig | None:
     if found != schema:
         version = "an older development version" if found is None else f"schema {found}"
         raise RequestError(
-            f"{path} must be of schema {schema}, got {version}, whose runs cannot be read any "
-            "more; train it again into another folder, or use the commit that "
-            f"{ENVIRONMENT} names"
+            f"{path} must have schema {schema}, got {version}, which can no longer be read; train "
+            f"again in another folder, or use the commit named in {ENVIRONMENT}"
         )
     if not all(isinstance(stored.get(name), dict) for name in ("asked", "resolved")):
         raise RequestError(f"{path} must hold the tables 'asked' and 'resolved', got other data")
@@ -91,11 +90,10 @@ def stored_config(folder: Path, schema: int) -> StoredConfig | None:
 
 
 def settled(folder: Path, config: StoredConfig) -> StoredConfig:
-    """The configuration with which a run into this folder continues or begins.
+    """Return the configuration with which a run in this folder starts or resumes.
 
-    A run is identified by what was asked for. One that is there continues with its own resolved
-    configuration: a default, a device or a number of threads that has changed since then changes
-    nothing in it.
+    The request identifies the run. A stored run resumes with its own resolved configuration, even
+    if a default, the device or the number of threads has changed since.
 
     Raises:
         RequestError: if the folder holds another run, something else, or a damaged run.
@@ -122,7 +120,7 @@ def settled(folder: Path, config: StoredConfig) -> StoredConfig:
 
 
 def _shown(value: Any, name: str, config: StoredConfig) -> str:
-    """A value that was asked for, or the default that was settled on."""
+    """Return the requested value as text, or the resolved default."""
     if value is not ABSENT:
         return repr(value)
     found: Any = config.resolved
@@ -138,16 +136,16 @@ def _shown(value: Any, name: str, config: StoredConfig) -> str:
 
 @contextlib.contextmanager
 def claimed(folder: Path, config: StoredConfig, environment: Mapping[str, Any]) -> Iterator[None]:
-    """Hold a run's folder for writing; make it if it is not there.
+    """Lock a run's folder for writing; make it if absent.
 
     Args:
         folder: the run's folder.
-        config: what :func:`settled` returned for it.
-        environment: what else the result depends on; stored when the run begins.
+        config: configuration that :func:`settled` returned for the folder.
+        environment: software and machine of the run; stored when the run begins.
 
     Raises:
-        RequestError: if the folder is in use, cannot be written or locked, or meanwhile holds
-            another run.
+        RequestError: if the folder is in use, cannot be written or locked, or now holds another
+            run.
     """
     with _explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -156,7 +154,7 @@ def claimed(folder: Path, config: StoredConfig, environment: Mapping[str, Any]) 
         lock.acquire(timeout=0)
     except Timeout as error:
         raise RequestError(
-            f"folder must not be in use, got {folder}, where another process trains"
+            f"folder must not be in use, got {folder}, which another process has locked"
         ) from error
     except PermissionError as error:
         raise RequestError(f"folder must be writable, got {folder}: {error.strerror}") from error
@@ -183,14 +181,14 @@ def _explained(folder: Path) -> Iterator[None]:
 
 
 def write_status(folder: Path, status: Ending, message: str = "") -> None:
-    """Note how the run stands."""
+    """Write the status of the run."""
     write_file(folder / STATUS, _json(asdict(Status(status, message))))
 
 
 def read_status(folder: Path) -> Status | None:
-    """How the run in a folder stands; None if there is none.
+    """Read the status of the run in a folder; None if there is no run.
 
-    A run that was killed, and one whose note is damaged, count as interrupted: they can be resumed.
+    A killed run and a run with a damaged status file count as interrupted: they can be resumed.
     """
     if (folder / SUMMARY).exists():
         return Status("done")
@@ -204,7 +202,7 @@ def read_status(folder: Path) -> Status | None:
     if status.status not in get_args(Ending) or status.status == "done":
         return Status("interrupted")
     if status.status == "running" and not _in_use(folder):
-        return Status("interrupted", "its process ended without notice")
+        return Status("interrupted", "its process died")
     return status
 
 
@@ -227,10 +225,10 @@ def save_weights(folder: Path, file: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 def load_weights(folder: Path, file: str, sha256: str) -> dict[str, Tensor]:
-    """Read a file of weights that must have this SHA-256.
+    """Read a file of weights and check its SHA-256.
 
     Raises:
-        RequestError: if it is missing or damaged.
+        RequestError: if the file is missing or damaged.
     """
     path = folder / file
     try:
@@ -272,16 +270,16 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The rows that a run has written so far."""
+    """Read the rows that a run has written so far."""
     with (folder / METRICS).open(encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
 
 
 class MetricsFile:
-    """The rows of a run as they come, one JSON object a line."""
+    """Writer of a run's rows, one JSON object per line."""
 
     def __init__(self, path: Path, size: int, report: Callable[[str], None]) -> None:
-        """Open for appending after the first ``size`` bytes; later rows will be written again."""
+        """Open for appending after the first ``size`` bytes; later rows are cut off."""
         found = path.stat().st_size if path.exists() else 0
         if found < size:
             report(
@@ -293,17 +291,17 @@ class MetricsFile:
         self._path = path
         self._file = path.open("ab")
         self._file.truncate(_whole_lines(path, min(found, size)))
-        # Truncating does not move the position, which opening put at the old end.
+        # Truncating does not move the position from the old end of the file.
         self._file.seek(0, os.SEEK_END)
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Write one row; it survives the process from here on."""
+        """Write one row, which then survives the end of the process."""
         with naming(self._path):
             self._file.write(json.dumps(row).encode() + b"\n")
             self._file.flush()
 
     def sync(self) -> int:
-        """Bring all rows to the disk and return their size in bytes."""
+        """Sync all rows to the disk and return their size in bytes."""
         with naming(self._path):
             os.fsync(self._file.fileno())
         return self._file.tell()
@@ -311,12 +309,12 @@ class MetricsFile:
     def close(self) -> None:
         """Close the file."""
         with naming(self._path):
-            # The file tries once more to write what it could not write before.
+            # Closing retries writes that failed before.
             self._file.close()
 
 
 def _whole_lines(path: Path, size: int) -> int:
-    """Bytes of the whole lines among the first ``size`` bytes."""
+    """Return the size in bytes of the whole lines among the first ``size`` bytes."""
     content = path.read_bytes()[:size]
     return content.rfind(b"\n") + 1
 

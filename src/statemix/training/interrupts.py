@@ -1,15 +1,15 @@
-"""Ctrl-C and SIGTERM that wait for a moment at which everything is consistent."""
+"""Handling of Ctrl-C and SIGTERM that waits until everything is consistent."""
 
 import signal
 import threading
 from types import FrameType, TracebackType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""The requests to stop: Ctrl-C, and what Slurm and Kubernetes send first."""
+"""The signals that request a stop: Ctrl-C, and the first signal of Slurm and Kubernetes."""
 
 
 def can_be_handled() -> bool:
-    """Whether this thread may handle the signals and restore their handlers afterwards.
+    """Return whether this thread may handle the signals and restore their handlers afterwards.
 
     Only the main thread may, and a handler that Python did not install (None) cannot be restored.
     """
@@ -18,13 +18,12 @@ def can_be_handled() -> bool:
 
 
 class Interrupts:
-    """Within this context a first signal is only noted; :meth:`check` then raises.
+    """A context that only notes the first signal, so that :meth:`check` raises later.
 
-    A second one raises at once, wherever the program is. Where :func:`can_be_handled` says no,
-    this does nothing.
+    A second signal raises at once. The context does nothing where :func:`can_be_handled` is False.
 
     Attributes:
-        forced: whether the second came, after which nothing is consistent any more.
+        forced: whether a second signal came; the state may then be inconsistent.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What training minimises."""
+"""Losses that training minimises."""
 
 from typing import Protocol
 
@@ -14,17 +14,17 @@ class Objective(Protocol):
     """The losses of a model on a batch: training minimises their sum."""
 
     def __call__(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Name -> scalar loss. Over the batches of one optimiser step each name is summed."""
+        """Return name -> scalar loss; each is summed over the batches of an optimiser step."""
         ...
 
 
 def cross_entropy(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    """Mean cross-entropy of every head over the scored positions of the step, in nats.
+    """Return each head's mean cross-entropy over the scored positions of the step, in nats.
 
     The mean is over the whole step, so that splitting a step into several batches changes nothing.
 
     Args:
-        model: a function of tokens and ``cu_seqlens`` that returns head -> logits (B, T, classes).
+        model: function of tokens and ``cu_seqlens`` that returns head -> logits (B, T, classes).
         batch: the sequences.
     """
     logits = model(batch.tokens, batch.cu_seqlens)
@@ -41,5 +41,5 @@ def cross_entropy(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
 
 
 def total(losses: dict[str, Tensor]) -> Tensor:
-    """The sum of all losses."""
+    """Return the sum of all losses."""
     return torch.stack(list(losses.values())).sum()

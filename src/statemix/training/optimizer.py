@@ -12,10 +12,11 @@ from statemix.training.config import OptimizerConfig
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """AdamW over all parameters: as in MAD, biases, norms and embeddings decay unless told.
+    """Build AdamW over all parameters.
 
-    The fused step is used on every device: it is one pass over the parameters instead of a dozen,
-    which matters for models that take a millisecond per step.
+    As in MAD, biases, norms and embeddings decay unless a group sets their weight decay. The fused
+    step is used on every device: it is one pass over the parameters instead of a dozen, which
+    matters for models that need a millisecond per step.
 
     Raises:
         SettingError: if a group's pattern matches no parameter.
@@ -23,7 +24,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Ad
     members: list[list[nn.Parameter]] = [[] for _ in (*config.groups, None)]
     for name, parameter in model.named_parameters():
         matching = (fnmatchcase(name, group.parameters) for group in config.groups)
-        # The last list is for parameters that no group wants.
+        # The last list is for parameters that no group matches.
         place = next((n for n, matches in enumerate(matching) if matches), -1)
         members[place].append(parameter)
     groups: list[dict[str, Any]] = [{"params": members[-1], "rate_factor": 1.0}]
@@ -49,13 +50,13 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Ad
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate of every group to its factor of ``rate``."""
+    """Set the learning rate of every group to ``rate`` times the group's factor."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group["rate_factor"]
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """The optimiser's state by "parameter/quantity", moments and step counts alike."""
+    """Return the optimiser's state, moments and step counts, by "parameter/quantity"."""
     return {
         f"{name}/{quantity}": tensor
         for name, parameter in model.named_parameters()
@@ -66,7 +67,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dic
 def restore_optimizer(
     optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]
 ) -> None:
-    """Put back what :func:`optimizer_tensors` returned, bit for bit and in its own dtypes."""
+    """Restore the state from :func:`optimizer_tensors`, bit-identical and in its own dtypes."""
     parameters = dict(model.named_parameters())
     optimizer.state.clear()
     for key, tensor in tensors.items():

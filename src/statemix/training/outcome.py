@@ -1,4 +1,4 @@
-"""What a finished run found, and its network."""
+"""The scores and the network of a finished run."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -32,11 +32,11 @@ HeadScores = dict[str, Scores]
 
 @dataclass(frozen=True)
 class Selection:
-    """One moment of a run and its scores.
+    """The scores of a run at one step.
 
     Attributes:
-        step: optimiser steps made.
-        epoch: epochs made; None on fresh examples.
+        step: optimiser steps done.
+        epoch: epochs done; None on fresh examples.
         attributes: values of the scheduled attributes, by module: "module.attribute" -> value.
         validation: scores on the validation split.
         test: scores on the test split by length in tokens.
@@ -54,7 +54,7 @@ class Selection:
         return accuracy(self.validation)
 
     def to_plain(self) -> dict[str, Any]:
-        """As JSON holds it: lengths are strings there."""
+        """Return JSON data, in which lengths are strings."""
         stored = dataclasses.asdict(self)
         return stored | {"test": {str(length): row for length, row in stored["test"].items()}}
 
@@ -76,18 +76,18 @@ def _scores(stored: dict[str, Any]) -> HeadScores:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a finished run found.
+    """The result of a finished run.
 
     Attributes:
-        folder: the run's folder.
-        config: its whole configuration.
-        last: scores at the end, the only ones at the further lengths.
-        best_test: the first evaluation with the highest test accuracy. It is selected on the test
-            set, as the papers do.
-        test_at_best_validation: the first evaluation with the highest validation accuracy, the
-            honest choice.
-        num_parameters: trained parameters of the model.
-        time_s: seconds of training and evaluation, interruptions left out.
+        folder: folder of the run.
+        config: whole configuration of the run.
+        last: scores at the end; only these include the further lengths.
+        best_test: scores of the first evaluation with the highest test accuracy. Like the papers,
+            this selects on the test set.
+        test_at_best_validation: scores of the first evaluation with the highest validation
+            accuracy, the honest choice.
+        num_parameters: number of trained parameters.
+        time_s: seconds of training and evaluation, without interruptions.
         weights: file of weights -> its SHA-256.
     """
 
@@ -105,7 +105,7 @@ _SELECTIONS = ("last", "best_test", "test_at_best_validation")
 
 
 def save_outcome(outcome: Outcome) -> None:
-    """Write what a run found, which marks it as done."""
+    """Write the result of a run, which marks the run as done."""
     stored = {name: getattr(outcome, name).to_plain() for name in _SELECTIONS}
     stored |= {
         "num_parameters": outcome.num_parameters,
@@ -116,7 +116,7 @@ def save_outcome(outcome: Outcome) -> None:
 
 
 def load_outcome(folder: Path | str) -> Outcome:
-    """Read what a finished run found.
+    """Read the result of a finished run.
 
     Raises:
         RequestError: if the folder holds no run, an unfinished one, or damaged files.
@@ -148,7 +148,7 @@ def load_config(folder: Path | str) -> RunConfig:
 
 
 def load_asked(folder: Path | str) -> RunConfig:
-    """Read what a run was asked to do, with everything else left to defaults.
+    """Read the request of a run, with everything else left to defaults.
 
     Raises:
         RequestError: if the folder holds no run, or a damaged configuration.
@@ -164,11 +164,11 @@ def _stored(folder: Path) -> runs.StoredConfig:
 
 
 def build_model(config: RunConfig, task: Task) -> SyntheticModel:
-    """The network of a run, with its initial weights.
+    """Build the network of a run, with its initial weights.
 
     Raises:
         ValueError: if an option of a layer or a mixer is out of range.
-        TypeError: if one has the wrong type.
+        TypeError: if an option has the wrong type.
     """
     model = config.model
     return SyntheticModel(
@@ -209,7 +209,7 @@ def load_model(folder: Path | str, weights: Weights = "last") -> SyntheticModel:
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         raise RequestError(f"{folder / file} must fit the run's network: {reason}") from error
-    # What is no part of the weights would otherwise be as the layers were built.
+    # Attributes that are not weights would otherwise keep their initial values.
     selection: Selection = getattr(outcome, _MOMENTS[weights])
     restore_attributes(model, selection.attributes)
     return model.eval()

@@ -1,4 +1,4 @@
-"""Configurations from plain data and files, and the modules of the user that they name."""
+"""Reading of configurations from plain data and files, and import of the user's modules."""
 
 import importlib
 import json
@@ -13,11 +13,11 @@ from statemix.training.config import RunConfig
 
 
 def config_from_plain(tree: Any) -> RunConfig:
-    """Build a configuration from nested plain tables; absent fields take their defaults.
+    """Build a configuration from nested plain tables; absent fields have their defaults.
 
     Raises:
-        SettingError: naming the field by its dotted name, if a value does not fit or a module to
-            import cannot be found.
+        SettingError: if a value does not fit or a module cannot be found; the message gives the
+            field's dotted name.
     """
     if isinstance(tree, Mapping):
         import_modules(tree.get("imports", ()))
@@ -26,26 +26,27 @@ def config_from_plain(tree: Any) -> RunConfig:
 
 
 def import_modules(names: Any) -> None:
-    """Import the user's modules, so that the names that they register are known.
+    """Import the user's modules, which register layers and tasks.
 
     Raises:
-        SettingError: if one cannot be found.
+        SettingError: if a module cannot be found.
     """
     for name in checked_names(names):
         try:
             importlib.import_module(name)
         except ModuleNotFoundError as error:
-            raise SettingError("imports", f"must be modules ({error})", name) from error
+            condition = f"must name modules that exist ({error})"
+            raise SettingError("imports", condition, name) from error
 
 
 def checked_names(names: Any) -> tuple[str, ...]:
-    """The names of modules, if that is what came.
+    """Return the names of modules as a tuple.
 
     Raises:
-        SettingError: otherwise.
+        SettingError: if the value is not a list of names.
     """
     if not isinstance(names, list | tuple) or not all(isinstance(n, str) and n for n in names):
-        raise SettingError("imports", "must be a list of names of modules", names)
+        raise SettingError("imports", "must be a list of module names", names)
     return tuple(names)
 
 
@@ -53,7 +54,7 @@ def read_tree(path: Path) -> dict[str, Any]:
     """Read a configuration file, TOML or JSON by its suffix, as nested plain tables.
 
     Raises:
-        RequestError: if there is no such file, or it is neither.
+        RequestError: if the file cannot be read or is not valid.
     """
     try:
         text = path.read_text(encoding="utf-8")

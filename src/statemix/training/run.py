@@ -1,4 +1,4 @@
-"""One run from its configuration to its outcome, resumable at every moment."""
+"""One run from its configuration to its outcome, resumable at any time."""
 
 import contextlib
 import time
@@ -42,16 +42,17 @@ def train(
     on_event: Callable[[Event], None] | None = None,
     checkpoint_every_s: float = 10.0,
 ) -> Outcome:
-    """Train and evaluate a model, or continue where an interrupted call stopped.
+    """Train and evaluate a model, or resume an interrupted call.
 
     After Ctrl-C, SIGTERM, ``kill -9`` or a power cut at any moment, the same call ends with weights
-    that equal those of an uninterrupted run bit for bit, on the same machine.
+    that are bit-identical to those of an uninterrupted run on the same machine.
 
     Args:
-        config: the run. It is identified by what it asks for, the fields that differ from their
-            defaults; what it leaves open is settled when it begins, and kept.
-        folder: its folder, made if absent. A finished run of the same request is returned as it is.
-        on_event: told what happens, in this thread.
+        config: configuration of the run. The fields that differ from their defaults identify the
+            run. Open choices are made when the run begins, and stored.
+        folder: folder of the run, made if absent. A finished run of the same request is returned
+            unchanged.
+        on_event: function called with each event, in this thread.
         checkpoint_every_s: seconds between checkpoints. Results do not depend on it.
 
     Returns:
@@ -59,8 +60,8 @@ def train(
 
     Raises:
         RequestError: if the configuration cannot be run, or if the folder holds another run, is in
-            use, holds something else or cannot be written.
-        OSError: if a file cannot be written later on, for instance because the disk is full.
+            use, holds other files or cannot be written.
+        OSError: if a file cannot be written later, for instance because the disk is full.
         FloatingPointError: if the loss or the gradient is not finite; the state before that step
             is saved.
         KeyboardInterrupt: after Ctrl-C or SIGTERM, once a checkpoint is saved.
@@ -70,7 +71,7 @@ def train(
     if not callable(emit):
         raise RequestError(f"on_event must be a function or None, got {on_event!r}")
     checkpoint_every_s = checked(Positive | Literal[0], checkpoint_every_s, "checkpoint_every_s")
-    # Whatever cannot be run fails here, before anything is written.
+    # Invalid requests fail here, before anything is written.
     settled = runs.settled(folder, request(config))
     config = config_from_plain(settled.resolved)
     run = _Run(config, folder, emit, checkpoint_every_s)
@@ -88,7 +89,7 @@ def train(
                 run.to_the_end()
             return load_outcome(folder)
         outcome = load_outcome(folder)
-        # A run that was killed right after its summary was written leaves them behind.
+        # A run that was killed right after it wrote its summary has left its checkpoints.
         remove_checkpoints(folder / runs.CHECKPOINTS)
         emit(run.event("finished", f"{folder} holds this run, finished"))
         return outcome
@@ -99,7 +100,7 @@ def _say_nothing(event: Event) -> None:
 
 
 def request(config: RunConfig) -> runs.StoredConfig:
-    """What a run is asked to do, which identifies it, and the whole of it as of here and now.
+    """Return the request of a run, which identifies it, and its configuration resolved here.
 
     Raises:
         RequestError: if the configuration cannot be resolved.
@@ -110,7 +111,7 @@ def request(config: RunConfig) -> runs.StoredConfig:
 
 @contextlib.contextmanager
 def _noted(folder: Path) -> Any:
-    """Note in the folder how the run ends."""
+    """Record in the folder how the run ends."""
     runs.write_status(folder, "running")
     try:
         yield
@@ -120,7 +121,7 @@ def _noted(folder: Path) -> Any:
             ending = "diverged"
         elif isinstance(error, KeyboardInterrupt):
             ending = "interrupted"
-        # A full disk must not hide the error that it caused.
+        # If the disk is full, writing the status must not hide the first error.
         with contextlib.suppress(OSError):
             runs.write_status(folder, ending, str(error) or type(error).__name__)
         raise
@@ -132,7 +133,7 @@ BEST: tuple[Best, ...] = get_args(Best)
 
 
 class _Run:
-    """One run in the making; everything that changes with the steps is saved and restored."""
+    """A run under way; everything that changes with the steps is saved and restored."""
 
     def __init__(
         self,
@@ -201,7 +202,7 @@ class _Run:
         return self._evaluator("test", count, length)
 
     def _try(self) -> None:
-        """Make the first calls of the layers, where those that cannot run here say so."""
+        """Call the model once, so that layers that cannot run here fail now."""
         token = torch.zeros((1, 1), dtype=torch.int64, device=self.fabric.device)
         try:
             with (
@@ -214,11 +215,11 @@ class _Run:
             raise RequestError(f"model: {error}") from error
 
     def event(self, kind: Any, text: str = "", **fields: Any) -> Event:
-        """An event at the present step."""
+        """Return an event at the present step."""
         return Event(kind, self.trainer.step, self.trainer.num_steps, text=text, **fields)
 
     def to_the_end(self) -> None:
-        """Resume, train, evaluate, and write what the run leaves."""
+        """Resume, train, evaluate, and write the result."""
         with self.interrupts:
             found = load_checkpoint(self.folder / runs.CHECKPOINTS, self._say)
             size = self._restore(*found) if found is not None else 0
@@ -260,7 +261,7 @@ class _Run:
         return step % period == 0 or step == self.trainer.num_steps
 
     def _evaluate(self) -> None:
-        """Add a row to the metrics and keep the weights if they are the best so far."""
+        """Add a row to the metrics, and keep the weights if they are the best so far."""
         step = self.trainer.step
         attributes = self.trainer.attributes(step)
         with attributes_set(self.model, self.config.evaluation.attributes):
@@ -270,7 +271,7 @@ class _Run:
         self.selections["last"] = now
         for name in BEST:
             best = self.selections.get(name)
-            # The first evaluation to reach an accuracy keeps its place.
+            # Of equal accuracies, the first one counts.
             if best is None or self._criterion(name, now) > self._criterion(name, best):
                 self.selections[name] = now
                 self.best_weights[name] = {
@@ -299,7 +300,7 @@ class _Run:
         return accuracy(selection.validation)
 
     def _at_further_lengths(self) -> Selection:
-        """The last selection with the scores at the further lengths added."""
+        """Return the last selection with the scores at the further lengths added."""
         last = self.selections["last"]
         test = dict(last.test)
         with attributes_set(self.model, self.config.evaluation.attributes):

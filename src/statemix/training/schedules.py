@@ -1,4 +1,4 @@
-"""What changes during training: the learning rate, and attributes that layers declare."""
+"""Schedules of the learning rate and of attributes that layers declare."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -7,27 +7,27 @@ from typing import Any
 
 from torch import nn
 
-from statemix.settings import SettingError
+from statemix.settings import ABSENT, SettingError
 from statemix.training.config import AttributeSchedule, ScheduleConfig
 
 
 def learning_rate(
     base: float, config: ScheduleConfig, step: int, num_steps: int, steps_per_epoch: int
 ) -> float:
-    r"""Learning rate of one optimiser step.
+    r"""Return the learning rate of one optimiser step.
 
     .. math:: \eta = \eta_{min} + (\eta_0 - \eta_{min}) (1 + \cos(\pi p)) / 2
 
-    where p is the fraction of training done *when the epoch began*: the rate is constant within an
-    epoch, as PyTorch's ``CosineAnnealingLR`` stepped once per epoch would have it (MAD means to do
-    this and never applies it). The warm-up multiplies the schedule by (step + 1) / warmup_steps.
+    where p is the fraction of training done *when the epoch began*. The rate is constant within an
+    epoch, as with PyTorch's ``CosineAnnealingLR`` stepped once per epoch (MAD intends this but
+    never applies it). The warm-up multiplies the schedule by (step + 1) / warmup_steps.
 
     Args:
-        base: eta_0.
-        config: the schedule.
-        step: steps made before this one.
+        base: initial rate eta_0.
+        config: schedule of the rate.
+        step: steps done before this one.
         num_steps: steps of the whole run.
-        steps_per_epoch: 1 on fresh examples, where every step is an epoch of its own.
+        steps_per_epoch: steps of one epoch; 1 on fresh examples.
     """
     rate = base
     if config.learning_rate == "cosine":
@@ -40,12 +40,12 @@ def learning_rate(
 
 
 def scheduled_value(config: AttributeSchedule, initial: float, step: int, num_steps: int) -> float:
-    """Value of a scheduled attribute at one optimiser step.
+    """Return the value of a scheduled attribute at one optimiser step.
 
     Args:
-        config: the schedule.
-        initial: the value at the beginning, where the schedule itself names none.
-        step: steps made before this one.
+        config: schedule of the attribute.
+        initial: value at the beginning if the schedule has no ``start``.
+        step: steps done before this one.
         num_steps: steps of the whole run.
 
     Example:
@@ -57,7 +57,7 @@ def scheduled_value(config: AttributeSchedule, initial: float, step: int, num_st
     first, last = config.begin * num_steps, config.finish * num_steps
     if step >= last:
         return config.end
-    # A change that begins where it is complete is a step.
+    # If the change begins where it is complete, it is a jump.
     done = (step - first) / (last - first) if step > first else 0.0
     if config.curve == "reciprocal":
         return 1 / (1 / start + (1 / config.end - 1 / start) * done)
@@ -67,9 +67,9 @@ def scheduled_value(config: AttributeSchedule, initial: float, step: int, num_st
 
 
 def schedulable(model: nn.Module) -> dict[str, dict[str, nn.Module]]:
-    """Attribute -> name of a module -> the module, for every attribute declared schedulable.
+    """Return attribute -> name of a module -> module, for all schedulable attributes.
 
-    A module declares them by a class attribute ``schedulable``, as layers do.
+    A module declares them in its class attribute ``schedulable``, as layers do.
     """
     found: dict[str, dict[str, nn.Module]] = {}
     for name, module in model.named_modules():
@@ -79,15 +79,15 @@ def schedulable(model: nn.Module) -> dict[str, dict[str, nn.Module]]:
 
 
 def holders(model: nn.Module, attribute: str, path: str) -> dict[str, nn.Module]:
-    """The modules that declare an attribute schedulable, by name.
+    """Return the modules that declare an attribute schedulable, by name.
 
     Args:
-        model: whose modules.
-        attribute: the attribute.
-        path: dotted name of the setting that asks for it, for the message.
+        model: model to search.
+        attribute: name of the attribute.
+        path: dotted name of the setting that names the attribute, for the message.
 
     Raises:
-        SettingError: if there are none.
+        SettingError: if no module declares it.
     """
     found = schedulable(model)
     if attribute not in found:
@@ -100,12 +100,12 @@ class Attributes:
     """The scheduled attributes of a model.
 
     Args:
-        model: the model, with the values that its layers were built with.
-        schedules: what changes.
+        model: the model, whose layers have their initial values.
+        schedules: schedules of the attributes.
 
     Raises:
-        SettingError: if no layer of the model declares an attribute, or one refuses a value that it
-            is to begin or end with.
+        SettingError: if no layer of the model declares an attribute, or a layer refuses its start
+            or end value.
     """
 
     def __init__(self, model: nn.Module, schedules: tuple[AttributeSchedule, ...]) -> None:
@@ -116,12 +116,12 @@ class Attributes:
                 initial = getattr(module, schedule.attribute)
                 follower = f"{name}.{schedule.attribute}"
                 if follower in self._followers:
-                    condition = "must have one schedule"
+                    condition = "must have only one schedule"
                     raise SettingError(f"{path}.attribute", condition, schedule.attribute)
                 if schedule.start is None and schedule.curve != "linear" and initial <= 0:
                     condition = f"must be given and above 0 with curve={schedule.curve!r} where "
                     condition += f"{schedule.attribute} begins at {initial}"
-                    raise SettingError(f"{path}.start", condition, None)
+                    raise SettingError(f"{path}.start", condition, ABSENT)
                 for bound in ("start", "end"):
                     _try(module, schedule.attribute, getattr(schedule, bound), f"{path}.{bound}")
                 self._followers[follower] = (schedule, module, initial)
@@ -129,7 +129,7 @@ class Attributes:
     def set(self, step: int, num_steps: int) -> dict[str, float]:
         """Set all attributes to their values at a step; return "module.attribute" -> value.
 
-        An attribute that is an integer at the beginning is rounded.
+        Values of an attribute that was an integer at the beginning are rounded.
         """
         values = {}
         for follower, (schedule, module, initial) in self._followers.items():
@@ -141,14 +141,14 @@ class Attributes:
 
 
 def restore_attributes(model: nn.Module, values: Mapping[str, float]) -> None:
-    """Give the modules of a model the values that :meth:`Attributes.set` returned."""
+    """Set the attributes of a model to the values that :meth:`Attributes.set` returned."""
     for follower, value in values.items():
         module, _, attribute = follower.rpartition(".")
         setattr(model.get_submodule(module), attribute, value)
 
 
 def _try(module: nn.Module, attribute: str, value: float | None, path: str) -> None:
-    """Let a module refuse a value now and not in the middle of training."""
+    """Set and reset an attribute, so that a module refuses a bad value before training."""
     if value is None:
         return
     before = getattr(module, attribute)

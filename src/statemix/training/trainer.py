@@ -1,4 +1,4 @@
-"""Steps of gradient descent on any model, and everything that changes with them."""
+"""Steps of gradient descent on any model, and the state that changes with them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,22 +22,22 @@ from statemix.training.schedules import Attributes, learning_rate
 
 
 class Trainer:
-    """Trains a model on batches; knows no task and no layer.
+    """Trains any model on batches, independent of tasks and layers.
 
-    Every step is a function of its number and of what :meth:`tensors` and :meth:`numbers` hold, so
-    that a trainer restored from them continues bit for bit. Each step waits for the device once, to
-    see that loss and gradient are finite before the optimiser uses them.
+    Every step is a function of its number and of the contents of :meth:`tensors` and
+    :meth:`numbers`, so a trainer restored from them continues bit-identically. Each step waits for
+    the device once, to check that loss and gradient are finite before the optimiser uses them.
 
     Args:
-        model: trained in place.
-        batches: what it sees, by step.
-        objective: the losses of a batch; their sum is minimised.
-        optimizer: AdamW's settings.
-        schedules: what changes meanwhile.
+        model: model to train, in place.
+        batches: batches by step.
+        objective: losses of a batch; their sum is minimised.
+        optimizer: settings of AdamW.
+        schedules: schedules of the learning rate and of attributes.
         fabric: device and precision.
 
     Attributes:
-        step: optimiser steps made.
+        step: optimiser steps done.
         num_steps: steps of the whole run.
         model: the model as it was given.
 
@@ -71,24 +71,24 @@ class Trainer:
         self._reporting = {
             name: module for name, module in model.named_modules() if hasattr(module, "reports")
         }
-        # Sums since the last averages, on the device: to read them would wait for it.
+        # Sums since the last averages. They stay on the device, for reading them would wait for it.
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
 
     @property
     def num_parameters(self) -> int:
-        """Trained parameters."""
+        """Number of trained parameters."""
         return sum(parameter.numel() for parameter in self._parameters)
 
     def train_step(self) -> float:
         """Make one optimiser step.
 
         Returns:
-            The loss before it.
+            The loss before the step.
 
         Raises:
             FloatingPointError: if the loss or the norm of the gradient is not finite; the weights
-                are then as they were.
+                are then unchanged.
         """
         rate = self.learning_rate(self.step)
         set_learning_rate(self._optimizer, rate)
@@ -98,7 +98,7 @@ class Trainer:
         loss = torch.zeros((), device=self._fabric.device)
         parts, reports = [], []
         for batch in self.batches.parts(self.step):
-            # Fabric returns a model's outputs in the default dtype, which rounds those in float64.
+            # Fabric converts a model's outputs to the default dtype, which would round float64.
             with self._fabric.strategy.precision.tensor_init_context():
                 losses = self._objective(model, batch)
             part = total(losses)
@@ -112,7 +112,7 @@ class Trainer:
             self._require_finite(name, number, rate)
         if self._config.clip_norm is not None:
             clip_grads_with_norm_(self._parameters, self._config.clip_norm, norm)
-        # A step that is not made must not be in the averages.
+        # The averages must not include a step that failed.
         self._collect(parts, reports)
         optimizer.step()
         optimizer.zero_grad()
@@ -120,7 +120,7 @@ class Trainer:
         return float(value)
 
     def learning_rate(self, step: int) -> float:
-        """The learning rate of the step after ``step`` others."""
+        """Return the learning rate of step ``step``, counted from 0."""
         return learning_rate(
             self._config.learning_rate,
             self._schedules,
@@ -134,11 +134,11 @@ class Trainer:
         return self._attributes.set(step, self.num_steps)
 
     def averages(self) -> dict[str, float]:
-        """Means since this was last called: the losses, and the numbers that layers report.
+        """Return means since the last call: the losses, and the numbers that layers report.
 
         Returns:
-            "loss" and "loss/HEAD" per step, "MODULE.NAME" per forward pass; without entries if no
-            step was made.
+            "loss" and "loss/HEAD" per step, "MODULE.NAME" per forward pass; empty if no step was
+            done.
         """
         if not self._sums:
             return {}
@@ -151,14 +151,14 @@ class Trainer:
         return {"loss": math.fsum(losses), **means}
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """The weights and the optimiser's state, as files of named tensors."""
+        """Return the weights and the optimiser's state, as files of named tensors."""
         return {
             "model": dict(self.model.state_dict()),
             "optimizer": optimizer_tensors(self._optimizer, self.model),
         }
 
     def numbers(self) -> dict[str, Any]:
-        """Everything else that changes with the steps, as plain data."""
+        """Return everything else that changes with the steps, as plain data."""
         sums = torch.stack(list(self._sums.values())).tolist() if self._sums else []
         return {
             "step": self.step,
@@ -167,7 +167,7 @@ class Trainer:
         }
 
     def restore(self, tensors: Mapping[str, Mapping[str, Tensor]], numbers: Any) -> None:
-        """Continue from what :meth:`tensors` and :meth:`numbers` returned."""
+        """Restore the results of :meth:`tensors` and :meth:`numbers`."""
         self.model.load_state_dict(dict(tensors["model"]))
         restore_optimizer(self._optimizer, self.model, tensors["optimizer"])
         self.step = numbers["step"]
@@ -187,7 +187,7 @@ class Trainer:
     def _collect(
         self, parts: Sequence[Mapping[str, Tensor]], reports: Sequence[Mapping[str, Tensor]]
     ) -> None:
-        # The losses of a step's batches add up to its loss: they count once.
+        # The losses of a step's batches add up to one loss per step, so they count once.
         for name in parts[0]:
             self._add(f"loss/{name}", *(losses[name] for losses in parts))
         for numbers in reports:
@@ -205,5 +205,5 @@ class Trainer:
             self._optimizer.zero_grad()
             raise FloatingPointError(
                 f"{name} must be finite, got {value} at step {self.step + 1} of {self.num_steps} "
-                f"with learning rate {rate:.3g}; a smaller one or clip_norm may help"
+                f"with learning rate {rate:.3g}; a smaller rate or clip_norm may help"
             )

@@ -1,4 +1,4 @@
-"""The papers' own numbers as data, and the one way to read them."""
+"""The papers' own numbers as data, and the function that reads them."""
 
 import json
 import re
@@ -7,14 +7,14 @@ from typing import Any, TypedDict
 
 
 class PublishedRow(TypedDict):
-    """A paper's number for one network, named as this library labels it."""
+    """A paper's number for one network, under this library's label of the network."""
 
     network: str
     accuracy: float
 
 
 class Published(TypedDict):
-    """A paper's numbers for one setting, and where they stand."""
+    """A paper's numbers for one setting, and their source."""
 
     source: str
     metric: str

@@ -125,7 +125,7 @@ def with_a_flipped_bit(run):
             None,
             ["--lengths", "500", "2"],
             "sequences must be at most the size of the test split at length 2, got 1280: stop must "
-            "be at most 4,",
+            "be at most 4 (",
         ),
         (None, ["--lengths", "1"], "choose fewer --sequences or other --lengths"),
         (

@@ -131,3 +131,30 @@ def test_no_module_compares_with_the_name_of_a_backend():
         if comparison.search(path.read_text())
     ]
     assert files == []
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(
+    "served", [(torch.bfloat16,), (torch.float32,), (torch.float16, torch.float32)]
+)
+def test_a_kernel_is_given_no_dtype_that_its_record_excludes(only, dtype, served):
+    loop = ops.BACKENDS["loop"].kernels["block"]
+    seen = []
+
+    def watched(a, b, h_0, *others):
+        seen.append((a.dtype, b.dtype))
+        return loop.forward(a.float(), b.float(), h_0, *others)
+
+    only(fastest(kernels={"block": ops.Kernel(watched)}, dtypes=served), ops.BACKENDS["loop"])
+    if dtype not in served and torch.float32 not in served:
+        with pytest.raises(ValueError, match="needs tensors of"):
+            ops.bd_lru(torch.zeros(1, 2, 3, 2, 3, dtype=dtype),
+                       torch.zeros(1, 2, 3, 2, dtype=dtype), backend="fastest")  # fmt: skip
+        return
+    states, _ = ops.bd_lru(
+        torch.zeros(1, 2, 3, 2, 3, dtype=dtype), torch.ones(1, 2, 3, 2, dtype=dtype)
+    )
+    ops.block_scan(torch.zeros(1, 2, 3, 2, 2, dtype=dtype), torch.zeros(1, 2, 3, 2, dtype=dtype))
+    assert len(seen) == 2
+    assert {one for pair in seen for one in pair} <= set(served)
+    assert states.dtype == dtype

@@ -1,5 +1,8 @@
 """The temperature divides the raw gates of every family, on every backend, in every transform."""
 
+from fractions import Fraction
+
+import numpy as np
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -131,3 +134,18 @@ def test_bad_temperatures_are_refused(problem, kind, value, error, message):
             call()
         with torch.inference_mode(), pytest.raises(error, match=message):
             call()
+
+
+def test_numbers_of_any_kind_are_temperatures():
+    gates, values = torch.randn(1, 3, 2, 2, 3), torch.randn(1, 3, 2, 2)
+    expected = ops.bd_lru(gates, values, temperature=0.5)
+    for half in (np.float32(0.5), np.float64(0.5), Fraction(1, 2)):
+        torch.testing.assert_close(ops.bd_lru(gates, values, temperature=half), expected)
+    with pytest.raises(ValueError, match=r"temperature must be positive and finite, got 1000"):
+        ops.bd_lru(gates, values, temperature=10**400)
+
+
+def test_a_temperature_of_zero_divides_as_it_does_in_pytorch(backend):
+    gates, values = torch.tensor([[[[[1.0, 2.0]]]]]), torch.ones(1, 1, 1, 1)
+    states, _ = ops.bd_lru(gates, values, temperature=torch.tensor(0.0), backend=backend)
+    assert not bool(torch.isfinite(states).all()) or float(states) == 1.0

@@ -59,6 +59,9 @@ def run_gated(
     else:
         a, input_gate = normalize(gates.to(h_0.dtype), gate, temperature=temperature)
         b, name, temperature = input_gate * values.to(h_0.dtype), GIVEN, None
+    if b.dtype not in record.dtypes:
+        dtype = h_0.dtype if h_0.dtype in record.dtypes else values.dtype
+        a, b = a.to(dtype), b.to(dtype)
     states, final_state = _run(record, operator, a, b, h_0, cu_seqlens, name, temperature)
     return states.to(values.dtype), final_state
 
@@ -76,7 +79,10 @@ def run_given(
     """Run an operator on given coefficients; other arguments as in :func:`run_gated`."""
     record = resolve(backend, operator, inputs.device, inputs.dtype)
     h_0 = initial_state_of(initial_state, inputs, cu_seqlens, sizes)
-    states, final_state = _run(record, operator, coefficients, inputs, h_0, cu_seqlens, GIVEN, None)
+    a, b = coefficients, inputs
+    if b.dtype not in record.dtypes:
+        a, b = a.to(h_0.dtype), b.to(h_0.dtype)
+    states, final_state = _run(record, operator, a, b, h_0, cu_seqlens, GIVEN, None)
     return states.to(inputs.dtype), final_state
 
 
@@ -125,8 +131,6 @@ def _run(
     gate: str,
     temperature: Tensor | float | None,
 ) -> tuple[Tensor, Tensor]:
-    if b.dtype not in record.dtypes:
-        a, b = a.to(h_0.dtype), b.to(h_0.dtype)
     kernel = record.kernels[operator]
     assert not isinstance(temperature, float)
     if kernel.backward is not None:

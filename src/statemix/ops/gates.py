@@ -7,6 +7,7 @@ gates separately, so they apply to blocks and lags alike.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 import torch.nn.functional as F
@@ -98,18 +99,29 @@ def _householder(gates: Tensor) -> tuple[Tensor, Tensor]:
     vectors, input_gates = gates[..., :-1], gates[..., -1]
     size = vectors.shape[-1]
     # Divide before the sum, so that the mean of finite gates is finite.
-    input_gate = torch.sigmoid((input_gates / size).sum(-1, keepdim=True) - 3)
+    mean = _sum_in_order(input_gates / size)
+    # sigmoid(mean - 3) as a softmax: the rounding of torch.sigmoid depends on an entry's place.
+    input_gate = torch.cat([mean - 3, torch.zeros_like(mean)], dim=-1).softmax(-1)[..., :1]
     # |u|^4 would overflow for long vectors. With u = s w, where s >= 1 is the largest entry,
     # c u u^T = 2 |w|^2 / (s^-4 + |w|^4) w w^T. The result does not depend on s.
     unit = vectors.detach().abs().amax(-1, keepdim=True).clamp(min=1)
     vectors = vectors / unit
-    lengths = vectors.square().sum(-1, keepdim=True)
+    lengths = _sum_in_order(vectors.square())
     scaled = vectors * (2 * lengths / (unit.reciprocal().square().square() + lengths.square()))
     transition = torch.eye(size, dtype=gates.dtype, device=gates.device)
     for vector, scaled_vector in zip(vectors.unbind(-2), scaled.unbind(-2), strict=True):
-        along = (transition * scaled_vector.unsqueeze(-2)).sum(-1, keepdim=True)
+        along = _sum_in_order(transition * scaled_vector.unsqueeze(-2))
         transition = transition - along * vector.unsqueeze(-2)
     return (1 - input_gate).unsqueeze(-1) * transition, input_gate.expand(input_gates.shape)
+
+
+def _sum_in_order(x: Tensor) -> Tensor:
+    """Sum over the last axis, kept, one entry after the other.
+
+    The order in which ``torch.sum`` adds depends on the shape, and so would its rounding: a step
+    would not equal the same step within a sequence bit for bit.
+    """
+    return reduce(torch.add, x.unbind(-1)).unsqueeze(-1)
 
 
 GATES: Registry[GateFamily] = Registry(

@@ -1,6 +1,8 @@
 """Gate temperature: one positive number that divides the raw gates of every family."""
 
 import math
+import reprlib
+from numbers import Real
 
 from torch import Tensor
 
@@ -33,11 +35,16 @@ def check_temperature(temperature: object, gates: Tensor) -> Tensor | float | No
                 "differentiate it; to learn it, divide the gates by it before the call"
             )
         return temperature
-    if not isinstance(temperature, (int, float)) or isinstance(temperature, bool):
+    if not isinstance(temperature, Real) or isinstance(temperature, bool):
         raise TypeError(f"temperature must be a 0-d tensor, a number or None, got {temperature!r}")
-    if not 0 < temperature < math.inf:
-        raise ValueError(f"temperature must be positive and finite, got {temperature}")
-    return float(temperature)
+    try:
+        number = float(temperature)
+    except OverflowError:
+        number = math.inf
+    if not 0 < number < math.inf:
+        shown = reprlib.repr(temperature)
+        raise ValueError(f"temperature must be positive and finite, got {shown}")
+    return number
 
 
 def divided(gates: Tensor, temperature: Tensor | float | None) -> Tensor:

@@ -95,10 +95,7 @@ def _step(
     if state.stride() != (blocks * size, 1, blocks):
         state = dense(state, STATE_BLOCK_AXIS)
     next_state = torch.empty_like(state)
-    if values.ndim == state.ndim:
-        h_t = torch.empty_like(state)
-    else:
-        h_t = empty_innermost(values.shape, state, STATE_BLOCK_AXIS)
+    h_t = empty_innermost(values.shape, state, STATE_BLOCK_AXIS)
     loader.call_step(operator, gate, temperature, gates, values, state, h_t, next_state)
     return (h_t if h_t.dtype == values.dtype else h_t.to(values.dtype)), next_state
 

@@ -1,6 +1,7 @@
 """Load the compiled CPU kernels with ctypes and call them on tensors."""
 
 import ctypes
+import math
 import os
 from pathlib import Path
 
@@ -205,7 +206,9 @@ def call_step(
 
 
 def _inverse(temperature: Tensor | float | None) -> float:
-    return 1.0 if temperature is None else 1.0 / float(temperature)
+    value = 1.0 if temperature is None else float(temperature)
+    # Like PyTorch, which the other backends use to divide.
+    return 1.0 / value if value else math.inf
 
 
 _OUT_OF_MEMORY = 2

@@ -55,10 +55,11 @@ def poisoned_memory():
 
 @pytest.fixture(autouse=True)
 def fixed_seeds():
-    """Whatever draws from a global generator draws the same in every run and every order."""
+    """Global generators and the number of threads are the same in every run and every order."""
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - the global generator is what this is about
     torch.manual_seed(0)
+    torch.set_num_threads(1)
 
 
 def pytest_configure():

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from statemix import ops
 from statemix.layers import LAYERS, Layer, LayerSpec, State, build, take_rows
 from statemix.layers.state import tensors
-from statemix.models import CHANNEL_MIXERS, MixerSpec, SyntheticModel
+from statemix.models import CHANNEL_MIXERS, ChannelMixer, MixerSpec, SyntheticModel
 from statemix.tasks import IGNORED, TASKS, Examples, TaskSpec, addressing
 from statemix.training import evaluate, load_model, load_outcome
 from statemix.training.folder import read_metrics
@@ -91,7 +91,7 @@ class Averaging(Layer):
         return {"average_size": self._size}
 
 
-class Scaling(nn.Module):
+class Scaling(ChannelMixer):
     """A channel mixer: one learned factor for each channel."""
 
     name = "scaling"
@@ -99,9 +99,6 @@ class Scaling(nn.Module):
     def __init__(self, hidden_size: int, *, start: float = 1.0) -> None:
         super().__init__()
         self.factor = nn.Parameter(torch.full((hidden_size,), start))
-
-    def zero_biases(self) -> None:
-        """Do nothing: there are no biases."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.factor * x

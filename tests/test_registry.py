@@ -177,3 +177,21 @@ def test_a_specification_is_immutable_and_shows_what_was_given():
         INNER.options["num_blocks"] = 3
     assert repr(INNER) == "LayerSpec('bd_lru', num_blocks=2, block_size=3)"
     assert repr(MixerSpec("mlp")) == "MixerSpec('mlp')"
+
+
+class Pick:
+    name = "pick"
+
+    def __init__(self, *, value: bool | int | float = 1) -> None:
+        self.value = value
+
+
+class PickSpec(Spec):
+    kind = "pick"
+
+
+def test_values_that_are_equal_to_python_may_be_other_options():
+    Factories("pick", [Pick])
+    assert PickSpec("pick", value=1) == PickSpec("pick")
+    assert PickSpec("pick", value=True) != PickSpec("pick")
+    assert PickSpec("pick", value=1.0) != PickSpec("pick")

@@ -3,9 +3,27 @@
 import dataclasses
 import types
 from collections.abc import Mapping
-from typing import Annotated, Any, Union, cast, get_args, get_origin
+from typing import Annotated, Any, Self, Union, cast, get_args, get_origin
 
-from statemix.settings import ABSENT, SettingError, Settings, field_types
+from statemix.settings import ABSENT, SettingError, Settings, checked, field_types
+
+
+class Text(str):
+    """Text of a command line; the type of its setting decides how it is read.
+
+    "none" is a gate family where the setting is a string, and None where it may be None.
+
+    Attributes:
+        natural: the value that the text has by itself: a number, None, a list, or the text.
+    """
+
+    natural: Any
+
+    def __new__(cls, text: str, natural: Any) -> Self:
+        """Make a text with its natural value."""
+        made = super().__new__(cls, text)
+        made.natural = natural
+        return made
 
 
 def to_plain(value: Any) -> Any:
@@ -32,6 +50,8 @@ def from_plain(annotation: Any, value: Any, path: str = "") -> Any:
     Raises:
         SettingError: if the data do not fit; the message gives the field's dotted name.
     """
+    if isinstance(value, Text):
+        return _read(annotation, value, path)
     if isinstance(annotation, type):
         if hasattr(annotation, "from_plain"):
             return value if isinstance(value, annotation) else annotation.from_plain(value, path)
@@ -56,6 +76,17 @@ def from_plain(annotation: Any, value: Any, path: str = "") -> Any:
             )
         return tuple(value)
     return value
+
+
+def _read(annotation: Any, text: Text, path: str) -> Any:
+    """Read a text as its natural value if the type admits that, otherwise as a string."""
+    try:
+        return checked(annotation, from_plain(annotation, text.natural, path), path)
+    except SettingError as error:
+        try:
+            return checked(annotation, from_plain(annotation, str(text), path), path)
+        except SettingError:
+            raise error from None
 
 
 def _settings(kind: type[Settings], value: Any, path: str) -> Settings:
@@ -102,16 +133,24 @@ def put(tree: Any, name: str, value: Any) -> None:
     *path, last = name.split(".")
     for step in path:
         tree = _part(tree, step, name)
-    if not isinstance(tree, dict):
-        raise SettingError(name, "must name a setting", value)
-    tree[last] = value
+    if isinstance(tree, list):
+        _part(tree, last, name)
+        tree[int(last)] = value
+    elif isinstance(tree, dict):
+        tree[last] = value
+    else:
+        raise SettingError("setting", "must exist", name)
 
 
 def _part(tree: Any, step: str, name: str) -> Any:
     try:
-        return tree[int(step)] if isinstance(tree, list) else tree[step]
-    except (LookupError, ValueError, TypeError):
-        raise SettingError("setting", "must exist", name) from None
+        if not isinstance(tree, list):
+            return tree[step]
+        if step.isdecimal() and str(int(step)) == step:
+            return tree[int(step)]
+    except (LookupError, TypeError):
+        pass
+    raise SettingError("setting", "must exist", name)
 
 
 def asked(settings: Any) -> dict[str, Any]:

@@ -234,9 +234,9 @@ class Spec(ByInstance):
         try:
             known = registry.options(table["name"])
         except SettingError as error:
-            raise error.below(f"{path}.name") from None
+            raise error.below(f"{path}.name".lstrip(".")) from None
         options = {
-            str(option): from_plain(known[option][0], item, f"{path}.{option}")
+            str(option): from_plain(known[option][0], item, f"{path}.{option}".lstrip("."))
             if option in known
             else item
             for option, item in table.items()

@@ -207,4 +207,4 @@ class Assignments(ByInstance, Mapping[str, Any]):
         """
         if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
             raise SettingError(path, "must be a table of names and values", value)
-        return cls(value)
+        return cls({name: getattr(item, "natural", item) for name, item in value.items()})

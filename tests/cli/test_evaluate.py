@@ -9,7 +9,7 @@ import pytest
 
 from statemix.cli.main import main
 from statemix.plain import to_plain
-from statemix.training import load_outcome
+from statemix.training import evaluate, load_model, load_outcome
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def with_a_flipped_bit(run):
         (
             None,
             ["--lengths", "500", "2"],
-            "sequences must be at most the size of the test split at length 2, got 1280: stop must "
+            "sequences must be at most the size of the test split at length 2, got 30: stop must "
             "be at most 4 (",
         ),
         (None, ["--lengths", "1"], "choose fewer --sequences or other --lengths"),
@@ -143,3 +143,19 @@ def test_bad_request_is_one_line_and_exit_code_2(run, capsys, prepare, options, 
     assert message in printed.err
     assert printed.err.count("\n") == 1
     assert printed.out == ""
+
+
+def test_attributes_of_evaluation_are_those_of_the_run(tmp_path, tiny_arguments, capsys):
+    folder = str(tmp_path / "run")
+    hot = ["--evaluation.attributes", "gate_temperature=50.0", "--schedules.epochs", "30"]
+    rate = ["--optimizer.learning-rate", "0.03"]
+    assert main(["train", "--folder", folder, *tiny_arguments, *hot, *rate]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", folder, "--json"]) == 0
+    scores = json.loads(capsys.readouterr().out)["scores"]
+    assert scores == to_plain(load_outcome(folder).last.test[5])
+    # The weights say something else without the attribute.
+    model, task = load_model(folder), load_outcome(folder).config.build_task()
+    assert (
+        evaluate(model, task.examples("test", 0, 30))["product"].loss != scores["product"]["loss"]
+    )

@@ -265,3 +265,16 @@ def test_ctrl_c_during_imports_is_one_line_and_exit_code_130():
 def test_no_import_of_the_package_waits_for_torch():
     code = "import sys, statemix, statemix.cli.main; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_sigterm_anywhere_in_a_command_is_an_interrupt():
+    code = (
+        "import os, signal, sys\n"
+        "from statemix.cli import main\n"
+        "class Terminated:\n"
+        "    def run(self): os.kill(os.getpid(), signal.SIGTERM)\n"
+        "main.parse = lambda *_: Terminated()\n"
+        "sys.exit(main.main(['tasks']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "statemix: interrupted\n")

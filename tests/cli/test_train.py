@@ -3,14 +3,18 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from statemix.cli.main import main
+from statemix.cli.options import split_values
 from statemix.cli.train import parse
+from statemix.experiments.grid import Axis, grid
 from statemix.layers import LayerSpec
 from statemix.models import MixerSpec
 from statemix.tasks import TaskSpec
@@ -179,9 +183,9 @@ def test_options_beside_from_replace_the_runs(finished_run, spelling):
         (["--model.layers.0.order", "4"], "model.layers.0: options of layer 'bd_lru' must be"),
         (["--model.layers.0.block_size"], "--model.layers.0.block_size must have a value"),
         (["--model.num-layers", str(2**63)], "model.num_layers must be less than or equal to"),
-        (["--task", "permutation", "group=S_9"], "0.group must be 'S_2', 'S_3'"),
+        (["--task", "permutation", "group=S_9"], "--task: group must be 'S_2', 'S_3'"),
         (["--task", "permutation", "group=S_3"], "schedules.num_steps must be given"),
-        (["--task", "permutation", "S_3"], "--task: 1.name: task must be one of"),
+        (["--task", "permutation", "S_3"], "--task: one name must be given, got 2"),
         (["--task"], "one name must be given, got 0"),
         (["--schedules.epochs", "0"], "schedules.epochs must be greater than or equal to 1, got 0"),
         (["--schedules.attributes", "decay", "end=1"], "must be schedulable (the layers of this"),
@@ -199,7 +203,7 @@ def test_options_beside_from_replace_the_runs(finished_run, spelling):
         (["--config", "a.toml", "--from", "b"], "must not be given together"),
         (["--evaluation.lengths", "1"], "evaluation.lengths: "),
         (["--evaluation.test-size", "100000000"], "evaluation.test_size: "),
-        (["--imports", "nowhere"], "imports must name modules"),
+        (["--imports", "nowhere"], "imports must name importable modules"),
         (["--runtime.device", "cuda"], "runtime.device must be available"),
         (["--seed", str(2**64)], "seed must be less than"),
         (["--batches.size", str(2**64)], "batches.size must be less than"),
@@ -335,3 +339,121 @@ def test_an_interrupted_run_is_saved_and_the_repeated_command_resumes_it(
     assert main([*arguments, "--folder", str(tmp_path / "whole")]) == 0
     resumed, whole = ((tmp_path / name / "model.safetensors") for name in ("run", "whole"))
     assert resumed.read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.parametrize("spelling", [["--imports", "statemix_toys"], ["--imports=statemix_toys"]])
+def test_names_from_imported_modules_are_known_to_the_other_options(tmp_path, spelling):
+    toys = Path(__file__).parents[1] / "toys"
+    code = (
+        "import sys; from statemix.cli.train import parse\n"
+        "config = parse(sys.argv[1:]).run_config\n"
+        "print(config.task.name, config.model.layers[0].name, config.imports)"
+    )
+    arguments = ["--folder", "x", "--task", "ragged", "--model.layers", "solver", *spelling]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=toys,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "ragged solver ('statemix_toys',)\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (["--model.layers.0.gate", "none"], lambda c: c.model.layers[0].options["gate"] == "none"),
+        (["--model.norm", "none"], lambda c: c.model.norm == "none"),
+        (
+            ["--model.layers", "bd_lru", "num_blocks=2", "block_size=2", "gate=none"],
+            lambda c: c.model.layers[0].options["gate"] == "none",
+        ),
+        (["--task.train_size", "none"], lambda c: c.task.options["train_size"] is None),
+        (["--model.layers.0", "lstm"], lambda c: c.model.layers == (LayerSpec("lstm"),)),
+        (["--model.layers.0.backend", "loop"], lambda c: c.model.layers[0].options["backend"]),
+    ],
+)
+def test_the_type_of_a_setting_decides_how_its_text_is_read(arguments, found):
+    assert found(config_of(*arguments))
+
+
+@pytest.mark.parametrize(
+    ("axis", "values"),
+    [
+        ("model.norm=rms,none", ["rms", "none"]),
+        ("model.bos=true,false", [True, False]),
+        ('model.layers=["lstm"],["bd_lru"]', None),
+        ("optimizer.betas=[0.9,0.99],[0.5,0.9]", [(0.9, 0.99), (0.5, 0.9)]),
+        ("evaluation.lengths=[],[4,8]", [(), (4, 8)]),
+    ],
+)
+def test_any_setting_is_an_axis_of_a_grid(tmp_path, capsys, tiny_arguments, axis, values):
+    name, _, texts = axis.partition("=")
+    if values is None:
+        assert main(["train", "--folder", str(tmp_path), *tiny_arguments, "--grid", axis]) == 2
+        assert "block_size of layer 'bd_lru' must be given" in capsys.readouterr().err
+        return
+    jobs = grid(config_of(), tmp_path, [Axis(name, tuple(split_values(texts)))])
+    part, _, field = name.partition(".")
+    assert [getattr(getattr(job.config, part), field) for job in jobs] == values
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--config", "a.toml", "--config", "b.toml"], "--config must be given once"),
+        (["--model.layers.-1.block_size", "4"], "setting must exist, got 'model.layers.-1"),
+        (["--model.layers.00.block_size", "4"], "setting must exist, got 'model.layers.00"),
+        (["--model.layers.0.block_size", "--seed", "3"], "--model.layers.0.block_size must have"),
+        (["--imports", "../x"], "imports must be a list of module names"),
+        (["--evaluation.attributes", "gate_temperature=none"], "gate_temperature must be a number"),
+    ],
+)
+def test_odd_spellings_are_refused(tmp_path, tiny_arguments, capsys, arguments, message):
+    folder = tmp_path / "run"
+    assert main(["train", "--folder", str(folder), *tiny_arguments, *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert not folder.exists()
+
+
+def test_a_finished_run_is_read_where_it_could_not_be_trained(tmp_path, finished_run, capsys):
+    folder = shutil.copytree(finished_run, tmp_path / "moved")
+    stored = json.loads((folder / "config.json").read_text())
+    del stored["asked"]["runtime"]["device"]
+    stored["resolved"]["runtime"]["device"] = "cuda"
+    (folder / "config.json").write_text(json.dumps(stored))
+    (folder / "checkpoints").mkdir()
+    assert main(["train", "--folder", str(folder), "--from", str(folder)]) == 0
+    assert "holds this run, finished" in capsys.readouterr().err
+    assert not (folder / "checkpoints").exists()
+
+
+def damaged(change):
+    def damage(folder):
+        (folder / "summary.json").unlink()
+        stored = json.loads((folder / "config.json").read_text())
+        change(stored)
+        (folder / "config.json").write_text(json.dumps(stored))
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s.update(resolved={}), "config.json: schedules.epochs must be given"),
+        (
+            lambda s: s["resolved"]["evaluation"].update(every=None),
+            "config.json: evaluation.every must be given",
+        ),
+        (lambda s: s["resolved"].update(seed="x"), "config.json: seed must be a valid integer"),
+        (lambda s: s.update(schema=True), "config.json must have schema 1"),
+    ],
+)
+def test_a_damaged_configuration_names_its_file(
+    tmp_path, tiny_arguments, finished_run, capsys, change, message
+):
+    folder = shutil.copytree(finished_run, tmp_path / "run")
+    damaged(change)(folder)
+    assert main(["train", "--folder", str(folder), *tiny_arguments]) == 2
+    assert message in capsys.readouterr().err

@@ -504,8 +504,8 @@ TRAINING_FAULTS = [
     Fault(
         "schedule: attributes do not follow",
         TRAINING + "schedules.py",
-        "            setattr(module, schedule.attribute, value)\n            values",
-        "            values",
+        "                setattr(module, schedule.attribute, value)\n            except",
+        "                pass\n            except",
         _training("schedules", "trainer"),
     ),
     Fault(
@@ -806,15 +806,15 @@ EVALUATE = [
     Fault(
         "evaluate: the run's precision is ignored",
         "src/statemix/cli/evaluate.py",
-        "config.batches.size, fabric.autocast)",
-        "config.batches.size, __import__('contextlib').nullcontext)",
+        "config, fabric.autocast)",
+        "config, __import__('contextlib').nullcontext)",
         ("tests/cli/test_evaluate.py",),
     ),
     Fault(
         "evaluate: the run's batches are ignored",
         "src/statemix/cli/evaluate.py",
-        "(task, length, config.batches.size,",
-        "(task, length, 7,",
+        "batch_size=config.batches.size, autocast",
+        "batch_size=7, autocast",
         ("tests/cli/test_evaluate.py",),
     ),
 ]

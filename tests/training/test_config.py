@@ -62,7 +62,10 @@ from statemix.training.reading import read_tree
         ({"evaluation": {"attributes": [1]}}, "evaluation.attributes must be a table of names and"),
         ({"imports": [3]}, "imports must be a list of module names, got"),
         ({"imports": "json"}, "imports must be a list of module names, got 'json'"),
-        ({"imports": ["no_such_module"]}, "imports must name modules .*, got 'no_such_module'"),
+        (
+            {"imports": ["no_such_module"]},
+            "imports must name importable modules .*, got 'no_such_module'",
+        ),
         ({"lr": 1}, "lr must be one of task, model, batches, .*, got 'lr'"),
         ([], r"RunConfig must be a table, got \[\]"),
     ],

@@ -397,7 +397,7 @@ def layer(**options):
         ),
         ({"evaluation.attributes": Assignments(heat=1)}, "evaluation.attributes.heat must be sch"),
         ({"schedules.num_steps": 3}, "schedules.num_steps must not be given"),
-        ({"imports": ("no_such_module",)}, "imports must name modules"),
+        ({"imports": ("no_such_module",)}, "imports must name importable modules"),
     ],
 )
 def test_what_cannot_run_fails_before_anything_is_written(tiny, tmp_path, changes, message):

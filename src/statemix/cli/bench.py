@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 import tyro
@@ -18,12 +18,13 @@ from rich.table import Table
 from statemix.bench import ops, rows
 from statemix.bench.harness import Measurement, Spread, measure
 from statemix.bench.targets import FIRST_VERSION, verdicts
+from statemix.layers import LAYERS
 from statemix.settings import RequestError
 from statemix.training.devices import check_threads
 
 Outcome = tuple[ops.Case, Sequence[Measurement]]
 
-_TITLES = {"bd_lru": "BD-LRU", "h_lru": "H-LRU"}
+_TITLES = {name: LAYERS[name].display_name for name in get_args(ops.Recurrence)}
 _DIRECTIONS = {"forward": "forward", "forward_backward": "forward + backward"}
 _WIDTH = 100
 # A round of the smallest case takes a microsecond.

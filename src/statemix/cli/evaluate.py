@@ -17,7 +17,7 @@ from statemix.files import append
 from statemix.plain import to_plain
 from statemix.settings import RequestError
 from statemix.tasks import Task
-from statemix.training import Scores, load_model, load_outcome
+from statemix.training import RunConfig, Scores, load_model, load_outcome
 from statemix.training.config import Device
 from statemix.training.devices import build_fabric
 from statemix.training.evaluation import SplitEvaluator, sequences_at
@@ -48,11 +48,12 @@ class Evaluate:
     weights: Weights = "last"
     """Weights to score."""
 
-    sequences: int = 1280
-    """Maximum number of sequences at each length."""
+    sequences: int | None = None
+    """Maximum number of sequences at each length (the run's test size if not given)."""
 
-    tokens: int = 65536
-    """Maximum number of tokens at each length; at least one sequence is always scored."""
+    tokens: int | None = None
+    """Maximum number of tokens at each length (the run's if not given); at least one sequence is
+    always scored."""
 
     device: Device = "auto"
     """Device that runs the model; auto uses a GPU if there is one."""
@@ -68,8 +69,9 @@ class Evaluate:
                 out of range.
         """
         for name in ("sequences", "tokens"):
-            if getattr(self, name) < 1:
-                raise RequestError(f"{name} must be at least 1, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise RequestError(f"{name} must be at least 1, got {value}")
         if any(length < 1 for length in self.lengths):
             raise RequestError(f"lengths must be at least 1, got {list(self.lengths)}")
         config = load_outcome(self.folder).config
@@ -78,7 +80,7 @@ class Evaluate:
         model = load_model(self.folder, self.weights).to(fabric.device)
         # Build all evaluators before scoring: an impossible length must fail before any output.
         evaluators = {
-            length: self._evaluator(task, length, config.batches.size, fabric.autocast)
+            length: self._evaluator(task, length, config, fabric.autocast)
             for length in self.lengths or (task.length,)
         }
         record = self.folder / EVALUATIONS
@@ -103,13 +105,17 @@ class Evaluate:
         self,
         task: Task,
         length: int,
-        batch_size: int,
+        config: RunConfig,
         autocast: Callable[[], AbstractContextManager[object]],
     ) -> SplitEvaluator:
-        count = sequences_at(length, at_most=self.sequences, tokens=self.tokens)
+        count = sequences_at(
+            length,
+            at_most=self.sequences or config.evaluation.test_size,
+            tokens=self.tokens or config.evaluation.tokens,
+        )
         try:
             return SplitEvaluator(
-                task, "test", count, length, batch_size=batch_size, autocast=autocast
+                task, "test", count, length, batch_size=config.batches.size, autocast=autocast
             )
         except ValueError as error:
             raise RequestError(

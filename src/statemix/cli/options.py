@@ -2,12 +2,13 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast, get_args, get_origin
 
 import tyro
 
-from statemix.plain import from_plain, to_plain
+from statemix.plain import Text, from_plain, to_plain
 from statemix.registry import Spec
 from statemix.settings import Assignments, RequestError, Settings
 
@@ -37,24 +38,24 @@ def text_of(value: Any) -> str:
     return "none" if value is None else json.dumps(to_plain(value))
 
 
-def options_of(assignments: Iterable[str]) -> dict[str, Any]:
-    """Read words of the form "option=value".
+def options_of(assignments: Iterable[str]) -> dict[str, Text]:
+    """Read words of the form "option=value"; the types of the options will decide the values.
 
     Raises:
         RequestError: if a word has another form, or an option is repeated.
 
     Example:
-        >>> options_of(["group=S_3", "length=16", "train_size=none"])
-        {'group': 'S_3', 'length': 16, 'train_size': None}
+        >>> options_of(["group=S_3", "length=16"])["length"].natural
+        16
     """
-    options: dict[str, Any] = {}
+    options: dict[str, Text] = {}
     for assignment in assignments:
         option, equals, text = assignment.partition("=")
         if not (option and equals and text):
             raise RequestError(f"an option must have the form option=value, got {assignment!r}")
         if option in options:
             raise RequestError(f"option {option!r} must be given once, got {assignment!r} as well")
-        options[option] = value_of(text)
+        options[option] = Text(text, value_of(text))
     return options
 
 
@@ -70,7 +71,7 @@ def tables_of(words: Sequence[str], head: str) -> list[dict[str, Any]]:
 
     Example:
         >>> tables_of(["bd_lru", "num_blocks=4", "block_size=2", "lstm"], "name")
-        [{'name': 'bd_lru', 'num_blocks': 4, 'block_size': 2}, {'name': 'lstm'}]
+        [{'name': 'bd_lru', 'num_blocks': '4', 'block_size': '2'}, {'name': 'lstm'}]
     """
     groups: list[list[str]] = []
     for word in words:
@@ -80,7 +81,7 @@ def tables_of(words: Sequence[str], head: str) -> list[dict[str, Any]]:
             raise RequestError(f"a {head} must come before its options, got {word!r}")
         else:
             groups[-1].append(word)
-    return [{head: first} | options_of(rest) for first, *rest in groups]
+    return [{head: first, **options_of(rest)} for first, *rest in groups]
 
 
 def words_of(table: dict[str, Any], head: str) -> list[str]:
@@ -109,7 +110,7 @@ def _rule(annotation: Any) -> tyro.constructors.PrimitiveConstructorSpec[Any] | 
     if kind is Assignments:
         return _primitive(
             "[NAME=VALUE ...]",
-            lambda words: Assignments(options_of(words)),
+            lambda words: Assignments.from_plain(options_of(words), ""),
             lambda value: [f"{k}={text_of(v)}" for k, v in value.items()],
         )
     if not isinstance(kind, type) or not issubclass(kind, Spec | Settings):
@@ -125,10 +126,10 @@ def _rule(annotation: Any) -> tyro.constructors.PrimitiveConstructorSpec[Any] | 
     def one(words: Sequence[str]) -> Any:
         if annotation is not kind and [word.lower() for word in words] == ["none"]:
             return None
-        found = several(words)
-        if len(found) != 1:
-            raise RequestError(f"one {head} must be given, got {len(found)}")
-        return found[0]
+        tables = tables_of(words, head)
+        if len(tables) != 1:
+            raise RequestError(f"one {head} must be given, got {len(tables)}")
+        return from_plain(kind, tables[0])
 
     def write(value: Any) -> list[str]:
         plain = [to_plain(item) for item in (value if many else [value]) if item is not None]
@@ -180,13 +181,32 @@ def split_overrides(
     waiting = iter(arguments)
     for argument in waiting:
         flag, equals, text = argument.partition("=")
-        name = flag.removeprefix("--").replace("-", "_")
+        # A dash within a word stands for an underscore, one before a number is its sign.
+        name = re.sub(r"(?<=\w)-(?=\w)", "_", flag.removeprefix("--"))
         if not flag.startswith("--") or not any(name.startswith(f"{root}.") for root in roots):
             rest.append(argument)
             continue
         if not equals:
             text = next(waiting, "")
-        if not text:
+        if not text or text.startswith("--"):
             raise RequestError(f"{flag} must have a value, got none")
         overrides[name] = text
     return rest, overrides
+
+
+def split_values(text: str) -> list[Text]:
+    """Split a list at its commas, except those within brackets, braces and quotes.
+
+    Example:
+        >>> split_values("1,[2,3],S_3")
+        ['1', '[2,3]', 'S_3']
+    """
+    parts, depth, quoted = [""], 0, False
+    for character in text:
+        quoted ^= character == '"'
+        depth += (character in "[{") - (character in "]}")
+        if character == "," and not depth and not quoted:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [Text(part, value_of(part)) for part in parts]

@@ -12,7 +12,7 @@ from rich.table import Table
 from statemix.cli.options import options_of, text_of
 from statemix.registry import REQUIRED
 from statemix.settings import RequestError, built
-from statemix.tasks import TASKS, Task
+from statemix.tasks import TASKS, Task, TaskSpec
 from statemix.tasks.addressing import Split
 
 # Nobody reads more examples than this on a terminal.
@@ -54,7 +54,8 @@ class Tasks:
         console = Console(markup=False, highlight=False, soft_wrap=True)
         if self.task:
             name, *options = self.task
-            task = built(f"task {name}", TASKS.build, name, **options_of(options))
+            spec = TaskSpec.from_plain({"name": name, **options_of(options)}, "")
+            task = built(f"task {name}", spec.build)
             examples = self._examples(task, self.count)
             _print_heading(console, name)
             for line in _facts(task):

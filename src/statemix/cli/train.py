@@ -15,13 +15,13 @@ from rich.console import Console
 from rich.table import Table
 
 from statemix.cli.evaluate import print_scores
-from statemix.cli.options import registry, split_overrides, text_of, value_of
+from statemix.cli.options import registry, split_overrides, split_values, text_of, value_of
 from statemix.cli.progress import shown
 from statemix.experiments.grid import Axis, best_by_validation, grid
 from statemix.experiments.runner import Ended, run_all
 from statemix.layers import LAYERS
 from statemix.models import CHANNEL_MIXERS
-from statemix.plain import put
+from statemix.plain import Text, put
 from statemix.registry import REQUIRED, Factories
 from statemix.settings import RequestError, RunsFailedError
 from statemix.tasks import TASKS
@@ -151,7 +151,7 @@ def _axis(text: str) -> Axis:
     name, equals, values = text.partition("=")
     if not (name and equals and values):
         raise RequestError(f"grid must have the form NAME=VALUE,VALUE..., got {text!r}")
-    return Axis(name.replace("-", "_"), tuple(value_of(value) for value in values.split(",")))
+    return Axis(name.replace("-", "_"), tuple(split_values(values)))
 
 
 def _done(row: Ended) -> bool:
@@ -183,9 +183,9 @@ def parse(arguments: Sequence[str]) -> Train:
     )
     if not overrides:
         return parsed
-    tree = parsed.run_config.to_plain()
+    tree = parsed.run_config.completed().to_plain()
     for name, text in overrides.items():
-        put(tree, name, value_of(text))
+        put(tree, name, Text(text, value_of(text)))
     return _replaced(parsed, config_from_plain(tree))
 
 
@@ -199,8 +199,9 @@ def _base(arguments: Sequence[str]) -> RunConfig:
     if file is not None and source is not None:
         raise RequestError("--config and --from must not be given together")
     if file is not None:
+        tree = read_tree(file)
         try:
-            return config_from_plain(read_tree(file))
+            return config_from_plain(tree)
         except RequestError as error:
             raise RequestError(f"{file}: {error}") from error
     return RunConfig() if source is None else load_asked(source)
@@ -221,12 +222,15 @@ def _imports(arguments: Sequence[str]) -> list[str]:
 
 
 def _path(flag: str, arguments: Sequence[str]) -> Path | None:
+    found = []
     for argument, value in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
         if argument == flag and value:
-            return Path(value)
+            found.append(value)
         if argument.startswith(f"{flag}="):
-            return Path(argument.removeprefix(f"{flag}="))
-    return None
+            found.append(argument.removeprefix(f"{flag}="))
+    if len(found) > 1:
+        raise RequestError(f"{flag} must be given once, got {', '.join(found)}")
+    return Path(found[0]) if found else None
 
 
 def _registries() -> str:

@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,18 +49,25 @@ def grid(config: RunConfig, folder: Path, axes: Sequence[Axis]) -> list[Job]:
     names = [axis.name for axis in axes]
     if len(set(names)) < len(names):
         raise RequestError(f"axes of a grid must be distinct, got {names}")
+    jobs = [
+        _job(config, folder, dict(zip(names, values, strict=True)))
+        for values in itertools.product(*(axis.values for axis in axes))
+    ]
     for axis in axes:
-        if not axis.values or len(set(map(repr, axis.values))) < len(axis.values):
-            condition = "must have distinct values"
-            raise SettingError(axis.name, condition, list(axis.values))
-    jobs = []
-    for values in itertools.product(*(axis.values for axis in axes)):
-        tree = config.to_plain()
-        for name, value in zip(names, values, strict=True):
-            put(tree, name, value)
-        title = ",".join(f"{name}={_plain(v)}" for name, v in zip(names, values, strict=True))
-        jobs.append(Job(title, config_from_plain(tree), folder / title))
+        # Compared as settings: "1e-3" and "0.001" are one learning rate.
+        found = {repr(axis.value_in(job.config)) for job in jobs}
+        if not axis.values or len(found) < len(axis.values):
+            raise SettingError(axis.name, "must have distinct values", list(axis.values))
     return jobs
+
+
+def _job(config: RunConfig, folder: Path, values: Mapping[str, Any]) -> Job:
+    tree = config.completed().to_plain()
+    for name, value in values.items():
+        put(tree, name, value)
+    changed = config_from_plain(tree)
+    title = ",".join(f"{name}={_plain(lookup(changed.to_plain(), name))}" for name in values)
+    return Job(title, changed, folder / title)
 
 
 def _plain(value: Any) -> str:

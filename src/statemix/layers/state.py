@@ -20,11 +20,16 @@ def map_state(function: Callable[..., Tensor], state: State, *others: State) -> 
         state: a state.
         *others: states of the same structure.
 
+    Raises:
+        TypeError: if the state is no such tree.
+
     Returns:
         A state of the same structure with the results.
     """
     if isinstance(state, Tensor):
         return function(state, *others)
+    if not isinstance(state, tuple):
+        raise TypeError(f"state must be a tensor or a NamedTuple, got {type(state).__name__}")
     parts = [map_state(function, *these) for these in zip(state, *others, strict=True)]
     return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
 

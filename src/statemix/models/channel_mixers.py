@@ -1,5 +1,7 @@
 """Position-wise networks that mix the channels of one token; ``CHANNEL_MIXERS`` lists them."""
 
+from typing import ClassVar
+
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -16,7 +18,22 @@ class MixerSpec(Spec):
     kind = "channel mixer"
 
 
-class SwiGLU(nn.Module):
+class ChannelMixer(nn.Module):
+    """Base of channel mixers: maps (..., hidden_size) to the same shape, position by position.
+
+    Its constructor takes ``hidden_size``; its other parameters are its options.
+    """
+
+    name: ClassVar[str]
+
+    def zero_biases(self) -> None:
+        """Set biases to zero, which is how the synthetic benchmarks start.
+
+        By default this does nothing.
+        """
+
+
+class SwiGLU(ChannelMixer):
     r"""Gated linear unit with SiLU and no biases.
 
     .. math:: y = W_o (\mathrm{silu}(W_a x) \odot W_b x)
@@ -47,15 +64,12 @@ class SwiGLU(nn.Module):
         self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
 
-    def zero_biases(self) -> None:
-        """Do nothing: there are no biases."""
-
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
         return out
 
 
-class MLP(nn.Module):
+class MLP(ChannelMixer):
     r"""Two linear maps with a GELU between them.
 
     .. math:: y = W_2 \, \mathrm{gelu}(W_1 x + c_1) + c_2
@@ -92,7 +106,7 @@ class MLP(nn.Module):
         return out
 
 
-CHANNEL_MIXERS: Factories[type[nn.Module]] = Factories(
+CHANNEL_MIXERS: Factories[type[ChannelMixer]] = Factories(
     "channel mixer",
     [
         SwiGLU,
@@ -100,5 +114,4 @@ CHANNEL_MIXERS: Factories[type[nn.Module]] = Factories(
     ],
     common=("hidden_size",),
 )
-"""The channel mixers by name. Each maps (..., hidden_size) to the same shape and has a method
-``zero_biases``."""
+"""The channel mixers by name."""

@@ -161,6 +161,12 @@ class EvaluationConfig(Settings):
     attributes: Assignments = Assignments()  # noqa: RUF009  immutable
     """Values of schedulable attributes of layers that apply only in evaluation."""
 
+    def check(self) -> None:
+        for name, value in self.attributes.items():
+            if not isinstance(value, bool | int | float | str):
+                condition = "must be a number, a string or a truth value"
+                raise SettingError(f"attributes.{name}", condition, value)
+
 
 @dataclass(frozen=True)
 class RuntimeConfig(Settings):
@@ -211,6 +217,20 @@ class RunConfig(Settings):
     def _seeding(self) -> dict[str, int]:
         return {"seed": self.seed} if "seed" in TASKS.options(self.task.name) else {}
 
+    def completed(self) -> "RunConfig":
+        """Return the same configuration with every option of its specifications written out."""
+        mixer = self.model.channel_mixer
+        model = dataclasses.replace(
+            self.model,
+            layers=tuple(layer.complete() for layer in self.model.layers),
+            channel_mixer=mixer and mixer.complete(),
+        )
+        options = dict(self.task.complete().options)
+        if "seed" not in self.task.options:
+            # The run's seed is the task's.
+            options.pop("seed", None)
+        return dataclasses.replace(self, model=model, task=TaskSpec(self.task.name, **options))
+
     def resolved(self) -> "RunConfig":
         """Return the configuration with every default written out.
 
@@ -241,19 +261,10 @@ class RunConfig(Settings):
         device = self.runtime.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        model = dataclasses.replace(
-            self.model,
-            layers=tuple(layer.complete() for layer in self.model.layers),
-            num_layers=len(self.model.stack()),
-            channel_mixer=self.model.channel_mixer and self.model.channel_mixer.complete(),
-        )
-        options = dict(self.task.complete().options)
-        if "seed" not in self.task.options:
-            options.pop("seed", None)
+        whole = self.completed()
         return dataclasses.replace(
-            self,
-            task=TaskSpec(self.task.name, **options),
-            model=model,
+            whole,
+            model=dataclasses.replace(whole.model, num_layers=len(self.model.stack())),
             schedules=dataclasses.replace(self.schedules, epochs=epochs),
             evaluation=dataclasses.replace(
                 self.evaluation,
@@ -266,6 +277,22 @@ class RunConfig(Settings):
                 num_threads=self.runtime.num_threads or torch.get_num_threads(),
             ),
         )
+
+    def check_resolved(self) -> None:
+        """Check that nothing is left open, as in the result of :meth:`resolved`.
+
+        Raises:
+            SettingError: if a setting is open.
+        """
+        for name, value in (
+            ("schedules.epochs", self.schedules.epochs or self.schedules.num_steps),
+            ("evaluation.every", self.evaluation.every),
+            ("runtime.num_threads", self.runtime.num_threads),
+        ):
+            if value is None:
+                raise SettingError(name, "must be given", ABSENT)
+        if self.runtime.device == "auto":
+            raise SettingError("runtime.device", "must be the device that was chosen", "auto")
 
     def __reduce__(self) -> Any:
         from statemix.training.reading import config_from_plain

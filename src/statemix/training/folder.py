@@ -78,7 +78,7 @@ def stored_config(folder: Path, schema: int) -> StoredConfig | None:
         kind = type(stored).__name__
         raise RequestError(f"{path} must hold a run's configuration, got a {kind}")
     found = stored.get("schema")
-    if found != schema:
+    if type(found) is not int or found != schema:
         version = "an older development version" if found is None else f"schema {found}"
         raise RequestError(
             f"{path} must have schema {schema}, got {version}, which can no longer be read; train "
@@ -131,7 +131,7 @@ def _shown(value: Any, name: str, config: StoredConfig) -> str:
             found = found[part]
         else:
             return "its default"
-    return repr(found)
+    return f"{found!r} by default"
 
 
 @contextlib.contextmanager

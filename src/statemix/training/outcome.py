@@ -144,7 +144,21 @@ def load_config(folder: Path | str) -> RunConfig:
     Raises:
         RequestError: if the folder holds no run, or a damaged configuration.
     """
-    return config_from_plain(_stored(Path(folder)).resolved)
+    return resolved_config(Path(folder), _stored(Path(folder)))
+
+
+def resolved_config(folder: Path, stored: runs.StoredConfig) -> RunConfig:
+    """Build the whole configuration of a run from what its folder holds.
+
+    Raises:
+        RequestError: if the stored configuration is damaged, naming the file.
+    """
+    try:
+        config = config_from_plain(stored.resolved)
+        config.check_resolved()
+    except RequestError as error:
+        raise RequestError(f"{folder / runs.CONFIG}: {error}") from error
+    return config
 
 
 def load_asked(folder: Path | str) -> RunConfig:

@@ -35,8 +35,9 @@ def import_modules(names: Any) -> None:
         try:
             importlib.import_module(name)
         except ModuleNotFoundError as error:
-            condition = f"must name modules that exist ({error})"
-            raise SettingError("imports", condition, name) from error
+            raise SettingError(
+                "imports", f"must name importable modules ({error})", name
+            ) from error
 
 
 def checked_names(names: Any) -> tuple[str, ...]:
@@ -45,7 +46,10 @@ def checked_names(names: Any) -> tuple[str, ...]:
     Raises:
         SettingError: if the value is not a list of names.
     """
-    if not isinstance(names, list | tuple) or not all(isinstance(n, str) and n for n in names):
+    if not isinstance(names, list | tuple) or not all(
+        isinstance(name, str) and all(part.isidentifier() for part in name.split("."))
+        for name in names
+    ):
         raise SettingError("imports", "must be a list of module names", names)
     return tuple(names)
 
@@ -57,7 +61,7 @@ def read_tree(path: Path) -> dict[str, Any]:
         RequestError: if the file cannot be read or is not valid.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         tree = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except OSError as error:
         raise RequestError(f"{path} must be readable, got: {error.strerror}") from error

@@ -28,9 +28,10 @@ from statemix.training.outcome import (
     Selection,
     build_model,
     load_outcome,
+    resolved_config,
     save_outcome,
 )
-from statemix.training.reading import config_from_plain, import_modules
+from statemix.training.reading import import_modules
 from statemix.training.schedules import attributes_set
 from statemix.training.trainer import Trainer
 
@@ -73,7 +74,9 @@ def train(
     checkpoint_every_s = checked(Positive | Literal[0], checkpoint_every_s, "checkpoint_every_s")
     # Invalid requests fail here, before anything is written.
     settled = runs.settled(folder, request(config))
-    config = config_from_plain(settled.resolved)
+    if (folder / runs.SUMMARY).exists():
+        return _finished(folder, emit)
+    config = resolved_config(folder, settled)
     run = _Run(config, folder, emit, checkpoint_every_s)
     environment = {
         **provenance.describe(),
@@ -84,15 +87,22 @@ def train(
         runs.claimed(folder, settled, environment),
         threads(config.runtime.num_threads),
     ):
-        if not (folder / runs.SUMMARY).exists():
-            with _noted(folder):
-                run.to_the_end()
-            return load_outcome(folder)
-        outcome = load_outcome(folder)
-        # A run that was killed right after it wrote its summary has left its checkpoints.
-        remove_checkpoints(folder / runs.CHECKPOINTS)
-        emit(run.event("finished", f"{folder} holds this run, finished"))
-        return outcome
+        # Another process may have finished the run meanwhile.
+        if (folder / runs.SUMMARY).exists():
+            return _finished(folder, emit)
+        with _noted(folder):
+            run.to_the_end()
+        return load_outcome(folder)
+
+
+def _finished(folder: Path, emit: Callable[[Event], None]) -> Outcome:
+    """Read a finished run, which any machine can, whatever it was trained on."""
+    outcome = load_outcome(folder)
+    # A run that was killed right after it wrote its summary has left its checkpoints.
+    remove_checkpoints(folder / runs.CHECKPOINTS)
+    step = outcome.last.step
+    emit(Event("finished", step, step, text=f"{folder} holds this run, finished"))
+    return outcome
 
 
 def _say_nothing(event: Event) -> None:
@@ -233,7 +243,10 @@ class _Run:
                     self._train()
                     self._save()
                     last = self._at_further_lengths()
-                except (KeyboardInterrupt, FloatingPointError):
+                except OSError:
+                    # The disk may be full: the checkpoint before must do.
+                    raise
+                except BaseException:
                     if not self.interrupts.forced:
                         self._save()
                     raise

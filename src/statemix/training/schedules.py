@@ -123,7 +123,9 @@ class Attributes:
                     condition += f"{schedule.attribute} begins at {initial}"
                     raise SettingError(f"{path}.start", condition, ABSENT)
                 for bound in ("start", "end"):
-                    _try(module, schedule.attribute, getattr(schedule, bound), f"{path}.{bound}")
+                    value = getattr(schedule, bound)
+                    if value is not None:
+                        _try(module, schedule.attribute, value, f"{path}.{bound}")
                 self._followers[follower] = (schedule, module, initial)
 
     def set(self, step: int, num_steps: int) -> dict[str, float]:
@@ -135,7 +137,11 @@ class Attributes:
         for follower, (schedule, module, initial) in self._followers.items():
             value = scheduled_value(schedule, initial, step, num_steps)
             value = round(value) if isinstance(initial, int) else value
-            setattr(module, schedule.attribute, value)
+            try:
+                setattr(module, schedule.attribute, value)
+            except (ValueError, TypeError) as error:
+                condition = f"must suit its layer at every step, but not at step {step} ({error})"
+                raise SettingError(f"schedules.attributes: {follower}", condition, value) from error
             values[follower] = value
         return values
 
@@ -147,10 +153,8 @@ def restore_attributes(model: nn.Module, values: Mapping[str, float]) -> None:
         setattr(model.get_submodule(module), attribute, value)
 
 
-def _try(module: nn.Module, attribute: str, value: float | None, path: str) -> None:
+def _try(module: nn.Module, attribute: str, value: Any, path: str) -> None:
     """Set and reset an attribute, so that a module refuses a bad value before training."""
-    if value is None:
-        return
     before = getattr(module, attribute)
     try:
         setattr(module, attribute, round(value) if isinstance(before, int) else value)

@@ -687,7 +687,7 @@ TRAINING_FAULTS = [
     Fault(
         "resume: a run continues with today's defaults",
         TRAINING + "run.py",
-        "config = config_from_plain(settled.resolved)",
+        "config = resolved_config(folder, settled)",
         "config = config.resolved()",
         _training("resume"),
     ),

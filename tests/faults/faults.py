@@ -708,7 +708,7 @@ TRAINING_FAULTS = [
     Fault(
         "folder: any schema is read",
         TRAINING + "folder.py",
-        "if found != schema:",
+        "if type(found) is not int or found != schema:",
         "if found is not None and found > 98:",
         _training("folder"),
     ),

@@ -28,7 +28,7 @@ format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/clang-format -i $(KERNELS)
 
-# Break the code in known ways and check that the tests notice every fault (about a quarter of an hour).
+# Break the code in known ways and check that the tests notice every fault (about half an hour).
 faults: $(VENV)/installed-dev
 	$(BIN)/python tests/faults/run.py
 

@@ -230,9 +230,8 @@ class Spec(ByInstance):
         table = {"name": value} if isinstance(value, str) else value
         if not isinstance(table, Mapping) or "name" not in table:
             raise SettingError(path, "must be a table with a name", value)
-        registry = cls.registry()
         try:
-            known = registry.options(table["name"])
+            known = cls.registry().options(table["name"])
         except SettingError as error:
             raise error.below(f"{path}.name".lstrip(".")) from None
         options = {
@@ -242,8 +241,10 @@ class Spec(ByInstance):
             for option, item in table.items()
             if option != "name"
         }
-        registry.checked(table["name"], options, path)
-        return cls(table["name"], **options)
+        try:
+            return cls(str(table["name"]), **options)
+        except SettingError as error:
+            raise error.below(".".join(filter(None, [path, error.path]))) from None
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{type(self).__name__} is immutable")

@@ -3,13 +3,7 @@
 import dataclasses
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Self,
-    cast,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Any, Self, cast, get_type_hints
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

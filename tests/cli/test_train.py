@@ -208,7 +208,10 @@ def test_options_beside_from_replace_the_runs(finished_run, spelling):
         (["--seed", str(2**64)], "seed must be less than"),
         (["--batches.size", str(2**64)], "batches.size must be less than"),
         (["--runtime.num-threads", "100000"], "runtime.num_threads must be"),
-        (["--checkpoint-every-s", "-1"], "checkpoint_every_s must be greater than 0, got -1.0"),
+        (
+            ["--checkpoint-every-s", "-1"],
+            "checkpoint_every_s must be greater than or equal to 0, got -1.0",
+        ),
         (["--workers", "2"], "--retry and --workers need --grid"),
         (["--grid", "seed"], "grid must have the form NAME=VALUE,VALUE..., got 'seed'"),
         (["--grid", "seed=1,1"], "seed must have distinct values"),

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from statemix.layers import LayerSpec
+from statemix.layers.gated_recurrence import GatedRecurrence
 from statemix.settings import Assignments, RequestError
 from statemix.tasks import TaskSpec
 from statemix.training import (
@@ -471,3 +472,24 @@ def test_it_learns_to_add_modulo_two(tiny, tmp_path):
     last = train(config, tmp_path).last
     assert last.test[12]["product"].token_accuracy >= 0.99
     assert last.test[500]["product"].token_accuracy >= 0.99
+
+
+def test_a_value_refused_in_the_middle_names_its_step_and_loses_none(tiny, tmp_path, monkeypatch):
+    config = tiny({"schedules.attributes": (AttributeSchedule("gate_temperature", end=0.1),)})
+    temperature = GatedRecurrence.gate_temperature
+
+    def refuse(self, value):
+        if 0.4 < value < 0.6:
+            raise ValueError("too warm")
+        temperature.fset(self, value)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GatedRecurrence, "gate_temperature", temperature.setter(refuse))
+        message = r"gate_temperature must suit its layer .* not at step 6 \(too warm\), got 0\.55"
+        with pytest.raises(RequestError, match=message):
+            train(config, tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [
+        "step-000000006"
+    ]
+    resumed, whole = train(config, tmp_path / "run"), train(config, tmp_path / "whole")
+    assert resumed.weights == whole.weights

@@ -35,6 +35,7 @@ from statemix.training import (
 )
 from statemix.training.outcome import load_asked
 from statemix.training.reading import import_modules, read_tree
+from statemix.training.run import CHECKPOINT_EVERY_S
 
 _DESCRIPTION = """\
 Train a model on a task. The folder receives the whole configuration, the environment, the \
@@ -98,7 +99,7 @@ class Train:
     retry: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Retry runs of a grid that diverged or failed. Without it they are only reported."""
 
-    checkpoint_every_s: float = 10.0
+    checkpoint_every_s: float = CHECKPOINT_EVERY_S
     """Seconds between checkpoints. Results do not depend on it."""
 
     def run(self) -> None:

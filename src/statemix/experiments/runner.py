@@ -18,7 +18,7 @@ from statemix.training import Event, RunConfig, config_from_plain, train
 from statemix.training.config import SCHEMA
 from statemix.training.folder import CONFIG, StoredConfig, read_status, settled
 from statemix.training.interrupts import SIGNALS, can_be_handled
-from statemix.training.run import request
+from statemix.training.run import CHECKPOINT_EVERY_S, request
 
 # Time for an interrupted run to save a checkpoint; if it fails, the run resumes from an older one.
 _GRACE_S = 10.0
@@ -69,7 +69,7 @@ def run_all(
     fresh: bool = False,
     on_event: Callable[[Job, Event], None] | None = None,
     on_end: Callable[[Ended], None] | None = None,
-    checkpoint_every_s: float = 10.0,
+    checkpoint_every_s: float = CHECKPOINT_EVERY_S,
 ) -> list[Ended]:
     """Train all jobs and store the results in their folders. No run stops another.
 

@@ -106,7 +106,7 @@ class _EagerScan(_Scan):
         ]
         raise ValueError(
             f"{' and '.join(given)} must have no tangent (jvp): "
-            f"{_differentiated_by_hand(*ctx.names)}"
+            f"{_differentiated_by_hand(*ctx.names[:2])}"
         )
 
 
@@ -139,11 +139,11 @@ class _ScanBackward(torch.autograd.Function):
         """
         raise RuntimeError(
             "the gradient of the recurrence cannot be differentiated again: "
-            f"{_differentiated_by_hand(*ctx.names)}"
+            f"{_differentiated_by_hand(*ctx.names[:2])}"
         )
 
 
-def _differentiated_by_hand(operator: str, backend: str, gate: str) -> str:  # noqa: ARG001
+def _differentiated_by_hand(operator: str, backend: str) -> str:
     others = [repr(record.name) for record in BACKENDS.values() if record.differentiates(operator)]
     return (
         f"backend {backend!r} has first derivatives in reverse mode only; "

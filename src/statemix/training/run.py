@@ -16,7 +16,7 @@ from statemix.settings import RequestError, built, checked
 from statemix.training import folder as runs
 from statemix.training.batches import TaskBatches
 from statemix.training.checkpoint import load_checkpoint, remove_checkpoints, save_checkpoint
-from statemix.training.config import SCHEMA, Positive, RunConfig
+from statemix.training.config import SCHEMA, NotNegative, RunConfig
 from statemix.training.devices import build_fabric, check_threads, threads
 from statemix.training.evaluation import SplitEvaluator, accuracy, sequences_at
 from statemix.training.events import Event
@@ -35,13 +35,16 @@ from statemix.training.reading import import_modules
 from statemix.training.schedules import attributes_set
 from statemix.training.trainer import Trainer
 
+CHECKPOINT_EVERY_S = 10.0
+"""Seconds between the checkpoints of a run, unless asked otherwise."""
+
 
 def train(
     config: RunConfig,
     folder: Path | str,
     *,
     on_event: Callable[[Event], None] | None = None,
-    checkpoint_every_s: float = 10.0,
+    checkpoint_every_s: float = CHECKPOINT_EVERY_S,
 ) -> Outcome:
     """Train and evaluate a model, or resume an interrupted call.
 
@@ -71,7 +74,7 @@ def train(
     emit = _say_nothing if on_event is None else on_event
     if not callable(emit):
         raise RequestError(f"on_event must be a function or None, got {on_event!r}")
-    checkpoint_every_s = checked(Positive | Literal[0], checkpoint_every_s, "checkpoint_every_s")
+    checkpoint_every_s = checked(NotNegative, checkpoint_every_s, "checkpoint_every_s")
     # Invalid requests fail here, before anything is written.
     settled = runs.settled(folder, request(config))
     if (folder / runs.SUMMARY).exists():
@@ -243,10 +246,8 @@ class _Run:
                     self._train()
                     self._save()
                     last = self._at_further_lengths()
-                except OSError:
-                    # The disk may be full: the checkpoint before must do.
-                    raise
-                except BaseException:
+                # None of these is raised while the optimiser changes the weights.
+                except (KeyboardInterrupt, FloatingPointError, RequestError):
                     if not self.interrupts.forced:
                         self._save()
                     raise

@@ -21,6 +21,10 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         kind: noun for one entry in messages, such as "layer", "gate" or "backend".
         entries: initial entries.
 
+    Attributes:
+        revision: number of changes so far. What was derived from the entries holds as long as it
+            stays the same.
+
     Example:
         >>> from types import SimpleNamespace
         >>> colours = Registry("colour", [SimpleNamespace(name="red")])
@@ -32,6 +36,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
 
     def __init__(self, kind: str, entries: Iterable[Entry] = ()) -> None:
         self.kind = kind
+        self.revision = 0
         self._entries: dict[str, Entry] = {}
         for entry in entries:
             self.register(entry)
@@ -46,11 +51,13 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         if name in self._entries:
             raise ValueError(f"{self.kind} must have a unique name, got a second {name!r}")
         self._entries[name] = entry
+        self.revision += 1
         return entry
 
     def remove(self, name: str) -> None:
         """Remove an entry by name, for instance at the end of a test."""
         del self._entries[name]
+        self.revision += 1
 
     def find(self, name: object) -> Entry:
         """Return an entry by name.

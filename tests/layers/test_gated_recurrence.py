@@ -168,7 +168,7 @@ def test_steps_equal_the_sequence_bit_for_bit_at_any_temperature(gate, backend, 
 
 def raw_gates(layer, x):
     """The raw gates as the operator receives them, beside the temperature: (B, T, H, ...)."""
-    return layer._raw_gates(x)
+    return layer._raw_gates(x, x.dtype)
 
 
 @pytest.mark.parametrize("gate", [name for name, g in ops.GATES.items() if not g.blocks_only])

@@ -10,6 +10,7 @@ from statemix import ops
 from statemix.layers.gated_recurrence import GatedRecurrence, InitialState, Selectivity
 from statemix.layers.layer import check_sizes
 from statemix.ops.checks import check_choice
+from statemix.ops.layout import join_units, split_units
 
 
 class BDLRU(GatedRecurrence):
@@ -113,7 +114,7 @@ class BDLRU(GatedRecurrence):
         if state is None:
             state = self.init_state(num_sequences)
         values = self._values(x)
-        gates = self._raw_gates(x).to(values.dtype)
+        gates = self._raw_gates(x, values.dtype)
         states, state = ops.bd_lru(
             gates,
             values,
@@ -128,19 +129,17 @@ class BDLRU(GatedRecurrence):
     def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         self._check_step(x_t, state)
         values = self._values(x_t)
-        gates = self._raw_gates(x_t).to(values.dtype)
+        gates = self._raw_gates(x_t, values.dtype)
         h_t, state = ops.bd_lru_step(
             gates, values, state, self.gate, temperature=self.temperature, backend=self.backend
         )
         return self._read(h_t), state
 
     def _values(self, x: Tensor) -> Tensor:
-        values: Tensor = self.value_proj(x)
-        values = values.reshape(*x.shape[:-1], self.block_size, self.num_blocks)
-        return values.transpose(-1, -2)
+        return split_units(self.value_proj(x), (self.block_size,), self.num_blocks)
 
     def _read(self, states: Tensor) -> Tensor:
-        y: Tensor = self.out_proj(states.transpose(-1, -2).flatten(-2))
+        y: Tensor = self.out_proj(join_units(states))
         return y
 
     def extra_repr(self) -> str:

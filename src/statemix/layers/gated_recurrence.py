@@ -13,6 +13,8 @@ from statemix import ops
 from statemix.layers.layer import Layer, at_least_float32, check_sizes
 from statemix.layers.state import State
 from statemix.ops.checks import bind, check_choice
+from statemix.ops.layout import split_units
+from statemix.ops.shortcuts import is_plain
 
 Selectivity = Literal[True, False, "pointwise"]
 InitialState = Literal["zero", "learned"]
@@ -87,6 +89,7 @@ class GatedRecurrence(Layer):
         self.backend = backend
         self._num_units = num_units
         self._gate_shape = gate_shape
+        self._state_shape = tuple(self._state_axes.values())
 
         if selective is True:
             self.gate_proj = nn.Linear(
@@ -104,8 +107,9 @@ class GatedRecurrence(Layer):
             num_readouts * num_units, hidden_size, bias=False, device=device, dtype=dtype
         )
         if initial_state == "learned":
-            shape = tuple(self._state_axes.values())
-            self.learned_state = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+            self.learned_state = nn.Parameter(
+                torch.empty(self._state_shape, device=device, dtype=dtype)
+            )
         else:
             self.register_parameter("learned_state", None)
         parameter_dtype = self.value_proj.weight.dtype
@@ -133,6 +137,22 @@ class GatedRecurrence(Layer):
         device = self.value_proj.weight.device
         if state.device != device:
             raise ValueError(f"state must be on {device}, got {state.device}")
+
+    def _check_step(self, x_t: Tensor, state: State) -> None:
+        # What fits is recognised by few comparisons: the general check takes as long as a product
+        # with a small matrix. It words the error, and knows what autocast accepts.
+        if is_plain(x_t) and is_plain(state) and x_t.ndim == 2:
+            weight = self.value_proj.weight
+            fits = (
+                x_t.shape[1] == self.hidden_size
+                and state.shape == (x_t.shape[0], *self._state_shape)
+                and x_t.dtype == weight.dtype
+                and state.is_floating_point()
+                and x_t.device == state.device == weight.device
+            )
+            if fits:
+                return
+        super()._check_step(x_t, state)
 
     @property
     def gate_temperature(self) -> float:
@@ -196,24 +216,23 @@ class GatedRecurrence(Layer):
         weight = self.value_proj.weight
         dtype = at_least_float32(weight.dtype if dtype is None else dtype)
         device = weight.device if device is None else device
-        shape = (batch_size, *self._state_axes.values())
+        shape = (batch_size, *self._state_shape)
         if self.learned_state is not None:
             return self.learned_state.to(device=device, dtype=dtype).expand(shape)
         return torch.zeros(shape, device=device, dtype=dtype)
 
-    def _raw_gates(self, x: Tensor) -> Tensor:
+    def _raw_gates(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Return gates (..., H, *gate_shape) of x (..., hidden_size), before the temperature.
 
         H is innermost in memory. Sequences (B, T, hidden_size) and single tokens (B, hidden_size)
-        share this code.
+        share this code. Autocast may compute gates and values in two dtypes: ``dtype`` is that of
+        the values.
         """
         if self.selective is True:
-            return self._by_unit(self.gate_proj(x))
-        return self._elementwise_gates(x)
-
-    def _by_unit(self, flat: Tensor) -> Tensor:
-        gates = flat.reshape(*flat.shape[:-1], *self._gate_shape, self._num_units)
-        return gates.movedim(-1, flat.ndim - 1)
+            gates = split_units(self.gate_proj(x), self._gate_shape, self._num_units)
+        else:
+            gates = self._elementwise_gates(x)
+        return gates if gates.dtype == dtype else gates.to(dtype)
 
     def _elementwise_gates(self, x: Tensor) -> Tensor:
         bias = self.gate_bias.movedim(0, -1).contiguous()

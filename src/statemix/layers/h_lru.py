@@ -12,6 +12,7 @@ from statemix.layers.layer import check_sizes
 from statemix.ops.checks import check_choice
 from statemix.ops.lag.history import lagged
 from statemix.ops.lag.realizations import partial_sums
+from statemix.ops.layout import join_units
 
 Realization = Literal["controller", "observer"]
 Readout = Literal["lags", "current"]
@@ -133,7 +134,7 @@ class HLRU(GatedRecurrence):
         if state is None:
             state = self.init_state(num_sequences)
         values: Tensor = self.value_proj(x)
-        gates = self._raw_gates(x).to(values.dtype)
+        gates = self._raw_gates(x, values.dtype)
         states, final = ops.h_lru(
             gates,
             values,
@@ -158,7 +159,7 @@ class HLRU(GatedRecurrence):
     def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         self._check_step(x_t, state)
         values: Tensor = self.value_proj(x_t)
-        gates = self._raw_gates(x_t).to(values.dtype)
+        gates = self._raw_gates(x_t, values.dtype)
         h_t, state = ops.h_lru_step(
             gates,
             values,
@@ -174,7 +175,7 @@ class HLRU(GatedRecurrence):
 
     def _read(self, window: Tensor) -> Tensor:
         """Project the state entries (..., H, m) of each position."""
-        y: Tensor = self.out_proj(window.transpose(-1, -2).flatten(-2))
+        y: Tensor = self.out_proj(join_units(window))
         return y
 
     def extra_repr(self) -> str:

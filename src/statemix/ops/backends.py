@@ -16,6 +16,9 @@ from statemix.ops.checks import FLOATING, BackendUnavailableError
 from statemix.ops.layout import state_dtype
 from statemix.registry import Registry
 
+Step = Callable[[Tensor, Tensor, Tensor, Tensor | float | None], tuple[Tensor, Tensor]]
+"""(coefficients, inputs, state, temperature) -> h_t, state: one step without a time axis."""
+
 
 @dataclass(frozen=True)
 class Kernel:
@@ -38,13 +41,14 @@ class Kernel:
             -> gradients of coefficients, inputs and initial_state, each in its argument's dtype.
             None means that autograd differentiates ``forward``, which consists of PyTorch
             functions.
-        step: (coefficients, inputs, state, gate, temperature) -> h_t, state: one step without a
-            time axis, for decoding without derivatives. None means ``forward`` with T = 1.
+        prepare_step: (coefficients, inputs, state, gate) -> :data:`Step`, for decoding without
+            derivatives. The step serves all arguments that share shapes, strides, dtypes and
+            device with these, under the same number of threads. None means ``forward`` with T = 1.
     """
 
     forward: Callable[..., tuple[Tensor, Tensor]]
     backward: Callable[..., tuple[Tensor, Tensor, Tensor]] | None = None
-    step: Callable[..., tuple[Tensor, Tensor]] | None = None
+    prepare_step: Callable[..., Step] | None = None
 
 
 def _always() -> None:

@@ -7,11 +7,17 @@ can observe the difference, a step bypasses it and calls the kernel directly.
 import torch
 from torch import Tensor
 
-from statemix.ops.backends import resolve
+from statemix.ops.backends import BACKENDS, Step, resolve
 from statemix.ops.checks import FLOATING
 from statemix.ops.gates import GATES
 from statemix.ops.layout import state_dtype
+from statemix.ops.shortcuts import allowed, is_plain
 from statemix.ops.temperature import check_temperature
+
+# Prepared steps by everything that their preparation depends on; None: the operator must run
+# instead. A decoder needs few; the limit serves processes that keep decoding new shapes.
+_steps: dict[tuple[object, ...], Step | None] = {}
+_STEPS_KEPT = 256
 
 
 def direct_step(
@@ -38,10 +44,39 @@ def direct_step(
         temperature: divisor of the gates, or None.
         backend: name of a backend, or None.
     """
-    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
+    if not (allowed() and is_plain(gates) and is_plain(values) and is_plain(state)):
         return None
-    if not (_is_plain(gates) and _is_plain(values) and _is_plain(state)) or _is_observed():
+    key = (
+        *(operator, gate, backend, BACKENDS.revision, torch.get_num_threads()),
+        *(gates.shape, gates.stride(), gates.dtype, gates.device),
+        *(values.shape, values.stride(), values.dtype, values.device),
+        *(state.shape, state.stride(), state.dtype, state.device),
+    )
+    try:
+        step = _steps[key]
+    except KeyError:
+        if len(_steps) >= _STEPS_KEPT:
+            _steps.clear()
+        step = _steps[key] = _prepare(operator, rank, gates, values, state, gate, backend)
+    except TypeError:
+        # A name that cannot be hashed is no name.
         return None
+    if step is None:
+        return None
+    if temperature is not None:
+        temperature = check_temperature(temperature, gates)
+    return step(gates, values, state, temperature)
+
+
+def _prepare(
+    operator: str,
+    rank: int,
+    gates: Tensor,
+    values: Tensor,
+    state: Tensor,
+    gate: str,
+    backend: str | None,
+) -> Step | None:
     shape, state_shape = values.shape, state.shape
     if (
         gate not in GATES
@@ -58,26 +93,10 @@ def direct_step(
     record = resolve(backend, operator, values.device, values.dtype)
     kernel = record.kernels[operator]
     if (
-        kernel.step is None
+        kernel.prepare_step is None
         or gate not in record.families
         or values.dtype not in record.dtypes
         or state.dtype != state_dtype(values.dtype)
     ):
         return None
-    if temperature is not None:
-        temperature = check_temperature(temperature, gates)
-    return kernel.step(gates, values, state, gate, temperature)
-
-
-def _is_plain(tensor: object) -> bool:
-    """Return whether this is a dense ``torch.Tensor``, not a subclass."""
-    return type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_nested
-
-
-def _is_observed() -> bool:
-    """Return whether a transform (vmap, grad), a tracer or a dispatch mode intercepts operators."""
-    return (
-        torch._C._are_functorch_transforms_active()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._get_tracing_state() is not None
-    )
+    return kernel.prepare_step(gates, values, state, gate)

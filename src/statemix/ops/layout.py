@@ -7,6 +7,8 @@ an accelerator, is one block. States are float32 or wider, whatever the dtype of
 import torch
 from torch import Tensor
 
+from statemix.ops import shortcuts
+
 BLOCK_AXIS = 2
 """The axis of blocks (or channels) in gates, values and states: (B, T, H, ...)."""
 
@@ -34,6 +36,16 @@ def dense(tensor: Tensor, axis: int = BLOCK_AXIS) -> Tensor:
     return tensor.movedim(axis, -1).contiguous().movedim(-1, axis)
 
 
+def dense_strides(shape: torch.Size | tuple[int, ...], axis: int = BLOCK_AXIS) -> tuple[int, ...]:
+    """Return the strides of a tensor of this shape that :func:`dense` has stored."""
+    strides, inner = [1] * len(shape), max(shape[axis], 1)
+    for other in range(len(shape) - 1, -1, -1):
+        if other != axis:
+            strides[other] = inner
+            inner *= max(shape[other], 1)
+    return tuple(strides)
+
+
 def empty_innermost(
     shape: torch.Size | tuple[int, ...], like: Tensor, axis: int = BLOCK_AXIS
 ) -> Tensor:
@@ -44,6 +56,35 @@ def empty_innermost(
         like: tensor that determines dtype and device.
         axis: innermost axis in memory.
     """
-    order = [*shape[:axis], *shape[axis + 1 :], shape[axis]]
-    empty = torch.empty(order, dtype=like.dtype, device=like.device)
-    return empty if axis == len(shape) - 1 else empty.movedim(-1, axis)
+    strides = dense_strides(shape, axis)
+    return torch.empty_strided(shape, strides, dtype=like.dtype, device=like.device)
+
+
+def split_units(flat: Tensor, shape: tuple[int, ...], num_units: int) -> Tensor:
+    """Return a projection (..., prod(shape) * H) as (..., H, *shape), with H innermost in memory.
+
+    Args:
+        flat: projection whose last axis holds (*shape, H) in order.
+        shape: shape of one unit.
+        num_units: number H of units.
+    """
+    batch = flat.shape[:-1]
+    if shortcuts.allowed() and shortcuts.is_plain(flat) and flat.is_contiguous():
+        # One view instead of two: a decoding step consists of little else.
+        strides = [num_units]
+        for size in shape[:0:-1]:
+            strides.insert(0, strides[0] * size)
+        return flat.as_strided(
+            (*batch, num_units, *shape), (*flat.stride()[:-1], 1, *strides)
+        )
+    return flat.reshape(*batch, *shape, num_units).movedim(-1, len(batch))
+
+
+def join_units(units: Tensor) -> Tensor:
+    """Return units (..., H, m) as (..., m * H), the inverse of :func:`split_units`."""
+    if shortcuts.allowed() and shortcuts.is_plain(units):
+        *batch, num_units, size = units.shape
+        *strides, inner, outer = units.stride()
+        if inner == 1 and outer == num_units:
+            return units.as_strided((*batch, size * num_units), (*strides, 1))
+    return units.transpose(-1, -2).flatten(-2)

@@ -5,10 +5,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from statemix.ops.backends import Backend, Kernel
+from statemix.ops.backends import Backend, Kernel, Step
 from statemix.ops.cpu import loader
 from statemix.ops.cpu.loader import instruction_set
-from statemix.ops.layout import STATE_BLOCK_AXIS, dense, empty_innermost, innermost
+from statemix.ops.layout import (
+    STATE_BLOCK_AXIS,
+    dense,
+    dense_strides,
+    empty_innermost,
+    innermost,
+)
 
 __all__ = ["CPU", "instruction_set"]
 
@@ -80,24 +86,40 @@ def _backward(
     return d_gates, d_values, d_initial_state
 
 
-def _step(
-    operator: str,
-    gates: Tensor,
-    values: Tensor,
-    state: Tensor,
-    gate: str,
-    temperature: Tensor | float | None,
-) -> tuple[Tensor, Tensor]:
-    """Return h_t and the next state."""
-    gates, values = innermost(gates, STATE_BLOCK_AXIS), innermost(values, STATE_BLOCK_AXIS)
-    _, blocks, size = state.shape
-    # Skip what PyTorch can be spared: one call costs as much as the arithmetic of a step.
-    if state.stride() != (blocks * size, 1, blocks):
-        state = dense(state, STATE_BLOCK_AXIS)
-    next_state = torch.empty_like(state)
-    h_t = empty_innermost(values.shape, state, STATE_BLOCK_AXIS)
-    loader.call_step(operator, gate, temperature, gates, values, state, h_t, next_state)
-    return (h_t if h_t.dtype == values.dtype else h_t.to(values.dtype)), next_state
+def _prepare_step(operator: str, gates: Tensor, values: Tensor, state: Tensor, gate: str) -> Step:
+    """Return a function that runs one step on arguments like these.
+
+    It does once whatever it can: a call of PyTorch costs as much as the arithmetic of a step.
+    """
+    given = gates, values, state
+    ordered = gates, values, state = _ordered(gates, values, state)
+    copied = any(one is not other for one, other in zip(ordered, given, strict=True))
+    run = loader.prepare_step(operator, gate, gates, values, state)
+    dtype, state_dtype = values.dtype, state.dtype
+    h_t_shape, h_t_order = values.shape, dense_strides(values.shape, STATE_BLOCK_AXIS)
+    state_shape, state_order = state.shape, state.stride()
+
+    def step(
+        gates: Tensor, values: Tensor, state: Tensor, temperature: Tensor | float | None
+    ) -> tuple[Tensor, Tensor]:
+        if copied:
+            gates, values, state = _ordered(gates, values, state)
+        h_t = torch.empty_strided(h_t_shape, h_t_order, dtype=state_dtype)
+        next_state = torch.empty_strided(state_shape, state_order, dtype=state_dtype)
+        run(temperature, gates, values, state, h_t, next_state)
+        return (h_t if dtype == state_dtype else h_t.to(dtype)), next_state
+
+    return step
+
+
+def _ordered(gates: Tensor, values: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the arguments of a step in the memory order of the kernels, copied where needed."""
+    order = dense_strides(state.shape, STATE_BLOCK_AXIS)
+    return (
+        innermost(gates, STATE_BLOCK_AXIS),
+        innermost(values, STATE_BLOCK_AXIS),
+        state if state.stride() == order else dense(state, STATE_BLOCK_AXIS),
+    )
 
 
 def _int64(cu_seqlens: Tensor | None) -> Tensor | None:
@@ -108,7 +130,7 @@ CPU = Backend(
     "cpu",
     kernels={
         operator: Kernel(
-            partial(_forward, operator), partial(_backward, operator), partial(_step, operator)
+            partial(_forward, operator), partial(_backward, operator), partial(_prepare_step, operator)
         )
         for operator in loader.OPERATORS
     },

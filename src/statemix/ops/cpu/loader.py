@@ -3,6 +3,7 @@
 import ctypes
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -157,52 +158,51 @@ def call(
     _run(operator, direction, problem)
 
 
-# Cached problems of single steps, without pointers and temperature. A decoder needs few; the limit
-# serves processes that keep decoding new shapes.
-_steps: dict[tuple[object, ...], _Problem] = {}
-_STEPS_KEPT = 256
+def prepare_step(
+    operator: str, gate: str, gates: Tensor, values: Tensor, state: Tensor
+) -> Callable[[Tensor | float | None, Tensor, Tensor, Tensor, Tensor, Tensor], None]:
+    """Return a function (temperature, gates, values, state, h_t, next_state) that runs one step.
 
-
-def call_step(
-    operator: str,
-    gate: str,
-    temperature: Tensor | float | None,
-    gates: Tensor,
-    values: Tensor,
-    state: Tensor,
-    h_t: Tensor,
-    next_state: Tensor,
-) -> None:
-    """Run one forward step on the tensors of :func:`call` without their time axis.
+    Args:
+        operator: "block" or "lag".
+        gate: a name in :data:`FAMILIES`.
+        gates: gates of :func:`call` without the time axis. The arguments of the returned function
+            must agree with these in shape, strides and dtype.
+        values: likewise.
+        state: likewise.
 
     Raises:
-        MemoryError: if the kernel's scratch space cannot be allocated.
+        MemoryError: by the returned function, if scratch space cannot be allocated.
     """
+    row_axis = ROW_AXES[operator]
     strides, value_strides = gates.stride(), values.stride()
-    threads = torch.get_num_threads()
-    key = (operator, gate, values.dtype, state.shape, strides, value_strides, threads)
-    common = _steps.get(key)
-    if common is None:
-        common = _Problem()
-        common.batch, common.blocks, common.size = state.shape
-        common.sequences, common.length = common.batch, 1
-        common.family, common.element = FAMILIES.index(gate), ELEMENTS.index(values.dtype)
-        common.threads = threads
-        common.gates_batch, common.gates_gate = strides[0], strides[-1]
-        common.values_batch = value_strides[0]
-        row_axis = ROW_AXES[operator]
-        if row_axis is not None:
-            common.gates_row, common.values_row = strides[row_axis - 1], value_strides[row_axis - 1]
-        if len(_steps) >= _STEPS_KEPT:
-            _steps.clear()
-        _steps[key] = common
-    # Copy it: another thread may be using the cached problem.
-    problem = _Problem.from_buffer_copy(common)
-    problem.inverse_temperature = _inverse(temperature)
-    problem.gates, problem.values = gates.data_ptr(), values.data_ptr()
-    problem.initial_state = state.data_ptr()
-    problem.states, problem.final_state = h_t.data_ptr(), next_state.data_ptr()
-    _run(operator, "forward", problem)
+    common = _Problem()
+    common.batch, common.blocks, common.size = state.shape
+    common.sequences, common.length = common.batch, 1
+    common.family, common.element = FAMILIES.index(gate), ELEMENTS.index(values.dtype)
+    common.threads = torch.get_num_threads()
+    common.gates_batch, common.gates_gate = strides[0], strides[-1]
+    common.values_batch = value_strides[0]
+    if row_axis is not None:
+        common.gates_row, common.values_row = strides[row_axis - 1], value_strides[row_axis - 1]
+
+    def run(
+        temperature: Tensor | float | None,
+        gates: Tensor,
+        values: Tensor,
+        state: Tensor,
+        h_t: Tensor,
+        next_state: Tensor,
+    ) -> None:
+        # A copy, because several threads may run the same step.
+        problem = _Problem.from_buffer_copy(common)
+        problem.inverse_temperature = _inverse(temperature)
+        problem.gates, problem.values = gates.data_ptr(), values.data_ptr()
+        problem.initial_state = state.data_ptr()
+        problem.states, problem.final_state = h_t.data_ptr(), next_state.data_ptr()
+        _run(operator, "forward", problem)
+
+    return run
 
 
 def _inverse(temperature: Tensor | float | None) -> float:

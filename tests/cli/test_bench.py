@@ -1,4 +1,4 @@
-"""``statemix bench ops`` measures, prints a table of at most 100 columns, and stores rows."""
+"""``statemix bench`` measures, prints a table of at most 100 columns, and stores rows."""
 
 import json
 
@@ -138,3 +138,26 @@ def test_help_shows_every_option(capsys):
         assert f"--{option}" in text
     for option in ("budget-s", "threads", "quick", "output"):
         assert f"--{option}" in text
+
+
+def test_steps_are_timed_against_their_projections(capsys, tmp_path, monkeypatch):
+    path = tmp_path / "steps.jsonl"
+    options = ["--hidden-sizes", "8", "--batch-sizes", "1", "3", "--rounds", "3", "--threads", "1"]
+    tyro.cli(Bench, args=["steps", *options, "--output", str(path)]).run()
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 100
+    kept = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [
+        (row["case"]["recurrence"], row["case"]["batch_size"], row["provider"]) for row in kept
+    ] == [
+        (recurrence, batch_size, provider)
+        for recurrence in ("bd_lru", "h_lru")
+        for batch_size in (1, 3)
+        for provider in ("projections", "statemix")
+    ]
+    for row in kept:
+        assert (row["status"], row["rounds"], row["threads"]) == ("measured", 3, 1)
+        assert (row["provider"] == "statemix") == ("projections" in row["ratios"])
+    assert "H-LRU m=4, width 8, B=3" in text
+    with pytest.raises(RequestError, match=r"rounds must be in 1\.\.1000000, got 0"):
+        tyro.cli(Bench, args=["steps", "--rounds", "0"]).run()

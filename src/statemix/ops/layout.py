@@ -74,9 +74,7 @@ def split_units(flat: Tensor, shape: tuple[int, ...], num_units: int) -> Tensor:
         strides = [num_units]
         for size in shape[:0:-1]:
             strides.insert(0, strides[0] * size)
-        return flat.as_strided(
-            (*batch, num_units, *shape), (*flat.stride()[:-1], 1, *strides)
-        )
+        return flat.as_strided((*batch, num_units, *shape), (*flat.stride()[:-1], 1, *strides))
     return flat.reshape(*batch, *shape, num_units).movedim(-1, len(batch))
 
 

@@ -130,7 +130,9 @@ CPU = Backend(
     "cpu",
     kernels={
         operator: Kernel(
-            partial(_forward, operator), partial(_backward, operator), partial(_prepare_step, operator)
+            partial(_forward, operator),
+            partial(_backward, operator),
+            partial(_prepare_step, operator),
         )
         for operator in loader.OPERATORS
     },

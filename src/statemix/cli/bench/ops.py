@@ -1,38 +1,33 @@
-"""``statemix bench``: speed and memory of the operators against baselines."""
+"""``statemix bench ops``: speed and memory of the operators against baselines."""
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import torch
 import tyro
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from statemix.bench import ops, rows
-from statemix.bench.harness import Measurement, Spread, measure
+from statemix.bench.harness import Measurement, measure
 from statemix.bench.targets import FIRST_VERSION, verdicts
+from statemix.cli.bench.common import Measured, number_text, print_setting, progress, ratio_text
 from statemix.layers import LAYERS
-from statemix.settings import RequestError
-from statemix.training.devices import check_threads
 
 Outcome = tuple[ops.Case, Sequence[Measurement]]
 
 _TITLES = {name: LAYERS[name].display_name for name in get_args(ops.Recurrence)}
 _DIRECTIONS = {"forward": "forward", "forward_backward": "forward + backward"}
-_WIDTH = 100
-# A round of the smallest case takes a microsecond.
-_MOST_ROUNDS = 1_000_000
+_REMARK = """\
+Forward runs without an autograd graph; every call allocates its gradients. Ours and the
+loop read gates with the blocks innermost in memory, the published scan contiguous ones."""
 
 
-@dataclass(frozen=True)
-class Ops:
+@dataclass(frozen=True, kw_only=True)
+class Ops(Measured):
     """Time the operators against the published scan, a loop over time and a copy.
 
     Every provider is first checked against the float64 reference; a wrong one is not timed. One
@@ -60,23 +55,10 @@ class Ops:
     """Also time the published scan under torch.compile with max-autotune. Each case compiles
     for one to three minutes."""
 
-    rounds: int = 21
-    """Calls per provider and case."""
-
-    budget_s: float = 5.0
-    """Seconds for the timed calls of one provider in one case. A slow provider is called less
-    often, but at least three times."""
-
-    threads: int | None = None
-    """Number of threads (torch's own choice if not given)."""
-
     quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Check in a minute or two that everything runs: an eighth of the length, at most five rounds
     and one second. Such short data fits into caches, so do not compare the times with a full
     run."""
-
-    output: Path | None = None
-    """JSON-lines file that receives one row per measurement, such as results/bench/ops.jsonl."""
 
     def run(self) -> None:
         """Measure and print, case by case.
@@ -85,27 +67,14 @@ class Ops:
             RequestError: if a size, the rounds, the threads or the budget is out of range, or the
                 output cannot be written.
         """
-        if not 1 <= self.rounds <= _MOST_ROUNDS:
-            raise RequestError(f"rounds must be in 1..{_MOST_ROUNDS}, got {self.rounds}")
-        if not 0 < self.budget_s < math.inf:
-            raise RequestError(f"budget_s must be positive and finite, got {self.budget_s}")
-        if self.threads is not None:
-            check_threads("threads", self.threads)
+        self.check()
         cases = ops.cases(self.recurrences, self._shapes(), self.block_sizes, self.orders)
         for case in cases:
             ops.check_fits(case, getattr(torch, self.dtype))
-        if self.output is not None:
-            rows.open_for_append(self.output)
-        if self.threads is not None:
-            torch.set_num_threads(self.threads)
-        process = rows.describe_process()
-
-        console = Console(markup=False, highlight=False)
-        if not console.is_terminal:
-            console = Console(markup=False, highlight=False, width=_WIDTH)
-        _print_setting(console, process, self.dtype)
+        console, process = self.begin()
+        print_setting(console, process, self.dtype, _REMARK)
         outcomes = []
-        with _progress(console, len(cases)) as start_case:
+        with progress(console, len(cases)) as start_case:
             for _, block in groupby(cases, key=_block):
                 table = []
                 for case in block:
@@ -139,59 +108,6 @@ class Ops:
             seed=0,
             on_step=on_step,
         )
-
-
-# tyro makes no subcommand of a single choice; the suppressed None makes "ops" one.
-_Benchmark = Annotated[Ops, tyro.conf.subcommand("ops")] | Annotated[None, tyro.conf.Suppress]
-
-
-@tyro.conf.configure(tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes)
-@dataclass(frozen=True)
-class Bench:
-    """Measure speed and memory."""
-
-    benchmark: _Benchmark
-    """What to measure."""
-
-    def run(self) -> None:
-        """Run the chosen benchmark."""
-        if self.benchmark is not None:
-            self.benchmark.run()
-
-
-@contextmanager
-def _progress(console: Console, total: int) -> Iterator[Callable[[str], Callable[[str], None]]]:
-    """Yield a function that starts a case and returns a function that reports its steps."""
-    if not console.is_terminal:
-        started = 0
-
-        def announce(label: str) -> Callable[[str], None]:
-            nonlocal started
-            started += 1
-            console.print(f"[{started}/{total}] {label}")
-            return _say_nothing
-
-        yield announce
-        return
-
-    columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TextColumn("{task.description}"), console=console) as progress:
-        task = progress.add_task("", total=total)
-        started = 0
-
-        def advance(label: str) -> Callable[[str], None]:
-            nonlocal started
-            progress.update(task, completed=started)
-            started += 1
-            return lambda step: progress.update(task, description=f"{label}: {step}")
-
-        yield advance
-        progress.update(task, completed=total, description="done")
-
-
-def _say_nothing(step: str) -> None:
-    """Ignore the step: plain output has one line per case."""
-    del step
 
 
 def _block(case: ops.Case) -> tuple[object, ...]:
@@ -236,39 +152,14 @@ def _cells(one: Measurement) -> list[str]:
         return [one.status, one.reason]
     p20, p50, p80 = (1e3 * time_s for time_s in one.time_s)
     return [
-        _short(p50),
-        f"{_short(p20)} - {_short(p80)}",
-        _ratio(one.ratios.get(ops.COPY)),
-        _ratio(one.ratios.get(ops.OURS)),
+        number_text(p50),
+        f"{number_text(p20)} - {number_text(p80)}",
+        ratio_text(one.ratios.get(ops.COPY)),
+        ratio_text(one.ratios.get(ops.OURS)),
         f"{one.memory_bytes / 1e6:.1f}",
         str(one.rounds),
         f"{one.first_call_s:.2f}",
     ]
-
-
-def _ratio(ratio: Spread | None) -> str:
-    return "" if ratio is None else _short(ratio.p50)
-
-
-def _short(number: float) -> str:
-    """Two decimals below 100, none above: further digits are noise."""
-    return f"{number:.2f}" if number < 100 else f"{number:.0f}"
-
-
-def _print_setting(console: Console, process: dict[str, Any], dtype: str) -> None:
-    backends = ", ".join(
-        f"{name} ({detail or 'unavailable'})" for name, detail in process["backends"].items()
-    )
-    binding = process["omp_proc_bind"] or "not set (`close` gives steadier times)"
-    console.print(
-        f"{process['cpu']}, {process['cpu_count']} cores, {process['threads']} threads, {dtype}, "
-        f"torch {process['packages']['torch']}, backends: {backends}.\n"
-        f"OMP_PROC_BIND is {binding}.\n"
-        "Calls reuse freed memory (mallopt: no mapping, no trimming). Providers marked * need\n"
-        "blocks too large for that; every call maps them anew.\n"
-        "Forward runs without an autograd graph; every call allocates its gradients. Ours and the\n"
-        "loop read gates with the blocks innermost in memory, the published scan contiguous ones."
-    )
 
 
 def _print_targets(console: Console, outcomes: Sequence[Outcome]) -> None:

@@ -1,0 +1,159 @@
+"""Time decoding steps of the layers against their projections alone."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from statemix.bench import memory
+from statemix.bench.harness import Measurement, Provider
+from statemix.layers import BDLRU, HLRU
+from statemix.layers.gated_recurrence import GatedRecurrence
+from statemix.settings import RequestError
+
+Recurrence = Literal["bd_lru", "h_lru"]
+
+STEP, PROJECTIONS = "statemix", "projections"
+# A step takes microseconds: one timed call makes this many.
+STEPS_PER_CALL = 200
+TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True)
+class Case:
+    """Decoding with one layer at one size. For H-LRU, the block size is the order."""
+
+    recurrence: Recurrence
+    batch_size: int
+    hidden_size: int
+    block_size: int
+
+    @property
+    def gates_per_token(self) -> int:
+        """Number of gates of one token."""
+        units = self.hidden_size // self.block_size
+        per_unit = self.block_size if self.recurrence == "bd_lru" else 1
+        return units * per_unit * (self.block_size + 1)
+
+
+def cases(
+    recurrences: Sequence[Recurrence],
+    batch_sizes: Sequence[int],
+    hidden_sizes: Sequence[int],
+    block_sizes: Sequence[int],
+) -> list[Case]:
+    """Return all combinations.
+
+    Raises:
+        RequestError: if a size is not positive or beyond the memory, or a block size does not
+            divide a hidden size.
+    """
+    sizes = {"batch_sizes": batch_sizes, "hidden_sizes": hidden_sizes, "block_sizes": block_sizes}
+    for name, given in sizes.items():
+        if any(size < 1 for size in given):
+            raise RequestError(f"{name} must be at least 1, got {tuple(given)}")
+    for hidden_size in hidden_sizes:
+        for block_size in block_sizes:
+            if hidden_size % block_size:
+                raise RequestError(
+                    f"hidden_sizes must be multiples of block_sizes, got {hidden_size} and "
+                    f"{block_size}"
+                )
+    listed = [
+        Case(recurrence, batch_size, hidden_size, block_size)
+        for recurrence in recurrences
+        for hidden_size in hidden_sizes
+        for block_size in block_sizes
+        for batch_size in batch_sizes
+    ]
+    for case in listed:
+        needed, total = _required_bytes(case), memory.total_bytes()
+        if needed > total:
+            raise RequestError(
+                f"hidden_sizes and batch_sizes must fit into memory ({total / 1e9:.1f} GB), got "
+                f"{case.hidden_size} and {case.batch_size}, which need {needed / 1e9:.1f} GB"
+            )
+    return listed
+
+
+def _required_bytes(case: Case) -> int:
+    """Estimate the memory of the layers, in float32 and float64, and of the float64 reference."""
+    weights = case.hidden_size * (case.gates_per_token + 2 * case.hidden_size)
+    per_token = 2 * case.gates_per_token + 4 * case.hidden_size
+    return 16 * weights + 8 * STEPS_PER_CALL * case.batch_size * per_token
+
+
+def providers(case: Case) -> list[Provider]:
+    """Return the layer's projections alone, then its ``step``.
+
+    Every call makes :data:`STEPS_PER_CALL` steps in inference mode on one token per sequence. The
+    state of the layer has ``hidden_size`` entries.
+    """
+
+    def projections() -> Callable[[], Tensor]:
+        layer, x = _layer(case), _token(case)
+        state = torch.zeros(case.batch_size, layer.out_proj.in_features)
+
+        def call() -> Tensor:
+            with torch.inference_mode():
+                for _ in range(STEPS_PER_CALL):
+                    layer.value_proj(x)
+                    layer.gate_proj(x)
+                    y: Tensor = layer.out_proj(state)
+            return y
+
+        return call
+
+    def step() -> Callable[[], Tensor]:
+        layer, x = _layer(case), _token(case)
+
+        def call() -> Tensor:
+            with torch.inference_mode():
+                state = layer.init_state(case.batch_size)
+                for _ in range(STEPS_PER_CALL):
+                    y, state = layer.step(x, state)
+            return y
+
+        return call
+
+    def error(y: Tensor) -> float:
+        exact = _layer(case, backend="reference").double()
+        tokens = _token(case).double().unsqueeze(1).expand(-1, STEPS_PER_CALL, -1)
+        with torch.no_grad():
+            expected = exact(tokens)[0][:, -1]
+        return float((y.double() - expected).abs().max() / expected.abs().max())
+
+    return [
+        Provider(PROJECTIONS, projections, note="gates, values and output, without the recurrence"),
+        Provider(STEP, step, error, note="layer.step with the state of the step before"),
+    ]
+
+
+def row(case: Case, measurement: Measurement) -> dict[str, Any]:
+    """Return the stored row of a measurement, without its provenance; times are per step."""
+    outcome = asdict(measurement)
+    time_s = measurement.time_s
+    outcome["time_s"] = time_s and {k: t / STEPS_PER_CALL for k, t in time_s._asdict().items()}
+    outcome["ratios"] = {name: ratio._asdict() for name, ratio in measurement.ratios.items()}
+    return {
+        "benchmark": "steps",
+        "case": asdict(case),
+        "dtype": "float32",
+        "steps_per_call": STEPS_PER_CALL,
+        **outcome,
+    }
+
+
+def _layer(case: Case, backend: str | None = None) -> GatedRecurrence:
+    units = case.hidden_size // case.block_size
+    build = BDLRU if case.recurrence == "bd_lru" else HLRU
+    layer: GatedRecurrence = build(case.hidden_size, units, case.block_size, backend=backend)
+    layer.reset_parameters(torch.Generator().manual_seed(0))
+    return layer
+
+
+def _token(case: Case) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(case.batch_size, case.hidden_size, generator=generator)

@@ -1,0 +1,128 @@
+"""What the benchmarks share: options, progress, and the cells of their tables."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from statemix.bench import rows
+from statemix.bench.harness import Spread
+from statemix.settings import RequestError
+from statemix.training.devices import check_threads
+
+WIDTH = 100
+# A round of the smallest case takes a microsecond.
+_MOST_ROUNDS = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Options of every benchmark."""
+
+    rounds: int = 21
+    """Calls per provider and case."""
+
+    budget_s: float = 5.0
+    """Seconds for the timed calls of one provider in one case. A slow provider is called less
+    often, but at least three times."""
+
+    threads: int | None = None
+    """Number of threads (torch's own choice if not given)."""
+
+    output: Path | None = None
+    """JSON-lines file that receives one row per measurement, such as results/bench/ops.jsonl."""
+
+    def check(self) -> None:
+        """Check the options before anything is measured.
+
+        Raises:
+            RequestError: if the rounds, the threads or the budget is out of range.
+        """
+        if not 1 <= self.rounds <= _MOST_ROUNDS:
+            raise RequestError(f"rounds must be in 1..{_MOST_ROUNDS}, got {self.rounds}")
+        if not 0 < self.budget_s < math.inf:
+            raise RequestError(f"budget_s must be positive and finite, got {self.budget_s}")
+        if self.threads is not None:
+            check_threads("threads", self.threads)
+
+    def begin(self) -> tuple[Console, dict[str, Any]]:
+        """Open the output, set the threads, and return the console and the rows' provenance.
+
+        Raises:
+            RequestError: if the output cannot be written.
+        """
+        if self.output is not None:
+            rows.open_for_append(self.output)
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        console = Console(markup=False, highlight=False)
+        if not console.is_terminal:
+            console = Console(markup=False, highlight=False, width=WIDTH)
+        return console, rows.describe_process()
+
+
+def print_setting(console: Console, process: Mapping[str, Any], dtype: str, remark: str) -> None:
+    """Print the machine, the versions and what the reader of the tables has to know."""
+    backends = ", ".join(
+        f"{name} ({detail or 'unavailable'})" for name, detail in process["backends"].items()
+    )
+    binding = process["omp_proc_bind"] or "not set (`close` gives steadier times)"
+    console.print(
+        f"{process['cpu']}, {process['cpu_count']} cores, {process['threads']} threads, {dtype}, "
+        f"torch {process['packages']['torch']}, backends: {backends}.\n"
+        f"OMP_PROC_BIND is {binding}.\n"
+        "Calls reuse freed memory (mallopt: no mapping, no trimming). Providers marked * need\n"
+        "blocks too large for that; every call maps them anew.\n"
+        f"{remark}"
+    )
+
+
+@contextmanager
+def progress(console: Console, total: int) -> Iterator[Callable[[str], Callable[[str], None]]]:
+    """Yield a function that starts a case and returns a function that reports its steps."""
+    if not console.is_terminal:
+        started = 0
+
+        def announce(label: str) -> Callable[[str], None]:
+            nonlocal started
+            started += 1
+            console.print(f"[{started}/{total}] {label}")
+            return _say_nothing
+
+        yield announce
+        return
+
+    columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("{task.description}"), console=console) as bar:
+        task = bar.add_task("", total=total)
+        started = 0
+
+        def advance(label: str) -> Callable[[str], None]:
+            nonlocal started
+            bar.update(task, completed=started)
+            started += 1
+            return lambda step: bar.update(task, description=f"{label}: {step}")
+
+        yield advance
+        bar.update(task, completed=total, description="done")
+
+
+def _say_nothing(step: str) -> None:
+    """Ignore the step: plain output has one line per case."""
+    del step
+
+
+def ratio_text(ratio: Spread | None) -> str:
+    """Return the median of a ratio; empty if there is none."""
+    return "" if ratio is None else number_text(ratio.p50)
+
+
+def number_text(number: float) -> str:
+    """Two decimals below 100, none above: further digits are noise."""
+    return f"{number:.2f}" if number < 100 else f"{number:.0f}"

@@ -1,0 +1,102 @@
+"""``statemix bench steps``: the speed of decoding steps against their projections."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from statemix.bench import rows, steps
+from statemix.bench.harness import Measurement, measure
+from statemix.cli.bench.common import Measured, number_text, print_setting, progress, ratio_text
+from statemix.layers import LAYERS
+
+_REMARK = f"""\
+Every call makes {steps.STEPS_PER_CALL} steps in inference mode; times are per step.
+The state has as many entries as the layer is wide."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps(Measured):
+    """Time a layer's ``step`` against its projections alone, as in decoding.
+
+    A step is first checked against the float64 reference; a wrong one is not timed. One process
+    then calls both in rounds, each in random order. Times are medians over rounds, and ratios are
+    medians of the ratios within a round.
+    """
+
+    recurrences: tuple[steps.Recurrence, ...] = ("bd_lru", "h_lru")
+    """Layers to time."""
+
+    batch_sizes: tuple[int, ...] = (1, 16)
+    """Sequences decoded together."""
+
+    hidden_sizes: tuple[int, ...] = (256, 1024)
+    """Widths of the layer."""
+
+    block_sizes: tuple[int, ...] = (4,)
+    """Block sizes m of BD-LRU, orders m of H-LRU."""
+
+    def run(self) -> None:
+        """Measure and print, case by case.
+
+        Raises:
+            RequestError: if a size, the rounds, the threads or the budget is out of range, or the
+                output cannot be written.
+        """
+        self.check()
+        cases = steps.cases(self.recurrences, self.batch_sizes, self.hidden_sizes, self.block_sizes)
+        console, process = self.begin()
+        print_setting(console, process, "float32", _REMARK)
+        outcomes = []
+        with progress(console, len(cases)) as start_case:
+            for case in cases:
+                measured = measure(
+                    steps.providers(case),
+                    relative_to=(steps.PROJECTIONS,),
+                    rounds=self.rounds,
+                    budget_s=self.budget_s,
+                    tolerance=steps.TOLERANCE,
+                    seed=0,
+                    on_step=start_case(_label(case)),
+                )
+                outcomes.append((case, measured))
+                if self.output is not None:
+                    rows.append(self.output, (steps.row(case, one) for one in measured), process)
+        console.print(_table(outcomes))
+        if self.output is not None:
+            console.print(f"rows appended to {self.output}", soft_wrap=True)
+
+
+def _label(case: steps.Case) -> str:
+    name = LAYERS[case.recurrence].display_name
+    return f"{name} m={case.block_size}, width {case.hidden_size}, B={case.batch_size}"
+
+
+def _table(outcomes: Sequence[tuple[steps.Case, Sequence[Measurement]]]) -> Table:
+    table = Table(title="One decoding step", title_justify="left", box=SIMPLE_HEAD)
+    table.add_column("layer")
+    table.add_column("provider")
+    for name in ("us", "p20 - p80", "x of\nprojections", "calls"):
+        table.add_column(name, justify="right")
+    for case, measured in outcomes:
+        for position, one in enumerate(measured):
+            table.add_row(
+                _label(case) if position == 0 else "",
+                one.provider,
+                *_cells(one),
+                end_section=position == len(measured) - 1,
+            )
+    return table
+
+
+def _cells(one: Measurement) -> list[str]:
+    if one.time_s is None:
+        return [one.status, one.reason]
+    p20, p50, p80 = (1e6 * time_s / steps.STEPS_PER_CALL for time_s in one.time_s)
+    return [
+        number_text(p50),
+        f"{number_text(p20)} - {number_text(p80)}",
+        ratio_text(one.ratios.get(steps.PROJECTIONS)),
+        str(one.rounds),
+    ]

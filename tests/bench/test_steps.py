@@ -1,0 +1,74 @@
+"""The cases of the decoding benchmark: their results, requests and rows."""
+
+import json
+
+import pytest
+import torch
+
+from statemix.bench import steps
+from statemix.bench.harness import Measurement, Spread
+from statemix.layers import BDLRU, HLRU
+from statemix.settings import RequestError
+
+TINY = [steps.Case(recurrence, 2, 6, 3) for recurrence in ("bd_lru", "h_lru")]
+
+
+@pytest.mark.parametrize("case", TINY, ids=lambda case: case.recurrence)
+def test_the_step_gives_the_reference_result_and_a_wrong_one_is_noticed(case, monkeypatch):
+    monkeypatch.setattr(steps, "STEPS_PER_CALL", 7)
+    projections, step = steps.providers(case)
+    assert (projections.name, step.name) == (steps.PROJECTIONS, steps.STEP)
+    assert projections.prepare()().shape == (2, 6)
+    y = step.prepare()()
+    assert step.error(y) <= steps.TOLERANCE
+    assert step.error(1.1 * y) > 0.05
+
+
+@pytest.mark.parametrize("case", TINY, ids=lambda case: case.recurrence)
+def test_a_call_makes_the_steps_that_its_time_is_divided_by(case, monkeypatch):
+    calls = []
+    for layer in (BDLRU, HLRU):
+        original = layer.step
+
+        def counted(self, x_t, state, original=original):
+            calls.append((torch.is_inference_mode_enabled(), tuple(x_t.shape)))
+            return original(self, x_t, state)
+
+        monkeypatch.setattr(layer, "step", counted)
+    steps.providers(case)[1].prepare()()
+    assert calls == [(True, (2, 6))] * steps.STEPS_PER_CALL
+    one = Measurement("statemix", "", "measured", rounds=3, time_s=Spread(2.0, 4.0, 6.0))
+    row = json.loads(json.dumps(steps.row(case, one)))
+    n = steps.STEPS_PER_CALL
+    assert row["time_s"] == {"p20": 2 / n, "p50": 4 / n, "p80": 6 / n}
+    assert (row["benchmark"], row["steps_per_call"]) == ("steps", n)
+    assert row["case"] == {
+        "recurrence": case.recurrence, "batch_size": 2, "hidden_size": 6, "block_size": 3
+    }  # fmt: skip
+
+
+def test_gates_are_counted_as_the_layers_have_them():
+    for case in TINY:
+        layer = BDLRU(6, 2, 3) if case.recurrence == "bd_lru" else HLRU(6, 2, 3)
+        assert case.gates_per_token == layer.gate_proj.out_features
+
+
+def test_all_combinations_are_cases():
+    listed = steps.cases(("bd_lru", "h_lru"), (1, 2), (4, 8), (2, 4))
+    assert len(set(listed)) == 16
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        (((0,), (4,), (2,)), r"batch_sizes must be at least 1, got \(0,\)"),
+        (((1,), (-4,), (2,)), r"hidden_sizes must be at least 1, got \(-4,\)"),
+        (((1,), (4,), (0,)), r"block_sizes must be at least 1, got \(0,\)"),
+        (((1,), (6,), (4,)), "hidden_sizes must be multiples of block_sizes, got 6 and 4"),
+        (((1,), (10**7,), (1,)), "hidden_sizes and batch_sizes must fit into memory"),
+        (((10**12,), (4,), (1,)), "hidden_sizes and batch_sizes must fit into memory"),
+    ],
+)
+def test_sizes_are_refused(sizes, message):
+    with pytest.raises(RequestError, match=message):
+        steps.cases(("bd_lru",), *sizes)

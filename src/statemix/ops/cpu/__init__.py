@@ -89,6 +89,9 @@ def _step(
     temperature: Tensor | float | None,
 ) -> tuple[Tensor, Tensor]:
     """Return h_t and the next state."""
+    if gates.is_neg() or values.is_neg() or state.is_neg():
+        # The registered operators receive their arguments with pending signs applied.
+        gates, values, state = gates.resolve_neg(), values.resolve_neg(), state.resolve_neg()
     gates, values = innermost(gates, STATE_BLOCK_AXIS), innermost(values, STATE_BLOCK_AXIS)
     _, blocks, size = state.shape
     # Skip what PyTorch can be spared: one call costs as much as the arithmetic of a step.

@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 KERNELS := $(wildcard src/statemix/ops/cpu/*.h src/statemix/ops/cpu/*.cpp)
 PROJECT := pyproject.toml setup.py constraints.txt $(KERNELS)
 
-.PHONY: demo test lint format faults clean
+.PHONY: demo test lint format faults fuzz clean
 
 demo: $(VENV)/installed
 	$(BIN)/statemix demo
@@ -31,6 +31,11 @@ format: $(VENV)/installed-dev
 # Break the code in known ways and check that the tests notice every fault (about half an hour).
 faults: $(VENV)/installed-dev
 	$(BIN)/python tests/faults/run.py
+
+# Try random requests for MINUTES and report broken promises; without SEED, the seed is a fresh one.
+MINUTES ?= 10
+fuzz: $(VENV)/installed-dev
+	$(BIN)/python tests/fuzz/run.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 clean:
 	rm -rf $(VENV) build demo src/statemix/ops/cpu/kernels.so

@@ -159,3 +159,9 @@ def test_attributes_of_evaluation_are_those_of_the_run(tmp_path, tiny_arguments,
     assert (
         evaluate(model, task.examples("test", 0, 30))["product"].loss != scores["product"]["loss"]
     )
+
+
+def test_more_tokens_than_memory_holds_are_refused(finished_run, capsys):
+    arguments = ["--lengths", "20", "--tokens", "2" + "0" * 14, "--sequences", "1" + "0" * 13]
+    assert main(["evaluate", str(finished_run), *arguments]) == 2
+    assert "tokens must fit into memory" in capsys.readouterr().err

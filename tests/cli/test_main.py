@@ -278,3 +278,10 @@ def test_sigterm_anywhere_in_a_command_is_an_interrupt():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "statemix: interrupted\n")
+
+
+def test_a_long_argument_is_not_repeated_whole(capsys):
+    assert main(["doctor", "x" * 5000]) == 2
+    error = capsys.readouterr().err
+    assert len(error) < 1100
+    assert error.endswith("see statemix doctor --help\n")

@@ -3,6 +3,7 @@
 import pytest
 import tyro
 
+from statemix.cli.main import main
 from statemix.cli.options import options_of, text_of
 from statemix.cli.tasks import Tasks
 from statemix.settings import RequestError
@@ -121,3 +122,8 @@ def test_bad_requests_are_named(capsys, arguments, error, message):
     with pytest.raises(error, match=message):
         tyro.cli(Tasks, args=arguments).run()
     assert capsys.readouterr().out == ""
+
+
+def test_examples_that_nobody_can_read_are_refused(capsys):
+    assert main(["tasks", "permutation", "length=1000001", "--count", "1"]) == 2
+    assert "count must be at most 0 at length 1,000,001, got 1" in capsys.readouterr().err

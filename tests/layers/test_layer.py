@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from statemix import layers
 from statemix.layers import BDLRU, map_state, take_rows
 from statemix.layers.state import tensors
 
@@ -368,3 +369,74 @@ def test_schedulable_attributes_can_be_read_and_assigned(build):
     layer = build()
     for attribute in layer.schedulable:
         setattr(layer, attribute, getattr(layer, attribute))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"batch_size": -1}, ValueError, r"batch_size must be in 0..2\^31 - 1, got -1"),
+        ({"batch_size": 10**400}, ValueError, r"batch_size must be in 0..2\^31 - 1"),
+        ({"batch_size": True}, TypeError, "batch_size must be an int, got True"),
+        ({"batch_size": 1.5}, TypeError, "batch_size must be an int, got 1.5"),
+        ({"dtype": torch.int64}, TypeError, "dtype must be one of .*, got torch.int64"),
+        ({"dtype": "float"}, TypeError, "dtype must be one of .*, got 'float'"),
+        ({"device": "nonsense"}, ValueError, "device must exist, got 'nonsense'"),
+        ({"device": 1.5}, TypeError, "device must be a device, a name or None, got 1.5"),
+        ({"device": 2**70}, ValueError, "device must exist"),
+    ],
+)
+@pytest.mark.parametrize("initial_state", ["zero", "learned"])
+def test_arguments_of_init_state_are_checked(initial_state, arguments, error, message):
+    for layer in (
+        layers.BDLRU(4, 2, 2, initial_state=initial_state),
+        layers.HLRU(4, 2, 2, initial_state=initial_state),
+        layers.LSTM(4),
+    ):
+        with pytest.raises(error, match=message):
+            layer.init_state(**{"batch_size": 2} | arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [("device", "nonsense", ValueError), ("dtype", torch.int64, TypeError)],
+)
+def test_constructors_check_device_and_dtype(name, value, error):
+    for build in (
+        lambda **more: layers.BDLRU(4, 2, 2, **more),
+        lambda **more: layers.HLRU(4, 2, 2, **more),
+        lambda **more: layers.LSTM(4, **more),
+    ):
+        with pytest.raises(error, match=f"{name} must"):
+            build(**{name: value})
+
+
+def test_sizes_beyond_any_memory_are_refused():
+    with pytest.raises(
+        ValueError, match=r"hidden_size must be below 2\^31, got 9223372036854775808"
+    ):
+        layers.LSTM(2**63)
+    with pytest.raises(TypeError, match="gate_temperature must be a number"):
+        layers.BDLRU(4, 2, 2, gate_temperature=torch.nn.Parameter(torch.ones(1)))
+    with pytest.raises(ValueError, match="gate_temperature must be positive and finite"):
+        layers.BDLRU(4, 2, 2, gate_temperature=10**400)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("initial_state", ["zero", "learned"])
+@pytest.mark.parametrize("selective", [True, "pointwise", False])
+def test_dynamic_quantisation_changes_results_little(selective, initial_state):
+    """Its linear maps hold 8-bit weights instead of parameters."""
+    options = {"selective": selective, "initial_state": initial_state}
+    for layer in (
+        layers.BDLRU(8, 8, 2, **options),
+        layers.HLRU(8, 8, 2, **options),
+        layers.LSTM(8),
+    ):
+        quantised = torch.ao.quantization.quantize_dynamic(layer, dtype=torch.qint8)
+        x = torch.randn(2, 5, 8)
+        y, state = quantised(x)
+        torch.testing.assert_close(y, layer(x)[0], atol=0.05, rtol=0)
+        again, _ = quantised(x, state)
+        torch.testing.assert_close(again, layer(x, layer(x)[1])[0], atol=0.05, rtol=0)
+        assert quantised.state_size == layer.state_size

@@ -90,3 +90,20 @@ def test_a_state_like_its_template_passes_whatever_its_rows_width_of_floats_and_
     check_like(nested(3, torch.float32), map_state(lambda t: t.to("meta"), nested(1)), 3, "N")
     with pytest.raises(ValueError, match=r"state.keys must have shape \(N=2, 2\), got \(3, 2\)"):
         check_like(nested(), nested(1), 2, "N")
+
+
+@pytest.mark.parametrize(
+    ("rows", "error", "message"),
+    [
+        ([0], TypeError, "rows must be a tensor, got list"),
+        (torch.tensor([0.0]), TypeError, "rows must be int64, got torch.float32"),
+        (torch.tensor([[0]]), ValueError, r"rows must have shape \(N,\), got \(1, 1\)"),
+        (torch.tensor([2]), ValueError, r"rows must be in 0..1, got tensor\(\[2\]\)"),
+        (torch.tensor([-1]), ValueError, "rows must be in 0..1"),
+        (torch.tensor([0], device="meta"), ValueError, "rows must be on cpu, got meta"),
+    ],
+)
+@pytest.mark.parametrize("width", [0, 3])
+def test_bad_rows_are_named(rows, error, message, width):
+    with pytest.raises(error, match=message):
+        take_rows(torch.zeros(2, width), rows)

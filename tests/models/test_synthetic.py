@@ -411,3 +411,22 @@ def test_tokens_without_values_to_read_are_not_refused(bos, bounds):
         fake = [None if tensor is None else mode.from_tensor(tensor) for tensor in (tokens, bounds)]
         assert shapes(model(*fake)) == shapes(expected)
     assert shapes(build(bos=bos).to("meta")(tokens.to("meta"))) == shapes(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("heads", [("a", 2)], TypeError),
+        ("heads", {1: 2}, TypeError),
+        ("layers", "lstm", TypeError),
+        ("layers", 3, TypeError),
+        ("channel_mixer", "mlp", TypeError),
+        ("bos", "yes", TypeError),
+        ("seed", None, TypeError),
+        ("seed", -1, ValueError),
+    ],
+)
+def test_arguments_of_another_type_are_named(name, value, error):
+    good = {"vocab_size": 3, "heads": {"a": 2}, "hidden_size": 4, "layers": [LayerSpec("lstm")]}
+    with pytest.raises(error, match=f"{name} must be"):
+        SyntheticModel(**good | {name: value})

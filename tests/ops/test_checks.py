@@ -1,5 +1,6 @@
 """Malformed arguments: every public function raises an error of one clear sentence."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -297,3 +298,30 @@ def test_entries_that_vmap_hides_are_not_checked(function):
 
     with pytest.raises(ValueError, match=f"the values of {names[0]} cannot be read"):
         torch.func.vmap(run)(first, second)
+
+
+@pytest.mark.parametrize("function", SEQUENCES)
+@pytest.mark.parametrize("state", [0.0, object, torch.zeros(2, 3, 2).to_sparse()])
+def test_check_finite_names_an_initial_state_that_is_no_dense_tensor(function, state):
+    arguments = good(function) | {"initial_state": state, "check_finite": True}
+    check_refusal(function, arguments, TypeError, "initial_state must be a (dense )?tensor, got")
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_sparse_and_nested_tensors_are_named_everywhere():
+    sparse = torch.zeros(2, 3).to_sparse()
+    nested = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
+    for gates in (sparse, nested):
+        with pytest.raises(TypeError, match="gates must be a dense tensor"):
+            ops.normalize(gates, "softmax")
+    with pytest.raises(TypeError, match="temperature must be a dense tensor"):
+        ops.normalize(torch.zeros(3), "softmax", temperature=torch.tensor(1.0).to_sparse())
+    bounds = packed("bd_lru")["cu_seqlens"].to_sparse()
+    arguments = packed("bd_lru") | {"cu_seqlens": bounds}
+    check_refusal("bd_lru", arguments, TypeError, "cu_seqlens must be a dense tensor")
+
+
+@pytest.mark.parametrize("name", ["gate", "realization", "backend"])
+def test_arrays_are_no_names(name):
+    arguments = good("h_lru") | {name: np.array(["softmax", "cpu"])}
+    check_refusal("h_lru", arguments, ValueError, f"{name} must be one of")

@@ -71,3 +71,17 @@ def test_gradients_flow_through_steps(problem, agree, kind):
     gradients = torch.autograd.grad(results, leaves, (p.d_states, p.d_final_state))
     whole = p.outcome()
     agree(dict(zip(whole, (*results, *gradients), strict=True)), whole)
+
+
+@pytest.mark.parametrize("name", ["gates", "values", "state"])
+def test_pending_signs_are_applied(name):
+    """The imaginary part of a conjugate is negated only when it is read."""
+    arguments = {"gates": (2, 3, 5), "values": (2, 3), "state": (2, 3, 4)}
+    arguments = {key: torch.randn(shape) for key, shape in arguments.items()}
+    pending = torch.complex(torch.zeros_like(arguments[name]), -arguments[name]).conj().imag
+    assert pending.is_neg()
+    with torch.inference_mode():
+        h_t, state = ops.h_lru_step(**arguments | {name: pending}, backend="cpu")
+        expected = ops.h_lru_step(**arguments, backend="cpu")
+    assert torch.equal(h_t, expected[0])
+    assert torch.equal(state, expected[1])

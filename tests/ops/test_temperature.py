@@ -149,3 +149,11 @@ def test_a_temperature_of_zero_divides_as_it_does_in_pytorch(backend):
     gates, values = torch.tensor([[[[[1.0, 2.0]]]]]), torch.ones(1, 1, 1, 1)
     states, _ = ops.bd_lru(gates, values, temperature=torch.tensor(0.0), backend=backend)
     assert not bool(torch.isfinite(states).all()) or float(states) == 1.0
+
+
+@pytest.mark.parametrize("temperature", [1e300, 1e-300])
+def test_a_number_that_the_states_cannot_hold_is_refused(temperature):
+    gates, values = torch.zeros(1, 1, 1, 1, 2), torch.zeros(1, 1, 1, 1)
+    with pytest.raises(ValueError, match=r"temperature must be in .* the range of float32, got"):
+        ops.bd_lru(gates, values, temperature=temperature)
+    ops.bd_lru(gates.double(), values.double(), temperature=temperature)

@@ -189,3 +189,11 @@ def test_bad_requests_are_named(request_, error, message):
 def test_bad_indices_of_a_description_are_named():
     with pytest.raises(ValueError, match="index must be at least 0, got -1"):
         Permutation().describe(-1)
+
+
+@pytest.mark.parametrize("stop", [2**63, 2**200, 2**62])
+def test_ranges_beyond_any_memory_or_address_are_refused(stop):
+    with pytest.raises(ValueError, match="stop must be"):
+        Permutation().examples("train", 0, stop)
+    with pytest.raises(ValueError, match=r"stop must be below 2\^63"):
+        Permutation().examples("train", 2**200, 2**200 + 1)

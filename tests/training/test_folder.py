@@ -366,3 +366,23 @@ def test_a_killed_run_reads_as_interrupted(tiny, tmp_path):
     assert done.returncode == -signal.SIGKILL
     assert json.loads((tmp_path / "status.json").read_text())["status"] == "running"
     assert read_status(tmp_path).status == "interrupted"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s.update(num_parameters="many"), "num_parameters must be a valid integer"),
+        (lambda s: s["last"].update(step=1.5), "step must be a valid integer"),
+        (lambda s: s["last"]["test"]["5"]["product"].update(token_accuracy="x"), "token_accuracy"),
+        (lambda s: s["best_test"].update(validation={}), "scores must not be empty"),
+        (lambda s: s["best_test"].update(test={}), "scores must not be empty"),
+        (lambda s: s.update(weights={"model.safetensors": 1}), "must be a valid string"),
+    ],
+)
+def test_a_summary_with_a_field_of_another_type_is_refused(tiny, tmp_path, change, message):
+    train(tiny(), tmp_path)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    change(summary)
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(RequestError, match=f"summary.json must hold a run's summary.*{message}"):
+        load_outcome(tmp_path)

@@ -1,4 +1,4 @@
-"""Memory of a benchmark's process: allocated by a call, available, and reused."""
+"""Memory of a benchmark's process: allocated by a call, and reused."""
 
 import ctypes
 import os
@@ -6,6 +6,17 @@ import sys
 from collections.abc import Callable
 
 from torch.profiler import ProfilerActivity, profile
+
+from statemix.memory import available_bytes, total_bytes
+
+__all__ = [
+    "available_bytes",
+    "map_large_blocks",
+    "peak_bytes",
+    "release",
+    "reuse_freed_memory",
+    "total_bytes",
+]
 
 # Parameter numbers of mallopt in glibc's malloc.h.
 _M_TRIM_THRESHOLD = -1
@@ -53,24 +64,6 @@ def release() -> None:
         malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if malloc_trim is not None:
             malloc_trim(0)
-
-
-def total_bytes() -> int:
-    """Return the memory of this machine (``sys.maxsize`` if unknown)."""
-    if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
-        return sys.maxsize
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def available_bytes() -> int:
-    """Return the memory that can be allocated without swapping (``sys.maxsize`` if unknown)."""
-    if not sys.platform.startswith("linux"):
-        return sys.maxsize
-    with open("/proc/meminfo", encoding="ascii") as lines:
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    raise OSError("/proc/meminfo has no line MemAvailable")
 
 
 def peak_bytes(call: Callable[[], object]) -> int:

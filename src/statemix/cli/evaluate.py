@@ -23,6 +23,7 @@ from statemix.training.devices import build_fabric
 from statemix.training.evaluation import SplitEvaluator, sequences_at
 from statemix.training.outcome import Weights
 from statemix.training.schedules import attributes_set
+from statemix.training.size import check_examples_fit
 
 EVALUATIONS = "evaluations.jsonl"
 # Width of the table if the output is not a terminal.
@@ -113,6 +114,8 @@ class Evaluate:
             at_most=self.sequences or config.evaluation.test_size,
             tokens=self.tokens or config.evaluation.tokens,
         )
+        # The run's own numbers also come from these options.
+        check_examples_fit("tokens", self.tokens or count, task, count, length, scored=True)
         try:
             return SplitEvaluator(
                 task, "test", count, length, batch_size=config.batches.size, autocast=autocast

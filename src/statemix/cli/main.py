@@ -36,6 +36,9 @@ RESUMABLE = ("demo", "train")
 _NARROWEST = 40
 """Fewest columns that are assumed of any terminal."""
 
+_LONGEST = 1000
+"""Most characters of a message."""
+
 _HELP = """\
 usage: statemix COMMAND [OPTIONS]
 
@@ -215,5 +218,10 @@ class _Output:
 def _fail(message: str, code: int) -> int:
     # Drop the C++ stack frames that PyTorch appends. Other lines stay: they may give the reason.
     message = message.partition("\nException raised from ")[0]
-    print(f"statemix: {' '.join(message.split())}", file=sys.stderr)
+    message = " ".join(message.split())
+    if len(message) > _LONGEST:
+        # The middle of a long message is an argument that it quotes.
+        half = _LONGEST // 2
+        message = f"{message[:half]} … {message[-half:]}"
+    print(f"statemix: {message}", file=sys.stderr)
     return code

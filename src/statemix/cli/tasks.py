@@ -17,6 +17,7 @@ from statemix.tasks.addressing import Split
 
 # Nobody reads more examples than this on a terminal.
 _MOST = 10_000
+_MOST_TOKENS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,11 @@ class Tasks:
             name, *options = self.task
             spec = TaskSpec.from_plain({"name": name, **options_of(options)}, "")
             task = built(f"task {name}", spec.build)
+            if self.count * task.length > _MOST_TOKENS:
+                raise RequestError(
+                    f"count must be at most {_MOST_TOKENS // task.length} at length "
+                    f"{task.length:,}, got {self.count}"
+                )
             examples = self._examples(task, self.count)
             _print_heading(console, name)
             for line in _facts(task):

@@ -2,6 +2,7 @@
 
 import math
 import numbers
+import reprlib
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Literal, Self, get_args
@@ -10,7 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from statemix import ops
-from statemix.layers.layer import Layer, at_least_float32, check_sizes
+from statemix.layers.layer import (
+    Layer,
+    at_least_float32,
+    check_init_state,
+    check_placement,
+    check_sizes,
+)
 from statemix.layers.state import State
 from statemix.ops.checks import bind, check_choice
 from statemix.ops.layout import split_units
@@ -72,7 +79,8 @@ class GatedRecurrence(Layer):
     ) -> None:
         super().__init__()
         check_sizes(hidden_size=hidden_size)
-        if not (isinstance(selective, bool) or selective == "pointwise"):
+        check_placement(device, dtype)
+        if not isinstance(selective, bool | str) or selective not in get_args(Selectivity):
             choices = list(get_args(Selectivity))
             raise ValueError(f"selective must be one of {choices}, got {selective!r}")
         check_choice("initial_state", initial_state, get_args(InitialState))
@@ -82,6 +90,7 @@ class GatedRecurrence(Layer):
                 f"hidden_size must equal {self._unit_name} with "
                 f"selective='pointwise', got {hidden_size} and {num_units}"
             )
+        _check_temperature(gate_temperature, dtype)
         self.hidden_size = hidden_size
         self.gate = gate
         self.selective = selective
@@ -134,15 +143,15 @@ class GatedRecurrence(Layer):
         bind(sizes, "state", state, " ".join(sizes))
         if not state.dtype.is_floating_point:
             raise TypeError(f"state must have a floating dtype, got {state.dtype}")
-        device = self.value_proj.weight.device
+        device = self.temperature.device
         if state.device != device:
             raise ValueError(f"state must be on {device}, got {state.device}")
 
     def _check_step(self, x_t: Tensor, state: State) -> None:
         # What fits is recognised by few comparisons: the general check takes as long as a product
         # with a small matrix. It words the error, and knows what autocast accepts.
-        if is_plain(x_t) and is_plain(state) and x_t.ndim == 2:
-            weight = self.value_proj.weight
+        weight = self.value_proj.weight  # a method after dynamic quantisation
+        if is_plain(x_t) and is_plain(state) and x_t.ndim == 2 and isinstance(weight, Tensor):
             fits = (
                 x_t.shape[1] == self.hidden_size
                 and state.shape == (x_t.shape[0], *self._state_shape)
@@ -167,11 +176,7 @@ class GatedRecurrence(Layer):
 
     @gate_temperature.setter
     def gate_temperature(self, value: float) -> None:
-        if not isinstance(value, numbers.Real) or isinstance(value, bool):
-            raise TypeError(f"gate_temperature must be a number, got {value!r}")
-        stored = torch.tensor(float(value), dtype=self.temperature.dtype, device="cpu").item()
-        if not 0 < stored < math.inf:
-            raise ValueError(f"gate_temperature must be positive and finite, got {value}")
+        stored = _check_temperature(value, self.temperature.dtype)
         # In place, so that compiled graphs and replicas keep reading the same tensor.
         with torch.no_grad():
             self.temperature.fill_(stored)
@@ -213,9 +218,10 @@ class GatedRecurrence(Layer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        weight = self.value_proj.weight
-        dtype = at_least_float32(weight.dtype if dtype is None else dtype)
-        device = weight.device if device is None else device
+        check_init_state(batch_size, device, dtype)
+        # Unlike the weights, the temperature stays a tensor after dynamic quantisation.
+        dtype = at_least_float32(self.temperature.dtype if dtype is None else dtype)
+        device = self.temperature.device if device is None else device
         shape = (batch_size, *self._state_shape)
         if self.learned_state is not None:
             return self.learned_state.to(device=device, dtype=dtype).expand(shape)
@@ -260,3 +266,18 @@ class GatedRecurrence(Layer):
             f"selective={self.selective!r}, initial_state={self.initial_state!r}, "
             f"backend={self.backend!r}"
         )
+
+
+def _check_temperature(value: object, dtype: torch.dtype | None) -> float:
+    """Check a gate temperature for parameters of a dtype; return it as it will be stored."""
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        raise TypeError(f"gate_temperature must be a number, got {value!r}")
+    dtype = at_least_float32(torch.get_default_dtype() if dtype is None else dtype)
+    try:
+        stored = torch.tensor(float(value), dtype=dtype, device="cpu").item()
+    except OverflowError:
+        stored = math.inf
+    if not 0 < stored < math.inf:
+        shown = reprlib.repr(value)
+        raise ValueError(f"gate_temperature must be positive and finite, got {shown}")
+    return stored

@@ -1,5 +1,6 @@
 """The interface of all layers, and the checks of their arguments."""
 
+import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from statemix.layers.state import State, check_like, tensors
-from statemix.ops.checks import bind, check_cu_seqlens
+from statemix.ops.checks import FLOATING, bind, check_cu_seqlens
 from statemix.registry import Spec
 
 
@@ -109,6 +110,10 @@ class Layer(nn.Module, ABC):
 
         Returns:
             The state of B sequences, float32 or wider.
+
+        Raises:
+            ValueError: if ``batch_size`` is out of range or there is no such device.
+            TypeError: if an argument has the wrong type, or ``dtype`` is not floating.
         """
 
     @abstractmethod
@@ -148,7 +153,7 @@ class Layer(nn.Module, ABC):
             TypeError: if the structure or a dtype does not fit.
         """
         check_like(state, self.init_state(1, device="meta"), num_sequences, axis)
-        device = next(self.parameters()).device
+        device = a_parameter(self).device
         for name, part in tensors(state):
             if part.device != device:
                 raise ValueError(f"{name} must be on {device}, got {part.device}")
@@ -175,7 +180,7 @@ class Layer(nn.Module, ABC):
 
     def _check_fit(self, name: str, x: Tensor) -> None:
         """Check that ``x`` has the parameters' device and, outside autocast, their dtype."""
-        parameter = next(self.parameters())
+        parameter = a_parameter(self)
         if x.device != parameter.device:
             raise ValueError(
                 f"{name} must be on the device of the parameters ({parameter.device}), "
@@ -198,13 +203,60 @@ def check_sizes(**sizes: int) -> None:
 
     Raises:
         TypeError: if a size is not an int.
-        ValueError: if a size is below 1.
+        ValueError: if a size is below 1, or 2^31 or more.
     """
     for name, size in sizes.items():
         if not isinstance(size, int) or isinstance(size, bool):
             raise TypeError(f"{name} must be an int, got {size!r}")
         if size < 1:
             raise ValueError(f"{name} must be at least 1, got {size}")
+        if size >= 2**31:
+            raise ValueError(f"{name} must be below 2^31, got {size}")
+
+
+def check_placement(device: object, dtype: object) -> None:
+    """Check the device and dtype passed to a constructor or to ``init_state``; None is a default.
+
+    Raises:
+        TypeError: if ``device`` has the wrong type, or ``dtype`` is not a supported floating dtype.
+        ValueError: if there is no such device.
+    """
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype in FLOATING):
+        known = ", ".join(map(str, FLOATING))
+        raise TypeError(f"dtype must be one of {known} or None, got {dtype!r}")
+    if device is None or isinstance(device, torch.device):
+        return
+    if not isinstance(device, str | int) or isinstance(device, bool):
+        raise TypeError(f"device must be a device, a name or None, got {device!r}")
+    try:
+        torch.device(device)
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"device must exist, got {device!r}: {reason}") from error
+
+
+def check_init_state(batch_size: object, device: object, dtype: object) -> None:
+    """Check the arguments of ``init_state``.
+
+    Raises:
+        TypeError: if ``batch_size`` is not an integer, or as in :func:`check_placement`.
+        ValueError: if ``batch_size`` is out of range, or as in :func:`check_placement`.
+    """
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int | torch.SymInt):
+        raise TypeError(f"batch_size must be an int, got {batch_size!r}")
+    # A symbolic size would become a guard of the compiled graph.
+    if isinstance(batch_size, int) and not 0 <= batch_size < 2**31:
+        raise ValueError(f"batch_size must be in 0..2^31 - 1, got {reprlib.repr(batch_size)}")
+    check_placement(device, dtype)
+
+
+def a_parameter(module: nn.Module) -> Tensor:
+    """Return a parameter, for its device and dtype.
+
+    Dynamic quantisation packs parameters away: it takes float32 on the CPU, as does the stand-in
+    that is then returned.
+    """
+    return next(module.parameters(), torch.empty(0, dtype=torch.float32))
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:

@@ -6,7 +6,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import rnn
 
-from statemix.layers.layer import Layer, at_least_float32, check_sizes
+from statemix.layers.layer import (
+    Layer,
+    a_parameter,
+    at_least_float32,
+    check_init_state,
+    check_placement,
+    check_sizes,
+)
 from statemix.layers.state import map_state, take_rows
 from statemix.ops.checks import check_cu_seqlens_values
 
@@ -65,6 +72,7 @@ class LSTM(Layer):
     ) -> None:
         super().__init__()
         check_sizes(hidden_size=hidden_size)
+        check_placement(device, dtype)
         self.hidden_size = hidden_size
         self.lstm = nn.LSTM(hidden_size, hidden_size, batch_first=True, device=device, dtype=dtype)
 
@@ -79,7 +87,8 @@ class LSTM(Layer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> LSTMState:
-        weight = next(self.lstm.parameters())
+        check_init_state(batch_size, device, dtype)
+        weight = a_parameter(self.lstm)
         dtype = at_least_float32(weight.dtype if dtype is None else dtype)
         device = weight.device if device is None else device
         shape = (batch_size, self.hidden_size)
@@ -113,7 +122,7 @@ class LSTM(Layer):
         return y.squeeze(1), state
 
     def _run(self, x: Sequences, state: LSTMState) -> tuple[Sequences, LSTMState]:
-        dtype = next(self.lstm.parameters()).dtype
+        dtype = a_parameter(self.lstm).dtype
         h_c = tuple(part.to(dtype).unsqueeze(0).contiguous() for part in state)
         y, (h, c) = self.lstm(x, h_c)
         return y, LSTMState(h[0].to(state.h.dtype), c[0].to(state.c.dtype))

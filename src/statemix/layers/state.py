@@ -3,7 +3,10 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from statemix.ops.checks import check_dense
 
 State = Any
 """A tensor, or a NamedTuple (or tuple) of states; the batch is the first axis of every tensor.
@@ -54,13 +57,37 @@ def take_rows(state: State, rows: Tensor) -> State:
     Returns:
         The state of N sequences, differentiable.
 
+    Raises:
+        ValueError: if ``rows`` has another shape or device, or (on the CPU) an index is out of
+            range.
+        TypeError: if ``rows`` is not a tensor of indices, or ``state`` not one of dense tensors.
+
     Example:
         >>> import torch
         >>> state = torch.tensor([[1.0], [2.0]])
         >>> take_rows(state, torch.tensor([1, 1, 0])).flatten().tolist()
         [2.0, 2.0, 1.0]
     """
-    return map_state(lambda tensor: tensor.index_select(0, rows), state)
+    check_dense("rows", rows)
+    if rows.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"rows must be int64, got {rows.dtype}")
+    if rows.ndim != 1:
+        raise ValueError(f"rows must have shape (N,), got {tuple(rows.shape)}")
+
+    def taken(tensor: Tensor) -> Tensor:
+        check_dense("state", tensor)
+        if tensor.ndim == 0:
+            raise ValueError("state must have a batch axis, got a tensor of shape ()")
+        if rows.device != tensor.device:
+            raise ValueError(f"rows must be on {tensor.device}, got {rows.device}")
+        try:
+            return tensor.index_select(0, rows)
+        except (IndexError, RuntimeError) as error:
+            if "bounds" not in str(error) and not isinstance(error, IndexError):
+                raise
+            raise ValueError(f"rows must be in 0..{len(tensor) - 1}, got {rows}") from error
+
+    return map_state(taken, state)
 
 
 def check_like(state: State, template: State, num_sequences: int, axis: str) -> None:

@@ -58,7 +58,7 @@ class SyntheticModel(nn.Module):
 
     Raises:
         ValueError: if a size is below 1, a name is unknown, or there is no layer or no head.
-        TypeError: if a size is not an int.
+        TypeError: if an argument has the wrong type.
 
     Example:
         >>> layers = [LayerSpec("bd_lru", num_blocks=2, block_size=3)]
@@ -83,6 +83,7 @@ class SyntheticModel(nn.Module):
     ) -> None:
         super().__init__()
         check_sizes(vocab_size=vocab_size, hidden_size=hidden_size)
+        _check_types(heads, layers, channel_mixer, bos, seed)
         check_sizes(**{f"heads[{head!r}]": classes for head, classes in heads.items()})
         check_choice("norm", norm, list(_NORMS))
         for name, parts in (("heads", heads), ("layers", layers)):
@@ -215,6 +216,23 @@ class SyntheticModel(nn.Module):
             last.append(after)
         x = self.final_norm(x)
         return {head: readout(x) for head, readout in self.readouts.items()}, tuple(last)
+
+
+def _check_types(
+    heads: object, layers: object, channel_mixer: object, bos: object, seed: object
+) -> None:
+    if not isinstance(heads, Mapping) or not all(isinstance(head, str) for head in heads):
+        raise TypeError(f"heads must be a mapping of names to sizes, got {heads!r}")
+    if not isinstance(layers, Sequence) or not all(isinstance(one, LayerSpec) for one in layers):
+        raise TypeError(f"layers must be a sequence of LayerSpecs, got {layers!r}")
+    if channel_mixer is not None and not isinstance(channel_mixer, MixerSpec):
+        raise TypeError(f"channel_mixer must be a MixerSpec or None, got {channel_mixer!r}")
+    if not isinstance(bos, bool):
+        raise TypeError(f"bos must be True or False, got {bos!r}")
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise TypeError(f"seed must be an int, got {seed!r}")
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed must be in 0..2^63 - 1, got {seed}")
 
 
 def _check_values(tensor: Tensor, check: Callable[[], None]) -> None:

@@ -28,10 +28,7 @@ def bind(sizes: dict[str, int], name: str, tensor: Tensor, axes: str) -> None:
         TypeError: if ``tensor`` is not a tensor, or a sparse, nested or quantised one.
         ValueError: if the rank or a recorded size disagrees, or m is less than 1.
     """
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
-    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
-        raise TypeError(f"{name} must be a dense tensor, got one that is {_form(tensor)}")
+    check_dense(name, tensor)
     names = axes.split()
     if tensor.ndim == len(names):
         known = dict(sizes)
@@ -42,6 +39,18 @@ def bind(sizes: dict[str, int], name: str, tensor: Tensor, axes: str) -> None:
             return
     wanted = ", ".join(_described(sizes, axis) for axis in names)
     raise ValueError(f"{name} must have shape ({wanted}), got {tuple(tensor.shape)}")
+
+
+def check_dense(name: str, tensor: object) -> None:
+    """Check that an argument is a dense tensor.
+
+    Raises:
+        TypeError: if it is not a tensor, or a sparse, nested or quantised one.
+    """
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+        raise TypeError(f"{name} must be a dense tensor, got one that is {_form(tensor)}")
 
 
 def _form(tensor: Tensor) -> str:
@@ -112,8 +121,7 @@ def check_cu_seqlens(cu_seqlens: Tensor, like: Tensor) -> None:
         TypeError: if it is not an integer tensor.
         ValueError: if its shape or device is wrong, or the batch is not 1.
     """
-    if not isinstance(cu_seqlens, Tensor):
-        raise TypeError(f"cu_seqlens must be a tensor, got {type(cu_seqlens).__name__}")
+    check_dense("cu_seqlens", cu_seqlens)
     if cu_seqlens.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"cu_seqlens must be int32 or int64, got {cu_seqlens.dtype}")
     if cu_seqlens.ndim != 1 or cu_seqlens.shape[0] < 1:
@@ -144,12 +152,14 @@ def check_finite(**tensors: Tensor | None) -> None:
         tensors: argument name -> tensor; None is skipped.
 
     Raises:
+        TypeError: if an argument is not a dense tensor.
         ValueError: if an entry is not finite, with the tensor's name, the number of bad entries and
             the index of the first; or if the values cannot be read, as under vmap.
     """
     for name, tensor in tensors.items():
         if tensor is None:
             continue
+        check_dense(name, tensor)
         bad = ~torch.isfinite(tensor)
         try:
             found = bool(bad.any())
@@ -166,11 +176,12 @@ def check_finite(**tensors: Tensor | None) -> None:
             )
 
 
-def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     """Check that ``value`` is one of ``choices``.
 
     Raises:
         ValueError: otherwise, with the list of choices.
     """
-    if value not in choices:
+    # An array would compare entry by entry.
+    if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name} must be one of {list(choices)}, got {value!r}")

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from statemix.ops.checks import check_dense
 from statemix.ops.temperature import check_temperature, divided
 from statemix.registry import Registry
 from statemix.settings import SettingError
@@ -162,7 +163,7 @@ def check_gate(gate: object, *, blocks: bool) -> GateFamily:
     if blocks:
         return GATES.find(gate)
     names = [family.name for family in GATES.values() if not family.blocks_only]
-    if gate not in names:
+    if not isinstance(gate, str) or gate not in names:
         raise SettingError("", f"must be one of {names}", gate, subject="gate")
     return GATES.find(gate)
 
@@ -198,8 +199,8 @@ def normalize(
     Raises:
         ValueError: if ``gate`` is unknown, the last axes do not fit it, or ``temperature`` is not
             positive and finite, not 0-d, on another device or requires a gradient.
-        TypeError: if ``gates`` is not a floating tensor, or ``temperature`` is neither a number nor
-            a floating tensor.
+        TypeError: if ``gates`` is not a dense floating tensor, or ``temperature`` is neither a
+            number nor a floating tensor.
 
     Example:
         >>> state_gates, input_gate = normalize(torch.zeros(3), "softmax")
@@ -210,6 +211,7 @@ def normalize(
     if not isinstance(gates, Tensor) or not gates.dtype.is_floating_point:
         kind = gates.dtype if isinstance(gates, Tensor) else type(gates).__name__
         raise TypeError(f"gates must be a floating tensor, got {kind}")
+    check_dense("gates", gates)
     shape = tuple(gates.shape)
     if not shape or shape[-1] < 2:
         raise ValueError(f"gates must have shape (..., m+1) with m of at least 1, got {shape}")

@@ -4,7 +4,13 @@ import math
 import reprlib
 from numbers import Real
 
+import torch
 from torch import Tensor
+
+from statemix.ops.checks import check_dense
+
+# Every dtype in which gates are divided holds numbers between this one and its inverse.
+_SAFE = 1e-30
 
 
 def check_temperature(temperature: object, gates: Tensor) -> Tensor | float | None:
@@ -17,12 +23,13 @@ def check_temperature(temperature: object, gates: Tensor) -> Tensor | float | No
 
     Raises:
         TypeError: if it is none of these.
-        ValueError: if a number is not positive and finite, or a tensor is not 0-d, on another
-            device, or requires a gradient.
+        ValueError: if a number is not positive and finite in the dtype of the states, or a tensor
+            is not 0-d, on another device, or requires a gradient.
     """
     if temperature is None:
         return None
     if isinstance(temperature, Tensor):
+        check_dense("temperature", temperature)
         if not temperature.dtype.is_floating_point:
             raise TypeError(f"temperature must have a floating dtype, got {temperature.dtype}")
         if temperature.ndim:
@@ -44,6 +51,14 @@ def check_temperature(temperature: object, gates: Tensor) -> Tensor | float | No
     if not 0 < number < math.inf:
         shown = reprlib.repr(temperature)
         raise ValueError(f"temperature must be positive and finite, got {shown}")
+    if not _SAFE < number < 1 / _SAFE:
+        # float16 and bfloat16 gates are divided in float32, too.
+        range_ = torch.finfo(torch.promote_types(gates.dtype, torch.float32))
+        if not range_.tiny <= number <= range_.max:
+            raise ValueError(
+                f"temperature must be in {range_.tiny:.3g}..{range_.max:.3g}, the range of "
+                f"{range_.dtype}, got {number}"
+            )
     return number
 
 

@@ -31,6 +31,8 @@ SHUFFLED_SPACE = 2**40
 MAX_LENGTH = 2**24
 """Longer words are refused: making one word of this length needs a gigabyte of memory."""
 
+_INDICES = 2**63
+_MOST_TOKENS = 2**48
 _NUM_ROUNDS = 6
 _VALUES_PER_BLOCK = 4  # 64-bit values that Philox makes per value of its counter
 # Second half of Philox's key. Changing any of these numbers changes the data.
@@ -55,6 +57,21 @@ def split_size(alphabet_size: int, length: int, split: Split) -> int | None:
     if space > SHUFFLED_SPACE:
         return None
     return space - 2 * (space // 8) if split == "train" else space // 8
+
+
+def check_range(start: int, stop: int, length: int) -> None:
+    """Check that indices can be addressed, and that some machine could hold the words.
+
+    Raises:
+        ValueError: otherwise.
+    """
+    if stop >= _INDICES:
+        raise ValueError(f"stop must be below 2^63, got {stop}")
+    if (stop - start) * length > _MOST_TOKENS:
+        raise ValueError(
+            f"stop must be at most {start + _MOST_TOKENS // length} (2^48 tokens from the start), "
+            f"got {stop}"
+        )
 
 
 def words(

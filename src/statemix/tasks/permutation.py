@@ -127,11 +127,12 @@ class Permutation:
                 range.
             TypeError: if a number is not an integer.
         """
-        if split not in addressing.SPLITS:
+        if not isinstance(split, str) or split not in addressing.SPLITS:
             raise ValueError(f"split must be one of {', '.join(addressing.SPLITS)}, got {split!r}")
         start = _integer("start", start, minimum=0)
         stop = _integer("stop", stop, minimum=start)
         length = self.length if length is None else _length(length)
+        addressing.check_range(start, stop, length)
         if split != "train":
             self._check_space("stop", stop, split, length)
         elif self.train_size is not None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from statemix.models import SyntheticModel
-from statemix.settings import RequestError
+from statemix.settings import RequestError, checked, field_types
 from statemix.tasks import Task
 from statemix.training import folder as runs
 from statemix.training.config import SCHEMA, RunConfig
@@ -62,16 +62,34 @@ class Selection:
     def from_plain(cls, stored: dict[str, Any]) -> "Selection":
         """Undo :meth:`to_plain`."""
         return cls(
-            step=stored["step"],
-            epoch=stored["epoch"],
-            attributes=dict(stored["attributes"]),
+            step=_typed(int, "step", stored["step"]),
+            epoch=_typed(int | None, "epoch", stored["epoch"]),
+            attributes=_typed(dict[str, float], "attributes", stored["attributes"]),
             validation=_scores(stored["validation"]),
-            test={int(length): _scores(heads) for length, heads in stored["test"].items()},
+            test={int(length): _scores(heads) for length, heads in _filled(stored["test"]).items()},
         )
 
 
 def _scores(stored: dict[str, Any]) -> HeadScores:
-    return {head: Scores(**scores) for head, scores in stored.items()}
+    return {
+        head: Scores(
+            **{name: _typed(field_types(Scores)[name], name, one) for name, one in scores.items()}
+        )
+        for head, scores in _filled(stored).items()
+    }
+
+
+def _filled(scores: dict[str, Any]) -> dict[str, Any]:
+    if not scores:
+        raise ValueError("scores must not be empty")
+    return scores
+
+
+def _typed(annotation: Any, name: str, value: Any) -> Any:
+    # A loss may be infinite, which no setting may be.
+    if annotation is float and isinstance(value, float):
+        return value
+    return checked(annotation, value, name)
 
 
 @dataclass(frozen=True)
@@ -129,9 +147,9 @@ def load_outcome(folder: Path | str) -> Outcome:
             folder,
             config,
             **{name: Selection.from_plain(summary[name]) for name in _SELECTIONS},
-            num_parameters=summary["num_parameters"],
-            time_s=summary["time_s"],
-            weights=dict(summary["weights"]),
+            num_parameters=_typed(int, "num_parameters", summary["num_parameters"]),
+            time_s=_typed(float, "time_s", summary["time_s"]),
+            weights=_typed(dict[str, str], "weights", summary["weights"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         path = folder / runs.SUMMARY

@@ -33,6 +33,7 @@ from statemix.training.outcome import (
 )
 from statemix.training.reading import import_modules
 from statemix.training.schedules import attributes_set
+from statemix.training.size import check_run_fits
 from statemix.training.trainer import Trainer
 
 CHECKPOINT_EVERY_S = 10.0
@@ -163,6 +164,7 @@ class _Run:
         if config.runtime.num_threads is not None:
             check_threads("runtime.num_threads", config.runtime.num_threads)
         self.task = built("task", config.build_task)
+        check_run_fits(config, self.task)
         self.fabric = build_fabric(config.runtime.device, config.runtime.precision)
         self.model = built("model", build_model, config, self.task)
         batches = TaskBatches(

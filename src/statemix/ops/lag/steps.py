@@ -37,7 +37,7 @@ def h_lru_step(
         TypeError: as in :func:`statemix.ops.h_lru`.
         BackendUnavailableError: as in :func:`statemix.ops.h_lru`.
     """
-    if realization == "controller":
+    if isinstance(realization, str) and realization == "controller":
         fast = direct_step("lag", 2, gates, values, state, gate, temperature, backend)
         if fast is not None:
             return fast

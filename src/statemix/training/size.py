@@ -1,0 +1,117 @@
+"""The memory that a request needs at least, estimated before anything is made or written.
+
+The estimates count only what is certainly held at once, so that no possible request is refused.
+"""
+
+import dataclasses
+import math
+
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from statemix.memory import available_bytes
+from statemix.settings import ABSENT, SettingError
+from statemix.tasks import TASKS, Task
+from statemix.training.config import RunConfig
+from statemix.training.evaluation import sequences_at
+from statemix.training.outcome import build_model
+
+_TOKEN_BYTES = 8
+# Weights, gradients, AdamW's two moments, and the best weights on validation and test; all but the
+# gradients once more as the bytes of a checkpoint.
+_COPIES = 6 + 5
+
+
+def check_run_fits(config: RunConfig, task: Task) -> None:
+    """Check that a run fits into memory: its examples, its model and one of its batches.
+
+    Raises:
+        SettingError: if a part needs more memory than is available; the message names its setting.
+    """
+    evaluation = config.evaluation
+    for name in ("test_size", "validation_size"):
+        count = getattr(evaluation, name)
+        check_examples_fit(f"evaluation.{name}", count, task, count, task.length, scored=True)
+    for length in evaluation.lengths:
+        count = sequences_at(length, at_most=evaluation.test_size, tokens=evaluation.tokens)
+        # One sequence fits, so more than one must be due to the number of tokens.
+        check_examples_fit("evaluation.tokens", evaluation.tokens, task, count, length, scored=True)
+    if task.train_size is not None:
+        option = ".train_size" if "train_size" in TASKS.options(config.task.name) else ""
+        check_examples_fit(f"task{option}", task.train_size, task, task.train_size, task.length)
+    if config.runtime.device != "cuda":
+        _check_model_fits(config, task)
+    _check_batch_fits(config, task)
+
+
+def check_examples_fit(
+    path: str, value: int, task: Task, count: int, length: int, *, scored: bool = False
+) -> None:
+    """Check that examples fit into memory: tokens and targets and, if scored, predictions.
+
+    Args:
+        path: dotted name of the setting that determines the number of examples.
+        value: value of the setting.
+        task: source of the examples.
+        count: number of examples.
+        length: tokens of the longest example.
+        scored: True if a model predicts their targets.
+
+    Raises:
+        SettingError: if they do not fit.
+    """
+    arrays = 1 + len(task.heads) * (2 if scored else 1)
+    what = f"{count} sequences of length {length}"
+    _check(path, value, what, _TOKEN_BYTES * arrays * count * length)
+
+
+def _check_model_fits(config: RunConfig, task: Task) -> None:
+    width = 8 if config.runtime.precision == "64-true" else 4
+    needed = _COPIES * width * _num_parameters(config, task)
+    what = f"with hidden_size={config.model.hidden_size}, its layers and channel_mixer"
+    _check("model", ABSENT, what, needed)
+
+
+def _num_parameters(config: RunConfig, task: Task) -> float:
+    """Return the number of parameters; 0 if a layer cannot be built without data."""
+    # Each layer once: the others repeat them.
+    short = dataclasses.replace(config.model, num_layers=None)
+    try:
+        with FakeTensorMode():
+            model = build_model(dataclasses.replace(config, model=short), task)
+    except Exception as error:  # noqa: BLE001  building the model with data will report it
+        too_large = "Storage size" in str(error) or "Overflow" in str(error)
+        return math.inf if too_large else 0
+    of_blocks = [_count(block) for block in model.blocks]
+    repeated = sum(of_blocks[n % len(of_blocks)] for n in range(len(config.model.stack())))
+    return _count(model) - sum(of_blocks) + repeated
+
+
+def _count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _check_batch_fits(config: RunConfig, task: Task) -> None:
+    sequences = config.batches.size
+    if task.train_size is not None:
+        sequences = min(sequences, task.train_size)
+    # Of all activations, the residual stream before each layer and the readouts.
+    floats = config.model.hidden_size * (len(config.model.stack()) + 1)
+    at_once = -(-sequences // config.batches.accumulate) if config.runtime.device != "cuda" else 0
+    examples = _TOKEN_BYTES * (1 + len(task.heads)) * sequences
+    needed = task.length * (examples + 4 * floats * at_once)
+    _check("batches.size", config.batches.size, f"{sequences} sequences in a step", needed)
+
+
+def _check(path: str, value: object, what: str, needed: float) -> None:
+    available = available_bytes()
+    if needed > available:
+        condition = (
+            f"must fit into memory ({what}: at least {_gigabytes(needed)} needed, "
+            f"{_gigabytes(available)} available)"
+        )
+        raise SettingError(path, condition, value)
+
+
+def _gigabytes(number: float) -> str:
+    return f"{number / 1e9:,.1f} GB"

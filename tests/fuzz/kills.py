@@ -1,0 +1,112 @@
+"""Runs killed or interrupted at random moments: resumed, they end with the same weights."""
+
+import contextlib
+import io
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from cases import COMPUTED, line, require
+from commands import TINY, words_of
+
+from statemix.cli.main import main
+
+NAME = "kills"
+SHARE = 2
+LIMIT_S = 120.0
+
+_WEIGHTS = ("model", "best_validation", "best_test")
+_SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+# Dozens of steps, so that a signal finds the run at work.
+_LONGER = {"--schedules.epochs": ["12"], "--evaluation.every": ["3"]}
+_VARIANTS = (
+    [],
+    ["--model.layers", "lstm", "--evaluation.lengths", "6", "9"],
+    ["--batches.packed", "--batches.accumulate", "2", "--optimizer.clip-norm", "0.1"],
+    ["--schedules.attributes", "gate_temperature", "end=0.1", "--evaluation.stop-at", "0.9"],
+)
+
+
+def prepare(folder: Path) -> None:
+    """Train every variant without interruption, and note the time that it takes."""
+    main(_command(folder / "warm", []))
+    for number, extra in enumerate(_VARIANTS):
+        began = time.monotonic()
+        if main([*_command(folder / str(number), extra), "--checkpoint-every-s", "0"]):
+            raise SystemExit("the tiny run must train")
+        (folder / f"{number}.seconds").write_text(str(time.monotonic() - began))
+
+
+def _command(folder: Path, extra: list[str]) -> list[str]:
+    return ["train", "--folder", str(folder), *words_of(TINY | _LONGER), *extra]
+
+
+def run(r: random.Random, folder: Path, prepared: Path) -> str:
+    """End a run again and again, then let it finish."""
+    number = r.randrange(len(_VARIANTS))
+    here = folder / "run"
+    arguments = _command(
+        here, [*_VARIANTS[number], "--checkpoint-every-s", r.choice(["0", "0.02"])]
+    )
+    seconds = float((prepared / f"{number}.seconds").read_text())
+    said = []
+    for _ in range(r.choice([1, 1, 2, 4])):
+        chosen = r.choice(_SIGNALS)
+        delay = r.random() * seconds
+        code, err = _ended(arguments, folder, chosen, delay)
+        said.append(f"{chosen.name} after {delay:.3f} s")
+        words = ", ".join(said)
+        # Before the command handles signals, they end the process.
+        expected = (0, -chosen, 130 if chosen != signal.SIGKILL else 0)
+        require(code in expected, f"{words}: exit code {code}: {line(err[-400:])}")
+        require("Traceback" not in err or code < 0, f"{words}: {line(err[-400:])}")
+    code, err = _ended(arguments, folder, None, LIMIT_S / 2)
+    words = f"variant {number}, {', '.join(said)}"
+    require(code == 0, f"{words}, then exit code {code}: {line(err[-400:])}")
+    for name in _WEIGHTS:
+        files = [path / f"{name}.safetensors" for path in (here, prepared / str(number))]
+        same = files[0].read_bytes() == files[1].read_bytes()
+        require(same, f"{words}: {name} weights differ")
+    require(_rows(here) == _rows(prepared / str(number)), f"{words}: metrics differ")
+    left = sorted(path.name for path in here.iterdir() if "tmp" in path.name)
+    require(not left and not (here / "checkpoints").exists(), f"{words}: files left: {left}")
+    return COMPUTED
+
+
+def _rows(folder: Path) -> list[Any]:
+    rows = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if name != "time_s"} for row in rows]
+
+
+def _ended(
+    arguments: list[str], folder: Path, chosen: signal.Signals | None, delay: float
+) -> tuple[int, str]:
+    """Run a command in a fork of this process and send it a signal after a time."""
+    record = folder / "stderr"
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            with record.open("w") as sys.stderr, contextlib.redirect_stdout(io.StringIO()):
+                code = main(arguments)
+                sys.stderr.flush()
+        except KeyboardInterrupt:
+            # The signal came before or after the command itself.
+            code = 130
+        finally:
+            os._exit(code)
+    until = time.monotonic() + delay
+    while time.monotonic() < until:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status), record.read_text()
+        time.sleep(0.002)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, chosen or signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return code, record.read_text() if record.exists() else ""

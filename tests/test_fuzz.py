@@ -1,0 +1,126 @@
+"""The fuzzer finds planted defects, and its lines repeat them."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# A process of its own: this one may have threads, and so must not fork.
+PLANTED = """
+import sys
+sys.path.insert(0, {folder!r})
+import run
+{plant}
+run.say = lambda line: (said.append(line), print(line, flush=True))
+said = []
+assert run.main({arguments!r}) == {code}
+for first in [line for line in said if "  # " in line][:1]:
+    print("again")
+    assert run.main(first.partition("  # ")[0].split()[2:]) == 1
+"""
+
+PLANTS = {
+    "functions": """
+import functools, os, recurrences, time
+from statemix import ops
+@functools.wraps(ops.bd_lru)
+def wrong(*arguments, **options):
+    states, state = right(*arguments, **options)
+    return states + (options.get("backend") != "reference"), state
+def raising(*arguments, **options):
+    raise KeyError("planted")
+def hanging(r):
+    time.sleep(99)
+def crashing(r):
+    os.abort()
+right, ops.bd_lru, ops.h_lru = ops.bd_lru, wrong, raising
+run.functions._RECIPES.update({hanging: 2, crashing: 2})
+run.functions.LIMIT_S = 1.0
+""",
+    "commands": """
+import time
+from statemix.cli import doctor, tasks, train
+def raising(self):
+    raise KeyError("planted")
+def leaving(self):
+    self.folder.mkdir(parents=True)
+    raise train.RequestError("--folder planted")
+doctor.Doctor.run, train.Train.run, tasks.Tasks.run = raising, leaving, lambda self: time.sleep(99)
+run.commands.LIMIT_S = 1.0
+run.commands.prepare = lambda folder: (folder / "run").mkdir()
+run.commands._file = lambda r, folder, prepared: folder / "missing.toml"
+""",
+    "folders": """
+import os
+from statemix.training import folder, outcome
+def unchecked(where, file, sha256):
+    tensors = folder.load_tensors((where / file).read_bytes())
+    return {name: tensor + 1 for name, tensor in tensors.items()} if broken(where) else tensors
+def broken(where):
+    return where.name == "run"
+def crashing(*arguments):
+    os.abort()
+outcome.runs.load_weights = unchecked
+run.folders._commanded = crashing
+""",
+    "kills": """
+from statemix.training import trainer
+restore = trainer.Trainer.restore
+def forgetting(self, tensors, numbers):
+    restore(self, tensors, {**numbers, "step": 0})
+trainer.Trainer.restore = forgetting
+""",
+}
+COUNTS = {"functions": 50, "commands": 30, "folders": 20, "kills": 4}
+FOUND = {
+    "functions": ["first of bd_lru", "KeyError: 'planted'", "no end after 1.0 s", "SIGABRT"],
+    "commands": ["KeyError: 'planted'", "left files behind", "no end after 1.0 s"],
+    "folders": ["safetensors", "SIGABRT"],
+    "kills": ["weights differ"],
+}
+
+
+def fuzz(kind, code, *arguments):
+    """Run the fuzzer with planted defects, and then the first line that it printed."""
+    text = PLANTED.format(
+        folder=str(ROOT / "tests" / "fuzz"),
+        plant=PLANTS.get(kind, ""),
+        arguments=list(arguments),
+        code=code,
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "COLUMNS": "100"}
+    command = [sys.executable, "-c", text]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    # Each batch has a folder of its own.
+    return re.sub(r"/\S*statemix-fuzz-\w+/batch-\d+", "", done.stdout)
+
+
+@pytest.mark.parametrize("kind", PLANTS)
+def test_planted_defects_are_found_and_repeated(kind, tmp_path):
+    output = tmp_path / "fuzz.jsonl"
+    count = str(COUNTS[kind])
+    printed = fuzz(
+        kind, 1, "--only", kind, "--seed", "5", "--count", count, "--output", str(output)
+    )
+    first, again = printed.split("again\n")
+    findings = [text for text in first.splitlines() if text.startswith("python tests/fuzz")]
+    for words in FOUND[kind]:
+        assert any(words in text for text in findings), (words, findings)
+    assert findings[0].partition("  # ")[0] in again
+    if kind != "kills":  # which depend on the time at which a signal arrives
+        assert findings[0] in again
+    row = json.loads(output.read_text())
+    assert (row["seed"], row["kinds"][kind]["findings"]) == (5, len(findings))
+    assert row["kinds"][kind]["cases"] == COUNTS[kind]
+    assert "commit" in row
+
+
+def test_without_a_defect_nothing_is_found():
+    printed = fuzz("", 0, "--seed", "6", "--count", "2")
+    assert re.fullmatch(r"seed 6\n(\w+ +2 cases, .* 0 findings, .* seconds\n){4}", printed)

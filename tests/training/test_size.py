@@ -1,0 +1,84 @@
+"""Requests beyond memory are refused before anything is made, and the message names the setting."""
+
+import re
+
+import pytest
+
+from statemix import memory
+from statemix.cli.main import main
+from statemix.layers import LayerSpec
+from statemix.settings import SettingError
+from statemix.tasks import TaskSpec
+from statemix.training import ScheduleConfig, size, train
+
+HUGE = 2**31 - 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"evaluation.test_size": HUGE}, "evaluation.test_size must fit into memory .*, got 2147"),
+        ({"evaluation.validation_size": HUGE}, "evaluation.validation_size must fit into memory"),
+        (
+            {"task": TaskSpec("permutation", length=20, train_size=10**12)},
+            r"task.train_size must fit .*\(1000000000000 sequences of length 20: at least 320,000",
+        ),
+        (
+            {"model.hidden_size": 2**20, "model.layers": (LayerSpec("lstm"),)},
+            "model must fit into memory .with hidden_size=1048576",
+        ),
+        (
+            {"model.layers": (LayerSpec("bd_lru", num_blocks=HUGE, block_size=3),)},
+            "model must fit into memory .with hidden_size=8, its layers and channel_mixer",
+        ),
+        (
+            {"model.layers": (LayerSpec("bd_lru", num_blocks=HUGE, block_size=2**30),)},
+            "model must fit into memory .*at least inf GB",
+        ),
+        (
+            {
+                "task": TaskSpec("permutation", length=20),
+                "schedules": ScheduleConfig(num_steps=2),
+                "batches.size": HUGE,
+            },
+            "batches.size must fit into memory",
+        ),
+    ],
+)
+def test_a_run_beyond_memory_is_refused_and_leaves_nothing(tmp_path, tiny, changes, message):
+    with pytest.raises(SettingError, match=message):
+        train(tiny({"model.hidden_size": 8} | changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_sizes_are_compared_with_the_memory_that_is_available(tmp_path, tiny, monkeypatch):
+    monkeypatch.setattr(size, "available_bytes", lambda: 10**9)
+    config = tiny({"task": TaskSpec("permutation", length=20, train_size=20)})
+    further = {"evaluation.tokens": HUGE, "evaluation.lengths": (30,)}
+    train(config, tmp_path / "run")
+    with pytest.raises(SettingError, match=r"test_size must .* at least 4.8 GB needed, 1.0 GB"):
+        train(tiny(further | {"evaluation.test_size": 10**7, "task": config.task}), tmp_path / "a")
+
+
+def test_a_large_batch_of_few_examples_is_no_large_batch(tmp_path, tiny):
+    train(tiny({"batches.size": HUGE, "schedules.epochs": 1}), tmp_path / "run")
+
+
+def test_a_command_beyond_memory_ends_with_one_line(tmp_path, capsys):
+    arguments = ["train", "--folder", str(tmp_path / "run"), "--evaluation.test-size", str(HUGE)]
+    assert main([*arguments, "--task", "permutation", "train_size=9"]) == 2
+    error = capsys.readouterr().err
+    assert re.match("statemix: evaluation.test_size must fit into memory", error)
+    assert error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_limit_of_a_process_counts():
+    resource = pytest.importorskip("resource")
+    free, (soft, hard) = memory.available_bytes(), resource.getrlimit(resource.RLIMIT_AS)
+    used = memory._kilobytes("/proc/self/status", "VmSize") * 1024
+    resource.setrlimit(resource.RLIMIT_AS, (used + 10**8, hard))
+    try:
+        assert memory.available_bytes() <= 10**8 < free
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

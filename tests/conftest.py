@@ -42,6 +42,9 @@ def poisoned_memory():
     Only what Python allocates, which includes all that the compiled kernels write to. Once for the
     whole session, so that ``torch.compile`` always sees the same functions.
     """
+    # torch.device lists the functions that it affects at its first use: let it find the true ones.
+    with torch.device("meta"):
+        torch.empty(0)
     with pytest.MonkeyPatch.context() as patch:
         for owner, name in [
             (torch, "empty"),

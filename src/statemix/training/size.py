@@ -6,8 +6,8 @@ The estimates count only what is certainly held at once, so that no possible req
 import dataclasses
 import math
 
+import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from statemix.memory import available_bytes
 from statemix.settings import ABSENT, SettingError
@@ -77,7 +77,7 @@ def _num_parameters(config: RunConfig, task: Task) -> float:
     # Each layer once: the others repeat them.
     short = dataclasses.replace(config.model, num_layers=None)
     try:
-        with FakeTensorMode():
+        with torch.device("meta"):
             model = build_model(dataclasses.replace(config, model=short), task)
     except Exception as error:  # noqa: BLE001  building the model with data will report it
         too_large = "Storage size" in str(error) or "Overflow" in str(error)

@@ -1,5 +1,6 @@
 """What every test relies on: poisoned memory, fixed seeds, one thread."""
 
+import functools
 import importlib
 import os
 import random
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from statemix import ops
+from statemix.cli import doctor
 
 # On a machine without a compiler, processes that tests start may use the loop without a warning.
 if ops.BACKENDS["cpu"].unavailable() is not None:
@@ -76,13 +78,21 @@ def pytest_configure(config):
         config.addinivalue_line("filterwarnings", "ignore:statemix uses the slow backend")
 
 
+@functools.cache
+def has_compiler():
+    return doctor.examine()["compiler"] is not None
+
+
 def pytest_collection_modifyitems(items):
-    """Skip tests of a backend that cannot run here, with the reason.
+    """Skip tests that need a compiler, or a backend that cannot run here, with the reason.
 
     A test names its backends by the parameter ``backend`` (or one that ends so), or it has the mark
     ``kernels``.
     """
     for item in items:
+        if item.get_closest_marker("compiler") and not has_compiler():
+            reason = "torch.compile needs a C++ compiler: install g++ or clang++"
+            item.add_marker(pytest.mark.skip(reason=reason))
         arguments = item.callspec.params if hasattr(item, "callspec") else {}
         names = [value for name, value in arguments.items() if name.endswith("backend")]
         names += ["cpu"] if item.get_closest_marker("kernels") else []

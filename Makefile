@@ -8,13 +8,28 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 KERNELS := $(wildcard src/statemix/ops/cpu/*.h src/statemix/ops/cpu/*.cpp)
 PROJECT := pyproject.toml setup.py constraints.txt $(KERNELS)
 
-.PHONY: demo test lint format faults fuzz clean
+.PHONY: demo test test-without-kernels lint format faults fuzz clean
 
 demo: $(VENV)/installed
 	$(BIN)/statemix demo
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n auto --dist worksteal --durations 10
+
+# Install a copy without a C++ compiler and run the tests that matter there (about a minute), or all
+# tests with TESTS=tests.
+COPY := $(CURDIR)/build/without-kernels
+TESTS := tests/test_build.py tests/layers tests/models tests/training tests/ops/cpu \
+  tests/ops/test_backends.py tests/ops/test_dispatch.py tests/cli/test_doctor.py tests/cli/test_train.py \
+  tests/cli/test_demo.py::test_command_leaves_page_picture_and_summary_and_prints_the_table
+
+test-without-kernels: $(VENV)/installed-dev
+	rm -rf $(COPY)
+	mkdir -p $(COPY)
+	git ls-files | tar -cf - -T - | tar -xf - -C $(COPY)
+	CXX=none $(PIP) install --no-deps --target $(COPY)/installed $(COPY)
+	cd $(COPY) && CXX=none PYTHONPATH=$(COPY)/installed \
+	  $(CURDIR)/$(BIN)/python -m pytest -n auto --dist worksteal -rs $(TESTS)
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -1,5 +1,6 @@
 """What every test relies on: poisoned memory, fixed seeds, one thread."""
 
+import functools
 import importlib
 import os
 import random
@@ -13,6 +14,13 @@ import hypothesis
 import numpy as np
 import pytest
 import torch
+
+from statemix import ops
+from statemix.cli import doctor
+
+# On a machine without a compiler, processes that tests start may use the loop without a warning.
+if ops.BACKENDS["cpu"].unavailable() is not None:
+    os.environ.setdefault("PYTHONWARNINGS", "ignore:statemix uses the slow backend")
 
 # The same examples on every run and every machine; no time limit per example on a busy one.
 hypothesis.settings.register_profile(
@@ -65,9 +73,36 @@ def fixed_seeds():
     torch.set_num_threads(1)
 
 
-def pytest_configure():
+def pytest_configure(config):
     """Results and times of a test should not depend on its neighbours."""
     torch.set_num_threads(1)
+    if ops.BACKENDS["cpu"].unavailable() is not None:
+        # Only the first call in a process warns, and any test may make it.
+        config.addinivalue_line("filterwarnings", "ignore:statemix uses the slow backend")
+
+
+@functools.cache
+def has_compiler():
+    return doctor.examine()["compiler"] is not None
+
+
+def pytest_collection_modifyitems(items):
+    """Skip tests that need a compiler, or a backend that cannot run here, with the reason.
+
+    A test names its backends by the parameter ``backend`` (or one that ends so), or it has the mark
+    ``kernels``.
+    """
+    for item in items:
+        if item.get_closest_marker("compiler") and not has_compiler():
+            reason = "torch.compile needs a C++ compiler: install g++ or clang++"
+            item.add_marker(pytest.mark.skip(reason=reason))
+        arguments = item.callspec.params if hasattr(item, "callspec") else {}
+        names = [value for name, value in arguments.items() if name.endswith("backend")]
+        names += ["cpu"] if item.get_closest_marker("kernels") else []
+        for name in set(names) & set(ops.BACKENDS):
+            reason = ops.BACKENDS[name].unavailable()
+            if reason is not None:
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture

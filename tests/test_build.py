@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from statemix.cli import doctor
+from statemix.ops.cpu import loader
+
 ROOT = Path(__file__).parents[1]
 LIBRARY = "statemix/ops/cpu/kernels.so"
 
@@ -37,6 +40,11 @@ def tree(tmp_path):
     shutil.copytree(ROOT / "src", tree / "src", ignore=ignored)
     (tmp_path / "no programs").mkdir()
     return tree
+
+
+def test_there_are_kernels_where_there_is_a_compiler_and_only_there():
+    """Otherwise a broken build would turn the tests of the kernels into skips."""
+    assert (loader.unavailable() is None) == (doctor.examine()["compiler"] is not None)
 
 
 def setup(tree, *arguments, cxx=None):

@@ -95,6 +95,22 @@ def test_commands_that_would_take_long_are_understood(code, tmp_path, monkeypatc
         assert type(command).__name__ == main.COMMANDS[name][0]
 
 
+def test_the_versions_are_those_of_the_project():
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    least = project["requires-python"].removeprefix(">=")
+    (torch,) = [one for one in project["dependencies"] if one.startswith("torch>=")]
+    stated = f"Python {least} or newer and PyTorch {torch.removeprefix('torch>=')} or newer"
+    assert stated in readme
+
+    prefix = "Programming Language :: Python :: 3."
+    (python,) = [one for one in project["classifiers"] if one.startswith(prefix)]
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if not line.startswith("#"))
+    tested = f"Python {python.split()[-1]}, PyTorch {pins['torch']} and NumPy {pins['numpy']}"
+    assert f"The tests run with {tested} (" in readme
+
+
 @pytest.mark.parametrize("code", trees())
 def test_the_printed_tree_is_the_tree(code):
     """The README's tree lists exactly the folders that exist."""

@@ -8,6 +8,7 @@ import torch
 
 from statemix import ops
 from statemix.cli.main import main
+from statemix.ops.cpu import loader
 
 
 def run(capsys, *arguments):
@@ -65,3 +66,46 @@ def test_the_compiler_is_the_one_that_would_build_the_kernels(
     _, out = run(capsys, "--json")
     expected = {"path": str(tmp_path / "clang++"), "version": "clang version 99"}
     assert json.loads(out)["compiler"] == (expected if compiler else None)
+
+
+def test_a_compiler_of_several_words_is_run_with_all_of_them(capsys, monkeypatch, tmp_path):
+    """The version is that of the compiler, not that of its launcher."""
+    launcher = tmp_path / "launcher"
+    launcher.write_text('#!/bin/sh\necho version of "$@"\n')
+    launcher.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", "launcher 'my g++'")
+    _, out = run(capsys, "--json")
+    expected = {"path": f"{launcher} 'my g++'", "version": "version of my g++ --version"}
+    assert json.loads(out)["compiler"] == expected
+
+
+@pytest.mark.parametrize(
+    ("cxx", "compiler", "cure"),
+    [
+        ("", False, "install g++ or clang++, then repeat `pip install .`"),
+        ("ccache g++", False, "correct or unset CXX='ccache g++', then repeat `pip install .`"),
+        ("'g++", False, 'correct or unset CXX="\'g++", then repeat `pip install .`'),
+        ("", True, "repeat `pip install -v .`: its output shows why the compiler failed"),
+    ],
+)
+def test_missing_kernels_are_reported_with_the_cure(
+    capsys, monkeypatch, tmp_path, cxx, compiler, cure
+):
+    _, reason = loader.load(tmp_path / "kernels.so")
+    monkeypatch.setattr(loader, "_reason", reason)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", cxx)
+    if compiler:
+        (tmp_path / "g++").write_text("#!/bin/sh\n")
+        (tmp_path / "g++").chmod(0o755)
+    code, out = run(capsys)
+    assert code == 0
+    assert "The CPU kernels are missing" in out
+    assert f"\nTo get them, {cure}" in out
+
+
+@pytest.mark.kernels
+def test_present_kernels_are_not_reported_missing(capsys):
+    _, out = run(capsys)
+    assert "missing" not in out

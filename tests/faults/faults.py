@@ -230,6 +230,13 @@ KERNELS = [
 
 PYTHON_OPS = [
     Fault(
+        "kernels: a forked child waits for the threads of its parent",
+        CPU + "loader.py",
+        "before=lambda: pause(_PAUSE_HARD)",
+        "before=lambda: None",
+        _ops("cpu/forks"),
+    ),
+    Fault(
         "gates: epsilon missing from the normaliser",
         OPS + "gates.py",
         "(scaled.abs().sum(-1, keepdim=True) + EPSILON / unit)",

@@ -51,6 +51,7 @@ def test_the_first_automatic_backend_that_serves_is_chosen(only):
         assert ops.default_backend("cpu") == expected
 
 
+@pytest.mark.kernels
 def test_kernels_on_the_cpu_and_the_loop_elsewhere():
     assert ops.default_backend("cpu") == "cpu"
     assert ops.default_backend(torch.device("meta"), "lag", torch.bfloat16) == "loop"

@@ -132,6 +132,7 @@ def test_new_lengths_do_not_recompile(problem, agree, variant):
 
 
 @pytest.mark.slow
+@pytest.mark.compiler
 @tracer_warns
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 @pytest.mark.usefixtures("fresh_compiler")

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from statemix import provenance
 from statemix.ops import backends
+from statemix.ops.cpu import CPU
 
 _COMPILERS = ("g++", "clang++")
 
@@ -69,13 +70,21 @@ def _accelerators() -> dict[str, str]:
 
 
 def _compiler() -> dict[str, str] | None:
-    """Path and version of the C++ compiler that would build the kernels, or None."""
-    command = shlex.split(os.environ.get("CXX", ""))
-    path = next(filter(None, map(shutil.which, command[:1] or _COMPILERS)), None)
+    """Path and version of the C++ compiler that would build the kernels, or None.
+
+    The path is followed by further words of CXX, as in "/usr/bin/ccache g++".
+    """
+    try:
+        program, *words = shlex.split(os.environ.get("CXX", "")) or [""]
+    except ValueError:  # an unclosed quotation
+        return None
+    path = next(filter(None, map(shutil.which, [program] if program else _COMPILERS)), None)
     if path is None:
         return None
-    done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
-    return {"path": path, "version": (done.stdout.splitlines() or ["unknown"])[0]}
+    command = [path, *words]
+    done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
+    version = (done.stdout.splitlines() or ["unknown"])[0]
+    return {"path": shlex.join(command), "version": version}
 
 
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:
@@ -84,7 +93,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         **{name: version or "not installed" for name, version in found["packages"].items()},
         "python": found["python"],
         "platform": found["platform"],
-        "compiler": "none" if compiler is None else f"{compiler['path']} ({compiler['version']})",
+        "compiler": f"{compiler['path']} ({compiler['version']})" if compiler else "none",
         "threads": f"{found['threads']} of {found['cpu_count']} cores",
         **{f"device {name}": what for name, what in found["devices"].items()},
         **{
@@ -95,7 +104,20 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     for name, value in facts.items():
         yield f"{name:<{width}}  {value}"
     yield ""
+    if CPU.unavailable() is not None:
+        yield "The CPU kernels are missing: recurrences on the CPU run a slower loop in PyTorch."
+        yield f"To get them, {_cure(compiler)}."
+        yield ""
     yield from _serving(found["operators"])
+
+
+def _cure(compiler: Mapping[str, str] | None) -> str:
+    """Return how to get kernels, given the compiler that would build them."""
+    if compiler is not None:
+        return "repeat `pip install -v .`: its output shows why the compiler failed, if it does"
+    asked = os.environ.get("CXX")
+    first = f"correct or unset CXX={asked!r}" if asked else "install g++ or clang++"
+    return f"{first}, then repeat `pip install .`"
 
 
 def _serving(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -17,6 +17,7 @@ from statemix.ops.cpu import loader
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [1, 4, 9])
 def test_kernels_equal_the_reference(problem, agree, kind, gate, size, dtype):
@@ -27,6 +28,7 @@ def test_kernels_equal_the_reference(problem, agree, kind, gate, size, dtype):
         agree(p.outcome(gate, backend="cpu"), expected)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_kernels_equal_themselves_on_parts_of_a_large_problem(problem, identical, kind, dtype):
     """The whole problem streams its gradients past the caches; one row of the batch does not."""
@@ -51,11 +53,13 @@ FILES = [__file__, str(Path(__file__).parents[1] / "test_extremes.py")]
 TESTS_OF_EVERY_SET = "kernels_equal or kernels_are or (cpu and stable_sums)"
 
 
+@pytest.mark.kernels
 def test_kernels_use_the_requested_instruction_set():
     asked = os.environ.get("STATEMIX_CPU_ISA")
     assert cpu.instruction_set() in (INSTRUCTION_SETS if asked is None else [asked])
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("name", INSTRUCTION_SETS)
 def test_every_instruction_set_equals_the_reference(name):
     """Loading the library fixes the choice, hence a separate process."""
@@ -81,6 +85,7 @@ def threads():
     torch.set_num_threads(before)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sequences", [1, 3, (5, 0, 2)], ids=str)
 def test_number_of_threads_changes_no_bit(problem, identical, threads, kind, sequences, dtype):
@@ -92,6 +97,7 @@ def test_number_of_threads_changes_no_bit(problem, identical, threads, kind, seq
         identical(p.outcome(backend="cpu"), expected)
 
 
+@pytest.mark.kernels
 def test_number_of_blocks_around_a_block_changes_no_bit(problem, identical, kind):
     """Lanes never mix: a block alone, in a full register or in the last one gives the same bits."""
     p = problem(kind, blocks=40).to(torch.float32)
@@ -106,6 +112,7 @@ def run(p, blocks=slice(None)):
     return scan(p.gates[:, :, blocks], p.values[:, :, blocks], backend="cpu")
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_results_have_blocks_innermost_in_memory(problem, kind, dtype):
     """Layers then read the results without a copy."""
@@ -137,6 +144,7 @@ def test_a_damaged_library_is_refused_with_the_reason(tmp_path):
     assert "reinstall statemix" in reason
 
 
+@pytest.mark.kernels
 def test_a_library_of_other_sources_is_refused(monkeypatch):
     """An editable installation keeps its old library when the sources change."""
     monkeypatch.setattr(loader, "INTERFACE_VERSION", loader.INTERFACE_VERSION + 1)
@@ -162,6 +170,7 @@ def test_the_interface_is_the_one_of_the_header():
         assert f"{family.upper()} = {number}" in header
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("gate", ["relu", "sigmoid"])
 def test_infinite_gates_close_or_open_a_path(problem, identical, kind, gate):
     """-inf masks a gate; +inf saturates a sigmoid."""
@@ -229,6 +238,7 @@ except MemoryError as error:
 """
 
 
+@pytest.mark.kernels
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of memory are Linux's")
 def test_memory_that_runs_out_is_an_error_and_not_the_end_of_the_process():
     done = subprocess.run(
@@ -256,6 +266,7 @@ print(after_small - before, threads() - before)
 """
 
 
+@pytest.mark.kernels
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads are counted in /proc")
 def test_a_small_problem_wakes_no_team_of_threads():
     done = subprocess.run([sys.executable, "-c", TEAM], capture_output=True, text=True, check=False)

@@ -14,6 +14,7 @@ from statemix.ops.cpu import loader
 ACCEPTED = "baseline, avx2, avx512"
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("value", ["bogus", "AVX2", "avx2 ", "avx1024"])
 def test_an_unknown_instruction_set_is_refused_where_kernels_are_used(value, monkeypatch):
     monkeypatch.setattr(loader, "_asked", value)
@@ -29,6 +30,7 @@ def test_an_unknown_instruction_set_is_refused_where_kernels_are_used(value, mon
         assert str(caught.value) == f"STATEMIX_CPU_ISA must be one of {ACCEPTED}, got {value!r}"
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("value", [None, "", *loader.INSTRUCTION_SETS])
 def test_a_known_instruction_set_is_an_upper_bound(value):
     names = loader.INSTRUCTION_SETS
@@ -40,6 +42,7 @@ def test_an_unknown_instruction_set_does_not_keep_the_library_from_being_importe
     assert in_process("bogus", "import statemix").returncode == 0
 
 
+@pytest.mark.kernels
 def test_an_unknown_instruction_set_is_one_line_of_a_command(tmp_path):
     command = f"train --folder {tmp_path / 'run'} --schedules.num-steps 1".split()
     done = in_process("bogus", f"from statemix.cli.main import main; exit(main({command}))")

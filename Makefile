@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 KERNELS := $(wildcard src/statemix/ops/cpu/*.h src/statemix/ops/cpu/*.cpp)
 PROJECT := pyproject.toml setup.py constraints.txt $(KERNELS)
 
-.PHONY: demo test lint format faults clean
+.PHONY: demo test lint format faults mutants clean
 
 demo: $(VENV)/installed
 	$(BIN)/statemix demo
@@ -31,6 +31,13 @@ format: $(VENV)/installed-dev
 # Break the code in known ways and check that the tests notice every fault (about half an hour).
 faults: $(VENV)/installed-dev
 	$(BIN)/python tests/faults/run.py
+
+# Change the code at SAMPLE random places, drawn with SEED, and check that the tests notice (about half
+# a minute each; interrupted, the same command continues).
+SAMPLE ?= 600
+SEED ?= 1
+mutants: $(VENV)/installed-dev
+	$(BIN)/python tests/faults/mutants.py --sample $(SAMPLE) --seed $(SEED) $(MUTANTS)
 
 clean:
 	rm -rf $(VENV) build demo src/statemix/ops/cpu/kernels.so

@@ -219,7 +219,7 @@ def _child(tree: Tree, work: Work) -> None:
         stopped = str(wrong)
     except Exception as error:  # noqa: BLE001 - a mutant can raise anything
         observer.red = f"(import: {type(error).__name__})"
-    else:
+    if work.files and observer.red is None and stopped is None:  # Without files, pytest runs all.
         options = [*OPTIONS, *(["-x"] if work.stop_at_first else [])]
         code = pytest.main([*options, *work.files], plugins=[observer])
         if observer.red is None and code not in (0, pytest.ExitCode.NO_TESTS_COLLECTED):

@@ -124,9 +124,12 @@ class Child:
     tree: Tree
     work: Work
     started: float
+    reading: int
+    output: bytearray = field(default_factory=bytearray)
 
     def verdict(self) -> Result | None:
         """The result, or None while it runs; a child over its limits is killed."""
+        self._read()
         seconds = time.monotonic() - self.started
         done, status = os.waitpid(self.pid, os.WNOHANG)
         red = None
@@ -141,7 +144,9 @@ class Child:
         if not done:
             os.waitpid(self.pid, 0)
         self.work.tidy(self.tree)
-        output = _output(self.tree).read_text(errors="replace")
+        self._read()
+        os.close(self.reading)
+        output = self.output.decode(errors="replace")
         if red is not None:
             return Result(red, seconds, output=output)
         if os.WIFSIGNALED(status):
@@ -154,6 +159,11 @@ class Child:
         if written["stopped"] is not None:
             raise SystemExit(written["stopped"])
         return Result(written["red"], seconds, written["tests"], output)
+
+    def _read(self) -> None:
+        with suppress(BlockingIOError):
+            while piece := os.read(self.reading, 2**16):
+                self.output += piece
 
 
 def run_all(works: Iterable[Work], trees: list[Tree]) -> Iterator[tuple[Work, Result]]:
@@ -180,26 +190,29 @@ def run_all(works: Iterable[Work], trees: list[Tree]) -> Iterator[tuple[Work, Re
 def _start(tree: Tree, work: Work) -> Child:
     work.prepare(tree)
     _answer(tree).unlink(missing_ok=True)
+    # A pipe, because a test limits how much its process may write to files.
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
     sys.stdout.flush()
     pid = os.fork()
     if pid == 0:
         os.setsid()
         try:
-            _child(tree, work)
+            _child(tree, work, writing)
         except BaseException:  # noqa: BLE001 - the child must not return into its parent's loop
             traceback.print_exc()
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(70)
-    return Child(pid, tree, work, time.monotonic())
+    os.close(writing)
+    return Child(pid, tree, work, time.monotonic(), reading)
 
 
-def _child(tree: Tree, work: Work) -> None:
-    log = os.open(_output(tree), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+def _child(tree: Tree, work: Work, writing: int) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+    os.dup2(writing, 1)
+    os.dup2(writing, 2)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ.clear()
     os.environ.update(tree.environment)
@@ -239,10 +252,6 @@ def _import_from(tree: Tree) -> None:
 
 def _answer(tree: Tree) -> Path:
     return tree.folder.with_suffix(".json")
-
-
-def _output(tree: Tree) -> Path:
-    return tree.folder.with_suffix(".log")
 
 
 def _resident_bytes(pid: int) -> int:

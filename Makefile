@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 KERNELS := $(wildcard src/statemix/ops/cpu/*.h src/statemix/ops/cpu/*.cpp)
 PROJECT := pyproject.toml setup.py constraints.txt $(KERNELS)
 
-.PHONY: demo test test-without-kernels lint format faults fuzz clean
+.PHONY: demo test test-without-kernels lint format faults mutants fuzz clean
 
 demo: $(VENV)/installed
 	$(BIN)/statemix demo
@@ -47,10 +47,17 @@ format: $(VENV)/installed-dev
 faults: $(VENV)/installed-dev
 	$(BIN)/python tests/faults/run.py
 
+# Change the code at SAMPLE random places and check that the tests notice (about ten seconds each;
+# interrupted, the same command continues).
+SAMPLE ?= 600
+mutants: SEED ?= 1
+mutants: $(VENV)/installed-dev
+	$(BIN)/python tests/faults/mutants.py --sample $(SAMPLE) --seed $(SEED) $(MUTANTS)
+
 # Try random requests for MINUTES and report broken promises; without SEED, the seed is a fresh one.
 MINUTES ?= 10
 fuzz: $(VENV)/installed-dev
-	$(BIN)/python tests/fuzz/run.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python tests/fuzz/run.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(FUZZ)
 
 clean:
 	rm -rf $(VENV) build demo src/statemix/ops/cpu/kernels.so

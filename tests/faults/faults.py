@@ -449,12 +449,39 @@ MODELS = [
         ("tests/layers/test_gated_recurrence.py",),
     ),
     Fault(
+        "layout: a shortcut view swaps the rows and gates of a unit",
+        "src/statemix/ops/layout.py",
+        "(*flat.stride()[:-1], 1, *strides)",
+        "(*flat.stride()[:-1], 1, *strides[::-1])",
+        ("tests/layers/test_gated_recurrence.py",),
+    ),
+    Fault(
+        "decoding: a prepared step serves states of any memory order",
+        "src/statemix/ops/decoding.py",
+        "*(state.shape, state.stride(), state.dtype, state.device),",
+        "*(state.shape, state.dtype, state.device),",
+        ("tests/ops/test_decoding.py", "tests/layers/test_gated_recurrence.py"),
+    ),
+    Fault(
+        "decoding: a prepared step outlives a change of the backends",
+        "src/statemix/ops/decoding.py",
+        "backend, BACKENDS.revision, torch",
+        "backend, torch",
+        ("tests/ops/test_decoding.py",),
+    ),
+    Fault(
+        "decoding: a pending sign is overlooked",
+        "src/statemix/ops/decoding.py",
+        "if gates.is_neg() or values.is_neg() or state.is_neg():",
+        "if gates.is_neg() and values.is_neg() and state.is_neg():",
+        ("tests/ops/test_decoding.py",),
+    ),
+    Fault(
         "state: rows are taken from the first tensor alone",
         "src/statemix/layers/state.py",
-        "return map_state(lambda tensor: tensor.index_select(0, rows), state)",
+        "return map_state(taken, state)",
         "first = next(tensor for _, tensor in tensors(state))\n"
-        "    return map_state(lambda t: t.index_select(0, rows) if t is first "
-        "else t, state)",
+        "    return map_state(lambda t: taken(t) if t is first else t, state)",
         (
             "tests/layers/test_state.py",
             "tests/layers/test_layer.py",

@@ -74,9 +74,10 @@ def test_gradients_flow_through_steps(problem, agree, kind):
 
 
 @pytest.mark.parametrize("name", ["gates", "values", "state"])
-def test_pending_signs_are_applied(name):
+@pytest.mark.parametrize("channels", [1, 3])  # a single channel is never copied for its order
+def test_pending_signs_are_applied(name, channels):
     """The imaginary part of a conjugate is negated only when it is read."""
-    arguments = {"gates": (2, 3, 5), "values": (2, 3), "state": (2, 3, 4)}
+    arguments = {"gates": (2, channels, 5), "values": (2, channels), "state": (2, channels, 4)}
     arguments = {key: torch.randn(shape) for key, shape in arguments.items()}
     pending = torch.complex(torch.zeros_like(arguments[name]), -arguments[name]).conj().imag
     assert pending.is_neg()
@@ -85,3 +86,45 @@ def test_pending_signs_are_applied(name):
         expected = ops.h_lru_step(**arguments, backend="cpu")
     assert torch.equal(h_t, expected[0])
     assert torch.equal(state, expected[1])
+
+
+ORDERS = {
+    "row-major": lambda t: t.contiguous(),
+    "units innermost": lambda t: t.movedim(1, -1).contiguous().movedim(-1, 1),
+    "batch innermost": lambda t: t.movedim(0, -1).contiguous().movedim(-1, 0),
+    "every other entry": lambda t: torch.stack([t, -t], -1)[..., 0],
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", ["gates", "values", "state"])
+def test_steps_of_equal_shapes_may_differ_in_memory_order(problem, identical, kind, name, order):
+    p = problem(kind, batch=3, length=1, blocks=5, size=2).to(torch.float32)
+    step = {"blocks": ops.bd_lru_step, "lags": ops.h_lru_step}[kind]
+    arguments = {"gates": p.gates[:, 0], "values": p.values[:, 0], "state": p.initial_state}
+    expected = step(**arguments)
+    with torch.inference_mode():
+        # The first call prepares the step, which must not serve the second.
+        first = {key: ORDERS["units innermost"](one) for key, one in arguments.items()}
+        for changed in (first, first | {name: ORDERS[order](arguments[name])}):
+            identical(step(**changed), expected)
+
+
+def test_a_prepared_step_does_not_outlive_its_backend():
+    def register(number):
+        def step(gates, values, state, temperature):
+            return torch.full_like(values, number), state
+
+        kernel = ops.Kernel(forward=None, prepare_step=lambda *arguments: step)
+        ops.BACKENDS.register(ops.Backend("toy", kernels={"lag": kernel}, families=("softmax",)))
+
+    for number in (1.0, 2.0):
+        register(number)
+        try:
+            with torch.inference_mode():
+                h_t, _ = ops.h_lru_step(
+                    torch.zeros(1, 2, 3), torch.zeros(1, 2), torch.zeros(1, 2, 2), backend="toy"
+                )
+            assert h_t.tolist() == [[number, number]]
+        finally:
+            ops.BACKENDS.remove("toy")

@@ -46,6 +46,9 @@ def direct_step(
     """
     if not (allowed() and is_plain(gates) and is_plain(values) and is_plain(state)):
         return None
+    # The operator receives its arguments with pending signs applied.
+    if gates.is_neg() or values.is_neg() or state.is_neg():
+        return None
     key = (
         *(operator, gate, backend, BACKENDS.revision, torch.get_num_threads()),
         *(gates.shape, gates.stride(), gates.dtype, gates.device),

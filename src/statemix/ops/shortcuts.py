@@ -16,11 +16,5 @@ def allowed() -> bool:
 
 
 def is_plain(tensor: object) -> bool:
-    """Return whether this is a dense ``torch.Tensor``, no subclass, without a pending sign."""
-    return (
-        type(tensor) is Tensor
-        and tensor.layout is torch.strided
-        and not tensor.is_nested
-        # The registered operators receive their arguments with pending signs applied.
-        and not tensor.is_neg()
-    )
+    """Return whether this is a dense ``torch.Tensor``, not a subclass."""
+    return type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_nested

@@ -404,6 +404,8 @@ def test_any_setting_is_an_axis_of_a_grid(tmp_path, capsys, tiny_arguments, axis
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--from", "--seed", "3"], "--from must have a value, got none"),
+        (["--config", "--seed", "3"], "--config must have a value, got none"),
         (["--config", "a.toml", "--config", "b.toml"], "--config must be given once"),
         (["--model.layers.-1.block_size", "4"], "setting must exist, got 'model.layers.-1"),
         (["--model.layers.00.block_size", "4"], "setting must exist, got 'model.layers.00"),

@@ -215,7 +215,8 @@ def _corrupted(
         elif way < 0.9:
             flag = r.choice(_OTHER_FLAGS)
             flags[flag] = [r.choice(_CORRUPT)] if r.random() < 0.8 else []
-            wrong.append([flag, _field(flag), *(value[:20] for value in flags[flag])])
+            parts = [part for value in flags[flag] for part in (value[:20], value.split("=")[0])]
+            wrong.append([flag, _field(flag), *parts])
         else:
             flags[r.choice(_CORRUPT)] = []
             wrong.append([])

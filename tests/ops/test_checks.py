@@ -228,6 +228,7 @@ def test_gates_without_an_input_gate_are_refused():
     [
         ([1.0, 2.0], "softmax", TypeError, "gates must be a floating tensor, got list"),
         (torch.zeros(3, dtype=torch.int64), "relu", TypeError, "gates must be .*, got torch.int64"),
+        (torch.zeros(3).to(torch.float8_e5m2), "relu", TypeError, "gates must be .*float8_e5m2"),
         (torch.tensor(1.0), "softmax", ValueError, r"gates must have shape \(..., m\+1\)"),
         (torch.zeros(2, 1), "softmax", ValueError, r"m of at least 1, got \(2, 1\)"),
         (torch.zeros(3, 3), "householder", ValueError, r"\(..., m, m\+1\) for 'householder'"),

@@ -67,7 +67,14 @@ def replace_by_folder(path):
     (path / "inside").mkdir(parents=True)
 
 
+def unlist(path):
+    hashes = json.loads((path / "manifest.json").read_text())
+    del hashes["model.safetensors"]
+    (path / "manifest.json").write_text(json.dumps(hashes))
+
+
 DAMAGES = {
+    "tensors missing from the manifest": unlist,
     "truncated tensors": truncate,
     "flipped bit": flip,
     "pickle": pickled,

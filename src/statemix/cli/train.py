@@ -225,6 +225,8 @@ def _imports(arguments: Sequence[str]) -> list[str]:
 def _path(flag: str, arguments: Sequence[str]) -> Path | None:
     found = []
     for argument, value in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
+        if argument == flag and value.startswith("--"):
+            raise RequestError(f"{flag} must have a value, got none")
         if argument == flag and value:
             found.append(value)
         if argument.startswith(f"{flag}="):

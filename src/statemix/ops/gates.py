@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from statemix.ops.checks import check_dense
+from statemix.ops.checks import FLOATING, check_dense
 from statemix.ops.temperature import check_temperature, divided
 from statemix.registry import Registry
 from statemix.settings import SettingError
@@ -208,7 +208,7 @@ def normalize(
         1.0
     """
     family = GATES.find(gate)
-    if not isinstance(gates, Tensor) or not gates.dtype.is_floating_point:
+    if not isinstance(gates, Tensor) or gates.dtype not in FLOATING:
         kind = gates.dtype if isinstance(gates, Tensor) else type(gates).__name__
         raise TypeError(f"gates must be a floating tensor, got {kind}")
     check_dense("gates", gates)

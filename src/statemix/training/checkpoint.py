@@ -136,6 +136,9 @@ def _load(path: Path) -> tuple[TensorFiles, dict[str, Any]]:
     hashes = json.loads((path / _MANIFEST).read_bytes())
     if not isinstance(hashes, dict) or _STATE not in hashes:
         raise ValueError(f"{_MANIFEST} does not list the files of a checkpoint")
+    unlisted = sorted(set(os.listdir(path)) - {_MANIFEST, *hashes})
+    if unlisted:
+        raise ValueError(f"{_MANIFEST} does not list {unlisted[0]}")
     tensors: TensorFiles = {}
     state: dict[str, Any] = {}
     for name, expected in hashes.items():

@@ -197,3 +197,11 @@ def test_a_save_cut_short_leaves_the_one_before(tmp_path, monkeypatch, files_wri
     save(tmp_path, 2)
     assert load(tmp_path) == (2, [])
     assert {path.name for path in tmp_path.iterdir()} == {"step-000000001", "step-000000002"}
+
+
+def test_a_written_file_reaches_the_disk_with_its_name(tmp_path, monkeypatch):
+    """First the content, then the entry in the directory."""
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    checkpoint.write_file(tmp_path / "summary.json", b"{}")
+    assert synced == [str(tmp_path / "summary.json.tmp"), str(tmp_path)]

@@ -280,6 +280,22 @@ def test_a_folder_without_a_run_is_named(tmp_path, load):
         load(tmp_path)
 
 
+def test_weights_that_do_not_fit_the_network_are_named(tiny, tmp_path):
+    """Their checksum is right, so the configuration must be wrong."""
+    train(tiny({"schedules.epochs": 1}), tmp_path / "run")
+    train(tiny({"schedules.epochs": 1, "model.hidden_size": 12}), tmp_path / "wider")
+    shutil.copy2(tmp_path / "wider" / "model.safetensors", tmp_path / "run")
+    summary, wider = (
+        json.loads((tmp_path / name / "summary.json").read_text()) for name in ("run", "wider")
+    )
+    (tmp_path / "run" / "summary.json").write_text(
+        json.dumps(summary | {"weights": wider["weights"]})
+    )
+    path = tmp_path / "run" / "model.safetensors"
+    with pytest.raises(RequestError, match=rf"^{path} must fit the run's network: .*size mismatch"):
+        load_model(tmp_path / "run")
+
+
 def test_weights_of_another_name_are_refused(tmp_path):
     with pytest.raises(RequestError, match=r"^weights must be one of \['last', .*, got 'first'"):
         load_model(tmp_path, "first")
@@ -322,7 +338,7 @@ def test_a_stored_finished_run_is_read_and_scores_as_it_did(stored):
     assert config.optimizer.groups[0].parameters == "*.bias"
     assert config.schedules.attributes[0].end == 0.5
     assert config.model.channel_mixer.name == "mlp"
-    model = load_model(folder)
+    model = load_model(str(folder))
     assert [block.layer.name for block in model.blocks] == ["bd_lru", "lstm"]
     for length, heads in outcome.last.test.items():
         expected = heads["product"]

@@ -1,6 +1,7 @@
 """One run: its files, its schedules, its best weights, its failures."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -493,3 +494,25 @@ def test_a_value_refused_in_the_middle_names_its_step_and_loses_none(tiny, tmp_p
     ]
     resumed, whole = train(config, tmp_path / "run"), train(config, tmp_path / "whole")
     assert resumed.weights == whole.weights
+
+
+def test_the_time_of_a_run_is_that_of_all_its_sessions(tiny, tmp_path, monkeypatch):
+    now = 1000.5
+    monkeypatch.setattr("statemix.training.run.time", SimpleNamespace(monotonic=lambda: now))
+
+    def takes(seconds, stop_at=None):
+        def on_event(event):
+            nonlocal now
+            if event.kind == "step":
+                now += seconds
+                if event.step == stop_at:
+                    raise KeyboardInterrupt
+
+        return on_event
+
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny(), tmp_path, on_event=takes(2.0, stop_at=3))
+    now = 50.25
+    outcome = train(tiny(), tmp_path, on_event=takes(3.0))
+    assert outcome.time_s == 3 * 2.0 + (outcome.last.step - 3) * 3.0
+    assert read_metrics(tmp_path)[-1]["time_s"] == outcome.time_s

@@ -5,7 +5,7 @@ import torch
 
 from statemix import ops
 from statemix.ops.block import reference
-from statemix.ops.lag import history, realizations
+from statemix.ops.lag import functions, history, realizations
 
 
 def transposed_companions(coefficients):
@@ -135,3 +135,15 @@ def carried_states(p, realization):
         for t in range(start, stop):
             _, state = ops.h_lru_step(p.gates[:, t], p.values[:, t], state, realization=realization)
             yield t, state
+
+
+def test_observer_form_runs_on_the_backend_that_is_named(problem, monkeypatch, backend):
+    named, scan = [], functions.lag_scan
+
+    def spy(*arguments, backend):
+        named.append(backend)
+        return scan(*arguments, backend=backend)
+
+    monkeypatch.setattr(functions, "lag_scan", spy)
+    problem("lags").outcome(realization="observer", backend=backend)
+    assert named == [backend]

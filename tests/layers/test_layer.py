@@ -440,3 +440,6 @@ def test_dynamic_quantisation_changes_results_little(selective, initial_state):
         again, _ = quantised(x, state)
         torch.testing.assert_close(again, layer(x, layer(x)[1])[0], atol=0.05, rtol=0)
         assert quantised.state_size == layer.state_size
+        with torch.inference_mode():
+            y_t, _ = quantised.step(x[:, 0], quantised.init_state(2))
+        torch.testing.assert_close(y_t, layer(x)[0][:, 0], atol=0.05, rtol=0)

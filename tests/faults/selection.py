@@ -18,8 +18,14 @@ from forks import Work, run_all
 from tree import ROOT, Tree
 
 PARTS = ("ops", "layers", "models", "training", "tasks")
-# Tests that build documents or packages, and tests of what no mutated file is part of.
-OTHERS = ("tests/test_build.py", "tests/test_documents.py", "tests/test_files.py")
+# Tests that build documents or packages, tests of what no mutated file is part of, and tests of the
+# fuzzer, whose kills depend on the load of the machine.
+OTHERS = (
+    "tests/test_build.py",
+    "tests/test_documents.py",
+    "tests/test_files.py",
+    "tests/test_fuzz.py",
+)
 RECORD = ROOT / "build" / "mutants" / "record.json"
 # A single test that takes longer would leave no time for the others.
 LONGEST_TEST_S = 15.0

@@ -296,6 +296,24 @@ def test_weights_that_do_not_fit_the_network_are_named(tiny, tmp_path):
         load_model(tmp_path / "run")
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"task": {"name": "permutation", "group": "S_3", "length": 2**63}}, "^task: length must"),
+        ({"model": {"hidden_size": 12, "layers": ["unknown"]}}, "must be one of"),
+    ],
+)
+def test_a_network_that_hand_edits_made_impossible_is_refused(tiny, tmp_path, change, message):
+    train(tiny({"schedules.epochs": 1}), tmp_path)
+    path = tmp_path / "config.json"
+    stored = json.loads(path.read_text())
+    for part, options in change.items():
+        stored["resolved"][part].update(options)
+    path.write_text(json.dumps(stored))
+    with pytest.raises(RequestError, match=message):
+        load_model(tmp_path)
+
+
 def test_weights_of_another_name_are_refused(tmp_path):
     with pytest.raises(RequestError, match=r"^weights must be one of \['last', .*, got 'first'"):
         load_model(tmp_path, "first")

@@ -208,10 +208,10 @@ class RunConfig(Settings):
         """Build the task, with the run's seed unless the task's options hold one.
 
         Raises:
-            ValueError: if an option is out of range.
+            RequestError: if an option is out of range.
         """
         seeded = {} if "seed" in self.task.options else self._seeding()
-        task: Task = self.task.build(**seeded)
+        task: Task = built("task", self.task.build, **seeded)
         return task
 
     def _seeding(self) -> dict[str, int]:
@@ -240,7 +240,7 @@ class RunConfig(Settings):
             RequestError: if options do not fit the task, or ``epochs`` and ``num_steps`` do not fit
                 the task's kind of training data.
         """
-        task = built("task", self.build_task)
+        task = self.build_task()
         epochs, num_steps = self.schedules.epochs, self.schedules.num_steps
         fresh = task.train_size is None
         if fresh:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from statemix.models import SyntheticModel
-from statemix.settings import RequestError, checked, field_types
+from statemix.settings import RequestError, built, checked, field_types
 from statemix.tasks import Task
 from statemix.training import folder as runs
 from statemix.training.config import SCHEMA, RunConfig
@@ -199,11 +199,12 @@ def build_model(config: RunConfig, task: Task) -> SyntheticModel:
     """Build the network of a run, with its initial weights.
 
     Raises:
-        ValueError: if an option of a layer or a mixer is out of range.
-        TypeError: if an option has the wrong type.
+        RequestError: if an option of a layer or a mixer is out of range or has the wrong type.
     """
     model = config.model
-    return SyntheticModel(
+    network: SyntheticModel = built(
+        "model",
+        SyntheticModel,
         task.vocab_size,
         task.heads,
         model.hidden_size,
@@ -215,6 +216,7 @@ def build_model(config: RunConfig, task: Task) -> SyntheticModel:
         zero_biases=model.zero_biases,
         seed=config.seed,
     )
+    return network
 
 
 def load_model(folder: Path | str, weights: Weights = "last") -> SyntheticModel:

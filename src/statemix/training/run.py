@@ -163,10 +163,10 @@ class _Run:
         self.interrupts = Interrupts()
         if config.runtime.num_threads is not None:
             check_threads("runtime.num_threads", config.runtime.num_threads)
-        self.task = built("task", config.build_task)
+        self.task = config.build_task()
         check_run_fits(config, self.task)
         self.fabric = build_fabric(config.runtime.device, config.runtime.precision)
-        self.model = built("model", build_model, config, self.task)
+        self.model = build_model(config, self.task)
         batches = TaskBatches(
             self.task,
             config.batches,

@@ -32,7 +32,7 @@ class RemoveKeywordArgument(Operator):
         return [
             child
             for child in getattr(node, "children", ())
-            if child.type == "argument" and child.children[1] == "="
+            if child.type == "argument" and child.children[1] == "=" and not _is_strict(child)
         ]
 
     @classmethod
@@ -72,6 +72,11 @@ class DeleteStatement(Operator):
 
 
 OWN = {operator.__name__: operator for operator in (RemoveKeywordArgument, DeleteStatement)}
+SYNONYMS = tuple(
+    f"ReplaceComparisonOperator_{one}_{other}"
+    for pair in (("Eq", "Is"), ("NotEq", "IsNot"))
+    for one, other in (pair, pair[::-1])
+)
 # These two need arguments: the names of the variables to change.
 NEED_ARGUMENTS = ("core/VariableReplacer", "core/VariableInserter")
 
@@ -113,20 +118,38 @@ def operators() -> dict[str, type[Operator]]:
 
 
 def mutants(text: str, file: str) -> Iterator[Mutant]:
-    """Every mutant of the text of a file, except in annotations that nothing reads."""
+    """Every mutant of the text of a file that could change what the code does.
+
+    Left out are annotations that nothing reads, and changes of two kinds whose result only looks
+    different: equality for identity, which agree on None, booleans, dtypes and names; and
+    ``strict`` of ``zip``, an assertion that holds.
+    """
     lines = text.splitlines()
     nodes = list(ast_nodes(get_ast(text)))
     annotated = {id(inner) for node in nodes for inner in _annotations(node)}
+    asserted = {id(inner) for node in nodes for inner in _strict(node)}
     for name, operator in operators().items():
+        if name in SYNONYMS:
+            continue
         occurrence = 0
         seen: Counter[str] = Counter()
         for node in nodes:
             for (line, _), _ in operator().mutation_positions(node):
-                if id(node) not in annotated:
+                if id(node) not in annotated and id(node) not in asserted:
                     line_text = lines[line - 1].strip()
                     yield Mutant(file, name, occurrence, line, line_text, seen[line_text])
                     seen[line_text] += 1
                 occurrence += 1
+
+
+def _strict(node: NodeOrLeaf) -> Iterator[NodeOrLeaf]:
+    """The nodes of an argument ``strict=True``."""
+    if node.type == "argument" and _is_strict(node):
+        yield from ast_nodes(node)
+
+
+def _is_strict(argument: NodeOrLeaf) -> bool:
+    return argument.children[0].get_first_leaf().value == "strict"
 
 
 def _annotations(node: NodeOrLeaf) -> Iterator[NodeOrLeaf]:

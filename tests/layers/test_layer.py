@@ -6,6 +6,7 @@ from torch import nn
 
 from statemix import layers
 from statemix.layers import BDLRU, map_state, take_rows
+from statemix.layers import layer as layer_module
 from statemix.layers.state import tensors
 
 HIDDEN_SIZE = 6
@@ -443,3 +444,23 @@ def test_dynamic_quantisation_changes_results_little(selective, initial_state):
         with torch.inference_mode():
             y_t, _ = quantised.step(x[:, 0], quantised.init_state(2))
         torch.testing.assert_close(y_t, layer(x)[0][:, 0], atol=0.05, rtol=0)
+
+
+def test_a_layer_needs_every_method_of_the_interface():
+    methods = {"forward", "step", "init_state", "reset_parameters"}
+    for missing in methods:
+        some = {name: getattr(layers.LSTM, name) for name in methods - {missing}}
+        with pytest.raises(TypeError, match=f"abstract method '?{missing}"):
+            type("Incomplete", (layers.Layer,), some)()
+
+
+def test_sizes_end_below_two_to_the_31st():
+    layer_module.check_sizes(first=1, last=2**31 - 1)
+    with pytest.raises(ValueError, match=r"^last must be below 2\^31, got 2147483648$"):
+        layer_module.check_sizes(first=1, last=2**31)
+    layer = BDLRU(4, 2, 2)
+    assert len(layer.init_state(2**31 - 1, device="meta")) == 2**31 - 1
+    assert len(layer.init_state(0)) == 0
+    for number in (-1, 2**31):
+        with pytest.raises(ValueError, match=r"^batch_size must be"):
+            layer.init_state(number, device="meta")

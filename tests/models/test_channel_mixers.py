@@ -14,6 +14,8 @@ def test_swiglu_has_the_size_of_mad_at_width_128():
     mixer = SwiGLU(128)
     assert mixer.gate_proj.out_features == 352
     assert count(mixer) == 135_168
+    # 8/3 of 12 is a multiple of 16 already.
+    assert SwiGLU(12).gate_proj.out_features == 32
 
 
 def test_mlp_is_four_times_as_wide_inside_and_has_biases():

@@ -128,3 +128,15 @@ def test_a_prepared_step_does_not_outlive_its_backend():
             assert h_t.tolist() == [[number, number]]
         finally:
             ops.BACKENDS.remove("toy")
+
+
+def test_a_temperature_given_as_a_number_is_rounded_alike_in_inference_mode(
+    problem, identical, kind
+):
+    p = problem(kind, batch=20, length=1, blocks=9).to(torch.float32)
+    step = {"blocks": ops.bd_lru_step, "lags": ops.h_lru_step}[kind]
+    arguments = p.gates[:, 0], p.values[:, 0], p.initial_state
+    for temperature in (0.3, 4.081020518377686):
+        expected = step(*arguments, temperature=temperature)
+        with torch.inference_mode():
+            identical(step(*arguments, temperature=temperature), expected)

@@ -217,3 +217,12 @@ def test_splits_share_no_example(tiny):
     splits = ("train", "validation", "test")
     words = [set(map(tuple, task.examples(split, 0, 20).tokens.tolist())) for split in splits]
     assert len(set.union(*words)) == 60
+
+
+def test_mad_accuracy_uses_batches_of_128_as_mad_does(model):
+    generator = torch.Generator().manual_seed(0)
+    tokens, targets = (torch.randint(6, (300, 3), generator=generator) for _ in range(2))
+    default = score(model, tokens, targets).mad_accuracy
+    assert default == score(model, tokens, targets, batch_size=128).mad_accuracy
+    for other in (127, 129, 300):
+        assert default != score(model, tokens, targets, batch_size=other).mad_accuracy

@@ -16,7 +16,7 @@ from statemix.ops.checks import FLOATING, BackendUnavailableError
 from statemix.ops.layout import state_dtype
 from statemix.registry import Registry
 
-Step = Callable[[Tensor, Tensor, Tensor, Tensor | float | None], tuple[Tensor, Tensor]]
+Step = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
 """(coefficients, inputs, state, temperature) -> h_t, state: one step without a time axis."""
 
 

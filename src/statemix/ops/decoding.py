@@ -68,6 +68,9 @@ def direct_step(
         return None
     if temperature is not None:
         temperature = check_temperature(temperature, gates)
+    if isinstance(temperature, float):
+        # The operator rounds it to the dtype of the states, too.
+        temperature = state.new_full((), temperature)
     return step(gates, values, state, temperature)
 
 

@@ -100,7 +100,7 @@ def _prepare_step(operator: str, gates: Tensor, values: Tensor, state: Tensor, g
     state_shape, state_order = state.shape, state.stride()
 
     def step(
-        gates: Tensor, values: Tensor, state: Tensor, temperature: Tensor | float | None
+        gates: Tensor, values: Tensor, state: Tensor, temperature: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         if copied:
             gates, values, state = _ordered(gates, values, state)

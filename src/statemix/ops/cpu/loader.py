@@ -177,7 +177,7 @@ def call(
 
 def prepare_step(
     operator: str, gate: str, gates: Tensor, values: Tensor, state: Tensor
-) -> Callable[[Tensor | float | None, Tensor, Tensor, Tensor, Tensor, Tensor], None]:
+) -> Callable[[Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor], None]:
     """Return a function (temperature, gates, values, state, h_t, next_state) that runs one step.
 
     Args:
@@ -204,7 +204,7 @@ def prepare_step(
         common.gates_row, common.values_row = strides[row_axis - 1], value_strides[row_axis - 1]
 
     def run(
-        temperature: Tensor | float | None,
+        temperature: Tensor | None,
         gates: Tensor,
         values: Tensor,
         state: Tensor,
@@ -222,7 +222,7 @@ def prepare_step(
     return run
 
 
-def _inverse(temperature: Tensor | float | None) -> float:
+def _inverse(temperature: Tensor | None) -> float:
     value = 1.0 if temperature is None else float(temperature)
     # Like PyTorch, which the other backends use to divide.
     return 1.0 / value if value else math.inf

@@ -301,7 +301,9 @@ def _evaluate(r: random.Random, folder: Path, prepared: Path) -> tuple[list[str]
     shutil.copytree(prepared / "run", folder / "run")
     (folder / "empty").mkdir()
     target = r.choice(["run", "run", "run", "run", "empty", "missing", "/dev/null", ""])
-    return _corrupted(r, ["evaluate", target], _some(r, _EVALUATE, 4))
+    arguments, wrong = _corrupted(r, ["evaluate", target], _some(r, _EVALUATE, 4))
+    # The folder may be what is wrong.
+    return arguments, wrong if target == "run" else []
 
 
 def _tasks(r: random.Random, folder: Path, prepared: Path) -> tuple[list[str], list[list[str]]]:

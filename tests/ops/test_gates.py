@@ -1,5 +1,7 @@
 """Each gate family: its equation, its bound, and finite numbers everywhere."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -90,7 +92,10 @@ def test_householder_blocks_have_spectral_norm_below_one_minus_the_input_gate(si
     gates = torch.randn(4, size, size + 1, generator=generator, dtype=torch.float64) * scale
     A, a_0 = ops.normalize(gates, "householder")
     norms = torch.linalg.matrix_norm(A, ord=2)
-    assert (norms <= (1 - a_0[..., 0]) * (1 + 1e-12)).all()
+    # 1 - a_0 with all its digits.
+    kept = torch.sigmoid(3 - gates[..., -1].mean(-1))
+    torch.testing.assert_close(kept, 1 - a_0[..., 0])
+    assert (norms <= kept * (1 + 1e-12)).all()
     assert a_0.eq(a_0[..., :1]).all()
 
 
@@ -190,3 +195,13 @@ def test_eigenvalues_of_blocks_stay_below_one_minus_the_least_input_gate(size, s
         A, a_0 = ops.normalize(gates, gate)
         radius = torch.linalg.eigvals(A).abs().amax(-1)
         assert (radius <= 1 - a_0.abs().amin(-1) + 1e-15 ** (1 / size)).all()
+
+
+def test_householder_keeps_the_digits_of_a_small_share_of_the_state():
+    """1 - sigmoid(x) for large x, where the difference of two numbers near 1 would be 0."""
+    gates = torch.zeros(2, 3)
+    gates[..., -1] = 30.0
+    transition, input_gate = ops.normalize(gates, "householder")
+    kept = math.exp(-27)
+    torch.testing.assert_close(transition, kept * torch.eye(2), rtol=1e-5, atol=0)
+    torch.testing.assert_close(input_gate, torch.ones(2))

@@ -101,8 +101,10 @@ def _householder(gates: Tensor) -> tuple[Tensor, Tensor]:
     size = vectors.shape[-1]
     # Divide before the sum, so that the mean of finite gates is finite.
     mean = _sum_in_order(input_gates / size)
-    # sigmoid(mean - 3) as a softmax: the rounding of torch.sigmoid depends on an entry's place.
-    input_gate = torch.cat([mean - 3, torch.zeros_like(mean)], dim=-1).softmax(-1)[..., :1]
+    # sigmoid(mean - 3) as a softmax: the rounding of torch.sigmoid depends on an entry's place, and
+    # 1 minus an input gate close to 1 would have few correct digits.
+    both = torch.cat([mean - 3, torch.zeros_like(mean)], dim=-1).softmax(-1)
+    input_gate, state_gate = both[..., :1], both[..., 1:]
     # |u|^4 would overflow for long vectors. With u = s w, where s >= 1 is the largest entry,
     # c u u^T = 2 |w|^2 / (s^-4 + |w|^4) w w^T. The result does not depend on s.
     unit = vectors.detach().abs().amax(-1, keepdim=True).clamp(min=1)
@@ -113,7 +115,7 @@ def _householder(gates: Tensor) -> tuple[Tensor, Tensor]:
     for vector, scaled_vector in zip(vectors.unbind(-2), scaled.unbind(-2), strict=True):
         along = _sum_in_order(transition * scaled_vector.unsqueeze(-2))
         transition = transition - along * vector.unsqueeze(-2)
-    return (1 - input_gate).unsqueeze(-1) * transition, input_gate.expand(input_gates.shape)
+    return state_gate.unsqueeze(-1) * transition, input_gate.expand(input_gates.shape)
 
 
 def _sum_in_order(x: Tensor) -> Tensor:

@@ -454,6 +454,19 @@ def test_a_layer_needs_every_method_of_the_interface():
             type("Incomplete", (layers.Layer,), some)()
 
 
+@pytest.mark.parametrize(
+    ("construct", "units"),
+    [
+        (lambda: BDLRU(4, 1, 2**31 - 1), "num_blocks"),
+        (lambda: BDLRU(4, 2**20, 2**10), "num_blocks"),
+        (lambda: layers.HLRU(4, 2**20, 2**12), "num_channels"),
+    ],
+)
+def test_more_gates_than_can_be_counted_are_refused(construct, units):
+    with pytest.raises(ValueError, match=rf"^{units} must give fewer than 2\^31 gates per token"):
+        construct()
+
+
 def test_sizes_end_below_two_to_the_31st():
     layer_module.check_sizes(first=1, last=2**31 - 1)
     with pytest.raises(ValueError, match=r"^last must be below 2\^31, got 2147483648$"):

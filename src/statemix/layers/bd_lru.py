@@ -45,7 +45,7 @@ class BDLRU(GatedRecurrence):
         x (B, T, hidden_size) -> y (B, T, hidden_size), state (B, num_blocks, block_size).
 
     Raises:
-        ValueError: if a size is below 1, a name is unknown, or ``gate_temperature`` is not
+        ValueError: if a size is out of range, a name is unknown, or ``gate_temperature`` is not
             positive and finite.
         TypeError: if a size is not an int or ``gate_temperature`` not a number.
         BackendUnavailableError: if ``backend`` cannot run here.

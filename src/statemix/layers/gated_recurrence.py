@@ -90,6 +90,12 @@ class GatedRecurrence(Layer):
                 f"hidden_size must equal {self._unit_name} with "
                 f"selective='pointwise', got {hidden_size} and {num_units}"
             )
+        num_gates = math.prod(gate_shape) * num_units
+        if num_gates >= 2**31:
+            raise ValueError(
+                f"{self._unit_name} must give fewer than 2^31 gates per token, got {num_units} of "
+                f"{math.prod(gate_shape)} gates"
+            )
         _check_temperature(gate_temperature, dtype)
         self.hidden_size = hidden_size
         self.gate = gate
@@ -101,9 +107,7 @@ class GatedRecurrence(Layer):
         self._state_shape = tuple(self._state_axes.values())
 
         if selective is True:
-            self.gate_proj = nn.Linear(
-                hidden_size, math.prod(gate_shape) * num_units, device=device, dtype=dtype
-            )
+            self.gate_proj = nn.Linear(hidden_size, num_gates, device=device, dtype=dtype)
         else:
             shape = (num_units, *gate_shape)
             if selective == "pointwise":

@@ -60,7 +60,7 @@ class HLRU(GatedRecurrence):
         m outputs, newest first, or s^1 ... s^m.
 
     Raises:
-        ValueError: if a size is below 1, a name is unknown, or ``gate_temperature`` is not
+        ValueError: if a size is out of range, a name is unknown, or ``gate_temperature`` is not
             positive and finite.
         TypeError: if a size is not an int or ``gate_temperature`` not a number.
         BackendUnavailableError: if ``backend`` cannot run here.

@@ -67,7 +67,7 @@ _FITTING: dict[str, list[list[str]]] = {
     "--schedules.learning-rate": [["constant"]],
     "--schedules.warmup-steps": [["0"], ["2000000000"]],
     "--evaluation.every": [["2"], ["2000000000"]],
-    "--evaluation.lengths": [["1", "9"], []],
+    "--evaluation.lengths": [["5", "9"], []],
     "--evaluation.tokens": [["1"], ["30"]],
     "--evaluation.stop-at": [["0.1"]],
     "--runtime.precision": [["64-true"], ["bf16-mixed"]],

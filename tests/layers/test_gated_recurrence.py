@@ -409,3 +409,21 @@ def test_vmap_of_grad_over_replicas_equals_a_loop(build_gated):
         (y.square().sum() + state.sin().sum()).backward()
         for name, parameter in replica.named_parameters():
             torch.testing.assert_close(stacked[name][n], parameter.grad, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("selective", [True, False, "pointwise"])
+def test_weights_start_within_the_bounds_of_linear_maps(selective):
+    """As in torch.nn.Linear: uniform within 1 / sqrt(inputs), which gates of one input fill."""
+    layer = BDLRU(64, 64, 3, selective=selective)
+    bounds = {
+        "gate_proj.weight": 1 / 8,
+        "gate_proj.bias": 1 / 8,
+        "gate_weight": 1.0,
+        "gate_bias": 1.0,
+        "value_proj.weight": 1 / 8,
+        "out_proj.weight": (3 * 64) ** -0.5,
+    }
+    for name, tensor in layer.state_dict().items():
+        if name != "temperature":
+            assert 0.97 * bounds[name] < tensor.abs().max() <= bounds[name], name
+            assert tensor.mean().abs() < 0.15 * bounds[name], name

@@ -71,6 +71,14 @@ def test_forward_is_embedding_residual_norm_readout(mixer):
     torch.testing.assert_close(model(tokens), read(model, normed(x)))
 
 
+def test_layer_norm_is_that_of_the_definition():
+    model = build(norm="layer")
+    x = 0.01 * torch.randn(2, 3, model.embedding.embedding_dim)
+    centred = x - x.mean(-1, keepdim=True)
+    expected = centred * (centred.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+    torch.testing.assert_close(model.final_norm(x), expected)
+
+
 def test_without_residual_and_norm_only_the_layers_remain():
     model = build(residual=False, norm="none", channel_mixer=MIXERS["mlp"])
     tokens = draw()

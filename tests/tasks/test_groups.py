@@ -156,3 +156,10 @@ def test_shared_tables_cannot_be_overwritten():
 def test_unknown_groups_are_named_with_the_choices(name):
     with pytest.raises(ValueError, match=rf"group must be one of S_2, .*A_5, got '{name}'"):
         group(name)
+
+
+def test_groups_are_compared_and_hashed_as_objects():
+    """Their tables are arrays, which have neither one truth value nor a hash."""
+    first, second = group("S_3"), group("A_5")
+    assert len({first, second, first}) == 2
+    assert first != second

@@ -241,3 +241,19 @@ def test_values_of_attributes_are_kept_as_they_are():
 
 def test_the_cosine_may_end_where_a_constant_rate_stays(tiny):
     RunConfig(schedules=ScheduleConfig(learning_rate="constant", min_learning_rate=0.5))
+
+
+def test_defaults_are_those_of_the_protocol():
+    """Sections 0 and 8 of the MAD protocol, as far as it fixes them."""
+    config = RunConfig(task=TaskSpec("permutation", train_size=250)).resolved()
+    assert (config.model.hidden_size, config.model.norm, config.model.residual) == (
+        128,
+        "rms",
+        True,
+    )
+    assert (config.model.bos, config.model.channel_mixer) == (False, None)
+    assert (config.batches.size, config.batches.accumulate) == (128, 1)
+    assert config.optimizer.betas == (0.9, 0.999)
+    assert (config.schedules.learning_rate, config.schedules.min_learning_rate) == ("cosine", 1e-5)
+    assert (config.evaluation.test_size, config.evaluation.validation_size) == (1280, 1280)
+    assert config.schedules.epochs == 200

@@ -7,9 +7,10 @@ import pytest
 from statemix import memory
 from statemix.cli.main import main
 from statemix.layers import LayerSpec
-from statemix.settings import SettingError
+from statemix.settings import RequestError, SettingError
 from statemix.tasks import TaskSpec
 from statemix.training import ScheduleConfig, size, train
+from statemix.training.outcome import build_model
 
 HUGE = 2**31 - 1
 
@@ -28,12 +29,12 @@ HUGE = 2**31 - 1
             "model must fit into memory .with hidden_size=1048576",
         ),
         (
-            {"model.layers": (LayerSpec("bd_lru", num_blocks=HUGE, block_size=3),)},
+            {"model.layers": (LayerSpec("bd_lru", num_blocks=2**27, block_size=3),)},
             "model must fit into memory .with hidden_size=8, its layers and channel_mixer",
         ),
         (
             {"model.layers": (LayerSpec("bd_lru", num_blocks=HUGE, block_size=2**30),)},
-            "model must fit into memory .*at least inf GB",
+            r"model.*: num_blocks must give fewer than 2\^31 gates per token",
         ),
         (
             {
@@ -46,7 +47,7 @@ HUGE = 2**31 - 1
     ],
 )
 def test_a_run_beyond_memory_is_refused_and_leaves_nothing(tmp_path, tiny, changes, message):
-    with pytest.raises(SettingError, match=message):
+    with pytest.raises(RequestError, match=message):
         train(tiny({"model.hidden_size": 8} | changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -58,6 +59,33 @@ def test_sizes_are_compared_with_the_memory_that_is_available(tmp_path, tiny, mo
     train(config, tmp_path / "run")
     with pytest.raises(SettingError, match=r"test_size must .* at least 4.8 GB needed, 1.0 GB"):
         train(tiny(further | {"evaluation.test_size": 10**7, "task": config.task}), tmp_path / "a")
+
+
+STREAM = {
+    "task": TaskSpec("permutation", length=20),
+    "schedules": ScheduleConfig(num_steps=1),
+    "model.hidden_size": 8,
+    "model.layers": (LayerSpec("lstm"),),
+}
+
+
+@pytest.mark.parametrize("part", ["batch", "model"])
+def test_what_just_fits_is_accepted(tiny, monkeypatch, part):
+    if part == "batch":
+        # In three parts, of which the largest has 334 sequences; the residual stream is read by one
+        # layer and by the readout.
+        config = tiny(STREAM | {"batches.size": 1000, "batches.accumulate": 3})
+        needed = 20 * (2 * 8 * 1000 + 334 * 2 * 8 * 4)
+    else:
+        config = tiny(STREAM | {"model.hidden_size": 64, "model.num_layers": 3, "batches.size": 1})
+        model = build_model(config, config.build_task())
+        # Weights and gradients, two moments, the two best, and all but the gradients as bytes.
+        needed = 11 * 4 * sum(parameter.numel() for parameter in model.parameters())
+    monkeypatch.setattr(size, "available_bytes", lambda: needed)
+    size.check_run_fits(config, config.build_task())
+    monkeypatch.setattr(size, "available_bytes", lambda: needed - 1)
+    with pytest.raises(SettingError, match=part):
+        size.check_run_fits(config, config.build_task())
 
 
 def test_a_large_batch_of_few_examples_is_no_large_batch(tmp_path, tiny):

@@ -145,9 +145,10 @@ def test_a_damaged_library_is_refused_with_the_reason(tmp_path):
 
 
 @pytest.mark.kernels
-def test_a_library_of_other_sources_is_refused(monkeypatch):
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_library_of_other_sources_is_refused(monkeypatch, change):
     """An editable installation keeps its old library when the sources change."""
-    monkeypatch.setattr(loader, "INTERFACE_VERSION", loader.INTERFACE_VERSION + 1)
+    monkeypatch.setattr(loader, "INTERFACE_VERSION", loader.INTERFACE_VERSION + change)
     library, reason = loader.load(loader.LIBRARY)
     assert library is None
     assert "built from other sources: reinstall statemix" in reason

@@ -73,7 +73,13 @@ def unlist(path):
     (path / "manifest.json").write_text(json.dumps(hashes))
 
 
+def forget(path):
+    unlist(path)
+    (path / "model.safetensors").unlink()
+
+
 DAMAGES = {
+    "tensors missing, also from the manifest": forget,
     "tensors missing from the manifest": unlist,
     "truncated tensors": truncate,
     "flipped bit": flip,

@@ -296,10 +296,23 @@ def test_weights_that_do_not_fit_the_network_are_named(tiny, tmp_path):
         load_model(tmp_path / "run")
 
 
+def test_a_stored_length_that_does_not_suit_the_task_is_refused(tiny, tmp_path):
+    begin = tiny({"schedules.epochs": 1})
+    train(begin, tmp_path)
+    (tmp_path / "summary.json").unlink()
+    path = tmp_path / "config.json"
+    stored = json.loads(path.read_text())
+    del stored["resolved"]["task"]["train_size"]
+    path.write_text(json.dumps(stored))
+    message = rf"^{path}: schedules.num_steps must be given for a task with fresh examples"
+    with pytest.raises(RequestError, match=message):
+        train(begin, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"task": {"name": "permutation", "group": "S_3", "length": 2**63}}, "^task: length must"),
+        ({"task": {"name": "permutation", "group": "S_3", "length": 2**63}}, "config.json: task: length must"),
         ({"model": {"hidden_size": 12, "layers": ["unknown"]}}, "must be one of"),
     ],
 )

@@ -55,7 +55,7 @@ def save_checkpoint(
 
     All files are written into a folder with a temporary name and reach the disk before the folder
     is renamed. So a checkpoint with its final name is whole. The manifest holds the SHA-256 of each
-    file.
+    file, and the state their names.
 
     Args:
         folder: folder of the run's checkpoints; made if absent.
@@ -70,7 +70,7 @@ def save_checkpoint(
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir()
     files = {f"{name}.safetensors": tensor_bytes(group) for name, group in tensors.items()}
-    files[_STATE] = json.dumps(state, indent=2).encode()
+    files[_STATE] = json.dumps({"files": sorted(files), **state}, indent=2).encode()
     hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
     files[_MANIFEST] = json.dumps(hashes, indent=2).encode()
     for name, content in files.items():
@@ -149,6 +149,10 @@ def _load(path: Path) -> tuple[TensorFiles, dict[str, Any]]:
             state = json.loads(content)
         else:
             tensors[name.removesuffix(".safetensors")] = load_tensors(content)
+    # The checksum of the state protects this list. Checkpoints of older versions lack it.
+    for name in state.pop("files", ()):
+        if name not in hashes:
+            raise ValueError(f"{_MANIFEST} does not list {name}")
     return tensors, state
 
 

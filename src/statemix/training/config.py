@@ -241,23 +241,10 @@ class RunConfig(Settings):
                 the task's kind of training data.
         """
         task = self.build_task()
-        epochs, num_steps = self.schedules.epochs, self.schedules.num_steps
-        fresh = task.train_size is None
-        if fresh:
-            if num_steps is None:
-                condition = "must be given for a task with fresh examples"
-                raise SettingError("schedules.num_steps", condition, ABSENT)
-            if epochs is not None:
-                condition = "must not be given for a task with fresh examples"
-                raise SettingError("schedules.epochs", condition, epochs)
-        else:
-            if num_steps is not None:
-                condition = (
-                    f"must not be given for a task with train_size={task.train_size}, where "
-                    "schedules.epochs sets the length"
-                )
-                raise SettingError("schedules.num_steps", condition, num_steps)
-            epochs = 200 if epochs is None else epochs
+        self._check_length(task)
+        epochs, fresh = self.schedules.epochs, task.train_size is None
+        if epochs is None and not fresh:
+            epochs = 200
         device = self.runtime.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -278,12 +265,30 @@ class RunConfig(Settings):
             ),
         )
 
+    def _check_length(self, task: Task) -> None:
+        """Check that epochs and steps suit the task's kind of training data."""
+        epochs, num_steps = self.schedules.epochs, self.schedules.num_steps
+        if task.train_size is None:
+            if num_steps is None:
+                condition = "must be given for a task with fresh examples"
+                raise SettingError("schedules.num_steps", condition, ABSENT)
+            if epochs is not None:
+                condition = "must not be given for a task with fresh examples"
+                raise SettingError("schedules.epochs", condition, epochs)
+        elif num_steps is not None:
+            condition = (
+                f"must not be given for a task with train_size={task.train_size}, where "
+                "schedules.epochs sets the length"
+            )
+            raise SettingError("schedules.num_steps", condition, num_steps)
+
     def check_resolved(self) -> None:
         """Check that nothing is left open, as in the result of :meth:`resolved`.
 
         Raises:
-            SettingError: if a setting is open.
+            RequestError: if a setting is open, or the length of training does not suit the task.
         """
+        self._check_length(self.build_task())
         for name, value in (
             ("schedules.epochs", self.schedules.epochs or self.schedules.num_steps),
             ("evaluation.every", self.evaluation.every),

@@ -93,6 +93,7 @@ _OTHER_FLAGS = (
     "--model.layers.1.gate", "--model.layers.0.num_blocks", "--optimizer.groups.0.weight_decay",
     "--optimizer.weight-decay", "--schedules.min-learning-rate", "--model.zero-biases", "-h-", "-",
 )  # fmt: skip
+_LONG = ("--schedules.epochs", "--schedules.num-steps")
 _BENCH = {
     "--shapes": [["1x3x2x2"], ["1x2x1x1"]],
     "--recurrences": [["bd_lru"], ["h_lru"]],
@@ -210,12 +211,17 @@ def _corrupted(
         if way < 0.7 and flags:
             flag = r.choice(list(flags))
             value = r.choice(_CORRUPT)
+            if flag in _LONG and value.isdecimal():
+                continue  # Such a run is no mistake.
             keep = flags[flag] if r.random() < 0.5 else []
             flags[flag] = [*keep, value] if value or keep else [value]
             wrong.append([flag, _field(flag), value[:20], value.partition("=")[0], *keep])
         elif way < 0.9:
             flag = r.choice(_OTHER_FLAGS)
-            flags[flag] = [r.choice(_CORRUPT)] if r.random() < 0.8 else []
+            value = r.choice(_CORRUPT)
+            if flag in _LONG and value.isdecimal():
+                continue
+            flags[flag] = [value] if r.random() < 0.8 else []
             parts = [part for value in flags[flag] for part in (value[:20], value.split("=")[0])]
             wrong.append([flag, _field(flag), *parts])
         else:

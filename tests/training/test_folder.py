@@ -312,7 +312,10 @@ def test_a_stored_length_that_does_not_suit_the_task_is_refused(tiny, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"task": {"name": "permutation", "group": "S_3", "length": 2**63}}, "config.json: task: length must"),
+        (
+            {"task": {"name": "permutation", "group": "S_3", "length": 2**63}},
+            "config.json: task: length must",
+        ),
         ({"model": {"hidden_size": 12, "layers": ["unknown"]}}, "must be one of"),
     ],
 )

@@ -220,6 +220,19 @@ def test_blocks_of_size_zero_are_refused(function, backend):
     check_refusal(function, arguments | {"backend": backend}, ValueError, message)
 
 
+@pytest.mark.parametrize("function", STEPS)
+def test_steps_of_size_zero_are_refused(function):
+    shapes = {
+        "bd_lru_step": {"gates": (B, H, 0, 1), "values": (B, H, 0)},
+        "h_lru_step": {"gates": (B, H, 1), "values": (B, H)},
+        "block_step": {"transitions": (B, H, 0, 0), "inputs": (B, H, 0)},
+        "lag_step": {"coefficients": (B, H, 0), "inputs": (B, H)},
+    }[function]
+    arguments = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    arguments["state"] = torch.zeros(B, H, 0)
+    check_refusal(function, arguments, ValueError, "must have m of at least 1, got")
+
+
 def test_gates_without_an_input_gate_are_refused():
     arguments = {"gates": torch.zeros(B, T, H, 0), "values": torch.zeros(B, T, H)}
     check_refusal("h_lru", arguments, ValueError, "gates must have m of at least 1, got")

@@ -7,6 +7,7 @@ from torch import nn
 from statemix import layers
 from statemix.layers import BDLRU, map_state, take_rows
 from statemix.layers import layer as layer_module
+from statemix.layers.gated_recurrence import GatedRecurrence
 from statemix.layers.state import tensors
 
 HIDDEN_SIZE = 6
@@ -452,6 +453,16 @@ def test_a_layer_needs_every_method_of_the_interface():
         some = {name: getattr(layers.LSTM, name) for name in methods - {missing}}
         with pytest.raises(TypeError, match=f"abstract method '?{missing}"):
             type("Incomplete", (layers.Layer,), some)()
+    # A class between the interface and its layers has methods of its own to be given.
+    assert GatedRecurrence.__abstractmethods__ == {"forward", "step", "_unit_name", "_state_axes"}
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 4), (2, 4, 1), (8,), ()])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_step_takes_one_token_per_sequence(mode, shape):
+    layer = BDLRU(4, 2, 2)
+    with mode(), pytest.raises(ValueError, match=r"^x_t must have shape \(B, hidden_size=4\), got"):
+        layer.step(torch.zeros(shape), layer.init_state(2))
 
 
 @pytest.mark.parametrize(

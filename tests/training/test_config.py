@@ -257,3 +257,10 @@ def test_defaults_are_those_of_the_protocol():
     assert (config.schedules.learning_rate, config.schedules.min_learning_rate) == ("cosine", 1e-5)
     assert (config.evaluation.test_size, config.evaluation.validation_size) == (1280, 1280)
     assert config.schedules.epochs == 200
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
+    """Some editors write one."""
+    path = tmp_path / "run.toml"
+    path.write_bytes(b"\xef\xbb\xbfseed = 7\n")
+    assert read_tree(path) == {"seed": 7}

@@ -226,3 +226,17 @@ def test_mad_accuracy_uses_batches_of_128_as_mad_does(model):
     assert default == score(model, tokens, targets, batch_size=128).mad_accuracy
     for other in (127, 129, 300):
         assert default != score(model, tokens, targets, batch_size=other).mad_accuracy
+
+
+def test_pieces_are_as_long_as_their_budget_allows(model, monkeypatch):
+    monkeypatch.setattr(evaluation, "_TOKENS_PER_CALL", 12)
+    monkeypatch.setattr(evaluation, "_ROWS_AT_LEAST", 3)
+    pieces = 0
+
+    def tick():
+        nonlocal pieces
+        pieces += 1
+
+    tokens = torch.zeros(5, 11, dtype=torch.int64)
+    score(model, tokens, tokens, tick=tick)
+    assert pieces == 2 * 3  # rows 0-2 and 3-4, each in steps 0-3, 4-7 and 8-10

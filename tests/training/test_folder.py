@@ -330,6 +330,26 @@ def test_a_network_that_hand_edits_made_impossible_is_refused(tiny, tmp_path, ch
         load_model(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("attribute", "value", "message"),
+    [
+        ("blocks.0.layer.gate_temperature", 1e300, "gate_temperature must be positive and finite"),
+        ("blocks.9.layer.gate_temperature", 1.0, "has no attribute `9`"),
+    ],
+)
+def test_attributes_that_hand_edits_made_impossible_are_refused(
+    tiny, tmp_path, attribute, value, message
+):
+    train(tiny({"schedules.epochs": 1}), tmp_path)
+    path = tmp_path / "summary.json"
+    stored = json.loads(path.read_text())
+    stored["last"]["attributes"] = {attribute: value}
+    path.write_text(json.dumps(stored))
+    refusal = rf"^{path} must hold attributes of the network: .*{message}"
+    with pytest.raises(RequestError, match=refusal):
+        load_model(tmp_path)
+
+
 def test_weights_of_another_name_are_refused(tmp_path):
     with pytest.raises(RequestError, match=r"^weights must be one of \['last', .*, got 'first'"):
         load_model(tmp_path, "first")

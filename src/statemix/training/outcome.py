@@ -245,5 +245,9 @@ def load_model(folder: Path | str, weights: Weights = "last") -> SyntheticModel:
         raise RequestError(f"{folder / file} must fit the run's network: {reason}") from error
     # Attributes that are not weights would otherwise keep their initial values.
     selection: Selection = getattr(outcome, _MOMENTS[weights])
-    restore_attributes(model, selection.attributes)
+    try:
+        restore_attributes(model, selection.attributes)
+    except (ValueError, TypeError, AttributeError) as error:
+        path = folder / runs.SUMMARY
+        raise RequestError(f"{path} must hold attributes of the network: {error}") from error
     return model.eval()

@@ -463,6 +463,8 @@ def test_a_step_takes_one_token_per_sequence(mode, shape):
     layer = BDLRU(4, 2, 2)
     with mode(), pytest.raises(ValueError, match=r"^x_t must have shape \(B, hidden_size=4\), got"):
         layer.step(torch.zeros(shape), layer.init_state(2))
+    with mode(), pytest.raises(ValueError, match=r"^state must have shape \(B=2, num_blocks=2, "):
+        layer.step(torch.zeros(2, 4), layer.init_state(4))
 
 
 @pytest.mark.parametrize(

@@ -264,3 +264,11 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
     path = tmp_path / "run.toml"
     path.write_bytes(b"\xef\xbb\xbfseed = 7\n")
     assert read_tree(path) == {"seed": 7}
+
+
+def test_completing_writes_out_the_options_of_the_task():
+    config = RunConfig(task=TaskSpec("permutation", train_size=9), seed=5).completed()
+    # The seed stays that of the run.
+    assert config.task.options == {"group": "S_3", "length": 16, "train_size": 9}
+    given = RunConfig(task=TaskSpec("permutation", train_size=9, seed=2)).completed()
+    assert given.task.options["seed"] == 2

@@ -188,6 +188,7 @@ NONE_SCORED = r"targets\['y'\] must score at least one position"
             ValueError,
             r"targets\['y'\] must be in 0\.\.5 or -100, got 6",
         ),
+        ({"targets": ids(2, 3) + 60}, ValueError, r"must be in 0\.\.5 or -100, got 60"),
         ({"targets": ids(2, 3) - 1}, ValueError, r"must be in 0\.\.5 or -100, got -1"),
         ({"tokens": ids(2, 3) + 6}, ValueError, r"tokens must be in 0\.\.5 .* got 6"),
         ({"tokens": ids(2, 3).float()}, TypeError, "tokens must be int32 or int64"),

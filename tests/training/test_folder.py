@@ -423,6 +423,17 @@ def test_a_stored_unfinished_run_is_resumed_to_the_end(stored):
     assert found == pytest.approx(expected, rel=1e-4)
 
 
+def test_a_run_killed_while_it_noted_its_end_is_tidied(tiny, tmp_path):
+    outcome = train(tiny({"schedules.epochs": 1}), tmp_path)
+    kept = sorted(path.name for path in tmp_path.iterdir())
+    (tmp_path / "status.json").write_text('{"status": "running", "message": ""}')
+    (tmp_path / "status.json.tmp").write_text('{"sta')
+    (tmp_path / "checkpoints").mkdir()
+    assert train(tiny({"schedules.epochs": 1}), tmp_path) == outcome
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept
+    assert json.loads((tmp_path / "status.json").read_text())["status"] == "done"
+
+
 def test_a_killed_run_reads_as_interrupted(tiny, tmp_path):
     code = (
         "import os, signal, sys, json\n"

@@ -102,8 +102,11 @@ def train(
 def _finished(folder: Path, emit: Callable[[Event], None]) -> Outcome:
     """Read a finished run, which any machine can, whatever it was trained on."""
     outcome = load_outcome(folder)
-    # A run that was killed right after it wrote its summary has left its checkpoints.
+    # A run that was killed right after it wrote its summary has left its checkpoints and a status.
     remove_checkpoints(folder / runs.CHECKPOINTS)
+    # A folder that only others may write needs no tidying.
+    with contextlib.suppress(OSError):
+        runs.write_status(folder, "done")
     step = outcome.last.step
     emit(Event("finished", step, step, text=f"{folder} holds this run, finished"))
     return outcome

@@ -1,6 +1,7 @@
 """Modules with parameters: one file per architecture, all with the call of :class:`Layer`."""
 
 from statemix.layers.bd_lru import BDLRU
+from statemix.layers.delta_product import DeltaNet, DeltaProduct, DeltaState
 from statemix.layers.h_lru import HLRU
 from statemix.layers.layer import Layer, LayerSpec
 from statemix.layers.lstm import LSTM, LSTMState
@@ -12,6 +13,9 @@ __all__ = [
     "HLRU",
     "LAYERS",
     "LSTM",
+    "DeltaNet",
+    "DeltaProduct",
+    "DeltaState",
     "LSTMState",
     "Layer",
     "LayerSpec",

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from statemix.layers.bd_lru import BDLRU
+from statemix.layers.delta_product import DeltaNet, DeltaProduct
 from statemix.layers.h_lru import HLRU
 from statemix.layers.layer import Layer
 from statemix.layers.lstm import LSTM
@@ -16,6 +17,8 @@ LAYERS: Factories[type[Layer]] = Factories(
         BDLRU,
         HLRU,
         LSTM,
+        DeltaNet,
+        DeltaProduct,
     ],
     common=("hidden_size", "device", "dtype"),
 )

@@ -14,10 +14,13 @@ from statemix.registry import REQUIRED
 HIDDEN_SIZE = 6
 # Values of the required options. There are as many units as channels, as "pointwise" requires.
 SIZES = {"num_blocks": 6, "block_size": 3, "num_channels": 6, "order": 3, "num_heads": 2}
+# Values of options whose defaults do not fit so few channels.
+SMALL = {"mamba2": {"d_state": 5, "head_dim": 4}}
 # Further variants of layers whose options are not all closed sets.
 VARIANTS = {
     "delta_net": [{"conv_size": 0}, {"head_dim": 2, "expand_v": 2}],
     "delta_product": [{"conv_size": 1, "num_householder": 2}],
+    "mamba2": [{"d_conv": 0}],
 }
 
 
@@ -27,6 +30,7 @@ def _variants(name):
     required = {
         option: SIZES[option] for option, (_, default) in known.items() if default is REQUIRED
     }
+    required |= SMALL.get(name, {})
     yield name, required
     for option, (annotation, default) in known.items():
         if get_origin(annotation) is Literal or annotation is bool:

@@ -18,9 +18,17 @@ def test_every_name_builds_its_class():
         "lstm": layers.build("lstm", hidden_size=4),
         "delta_net": layers.build("delta_net", hidden_size=4, num_heads=2),
         "delta_product": layers.build("delta_product", hidden_size=4, num_heads=2),
+        "mamba2": layers.build("mamba2", hidden_size=4, head_dim=4),
     }
     assert list(built) == list(LAYERS)
-    classes = [layers.BDLRU, layers.HLRU, layers.LSTM, layers.DeltaNet, layers.DeltaProduct]
+    classes = [
+        layers.BDLRU,
+        layers.HLRU,
+        layers.LSTM,
+        layers.DeltaNet,
+        layers.DeltaProduct,
+        layers.Mamba2,
+    ]
     assert [type(layer) for layer in built.values()] == classes == list(LAYERS.values())
 
 

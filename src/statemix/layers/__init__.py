@@ -5,6 +5,7 @@ from statemix.layers.delta_product import DeltaNet, DeltaProduct, DeltaState
 from statemix.layers.h_lru import HLRU
 from statemix.layers.layer import Layer, LayerSpec
 from statemix.layers.lstm import LSTM, LSTMState
+from statemix.layers.mamba2 import Mamba2, Mamba2State
 from statemix.layers.registry import LAYERS, build
 from statemix.layers.state import State, map_state, take_rows
 
@@ -19,6 +20,8 @@ __all__ = [
     "LSTMState",
     "Layer",
     "LayerSpec",
+    "Mamba2",
+    "Mamba2State",
     "State",
     "build",
     "map_state",

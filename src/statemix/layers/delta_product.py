@@ -14,7 +14,13 @@ from statemix.layers.layer import (
     check_placement,
     check_sizes,
 )
-from statemix.layers.padded import PaddedLayer, reset_linear, valid_tokens, without_autocast
+from statemix.layers.padded import (
+    PaddedLayer,
+    reset_decay,
+    reset_linear,
+    valid_tokens,
+    without_autocast,
+)
 from statemix.layers.short_conv import ShortConvolution
 
 CHUNK_SIZE = 64
@@ -287,25 +293,6 @@ class DeltaNet(DeltaProduct):
             device=device,
             dtype=dtype,
         )
-
-
-def reset_decay(
-    A_log: Tensor, dt_bias: Tensor, generator: torch.Generator | None, *, least: float
-) -> None:
-    """Redraw the decays of Mamba-2 and of gated delta rules.
-
-    Args:
-        A_log: logarithm of the rate A, which becomes uniform from ``least`` to 16.
-        dt_bias: bias of the raw step, so that softplus(dt_bias) is log-uniform in [0.001, 0.1].
-        generator: source of the numbers.
-        least: smallest rate.
-    """
-    nn.init.uniform_(A_log, least, 16, generator=generator)
-    nn.init.uniform_(dt_bias, generator=generator)
-    with torch.no_grad():
-        A_log.clamp_(min=1e-6).log_()
-        dt = 0.001 * 100 ** dt_bias.to(at_least_float32(dt_bias.dtype))
-        dt_bias.copy_(dt + (-torch.expm1(-dt)).log())  # the inverse of softplus
 
 
 def _normalised(x: Tensor) -> Tensor:

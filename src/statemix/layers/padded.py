@@ -57,9 +57,9 @@ class PaddedLayer(Layer):
         return y.squeeze(1), state
 
     def extra_repr(self) -> str:
-        names = type(self).__init__.__annotations__.keys() - {"device", "dtype", "return"}
-        ordered = [name for name in type(self).__init__.__annotations__ if name in names]
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in ordered)
+        hidden = ("device", "dtype", "return")
+        names = [name for name in type(self).__init__.__annotations__ if name not in hidden]
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
 
 
 def _widened(state: State) -> State:
@@ -101,3 +101,22 @@ def reset_linear(linear: nn.Linear | nn.Conv1d, generator: torch.Generator | Non
     nn.init.uniform_(linear.weight, -bound, bound, generator=generator)
     if linear.bias is not None:
         nn.init.uniform_(linear.bias, -bound, bound, generator=generator)
+
+
+def reset_decay(
+    A_log: Tensor, dt_bias: Tensor, generator: torch.Generator | None, *, least: float
+) -> None:
+    """Redraw the decays of Mamba-2 and of gated delta rules.
+
+    Args:
+        A_log: logarithm of the rate A, which becomes uniform from ``least`` to 16.
+        dt_bias: bias of the raw step, so that softplus(dt_bias) is log-uniform in [0.001, 0.1].
+        generator: source of the numbers.
+        least: smallest rate.
+    """
+    nn.init.uniform_(A_log, least, 16, generator=generator)
+    nn.init.uniform_(dt_bias, generator=generator)
+    with torch.no_grad():
+        A_log.clamp_(min=1e-6).log_()
+        dt = 0.001 * 100 ** dt_bias.to(at_least_float32(dt_bias.dtype))
+        dt_bias.copy_(dt + (-torch.expm1(-dt)).log())  # the inverse of softplus

@@ -9,6 +9,7 @@ from statemix.layers.delta_product import DeltaNet, DeltaProduct
 from statemix.layers.h_lru import HLRU
 from statemix.layers.layer import Layer
 from statemix.layers.lstm import LSTM
+from statemix.layers.mamba2 import Mamba2
 from statemix.registry import Factories
 
 LAYERS: Factories[type[Layer]] = Factories(
@@ -19,6 +20,7 @@ LAYERS: Factories[type[Layer]] = Factories(
         LSTM,
         DeltaNet,
         DeltaProduct,
+        Mamba2,
     ],
     common=("hidden_size", "device", "dtype"),
 )

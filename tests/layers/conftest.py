@@ -13,7 +13,14 @@ from statemix.registry import REQUIRED
 
 HIDDEN_SIZE = 6
 # Values of the required options. There are as many units as channels, as "pointwise" requires.
-SIZES = {"num_blocks": 6, "block_size": 3, "num_channels": 6, "order": 3, "num_heads": 2}
+SIZES = {
+    "num_blocks": 6,
+    "block_size": 3,
+    "num_channels": 6,
+    "order": 3,
+    "num_heads": 2,
+    "kernel_size": 3,
+}
 # Values of options whose defaults do not fit so few channels.
 SMALL = {"mamba2": {"d_state": 5, "head_dim": 4}}
 # Further variants of layers whose options are not all closed sets.

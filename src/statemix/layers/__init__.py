@@ -1,6 +1,7 @@
 """Modules with parameters: one file per architecture, all with the call of :class:`Layer`."""
 
 from statemix.layers.bd_lru import BDLRU
+from statemix.layers.causal_conv import CausalConv
 from statemix.layers.delta_product import DeltaNet, DeltaProduct, DeltaState
 from statemix.layers.h_lru import HLRU
 from statemix.layers.layer import Layer, LayerSpec
@@ -14,6 +15,7 @@ __all__ = [
     "HLRU",
     "LAYERS",
     "LSTM",
+    "CausalConv",
     "DeltaNet",
     "DeltaProduct",
     "DeltaState",

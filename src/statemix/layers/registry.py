@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from statemix.layers.bd_lru import BDLRU
+from statemix.layers.causal_conv import CausalConv
 from statemix.layers.delta_product import DeltaNet, DeltaProduct
 from statemix.layers.h_lru import HLRU
 from statemix.layers.layer import Layer
@@ -21,6 +22,7 @@ LAYERS: Factories[type[Layer]] = Factories(
         DeltaNet,
         DeltaProduct,
         Mamba2,
+        CausalConv,
     ],
     common=("hidden_size", "device", "dtype"),
 )

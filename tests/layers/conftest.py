@@ -22,7 +22,7 @@ SIZES = {
     "kernel_size": 3,
 }
 # Values of options whose defaults do not fit so few channels.
-SMALL = {"mamba2": {"d_state": 5, "head_dim": 4}}
+SMALL = {"mamba2": {"d_state": 5, "head_dim": 4}, "attention": {"num_heads": 3}}
 # Further variants of layers whose options are not all closed sets.
 VARIANTS = {
     "delta_net": [{"conv_size": 0}, {"head_dim": 2, "expand_v": 2}],

@@ -20,6 +20,7 @@ def test_every_name_builds_its_class():
         "delta_product": layers.build("delta_product", hidden_size=4, num_heads=2),
         "mamba2": layers.build("mamba2", hidden_size=4, head_dim=4),
         "conv": layers.build("conv", hidden_size=4, kernel_size=2),
+        "attention": layers.build("attention", hidden_size=4, num_heads=2),
     }
     assert list(built) == list(LAYERS)
     classes = [
@@ -30,6 +31,7 @@ def test_every_name_builds_its_class():
         layers.DeltaProduct,
         layers.Mamba2,
         layers.CausalConv,
+        layers.Attention,
     ]
     assert [type(layer) for layer in built.values()] == classes == list(LAYERS.values())
 

@@ -1,5 +1,6 @@
 """Modules with parameters: one file per architecture, all with the call of :class:`Layer`."""
 
+from statemix.layers.attention import Attention, AttentionState
 from statemix.layers.bd_lru import BDLRU
 from statemix.layers.causal_conv import CausalConv
 from statemix.layers.delta_product import DeltaNet, DeltaProduct, DeltaState
@@ -15,6 +16,8 @@ __all__ = [
     "HLRU",
     "LAYERS",
     "LSTM",
+    "Attention",
+    "AttentionState",
     "CausalConv",
     "DeltaNet",
     "DeltaProduct",

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from statemix.layers.attention import Attention
 from statemix.layers.bd_lru import BDLRU
 from statemix.layers.causal_conv import CausalConv
 from statemix.layers.delta_product import DeltaNet, DeltaProduct
@@ -23,6 +24,7 @@ LAYERS: Factories[type[Layer]] = Factories(
         DeltaProduct,
         Mamba2,
         CausalConv,
+        Attention,
     ],
     common=("hidden_size", "device", "dtype"),
 )

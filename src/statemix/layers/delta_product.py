@@ -96,10 +96,7 @@ class DeltaProduct(PaddedLayer):
     @classmethod
     def label(cls, options: Mapping[str, Any]) -> str:
         """Return such as "Gated DeltaProduct n=4 [-1, 1]"."""
-        gated = "Gated " if options.get("use_forget_gate", False) else ""
-        updates = "" if cls is DeltaNet else f" n={options.get('num_householder', 4)}"
-        lowest = -1 if options.get("allow_neg_eigval", True) else 0
-        return f"{gated}{cls.display_name}{updates} [{lowest}, 1]"
+        return _label(f"{cls.display_name} n={options.get('num_householder', 4)}", options)
 
     def __init__(
         self,
@@ -266,6 +263,11 @@ class DeltaNet(DeltaProduct):
     display_name = "DeltaNet"
     colour = "#CC79A7"
 
+    @classmethod
+    def label(cls, options: Mapping[str, Any]) -> str:
+        """Return such as "Gated DeltaNet [-1, 1]"."""
+        return _label(cls.display_name, options)
+
     def __init__(
         self,
         hidden_size: int,
@@ -293,6 +295,11 @@ class DeltaNet(DeltaProduct):
             device=device,
             dtype=dtype,
         )
+
+
+def _label(name: str, options: Mapping[str, Any]) -> str:
+    gated = "Gated " if options.get("use_forget_gate", False) else ""
+    return f"{gated}{name} [{-1 if options.get('allow_neg_eigval', True) else 0}, 1]"
 
 
 def _normalised(x: Tensor) -> Tensor:

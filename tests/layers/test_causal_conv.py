@@ -79,3 +79,10 @@ def test_labels_tell_the_kinds_apart():
     assert LAYERS["conv"].label({"kernel_size": 4}) == "Convolution K=4"
     shown = LAYERS["conv"].label({"kernel_size": 2, "depthwise": True})
     assert shown == "Depthwise convolution K=2"
+
+
+def test_a_sparse_state_is_refused():
+    layer = drawn(3)
+    state = layer.init_state(2).to_sparse()
+    with pytest.raises(TypeError, match=r"^state must be a dense tensor, got one that is sparse"):
+        layer(tokens(2, 4), state)

@@ -125,7 +125,9 @@ def test_initial_steps_and_rates_fill_their_intervals():
     [
         ({"head_dim": 5}, ValueError, r"head_dim must divide expand \* hidden_size, got 5 and 12"),
         ({"d_state": 0}, ValueError, "d_state must be at least 1, got 0"),
-        ({"d_conv": -1}, ValueError, "d_conv must be at least 1, got -1"),
+        ({"d_conv": -1}, ValueError, "d_conv must be at least 0, got -1"),
+        ({"d_conv": False}, TypeError, "d_conv must be an int, got False"),
+        ({"d_conv": torch.zeros(2)}, TypeError, "d_conv must be an int, got tensor"),
         ({"expand": 1.5}, TypeError, r"expand must be an int, got 1\.5"),
     ],
 )

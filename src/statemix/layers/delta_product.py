@@ -21,7 +21,7 @@ from statemix.layers.padded import (
     valid_tokens,
     without_autocast,
 )
-from statemix.layers.short_conv import ShortConvolution
+from statemix.layers.short_conv import ShortConvolution, check_taps
 
 CHUNK_SIZE = 64
 """Updates of the memory that one triangular system solves."""
@@ -123,8 +123,7 @@ class DeltaProduct(PaddedLayer):
                 )
             head_dim = hidden_size // num_heads
         check_sizes(head_dim=head_dim, expand_v=expand_v)
-        if conv_size != 0:
-            check_sizes(conv_size=conv_size)
+        check_taps("conv_size", conv_size)
         check_placement(device, dtype)
         self.hidden_size = hidden_size
         self.num_heads = num_heads

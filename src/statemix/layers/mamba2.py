@@ -21,7 +21,7 @@ from statemix.layers.padded import (
     valid_tokens,
     without_autocast,
 )
-from statemix.layers.short_conv import ShortConvolution
+from statemix.layers.short_conv import ShortConvolution, check_taps
 
 CHUNK_SIZE = 64
 """Tokens that one chunk mixes as an attention matrix."""
@@ -101,8 +101,7 @@ class Mamba2(PaddedLayer):
     ) -> None:
         super().__init__()
         check_sizes(hidden_size=hidden_size, d_state=d_state, expand=expand, head_dim=head_dim)
-        if d_conv != 0:
-            check_sizes(d_conv=d_conv)
+        check_taps("d_conv", d_conv)
         check_placement(device, dtype)
         inner = expand * hidden_size
         if inner % head_dim:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from statemix.layers.layer import at_least_float32
+from statemix.layers.layer import at_least_float32, check_sizes
 from statemix.layers.padded import last_inputs
 
 
@@ -93,3 +93,17 @@ class ShortConvolution(nn.Module):
 
     def extra_repr(self) -> str:
         return f"channels={self.channels}, kernel_size={self.kernel_size}"
+
+
+def check_taps(name: str, size: int) -> None:
+    """Check a number of taps passed to a constructor, of which there may be none.
+
+    Raises:
+        TypeError: if it is not an int.
+        ValueError: if it is below 0, or 2^31 or more.
+    """
+    if type(size) is int and size <= 0:
+        if size < 0:
+            raise ValueError(f"{name} must be at least 0, got {size}")
+        return
+    check_sizes(**{name: size})

@@ -100,11 +100,13 @@ def check_like(state: State, template: State, num_sequences: int, axis: str) -> 
         axis: letter of the batch axis in messages, "B" or "N".
 
     Raises:
-        TypeError: if the structure differs, or only one of two corresponding dtypes is floating.
+        TypeError: if the structure differs, a tensor is sparse, nested or quantised, or only one
+            of two corresponding dtypes is floating.
         ValueError: if a shape differs.
     """
     check_structure("state", state, template)
     for (name, tensor), (_, like) in zip(tensors(state), tensors(template), strict=True):
+        check_dense(name, tensor)
         wanted = (num_sequences, *like.shape[1:])
         if tensor.shape != wanted:
             shape = ", ".join([f"{axis}={num_sequences}", *map(str, like.shape[1:])])

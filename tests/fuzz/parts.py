@@ -15,14 +15,20 @@ from statemix.models import MixerSpec, SyntheticModel
 from statemix.tasks import TASKS
 from statemix.tasks.groups import NAMES
 
+_BASELINES = ("delta_net", "delta_product", "mamba2", "conv", "attention")
 _TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-9, torch.bfloat16: 0.1, torch.float16: 0.02}
 
 
 def layer_options(r: random.Random) -> tuple[str, dict[str, Any]]:
     """A layer's name and arguments."""
-    kind = r.choice(["bd_lru", "bd_lru", "h_lru", "h_lru", "lstm"])
+    kind = r.choice(["bd_lru", "bd_lru", "h_lru", "h_lru", "lstm", r.choice(_BASELINES)])
     hidden = r.choice([1, 2, 3, 8])
     options: dict[str, Any] = {"hidden_size": hidden}
+    if kind in _BASELINES:
+        # Norms magnify the errors of low precision.
+        return kind, options | {"dtype": r.choice([torch.float32, torch.float64])} | _baseline(
+            r, kind
+        )
     if r.random() < 0.5:
         options["dtype"] = r.choice(list(_TOLERANCES))
     if kind == "lstm":
@@ -42,6 +48,23 @@ def layer_options(r: random.Random) -> tuple[str, dict[str, Any]]:
         options["realization"] = r.choice(ops.REALIZATIONS)
         options["readout"] = r.choice(["lags", "current"])
     return kind, options
+
+
+def _baseline(r: random.Random, kind: str) -> dict[str, Any]:
+    """Options of a baseline that fit any width."""
+    if kind == "attention":
+        return {"num_heads": 1}
+    if kind == "conv":
+        return {"kernel_size": r.choice([1, 2, 5]), "depthwise": r.random() < 0.5}
+    if kind == "mamba2":
+        return {"d_state": r.choice([1, 4]), "head_dim": 1, "d_conv": r.choice([0, 2, 4])}
+    switches = ("allow_neg_eigval", "use_forget_gate", "use_output_gate")
+    options: dict[str, Any] = {switch: r.random() < 0.5 for switch in switches}
+    options |= {"num_heads": r.choice([1, 2]), "head_dim": r.choice([1, 3])}
+    options |= {"conv_size": r.choice([0, 1, 4])}
+    if kind == "delta_product":
+        options["num_householder"] = r.choice([1, 2, 4])
+    return options
 
 
 def drawn_layer(r: random.Random) -> tuple[Any, Tensor, Any]:

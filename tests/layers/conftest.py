@@ -13,7 +13,22 @@ from statemix.registry import REQUIRED
 
 HIDDEN_SIZE = 6
 # Values of the required options. There are as many units as channels, as "pointwise" requires.
-SIZES = {"num_blocks": 6, "block_size": 3, "num_channels": 6, "order": 3}
+SIZES = {
+    "num_blocks": 6,
+    "block_size": 3,
+    "num_channels": 6,
+    "order": 3,
+    "num_heads": 2,
+    "kernel_size": 3,
+}
+# Values of options whose defaults do not fit so few channels.
+SMALL = {"mamba2": {"d_state": 5, "head_dim": 4}, "attention": {"num_heads": 3}}
+# Further variants of layers whose options are not all closed sets.
+VARIANTS = {
+    "delta_net": [{"conv_size": 0}, {"head_dim": 2, "expand_v": 2}],
+    "delta_product": [{"conv_size": 1, "num_householder": 2}],
+    "mamba2": [{"d_conv": 0}],
+}
 
 
 def _variants(name):
@@ -22,12 +37,16 @@ def _variants(name):
     required = {
         option: SIZES[option] for option, (_, default) in known.items() if default is REQUIRED
     }
+    required |= SMALL.get(name, {})
     yield name, required
     for option, (annotation, default) in known.items():
-        if get_origin(annotation) is Literal:
-            for choice in get_args(annotation):
+        if get_origin(annotation) is Literal or annotation is bool:
+            for choice in get_args(annotation) or (False, True):
                 if choice != default:
                     yield f"{name}-{option}={choice}", required | {option: choice}
+    for more in VARIANTS.get(name, []):
+        shown = "-".join(f"{option}={choice}" for option, choice in more.items())
+        yield f"{name}-{shown}", required | more
 
 
 def _builder(name, options):

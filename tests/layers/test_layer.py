@@ -3,14 +3,16 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 
 from statemix import layers
-from statemix.layers import BDLRU, map_state, take_rows
+from statemix.layers import BDLRU, Attention, map_state, take_rows
 from statemix.layers import layer as layer_module
 from statemix.layers.gated_recurrence import GatedRecurrence
 from statemix.layers.state import tensors
 
 HIDDEN_SIZE = 6
+GROWING = (Attention,)  # layers whose state has an entry per token, in its second axis
 # Sums of at most a few dozen terms of order one, in another order.
 TIGHT = {"rtol": 1e-12, "atol": 1e-13}
 
@@ -21,6 +23,9 @@ def tokens(batch, length, *, seed=1, dtype=torch.float64):
 
 
 def some_state(layer, batch, *, seed=2):
+    if isinstance(layer, GROWING):
+        with torch.no_grad():
+            return layer(tokens(batch, 3, seed=seed, dtype=layer.init_state(0)[0].dtype))[1]
     generator = torch.Generator().manual_seed(seed)
     return map_state(
         lambda part: torch.randn(part.shape, generator=generator, dtype=part.dtype),
@@ -36,6 +41,14 @@ def shapes(state):
     return [(name, part.shape) for name, part in tensors(state)]
 
 
+def shapes_after(layer, batch, length):
+    """Shapes of the state after so many tokens."""
+    state = layer.init_state(batch)
+    if isinstance(layer, GROWING):
+        state = map_state(lambda part: part.new_empty(batch, length, *part.shape[2:]), state)
+    return shapes(state)
+
+
 def replaced(state, place, change):
     """A state whose part number ``place`` is changed."""
     number = iter(range(len(parts(state))))
@@ -49,8 +62,9 @@ def test_output_has_the_shape_of_the_input_and_the_state_of_init_state(build, ba
     y, state = layer(x)
     assert y.shape == x.shape
     assert type(state) is type(layer.init_state(batch))
-    assert shapes(state) == shapes(layer.init_state(batch))
-    assert sum(part.numel() for part in parts(state)) == batch * layer.state_size
+    assert shapes(state) == shapes_after(layer, batch, length)
+    if not isinstance(layer, GROWING):
+        assert sum(part.numel() for part in parts(state)) == batch * layer.state_size
 
 
 def test_no_tokens_leave_the_state_as_it_was(build):
@@ -100,7 +114,11 @@ def test_packed_sequences_equal_single_ones(build, given_state, index_dtype):
         for n, piece in enumerate(x.split(lengths, dim=1))
     ]
     expected_y = torch.cat([y for y, _ in alone], dim=1)
-    expected_final = map_state(lambda *rows: torch.cat(rows), *(final for _, final in alone))
+    # States that grow have the length of the longest, the others have the same shape.
+    expected_final = map_state(
+        lambda *rows: pad_sequence([row[0] for row in rows], batch_first=True),
+        *(final for _, final in alone),
+    )
     torch.testing.assert_close(y, expected_y, **TIGHT)
     torch.testing.assert_close(final, expected_final, **TIGHT)
     leaves = [x, *layer.parameters()]
@@ -138,12 +156,13 @@ def test_a_loaded_state_dict_gives_the_same_outputs(build):
 def test_a_generator_decides_every_parameter(build):
     first, second = build(seed=3), build(seed=3)
     second.reset_parameters(torch.Generator().manual_seed(4))
-    changed = [
+    unchanged = [
         name
         for name, parameter in second.named_parameters()
         if torch.equal(parameter, first.get_parameter(name))
     ]
-    assert changed == []
+    # Only the weights of norms and skips start as a constant.
+    assert all((second.get_parameter(name) == 1).all() for name in unchanged)
     first.reset_parameters(torch.Generator().manual_seed(4))
     torch.testing.assert_close(first.state_dict(), second.state_dict(), rtol=0, atol=0)
 
@@ -209,7 +228,8 @@ def test_a_whole_layer_on_meta_computes_shapes(build):
     y, state = layer(x)
     y_t, state_t = layer.step(x[:, 0], state)
     assert (y.shape, y_t.shape) == (x.shape, x[:, 0].shape)
-    assert shapes(state) == shapes(state_t) == shapes(layer.init_state(2))
+    assert shapes(state) == shapes_after(layer, 2, 4)
+    assert shapes(state_t) == shapes_after(layer, 2, 5)
     on = {t.device.type for t in (y, y_t, *parts(state), *parts(state_t))}
     assert on == {"meta"}
     with pytest.raises(TypeError, match=r"x must have the dtype .*float64.*float32"):
@@ -393,6 +413,10 @@ def test_arguments_of_init_state_are_checked(initial_state, arguments, error, me
         layers.BDLRU(4, 2, 2, initial_state=initial_state),
         layers.HLRU(4, 2, 2, initial_state=initial_state),
         layers.LSTM(4),
+        layers.DeltaNet(4, 2),
+        layers.Mamba2(4, head_dim=4),
+        layers.CausalConv(4, 2),
+        layers.Attention(4, 2),
     ):
         with pytest.raises(error, match=message):
             layer.init_state(**{"batch_size": 2} | arguments)
@@ -407,6 +431,10 @@ def test_constructors_check_device_and_dtype(name, value, error):
         lambda **more: layers.BDLRU(4, 2, 2, **more),
         lambda **more: layers.HLRU(4, 2, 2, **more),
         lambda **more: layers.LSTM(4, **more),
+        lambda **more: layers.DeltaNet(4, 2, **more),
+        lambda **more: layers.Mamba2(4, head_dim=4, **more),
+        lambda **more: layers.CausalConv(4, 2, **more),
+        lambda **more: layers.Attention(4, 2, **more),
     ):
         with pytest.raises(error, match=f"{name} must"):
             build(**{name: value})
@@ -445,6 +473,28 @@ def test_dynamic_quantisation_changes_results_little(selective, initial_state):
         with torch.inference_mode():
             y_t, _ = quantised.step(x[:, 0], quantised.init_state(2))
         torch.testing.assert_close(y_t, layer(x)[0][:, 0], atol=0.05, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", ["delta_product", "mamba2", "conv", "attention"])
+def test_dynamic_quantisation_keeps_the_baselines_working(name):
+    options = {
+        "delta_product": {"num_heads": 2, "use_forget_gate": True, "use_output_gate": True},
+        "mamba2": {"d_state": 4, "head_dim": 4},
+        "conv": {"kernel_size": 2},
+        "attention": {"num_heads": 2, "rope": True},
+    }
+    layer = layers.build(name, hidden_size=8, **options[name])
+    layer.reset_parameters(torch.Generator().manual_seed(0))
+    quantised = torch.ao.quantization.quantize_dynamic(layer, dtype=torch.qint8)
+    x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(1))
+    y, state = quantised(x)
+    # Norms magnify the errors of small outputs.
+    torch.testing.assert_close(y, layer(x)[0], atol=0.2, rtol=0)
+    y_t, _ = quantised.step(x[:, 0], state)
+    torch.testing.assert_close(y_t, layer.step(x[:, 0], layer(x)[1])[0], atol=0.2, rtol=0)
+    assert quantised.state_size == layer.state_size
 
 
 def test_a_layer_needs_every_method_of_the_interface():

@@ -16,9 +16,23 @@ def test_every_name_builds_its_class():
         "bd_lru": layers.build("bd_lru", hidden_size=4, num_blocks=2, block_size=3),
         "h_lru": layers.build("h_lru", hidden_size=4, num_channels=2, order=3),
         "lstm": layers.build("lstm", hidden_size=4),
+        "delta_net": layers.build("delta_net", hidden_size=4, num_heads=2),
+        "delta_product": layers.build("delta_product", hidden_size=4, num_heads=2),
+        "mamba2": layers.build("mamba2", hidden_size=4, head_dim=4),
+        "conv": layers.build("conv", hidden_size=4, kernel_size=2),
+        "attention": layers.build("attention", hidden_size=4, num_heads=2),
     }
     assert list(built) == list(LAYERS)
-    classes = [layers.BDLRU, layers.HLRU, layers.LSTM]
+    classes = [
+        layers.BDLRU,
+        layers.HLRU,
+        layers.LSTM,
+        layers.DeltaNet,
+        layers.DeltaProduct,
+        layers.Mamba2,
+        layers.CausalConv,
+        layers.Attention,
+    ]
     assert [type(layer) for layer in built.values()] == classes == list(LAYERS.values())
 
 

@@ -26,8 +26,8 @@ def test_task_is_built_from_its_defaults(name):
 
 @each_task
 def test_options_reach_the_task(name):
-    task = TaskSpec(name, length=5, train_size=7).build()
-    assert (task.length, task.train_size) == (5, 7)
+    task = TaskSpec(name, train_size=7, seed=3).build()
+    assert (task.train_size, task.seed) == (7, 3)
 
 
 @each_task
@@ -42,7 +42,7 @@ def test_examples_have_the_promised_form(name):
         if lengths is None:
             lengths = np.full(7, task.length)
         assert (lengths.shape, lengths.dtype) == ((7,), np.int64)
-        assert 0 < lengths.min() <= lengths.max() == task.length
+        assert 0 < lengths.min() <= lengths.max() <= task.length
         assert list(targets) == list(task.heads)
         ended = np.arange(task.length) >= lengths[:, None]
         for head, classes in targets.items():

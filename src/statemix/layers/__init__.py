@@ -1,9 +1,13 @@
 """Modules with parameters: one file per architecture, all with the call of :class:`Layer`."""
 
+from statemix.layers.attention import Attention, AttentionState
 from statemix.layers.bd_lru import BDLRU
+from statemix.layers.causal_conv import CausalConv
+from statemix.layers.delta_product import DeltaNet, DeltaProduct, DeltaState
 from statemix.layers.h_lru import HLRU
 from statemix.layers.layer import Layer, LayerSpec
 from statemix.layers.lstm import LSTM, LSTMState
+from statemix.layers.mamba2 import Mamba2, Mamba2State
 from statemix.layers.registry import LAYERS, build
 from statemix.layers.state import State, map_state, take_rows
 
@@ -12,9 +16,17 @@ __all__ = [
     "HLRU",
     "LAYERS",
     "LSTM",
+    "Attention",
+    "AttentionState",
+    "CausalConv",
+    "DeltaNet",
+    "DeltaProduct",
+    "DeltaState",
     "LSTMState",
     "Layer",
     "LayerSpec",
+    "Mamba2",
+    "Mamba2State",
     "State",
     "build",
     "map_state",

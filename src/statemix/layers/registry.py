@@ -4,10 +4,14 @@ from typing import Any
 
 import torch
 
+from statemix.layers.attention import Attention
 from statemix.layers.bd_lru import BDLRU
+from statemix.layers.causal_conv import CausalConv
+from statemix.layers.delta_product import DeltaNet, DeltaProduct
 from statemix.layers.h_lru import HLRU
 from statemix.layers.layer import Layer
 from statemix.layers.lstm import LSTM
+from statemix.layers.mamba2 import Mamba2
 from statemix.registry import Factories
 
 LAYERS: Factories[type[Layer]] = Factories(
@@ -16,6 +20,11 @@ LAYERS: Factories[type[Layer]] = Factories(
         BDLRU,
         HLRU,
         LSTM,
+        DeltaNet,
+        DeltaProduct,
+        Mamba2,
+        CausalConv,
+        Attention,
     ],
     common=("hidden_size", "device", "dtype"),
 )

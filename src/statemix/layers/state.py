@@ -100,11 +100,13 @@ def check_like(state: State, template: State, num_sequences: int, axis: str) -> 
         axis: letter of the batch axis in messages, "B" or "N".
 
     Raises:
-        TypeError: if the structure differs, or only one of two corresponding dtypes is floating.
+        TypeError: if the structure differs, a tensor is sparse, nested or quantised, or only one
+            of two corresponding dtypes is floating.
         ValueError: if a shape differs.
     """
-    _check_structure("state", state, template)
+    check_structure("state", state, template)
     for (name, tensor), (_, like) in zip(tensors(state), tensors(template), strict=True):
+        check_dense(name, tensor)
         wanted = (num_sequences, *like.shape[1:])
         if tensor.shape != wanted:
             shape = ", ".join([f"{axis}={num_sequences}", *map(str, like.shape[1:])])
@@ -114,7 +116,17 @@ def check_like(state: State, template: State, num_sequences: int, axis: str) -> 
             raise TypeError(f"{name} must have {kind} dtype, got {tensor.dtype}")
 
 
-def _check_structure(name: str, state: State, template: State) -> None:
+def check_structure(name: str, state: State, template: State) -> None:
+    """Check that a state is the same tree of tensors as a template.
+
+    Args:
+        name: name of the state in messages.
+        state: state to check.
+        template: a state of the same layer.
+
+    Raises:
+        TypeError: if the structure differs.
+    """
     if isinstance(template, Tensor):
         if not isinstance(state, Tensor):
             raise TypeError(f"{name} must be a tensor, got {type(state).__name__}")
@@ -125,4 +137,4 @@ def _check_structure(name: str, state: State, template: State) -> None:
         raise TypeError(f"{name} must have {len(template)} parts, got {len(state)}")
     names = getattr(template, "_fields", range(len(template)))
     for part_name, part, like in zip(names, state, template, strict=True):
-        _check_structure(f"{name}.{part_name}", part, like)
+        check_structure(f"{name}.{part_name}", part, like)

@@ -16,6 +16,7 @@ function, ``words``:
   training words.)
 """
 
+import hashlib
 from functools import lru_cache
 from typing import Literal, get_args
 
@@ -113,7 +114,7 @@ def words(
             num_blocks=(stop - start) * blocks_per_word,
         )
         per_word = raw.reshape(stop - start, blocks_per_word * _VALUES_PER_BLOCK)
-        return _uniform(per_word[:, :length], alphabet_size)
+        return below(per_word[:, :length], alphabet_size)
     if split != "train" and stop > size:
         raise ValueError(
             f"stop must be at most {size} (share of the {split} split in the "
@@ -127,6 +128,37 @@ def words(
     return _shuffled_words(positions, alphabet_size, length, seed)
 
 
+def draws(
+    name: str, count: int, *, seed: int, split: Split, start: int, stop: int
+) -> NDArray[np.uint64]:
+    """Make independent uniform 64-bit values for the examples ``start`` ... ``stop - 1``.
+
+    Arguments are trusted. Every task, and every count, has its own stream.
+
+    Args:
+        name: name of the task.
+        count: values per example.
+        seed: 0 <= seed < 2^64.
+        split: one of ``SPLITS``.
+        start: first index.
+        stop: one beyond the last index.
+
+    Returns:
+        Shape (stop - start, count), uint64.
+    """
+    # Words use domains that begin with the size of an alphabet, which is smaller.
+    number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big") + 2**60
+    blocks = -(-count // _VALUES_PER_BLOCK)
+    raw = _raw_values(
+        seed,
+        split,
+        (number, count),
+        first_block=start * blocks,
+        num_blocks=(stop - start) * blocks,
+    )
+    return raw.reshape(stop - start, blocks * _VALUES_PER_BLOCK)[:, :count]
+
+
 def _raw_values(
     seed: int, purpose: str, domain: tuple[int, int], *, first_block: int, num_blocks: int
 ) -> NDArray[np.uint64]:
@@ -138,14 +170,17 @@ def _raw_values(
     return np.asarray(values, dtype=np.uint64)
 
 
-def _uniform(raw: NDArray[np.uint64], size: int) -> NDArray[np.int64]:
+def below(raw: NDArray[np.uint64], size: int | NDArray[np.int64]) -> NDArray[np.int64]:
     """Map uniform 64-bit values to 0 ... size - 1 by floor(u * size) for u in [0, 1).
+
+    ``size`` is at least 1: one number, or an array that broadcasts with ``raw``.
 
     u has as many leading bits as fit beside ``size`` in 64 bits. So no probability is off by more
     than a factor of 1 +- size^2 / 2^63 (1e-15 for the 120 elements of S_5).
     """
-    bits = 64 - size.bit_length()
-    return (((raw >> np.uint64(64 - bits)) * np.uint64(size)) >> np.uint64(bits)).astype(np.int64)
+    bits = 64 - int(np.max(size, initial=1)).bit_length()
+    scaled = (raw >> np.uint64(64 - bits)) * np.asarray(size).astype(np.uint64)
+    return (scaled >> np.uint64(bits)).astype(np.int64)
 
 
 def _shuffled_words(
@@ -185,7 +220,7 @@ def _round_functions(alphabet_size: int, length: int, seed: int) -> list[NDArray
             first_block=first_block,
             num_blocks=num_blocks,
         )
-        tables.append(_uniform(raw[:domain], image).astype(np.int32))
+        tables.append(below(raw[:domain], image).astype(np.int32))
         first_block += num_blocks
         domain, image = image, domain
     return tables

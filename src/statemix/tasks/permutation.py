@@ -1,10 +1,9 @@
 """Permutation composition: follow the running product of a word over a permutation group."""
 
-import operator
 from collections.abc import Mapping
 from typing import ClassVar
 
-from statemix.tasks import addressing, groups
+from statemix.tasks import addressing, checks, groups
 from statemix.tasks.groups import GroupName
 from statemix.tasks.task import Examples
 
@@ -78,13 +77,11 @@ class Permutation:
         if not isinstance(group, str):
             raise TypeError(f"group must be a string, got {group!r}")
         self.group = groups.group(group)
-        self.length = _length(length)
-        self.seed = _integer("seed", seed, minimum=0)
-        if self.seed >= 2**64:
-            raise ValueError(f"seed must be below 2^64, got {seed}")
+        self.length = checks.length(length)
+        self.seed = checks.seed(seed)
         self.train_size: int | None = None
         if train_size is not None:
-            self.train_size = _integer("train_size", train_size, minimum=1)
+            self.train_size = checks.integer("train_size", train_size, minimum=1)
             self._check_space("train_size", self.train_size, "train", self.length)
 
     @property
@@ -127,11 +124,10 @@ class Permutation:
                 range.
             TypeError: if a number is not an integer.
         """
-        if not isinstance(split, str) or split not in addressing.SPLITS:
-            raise ValueError(f"split must be one of {', '.join(addressing.SPLITS)}, got {split!r}")
-        start = _integer("start", start, minimum=0)
-        stop = _integer("stop", stop, minimum=start)
-        length = self.length if length is None else _length(length)
+        checks.split(split)
+        start = checks.integer("start", start, minimum=0)
+        stop = checks.integer("stop", stop, minimum=start)
+        length = self.length if length is None else checks.length(length)
         addressing.check_range(start, stop, length)
         if split != "train":
             self._check_space("stop", stop, split, length)
@@ -151,7 +147,7 @@ class Permutation:
             index: index of the example in the split.
             split: as in ``examples``.
         """
-        index = _integer("index", index, minimum=0)
+        index = checks.integer("index", index, minimum=0)
         examples = self.examples(split, index, index + 1)
         tokens, targets = examples.tokens[0], examples.targets["product"][0]
         lines = [f"{split} word {index} over {self.group.name}, {self.length} elements"]
@@ -179,20 +175,3 @@ class Permutation:
                 f"{self.group.order**length} words of length {length} over {self.group.name}), "
                 f"got {count}"
             )
-
-
-def _length(value: object) -> int:
-    length = _integer("length", value, minimum=1)
-    if length > addressing.MAX_LENGTH:
-        raise ValueError(f"length must be at most {addressing.MAX_LENGTH}, got {length}")
-    return length
-
-
-def _integer(name: str, value: object, *, minimum: int) -> int:
-    # Python counts bool as an integer, but "length=True" is a mistake.
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
-    number = operator.index(value)
-    if number < minimum:
-        raise ValueError(f"{name} must be at least {minimum}, got {number}")
-    return number

@@ -1,6 +1,13 @@
 """The tasks by name. To add one, write a file beside this one and a line in ``TASKS``."""
 
 from statemix.registry import Factories
+from statemix.tasks.chomsky.arithmetic import BracketArithmetic, ModularArithmetic
+from statemix.tasks.chomsky.counting import CycleNavigation, Parity
+from statemix.tasks.mad.compression import Compression
+from statemix.tasks.mad.copying import SelectiveCopying
+from statemix.tasks.mad.memorization import Memorization
+from statemix.tasks.mad.noisy_recall import NoisyRecall
+from statemix.tasks.mad.recall import Recall
 from statemix.tasks.permutation import Permutation
 from statemix.tasks.task import Task
 
@@ -8,6 +15,15 @@ TASKS: Factories[type[Task]] = Factories(
     "task",
     [
         Permutation,
+        Compression,
+        SelectiveCopying,
+        Recall,
+        NoisyRecall,
+        Memorization,
+        Parity,
+        CycleNavigation,
+        ModularArithmetic,
+        BracketArithmetic,
     ],
 )
 

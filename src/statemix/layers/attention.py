@@ -1,0 +1,193 @@
+"""Attention: causal softmax attention whose state is a cache of keys and values."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from statemix.layers.layer import (
+    a_parameter,
+    at_least_float32,
+    check_init_state,
+    check_placement,
+    check_sizes,
+)
+from statemix.layers.padded import PaddedLayer, reset_linear, valid_tokens
+from statemix.layers.state import State, check_structure, tensors
+from statemix.ops.checks import bind
+
+ROPE_BASE = 10_000.0
+"""Ratio of the longest to the shortest wavelength of rotary positions, about."""
+
+
+class AttentionState(NamedTuple):
+    """Cache of all tokens so far, float32 or wider; the number S of its entries grows.
+
+    Attributes:
+        keys: shape (B, S, num_heads, head_dim).
+        values: shape (B, S, num_heads, head_dim).
+        used: 1 for the entries that are tokens and 0 for the padding between packed sequences of
+            unequal lengths, shape (B, S).
+    """
+
+    keys: Tensor
+    values: Tensor
+    used: Tensor
+
+
+class Attention(PaddedLayer):
+    r"""Causal multi-head softmax attention.
+
+    .. math::
+        o_t = \sum_{s \le t} \mathrm{softmax}_s\big(q_t^\top k_s / \sqrt{d}\big)\, v_s,
+        \qquad y_t = W_o\, o_t
+
+    in each head of d = ``hidden_size / num_heads`` channels; q, k and v are linear in x_t. Without
+    ``rope`` the layer knows no positions beyond the causal order.
+
+    Source: Vaswani et al. (2017); rotary positions: Su et al. (2021), base 10 000.
+
+    The state grows by one entry per token; after packed sequences, by the length of the longest.
+
+    Args:
+        hidden_size: width of input and output.
+        num_heads: number of heads; must divide ``hidden_size``.
+        rope: whether queries and keys are rotated by their positions, which requires an even
+            number of channels per head.
+        device: device of the parameters.
+        dtype: dtype of the parameters. The state is always float32 or wider.
+
+    Shape:
+        x (B, T, hidden_size) -> y (B, T, hidden_size), state :class:`AttentionState`.
+
+    Raises:
+        ValueError: if a size is out of range or does not divide as above.
+        TypeError: if a size is not an int.
+
+    Example:
+        >>> layer = Attention(hidden_size=8, num_heads=2)
+        >>> y, state = layer(torch.randn(3, 5, 8))
+        >>> y.shape, state.keys.shape
+        (torch.Size([3, 5, 8]), torch.Size([3, 5, 2, 4]))
+    """
+
+    name = "attention"
+    display_name = "Attention"
+
+    @classmethod
+    def label(cls, options: Mapping[str, Any]) -> str:
+        """Return "Attention" or "Attention with RoPE"."""
+        return cls.display_name + (" with RoPE" if options.get("rope", False) else "")
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        *,
+        rope: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_sizes(hidden_size=hidden_size, num_heads=num_heads)
+        check_placement(device, dtype)
+        if hidden_size % num_heads:
+            raise ValueError(
+                f"num_heads must divide hidden_size, got {num_heads} and {hidden_size}"
+            )
+        if rope and hidden_size // num_heads % 2:
+            raise ValueError(
+                "hidden_size / num_heads must be even with rope=True, got "
+                f"{hidden_size // num_heads}"
+            )
+        self.hidden_size = hidden_size
+        self.num_heads = num_heads
+        self.head_dim = hidden_size // num_heads
+        self.rope = rope
+        self.qkv_proj = nn.Linear(
+            hidden_size, 3 * hidden_size, bias=False, device=device, dtype=dtype
+        )
+        self.out_proj = nn.Linear(hidden_size, hidden_size, bias=False, device=device, dtype=dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Redraw all parameters as ``torch.nn.Linear`` does."""
+        reset_linear(self.qkv_proj, generator)
+        reset_linear(self.out_proj, generator)
+
+    def init_state(
+        self,
+        batch_size: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> AttentionState:
+        check_init_state(batch_size, device, dtype)
+        like = a_parameter(self)
+        dtype = at_least_float32(like.dtype if dtype is None else dtype)
+        device = like.device if device is None else device
+        shape = (batch_size, 0, self.num_heads, self.head_dim)
+        return AttentionState(
+            torch.zeros(shape, device=device, dtype=dtype),
+            torch.zeros(shape, device=device, dtype=dtype),
+            torch.zeros(shape[:2], device=device, dtype=dtype),
+        )
+
+    def check_state(self, state: State, num_sequences: int, axis: str = "B") -> None:
+        """Check as every layer does; the parts share a number S of entries, which may be any."""
+        check_structure("state", state, self.init_state(1, device="meta"))
+        sizes = {axis: num_sequences, "num_heads": self.num_heads, "head_dim": self.head_dim}
+        device = a_parameter(self).device
+        for name, part in tensors(state):
+            bind(sizes, name, part, f"{axis} S" + " num_heads head_dim" * (name != "state.used"))
+            if not part.dtype.is_floating_point:
+                raise TypeError(f"{name} must have a floating dtype, got {part.dtype}")
+            if part.device != device:
+                raise ValueError(f"{name} must be on {device}, got {part.device}")
+
+    def _run(
+        self, x: Tensor, state: AttentionState, lengths: Tensor | None
+    ) -> tuple[Tensor, AttentionState]:
+        if x.shape[1] == 0:
+            return x.clone(), state
+        batch, length = x.shape[:2]
+        past = state.keys.shape[1]
+        qkv = self.qkv_proj(x).unflatten(-1, (3, self.num_heads, self.head_dim))
+        q, k, v = qkv.unbind(2)
+        if self.rope:
+            places = torch.arange(length, device=x.device) + state.used.sum(1, keepdim=True)
+            q, k = _rotated(q, places), _rotated(k, places)
+        fresh = state.used.new_ones(batch, length)
+        if lengths is not None:
+            fresh = fresh * valid_tokens(x, lengths)
+        cache = AttentionState(
+            torch.cat([state.keys, k.to(state.keys.dtype)], 1),
+            torch.cat([state.values, v.to(state.values.dtype)], 1),
+            torch.cat([state.used, fresh.to(state.used.dtype)], 1),
+        )
+        mask = None
+        if past:
+            # Padding within x comes after the tokens of its row, which therefore never see it.
+            earlier = state.used.bool()[:, None, None].expand(batch, 1, length, past)
+            causal = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
+            mask = torch.cat([earlier, causal.expand(batch, 1, length, length)], -1)
+        o = functional.scaled_dot_product_attention(
+            q.transpose(1, 2),
+            cache.keys.to(q.dtype).transpose(1, 2),
+            cache.values.to(q.dtype).transpose(1, 2),
+            attn_mask=mask,
+            is_causal=mask is None,
+        )
+        return self.out_proj(o.transpose(1, 2).flatten(2)), cache
+
+
+def _rotated(x: Tensor, places: Tensor) -> Tensor:
+    """Rotate the halves of each head of x (B, T, H, D) by angles proportional to its place."""
+    dtype = at_least_float32(x.dtype)
+    half = x.shape[-1] // 2
+    speeds = ROPE_BASE ** (-torch.arange(half, device=x.device, dtype=dtype) / half)
+    angles = (places.to(dtype).unsqueeze(-1) * speeds).unsqueeze(2)
+    first, second = x.to(dtype).chunk(2, -1)
+    sin, cos = angles.sin(), angles.cos()
+    return torch.cat([first * cos - second * sin, first * sin + second * cos], -1).to(x.dtype)

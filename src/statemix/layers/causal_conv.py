@@ -1,0 +1,112 @@
+"""CausalConv: a convolution over the last tokens, the baseline without a recurrence."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from statemix.layers.layer import (
+    a_parameter,
+    at_least_float32,
+    check_init_state,
+    check_placement,
+    check_sizes,
+)
+from statemix.layers.padded import PaddedLayer, last_inputs, reset_linear
+
+
+class CausalConv(PaddedLayer):
+    r"""Causal convolution, dense or depthwise.
+
+    .. math::
+        y_t = c + \sum_{j=0}^{K-1} W_j\, x_{t-K+1+j}
+
+    with matrices W_j, diagonal if ``depthwise``. It sees K tokens and nothing before them, so that
+    it bounds what a layer can do without remembering.
+
+    Source: the convolution of Dubinin et al., Figure 6, who do not say whether it is dense.
+
+    Args:
+        hidden_size: width of input and output.
+        kernel_size: number K of taps.
+        depthwise: whether each channel sees only itself.
+        device: device of the parameters.
+        dtype: dtype of the parameters. The state is always float32 or wider.
+
+    Shape:
+        x (B, T, hidden_size) -> y (B, T, hidden_size), state (B, K - 1, hidden_size): the last
+        inputs, in order of time.
+
+    Raises:
+        ValueError: if a size is out of range.
+        TypeError: if a size is not an int.
+
+    Example:
+        >>> layer = CausalConv(hidden_size=8, kernel_size=4)
+        >>> y, state = layer(torch.randn(2, 5, 8))
+        >>> y.shape, state.shape
+        (torch.Size([2, 5, 8]), torch.Size([2, 3, 8]))
+    """
+
+    name = "conv"
+    display_name = "Convolution"
+
+    @classmethod
+    def label(cls, options: Mapping[str, Any]) -> str:
+        """Return such as "Depthwise convolution K=4"."""
+        kind = "Depthwise convolution" if options.get("depthwise", False) else cls.display_name
+        return f"{kind} K={options['kernel_size']}"
+
+    def __init__(
+        self,
+        hidden_size: int,
+        kernel_size: int,
+        *,
+        depthwise: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_sizes(hidden_size=hidden_size, kernel_size=kernel_size)
+        check_placement(device, dtype)
+        self.hidden_size = hidden_size
+        self.kernel_size = kernel_size
+        self.depthwise = depthwise
+        self.conv = nn.Conv1d(
+            hidden_size,
+            hidden_size,
+            kernel_size,
+            groups=hidden_size if depthwise else 1,
+            device=device,
+            dtype=dtype,
+        )
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Redraw all parameters as ``torch.nn.Conv1d`` does."""
+        reset_linear(self.conv, generator)
+
+    def zero_biases(self) -> None:
+        """Set the bias c to zero."""
+        nn.init.zeros_(self.conv.bias)  # type: ignore[arg-type]
+
+    def init_state(
+        self,
+        batch_size: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        check_init_state(batch_size, device, dtype)
+        like = a_parameter(self)
+        dtype = at_least_float32(like.dtype if dtype is None else dtype)
+        device = like.device if device is None else device
+        shape = (batch_size, self.kernel_size - 1, self.hidden_size)
+        return torch.zeros(shape, device=device, dtype=dtype)
+
+    def _run(self, x: Tensor, state: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+        if x.numel() == 0:  # torch.nn.Conv1d refuses windows shorter than its kernel
+            return x.clone(), state
+        window = torch.cat([state.to(x.dtype), x], 1)
+        y = self.conv(window.mT).mT
+        exact = torch.cat([state, x.to(state.dtype)], 1)
+        return y, last_inputs(exact, self.kernel_size - 1, lengths)

@@ -1,0 +1,365 @@
+"""DeltaNet and DeltaProduct: a matrix state, rotated by generalised Householder matrices."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from statemix.layers.layer import (
+    a_parameter,
+    at_least_float32,
+    check_init_state,
+    check_placement,
+    check_sizes,
+)
+from statemix.layers.padded import (
+    PaddedLayer,
+    reset_decay,
+    reset_linear,
+    valid_tokens,
+    without_autocast,
+)
+from statemix.layers.short_conv import ShortConvolution, check_taps
+
+CHUNK_SIZE = 64
+"""Updates of the memory that one triangular system solves."""
+
+
+class DeltaState(NamedTuple):
+    """State of DeltaNet and DeltaProduct, float32 or wider.
+
+    Attributes:
+        memory: shape (B, num_heads, head_dim, head_dim * expand_v).
+        conv: the last inputs of the short convolution, (B, max(conv_size - 1, 0), channels).
+    """
+
+    memory: Tensor
+    conv: Tensor
+
+
+class DeltaProduct(PaddedLayer):
+    r"""Linear attention whose memory several delta-rule updates per token correct.
+
+    Each head has a memory S of head_dim rows, one per key channel. A token decays it once and
+    then applies n = ``num_householder`` updates, each with its own key, value and strength:
+
+    .. math::
+        S_{t,0} &= e^{g_t} S_{t-1,n}, \qquad
+        S_{t,j} = (I - \beta_{t,j} k_{t,j} k_{t,j}^\top) S_{t,j-1}
+            + \beta_{t,j} k_{t,j} v_{t,j}^\top, \quad j = 1..n \\
+        o_t &= S_{t,n}^\top q_t / \sqrt{\mathrm{head\_dim}}, \qquad
+        y_t = W_o\, \mathrm{RMSNorm}(o_t)
+
+    Queries, keys and values are linear in x_t, followed by a short convolution and SiLU; queries
+    and keys then have length 1. The strength is sigmoid(w x_t), doubled if ``allow_neg_eigval``, so
+    that the eigenvalue 1 - beta lies in (-1, 1) instead of (0, 1). The decay is
+    g_t = -exp(A) softplus(w x_t + c) with ``use_forget_gate``, otherwise 0.
+
+    Source: Siems et al. (2025), "DeltaProduct"; eigenvalues in [-1, 1]: Grazzi et al. (2025);
+    gated: Yang et al. (2025). Names follow ``GatedDeltaProduct`` of flash-linear-attention. Chunks
+    of updates are solved together as a triangular system, which is exact (WY representation).
+
+    Args:
+        hidden_size: width of input and output.
+        num_heads: number of heads.
+        num_householder: updates n per token; the transition is a product of n Householder matrices.
+        head_dim: size of queries and keys; None means ``hidden_size // num_heads``.
+        expand_v: size of values divided by ``head_dim``.
+        allow_neg_eigval: whether beta reaches 2, "[-1, 1]" in tables.
+        use_forget_gate: whether the memory decays ("gated").
+        use_output_gate: whether the normalised output is multiplied by silu(W x_t).
+        conv_size: taps of the short convolution; 0 leaves only SiLU.
+        device: device of the parameters.
+        dtype: dtype of the parameters. The state is always float32 or wider.
+
+    Shape:
+        x (B, T, hidden_size) -> y (B, T, hidden_size), state :class:`DeltaState`.
+
+    Raises:
+        ValueError: if a size is out of range, or ``head_dim`` is None and ``num_heads`` does not
+            divide ``hidden_size``.
+        TypeError: if a size is not an int.
+
+    Example:
+        >>> layer = DeltaProduct(hidden_size=8, num_heads=2, num_householder=3)
+        >>> y, state = layer(torch.randn(2, 5, 8))
+        >>> y.shape, state.memory.shape, state.conv.shape
+        (torch.Size([2, 5, 8]), torch.Size([2, 2, 4, 4]), torch.Size([2, 3, 56]))
+    """
+
+    name = "delta_product"
+    display_name = "DeltaProduct"
+    colour = "#7E57C2"
+
+    @classmethod
+    def label(cls, options: Mapping[str, Any]) -> str:
+        """Return such as "Gated DeltaProduct n=4 [-1, 1]"."""
+        return _label(f"{cls.display_name} n={options.get('num_householder', 4)}", options)
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        *,
+        num_householder: int = 4,
+        head_dim: int | None = None,
+        expand_v: int = 1,
+        allow_neg_eigval: bool = True,
+        use_forget_gate: bool = False,
+        use_output_gate: bool = False,
+        conv_size: int = 4,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_sizes(hidden_size=hidden_size, num_heads=num_heads, num_householder=num_householder)
+        if head_dim is None:
+            if hidden_size % num_heads:
+                raise ValueError(
+                    f"num_heads must divide hidden_size unless head_dim is given, got {num_heads} "
+                    f"and {hidden_size}"
+                )
+            head_dim = hidden_size // num_heads
+        check_sizes(head_dim=head_dim, expand_v=expand_v)
+        check_taps("conv_size", conv_size)
+        check_placement(device, dtype)
+        self.hidden_size = hidden_size
+        self.num_heads = num_heads
+        self.num_householder = num_householder
+        self.head_dim = head_dim
+        self.expand_v = expand_v
+        self.allow_neg_eigval = allow_neg_eigval
+        self.use_forget_gate = use_forget_gate
+        self.use_output_gate = use_output_gate
+        self.conv_size = conv_size
+
+        keys = num_heads * head_dim
+        values = keys * expand_v
+        self._widths = (keys, keys * num_householder, values * num_householder)
+
+        def linear(inputs: int, outputs: int) -> nn.Linear:
+            return nn.Linear(inputs, outputs, bias=False, device=device, dtype=dtype)
+
+        self.qkv_proj = linear(hidden_size, sum(self._widths))
+        self.b_proj = linear(hidden_size, num_householder * num_heads)
+        self.conv = ShortConvolution(sum(self._widths), conv_size, device=device, dtype=dtype)
+        if use_forget_gate:
+            self.a_proj = linear(hidden_size, num_heads)
+            self.A_log = nn.Parameter(torch.empty(num_heads, device=device, dtype=dtype))
+            self.dt_bias = nn.Parameter(torch.empty(num_heads, device=device, dtype=dtype))
+        if use_output_gate:
+            self.g_proj = linear(hidden_size, values)
+        self.norm_weight = nn.Parameter(
+            torch.empty(head_dim * expand_v, device=device, dtype=dtype)
+        )
+        self.out_proj = linear(values, hidden_size)
+        self.reset_parameters()
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Redraw all parameters: projections as in PyTorch, decays as in Mamba-2."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                reset_linear(module, generator)
+        self.conv.reset_parameters(generator)
+        nn.init.ones_(self.norm_weight)
+        if self.use_forget_gate:
+            reset_decay(self.A_log, self.dt_bias, generator, least=0.0)
+
+    def init_state(
+        self,
+        batch_size: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> DeltaState:
+        check_init_state(batch_size, device, dtype)
+        like = a_parameter(self)
+        dtype = at_least_float32(like.dtype if dtype is None else dtype)
+        device = like.device if device is None else device
+        memory = (batch_size, self.num_heads, self.head_dim, self.head_dim * self.expand_v)
+        conv = (batch_size, self.conv.num_kept, self.conv.channels)
+        return DeltaState(
+            torch.zeros(memory, device=device, dtype=dtype),
+            torch.zeros(conv, device=device, dtype=dtype),
+        )
+
+    def _run(
+        self, x: Tensor, state: DeltaState, lengths: Tensor | None
+    ) -> tuple[Tensor, DeltaState]:
+        projected = self.qkv_proj(x)
+        strengths = self.b_proj(x)
+        decays = self.a_proj(x) if self.use_forget_gate else None
+        gate = self.g_proj(x) if self.use_output_gate else None
+        with without_autocast(x.device):
+            mixed, conv = self.conv(projected, state.conv, lengths)
+            dtype = torch.promote_types(mixed.dtype, state.memory.dtype)
+            per_head = (self.num_householder, self.num_heads)
+            q, k, v = mixed.to(dtype).split(self._widths, -1)
+            q = _normalised(q.unflatten(-1, (self.num_heads, self.head_dim)))
+            k = _normalised(k.unflatten(-1, (*per_head, self.head_dim)))
+            v = v.unflatten(-1, (*per_head, self.head_dim * self.expand_v))
+            beta = strengths.to(dtype).sigmoid().unflatten(-1, per_head)
+            if self.allow_neg_eigval:
+                beta = 2 * beta
+            if decays is None:
+                g = torch.zeros_like(beta[:, :, 0])
+            else:
+                rate = self.A_log.to(dtype).exp()
+                g = -rate * functional.softplus(decays.to(dtype) + self.dt_bias.to(dtype))
+            if lengths is not None:
+                valid = valid_tokens(x, lengths)
+                beta = beta * valid[..., None, None]
+                g = g * valid[..., None]
+            o, memory = delta_rule(q * self.head_dim**-0.5, k, v, beta, g, state.memory.to(dtype))
+            weight = self.norm_weight.to(dtype)
+            o = functional.rms_norm(o, weight.shape, weight, eps=1e-5).flatten(2)
+            if gate is not None:
+                o = o * functional.silu(gate.to(dtype))
+            o = o.to(projected.dtype)
+        return self.out_proj(o), DeltaState(memory.to(state.memory.dtype), conv)
+
+
+class DeltaNet(DeltaProduct):
+    r"""Linear attention whose memory one delta-rule update per token corrects.
+
+    .. math::
+        S_t = e^{g_t} (I - \beta_t k_t k_t^\top) S_{t-1} + \beta_t k_t v_t^\top
+
+    It is :class:`DeltaProduct` with ``num_householder=1``, which documents the other equations.
+
+    Source: Schlag et al. (2021), Yang et al. (2024); eigenvalues in [-1, 1]: Grazzi et al. (2025);
+    with ``use_forget_gate``, Gated DeltaNet: Yang et al. (2025).
+
+    Args:
+        hidden_size: width of input and output.
+        num_heads: number of heads.
+        head_dim: size of queries and keys; None means ``hidden_size // num_heads``.
+        expand_v: size of values divided by ``head_dim``.
+        allow_neg_eigval: whether beta reaches 2, "[-1, 1]" in tables.
+        use_forget_gate: whether the memory decays ("gated").
+        use_output_gate: whether the normalised output is multiplied by silu(W x_t).
+        conv_size: taps of the short convolution; 0 leaves only SiLU.
+        device: device of the parameters.
+        dtype: dtype of the parameters. The state is always float32 or wider.
+
+    Shape:
+        x (B, T, hidden_size) -> y (B, T, hidden_size), state :class:`DeltaState`.
+
+    Raises:
+        ValueError: if a size is out of range, or ``head_dim`` is None and ``num_heads`` does not
+            divide ``hidden_size``.
+        TypeError: if a size is not an int.
+
+    Example:
+        >>> layer = DeltaNet(hidden_size=8, num_heads=2, conv_size=0)
+        >>> y, state = layer(torch.randn(2, 5, 8))
+        >>> y.shape, state.memory.shape
+        (torch.Size([2, 5, 8]), torch.Size([2, 2, 4, 4]))
+    """
+
+    name = "delta_net"
+    display_name = "DeltaNet"
+    colour = "#CC79A7"
+
+    @classmethod
+    def label(cls, options: Mapping[str, Any]) -> str:
+        """Return such as "Gated DeltaNet [-1, 1]"."""
+        return _label(cls.display_name, options)
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        *,
+        head_dim: int | None = None,
+        expand_v: int = 1,
+        allow_neg_eigval: bool = True,
+        use_forget_gate: bool = False,
+        use_output_gate: bool = False,
+        conv_size: int = 4,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            hidden_size,
+            num_heads,
+            num_householder=1,
+            head_dim=head_dim,
+            expand_v=expand_v,
+            allow_neg_eigval=allow_neg_eigval,
+            use_forget_gate=use_forget_gate,
+            use_output_gate=use_output_gate,
+            conv_size=conv_size,
+            device=device,
+            dtype=dtype,
+        )
+
+
+def _label(name: str, options: Mapping[str, Any]) -> str:
+    gated = "Gated " if options.get("use_forget_gate", False) else ""
+    return f"{gated}{name} [{-1 if options.get('allow_neg_eigval', True) else 0}, 1]"
+
+
+def _normalised(x: Tensor) -> Tensor:
+    # As in flash-linear-attention; the small term keeps the gradient of a zero vector finite.
+    return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
+
+
+def delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor, memory: Tensor
+) -> tuple[Tensor, Tensor]:
+    r"""Apply n delta-rule updates per token and read after the last, chunk by chunk.
+
+    With G the decay accumulated in a chunk, the corrections u solve a unit triangular system,
+
+    .. math::
+        u_i = \beta_i \Big(v_i - e^{G_i} S^\top k_i
+            - \sum_{j < i} e^{G_i - G_j} (k_i^\top k_j)\, u_j\Big),
+
+    after which outputs and the next memory are matrix products.
+
+    Args:
+        q: queries, shape (B, T, H, K).
+        k: keys, shape (B, T, n, H, K).
+        v: values, shape (B, T, n, H, V).
+        beta: strengths, shape (B, T, n, H).
+        g: logarithm of each token's decay, at most 0, shape (B, T, H).
+        memory: memory before the first token, shape (B, H, K, V).
+
+    Returns:
+        o: readouts, shape (B, T, H, V).
+        memory: memory after the last token.
+    """
+    batch, length, n = k.shape[:3]
+    if length == 0:
+        return v[:, :, 0], memory
+    size = min(length, max(CHUNK_SIZE // n, 1))
+    num_chunks = -(-length // size)
+
+    def chunks(x: Tensor) -> Tensor:  # (B, T, ..., H, D) -> (B, H, chunks, size * ..., D)
+        # Tokens of strength 0 and decay 1 fill the last chunk.
+        x = functional.pad(x, (0, 0) * (x.ndim - 2) + (0, num_chunks * size - length))
+        x = x.reshape(batch, num_chunks, size, *x.shape[2:]).movedim(-2, 1)
+        return x.flatten(3, -2)
+
+    q, k, v, beta = chunks(q), chunks(k), chunks(v), chunks(beta.unsqueeze(-1))
+    G = chunks(g.unsqueeze(-1)).cumsum(3).repeat_interleave(n, 3)
+    # Decays from update j to update i; the others must vanish before exp, where they overflow.
+    later = torch.ones(size * n, size * n, dtype=torch.bool, device=q.device).triu(1)
+    decay = (G - G.mT).masked_fill(later, -torch.inf).exp()
+    system = (beta * (k @ k.mT) * decay).tril(-1)
+    solved = torch.linalg.solve_triangular(
+        system, torch.cat([beta * v, beta * G.exp() * k], -1), upper=False, unitriangular=True
+    )
+    fresh, erased = solved.split([v.shape[-1], k.shape[-1]], -1)
+    attention = (q @ k.mT) * decay[..., n - 1 :: n, :]
+    q = q * G[..., n - 1 :: n, :].exp()
+    k = k * (G[..., -1:, :] - G).exp()
+    outputs = []
+    for c in range(num_chunks):
+        u = fresh[:, :, c] - erased[:, :, c] @ memory
+        outputs.append(q[:, :, c] @ memory + attention[:, :, c] @ u)
+        memory = G[:, :, c, -1:].exp() * memory + k[:, :, c].mT @ u
+    o = torch.stack(outputs, 1).transpose(2, 3)  # (B, chunks, size, H, V)
+    return o.flatten(1, 2)[:, :length], memory

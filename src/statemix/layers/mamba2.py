@@ -1,0 +1,222 @@
+"""Mamba-2: a matrix state with one input-dependent decay per head."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from statemix.layers.layer import (
+    a_parameter,
+    at_least_float32,
+    check_init_state,
+    check_placement,
+    check_sizes,
+)
+from statemix.layers.padded import (
+    PaddedLayer,
+    reset_decay,
+    reset_linear,
+    valid_tokens,
+    without_autocast,
+)
+from statemix.layers.short_conv import ShortConvolution, check_taps
+
+CHUNK_SIZE = 64
+"""Tokens that one chunk mixes as an attention matrix."""
+
+
+class Mamba2State(NamedTuple):
+    """State of Mamba-2, float32 or wider.
+
+    Attributes:
+        ssm: shape (B, num_heads, head_dim, d_state).
+        conv: the last inputs of the short convolution, (B, max(d_conv - 1, 0), channels).
+    """
+
+    ssm: Tensor
+    conv: Tensor
+
+
+class Mamba2(PaddedLayer):
+    r"""State space model whose state is a matrix with a scalar decay per head (SSD).
+
+    .. math::
+        S_t &= e^{\Delta_t A} S_{t-1} + \Delta_t x_t B_t^\top, \qquad
+        o_t = S_t C_t + D x_t \\
+        y_t &= W_o\, \mathrm{RMSNorm}(o_t \odot \mathrm{silu}(z_t)), \qquad
+        \Delta_t = \mathrm{softplus}(\delta_t + c)
+
+    in each head of ``head_dim`` channels, with A < 0. All heads share B and C. One linear map of
+    the input gives z, x, B, C and delta; a short convolution and SiLU follow for x, B and C.
+
+    Source: Dao and Gu (2024), "Transformers are SSMs". Names, defaults and initialisation follow
+    ``mamba_ssm.Mamba2`` with one group: A uniform in [-16, -1], steps softplus(c) log-uniform in
+    [0.001, 0.1], D = 1. Chunks are computed as masked attention, which is exact.
+
+    Args:
+        hidden_size: width of input and output.
+        d_state: columns of the state, the size of B and C.
+        d_conv: taps of the short convolution; 0 leaves only SiLU.
+        expand: width of x and z divided by ``hidden_size``.
+        head_dim: channels of a head; must divide ``expand * hidden_size``.
+        device: device of the parameters.
+        dtype: dtype of the parameters. The state is always float32 or wider.
+
+    Shape:
+        x (B, T, hidden_size) -> y (B, T, hidden_size), state :class:`Mamba2State`.
+
+    Raises:
+        ValueError: if a size is out of range, or ``head_dim`` does not divide
+            ``expand * hidden_size``.
+        TypeError: if a size is not an int.
+
+    Example:
+        >>> layer = Mamba2(hidden_size=8, d_state=4, head_dim=8)
+        >>> y, state = layer(torch.randn(2, 5, 8))
+        >>> y.shape, state.ssm.shape, state.conv.shape
+        (torch.Size([2, 5, 8]), torch.Size([2, 2, 8, 4]), torch.Size([2, 3, 24]))
+    """
+
+    name = "mamba2"
+    display_name = "Mamba-2"
+    colour = "#9A7D0A"
+
+    @classmethod
+    def label(cls, options: Mapping[str, Any]) -> str:
+        """Return such as "Mamba-2 S=128"."""
+        return f"{cls.display_name} S={options.get('d_state', 128)}"
+
+    def __init__(
+        self,
+        hidden_size: int,
+        *,
+        d_state: int = 128,
+        d_conv: int = 4,
+        expand: int = 2,
+        head_dim: int = 64,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_sizes(hidden_size=hidden_size, d_state=d_state, expand=expand, head_dim=head_dim)
+        check_taps("d_conv", d_conv)
+        check_placement(device, dtype)
+        inner = expand * hidden_size
+        if inner % head_dim:
+            raise ValueError(
+                f"head_dim must divide expand * hidden_size, got {head_dim} and {inner}"
+            )
+        self.hidden_size = hidden_size
+        self.d_state = d_state
+        self.d_conv = d_conv
+        self.expand = expand
+        self.head_dim = head_dim
+        self.num_heads = inner // head_dim
+        self._widths = (inner, d_state, d_state)
+
+        channels = sum(self._widths)
+        self.in_proj = nn.Linear(
+            hidden_size, inner + channels + self.num_heads, bias=False, device=device, dtype=dtype
+        )
+        self.conv = ShortConvolution(channels, d_conv, bias=True, device=device, dtype=dtype)
+
+        def vector(size: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(size, device=device, dtype=dtype))
+
+        self.A_log = vector(self.num_heads)
+        self.dt_bias = vector(self.num_heads)
+        self.D = vector(self.num_heads)
+        self.norm_weight = vector(inner)
+        self.out_proj = nn.Linear(inner, hidden_size, bias=False, device=device, dtype=dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Redraw all parameters as the class describes; projections as in PyTorch."""
+        reset_linear(self.in_proj, generator)
+        reset_linear(self.out_proj, generator)
+        self.conv.reset_parameters(generator)
+        reset_decay(self.A_log, self.dt_bias, generator, least=1.0)
+        nn.init.ones_(self.D)
+        nn.init.ones_(self.norm_weight)
+
+    def init_state(
+        self,
+        batch_size: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Mamba2State:
+        check_init_state(batch_size, device, dtype)
+        like = a_parameter(self)
+        dtype = at_least_float32(like.dtype if dtype is None else dtype)
+        device = like.device if device is None else device
+        ssm = (batch_size, self.num_heads, self.head_dim, self.d_state)
+        conv = (batch_size, self.conv.num_kept, self.conv.channels)
+        return Mamba2State(
+            torch.zeros(ssm, device=device, dtype=dtype),
+            torch.zeros(conv, device=device, dtype=dtype),
+        )
+
+    def _run(
+        self, x: Tensor, state: Mamba2State, lengths: Tensor | None
+    ) -> tuple[Tensor, Mamba2State]:
+        inner = self._widths[0]
+        projected = self.in_proj(x)
+        z, to_mix, raw_steps = projected.split([inner, sum(self._widths), self.num_heads], -1)
+        with without_autocast(x.device):
+            mixed, conv = self.conv(to_mix, state.conv, lengths)
+            dtype = torch.promote_types(mixed.dtype, state.ssm.dtype)
+            values, B, C = mixed.to(dtype).split(self._widths, -1)
+            values = values.unflatten(-1, (self.num_heads, self.head_dim))
+            steps = functional.softplus(raw_steps.to(dtype) + self.dt_bias.to(dtype))
+            if lengths is not None:
+                steps = steps * valid_tokens(x, lengths).unsqueeze(-1)
+            decays = -steps * self.A_log.to(dtype).exp()
+            o, ssm = ssd(values * steps.unsqueeze(-1), decays, B, C, state.ssm.to(dtype))
+            o = (o + self.D.to(dtype).unsqueeze(-1) * values).flatten(2)
+            weight = self.norm_weight.to(dtype)
+            o = o * functional.silu(z.to(dtype))
+            o = functional.rms_norm(o, weight.shape, weight, eps=1e-5).to(projected.dtype)
+        return self.out_proj(o), Mamba2State(ssm.to(state.ssm.dtype), conv)
+
+
+def ssd(x: Tensor, g: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Compute S_t = exp(g_t) S_{t-1} + x_t B_t^T and its readouts S_t C_t, chunk by chunk.
+
+    Args:
+        x: inputs, shape (B, T, H, P).
+        g: logarithm of the decays, at most 0, shape (B, T, H).
+        B: input maps, shape (B, T, N), shared by the heads.
+        C: readout maps, shape (B, T, N).
+        state: state before the first token, shape (B, H, P, N).
+
+    Returns:
+        o: readouts, shape (B, T, H, P).
+        state: state after the last token.
+    """
+    batch, length = x.shape[:2]
+    if length == 0:
+        return x, state
+    size = min(length, CHUNK_SIZE)
+    num_chunks = -(-length // size)
+
+    def chunks(t: Tensor) -> Tensor:  # (B, T, ...) -> (B, chunks, size, ...)
+        # Tokens of decay 1 and input 0 fill the last chunk.
+        t = functional.pad(t, (0, 0) * (t.ndim - 2) + (0, num_chunks * size - length))
+        return t.reshape(batch, num_chunks, size, *t.shape[2:])
+
+    x = chunks(x).movedim(3, 1)  # (B, H, chunks, size, P)
+    B, C = chunks(B).unsqueeze(1), chunks(C).unsqueeze(1)
+    G = chunks(g).movedim(3, 1).cumsum(3).unsqueeze(-1)
+    # Decays from token j to token i; the others must vanish before exp, where they overflow.
+    later = torch.ones(size, size, dtype=torch.bool, device=x.device).triu(1)
+    attention = (C @ B.mT) * (G - G.mT).masked_fill(later, -torch.inf).exp()
+    inside = attention @ x
+    added = (x * (G[..., -1:, :] - G).exp()).mT @ B
+    outputs = []
+    for c in range(num_chunks):
+        outputs.append(inside[:, :, c] + G[:, :, c].exp() * (C[:, :, c] @ state.mT))
+        state = G[:, :, c, -1:].exp() * state + added[:, :, c]
+    o = torch.stack(outputs, 1).transpose(2, 3)  # (B, chunks, size, H, P)
+    return o.flatten(1, 2)[:, :length], state

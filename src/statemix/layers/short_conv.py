@@ -1,0 +1,109 @@
+"""A short depthwise causal convolution with SiLU, as DeltaNet and Mamba-2 apply before mixing."""
+
+import torch
+from torch import Tensor, nn
+
+from statemix.layers.layer import at_least_float32, check_sizes
+from statemix.layers.padded import last_inputs
+
+
+class ShortConvolution(nn.Module):
+    r"""Depthwise causal convolution followed by SiLU; a part of layers, not a layer itself.
+
+    .. math::
+        y_t = \mathrm{silu}\Big(c + \sum_{j=0}^{K-1} w_j \odot x_{t-K+1+j}\Big)
+
+    Source: Fu et al. (2023), Gu and Dao (2023). It computes in float32 or wider.
+
+    Args:
+        channels: number of channels.
+        kernel_size: number K of taps. 0 leaves only SiLU.
+        bias: whether to learn c.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
+
+    Shape:
+        x (B, T, channels) -> y (B, T, channels), state (B, max(K - 1, 0), channels): the last
+        inputs, in order of time.
+
+    Example:
+        >>> conv = ShortConvolution(3, 4)
+        >>> y, state = conv(torch.randn(2, 5, 3), torch.zeros(2, conv.num_kept, 3))
+        >>> y.shape, state.shape
+        (torch.Size([2, 5, 3]), torch.Size([2, 3, 3]))
+    """
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        channels: int,
+        kernel_size: int,
+        *,
+        bias: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.channels = channels
+        self.kernel_size = kernel_size
+        self.num_kept = max(kernel_size - 1, 0)
+        for name, shape in {"weight": (kernel_size, channels), "bias": (channels,)}.items():
+            if kernel_size and (bias or name == "weight"):
+                setattr(self, name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
+            else:
+                self.register_parameter(name, None)
+        self.reset_parameters()
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Redraw the parameters, uniformly in +-1/sqrt(kernel_size)."""
+        for parameter in self.parameters():
+            bound = self.kernel_size**-0.5
+            nn.init.uniform_(parameter, -bound, bound, generator=generator)
+
+    def forward(
+        self, x: Tensor, state: Tensor, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Run over rows of tokens.
+
+        Args:
+            x: shape (B, T, channels).
+            state: the inputs before x, shape (B, max(K - 1, 0), channels), float32 or wider.
+            lengths: number of tokens in each row, shape (B,); None means T.
+
+        Returns:
+            y: shape of ``x``, float32 or wider.
+            state: the inputs before the next token.
+        """
+        dtype = torch.promote_types(at_least_float32(x.dtype), state.dtype)
+        window = torch.cat([state.to(dtype), x.to(dtype)], 1)
+        if self.weight is None:
+            y = window
+        else:
+            weight, length = self.weight.to(dtype), x.shape[1]
+            y = sum(
+                (weight[j] * window[:, j : j + length] for j in range(1, self.kernel_size)),
+                weight[0] * window[:, :length],
+            )
+            if self.bias is not None:
+                y = y + self.bias.to(dtype)
+        kept = last_inputs(window, self.num_kept, lengths).to(state.dtype)
+        return nn.functional.silu(y), kept
+
+    def extra_repr(self) -> str:
+        return f"channels={self.channels}, kernel_size={self.kernel_size}"
+
+
+def check_taps(name: str, size: int) -> None:
+    """Check a number of taps passed to a constructor, of which there may be none.
+
+    Raises:
+        TypeError: if it is not an int.
+        ValueError: if it is below 0, or 2^31 or more.
+    """
+    if type(size) is int and size <= 0:
+        if size < 0:
+            raise ValueError(f"{name} must be at least 0, got {size}")
+        return
+    check_sizes(**{name: size})

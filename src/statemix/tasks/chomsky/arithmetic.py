@@ -1,0 +1,187 @@
+"""Modular arithmetic: the value of an expression modulo 5, without and with brackets."""
+
+from collections.abc import Callable, Iterator
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from statemix.tasks import addressing
+from statemix.tasks.chomsky.strings import StringTask
+from statemix.tasks.drawn import Raw, Tokens
+
+MODULUS = 5
+# Tokens: digits below MODULUS, then these.
+PLUS, MINUS, TIMES, EQUALS, OPEN, CLOSE = range(MODULUS, MODULUS + 6)
+_WORDS = [*map(str, range(MODULUS)), "+", "-", "*", "=", "(", ")"]
+_OPERATIONS: dict[int, Callable[[int, int], int]] = {
+    PLUS: lambda a, b: a + b,
+    MINUS: lambda a, b: a - b,
+    TIMES: lambda a, b: a * b,
+}
+
+
+class ModularArithmetic(StringTask):
+    """Compute an expression of digits, +, - and * modulo 5; products come before sums.
+
+    A string is an expression and "=". Digits and operators are uniform.
+
+    Source: Deletang et al., "modular arithmetic (simple)", with products.
+
+    Args:
+        min_length: tokens of the shortest training string.
+        length: tokens of the longest training string; tests may go beyond. Strings have an even
+            number of tokens: an odd length counts as one less.
+        train_size: number of training examples; None means an endless stream of fresh examples.
+        seed: seed of the examples, 0 <= seed < 2^64.
+
+    Raises:
+        ValueError: if an option is out of range.
+        TypeError: if an option has the wrong type.
+
+    Example:
+        >>> task = ModularArithmetic(min_length=2, length=2)
+        >>> tokens, targets, _ = task.examples("train", 0, 5)  # a digit and "="
+        >>> bool((targets["answer"][:, 1] == tokens[:, 0]).all())
+        True
+    """
+
+    name: ClassVar[str] = "modular_arithmetic"
+    _shortest: ClassVar[int] = 2
+
+    def __init__(
+        self,
+        *,
+        min_length: int = 2,
+        length: int = 39,
+        train_size: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(min_length=min_length, length=length, train_size=train_size, seed=seed)
+
+    @property
+    def vocab_size(self) -> int:
+        return EQUALS + 1
+
+    @property
+    def num_classes(self) -> int:
+        return MODULUS
+
+    @property
+    def title(self) -> str:
+        return "modular arithmetic"
+
+    def word(self, token: int) -> str:
+        return _WORDS[token]
+
+    def _strings(self, raw: Raw, lengths: NDArray[np.int64], length: int) -> tuple[Tokens, Tokens]:
+        lengths -= lengths % 2
+        tokens = np.empty(raw.shape, np.int64)
+        tokens[:, ::2] = addressing.below(raw[:, ::2], MODULUS)
+        tokens[:, 1::2] = addressing.below(raw[:, 1::2], 3) + PLUS
+        rows = np.arange(len(raw))
+        tokens[rows, lengths - 1] = EQUALS
+        # The sum of finished products, and the product under way with its sign.
+        total, product = np.zeros(len(raw), np.int64), tokens[:, 0].copy()
+        for place in range(2, length - 1, 2):
+            operator, digit = tokens[:, place - 1], tokens[:, place]
+            inside = place < lengths - 1
+            ended = inside & (operator != TIMES)
+            total[ended] += product[ended]
+            product = np.where(inside & (operator == TIMES), product * digit % MODULUS, product)
+            product = np.where(inside & (operator == PLUS), digit, product)
+            product = np.where(inside & (operator == MINUS), -digit, product)
+        return tokens, (total + product) % MODULUS
+
+
+class BracketArithmetic(StringTask):
+    """Compute an expression with brackets modulo 5.
+
+    A string is an expression and "=". An expression of one to four tokens is a digit, its negative,
+    or one of them in brackets; a longer one is two expressions in brackets with +, - or * between
+    them. The length of the left one and the operator are uniform.
+
+    Source: Deletang et al., "modular arithmetic" with brackets and products.
+
+    Args:
+        min_length: tokens of the shortest training string.
+        length: tokens of the longest training string; tests may go beyond.
+        train_size: number of training examples; None means an endless stream of fresh examples.
+        seed: seed of the examples, 0 <= seed < 2^64.
+
+    Raises:
+        ValueError: if an option is out of range.
+        TypeError: if an option has the wrong type.
+
+    Example:
+        >>> task = BracketArithmetic(min_length=6, length=6)
+        >>> [task.word(token) for token in task.examples("train", 0, 1).tokens[0, [0, 4, 5]]]
+        ['(', ')', '=']
+    """
+
+    name: ClassVar[str] = "bracket_arithmetic"
+    _shortest: ClassVar[int] = 2
+
+    def __init__(
+        self,
+        *,
+        min_length: int = 3,
+        length: int = 38,
+        train_size: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(min_length=min_length, length=length, train_size=train_size, seed=seed)
+
+    @property
+    def vocab_size(self) -> int:
+        return CLOSE + 1
+
+    @property
+    def num_classes(self) -> int:
+        return MODULUS
+
+    @property
+    def title(self) -> str:
+        return "arithmetic with brackets"
+
+    def word(self, token: int) -> str:
+        return _WORDS[token]
+
+    def _strings(self, raw: Raw, lengths: NDArray[np.int64], length: int) -> tuple[Tokens, Tokens]:
+        tokens = np.zeros((len(raw), length), np.int64)
+        answers = np.empty(len(raw), np.int64)
+        for row, (values, tokens_of_row) in enumerate(zip(raw.tolist(), tokens, strict=True)):
+            expression, answers[row] = _expression(int(lengths[row]) - 1, iter(values))
+            tokens_of_row[: lengths[row]] = [*expression, EQUALS]
+        return tokens, answers
+
+
+def _expression(length: int, draws: Iterator[int]) -> tuple[list[int], int]:
+    """Draw an expression of ``length`` tokens; return it and its value."""
+
+    def below(size: int) -> int:
+        return next(draws) * size >> 64
+
+    tokens: list[int] = []
+    values: list[int] = []
+    # Expressions to write, by length; tokens to write, as -token; operators to apply, as strings.
+    todo: list[int | str] = [length]
+    while todo:
+        item = todo.pop()
+        if isinstance(item, str):
+            right, left = values.pop(), values.pop()
+            values.append(_OPERATIONS[_WORDS.index(item)](left, right) % MODULUS)
+        elif item < 0:
+            tokens.append(-item)
+        elif item > 4:
+            left = 1 + below(item - 4)
+            operator = PLUS + below(3)
+            tokens.append(OPEN)
+            todo += [-CLOSE, _WORDS[operator], item - 3 - left, -operator, left]
+        else:
+            digit = below(MODULUS)
+            bare = [MINUS, digit] if item % 2 == 0 else [digit]
+            tokens += [OPEN, *bare, CLOSE] if item > 2 else bare
+            values.append((-digit if item % 2 == 0 else digit) % MODULUS)
+    (value,) = values
+    return tokens, value

@@ -1,0 +1,69 @@
+"""Common part of the tasks that ask for one answer at the end of a string of random length."""
+
+from abc import abstractmethod
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from statemix.tasks import addressing, checks
+from statemix.tasks.drawn import DrawnTask, Raw, Tokens
+from statemix.tasks.task import IGNORED, Examples
+
+
+class StringTask(DrawnTask):
+    """A task of strings with one answer, which the model gives at the last token.
+
+    Lengths are uniform. They begin at ``min_length`` up to the training length. Beyond it they
+    begin one after it, as in tests of generalisation: with ``length=39``, test examples of length
+    255 have 40 ... 255 tokens.
+
+    Args:
+        min_length: tokens of the shortest training string.
+        length: tokens of the longest training string.
+        train_size: number of training examples; None means an endless stream of fresh examples.
+        seed: seed of the examples, 0 <= seed < 2^64.
+    """
+
+    head: ClassVar[str] = "answer"
+
+    def __init__(self, *, min_length: int, length: int, train_size: int | None, seed: int) -> None:
+        self.min_length = checks.length(min_length, minimum=self._shortest)
+        super().__init__(length=length, train_size=train_size, seed=seed)
+        if self.min_length > self.length:
+            raise ValueError(
+                f"min_length must be at most length={self.length}, got {self.min_length}"
+            )
+
+    _shortest: ClassVar[int] = 1
+    """Tokens of the shortest string that there is."""
+
+    @property
+    def guessing(self) -> float:
+        return 1 / self.num_classes
+
+    def label(self, target: int) -> str:
+        return str(target)
+
+    @abstractmethod
+    def _strings(self, raw: Raw, lengths: NDArray[np.int64], length: int) -> tuple[Tokens, Tokens]:
+        """Make strings of at most the given lengths.
+
+        Returns:
+            tokens: shape (N, length).
+            answers: shape (N,).
+            Strings may be shorter than asked: ``lengths`` is changed in place.
+        """
+
+    def _count(self, length: int) -> int:
+        return length + 1
+
+    def _make(self, raw: Raw, length: int, split: addressing.Split) -> Examples:
+        del split
+        low = self.min_length if length <= self.length else self.length + 1
+        low = min(low, length)
+        lengths = low + addressing.below(raw[:, -1], length - low + 1)
+        tokens, answers = self._strings(raw[:, :-1], lengths, length)
+        targets = np.full_like(tokens, IGNORED)
+        targets[np.arange(len(raw)), lengths - 1] = answers
+        return Examples(tokens, {self.head: targets}, lengths)

@@ -1,0 +1,146 @@
+"""Common part of the tasks whose examples are drawn independently."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from statemix.tasks import addressing, checks
+from statemix.tasks.task import IGNORED, Examples
+
+Raw = NDArray[np.uint64]
+Tokens = NDArray[np.int64]
+
+
+class DrawnTask(ABC):
+    """A task with one head whose example i is a function of a stretch of random numbers.
+
+    So any example can be made without the ones before it. A smaller training set is the beginning
+    of a larger one.
+
+    Args:
+        length: tokens of the longest training example.
+        train_size: number of training examples; None means an endless stream of fresh examples.
+        seed: seed of the examples, 0 <= seed < 2^64.
+    """
+
+    name: ClassVar[str]
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
+    head: ClassVar[str] = "token"
+
+    def __init__(self, *, length: int, train_size: int | None, seed: int) -> None:
+        self.length = checks.length(length)
+        self._check_length(self.length)
+        self.seed = checks.seed(seed)
+        self.train_size: int | None = None
+        if train_size is not None:
+            self.train_size = checks.integer("train_size", train_size, minimum=1)
+
+    @property
+    @abstractmethod
+    def vocab_size(self) -> int:
+        """Number of tokens."""
+
+    @property
+    @abstractmethod
+    def num_classes(self) -> int:
+        """Number of classes of the head."""
+
+    @property
+    @abstractmethod
+    def guessing(self) -> float:
+        """Token accuracy of the best guess that does not read the example."""
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """Short name of the subject, for figures."""
+
+    @abstractmethod
+    def _count(self, length: int) -> int:
+        """Number of random values that an example of at most ``length`` tokens needs."""
+
+    @abstractmethod
+    def _make(self, raw: Raw, length: int, split: addressing.Split) -> Examples:
+        """Make examples from random values of shape (N, count)."""
+
+    @abstractmethod
+    def word(self, token: int) -> str:
+        """Return a token as text, for listings."""
+
+    @property
+    def heads(self) -> dict[str, int]:
+        return {self.head: self.num_classes}
+
+    @property
+    def chance(self) -> dict[str, float]:
+        return {self.head: self.guessing}
+
+    def examples(
+        self, split: addressing.Split, start: int, stop: int, length: int | None = None
+    ) -> Examples:
+        """Make the examples ``start`` ... ``stop - 1`` of a split.
+
+        A pure function of (seed, split, index, length).
+
+        Args:
+            split: "train", "validation" or "test".
+            start: first index.
+            stop: one beyond the last index.
+            length: tokens of the longest example; None means the training length.
+
+        Raises:
+            ValueError: if the split is unknown, the range is not within it, or the length is out of
+                range.
+            TypeError: if a number is not an integer.
+        """
+        checks.split(split)
+        start = checks.integer("start", start, minimum=0)
+        stop = checks.integer("stop", stop, minimum=start)
+        length = self.length if length is None else checks.length(length)
+        self._check_length(length)
+        addressing.check_range(start, stop, length)
+        if split == "train" and self.train_size is not None and stop > self.train_size:
+            raise ValueError(f"stop must be at most train_size={self.train_size}, got {stop}")
+        raw = addressing.draws(
+            self.name, self._count(length), seed=self.seed, split=split, start=start, stop=stop
+        )
+        return self._make(raw, length, split)
+
+    def describe(self, index: int, split: addressing.Split = "train") -> str:
+        """Return one example as text: its tokens, and the target under each scored one.
+
+        Args:
+            index: index of the example in the split.
+            split: as in ``examples``.
+        """
+        index = checks.integer("index", index, minimum=0)
+        tokens, targets, lengths = self.examples(split, index, index + 1)
+        length = tokens.shape[1] if lengths is None else int(lengths[0])
+        words = [self.word(int(token)) for token in tokens[0, :length]]
+        labels = [
+            "." if label == IGNORED else self.label(int(label))
+            for label in targets[self.head][0, :length]
+        ]
+        width = max(map(len, (*words, *labels)))
+        lines = [f"{split} example {index} of {self.title}, {length} tokens"]
+        per_line = max(1, 72 // (width + 1))
+        for first in range(0, length, per_line):
+            here = slice(first, first + per_line)
+            lines.append("  tokens   " + " ".join(word.rjust(width) for word in words[here]))
+            lines.append("  targets  " + " ".join(label.rjust(width) for label in labels[here]))
+            lines.append("")
+        return "\n".join(lines[:-1])
+
+    def label(self, target: int) -> str:
+        """Return a class as text, for listings; classes are tokens unless a task says otherwise."""
+        return self.word(target)
+
+    def _check_length(self, length: int) -> None:  # noqa: B027  any length will do by default
+        """Check that there are examples of this length.
+
+        Raises:
+            ValueError: if there are none.
+        """

@@ -1,0 +1,88 @@
+"""CausalConv against its equation."""
+
+import pytest
+import torch
+
+from statemix.layers import LAYERS, CausalConv
+
+
+def drawn(kernel_size, **options):
+    layer = CausalConv(6, kernel_size, dtype=torch.float64, **options)
+    layer.reset_parameters(torch.Generator().manual_seed(0))
+    return layer
+
+
+def tokens(batch, length):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(batch, length, 6, generator=generator, dtype=torch.float64)
+
+
+def reference(layer, x, state):
+    """The equation of the docstring for one sequence x (T, 6) after K - 1 inputs."""
+    K, weight = layer.kernel_size, layer.conv.weight
+    past, outputs = torch.cat([state, x]), []
+    for t in range(len(x)):
+        y = layer.conv.bias
+        for j in range(K):
+            tap = weight[:, 0, j].diag() if layer.depthwise else weight[:, :, j]
+            y = y + tap @ past[t + j]
+        outputs.append(y)
+    return torch.stack(outputs), past[len(past) - K + 1 :]
+
+
+@pytest.mark.parametrize("depthwise", [False, True])
+@pytest.mark.parametrize("kernel_size", [1, 2, 5])
+@pytest.mark.parametrize("length", [1, 3, 9])
+def test_layer_is_the_sum_over_taps(kernel_size, depthwise, length):
+    layer, x = drawn(kernel_size, depthwise=depthwise), tokens(1, length).requires_grad_()
+    past = tokens(3, kernel_size - 1)[2:].requires_grad_()
+    y, state = layer(x, past)
+    expected, final = reference(layer, x[0], past[0])
+    torch.testing.assert_close(y[0], expected, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(state[0], final, rtol=0, atol=0)
+    leaves = [x, past, *layer.parameters()]
+    torch.testing.assert_close(
+        torch.autograd.grad(y.sin().sum() + state.cos().sum(), leaves),
+        torch.autograd.grad(expected.sin().sum() + final.cos().sum(), leaves),
+        rtol=1e-11,
+        atol=1e-12,
+    )
+
+
+def test_only_the_last_tokens_matter():
+    layer, x = drawn(3), tokens(1, 8)
+    changed = x.clone()
+    changed[:, 3] += 1
+    differs = (layer(x)[0] != layer(changed)[0]).any(-1)[0]
+    assert differs.tolist() == [False] * 3 + [True] * 3 + [False] * 2
+
+
+def test_biases_can_be_zeroed():
+    layer = drawn(3)
+    layer.zero_biases()
+    assert (layer(torch.zeros(1, 4, 6, dtype=torch.float64))[0] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("kernel_size", "error", "message"),
+    [
+        (0, ValueError, "kernel_size must be at least 1, got 0"),
+        (2.0, TypeError, r"kernel_size must be an int, got 2\.0"),
+    ],
+)
+def test_bad_sizes_are_named(kernel_size, error, message):
+    with pytest.raises(error, match=message):
+        CausalConv(6, kernel_size)
+
+
+def test_labels_tell_the_kinds_apart():
+    assert LAYERS["conv"].label({"kernel_size": 4}) == "Convolution K=4"
+    shown = LAYERS["conv"].label({"kernel_size": 2, "depthwise": True})
+    assert shown == "Depthwise convolution K=2"
+
+
+def test_a_sparse_state_is_refused():
+    layer = drawn(3)
+    state = layer.init_state(2).to_sparse()
+    with pytest.raises(TypeError, match=r"^state must be a dense tensor, got one that is sparse"):
+        layer(tokens(2, 4), state)

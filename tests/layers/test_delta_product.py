@@ -1,0 +1,187 @@
+"""DeltaNet and DeltaProduct against their equations, token by token."""
+
+import pytest
+import torch
+from torch.nn.functional import silu, softplus
+
+from statemix.layers import LAYERS, DeltaNet, DeltaProduct
+from statemix.layers.delta_product import CHUNK_SIZE
+
+LENGTH = CHUNK_SIZE + 5
+
+
+def reference(layer, x):
+    """The equations of the docstring for one sequence x (T, hidden_size)."""
+    H, n, K = layer.num_heads, layer.num_householder, layer.head_dim
+    V = K * layer.expand_v
+    mixed = x @ layer.qkv_proj.weight.T
+    if layer.conv_size:
+        taps = layer.conv.weight
+        past = torch.cat([mixed.new_zeros(len(taps) - 1, mixed.shape[1]), mixed])
+        mixed = torch.stack([(taps * past[t : t + len(taps)]).sum(0) for t in range(len(x))])
+    q, k, v = silu(mixed).split([H * K, n * H * K, n * H * V], -1)
+    q, k, v = q.view(-1, H, K), k.view(-1, n, H, K), v.view(-1, n, H, V)
+    q, k = (each / (each.square().sum(-1, keepdim=True) + 1e-6).sqrt() for each in (q, k))
+    beta = (x @ layer.b_proj.weight.T).sigmoid().view(-1, n, H)
+    beta = beta * (2 if layer.allow_neg_eigval else 1)
+    S, outputs = [x.new_zeros(K, V) for _ in range(H)], []
+    for t in range(len(x)):
+        heads = []
+        for h in range(H):
+            if layer.use_forget_gate:
+                step = softplus((x[t] @ layer.a_proj.weight.T)[h] + layer.dt_bias[h])
+                S[h] = S[h] * (-layer.A_log[h].exp() * step).exp()
+            for j in range(n):
+                key, strength = k[t, j, h], beta[t, j, h]
+                S[h] = S[h] - strength * torch.outer(key, key) @ S[h]
+                S[h] = S[h] + strength * torch.outer(key, v[t, j, h])
+            o = S[h].T @ q[t, h] / K**0.5
+            heads.append(o / (o.square().mean() + 1e-5).sqrt() * layer.norm_weight)
+        o = torch.cat(heads)
+        if layer.use_output_gate:
+            o = o * silu(x[t] @ layer.g_proj.weight.T)
+        outputs.append(o @ layer.out_proj.weight.T)
+    return torch.stack(outputs), torch.stack(S)
+
+
+def drawn(kind=DeltaProduct, seed=0, **options):
+    layer = kind(6, 2, dtype=torch.float64, **options)
+    generator = torch.Generator().manual_seed(seed)
+    layer.reset_parameters(generator)
+    torch.nn.init.uniform_(layer.norm_weight, 0.5, 1.5, generator=generator)
+    return layer
+
+
+def tokens(batch, length, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, length, 6, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_householder": 1},
+        {"num_householder": 1, "use_forget_gate": True},
+        {"num_householder": 3, "allow_neg_eigval": False, "conv_size": 0},
+        {"use_forget_gate": True, "use_output_gate": True, "head_dim": 2, "expand_v": 2},
+    ],
+)
+def test_layer_is_the_recurrence_over_tokens(options):
+    layer = drawn(**options)
+    x = tokens(1, LENGTH if options.get("num_householder") == 1 else 37).requires_grad_()
+    y, state = layer(x)
+    expected, memory = reference(layer, x[0])
+    torch.testing.assert_close(y[0], expected, rtol=1e-10, atol=1e-11)
+    torch.testing.assert_close(state.memory[0], memory, rtol=1e-10, atol=1e-11)
+    leaves = [x, *layer.parameters()]
+    torch.testing.assert_close(
+        torch.autograd.grad(y.sin().sum() + state.memory.cos().sum(), leaves),
+        torch.autograd.grad(expected.sin().sum() + memory.cos().sum(), leaves),
+        rtol=1e-8,
+        atol=1e-9,
+    )
+
+
+@pytest.mark.parametrize("split", [1, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1])
+def test_chunks_that_end_anywhere_equal_the_whole(split):
+    layer = drawn(num_householder=1, use_forget_gate=True)
+    x = tokens(2, LENGTH)
+    whole, final = layer(x)
+    head, state = layer(x[:, :split])
+    tail, last = layer(x[:, split:], state)
+    torch.testing.assert_close(torch.cat([head, tail], 1), whole, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(last, final, rtol=1e-11, atol=1e-12)
+
+
+def test_long_packed_sequences_equal_single_ones():
+    layer, lengths = drawn(use_forget_gate=True), [LENGTH, 0, 3, CHUNK_SIZE]
+    x = tokens(1, sum(lengths))
+    y, state = layer(x, cu_seqlens=torch.tensor([0, *lengths]).cumsum(0))
+    for n, piece in enumerate(x.split(lengths, 1)):
+        alone, final = layer(piece)
+        torch.testing.assert_close(y.split(lengths, 1)[n], alone, rtol=1e-11, atol=1e-12)
+        torch.testing.assert_close(state.memory[n : n + 1], final.memory, rtol=1e-11, atol=1e-12)
+
+
+def test_strong_decay_neither_overflows_nor_loses_its_gradient():
+    layer = drawn(num_householder=1, use_forget_gate=True).float()
+    torch.nn.init.constant_(layer.A_log, 8.0)
+    x = (30 * tokens(1, LENGTH)).float().requires_grad_()
+    y, state = layer(x)
+    (y.sum() + state.memory.sum()).backward()
+    assert all(torch.isfinite(t).all() for t in (y, state.memory, x.grad, layer.A_log.grad))
+
+
+def test_single_precision_is_accurate_where_keys_repeat():
+    """Strengths near 2 on one key: the memory is reflected at every token."""
+    exact = drawn(num_householder=1, conv_size=0)
+    with torch.no_grad():
+        exact.b_proj.weight.abs_()
+    x = tokens(1, 1).abs().expand(1, LENGTH, 6) * 5
+    layer = DeltaProduct(6, 2, num_householder=1, conv_size=0)
+    layer.load_state_dict(exact.state_dict())
+    y, state = layer(x.float())
+    torch.testing.assert_close(state.memory.double(), exact(x)[1].memory, rtol=1e-4, atol=2e-5)
+    assert torch.isfinite(y).all()
+
+
+def test_one_update_per_token_is_delta_net():
+    net, product = drawn(DeltaNet), drawn(DeltaProduct, num_householder=1)
+    x = tokens(2, 9)
+    torch.testing.assert_close(net(x), product(x), rtol=0, atol=0)
+
+
+def test_only_negative_eigenvalues_follow_parity():
+    """A reflection of one key, as for the bit 1, changes the sign of what is stored there."""
+    signs = {}
+    for allowed in (True, False):
+        layer = drawn(DeltaNet, conv_size=0, allow_neg_eigval=allowed)
+        with torch.no_grad():
+            layer.b_proj.weight.fill_(10.0)
+            layer.qkv_proj.weight[12:].zero_()  # values: nothing is written
+        state = layer.init_state(1)
+        x = tokens(1, 1).abs()
+        key = layer.qkv_proj(x)[0, 0, 6:12].view(2, 3)
+        key = silu(key) / silu(key).norm(dim=-1, keepdim=True)
+        state = state._replace(memory=key.unsqueeze(-1).expand(1, 2, 3, 3).contiguous())
+        stored = layer(x, state)[1].memory / state.memory
+        signs[allowed] = stored.mean().item()
+    assert signs[True] == pytest.approx(-1, abs=1e-3)
+    assert signs[False] == pytest.approx(0, abs=1e-3)
+
+
+def test_the_convolution_sees_earlier_tokens_and_silu_alone_does_not():
+    for conv_size, differs in [(0, False), (1, False), (2, True), (4, True)]:
+        layer = drawn(DeltaNet, conv_size=conv_size)
+        state, x = layer.init_state(1), tokens(1, 4)
+        _, after = layer(x[:, :3])
+        # With an empty memory, only the convolution can tell that there were tokens before.
+        y, _ = layer(x[:, 3:], after._replace(memory=state.memory))
+        assert torch.allclose(y, layer(x[:, 3:])[0]) is not differs
+        assert state.conv.shape[1] == max(conv_size - 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"num_heads": 4}, ValueError, "num_heads must divide hidden_size .*got 4 and 6"),
+        ({"num_heads": 0}, ValueError, "num_heads must be at least 1, got 0"),
+        ({"num_householder": 0}, ValueError, "num_householder must be at least 1, got 0"),
+        ({"head_dim": 0}, ValueError, "head_dim must be at least 1, got 0"),
+        ({"expand_v": 0.5}, TypeError, r"expand_v must be an int, got 0\.5"),
+        ({"conv_size": -1}, ValueError, "conv_size must be at least 0, got -1"),
+        ({"conv_size": False}, TypeError, "conv_size must be an int, got False"),
+        ({"conv_size": torch.zeros(2)}, TypeError, "conv_size must be an int, got tensor"),
+    ],
+)
+def test_bad_sizes_are_named(arguments, error, message):
+    with pytest.raises(error, match=message):
+        DeltaProduct(**{"hidden_size": 6, "num_heads": 2} | arguments)
+
+
+def test_labels_tell_the_variants_apart():
+    assert LAYERS["delta_net"].label({"num_heads": 2}) == "DeltaNet [-1, 1]"
+    gated = {"use_forget_gate": True, "allow_neg_eigval": False}
+    assert LAYERS["delta_net"].label(gated) == "Gated DeltaNet [0, 1]"
+    assert LAYERS["delta_product"].label({}) == "DeltaProduct n=4 [-1, 1]"
+    assert LAYERS["delta_product"].label({"num_householder": 2}) == "DeltaProduct n=2 [-1, 1]"

@@ -1,0 +1,141 @@
+"""Mamba-2 against its equations, token by token."""
+
+import pytest
+import torch
+from torch.nn.functional import silu, softplus
+
+from statemix.layers import LAYERS, Mamba2
+from statemix.layers.mamba2 import CHUNK_SIZE
+
+LENGTH = CHUNK_SIZE + 5
+
+
+def reference(layer, x):
+    """The equations of the docstring for one sequence x (T, hidden_size)."""
+    P, N, H = layer.head_dim, layer.d_state, layer.num_heads
+    z, mixed, raw = (x @ layer.in_proj.weight.T).split([H * P, H * P + 2 * N, H], -1)
+    if layer.d_conv:
+        taps = layer.conv.weight
+        past = torch.cat([mixed.new_zeros(len(taps) - 1, mixed.shape[1]), mixed])
+        mixed = layer.conv.bias + torch.stack(
+            [(taps * past[t : t + len(taps)]).sum(0) for t in range(len(x))]
+        )
+    values, B, C = silu(mixed).split([H * P, N, N], -1)
+    steps = softplus(raw + layer.dt_bias)
+    S, outputs = [x.new_zeros(P, N) for _ in range(H)], []
+    for t in range(len(x)):
+        heads = []
+        for h in range(H):
+            v = values[t, h * P : (h + 1) * P]
+            decay = (-layer.A_log[h].exp() * steps[t, h]).exp()
+            S[h] = decay * S[h] + steps[t, h] * torch.outer(v, B[t])
+            heads.append(S[h] @ C[t] + layer.D[h] * v)
+        o = torch.cat(heads) * silu(z[t])
+        o = o / (o.square().mean() + 1e-5).sqrt() * layer.norm_weight
+        outputs.append(o @ layer.out_proj.weight.T)
+    return torch.stack(outputs), torch.stack(S)
+
+
+def drawn(seed=0, dtype=torch.float64, **options):
+    layer = Mamba2(6, **({"d_state": 5, "head_dim": 4} | options), dtype=dtype)
+    generator = torch.Generator().manual_seed(seed)
+    layer.reset_parameters(generator)
+    for parameter in (layer.norm_weight, layer.D):
+        torch.nn.init.uniform_(parameter, 0.5, 1.5, generator=generator)
+    torch.nn.init.uniform_(layer.A_log, -2, 2, generator=generator)
+    torch.nn.init.uniform_(layer.dt_bias, -1, 1, generator=generator)
+    return layer
+
+
+def tokens(batch, length, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, length, 6, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("options", [{}, {"d_conv": 0, "head_dim": 6}, {"d_conv": 2, "expand": 4}])
+def test_layer_is_the_recurrence_over_tokens(options):
+    layer = drawn(**options)
+    x = tokens(1, LENGTH).requires_grad_()
+    y, state = layer(x)
+    expected, final = reference(layer, x[0])
+    torch.testing.assert_close(y[0], expected, rtol=1e-10, atol=1e-11)
+    torch.testing.assert_close(state.ssm[0], final, rtol=1e-10, atol=1e-11)
+    leaves = [x, *layer.parameters()]
+    torch.testing.assert_close(
+        torch.autograd.grad(y.sin().sum() + state.ssm.cos().sum(), leaves),
+        torch.autograd.grad(expected.sin().sum() + final.cos().sum(), leaves),
+        rtol=1e-8,
+        atol=1e-9,
+    )
+
+
+@pytest.mark.parametrize("split", [1, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1])
+def test_chunks_that_end_anywhere_equal_the_whole(split):
+    layer, x = drawn(), tokens(2, LENGTH)
+    whole, final = layer(x)
+    head, state = layer(x[:, :split])
+    tail, last = layer(x[:, split:], state)
+    torch.testing.assert_close(torch.cat([head, tail], 1), whole, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(last, final, rtol=1e-11, atol=1e-12)
+
+
+def test_long_packed_sequences_equal_single_ones():
+    layer, lengths = drawn(), [LENGTH, 0, 3, CHUNK_SIZE]
+    x = tokens(1, sum(lengths))
+    y, state = layer(x, cu_seqlens=torch.tensor([0, *lengths]).cumsum(0))
+    for n, piece in enumerate(x.split(lengths, 1)):
+        alone, final = layer(piece)
+        torch.testing.assert_close(y.split(lengths, 1)[n], alone, rtol=1e-11, atol=1e-12)
+        torch.testing.assert_close(state.ssm[n : n + 1], final.ssm, rtol=1e-11, atol=1e-12)
+
+
+def test_strong_decay_neither_overflows_nor_loses_its_gradient():
+    layer = drawn(dtype=torch.float32)
+    torch.nn.init.constant_(layer.A_log, 8.0)
+    x = (30 * tokens(1, LENGTH)).float().requires_grad_()
+    y, state = layer(x)
+    (y.sum() + state.ssm.sum()).backward()
+    assert all(torch.isfinite(t).all() for t in (y, state.ssm, x.grad, layer.A_log.grad))
+
+
+def test_the_convolution_sees_earlier_tokens_and_silu_alone_does_not():
+    for d_conv, differs in [(0, False), (1, False), (2, True), (4, True)]:
+        layer, x = drawn(d_conv=d_conv), tokens(1, 4)
+        _, after = layer(x[:, :3])
+        # With an empty state, only the convolution can tell that there were tokens before.
+        y, _ = layer(x[:, 3:], after._replace(ssm=torch.zeros_like(after.ssm)))
+        assert torch.allclose(y, layer(x[:, 3:])[0]) is not differs
+        assert after.conv.shape[1] == max(d_conv - 1, 0)
+
+
+def test_initial_steps_and_rates_fill_their_intervals():
+    layer = Mamba2(64, head_dim=1, expand=8)
+    layer.reset_parameters(torch.Generator().manual_seed(0))
+    steps, rates = softplus(layer.dt_bias), layer.A_log.exp()
+    for found, least, most in [(steps, 1e-3, 1e-1), (rates, 1, 16)]:
+        assert least * 0.999 <= found.min() < least * 1.2
+        assert most * 0.8 < found.max() <= most * 1.001
+    assert 0.008 < steps.median() < 0.0125  # log-uniform
+    assert 7.5 < rates.median() < 9.5  # uniform
+    assert (layer.D == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"head_dim": 5}, ValueError, r"head_dim must divide expand \* hidden_size, got 5 and 12"),
+        ({"d_state": 0}, ValueError, "d_state must be at least 1, got 0"),
+        ({"d_conv": -1}, ValueError, "d_conv must be at least 0, got -1"),
+        ({"d_conv": False}, TypeError, "d_conv must be an int, got False"),
+        ({"d_conv": torch.zeros(2)}, TypeError, "d_conv must be an int, got tensor"),
+        ({"expand": 1.5}, TypeError, r"expand must be an int, got 1\.5"),
+    ],
+)
+def test_bad_sizes_are_named(arguments, error, message):
+    with pytest.raises(error, match=message):
+        Mamba2(**{"hidden_size": 6, "head_dim": 4} | arguments)
+
+
+def test_labels_tell_the_sizes_apart():
+    assert LAYERS["mamba2"].label({}) == "Mamba-2 S=128"
+    assert LAYERS["mamba2"].label({"d_state": 16}) == "Mamba-2 S=16"

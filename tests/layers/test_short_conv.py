@@ -1,0 +1,60 @@
+"""The short convolution against the convolution of torch."""
+
+import pytest
+import torch
+from torch.nn.functional import conv1d, silu
+
+from statemix.layers.short_conv import ShortConvolution
+
+
+def drawn(kernel_size, **options):
+    conv = ShortConvolution(3, kernel_size, dtype=torch.float64, **options)
+    conv.reset_parameters(torch.Generator().manual_seed(0))
+    return conv
+
+
+def tokens(batch, length, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, length, 3, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("kernel_size", [1, 2, 4])
+def test_it_is_a_depthwise_convolution_and_silu(kernel_size, bias):
+    conv, x = drawn(kernel_size, bias=bias), tokens(2, 6)
+    past = tokens(2, kernel_size - 1, seed=2)
+    y, state = conv(x, past)
+    window = torch.cat([past, x], 1)
+    expected = conv1d(window.mT, conv.weight.T.unsqueeze(1), conv.bias, groups=3).mT
+    torch.testing.assert_close(y, silu(expected), rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(state, window[:, 6:], rtol=0, atol=0)
+
+
+def test_no_taps_leave_silu():
+    conv, x = drawn(0, bias=True), tokens(2, 6)
+    assert list(conv.parameters()) == []
+    y, state = conv(x, tokens(2, 0))
+    torch.testing.assert_close(y, silu(x), rtol=0, atol=0)
+    assert state.shape == (2, 0, 3)
+
+
+def test_rows_keep_the_inputs_before_their_own_ends():
+    conv, x, past = drawn(4), tokens(4, 5), tokens(4, 3, seed=2)
+    lengths = torch.tensor([0, 1, 3, 5])
+    _, state = conv(x, past, lengths)
+    for n, length in enumerate(lengths.tolist()):
+        _, alone = conv(x[n : n + 1, :length], past[n : n + 1])
+        torch.testing.assert_close(state[n : n + 1], alone, rtol=0, atol=0)
+
+
+def test_parameters_fill_the_interval_that_torch_fills():
+    conv = ShortConvolution(100, 4, bias=True)
+    conv.reset_parameters(torch.Generator().manual_seed(0))
+    for parameter in conv.parameters():
+        assert 0.45 < parameter.abs().max() <= 0.5
+
+
+def test_low_precision_inputs_are_summed_in_single_precision():
+    conv = drawn(4).bfloat16()
+    y, state = conv(tokens(1, 3).bfloat16(), torch.zeros(1, 3, 3))
+    assert (y.dtype, state.dtype) == (torch.float32, torch.float32)

@@ -1,0 +1,169 @@
+"""The laws of MAD's tasks."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from statemix.tasks import IGNORED
+from statemix.tasks.mad.compression import Compression
+from statemix.tasks.mad.copying import SelectiveCopying
+from statemix.tasks.mad.memorization import Memorization
+from statemix.tasks.mad.noisy_recall import NoisyRecall
+from statemix.tasks.mad.recall import Recall
+
+SPLITS = st.sampled_from(["train", "validation", "test"])
+
+
+@given(st.integers(2, 40), st.integers(1, 70), st.integers(0, 99), SPLITS)
+def test_compression_ends_with_its_token_and_targets_are_the_input(vocab, length, seed, split):
+    task = Compression(vocab_size=vocab, length=length, seed=seed)
+    tokens, targets, lengths = task.examples(split, 0, 5)
+    assert lengths is None
+    np.testing.assert_array_equal(tokens, targets["token"])
+    assert (tokens[:, -1] == vocab - 1).all()
+    assert (tokens[:, :-1] < vocab - 1).all()
+
+
+@given(st.integers(3, 40), st.integers(1, 20), st.integers(0, 60), SPLITS)
+def test_copying_asks_for_the_content_in_order(vocab, copied, blanks, split):
+    length = 2 * copied + 1 + blanks
+    task = SelectiveCopying(vocab_size=vocab, length=length, num_copied=copied)
+    tokens, targets, _ = task.examples(split, 0, 5)
+    request = length - copied - 1
+    for row, labels in zip(tokens, targets["token"], strict=True):
+        assert np.flatnonzero(row == vocab - 1).tolist() == [request]
+        assert (row[request + 1 :] == vocab - 2).all()
+        content = row[:request][row[:request] < vocab - 2]
+        assert len(content) == copied
+        assert row[request - 1] < vocab - 2  # No blank follows the last content token.
+        assert labels[request + 1 :].tolist() == content.tolist()
+        assert (labels[: request + 1] == IGNORED).all()
+
+
+def test_blanks_choose_their_content_token_uniformly():
+    task = SelectiveCopying(length=64, num_copied=16)
+    tokens = task.examples("train", 0, 4000).tokens[:, :47]
+    content = np.nonzero(tokens < 14)[1].reshape(4000, 16)
+    before = np.diff(content, axis=1, prepend=-1) - 1
+    np.testing.assert_allclose(before.mean(0), 31 / 16, atol=0.1)
+    # Multinomial: the variance of the number of blanks before one token.
+    np.testing.assert_allclose(before.var(0), 31 / 16 * 15 / 16, rtol=0.15)
+
+
+def check_recall(full, targets, split, num_keys, noise=()):
+    """Read a sequence with its last value pair by pair, in plain Python."""
+    known = {}
+    expected = np.full(len(full) - 1, IGNORED)
+    for place in range(0, len(full), 2):
+        key, value = full[place], full[place + 1]
+        if key in noise:
+            assert value in noise
+            continue
+        assert 0 <= key < num_keys <= value < 2 * num_keys
+        if key in known:
+            assert value == known[key]
+            expected[place] = value
+        assert place < len(full) - 2 or key in known  # The last key was shown before.
+        known[key] = value
+    if split == "train":
+        expected = full[1:]
+    np.testing.assert_array_equal(targets, expected)
+
+
+@given(st.integers(1, 20), st.integers(2, 40), st.integers(0, 99), SPLITS)
+def test_recall_repeats_the_value_of_a_key(num_keys, num_pairs, seed, split):
+    task = Recall(vocab_size=2 * num_keys, num_pairs=num_pairs, seed=seed)
+    tokens, targets, _ = task.examples(split, 0, 4)
+    assert tokens.shape == (4, 2 * num_pairs - 1)
+    for row, labels in zip(tokens, targets["token"], strict=True):
+        check_recall(np.append(row, labels[-1]), labels, split, num_keys)
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "num_pairs", "expected"), [(16, 32, 24.12), (32, 32, 18.20), (16, 64, 56.00)]
+)
+def test_recall_scores_as_many_targets_as_mad(vocab_size, num_pairs, expected):
+    task = Recall(vocab_size=vocab_size, num_pairs=num_pairs)
+    targets = task.examples("test", 0, 2000).targets["token"]
+    assert (targets != IGNORED).sum(1).mean() == pytest.approx(expected, abs=0.2)
+
+
+def test_the_last_key_of_recall_is_uniform_over_those_shown():
+    task = Recall(vocab_size=8, num_pairs=6)
+    tokens = task.examples("train", 0, 6000).tokens
+    ranks = {}
+    for row in tokens:
+        shown = sorted(set(row[:-1:2].tolist()))
+        ranks.setdefault(len(shown), []).append(shown.index(row[-1]))
+    for count, found in ranks.items():
+        if len(found) > 500:
+            share = np.bincount(found, minlength=count) / len(found)
+            np.testing.assert_allclose(share, 1 / count, atol=0.08)
+
+
+@given(st.integers(1, 9), st.integers(2, 40), st.sampled_from([0.0, 0.2, 0.9]), SPLITS)
+def test_noisy_recall_is_recall_between_pairs_of_noise(num_keys, num_pairs, noise, split):
+    task = NoisyRecall(vocab_size=4 * num_keys, num_pairs=num_pairs, noise=noise)
+    tokens, targets, _ = task.examples(split, 0, 4)
+    noisy = range(2 * num_keys, 4 * num_keys)
+    for row, labels in zip(tokens, targets["token"], strict=True):
+        check_recall(np.append(row, labels[-1]), labels, split, num_keys, noise=noisy)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.2, 0.8])
+def test_the_share_of_noise_is_that_asked_for(noise):
+    tokens = NoisyRecall(num_pairs=64, noise=noise).examples("test", 0, 1000).tokens
+    found = (tokens[:, :-1:2] >= 16).mean()
+    # One of 63 pairs is protected.
+    assert found == pytest.approx(noise * 62 / 63, abs=0.01)
+
+
+@given(st.integers(3, 300), st.integers(1, 20), st.integers(0, 99))
+def test_memorization_is_one_injective_map_for_all_splits(vocab_size, pairs, seed):
+    task = Memorization(vocab_size=vocab_size, length=2 * pairs, train_size=None, seed=seed)
+    num_keys = (vocab_size - 1) // 2
+    seen = {}
+    for split in ("train", "validation", "test"):
+        tokens, targets, _ = task.examples(split, 0, 20)
+        assert (tokens[:, 1::2] == vocab_size - 1).all()
+        assert (targets["token"][:, ::2] == IGNORED).all()
+        answers = targets["token"][:, 1::2]
+        for key, value in zip(tokens[:, ::2].ravel(), answers.ravel(), strict=True):
+            assert 0 <= key < num_keys <= value < vocab_size - 1
+            assert seen.setdefault(key, value) == value
+    assert len(set(seen.values())) == len(seen)
+
+
+def test_the_seed_determines_the_map():
+    maps = {tuple(Memorization(seed=seed).values.tolist()) for seed in range(5)}
+    assert len(maps) == 5
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Compression(vocab_size=1), "vocab_size must be at least 2, got 1"),
+        (lambda: SelectiveCopying(length=32), r"length must be at least 33 \(.*\), got 32"),
+        (lambda: SelectiveCopying(num_copied=0), "num_copied must be at least 1, got 0"),
+        (lambda: Recall(vocab_size=15), "vocab_size must be even, got 15"),
+        (lambda: Recall(num_pairs=1), "num_pairs must be at least 2, got 1"),
+        (lambda: Recall().examples("test", 0, 1, 64), "length must be odd and at least 3, got 64"),
+        (lambda: NoisyRecall(vocab_size=30), "vocab_size must be a multiple of 4, got 30"),
+        (lambda: NoisyRecall(noise=1.0), "noise must be at least 0 and below 1, got 1.0"),
+        (lambda: NoisyRecall(noise=float("nan")), "noise must be at least 0 and below 1, got nan"),
+        (lambda: Memorization(length=3), "length must be even, got 3"),
+    ],
+)
+def test_options_that_make_no_example_are_named(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_the_configurations_of_the_paper():
+    assert Compression.presets["baseline"] == {
+        "vocab_size": 16, "train_size": 20_000, "length": 64
+    }  # fmt: skip
+    assert Recall.presets["length-128"]["num_pairs"] == 64
+    assert SelectiveCopying.presets["vocabulary-32"]["vocab_size"] == 32
+    assert {options["train_size"] for options in Recall.presets.values()} == {10_000, 20_000}

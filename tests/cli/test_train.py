@@ -446,7 +446,14 @@ def damaged(change):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda s: s.update(resolved={}), "config.json: schedules.epochs must be given"),
+        (
+            lambda s: s.update(resolved={}),
+            "config.json: schedules.num_steps must be given for a task with fresh examples",
+        ),
+        (
+            lambda s: s["resolved"]["schedules"].update(epochs=None),
+            "config.json: schedules.epochs must be given",
+        ),
         (
             lambda s: s["resolved"]["evaluation"].update(every=None),
             "config.json: evaluation.every must be given",

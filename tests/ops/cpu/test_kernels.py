@@ -48,6 +48,24 @@ def test_kernels_equal_themselves_on_parts_of_a_large_problem(problem, identical
         identical(part.outcome(backend="cpu"), expected)
 
 
+# NaNs whose last bits are ones: the exponential moves such bits into the exponent.
+NANS = {
+    torch.float64: torch.tensor(0x7FF80000000003FF, dtype=torch.int64).view(torch.float64),
+    torch.float32: torch.tensor(0x7FC000FF, dtype=torch.int32).view(torch.float32),
+}
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("dtype", NANS, ids=str)
+@pytest.mark.parametrize("gate", ["softmax", "sigmoid", "tanh"])
+def test_kernels_are_nan_where_a_gate_is(problem, kind, gate, dtype):
+    p = problem(kind, batch=2, length=2, blocks=21, size=3, gate=gate).to(dtype)
+    p.gates[0, 1, 4, ..., 2] = NANS[dtype]
+    nan = p.outcome(gate, backend="cpu")["states"].isnan()
+    assert nan[0, 1, 4].all()
+    assert nan.sum() == nan[0, 1, 4].numel()
+
+
 INSTRUCTION_SETS = ["baseline", "avx2", "avx512"]
 FILES = [__file__, str(Path(__file__).parents[1] / "test_extremes.py")]
 TESTS_OF_EVERY_SET = "kernels_equal or kernels_are or (cpu and stable_sums)"

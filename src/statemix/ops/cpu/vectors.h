@@ -153,7 +153,8 @@ inline VectorF exp2_nonpositive(VectorF y) {
 #if defined(__x86_64__) && VECTOR_BYTES == 64
   VectorF n = (VectorF)_mm512_roundscale_ps((__m512)y, _MM_FROUND_TO_NEAREST_INT);
 #else
-  const float shift = 12582912.0f;  // 1.5 * 2^23 rounds its addend to an integer
+  // 1.5 * 2^23 rounds its addend to an integer; 127 makes the last bits the exponent of 2^n.
+  const float shift = 12582912.0f + 127;
   VectorF rounded = y + shift;
   VectorF n = rounded - shift;
 #endif
@@ -166,12 +167,12 @@ inline VectorF exp2_nonpositive(VectorF y) {
 #if defined(__x86_64__) && VECTOR_BYTES == 64
   return (VectorF)_mm512_scalef_ps((__m512)p, (__m512)n);
 #else
-  return (VectorF)((VectorI)p + ((VectorI)rounded << 23));
+  return p * (VectorF)((VectorI)rounded << 23);
 #endif
 }
 inline VectorD exp2_nonpositive(VectorD y) {
   y = larger(VectorD{} - 1022.0, y);
-  const double shift = 6755399441055744.0;  // 1.5 * 2^52
+  const double shift = 6755399441055744.0 + 1023;  // 1.5 * 2^52
   VectorD rounded = y + shift;
   VectorD r = (y - (rounded - shift)) * 6.93147180559945309417e-1;
   const double inverse_factorials[] = {1.0 / 479001600,
@@ -189,7 +190,7 @@ inline VectorD exp2_nonpositive(VectorD y) {
                                        1.0};
   VectorD p = r * (1.0 / 6227020800.0) + inverse_factorials[0];
   for (int k = 1; k < 13; ++k) p = p * r + inverse_factorials[k];
-  return (VectorD)((VectorL)p + ((VectorL)rounded << 52));
+  return p * (VectorD)((VectorL)rounded << 52);
 }
 
 inline VectorF times_log2e(VectorF x) { return x * 1.44269504088896341f; }

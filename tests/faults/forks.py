@@ -35,6 +35,7 @@ from tree import ROOT, Tree
 
 OPTIONS = ("-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:xdist")
 MEMORY_LIMIT_BYTES = 6 * 2**30
+JUDGE_FAILED = 70  # exit code of a child that raised outside of imports and tests
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -155,6 +156,10 @@ class Child:
             written = json.loads(_answer(self.tree).read_text())
         except FileNotFoundError:
             code = os.waitstatus_to_exitcode(status)
+            if code == JUDGE_FAILED:
+                raise SystemExit(
+                    f"the process that runs the tests failed itself:\n{output}"
+                ) from None
             return Result(f"(exit code {code} outside of a test)", seconds, output=output)
         if written["stopped"] is not None:
             raise SystemExit(written["stopped"])
@@ -204,7 +209,7 @@ def _start(tree: Tree, work: Work) -> Child:
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(70)
+            os._exit(JUDGE_FAILED)
     os.close(writing)
     return Child(pid, tree, work, time.monotonic(), reading)
 

@@ -74,7 +74,7 @@ _FITTING: dict[str, list[list[str]]] = {
     "--seed": [["7"], ["9223372036854775807"]],
     "--checkpoint-every-s": [["0"], ["1e9"]],
     "--model.layers.0.block_size": [["3"]],
-    "--task.group": [["S_2"]],
+    "--task.group": [["S_4"]],
     "--grid": [["seed=1,2"], ["optimizer.learning_rate=1e-3,1e-2", "seed=1"]],
 }
 _CORRUPT = (
@@ -253,9 +253,10 @@ def _train(r: random.Random, folder: Path, prepared: Path) -> tuple[list[str], l
             flags = {"--from": [str(shutil.copytree(prepared / "run", folder / "source"))]}
     flags |= _some(r, _FITTING, 4)
     flags["--folder"] = [_target(r, folder)]
+    # A file may be what is wrong, and only one of the layers has a block size.
+    unsure = given or "--model.layers.0.block_size" in flags
     arguments, wrong = _corrupted(r, ["train"], flags)
-    # The file may be what is wrong.
-    return arguments, [] if given else wrong
+    return arguments, [] if unsure else wrong
 
 
 def _target(r: random.Random, folder: Path) -> str:

@@ -187,12 +187,27 @@ def test_a_signal_ends_the_runs_of_this_process_and_the_same_call_resumes(tmp_pa
     assert load_outcome(jobs[1].folder).weights == whole.weights
 
 
+# Each worker waits for the other: a run must not end before the other one begins.
+TOGETHER = """
+import multiprocessing, os, time
+from pathlib import Path
+if multiprocessing.parent_process() is not None:
+    folder = Path(__file__).parent
+    (folder / f"{os.getpid()}.here").touch()
+    while len(list(folder.glob("*.here"))) < 2:
+        time.sleep(0.01)
+"""
+
+
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_to_the_parent_saves_every_run_under_way(tmp_path, number):
+def test_a_signal_to_the_parent_saves_every_run_under_way(tmp_path, number, monkeypatch):
     num_workers = 2
+    (tmp_path / "runner_together.py").write_text(TOGETHER)
+    monkeypatch.syspath_prepend(tmp_path)
 
     def jobs(folder):
-        return jobs_in(folder, a=run(epochs=120), b=run(epochs=120, seed=1))
+        together = {"epochs": 120, "imports": ("runner_together",)}
+        return jobs_in(folder, a=run(**together), b=run(seed=1, **together))
 
     # The same jobs, for a process of their own.
     plain = {job.name: job.config.asked() for job in jobs(tmp_path)}

@@ -94,7 +94,7 @@ _OTHER_FLAGS = (
     "--model.layers.1.gate", "--model.layers.0.num_blocks", "--optimizer.groups.0.weight_decay",
     "--optimizer.weight-decay", "--schedules.min-learning-rate", "--model.zero-biases", "-h-", "-",
 )  # fmt: skip
-_LONG = ("--schedules.epochs", "--schedules.num-steps")
+_LONG = ("--schedules.epochs", "--schedules.num-steps", "--model.hidden-size")
 _BENCH = {
     "--shapes": [["1x3x2x2"], ["1x2x1x1"]],
     "--recurrences": [["bd_lru"], ["h_lru"]],

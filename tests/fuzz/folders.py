@@ -149,6 +149,9 @@ def _damage(r: random.Random, here: Path) -> str:
     return f"{name} {way} at {place}"
 
 
+_LONG = ("epochs", "num_steps", "hidden_size", "train_size", "length")
+
+
 def _edited(r: random.Random, path: Path) -> str:
     """Change, remove or add one field of a JSON file."""
     try:
@@ -161,6 +164,8 @@ def _edited(r: random.Random, path: Path) -> str:
         return "replaced"
     table, key = r.choice(places)
     value = r.choice(_VALUES)
+    if key in _LONG and isinstance(value, int):
+        value = min(value, 3)  # A long run or a wide network is no mistake.
     way = r.random()
     if way < 0.15:
         del table[key]

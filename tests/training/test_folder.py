@@ -423,6 +423,17 @@ def test_a_stored_unfinished_run_is_resumed_to_the_end(stored):
     assert found == pytest.approx(expected, rel=1e-4)
 
 
+def test_a_run_made_shorter_than_its_checkpoint_is_refused(stored):
+    folder = stored("schema-1-unfinished")
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["resolved"]["schedules"]["epochs"] = 1
+    path.write_text(json.dumps(config))
+    message = "config.json: schedules must last until the checkpoint at step 4, got 3 steps"
+    with pytest.raises(RequestError, match=message):
+        train(load_asked(folder), folder)
+
+
 def test_a_run_killed_while_it_noted_its_end_is_tidied(tiny, tmp_path):
     outcome = train(tiny({"schedules.epochs": 1}), tmp_path)
     kept = sorted(path.name for path in tmp_path.iterdir())

@@ -347,6 +347,12 @@ class _Run:
 
     def _restore(self, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> int:
         """Continue from a checkpoint; return the size of the metrics at that time."""
+        step, num_steps = state["trainer"]["step"], self.trainer.num_steps
+        if step > num_steps:
+            raise RequestError(
+                f"{self.folder / runs.CONFIG}: schedules must last until the checkpoint at step "
+                f"{step}, got {num_steps} steps"
+            )
         self.trainer.restore(tensors, state["trainer"])
         self.best_weights = {name: tensors[name] for name in BEST if name in tensors}
         self.evaluated_at = state["evaluated_at"]

@@ -434,6 +434,16 @@ def test_a_run_made_shorter_than_its_checkpoint_is_refused(stored):
         train(load_asked(folder), folder)
 
 
+def test_a_network_other_than_the_checkpoint_is_refused(stored):
+    folder = stored("schema-1-unfinished")
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    del config["resolved"]["model"]["layers"]
+    path.write_text(json.dumps(config))
+    with pytest.raises(RequestError, match=r"config.json: model must be that of the checkpoint: "):
+        train(load_asked(folder), folder)
+
+
 def test_a_run_killed_while_it_noted_its_end_is_tidied(tiny, tmp_path):
     outcome = train(tiny({"schedules.epochs": 1}), tmp_path)
     kept = sorted(path.name for path in tmp_path.iterdir())

@@ -353,7 +353,13 @@ class _Run:
                 f"{self.folder / runs.CONFIG}: schedules must last until the checkpoint at step "
                 f"{step}, got {num_steps} steps"
             )
-        self.trainer.restore(tensors, state["trainer"])
+        try:
+            self.trainer.restore(tensors, state["trainer"])
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())
+            raise RequestError(
+                f"{self.folder / runs.CONFIG}: model must be that of the checkpoint: {reason}"
+            ) from error
         self.best_weights = {name: tensors[name] for name in BEST if name in tensors}
         self.evaluated_at = state["evaluated_at"]
         self.stopped = state["stopped"]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 from rich.console import Console
 
+from statemix import files
 from statemix.cli.watch import watched
 from statemix.settings import RequestError, RunsFailedError
 
@@ -105,6 +106,7 @@ class Reproduce:
             for one, time_s in zip(left, seconds, strict=True):
                 console.print(f"  {duration_text(time_s):>12}  {one.job.name}")
             return
+        files.open_for_append("store", store.path)
         ended: Counter[str] = Counter()
         began = time.monotonic()
         with watched(console, len(left)) as watch:

@@ -4,7 +4,7 @@ import json
 import time
 from dataclasses import dataclass
 
-from statemix.training import RunConfig
+from statemix.training import OptimizerConfig, RunConfig
 from statemix.training.batches import TaskBatches
 from statemix.training.devices import build_fabric, threads
 from statemix.training.evaluation import SplitEvaluator
@@ -73,7 +73,8 @@ def _measure(config: RunConfig) -> _Price:
         model,
         TaskBatches(task, config.batches, config.schedules, seed=config.seed, device=fabric.device),
         cross_entropy,
-        optimizer=config.optimizer,
+        # Weights that hardly move, so that no learning rate diverges here.
+        optimizer=OptimizerConfig(learning_rate=1e-12, weight_decay=0.0),
         schedules=config.schedules,
         fabric=fabric,
     )

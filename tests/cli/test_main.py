@@ -95,8 +95,8 @@ def test_every_command_has_its_class_and_a_help(command, capsys):
     [
         (
             ["trian"],
-            "command must be one of demo, train, evaluate, reproduce, report, tasks, doctor, bench, "
-            "got 'trian'",
+            "command must be one of demo, train, evaluate, reproduce, report, tasks, doctor, "
+            "bench, got 'trian'",
         ),
         (["train", "--nonsense"], "--nonsense"),
         (["train", "--folder", "x", "--seed", "one"], "--seed"),

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from statemix.files import append, naming
+from statemix.files import append, naming, open_for_append
+from statemix.settings import RequestError
 
 
 def test_an_error_without_a_file_gets_its_name_and_keeps_its_kind():
@@ -42,3 +43,12 @@ def test_a_row_that_does_not_fit_leaves_nothing_behind(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     append(path, "two\n")
     assert path.read_text() == "one\ntwo\n"
+
+
+def test_a_file_that_cannot_be_appended_to_is_refused_by_its_option(tmp_path):
+    open_for_append("output", tmp_path / "deep" / "ops.jsonl")
+    assert (tmp_path / "deep" / "ops.jsonl").read_text() == ""
+    with pytest.raises(RequestError, match="output must be a writable file, got"):
+        open_for_append("output", tmp_path)
+    with pytest.raises(RequestError, match="store must be a writable file, got"):
+        open_for_append("store", tmp_path / "deep" / "ops.jsonl" / "below")

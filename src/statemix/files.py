@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from statemix.settings import RequestError
+
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
@@ -28,6 +30,26 @@ def naming(path: Path) -> Iterator[None]:
         if error.filename is not None or error.errno is None:
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def open_for_append(name: str, path: Path) -> None:
+    """Create ``path`` if necessary and check, before long work, that it can be appended to.
+
+    Args:
+        name: the option that holds the path.
+        path: the file.
+
+    Raises:
+        RequestError: if it is not writable.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise RequestError(
+            f"{name} must be a writable file, got {str(path)!r} ({error.strerror})"
+        ) from error
 
 
 def append(path: Path, text: str) -> None:

@@ -31,6 +31,10 @@ FLAGS = {
     "tasks": "--split --start --count",
     "doctor": "--json",
     "demo": "--group --output --fresh --retry",
+    "reproduce": """
+        --size --protocol --minutes --columns --models --dry-run --retry --workers --output --store
+        """,
+    "report": "--results --json",
     "bench ops": """
         --recurrences --shapes --block-sizes --orders --dtype --compiled --rounds --budget-s
         --threads --quick --output
@@ -91,7 +95,8 @@ def test_every_command_has_its_class_and_a_help(command, capsys):
     [
         (
             ["trian"],
-            "command must be one of demo, train, evaluate, tasks, doctor, bench, got 'trian'",
+            "command must be one of demo, train, evaluate, reproduce, report, tasks, doctor, "
+            "bench, got 'trian'",
         ),
         (["train", "--nonsense"], "--nonsense"),
         (["train", "--folder", "x", "--seed", "one"], "--seed"),
@@ -184,7 +189,7 @@ def test_only_a_command_that_resumes_promises_to_continue(command, capsys, monke
 
     monkeypatch.setattr(dispatcher, "parse", lambda *_: Interrupted())
     assert main([command]) == 130
-    advice = "; repeat the command to resume" if command in ("demo", "train") else ""
+    advice = "; repeat the command to resume" if command in ("demo", "train", "reproduce") else ""
     assert capsys.readouterr().err == f"statemix: interrupted{advice}\n"
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from statemix import files, provenance
-from statemix.settings import RequestError
 
 
 def describe_process() -> dict[str, Any]:
@@ -24,22 +23,6 @@ def describe_process() -> dict[str, Any]:
         "omp_proc_bind": os.environ.get("OMP_PROC_BIND"),
         "started_utc": _now(),
     }
-
-
-def open_for_append(path: Path) -> None:
-    """Create ``path`` if necessary and check, before measuring, that it is writable.
-
-    Raises:
-        RequestError: if it is not.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8"):
-            pass
-    except OSError as error:
-        raise RequestError(
-            f"output must be a writable file, got {str(path)!r} ({error.strerror})"
-        ) from error
 
 
 def append(path: Path, rows: Iterable[Mapping[str, Any]], process: Mapping[str, Any]) -> None:

@@ -24,13 +24,15 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("Demo", "train small models to track permutations, and draw how far each one gets"),
     "train": ("Train", "train a model on a task, or a grid of such runs; interrupted runs resume"),
     "evaluate": ("Evaluate", "score a trained model at any sequence lengths"),
+    "reproduce": ("Reproduce", "run a table of the paper and print its numbers beside ours"),
+    "report": ("Report", "compare stored results with the paper, cell by cell"),
     "tasks": ("Tasks", "list the tasks, or show examples of one"),
     "doctor": ("Doctor", "show versions, devices and backends, and why a backend is not used"),
     "bench": ("Bench", "measure speed and memory against baselines"),
 }
 """Command -> its class in the module of the same name, and its summary."""
 
-RESUMABLE = ("demo", "train")
+RESUMABLE = ("demo", "train", "reproduce")
 """Commands that resume after an interruption; the others start over."""
 
 _NARROWEST = 40
@@ -51,8 +53,8 @@ options:
   -h, --help    show this text; `statemix COMMAND --help` explains a command and its options
   --version     show the version
 
-exit codes: 0 success, 1 failure, 2 invalid request, 130 interrupted (repeat a demo or train
-command to resume it)
+exit codes: 0 success, 1 failure, 2 invalid request, 130 interrupted (repeat a demo, train or
+reproduce command to resume it)
 """
 
 

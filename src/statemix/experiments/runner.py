@@ -3,6 +3,7 @@
 import multiprocessing
 import shutil
 import signal
+import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -67,6 +68,7 @@ def run_all(
     num_workers: int = 1,
     retry: Collection[Ending] = (),
     fresh: bool = False,
+    until: float | None = None,
     on_event: Callable[[Job, Event], None] | None = None,
     on_end: Callable[[Ended], None] | None = None,
     checkpoint_every_s: float = CHECKPOINT_EVERY_S,
@@ -82,6 +84,8 @@ def run_all(
             depend on the number if the configurations fix the number of threads.
         retry: earlier endings to try again: "diverged", "failed".
         fresh: remove the jobs' folders first.
+        until: time of ``time.monotonic`` at which active runs save a checkpoint and the call
+            returns; their status, and that of runs not begun, is "interrupted". None means never.
         on_event: function called in this process with each event of each run.
         on_end: function called with the row of each run as soon as the run has ended.
         checkpoint_every_s: as in :func:`statemix.training.train`.
@@ -121,14 +125,15 @@ def run_all(
             due.append(job)
         else:
             note(row)
-    if min(num_workers, len(due)) <= 1:
+    # Only other processes can be stopped at a given time.
+    if until is None and min(num_workers, len(due)) <= 1:
         for job in due:
             row = _here(job, tell, checkpoint_every_s)
             note(row)
             if row.status == "interrupted":
                 raise KeyboardInterrupt
-    else:
-        _share_out(due, min(num_workers, len(due)), checkpoint_every_s, tell, note)
+    elif due:
+        _share_out(due, min(num_workers, len(due)), until, checkpoint_every_s, tell, note)
     return [ended[job.folder] for job in jobs]
 
 
@@ -197,6 +202,7 @@ def _line(error: BaseException) -> str:
 def _share_out(
     jobs: Sequence[Job],
     num_workers: int,
+    until: float | None,
     checkpoint_every_s: float,
     tell: Callable[[Job, Event], None],
     note: Callable[[Ended], None],
@@ -214,8 +220,8 @@ def _share_out(
     with _terminable(), _workers(num_workers, checkpoint_every_s) as connections:
         for connection in connections:
             start_next(connection)
-        while busy:
-            for ready in wait(list(busy)):
+        while busy and (until is None or time.monotonic() < until):
+            for ready in wait(list(busy), None if until is None else until - time.monotonic()):
                 assert isinstance(ready, Connection)
                 job = busy[ready]
                 try:
@@ -234,8 +240,11 @@ def _share_out(
                 if row.status == "interrupted":
                     raise KeyboardInterrupt
                 start_next(ready)
+    reason = "the time was up" if busy or until is not None else "every worker process died"
+    for job in busy.values():
+        note(Ended(job, "interrupted", reason))
     for job in reversed(waiting):
-        note(Ended(job, "interrupted", "every worker process died", started=False))
+        note(Ended(job, "interrupted", reason, started=False))
 
 
 @contextmanager

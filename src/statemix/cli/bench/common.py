@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from statemix import files
 from statemix.bench import rows
 from statemix.bench.harness import Spread
 from statemix.settings import RequestError
@@ -58,7 +59,7 @@ class Measured:
             RequestError: if the output cannot be written.
         """
         if self.output is not None:
-            rows.open_for_append(self.output)
+            files.open_for_append("output", self.output)
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         console = Console(markup=False, highlight=False)

@@ -1,0 +1,176 @@
+"""``statemix reproduce``: run a table of the paper and print its numbers beside ours."""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+from rich.console import Console
+
+from statemix import files
+from statemix.cli.watch import watched
+from statemix.settings import RequestError, RunsFailedError
+
+if TYPE_CHECKING:
+    from statemix.experiments.reproduction.plan import Planned
+    from statemix.experiments.reproduction.tables import Cell
+    from statemix.experiments.runner import Ended
+    from statemix.experiments.store import Store
+
+
+@dataclass(frozen=True)
+class Reproduce:
+    """Run a table of the paper of Dubinin et al., and print its numbers beside ours.
+
+    The plan and its predicted time are printed first. Runs that the results store holds are not
+    repeated; after Ctrl-C, a kill or the end of the minutes, the same command continues.
+
+    Protocol "paper" is what the paper says, its gaps filled as in docs/reproduction.md. Protocol
+    "tuned" gives every model the same settings to choose from on validation data. Size "laptop"
+    means one learning rate, one state size, three seeds and short training; "paper" the whole grid.
+    """
+
+    table: tyro.conf.Positional[Literal["table3", "table4", "table6"]]
+    """Table to fill."""
+
+    size: Literal["laptop", "workstation", "paper"] = "laptop"
+    """How much of the paper's grid to run."""
+
+    protocol: Literal["paper", "tuned"] = "paper"
+    """How runs are configured and settings chosen."""
+
+    minutes: float | None = None
+    """Time to spend; the most informative cells come first. (All runs if not given.)"""
+
+    columns: tuple[str, ...] = ()
+    """Columns to fill (all if not given)."""
+
+    models: tuple[str, ...] = ()
+    """Models to run, such as "BD-LRU m=3" (all if not given)."""
+
+    dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print the plan and its predicted time, run nothing."""
+
+    retry: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Retry runs that diverged or failed."""
+
+    workers: int | None = None
+    """Parallel runs, each on one thread (PyTorch's number of threads if not given)."""
+
+    output: Path = Path("reproduce")
+    """Folder of the runs."""
+
+    store: Path | None = None
+    """Results store, a JSON-lines file (if not given: runs.jsonl in the folder)."""
+
+    def run(self) -> None:
+        """Print the plan, run it, and print the table.
+
+        Raises:
+            RequestError: if an option is out of range, or a file cannot be read or written.
+            OSError: if a file cannot be written.
+            RunsFailedError: if runs of this call have no result; the table shows the others.
+            KeyboardInterrupt: after Ctrl-C; the same command resumes.
+        """
+        self._check()
+        # Slow imports wait until the options have been checked.
+        import torch
+
+        from statemix.experiments.reproduction.plan import due, plan
+        from statemix.experiments.reproduction.reproduce import fill
+        from statemix.experiments.store import Store
+        from statemix.report.numbers import duration_text
+
+        cells = self._cells()
+        store = Store(self.store or self.output / "runs.jsonl")
+        planned = plan(cells, self.output / "runs")
+        left = due(planned, store.rows(), retry=self.retry)
+        console = Console(highlight=False, markup=False)
+        console.soft_wrap = not console.is_terminal
+        workers = min(self.workers or torch.get_num_threads(), max(len(left), 1))
+        console.print(
+            f"{self.table}, protocol {self.protocol}, size {self.size}: {len(cells)} cells, "
+            f"{len(planned)} runs, of which {len(planned) - len(left)} are in {store.path}"
+        )
+        seconds = _predicted(console, left)
+        if left:
+            limit = f", for {self.minutes:g} min" if self.minutes else ""
+            console.print(
+                f"{len(left)} runs to do, {workers} at a time{limit}; predicted for all: "
+                f"{duration_text(sum(seconds) / workers)}"
+            )
+        if self.dry_run:
+            for one, time_s in zip(left, seconds, strict=True):
+                console.print(f"  {duration_text(time_s):>12}  {one.job.name}")
+            return
+        files.open_for_append("store", store.path)
+        ended: Counter[str] = Counter()
+        began = time.monotonic()
+        with watched(console, len(left)) as watch:
+
+            def end(row: "Ended") -> None:
+                ended[row.status] += 1
+                watch.on_end(row)
+
+            fill(
+                left,
+                store,
+                num_workers=workers,
+                minutes=self.minutes,
+                retry=self.retry,
+                on_event=watch.on_event,
+                on_end=end,
+            )
+        console.print(f"{ended['done']} runs finished in {time.monotonic() - began:.0f} s")
+        self._print_table(console, cells, store)
+        lost = ended["diverged"] + ended["failed"]
+        if lost:
+            raise RunsFailedError(f"{lost} of {sum(ended.values())} runs have no result")
+
+    def _check(self) -> None:
+        if self.minutes is not None and not 0 < self.minutes < 1e6:
+            raise RequestError(f"minutes must be above 0 and below 1e6, got {self.minutes}")
+        if self.workers is not None and not 1 <= self.workers <= 4096:
+            raise RequestError(f"workers must be in 1..4096, got {self.workers}")
+
+    def _cells(self) -> "list[Cell]":
+        from statemix.experiments.reproduction.tables import TABLES
+
+        table = TABLES[self.table]
+        _check_names("columns", self.columns, [column.name for column in table.columns])
+        _check_names("models", self.models, list(table.published))
+        return [
+            cell
+            for cell in table.cells(self.protocol, self.size)
+            if (not self.columns or cell.column.name in self.columns)
+            and (not self.models or cell.model in self.models)
+        ]
+
+    def _print_table(self, console: Console, cells: "list[Cell]", store: "Store") -> None:
+        from statemix.experiments.reproduction.scores import score
+        from statemix.report import reproduction
+
+        rows = store.rows()
+        table = reproduction.table([score(cell, rows) for cell in cells])
+        title = f"{self.table}: test accuracy, protocol {self.protocol}, size {self.size}"
+        console.print()
+        console.print(table.as_rich(title) if console.is_terminal else table.as_text())
+        console.print(reproduction.LEGEND)
+
+
+def _predicted(console: Console, planned: "Sequence[Planned]") -> list[float]:
+    """Return the predicted seconds of each run."""
+    from statemix.experiments.forecast import Forecast
+
+    forecast = Forecast()
+    with console.status("timing a few steps of each network"):
+        return [forecast.seconds(one.job.config) for one in planned]
+
+
+def _check_names(option: str, names: Sequence[str], known: Sequence[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise RequestError(f"{option} must be among {list(known)}, got {name!r}")

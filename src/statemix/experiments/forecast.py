@@ -1,0 +1,92 @@
+"""How long runs will take on this machine, from a few steps of each network."""
+
+import json
+import time
+from dataclasses import dataclass
+
+from statemix.training import OptimizerConfig, RunConfig
+from statemix.training.batches import TaskBatches
+from statemix.training.devices import build_fabric, threads
+from statemix.training.evaluation import SplitEvaluator
+from statemix.training.objective import cross_entropy
+from statemix.training.outcome import build_model
+from statemix.training.trainer import Trainer
+
+# Steps that are timed, after one that is not.
+_STEPS = 2
+
+
+@dataclass(frozen=True)
+class _Price:
+    """Seconds per token of an optimiser step, and of an evaluation."""
+
+    step: float
+    evaluation: float
+
+
+class Forecast:
+    """Predicts the time of runs from the time that each network takes per token.
+
+    Each network is measured once, on the first data that it meets. The prediction ignores early
+    stopping, further test lengths, and whatever else uses the machine.
+
+    Example:
+        >>> from statemix.training import ScheduleConfig
+        >>> config = RunConfig(schedules=ScheduleConfig(num_steps=10))
+        >>> Forecast().seconds(config) > 0
+        True
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Price] = {}
+
+    def seconds(self, config: RunConfig) -> float:
+        """Return the seconds that a run will take.
+
+        Raises:
+            RequestError: if the run cannot be built.
+        """
+        config = config.resolved()
+        task, evaluation = config.build_task(), config.evaluation
+        per_epoch = 1 if task.train_size is None else -(-task.train_size // config.batches.size)
+        steps = config.schedules.num_steps or (config.schedules.epochs or 0) * per_epoch
+        evaluations = -(-steps // ((evaluation.every or 1) * per_epoch))
+        price = self._price(config)
+        trained = steps * min(config.batches.size, task.train_size or config.batches.size)
+        scored = evaluations * (evaluation.test_size + evaluation.validation_size)
+        return task.length * (trained * price.step + scored * price.evaluation)
+
+    def _price(self, config: RunConfig) -> _Price:
+        plain = config.to_plain()
+        network = json.dumps([plain[name] for name in ("model", "batches", "runtime")])
+        if network not in self._known:
+            with threads(config.runtime.num_threads):
+                self._known[network] = _measure(config)
+        return self._known[network]
+
+
+def _measure(config: RunConfig) -> _Price:
+    task = config.build_task()
+    fabric = build_fabric(config.runtime.device, config.runtime.precision)
+    model = build_model(config, task)
+    trainer = Trainer(
+        model,
+        TaskBatches(task, config.batches, config.schedules, seed=config.seed, device=fabric.device),
+        cross_entropy,
+        # Weights that hardly move, so that no learning rate diverges here.
+        optimizer=OptimizerConfig(learning_rate=1e-12, weight_decay=0.0),
+        schedules=config.schedules,
+        fabric=fabric,
+    )
+    count = config.batches.size
+    evaluator = SplitEvaluator(task, "test", count, batch_size=count, autocast=fabric.autocast)
+    steps = min(_STEPS, trainer.num_steps - 1)
+    tokens = task.length * count
+    trainer.train_step()
+    began = time.perf_counter()
+    for _ in range(steps):
+        trainer.train_step()
+    trained = time.perf_counter()
+    evaluator(model)
+    evaluated = time.perf_counter()
+    return _Price((trained - began) / max(steps, 1) / tokens, (evaluated - trained) / tokens)

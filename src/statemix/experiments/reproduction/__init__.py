@@ -1,0 +1,1 @@
+"""Tables and figures of Dubinin et al., run under a named protocol at a named size."""

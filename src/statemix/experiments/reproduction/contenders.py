@@ -1,0 +1,86 @@
+"""The models that the paper compares, by their names in its tables."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from statemix.layers import LayerSpec
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A model of the paper's tables.
+
+    Attributes:
+        name: its name there.
+        layers: state size -> the sequence layers to try. A model whose state is set by its width or
+            its heads ignores the size.
+        variants: further layers that the paper tries at its full size.
+    """
+
+    name: str
+    layers: Callable[[int], LayerSpec]
+    variants: tuple[LayerSpec, ...] = ()
+
+    def choices(self, state_sizes: Sequence[int], *, all_variants: bool) -> list[LayerSpec]:
+        """Return the distinct layers to try, smallest state first."""
+        found = [self.layers(size) for size in state_sizes]
+        return list(dict.fromkeys([*found, *(self.variants if all_variants else ())]))
+
+
+def bd_lru(block_size: int) -> Contender:
+    """BD-LRU with as many blocks as fit into the state size."""
+    return Contender(
+        f"BD-LRU m={block_size}",
+        lambda size: LayerSpec(
+            "bd_lru", num_blocks=max(1, round(size / block_size)), block_size=block_size
+        ),
+    )
+
+
+def h_lru(order: int) -> Contender:
+    """H-LRU whose channels times order fit into the state size."""
+    return Contender(
+        f"H-LRU m={order}",
+        lambda size: LayerSpec("h_lru", num_channels=max(1, round(size / order)), order=order),
+    )
+
+
+def _mamba2(d_state: int, d_conv: int) -> LayerSpec:
+    return LayerSpec("mamba2", d_state=d_state, d_conv=d_conv)
+
+
+def _delta_net(num_heads: int) -> LayerSpec:
+    return LayerSpec("delta_net", num_heads=num_heads)
+
+
+def _delta_product(num_heads: int) -> LayerSpec:
+    return LayerSpec("delta_product", num_heads=num_heads, num_householder=4)
+
+
+ORDERS = (1, 2, 3, 4, 5, 6, 8, 16)
+"""Values of m in the paper's tables."""
+
+# Paper: "state space expansion factor" 2, 4, 8, kernels of 2 or 4; 2, 4 or 8 heads. Of these, the
+# smaller sizes of this library take the middle one, or the larger of two.
+CONTENDERS = {
+    contender.name: contender
+    for contender in (
+        Contender("LSTM", lambda _: LayerSpec("lstm")),
+        Contender(
+            "Mamba2",
+            lambda _: _mamba2(8, 4),
+            tuple(_mamba2(d_state, d_conv) for d_state in (2, 4, 8) for d_conv in (2, 4)),
+        ),
+        Contender(
+            "DeltaNet [-1,1]", lambda _: _delta_net(4), tuple(_delta_net(heads) for heads in (2, 8))
+        ),
+        Contender(
+            "DeltaProduct_4 [-1,1]",
+            lambda _: _delta_product(4),
+            tuple(_delta_product(heads) for heads in (2, 8)),
+        ),
+        *(bd_lru(m) for m in ORDERS),
+        *(h_lru(m) for m in ORDERS),
+    )
+}
+"""Name -> model, in the order of the paper's tables."""

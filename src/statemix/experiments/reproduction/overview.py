@@ -1,0 +1,103 @@
+"""All cells of the paper's tables that have results, and how many agree."""
+
+from collections.abc import Mapping
+from typing import TypedDict
+
+from statemix.experiments.reproduction.protocols import PROTOCOLS, SIZES
+from statemix.experiments.reproduction.scores import CellScore, score
+from statemix.experiments.reproduction.tables import TABLES
+from statemix.experiments.store import Row
+
+
+class CellRow(TypedDict):
+    """A cell that has results under one protocol at one size."""
+
+    table: str
+    column: str
+    model: str
+    protocol: str
+    size: str
+    # Seeds of the chosen setting, the fewest over the data sets; runs done and planned.
+    seeds: int
+    runs: int
+    planned: int
+    # The number to compare with the paper's, the mean over seeds and its standard deviation; None
+    # while a data set has no result.
+    ours: float | None
+    mean: float | None
+    deviation: float | None
+    published: float
+    verdict: str
+
+
+class Overview(TypedDict):
+    """Cells with results. Every cell of the paper counts once in the first three numbers."""
+
+    measured: int
+    agree: int
+    of: int
+    cells: list[CellRow]
+
+
+def overview(rows: Mapping[str, Row]) -> Overview:
+    """Return every cell that has results.
+
+    Args:
+        rows: rows of results stores, by key.
+    """
+    found: list[CellRow] = []
+    # How a cell was measured last: runs that are complete before others, then protocol and size.
+    verdicts: dict[tuple[str, str, str], tuple[bool, str]] = {}
+    for protocol in reversed(PROTOCOLS):
+        shown: dict[tuple[str, str, str], set[str]] = {}
+        for size in SIZES:
+            for table in TABLES.values():
+                for cell in table.cells(protocol, size):
+                    if not cell.begun(rows):
+                        continue
+                    scored = score(cell, rows)
+                    place = (cell.table, cell.column.name, cell.model)
+                    # Sizes share runs: one is shown for what it adds to the smaller ones.
+                    keys = {key for part in scored.parts.values() for key in part.keys}
+                    if not keys - shown.setdefault(place, set()):
+                        continue
+                    shown[place] |= keys
+                    found.append(_row(scored))
+                    now = (scored.complete, scored.verdict)
+                    if scored.measured and now[0] >= verdicts.get(place, now)[0]:
+                        verdicts[place] = now
+    return {
+        "measured": len(verdicts),
+        "agree": sum(verdict == "agrees" for _, verdict in verdicts.values()),
+        "of": sum(len(table.columns) * len(table.published) for table in TABLES.values()),
+        "cells": sorted(found, key=_place),
+    }
+
+
+def _place(row: CellRow) -> tuple[int, int, int]:
+    table = TABLES[row["table"]]
+    columns = [column.name for column in table.columns]
+    return (
+        list(TABLES).index(table.name),
+        columns.index(row["column"]),
+        list(table.published).index(row["model"]),
+    )
+
+
+def _row(scored: CellScore) -> CellRow:
+    cell = scored.cell
+    return {
+        "table": cell.table,
+        "column": cell.column.name,
+        "model": cell.model,
+        "protocol": cell.protocol,
+        "size": cell.size,
+        "seeds": scored.seeds,
+        "runs": sum(len(part.keys) for part in scored.parts.values()),
+        "planned": sum(part.num_runs for part in scored.parts.values()),
+        "ours": scored.ours,
+        "mean": scored.mean,
+        "deviation": scored.deviation,
+        "published": cell.published,
+        "verdict": scored.verdict,
+    }

@@ -1,0 +1,61 @@
+"""Which runs a table needs, in which order, and how long they will take."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from statemix.experiments.reproduction.tables import Cell
+from statemix.experiments.runner import Job
+from statemix.experiments.store import Row, key
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run of the plan.
+
+    Attributes:
+        job: the run.
+        key: its key in the results store.
+        cells: the cells that it belongs to.
+    """
+
+    job: Job
+    key: str
+    cells: tuple[Cell, ...]
+
+
+def plan(cells: Iterable[Cell], folder: Path) -> list[Planned]:
+    """Return the distinct runs of cells in the order in which they should be done.
+
+    The first data set of every cell comes before the second one of any, and every cell is filled
+    before the next one is begun.
+
+    Args:
+        cells: cells, those first that should be filled first.
+        folder: parent of the run folders.
+    """
+    listed = list(cells)
+    of: dict[str, list[Cell]] = {}
+    jobs: dict[str, Job] = {}
+    for number in range(max((len(cell.parts) for cell in listed), default=0)):
+        for cell in listed:
+            for data, trials in list(cell.parts.items())[number : number + 1]:
+                for trial in trials:
+                    for config in trial.runs:
+                        name = key(config)
+                        of.setdefault(name, []).append(cell)
+                        title = f"{cell.model}, {data}, {trial.setting}, seed {config.seed}"
+                        jobs.setdefault(name, Job(title, config, folder / name))
+    return [Planned(job, name, tuple(of[name])) for name, job in jobs.items()]
+
+
+def due(planned: Sequence[Planned], rows: Mapping[str, Row], *, retry: bool) -> list[Planned]:
+    """Return the runs that the store has no row of.
+
+    Args:
+        planned: runs.
+        rows: rows of the store.
+        retry: whether runs that diverged or failed are due again.
+    """
+    ended = {name for name, row in rows.items() if row["status"] == "done" or not retry}
+    return [one for one in planned if one.key not in ended]

@@ -1,0 +1,54 @@
+"""Fill a table: run what its cells need, and store a row for every run."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from statemix.experiments.reproduction.plan import Planned
+from statemix.experiments.runner import Ended, Job, run_all
+from statemix.experiments.store import Store, row_of
+from statemix.training import Event
+
+
+def fill(
+    planned: Sequence[Planned],
+    store: Store,
+    *,
+    num_workers: int,
+    minutes: float | None = None,
+    retry: bool = False,
+    on_event: Callable[[Job, Event], None] | None = None,
+    on_end: Callable[[Ended], None] | None = None,
+) -> None:
+    """Train runs until all have ended or the time is up, and store a row for each that ended.
+
+    A run that a kill left unfinished is resumed by the next call. One that was finished, but whose
+    row was not yet stored, is not repeated either.
+
+    Args:
+        planned: runs in the order in which they start.
+        store: receives the rows.
+        num_workers: number of parallel runs.
+        minutes: time after which active runs are saved and the call returns. None means no limit.
+        retry: train runs again that diverged or failed.
+        on_event: as in :func:`statemix.experiments.runner.run_all`.
+        on_end: called with each run that has ended, its row being stored, or was interrupted.
+
+    Raises:
+        OSError: if the store cannot be written.
+        KeyboardInterrupt: after Ctrl-C, once active runs are saved; the same call resumes.
+    """
+
+    def note(ended: Ended) -> None:
+        if ended.status != "interrupted":
+            store.append(row_of(ended))
+        if on_end is not None and (ended.started or ended.status != "interrupted"):
+            on_end(ended)
+
+    run_all(
+        [one.job for one in planned],
+        num_workers=num_workers,
+        until=None if minutes is None else time.monotonic() + 60 * minutes,
+        retry=("diverged", "failed") if retry else (),
+        on_event=on_event,
+        on_end=note,
+    )

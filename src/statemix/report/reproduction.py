@@ -1,0 +1,56 @@
+"""A paper's table with our numbers beside it, as text."""
+
+from collections.abc import Mapping, Sequence
+
+from statemix.experiments.reproduction.scores import CellScore, Verdict
+from statemix.report.numbers import accuracy_text, published_text
+from statemix.report.tables import Line, Table
+
+MARKS: Mapping[Verdict, str] = {
+    "agrees": "=",
+    "above": ">",
+    "below": "<",
+    "partial": "?",
+    "empty": "",
+}
+
+LEGEND = """\
+Ours above the paper's. Protocol "paper": the best test accuracy of all runs, as in the paper; in
+parentheses the mean over seeds of the best setting. Protocol "tuned": the mean over seeds of the
+setting chosen on validation data. = agrees within .05, < below, > above the paper, ? fewer than
+three seeds or not all data sets."""
+
+
+def table(scores: Sequence[CellScore]) -> Table:
+    """Lay out cells: a line per model, a column per column of the paper, the paper's line below.
+
+    Args:
+        scores: cells of one table.
+    """
+    models = list(dict.fromkeys(score.cell.model for score in scores))
+    columns = list(dict.fromkeys(score.cell.column.name for score in scores))
+    of = {(score.cell.model, score.cell.column.name): score for score in scores}
+    lines = []
+    for model in models:
+        row = [of.get((model, column)) for column in columns]
+        lines.append(Line((model, *(cell_text(score) for score in row))))
+        numbers = (published_text(score.cell.published if score else None) for score in row)
+        lines.append(Line(("  paper", *numbers), quiet=True))
+    return Table(("model", *columns), tuple(lines))
+
+
+def cell_text(score: CellScore | None) -> str:
+    """Write our number, the mean of the chosen setting in parentheses, and the verdict.
+
+    A partial cell shows the mean over those of its data sets that have results.
+    """
+    if score is None or score.verdict == "empty":
+        lost = 0 if score is None else sum(len(part.lost) for part in score.parts.values())
+        return f"{lost} without result" if lost else "–"
+    parts = [part for part in score.parts.values() if part.best is not None]
+    bests = [part.best for part in parts if part.best is not None]
+    mean = sum(sum(part.values) / part.seeds for part in parts) / len(parts)
+    mark = MARKS[score.verdict]
+    if score.cell.protocol != "paper":
+        return f"{accuracy_text(mean)} {mark}"
+    return f"{accuracy_text(sum(bests) / len(bests))} ({accuracy_text(mean)}) {mark}"

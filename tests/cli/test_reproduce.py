@@ -1,0 +1,147 @@
+"""``statemix reproduce`` and ``statemix report``: plan, progress, table, and the store between."""
+
+import dataclasses
+import json
+
+import pytest
+
+from statemix.cli.main import main
+from statemix.experiments.reproduction import protocols, tables
+from statemix.experiments.reproduction.protocols import SIZES, Data
+from statemix.experiments.reproduction.tables import Column, Table
+from statemix.tasks import TaskSpec
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch, tmp_path):
+    """Table 4 with one column, two models and runs of a fraction of a second."""
+    whole = protocols._config
+
+    def small(layer, data, size):
+        config = whole(layer, data, size)
+        return dataclasses.replace(
+            config,
+            model=dataclasses.replace(config.model, hidden_size=8),
+            evaluation=dataclasses.replace(config.evaluation, test_size=8, validation_size=8),
+        )
+
+    monkeypatch.setattr(protocols, "_config", small)
+    task = TaskSpec("permutation", group="S_3", length=6, train_size=10)
+    column = Column("s3", (Data("S_3", task, dict.fromkeys(SIZES, 2)),), "token_accuracy")
+    numbers = {"LSTM": {"s3": 0.0}, "BD-LRU m=2": {"s3": 1.0}}
+    monkeypatch.setattr(tables, "TABLES", {"table4": Table("table4", "tiny", (column,), numbers)})
+    monkeypatch.setattr(
+        "statemix.experiments.reproduction.overview.TABLES", tables.TABLES, raising=True
+    )
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_dry_run_lists_the_plan_and_its_time_and_runs_nothing(capsys, tmp_path):
+    assert main(["reproduce", "table4", "--dry-run", "--workers", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == (
+        "table4, protocol paper, size laptop: 2 cells, 6 runs, of which 0 are in "
+        "reproduce/runs.jsonl"
+    )
+    assert lines[1].startswith("6 runs to do, 1 at a time; predicted for all: ")
+    assert [line.split("  ")[-1] for line in lines[2:]] == [
+        f"{model}, S_3, learning rate 0.001, seed {seed}"
+        for model in ("LSTM", "BD-LRU m=2")
+        for seed in range(3)
+    ]
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_table_shows_our_numbers_above_the_papers_and_nothing_is_repeated(capsys, tmp_path):
+    assert main(["reproduce", "table4", "--workers", "1"]) == 0
+    first = capsys.readouterr().out
+    lines = (tmp_path / "reproduce" / "runs.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert len(rows) == len({row["key"] for row in rows}) == 6
+    best = max(
+        row["best_test"]["product"]["token_accuracy"]
+        for row in rows
+        if row["layers"][0]["name"] == "lstm"
+    )
+    (line,) = (text for text in first.splitlines() if text.startswith("LSTM   "))
+    assert f"{best:.3f}".removeprefix("0") in line
+    assert line.rstrip().endswith((">", "="))
+    assert "6 runs finished" in first
+
+    assert main(["reproduce", "table4", "--workers", "1"]) == 0
+    again = capsys.readouterr().out
+    assert "6 runs, of which 6 are in" in again
+    assert "to do" not in again
+    assert line in again
+    assert len((tmp_path / "reproduce/runs.jsonl").read_text().splitlines()) == 6
+
+    assert main(["report", "cells", "--results", "reproduce", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["measured"], found["of"]) == (2, 2)
+    assert [cell["seeds"] for cell in found["cells"]] == [3, 3]
+    assert main(["report", "cells", "--results", "reproduce"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("2 of 2 cells measured")
+    assert "BD-LRU m=2  paper     laptop" in text
+
+
+def test_columns_and_models_choose_cells(capsys):
+    options = ["--models", "BD-LRU m=2", "--columns", "s3", "--store", "other.jsonl"]
+    assert main(["reproduce", "table4", "--dry-run", *options]) == 0
+    assert "1 cells, 3 runs, of which 0 are in other.jsonl" in capsys.readouterr().out
+
+
+def test_minutes_are_said_and_kept(capsys):
+    assert main(["reproduce", "table4", "--minutes", "5", "--workers", "1"]) == 0
+    text = capsys.readouterr().out
+    assert "6 runs to do, 1 at a time, for 5 min; predicted for all: " in text
+    assert "6 runs finished" in text
+
+
+def test_a_run_without_a_result_is_named_and_the_exit_code_says_so(capsys, tmp_path, monkeypatch):
+    whole = protocols._config
+
+    def wild(layer, data, size):
+        config = whole(layer, data, size)
+        if layer.name == "lstm":
+            return config
+        return dataclasses.replace(
+            config,
+            optimizer=dataclasses.replace(config.optimizer, weight_decay=1e300),
+        )
+
+    monkeypatch.setattr(protocols, "_config", wild)
+    assert main(["reproduce", "table4", "--workers", "1"]) == 1
+    said = capsys.readouterr()
+    assert "3 of 6 runs have no result" in said.err
+    assert "3 without result" in said.out
+    # They are repeated only on request.
+    assert main(["reproduce", "table4", "--workers", "1"]) == 0
+    assert main(["reproduce", "table4", "--workers", "1", "--retry"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["table4", "--columns", "s9"], "columns must be among ['s3'], got 's9'"),
+        (["table4", "--models", "GRU"], "models must be among ['LSTM', 'BD-LRU m=2'], got 'GRU'"),
+        (["table4", "--minutes", "0"], "minutes must be above 0 and below 1e6, got 0.0"),
+        (["table4", "--minutes", "nan"], "minutes must be above 0 and below 1e6, got nan"),
+        (["table4", "--workers", "0"], "workers must be in 1.."),
+        (["table4", "--store", "/dev/null/x"], "store must be a writable file, got '/dev/null/x'"),
+    ],
+)
+def test_a_bad_request_is_one_line(capsys, tmp_path, arguments, message):
+    assert main(["reproduce", *arguments]) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert said.err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_report_needs_a_folder_of_stores(capsys, tmp_path):
+    assert main(["report", "cells"]) == 2
+    assert "results must be a folder of results stores" in capsys.readouterr().err
+    (tmp_path / "runs.jsonl").write_text("{\n")
+    assert main(["report", "cells", "--results", "."]) == 2
+    assert "runs.jsonl:1 must be a row of a results store" in capsys.readouterr().err

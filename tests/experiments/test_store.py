@@ -1,0 +1,140 @@
+"""The results store: rows that survive kills, parallel writers and readers without the library."""
+
+import dataclasses
+import json
+import multiprocessing
+
+import pytest
+
+from statemix.experiments.runner import Job, run_all
+from statemix.experiments.store import Store, key, merged, row_of
+from statemix.layers import LayerSpec
+from statemix.settings import RequestError
+from statemix.tasks import TaskSpec
+from statemix.training import (
+    BatchConfig,
+    EvaluationConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RunConfig,
+    RuntimeConfig,
+    ScheduleConfig,
+    load_outcome,
+)
+
+TINY = RunConfig(
+    task=TaskSpec("permutation", group="S_3", length=5, train_size=20),
+    model=ModelConfig(layers=(LayerSpec("bd_lru", num_blocks=2, block_size=3),), hidden_size=8),
+    batches=BatchConfig(size=8),
+    schedules=ScheduleConfig(epochs=2),
+    evaluation=EvaluationConfig(test_size=10, validation_size=10, lengths=(7,)),
+    runtime=RuntimeConfig(num_threads=1, device="cpu"),
+)
+
+
+def row(name="a", status="done", **more):
+    return {"key": name, "status": status, **more}
+
+
+def test_a_key_is_that_of_the_request():
+    assert key(TINY) == key(dataclasses.replace(TINY, seed=0))
+    assert key(TINY) != key(dataclasses.replace(TINY, seed=1))
+    # Stored rows would be lost if the keys of a later version differed.
+    assert key(TINY) == "2f46d0832b8fcab765c9"
+
+
+def test_the_row_of_a_finished_run_holds_its_request_scores_and_provenance(tmp_path):
+    (ended,) = run_all([Job("tiny", TINY, tmp_path / "run")])
+    store = Store(tmp_path / "new" / "runs.jsonl")
+    store.append(row_of(ended))
+    (found,) = store.rows().values()
+    outcome = load_outcome(tmp_path / "run")
+    assert found["key"] == key(TINY)
+    assert found["asked"] == TINY.asked()
+    assert (found["status"], found["seed"], found["num_steps"]) == ("done", 0, 6)
+    assert found["task"] == {"name": "permutation", "group": "S_3", "length": 5, "train_size": 20}
+    assert list(found["test"]) == ["5", "7"]
+    for name in ("best_test", "test_at_best_validation"):
+        expected = getattr(outcome, name).test[5]["product"]
+        assert found[name] == {"product": dataclasses.asdict(expected)}
+    validation = outcome.test_at_best_validation.validation["product"]
+    assert found["best_validation"] == {"product": dataclasses.asdict(validation)}
+    assert found["num_parameters"] == outcome.num_parameters
+    assert {"commit", "packages", "cpu"} <= found["environment"].keys()
+
+
+def test_the_row_of_a_diverged_run_says_why(tmp_path):
+    config = dataclasses.replace(
+        TINY, optimizer=OptimizerConfig(learning_rate=1e300), schedules=ScheduleConfig(epochs=2)
+    )
+    (ended,) = run_all([Job("tiny", config, tmp_path / "run")])
+    found = row_of(ended)
+    assert found["status"] == "diverged"
+    assert "must be finite" in found["message"]
+    assert found["best_test"] == {}
+    assert found["num_steps"] is None
+
+
+def test_a_loss_that_is_not_finite_is_stored_as_none(tmp_path, monkeypatch):
+    (ended,) = run_all([Job("tiny", TINY, tmp_path / "run")])
+    outcome = load_outcome(tmp_path / "run")
+    scores = dataclasses.replace(outcome.last.test[5]["product"], loss=float("inf"))
+    changed = dataclasses.replace(outcome.last, test={5: {"product": scores}})
+    monkeypatch.setattr(
+        "statemix.experiments.store.load_outcome",
+        lambda _: dataclasses.replace(outcome, last=changed),
+    )
+    Store(tmp_path / "runs.jsonl").append(row_of(ended))
+    (line,) = (tmp_path / "runs.jsonl").read_text().splitlines()
+    assert json.loads(line)["test"]["5"]["product"]["loss"] is None
+
+
+def test_finished_rows_count_before_others_and_later_ones_before_earlier(tmp_path):
+    store = Store(tmp_path / "runs.jsonl")
+    assert store.rows() == {}
+    for one in (row("a", "failed"), row("a", n=1), row("a", "failed"), row("b", "diverged")):
+        store.append(one)
+    store.append(row("b", "failed"))
+    found = store.rows()
+    assert found == {"a": row("a", n=1), "b": row("b", "failed")}
+    other = Store(tmp_path / "other.jsonl")
+    other.append(row("b", n=2))
+    other.append(row("a", "failed"))
+    assert merged([store.path, other.path]) == {"a": row("a", n=1), "b": row("b", n=2)}
+
+
+def test_a_line_that_a_killed_writer_left_is_removed_by_the_next_one(tmp_path):
+    store = Store(tmp_path / "runs.jsonl")
+    store.append(row("a"))
+    with store.path.open("a") as file:
+        file.write('{"key": "b", "sta')
+    assert list(store.rows()) == ["a"]
+    store.append(row("c"))
+    assert [json.loads(line)["key"] for line in store.path.read_text().splitlines()] == ["a", "c"]
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"key": 1, "status": "done"}', '{"status": "done"}'])
+def test_a_file_that_is_no_store_is_refused_with_its_line(tmp_path, line):
+    path = tmp_path / "runs.jsonl"
+    path.write_text(json.dumps(row()) + "\n" + line + "\n")
+    with pytest.raises(RequestError, match=r"runs.jsonl:2 must be a row of a results store, got "):
+        Store(path).rows()
+
+
+def _write(path, name):
+    for number in range(40):
+        Store(path).append(row(f"{name}{number}", text="x" * 3000))
+
+
+def test_two_writers_lose_no_row_and_mix_no_line(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    processes = [
+        multiprocessing.get_context("fork").Process(target=_write, args=(path, name))
+        for name in "ab"
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert len(path.read_text().splitlines()) == 80
+    assert len(Store(path).rows()) == 80

@@ -66,8 +66,8 @@ class Layer(nn.Module, ABC):
 
         If the options allow it, the recurrent state has ``COMPARED_STATE * hidden_size`` entries,
         without the inputs that a short convolution keeps. What remains open is customary. By
-        default there are no options: a layer with required options must override this method to
-        appear in comparisons by itself.
+        default there are no options; a layer with required options appears in comparisons by itself
+        only if it overrides this method.
         """
         del hidden_size
         return {}

@@ -70,3 +70,17 @@ def test_mapping_can_be_turned_on_again(monkeypatch, refused, taken):
     monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
     assert memory.map_large_blocks() is taken
     assert library.settings == {-4: 65536, -3: 32 * MIB}
+
+
+def test_saved_bytes_count_each_memory_once_and_no_parameter():
+    x = torch.randn(10, 4, requires_grad=True)
+    weight = torch.randn(4, 4, requires_grad=True)
+
+    def call():
+        # The product keeps x and the weight; the square keeps a view of x, and its own input.
+        return (x @ weight).sum() + x[2:].square().sum() + (2 * x).square().sum()
+
+    assert memory.saved_bytes(call, [weight]) == 4 * (40 + 40)
+    assert memory.saved_bytes(call, []) == 4 * (40 + 40 + 16)
+    with torch.no_grad():
+        assert memory.saved_bytes(call, []) == 0

@@ -4,11 +4,12 @@ import json
 
 import pytest
 import torch
-import tyro
 
 from statemix.bench import memory
 from statemix.bench.ops import COPY, LOOP, OURS, PAPER
-from statemix.cli.bench import Bench
+from statemix.cli.bench import parse
+from statemix.cli.bench.layers import _short
+from statemix.layers import LAYERS
 from statemix.settings import RequestError
 
 TINY = ["--shapes", "2x6x4", "3x2x4x5", "--block-sizes", "1", "2", "--orders", "3", "--rounds", "4"]
@@ -24,7 +25,7 @@ def _leave_the_process_as_it_is(monkeypatch):
 
 
 def bench(capsys, *arguments):
-    tyro.cli(Bench, args=["ops", *arguments]).run()
+    parse(["ops", *arguments]).run()
     return capsys.readouterr().out
 
 
@@ -124,7 +125,7 @@ def test_quick_run_shortens_what_is_long(capsys, tmp_path):
 )
 def test_bad_option_is_named_before_anything_is_measured(arguments, message):
     with pytest.raises(RequestError, match=message):
-        tyro.cli(Bench, args=["ops", *arguments]).run()
+        parse(["ops", *arguments]).run()
 
 
 @pytest.mark.parametrize(
@@ -132,13 +133,13 @@ def test_bad_option_is_named_before_anything_is_measured(arguments, message):
 )
 def test_unknown_choice_is_refused_by_the_parser(arguments, capsys):
     with pytest.raises(SystemExit) as stop:
-        tyro.cli(Bench, args=arguments)
+        parse(arguments)
     assert stop.value.code == 2
 
 
 def test_help_shows_every_option(capsys):
     with pytest.raises(SystemExit) as stop:
-        tyro.cli(Bench, args=["ops", "--help"])
+        parse(["ops", "--help"])
     assert stop.value.code == 0
     text = capsys.readouterr().out
     for option in ("recurrences", "shapes", "block-sizes", "orders", "dtype", "compiled", "rounds"):
@@ -150,7 +151,7 @@ def test_help_shows_every_option(capsys):
 def test_steps_are_timed_against_their_projections(capsys, tmp_path, monkeypatch):
     path = tmp_path / "steps.jsonl"
     options = ["--hidden-sizes", "8", "--batch-sizes", "1", "3", "--rounds", "3", "--threads", "1"]
-    tyro.cli(Bench, args=["steps", *options, "--output", str(path)]).run()
+    parse(["steps", *options, "--output", str(path)]).run()
     text = capsys.readouterr().out
     assert table_width(text) <= 100
     kept = [json.loads(line) for line in path.read_text().splitlines()]
@@ -167,4 +168,115 @@ def test_steps_are_timed_against_their_projections(capsys, tmp_path, monkeypatch
         assert (row["provider"] == "statemix") == ("projections" in row["ratios"])
     assert "H-LRU m=4, width 8, B=3" in text
     with pytest.raises(RequestError, match=r"rounds must be in 1\.\.1000000, got 0"):
-        tyro.cli(Bench, args=["steps", "--rounds", "0"]).run()
+        parse(["steps", "--rounds", "0"]).run()
+
+
+TINY_LAYERS = ["--hidden-size", "8", "--batch-size", "2", "--length", "5", "--rounds", "3"]
+
+
+def test_every_layer_has_its_price_and_its_speed_in_a_table_of_100_columns(capsys, tmp_path):
+    path = tmp_path / "layers.jsonl"
+    parse(["layers", *TINY_LAYERS, "--threads", "1", "--output", str(path)]).run()
+    text = capsys.readouterr().out
+    assert table_width(text) <= 100
+    kept = [json.loads(line) for line in path.read_text().splitlines()]
+    assert sorted(row["layer"]["name"] for row in kept) == sorted(LAYERS)
+    for row in kept:
+        assert (row["status"], row["rounds"], row["threads"]) == ("measured", 3, 1)
+        assert row["case"] == {"hidden_size": 8, "batch_size": 2, "length": 5}
+        assert row["tokens_per_s"] == 10 / row["time_s"]["p50"]
+        assert ("lstm" in row["ratios"]) == (row["provider"] != "lstm")
+        assert {"commit", "command", "packages", "cpu", "flops", "decode_bytes"} <= row.keys()
+        assert row["label"] in text
+    lines = [line.split() for line in text.splitlines()]
+    (attention,) = [line[1:] for line in lines if line[:1] == ["Attention"]]
+    assert attention[:4] == ["256", "85", "687", "175"]
+    assert "  BD-LRU m=4: bd_lru num_blocks=8 block_size=4" in text
+
+
+def test_layers_are_chosen_as_for_training_and_an_lstm_is_always_there(capsys, tmp_path):
+    path = tmp_path / "layers.jsonl"
+    words = [
+        "h_lru",
+        "num_channels=3",
+        "order=2",
+        "gate=tanh",
+        "h_lru",
+        "num_channels=4",
+        "order=2",
+    ]
+    parse(["layers", "--layers", *words, *TINY_LAYERS, "--output", str(path)]).run()
+    kept = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["provider"] for row in kept] == [
+        "lstm",
+        "h_lru num_channels=3 order=2 gate=tanh",
+        "h_lru num_channels=4 order=2",
+    ]
+    assert "H-LRU m=2: h_lru num_channels=4 order=2" in capsys.readouterr().out
+
+
+def test_a_layer_of_ones_own_is_imported_and_compared(capsys, toys, tmp_path):
+    options = ["--imports", "statemix_toys", "--layers", "solver", "iterations=2"]
+    path = tmp_path / "layers.jsonl"
+    parse(["layers", *options, *TINY_LAYERS, "--dtype", "float64", "--output", str(path)]).run()
+    text = capsys.readouterr().out
+    # It counts no FLOPs, and its state has one entry.
+    (shown,) = [line.split() for line in text.splitlines() if line.startswith("  solver  ")]
+    assert shown[1:5] == ["72", "1", "-", "-"]
+    row = json.loads(path.read_text().splitlines()[1])
+    assert (row["layer"]["iterations"], row["flops"], row["dtype"]) == (2, None, "float64")
+
+
+def test_a_layer_too_large_for_memory_keeps_its_price(capsys, monkeypatch, tmp_path):
+    free = iter([10**12, 1])
+    monkeypatch.setattr("statemix.bench.memory.available_bytes", lambda: next(free))
+    parse(["layers", "--layers", "conv", "kernel_size=2", *TINY_LAYERS]).run()
+    text = capsys.readouterr().out
+    (shown,) = [line.split() for line in text.splitlines() if line.startswith("  Convolution K=2 ")]
+    assert shown[-1] == "skipped"
+    assert "Convolution K=2: conv kernel_size=2 (skipped: needs about" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--hidden-size", "0"], "hidden_size must be in 1"),
+        (["--batch-size", "-1"], "batch_size must be in 1"),
+        (["--length", "1000000000"], "batch_size x length x hidden_size must fit into memory"),
+        (["--layers", "bd_lru", "num_blocks=0", "block_size=1"], "num_blocks must be at least 1"),
+        (["--layers", "conv", "kernel_size=2000000000"], "layers must fit into memory"),
+        (["--rounds", "0"], r"rounds must be in 1\.\.1000000, got 0"),
+        (["--imports", "no_such_module"], "imports must name importable modules"),
+    ],
+)
+def test_bad_option_of_layers_is_named_before_anything_is_measured(arguments, message, capsys):
+    with pytest.raises(RequestError, match=message):
+        parse(["layers", *arguments]).run()
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--layers", "gru"], "layer must be one of"),
+        (["--layers", "bd_lru"], "num_blocks, block_size of layer 'bd_lru' must be given"),
+        (["--layers", "order=3"], "a name must come before its options, got 'order=3'"),
+    ],
+)
+def test_unknown_layers_are_refused_by_the_parser(arguments, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        parse(["layers", *arguments])
+    assert stop.value.code == 2
+    assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0"), (7.4, "7"), (999, "999"), (999.6, "1.00k"), (1024, "1.02k"), (9994, "9.99k"),
+        (9996, "10.0k"), (99_960, "100k"), (999_400, "999k"), (999_600, "1.00M"), (7.37e6, "7.37M"),
+        (2.5e9, "2.50G"), (3.2e12, "3200G"),
+    ],
+)  # fmt: skip
+def test_numbers_have_three_digits(number, text):
+    assert _short(number) == text

@@ -39,6 +39,10 @@ FLAGS = {
         --recurrences --shapes --block-sizes --orders --dtype --compiled --rounds --budget-s
         --threads --quick --output
         """,
+    "bench layers": """
+        --layers --hidden-size --batch-size --length --dtype --imports --rounds --budget-s
+        --threads --output
+        """,
 }
 
 

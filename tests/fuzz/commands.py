@@ -94,15 +94,31 @@ _OTHER_FLAGS = (
     "--model.layers.1.gate", "--model.layers.0.num_blocks", "--optimizer.groups.0.weight_decay",
     "--optimizer.weight-decay", "--schedules.min-learning-rate", "--model.zero-biases", "-h-", "-",
 )  # fmt: skip
-_LONG = ("--schedules.epochs", "--schedules.num-steps", "--model.hidden-size")
-_BENCH = {
-    "--shapes": [["1x3x2x2"], ["1x2x1x1"]],
-    "--recurrences": [["bd_lru"], ["h_lru"]],
+_LONG = (
+    "--schedules.epochs", "--schedules.num-steps", "--model.hidden-size", "--length", "--batch-size",
+)  # fmt: skip
+_MEASURED = {
     "--rounds": [["1"]],
     "--budget-s": [["0.01"]],
     "--dtype": [["float32"], ["float64"]],
     "--threads": [["1"]],
     "--output": [["rows.jsonl"]],
+}
+_BENCH = {
+    "ops": {
+        "--shapes": [["1x3x2x2"], ["1x2x1x1"]],
+        "--recurrences": [["bd_lru"], ["h_lru"]],
+    },
+    "layers": {
+        "--layers": [
+            ["lstm"],
+            ["attention", "num_heads=2", "delta_net", "num_heads=1", "conv_size=0"],
+            ["bd_lru", "num_blocks=2", "block_size=2", "gate=householder"],
+        ],
+        "--hidden-size": [["4"], ["6"]],
+        "--batch-size": [["1"], ["3"]],
+        "--length": [["1"], ["7"]],
+    },
 }
 _EVALUATE = {
     "--lengths": [["4"], ["1", "20"]],
@@ -326,8 +342,9 @@ def _tasks(r: random.Random, folder: Path, prepared: Path) -> Request:
 
 
 def _bench(r: random.Random, folder: Path, prepared: Path) -> Request:
-    flags = {name: list(r.choice(values)) for name, values in _BENCH.items()}
-    return _corrupted(r, ["bench", "ops"], flags)
+    kind = r.choice(list(_BENCH))
+    flags = {name: list(r.choice(values)) for name, values in (_BENCH[kind] | _MEASURED).items()}
+    return _corrupted(r, ["bench", kind], flags)
 
 
 def _doctor(r: random.Random, folder: Path, prepared: Path) -> Request:

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
 from statemix import layers
-from statemix.layers import BDLRU, Attention, map_state, take_rows
+from statemix.layers import BDLRU, Attention, Flops, map_state, take_rows
 from statemix.layers import layer as layer_module
 from statemix.layers.gated_recurrence import GatedRecurrence
 from statemix.layers.state import tensors
@@ -42,11 +42,9 @@ def shapes(state):
 
 
 def shapes_after(layer, batch, length):
-    """Shapes of the state after so many tokens."""
-    state = layer.init_state(batch)
-    if isinstance(layer, GROWING):
-        state = map_state(lambda part: part.new_empty(batch, length, *part.shape[2:]), state)
-    return shapes(state)
+    """Shapes of the states of a batch after so many tokens."""
+    alone = shapes(layer.state_after(length))
+    return [(name, (batch, *shape[1:])) for name, shape in alone]
 
 
 def replaced(state, place, change):
@@ -65,6 +63,26 @@ def test_output_has_the_shape_of_the_input_and_the_state_of_init_state(build, ba
     assert shapes(state) == shapes_after(layer, batch, length)
     if not isinstance(layer, GROWING):
         assert sum(part.numel() for part in parts(state)) == batch * layer.state_size
+
+
+@pytest.mark.parametrize("length", [0, 1, 5])
+def test_the_state_after_some_tokens_is_foreseen(build, length):
+    layer = build()
+    _, state = layer(tokens(1, length))
+    foreseen = layer.state_after(length)
+    assert shapes(foreseen) == shapes(state)
+    assert dtypes(foreseen) == dtypes(state)
+    assert {part.device.type for part in parts(foreseen)} == {"meta"}
+
+
+def test_a_layer_counts_its_flops(build):
+    layer = build()
+    flops = layer.flops_per_token(7)
+    assert isinstance(flops, Flops)
+    assert all(type(part) is int and part >= 0 for part in flops)
+    assert flops.total == flops.projections + flops.transition + flops.other
+    more = layer.flops_per_token(8)
+    assert (more > flops) if isinstance(layer, GROWING) else (more == flops)
 
 
 def test_no_tokens_leave_the_state_as_it_was(build):

@@ -1,10 +1,12 @@
-"""Memory of a benchmark's process: allocated by a call, and reused."""
+"""Memory of a benchmark's process: allocated by a call, kept for the backward, and reused."""
 
 import ctypes
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+import torch
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from statemix.memory import available_bytes, total_bytes
@@ -15,6 +17,7 @@ __all__ = [
     "peak_bytes",
     "release",
     "reuse_freed_memory",
+    "saved_bytes",
     "total_bytes",
 ]
 
@@ -86,3 +89,23 @@ def peak_bytes(call: Callable[[], object]) -> int:
         held += event.nbytes()
         peak = max(peak, held)
     return peak
+
+
+def saved_bytes(call: Callable[[], object], parameters: Iterable[Tensor]) -> int:
+    """Return the bytes that ``call`` keeps for its backward, without those of ``parameters``.
+
+    Tensors that share memory count once, and with all of that memory.
+    """
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        # A freed tensor could leave its address to the next.
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        result = call()
+    del result
+    for parameter in parameters:
+        kept.pop(parameter.untyped_storage().data_ptr(), None)
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())

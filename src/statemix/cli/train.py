@@ -1,7 +1,6 @@
 """``statemix train``: one model on one task, or a grid of such runs."""
 
 import itertools
-import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from statemix.cli.evaluate import print_scores
+from statemix.cli.imports import import_named
 from statemix.cli.options import registry, split_overrides, split_values, text_of, value_of
 from statemix.cli.progress import shown
 from statemix.experiments.grid import Axis, best_by_validation, grid
@@ -34,7 +34,7 @@ from statemix.training import (
     train,
 )
 from statemix.training.outcome import load_asked
-from statemix.training.reading import import_modules, read_tree
+from statemix.training.reading import read_tree
 from statemix.training.run import CHECKPOINT_EVERY_S
 
 _DESCRIPTION = """\
@@ -168,10 +168,7 @@ def _report_trouble(row: Ended) -> None:
 
 def parse(arguments: Sequence[str]) -> Train:
     """Parse a command line; defaults come from the file or run that it names."""
-    # As with `python -m`, the working directory may hold the user's own modules.
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    import_modules(_imports(arguments))
+    import_named(arguments)
     rest, overrides = split_overrides(arguments, _OPEN)
     base = _base(rest)
     parsed: Train = tyro.cli(
@@ -206,20 +203,6 @@ def _base(arguments: Sequence[str]) -> RunConfig:
         except RequestError as error:
             raise RequestError(f"{file}: {error}") from error
     return RunConfig() if source is None else load_asked(source)
-
-
-def _imports(arguments: Sequence[str]) -> list[str]:
-    """Modules named by --imports: they may register names that other options use."""
-    names: list[str] = []
-    reading = False
-    for argument in arguments:
-        if argument.startswith("--"):
-            flag, _, value = argument.partition("=")
-            reading = flag == "--imports"
-            argument = value
-        if reading and argument:
-            names.append(argument)
-    return names
 
 
 def _path(flag: str, arguments: Sequence[str]) -> Path | None:

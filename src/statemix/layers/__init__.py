@@ -4,10 +4,12 @@ from statemix.layers.attention import Attention, AttentionState
 from statemix.layers.bd_lru import BDLRU
 from statemix.layers.causal_conv import CausalConv
 from statemix.layers.delta_product import DeltaNet, DeltaProduct, DeltaState
+from statemix.layers.flops import Flops
 from statemix.layers.h_lru import HLRU
 from statemix.layers.layer import Layer, LayerSpec
 from statemix.layers.lstm import LSTM, LSTMState
 from statemix.layers.mamba2 import Mamba2, Mamba2State
+from statemix.layers.prices import Price, price
 from statemix.layers.registry import LAYERS, build
 from statemix.layers.state import State, map_state, take_rows
 
@@ -22,13 +24,16 @@ __all__ = [
     "DeltaNet",
     "DeltaProduct",
     "DeltaState",
+    "Flops",
     "LSTMState",
     "Layer",
     "LayerSpec",
     "Mamba2",
     "Mamba2State",
+    "Price",
     "State",
     "build",
     "map_state",
+    "price",
     "take_rows",
 ]

@@ -1,5 +1,6 @@
 """Attention: causal softmax attention whose state is a cache of keys and values."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from statemix.layers.flops import Flops
 from statemix.layers.layer import (
     a_parameter,
     at_least_float32,
@@ -15,7 +17,8 @@ from statemix.layers.layer import (
     check_sizes,
 )
 from statemix.layers.padded import PaddedLayer, reset_linear, valid_tokens
-from statemix.layers.state import State, check_structure, tensors
+from statemix.layers.state import State, check_structure, map_state, tensors
+from statemix.ops import flops
 from statemix.ops.checks import bind
 
 ROPE_BASE = 10_000.0
@@ -77,6 +80,11 @@ class Attention(PaddedLayer):
     display_name = "Attention"
 
     @classmethod
+    def compared(cls, hidden_size: int) -> dict[str, Any]:
+        """Return heads of 64 channels, or of their largest common divisor with the width."""
+        return {"num_heads": hidden_size // math.gcd(hidden_size, 64)}
+
+    @classmethod
     def label(cls, options: Mapping[str, Any]) -> str:
         """Return "Attention" or "Attention with RoPE"."""
         return cls.display_name + (" with RoPE" if options.get("rope", False) else "")
@@ -132,6 +140,25 @@ class Attention(PaddedLayer):
             torch.zeros(shape, device=device, dtype=dtype),
             torch.zeros(shape, device=device, dtype=dtype),
             torch.zeros(shape[:2], device=device, dtype=dtype),
+        )
+
+    def state_after(self, length: int) -> AttentionState:
+        empty = self.init_state(1, device="meta")
+        grown: AttentionState = map_state(
+            lambda part: part.new_empty(1, length, *part.shape[2:]), empty
+        )
+        return grown
+
+    def flops_per_token(self, length: int) -> Flops:
+        """Count as every layer does: token number ``length`` attends to as many tokens."""
+        width = self.hidden_size
+        # A rotation of two channels has four products and two sums; angles depend on no input.
+        rotations = 2 * (width // 2) * 6 if self.rope else 0
+        return Flops(
+            projections=2 * width * 4 * width,
+            # Scores and the mean of values; W_q holds the scale of the scores.
+            transition=2 * 2 * width * length + self.num_heads * flops.softmax(length),
+            other=rotations,
         )
 
     def check_state(self, state: State, num_sequences: int, axis: str = "B") -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from statemix import ops
 from statemix.layers.gated_recurrence import GatedRecurrence, InitialState, Selectivity
-from statemix.layers.layer import check_sizes
+from statemix.layers.layer import COMPARED_STATE, check_sizes
 from statemix.ops.checks import check_choice
 from statemix.ops.layout import join_units, split_units
 
@@ -61,6 +61,10 @@ class BDLRU(GatedRecurrence):
     name = "bd_lru"
     display_name = "BD-LRU"
     colour = "#0072B2"
+
+    @classmethod
+    def compared(cls, hidden_size: int) -> dict[str, Any]:
+        return {"num_blocks": COMPARED_STATE * hidden_size // 4, "block_size": 4}
 
     @classmethod
     def label(cls, options: Mapping[str, Any]) -> str:

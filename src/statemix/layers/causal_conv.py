@@ -6,7 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from statemix.layers.flops import Flops
 from statemix.layers.layer import (
+    COMPARED_STATE,
     a_parameter,
     at_least_float32,
     check_init_state,
@@ -51,6 +53,11 @@ class CausalConv(PaddedLayer):
 
     name = "conv"
     display_name = "Convolution"
+
+    @classmethod
+    def compared(cls, hidden_size: int) -> dict[str, Any]:
+        del hidden_size
+        return {"kernel_size": COMPARED_STATE + 1}
 
     @classmethod
     def label(cls, options: Mapping[str, Any]) -> str:
@@ -102,6 +109,12 @@ class CausalConv(PaddedLayer):
         device = like.device if device is None else device
         shape = (batch_size, self.kernel_size - 1, self.hidden_size)
         return torch.zeros(shape, device=device, dtype=dtype)
+
+    def flops_per_token(self, length: int) -> Flops:
+        del length
+        inputs = 1 if self.depthwise else self.hidden_size
+        weights = self.kernel_size * inputs * self.hidden_size
+        return Flops(projections=2 * weights, transition=0, other=0)
 
     def _run(self, x: Tensor, state: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
         if x.numel() == 0:  # torch.nn.Conv1d refuses windows shorter than its kernel

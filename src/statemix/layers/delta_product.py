@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from statemix.layers.flops import Flops
 from statemix.layers.layer import (
+    COMPARED_STATE,
     a_parameter,
     at_least_float32,
     check_init_state,
@@ -22,6 +24,7 @@ from statemix.layers.padded import (
     without_autocast,
 )
 from statemix.layers.short_conv import ShortConvolution, check_taps
+from statemix.ops import flops
 
 CHUNK_SIZE = 64
 """Updates of the memory that one triangular system solves."""
@@ -92,6 +95,12 @@ class DeltaProduct(PaddedLayer):
     name = "delta_product"
     display_name = "DeltaProduct"
     colour = "#7E57C2"
+
+    @classmethod
+    def compared(cls, hidden_size: int) -> dict[str, Any]:
+        """Return heads of 16 channels, few enough for a small state; one at least."""
+        heads = COMPARED_STATE * hidden_size // 16**2
+        return {"num_heads": max(heads, 1), "head_dim": 16}
 
     @classmethod
     def label(cls, options: Mapping[str, Any]) -> str:
@@ -182,6 +191,24 @@ class DeltaProduct(PaddedLayer):
         return DeltaState(
             torch.zeros(memory, device=device, dtype=dtype),
             torch.zeros(conv, device=device, dtype=dtype),
+        )
+
+    def flops_per_token(self, length: int) -> Flops:
+        del length
+        n, heads, key = self.num_householder, self.num_heads, self.head_dim
+        value = key * self.expand_v
+        gates = self.use_forget_gate + self.use_output_gate * value
+        columns = sum(self._widths) + heads * (n + gates + value)  # The last ones are W_o's rows.
+        # An update reads S^T k (2), and adds an outer product (2); then q reads (2), S decays (1).
+        per_entry = 4 * n + 2 + self.use_forget_gate
+        norms = (n + 1) * flops.l2_norm(key) + key + flops.rms_norm(value)
+        strengths = n * (flops.SIGMOID + self.allow_neg_eigval + value)
+        decay = flops.SOFTPLUS + 2 if self.use_forget_gate else 0
+        gate = value * (flops.SILU + 1) if self.use_output_gate else 0
+        return Flops(
+            projections=2 * self.hidden_size * columns,
+            transition=heads * key * value * per_entry,
+            other=self.conv.flops_per_token + heads * (norms + strengths + decay + gate),
         )
 
     def _run(

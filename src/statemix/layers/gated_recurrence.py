@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from statemix import ops
+from statemix.layers.flops import Flops
 from statemix.layers.layer import (
     Layer,
     at_least_float32,
@@ -230,6 +231,25 @@ class GatedRecurrence(Layer):
         if self.learned_state is not None:
             return self.learned_state.to(device=device, dtype=dtype).expand(shape)
         return torch.zeros(shape, device=device, dtype=dtype)
+
+    def flops_per_token(self, length: int) -> Flops:
+        """Count as every layer does: constant gates are normalised only once, hence for free."""
+        del length
+        num_gates = self._num_units * math.prod(self._gate_shape)
+        dense = num_gates if self.selective is True else 0
+        linear = (self.value_proj.out_features, self.out_proj.in_features)
+        family = ops.GATES[self.gate]
+        *rows, size = self._gate_shape
+        normalised = self._num_units * (1 if family.blocks_only else math.prod(rows))
+        gates = 2 * num_gates if self.selective == "pointwise" else 0
+        if self.selective is not False:
+            gates += normalised * family.flops(size - 1)
+        return Flops(
+            projections=2 * self.hidden_size * (dense + sum(linear)),
+            # Each row multiplies m entries of the state and its input.
+            transition=2 * num_gates,
+            other=gates,
+        )
 
     def _raw_gates(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Return gates (..., H, *gate_shape) of x (..., hidden_size), before the temperature.

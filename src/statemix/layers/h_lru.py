@@ -8,7 +8,7 @@ from torch import Tensor
 
 from statemix import ops
 from statemix.layers.gated_recurrence import GatedRecurrence, InitialState, Selectivity
-from statemix.layers.layer import check_sizes
+from statemix.layers.layer import COMPARED_STATE, check_sizes
 from statemix.ops.checks import check_choice
 from statemix.ops.lag.history import lagged
 from statemix.ops.lag.realizations import partial_sums
@@ -75,6 +75,10 @@ class HLRU(GatedRecurrence):
     name = "h_lru"
     display_name = "H-LRU"
     colour = "#009E73"
+
+    @classmethod
+    def compared(cls, hidden_size: int) -> dict[str, Any]:
+        return {"num_channels": COMPARED_STATE * hidden_size // 4, "order": 4}
 
     @classmethod
     def label(cls, options: Mapping[str, Any]) -> str:

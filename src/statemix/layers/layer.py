@@ -8,9 +8,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from statemix.layers.flops import Flops
 from statemix.layers.state import State, check_like, tensors
 from statemix.ops.checks import FLOATING, bind, check_cu_seqlens
 from statemix.registry import Spec
+
+COMPARED_STATE = 4
+"""State entries per channel of the layers in a comparison (:meth:`Layer.compared`)."""
 
 
 class LayerSpec(Spec):
@@ -55,6 +59,18 @@ class Layer(nn.Module, ABC):
     schedulable: ClassVar[tuple[str, ...]] = ()
 
     hidden_size: int
+
+    @classmethod
+    def compared(cls, hidden_size: int) -> dict[str, Any]:
+        """Return the options with which this layer is compared with others of one width.
+
+        If the options allow it, the recurrent state has ``COMPARED_STATE * hidden_size`` entries,
+        without the inputs that a short convolution keeps. What remains open is customary. By
+        default there are no options; a layer with required options appears in comparisons by itself
+        only if it overrides this method.
+        """
+        del hidden_size
+        return {}
 
     @classmethod
     def label(cls, options: Mapping[str, Any]) -> str:
@@ -122,6 +138,23 @@ class Layer(nn.Module, ABC):
 
         The constructor draws them as well.
         """
+
+    def state_after(self, length: int) -> State:
+        """Return the state of one sequence after ``length`` tokens, on "meta": shapes and dtypes.
+
+        A layer whose state grows overrides this method.
+        """
+        del length
+        return self.init_state(1, device="meta")
+
+    def flops_per_token(self, length: int) -> Flops | None:
+        """Count the FLOPs of the forward pass for token number ``length`` of a sequence.
+
+        The number matters only to layers whose state grows. None means that the layer does not
+        count its FLOPs; tables then show none.
+        """
+        del length
+        return None
 
     def zero_biases(self) -> None:
         """Set the biases of projections to zero, as the synthetic benchmarks do.

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import rnn
 
+from statemix.layers.flops import Flops
 from statemix.layers.layer import (
     Layer,
     a_parameter,
@@ -15,6 +16,7 @@ from statemix.layers.layer import (
     check_sizes,
 )
 from statemix.layers.state import map_state, take_rows
+from statemix.ops import flops
 from statemix.ops.checks import check_cu_seqlens_values
 
 Sequences = TypeVar("Sequences", Tensor, rnn.PackedSequence)
@@ -96,6 +98,14 @@ class LSTM(Layer):
             torch.zeros(shape, device=device, dtype=dtype),
             torch.zeros(shape, device=device, dtype=dtype),
         )
+
+    def flops_per_token(self, length: int) -> Flops:
+        del length
+        size = self.hidden_size
+        maps = 2 * size * 4 * size
+        # Three sigmoids, two hyperbolic tangents, three products and a sum.
+        gating = size * (3 * flops.SIGMOID + 2 * flops.TANH + 4)
+        return Flops(projections=maps, transition=maps + gating, other=0)
 
     def forward(
         self, x: Tensor, state: LSTMState | None = None, cu_seqlens: Tensor | None = None

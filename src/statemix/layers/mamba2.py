@@ -1,5 +1,6 @@
 """Mamba-2: a matrix state with one input-dependent decay per head."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -7,7 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from statemix.layers.flops import Flops
 from statemix.layers.layer import (
+    COMPARED_STATE,
     a_parameter,
     at_least_float32,
     check_init_state,
@@ -22,6 +25,7 @@ from statemix.layers.padded import (
     without_autocast,
 )
 from statemix.layers.short_conv import ShortConvolution, check_taps
+from statemix.ops import flops
 
 CHUNK_SIZE = 64
 """Tokens that one chunk mixes as an attention matrix."""
@@ -82,6 +86,11 @@ class Mamba2(PaddedLayer):
     name = "mamba2"
     display_name = "Mamba-2"
     colour = "#9A7D0A"
+
+    @classmethod
+    def compared(cls, hidden_size: int) -> dict[str, Any]:
+        """Return few columns, as Dubinin et al. use, and heads of at most 64 channels."""
+        return {"d_state": COMPARED_STATE // 2, "head_dim": math.gcd(2 * hidden_size, 64)}
 
     @classmethod
     def label(cls, options: Mapping[str, Any]) -> str:
@@ -156,6 +165,20 @@ class Mamba2(PaddedLayer):
         return Mamba2State(
             torch.zeros(ssm, device=device, dtype=dtype),
             torch.zeros(conv, device=device, dtype=dtype),
+        )
+
+    def flops_per_token(self, length: int) -> Flops:
+        del length
+        inner, heads = self._widths[0], self.num_heads
+        steps = heads * (flops.SOFTPLUS + 2)  # Delta, Delta A, and its exponential.
+        inputs = inner  # Delta x.
+        skip = 2 * inner
+        gated_norm = inner * (flops.SILU + 1) + flops.rms_norm(inner)
+        return Flops(
+            projections=2 * self.hidden_size * (self.in_proj.out_features + inner),
+            # S decays (1), receives an outer product (2) and is read (2).
+            transition=5 * inner * self.d_state,
+            other=self.conv.flops_per_token + steps + inputs + skip + gated_norm,
         )
 
     def _run(

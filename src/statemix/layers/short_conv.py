@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from statemix.layers.layer import at_least_float32, check_sizes
 from statemix.layers.padded import last_inputs
+from statemix.ops import flops
 
 
 class ShortConvolution(nn.Module):
@@ -61,6 +62,11 @@ class ShortConvolution(nn.Module):
         for parameter in self.parameters():
             bound = self.kernel_size**-0.5
             nn.init.uniform_(parameter, -bound, bound, generator=generator)
+
+    @property
+    def flops_per_token(self) -> int:
+        """FLOPs of one token."""
+        return self.channels * (2 * self.kernel_size + flops.SILU)
 
     def forward(
         self, x: Tensor, state: Tensor, lengths: Tensor | None = None

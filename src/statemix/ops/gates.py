@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from statemix.ops import flops
 from statemix.ops.checks import FLOATING, check_dense
 from statemix.ops.temperature import check_temperature, divided
 from statemix.registry import Registry
@@ -32,12 +33,15 @@ class GateFamily:
             ``blocks_only``: raw gates (..., m, m+1) -> transitions (..., m, m) and input gate
             (..., m).
         bound: bound on the states, in words.
+        flops: m -> FLOPs (:mod:`statemix.ops.flops`) of normalising a row of m + 1 raw gates; if
+            ``blocks_only``, of a whole block.
         blocks_only: True if the family needs the rows of a whole block.
     """
 
     name: str
     normalize: Callable[[Tensor], tuple[Tensor, Tensor]]
     bound: str
+    flops: Callable[[int], int]
     blocks_only: bool = False
 
 
@@ -118,6 +122,15 @@ def _householder(gates: Tensor) -> tuple[Tensor, Tensor]:
     return state_gate.unsqueeze(-1) * transition, input_gate.expand(input_gates.shape)
 
 
+def _householder_flops(size: int) -> int:
+    """Count the input gate of a block, the factors c_j, and the product of the reflections."""
+    input_gate = size + 1 + 1 + flops.SIGMOID + 1  # The mean, its shift, a_0, and 1 - a_0.
+    factors = size * (2 * size + 4)  # |u|^2, then 2 |u|^2 / (1 + |u|^4).
+    # A c_j u_j, and its outer product with u_j, taken from A.
+    products = size * (size + 4 * size**2)
+    return input_gate + factors + products + size**2
+
+
 def _sum_in_order(x: Tensor) -> Tensor:
     """Sum over the last axis, kept, one entry after the other.
 
@@ -130,20 +143,22 @@ def _sum_in_order(x: Tensor) -> Tensor:
 GATES: Registry[GateFamily] = Registry(
     "gate",
     [
-        GateFamily("softmax", _softmax, PROPOSITION_1),
-        GateFamily("sigmoid", _sigmoid, PROPOSITION_1),
-        GateFamily("relu", _relu, PROPOSITION_1),
+        GateFamily("softmax", _softmax, PROPOSITION_1, lambda m: flops.softmax(m + 1)),
+        GateFamily("sigmoid", _sigmoid, PROPOSITION_1, lambda m: (flops.SIGMOID + 2) * (m + 1)),
+        GateFamily("relu", _relu, PROPOSITION_1, lambda m: 3 * (m + 1)),
         GateFamily(
             "none",
             _split,
             "no bound: the state may grow without limit",
+            lambda m: 0,  # noqa: ARG005  nothing is computed
         ),
-        GateFamily("signed", _signed, PROPOSITION_1),
-        GateFamily("tanh", _tanh, PROPOSITION_1),
+        GateFamily("signed", _signed, PROPOSITION_1, lambda m: 3 * (m + 1)),
+        GateFamily("tanh", _tanh, PROPOSITION_1, lambda m: (flops.TANH + 3) * (m + 1)),
         GateFamily(
             "householder",
             _householder,
             "|A|_2 <= 1 - a_0, so |h_t|_2 <= max(|h_0|_2, max |v|_2) in each block",
+            _householder_flops,
             blocks_only=True,
         ),
     ],

@@ -1,12 +1,16 @@
-"""``statemix bench``: speed and memory against baselines."""
+"""``statemix bench``: speed and memory against baselines, and the prices of layers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 import tyro
 
+from statemix.cli.bench.layers import Layers
 from statemix.cli.bench.ops import Ops
 from statemix.cli.bench.steps import Steps
+from statemix.cli.imports import import_named
+from statemix.cli.options import registry
 
 
 @tyro.conf.configure(tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes)
@@ -17,9 +21,16 @@ class Bench:
     benchmark: (
         Annotated[Ops, tyro.conf.subcommand("ops")]
         | Annotated[Steps, tyro.conf.subcommand("steps")]
+        | Annotated[Layers, tyro.conf.subcommand("layers")]
     )
     """What to measure."""
 
     def run(self) -> None:
         """Run the chosen benchmark."""
         self.benchmark.run()
+
+
+def parse(arguments: Sequence[str]) -> Bench:
+    """Parse a command line, after importing the modules that it names."""
+    import_named(arguments)
+    return tyro.cli(Bench, prog="statemix bench", args=arguments, registry=registry())

@@ -1,0 +1,263 @@
+"""Time training with single layers of one width, and state what else each of them costs."""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from math import isfinite
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from statemix.bench import memory
+from statemix.bench.harness import Measurement, Provider
+from statemix.bench.ops import TOLERANCES
+from statemix.layers import LAYERS, Layer, LayerSpec, Price, price
+from statemix.ops import BackendUnavailableError
+from statemix.registry import REQUIRED
+from statemix.settings import RequestError, built
+
+__all__ = [
+    "BASELINE",
+    "TOLERANCES",
+    "Case",
+    "Entry",
+    "check_case",
+    "entries",
+    "providers",
+    "registered",
+    "row",
+]
+
+BASELINE = LayerSpec("lstm")
+"""Layer of the same width that every other one is compared with."""
+
+# Steps that are checked: the last ones of the first sequence.
+_CHECKED_STEPS = 32
+# Saved bytes are measured on one sequence of at most so many tokens.
+_SAVED_TOKENS = 512
+# Entries of activations per output of a projection, at most.
+_PER_OUTPUT = 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sizes of a training step: width of the layer, sequences, and tokens of each."""
+
+    hidden_size: int
+    batch_size: int
+    length: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of one call."""
+        return self.batch_size * self.length
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A layer of the comparison, with the part of its price that is not timed.
+
+    Attributes:
+        name: name and options as users write them, distinct within a comparison.
+        spec: the layer.
+        price: price of the last token of a sequence.
+        saved_bytes: bytes per token that the forward keeps for the backward, parameters excluded.
+    """
+
+    name: str
+    spec: LayerSpec
+    price: Price
+    saved_bytes: float
+
+    @property
+    def label(self) -> str:
+        """Name of the layer in tables."""
+        return LAYERS[self.spec.name].label(self.spec.options)
+
+
+def registered(hidden_size: int) -> list[LayerSpec]:
+    """Return the registered layers with their options for comparisons at this width.
+
+    A layer of the user's that leaves a required option open, such as an inner layer, is left out.
+    """
+    found = []
+    for name, kind in LAYERS.items():
+        options = kind.compared(hidden_size)
+        required = {o for o, (_, default) in LAYERS.options(name).items() if default is REQUIRED}
+        if required <= options.keys():
+            found.append(LayerSpec(name, **options))
+    return found
+
+
+def check_case(case: Case, dtype: torch.dtype) -> None:
+    """Check that the sizes are positive and that input, output and gradients fit into memory.
+
+    Raises:
+        RequestError: otherwise.
+    """
+    for name, size in asdict(case).items():
+        if not 1 <= size < 2**31:
+            raise RequestError(f"{name} must be in 1..2^31 - 1, got {size}")
+    sizes = f"{case.batch_size} x {case.length} x {case.hidden_size}"
+    _check_fits(
+        "batch_size x length x hidden_size",
+        sizes,
+        4 * case.hidden_size * case.num_tokens * dtype.itemsize,
+    )
+
+
+def entries(specs: Mapping[str, LayerSpec], case: Case, dtype: torch.dtype) -> list[Entry]:
+    """Return the layers with their prices, after checking that each fits into memory.
+
+    Args:
+        specs: name of each layer -> the layer.
+        case: the sizes, which :func:`check_case` has checked.
+        dtype: dtype of parameters and activations.
+
+    Raises:
+        RequestError: if options do not fit a layer, or a layer does not fit into memory.
+        BackendUnavailableError: if a layer asks for a backend that cannot run here.
+    """
+    prices = {name: _price(name, spec, case, dtype) for name, spec in specs.items()}
+    return [
+        Entry(name, spec, prices[name], _saved_bytes(spec, case, dtype))
+        for name, spec in specs.items()
+    ]
+
+
+def _price(name: str, spec: LayerSpec, case: Case, dtype: torch.dtype) -> Price:
+    sizes = {"hidden_size": case.hidden_size, "length": case.length}
+    try:
+        found: Price = built("layers", price, spec, **sizes, dtype=dtype)
+    except BackendUnavailableError:
+        raise
+    except RuntimeError as error:
+        # Tensors on "meta" fail only if they are larger than any memory.
+        raise RequestError(f"layers must fit into memory, got {name}") from error
+    # Weights, their gradients, and the copy in float64 that checks them.
+    weights = found.num_parameters * (2 * dtype.itemsize + torch.float64.itemsize)
+    outputs = found.num_parameters // case.hidden_size
+    activations = _PER_OUTPUT * outputs * min(case.length, _SAVED_TOKENS) * dtype.itemsize
+    _check_fits("layers", f"{name} of width {case.hidden_size}", weights + activations)
+    return found
+
+
+def _check_fits(name: str, shown: str, needed: int) -> None:
+    total = memory.total_bytes()
+    if needed > total:
+        raise RequestError(
+            f"{name} must fit into memory ({total / 1e9:.1f} GB), got {shown}, which needs "
+            f"{needed / 1e9:.1f} GB"
+        )
+
+
+def _saved_bytes(spec: LayerSpec, case: Case, dtype: torch.dtype) -> float:
+    one = Case(case.hidden_size, 1, min(case.length, _SAVED_TOKENS))
+    layer, (x, _) = _layer(spec, one, dtype), _problem(one, dtype)
+    return memory.saved_bytes(lambda: layer(x), layer.parameters()) / one.length
+
+
+def providers(listed: Sequence[Entry], case: Case, dtype: torch.dtype) -> list[Provider]:
+    """Return a provider for each entry: forward and backward of the layer alone.
+
+    A call computes the output and the gradients of the input and of all parameters, from the same
+    random input and gradient of the output. Outputs and gradients of the last tokens are checked
+    against single steps of the layer in float64.
+    """
+
+    @cache
+    def problem() -> tuple[Tensor, Tensor]:
+        return _problem(case, dtype)
+
+    def provider(entry: Entry) -> Provider:
+        def prepare() -> Callable[[], tuple[Tensor, Tensor]]:
+            layer, (x, d_y) = _layer(entry.spec, case, dtype), problem()
+            leaves = [x, *layer.parameters()]
+
+            def call() -> tuple[Tensor, Tensor]:
+                y, _ = layer(x)
+                d_x, *_ = torch.autograd.grad(y, leaves, d_y, allow_unused=True)
+                return y.detach(), d_x
+
+            return call
+
+        def error(result: tuple[Tensor, Tensor]) -> float:
+            expected = _last_steps(_layer(entry.spec, case, dtype), *problem())
+            return max(
+                _relative_error(actual[0, -len(right) :], right)
+                for actual, right in zip(result, expected, strict=True)
+            )
+
+        return Provider(entry.name, prepare, error, _required_bytes(entry, case, dtype))
+
+    return [provider(entry) for entry in listed]
+
+
+def _required_bytes(entry: Entry, case: Case, dtype: torch.dtype) -> int:
+    """Estimate the peak memory of one call, generously; see the test of that name."""
+    weights = 4 * entry.price.num_parameters * dtype.itemsize
+    inputs = 8 * case.num_tokens * case.hidden_size * dtype.itemsize
+    return weights + inputs + int(3 * entry.saved_bytes * case.num_tokens)
+
+
+def row(entry: Entry, case: Case, measurement: Measurement, dtype: str) -> dict[str, Any]:
+    """Return the stored row of a measurement, without its provenance."""
+    outcome = asdict(measurement)
+    time_s, error, flops = measurement.time_s, measurement.relative_error, entry.price.flops
+    outcome["time_s"] = time_s and time_s._asdict()
+    outcome["ratios"] = {name: ratio._asdict() for name, ratio in measurement.ratios.items()}
+    # JSON has no NaN; the reason reports it.
+    outcome["relative_error"] = error if error is not None and isfinite(error) else None
+    return {
+        "benchmark": "layers",
+        "case": asdict(case),
+        "dtype": dtype,
+        "layer": entry.spec.complete().to_plain(),
+        "label": entry.label,
+        **asdict(entry.price),
+        "flops": flops and {**flops._asdict(), "total": flops.total},
+        "saved_bytes_per_token": entry.saved_bytes,
+        "tokens_per_s": time_s and case.num_tokens / time_s.p50,
+        **outcome,
+    }
+
+
+def _layer(spec: LayerSpec, case: Case, dtype: torch.dtype) -> Layer:
+    layer: Layer = spec.build(hidden_size=case.hidden_size, dtype=dtype)
+    layer.reset_parameters(torch.Generator().manual_seed(0))
+    return layer
+
+
+def _problem(case: Case, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the input, which requires its gradient, and the gradient of the output."""
+    generator = torch.Generator().manual_seed(1)
+    shape = (case.batch_size, case.length, case.hidden_size)
+    x, d_y = (torch.randn(shape, generator=generator, dtype=dtype) for _ in range(2))
+    return x.requires_grad_(), d_y
+
+
+def _last_steps(layer: Layer, x: Tensor, d_y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return outputs and input gradients of the last tokens of the first sequence, in float64.
+
+    No later token changes an output, so neither depends on gradients of earlier tokens.
+    """
+    exact = copy.deepcopy(layer).double()
+    start = max(x.shape[1] - _CHECKED_STEPS, 0)
+    tokens = x[:1].detach().double()
+    with torch.no_grad():
+        _, state = exact(tokens[:, :start])
+    last = tokens[:, start:].requires_grad_()
+    outputs = []
+    for x_t in last.unbind(1):
+        y_t, state = exact.step(x_t, state)
+        outputs.append(y_t)
+    y = torch.stack(outputs, 1)
+    (d_x,) = torch.autograd.grad(y, last, d_y[:1, start:].double())
+    return y[0].detach(), d_x[0]
+
+
+def _relative_error(actual: Tensor, expected: Tensor) -> float:
+    """Return the largest error relative to the largest entry."""
+    return float((actual.double() - expected).abs().max() / expected.abs().max())

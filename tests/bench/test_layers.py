@@ -1,0 +1,194 @@
+"""The comparison of layers: its prices, the checked training step, requests and rows."""
+
+import json
+
+import pytest
+import torch
+
+from statemix import ops
+from statemix.bench import layers, memory
+from statemix.bench.harness import Measurement, Spread
+from statemix.layers import LAYERS, LayerSpec, price
+from statemix.ops import BackendUnavailableError
+from statemix.settings import RequestError
+
+CASE = layers.Case(hidden_size=8, batch_size=2, length=70)
+DTYPES = [torch.float32, torch.bfloat16, torch.float64]
+
+
+def entries(specs, case=CASE, dtype=torch.float32):
+    return layers.entries({spec.name: spec for spec in specs}, case, dtype)
+
+
+def test_every_registered_layer_is_compared(toys):
+    assert [spec.name for spec in layers.registered(8)] == list(LAYERS)
+    assert "solver" in LAYERS
+    for entry in entries(layers.registered(8)):
+        options = {"hidden_size": 8, "length": 70, "dtype": torch.float32}
+        assert entry.price == price(entry.spec, **options)
+        assert entry.label == LAYERS[entry.spec.name].label(entry.spec.options)
+
+
+def test_a_layer_without_options_for_comparisons_is_left_out(monkeypatch):
+    monkeypatch.setattr(LAYERS["conv"], "compared", classmethod(lambda cls, hidden_size: {}))
+    monkeypatch.setattr(LAYERS["mamba2"], "compared", classmethod(lambda cls, hidden_size: {}))
+    names = [spec.name for spec in layers.registered(64)]
+    assert names == [name for name in LAYERS if name != "conv"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", list(LAYERS))
+def test_the_training_step_is_right_and_a_wrong_one_is_noticed(name, dtype):
+    spec = LayerSpec(name, **LAYERS[name].compared(8))
+    (provider,) = layers.providers(entries([spec], dtype=dtype), CASE, dtype)
+    y, d_x = provider.prepare()()
+    assert y.shape == d_x.shape == (2, 70, 8)
+    assert not y.requires_grad
+    limit = layers.TOLERANCES[dtype]
+    assert provider.error((y, d_x)) <= limit
+    for place in (0, 1):
+        wrong = [y.clone(), d_x.clone()]
+        wrong[place][0, -1, 0] *= 1.5
+        wrong[place][0, -1, 1] += 1
+        assert provider.error(tuple(wrong)) > limit
+
+
+def test_the_gradients_are_those_of_the_whole_sequence():
+    """Only the last tokens are checked, against gradients that reach only so far."""
+    (entry,) = entries([LayerSpec("bd_lru", num_blocks=4, block_size=2)], dtype=torch.float64)
+    (provider,) = layers.providers([entry], CASE, torch.float64)
+    y, d_x = provider.prepare()()
+    layer = layers._layer(entry.spec, CASE, torch.float64)
+    x, d_y = layers._problem(CASE, torch.float64)
+    expected, _ = layer(x)
+    torch.testing.assert_close(y, expected)
+    torch.testing.assert_close(d_x, torch.autograd.grad(expected, x, d_y)[0])
+    assert provider.error((y, d_x)) < 1e-12
+
+
+def test_a_call_computes_the_gradient_of_every_parameter(monkeypatch):
+    asked = []
+    original = torch.autograd.grad
+
+    def grad(outputs, inputs, *rest, **more):
+        asked.append(len(inputs))
+        return original(outputs, inputs, *rest, **more)
+
+    (provider,) = layers.providers(entries([LayerSpec("lstm")]), CASE, torch.float32)
+    call = provider.prepare()
+    monkeypatch.setattr(torch.autograd, "grad", grad)
+    call()
+    assert asked == [1 + 4]
+
+
+def test_a_parameter_that_nothing_uses_does_not_stop_the_comparison(monkeypatch):
+    original = layers._layer
+
+    def with_a_spare(*arguments):
+        layer = original(*arguments)
+        layer.spare = torch.nn.Parameter(torch.zeros(1))
+        return layer
+
+    monkeypatch.setattr(layers, "_layer", with_a_spare)
+    (provider,) = layers.providers(entries([LayerSpec("lstm")]), CASE, torch.float32)
+    assert provider.error(provider.prepare()()) <= layers.TOLERANCES[torch.float32]
+
+
+@pytest.mark.parametrize("name", list(LAYERS))
+@pytest.mark.parametrize("case", [layers.Case(16, 4, 64), layers.Case(16, 1, 200)])
+def test_required_bytes_exceed_the_measured_peak(name, case):
+    spec = LayerSpec(name, **LAYERS[name].compared(16))
+    (provider,) = layers.providers(entries([spec], case), case, torch.float32)
+    call = provider.prepare()
+    call()
+    assert memory.peak_bytes(call) < provider.required_bytes
+
+
+def test_saved_bytes_are_those_of_a_token():
+    (conv,) = entries([LayerSpec("conv", kernel_size=3)])
+    # The input, with two tokens of padding.
+    assert conv.saved_bytes == 4 * 8 * (70 + 2) / 70
+    short, long = (
+        entries([LayerSpec("lstm")], layers.Case(8, 2, length))[0].saved_bytes
+        for length in (512, 100_000)
+    )
+    # Longer sequences are not needed to measure it.
+    assert short == long
+
+
+def test_a_layer_that_asks_for_a_missing_backend_says_what_is_missing():
+    kernels = dict(ops.BACKENDS["loop"].kernels)
+    ops.BACKENDS.register(ops.Backend("broken", kernels, unavailable=lambda: "no such machine"))
+    try:
+        spec = LayerSpec("bd_lru", num_blocks=2, block_size=2, backend="broken")
+        with pytest.raises(BackendUnavailableError, match="no such machine"):
+            entries([spec])
+    finally:
+        ops.BACKENDS.remove("broken")
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        (layers.Case(0, 1, 1), r"hidden_size must be in 1\.\.2\^31 - 1, got 0"),
+        (layers.Case(1, -1, 1), r"batch_size must be in 1\.\.2\^31 - 1, got -1"),
+        (layers.Case(1, 1, 2**31), r"length must be in 1\.\.2\^31 - 1, got 2147483648"),
+        (
+            layers.Case(256, 10**6, 10**6),
+            r"batch_size x length x hidden_size must fit into memory \(.* GB\), got "
+            r"1000000 x 1000000 x 256, which needs",
+        ),
+    ],
+)
+def test_sizes_are_refused(case, message):
+    with pytest.raises(RequestError, match=message):
+        layers.check_case(case, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (LayerSpec("bd_lru", num_blocks=0, block_size=2), "layers: num_blocks must be at least 1"),
+        (LayerSpec("attention", num_heads=3), "layers: num_heads must divide hidden_size, got 3"),
+        (
+            LayerSpec("conv", kernel_size=2**31 - 1),
+            r"layers must fit into memory \(.*\), got conv of width 8, which needs",
+        ),
+        # Not even "meta" can hold the shape of its weights.
+        (LayerSpec("delta_net", num_heads=2**30, head_dim=2**30), "layers must fit into memory"),
+    ],
+)
+def test_layers_are_refused_before_anything_is_allocated(spec, message, monkeypatch):
+    monkeypatch.setattr(layers, "_saved_bytes", lambda *arguments: pytest.fail("allocated"))
+    with pytest.raises(RequestError, match=message):
+        entries([LayerSpec("lstm"), spec])
+
+
+def test_a_row_holds_the_price_beside_the_speed():
+    (entry,) = entries([LayerSpec("bd_lru", num_blocks=4, block_size=2)])
+    measured = Measurement("a", "", "measured", rounds=3, time_s=Spread(0.5, 2.0, 4.0))
+    row = json.loads(json.dumps(layers.row(entry, CASE, measured, "float32")))
+    assert (row["benchmark"], row["dtype"], row["label"]) == ("layers", "float32", "BD-LRU m=2")
+    assert row["case"] == {"hidden_size": 8, "batch_size": 2, "length": 70}
+    assert row["layer"]["gate"] == "softmax"
+    assert row["layer"]["num_blocks"] == 4
+    assert row["tokens_per_s"] == 140 / 2.0
+    assert row["time_s"] == {"p20": 0.5, "p50": 2.0, "p80": 4.0}
+    assert row["saved_bytes_per_token"] == entry.saved_bytes
+    flops = entry.price.flops
+    assert row["flops"] == {
+        "projections": flops.projections,
+        "transition": flops.transition,
+        "other": flops.other,
+        "total": flops.total,
+    }
+    for name in ("num_parameters", "state_size", "state_bytes", "decode_bytes"):
+        assert row[name] == getattr(entry.price, name)
+
+
+def test_a_row_without_a_time_keeps_the_price(toys):
+    (entry,) = entries([LayerSpec("solver")])
+    measured = Measurement("a", "", "wrong", "reason", relative_error=float("nan"))
+    row = json.loads(json.dumps(layers.row(entry, CASE, measured, "float32"), allow_nan=False))
+    assert row["flops"] is row["time_s"] is row["tokens_per_s"] is row["relative_error"] is None
+    assert row["num_parameters"] == 72

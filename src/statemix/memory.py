@@ -29,6 +29,17 @@ def available_bytes() -> int:
     return free
 
 
+def gigabytes(number: int) -> str:
+    """Write a number of bytes.
+
+    Example:
+        >>> gigabytes(25_340_000_000), gigabytes(10**400)
+        ('25.3 GB', '1,000,000,000,000 GB')
+    """
+    # A larger integer may not fit into a float.
+    return f"{number / 1e9:,.1f} GB" if number <= 10**21 else "1,000,000,000,000 GB"
+
+
 def _kilobytes(path: str, name: str) -> int:
     for line in Path(path).read_text(encoding="ascii", errors="replace").splitlines():
         if line.startswith(f"{name}:"):

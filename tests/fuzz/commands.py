@@ -95,7 +95,8 @@ _OTHER_FLAGS = (
     "--optimizer.weight-decay", "--schedules.min-learning-rate", "--model.zero-biases", "-h-", "-",
 )  # fmt: skip
 _LONG = (
-    "--schedules.epochs", "--schedules.num-steps", "--model.hidden-size", "--length", "--batch-size",
+    "--schedules.epochs", "--schedules.num-steps", "--model.hidden-size",
+    "--length", "--batch-size",
 )  # fmt: skip
 _MEASURED = {
     "--rounds": [["1"]],

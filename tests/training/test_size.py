@@ -101,6 +101,19 @@ def test_a_command_beyond_memory_ends_with_one_line(tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_length_beyond_all_numbers_is_refused_in_one_line(tmp_path, capsys):
+    run = ["train", "--folder", str(tmp_path / "run"), "--schedules.epochs", "1"]
+    sizes = ["--evaluation.test-size", "8", "--evaluation.validation-size", "8"]
+    task = ["--task", "permutation", "length=4", "train_size=9", "--model.hidden-size", "4"]
+    assert main([*run, *sizes, *task]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", str(tmp_path / "run"), "--lengths", "1" + "0" * 400]) == 2
+    error = capsys.readouterr().err
+    assert "must fit into memory" in error
+    assert "at least 1,000,000,000,000 GB needed" in error
+    assert error.count("\n") == 1
+
+
 def test_the_limit_of_a_process_counts():
     resource = pytest.importorskip("resource")
     free, (soft, hard) = memory.available_bytes(), resource.getrlimit(resource.RLIMIT_AS)

@@ -14,6 +14,7 @@ from statemix.bench import memory
 from statemix.bench.harness import Measurement, Provider
 from statemix.bench.ops import TOLERANCES
 from statemix.layers import LAYERS, Layer, LayerSpec, Price, price
+from statemix.memory import gigabytes
 from statemix.ops import BackendUnavailableError
 from statemix.registry import REQUIRED
 from statemix.settings import RequestError, built
@@ -148,8 +149,8 @@ def _check_fits(name: str, shown: str, needed: int) -> None:
     total = memory.total_bytes()
     if needed > total:
         raise RequestError(
-            f"{name} must fit into memory ({total / 1e9:.1f} GB), got {shown}, which needs "
-            f"{needed / 1e9:.1f} GB"
+            f"{name} must fit into memory ({gigabytes(total)}), got {shown}, which needs "
+            f"{gigabytes(needed)}"
         )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from statemix import ops
 from statemix.bench import memory
 from statemix.bench.harness import Measurement, Provider
+from statemix.memory import gigabytes
 from statemix.settings import RequestError
 
 Recurrence = Literal["bd_lru", "h_lru"]
@@ -138,8 +139,8 @@ def check_fits(case: Case, dtype: torch.dtype) -> None:
     if needed > total:
         shape = f"{case.batch_size}x{case.length}x{case.num_blocks}x{case.block_size}"
         raise RequestError(
-            f"shapes must fit into memory ({total / 1e9:.1f} GB), got {shape}, whose inputs need "
-            f"{needed / 1e9:.1f} GB"
+            f"shapes must fit into memory ({gigabytes(total)}), got {shape}, whose inputs need "
+            f"{gigabytes(needed)}"
         )
 
 

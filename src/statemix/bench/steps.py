@@ -11,6 +11,7 @@ from statemix.bench import memory
 from statemix.bench.harness import Measurement, Provider
 from statemix.layers import BDLRU, HLRU
 from statemix.layers.gated_recurrence import GatedRecurrence
+from statemix.memory import gigabytes
 from statemix.settings import RequestError
 
 Recurrence = Literal["bd_lru", "h_lru"]
@@ -72,8 +73,8 @@ def cases(
         needed, total = _required_bytes(case), memory.total_bytes()
         if needed > total:
             raise RequestError(
-                f"hidden_sizes and batch_sizes must fit into memory ({total / 1e9:.1f} GB), got "
-                f"{case.hidden_size} and {case.batch_size}, which need {needed / 1e9:.1f} GB"
+                f"hidden_sizes and batch_sizes must fit into memory ({gigabytes(total)}), got "
+                f"{case.hidden_size} and {case.batch_size}, which need {gigabytes(needed)}"
             )
     return listed
 

@@ -8,7 +8,7 @@ import dataclasses
 import torch
 from torch import nn
 
-from statemix.memory import available_bytes
+from statemix.memory import available_bytes, gigabytes
 from statemix.settings import ABSENT, SettingError
 from statemix.tasks import TASKS, Task
 from statemix.training.config import RunConfig
@@ -101,15 +101,11 @@ def _check_batch_fits(config: RunConfig, task: Task) -> None:
     _check("batches.size", config.batches.size, f"{sequences} sequences in a step", needed)
 
 
-def _check(path: str, value: object, what: str, needed: float) -> None:
+def _check(path: str, value: object, what: str, needed: int) -> None:
     available = available_bytes()
     if needed > available:
         condition = (
-            f"must fit into memory ({what}: at least {_gigabytes(needed)} needed, "
-            f"{_gigabytes(available)} available)"
+            f"must fit into memory ({what}: at least {gigabytes(needed)} needed, "
+            f"{gigabytes(available)} available)"
         )
         raise SettingError(path, condition, value)
-
-
-def _gigabytes(number: float) -> str:
-    return f"{number / 1e9:,.1f} GB"

@@ -25,7 +25,7 @@ S4 = Data("S_4", TaskSpec("permutation", group="S_4", length=6, train_size=10), 
 
 def cell(*data, protocol="paper", size="laptop", published=0.5, model="BD-LRU m=3"):
     column = Column("column", data or (S3,), "token_accuracy")
-    return Cell("table", model, column, protocol, size, published)
+    return Cell("table", CONTENDERS[model], column, protocol, size, published)
 
 
 def rows_of(cells, accuracy, validation=None):

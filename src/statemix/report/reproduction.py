@@ -10,6 +10,7 @@ MARKS: Mapping[Verdict, str] = {
     "agrees": "=",
     "above": ">",
     "below": "<",
+    "measured": "",
     "partial": "?",
     "empty": "",
 }

@@ -27,21 +27,23 @@ class Contender:
         return list(dict.fromkeys([*found, *(self.variants if all_variants else ())]))
 
 
-def bd_lru(block_size: int) -> Contender:
-    """BD-LRU with as many blocks as fit into the state size."""
+def bd_lru(block_size: int, **options: object) -> Contender:
+    """BD-LRU with as many blocks as fit into the state size, and further options."""
     return Contender(
         f"BD-LRU m={block_size}",
         lambda size: LayerSpec(
-            "bd_lru", num_blocks=max(1, round(size / block_size)), block_size=block_size
+            "bd_lru", num_blocks=max(1, round(size / block_size)), block_size=block_size, **options
         ),
     )
 
 
-def h_lru(order: int) -> Contender:
-    """H-LRU whose channels times order fit into the state size."""
+def h_lru(order: int, **options: object) -> Contender:
+    """H-LRU whose channels times order fit into the state size, with further options."""
     return Contender(
         f"H-LRU m={order}",
-        lambda size: LayerSpec("h_lru", num_channels=max(1, round(size / order)), order=order),
+        lambda size: LayerSpec(
+            "h_lru", num_channels=max(1, round(size / order)), order=order, **options
+        ),
     )
 
 

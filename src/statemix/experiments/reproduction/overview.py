@@ -26,7 +26,7 @@ class CellRow(TypedDict):
     ours: float | None
     mean: float | None
     deviation: float | None
-    published: float
+    published: float | None
     verdict: str
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 from statemix.experiments.reproduction.contenders import Contender
 from statemix.layers import LayerSpec
+from statemix.models.synthetic import Backbone
 from statemix.plain import put
 from statemix.tasks import TaskSpec
 from statemix.training import (
@@ -87,13 +88,14 @@ class Data:
         task: the task.
         durations: size -> epochs, or optimiser steps on fresh examples.
         lengths: further test lengths.
-        autoencoder: decode every token from the output at the last position.
+        backbone: how the model reads its outputs.
     """
 
     name: str
     task: TaskSpec
     durations: Mapping[SizeName, int]
     lengths: tuple[int, ...] = ()
+    backbone: Backbone = "causal"
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,7 @@ def _config(layer: LayerSpec, data: Data, size: SizeName) -> RunConfig:
     every = 1 if SIZES[size].every_epoch and not fresh else max(1, duration // _EVALUATIONS)
     return RunConfig(
         task=data.task,
-        model=ModelConfig(layers=(layer,), hidden_size=128),
+        model=ModelConfig(layers=(layer,), hidden_size=128, backbone=data.backbone),
         optimizer=OptimizerConfig(learning_rate=1e-3, weight_decay=0.0),
         schedules=ScheduleConfig(
             epochs=None if fresh else duration,

@@ -16,7 +16,7 @@ by up to 0.035."""
 ENOUGH_SEEDS = 3
 """Seeds of one setting, on every data set, that a cell needs to count as measured."""
 
-Verdict = Literal["agrees", "above", "below", "partial", "empty"]
+Verdict = Literal["agrees", "above", "below", "measured", "partial", "empty"]
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,13 @@ class CellScore:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether our number agrees with the paper's."""
+        """Whether our number agrees with the paper's, if the paper states one."""
         if not any(part.keys for part in self.parts.values()):
             return "empty"
         if not self.measured or self.ours is None:
             return "partial"
+        if self.cell.published is None:
+            return "measured"
         # Rounded, because 1.0 - 0.95 is more than 0.05 in floating point.
         difference = round(self.ours - self.cell.published, 6)
         if abs(difference) <= NOISE:

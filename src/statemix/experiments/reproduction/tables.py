@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Literal
 
 from statemix.experiments import published
-from statemix.experiments.reproduction.contenders import CONTENDERS
+from statemix.experiments.reproduction.contenders import CONTENDERS, Contender
 from statemix.experiments.reproduction.protocols import (
     Data,
     ProtocolName,
@@ -15,6 +15,7 @@ from statemix.experiments.reproduction.protocols import (
     trials,
 )
 from statemix.experiments.store import key
+from statemix.models.synthetic import Backbone
 from statemix.tasks import TASKS, TaskSpec
 
 Metric = Literal["token_accuracy", "mad_accuracy"]
@@ -59,28 +60,33 @@ class Table:
         for column in self.columns:
             for model in models:
                 number = self.published[model][column.name]
-                yield Cell(self.name, model, column, protocol, size, number)
+                yield Cell(self.name, CONTENDERS[model], column, protocol, size, number)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table, under one protocol at one size.
+    """A cell of a table or a point of a figure, under one protocol at one size.
 
     Attributes:
-        table: name of the table.
-        model: name of the model.
+        table: name of the table or figure.
+        contender: the model.
         column: column of the table.
         protocol: name of the protocol.
         size: name of the size.
-        published: the paper's number.
+        published: the paper's number; None if the paper only draws it.
     """
 
     table: str
-    model: str
+    contender: Contender
     column: Column
     protocol: ProtocolName
     size: SizeName
-    published: float
+    published: float | None = None
+
+    @property
+    def model(self) -> str:
+        """Name of the model."""
+        return self.contender.name
 
     @cached_property
     def parts(self) -> Mapping[str, tuple[Trial, ...]]:
@@ -96,7 +102,7 @@ class Cell:
         )
 
     def _trials(self, data: Data) -> Iterator[Trial]:
-        return trials(self.protocol, self.size, CONTENDERS[self.model], data)
+        return trials(self.protocol, self.size, self.contender, data)
 
 
 def _permutation(name: str, preset: str, laptop: int, workstation: int) -> Column:
@@ -106,10 +112,10 @@ def _permutation(name: str, preset: str, laptop: int, workstation: int) -> Colum
     return Column(name, (Data(preset, task, durations),), "token_accuracy")
 
 
-def _mad(name: str, task: str) -> Column:
+def _mad(name: str, task: str, backbone: Backbone = "causal") -> Column:
     durations: dict[SizeName, int] = {"laptop": 8, "workstation": 40, "paper": 200}
     data = tuple(
-        Data(f"{task} {variant}", TaskSpec(task, **options), durations)
+        Data(f"{task} {variant}", TaskSpec(task, **options), durations, backbone=backbone)
         for variant, options in TASKS[task].presets.items()
     )
     return Column(name, data, "mad_accuracy")
@@ -141,7 +147,7 @@ TABLES = {
             (
                 _mad("in_context_recall", "recall"),
                 _mad("selective_copying", "selective_copying"),
-                _mad("compression", "compression"),
+                _mad("compression", "compression", "autoencoder"),
             ),
             published.table("table3_mad"),
             _DECISIVE,

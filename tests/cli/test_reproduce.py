@@ -6,7 +6,9 @@ import json
 import pytest
 
 from statemix.cli.main import main
-from statemix.experiments.reproduction import protocols, tables
+from statemix.experiments.reproduction import figures, protocols, tables
+from statemix.experiments.reproduction.contenders import CONTENDERS
+from statemix.experiments.reproduction.figures import Figure
 from statemix.experiments.reproduction.protocols import SIZES, Data
 from statemix.experiments.reproduction.tables import Column, Table
 from statemix.tasks import TaskSpec
@@ -30,9 +32,10 @@ def tiny(monkeypatch, tmp_path):
     column = Column("s3", (Data("S_3", task, dict.fromkeys(SIZES, 2)),), "token_accuracy")
     numbers = {"LSTM": {"s3": 0.0}, "BD-LRU m=2": {"s3": 1.0}}
     monkeypatch.setattr(tables, "TABLES", {"table4": Table("table4", "tiny", (column,), numbers)})
-    monkeypatch.setattr(
-        "statemix.experiments.reproduction.overview.TABLES", tables.TABLES, raising=True
-    )
+    monkeypatch.setattr("statemix.experiments.reproduction.overview.TABLES", tables.TABLES)
+    lines = {"BD-LRU": [(m, CONTENDERS[f"BD-LRU m={m}"]) for m in (1, 2)]}
+    figure = Figure("fig2", "tiny", "m", lambda _: lines, (column,))
+    monkeypatch.setattr(figures, "FIGURES", {"fig2": figure})
     monkeypatch.chdir(tmp_path)
 
 
@@ -83,6 +86,19 @@ def test_the_table_shows_our_numbers_above_the_papers_and_nothing_is_repeated(ca
     text = capsys.readouterr().out
     assert text.startswith("2 of 2 cells measured")
     assert "BD-LRU m=2  paper     laptop" in text
+
+
+def test_a_figure_is_printed_and_drawn_with_the_runs_that_a_table_made(capsys, tmp_path):
+    assert main(["reproduce", "table4", "--workers", "1", "--models", "BD-LRU m=2"]) == 0
+    capsys.readouterr()
+    assert main(["reproduce", "fig2", "--workers", "1"]) == 0
+    text = capsys.readouterr().out
+    assert "fig2, protocol paper, size laptop: 2 cells, 6 runs, of which 3 are in" in text
+    picture = tmp_path / "reproduce" / "fig2-paper-laptop.png"
+    assert picture.read_bytes()[1:4] == b"PNG"
+    lines = [line.split() for line in text.splitlines() if line.startswith("S_3")]
+    assert [line[:2] for line in lines] == [["S_3", "1"], ["S_3", "2"]]
+    assert all(line[2].startswith(".") for line in lines)
 
 
 def test_columns_and_models_choose_cells(capsys):

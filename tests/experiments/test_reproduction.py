@@ -9,6 +9,7 @@ import pytest
 from statemix.experiments import published
 from statemix.experiments.forecast import Forecast
 from statemix.experiments.reproduction.contenders import CONTENDERS, ORDERS
+from statemix.experiments.reproduction.figures import FIGURES
 from statemix.experiments.reproduction.overview import overview
 from statemix.experiments.reproduction.plan import due, plan
 from statemix.experiments.reproduction.protocols import PROTOCOLS, SIZES, Data, trials
@@ -242,6 +243,42 @@ def test_an_overview_counts_every_cell_once(monkeypatch):
     # Under protocol "tuned" it does not agree; protocol "paper" decides.
     assert (found["measured"], found["agree"]) == (1, 1)
     assert collections.Counter(c["verdict"] for c in found["cells"]) == {"agrees": 1, "below": 1}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_point_of_a_figure_has_runs_that_can_be_built(name):
+    figure = FIGURES[name]
+    points = list(figure.points("paper", "laptop"))
+    places = [(point.panel, point.line, point.x, point.cell.model) for point in points]
+    assert len(set(places)) == len(places)
+    for point in points:
+        assert point.cell.published is None
+        assert len(point.cell.column.data) == 1
+    # Layers differ by panel only in their data.
+    for point in points[: len(points) // len(figure.columns)]:
+        layer = point.cell.contender.layers(48)
+        assert layer.build(hidden_size=128, device="meta").hidden_size == 128
+
+
+def test_figures_share_runs_with_the_tables():
+    def keys(cells):
+        return {key(c) for cell in cells for p in cell.parts.values() for t in p for c in t.runs}
+
+    tables = {name: keys(table.cells("paper", "laptop")) for name, table in TABLES.items()}
+    for name in ("fig1c", "fig1d"):
+        found = keys(point.cell for point in FIGURES[name].points("paper", "laptop"))
+        assert found <= tables["table3"] | tables["table4"]
+    gates = {point.line: point for point in FIGURES["fig2"].points("paper", "laptop")}
+    # Softmax is the default, as in the tables.
+    assert keys([gates["BD-LRU, softmax"].cell]) <= tables["table3"]
+    assert not keys([gates["BD-LRU, signed"].cell]) & tables["table3"]
+
+
+def test_figure_5_goes_as_far_as_the_paper_at_its_size():
+    largest = {
+        size: max(point.x for point in FIGURES["fig5"].points("paper", size)) for size in SIZES
+    }
+    assert largest == {"laptop": 1536, "workstation": 1536, "paper": 6144}
 
 
 def test_a_forecast_grows_with_the_steps_and_measures_a_network_once():

@@ -24,7 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("Demo", "train small models to track permutations, and draw how far each one gets"),
     "train": ("Train", "train a model on a task, or a grid of such runs; interrupted runs resume"),
     "evaluate": ("Evaluate", "score a trained model at any sequence lengths"),
-    "reproduce": ("Reproduce", "run a table of the paper and print its numbers beside ours"),
+    "reproduce": ("Reproduce", "run a table or figure of the paper, and print or draw it"),
     "report": ("Report", "compare stored results with the paper, cell by cell"),
     "tasks": ("Tasks", "list the tasks, or show examples of one"),
     "doctor": ("Doctor", "show versions, devices and backends, and why a backend is not used"),

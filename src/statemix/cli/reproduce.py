@@ -1,4 +1,4 @@
-"""``statemix reproduce``: run a table of the paper and print its numbers beside ours."""
+"""``statemix reproduce``: run a table or figure of the paper, and print or draw it."""
 
 import time
 from collections import Counter
@@ -15,7 +15,9 @@ from statemix.cli.watch import watched
 from statemix.settings import RequestError, RunsFailedError
 
 if TYPE_CHECKING:
+    from statemix.experiments.reproduction.figures import Point
     from statemix.experiments.reproduction.plan import Planned
+    from statemix.experiments.reproduction.scores import CellScore
     from statemix.experiments.reproduction.tables import Cell
     from statemix.experiments.runner import Ended
     from statemix.experiments.store import Store
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reproduce:
-    """Run a table of the paper of Dubinin et al., and print its numbers beside ours.
+    """Run a table or figure of the paper of Dubinin et al.
+
+    A table is printed with the paper's numbers beside ours; a figure is printed and drawn.
 
     The plan and its predicted time are printed first. Runs that the results store holds are not
     repeated; after Ctrl-C, a kill or the end of the minutes, the same command continues.
@@ -33,8 +37,10 @@ class Reproduce:
     means one learning rate, one state size, three seeds and short training; "paper" the whole grid.
     """
 
-    table: tyro.conf.Positional[Literal["table3", "table4", "table6"]]
-    """Table to fill."""
+    what: tyro.conf.Positional[
+        Literal["table3", "table4", "table6", "fig1c", "fig1d", "fig2", "fig5", "fig6"]
+    ]
+    """Table or figure."""
 
     size: Literal["laptop", "workstation", "paper"] = "laptop"
     """How much of the paper's grid to run."""
@@ -46,10 +52,10 @@ class Reproduce:
     """Time to spend; the most informative cells come first. (All runs if not given.)"""
 
     columns: tuple[str, ...] = ()
-    """Columns to fill (all if not given)."""
+    """Columns of the table, or their panels of the figure (all if not given)."""
 
     models: tuple[str, ...] = ()
-    """Models to run, such as "BD-LRU m=3" (all if not given)."""
+    """Models, such as "BD-LRU m=3" (all if not given)."""
 
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print the plan and its predicted time, run nothing."""
@@ -84,7 +90,8 @@ class Reproduce:
         from statemix.experiments.store import Store
         from statemix.report.numbers import duration_text
 
-        cells = self._cells()
+        points = self._points()
+        cells = [point.cell for point in points] or self._cells()
         store = Store(self.store or self.output / "runs.jsonl")
         planned = plan(cells, self.output / "runs")
         left = due(planned, store.rows(), retry=self.retry)
@@ -92,7 +99,7 @@ class Reproduce:
         console.soft_wrap = not console.is_terminal
         workers = min(self.workers or torch.get_num_threads(), max(len(left), 1))
         console.print(
-            f"{self.table}, protocol {self.protocol}, size {self.size}: {len(cells)} cells, "
+            f"{self.what}, protocol {self.protocol}, size {self.size}: {len(cells)} cells, "
             f"{len(planned)} runs, of which {len(planned) - len(left)} are in {store.path}"
         )
         seconds = _predicted(console, left)
@@ -125,7 +132,7 @@ class Reproduce:
                 on_end=end,
             )
         console.print(f"{ended['done']} runs finished in {time.monotonic() - began:.0f} s")
-        self._print_table(console, cells, store)
+        self._show(console, points, cells, store)
         lost = ended["diverged"] + ended["failed"]
         if lost:
             raise RunsFailedError(f"{lost} of {sum(ended.values())} runs have no result")
@@ -136,29 +143,57 @@ class Reproduce:
         if self.workers is not None and not 1 <= self.workers <= 4096:
             raise RequestError(f"workers must be in 1..4096, got {self.workers}")
 
+    def _points(self) -> "list[Point]":
+        """Return the chosen points of a figure; none for a table."""
+        from statemix.experiments.reproduction.figures import FIGURES
+
+        if self.what not in FIGURES:
+            return []
+        figure = FIGURES[self.what]
+        points = list(figure.points(self.protocol, self.size))
+        _check_names("columns", self.columns, [column.name for column in figure.columns])
+        _check_names("models", self.models, [point.cell.model for point in points])
+        return [point for point in points if self._chosen(point.cell)]
+
     def _cells(self) -> "list[Cell]":
+        """Return the chosen cells of a table."""
         from statemix.experiments.reproduction.tables import TABLES
 
-        table = TABLES[self.table]
+        table = TABLES[self.what]
         _check_names("columns", self.columns, [column.name for column in table.columns])
         _check_names("models", self.models, list(table.published))
-        return [
-            cell
-            for cell in table.cells(self.protocol, self.size)
-            if (not self.columns or cell.column.name in self.columns)
-            and (not self.models or cell.model in self.models)
-        ]
+        return [cell for cell in table.cells(self.protocol, self.size) if self._chosen(cell)]
 
-    def _print_table(self, console: Console, cells: "list[Cell]", store: "Store") -> None:
+    def _chosen(self, cell: "Cell") -> bool:
+        return (not self.columns or cell.column.name in self.columns) and (
+            not self.models or cell.model in self.models
+        )
+
+    def _show(
+        self, console: Console, points: "list[Point]", cells: "list[Cell]", store: "Store"
+    ) -> None:
         from statemix.experiments.reproduction.scores import score
         from statemix.report import reproduction
 
         rows = store.rows()
-        table = reproduction.table([score(cell, rows) for cell in cells])
-        title = f"{self.table}: test accuracy, protocol {self.protocol}, size {self.size}"
+        scores = [score(cell, rows) for cell in cells]
+        title = f"{self.what}: test accuracy, protocol {self.protocol}, size {self.size}"
+        scored = list(zip(points, scores, strict=True)) if points else []
+        table = reproduction.point_table(scored) if points else reproduction.table(scores)
         console.print()
         console.print(table.as_rich(title) if console.is_terminal else table.as_text())
         console.print(reproduction.LEGEND)
+        if any(score.verdict != "empty" for _, score in scored):
+            console.print(f"drawn: {self._draw(scored)}")
+
+    def _draw(self, scored: "list[tuple[Point, CellScore]]") -> Path:
+        from statemix.experiments.reproduction.figures import FIGURES
+        from statemix.report import figures, reproduction
+
+        path = self.output / f"{self.what}-{self.protocol}-{self.size}.png"
+        drawn = figures.draw(reproduction.panels(FIGURES[self.what], scored))
+        drawn.savefig(path, dpi=figures.DPI)
+        return path
 
 
 def _predicted(console: Console, planned: "Sequence[Planned]") -> list[float]:

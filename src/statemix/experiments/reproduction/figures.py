@@ -129,18 +129,18 @@ def _named(model: str, *orders: int) -> list[str]:
 
 def _non_selective(size: SizeName) -> dict[str, list[tuple[float, Contender]]]:
     del size
-    models = {"BD-LRU": bd_lru, "H-LRU": h_lru}
+    models = (("BD-LRU", bd_lru), ("H-LRU", h_lru))
     return {
         **{
             f"{name}, constant gates": [(m, model(m, selective=False)) for m in ORDERS]
-            for name, model in models.items()
+            for name, model in models
         },
         # Such gates see one channel each, so there are as many blocks or channels as the width.
         **{
             f"{name}, pointwise gates": [
                 (m, _fixed(model(m, selective="pointwise"), _WIDTH * m)) for m in ORDERS
             ]
-            for name, model in models.items()
+            for name, model in models
         },
         **{
             f"convolution, {kind}": [

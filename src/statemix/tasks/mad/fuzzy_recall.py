@@ -116,22 +116,15 @@ class FuzzyRecall(DrawnTask):
         return (length + 1 - self._longest) // 2
 
     def _count(self, length: int) -> int:
-        # Per pair: the sizes of key and value, and their tokens; and the pair that is repeated.
+        # Per pair: the size and the tokens of key and value; and the pair that is repeated.
         return self._most_pairs(length) * (2 + self._longest) + 1
 
     def _make(self, raw: Raw, length: int, split: addressing.Split) -> Examples:
         number, most = len(raw), self._most_pairs(length)
         parts = raw[:, :-1].reshape(number, most, 2 + self._longest)
-        key_sizes = addressing.below(parts[..., 0], self.key_size) + 1
-        if split != "train":
-            key_sizes[:] = self.key_size
-        keys = distinct(parts[..., 2 : 2 + self.key_size], self._num_keys)
-        keys[np.arange(self.key_size) >= key_sizes[..., None]] = self._filler
-        value_sizes = addressing.below(parts[..., 1], self.value_size) + 1
-        values = distinct(parts[..., 2 + self.key_size :], self._filler - self._num_keys)
-        values += self._num_keys
-        values[np.arange(self.value_size) >= value_sizes[..., None]] = self._filler
-
+        of_keys, of_values = np.split(parts, [1 + self.key_size], axis=-1)
+        keys = self._motifs(of_keys, range(self._num_keys), whole=split != "train")
+        values = self._motifs(of_values, range(self._num_keys, self._filler), whole=False)
         first = first_places(keys)
         repeated = first < np.arange(most)
         units = np.concatenate([keys, _taken(values, first)], axis=-1)
@@ -144,18 +137,20 @@ class FuzzyRecall(DrawnTask):
         asked[:, :-1, self.key_size :] = repeated[..., None]
         asked[:, -1, self.key_size :] = True
 
-        full = np.full((number, length + 1), self._filler)
-        scored = np.zeros(full.shape, dtype=np.bool_)
-        present = (units != self._filler).reshape(number, -1)
-        # Whatever is present stands at the right end, in order.
-        place = length + 1 - present.sum(1, keepdims=True) + present.cumsum(1) - 1
-        rows = np.nonzero(present)[0]
-        full[rows, place[present]] = units.reshape(number, -1)[present]
-        scored[rows, place[present]] = asked.reshape(number, -1)[present]
+        full, scored = joined(units, asked, length + 1, self._filler)
         tokens, targets = full[:, :-1], full[:, 1:].copy()
         if split != "train":
             targets[~scored[:, 1:]] = IGNORED
         return Examples(tokens, {self.head: targets})
+
+    def _motifs(self, raw: Raw, tokens: range, *, whole: bool) -> Tokens:
+        """Draw keys or values: (..., 1 + n) -> (..., n), with fillers after shorter ones."""
+        drawn = distinct(raw[..., 1:], len(tokens)) + tokens.start
+        if not whole:
+            most = drawn.shape[-1]
+            sizes = addressing.below(raw[..., 0], most) + 1
+            drawn[np.arange(most) >= sizes[..., None]] = self._filler
+        return drawn
 
 
 def distinct(raw: Raw, size: int) -> Tokens:
@@ -191,6 +186,33 @@ def first_places(keys: Tokens) -> Tokens:
     first = np.empty_like(order)
     np.put_along_axis(first, order, np.take_along_axis(order, latest, axis=1), axis=1)
     return first
+
+
+def joined(
+    units: Tokens, marks: NDArray[np.bool_], length: int, filler: int
+) -> tuple[Tokens, NDArray[np.bool_]]:
+    """Join the tokens of units, at the right end of rows that are filled from the left.
+
+    Args:
+        units: tokens, shape (N, P, n); ``filler`` where a unit has fewer than n.
+        marks: marks of the tokens, same shape.
+        length: length of the rows.
+        filler: token of the rest of a row.
+
+    Returns:
+        tokens: shape (N, length).
+        marks: those of the tokens, same shape; False at fillers.
+    """
+    number, width = len(units), units.shape[1] * units.shape[2]
+    flat, flat_marks = units.reshape(number, width), marks.reshape(number, width)
+    present = flat != filler
+    place = length - present.sum(1, keepdims=True) + present.cumsum(1) - 1
+    rows = np.nonzero(present)[0]
+    full = np.full((number, length), filler)
+    full_marks = np.zeros(full.shape, dtype=np.bool_)
+    full[rows, place[present]] = flat[present]
+    full_marks[rows, place[present]] = flat_marks[present]
+    return full, full_marks
 
 
 def _taken(units: Tokens, places: NDArray[np.int64]) -> Tokens:

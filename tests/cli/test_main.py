@@ -34,7 +34,7 @@ FLAGS = {
     "reproduce": """
         --size --protocol --minutes --columns --models --dry-run --retry --workers --output --store
         """,
-    "report": "--results --json",
+    "report": "--results --json --output",
     "bench ops": """
         --recurrences --shapes --block-sizes --orders --dtype --compiled --rounds --budget-s
         --threads --quick --output

@@ -25,7 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("Train", "train a model on a task, or a grid of such runs; interrupted runs resume"),
     "evaluate": ("Evaluate", "score a trained model at any sequence lengths"),
     "reproduce": ("Reproduce", "run a table or figure of the paper, and print or draw it"),
-    "report": ("Report", "compare stored results with the paper, cell by cell"),
+    "report": ("Report", "write a page of stored results beside the paper's, or list the cells"),
     "tasks": ("Tasks", "list the tasks, or show examples of one"),
     "doctor": ("Doctor", "show versions, devices and backends, and why a backend is not used"),
     "bench": ("Bench", "measure speed and memory against baselines"),

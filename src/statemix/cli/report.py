@@ -1,6 +1,7 @@
 """``statemix report``: what the results stores say about the paper's tables."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -8,42 +9,64 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 from rich.console import Console
 
+from statemix import files
 from statemix.settings import RequestError
 
 if TYPE_CHECKING:
     from statemix.experiments.reproduction.overview import CellRow
+    from statemix.experiments.store import Row
 
 
 @dataclass(frozen=True)
 class Report:
-    """Compare every cell of the paper's tables that has results with the paper.
+    """Show what the results stores hold beside the numbers of the paper.
+
+    "page" writes one self-contained HTML page with all tables, figures and runs. "cells" prints
+    every cell of the paper's tables that has results.
 
     A cell counts as measured if one setting has three seeds on each of its data sets. Where there
     are results under several protocols or at several sizes, protocol "paper" and the largest size
     whose runs are complete decide whether the cell agrees, which means within 0.05.
     """
 
-    kind: tyro.conf.Positional[Literal["cells"]]
-    """What to show."""
+    kind: tyro.conf.Positional[Literal["page", "cells"]] = "page"
+    """What to make."""
 
     results: Path = Path("results/reproduce")
     """Folder of results stores (JSON-lines files)."""
 
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Print JSON: {"measured": n, "agree": k, "of": 196, "cells": [...]}."""
+    """Print the cells as JSON: {"measured": n, "agree": k, "of": 196, "cells": [...]}."""
+
+    output: Path = Path("report/index.html")
+    """File of the page."""
 
     def run(self) -> None:
-        """Print the cells.
+        """Write the page, or print the cells.
 
         Raises:
-            RequestError: if the folder cannot be read, or a file is not a results store.
+            RequestError: if the folder cannot be read, a file is not a results store, or the page
+                cannot be written.
+            OSError: if the page cannot be written later.
         """
-        from statemix.experiments.reproduction.overview import overview
         from statemix.experiments.store import merged
 
         if not self.results.is_dir():
             raise RequestError(f"results must be a folder of results stores, got {self.results}")
-        found = overview(merged(sorted(self.results.glob("*.jsonl"))))
+        rows = merged(sorted(self.results.glob("*.jsonl")))
+        if self.kind == "cells":
+            self._print_cells(rows)
+            return
+        from statemix.report.reproduction import page
+
+        files.open_for_append("output", self.output)
+        page.write(rows, self.output)
+        print(f"wrote {self.output}")
+
+    def _print_cells(self, rows: "Mapping[str, Row]") -> None:
+        from statemix.experiments.reproduction.overview import overview
+
+        found = overview(rows)
         if self.json:
             print(json.dumps(found, indent=1))
             return

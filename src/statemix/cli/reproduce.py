@@ -173,25 +173,26 @@ class Reproduce:
         self, console: Console, points: "list[Point]", cells: "list[Cell]", store: "Store"
     ) -> None:
         from statemix.experiments.reproduction.scores import score
-        from statemix.report import reproduction
+        from statemix.report.reproduction import text
 
         rows = store.rows()
         scores = [score(cell, rows) for cell in cells]
         title = f"{self.what}: test accuracy, protocol {self.protocol}, size {self.size}"
         scored = list(zip(points, scores, strict=True)) if points else []
-        table = reproduction.point_table(scored) if points else reproduction.table(scores)
+        table = text.point_table(scored) if points else text.table(scores)
         console.print()
         console.print(table.as_rich(title) if console.is_terminal else table.as_text())
-        console.print(reproduction.LEGEND)
+        console.print(text.LEGEND)
         if any(score.verdict != "empty" for _, score in scored):
             console.print(f"drawn: {self._draw(scored)}")
 
     def _draw(self, scored: "list[tuple[Point, CellScore]]") -> Path:
         from statemix.experiments.reproduction.figures import FIGURES
-        from statemix.report import figures, reproduction
+        from statemix.report import figures
+        from statemix.report.reproduction import drawing
 
         path = self.output / f"{self.what}-{self.protocol}-{self.size}.png"
-        drawn = figures.draw(reproduction.panels(FIGURES[self.what], scored))
+        drawn = figures.draw(drawing.panels(FIGURES[self.what], scored))
         drawn.savefig(path, dpi=figures.DPI)
         return path
 

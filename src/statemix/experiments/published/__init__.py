@@ -87,8 +87,7 @@ def permutation(column: str, setting: str) -> Published:
         raise ValueError(f"column must be one of {columns}, got {column!r}")
     return {
         "source": tables["source"],
-        # What follows the semicolon is about other tables.
-        "metric": tables["metric"].partition(";")[0],
+        "metric": tables["metric"],
         "setting": setting,
         "rows": [
             {"network": network, "accuracy": numbers[column]} for network, numbers in rows.items()

@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from statemix.experiments.reproduction.figures import Figure, Point
+from statemix.experiments.reproduction.figures import Point
 from statemix.experiments.reproduction.scores import CellScore, Verdict
-from statemix.report.figures import Panel, Series
 from statemix.report.numbers import accuracy_text, published_text
 from statemix.report.tables import Line, Table
 
@@ -70,39 +69,3 @@ def point_table(points: Sequence[tuple[Point, CellScore]]) -> Table:
         texts = (cell_text(scores.get(line)) for line in head[2:])
         lines.append(Line((panel, f"{x:g}", *texts)))
     return Table(head, tuple(lines))
-
-
-def panels(figure: Figure, points: Sequence[tuple[Point, CellScore]]) -> list[Panel]:
-    """Return the panels of a figure: accuracies of the chosen settings, one line per seed."""
-    titles = dict.fromkeys(point.panel for point, _ in points)
-    xs = sorted({point.x for point, _ in points})
-    return [
-        Panel(
-            title,
-            figure.x_label,
-            "test accuracy" if place == 0 else "",
-            _series([one for one in points if one[0].panel == title]),
-            (xs[0], xs[-1]),
-            x_ticks=xs if len(xs) <= _MOST_TICKS else (),
-            markers=True,
-        )
-        for place, title in enumerate(titles)
-    ]
-
-
-# Beyond this number, ticks at every point would overlap.
-_MOST_TICKS = 10
-
-
-def _series(points: Sequence[tuple[Point, CellScore]]) -> list[Series]:
-    found = []
-    for line in dict.fromkeys(point.line for point, _ in points):
-        of = [(point, score) for point, score in points if point.line == line]
-        values = {point.x: part.values for point, score in of for part in score.parts.values()}
-        most = max(map(len, values.values()))
-        runs = [
-            {x: seeds[number] for x, seeds in sorted(values.items()) if number < len(seeds)}
-            for number in range(most)
-        ]
-        found.append(Series(line, of[0][0].cell.contender.layers(1).name, runs))
-    return found

@@ -1,0 +1,148 @@
+"""One page with every table and figure of the paper that has results."""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from statemix.experiments.reproduction.figures import FIGURES
+from statemix.experiments.reproduction.overview import overview
+from statemix.experiments.reproduction.protocols import PROTOCOLS, SIZES
+from statemix.experiments.reproduction.scores import CellScore, score
+from statemix.experiments.reproduction.tables import TABLES, Table
+from statemix.experiments.store import Row
+from statemix.report import figures, page
+from statemix.report.numbers import accuracy_text, duration_text
+from statemix.report.reproduction import drawing
+from statemix.report.reproduction.text import cell_text
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table under one protocol at one size.
+
+    Attributes:
+        id: anchor in the page.
+        table: the table.
+        protocol: name of the protocol.
+        size: name of the size.
+        scores: (model, column) -> scores; cells without results are absent.
+    """
+
+    id: str
+    table: Table
+    protocol: str
+    size: str
+    scores: Mapping[tuple[str, str], CellScore]
+
+
+def write(rows: Mapping[str, Row], path: Path) -> None:
+    """Write the page atomically into an existing folder.
+
+    Args:
+        rows: rows of results stores, by key.
+        path: file of the page.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    page.write(path.parent, {path.name: render(rows).encode()})
+
+
+def render(rows: Mapping[str, Row]) -> str:
+    """Render the page; every number in it is computed from the rows.
+
+    Args:
+        rows: rows of results stores, by key.
+    """
+    return (
+        page.templates()
+        .get_template("reproduction/page.html.j2")
+        .render(
+            overview=overview(rows),
+            sections=list(_sections(rows)),
+            tables=TABLES,
+            figures=list(_figures(rows)),
+            cell_text=cell_text,
+            parts=partial(_parts, rows),
+            machines=_machines(rows),
+        )
+    )
+
+
+def _sections(rows: Mapping[str, Row]) -> Iterator[Section]:
+    for table, protocol in itertools.product(TABLES.values(), PROTOCOLS):
+        seen: set[str] = set()
+        for size in SIZES:
+            cells = [cell for cell in table.cells(protocol, size) if cell.begun(rows)]
+            scores = {(cell.model, cell.column.name): score(cell, rows) for cell in cells}
+            if _adds(scores.values(), seen):
+                name = f"{table.name}-{protocol}-{size}"
+                yield Section(name, table, protocol, size, scores)
+
+
+def _figures(rows: Mapping[str, Row]) -> Iterator[dict[str, Any]]:
+    for figure, protocol in itertools.product(FIGURES.values(), PROTOCOLS):
+        seen: set[str] = set()
+        for size in SIZES:
+            points = [point for point in figure.points(protocol, size) if point.cell.begun(rows)]
+            scored = [(point, score(point.cell, rows)) for point in points]
+            if _adds((scores for _, scores in scored), seen):
+                images = figures.variants(partial(figures.draw, drawing.panels(figure, scored)))
+                yield {
+                    "id": f"{figure.name}-{protocol}-{size}",
+                    "title": f"{figure.name}: {figure.title}",
+                    "setting": f'Protocol "{protocol}", size "{size}".',
+                    "images": page.data_uris(images),
+                }
+
+
+def _adds(scores: Iterable[CellScore], seen: set[str]) -> bool:
+    """Return whether cells have runs that smaller sizes do not have, and note their runs.
+
+    Sizes share runs: one is shown for what it adds to the smaller ones.
+    """
+    keys = {key for one in scores for part in one.parts.values() for key in part.keys}
+    new = not keys <= seen
+    seen |= keys
+    return new
+
+
+def _parts(rows: Mapping[str, Row], scored: CellScore) -> list[dict[str, Any]]:
+    """Return the runs of a cell, data set by data set."""
+    return [
+        {
+            "data": name,
+            "setting": part.setting,
+            "planned": part.num_runs,
+            "lost": part.lost,
+            "runs": [
+                {
+                    "key": key,
+                    "seed": rows[key]["seed"],
+                    "accuracy": _accuracy(rows[key], scored),
+                    "time": duration_text(rows[key]["time_s"] or 0.0),
+                    "commit": (rows[key]["environment"].get("commit") or "")[:7],
+                }
+                for key in part.keys
+            ],
+        }
+        for name, part in scored.parts.items()
+    ]
+
+
+def _accuracy(row: Row, scored: CellScore) -> str:
+    value = next(iter(row["best_test"].values()))[scored.cell.column.metric]
+    return "" if value is None else accuracy_text(value)
+
+
+def _machines(rows: Mapping[str, Row]) -> list[str]:
+    """Describe every combination of versions and machine once, and how many runs it made."""
+    counts: dict[str, int] = {}
+    for row in rows.values():
+        parts = page.environment_parts(row["environment"])
+        words = ", ".join(parts)
+        counts[words] = counts.get(words, 0) + 1
+    return [f"{words}: {count} runs" for words, count in counts.items()]

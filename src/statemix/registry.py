@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any, ClassVar, Generic, Self, TypeVar, get_type_hints
 
 from statemix.plain import from_plain, to_plain
@@ -82,6 +83,18 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
 Factory = TypeVar("Factory", bound=type[Any])
 
 
+# Resolving annotations takes far longer than anything else that is done with a specification.
+@cache
+def _parameters(constructor: Callable[..., None]) -> dict[str, tuple[Any, Any]]:
+    """Return the annotated parameters: name -> (annotation, default)."""
+    hints = get_type_hints(constructor, include_extras=True)
+    return {
+        parameter.name: (hints[parameter.name], parameter.default)
+        for parameter in inspect.signature(constructor).parameters.values()
+        if parameter.name in hints
+    }
+
+
 class Factories(Registry[Factory]):
     """Classes by name, built from options: the parameters of their constructors.
 
@@ -112,13 +125,8 @@ class Factories(Registry[Factory]):
         Raises:
             SettingError: if there is no entry of that name.
         """
-        constructor = self.find(name).__init__
-        hints = get_type_hints(constructor, include_extras=True)
-        return {
-            parameter.name: (hints[parameter.name], parameter.default)
-            for parameter in inspect.signature(constructor).parameters.values()
-            if parameter.name in hints and parameter.name not in self.common
-        }
+        parameters = _parameters(self.find(name).__init__)
+        return {name: option for name, option in parameters.items() if name not in self.common}
 
     def checked(self, name: str, options: Mapping[str, object], path: str = "") -> dict[str, Any]:
         """Check the names and types of options, and return them in the constructor's order.

@@ -3,11 +3,8 @@
 import itertools
 import json
 import re
-import shutil
 
 import pytest
-from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 
 from statemix.experiments import demo, results
@@ -126,50 +123,12 @@ def test_three_files_are_written_and_nothing_else(summary, tmp_path, without_pic
     assert json.loads((tmp_path / "summary.json").read_text())["runs"] == summary["runs"]
 
 
-@pytest.fixture
-def browser(tmp_path):
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    driver = shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("no browser is installed: chromium and chromedriver are needed")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for flag in (
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--disable-quic",
-        "--no-first-run",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-        f"--user-data-dir={tmp_path / 'browser'}",
-    ):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    browser = webdriver.Chrome(options=options, service=Service(driver))
-    yield browser
-    browser.quit()
-
-
-def test_browser_shows_picture_and_table_without_complaint(summary, tmp_path, browser):
+def test_browser_shows_picture_and_table_without_complaint(summary, tmp_path, browser, emulate):
     page.write(summary, tmp_path, COMMAND)
     for width, scheme in itertools.product((1200, 380), ("light", "dark")):
-        emulate(browser, width, scheme)
+        emulate(width, scheme)
         browser.get((tmp_path / "index.html").as_uri())
         check(browser, width, scheme)
-
-
-def emulate(browser, width, scheme):
-    browser.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride",
-        {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600},
-    )
-    browser.execute_cdp_cmd(
-        "Emulation.setEmulatedMedia",
-        {"features": [{"name": "prefers-color-scheme", "value": scheme}]},
-    )
 
 
 def check(browser, width, scheme):

@@ -18,15 +18,21 @@ def panels(figure: Figure, points: Sequence[tuple[Point, CellScore]]) -> list[Pa
             "test accuracy" if place == 0 else "",
             _series([one for one in points if one[0].panel == title]),
             (xs[0], xs[-1]),
-            x_ticks=xs if len(xs) <= _MOST_TICKS else (),
+            x_ticks=_ticks(xs),
             markers=True,
         )
         for place, title in enumerate(titles)
     ]
 
 
-# Beyond this number, ticks at every point would overlap.
-_MOST_TICKS = 10
+def _ticks(xs: Sequence[float]) -> list[float]:
+    """Return the places themselves if they are small numbers, otherwise powers of four."""
+    if xs[-1] <= _LARGEST_ORDER:
+        return list(xs)
+    return [4.0**power for power in range(16) if xs[0] <= 4.0**power <= xs[-1]]
+
+
+_LARGEST_ORDER = 64
 
 
 def _series(points: Sequence[tuple[Point, CellScore]]) -> list[Series]:

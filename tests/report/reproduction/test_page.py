@@ -1,0 +1,170 @@
+"""The page of results beside the paper's: its numbers, its links, and a real browser."""
+
+import itertools
+import re
+
+import pytest
+from selenium.webdriver.common.by import By
+
+from statemix.experiments.reproduction.figures import FIGURES
+from statemix.experiments.reproduction.scores import score
+from statemix.experiments.reproduction.tables import TABLES
+from statemix.experiments.store import Store, key
+from statemix.report.figures import draw
+from statemix.report.reproduction import drawing, page, text
+
+ENVIRONMENT = {
+    "python": "3.11.2",
+    "packages": {"statemix": "0.1.0", "torch": "2.13.0"},
+    "cpu": "Example CPU",
+    "cpu_count": 2,
+    "commit": "0123456789abcdef",
+}
+# Model -> accuracies of its three seeds on 250 words of S_3; the paper has .49, .38 and .32.
+ACCURACIES = {
+    "BD-LRU m=2": (0.5, 0.51, 0.52),
+    "BD-LRU m=1": (0.29, 0.3, 0.25),
+    "LSTM": (0.9, 0.95, None),
+}
+
+
+def row(config, value):
+    scores = {"product": {"token_accuracy": value, "mad_accuracy": value}}
+    return {
+        "key": key(config),
+        "status": "done" if value is not None else "diverged",
+        "seed": config.seed,
+        "time_s": 61.0,
+        "best_test": scores if value is not None else {},
+        "test_at_best_validation": scores if value is not None else {},
+        "best_validation": scores if value is not None else {},
+        "environment": ENVIRONMENT,
+    }
+
+
+@pytest.fixture
+def rows():
+    found = {}
+    for cell in TABLES["table4"].cells("paper", "laptop"):
+        if cell.column.name == "s3_250" and cell.model in ACCURACIES:
+            (trial,) = cell.parts["S3-250"]
+            for config, value in zip(trial.runs, ACCURACIES[cell.model], strict=True):
+                found[key(config)] = row(config, value)
+    return found
+
+
+@pytest.fixture
+def html(rows, monkeypatch):
+    names = ("wide_light", "wide_dark", "narrow_light", "narrow_dark")
+    monkeypatch.setattr(page.figures, "variants", lambda _: dict.fromkeys(names, b""))
+    return page.render(rows)
+
+
+def test_cells_are_coloured_by_agreement_above_the_papers_numbers(html):
+    cells = re.findall(r'<td( class="\w+")?>(?:<a href="#([^"]*)">([^<]*)</a>)?<small>(.*?)<', html)
+    assert len(cells) == 100
+    filled = [cell for cell in cells if cell[2]]
+    assert [(cell[0].strip(), cell[2], cell[3]) for cell in filled] == [
+        ('class="partial"', ".950 (.925) ?", ".32"),
+        ('class="below"', ".300 (.280) &lt;", ".38"),
+        ('class="agrees"', ".520 (.510) =", ".49"),
+    ]
+    assert all(cell[0] == "" for cell in cells if not cell[2])
+    assert "2\nhave been measured" in html
+    assert "and 1 agree within" in html
+
+
+def test_every_link_leads_to_the_runs_of_its_cell(html, rows):
+    links = re.findall(r'href="#([^"]+)"', html)
+    places = re.findall(r' id="([^"]+)"', html)
+    assert len(links) == 3
+    assert set(links) <= set(places)
+    assert len(set(places)) == len(places)
+    for name, one in rows.items():
+        assert (f"<code>{name}</code>" in html) == (one["status"] == "done")
+    assert "2 of 3 runs; chosen: learning rate 0.001; without result: diverged" in html
+    assert "1 min 1 s" in html
+    assert "0123456" in html
+
+
+def test_the_machines_are_named_once_with_their_runs(html):
+    (machines,) = re.findall(r'<ul id="machines">(.*?)</ul>', html, re.DOTALL)
+    assert machines.count("<li>") == 1
+    assert "Example CPU, 2 cores: 9 runs" in machines
+
+
+def test_a_size_is_shown_only_for_the_runs_that_it_adds(rows, monkeypatch):
+    monkeypatch.setattr(page.figures, "variants", lambda _: {})
+    monkeypatch.setattr(page, "FIGURES", {})
+    assert page.render(rows).count('size "workstation"') == 0
+    cells = TABLES["table4"].cells("paper", "workstation")
+    (cell,) = (c for c in cells if (c.model, c.column.name) == ("BD-LRU m=2", "s3_250"))
+    config = cell.parts["S3-250"][-1].runs[0]
+    html = page.render(rows | {key(config): row(config, 0.61)})
+    assert html.count('size "workstation"') == 1
+    assert ".610 (.510) &gt;" in html
+
+
+def test_without_results_the_page_says_how_to_make_some(monkeypatch):
+    assert "<code>statemix reproduce table4 --minutes 20</code>" in page.render({})
+
+
+def test_a_figure_has_a_line_per_model_and_a_run_per_seed(rows):
+    figure = FIGURES["fig1d"]
+    points = [
+        (point, score(point.cell, rows))
+        for point in figure.points("paper", "laptop")
+        if point.cell.begun(rows)
+    ]
+    (panel,) = drawing.panels(figure, points)
+    assert (panel.title, panel.x_ticks, panel.x_limits) == ("S3-250", [1, 2], (1, 2))
+    (series,) = panel.series
+    assert (series.label, series.family) == ("BD-LRU", "bd_lru")
+    assert series.runs == [{1: 0.29, 2: 0.5}, {1: 0.3, 2: 0.51}, {1: 0.25, 2: 0.52}]
+    assert len(draw([panel]).axes) == 1
+    table = text.point_table(points)
+    assert table.head == ("data", "x", "BD-LRU")
+    assert [line.cells for line in table.lines] == [
+        ("S3-250", "1", ".300 (.280) "),
+        ("S3-250", "2", ".520 (.510) "),
+    ]
+
+
+def test_a_wide_axis_has_ticks_at_powers_of_four(rows):
+    points = [
+        (point, score(point.cell, rows))
+        for point in FIGURES["fig1c"].points("paper", "laptop")
+        if point.cell.begun(rows)
+    ]
+    (panel,) = drawing.panels(FIGURES["fig1c"], points)
+    assert panel.x_ticks[:2] == [1024, 4096]
+    assert panel.x_limits[0] <= 1024 < panel.x_limits[1]
+
+
+def test_a_browser_shows_tables_and_figures_without_complaint(rows, tmp_path, browser, emulate):
+    page.write(rows, tmp_path / "index.html")
+    for width, scheme in itertools.product((1200, 380), ("light", "dark")):
+        emulate(width, scheme)
+        browser.get((tmp_path / "index.html").as_uri())
+        assert browser.get_log("browser") == []
+        table = browser.find_element(By.CLASS_NAME, "results")
+        assert table.is_displayed()
+        assert ".520 (.510) =" in table.text
+        for picture in browser.find_elements(By.TAG_NAME, "img"):
+            assert browser.execute_script("return arguments[0].naturalWidth > 0", picture)
+        # Wide tables scroll in their own box; the page never scrolls sideways.
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    agrees, below = (
+        browser.find_element(By.CSS_SELECTOR, f"td.{verdict}").value_of_css_property(
+            "background-color"
+        )
+        for verdict in ("agrees", "below")
+    )
+    assert agrees != below
+
+
+def test_a_store_is_what_the_page_is_made_from(rows, tmp_path):
+    store = Store(tmp_path / "runs.jsonl")
+    for one in rows.values():
+        store.append(one)
+    assert store.rows() == rows

@@ -219,6 +219,8 @@ configurations = st.builds(
         norm=st.sampled_from(["rms", "layer", "none"]),
         channel_mixer=maybe(st.builds(MixerSpec, st.sampled_from(["mlp", "swiglu"]))),
         zero_biases=st.booleans(),
+        backbone=st.sampled_from(["causal", "autoencoder"]),
+        linear_init=maybe(st.sampled_from(["own", "normal"])),
     ),
     batches=st.builds(BatchConfig, size=counts, accumulate=counts, packed=st.booleans()),
     optimizer=st.builds(

@@ -43,6 +43,9 @@ def _ops(*names: str) -> tuple[str, ...]:
     return tuple(str(path.with_name(f"test_{path.name}.py")) for path in paths)
 
 
+_AUTOENCODER = ("tests/models/test_autoencoder.py",)
+
+
 def _training(*names: str) -> tuple[str, ...]:
     return tuple(f"tests/training/test_{name}.py" for name in names)
 
@@ -518,6 +521,62 @@ MODELS = [
         "cu_seqlens + shifts.clamp(max=1)",
         ("tests/models/test_synthetic.py",),
     ),
+    *(
+        Fault(f"autoencoder: {name}", f"src/statemix/models/{file}.py", old, new, _AUTOENCODER)
+        for name, file, old, new in (
+            (
+                "positions dropped",
+                "autoencoder",
+                "vectors + position_vectors(positions, like=vectors)",
+                "vectors.expand(*vectors.shape[:-2], len(positions), -1)",
+            ),
+            (
+                "its second norm dropped",
+                "autoencoder",
+                "            nn.GELU(),\n            norm(hidden_size),",
+                "            nn.GELU(),\n            nn.Identity(),",
+            ),
+            ("its last GELU dropped", "autoencoder", "nn.GELU(),\n        )", ")"),
+            ("frequencies of another series", "autoencoder", "max(half - 1, 1)", "half"),
+            ("the final norm dropped", "synthetic", "x = self.final_norm(x)\n", "x = +x\n"),
+            (
+                "linear maps keep the draws of their parts",
+                "synthetic",
+                'if linear_init == "normal":',
+                'if linear_init == "uniform":',
+            ),
+            (
+                "gates keep the biases of their parts",
+                "synthetic",
+                "            if part.bias is not None:\n                nn.init.zeros_(part.bias)",
+                "            if part.bias is not None:\n                +part.bias",
+            ),
+            (
+                "it reads the end of the padding",
+                "autoencoder",
+                "    if places is None:",
+                "    if places is not otherwise:",
+            ),
+            (
+                "a sequence that ended in an earlier piece is forgotten",
+                "autoencoder",
+                "torch.where(inside[:, None, None], found, otherwise)",
+                "found",
+            ),
+            (
+                "packed sequences read the last one's end",
+                "synthetic",
+                "last = place[cu_seqlens[sequence + 1] - 1]",
+                "last = place[cu_seqlens[-1:] - 1]",
+            ),
+            (
+                "positions count on over packed sequences",
+                "synthetic",
+                "index - cu_seqlens[sequence]",
+                "index",
+            ),
+        )
+    ),
     Fault(
         "task: products multiplied from the wrong side",
         "src/statemix/tasks/groups.py",
@@ -793,10 +852,31 @@ TRAINING_FAULTS = [
     ),
     Fault(
         "evaluation: pieces of a long sequence start from zero",
-        TRAINING + "evaluation.py",
-        "model.extend(tokens[piece].to(model.device), state)",
-        "model.extend(tokens[piece].to(model.device), None)",
+        "src/statemix/models/synthetic.py",
+        "logits, state = self.extend(tokens, state)",
+        "logits, state = self.extend(tokens, None)",
         _training("evaluation"),
+    ),
+    Fault(
+        "evaluation: padding counts as the end of a sequence",
+        TRAINING + "evaluation.py",
+        "ends = None if lengths is None else lengths[some].to(model.device)",
+        "ends = None if lengths is None else None",
+        _training("autoencoder"),
+    ),
+    Fault(
+        "batches: padded rows keep no lengths",
+        TRAINING + "batches.py",
+        "lengths = None if examples.lengths is None else torch.from_numpy(examples.lengths)",
+        "lengths = None if examples.lengths is None else None",
+        _training("autoencoder"),
+    ),
+    Fault(
+        "backbone: only the training split must score every position",
+        TRAINING + "backbone.py",
+        "for split in SPLITS:",
+        "for split in SPLITS[:1]:",
+        _training("autoencoder"),
     ),
     Fault(
         "evaluation: positions that are not scored spoil the sequence",

@@ -84,13 +84,16 @@ def malformed_call(r: random.Random) -> str:
 def malformed_model(r: random.Random) -> str:
     """Construct or call the model with replaced arguments."""
     model, tokens, options = parts.drawn_model(r)
-    _, state = model.extend(tokens)
+    lengths = torch.full((len(tokens),), tokens.shape[1])
     calls: list[tuple[Callable[..., Any], dict[str, Any]]] = [
         (SyntheticModel, options),
         (model.forward, {"tokens": tokens}),
         (model.forward, {"tokens": tokens[:1], "cu_seqlens": torch.tensor([0, tokens.shape[1]])}),
-        (model.extend, {"tokens": tokens, "state": state}),
+        (model.forward, {"tokens": tokens, "lengths": lengths}),
     ]
+    if model.decoder is None:
+        _, state = model.extend(tokens)
+        calls.append((model.extend, {"tokens": tokens, "state": state}))
     function, good = r.choice(calls)
     return refused_or_computed(function, *_spoilt(r, function, good))
 

@@ -149,8 +149,11 @@ def drawn_model(r: random.Random) -> tuple[SyntheticModel, Tensor, dict[str, Any
         "residual": r.random() < 0.8,
         "norm": r.choice(["rms", "layer", "none"]),
         "channel_mixer": mixer,
+        "linear_init": r.choice([None, "own", "normal"]),
         "seed": r.getrandbits(20),
     }
+    if hidden > 1 and r.random() < 0.3:
+        arguments["backbone"] = "autoencoder"
     model = SyntheticModel(**arguments)
     shape = (r.choice([1, 2]), r.choice([1, 2, 7]))
     tokens = torch.randint(arguments["vocab_size"], shape)
@@ -163,8 +166,7 @@ def check_model(r: random.Random) -> None:
     cut = r.randint(0, tokens.shape[1])
     with torch.no_grad():
         whole = model(tokens)
-        first, state = model.extend(tokens[:, :cut])
-        second, _ = model.extend(tokens[:, cut:], state)
+        first, second = model.in_pieces([tokens[:, :cut], tokens[:, cut:]])
         row = tokens.reshape(1, -1)
         bounds = torch.arange(len(tokens) + 1) * tokens.shape[1]
         packed = model(row, bounds)

@@ -223,6 +223,8 @@ ARGUMENTS = {
     ),
     "channel_mixer": (MixerSpec("mlp"), lambda m: type(m.blocks[0].mixer).__name__ == "MLP"),
     "zero_biases": (False, lambda m: m.readouts["product"].bias.any()),
+    "backbone": ("autoencoder", lambda m: m.decoder is not None),
+    "linear_init": ("normal", lambda m: m.readouts["product"].weight.abs().max() < 0.1),
     "seed": (
         1,
         lambda m: not torch.equal(m.embedding.weight, made().embedding.weight),

@@ -92,6 +92,7 @@ def test_padding_ends_with_the_longest_and_packing_keeps_what_is_there(toys):
     assert joined.cu_seqlens.tolist() == [0, 3, 5, 6]
     assert joined.tokens.shape == (1, 6)
     lengths = [3, 2, 1]
+    assert (beside.lengths.tolist(), joined.lengths) == (lengths, None)
     for form in ("tokens", "sum", "parity"):
         one = beside.tokens if form == "tokens" else beside.targets[form]
         other = joined.tokens if form == "tokens" else joined.targets[form]
@@ -106,6 +107,7 @@ def test_examples_of_one_length_are_packed_without_lengths():
     joined = packed(Examples(tokens, {"y": tokens}), {})
     assert joined.cu_seqlens.tolist() == [0, 3, 6]
     assert joined.tokens.tolist() == [[0, 1, 2, 3, 4, 5]]
+    assert padded(Examples(tokens, {"y": tokens}), {}).lengths is None
 
 
 @pytest.mark.parametrize("form", [False, True])
@@ -122,7 +124,9 @@ def test_scored_positions_are_counted_over_the_whole_step(toys, tiny, form):
         assert {part.num_scored[head] for part in parts} == {scored}
 
 
-def test_a_batch_moves_as_a_whole(tiny):
-    one = batch(batches_of(tiny({"batches.packed": True})), 0).to(torch.device("meta"))
-    moved = [one.tokens, one.cu_seqlens, *one.targets.values()]
-    assert {tensor.device.type for tensor in moved} == {"meta"}
+def test_a_batch_moves_as_a_whole(toys):
+    for form in (packed, padded):
+        one = form(ragged(toys), {}).to(torch.device("meta"))
+        moved = [one.tokens, one.cu_seqlens if form is packed else one.lengths]
+        moved += one.targets.values()
+        assert {tensor.device.type for tensor in moved} == {"meta"}

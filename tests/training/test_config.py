@@ -26,6 +26,8 @@ from statemix.training.reading import read_tree
         ({"model": {"norm": "batch"}}, "model.norm must be 'rms', 'layer' or 'none', got 'batch'"),
         ({"model": {"channel_mixer": "glu"}}, "model.channel_mixer.name: channel mixer must be"),
         ({"model": {"bos": "no"}}, "model.bos must be a valid boolean, got 'no'"),
+        ({"model": {"backbone": "mad"}}, "model.backbone must be 'causal' or 'autoencoder', got "),
+        ({"model": {"linear_init": 0.02}}, "model.linear_init must be 'own' or 'normal', got 0.02"),
         ({"model": {"residual": 1}}, "model.residual must be a valid boolean, got 1"),
         ({"batches": {"size": True}}, "batches.size must be a valid integer, got True"),
         ({"batches": {"size": 2**31}}, "batches.size must be less than 2147483648"),
@@ -99,6 +101,7 @@ def test_a_bad_schedule_is_named(fields, message):
 
 def test_choices_are_those_of_the_model():
     assert get_args(synthetic.Norm) == tuple(synthetic._NORMS)
+    assert get_args(synthetic.Backbone) == tuple(synthetic.LINEAR_INITS)
 
 
 @pytest.mark.parametrize(
@@ -144,6 +147,11 @@ def test_resolved_says_the_whole_run(tiny):
     }
     assert dict(resolved.model.channel_mixer.options) == {"intermediate_size": None}
     assert resolved.model.num_layers == len(resolved.model.stack()) == 3
+    assert (resolved.model.backbone, resolved.model.linear_init) == ("causal", "own")
+    mad = tiny(changes | {"model.backbone": "autoencoder"}).resolved()
+    assert mad.model.linear_init == "normal"
+    kept = tiny({"model.backbone": "autoencoder", "model.linear_init": "own"}).resolved()
+    assert kept.model.linear_init == "own"
     assert resolved.runtime.device in ("cpu", "cuda")
     assert resolved.runtime.num_threads == 1
     assert resolved.resolved().to_plain() == resolved.to_plain()

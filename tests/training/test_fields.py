@@ -126,6 +126,14 @@ ROWS = {
     "model.zero_biases": Row(
         False, lambda t: bool(t.model().blocks[0].layer.gate_proj.bias.any()), True
     ),
+    "model.backbone": Row(
+        "autoencoder",
+        lambda t: t.model().decoder is not None,
+        True,
+    ),
+    "model.linear_init": Row(
+        "normal", lambda t: t.model().readouts["product"].weight.abs().max().item() < 0.1, True
+    ),
     "batches.size": Row(4, lambda t: len(t.batch().tokens), 4),
     "batches.accumulate": Row(3, lambda t: len(t.trainer().batches.parts(0)), 3),
     "batches.packed": Row(True, lambda t: t.batch().tokens.shape, (1, 40)),

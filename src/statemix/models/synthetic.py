@@ -1,23 +1,35 @@
 """The model of the synthetic benchmarks: embedding, layers, readouts."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Literal
+from itertools import pairwise
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from statemix.layers import Layer, LayerSpec, State
 from statemix.layers.layer import check_sizes
+from statemix.models.autoencoder import (
+    Decoder,
+    check_lengths,
+    check_lengths_values,
+    vectors_at,
+)
 from statemix.models.channel_mixers import MixerSpec
 from statemix.ops.checks import bind, check_choice, check_cu_seqlens, check_cu_seqlens_values
 
 Norm = Literal["rms", "layer", "none"]
+Backbone = Literal["causal", "autoencoder"]
+LinearInit = Literal["own", "normal"]
 
 Logits = dict[str, Tensor]
 """Head -> logits (B, T, classes of the head)."""
 
-_EMBEDDING_STD = 0.02
+LINEAR_INITS: dict[Backbone, LinearInit] = {"causal": "own", "autoencoder": "normal"}
+"""Backbone -> how MAD initialises the linear maps of a model with it."""
+
+_STD = 0.02
 _NORMS: dict[Norm, Callable[[int], nn.Module]] = {
     "rms": lambda hidden_size: nn.RMSNorm(hidden_size, eps=1e-5),
     "layer": lambda hidden_size: nn.LayerNorm(hidden_size, eps=1e-5),
@@ -33,8 +45,12 @@ class SyntheticModel(nn.Module):
         x \leftarrow x + \mathrm{mixer}(\mathrm{norm}(x)), \qquad
         \mathrm{logits} = W \, \mathrm{norm}(x) + c
 
-    Source: the decoder-only backbone of MAD (mad-lab). No positions, no dropout. As in MAD,
-    embeddings are drawn from N(0, 0.02), and each part draws its other weights. With
+    A causal backbone reads the logits of a position from x there. An autoencoder, which MAD uses
+    for compression, keeps only x at the last token of a sequence. A :class:`Decoder` rebuilds x at
+    every position from it, and the readouts follow. So its logits need whole sequences.
+
+    Source: the decoder-only and the auto-encoder backbone of MAD (mad-lab). The layers see no
+    positions, and there is no dropout. As in MAD, embeddings are drawn from N(0, 0.02). With
     ``zero_biases``, the biases start at zero, so that no gate is preferred.
 
     Args:
@@ -48,6 +64,13 @@ class SyntheticModel(nn.Module):
         norm: normalisation before every part and the readouts: "rms", "layer" or "none".
         channel_mixer: position-wise network after each sequence layer; None means no network.
         zero_biases: ask layers and mixers to start with zero biases (``Layer.zero_biases``).
+        backbone: "causal" or "autoencoder".
+        linear_init: "own" lets each part draw its linear maps. "normal" redraws the weight of every
+            ``nn.Linear`` in the model from N(0, 0.02) and sets its bias to zero, whatever
+            ``zero_biases`` says: projections and dense gates of the layers, channel mixers, decoder
+            and readouts. All other parameters stay as their part drew them: the cell of an LSTM,
+            convolutions, pointwise and constant gates, decays, norms. None means MAD's choice for
+            the backbone: "own" if it is causal, "normal" for the autoencoder.
         seed: seed of the initial weights. The global generator is not changed.
 
     Attributes:
@@ -57,7 +80,8 @@ class SyntheticModel(nn.Module):
         tokens (B, T) int32 or int64 -> for each head, logits (B, T, classes).
 
     Raises:
-        ValueError: if a size is below 1, a name is unknown, or there is no layer or no head.
+        ValueError: if a size is below 1, a name is unknown, or there is no layer or no head; or if
+            ``hidden_size`` is 1 with an autoencoder.
         TypeError: if an argument has the wrong type.
 
     Example:
@@ -79,6 +103,8 @@ class SyntheticModel(nn.Module):
         norm: Norm = "rms",
         channel_mixer: MixerSpec | None = None,
         zero_biases: bool = True,
+        backbone: Backbone = "causal",
+        linear_init: LinearInit | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -86,6 +112,10 @@ class SyntheticModel(nn.Module):
         _check_types(heads, layers, channel_mixer, bos, seed)
         check_sizes(**{f"heads[{head!r}]": classes for head, classes in heads.items()})
         check_choice("norm", norm, list(_NORMS))
+        check_choice("backbone", backbone, list(LINEAR_INITS))
+        if linear_init is None:
+            linear_init = LINEAR_INITS[backbone]
+        check_choice("linear_init", linear_init, get_args(LinearInit))
         for name, parts in (("heads", heads), ("layers", layers)):
             if not parts:
                 raise ValueError(f"{name} must not be empty, got {parts!r}")
@@ -104,7 +134,10 @@ class SyntheticModel(nn.Module):
             self.readouts = nn.ModuleDict(
                 {head: nn.Linear(hidden_size, classes) for head, classes in heads.items()}
             )
-            nn.init.normal_(self.embedding.weight, std=_EMBEDDING_STD)
+            nn.init.normal_(self.embedding.weight, std=_STD)
+            self.decoder = Decoder(hidden_size, _NORMS[norm]) if backbone != "causal" else None
+            if linear_init == "normal":
+                _redraw_linear_maps(self)
         if zero_biases:
             for part in self.modules():
                 if isinstance(part, _Block):
@@ -118,30 +151,58 @@ class SyntheticModel(nn.Module):
         """The device of the parameters."""
         return self.embedding.weight.device
 
-    def forward(self, tokens: Tensor, cu_seqlens: Tensor | None = None) -> Logits:
-        """Return the logits of whole sequences; ``cu_seqlens`` (N + 1,) means packed ones (B = 1).
+    def forward(
+        self, tokens: Tensor, cu_seqlens: Tensor | None = None, lengths: Tensor | None = None
+    ) -> Logits:
+        """Return the logits of whole sequences.
+
+        Args:
+            tokens: shape (B, T) int32 or int64.
+            cu_seqlens: bounds of packed sequences (B = 1), shape (N+1,); None means a row each.
+            lengths: tokens of each row before its padding, shape (B,) int32 or int64; None means T.
+                Only an autoencoder depends on it. The logits of padding mean nothing.
 
         Raises:
-            ValueError: if a shape or a device disagrees, bounds do not rise from 0 to T or, on the
-                CPU, a token is not in the vocabulary.
+            ValueError: if a shape or a device disagrees, both bounds and lengths are given, bounds
+                do not rise from 0 to T or, on the CPU, a token is not in the vocabulary or a length
+                not in 0..T.
             TypeError: if a dtype does not fit.
         """
-        if cu_seqlens is None:
-            return self.extend(tokens)[0]
+        if lengths is not None:
+            self._check_tokens(tokens)
+            check_lengths(lengths, tokens)
+            if cu_seqlens is not None:
+                raise ValueError(
+                    f"lengths must be None with cu_seqlens, got {tuple(lengths.shape)}"
+                )
+            _check_values(lengths, lambda: check_lengths_values(lengths, tokens.shape[1]))
+        if cu_seqlens is not None:
+            return self._of_packed(tokens, cu_seqlens)
+        (logits,) = self.in_pieces([tokens], lengths)
+        return logits
+
+    def _of_packed(self, tokens: Tensor, cu_seqlens: Tensor) -> Logits:
         self._check_tokens(tokens)
         check_cu_seqlens(cu_seqlens, like=tokens)
-        if not self.bos:
-            return self._run(tokens, None, cu_seqlens)[0]
+        if not self.bos and self.decoder is None:
+            return self._read(self._run(tokens, None, cu_seqlens)[0])
         # Later checks would report bounds that the learned tokens have shifted.
         _check_values(cu_seqlens, lambda: check_cu_seqlens_values(cu_seqlens, tokens.shape[1]))
-        # Every packed sequence begins with its own learned token.
-        index = torch.arange(tokens.shape[1], device=tokens.device)
-        place = index + 1 + torch.searchsorted(cu_seqlens[1:].contiguous(), index, right=True)
-        longer = tokens.new_full((1, tokens.shape[1] + len(cu_seqlens) - 1), self.vocab_size)
-        longer[:, place] = tokens
-        shifts = torch.arange(len(cu_seqlens), device=cu_seqlens.device, dtype=cu_seqlens.dtype)
-        logits, _ = self._run(longer, None, cu_seqlens + shifts)
-        return {head: these[:, place] for head, these in logits.items()}
+        place = index = torch.arange(tokens.shape[1], device=tokens.device)
+        sequence = torch.searchsorted(cu_seqlens[1:].contiguous(), index, right=True)
+        longer, bounds = tokens, cu_seqlens
+        if self.bos:
+            # Every packed sequence begins with its own learned token.
+            place = index + 1 + sequence
+            longer = tokens.new_full((1, tokens.shape[1] + len(cu_seqlens) - 1), self.vocab_size)
+            longer[:, place] = tokens
+            shifts = torch.arange(len(cu_seqlens), device=cu_seqlens.device, dtype=cu_seqlens.dtype)
+            bounds = cu_seqlens + shifts
+        x, _ = self._run(longer, None, bounds)
+        if self.decoder is None:
+            return {head: these[:, place] for head, these in self._read(x).items()}
+        last = place[cu_seqlens[sequence + 1] - 1]
+        return self._read(self.decoder(x[:, last], index - cu_seqlens[sequence]))
 
     def extend(
         self, tokens: Tensor, state: tuple[State, ...] | None = None
@@ -159,16 +220,62 @@ class SyntheticModel(nn.Module):
 
         Raises:
             ValueError: if a shape or a device disagrees, there is not one state per layer or, on
-                the CPU, a token is not in the vocabulary.
+                the CPU, a token is not in the vocabulary; or if the model is an autoencoder, whose
+                logits depend on tokens to come.
             TypeError: if a dtype or the structure of the state does not fit.
         """
+        if self.decoder is not None:
+            raise ValueError(
+                "backbone must be 'causal' to extend sequences, got 'autoencoder'; use in_pieces"
+            )
         self._check_tokens(tokens)
         self._check_state(state)
+        longer = self._begun(tokens, state)
+        x, after = self._run(longer, state, None)
+        logits = self._read(x)
+        if longer is not tokens:
+            logits = {head: these[:, 1:] for head, these in logits.items()}
+        return logits, after
+
+    def in_pieces(
+        self, pieces: Iterable[Tensor], lengths: Tensor | None = None
+    ) -> Iterator[Logits]:
+        """Yield the logits of whole sequences piece by piece, in the memory of one piece.
+
+        The logits are those of ``forward`` on all pieces together. A causal model yields those of a
+        piece before it takes the next one. An autoencoder takes all pieces first.
+
+        Args:
+            pieces: successive tokens of the same sequences, each of shape (B, t).
+            lengths: as in ``forward``; its values are trusted.
+
+        Raises:
+            ValueError: as in ``forward``.
+            TypeError: as in ``forward``.
+        """
+        state: tuple[State, ...] | None = None
+        if self.decoder is None:
+            for tokens in pieces:
+                logits, state = self.extend(tokens, state)
+                yield logits
+            return
+        vectors, ends = None, [0]
+        for tokens in pieces:
+            self._check_tokens(tokens)
+            x, state = self._run(self._begun(tokens, state), state, None)
+            x = x[:, x.shape[1] - tokens.shape[1] :]
+            last = None if lengths is None else lengths - 1 - ends[-1]
+            vectors = vectors_at(x, last, vectors)
+            ends.append(ends[-1] + tokens.shape[1])
+        for start, stop in pairwise(ends):
+            positions = torch.arange(start, stop, device=self.device)
+            yield self._read(self.decoder(vectors, positions))
+
+    def _begun(self, tokens: Tensor, state: object) -> Tensor:
+        """Prepend the learned token, if there is one, to sequences that begin here."""
         if state is not None or not self.bos:
-            return self._run(tokens, state, None)
-        longer = torch.cat([tokens.new_full((len(tokens), 1), self.vocab_size), tokens], dim=1)
-        logits, state = self._run(longer, None, None)
-        return {head: these[:, 1:] for head, these in logits.items()}, state
+            return tokens
+        return torch.cat([tokens.new_full((len(tokens), 1), self.vocab_size), tokens], dim=1)
 
     def _check_tokens(self, tokens: Tensor) -> None:
         bind({}, "tokens", tokens, "B T")
@@ -208,14 +315,26 @@ class SyntheticModel(nn.Module):
 
     def _run(
         self, tokens: Tensor, state: tuple[State, ...] | None, cu_seqlens: Tensor | None
-    ) -> tuple[Logits, tuple[State, ...]]:
+    ) -> tuple[Tensor, tuple[State, ...]]:
+        """Return the residual stream after the last layer, and the state."""
         x = self.embedding(tokens)
         last = []
         for block, before in zip(self.blocks, state or [None] * len(self.blocks), strict=True):
             x, after = block(x, before, cu_seqlens)
             last.append(after)
+        return x, tuple(last)
+
+    def _read(self, x: Tensor) -> Logits:
         x = self.final_norm(x)
-        return {head: readout(x) for head, readout in self.readouts.items()}, tuple(last)
+        return {head: readout(x) for head, readout in self.readouts.items()}
+
+
+def _redraw_linear_maps(model: nn.Module) -> None:
+    for part in model.modules():
+        if isinstance(part, nn.Linear):
+            nn.init.normal_(part.weight, std=_STD)
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
 
 
 def _check_types(

@@ -20,6 +20,7 @@ class Batch:
         tokens: shape (B, T), or (1, T) if packed, int64.
         targets: head -> classes, like ``tokens``; ``IGNORED`` is not scored.
         cu_seqlens: bounds of packed sequences, shape (N+1,), or None.
+        lengths: tokens of each row before its padding, shape (B,); None if no row is padded.
         num_scored: head -> scored positions of the whole optimiser step, which may have several
             batches.
     """
@@ -27,6 +28,7 @@ class Batch:
     tokens: Tensor
     targets: dict[str, Tensor]
     cu_seqlens: Tensor | None
+    lengths: Tensor | None
     num_scored: dict[str, int]
 
     def to(self, device: torch.device) -> "Batch":
@@ -37,6 +39,7 @@ class Batch:
             tokens=move(self.tokens),
             targets={head: move(classes) for head, classes in self.targets.items()},
             cu_seqlens=None if self.cu_seqlens is None else move(self.cu_seqlens),
+            lengths=None if self.lengths is None else move(self.lengths),
         )
 
 
@@ -152,7 +155,8 @@ def padded(examples: Examples, num_scored: dict[str, int]) -> Batch:
         return torch.from_numpy(np.ascontiguousarray(array[:, :longest]))
 
     targets = {head: cut(classes) for head, classes in examples.targets.items()}
-    return Batch(cut(examples.tokens), targets, None, num_scored)
+    lengths = None if examples.lengths is None else torch.from_numpy(examples.lengths)
+    return Batch(cut(examples.tokens), targets, None, lengths, num_scored)
 
 
 def packed(examples: Examples, num_scored: dict[str, int]) -> Batch:
@@ -168,7 +172,7 @@ def packed(examples: Examples, num_scored: dict[str, int]) -> Batch:
 
     bounds = torch.from_numpy(np.concatenate([[0], lengths.cumsum()]).astype(np.int64))
     targets = {head: joined(classes) for head, classes in examples.targets.items()}
-    return Batch(joined(examples.tokens), targets, bounds, num_scored)
+    return Batch(joined(examples.tokens), targets, bounds, None, num_scored)
 
 
 def _mover(device: torch.device):  # type: ignore[no-untyped-def]

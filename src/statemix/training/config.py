@@ -9,7 +9,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 
 from statemix.layers import LayerSpec
 from statemix.models import MixerSpec
-from statemix.models.synthetic import Norm
+from statemix.models.synthetic import LINEAR_INITS, Backbone, LinearInit, Norm
 from statemix.plain import asked, to_plain
 from statemix.settings import ABSENT, Assignments, SettingError, Settings, built
 from statemix.tasks import TASKS, Task, TaskSpec
@@ -48,6 +48,12 @@ class ModelConfig(Settings):
     """Position-wise network after each sequence layer."""
     zero_biases: bool = True
     """Ask layers and channel mixers to start with zero biases, as the synthetic benchmarks do."""
+    backbone: Backbone = "causal"
+    """causal: read each output from the tokens so far. autoencoder: rebuild all outputs from the
+    vector at the last token, as MAD does for compression."""
+    linear_init: LinearInit | None = None
+    """Initial linear maps. own: each part draws its own. normal: all are redrawn from N(0, 0.02)
+    with zero biases, those of layers too (MAD's choice for the backbone if not given)."""
 
     def stack(self) -> tuple[LayerSpec, ...]:
         """Return the sequence layers of the whole depth."""
@@ -251,7 +257,11 @@ class RunConfig(Settings):
         whole = self.completed()
         return dataclasses.replace(
             whole,
-            model=dataclasses.replace(whole.model, num_layers=len(self.model.stack())),
+            model=dataclasses.replace(
+                whole.model,
+                num_layers=len(self.model.stack()),
+                linear_init=self.model.linear_init or LINEAR_INITS[self.model.backbone],
+            ),
             schedules=dataclasses.replace(self.schedules, epochs=epochs),
             evaluation=dataclasses.replace(
                 self.evaluation,

@@ -1,7 +1,7 @@
 """Scores of a model on labelled sequences, in memory that does not grow with their length."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -101,7 +101,7 @@ def evaluate(
 ) -> dict[str, Scores]:
     """Score a model on examples.
 
-    Long sequences are processed in pieces that carry the state over, so that memory is bounded.
+    Long sequences are processed in pieces, so that memory is bounded.
 
     Args:
         model: model to score; it is left in evaluation mode.
@@ -128,21 +128,33 @@ def evaluate(
     span = max(1, _TOKENS_PER_CALL // min(rows, num_sequences))
     predictions = {head: torch.empty_like(classes) for head, classes in wanted.items()}
     losses = dict.fromkeys(wanted, 0.0)
+    lengths = None if examples.lengths is None else torch.from_numpy(examples.lengths)
     with torch.inference_mode(), autocast():
         for row in range(0, num_sequences, rows):
-            state = None
-            for start in range(0, length, span):
-                if tick is not None:
-                    tick()
-                piece = (slice(row, row + rows), slice(start, start + span))
-                logits, state = model.extend(tokens[piece].to(model.device), state)
+            some = slice(row, row + rows)
+            ends = None if lengths is None else lengths[some].to(model.device)
+            pieces = torch.split(tokens[some], span, dim=1)
+            start = 0
+            for logits in model.in_pieces(_moved(pieces, model.device, tick), ends):
+                stop = start + span
                 for head, classes in wanted.items():
-                    losses[head] += float(_summed_loss(logits[head], classes[piece]))
-                    predictions[head][piece] = logits[head].argmax(-1).cpu()
+                    losses[head] += float(_summed_loss(logits[head], classes[some, start:stop]))
+                    predictions[head][some, start:stop] = logits[head].argmax(-1).cpu()
+                start = stop
     return {
         head: _scores(predictions[head], classes, losses[head], batch_size)
         for head, classes in wanted.items()
     }
+
+
+def _moved(
+    pieces: Iterable[Tensor], device: torch.device, tick: Callable[[], None] | None
+) -> Iterator[Tensor]:
+    """Yield pieces on a device, each just before it is needed."""
+    for piece in pieces:
+        if tick is not None:
+            tick()
+        yield piece.to(device)
 
 
 def _check_targets(model: SyntheticModel, tokens: Tensor, wanted: Mapping[str, Tensor]) -> None:

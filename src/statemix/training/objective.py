@@ -24,10 +24,11 @@ def cross_entropy(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
     The mean is over the whole step, so that splitting a step into several batches changes nothing.
 
     Args:
-        model: function of tokens and ``cu_seqlens`` that returns head -> logits (B, T, classes).
+        model: function of tokens, ``cu_seqlens`` and ``lengths`` that returns head -> logits
+            (B, T, classes).
         batch: the sequences.
     """
-    logits = model(batch.tokens, batch.cu_seqlens)
+    logits = model(batch.tokens, batch.cu_seqlens, batch.lengths)
     return {
         head: functional.cross_entropy(
             logits[head].flatten(0, 1),

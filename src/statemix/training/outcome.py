@@ -214,6 +214,8 @@ def build_model(config: RunConfig, task: Task) -> SyntheticModel:
         norm=model.norm,
         channel_mixer=model.channel_mixer,
         zero_biases=model.zero_biases,
+        backbone=model.backbone,
+        linear_init=model.linear_init,
         seed=config.seed,
     )
     return network

@@ -14,6 +14,7 @@ from statemix import provenance
 from statemix.ops import BackendUnavailableError
 from statemix.settings import RequestError, built, checked
 from statemix.training import folder as runs
+from statemix.training.backbone import check_backbone
 from statemix.training.batches import TaskBatches
 from statemix.training.checkpoint import load_checkpoint, remove_checkpoints, save_checkpoint
 from statemix.training.config import SCHEMA, NotNegative, RunConfig
@@ -189,6 +190,7 @@ class _Run:
         self.validation = self._evaluator("validation", evaluation.validation_size)
         self.test = self._evaluator("test", evaluation.test_size)
         self.further = {length: self._further(length) for length in evaluation.lengths}
+        check_backbone(config, self.task)
         self._try()
 
         self.evaluated_at = 0
@@ -228,7 +230,7 @@ class _Run:
                 torch.inference_mode(),
                 self.fabric.autocast(),
             ):
-                self.model.extend(token)
+                list(self.model.in_pieces([token]))
         except BackendUnavailableError as error:
             raise RequestError(f"model: {error}") from error
 

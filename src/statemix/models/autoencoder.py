@@ -1,0 +1,136 @@
+"""The decoder of an autoencoder: a whole sequence, rebuilt from one vector."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from statemix.ops.checks import bind
+
+_LARGEST_PERIOD = 10_000
+
+
+class Decoder(nn.Module):
+    r"""Position-wise network that rebuilds every position of a sequence from one vector.
+
+    .. math::
+        z_n = s + p_n, \qquad
+        y_n = \mathrm{gelu}(W_2 \, \mathrm{norm}(\mathrm{gelu}(W_1 \, \mathrm{norm}(z_n) + c_1))
+        + c_2)
+
+    with the vector s of the sequence and the vector :math:`p_n` of position n, which
+    :func:`position_vectors` defines. There is no residual.
+
+    Source: the decoder of MAD's auto-encoder (mad-lab). Its positions are a table with a maximal
+    length; here they are computed, so that any length will do.
+
+    Args:
+        hidden_size: width d of vectors and outputs, at least 2.
+        norm: maker of a normalisation of this width.
+
+    Shape:
+        vectors (..., d), positions (...) integer -> (..., d); leading axes broadcast.
+
+    Raises:
+        ValueError: if ``hidden_size`` is below 2, which leaves no room for positions.
+    """
+
+    def __init__(self, hidden_size: int, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        if hidden_size < 2:
+            raise ValueError(
+                f"hidden_size must be at least 2 for an autoencoder, got {hidden_size}"
+            )
+        self.network = nn.Sequential(
+            norm(hidden_size),
+            nn.Linear(hidden_size, hidden_size),
+            nn.GELU(),
+            norm(hidden_size),
+            nn.Linear(hidden_size, hidden_size),
+            nn.GELU(),
+        )
+
+    def forward(self, vectors: Tensor, positions: Tensor) -> Tensor:
+        out: Tensor = self.network(vectors + position_vectors(positions, like=vectors))
+        return out
+
+
+def position_vectors(positions: Tensor, like: Tensor) -> Tensor:
+    r"""Return a fixed vector for each position: sines, then cosines.
+
+    .. math::
+        p_n = (\sin \omega_0 n, \dots, \sin \omega_{h-1} n, \cos \omega_0 n, \dots,
+        \cos \omega_{h-1} n), \qquad \omega_i = 10000^{-i / (h - 1)}, \qquad h = \lfloor d/2 \rfloor
+
+    If d is odd, the last entry is 0.
+
+    Args:
+        positions: counted from 0, shape (...), integers.
+        like: tensor whose last axis has size d, at least 2; the result has its dtype and device.
+
+    Returns:
+        Shape (..., d).
+
+    Example:
+        >>> position_vectors(torch.tensor([0, 1]), like=torch.empty(5)).shape
+        torch.Size([2, 5])
+    """
+    size = like.shape[-1]
+    half = size // 2
+    # The angles of distant positions would not be exact in half precision.
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    index = torch.arange(half, dtype=dtype, device=like.device)
+    frequencies = _LARGEST_PERIOD ** (-index / max(half - 1, 1))
+    angles = positions.to(dtype).unsqueeze(-1) * frequencies
+    parts = [angles.sin(), angles.cos(), angles.new_zeros((*positions.shape, size % 2))]
+    return torch.cat(parts, dim=-1).to(like.dtype)
+
+
+def vectors_at(x: Tensor, places: Tensor | None, otherwise: Tensor | None = None) -> Tensor:
+    """Return the vector at one place of each row, for rows that arrive in pieces.
+
+    Args:
+        x: a piece of every row, shape (B, T, d).
+        places: places within the piece, shape (B,), possibly outside; None means its end.
+        otherwise: vectors (B, 1, d) of the rows whose place is outside; None means zeros.
+
+    Returns:
+        Shape (B, 1, d).
+    """
+    batch, length, size = x.shape
+    if otherwise is None:
+        otherwise = x.new_zeros(batch, 1, size)
+    if length == 0:
+        return otherwise
+    if places is None:
+        return x[:, -1:]
+    rows = torch.arange(batch, device=x.device)
+    found = x[rows, places.clamp(0, length - 1)].unsqueeze(1)
+    inside = (places >= 0) & (places < length)
+    return torch.where(inside[:, None, None], found, otherwise)
+
+
+def check_lengths(lengths: Tensor, tokens: Tensor) -> None:
+    """Check the shape, dtype and device of the lengths of padded rows.
+
+    Raises:
+        ValueError: if the shape or the device disagrees.
+        TypeError: if it is not an integer tensor.
+    """
+    bind({"B": len(tokens)}, "lengths", lengths, "B")
+    if lengths.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"lengths must be int32 or int64, got {lengths.dtype}")
+    if lengths.device != tokens.device:
+        raise ValueError(f"lengths must be on {tokens.device}, got {lengths.device}")
+
+
+def check_lengths_values(lengths: Tensor, longest: int) -> None:
+    """Check that lengths are in 0..longest.
+
+    Raises:
+        ValueError: otherwise, with the first wrong value.
+        RuntimeError: if the values cannot be read, as for fake tensors or under vmap.
+    """
+    for length in lengths.tolist():
+        if not 0 <= length <= longest:
+            raise ValueError(f"lengths must be in 0..{longest}, got {length}")

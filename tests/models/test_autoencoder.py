@@ -1,0 +1,354 @@
+"""The autoencoder against its definition in plain Python, and its start against MAD's."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from statemix.layers import LayerSpec
+from statemix.models import MixerSpec, SyntheticModel
+from statemix.models.autoencoder import position_vectors
+
+BD_LRU = LayerSpec("bd_lru", num_blocks=2, block_size=3)
+LAYERS = (BD_LRU, LayerSpec("lstm"), LayerSpec("conv", kernel_size=3))
+HEADS = {"token": 7, "parity": 2}
+
+
+def build(*layers, **settings):
+    usual = {"hidden_size": 8, "backbone": "autoencoder"} | settings
+    return SyntheticModel(7, HEADS, layers=layers or (BD_LRU,), **usual)
+
+
+def drawn(*layers, seed=0, **settings):
+    """A float64 model of which every parameter, norms and biases included, is random."""
+    model = build(*layers, **settings).double()
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.4, generator=generator)
+    return model
+
+
+def ids(batch=3, length=6, seed=0):
+    return torch.randint(7, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def normed(vector, norm):
+    scale = 1 / math.sqrt(sum(entry**2 for entry in vector) / len(vector) + 1e-5)
+    return [scale * entry * w for entry, w in zip(vector, norm.weight.tolist(), strict=True)]
+
+
+def mapped(vector, linear):
+    return [
+        c + sum(w * entry for w, entry in zip(row, vector, strict=True))
+        for row, c in zip(linear.weight.tolist(), linear.bias.tolist(), strict=True)
+    ]
+
+
+def gelu(vector):
+    return [entry / 2 * (1 + math.erf(entry / math.sqrt(2))) for entry in vector]
+
+
+def position_of(place, size):
+    """The sines and cosines of one position, one by one."""
+    half = size // 2
+    rates = [10_000 ** -(i / (half - 1)) if half > 1 else 1.0 for i in range(half)]
+    sines = [math.sin(place * rate) for rate in rates]
+    return sines + [math.cos(place * rate) for rate in rates] + [0.0] * (size % 2)
+
+
+def defined(model, tokens):
+    """The logits of one sequence: the layers run as they are, everything else is plain Python."""
+    x = model.embedding.weight[tokens].unsqueeze(0)
+    for block in model.blocks:
+        x = x + block.layer(block.norm(x))[0]
+    last = x[0, -1].tolist()
+    first_norm, first, _, second_norm, second, _ = model.decoder.network
+    rows = {head: [] for head in HEADS}
+    for place in range(len(tokens)):
+        y = [a + b for a, b in zip(last, position_of(place, len(last)), strict=True)]
+        y = gelu(mapped(normed(y, first_norm), first))
+        y = gelu(mapped(normed(y, second_norm), second))
+        y = normed(y, model.final_norm)
+        for head, readout in model.readouts.items():
+            rows[head].append(mapped(y, readout))
+    return {head: torch.tensor(row, dtype=torch.float64) for head, row in rows.items()}
+
+
+@pytest.mark.parametrize("hidden_size", [2, 3, 8, 9])
+@pytest.mark.parametrize("length", [1, 2, 7])
+def test_logits_are_those_of_the_definition(hidden_size, length):
+    model = drawn(*LAYERS, hidden_size=hidden_size)
+    tokens = ids(2, length)
+    logits = model(tokens)
+    for row, sequence in enumerate(tokens):
+        found = {head: these[row] for head, these in logits.items()}
+        torch.testing.assert_close(found, defined(model, sequence), rtol=1e-9, atol=1e-9)
+
+
+def test_without_a_norm_only_the_linear_maps_and_their_gelu_remain():
+    model = build(norm="none").double()
+    tokens = ids()
+    x, _ = model.blocks[0].layer(model.embedding(tokens))
+    x = (model.embedding(tokens) + x)[:, -1:] + position_vectors(torch.arange(6), like=x)
+    for linear in (model.decoder.network[1], model.decoder.network[4]):
+        x = nn.functional.gelu(linear(x))
+    torch.testing.assert_close(model(tokens)["parity"], model.readouts["parity"](x))
+
+
+def test_distant_positions_are_exact_and_need_no_table():
+    places = torch.tensor([0, 1, 1279, 1280, 100_000])
+    for size in (2, 3, 128):
+        expected = torch.tensor([position_of(place, size) for place in places.tolist()])
+        found = position_vectors(places, like=torch.empty(size))
+        # 100,000 radians have a rounding error of 0.004 in float32.
+        torch.testing.assert_close(found, expected, rtol=0, atol=0.01)
+        found = position_vectors(places, like=torch.empty(size, dtype=torch.float64))
+        torch.testing.assert_close(found, expected.double(), rtol=0, atol=1e-6)
+    half = position_vectors(places[:4], like=torch.empty(8, dtype=torch.bfloat16))
+    wide = position_vectors(places[:4], like=torch.empty(8))
+    assert torch.equal(half, wide.bfloat16())
+
+
+@pytest.mark.parametrize("bos", [False, True])
+def test_the_output_is_as_long_as_the_input(bos):
+    model = build(bos=bos)
+    for length in (0, 1, 1281):
+        assert model(ids(2, length))["token"].shape == (2, length, 7)
+
+
+def single(model, row):
+    return {head: these[0] for head, these in model(row.unsqueeze(0)).items()}
+
+
+@pytest.mark.parametrize("bos", [False, True])
+def test_packed_and_padded_sequences_equal_single_ones(bos):
+    model = drawn(*LAYERS, bos=bos)
+    tokens = ids(1, 12)
+    # The third sequence is empty.
+    bounds = [0, 1, 5, 5, 12]
+    sequences = [tokens[0, a:b] for a, b in itertools.pairwise(bounds)]
+    expected = [single(model, sequence) for sequence in sequences]
+    packed = model(tokens, torch.tensor(bounds))
+    for head in HEADS:
+        joined = torch.cat([one[head] for one in expected])
+        torch.testing.assert_close(packed[head][0], joined, rtol=1e-9, atol=1e-9)
+    for filler in (0, 6):
+        rows = torch.full((4, 8), filler)
+        for row, sequence in zip(rows, sequences, strict=True):
+            row[: len(sequence)] = sequence
+        lengths = torch.tensor([len(sequence) for sequence in sequences])
+        padded = model(rows, lengths=lengths)
+        for row, one in enumerate(expected):
+            found = {head: these[row, : lengths[row]] for head, these in padded.items()}
+            torch.testing.assert_close(found, one, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("backbone", ["causal", "autoencoder"])
+@pytest.mark.parametrize("bos", [False, True])
+@pytest.mark.parametrize("lengths", [None, torch.tensor([6, 1, 0, 4, 3])])
+@pytest.mark.parametrize("widths", [[6], [1, 3, 2], [0, 4, 0, 2]])
+def test_pieces_equal_the_whole(backbone, bos, lengths, widths):
+    model = drawn(*LAYERS, bos=bos, backbone=backbone)
+    tokens = ids(5)
+    whole = model(tokens, lengths=lengths)
+    found = list(model.in_pieces(tokens.split(widths, dim=1), lengths))
+    assert [these["token"].shape[1] for these in found] == widths
+    joined = {head: torch.cat([these[head] for these in found], dim=1) for head in HEADS}
+    torch.testing.assert_close(joined, whole, rtol=1e-9, atol=1e-9)
+
+
+def test_a_causal_model_answers_a_piece_before_it_takes_the_next():
+    taken = []
+    pieces = (taken.append(piece) or piece for piece in ids().split(2, dim=1))
+    answers = build(backbone="causal").in_pieces(pieces)
+    next(answers)
+    assert len(taken) == 1
+
+
+def test_lengths_do_not_concern_a_causal_model():
+    model, tokens = build(backbone="causal"), ids()
+    torch.testing.assert_close(model(tokens, lengths=torch.tensor([6, 0, 2])), model(tokens))
+
+
+def parameters(**settings):
+    """Trained numbers apart from the mixer, at MAD's width and vocabulary."""
+    model = SyntheticModel(16, {"token": 16}, 128, [BD_LRU], **settings)
+    mixer = sum(p.numel() for block in model.blocks for p in block.layer.parameters())
+    return sum(p.numel() for p in model.parameters()) - mixer
+
+
+def test_parameters_are_as_many_as_in_mad():
+    swiglu = {"channel_mixer": MixerSpec("swiglu")}
+    assert parameters(backbone="autoencoder") == 37_648
+    assert parameters(backbone="causal") == 4_368
+    assert parameters(backbone="autoencoder", **swiglu) == 172_944
+    assert parameters(backbone="causal", **swiglu) == 139_664
+
+
+GATED = (
+    LayerSpec("bd_lru", num_blocks=64, block_size=3),
+    LayerSpec("h_lru", num_channels=64, order=3),
+    LayerSpec("attention", num_heads=4),
+)
+OTHERS = (
+    LayerSpec("lstm"),
+    LayerSpec("conv", kernel_size=3),
+    LayerSpec("mamba2", head_dim=8),
+    LayerSpec("bd_lru", num_blocks=8, block_size=2, selective=False),
+    LayerSpec("h_lru", num_channels=32, order=2, selective="pointwise", initial_state="learned"),
+)
+
+
+@pytest.mark.parametrize("zero_biases", [True, False])
+def test_it_starts_as_in_mad(zero_biases):
+    mixer = MixerSpec("mlp")
+    model = build(*GATED, hidden_size=128, channel_mixer=mixer, zero_biases=zero_biases)
+    linears = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
+    assert {
+        "blocks.0.layer.gate_proj", "blocks.1.layer.out_proj", "blocks.2.mixer.up_proj",
+        "decoder.network.1", "decoder.network.4", "readouts.token",
+    } <= linears.keys()  # fmt: skip
+    for linear in linears.values():
+        assert linear.bias is None or not linear.bias.any()
+        # Five standard errors; no uniform distribution of this spread goes beyond 1.74 of it.
+        error = 0.02 / math.sqrt(2 * linear.weight.numel())
+        assert abs(linear.weight.std().item() - 0.02) < 5 * error
+        assert linear.weight.abs().max() > 0.045
+    assert model.embedding.weight.std().item() == pytest.approx(0.02, rel=0.1)
+
+
+@pytest.mark.parametrize("backbone", ["causal", "autoencoder"])
+def test_normal_redraws_the_linear_maps_and_nothing_else(backbone):
+    settings = {"hidden_size": 32, "backbone": backbone, "channel_mixer": MixerSpec("swiglu")}
+    own = build(*OTHERS, **settings, linear_init="own")
+    normal = build(*OTHERS, **settings, linear_init="normal")
+    weights = {
+        f"{name}.weight" for name, part in own.named_modules() if isinstance(part, nn.Linear)
+    }
+    assert len(weights) > 15
+    for name, tensor in own.state_dict().items():
+        redrawn = normal.get_parameter(name) if name in weights else normal.state_dict()[name]
+        biased = name.removesuffix("bias") + "weight" in weights
+        if name in weights:
+            bound = tensor.shape[1] ** -0.5
+            assert 0.9 * bound < tensor.abs().max() <= bound
+            assert redrawn.std() < 0.03
+        elif not biased:
+            assert torch.equal(tensor, redrawn), name
+
+
+@pytest.mark.parametrize(("backbone", "init"), [("causal", "own"), ("autoencoder", "normal")])
+def test_the_backbone_determines_the_initialisation_that_is_not_given(backbone, init):
+    given, open_ = (build(backbone=backbone, linear_init=choice) for choice in (init, None))
+    torch.testing.assert_close(given.state_dict(), open_.state_dict(), rtol=0, atol=0)
+
+
+def test_one_seed_gives_one_model_and_leaves_the_global_generator_alone():
+    torch.manual_seed(5)
+    first, second, other = (build(*LAYERS, seed=seed).state_dict() for seed in (1, 1, 2))
+    drawn_after = torch.rand(1)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    for name in ("decoder.network.1.weight", "decoder.network.4.weight", "readouts.token.weight"):
+        assert not torch.equal(first[name], other[name])
+    torch.manual_seed(5)
+    assert torch.equal(torch.rand(1), drawn_after)
+
+
+def test_the_backbone_leaves_the_other_parts_as_they_were_drawn():
+    """So a causal model has the weights that it had before there was a choice."""
+    causal = build(*LAYERS, backbone="causal").state_dict()
+    other = build(*LAYERS, linear_init="own").state_dict()
+    assert causal.keys() < other.keys()
+    assert all(torch.equal(tensor, other[name]) for name, tensor in causal.items())
+
+
+def test_every_parameter_has_a_gradient():
+    model = build(*LAYERS, bos=True, channel_mixer=MixerSpec("mlp"))
+    sum(these.square().sum() for these in model(ids()).values()).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("bos", [False, True])
+@pytest.mark.parametrize(
+    "bounds",
+    [{}, {"cu_seqlens": torch.tensor([0, 2, 5])}, {"lengths": torch.tensor([4])}],
+    ids=["whole", "packed", "padded"],
+)
+@torch.no_grad()
+def test_it_compiles_and_runs_on_tensors_without_values(bos, bounds):
+    model, tokens = build(bos=bos), ids(1, 5)
+    expected = model(tokens, **bounds)
+    mapped_ = torch.vmap(lambda row: model(row, **bounds))(tokens.expand(3, 1, 5))
+    for head, these in mapped_.items():
+        torch.testing.assert_close(these, expected[head].expand(3, -1, -1, -1))
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(tokens, **bounds), expected)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = {name: mode.from_tensor(tensor) for name, tensor in bounds.items()}
+        found = model(mode.from_tensor(tokens), **fake)
+        assert [these.shape for these in found.values()] == [(1, 5, 7), (1, 5, 2)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"hidden_size": 1}, "hidden_size must be at least 2 for an autoencoder, got 1"),
+        ({"backbone": "encoder"}, r"backbone must be one of \['causal', 'autoencoder'\], got 'enc"),
+        ({"backbone": None}, r"backbone must be one of .*, got None"),
+        ({"linear_init": "zero"}, r"linear_init must be one of \['own', 'normal'\], got 'zero'"),
+    ],
+)
+def test_bad_settings_are_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        build(**settings)
+
+
+def test_extending_token_by_token_is_refused():
+    with pytest.raises(ValueError, match=r"backbone must be 'causal' to .*'autoencoder'; us"):
+        build().extend(ids())
+
+
+@pytest.mark.parametrize("backbone", ["causal", "autoencoder"])
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"lengths": [6, 6, 6]}, TypeError, "lengths must be a tensor, got list"),
+        ({"lengths": torch.ones(3)}, TypeError, "lengths must be int32 or int64, got torch.float3"),
+        (
+            {"lengths": torch.tensor([6, 6])},
+            ValueError,
+            r"lengths must have shape \(B=3\), got \(2,",
+        ),
+        ({"lengths": torch.tensor([6, 7, 6])}, ValueError, r"lengths must be in 0\.\.6, got 7"),
+        ({"lengths": torch.tensor([6, -1, 6])}, ValueError, r"lengths must be in 0\.\.6, got -1"),
+        (
+            {"lengths": torch.tensor([6, 6, 6], device="meta")},
+            ValueError,
+            "lengths must be on cpu, got meta",
+        ),
+        (
+            {
+                "tokens": ids(1),
+                "lengths": torch.tensor([6]),
+                "cu_seqlens": torch.tensor([0, 6]),
+            },
+            ValueError,
+            "lengths must be None with cu_seqlens",
+        ),
+        (
+            {"tokens": ids(1), "cu_seqlens": torch.tensor([0, 9])},
+            ValueError,
+            r"cu_seqlens must rise from 0 to the length 6, got \[0, 9\]",
+        ),
+        ({"tokens": ids() + 7}, ValueError, r"tokens must be in 0\.\.6"),
+        ({"tokens": ids() > 3}, TypeError, r"tokens must be int32 or int64, got torch\.bool"),
+    ],
+)
+def test_bad_calls_are_named(changed, error, message, backbone):
+    with pytest.raises(error, match=message):
+        build(backbone=backbone)(**({"tokens": ids()} | changed))

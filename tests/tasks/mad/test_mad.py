@@ -81,12 +81,25 @@ def test_recall_repeats_the_value_of_a_key(num_keys, num_pairs, seed, split):
 
 
 @pytest.mark.parametrize(
-    ("vocab_size", "num_pairs", "expected"), [(16, 32, 24.12), (32, 32, 18.20), (16, 64, 56.00)]
+    ("preset", "length", "expected"),
+    [
+        ("baseline", 64, 24.12),
+        ("vocabulary-32", 64, 18.20),
+        ("length-128", 128, 56.00),
+        ("examples-10k", 64, 24.12),
+    ],
 )
-def test_recall_scores_as_many_targets_as_mad(vocab_size, num_pairs, expected):
-    task = Recall(vocab_size=vocab_size, num_pairs=num_pairs)
-    targets = task.examples("test", 0, 2000).targets["token"]
-    assert (targets != IGNORED).sum(1).mean() == pytest.approx(expected, abs=0.2)
+def test_recall_scores_as_many_targets_as_mad(preset, length, expected):
+    """A sequence of L tokens has L / 2 pairs, and the model reads all but the last token."""
+    task = Recall(**Recall.presets[preset])
+    assert (task.num_pairs, task.length) == (length // 2, length - 1)
+    num_keys, drawn = task.vocab_size // 2, task.num_pairs - 1
+    # Pairs less those whose key is new; the last one never is.
+    exact = task.num_pairs - num_keys * (1 - (1 - 1 / num_keys) ** drawn)
+    assert exact == pytest.approx(expected, abs=0.05)
+    targets = task.examples("test", 0, 20_000).targets["token"]
+    # Five standard errors of the mean.
+    assert (targets != IGNORED).sum(1).mean() == pytest.approx(exact, abs=0.04)
 
 
 def test_the_last_key_of_recall_is_uniform_over_those_shown():

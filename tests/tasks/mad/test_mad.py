@@ -71,6 +71,55 @@ def check_recall(full, targets, split, num_keys, noise=()):
     np.testing.assert_array_equal(targets, expected)
 
 
+def check_single_query(full, targets, split, num_keys, num_tokens):
+    """Read pairs, the prefix, one of the keys shown and its value, in plain Python."""
+    *shown, prefix, key, value = full
+    assert prefix == num_tokens - 1
+    known = {}
+    for first, second in zip(shown[::2], shown[1::2], strict=True):
+        assert 0 <= first < num_keys <= second < num_tokens - 1
+        assert known.setdefault(first, second) == second
+    assert known[key] == value
+    expected = full[1:] if split == "train" else [IGNORED] * len(shown) + [IGNORED, value]
+    np.testing.assert_array_equal(targets, expected)
+
+
+@given(st.integers(3, 40), st.integers(2, 40), st.integers(0, 99), SPLITS)
+def test_recall_of_a_single_query_asks_for_one_value(vocab_size, num_pairs, seed, split):
+    task = Recall(vocab_size=vocab_size, num_pairs=num_pairs, multi_query=False, seed=seed)
+    tokens, targets, _ = task.examples(split, 0, 4)
+    assert tokens.shape == (4, 2 * num_pairs) == (4, task.length)
+    for row, labels in zip(tokens, targets["token"], strict=True):
+        full = [*row.tolist(), int(labels[-1])]
+        check_single_query(full, labels, split, (vocab_size - 1) // 2, vocab_size)
+
+
+def test_values_of_a_single_query_are_all_drawn():
+    """An odd number of tokens leaves as many values as keys, an even number one more."""
+    task = Recall(vocab_size=16, multi_query=False)
+    tokens = task.examples("train", 0, 500).tokens
+    assert np.unique(tokens[:, :-2:2]).tolist() == list(range(7))
+    assert np.unique(tokens[:, 1:-2:2]).tolist() == list(range(7, 15))
+    assert task.guessing == 1 / 8
+
+
+def numbers(text):
+    return [int(word) for word in text.split()]
+
+
+def test_the_readers_accept_the_examples_of_mad():
+    """As its generators made them, with the last value."""
+    recall = numbers("1 14 2 9 6 13 5 15 3 14 2 9 4 12 2 9")
+    asked = [IGNORED] * 15
+    asked[10] = asked[14] = 9
+    check_recall(recall, asked, "test", 8)
+    check_recall(recall, recall[1:], "train", 8)
+    noisy = numbers("19 19 6 15 22 25 25 19 5 13 1 15 7 9 6 15")
+    check_recall(noisy, [IGNORED] * 14 + [15], "test", 8, noise=range(16, 32))
+    single = numbers("1 13 2 8 5 12 4 14 2 8 5 12 2 8 15 5 12")
+    check_single_query(single, [IGNORED] * 15 + [12], "test", 7, 16)
+
+
 @given(st.integers(1, 20), st.integers(2, 40), st.integers(0, 99), SPLITS)
 def test_recall_repeats_the_value_of_a_key(num_keys, num_pairs, seed, split):
     task = Recall(vocab_size=2 * num_keys, num_pairs=num_pairs, seed=seed)
@@ -160,6 +209,14 @@ def test_the_seed_determines_the_map():
         (lambda: SelectiveCopying(length=32), r"length must be at least 33 \(.*\), got 32"),
         (lambda: SelectiveCopying(num_copied=0), "num_copied must be at least 1, got 0"),
         (lambda: Recall(vocab_size=15), "vocab_size must be even, got 15"),
+        (
+            lambda: Recall(vocab_size=2, multi_query=False),
+            "vocab_size must be at least 3 with multi_query=False, got 2",
+        ),
+        (
+            lambda: Recall(multi_query=False).examples("test", 0, 1, 63),
+            "length must be even and at least 4, got 63",
+        ),
         (lambda: Recall(num_pairs=1), "num_pairs must be at least 2, got 1"),
         (lambda: Recall().examples("test", 0, 1, 64), "length must be odd and at least 3, got 64"),
         (lambda: NoisyRecall(vocab_size=30), "vocab_size must be a multiple of 4, got 30"),

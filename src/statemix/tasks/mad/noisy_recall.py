@@ -96,7 +96,8 @@ class NoisyRecall(DrawnTask):
         noisy[:, -1] = False
         noisy[np.arange(number), addressing.below(raw[:, -1], count - 1)] = False
         quarter = self._vocab_size // 4
-        full, shown = pairs(parts[..., :2].reshape(number, 2 * count), quarter, absent=noisy)
+        drawn = parts[..., :2].reshape(number, 2 * count)
+        full, shown = pairs(drawn, quarter, quarter, absent=noisy)
         noise = addressing.below(parts[..., 3:], 2 * quarter) + 2 * quarter
         full = np.where(noisy.repeat(2, axis=1), noise.reshape(number, 2 * count), full)
         tokens, targets = full[:, :-1], full[:, 1:].copy()

@@ -15,18 +15,23 @@ from statemix.tasks.task import IGNORED, Examples
 class Recall(DrawnTask):
     """Answer keys by the values that they had earlier in the sequence.
 
-    A sequence consists of pairs of a key (0 to ``vocab_size / 2 - 1``) and a value. A key that
+    A sequence consists of pairs of a key (the first half of the tokens) and a value. A key that
     occurs for the first time draws a value uniformly, so that keys may share one; later it repeats
     it. The last key is one of those shown before. The model reads all tokens but the last.
 
     In training every next token is a target, new keys and values included. Validation and test
-    score only the values of keys shown before.
+    score only the values of keys shown before. With ``multi_query=False`` they score only the last
+    value, and token ``vocab_size - 1`` announces the last key.
 
-    Source: MAD, "in-context recall" with several queries ("associative recall" in Dubinin et al.).
+    Source: MAD, "in-context recall". Dubinin et al. call it "associative recall"; its benchmarks
+    have several queries.
 
     Args:
-        vocab_size: number of tokens, an even number of at least 2.
-        num_pairs: pairs of a sequence, at least 2; its length is ``2 * num_pairs - 1``.
+        vocab_size: number of tokens, an even number of at least 2; any of at least 3 with a single
+            query.
+        num_pairs: pairs of a sequence, at least 2; its length is ``2 * num_pairs - 1``, and one
+            more with a single query.
+        multi_query: score every repeated key, not only the last one.
         train_size: number of training examples; None means an endless stream of fresh examples.
         seed: seed of the examples, 0 <= seed < 2^64.
 
@@ -47,14 +52,23 @@ class Recall(DrawnTask):
         *,
         vocab_size: int = 16,
         num_pairs: int = 32,
+        multi_query: bool = True,
         train_size: int | None = None,
         seed: int = 0,
     ) -> None:
+        if not isinstance(multi_query, bool):
+            raise TypeError(f"multi_query must be True or False, got {multi_query!r}")
+        self.multi_query = multi_query
         self._vocab_size = checks.integer("vocab_size", vocab_size, minimum=2, maximum=2**20)
-        if self._vocab_size % 2:
+        if multi_query and self._vocab_size % 2:
             raise ValueError(f"vocab_size must be even, got {vocab_size}")
+        if self._num_keys < 1:
+            raise ValueError(
+                f"vocab_size must be at least 3 with multi_query=False, got {vocab_size}"
+            )
         self.num_pairs = checks.integer("num_pairs", num_pairs, minimum=2, maximum=2**22)
-        super().__init__(length=2 * self.num_pairs - 1, train_size=train_size, seed=seed)
+        length = 2 * self.num_pairs - multi_query
+        super().__init__(length=length, train_size=train_size, seed=seed)
 
     @property
     def vocab_size(self) -> int:
@@ -66,41 +80,57 @@ class Recall(DrawnTask):
 
     @property
     def guessing(self) -> float:
-        return 2 / self._vocab_size
+        return 1 / self._num_values
 
     @property
     def title(self) -> str:
-        return "recall"
+        return "recall" if self.multi_query else "recall of a single query"
+
+    @property
+    def _num_keys(self) -> int:
+        return (self._vocab_size - (not self.multi_query)) // 2
+
+    @property
+    def _num_values(self) -> int:
+        return self._vocab_size - (not self.multi_query) - self._num_keys
 
     def word(self, token: int) -> str:
-        half = self._vocab_size // 2
-        return f"k{token}" if token < half else f"v{token - half}"
+        if token == self._num_keys + self._num_values:
+            return "?"
+        return f"k{token}" if token < self._num_keys else f"v{token - self._num_keys}"
 
     def _check_length(self, length: int) -> None:
-        if length < 3 or length % 2 == 0:
-            raise ValueError(f"length must be odd and at least 3, got {length}")
+        kind, least = ("odd", 3) if self.multi_query else ("even", 4)
+        if length < least or length % 2 != least % 2:
+            raise ValueError(f"length must be {kind} and at least {least}, got {length}")
 
     def _count(self, length: int) -> int:
-        return length + 1
+        return length + self.multi_query
 
     def _make(self, raw: Raw, length: int, split: addressing.Split) -> Examples:
-        del length
-        full, shown = pairs(raw, self._vocab_size // 2)
+        full, shown = pairs(raw, self._num_keys, self._num_values)
+        if not self.multi_query:
+            full = np.insert(full, length - 2, self._vocab_size - 1, axis=1)
         tokens, targets = full[:, :-1], full[:, 1:].copy()
-        if split != "train":
+        if split == "train":
+            return Examples(tokens, {self.head: targets})
+        if self.multi_query:
             targets[:, 1::2] = IGNORED
             targets[:, ::2][~shown] = IGNORED
+        else:
+            targets[:, :-1] = IGNORED
         return Examples(tokens, {self.head: targets})
 
 
 def pairs(
-    raw: Raw, num_keys: int, *, absent: NDArray[np.bool_] | None = None
+    raw: Raw, num_keys: int, num_values: int, *, absent: NDArray[np.bool_] | None = None
 ) -> tuple[Tokens, NDArray[np.bool_]]:
-    """Draw sequences of key-value pairs; keys are 0 ... num_keys - 1, values the next num_keys.
+    """Draw sequences of key-value pairs; keys are 0 ... num_keys - 1, values the next tokens.
 
     Args:
         raw: random values, two per pair, shape (N, 2 P) with P of at least 2.
-        num_keys: number of keys and of values.
+        num_keys: number of keys.
+        num_values: number of values.
         absent: pairs that are not shown, shape (N, P); False for the last and another one of each
             sequence. None means that all are shown.
 
@@ -110,7 +140,7 @@ def pairs(
     """
     number, rows = len(raw), np.arange(len(raw))
     keys = addressing.below(raw[:, ::2], num_keys)
-    values = addressing.below(raw[:, 1::2], num_keys) + num_keys
+    values = addressing.below(raw[:, 1::2], num_values) + num_keys
     known = np.full((number, num_keys), -1)
     shown = np.empty(keys.shape, dtype=np.bool_)
     last = keys.shape[1] - 1

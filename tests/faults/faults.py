@@ -578,6 +578,27 @@ MODELS = [
         )
     ),
     Fault(
+        "fuzzy recall: the last pair may be one that is not shown",
+        "src/statemix/tasks/mad/fuzzy_recall.py",
+        "addressing.below(raw[:, -1], shown.sum(1))",
+        "addressing.below(raw[:, -1], most)",
+        ("tests/tasks/mad",),
+    ),
+    Fault(
+        "fuzzy recall: a key repeats a value that is not its first",
+        "src/statemix/tasks/mad/fuzzy_recall.py",
+        "_taken(values, first)",
+        "values",
+        ("tests/tasks/mad",),
+    ),
+    Fault(
+        "recall: a single query scores what comes before it",
+        "src/statemix/tasks/mad/recall.py",
+        "targets[:, :-1] = IGNORED",
+        "targets[:, :-2] = IGNORED",
+        ("tests/tasks/mad",),
+    ),
+    Fault(
         "task: products multiplied from the wrong side",
         "src/statemix/tasks/groups.py",
         "product = table[self.order * product + column]",

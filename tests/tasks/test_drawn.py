@@ -142,6 +142,7 @@ KEPT = {
     "selective_copying": "8cdca13890a061e0",
     "recall": "9f2acbfd426de9df",
     "noisy_recall": "9152ecb694f95f5b",
+    "fuzzy_recall": "db6dc620ec0ba94f",
     "memorization": "72163c840a0f5be0",
     "parity": "6e401ad2eb228176",
     "cycle_navigation": "569a5713f76434d7",

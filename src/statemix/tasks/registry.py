@@ -5,6 +5,7 @@ from statemix.tasks.chomsky.arithmetic import BracketArithmetic, ModularArithmet
 from statemix.tasks.chomsky.counting import CycleNavigation, Parity
 from statemix.tasks.mad.compression import Compression
 from statemix.tasks.mad.copying import SelectiveCopying
+from statemix.tasks.mad.fuzzy_recall import FuzzyRecall
 from statemix.tasks.mad.memorization import Memorization
 from statemix.tasks.mad.noisy_recall import NoisyRecall
 from statemix.tasks.mad.recall import Recall
@@ -19,6 +20,7 @@ TASKS: Factories[type[Task]] = Factories(
         SelectiveCopying,
         Recall,
         NoisyRecall,
+        FuzzyRecall,
         Memorization,
         Parity,
         CycleNavigation,

@@ -1,5 +1,9 @@
 """The laws of MAD's tasks."""
 
+import itertools
+import re
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,6 +12,7 @@ from hypothesis import strategies as st
 from statemix.tasks import IGNORED
 from statemix.tasks.mad.compression import Compression
 from statemix.tasks.mad.copying import SelectiveCopying
+from statemix.tasks.mad.fuzzy_recall import FuzzyRecall, distinct, first_places
 from statemix.tasks.mad.memorization import Memorization
 from statemix.tasks.mad.noisy_recall import NoisyRecall
 from statemix.tasks.mad.recall import Recall
@@ -181,6 +186,140 @@ def test_the_share_of_noise_is_that_asked_for(noise):
     assert found == pytest.approx(noise * 62 / 63, abs=0.01)
 
 
+def check_fuzzy_recall(full, targets, split, num_tokens, key_size, value_size):
+    """Read a sequence with its last token pair by pair, in plain Python."""
+    filler, num_keys = num_tokens - 1, (num_tokens - 1) // 2
+    start = 0
+    while full[start] == filler:
+        start += 1
+    assert min(full) >= 0
+    assert max(full[start:]) < filler
+    known, expected, place = {}, [IGNORED] * start, start
+    while place < len(full):
+        end_of_key = place
+        while end_of_key < len(full) and full[end_of_key] < num_keys:
+            end_of_key += 1
+        end = end_of_key
+        while end < len(full) and full[end] >= num_keys:
+            end += 1
+        key, value = tuple(full[place:end_of_key]), tuple(full[end_of_key:end])
+        assert len(set(key)) == len(key) in range(1, key_size + 1)
+        assert len(set(value)) == len(value) in range(1, value_size + 1)
+        assert split == "train" or len(key) == key_size
+        expected += [IGNORED] * len(key)
+        expected += value if key in known else [IGNORED] * len(value)
+        if end == len(full):
+            assert key in known, "the last key must have been shown"
+        assert known.setdefault(key, value) == value
+        place = end
+    wanted = full[1:] if split == "train" else expected[1:]
+    np.testing.assert_array_equal(targets, wanted)
+
+
+@given(
+    st.integers(1, 4), st.integers(1, 4), st.integers(0, 20), st.integers(0, 60),
+    st.integers(0, 99), SPLITS,
+)  # fmt: skip
+def test_fuzzy_recall_repeats_the_value_of_a_key(key_size, value_size, more, longer, seed, split):
+    num_tokens = 1 + max(2 * key_size, 2 * value_size - 1) + more
+    length = 2 * (key_size + value_size) - 1 + longer
+    task = FuzzyRecall(
+        vocab_size=num_tokens, length=length, key_size=key_size, value_size=value_size, seed=seed
+    )
+    tokens, targets, _ = task.examples(split, 0, 6)
+    assert tokens.shape == (6, length)
+    # In a sequence of validation, the last token is that of the last target.
+    for row, labels in zip(tokens.tolist(), targets["token"].tolist(), strict=True):
+        full = [*row, labels[-1]]
+        check_fuzzy_recall(full, labels, split, num_tokens, key_size, value_size)
+
+
+def test_the_reader_refuses_the_example_of_mad_without_an_answer():
+    """Its generator made a sequence whose last key, 4 1 5, does not occur earlier."""
+    mad = numbers("15 15 15 6 1 0 9 10 12 2 0 6 8 11 2 4 5 14 6 5 3 8 3 5 4 13 9 14 4 1 5 13 9")
+    targets = [IGNORED] * 30 + [13, 9]
+    with pytest.raises(AssertionError, match="the last key must have been shown"):
+        check_fuzzy_recall(mad, targets, "test", 16, 3, 3)
+    # With a key that does occur, it is as it should be.
+    mad[28:] = [2, 0, 6, 8, 11]
+    check_fuzzy_recall(mad, [*targets[:30], 8, 11], "test", 16, 3, 3)
+
+
+def sizes_of_pairs(tokens, num_keys):
+    """The numbers of tokens of keys and values, without the first pair and the last two."""
+    keys, values = [], []
+    for row in tokens.tolist():
+        text = "".join("k" if t < num_keys else "v" for t in row if t != 2 * num_keys + 1)
+        found = [(len(k), len(v)) for k, v in re.findall("(k+)(v+)", text)][1:-2]
+        keys += [k for k, _ in found]
+        values += [v for _, v in found]
+    return keys, values
+
+
+def test_sizes_of_fuzzy_keys_and_values_are_uniform_in_training():
+    tokens = FuzzyRecall().examples("train", 0, 4000).tokens
+    for found in sizes_of_pairs(tokens, 7):
+        share = np.bincount(found, minlength=4)[1:] / len(found)
+        np.testing.assert_allclose(share, 1 / 3, atol=0.01)
+    keys, values = sizes_of_pairs(FuzzyRecall().examples("test", 0, 500).tokens, 7)
+    assert (set(keys), set(values)) == ({3}, {1, 2, 3})
+
+
+def test_the_last_pair_of_fuzzy_recall_repeats_any_of_those_shown():
+    """Keys are many enough here to be different, so that the place of the answer is known."""
+    task = FuzzyRecall(vocab_size=20_001, length=63, key_size=1, value_size=1)
+    tokens, targets, _ = task.examples("train", 0, 6200)
+    full = np.append(tokens, targets["token"][:, -1:], axis=1)
+    assert full.min() >= 0
+    assert (full < 20_000).all()  # Pairs of two tokens leave no room for fillers.
+    places = (full[:, :-2:2] == full[:, -2:-1]).argmax(1)
+    share = np.bincount(places, minlength=31) / len(places)
+    np.testing.assert_allclose(share, 1 / 31, atol=0.012)
+
+
+@pytest.mark.parametrize(("split", "first"), [("train", 0), ("test", 7)])
+def test_all_fuzzy_keys_and_values_occur(split, first):
+    task = FuzzyRecall(vocab_size=16)
+    tokens, targets, _ = task.examples(split, 0, 500)
+    assert np.unique(tokens).tolist() == list(range(16))
+    # In training, keys and fillers are targets, too.
+    scored = targets["token"][targets["token"] != IGNORED]
+    assert np.unique(scored).tolist() == list(range(first, 16 if split == "train" else 15))
+    assert task.guessing == 1 / 8
+
+
+def test_fillers_are_few():
+    """Fewer than the longest pair and what the last pair falls short of it."""
+    tokens = FuzzyRecall().examples("train", 0, 2000).tokens
+    fillers = (tokens == 15).sum(1)
+    assert fillers.max() < 6 + 4
+    assert fillers.min() == 0
+
+
+@given(st.integers(1, 6), st.integers(0, 5), st.integers(0, 99))
+def test_distinct_numbers_are_distinct(count, more, seed):
+    raw = np.random.default_rng(seed).integers(2**64, size=(7, 2, count), dtype=np.uint64)
+    drawn = distinct(raw, count + more)
+    assert drawn.shape == raw.shape
+    assert ((drawn >= 0) & (drawn < count + more)).all()
+    assert all(len(set(row)) == count for row in drawn.reshape(-1, count).tolist())
+
+
+def test_every_sequence_of_distinct_numbers_is_equally_likely():
+    raw = np.random.default_rng(0).integers(2**64, size=(24_000, 3), dtype=np.uint64)
+    found = Counter(map(tuple, distinct(raw, 4).tolist()))
+    assert set(found) == set(itertools.permutations(range(4), 3))
+    # Five standard deviations of the binomial distribution.
+    assert all(abs(count - 1000) < 160 for count in found.values())
+
+
+@given(st.integers(0, 5), st.integers(1, 9), st.integers(1, 3), st.integers(0, 99))
+def test_first_places_are_those_of_a_search(number, most, size, seed):
+    keys = np.random.default_rng(seed).integers(3, size=(number, most, size))
+    for row, found in zip(keys.tolist(), first_places(keys).tolist(), strict=True):
+        assert found == [row.index(key) for key in row]
+
+
 @given(st.integers(3, 300), st.integers(1, 20), st.integers(0, 99))
 def test_memorization_is_one_injective_map_for_all_splits(vocab_size, pairs, seed):
     task = Memorization(vocab_size=vocab_size, length=2 * pairs, train_size=None, seed=seed)
@@ -223,6 +362,10 @@ def test_the_seed_determines_the_map():
         (lambda: NoisyRecall(noise=1.0), "noise must be at least 0 and below 1, got 1.0"),
         (lambda: NoisyRecall(noise=float("nan")), "noise must be at least 0 and below 1, got nan"),
         (lambda: Memorization(length=3), "length must be even, got 3"),
+        (lambda: FuzzyRecall(vocab_size=6), "vocab_size must be at least 7, got 6"),
+        (lambda: FuzzyRecall(value_size=9), "vocab_size must be at least 18, got 16"),
+        (lambda: FuzzyRecall(length=10), r"length must be at least 11 \(two of the .*, got 10"),
+        (lambda: FuzzyRecall(key_size=0), "key_size must be at least 1, got 0"),
     ],
 )
 def test_options_that_make_no_example_are_named(build, message):
@@ -236,4 +379,8 @@ def test_the_configurations_of_the_paper():
     }  # fmt: skip
     assert Recall.presets["length-128"]["num_pairs"] == 64
     assert SelectiveCopying.presets["vocabulary-32"]["vocab_size"] == 32
+    assert FuzzyRecall.presets["examples-800"] == {
+        "vocab_size": 16, "train_size": 800, "length": 128
+    }  # fmt: skip
+    assert len(FuzzyRecall.presets) == 1 + 3 + 3 + 4
     assert {options["train_size"] for options in Recall.presets.values()} == {10_000, 20_000}

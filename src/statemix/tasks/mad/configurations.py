@@ -1,8 +1,12 @@
-"""The four data sets that Dubinin et al. make of each task of MAD (Table 3 and Appendix D)."""
+"""The published data sets of MAD's tasks: those of Dubinin et al., and those of MAD itself."""
+
+from collections.abc import Sequence
+
+_TRAIN_SIZES = (12_800, 6400, 3200, 1600, 800)
 
 
 def four(**baseline: object) -> dict[str, dict[str, object]]:
-    """Return a baseline and its three harder variants by name.
+    """Return the four data sets that Dubinin et al. make of a task (Table 3 and Appendix D).
 
     Args:
         **baseline: options of the baseline besides ``vocab_size`` and ``train_size``; the first one
@@ -21,3 +25,26 @@ def four(**baseline: object) -> dict[str, dict[str, object]]:
         "length-128": standard | {name: 2 * size},
         "examples-10k": standard | {"train_size": 10_000},
     }
+
+
+def of_mad(*, vocabularies: Sequence[int], lengths: Sequence[int]) -> dict[str, dict[str, object]]:
+    """Return the data sets of MAD's benchmark: a baseline, and its variants with one change.
+
+    Args:
+        vocabularies: values of ``vocab_size``; the first one is the baseline's.
+        lengths: values of ``length``; likewise.
+
+    Example:
+        >>> list(of_mad(vocabularies=(16, 32), lengths=(128,)))[:3]
+        ['baseline', 'vocabulary-32', 'examples-6400']
+    """
+    baseline: dict[str, object] = {
+        "vocab_size": vocabularies[0],
+        "train_size": _TRAIN_SIZES[0],
+        "length": lengths[0],
+    }
+    changes = [("vocabulary", "vocab_size", size) for size in vocabularies[1:]]
+    changes += [("length", "length", size) for size in lengths[1:]]
+    changes += [("examples", "train_size", size) for size in _TRAIN_SIZES[1:]]
+    variants = {f"{word}-{size}": baseline | {option: size} for word, option, size in changes}
+    return {"baseline": baseline, **variants}

@@ -1,0 +1,220 @@
+"""Fuzzy recall: in-context recall of keys and values that are several tokens each."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from statemix.tasks import addressing, checks
+from statemix.tasks.drawn import DrawnTask, Raw, Tokens
+from statemix.tasks.mad.configurations import of_mad
+from statemix.tasks.task import IGNORED, Examples
+
+
+class FuzzyRecall(DrawnTask):
+    """Answer keys of several tokens by the values of several tokens that they had earlier.
+
+    A sequence consists of pairs of a key and a value. A key has one to ``key_size`` different
+    tokens of the first half of the vocabulary, all numbers being equally likely, and a value one to
+    ``value_size`` of the second half. In validation and test every key has ``key_size``. A key that
+    occurs again repeats its value. The last pair repeats one of those before, each equally likely.
+    Token ``vocab_size - 1`` fills the sequence from the left; the model reads all tokens but the
+    last.
+
+    In training every next token is a target, fillers included. Validation and test score the tokens
+    of values whose key was shown before.
+
+    Source: MAD, "fuzzy in-context recall" with several queries. In about 2 % of the test sequences
+    of MAD's generator the last key never occurs earlier, so that they have no answer. Ours always
+    have one: the last pair is chosen among those shown instead of being placed among them.
+
+    Args:
+        vocab_size: number of tokens.
+        length: tokens of an example, at least ``2 * (key_size + value_size) - 1``.
+        key_size: most tokens of a key.
+        value_size: most tokens of a value.
+        train_size: number of training examples; None means an endless stream of fresh examples.
+        seed: seed of the examples, 0 <= seed < 2^64.
+
+    Raises:
+        ValueError: if an option is out of range, or the vocabulary has too few tokens.
+        TypeError: if an option has the wrong type.
+
+    Example:
+        >>> tokens, targets, _ = FuzzyRecall(length=32).examples("test", 0, 1)
+        >>> value = targets["token"][0, -1]  # the last token of the last value
+        >>> bool(value in tokens[0] and 7 <= value < 15)
+        True
+    """
+
+    name: ClassVar[str] = "fuzzy_recall"
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = of_mad(
+        vocabularies=(16, 32, 64, 128), lengths=(128, 256, 512, 1024)
+    )
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int = 16,
+        length: int = 128,
+        key_size: int = 3,
+        value_size: int = 3,
+        train_size: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.key_size = checks.integer("key_size", key_size, minimum=1, maximum=2**10)
+        self.value_size = checks.integer("value_size", value_size, minimum=1, maximum=2**10)
+        # The fewest tokens that leave enough different ones to keys and values, and a filler.
+        least = 1 + max(2 * self.key_size, 2 * self.value_size - 1)
+        self._vocab_size = checks.integer("vocab_size", vocab_size, minimum=least, maximum=2**20)
+        super().__init__(length=length, train_size=train_size, seed=seed)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    @property
+    def num_classes(self) -> int:
+        return self._vocab_size
+
+    @property
+    def guessing(self) -> float:
+        return 1 / (self._filler - self._num_keys)
+
+    @property
+    def title(self) -> str:
+        return "fuzzy recall"
+
+    @property
+    def _filler(self) -> int:
+        return self._vocab_size - 1
+
+    @property
+    def _num_keys(self) -> int:
+        return self._filler // 2
+
+    @property
+    def _longest(self) -> int:
+        """Tokens of the longest pair."""
+        return self.key_size + self.value_size
+
+    def word(self, token: int) -> str:
+        if token == self._filler:
+            return "_"
+        return f"k{token}" if token < self._num_keys else f"v{token - self._num_keys}"
+
+    def _check_length(self, length: int) -> None:
+        if length < 2 * self._longest - 1:
+            raise ValueError(
+                f"length must be at least {2 * self._longest - 1} (two of the longest pairs, of "
+                f"which the model does not read the last token), got {length}"
+            )
+
+    def _most_pairs(self, length: int) -> int:
+        """Return the most pairs before the last one, for which the longest pair is kept free."""
+        return (length + 1 - self._longest) // 2
+
+    def _count(self, length: int) -> int:
+        # Per pair: the size and the tokens of key and value; and the pair that is repeated.
+        return self._most_pairs(length) * (2 + self._longest) + 1
+
+    def _make(self, raw: Raw, length: int, split: addressing.Split) -> Examples:
+        number, most = len(raw), self._most_pairs(length)
+        parts = raw[:, :-1].reshape(number, most, 2 + self._longest)
+        of_keys, of_values = np.split(parts, [1 + self.key_size], axis=-1)
+        keys = self._motifs(of_keys, range(self._num_keys), whole=split != "train")
+        values = self._motifs(of_values, range(self._num_keys, self._filler), whole=False)
+        first = first_places(keys)
+        repeated = first < np.arange(most)
+        units = np.concatenate([keys, _taken(values, first)], axis=-1)
+        stops = (units != self._filler).sum(-1).cumsum(1)
+        shown = stops <= length + 1 - self._longest
+        units[~shown] = self._filler
+        chosen = addressing.below(raw[:, -1], shown.sum(1))
+        units = np.concatenate([units, _taken(units, chosen[:, None])], axis=1)
+        asked = np.zeros(units.shape, dtype=np.bool_)
+        asked[:, :-1, self.key_size :] = repeated[..., None]
+        asked[:, -1, self.key_size :] = True
+
+        full, scored = joined(units, asked, length + 1, self._filler)
+        tokens, targets = full[:, :-1], full[:, 1:].copy()
+        if split != "train":
+            targets[~scored[:, 1:]] = IGNORED
+        return Examples(tokens, {self.head: targets})
+
+    def _motifs(self, raw: Raw, tokens: range, *, whole: bool) -> Tokens:
+        """Draw keys or values: (..., 1 + n) -> (..., n), with fillers after shorter ones."""
+        drawn = distinct(raw[..., 1:], len(tokens)) + tokens.start
+        if not whole:
+            most = drawn.shape[-1]
+            sizes = addressing.below(raw[..., 0], most) + 1
+            drawn[np.arange(most) >= sizes[..., None]] = self._filler
+        return drawn
+
+
+def distinct(raw: Raw, size: int) -> Tokens:
+    """Draw sequences of different numbers below ``size``, each sequence equally likely.
+
+    Args:
+        raw: random values, shape (..., n) with n <= ``size``.
+        size: number of numbers to draw from.
+    """
+    drawn = np.empty(raw.shape, dtype=np.int64)
+    for place in range(raw.shape[-1]):
+        # The rank among the numbers that are left; every smaller one that is taken shifts it.
+        number = addressing.below(raw[..., place], size - place)
+        for taken in np.moveaxis(np.sort(drawn[..., :place], axis=-1), -1, 0):
+            number += number >= taken
+        drawn[..., place] = number
+    return drawn
+
+
+def first_places(keys: Tokens) -> Tokens:
+    """Return where each key of a sequence occurs first: (N, P, n) -> (N, P)."""
+    number, most, _ = keys.shape
+    # Equal keys get equal numbers, token by token, so that no number outgrows 64 bits.
+    names = np.zeros((number, most), dtype=np.int64)
+    for column in np.moveaxis(keys, -1, 0):
+        pairs = names * (int(column.max(initial=0)) + 1) + column
+        names = np.unique(pairs, return_inverse=True)[1].reshape(number, most)
+    order = np.argsort(names, axis=1, kind="stable")
+    ordered = np.take_along_axis(names, order, axis=1)
+    begins = np.ones(ordered.shape, dtype=np.bool_)
+    begins[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    latest = np.maximum.accumulate(np.where(begins, np.arange(most), 0), axis=1)
+    first = np.empty_like(order)
+    np.put_along_axis(first, order, np.take_along_axis(order, latest, axis=1), axis=1)
+    return first
+
+
+def joined(
+    units: Tokens, marks: NDArray[np.bool_], length: int, filler: int
+) -> tuple[Tokens, NDArray[np.bool_]]:
+    """Join the tokens of units, at the right end of rows that are filled from the left.
+
+    Args:
+        units: tokens, shape (N, P, n); ``filler`` where a unit has fewer than n.
+        marks: marks of the tokens, same shape.
+        length: length of the rows.
+        filler: token of the rest of a row.
+
+    Returns:
+        tokens: shape (N, length).
+        marks: those of the tokens, same shape; False at fillers.
+    """
+    number, width = len(units), units.shape[1] * units.shape[2]
+    flat, flat_marks = units.reshape(number, width), marks.reshape(number, width)
+    present = flat != filler
+    place = length - present.sum(1, keepdims=True) + present.cumsum(1) - 1
+    rows = np.nonzero(present)[0]
+    full = np.full((number, length), filler)
+    full_marks = np.zeros(full.shape, dtype=np.bool_)
+    full[rows, place[present]] = flat[present]
+    full_marks[rows, place[present]] = flat_marks[present]
+    return full, full_marks
+
+
+def _taken(units: Tokens, places: NDArray[np.int64]) -> Tokens:
+    """Return the units at places: (N, P, n), (N, M) -> (N, M, n)."""
+    return np.take_along_axis(units, places[..., None], axis=1)

@@ -20,7 +20,7 @@ from cases import COMPUTED, REFUSED, FindingError, line, require
 from statemix.cli import bench, demo, doctor, evaluate, tasks, train  # noqa: F401  warm
 from statemix.cli.main import main
 from statemix.experiments import demo as suites
-from statemix.tasks import TaskSpec
+from statemix.tasks import TASKS, TaskSpec
 
 NAME = "commands"
 SHARE = 3
@@ -44,7 +44,12 @@ TINY: dict[str, list[str]] = {
 }
 # Other valid values.
 _FITTING: dict[str, list[list[str]]] = {
-    "--task": [["permutation", "group=S_4", "train_size=3"], ["permutation", "train_size=5"]],
+    "--task": [
+        ["permutation", "group=S_4", "train_size=3"],
+        ["permutation", "train_size=5"],
+        ["compression", "length=4", "train_size=5"],
+        ["fuzzy_recall", "length=11", "train_size=5"],
+    ],
     "--model.layers": [
         ["lstm"],
         ["h_lru", "num_channels=3", "order=2", "gate=tanh", "backend=loop"],
@@ -57,7 +62,7 @@ _FITTING: dict[str, list[list[str]]] = {
     "--model.no-residual": [[]],
     "--model.norm": [["layer"], ["none"]],
     "--model.backbone": [["autoencoder"], ["causal"]],
-    "--model.linear-init": [["normal"], ["own"], ["none"]],
+    "--model.linear-init": [["normal"], ["own"]],
     "--model.channel-mixer": [["swiglu"], ["mlp", "intermediate_size=3"], ["none"]],
     "--batches.size": [["1"], ["1000"]],
     "--batches.accumulate": [["3"], ["2000000000"]],
@@ -340,7 +345,7 @@ def _evaluate(r: random.Random, folder: Path, prepared: Path) -> Request:
 
 
 def _tasks(r: random.Random, folder: Path, prepared: Path) -> Request:
-    head = [["tasks"], ["tasks", "permutation"], ["tasks", "permutation", "length=3"]]
+    head = [["tasks"], ["tasks", r.choice(list(TASKS))], ["tasks", "permutation", "length=3"]]
     return _corrupted(r, list(r.choice(head)), _some(r, _TASKS, 3))
 
 

@@ -163,6 +163,7 @@ _RECIPES: dict[Callable[[random.Random], str | None], float] = {
     parts.check_layer: 3,
     parts.check_model: 1,
     parts.check_task: 1,
+    parts.check_permutation: 1,
     malformed_operator: 6,
     malformed_normalize: 1,
     malformed_layer: 2,

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from cases import require
+from cases import REFUSED, require
 from torch import Tensor
 
 from statemix import layers, ops
 from statemix.layers import LayerSpec
 from statemix.models import MixerSpec, SyntheticModel
-from statemix.tasks import TASKS
+from statemix.tasks import IGNORED, TASKS
 from statemix.tasks.groups import NAMES
 
 _BASELINES = ("delta_net", "delta_product", "mamba2", "conv", "attention")
@@ -177,19 +177,80 @@ def check_model(r: random.Random) -> None:
         _near(packed[head].view_as(logits), logits, torch.float32, f"packed {words}")
 
 
-def task_options(r: random.Random) -> tuple[str, dict[str, Any]]:
-    """The name and options of a task."""
-    options: dict[str, Any] = {"group": r.choice(NAMES), "length": r.choice([1, 2, 5, 16, 70])}
+_STRINGS = {"min_length": [1, 2, 9], "length": [1, 5, 40]}
+_TASK_OPTIONS: dict[str, dict[str, list[Any]]] = {
+    "permutation": {"group": list(NAMES), "length": [1, 2, 5, 16, 70]},
+    "compression": {"vocab_size": [2, 3, 16], "length": [1, 2, 5, 64]},
+    "selective_copying": {
+        "vocab_size": [3, 4, 16], "num_copied": [1, 2, 16], "length": [3, 5, 33, 64]
+    },
+    "recall": {
+        "vocab_size": [2, 3, 4, 16, 17], "num_pairs": [2, 3, 32], "multi_query": [True, False]
+    },
+    "noisy_recall": {
+        "vocab_size": [4, 8, 32], "num_pairs": [2, 3, 64], "noise": [0.0, 0.2, 0.99]
+    },
+    "fuzzy_recall": {
+        "vocab_size": [3, 7, 16, 40], "length": [3, 11, 15, 64], "key_size": [1, 2, 3, 5],
+        "value_size": [1, 3, 4],
+    },
+    "memorization": {"vocab_size": [3, 4, 16, 256], "length": [2, 8, 32]},
+    "parity": _STRINGS,
+    "cycle_navigation": _STRINGS,
+    "modular_arithmetic": _STRINGS,
+    "bracket_arithmetic": _STRINGS,
+}  # fmt: skip
+
+
+def task_options(r: random.Random, name: str | None = None) -> tuple[str, dict[str, Any]]:
+    """The name and options of a task, which need not fit together."""
+    name = name or r.choice(list(TASKS))
+    choices = _TASK_OPTIONS[name]
+    options = {option: r.choice(choices[option]) for option in choices if r.random() < 0.8}
     if r.random() < 0.5:
         options["train_size"] = r.choice([1, 2, 20])
     if r.random() < 0.7:
         options["seed"] = r.choice([0, 1, 2**63, 2**64 - 1, r.getrandbits(64)])
-    return "permutation", options
+    return name, options
 
 
-def check_task(r: random.Random) -> None:
-    """Check that examples are right, and do not depend on the range that was asked for."""
+def check_task(r: random.Random) -> str | None:
+    """Check that examples keep the contract of tasks, each the same in every range."""
     name, options = task_options(r)
+    split = r.choice(["train", "validation", "test"])
+    start, length = r.choice([0, 1, 5]), r.choice([None, None, 1, 3, 12, 63, 64])
+    stop = start + r.choice([0, 1, 4])
+    words = f"{name} {options} {split} {start} {stop} {length}"
+    try:
+        task: Any = TASKS[name](**options)
+        tokens, targets, lengths = task.examples(split, start, stop, length)
+        task.describe(start, split)
+    except ValueError as error:
+        known = (*options, *TASKS.options(name), "stop", "length")
+        require(any(option in str(error) for option in known), f"{words}: {error}")
+        return REFUSED
+    longest = length or task.length
+    require(tokens.shape == (stop - start, longest), f"shape: {words}")
+    require(((tokens >= 0) & (tokens < task.vocab_size)).all(), f"tokens: {words}")
+    ends = np.full(len(tokens), longest) if lengths is None else lengths
+    require(((ends >= 1) & (ends <= longest)).all(), f"lengths: {words}")
+    ended = np.arange(longest) >= ends[:, None]
+    for head, classes in targets.items():
+        scored = classes != IGNORED
+        known = (classes >= 0) & (classes < task.heads[head])
+        require((known | ~scored).all() and not scored[ended].any(), f"targets: {words}")
+        require(scored.any(1).all(), f"nothing is scored: {words}")
+    for place in range(stop - start):
+        alone = task.examples(split, start + place, start + place + 1, length)
+        same = np.array_equal(alone.tokens[0], tokens[place])
+        same &= all(np.array_equal(alone.targets[h][0], targets[h][place]) for h in targets)
+        require(same, f"address: {words}")
+    return None
+
+
+def check_permutation(r: random.Random) -> None:
+    """Check that products are right, and do not depend on the range that was asked for."""
+    name, options = task_options(r, "permutation")
     try:
         task: Any = TASKS[name](**options)
     except ValueError as error:

@@ -96,6 +96,14 @@ def test_bracket_expressions_have_the_grammar(length):
     [
         (lambda: Parity(min_length=0), "length must be at least 1, got 0"),
         (lambda: ModularArithmetic(min_length=1), "length must be at least 2, got 1"),
+        (
+            lambda: ModularArithmetic().examples("test", 0, 1, 1),
+            "^length must be at least 2, got 1",
+        ),
+        (
+            lambda: BracketArithmetic().examples("test", 0, 1, 1),
+            "^length must be at least 2, got 1",
+        ),
         (lambda: Parity(min_length=9, length=8), "min_length must be at most length=8, got 9"),
     ],
 )

@@ -55,6 +55,10 @@ class StringTask(DrawnTask):
             Strings may be shorter than asked: ``lengths`` is changed in place.
         """
 
+    def _check_length(self, length: int) -> None:
+        if length < self._shortest:
+            raise ValueError(f"length must be at least {self._shortest}, got {length}")
+
     def _count(self, length: int) -> int:
         return length + 1
 

@@ -529,6 +529,13 @@ MODELS = [
 
 TRAINING_FAULTS = [
     Fault(
+        "run: any number of threads is accepted",
+        TRAINING + "run.py",
+        'check_threads("runtime.num_threads", config.runtime.num_threads)',
+        "pass",
+        _training("run"),
+    ),
+    Fault(
         "schedule: the learning rate never moves",
         TRAINING + "schedules.py",
         "progress = (step // steps_per_epoch) * steps_per_epoch / num_steps",

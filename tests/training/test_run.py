@@ -408,6 +408,13 @@ def test_what_cannot_run_fails_before_anything_is_written(tiny, tmp_path, change
     assert not (tmp_path / "run").exists()
 
 
+def test_a_defect_of_a_layer_is_no_wrong_request(toys, tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(toys.Toy, "__init__", lambda *_, **__: None + 1)
+    with pytest.raises(TypeError, match="unsupported operand"):
+        train(tiny({"model.layers": (LayerSpec("solver"),)}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -39,7 +39,8 @@ class Layer(nn.Module, ABC):
 
     One line in ``layers/registry.py`` makes a layer available to every model, task and command. The
     constructor of a layer has the parameter ``hidden_size`` and the keywords ``device`` and
-    ``dtype``; its other parameters are the layer's options.
+    ``dtype``; its other parameters are the layer's options. It refuses a value by a ``raise``
+    statement with a ValueError or TypeError; any other error counts as a defect of the layer.
 
     Attributes:
         name: name of the layer as users write it.

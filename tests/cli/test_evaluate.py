@@ -119,6 +119,7 @@ def with_a_flipped_bit(run):
             [],
             "config.json must hold a run's configuration",
         ),
+        (None, ["--device", "cuda"], "statemix: device must be available (PyTorch cannot use"),
         (None, ["--lengths", "0"], "lengths must be at least 1, got [0]"),
         (None, ["--sequences", "0"], "sequences must be at least 1, got 0"),
         (None, ["--tokens", "0"], "tokens must be at least 1, got 0"),
@@ -136,7 +137,10 @@ def with_a_flipped_bit(run):
         ),
     ],
 )
-def test_bad_request_is_one_line_and_exit_code_2(run, capsys, prepare, options, message):
+def test_bad_request_is_one_line_and_exit_code_2(
+    run, capsys, monkeypatch, prepare, options, message
+):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     if prepare is not None:
         prepare(run)
     assert main(["evaluate", str(run), *options]) == 2

@@ -19,7 +19,7 @@ from statemix.settings import RequestError
 from statemix.tasks import Task
 from statemix.training import RunConfig, Scores, load_model, load_outcome
 from statemix.training.config import Device
-from statemix.training.devices import build_fabric
+from statemix.training.devices import build_fabric, check_device
 from statemix.training.evaluation import SplitEvaluator, sequences_at
 from statemix.training.outcome import Weights
 from statemix.training.schedules import attributes_set
@@ -75,6 +75,7 @@ class Evaluate:
                 raise RequestError(f"{name} must be at least 1, got {value}")
         if any(length < 1 for length in self.lengths):
             raise RequestError(f"lengths must be at least 1, got {list(self.lengths)}")
+        check_device("device", self.device)
         config = load_outcome(self.folder).config
         task = config.build_task()
         fabric = build_fabric(self.device, config.runtime.precision)

@@ -1,11 +1,14 @@
 """Settings: types alone define the values a field accepts, and requests can be compared."""
 
 import dataclasses
+import json
 import pickle
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+import numpy as np
 import pytest
+import torch
 from annotated_types import Ge, Gt, MinLen
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +16,16 @@ from hypothesis import strategies as st
 from statemix.layers import LAYERS, LayerSpec
 from statemix.models import MixerSpec
 from statemix.plain import asked, difference, from_plain, to_plain
-from statemix.settings import ABSENT, Assignments, RequestError, SettingError, Settings, checked
+from statemix.settings import (
+    ABSENT,
+    Assignments,
+    RequestError,
+    SettingError,
+    Settings,
+    built,
+    checked,
+    is_refusal,
+)
 from statemix.tasks import TaskSpec
 from statemix.training import (
     AttributeSchedule,
@@ -164,6 +176,59 @@ def test_a_setting_error_is_a_request_error_and_survives_pickling():
     copy = pickle.loads(pickle.dumps(error))  # noqa: S301  our own bytes
     assert isinstance(copy, RequestError)
     assert (str(copy), copy.path, copy.value) == (str(error), "layers.0.name", "gru")
+
+
+def refuse(value):
+    if value < 1:
+        raise ValueError(f"size must be at least 1, got {value}")
+
+
+def refuse_for_a_reason():
+    try:
+        int("x")
+    except ValueError as error:
+        raise TypeError("size must be an int, got 'x'") from error
+
+
+def refuse_again():
+    try:
+        refuse(0)
+    except ValueError:
+        raise
+
+
+@pytest.mark.parametrize("build", [lambda: refuse(0), refuse_for_a_reason, refuse_again])
+def test_what_a_part_refuses_is_a_request_error(build):
+    with pytest.raises(RequestError, match=r"^part: size must be"):
+        built("part", build)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: refuse(None),
+        lambda: int("x"),
+        lambda: len(3),
+        lambda: refuse(),
+        lambda: [] + 3,
+        lambda: (lambda a, b: a)(*range(3)),
+        # Libraries, with and without a raise statement of their own.
+        lambda: torch.zeros("x"),
+        lambda: torch.nn.Linear("x", 3),
+        lambda: torch.nn.Dropout(2.0),
+        lambda: np.zeros(-1),
+        lambda: dataclasses.fields(3),
+        lambda: json.dumps({3}),
+    ],
+)
+def test_a_defect_of_a_part_keeps_its_error(build):
+    with pytest.raises((TypeError, ValueError)) as caught:
+        built("part", build)
+    assert not isinstance(caught.value, RequestError)
+
+
+def test_an_error_that_was_not_raised_is_no_refusal():
+    assert not is_refusal(ValueError("size must be at least 1"))
 
 
 def test_a_bare_name_stands_for_an_entry_without_options():

@@ -1,6 +1,8 @@
 """Frozen settings that are checked against their types, and the errors of invalid requests."""
 
 import dataclasses
+import dis
+import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, Self, cast, get_type_hints
@@ -105,10 +107,11 @@ def checked(annotation: Any, value: object, path: str) -> Any:
 
 
 def built(part: str, build: Any, *arguments: Any, **named: Any) -> Any:
-    """Call a constructor with arguments from the user, and turn its errors into RequestErrors.
+    """Call a constructor with arguments from the user, and turn its refusals into RequestErrors.
 
     Raises:
-        RequestError: if the constructor fails; the message names the part of the configuration.
+        RequestError: if the constructor refuses an argument; the message names the part of the
+            configuration. A defect of the constructor keeps its error.
     """
     try:
         return build(*arguments, **named)
@@ -117,7 +120,35 @@ def built(part: str, build: Any, *arguments: Any, **named: Any) -> Any:
     except RequestError:
         raise
     except (ValueError, TypeError) as error:
+        if not is_refusal(error):
+            raise
         raise RequestError(f"{part}: {error}") from error
+
+
+_LIBRARIES = {*sys.stdlib_module_names, "numpy", "torch"}
+_RAISE = dis.opmap["RAISE_VARARGS"]
+
+
+def is_refusal(error: ValueError | TypeError) -> bool:
+    """Return whether a part raised an error to refuse an argument; otherwise it is a defect.
+
+    A part refuses an argument by a ``raise`` statement of its own. If an operator, a builtin or a
+    library below fails instead, such as ``None + 1`` or ``torch.zeros("x")``, the part has a
+    defect, because it should have checked its arguments first.
+
+    Args:
+        error: an error that was caught.
+    """
+    where = error.__traceback__
+    if where is None:
+        return False
+    while where.tb_next is not None:
+        where = where.tb_next
+    module = str(where.tb_frame.f_globals.get("__name__"))
+    if module.partition(".")[0] in _LIBRARIES:
+        return False
+    code = where.tb_frame.f_code.co_code
+    return where.tb_lasti in range(len(code)) and code[where.tb_lasti] == _RAISE
 
 
 @cache

@@ -1,6 +1,7 @@
 """The command that scores a finished run."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -118,6 +119,7 @@ def with_a_flipped_bit(run):
             [],
             "config.json must hold a run's configuration",
         ),
+        (None, ["--device", "cuda"], "statemix: device must be available (PyTorch cannot use"),
         (None, ["--lengths", "0"], "lengths must be at least 1, got [0]"),
         (None, ["--sequences", "0"], "sequences must be at least 1, got 0"),
         (None, ["--tokens", "0"], "tokens must be at least 1, got 0"),
@@ -135,7 +137,10 @@ def with_a_flipped_bit(run):
         ),
     ],
 )
-def test_bad_request_is_one_line_and_exit_code_2(run, capsys, prepare, options, message):
+def test_bad_request_is_one_line_and_exit_code_2(
+    run, capsys, monkeypatch, prepare, options, message
+):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     if prepare is not None:
         prepare(run)
     assert main(["evaluate", str(run), *options]) == 2
@@ -161,7 +166,19 @@ def test_attributes_of_evaluation_are_those_of_the_run(tmp_path, tiny_arguments,
     )
 
 
-def test_more_tokens_than_memory_holds_are_refused(finished_run, capsys):
-    arguments = ["--lengths", "20", "--tokens", "2" + "0" * 14, "--sequences", "1" + "0" * 13]
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--lengths", "20", "--tokens", "2" + "0" * 14, "--sequences", "1" + "0" * 13],
+            r"tokens must fit into memory \(1" + "0" * 13 + " sequences of .*, got 2" + "0" * 14,
+        ),
+        (
+            ["--lengths", "2" + "0" * 12],
+            r"lengths must fit into memory \(1 sequence of length 2.*, got 2" + "0" * 12,
+        ),
+    ],
+)
+def test_more_than_memory_holds_is_refused(finished_run, capsys, arguments, message):
     assert main(["evaluate", str(finished_run), *arguments]) == 2
-    assert "tokens must fit into memory" in capsys.readouterr().err
+    assert re.fullmatch(f"statemix: {message}\n", capsys.readouterr().err)

@@ -609,6 +609,20 @@ MODELS = [
 
 TRAINING_FAULTS = [
     Fault(
+        "device: auto never finds a GPU",
+        TRAINING + "config.py",
+        'return "cuda" if torch.cuda.is_available() else "cpu"',
+        'return "cpu"',
+        _training("devices"),
+    ),
+    Fault(
+        "run: any number of threads is accepted",
+        TRAINING + "run.py",
+        'check_threads("runtime.num_threads", config.runtime.num_threads)',
+        "pass",
+        _training("run"),
+    ),
+    Fault(
         "schedule: the learning rate never moves",
         TRAINING + "schedules.py",
         "progress = (step // steps_per_epoch) * steps_per_epoch / num_steps",

@@ -13,12 +13,14 @@ PLAIN: tuple[Any, ...] = (
     None, True, False, 0, 1, 2, 3, -1, 7, 2**31 - 1, 2**31, 2**53, 2**63 - 1, 2**63, 2**64,
     10**20, 10**400, -(10**30), 0.5, 1.0, -0.0, -1.5, 1e-30, 1e300, 5e-324, float("nan"),
     float("inf"), -float("inf"), 1j, "", "softmax", "train", "S_3", "S_4", "nonsense", "float",
-    "cpu", "meta", "1", "ü\n\0", "x" * 1000, b"x", [], [1.0], [0, 1], (), (1, 2), {}, {"a": 1},
-    set(), object, len, range(3), Ellipsis, NotImplemented, fractions.Fraction(1, 3),
+    "cpu", "meta", "cuda", "cuda:99", "mps", "xla", "hpu", "1", "ü\n\0", "x" * 1000, b"x",
+    [], [1.0], [0, 1], (), (1, 2), {}, {"a": 1}, set(), object, len, range(3), Ellipsis,
+    NotImplemented, fractions.Fraction(1, 3),
     decimal.Decimal("0.5"), np.float32(1.5), np.float64("nan"), np.int64(2), np.int32(-1),
     np.bool_(True), np.array(2), np.array([1.0, 2.0]), np.zeros((2, 3)), np.array(["a"]),
     torch.float32, torch.float16, torch.int64, torch.float8_e5m2, torch.complex64, torch.strided,
-    torch.Size([2]), torch.device("cpu"), torch.device("meta"),
+    torch.Size([2]), torch.device("cpu"), torch.device("meta"), torch.device("cuda"),
+    torch.device("mps"),
 )  # fmt: skip
 _DTYPES = (
     torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool, torch.complex64,

@@ -411,6 +411,23 @@ def test_schedulable_attributes_can_be_read_and_assigned(build):
         setattr(layer, attribute, getattr(layer, attribute))
 
 
+def exists(device):
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, ImportError):
+        return False
+    return True
+
+
+# Devices that PyTorch knows but that are not here; each is missing in a way of its own.
+ABSENT = [
+    device
+    for name in ("cuda", "cuda:99", "mps", "xla", "hpu")
+    for device in (name, torch.device(name))
+    if not exists(device)
+]
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -423,6 +440,10 @@ def test_schedulable_attributes_can_be_read_and_assigned(build):
         ({"device": "nonsense"}, ValueError, "device must exist, got 'nonsense'"),
         ({"device": 1.5}, TypeError, "device must be a device, a name or None, got 1.5"),
         ({"device": 2**70}, ValueError, "device must exist"),
+        *(
+            ({"device": device}, ValueError, f"^device must exist, got '{device}': [^\n]+$")
+            for device in ABSENT
+        ),
     ],
 )
 @pytest.mark.parametrize("initial_state", ["zero", "learned"])
@@ -442,7 +463,11 @@ def test_arguments_of_init_state_are_checked(initial_state, arguments, error, me
 
 @pytest.mark.parametrize(
     ("name", "value", "error"),
-    [("device", "nonsense", ValueError), ("dtype", torch.int64, TypeError)],
+    [
+        ("device", "nonsense", ValueError),
+        *(("device", device, ValueError) for device in ABSENT),
+        ("dtype", torch.int64, TypeError),
+    ],
 )
 def test_constructors_check_device_and_dtype(name, value, error):
     for build in (

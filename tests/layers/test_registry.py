@@ -2,13 +2,25 @@
 
 from typing import get_args
 
+import numpy as np
 import pytest
 import torch
 
 from statemix import layers
 from statemix.layers import LAYERS, LayerSpec
+from statemix.models import CHANNEL_MIXERS
 from statemix.registry import REQUIRED
 from statemix.settings import SettingError
+
+# Values of required options.
+SIZES = {
+    "num_blocks": 2,
+    "block_size": 2,
+    "num_channels": 2,
+    "order": 2,
+    "num_heads": 2,
+    "kernel_size": 2,
+}
 
 
 def test_every_name_builds_its_class():
@@ -104,3 +116,28 @@ def test_a_layer_without_colour_is_left_to_the_figures_and_labels_show_the_size(
     assert LAYERS["bd_lru"].label({"block_size": 4}) == "BD-LRU m=4"
     assert LAYERS["h_lru"].label({"order": 2}) == "H-LRU m=2"
     assert LAYERS["lstm"].label({}) == "LSTM"
+
+
+SWITCHES = [
+    (factories, name, option)
+    for factories in (LAYERS, CHANNEL_MIXERS)
+    for name in factories
+    for option, (annotation, _) in factories.options(name).items()
+    if annotation is bool
+]
+
+
+@pytest.mark.parametrize(("factories", "name", "option"), SWITCHES)
+@pytest.mark.parametrize("value", ["no", 0, 1, None, np.True_])
+def test_a_switch_is_true_or_false(factories, name, option, value):
+    arguments = {
+        option: SIZES[option]
+        for option, (_, default) in factories.options(name).items()
+        if default is REQUIRED
+    }
+    with pytest.raises(TypeError, match=f"^{option} must be True or False, got {value!r}$"):
+        factories[name](hidden_size=4, **arguments | {option: value})
+
+
+def test_a_layer_with_a_switch_is_known():
+    assert (LAYERS, "conv", "depthwise") in SWITCHES

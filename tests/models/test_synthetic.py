@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+from typing import get_type_hints
 
 import pytest
 import torch
@@ -429,6 +430,9 @@ def test_tokens_without_values_to_read_are_not_refused(bos, bounds):
     assert shapes(build(bos=bos).to("meta")(tokens.to("meta"))) == shapes(expected)
 
 
+SWITCHES = [name for name, hint in get_type_hints(SyntheticModel.__init__).items() if hint is bool]
+
+
 @pytest.mark.parametrize(
     ("name", "value", "error"),
     [
@@ -437,7 +441,7 @@ def test_tokens_without_values_to_read_are_not_refused(bos, bounds):
         ("layers", "lstm", TypeError),
         ("layers", 3, TypeError),
         ("channel_mixer", "mlp", TypeError),
-        ("bos", "yes", TypeError),
+        *((name, value, TypeError) for name in SWITCHES for value in ("no", 0, None)),
         ("seed", None, TypeError),
         ("seed", -1, ValueError),
     ],

@@ -1,5 +1,7 @@
 """Malformed arguments: every public function raises an error of one clear sentence."""
 
+import inspect
+
 import numpy as np
 import pytest
 import torch
@@ -40,6 +42,25 @@ def check_refusal(function, arguments, error, message):
     for mode in (torch.enable_grad, torch.inference_mode):
         with mode(), pytest.raises(error, match=message):
             getattr(ops, function)(**arguments)
+
+
+SWITCHES = [
+    (function, name)
+    for function in (*SEQUENCES, *STEPS)
+    for name, parameter in inspect.signature(getattr(ops, function)).parameters.items()
+    if parameter.annotation is bool
+]
+
+
+@pytest.mark.parametrize(("function", "name"), SWITCHES)
+@pytest.mark.parametrize("value", ["no", 0, 1, None])
+def test_a_switch_is_true_or_false(function, name, value):
+    message = f"^{name} must be True or False, got {value!r}$"
+    check_refusal(function, good(function) | {name: value}, TypeError, message)
+
+
+def test_every_sequence_has_a_switch():
+    assert {function for function, _ in SWITCHES} == set(SEQUENCES)
 
 
 def bad_tensors(function):

@@ -73,6 +73,7 @@ def test_gradients_flow_through_steps(problem, agree, kind):
     agree(dict(zip(whole, (*results, *gradients), strict=True)), whole)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("name", ["gates", "values", "state"])
 @pytest.mark.parametrize("channels", [1, 3])  # a single channel is never copied for its order
 def test_pending_signs_are_applied(name, channels):
@@ -96,6 +97,7 @@ ORDERS = {
 }
 
 
+@pytest.mark.kernels  # the loop's sums are rounded differently in another memory order
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", ["gates", "values", "state"])
 def test_steps_of_equal_shapes_may_differ_in_memory_order(problem, identical, kind, name, order):

@@ -6,7 +6,20 @@ import pytest
 import torch
 
 from statemix.settings import SettingError
-from statemix.training.devices import check_threads, threads
+from statemix.training import RunConfig, RuntimeConfig, ScheduleConfig, devices
+from statemix.training.devices import build_fabric, check_threads, threads
+
+
+@pytest.mark.parametrize(
+    ("device", "gpu", "expected"),
+    [("auto", True, "cuda"), ("auto", False, "cpu"), ("cpu", True, "cpu"), ("cuda", True, "cuda")],
+)
+def test_auto_is_a_gpu_if_there_is_one(monkeypatch, device, gpu, expected):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
+    monkeypatch.setattr(devices, "Fabric", lambda **options: options["accelerator"])
+    assert build_fabric(device, "32-true") == expected
+    config = RunConfig(runtime=RuntimeConfig(device=device), schedules=ScheduleConfig(num_steps=1))
+    assert config.resolved().runtime.device == expected
 
 
 def test_a_few_threads_per_processor_are_the_most(monkeypatch):

@@ -408,6 +408,13 @@ def test_what_cannot_run_fails_before_anything_is_written(tiny, tmp_path, change
     assert not (tmp_path / "run").exists()
 
 
+def test_a_defect_of_a_layer_is_no_wrong_request(toys, tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(toys.Toy, "__init__", lambda *_, **__: None + 1)
+    with pytest.raises(TypeError, match="unsupported operand"):
+        train(tiny({"model.layers": (LayerSpec("solver"),)}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -438,6 +445,13 @@ def test_a_device_that_is_missing_is_named(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(RequestError, match=r"runtime.device must be available .*, got 'cuda'"):
         train(tiny({"runtime.device": "cuda"}), tmp_path / "run")
+
+
+def test_threads_beyond_the_limit_of_the_machine_are_refused(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    with pytest.raises(RequestError, match=r"^runtime.num_threads must be in 1\.\.4 .*, got 5$"):
+        train(tiny({"runtime.num_threads": 5}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_threads_are_the_runs_and_then_the_callers_again(tiny, tmp_path):

@@ -52,6 +52,34 @@ def test_a_run_beyond_memory_is_refused_and_leaves_nothing(tmp_path, tiny, chang
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "what"),
+    [
+        ("lengths", 1001, r"1 sequence of length 1001: .*, got 1001"),
+        ("tokens", 2000, r"2 sequences of length 1000: .*, got 2000"),
+        ("tokens", 1999, None),
+    ],
+)
+def test_lengths_are_blamed_only_if_one_sequence_does_not_fit(
+    tiny, monkeypatch, field, value, what
+):
+    # One head: tokens, targets and predictions of 8 bytes.
+    monkeypatch.setattr(size, "available_bytes", lambda: 1000 * 3 * 8)
+    config = tiny(
+        {
+            "evaluation.lengths": (1000,),
+            "evaluation.tokens": 10,
+            f"evaluation.{field}": (value,) if field == "lengths" else value,
+        }
+    )
+    task = config.build_task()
+    if what is None:
+        size.check_scored_fit(task, 1000, at_most=9, tokens=value)
+        return
+    with pytest.raises(SettingError, match=rf"^evaluation.{field} must fit into memory \({what}$"):
+        size.check_run_fits(config, task)
+
+
 def test_sizes_are_compared_with_the_memory_that_is_available(tmp_path, tiny, monkeypatch):
     monkeypatch.setattr(size, "available_bytes", lambda: 10**9)
     config = tiny({"task": TaskSpec("permutation", length=20, train_size=20)})

@@ -19,11 +19,11 @@ from statemix.settings import RequestError
 from statemix.tasks import Task
 from statemix.training import RunConfig, Scores, load_model, load_outcome
 from statemix.training.config import Device
-from statemix.training.devices import build_fabric
+from statemix.training.devices import build_fabric, check_device
 from statemix.training.evaluation import SplitEvaluator, sequences_at
 from statemix.training.outcome import Weights
 from statemix.training.schedules import attributes_set
-from statemix.training.size import check_examples_fit
+from statemix.training.size import check_scored_fit
 
 EVALUATIONS = "evaluations.jsonl"
 # Width of the table if the output is not a terminal.
@@ -75,6 +75,7 @@ class Evaluate:
                 raise RequestError(f"{name} must be at least 1, got {value}")
         if any(length < 1 for length in self.lengths):
             raise RequestError(f"lengths must be at least 1, got {list(self.lengths)}")
+        check_device("device", self.device)
         config = load_outcome(self.folder).config
         task = config.build_task()
         fabric = build_fabric(self.device, config.runtime.precision)
@@ -109,13 +110,11 @@ class Evaluate:
         config: RunConfig,
         autocast: Callable[[], AbstractContextManager[object]],
     ) -> SplitEvaluator:
-        count = sequences_at(
-            length,
-            at_most=self.sequences or config.evaluation.test_size,
-            tokens=self.tokens or config.evaluation.tokens,
-        )
         # The run's own numbers also come from these options.
-        check_examples_fit("tokens", self.tokens or count, task, count, length, scored=True)
+        at_most = self.sequences or config.evaluation.test_size
+        tokens = self.tokens or config.evaluation.tokens
+        check_scored_fit(task, length, at_most=at_most, tokens=tokens)
+        count = sequences_at(length, at_most=at_most, tokens=tokens)
         try:
             return SplitEvaluator(
                 task, "test", count, length, batch_size=config.batches.size, autocast=autocast

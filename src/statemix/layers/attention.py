@@ -19,7 +19,7 @@ from statemix.layers.layer import (
 from statemix.layers.padded import PaddedLayer, reset_linear, valid_tokens
 from statemix.layers.state import State, check_structure, map_state, tensors
 from statemix.ops import flops
-from statemix.ops.checks import bind
+from statemix.ops.checks import bind, check_bool
 
 ROPE_BASE = 10_000.0
 """Ratio of the longest to the shortest wavelength of rotary positions, about."""
@@ -67,7 +67,7 @@ class Attention(PaddedLayer):
 
     Raises:
         ValueError: if a size is out of range or does not divide as above.
-        TypeError: if a size is not an int.
+        TypeError: if a size is not an int, or ``rope`` is no truth value.
 
     Example:
         >>> layer = Attention(hidden_size=8, num_heads=2)
@@ -100,6 +100,7 @@ class Attention(PaddedLayer):
     ) -> None:
         super().__init__()
         check_sizes(hidden_size=hidden_size, num_heads=num_heads)
+        check_bool(rope=rope)
         check_placement(device, dtype)
         if hidden_size % num_heads:
             raise ValueError(

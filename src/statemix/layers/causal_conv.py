@@ -16,6 +16,7 @@ from statemix.layers.layer import (
     check_sizes,
 )
 from statemix.layers.padded import PaddedLayer, last_inputs, reset_linear
+from statemix.ops.checks import check_bool
 
 
 class CausalConv(PaddedLayer):
@@ -42,7 +43,7 @@ class CausalConv(PaddedLayer):
 
     Raises:
         ValueError: if a size is out of range.
-        TypeError: if a size is not an int.
+        TypeError: if a size is not an int, or ``depthwise`` is no truth value.
 
     Example:
         >>> layer = CausalConv(hidden_size=8, kernel_size=4)
@@ -76,6 +77,7 @@ class CausalConv(PaddedLayer):
     ) -> None:
         super().__init__()
         check_sizes(hidden_size=hidden_size, kernel_size=kernel_size)
+        check_bool(depthwise=depthwise)
         check_placement(device, dtype)
         self.hidden_size = hidden_size
         self.kernel_size = kernel_size

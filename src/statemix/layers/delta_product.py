@@ -25,6 +25,7 @@ from statemix.layers.padded import (
 )
 from statemix.layers.short_conv import ShortConvolution, check_taps
 from statemix.ops import flops
+from statemix.ops.checks import check_bool
 
 CHUNK_SIZE = 64
 """Updates of the memory that one triangular system solves."""
@@ -83,7 +84,7 @@ class DeltaProduct(PaddedLayer):
     Raises:
         ValueError: if a size is out of range, or ``head_dim`` is None and ``num_heads`` does not
             divide ``hidden_size``.
-        TypeError: if a size is not an int.
+        TypeError: if a size is not an int, or a switch is no truth value.
 
     Example:
         >>> layer = DeltaProduct(hidden_size=8, num_heads=2, num_householder=3)
@@ -132,6 +133,11 @@ class DeltaProduct(PaddedLayer):
                 )
             head_dim = hidden_size // num_heads
         check_sizes(head_dim=head_dim, expand_v=expand_v)
+        check_bool(
+            allow_neg_eigval=allow_neg_eigval,
+            use_forget_gate=use_forget_gate,
+            use_output_gate=use_output_gate,
+        )
         check_taps("conv_size", conv_size)
         check_placement(device, dtype)
         self.hidden_size = hidden_size
@@ -276,7 +282,7 @@ class DeltaNet(DeltaProduct):
     Raises:
         ValueError: if a size is out of range, or ``head_dim`` is None and ``num_heads`` does not
             divide ``hidden_size``.
-        TypeError: if a size is not an int.
+        TypeError: if a size is not an int, or a switch is no truth value.
 
     Example:
         >>> layer = DeltaNet(hidden_size=8, num_heads=2, conv_size=0)

@@ -43,7 +43,8 @@ class Layer(nn.Module, ABC):
 
     One line in ``layers/registry.py`` makes a layer available to every model, task and command. The
     constructor of a layer has the parameter ``hidden_size`` and the keywords ``device`` and
-    ``dtype``; its other parameters are the layer's options.
+    ``dtype``; its other parameters are the layer's options. It refuses a value by a ``raise``
+    statement with a ValueError or TypeError; any other error counts as a defect of the layer.
 
     Attributes:
         name: name of the layer as users write it.
@@ -252,20 +253,23 @@ def check_placement(device: object, dtype: object) -> None:
 
     Raises:
         TypeError: if ``device`` has the wrong type, or ``dtype`` is not a supported floating dtype.
-        ValueError: if there is no such device.
+        ValueError: if PyTorch has no such device here.
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype in FLOATING):
         known = ", ".join(map(str, FLOATING))
         raise TypeError(f"dtype must be one of {known} or None, got {dtype!r}")
-    if device is None or isinstance(device, torch.device):
+    if device is None:
         return
-    if not isinstance(device, str | int) or isinstance(device, bool):
+    if not isinstance(device, torch.device | str | int) or isinstance(device, bool):
         raise TypeError(f"device must be a device, a name or None, got {device!r}")
     try:
-        torch.device(device)
-    except (RuntimeError, ValueError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ValueError(f"device must exist, got {device!r}: {reason}") from error
+        found = torch.device(device)
+        # These exist everywhere, and "meta" is asked for in every step.
+        if found.type not in ("cpu", "meta"):
+            torch.empty(0, device=found)
+    except (RuntimeError, ValueError, AssertionError, ImportError) as error:
+        reason = str(error).partition("\n")[0].partition(". ")[0]
+        raise ValueError(f"device must exist, got {str(device)!r}: {reason}") from error
 
 
 def check_init_state(batch_size: object, device: object, dtype: object) -> None:

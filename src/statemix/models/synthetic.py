@@ -17,7 +17,13 @@ from statemix.models.autoencoder import (
     vectors_at,
 )
 from statemix.models.channel_mixers import MixerSpec
-from statemix.ops.checks import bind, check_choice, check_cu_seqlens, check_cu_seqlens_values
+from statemix.ops.checks import (
+    bind,
+    check_bool,
+    check_choice,
+    check_cu_seqlens,
+    check_cu_seqlens_values,
+)
 
 Norm = Literal["rms", "layer", "none"]
 Backbone = Literal["causal", "autoencoder"]
@@ -109,7 +115,8 @@ class SyntheticModel(nn.Module):
     ) -> None:
         super().__init__()
         check_sizes(vocab_size=vocab_size, hidden_size=hidden_size)
-        _check_types(heads, layers, channel_mixer, bos, seed)
+        check_bool(bos=bos, residual=residual, zero_biases=zero_biases)
+        _check_types(heads, layers, channel_mixer, seed)
         check_sizes(**{f"heads[{head!r}]": classes for head, classes in heads.items()})
         check_choice("norm", norm, list(_NORMS))
         check_choice("backbone", backbone, list(LINEAR_INITS))
@@ -337,17 +344,13 @@ def _redraw_linear_maps(model: nn.Module) -> None:
                 nn.init.zeros_(part.bias)
 
 
-def _check_types(
-    heads: object, layers: object, channel_mixer: object, bos: object, seed: object
-) -> None:
+def _check_types(heads: object, layers: object, channel_mixer: object, seed: object) -> None:
     if not isinstance(heads, Mapping) or not all(isinstance(head, str) for head in heads):
         raise TypeError(f"heads must be a mapping of names to sizes, got {heads!r}")
     if not isinstance(layers, Sequence) or not all(isinstance(one, LayerSpec) for one in layers):
         raise TypeError(f"layers must be a sequence of LayerSpecs, got {layers!r}")
     if channel_mixer is not None and not isinstance(channel_mixer, MixerSpec):
         raise TypeError(f"channel_mixer must be a MixerSpec or None, got {channel_mixer!r}")
-    if not isinstance(bos, bool):
-        raise TypeError(f"bos must be True or False, got {bos!r}")
     if not isinstance(seed, int) or isinstance(seed, bool):
         raise TypeError(f"seed must be an int, got {seed!r}")
     if not 0 <= seed < 2**63:

@@ -176,6 +176,17 @@ def check_finite(**tensors: Tensor | None) -> None:
             )
 
 
+def check_bool(**switches: object) -> None:
+    """Check that arguments are True or False: the string "no" and 0 are mistakes.
+
+    Raises:
+        TypeError: otherwise.
+    """
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False, got {value!r}")
+
+
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     """Check that ``value`` is one of ``choices``.
 

@@ -22,6 +22,14 @@ NotNegative = Annotated[float, Ge(0)]
 Precision = Literal["32-true", "bf16-mixed", "64-true"]
 Device = Literal["auto", "cpu", "cuda"]
 
+
+def chosen_device(device: Device) -> Literal["cpu", "cuda"]:
+    """Return the device itself, or what "auto" stands for: a GPU if there is one."""
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return device
+
+
 SCHEMA = 1
 """Version of the stored configuration; it grows when the meaning of a stored field changes."""
 
@@ -251,9 +259,6 @@ class RunConfig(Settings):
         epochs, fresh = self.schedules.epochs, task.train_size is None
         if epochs is None and not fresh:
             epochs = 200
-        device = self.runtime.device
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
         whole = self.completed()
         return dataclasses.replace(
             whole,
@@ -270,7 +275,7 @@ class RunConfig(Settings):
             ),
             runtime=dataclasses.replace(
                 self.runtime,
-                device=device,
+                device=chosen_device(self.runtime.device),
                 num_threads=self.runtime.num_threads or torch.get_num_threads(),
             ),
         )

@@ -8,21 +8,26 @@ import torch
 from lightning_fabric import Fabric
 
 from statemix.settings import SettingError
-from statemix.training.config import Device, Precision
+from statemix.training.config import Device, Precision, chosen_device
 
 
 def build_fabric(device: Device, precision: Precision) -> Fabric:
-    """Build Lightning Fabric for one device; "auto" means a GPU if there is one.
+    """Build Lightning Fabric for one device that is available."""
+    return Fabric(accelerator=chosen_device(device), devices=1, precision=precision)
+
+
+def check_device(path: str, device: Device) -> None:
+    """Check that a device is available.
+
+    Args:
+        path: dotted name of the setting, for the message.
+        device: device to check.
 
     Raises:
         SettingError: if there is no such device.
     """
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
-        condition = "must be available (PyTorch cannot use a GPU here)"
-        raise SettingError("runtime.device", condition, device)
-    return Fabric(accelerator=device, devices=1, precision=precision)
+        raise SettingError(path, "must be available (PyTorch cannot use a GPU here)", device)
 
 
 # Results depend on the number of threads, so a request may exceed the number of processors, but

@@ -18,7 +18,7 @@ from statemix.training.backbone import check_backbone
 from statemix.training.batches import TaskBatches
 from statemix.training.checkpoint import load_checkpoint, remove_checkpoints, save_checkpoint
 from statemix.training.config import SCHEMA, NotNegative, RunConfig
-from statemix.training.devices import build_fabric, check_threads, threads
+from statemix.training.devices import build_fabric, check_device, check_threads, threads
 from statemix.training.evaluation import SplitEvaluator, accuracy, sequences_at
 from statemix.training.events import Event
 from statemix.training.interrupts import Interrupts
@@ -169,6 +169,7 @@ class _Run:
             check_threads("runtime.num_threads", config.runtime.num_threads)
         self.task = config.build_task()
         check_run_fits(config, self.task)
+        check_device("runtime.device", config.runtime.device)
         self.fabric = build_fabric(config.runtime.device, config.runtime.precision)
         self.model = build_model(config, self.task)
         batches = TaskBatches(

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from statemix.settings import ABSENT, SettingError
+from statemix.settings import ABSENT, SettingError, is_refusal
 from statemix.training.config import AttributeSchedule, ScheduleConfig
 
 
@@ -140,6 +140,8 @@ class Attributes:
             try:
                 setattr(module, schedule.attribute, value)
             except (ValueError, TypeError) as error:
+                if not is_refusal(error):
+                    raise
                 condition = f"must suit its layer at every step, but not at step {step} ({error})"
                 raise SettingError(f"schedules.attributes: {follower}", condition, value) from error
             values[follower] = value
@@ -159,6 +161,8 @@ def _try(module: nn.Module, attribute: str, value: Any, path: str) -> None:
     try:
         setattr(module, attribute, round(value) if isinstance(before, int) else value)
     except (ValueError, TypeError) as error:
+        if not is_refusal(error):
+            raise
         raise SettingError(path, f"must suit {attribute} ({error})", value) from error
     setattr(module, attribute, before)
 

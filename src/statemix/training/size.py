@@ -32,15 +32,37 @@ def check_run_fits(config: RunConfig, task: Task) -> None:
         count = getattr(evaluation, name)
         check_examples_fit(f"evaluation.{name}", count, task, count, task.length, scored=True)
     for length in evaluation.lengths:
-        count = sequences_at(length, at_most=evaluation.test_size, tokens=evaluation.tokens)
-        # One sequence fits, so more than one must be due to the number of tokens.
-        check_examples_fit("evaluation.tokens", evaluation.tokens, task, count, length, scored=True)
+        check_scored_fit(
+            task,
+            length,
+            at_most=evaluation.test_size,
+            tokens=evaluation.tokens,
+            path="evaluation.",
+        )
     if task.train_size is not None:
         option = ".train_size" if "train_size" in TASKS.options(config.task.name) else ""
         check_examples_fit(f"task{option}", task.train_size, task, task.train_size, task.length)
     if config.runtime.device != "cuda":
         _check_model_fits(config, task)
     _check_batch_fits(config, task)
+
+
+def check_scored_fit(task: Task, length: int, *, at_most: int, tokens: int, path: str = "") -> None:
+    """Check that the examples scored at one length fit into memory.
+
+    Args:
+        task: source of the examples.
+        length: tokens of the longest example.
+        at_most: as in :func:`sequences_at`.
+        tokens: as in :func:`sequences_at`.
+        path: beginning of the dotted names of the settings ``lengths`` and ``tokens``.
+
+    Raises:
+        SettingError: if they do not fit; the message names ``lengths`` where one alone does not.
+    """
+    check_examples_fit(f"{path}lengths", length, task, 1, length, scored=True)
+    count = sequences_at(length, at_most=at_most, tokens=tokens)
+    check_examples_fit(f"{path}tokens", tokens, task, count, length, scored=True)
 
 
 def check_examples_fit(
@@ -60,7 +82,7 @@ def check_examples_fit(
         SettingError: if they do not fit.
     """
     arrays = 1 + len(task.heads) * (2 if scored else 1)
-    what = f"{count} sequences of length {length}"
+    what = f"{count} sequence{'s' if count > 1 else ''} of length {length}"
     _check(path, value, what, _TOKEN_BYTES * arrays * count * length)
 
 

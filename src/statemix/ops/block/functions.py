@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from statemix.ops.checks import bind, same_dtype_and_device
+from statemix.ops.checks import bind, check_bool, same_dtype_and_device
 from statemix.ops.checks import check_finite as check_all_finite
 from statemix.ops.dispatch import run_gated, run_given
 from statemix.ops.gates import check_gate
@@ -53,7 +53,8 @@ def bd_lru(
         ValueError: if shapes or devices disagree, ``gate`` or ``backend`` is unknown, the bounds do
             not rise from 0 to T, ``check_finite`` detects a bad entry, or
             :func:`statemix.ops.normalize` would reject ``temperature``.
-        TypeError: if dtypes differ or are not floating, or a tensor is not dense.
+        TypeError: if dtypes differ or are not floating, a tensor is not dense, or ``check_finite``
+            is no truth value.
         BackendUnavailableError: if ``backend`` cannot run here.
 
     Example:
@@ -62,6 +63,7 @@ def bd_lru(
         >>> bd_lru(gates, torch.ones(1, 3, 1, 1))[0].flatten().tolist()
         [0.5, 0.75, 0.875]
     """
+    check_bool(check_finite=check_finite)
     check_gate(gate, blocks=True)
     sizes: dict[str, int] = {}
     bind(sizes, "values", values, "B T H m")
@@ -110,7 +112,7 @@ def block_scan(
 
     Raises:
         ValueError: as in :func:`bd_lru`.
-        TypeError: if dtypes differ or are not floating.
+        TypeError: as in :func:`bd_lru`.
         BackendUnavailableError: if ``backend`` cannot run here.
 
     Example:
@@ -119,6 +121,7 @@ def block_scan(
         >>> block_scan(A, b)[0].flatten().tolist()
         [1.0, 1.5, 1.75]
     """
+    check_bool(check_finite=check_finite)
     sizes: dict[str, int] = {}
     bind(sizes, "inputs", inputs, "B T H m")
     bind(sizes, "transitions", transitions, "B T H m m")

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from statemix.ops.checks import bind, check_choice, same_dtype_and_device
+from statemix.ops.checks import bind, check_bool, check_choice, same_dtype_and_device
 from statemix.ops.checks import check_finite as check_all_finite
 from statemix.ops.dispatch import check_bounds, initial_state_of, run_gated, run_given
 from statemix.ops.gates import check_gate, normalize
@@ -54,7 +54,7 @@ def h_lru(
 
     Raises:
         ValueError: as in :func:`statemix.ops.bd_lru`, or if ``realization`` is unknown.
-        TypeError: if dtypes differ or are not floating.
+        TypeError: as in :func:`statemix.ops.bd_lru`.
         BackendUnavailableError: if ``backend`` cannot run here.
 
     Example:
@@ -63,6 +63,7 @@ def h_lru(
         >>> [round(h, 3) for h in h_lru(gates, torch.ones(1, 3, 1))[0].flatten().tolist()]
         [0.333, 0.444, 0.593]
     """
+    check_bool(check_finite=check_finite)
     check_gate(gate, blocks=False)
     check_choice("realization", realization, REALIZATIONS)
     sizes: dict[str, int] = {}
@@ -130,7 +131,7 @@ def lag_scan(
 
     Raises:
         ValueError: as in :func:`statemix.ops.bd_lru`.
-        TypeError: if dtypes differ or are not floating.
+        TypeError: as in :func:`statemix.ops.bd_lru`.
         BackendUnavailableError: if ``backend`` cannot run here.
 
     Example:
@@ -139,6 +140,7 @@ def lag_scan(
         >>> lag_scan(a, b, torch.tensor([[[1.0, 0.0]]]))[0].flatten().tolist()
         [1.0, 2.0, 3.0, 5.0, 8.0]
     """
+    check_bool(check_finite=check_finite)
     sizes: dict[str, int] = {}
     bind(sizes, "inputs", inputs, "B T H")
     bind(sizes, "coefficients", coefficients, "B T H m")

@@ -465,6 +465,10 @@ def damaged(change):
             "config.json: evaluation.every must be given",
         ),
         (lambda s: s["resolved"].update(seed="x"), "config.json: seed must be a valid integer"),
+        (
+            lambda s: s["resolved"]["optimizer"].update(learning_rate=10**400),
+            "config.json: optimizer.learning_rate must be a valid number, got 1000",
+        ),
         (lambda s: s.update(schema=True), "config.json must have schema 1"),
     ],
 )

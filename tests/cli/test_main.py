@@ -4,10 +4,12 @@ import os
 import re
 import subprocess
 import sys
+from typing import get_args, get_type_hints
 
 import pytest
 
 from statemix.cli import main as dispatcher
+from statemix.cli.bench import Bench
 from statemix.cli.main import COMMANDS, main
 from statemix.settings import RequestError, RunsFailedError
 
@@ -43,6 +45,10 @@ FLAGS = {
         --layers --hidden-size --batch-size --length --dtype --imports --rounds --budget-s
         --threads --output
         """,
+    "bench steps": """
+        --recurrences --batch-sizes --hidden-sizes --block-sizes --rounds --budget-s --threads
+        --output
+        """,
 }
 
 
@@ -56,6 +62,8 @@ def flags_of(help_text):
 
 def test_every_command_promises_its_flags():
     assert {promise.split()[0] for promise in FLAGS} == COMMANDS.keys()
+    benchmarks = get_args(get_type_hints(Bench)["benchmark"])
+    assert {f"bench {kind.__name__.lower()}" for kind in benchmarks} <= FLAGS.keys()
 
 
 @pytest.mark.parametrize("command", FLAGS)
@@ -271,8 +279,12 @@ def test_ctrl_c_during_imports_is_one_line_and_exit_code_130():
     assert done.stderr == "statemix: interrupted\n"
 
 
-def test_no_import_of_the_package_waits_for_torch():
-    code = "import sys, statemix, statemix.cli.main; sys.exit('torch' in sys.modules)"
+@pytest.mark.parametrize("library", ["torch", "importlib.metadata"])
+def test_no_import_of_the_package_waits_for_a_large_library(library):
+    code = (
+        "import sys; before = {*sys.modules}; import statemix, statemix.cli.main; "
+        f"sys.exit({library!r} in sys.modules.keys() - before)"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 

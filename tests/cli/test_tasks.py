@@ -125,5 +125,9 @@ def test_bad_requests_are_named(capsys, arguments, error, message):
 
 
 def test_examples_that_nobody_can_read_are_refused(capsys):
-    assert main(["tasks", "permutation", "length=1000001", "--count", "1"]) == 2
-    assert "count must be at most 0 at length 1,000,001, got 1" in capsys.readouterr().err
+    for length, message in (
+        (1_000_001, "length must be at most 1,000,000 where examples are shown, got 1,000,001"),
+        (400_000, "count must be at most 2 at length 400,000, got 3"),
+    ):
+        assert main(["tasks", "permutation", f"length={length}", "--count", "3"]) == 2
+        assert capsys.readouterr().err == f"statemix: {message}\n"

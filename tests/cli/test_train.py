@@ -218,7 +218,13 @@ def test_options_beside_from_replace_the_runs(finished_run, spelling):
         (["--grid", "seed=1", "seed=2"], "axes of a grid must be distinct"),
         (["--grid", "sead=1"], "sead must be one of"),
         (["--grid", "optimizer.learning_rate=1e-3,-1"], "learning_rate must be greater than 0"),
-        (["--grid", "seed=1", "--workers", "0"], "num_workers must be at least 1, got 0"),
+        (["--grid", "seed=1", "--workers", "0"], "num_workers must be in 1.."),
+        (["--grid", "seed=1,2", "--runtime.num-threads", "2000"], "runtime.num_threads must be in"),
+        (["--grid", "seed=1,2", "--checkpoint-every-s", "nan"], "checkpoint_every_s must be"),
+        (
+            ["--grid", "seed=1,2", "--workers", "2", "--evaluation.test-size", "2000000000"],
+            "evaluation.test_size must fit into memory",
+        ),
     ],
 )
 def test_bad_request_is_one_line_and_exit_code_2(
@@ -459,6 +465,10 @@ def damaged(change):
             "config.json: evaluation.every must be given",
         ),
         (lambda s: s["resolved"].update(seed="x"), "config.json: seed must be a valid integer"),
+        (
+            lambda s: s["resolved"]["optimizer"].update(learning_rate=10**400),
+            "config.json: optimizer.learning_rate must be a valid number, got 1000",
+        ),
         (lambda s: s.update(schema=True), "config.json must have schema 1"),
     ],
 )

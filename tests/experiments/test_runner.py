@@ -249,13 +249,61 @@ def test_a_signal_to_the_parent_saves_every_run_under_way(tmp_path, number, monk
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_workers": 0}, "num_workers must be at least 1, got 0"),
-        ({"retry": ("done",)}, r"retry must be among 'diverged' and 'failed', got \['done'\]"),
+        ({"num_workers": 0}, r"num_workers must be in 1\.\.4 .*, got 0"),
+        ({"num_workers": 5}, r"num_workers must be in 1\.\.4 .*, got 5"),
+        ({"num_workers": "two"}, "num_workers must be a valid integer, got 'two'"),
+        ({"retry": ("done",)}, r"retry must be among 'diverged' and 'failed', got \('done',\)"),
+        ({"retry": "failed"}, "retry must be among 'diverged' and 'failed', got 'failed'"),
+        ({"retry": 3}, "retry must be among 'diverged' and 'failed', got 3"),
+        ({"fresh": "no"}, "fresh must be a valid boolean, got 'no'"),
+        ({"on_event": 3}, "on_event must be a function or None, got 3"),
+        ({"on_end": 3}, "on_end must be a function or None, got 3"),
+        ({"checkpoint_every_s": float("nan")}, "checkpoint_every_s must be a finite number"),
     ],
 )
-def test_bad_requests_are_named(jobs, changes, message):
+def test_bad_requests_are_named(jobs, monkeypatch, changes, message):
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
     with pytest.raises(RequestError, match=f"^{message}"):
         run_all(jobs, **changes)
+    assert not jobs[0].folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"runtime": RuntimeConfig(num_threads=5)}, r"runtime.num_threads must be in 1\.\.4"),
+        ({"runtime": RuntimeConfig(device="cuda")}, "runtime.device must be available"),
+        ({"evaluation": EvaluationConfig(test_size=2**31 - 1)}, "evaluation.test_size must fit"),
+        (
+            {"model": ModelConfig(layers=(LayerSpec("bd_lru", num_blocks=2, block_size=0),))},
+            "model: block_size must be at least 1",
+        ),
+        ({"task": TaskSpec("permutation", length=0)}, "task: length must be at least 1"),
+        ({"schedules": ScheduleConfig(num_steps=1)}, "schedules.num_steps must not be given"),
+    ],
+)
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_one_job_that_cannot_run_is_one_error_and_none_starts(
+    jobs, monkeypatch, changes, message, num_workers
+):
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    impossible = dataclasses.replace(jobs[1].config, **changes)
+    told = []
+    with pytest.raises(RequestError, match=f"^{message}"):
+        run_all(
+            [jobs[0], dataclasses.replace(jobs[1], config=impossible)],
+            num_workers=num_workers,
+            on_event=lambda *row: told.append(row),
+            on_end=told.append,
+        )
+    assert (told, jobs[0].folder.exists()) == ([], False)
+
+
+def test_a_run_that_has_ended_is_reported_on_any_machine(jobs, monkeypatch):
+    run_all(jobs)
+    monkeypatch.setattr("statemix.experiments.runner.check_here", pytest.fail)
+    assert {row.status for row in run_all(jobs)} == {"done"}
 
 
 def test_jobs_need_a_folder_each(jobs):

@@ -50,6 +50,10 @@ from statemix.training.reading import read_tree
             {"optimizer": {"learning_rate": float("nan")}},
             "optimizer.learning_rate must be a finite number",
         ),
+        (
+            {"optimizer": {"learning_rate": 10**400}},
+            r"optimizer.learning_rate must be a valid number, got 1000.*… \(401 characters\)$",
+        ),
         ({"optimizer": {"learning_rate": "fast"}}, "optimizer.learning_rate must be a valid num"),
         ({"optimizer": {"weight_decay": -0.1}}, "optimizer.weight_decay must be greater than or"),
         ({"optimizer": {"betas": [0.9, 1.0]}}, r"optimizer.betas.1 must be less than 1, got 1\.0"),

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from statemix.files import append
 from statemix.plain import to_plain
-from statemix.settings import RequestError
+from statemix.settings import RequestError, built
 from statemix.tasks import Task
 from statemix.training import RunConfig, Scores, load_model, load_outcome
 from statemix.training.config import Device
@@ -115,15 +115,16 @@ class Evaluate:
         tokens = self.tokens or config.evaluation.tokens
         check_scored_fit(task, length, at_most=at_most, tokens=tokens)
         count = sequences_at(length, at_most=at_most, tokens=tokens)
-        try:
-            return SplitEvaluator(
-                task, "test", count, length, batch_size=config.batches.size, autocast=autocast
-            )
-        except ValueError as error:
-            raise RequestError(
-                f"sequences must be at most the size of the test split at length {length}, got "
-                f"{count}: {error}; choose fewer --sequences or other --lengths"
-            ) from error
+        options = {"batch_size": config.batches.size, "autocast": autocast}
+        built("lengths", SplitEvaluator, task, "test", 1, length, **options)
+        asked = f"{at_most}" if count == at_most else f"{at_most}, of which tokens allow {count}"
+        part = (
+            f"sequences must be at most the size of the test split at length {length}, got {asked}"
+        )
+        evaluator: SplitEvaluator = built(
+            part, SplitEvaluator, task, "test", count, length, **options
+        )
+        return evaluator
 
 
 def print_scores(rows: Iterable[tuple[str, int, Mapping[str, Scores]]]) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib
-import importlib.metadata
 import io
 import itertools
 import os
@@ -117,7 +116,10 @@ def _dispatch(arguments: list[str]) -> int:
         print(_HELP.format(commands="\n".join(lines)), end="")
         return DONE if arguments else WRONG_REQUEST
     if arguments[0] == "--version":
-        print(importlib.metadata.version("statemix"))
+        # It takes longer than everything else here, and Ctrl-C during an import shows a traceback.
+        from importlib.metadata import version
+
+        print(version("statemix"))
         return DONE
     name, *rest = arguments
     if name not in COMMANDS:

@@ -57,6 +57,11 @@ class Tasks:
             name, *options = self.task
             spec = TaskSpec.from_plain({"name": name, **options_of(options)}, "")
             task = built(f"task {name}", spec.build)
+            if task.length > _MOST_TOKENS:
+                raise RequestError(
+                    f"length must be at most {_MOST_TOKENS:,} where examples are shown, got "
+                    f"{task.length:,}"
+                )
             if self.count * task.length > _MOST_TOKENS:
                 raise RequestError(
                     f"count must be at most {_MOST_TOKENS // task.length} at length "

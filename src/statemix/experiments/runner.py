@@ -14,12 +14,13 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 
-from statemix.settings import RequestError
+from statemix.settings import RequestError, checked
 from statemix.training import Event, RunConfig, config_from_plain, train
-from statemix.training.config import SCHEMA
-from statemix.training.folder import CONFIG, StoredConfig, read_status, settled
+from statemix.training.config import SCHEMA, NotNegative
+from statemix.training.devices import check_threads
+from statemix.training.folder import CONFIG, Status, StoredConfig, read_status, settled
 from statemix.training.interrupts import SIGNALS, can_be_handled
-from statemix.training.run import CHECKPOINT_EVERY_S, request
+from statemix.training.run import CHECKPOINT_EVERY_S, check_here, request
 
 # Time for an interrupted run to save a checkpoint; if it fails, the run resumes from an older one.
 _GRACE_S = 10.0
@@ -94,17 +95,26 @@ def run_all(
         One row per job, in the order of the jobs.
 
     Raises:
-        RequestError: if ``num_workers`` or ``retry`` is out of range, or two jobs share a folder.
+        RequestError: if an argument is out of range or has the wrong type, two jobs share a folder,
+            or a job cannot run on this machine; then none has started.
         KeyboardInterrupt: after Ctrl-C or SIGTERM, once the active runs have saved a checkpoint;
             the same call resumes.
     """
-    if num_workers < 1:
-        raise RequestError(f"num_workers must be at least 1, got {num_workers}")
-    if not set(retry) <= {"diverged", "failed"}:
-        raise RequestError(f"retry must be among 'diverged' and 'failed', got {sorted(retry)}")
+    check_threads("num_workers", checked(int, num_workers, "num_workers"))
+    if not isinstance(retry, Collection) or any(one not in ("diverged", "failed") for one in retry):
+        raise RequestError(f"retry must be among 'diverged' and 'failed', got {retry!r}")
+    for name, function in (("on_event", on_event), ("on_end", on_end)):
+        if function is not None and not callable(function):
+            raise RequestError(f"{name} must be a function or None, got {function!r}")
+    checkpoint_every_s = checked(NotNegative, checkpoint_every_s, "checkpoint_every_s")
     folders = [job.folder.resolve() for job in jobs]
     if len(set(folders)) < len(folders):
         raise RequestError("jobs must have distinct folders, got one folder twice")
+    fresh = checked(bool, fresh, "fresh")
+    # One request that cannot be met is one error, before any process starts.
+    for job in jobs:
+        if fresh or _ending(job, retry) is None:
+            check_here(job.config.resolved())
     if fresh:
         for job in jobs:
             _check_removable(job.folder)
@@ -147,12 +157,20 @@ def _check_removable(folder: Path) -> None:
         settled(folder, StoredConfig(SCHEMA, {}, {}))
 
 
+def _ending(job: Job, retry: Collection[Ending]) -> Status | None:
+    """Return the stored ending of a run that is not to be trained again."""
+    before = read_status(job.folder)
+    if before is None or before.status in ("running", "interrupted", *retry):
+        return None
+    return before
+
+
 def _ended_before(
     job: Job, retry: Collection[Ending], tell: Callable[[Job, Event], None]
 ) -> Ended | None:
     """Return the ending of a run that is not to be trained again; None if it is to be trained."""
-    before = read_status(job.folder)
-    if before is None or before.status in ("running", "interrupted", *retry):
+    before = _ending(job, retry)
+    if before is None:
         return None
     if before.status == "done":
         # Training returns a finished run at once, so it needs no process.

@@ -36,11 +36,11 @@ _THREADS_PER_PROCESSOR = 4
 
 
 def check_threads(path: str, number: int) -> None:
-    """Check that a number of CPU threads is reasonable on this machine.
+    """Check that a number of CPU threads or processes is reasonable on this machine.
 
     Args:
         path: dotted name of the setting, for the message.
-        number: number of threads.
+        number: number of threads or processes.
 
     Raises:
         SettingError: if the number is below 1 or several times the number of processors.

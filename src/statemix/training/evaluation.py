@@ -79,7 +79,13 @@ class SplitEvaluator:
         tick: Callable[[], None] | None = None,
     ) -> None:
         # Making only the last one shows whether the split has enough sequences.
-        task.examples(split, num_sequences - 1, num_sequences, length)
+        try:
+            task.examples(split, num_sequences - 1, num_sequences, length)
+        except ValueError as error:
+            subject, must, condition = str(error).partition(" must ")
+            if subject != "stop":
+                raise
+            raise ValueError(f"num_sequences{must}{condition}") from error
         self._draw = partial(task.examples, split, 0, num_sequences, length)
         self._examples: Examples | None = None
         self._evaluate = partial(evaluate, batch_size=batch_size, autocast=autocast, tick=tick)

@@ -13,6 +13,7 @@ from torch import Tensor
 from statemix import provenance
 from statemix.ops import BackendUnavailableError
 from statemix.settings import RequestError, built, checked
+from statemix.tasks import Task
 from statemix.training import folder as runs
 from statemix.training.backbone import check_backbone
 from statemix.training.batches import TaskBatches
@@ -127,6 +128,27 @@ def request(config: RunConfig) -> runs.StoredConfig:
     return runs.StoredConfig(SCHEMA, config.asked(), config.resolved().to_plain())
 
 
+def check_here(config: RunConfig) -> Task:
+    """Check that this machine can run a configuration, without making its model or its examples.
+
+    Args:
+        config: a configuration, resolved.
+
+    Returns:
+        The task of the run.
+
+    Raises:
+        RequestError: if a part needs more memory, threads or devices than there are, or a layer
+            refuses an option.
+    """
+    if config.runtime.num_threads is not None:
+        check_threads("runtime.num_threads", config.runtime.num_threads)
+    check_device("runtime.device", config.runtime.device)
+    task = config.build_task()
+    check_run_fits(config, task)
+    return task
+
+
 @contextlib.contextmanager
 def _noted(folder: Path) -> Any:
     """Record in the folder how the run ends."""
@@ -165,11 +187,7 @@ class _Run:
         self.emit = emit
         self.checkpoint_every_s = checkpoint_every_s
         self.interrupts = Interrupts()
-        if config.runtime.num_threads is not None:
-            check_threads("runtime.num_threads", config.runtime.num_threads)
-        self.task = config.build_task()
-        check_run_fits(config, self.task)
-        check_device("runtime.device", config.runtime.device)
+        self.task = check_here(config)
         self.fabric = build_fabric(config.runtime.device, config.runtime.precision)
         self.model = build_model(config, self.task)
         batches = TaskBatches(

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from statemix.memory import available_bytes, gigabytes
-from statemix.settings import ABSENT, SettingError
+from statemix.settings import ABSENT, RequestError, SettingError
 from statemix.tasks import TASKS, Task
 from statemix.training.config import RunConfig
 from statemix.training.evaluation import sequences_at
@@ -25,7 +25,8 @@ def check_run_fits(config: RunConfig, task: Task) -> None:
     """Check that a run fits into memory: its examples, its model and one of its batches.
 
     Raises:
-        SettingError: if a part needs more memory than is available; the message names its setting.
+        RequestError: if a part needs more memory than is available, or a layer refuses an option;
+            the message names the setting.
     """
     evaluation = config.evaluation
     for name in ("test_size", "validation_size"):
@@ -100,6 +101,8 @@ def _num_parameters(config: RunConfig, task: Task) -> int:
     try:
         with torch.device("meta"):
             model = build_model(dataclasses.replace(config, model=short), task)
+    except RequestError:
+        raise
     except Exception:  # noqa: BLE001  building the model with data will report it
         return 0
     of_blocks = [_count(block) for block in model.blocks]

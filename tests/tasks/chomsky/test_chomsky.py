@@ -104,9 +104,25 @@ def test_bracket_expressions_have_the_grammar(length):
             lambda: BracketArithmetic().examples("test", 0, 1, 1),
             "^length must be at least 2, got 1",
         ),
+        *(
+            (build, "length must be at most 65536 for .*_arithmetic, .* got 65537")
+            for kind in (ModularArithmetic, BracketArithmetic)
+            for build in (
+                lambda kind=kind: kind(length=65537),
+                lambda kind=kind: kind(length=99).examples("test", 0, 1, 65537),
+            )
+        ),
+        (lambda: Parity(length=2**24 + 1), "length must be at most 16777216, got 16777217"),
         (lambda: Parity(min_length=9, length=8), "min_length must be at most length=8, got 9"),
     ],
 )
 def test_lengths_out_of_range_are_named(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_the_longest_strings_are_made(kind):
+    tokens, _, lengths = kind(seed=1).examples("test", 0, 1, kind._longest)
+    assert tokens.shape == (1, kind._longest)
+    assert lengths[0] <= kind._longest

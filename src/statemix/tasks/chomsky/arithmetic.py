@@ -11,6 +11,8 @@ from statemix.tasks.chomsky.strings import StringTask
 from statemix.tasks.drawn import Raw, Tokens
 
 MODULUS = 5
+# A batch of a hundred strings of this length takes seconds.
+_LONGEST = 2**16
 # Tokens: digits below MODULUS, then these.
 PLUS, MINUS, TIMES, EQUALS, OPEN, CLOSE = range(MODULUS, MODULUS + 6)
 _WORDS = [*map(str, range(MODULUS)), "+", "-", "*", "=", "(", ")"]
@@ -30,8 +32,9 @@ class ModularArithmetic(StringTask):
 
     Args:
         min_length: tokens of the shortest training string.
-        length: tokens of the longest training string; tests may go beyond. Strings have an even
-            number of tokens: an odd length counts as one less.
+        length: tokens of the longest training string, at most 65,536; tests may go beyond the
+            training length. Strings have an even number of tokens: an odd length counts as one
+            less.
         train_size: number of training examples; None means an endless stream of fresh examples.
         seed: seed of the examples, 0 <= seed < 2^64.
 
@@ -48,6 +51,7 @@ class ModularArithmetic(StringTask):
 
     name: ClassVar[str] = "modular_arithmetic"
     _shortest: ClassVar[int] = 2
+    _longest: ClassVar[int] = _LONGEST
 
     def __init__(
         self,
@@ -105,7 +109,8 @@ class BracketArithmetic(StringTask):
 
     Args:
         min_length: tokens of the shortest training string.
-        length: tokens of the longest training string; tests may go beyond.
+        length: tokens of the longest training string, at most 65,536; tests may go beyond the
+            training length.
         train_size: number of training examples; None means an endless stream of fresh examples.
         seed: seed of the examples, 0 <= seed < 2^64.
 
@@ -121,6 +126,7 @@ class BracketArithmetic(StringTask):
 
     name: ClassVar[str] = "bracket_arithmetic"
     _shortest: ClassVar[int] = 2
+    _longest: ClassVar[int] = _LONGEST
 
     def __init__(
         self,

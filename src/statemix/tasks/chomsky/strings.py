@@ -38,6 +38,16 @@ class StringTask(DrawnTask):
     _shortest: ClassVar[int] = 1
     """Tokens of the shortest string that there is."""
 
+    _longest: ClassVar[int] = addressing.MAX_LENGTH
+    """Tokens of the longest string that is made in a reasonable time."""
+
+    def _check_length(self, length: int) -> None:
+        if length > self._longest:
+            raise ValueError(
+                f"length must be at most {self._longest} for {self.name}, which is made token by "
+                f"token, got {length}"
+            )
+
     @property
     def guessing(self) -> float:
         return 1 / self.num_classes

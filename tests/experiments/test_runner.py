@@ -349,17 +349,17 @@ def test_a_worker_that_dies_is_named_by_its_run(jobs, monkeypatch, death):
 
     wait = runner.wait
 
-    def die_then_wait(connections):
+    def die_then_wait(connections, timeout=None):
         if not theirs.closed:
             if death in ("in its job", "after its job"):
                 assert theirs.recv() == (jobs[0].config.to_plain(), jobs[0].folder)
             if death == "after its job":
                 theirs.send(("done", "", ""))
-                ours_first = wait(connections)
+                ours_first = wait(connections, timeout)
                 theirs.close()
                 return ours_first
             theirs.close()
-        return wait(connections)
+        return wait(connections, timeout)
 
     monkeypatch.setattr(runner, "_workers", one_worker)
     monkeypatch.setattr(runner, "wait", die_then_wait)

@@ -248,6 +248,10 @@ def check_sizes(**sizes: int) -> None:
             raise ValueError(f"{name} must be below 2^31, got {size}")
 
 
+# Devices that always exist. Trying "meta" would slow down every step.
+_EVERYWHERE = frozenset({"cpu", "meta"})
+
+
 def check_placement(device: object, dtype: object) -> None:
     """Check the device and dtype passed to a constructor or to ``init_state``; None is a default.
 
@@ -264,8 +268,7 @@ def check_placement(device: object, dtype: object) -> None:
         raise TypeError(f"device must be a device, a name or None, got {device!r}")
     try:
         found = torch.device(device)
-        # These exist everywhere, and "meta" is asked for in every step.
-        if found.type not in ("cpu", "meta"):
+        if found.type not in _EVERYWHERE:
             torch.empty(0, device=found)
     except (RuntimeError, ValueError, AssertionError, ImportError) as error:
         reason = str(error).partition("\n")[0].partition(". ")[0]

@@ -42,6 +42,8 @@ class StringTask(DrawnTask):
     """Tokens of the longest string that is made in a reasonable time."""
 
     def _check_length(self, length: int) -> None:
+        if length < self._shortest:
+            raise ValueError(f"length must be at least {self._shortest}, got {length}")
         if length > self._longest:
             raise ValueError(
                 f"length must be at most {self._longest} for {self.name}, which is made token by "

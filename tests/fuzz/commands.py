@@ -20,7 +20,7 @@ from cases import COMPUTED, REFUSED, FindingError, line, require
 from statemix.cli import bench, demo, doctor, evaluate, tasks, train  # noqa: F401  warm
 from statemix.cli.main import main
 from statemix.experiments import demo as suites
-from statemix.tasks import TaskSpec
+from statemix.tasks import TASKS, TaskSpec
 
 NAME = "commands"
 SHARE = 3
@@ -44,7 +44,10 @@ TINY: dict[str, list[str]] = {
 }
 # Other valid values.
 _FITTING: dict[str, list[list[str]]] = {
-    "--task": [["permutation", "group=S_4", "train_size=3"], ["permutation", "train_size=5"]],
+    "--task": [
+        ["permutation", "group=S_4", "train_size=3"],
+        *([name, "train_size=5"] for name in TASKS),
+    ],
     "--model.layers": [
         ["lstm"],
         ["h_lru", "num_channels=3", "order=2", "gate=tanh", "backend=loop"],
@@ -95,14 +98,18 @@ _OTHER_FLAGS = (
     "--optimizer.weight-decay", "--schedules.min-learning-rate", "--model.zero-biases", "-h-", "-",
 )  # fmt: skip
 _LONG = ("--schedules.epochs", "--schedules.num-steps", "--model.hidden-size")
-_BENCH = {
-    "--shapes": [["1x3x2x2"], ["1x2x1x1"]],
+_MEASURED = {
     "--recurrences": [["bd_lru"], ["h_lru"]],
     "--rounds": [["1"]],
     "--budget-s": [["0.01"]],
-    "--dtype": [["float32"], ["float64"]],
     "--threads": [["1"]],
     "--output": [["rows.jsonl"]],
+}
+_BENCH = {
+    "ops": _MEASURED
+    | {"--shapes": [["1x3x2x2"], ["1x2x1x1"]], "--dtype": [["float32"], ["float64"]]},
+    "steps": _MEASURED
+    | {"--batch-sizes": [["1"]], "--hidden-sizes": [["4"]], "--block-sizes": [["1"], ["2"]]},
 }
 _EVALUATE = {
     "--lengths": [["4"], ["1", "20"]],
@@ -321,13 +328,15 @@ def _evaluate(r: random.Random, folder: Path, prepared: Path) -> Request:
 
 
 def _tasks(r: random.Random, folder: Path, prepared: Path) -> Request:
-    head = [["tasks"], ["tasks", "permutation"], ["tasks", "permutation", "length=3"]]
+    name = r.choice(list(TASKS))
+    head = [["tasks"], ["tasks", name], ["tasks", name, "seed=3"]]
     return _corrupted(r, list(r.choice(head)), _some(r, _TASKS, 3))
 
 
 def _bench(r: random.Random, folder: Path, prepared: Path) -> Request:
-    flags = {name: list(r.choice(values)) for name, values in _BENCH.items()}
-    return _corrupted(r, ["bench", "ops"], flags)
+    kind = r.choice(list(_BENCH))
+    flags = {name: list(r.choice(values)) for name, values in _BENCH[kind].items()}
+    return _corrupted(r, ["bench", kind], flags)
 
 
 def _doctor(r: random.Random, folder: Path, prepared: Path) -> Request:

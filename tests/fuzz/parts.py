@@ -2,6 +2,7 @@
 
 import copy
 import random
+import re
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 from statemix import layers, ops
 from statemix.layers import LayerSpec
 from statemix.models import MixerSpec, SyntheticModel
-from statemix.tasks import TASKS
+from statemix.tasks import IGNORED, TASKS
 from statemix.tasks.groups import NAMES
 
 _BASELINES = ("delta_net", "delta_product", "mamba2", "conv", "attention")
@@ -175,14 +176,24 @@ def check_model(r: random.Random) -> None:
         _near(packed[head].view_as(logits), logits, torch.float32, f"packed {words}")
 
 
+_OPTIONS: dict[str, tuple[Any, ...]] = {
+    "group": NAMES,
+    "length": (1, 2, 5, 16, 70),
+    "min_length": (1, 2, 3, 9),
+    "vocab_size": (1, 2, 3, 6, 16, 41),
+    "num_pairs": (1, 2, 7),
+    "num_copied": (1, 2, 5),
+    "noise": (0.0, 0.2, 1.0),
+    "train_size": (None, 1, 2, 20),
+    "seed": (0, 1, 2**63, 2**64 - 1),
+}
+
+
 def task_options(r: random.Random) -> tuple[str, dict[str, Any]]:
     """The name and options of a task."""
-    options: dict[str, Any] = {"group": r.choice(NAMES), "length": r.choice([1, 2, 5, 16, 70])}
-    if r.random() < 0.5:
-        options["train_size"] = r.choice([1, 2, 20])
-    if r.random() < 0.7:
-        options["seed"] = r.choice([0, 1, 2**63, 2**64 - 1, r.getrandbits(64)])
-    return "permutation", options
+    name = r.choice(list(TASKS))
+    chosen = [option for option in TASKS.options(name) if r.random() < 0.6]
+    return name, {option: r.choice(_OPTIONS[option]) for option in chosen}
 
 
 def check_task(r: random.Random) -> None:
@@ -191,7 +202,8 @@ def check_task(r: random.Random) -> None:
     try:
         task: Any = TASKS[name](**options)
     except ValueError as error:
-        require("train_size" in str(error), f"{options}: {error}")
+        named = any(option in str(error) for option in TASKS.options(name))
+        require(named, f"{name} {options}: {error}")
         return
     length = r.choice([None, 1, 3, 65, 300])
     start = r.choice([0, 1, 5])
@@ -200,18 +212,37 @@ def check_task(r: random.Random) -> None:
     try:
         examples = task.examples(split, start, stop, length)
     except ValueError as error:
-        require("stop" in str(error), f"{options} {split} {start} {stop} {length}: {error}")
+        words = f"{name} {options} {split} {start} {stop} {length}"
+        require(re.search("stop|length", str(error)) is not None, f"{words}: {error}")
         return
-    words = f"{options} {split} {start} {stop} {length}"
-    tokens, targets = examples.tokens, examples.targets["product"]
+    words = f"{name} {options} {split} {start} {stop} {length}"
+    tokens, lengths = examples.tokens, examples.lengths
     require(tokens.shape == (stop - start, length or task.length), f"shape: {words}")
-    elements, order = task.group.elements, task.group.order
+    require(((tokens >= 0) & (tokens < task.vocab_size)).all(), f"token: {words}")
+    require(examples.targets.keys() == task.heads.keys(), f"heads: {words}")
+    for head, targets in examples.targets.items():
+        require(targets.shape == tokens.shape, f"shape of targets: {words}")
+        scored = targets != IGNORED
+        known = (targets >= 0) & (targets < task.heads[head])
+        require((known | ~scored).all() and scored.any(1).all(), f"targets: {words}")
+        if lengths is not None:
+            beyond = np.arange(tokens.shape[1]) >= lengths[:, None]
+            require(not (scored & beyond).any(), f"target beyond the end: {words}")
+    if name == "permutation":
+        _check_products(task, tokens, examples.targets["product"], words)
+    for place in range(stop - start):
+        alone = task.examples(split, start + place, start + place + 1, length)
+        same = np.array_equal(alone.tokens[0], tokens[place]) and all(
+            np.array_equal(alone.targets[head][0], targets[place])
+            for head, targets in examples.targets.items()
+        )
+        require(same, f"address: {words}")
+
+
+def _check_products(task: Any, tokens: Any, targets: Any, words: str) -> None:
+    elements = task.group.elements
     for row, wanted in zip(tokens, targets, strict=True):
         product = tuple(range(1, len(elements[0]) + 1))
         for token, target in zip(row, wanted, strict=True):
-            require(0 <= token < order, f"token {token}: {words}")
             product = tuple(product[image - 1] for image in elements[token])
             require(elements[target] == product, f"product: {words}")
-    for place in range(stop - start):
-        alone = task.examples(split, start + place, start + place + 1, length)
-        require(np.array_equal(alone.tokens[0], tokens[place]), f"address: {words}")

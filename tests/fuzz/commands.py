@@ -108,7 +108,6 @@ _LONG = (
 _MEASURED = {
     "--rounds": [["1"]],
     "--budget-s": [["0.01"]],
-    "--dtype": [["float32"], ["float64"]],
     "--threads": [["1"]],
     "--output": [["rows.jsonl"]],
 }
@@ -116,6 +115,7 @@ _BENCH = {
     "ops": {
         "--shapes": [["1x3x2x2"], ["1x2x1x1"]],
         "--recurrences": [["bd_lru"], ["h_lru"]],
+        "--dtype": [["float32"], ["float64"]],
     },
     "layers": {
         "--layers": [
@@ -126,6 +126,13 @@ _BENCH = {
         "--hidden-size": [["4"], ["6"]],
         "--batch-size": [["1"], ["3"]],
         "--length": [["1"], ["7"]],
+        "--dtype": [["float32"], ["float64"]],
+    },
+    "steps": {
+        "--recurrences": [["bd_lru"], ["h_lru"]],
+        "--batch-sizes": [["1"]],
+        "--hidden-sizes": [["4"]],
+        "--block-sizes": [["1"], ["2"]],
     },
 }
 _EVALUATE = {

@@ -112,6 +112,10 @@ def test_bracket_expressions_have_the_grammar(length):
                 lambda kind=kind: kind(length=99).examples("test", 0, 1, 65537),
             )
         ),
+        *(
+            (lambda kind=kind: kind().examples("test", 0, 1, 1), "length must be at least 2, got 1")
+            for kind in (ModularArithmetic, BracketArithmetic)
+        ),
         (lambda: Parity(length=2**24 + 1), "length must be at most 16777216, got 16777217"),
         (lambda: Parity(min_length=9, length=8), "min_length must be at most length=8, got 9"),
     ],

@@ -962,8 +962,8 @@ EVALUATE = [
     Fault(
         "evaluate: the run's batches are ignored",
         "src/statemix/cli/evaluate.py",
-        "batch_size=config.batches.size, autocast",
-        "batch_size=7, autocast",
+        '"batch_size": config.batches.size',
+        '"batch_size": 7',
         ("tests/cli/test_evaluate.py",),
     ),
 ]

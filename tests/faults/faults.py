@@ -96,8 +96,8 @@ KERNELS = [
     Fault(
         "kernel: gradient of the input gate misses the normaliser",
         CPU + "rows.h",
-        "slope * (x - G::signed_state(f, h))",
-        "slope * (j == size ? x : x - G::signed_state(f, h))",
+        "x * (S)0.5 - G::signed_state(f, half_h)",
+        "x * (S)0.5 - (j == size ? V{} : G::signed_state(f, half_h))",
         KERNEL_TESTS,
     ),
     Fault(
@@ -176,8 +176,8 @@ KERNELS = [
     Fault(
         "kernel: gradients of large problems stored in the wrong place",
         CPU + "rows.h",
-        "write<Partial>(d_gates + j * d_stride, gradient, lanes, streamed);",
-        "write<Partial>(d_gates + (streamed ? 0 : j * d_stride), gradient, lanes, streamed);",
+        "write<Partial>(d_gates + j * d_stride,",
+        "write<Partial>(d_gates + (streamed ? 0 : j * d_stride),",
         KERNEL_TESTS,
     ),
     Fault(
@@ -206,6 +206,34 @@ KERNELS = [
         CPU + "gates.h",
         "factor = factor < rows.inverse ? factor : V{} + rows.inverse;",
         "factor = V{} + rows.inverse;",
+        KERNEL_TESTS,
+    ),
+    Fault(
+        "kernel: the weighted sum of large values overflows (softmax)",
+        CPU + "rows.h",
+        "if (G::has_unit) scale.unit = rows.unit;",
+        "",
+        KERNEL_TESTS,
+    ),
+    Fault(
+        "kernel: the weighted sum of large values by large gates overflows (relu, signed)",
+        CPU + "gates.h",
+        "part = unit.size / 4;",
+        "part = unit.size;",
+        KERNEL_TESTS,
+    ),
+    Fault(
+        "kernel: gradients of large gates lose digits (relu, signed)",
+        CPU + "rows.h",
+        "slope < 1 ? common * (slope * half) : common * slope * half",
+        "common * slope * half",
+        KERNEL_TESTS,
+    ),
+    Fault(
+        "kernel: gradients of steep gates between large values overflow",
+        CPU + "rows.h",
+        "slope < 1 ? common * (slope * half) : common * slope * half",
+        "common * (slope * half)",
         KERNEL_TESTS,
     ),
     Fault(

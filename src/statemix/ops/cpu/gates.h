@@ -19,19 +19,24 @@ namespace ISA_NAMESPACE {
 constexpr double kEpsilon = 1e-6;  // gates.py: EPSILON
 
 // Constants of one row. `factor` multiplies raw gates, or half their distance from the top;
-// `slope` multiplies the derivative with respect to a raw gate.
+// `slope` multiplies the derivative with respect to a raw gate. `unit` multiplies the numerators of
+// families measured from the top.
 template <class V> struct Scale {
   V half_top, factor, slope;
+  Unit<typename ScalarOf<V>::type> unit = {};
 };
 
 // Constants of all rows of a problem. 1 / T may overflow, so factors are clamped to finite values:
 // zero times infinity is NaN.
 template <class S> struct Rows {
   S inverse, exponent;  // 1 / T, and 2 log2(e) / T
-  S part;               // a power of two, no more than 1 / (size + 1)
+  // Powers of two that keep weighted sums finite: the exponentials of a row, times their unit, add
+  // up to at most 1. Other numerators are less than 4, so they add up to less than 1 / part.
+  Unit<S> unit;
+  S part;
   explicit Rows(const Problem& problem) {
-    part = 1;
-    while (part * (problem.size + 1) > 1) part /= 2;
+    for (; unit.size * (problem.size + 1) > 1; unit.size /= 2) ++unit.lowest;
+    part = unit.size / 4;
     inverse = finite(problem.inverse_temperature);
     exponent = finite(problem.inverse_temperature * 2.88539008177792681472);
   }
@@ -40,10 +45,12 @@ template <class S> struct Rows {
   }
 };
 
-// e^{(g - top) / T} for g <= top. Both are halved because g - top may overflow. The subtraction
-// comes before the scaling: a rounding error of a scaled gate would be an error of an exponent.
+// unit * e^{(g - top) / T} for g <= top. Both are halved because g - top may overflow. The
+// subtraction comes before the scaling: a rounding error of a scaled gate would be an error of an
+// exponent.
 template <class V> inline V exponential(V g, const Scale<V>& scale) {
-  return exp2_nonpositive((g * (typename ScalarOf<V>::type)0.5 - scale.half_top) * scale.factor);
+  return exp2_nonpositive((g * (typename ScalarOf<V>::type)0.5 - scale.half_top) * scale.factor,
+                          scale.unit);
 }
 // e^{-|g| / T}
 template <class V> inline V exponential_of_size(V g, const Scale<V>& scale) {
@@ -54,7 +61,7 @@ template <int Family> struct Gate;
 
 // Families whose gates are measured from the top of their row.
 struct FromTop {
-  static constexpr bool scans = true, divides = true;
+  static constexpr bool scans = true, divides = true, has_unit = true;
   static constexpr double epsilon = 0;
   template <class V, class S> static Scale<V> scale(V top, const Rows<S>& rows) {
     return {top * (S)0.5, V{} + rows.exponent, V{} + rows.inverse};
@@ -64,9 +71,9 @@ struct FromTop {
 };
 
 // Families whose gates are multiplied by the smaller of 1 / T and a power of two near the
-// reciprocal of the row's largest entry. The factor never rounds to zero.
+// reciprocal of the row's largest entry. The factor never rounds to zero; then numerators reach 4.
 struct InUnits {
-  static constexpr bool scans = true, divides = true, slope_is_numerator = false;
+  static constexpr bool scans = true, divides = true, has_unit = false, slope_is_numerator = false;
   static constexpr double epsilon = kEpsilon;
   template <class V, class S> static Scale<V> scale(V top, const Rows<S>& rows) {
     V factor = power_of_two(1 / top);  // exact, so that it changes no ratio
@@ -79,7 +86,7 @@ struct InUnits {
 
 // Families that use f(g / T) unscaled.
 struct AsGiven {
-  static constexpr bool scans = false, slope_is_numerator = false;
+  static constexpr bool scans = false, has_unit = false, slope_is_numerator = false;
   template <class V, class S> static Scale<V> scale(V, const Rows<S>& rows) {
     return {V{}, V{} + rows.inverse, V{} + rows.inverse};
   }

@@ -41,9 +41,10 @@ inline V row_epsilon(const Scale<V>& scale, const Rows<S>& rows) {
   return scale.factor / rows.inverse * (S)Gate<Family>::epsilon;
 }
 
-// sum_j p_j u(j) + p_0 v for one row of raw gates; u(j) is the j-th previous state.
+// sum_j p_j u(j) + p_0 v for one row of raw gates; u(j) is the j-th previous state. Always inlined,
+// so that the scaled coefficients of the exponential are computed once per problem.
 template <int Family, bool Partial, class Element, class State>
-inline typename Compute<Element>::Vector row_forward(
+inline __attribute__((always_inline)) typename Compute<Element>::Vector row_forward(
     const Element* gates, int64_t stride, int64_t size, int64_t lanes,
     const Rows<typename Compute<Element>::Scalar>& rows, typename Compute<Element>::Vector value,
     State u) {
@@ -51,10 +52,11 @@ inline typename Compute<Element>::Vector row_forward(
   typedef typename Compute<Element>::Vector V;
   typedef Gate<Family> G;
   constexpr bool gated = Family != GIVEN;
-  const Scale<V> scale = row_scale<Family, Partial>(gates, stride, size + gated, lanes, rows);
-  // Scale values down before summation: their weighted sum may overflow although their mean is
-  // finite. Softmax omits this, because the extra products would cost as much as the sum.
-  constexpr bool shrinks = G::divides && Family != SOFTMAX;
+  Scale<V> scale = row_scale<Family, Partial>(gates, stride, size + gated, lanes, rows);
+  // The weighted sum may overflow although the weighted mean is finite: scale it down, either the
+  // numerators, at no cost, or the values.
+  constexpr bool shrinks = G::divides && !G::has_unit;
+  if (G::has_unit) scale.unit = rows.unit;
   V f = gated ? G::numerator(load<Partial>(gates + size * stride, lanes), scale) : V{} + 1;
   V sum = row_epsilon<Family>(scale, rows) + G::share(f);
   V mixed = shrinks ? f * (value * rows.part) : f * value;
@@ -75,6 +77,7 @@ inline typename Compute<Element>::Vector row_backward(
     typename Compute<Element>::Vector value, typename Compute<Element>::Vector h,
     typename Compute<Element>::Vector lam, typename Compute<Element>::Vector* numerators, State u,
     Push push) {
+  typedef typename Compute<Element>::Scalar S;
   typedef typename Compute<Element>::Vector V;
   typedef Gate<Family> G;
   constexpr bool gated = Family != GIVEN;
@@ -90,13 +93,23 @@ inline typename Compute<Element>::Vector row_backward(
   }
   // For softmax f' is f / T: one product with lam / (S T) gives the gradient.
   const V sloped = common * scale.slope;
+  const V half_h = h * (S)0.5;
   // For one gate applied to x: store its gradient and return p lam.
   auto differentiate = [&](int64_t j, V x) {
     V g = load<Partial>(gates + j * stride, lanes);
     V f = G::divides ? numerators[j] : G::numerator(g, scale);
-    V slope = G::slope_is_numerator ? sloped * f : common * G::slope(g, f, scale);
-    V gradient = slope * (x - G::signed_state(f, h));
-    write<Partial>(d_gates + j * d_stride, gradient, lanes, streamed);
+    // Halved, because x - h may overflow although the gradient is finite.
+    V half = x * (S)0.5 - G::signed_state(f, half_h);
+    V gradient;
+    if (G::slope_is_numerator) {
+      gradient = sloped * f * half;
+    } else {
+      // A slope may be so small that lam / S times it is not a normal number, or so large that half
+      // times it overflows.
+      V slope = G::slope(g, f, scale);
+      gradient = slope < 1 ? common * (slope * half) : common * slope * half;
+    }
+    write<Partial>(d_gates + j * d_stride, gradient + gradient, lanes, streamed);
     return common * f;
   };
   for (int64_t j = 0; j < size; ++j) push(j, differentiate(j, u(j)));

@@ -146,10 +146,18 @@ inline VectorD power_of_two(VectorD x) { return (VectorD)((VectorL)x & 0x7ff0000
 
 template <class V> inline V absolute(V x) { return x < 0 ? -x : x; }
 
-// 2^y for y <= 0, by 2^y = 2^n 2^r with |r| <= 1/2. A NaN stays a NaN. Below the clamp the result
-// is the smallest normal number. In float32 the polynomial is within 1.2e-7 of 2^r.
-inline VectorF exp2_nonpositive(VectorF y) {
-  y = larger(VectorF{} - 126.0f, y);
+// A power of two, at most 1, and the lowest exponent to which it can be scaled: below that the
+// product is not a normal number.
+template <class S> struct Unit {
+  S size = 1, lowest = std::numeric_limits<S>::min_exponent - 1;
+};
+
+// unit * 2^y for y <= 0, by 2^y = 2^n 2^r with |r| <= 1/2. The unit multiplies the coefficients of
+// the polynomial, which changes no digit and costs nothing within a loop. A NaN stays a NaN. Below
+// the clamp the result is the smallest normal number. In float32 the polynomial is within 1.2e-7 of
+// 2^r.
+inline VectorF exp2_nonpositive(VectorF y, Unit<float> unit = {}) {
+  y = larger(VectorF{} + unit.lowest, y);
 #if defined(__x86_64__) && VECTOR_BYTES == 64
   VectorF n = (VectorF)_mm512_roundscale_ps((__m512)y, _MM_FROUND_TO_NEAREST_INT);
 #else
@@ -159,19 +167,19 @@ inline VectorF exp2_nonpositive(VectorF y) {
   VectorF n = rounded - shift;
 #endif
   VectorF r = y - n;
-  VectorF p = r * 1.32647273e-03f + 9.67151299e-03f;
-  p = p * r + 5.55073358e-02f;
-  p = p * r + 2.40222424e-01f;
-  p = p * r + 6.93147004e-01f;
-  p = p * r + 1.0f;
+  VectorF p = r * (1.32647273e-03f * unit.size) + 9.67151299e-03f * unit.size;
+  p = p * r + 5.55073358e-02f * unit.size;
+  p = p * r + 2.40222424e-01f * unit.size;
+  p = p * r + 6.93147004e-01f * unit.size;
+  p = p * r + unit.size;
 #if defined(__x86_64__) && VECTOR_BYTES == 64
   return (VectorF)_mm512_scalef_ps((__m512)p, (__m512)n);
 #else
   return p * (VectorF)((VectorI)rounded << 23);
 #endif
 }
-inline VectorD exp2_nonpositive(VectorD y) {
-  y = larger(VectorD{} - 1022.0, y);
+inline VectorD exp2_nonpositive(VectorD y, Unit<double> unit = {}) {
+  y = larger(VectorD{} + unit.lowest, y);
   const double shift = 6755399441055744.0 + 1023;  // 1.5 * 2^52
   VectorD rounded = y + shift;
   VectorD r = (y - (rounded - shift)) * 6.93147180559945309417e-1;
@@ -188,8 +196,8 @@ inline VectorD exp2_nonpositive(VectorD y) {
                                        0.5,
                                        1.0,
                                        1.0};
-  VectorD p = r * (1.0 / 6227020800.0) + inverse_factorials[0];
-  for (int k = 1; k < 13; ++k) p = p * r + inverse_factorials[k];
+  VectorD p = r * (1.0 / 6227020800.0 * unit.size) + inverse_factorials[0] * unit.size;
+  for (int k = 1; k < 13; ++k) p = p * r + inverse_factorials[k] * unit.size;
   return p * (VectorD)((VectorL)rounded << 52);
 }
 

@@ -63,8 +63,8 @@ inline int64_t steps_ahead(const Problem& problem, int64_t element_bytes) {
   return step_bytes ? (kPrefetchedBytes + step_bytes - 1) / step_bytes : 1;
 }
 
-// Measured with two threads: they pay from 2^14 gates if the team has just worked, and from 2^15 to
-// 2^16 if it has to be woken (results/LOG.md).
+// Measured with two threads: they pay from 2^15 gates if the team has just worked, and from 2^16 if
+// it has to be woken (results/LOG.md).
 constexpr int64_t kGatesPerTeam = 1 << 15;
 
 template <bool (*Kernel)(const Problem&, const Work&)>

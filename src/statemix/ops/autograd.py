@@ -93,6 +93,14 @@ class _Scan(torch.autograd.Function):
 class _EagerScan(_Scan):
     """``_Scan`` with a clear error in forward mode; the compiler cannot trace a class with jvp."""
 
+    # PyTorch binds the arguments anew in every call, which takes as long as a small problem if
+    # they are listed.
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+        """See :func:`statemix.ops.registered.scan_forward`."""
+        states, final_state = scan_forward(*arguments)
+        return states, final_state
+
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> None:
         """Refuse forward mode.

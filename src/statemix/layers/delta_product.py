@@ -1,6 +1,6 @@
 """DeltaNet and DeltaProduct: a matrix state, rotated by generalised Householder matrices."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -235,15 +235,14 @@ class DeltaProduct(PaddedLayer):
             beta = strengths.to(dtype).sigmoid().unflatten(-1, per_head)
             if self.allow_neg_eigval:
                 beta = 2 * beta
-            if decays is None:
-                g = torch.zeros_like(beta[:, :, 0])
-            else:
+            g = None
+            if decays is not None:
                 rate = self.A_log.to(dtype).exp()
                 g = -rate * functional.softplus(decays.to(dtype) + self.dt_bias.to(dtype))
             if lengths is not None:
                 valid = valid_tokens(x, lengths)
                 beta = beta * valid[..., None, None]
-                g = g * valid[..., None]
+                g = None if g is None else g * valid[..., None]
             o, memory = delta_rule(q * self.head_dim**-0.5, k, v, beta, g, state.memory.to(dtype))
             weight = self.norm_weight.to(dtype)
             o = functional.rms_norm(o, weight.shape, weight, eps=1e-5).flatten(2)
@@ -340,7 +339,7 @@ def _normalised(x: Tensor) -> Tensor:
 
 
 def delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor, memory: Tensor
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None, memory: Tensor
 ) -> tuple[Tensor, Tensor]:
     r"""Apply n delta-rule updates per token and read after the last, chunk by chunk.
 
@@ -357,7 +356,7 @@ def delta_rule(
         k: keys, shape (B, T, n, H, K).
         v: values, shape (B, T, n, H, V).
         beta: strengths, shape (B, T, n, H).
-        g: logarithm of each token's decay, at most 0, shape (B, T, H).
+        g: logarithm of each token's decay, at most 0, shape (B, T, H). None means no decay.
         memory: memory before the first token, shape (B, H, K, V).
 
     Returns:
@@ -377,22 +376,37 @@ def delta_rule(
         return x.flatten(3, -2)
 
     q, k, v, beta = chunks(q), chunks(k), chunks(v), chunks(beta.unsqueeze(-1))
-    G = chunks(g.unsqueeze(-1)).cumsum(3).repeat_interleave(n, 3)
-    # Decays from update j to update i; the others must vanish before exp, where they overflow.
+    system = (beta * k) @ k.mT  # Only what lies below its diagonal is read.
+    attention = q @ k.mT
+    kept: Sequence[Tensor | None]
     later = torch.ones(size * n, size * n, dtype=torch.bool, device=q.device).triu(1)
-    decay = (G - G.mT).masked_fill(later, -torch.inf).exp()
-    system = (beta * (k @ k.mT) * decay).tril(-1)
-    solved = torch.linalg.solve_triangular(
-        system, torch.cat([beta * v, beta * G.exp() * k], -1), upper=False, unitriangular=True
-    )
-    fresh, erased = solved.split([v.shape[-1], k.shape[-1]], -1)
-    attention = (q @ k.mT) * decay[..., n - 1 :: n, :]
-    q = q * G[..., n - 1 :: n, :].exp()
-    k = k * (G[..., -1:, :] - G).exp()
+    if g is None:
+        attention = attention.masked_fill(later[n - 1 :: n], 0)
+        parts = (q, k, k, v, beta, system, attention)
+        kept = [None] * num_chunks
+    else:
+        G = chunks(g.unsqueeze(-1)).cumsum(3).repeat_interleave(n, 3)
+        # Decays from update j to update i; the others must vanish before exp, where they overflow.
+        decay = (G - G.mT).masked_fill(later, -torch.inf).exp()
+        since_start = G.exp()
+        parts = (
+            q * since_start[..., n - 1 :: n, :],
+            k * since_start,
+            k * (G[..., -1:, :] - G).exp(),
+            v,
+            beta,
+            system * decay,
+            attention * decay[..., n - 1 :: n, :],
+        )
+        kept = since_start[..., -1:, :].unbind(2)
     outputs = []
-    for c in range(num_chunks):
-        u = fresh[:, :, c] - erased[:, :, c] @ memory
-        outputs.append(q[:, :, c] @ memory + attention[:, :, c] @ u)
-        memory = G[:, :, c, -1:].exp() * memory + k[:, :, c].mT @ u
+    for (q, erased, written, v, beta, system, attention), factor in zip(
+        zip(*(part.unbind(2) for part in parts), strict=True), kept, strict=True
+    ):
+        u = torch.linalg.solve_triangular(
+            system, beta * (v - erased @ memory), upper=False, unitriangular=True
+        )
+        outputs.append(q @ memory + attention @ u)
+        memory = (memory if factor is None else factor * memory) + written.mT @ u
     o = torch.stack(outputs, 1).transpose(2, 3)  # (B, chunks, size, H, V)
     return o.flatten(1, 2)[:, :length], memory

@@ -79,6 +79,14 @@ def test_a_state_is_as_large_as_asked(name):
 
 
 @pytest.mark.parametrize(("protocol", "size"), list(itertools.product(PROTOCOLS, SIZES)))
+def test_the_settings_of_a_model_have_distinct_words(protocol, size):
+    data = dataclasses.replace(S3, durations=dict.fromkeys(SIZES, 2))
+    for contender in CONTENDERS.values():
+        words = [trial.setting for trial in trials(protocol, size, contender, data)]
+        assert len(set(words)) == len(words)
+
+
+@pytest.mark.parametrize(("protocol", "size"), list(itertools.product(PROTOCOLS, SIZES)))
 def test_every_setting_has_every_seed(protocol, size):
     data = dataclasses.replace(S3, durations=dict.fromkeys(SIZES, 2))
     scale = SIZES[size]
@@ -186,6 +194,20 @@ def test_a_cell_of_the_tuned_protocol_is_chosen_by_validation():
     # The score is that at the best validation accuracy, not the best on the test set.
     assert found.ours == found.mean == pytest.approx(0.375)
     assert found.verdict == "agrees"
+
+
+def test_a_cell_of_the_tuned_protocol_counts_every_layer_that_was_tried():
+    one = cell(dataclasses.replace(S3, durations={"workstation": 2}), size="workstation")
+    one = dataclasses.replace(one, protocol="tuned")
+
+    def blocks(config):
+        return config.model.layers[0].options["num_blocks"]
+
+    found = score(one, rows_of([one], lambda config: 1.0 if blocks(config) == 64 else 0.5))
+    assert (found.complete, len(found.parts["S_3"].keys)) == (True, 12 * 2 * 3)
+    # Both layers share the words of a setting but for their options; the better one is chosen.
+    assert found.parts["S_3"].setting.endswith("num_blocks=64 block_size=3")
+    assert found.ours == pytest.approx(0.875)
 
 
 @pytest.mark.parametrize(

@@ -258,7 +258,8 @@ def _share_out(
                 if row.status == "interrupted":
                     raise KeyboardInterrupt
                 start_next(ready)
-    reason = "the time was up" if busy or until is not None else "every worker process died"
+    # A worker that is alive has a run until none is waiting, so only the time ends a busy one.
+    reason = "the time was up" if busy else "every worker process died"
     for job in busy.values():
         note(Ended(job, "interrupted", reason))
     for job in reversed(waiting):

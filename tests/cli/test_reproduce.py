@@ -15,19 +15,8 @@ from statemix.tasks import TaskSpec
 
 
 @pytest.fixture(autouse=True)
-def tiny(monkeypatch, tmp_path):
+def tiny(monkeypatch, tmp_path, tiny_models):
     """Table 4 with one column, two models and runs of a fraction of a second."""
-    whole = protocols._config
-
-    def small(layer, data, size):
-        config = whole(layer, data, size)
-        return dataclasses.replace(
-            config,
-            model=dataclasses.replace(config.model, hidden_size=8),
-            evaluation=dataclasses.replace(config.evaluation, test_size=8, validation_size=8),
-        )
-
-    monkeypatch.setattr(protocols, "_config", small)
     task = TaskSpec("permutation", group="S_3", length=6, train_size=10)
     column = Column("s3", (Data("S_3", task, dict.fromkeys(SIZES, 2)),), "token_accuracy")
     numbers = {"LSTM": {"s3": 0.0}, "BD-LRU m=2": {"s3": 1.0}}

@@ -90,6 +90,17 @@ def test_a_figure_is_printed_and_drawn_with_the_runs_that_a_table_made(capsys, t
     assert all(line[2].startswith(".") for line in lines)
 
 
+def test_a_figure_is_drawn_from_a_store_into_a_new_folder(capsys, tmp_path):
+    arguments = ["reproduce", "fig2", "--workers", "1", "--store", "rows/runs.jsonl"]
+    assert main([*arguments, "--output", "first"]) == 0
+    capsys.readouterr()
+    assert main([*arguments, "--output", "new/folder"]) == 0
+    assert "6 runs, of which 6 are in rows/runs.jsonl" in capsys.readouterr().out
+    assert [path.name for path in (tmp_path / "new" / "folder").iterdir()] == [
+        "fig2-paper-laptop.png"
+    ]
+
+
 def test_columns_and_models_choose_cells(capsys):
     options = ["--models", "BD-LRU m=2", "--columns", "s3", "--store", "other.jsonl"]
     assert main(["reproduce", "table4", "--dry-run", *options]) == 0
@@ -142,6 +153,15 @@ def test_a_bad_request_is_one_line(capsys, tmp_path, arguments, message):
     assert message in said.err
     assert said.err.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_made_is_one_line_and_fails_no_run(capsys, tmp_path):
+    options = ["--workers", "1", "--output", "/dev/null/x", "--store", "runs.jsonl"]
+    assert main(["reproduce", "table4", *options]) == 2
+    assert capsys.readouterr().err == (
+        "statemix: output must be a writable folder, got '/dev/null/x' (Not a directory)\n"
+    )
+    assert (tmp_path / "runs.jsonl").read_text() == ""
 
 
 def test_a_report_needs_a_folder_of_stores(capsys, tmp_path):

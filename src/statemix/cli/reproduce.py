@@ -114,6 +114,8 @@ class Reproduce:
                 console.print(f"  {duration_text(time_s):>12}  {one.job.name}")
             return
         files.open_for_append("store", store.path)
+        # Runs that cannot be written would be stored as failed.
+        files.make_folder("output", self.output)
         ended: Counter[str] = Counter()
         began = time.monotonic()
         with watched(console, len(left)) as watch:

@@ -143,11 +143,13 @@ def test_a_run_without_a_result_is_named_and_the_exit_code_says_so(capsys, tmp_p
         (["table4", "--models", "GRU"], "models must be among ['LSTM', 'BD-LRU m=2'], got 'GRU'"),
         (["table4", "--minutes", "0"], "minutes must be above 0 and below 1e6, got 0.0"),
         (["table4", "--minutes", "nan"], "minutes must be above 0 and below 1e6, got nan"),
-        (["table4", "--workers", "0"], "workers must be in 1.."),
+        (["table4", "--workers", "0"], "workers must be in 1..4 (this machine has 1 processors)"),
+        (["table4", "--workers", "5"], "workers must be in 1..4 (this machine has 1 processors)"),
         (["table4", "--store", "/dev/null/x"], "store must be a writable file, got '/dev/null/x'"),
     ],
 )
-def test_a_bad_request_is_one_line(capsys, tmp_path, arguments, message):
+def test_a_bad_request_is_one_line(capsys, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
     assert main(["reproduce", *arguments]) == 2
     said = capsys.readouterr()
     assert message in said.err

@@ -107,6 +107,40 @@ def test_columns_and_models_choose_cells(capsys):
     assert "1 cells, 3 runs, of which 0 are in other.jsonl" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("arguments", "plan"),
+    [
+        # LSTM has one layer at every size, BD-LRU one for each state size.
+        (["table4", "--protocol", "tuned"], "protocol tuned, size laptop: 2 cells, 36 runs"),
+        (["table4", "--size", "workstation"], "protocol paper, size workstation: 2 cells, 18 runs"),
+        (["fig2", "--protocol", "tuned"], "protocol tuned, size laptop: 2 cells, 36 runs"),
+        (["fig2", "--size", "workstation"], "protocol paper, size workstation: 2 cells, 24 runs"),
+    ],
+)
+def test_protocol_and_size_choose_runs(capsys, arguments, plan):
+    assert main(["reproduce", *arguments, "--dry-run"]) == 0
+    text = capsys.readouterr().out
+    assert f"{arguments[0]}, {plan}, of which 0 are in" in text
+    # A setting that only this protocol or this size tries.
+    assert ("bos True" if "tuned" in arguments else "learning rate 0.0005") in text
+
+
+def test_the_output_folder_holds_runs_store_and_picture_of_the_protocol_and_size(
+    capsys, tmp_path, monkeypatch
+):
+    one_run = dataclasses.replace(SIZES["laptop"], seeds=(7,), num_settings=1)
+    monkeypatch.setitem(SIZES, "workstation", one_run)
+    options = ["--protocol", "tuned", "--size", "workstation", "--models", "BD-LRU m=2"]
+    assert main(["reproduce", "fig2", "--workers", "1", "--output", "out", *options]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    names = {path.name for path in (tmp_path / "out").iterdir()} - {"runs.jsonl.lock"}
+    assert names == {"runs", "runs.jsonl", "fig2-tuned-workstation.png"}
+    (row,) = map(json.loads, (tmp_path / "out" / "runs.jsonl").read_text().splitlines())
+    assert [path.name for path in (tmp_path / "out" / "runs").iterdir()] == [row["key"]]
+    assert (row["seed"], row["asked"]["schedules"]["epochs"]) == (7, 2)
+    assert "drawn: out/fig2-tuned-workstation.png" in capsys.readouterr().out
+
+
 def test_minutes_are_said_and_kept(capsys):
     assert main(["reproduce", "table4", "--minutes", "5", "--workers", "1"]) == 0
     text = capsys.readouterr().out

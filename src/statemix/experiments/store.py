@@ -120,10 +120,12 @@ class Store:
         if not self.path.exists():
             return
         with self.path.open("r+b") as file:
-            content = file.read()
-            whole = content.rfind(b"\n") + 1
-            if whole < len(content):
-                file.truncate(whole)
+            # As a rule only the last byte is read: a store may be large.
+            file.seek(max(self.path.stat().st_size - 1, 0))
+            if file.read() in (b"", b"\n"):
+                return
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def row_of(ended: Ended) -> Row:

@@ -1021,8 +1021,8 @@ EXPERIMENTS = [
     Fault(
         "results: the best in validation is reported as the best in the test",
         "src/statemix/experiments/results.py",
-        'row["best_test"] = _plain(outcome.best_test.test[length])',
-        'row["best_test"] = _plain(outcome.best_test.validation)',
+        '"best_test": plain_scores(outcome.best_test.test[length])',
+        '"best_test": plain_scores(outcome.best_test.validation)',
         ("tests/experiments/test_results.py",),
     ),
     Fault(

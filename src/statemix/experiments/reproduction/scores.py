@@ -7,7 +7,8 @@ from typing import Literal
 
 from statemix.experiments.reproduction.protocols import ProtocolName, Trial
 from statemix.experiments.reproduction.tables import Cell, Metric
-from statemix.experiments.store import HeadScores, Row, key
+from statemix.experiments.results import HeadScores
+from statemix.experiments.store import Row, key
 
 NOISE = 0.05
 """Largest difference from the paper that agrees: two models that the paper calls identical differ
@@ -166,9 +167,7 @@ def _part_score(
 
 def value_of(heads: HeadScores, metric: Metric) -> float:
     """Return a score of the first head, the one that the paper's tables are about."""
-    value = next(iter(heads.values()))[metric]
-    assert value is not None
-    return value
+    return next(iter(heads.values()))[metric]
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -69,7 +69,7 @@ def test_every_column_and_model_of_a_table_is_one_of_the_papers(name):
 @pytest.mark.parametrize("name", CONTENDERS)
 def test_a_state_is_as_large_as_asked(name):
     for size in SIZES["paper"].state_sizes:
-        options = CONTENDERS[name].layers(size).options
+        options = CONTENDERS[name].layer(size).options
         units = options.get("num_blocks") or options.get("num_channels")
         if units is not None:
             entries = units * (options.get("block_size") or options.get("order"))
@@ -278,7 +278,7 @@ def test_every_point_of_a_figure_has_runs_that_can_be_built(name):
         assert len(point.cell.column.data) == 1
     # Layers differ by panel only in their data.
     for point in points[: len(points) // len(figure.columns)]:
-        layer = point.cell.contender.layers(48)
+        layer = point.cell.contender.layer(48)
         assert layer.build(hidden_size=128, device="meta").hidden_size == 128
 
 

@@ -49,5 +49,5 @@ def _series(points: Sequence[tuple[Point, CellScore]]) -> list[Series]:
             {x: seeds[number] for x, seeds in sorted(values.items()) if number < len(seeds)}
             for number in range(most)
         ]
-        found.append(Series(line, of[0][0].cell.contender.layers(1).name, runs))
+        found.append(Series(line, of[0][0].cell.contender.layer(1).name, runs))
     return found

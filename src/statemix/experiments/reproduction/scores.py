@@ -60,6 +60,11 @@ class CellScore:
     parts: Mapping[str, PartScore]
 
     @property
+    def keys(self) -> frozenset[str]:
+        """Runs of all data sets that have a result."""
+        return frozenset(name for part in self.parts.values() for name in part.keys)
+
+    @property
     def seeds(self) -> int:
         """Smallest number of seeds over the data sets."""
         return min(part.seeds for part in self.parts.values())
@@ -100,7 +105,7 @@ class CellScore:
     @property
     def verdict(self) -> Verdict:
         """Whether our number agrees with the paper's, if the paper states one."""
-        if not any(part.keys for part in self.parts.values()):
+        if not self.keys:
             return "empty"
         if not self.measured or self.ours is None:
             return "partial"

@@ -104,7 +104,7 @@ def _adds(scores: Iterable[CellScore], seen: set[str]) -> bool:
 
     Sizes share runs: one is shown for what it adds to the smaller ones.
     """
-    keys = {key for one in scores for part in one.parts.values() for key in part.keys}
+    keys = {key for one in scores for key in one.keys}
     new = not keys <= seen
     seen |= keys
     return new

@@ -29,7 +29,6 @@ class PartScore:
         keys: runs that have a result.
         lost: status of every run that ended without one.
         setting: the chosen setting; empty without a result.
-        seeds: results with the chosen setting.
         values: test accuracies of the chosen setting, one per seed.
         best: largest test accuracy of any run, as the paper reports; None without a result.
     """

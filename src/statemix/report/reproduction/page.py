@@ -63,7 +63,6 @@ def render(rows: Mapping[str, Row]) -> str:
         .render(
             overview=overview(rows),
             sections=list(_sections(rows)),
-            tables=TABLES,
             figures=list(_figures(rows)),
             cell_text=cell_text,
             parts=partial(_parts, rows),

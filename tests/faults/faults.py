@@ -645,7 +645,7 @@ TRAINING_FAULTS = [
     ),
     Fault(
         "run: any number of threads is accepted",
-        TRAINING + "run.py",
+        TRAINING + "request.py",
         'check_threads("runtime.num_threads", config.runtime.num_threads)',
         "pass",
         _training("run"),

@@ -20,7 +20,8 @@ from statemix.training.config import SCHEMA, NotNegative
 from statemix.training.devices import check_threads
 from statemix.training.folder import CONFIG, Status, StoredConfig, read_status, settled
 from statemix.training.interrupts import SIGNALS, can_be_handled
-from statemix.training.run import CHECKPOINT_EVERY_S, check_here, request
+from statemix.training.request import check_here, request
+from statemix.training.run import CHECKPOINT_EVERY_S
 
 # Time for an interrupted run to save a checkpoint; if it fails, the run resumes from an older one.
 _GRACE_S = 10.0

@@ -1,5 +1,8 @@
 """Requests: what identifies a run, and whether this machine can meet it."""
 
+import json
+from collections.abc import Iterable
+
 from statemix.tasks import Task
 from statemix.training.config import SCHEMA, RunConfig
 from statemix.training.devices import check_device, check_threads
@@ -37,3 +40,30 @@ def check_here(config: RunConfig) -> Task:
     task = config.build_task()
     check_run_fits(config, task)
     return task
+
+
+# Parts of a configuration that `check_here` does not read.
+_UNREAD = ("seed", "optimizer")
+
+
+def check_all_here(configs: Iterable[RunConfig]) -> None:
+    """Check that this machine can run many configurations, as :func:`check_here` does.
+
+    Of the many that differ in seed and optimiser alone, one is checked: the others have the same
+    answer if their tasks accept the seed and are of the same sizes.
+
+    Args:
+        configs: configurations, resolved or not.
+
+    Raises:
+        RequestError: at the first configuration that cannot be run.
+    """
+    checked = set()
+    for config in configs:
+        task = config.build_task()
+        asked = {name: value for name, value in config.asked().items() if name not in _UNREAD}
+        sizes = (task.length, task.train_size, task.vocab_size, dict(task.heads))
+        question = json.dumps([asked, sizes], sort_keys=True)
+        if question not in checked:
+            check_here(config.resolved())
+            checked.add(question)

@@ -527,7 +527,7 @@ MODELS = [
     ),
     Fault(
         "model: the residual around the channel mixer is dropped",
-        "src/statemix/models/synthetic.py",
+        "src/statemix/models/block.py",
         "            y = self.mixer(self.mixer_norm(x))\n"
         "            x = x + y if self.residual else y",
         "            x = self.mixer(self.mixer_norm(x))",
@@ -536,7 +536,7 @@ MODELS = [
     Fault(
         "model: biases are zeroed past the layers",
         "src/statemix/models/synthetic.py",
-        "                if isinstance(part, _Block):\n                    part.zero_biases()",
+        "                if isinstance(part, Block):\n                    part.zero_biases()",
         "                if isinstance(part, nn.Linear) and part.bias is not "
         "None:\n"
         "                    nn.init.zeros_(part.bias)",

@@ -114,6 +114,8 @@ class Reproduce:
                 console.print(f"  {duration_text(time_s):>12}  {one.job.name}")
             return
         files.open_for_append("store", store.path)
+        # Runs that cannot be written would be stored as failed.
+        files.make_folder("output", self.output)
         ended: Counter[str] = Counter()
         began = time.monotonic()
         with watched(console, len(left)) as watch:
@@ -140,8 +142,10 @@ class Reproduce:
     def _check(self) -> None:
         if self.minutes is not None and not 0 < self.minutes < 1e6:
             raise RequestError(f"minutes must be above 0 and below 1e6, got {self.minutes}")
-        if self.workers is not None and not 1 <= self.workers <= 4096:
-            raise RequestError(f"workers must be in 1..4096, got {self.workers}")
+        if self.workers is not None:
+            from statemix.training.devices import check_threads
+
+            check_threads("workers", self.workers)
 
     def _points(self) -> "list[Point]":
         """Return the chosen points of a figure; none for a table."""

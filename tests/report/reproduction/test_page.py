@@ -1,5 +1,6 @@
 """The page of results beside the paper's: its numbers, its links, and a real browser."""
 
+import dataclasses
 import itertools
 import re
 
@@ -139,6 +140,25 @@ def test_a_wide_axis_has_ticks_at_powers_of_four(rows):
     (panel,) = drawing.panels(FIGURES["fig1c"], points)
     assert panel.x_ticks[:2] == [1024, 4096]
     assert panel.x_limits[0] <= 1024 < panel.x_limits[1]
+
+
+@pytest.mark.parametrize(
+    ("places", "limits", "ticks"),
+    [
+        ((2, 2), (1, 4), [2]),
+        ((1152, 1152), (576, 2304), [1024]),
+        ((1100, 3000), (1100, 3000), [1100, 3000]),
+    ],
+)
+def test_the_axis_of_few_places_has_a_width_and_a_tick(rows, places, limits, ticks):
+    begun = [p for p in FIGURES["fig1d"].points("paper", "laptop") if p.cell.begun(rows)]
+    points = [
+        (dataclasses.replace(point, x=x), score(point.cell, rows))
+        for point, x in zip(begun, places, strict=True)
+    ]
+    (panel,) = drawing.panels(FIGURES["fig1d"], points)
+    assert (panel.x_limits, panel.x_ticks) == (limits, ticks)
+    assert draw([panel]).axes[0].get_xlim() == limits
 
 
 def test_a_browser_shows_tables_and_figures_without_complaint(rows, tmp_path, browser, emulate):

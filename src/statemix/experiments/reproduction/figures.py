@@ -85,7 +85,7 @@ _MIXED = (
 def _by_flops(size: SizeName) -> dict[str, list[tuple[float, Contender]]]:
     found: dict[str, list[tuple[float, Contender]]] = {}
     for name, contender in CONTENDERS.items():
-        layer = contender.layers(SIZES[size].state_sizes[0])
+        layer = contender.layer(SIZES[size].state_sizes[0])
         flops = price(layer, hidden_size=_WIDTH, length=1).flops
         assert flops is not None
         found.setdefault(name.partition(" m=")[0], []).append((flops.transition, contender))
@@ -120,7 +120,7 @@ def _by_state_size(size: SizeName) -> dict[str, list[tuple[float, Contender]]]:
 
 
 def _fixed(contender: Contender, state_size: int) -> Contender:
-    return Contender(contender.name, lambda _: contender.layers(state_size))
+    return Contender(contender.name, lambda _: contender.layer(state_size))
 
 
 def _named(model: str, *orders: int) -> list[str]:

@@ -6,7 +6,8 @@ import json
 import pytest
 
 from statemix.cli.main import main
-from statemix.experiments.reproduction import figures, protocols, tables
+from statemix.experiments.reproduction import claims, figures, protocols, tables
+from statemix.experiments.reproduction.claims import Claim, Condition
 from statemix.experiments.reproduction.contenders import CONTENDERS
 from statemix.experiments.reproduction.figures import Figure
 from statemix.experiments.reproduction.protocols import SIZES, Data
@@ -206,3 +207,35 @@ def test_a_report_needs_a_folder_of_stores(capsys, tmp_path):
     (tmp_path / "runs.jsonl").write_text("{\n")
     assert main(["report", "cells", "--results", "."]) == 2
     assert "runs.jsonl:1 must be a row of a results store" in capsys.readouterr().err
+
+
+def test_claims_are_run_and_printed_with_what_decides_them(capsys, monkeypatch):
+    column = tables.TABLES["table4"].columns[0]
+    two, lstm = CONTENDERS["BD-LRU m=2"], CONTENDERS["LSTM"]
+    conditions = (
+        Condition(column, two, "fails"),
+        Condition(column, two, "is smaller than", lstm),
+        Condition(column, lstm, "fails"),
+    )
+    monkeypatch.setattr(claims, "CLAIMS", (Claim("tiny", "small models fail", conditions),))
+    arguments = ["--workers", "1", "--models", "BD-LRU m=2"]
+    assert main(["reproduce", "claims", *arguments]) == 0
+    out = capsys.readouterr().out
+    assert "claims, protocol paper, size laptop: 1 cells, 3 runs" in out
+    lines = out.splitlines()
+    start = lines.index("open: small models fail (protocol paper)")
+    assert lines[start + 1].startswith("  yes: BD-LRU m=2 (.")
+    assert lines[start + 1].endswith(") fails on S_3")
+    assert "BD-LRU m=2 (" in lines[start + 2]
+    assert lines[start + 3] == "  not yet measured: 1 of 3 comparisons"
+
+    assert main(["report", "claims", "--results", "reproduce"]) == 0
+    report = capsys.readouterr().out.splitlines()
+    assert report[0] == "open: small models fail (protocol paper)"
+    assert "open: small models fail (protocol tuned)" in report
+    assert main(["report", "claims", "--results", "reproduce", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["claim"], row["protocol"], row["verdict"]) for row in rows] == [
+        ("tiny", "paper", "open"),
+        ("tiny", "tuned", "open"),
+    ]

@@ -88,6 +88,15 @@ def test_every_link_leads_to_the_runs_of_its_cell(html, rows):
     assert "0123456" in html
 
 
+def test_a_claim_is_shown_with_what_decides_it(html):
+    (section,) = re.findall(r'id="claims">(.*?)</div>', html, re.DOTALL)
+    (shown,) = re.findall(r"<summary>(.*?)</summary>.*?m=2 \(", section, re.DOTALL)[:1]
+    assert "<strong>open</strong>: accuracy rises from m = 1 to m = 2" in shown
+    assert "<li>yes: BD-LRU m=2 (.520) beats BD-LRU m=1 (.300) on S3-250</li>" in section
+    # The LSTM has two seeds.
+    assert "LSTM (.9" not in section
+
+
 def test_the_machines_are_named_once_with_their_runs(html):
     (machines,) = re.findall(r'<ul id="machines">(.*?)</ul>', html, re.DOTALL)
     assert machines.count("<li>") == 1

@@ -11,7 +11,7 @@ from statemix.experiments.reproduction.contenders import (
     h_lru,
 )
 from statemix.experiments.reproduction.protocols import SIZES, ProtocolName, SizeName
-from statemix.experiments.reproduction.tables import TABLES, Cell, Column
+from statemix.experiments.reproduction.tables import Cell, Column, column
 from statemix.layers import LayerSpec, price
 from statemix.training import RunConfig
 
@@ -59,26 +59,21 @@ class Figure:
     def points(self, protocol: ProtocolName, size: SizeName) -> Iterator[Point]:
         """Yield the points, panel by panel."""
         lines = self.lines(size)
-        for column in self.columns:
+        for panel in self.columns:
             for line, models in lines.items():
                 for x, model in models:
-                    cell = Cell(self.name, model, column, protocol, size)
-                    yield Point(column.data[0].name, line, x, cell)
+                    cell = Cell(self.name, model, panel, protocol, size)
+                    yield Point(panel.data[0].name, line, x, cell)
 
 
-def _first(table: str, column: str) -> Column:
-    (found,) = [one for one in TABLES[table].columns if one.name == column]
-    return Column(found.name, found.data[:1], found.metric)
-
-
-_COMPRESSION = _first("table3", "compression")
-_COPYING = _first("table3", "selective_copying")
+_COMPRESSION = column("table3", "compression").first
+_COPYING = column("table3", "selective_copying").first
 _MIXED = (
-    _first("table4", "s3_250"),
-    _first("table4", "s4_3k"),
-    _first("table3", "in_context_recall"),
-    _first("table3", "selective_copying"),
-    _first("table3", "compression"),
+    column("table4", "s3_250").first,
+    column("table4", "s4_3k").first,
+    column("table3", "in_context_recall").first,
+    column("table3", "selective_copying").first,
+    column("table3", "compression").first,
 )
 
 
@@ -105,7 +100,7 @@ def _by_order(size: SizeName) -> dict[str, list[tuple[float, Contender]]]:
 
 def _by_gate(size: SizeName) -> dict[str, list[tuple[float, Contender]]]:
     del size
-    gates = ("softmax", "sigmoid", "relu", "tanh", "signed")
+    gates = ("softmax", "sigmoid", "relu", "none", "tanh", "signed")
     return {
         f"{name}, {gate}": [(m, model(m, gate=gate)) for m in ORDERS]
         for name, model in (("BD-LRU", bd_lru), ("H-LRU", h_lru))

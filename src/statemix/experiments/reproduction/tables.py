@@ -1,7 +1,7 @@
 """The paper's tables of accuracies: their models, columns, data and numbers."""
 
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -34,6 +34,11 @@ class Column:
     name: str
     data: tuple[Data, ...]
     metric: Metric
+
+    @property
+    def first(self) -> "Column":
+        """The column with its first data set alone."""
+        return replace(self, data=self.data[:1])
 
 
 @dataclass(frozen=True)
@@ -180,3 +185,9 @@ TABLES = {
     )
 }
 """Name -> table."""
+
+
+def column(table: str, name: str) -> Column:
+    """Return a column of a table by their names."""
+    (found,) = [one for one in TABLES[table].columns if one.name == name]
+    return found

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from statemix.experiments.reproduction.claims import decide
 from statemix.experiments.reproduction.figures import FIGURES
 from statemix.experiments.reproduction.overview import overview
 from statemix.experiments.reproduction.protocols import PROTOCOLS, SIZES
@@ -16,7 +17,7 @@ from statemix.experiments.store import Row
 from statemix.report import figures, page
 from statemix.report.numbers import accuracy_text, duration_text
 from statemix.report.reproduction import drawing
-from statemix.report.reproduction.text import cell_text
+from statemix.report.reproduction.text import cell_text, finding_text
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ def render(rows: Mapping[str, Row]) -> str:
         .get_template("reproduction/page.html.j2")
         .render(
             overview=overview(rows),
+            decisions=[one for protocol in PROTOCOLS for one in decide(rows, protocol)],
+            finding_text=finding_text,
             sections=list(_sections(rows)),
             figures=list(_figures(rows)),
             cell_text=cell_text,

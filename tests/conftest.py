@@ -123,7 +123,7 @@ def toys(monkeypatch):
 @pytest.fixture
 def tiny_models(monkeypatch):
     """Runs of the paper's tables with small networks and evaluations."""
-    from statemix.experiments.reproduction import protocols
+    from statemix.experiments.reproduction import protocols, tables
 
     whole = protocols._config
 
@@ -136,3 +136,5 @@ def tiny_models(monkeypatch):
         )
 
     monkeypatch.setattr(protocols, "_config", small)
+    # The keys of small runs must not be remembered, nor those of whole runs be used.
+    monkeypatch.setattr(tables, "_first_keys", tables._first_keys.__wrapped__)

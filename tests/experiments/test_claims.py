@@ -119,7 +119,7 @@ def test_parameters_are_compared_without_runs():
     assert sizes
     for finding in sizes:
         counts = [
-            sum(p.numel() for p in model.layers(192).build(hidden_size=128).parameters())
+            sum(p.numel() for p in model.layer(192).build(hidden_size=128).parameters())
             for model in (finding.condition.model, finding.condition.other)
         ]
         assert list(finding.values) == counts

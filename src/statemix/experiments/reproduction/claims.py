@@ -225,7 +225,7 @@ def _sizes(condition: Condition) -> tuple[float, ...]:
     assert condition.other is not None
     models = (condition.model, condition.other)
     return tuple(
-        price(model.layers(_STATE), hidden_size=_WIDTH, length=1).num_parameters for model in models
+        price(model.layer(_STATE), hidden_size=_WIDTH, length=1).num_parameters for model in models
     )
 
 
@@ -242,7 +242,7 @@ def _without_norm(model: Contender) -> Contender:
 
 
 def _at_one_size(name: str) -> Contender:
-    layer = CONTENDERS[name].layers(_STATE)
+    layer = CONTENDERS[name].layer(_STATE)
     return Contender(name, lambda _: layer)
 
 

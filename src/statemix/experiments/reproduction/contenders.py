@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statemix.layers import LayerSpec
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Contender:
     """A model of the paper's tables.
 

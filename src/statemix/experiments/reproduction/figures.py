@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from statemix.experiments.reproduction.contenders import (
     CONTENDERS,
@@ -77,6 +78,7 @@ _MIXED = (
 )
 
 
+@cache
 def _by_flops(size: SizeName) -> dict[str, list[tuple[float, Contender]]]:
     found: dict[str, list[tuple[float, Contender]]] = {}
     for name, contender in CONTENDERS.items():
@@ -90,6 +92,7 @@ def _by_flops(size: SizeName) -> dict[str, list[tuple[float, Contender]]]:
 _WIDTH = RunConfig().model.hidden_size
 
 
+@cache
 def _by_order(size: SizeName) -> dict[str, list[tuple[float, Contender]]]:
     del size
     return {
@@ -98,6 +101,7 @@ def _by_order(size: SizeName) -> dict[str, list[tuple[float, Contender]]]:
     }
 
 
+@cache
 def _by_gate(size: SizeName) -> dict[str, list[tuple[float, Contender]]]:
     del size
     gates = ("softmax", "sigmoid", "relu", "none", "tanh", "signed")
@@ -108,6 +112,7 @@ def _by_gate(size: SizeName) -> dict[str, list[tuple[float, Contender]]]:
     }
 
 
+@cache
 def _by_state_size(size: SizeName) -> dict[str, list[tuple[float, Contender]]]:
     entries = [one for one in STATE_SIZES if one <= 1536 or size == "paper"]
     names = (*_named("BD-LRU", 1, 2, 4), *_named("H-LRU", 1, 4, 16))
@@ -122,6 +127,7 @@ def _named(model: str, *orders: int) -> list[str]:
     return [f"{model} m={m}" for m in orders]
 
 
+@cache
 def _non_selective(size: SizeName) -> dict[str, list[tuple[float, Contender]]]:
     del size
     models = (("BD-LRU", bd_lru), ("H-LRU", h_lru))

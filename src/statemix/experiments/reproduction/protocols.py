@@ -79,7 +79,7 @@ SIZES: dict[SizeName, Size] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Data:
     """A data set of a table, and the length of training on it.
 

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from statemix.cli import main
+from statemix.experiments.reproduction.overview import overview
 from statemix.experiments.reproduction.protocols import SIZES
 from statemix.experiments.reproduction.tables import TABLES
+from statemix.experiments.store import merged
 from statemix.layers import LAYERS
 from statemix.report.demo import scores
 from statemix.report.numbers import published_text
@@ -111,6 +113,27 @@ def test_the_versions_are_those_of_the_project():
     pins = dict(line.split("==") for line in lines if not line.startswith("#"))
     tested = f"Python {python.split()[-1]}, PyTorch {pins['torch']} and NumPy {pins['numpy']}"
     assert f"The tests run with {tested} (" in readme
+
+
+def test_the_counts_of_measured_cells_are_those_of_the_results():
+    stores = merged(sorted((ROOT / "results" / "reproduce").glob("*.jsonl")))
+    found = overview(stores)
+    text = " ".join((ROOT / "docs" / "reproduction.md").read_text().split())
+    stated = dict.fromkeys(TABLES, (0, 0))
+    for number, measured, of, agree in re.findall(
+        r"Table (\d): (\d+) of (\d+) cells are measured, and (\d+) agree", text
+    ):
+        table = TABLES[f"table{number}"]
+        assert int(of) == len(table.columns) * len(table.published)
+        stated[table.name] = int(measured), int(agree)
+    for name, counts in stated.items():
+        cells = {
+            (cell["column"], cell["model"]): cell["verdict"]
+            for cell in found["cells"]
+            if (cell["table"], cell["protocol"], cell["size"]) == (name, "paper", "laptop")
+            and cell["verdict"] != "partial"
+        }
+        assert counts == (len(cells), list(cells.values()).count("agrees"))
 
 
 @pytest.mark.parametrize("code", trees())

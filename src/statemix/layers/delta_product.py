@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from statemix.layers.delta_rule import delta_rule
 from statemix.layers.flops import Flops
 from statemix.layers.layer import (
     COMPARED_STATE,
@@ -23,12 +24,10 @@ from statemix.layers.padded import (
     valid_tokens,
     without_autocast,
 )
+from statemix.layers.recurrence import Recurrence
 from statemix.layers.short_conv import ShortConvolution, check_taps
 from statemix.ops import flops
 from statemix.ops.checks import check_bool
-
-CHUNK_SIZE = 64
-"""Updates of the memory that one triangular system solves."""
 
 
 class DeltaState(NamedTuple):
@@ -220,10 +219,40 @@ class DeltaProduct(PaddedLayer):
     def _run(
         self, x: Tensor, state: DeltaState, lengths: Tensor | None
     ) -> tuple[Tensor, DeltaState]:
+        u = self._updates(x, state, lengths)
+        gate = self.g_proj(x) if self.use_output_gate else None
+        dtype = u.v.dtype
+        with without_autocast(x.device):
+            q = u.q * self.head_dim**-0.5
+            o, memory = delta_rule(q, u.k, u.v, u.beta, u.g, state.memory.to(dtype))
+            weight = self.norm_weight.to(dtype)
+            o = functional.rms_norm(o, weight.shape, weight, eps=1e-5).flatten(2)
+            if gate is not None:
+                o = o * functional.silu(gate.to(dtype))
+            o = o.to(u.dtype)
+        return self.out_proj(o), DeltaState(memory.to(state.memory.dtype), u.conv)
+
+    def recurrence(self, x: Tensor) -> Recurrence:
+        """Return a unit for each head, with a value for each of its updates."""
+        state = self.init_state(self._check_sequence(x, None, None))
+        u = self._updates(x, state, None)
+        with without_autocast(x.device):
+            identity = torch.eye(self.head_dim, dtype=u.k.dtype, device=x.device)
+            transitions = u.g.exp()[..., None, None] * identity
+            inputs: list[Tensor] = []
+            for k, beta in zip(u.k.unbind(2), u.beta.unbind(2), strict=True):
+                written = beta.unsqueeze(-1) * k
+                reflection = identity - written.unsqueeze(-1) * k.unsqueeze(-2)
+                transitions = reflection @ transitions
+                # Later updates of the same token also change what earlier ones wrote.
+                inputs = [(reflection @ one.unsqueeze(-1)).squeeze(-1) for one in inputs]
+                inputs.append(written)
+        return Recurrence(transitions, torch.stack(inputs, -1), u.v.transpose(2, 3), state.memory)
+
+    def _updates(self, x: Tensor, state: DeltaState, lengths: Tensor | None) -> "_Updates":
         projected = self.qkv_proj(x)
         strengths = self.b_proj(x)
         decays = self.a_proj(x) if self.use_forget_gate else None
-        gate = self.g_proj(x) if self.use_output_gate else None
         with without_autocast(x.device):
             mixed, conv = self.conv(projected, state.conv, lengths)
             dtype = torch.promote_types(mixed.dtype, state.memory.dtype)
@@ -244,13 +273,19 @@ class DeltaProduct(PaddedLayer):
                 valid = valid_tokens(x, lengths)
                 beta = beta * valid[..., None, None]
                 g = g * valid[..., None]
-            o, memory = delta_rule(q * self.head_dim**-0.5, k, v, beta, g, state.memory.to(dtype))
-            weight = self.norm_weight.to(dtype)
-            o = functional.rms_norm(o, weight.shape, weight, eps=1e-5).flatten(2)
-            if gate is not None:
-                o = o * functional.silu(gate.to(dtype))
-            o = o.to(projected.dtype)
-        return self.out_proj(o), DeltaState(memory.to(state.memory.dtype), conv)
+        return _Updates(q, k, v, beta, g, conv, projected.dtype)
+
+
+class _Updates(NamedTuple):
+    """Arguments of the delta rule; with the state of the convolution and the dtype of outputs."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    beta: Tensor
+    g: Tensor
+    conv: Tensor
+    dtype: torch.dtype
 
 
 class DeltaNet(DeltaProduct):
@@ -337,62 +372,3 @@ def _label(name: str, options: Mapping[str, Any]) -> str:
 def _normalised(x: Tensor) -> Tensor:
     # As in flash-linear-attention; the small term keeps the gradient of a zero vector finite.
     return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
-
-
-def delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor, memory: Tensor
-) -> tuple[Tensor, Tensor]:
-    r"""Apply n delta-rule updates per token and read after the last, chunk by chunk.
-
-    With G the decay accumulated in a chunk, the corrections u solve a unit triangular system,
-
-    .. math::
-        u_i = \beta_i \Big(v_i - e^{G_i} S^\top k_i
-            - \sum_{j < i} e^{G_i - G_j} (k_i^\top k_j)\, u_j\Big),
-
-    after which outputs and the next memory are matrix products.
-
-    Args:
-        q: queries, shape (B, T, H, K).
-        k: keys, shape (B, T, n, H, K).
-        v: values, shape (B, T, n, H, V).
-        beta: strengths, shape (B, T, n, H).
-        g: logarithm of each token's decay, at most 0, shape (B, T, H).
-        memory: memory before the first token, shape (B, H, K, V).
-
-    Returns:
-        o: readouts, shape (B, T, H, V).
-        memory: memory after the last token.
-    """
-    batch, length, n = k.shape[:3]
-    if length == 0:
-        return v[:, :, 0], memory
-    size = min(length, max(CHUNK_SIZE // n, 1))
-    num_chunks = -(-length // size)
-
-    def chunks(x: Tensor) -> Tensor:  # (B, T, ..., H, D) -> (B, H, chunks, size * ..., D)
-        # Tokens of strength 0 and decay 1 fill the last chunk.
-        x = functional.pad(x, (0, 0) * (x.ndim - 2) + (0, num_chunks * size - length))
-        x = x.reshape(batch, num_chunks, size, *x.shape[2:]).movedim(-2, 1)
-        return x.flatten(3, -2)
-
-    q, k, v, beta = chunks(q), chunks(k), chunks(v), chunks(beta.unsqueeze(-1))
-    G = chunks(g.unsqueeze(-1)).cumsum(3).repeat_interleave(n, 3)
-    # Decays from update j to update i; the others must vanish before exp, where they overflow.
-    later = torch.ones(size * n, size * n, dtype=torch.bool, device=q.device).triu(1)
-    decay = (G - G.mT).masked_fill(later, -torch.inf).exp()
-    system = (beta * (k @ k.mT) * decay).tril(-1)
-    solved = torch.linalg.solve_triangular(
-        system, torch.cat([beta * v, beta * G.exp() * k], -1), upper=False, unitriangular=True
-    )
-    fresh, erased = solved.split([v.shape[-1], k.shape[-1]], -1)
-    attention = (q @ k.mT) * decay[..., n - 1 :: n, :]
-    q = q * G[..., n - 1 :: n, :].exp()
-    k = k * (G[..., -1:, :] - G).exp()
-    outputs = []
-    for c in range(num_chunks):
-        u = fresh[:, :, c] - erased[:, :, c] @ memory
-        outputs.append(q[:, :, c] @ memory + attention[:, :, c] @ u)
-        memory = G[:, :, c, -1:].exp() * memory + k[:, :, c].mT @ u
-    o = torch.stack(outputs, 1).transpose(2, 3)  # (B, chunks, size, H, V)
-    return o.flatten(1, 2)[:, :length], memory

@@ -151,6 +151,7 @@ class BDLRU(GatedRecurrence):
             values.to(transitions.dtype).unsqueeze(-1),
             self.init_state(num_sequences).unsqueeze(-1),
             torch.cat([transitions, input_gates.unsqueeze(-1)], dim=-1),
+            unit="block",
         )
 
     def _values(self, x: Tensor) -> Tensor:

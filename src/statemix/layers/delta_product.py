@@ -247,7 +247,9 @@ class DeltaProduct(PaddedLayer):
                 # Later updates of the same token also change what earlier ones wrote.
                 inputs = [(reflection @ one.unsqueeze(-1)).squeeze(-1) for one in inputs]
                 inputs.append(written)
-        return Recurrence(transitions, torch.stack(inputs, -1), u.v.transpose(2, 3), state.memory)
+        input_maps = torch.stack(inputs, -1)
+        values = u.v.transpose(2, 3)
+        return Recurrence(transitions, input_maps, values, state.memory, unit="head")
 
     def _updates(self, x: Tensor, state: DeltaState, lengths: Tensor | None) -> "_Updates":
         projected = self.qkv_proj(x)

@@ -192,6 +192,7 @@ class HLRU(GatedRecurrence):
             values.to(transitions.dtype)[..., None, None],
             self.init_state(num_sequences).unsqueeze(-1),
             torch.cat([coefficients, input_gates.unsqueeze(-1)], dim=-1).unsqueeze(-2),
+            unit="channel",
         )
 
     def _read(self, window: Tensor) -> Tensor:

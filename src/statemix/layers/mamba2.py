@@ -207,6 +207,7 @@ class Mamba2(PaddedLayer):
             torch.ones_like(decays),
             inputs.flatten(-2).unsqueeze(-2),
             state.ssm.flatten(-2).unsqueeze(-2),
+            unit="head",
         )
 
     def _project(self, x: Tensor, state: Mamba2State, lengths: Tensor | None) -> "_Projected":

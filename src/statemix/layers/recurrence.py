@@ -24,6 +24,7 @@ class Recurrence(NamedTuple):
             the first tensor of its state, in the same order of entries.
         gates: rows of gates that share one normalisation, state gates before the input gate, shape
             (B, T, H, rows, m+1); None if the layer has no such gates.
+        unit: what a unit is called.
     """
 
     transitions: Tensor
@@ -31,3 +32,4 @@ class Recurrence(NamedTuple):
     values: Tensor
     initial_state: Tensor
     gates: Tensor | None = None
+    unit: str = "unit"

@@ -1,0 +1,96 @@
+"""Gate maps: the normalised gates of a few units over time, as in Figure 1B of the paper."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from statemix.report.inspection.heat import Heat
+from statemix.report.style import LIGHT, Theme, drawing
+
+# Space before the input gates of a tile, and after it, in widths of a gate.
+_WITHIN, _BETWEEN = 0.3, 1.0
+# Inches of a gate, and of the longest picture.
+_GATE, _LONGEST = 0.16, 40.0
+
+
+def draw(
+    gates: Sequence[Sequence[Any]],
+    units: Sequence[str],
+    labels: Sequence[Sequence[str]],
+    *,
+    title: str,
+    theme: Theme = LIGHT,
+) -> Figure:
+    """Draw a strip of tiles for each sequence and unit: one tile per token.
+
+    A tile of several rows is the transition, with the column of input gates on its right. A unit
+    with a single row of gates, such as a channel of an H-LRU, has it drawn upright, the input gate
+    at the bottom.
+
+    Args:
+        gates: sequence, unit, position, row -> gates, the input gate last; None is not finite.
+        units: names of the units.
+        labels: sequence -> label of each position.
+        title: text above the picture.
+        theme: colours of the page.
+    """
+    strips = [
+        (np.array(rows, dtype=float), unit, names)
+        for sequence, names in zip(gates, labels, strict=True)
+        for unit, rows in zip(units, sequence, strict=True)
+    ]
+    heat = Heat.of([values for values, _, _ in strips], theme)
+    tiles = [_Tiles(values) for values, _, _ in strips]
+    longest = max(one.edges[-1] for one in tiles)
+    gate = min(_GATE, _LONGEST / longest)
+    height = max(tiles[0].grid.shape[0] * gate, 0.3) + 0.3
+    with drawing(theme):
+        size = (max(longest * gate + 1.9, 5.5), height * len(strips) + 0.7)
+        figure = Figure(figsize=size, layout="constrained")
+        every = figure.subplots(len(strips), 1, squeeze=False)[:, 0]
+        for axes, one, (_, unit, names) in zip(every, tiles, strips, strict=True):
+            one.fill(axes, heat, names, theme)
+            axes.set_ylabel(unit, rotation=0, ha="right", va="center", fontsize=10)
+            axes.set_xlim(0, longest)
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11.5)
+        heat.add_bar(figure, list(every))
+    return figure
+
+
+class _Tiles:
+    """A row of tiles as one grid, in which empty columns separate them.
+
+    Args:
+        values: gates, shape (positions, rows, m+1).
+    """
+
+    def __init__(self, values: NDArray[np.float64]) -> None:
+        upright = values.shape[1] == 1
+        tiles = values.transpose(0, 2, 1) if upright else values
+        length, rows, columns = tiles.shape
+        gap = np.full((length, rows, 1), np.nan)
+        parts, widths = [tiles], [1.0] * columns
+        if not upright:
+            parts = [tiles[..., :-1], gap, tiles[..., -1:]]
+            widths.insert(-1, _WITHIN)
+        parts.append(gap)
+        widths.append(_BETWEEN)
+        self.grid = np.concatenate(parts, axis=-1).transpose(1, 0, 2).reshape(rows, -1)
+        self.edges = np.concatenate([[0.0], np.cumsum(widths * length)])
+        self.centres = (np.arange(length) + 0.5) * sum(widths) - _BETWEEN / 2
+
+    def fill(self, axes: Axes, heat: Heat, names: Sequence[str], theme: Theme) -> None:
+        """Draw the tiles, named below."""
+        # Between the tiles the axes show, so that gates of zero stand out from them.
+        axes.set_facecolor(theme.line)
+        rows = np.arange(self.grid.shape[0] + 1)
+        axes.pcolormesh(self.edges, rows, self.grid, rasterized=True, **heat.options)
+        axes.invert_yaxis()
+        axes.set_xticks(self.centres, list(names), fontsize=8)
+        axes.set_yticks([])
+        axes.tick_params(length=0, pad=2)
+        axes.spines[:].set_visible(False)

@@ -86,7 +86,7 @@ def inspected(
     lengths: Sequence[int] | None = None,
     *,
     layers: Sequence[int] | None = None,
-    units: Sequence[int] = (0, 1, 2, 3),
+    units: Sequence[int] = (0,),
 ) -> list[LayerNumbers]:
     """Measure the layers of a model on some sequences.
 

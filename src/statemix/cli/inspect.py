@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 NUMBERS = "numbers.json"
 # More would not fit into a picture.
 _MOST_SEQUENCES, _MOST_TOKENS = 16, 512
+# Units that are drawn unless asked otherwise.
+_UNITS = 4
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,9 @@ class Inspect:
     layer: int | None = None
     """Layer to show, counted from 0 (all if not given)."""
 
-    units: tuple[int, ...] = (0, 1, 2, 3)
-    """Blocks, channels or heads whose gates and mixing matrices are drawn; the table and the
-    eigenvalues are about all of them."""
+    units: tuple[int, ...] = ()
+    """Blocks, channels or heads whose gates and mixing matrices are drawn (the first four if not
+    given); the table and the eigenvalues are about all of them."""
 
     split: Literal["train", "validation", "test"] = "test"
     """Split of the sequences."""
@@ -84,10 +86,16 @@ class Inspect:
         model = load_model(self.folder, self.weights)
         tokens, lengths = _cut(self._examples(task), self.tokens)
         with attributes_set(model, config.evaluation.attributes):
-            layers = inspected(model, torch.from_numpy(tokens), lengths, units=self.units)
+            units = self.units or range(_UNITS)
+            layers = inspected(model, torch.from_numpy(tokens), lengths, units=units)
         layers = self._chosen(layers)
-        kept = [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]
-        self._write(layers, kept)
+        self._write(
+            layers,
+            {
+                f"sequence {self.start + place}": row[:length].tolist()
+                for place, (row, length) in enumerate(zip(tokens, lengths, strict=True))
+            },
+        )
         if self.json:
             print(json.dumps([_line(one) for one in layers], indent=1))
         else:
@@ -127,7 +135,7 @@ class Inspect:
     def _folder(self) -> Path:
         return self.output or self.folder / "inspect"
 
-    def _write(self, layers: "list[LayerNumbers]", tokens: list[list[int]]) -> None:
+    def _write(self, layers: "list[LayerNumbers]", tokens: dict[str, list[int]]) -> None:
         from statemix.report import page
         from statemix.report.figures import DPI, png
         from statemix.report.inspection.pictures import pictures

@@ -16,8 +16,8 @@ Points = Sequence[Sequence[float]]
 
 # Least and largest half-width of a frame, in units of the circle's radius.
 _REACH = (1.15, 3.0)
-# Size of a frame in inches, and the part of it that shows eigenvalues.
-_FRAME, _SHOWN = 0.72, 0.92
+# Size of a frame in inches, in a single row and in many, and the part of it that shows eigenvalues.
+_SINGLE, _FRAME, _SHOWN = 1.5, 0.72, 0.92
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,10 @@ def draw(panels: Sequence[Spectra], *, theme: Theme = LIGHT, stacked: bool = Fal
     """
     across = 1 if stacked or len(panels) == 1 else 2
     down = -(-len(panels) // across)
-    width = max(len(panel.columns) for panel in panels) * _FRAME + 1.0
-    tallest = max(len(panel.rows) for panel in panels) * _FRAME + 1.1
+    rows = max(len(panel.rows) for panel in panels)
+    frame = _FRAME if rows > 1 else _SINGLE
+    width = max(len(panel.columns) for panel in panels) * frame + 1.0
+    tallest = rows * frame + 1.1
     styles = series_styles([panel.family for panel in panels], theme)
     with drawing(theme):
         # A narrow figure would cut off the titles.

@@ -1,6 +1,7 @@
 """Gate maps: the normalised gates of a few units over time, as in Figure 1B of the paper."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ _GATE, _LONGEST = 0.16, 40.0
 def draw(
     gates: Sequence[Sequence[Any]],
     units: Sequence[str],
-    labels: Sequence[Sequence[str]],
+    sequences: Mapping[str, Sequence[str]],
     *,
     title: str,
     theme: Theme = LIGHT,
@@ -34,26 +35,25 @@ def draw(
     Args:
         gates: sequence, unit, position, row -> gates, the input gate last; None is not finite.
         units: names of the units.
-        labels: sequence -> label of each position.
+        sequences: name of each sequence -> label of each position.
         title: text above the picture.
         theme: colours of the page.
     """
-    strips = [
-        (np.array(rows, dtype=float), unit, names)
-        for sequence, names in zip(gates, labels, strict=True)
-        for unit, rows in zip(units, sequence, strict=True)
-    ]
-    heat = Heat.of([values for values, _, _ in strips], theme)
-    tiles = [_Tiles(values) for values, _, _ in strips]
+    arrays = [np.array(rows, dtype=float) for sequence in gates for rows in sequence]
+    heat = Heat.of(arrays, theme)
+    tiles = [_Tiles(values) for values in arrays]
     longest = max(one.edges[-1] for one in tiles)
     gate = min(_GATE, _LONGEST / longest)
     height = max(tiles[0].grid.shape[0] * gate, 0.3) + 0.3
     with drawing(theme):
-        size = (max(longest * gate + 1.9, 5.5), height * len(strips) + 0.7)
+        size = (max(longest * gate + 1.9, 5.5), height * len(tiles) + 0.25 * len(gates) + 0.6)
         figure = Figure(figsize=size, layout="constrained")
-        every = figure.subplots(len(strips), 1, squeeze=False)[:, 0]
-        for axes, one, (_, unit, names) in zip(every, tiles, strips, strict=True):
-            one.fill(axes, heat, names, theme)
+        every = figure.subplots(len(tiles), 1, squeeze=False)[:, 0]
+        places = itertools.product(sequences.items(), units)
+        for axes, one, ((sequence, labels), unit) in zip(every, tiles, places, strict=True):
+            one.fill(axes, heat, labels, theme)
+            if unit == units[0]:
+                axes.set_title(sequence, loc="left", fontsize=10)
             axes.set_ylabel(unit, rotation=0, ha="right", va="center", fontsize=10)
             axes.set_xlim(0, longest)
         figure.suptitle(title, x=0.01, ha="left", fontsize=11.5)
@@ -83,14 +83,14 @@ class _Tiles:
         self.edges = np.concatenate([[0.0], np.cumsum(widths * length)])
         self.centres = (np.arange(length) + 0.5) * sum(widths) - _BETWEEN / 2
 
-    def fill(self, axes: Axes, heat: Heat, names: Sequence[str], theme: Theme) -> None:
-        """Draw the tiles, named below."""
+    def fill(self, axes: Axes, heat: Heat, labels: Sequence[str], theme: Theme) -> None:
+        """Draw the tiles, with labels below."""
         # Between the tiles the axes show, so that gates of zero stand out from them.
         axes.set_facecolor(theme.line)
         rows = np.arange(self.grid.shape[0] + 1)
         axes.pcolormesh(self.edges, rows, self.grid, rasterized=True, **heat.options)
         axes.invert_yaxis()
-        axes.set_xticks(self.centres, list(names), fontsize=8)
+        axes.set_xticks(self.centres, list(labels), fontsize=8)
         axes.set_yticks([])
         axes.tick_params(length=0, pad=2)
         axes.spines[:].set_visible(False)

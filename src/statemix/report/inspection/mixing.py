@@ -1,6 +1,6 @@
 """The generalised block attention matrix: what each input adds to each state."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ _LABELS = 24
 def draw(
     contributions: Sequence[Sequence[Any]],
     units: Sequence[str],
-    labels: Sequence[Sequence[str]],
+    sequences: Mapping[str, Sequence[str]],
     *,
     title: str,
     theme: Theme = LIGHT,
@@ -28,7 +28,7 @@ def draw(
         contributions: sequence, unit, position of the state, position of the input -> size; None
             is not finite.
         units: names of the units.
-        labels: sequence -> label of each position.
+        sequences: name of each sequence -> label of each position.
         title: text above the picture.
         theme: colours of the page.
     """
@@ -39,12 +39,13 @@ def draw(
         size = (max(3.1 * across + 0.9, 5.5), 3.2 * down + 0.7)
         figure = Figure(figsize=size, layout="constrained")
         every = figure.subplots(down, across, squeeze=False)
-        for row, (sequence, names) in enumerate(zip(arrays, labels, strict=True)):
-            for axes, values, unit in zip(every[row], sequence, units, strict=True):
+        rows = zip(every, arrays, sequences.items(), strict=True)
+        for row, sequence, (name, labels) in rows:
+            for axes, values, unit in zip(row, sequence, units, strict=True):
                 axes.imshow(values, interpolation="nearest", **heat.options)
-                _label(axes, names)
-                axes.set_title(unit, loc="left", fontsize=10)
-            every[row, 0].set_ylabel("state after token")
+                _label(axes, labels)
+                axes.set_title(f"{name}, {unit}", loc="left", fontsize=10)
+            row[0].set_ylabel("state after token")
         for axes in every[-1]:
             axes.set_xlabel("input of token")
         figure.suptitle(title, x=0.01, ha="left", fontsize=11.5)

@@ -1,6 +1,6 @@
 """The pictures of one run's layers, from stored numbers."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from matplotlib.figure import Figure
 
@@ -10,18 +10,21 @@ from statemix.report.inspection import gates, mixing
 
 
 def pictures(
-    layers: Sequence[LayerNumbers], tokens: Sequence[Sequence[int]]
+    layers: Sequence[LayerNumbers], tokens: Mapping[str, Sequence[int]]
 ) -> Iterator[tuple[str, Figure]]:
     """Yield the pictures that suit the layers, by file name.
 
     Args:
         layers: numbers of the layers; those without a recurrence are skipped.
-        tokens: tokens of each sequence.
+        tokens: name of each sequence -> its tokens.
     """
     shown = [one for one in layers if one["summary"] is not None]
     for one in shown:
         yield f"eigenvalues-{one['layer']}.png", spectra.draw([_spectra(one)])
-        labels = [["BOS"] * one["prepended"] + [str(token) for token in row] for row in tokens]
+        labels = {
+            name: ["BOS"] * one["prepended"] + [str(token) for token in row]
+            for name, row in tokens.items()
+        }
         units = [f"{one['unit']} {unit}" for unit in one["shown"]]
         if not units:
             continue
@@ -33,7 +36,8 @@ def pictures(
         yield f"mixing-{one['layer']}.png", mixing.draw(one["mixing"], units, labels, title=title)
         if one["block_attention"] is not None:
             title = f"{title_of(one)}: block attention matrix of {units[0]}"
-            drawn = mixing.draw_block(one["block_attention"], labels[0], title=title)
+            first = next(iter(labels.values()))
+            drawn = mixing.draw_block(one["block_attention"], first, title=title)
             yield f"block-attention-{one['layer']}.png", drawn
 
 

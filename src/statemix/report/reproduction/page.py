@@ -40,13 +40,15 @@ class Section:
     scores: Mapping[tuple[str, str], CellScore]
 
 
-def write(rows: Mapping[str, Row], path: Path, spectra: Mapping[str, RunSpectrum]) -> None:
+def write(
+    rows: Mapping[str, Row], path: Path, spectra: Mapping[str, RunSpectrum] | None = None
+) -> None:
     """Write the page atomically into an existing folder.
 
     Args:
         rows: rows of results stores, by key.
         path: file of the page.
-        spectra: stored eigenvalues of runs, by key.
+        spectra: stored eigenvalues of runs, by key; None means that there are none.
 
     Raises:
         OSError: if it cannot be written.
@@ -54,12 +56,12 @@ def write(rows: Mapping[str, Row], path: Path, spectra: Mapping[str, RunSpectrum
     page.write(path.parent, {path.name: render(rows, spectra).encode()})
 
 
-def render(rows: Mapping[str, Row], spectra: Mapping[str, RunSpectrum]) -> str:
+def render(rows: Mapping[str, Row], spectra: Mapping[str, RunSpectrum] | None = None) -> str:
     """Render the page; every number in it is computed from the rows.
 
     Args:
         rows: rows of results stores, by key.
-        spectra: stored eigenvalues of runs, by key.
+        spectra: stored eigenvalues of runs, by key; None means that there are none.
     """
     return (
         page.templates()
@@ -68,7 +70,7 @@ def render(rows: Mapping[str, Row], spectra: Mapping[str, RunSpectrum]) -> str:
             overview=overview(rows),
             sections=list(_sections(rows)),
             tables=TABLES,
-            figures=[*_figures(rows), *page_figures(rows, spectra)],
+            figures=[*_figures(rows), *page_figures(rows, spectra or {})],
             cell_text=cell_text,
             parts=partial(_parts, rows),
             machines=_machines(rows),

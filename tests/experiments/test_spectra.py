@@ -81,7 +81,7 @@ def trained(tmp_path, tiny_models):
 
 
 def test_eigenvalues_are_stored_beside_the_store_and_only_once(trained, tmp_path):
-    planned, store, spectra = trained
+    planned, _, spectra = trained
     assert spectra.read() == {}
     store_spectra(planned, spectra)
     assert {path.name for path in (tmp_path / "spectra").iterdir()} == {

@@ -1,5 +1,6 @@
 """Figure 7: one run for each m and normalisation, and the eigenvalues stored for each."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -22,7 +23,7 @@ from statemix.experiments.store import Store, key
 from statemix.layers import LayerSpec
 from statemix.settings import RequestError
 from statemix.tasks import TaskSpec
-from statemix.training import load_model
+from statemix.training import load_model, train
 
 S3 = Data("S_3", TaskSpec("permutation", group="S_3", length=6, train_size=10), {"laptop": 2})
 FIGURE = SPECTRA["fig7"]
@@ -115,6 +116,20 @@ def test_they_are_those_of_the_trained_gates(trained):
     assert len(stored) == len(expected) == found["sequences"] * layer.num_channels * 2
     order = lambda one: (round(one.real, 3), round(one.imag, 3))  # noqa: E731
     np.testing.assert_allclose(sorted(stored, key=order), sorted(expected, key=order), atol=1e-4)
+
+
+def test_steps_do_not_count_a_start_token(trained, tmp_path):
+    config = trained[0][1].job.config
+    model = dataclasses.replace(config.model, bos=True)
+    train(dataclasses.replace(config, model=model), tmp_path / "bos")
+    found = measured("bos", tmp_path / "bos")
+    model = load_model(tmp_path / "bos")
+    tokens = config.build_task().examples("test", 0, found["sequences"]).tokens
+    layer = model.blocks[0].layer
+    x = model.blocks[0].norm(model.embedding.weight[tokens[:, 3].tolist()])
+    expected = np.linalg.eigvals(layer.recurrence(x[:, None]).transitions.detach().numpy())
+    stored = np.array([complex(*pair) for pair in found["eigenvalues"][1]])
+    assert np.abs(stored).sum() == pytest.approx(np.abs(expected).sum(), rel=1e-4)
 
 
 def test_a_run_is_due_until_its_eigenvalues_are_stored_or_can_be(trained, tmp_path):

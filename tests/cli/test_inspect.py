@@ -93,13 +93,13 @@ def test_a_layer_without_a_linear_recurrence_is_named(hybrid, tmp_path, capsys):
     options = ["--output", str(tmp_path / "all")]
     assert main(["inspect", str(hybrid), *options]) == 0
     text = capsys.readouterr().out
-    assert "layer 1 (LSTM) runs no linear recurrence: it has no transitions to show" in text
+    assert "layer 1 (LSTM) has no transitions to show: it writes out no linear recurrence" in text
     assert {line.split()[0] for line in text.splitlines()} >= {"0", "2"}
     assert not list((tmp_path / "all").glob("*-1.png"))
     assert main(["inspect", str(hybrid), "--layer", "1", *options]) == 0
     text = capsys.readouterr().out
     assert "gate entropy" not in text
-    assert "layer 1 (LSTM) runs no linear recurrence" in text
+    assert "layer 1 (LSTM) has no transitions to show" in text
 
 
 def test_attributes_of_evaluation_are_those_of_the_run(tmp_path, tiny_arguments, capsys):

@@ -73,8 +73,9 @@ def test_a_tile_is_a_transition_with_its_input_gates_on_the_right():
     np.testing.assert_array_equal(grids(figure)[0], expected)
     axes = figure.axes[0]
     assert axes.yaxis_inverted()
-    # Labels stand below the middle of their tiles: widths 1, 1, 0.3, 1, and a gap of 1.
-    np.testing.assert_allclose(axes.get_xticks(), [1.65, 5.95])
+    # Labels stand below the middle of their tiles: widths 1, 1, 0.2, 1, and a gap of 0.6.
+    np.testing.assert_allclose(axes.get_xticks(), [1.6, 5.4])
+    assert axes.get_xlim() == pytest.approx((0, 7.0))
 
 
 def test_a_single_row_of_gates_stands_upright():
@@ -125,7 +126,7 @@ def test_the_table_has_a_line_for_each_layer_with_transitions(layers):
     ]
     assert table.lines[1].cells[-1] == "–"
     assert list(text.without(layers)) == [
-        "layer 1 (LSTM) runs no linear recurrence: it has no transitions to show"
+        "layer 1 (LSTM) has no transitions to show: it writes out no linear recurrence"
     ]
 
 

@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from statemix.report.inspection.heat import Heat
 from statemix.report.style import LIGHT, Theme, drawing
 
-# Space before the input gates of a tile, and after it, in widths of a gate.
-_WITHIN, _BETWEEN = 0.3, 1.0
+# Space before the input gates of a tile, between tiles, and between single columns, in widths of a
+# gate.
+_WITHIN, _BETWEEN, _NARROW = 0.2, 0.6, 0.15
 # Inches of a gate, and of the longest picture.
 _GATE, _LONGEST = 0.16, 40.0
 
@@ -42,7 +44,7 @@ def draw(
     arrays = [np.array(rows, dtype=float) for sequence in gates for rows in sequence]
     heat = Heat.of(arrays, theme)
     tiles = [_Tiles(values) for values in arrays]
-    longest = max(one.edges[-1] for one in tiles)
+    longest = max(one.end for one in tiles)
     gate = min(_GATE, _LONGEST / longest)
     height = max(tiles[0].grid.shape[0] * gate, 0.3) + 0.3
     with drawing(theme):
@@ -77,18 +79,21 @@ class _Tiles:
         if not upright:
             parts = [tiles[..., :-1], gap, tiles[..., -1:]]
             widths.insert(-1, _WITHIN)
+        between = _NARROW if upright else _BETWEEN
         parts.append(gap)
-        widths.append(_BETWEEN)
+        widths.append(between)
         self.grid = np.concatenate(parts, axis=-1).transpose(1, 0, 2).reshape(rows, -1)
         self.edges = np.concatenate([[0.0], np.cumsum(widths * length)])
-        self.centres = (np.arange(length) + 0.5) * sum(widths) - _BETWEEN / 2
+        self.centres = (np.arange(length) + 0.5) * sum(widths) - between / 2
+        self.end = self.edges[-1] - between
 
     def fill(self, axes: Axes, heat: Heat, labels: Sequence[str], theme: Theme) -> None:
         """Draw the tiles, with labels below."""
-        # Between the tiles the axes show, so that gates of zero stand out from them.
-        axes.set_facecolor(theme.line)
-        rows = np.arange(self.grid.shape[0] + 1)
-        axes.pcolormesh(self.edges, rows, self.grid, rasterized=True, **heat.options)
+        rows = self.grid.shape[0]
+        # It shows between the tiles, from which gates of zero stand out.
+        back = Rectangle((0, 0), self.end, rows, color=theme.muted, linewidth=0, zorder=0)
+        axes.add_patch(back)
+        axes.pcolormesh(self.edges, np.arange(rows + 1), self.grid, rasterized=True, **heat.options)
         axes.invert_yaxis()
         axes.set_xticks(self.centres, list(labels), fontsize=8)
         axes.set_yticks([])

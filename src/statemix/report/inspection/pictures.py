@@ -29,7 +29,7 @@ def pictures(
         if not units:
             continue
         if one["gates"] is not None:
-            title = f"{title_of(one)}: normalised gates over time, input gates last"
+            title = f"{title_of(one)}: gates over time, input gates last"
             drawn = gates.draw(one["gates"], units, labels, title=title)
             yield f"gates-{one['layer']}.png", drawn
         title = f"{title_of(one)}: largest change of a state by an input of size 1"

@@ -53,6 +53,6 @@ def without(layers: Sequence[LayerNumbers]) -> Iterator[str]:
     for one in layers:
         if one["summary"] is None:
             yield (
-                f"layer {one['layer']} ({one['kind']}) runs no linear recurrence: it has no "
-                "transitions to show"
+                f"layer {one['layer']} ({one['kind']}) has no transitions to show: it writes out "
+                "no linear recurrence"
             )

@@ -17,7 +17,7 @@ Points = Sequence[Sequence[float]]
 # Least and largest half-width of a frame, in units of the circle's radius.
 _REACH = (1.15, 3.0)
 # Size of a frame in inches, in a single row and in many, and the part of it that shows eigenvalues.
-_SINGLE, _FRAME, _SHOWN = 1.5, 0.72, 0.92
+_SINGLE, _FRAME, _SHOWN = 1.5, 0.82, 0.92
 
 
 @dataclass(frozen=True)

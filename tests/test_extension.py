@@ -237,16 +237,17 @@ def finished(process):
     return output, errors
 
 
-GRID = ("--grid", "seed=0,1", "--workers", "2", "--checkpoint-every-s", "0.05")
+GRID = ("--grid", "seed=0,1", "--checkpoint-every-s", "0.05")
 
 
 def test_a_hybrid_of_own_parts_is_trained_killed_resumed_evaluated_and_reported(
     project, registered
 ):
     arguments = ("train", "--config", "hybrid.toml", *GRID)
-    finished(command(project, *arguments, "--folder", "whole"))
+    whole = command(project, *arguments, "--workers", "1", "--folder", "whole")
 
-    killed = command(project, *arguments, "--folder", "resumed", slowed_by_s=0.05)
+    resumed = (*arguments, "--workers", "2", "--folder", "resumed")
+    killed = command(project, *resumed, slowed_by_s=0.05)
     first = project / "resumed" / "seed=0"
     deadline = time.monotonic() + 60
     while len(list(first.glob("checkpoints/step-*"))) < 2:
@@ -255,7 +256,8 @@ def test_a_hybrid_of_own_parts_is_trained_killed_resumed_evaluated_and_reported(
     killed.send_signal(signal.SIGKILL)
     killed.communicate(timeout=30)  # Until the worker processes have ended, too.
     assert not (first / "summary.json").exists()
-    output, errors = finished(command(project, *arguments, "--folder", "resumed"))
+    finished(whole)
+    output, errors = finished(command(project, *resumed))
     assert "seed=0: resumed at step" in errors
 
     for seed in (0, 1):

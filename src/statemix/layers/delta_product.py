@@ -238,7 +238,9 @@ class DeltaProduct(PaddedLayer):
         u = self._updates(x, state, None)
         with without_autocast(x.device):
             identity = torch.eye(self.head_dim, dtype=u.k.dtype, device=x.device)
-            transitions = u.g.exp()[..., None, None] * identity
+            transitions = identity
+            if u.g is not None:
+                transitions = u.g.exp()[..., None, None] * identity
             inputs: list[Tensor] = []
             for k, beta in zip(u.k.unbind(2), u.beta.unbind(2), strict=True):
                 written = beta.unsqueeze(-1) * k
@@ -266,15 +268,14 @@ class DeltaProduct(PaddedLayer):
             beta = strengths.to(dtype).sigmoid().unflatten(-1, per_head)
             if self.allow_neg_eigval:
                 beta = 2 * beta
-            if decays is None:
-                g = torch.zeros_like(beta[:, :, 0])
-            else:
+            g = None
+            if decays is not None:
                 rate = self.A_log.to(dtype).exp()
                 g = -rate * functional.softplus(decays.to(dtype) + self.dt_bias.to(dtype))
             if lengths is not None:
                 valid = valid_tokens(x, lengths)
                 beta = beta * valid[..., None, None]
-                g = g * valid[..., None]
+                g = None if g is None else g * valid[..., None]
         return _Updates(q, k, v, beta, g, conv, projected.dtype)
 
 
@@ -285,7 +286,7 @@ class _Updates(NamedTuple):
     k: Tensor
     v: Tensor
     beta: Tensor
-    g: Tensor
+    g: Tensor | None
     conv: Tensor
     dtype: torch.dtype
 

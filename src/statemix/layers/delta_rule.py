@@ -1,4 +1,6 @@
-"""The delta rule in chunks: several updates of a matrix memory per token."""
+"""The delta rule in chunks: the recurrence of DeltaNet and DeltaProduct."""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -9,7 +11,7 @@ CHUNK_SIZE = 64
 
 
 def delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor, memory: Tensor
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None, memory: Tensor
 ) -> tuple[Tensor, Tensor]:
     r"""Apply n delta-rule updates per token and read after the last, chunk by chunk.
 
@@ -26,7 +28,7 @@ def delta_rule(
         k: keys, shape (B, T, n, H, K).
         v: values, shape (B, T, n, H, V).
         beta: strengths, shape (B, T, n, H).
-        g: logarithm of each token's decay, at most 0, shape (B, T, H).
+        g: logarithm of each token's decay, at most 0, shape (B, T, H). None means no decay.
         memory: memory before the first token, shape (B, H, K, V).
 
     Returns:
@@ -46,22 +48,37 @@ def delta_rule(
         return x.flatten(3, -2)
 
     q, k, v, beta = chunks(q), chunks(k), chunks(v), chunks(beta.unsqueeze(-1))
-    G = chunks(g.unsqueeze(-1)).cumsum(3).repeat_interleave(n, 3)
-    # Decays from update j to update i; the others must vanish before exp, where they overflow.
+    system = (beta * k) @ k.mT  # Only what lies below its diagonal is read.
+    attention = q @ k.mT
+    kept: Sequence[Tensor | None]
     later = torch.ones(size * n, size * n, dtype=torch.bool, device=q.device).triu(1)
-    decay = (G - G.mT).masked_fill(later, -torch.inf).exp()
-    system = (beta * (k @ k.mT) * decay).tril(-1)
-    solved = torch.linalg.solve_triangular(
-        system, torch.cat([beta * v, beta * G.exp() * k], -1), upper=False, unitriangular=True
-    )
-    fresh, erased = solved.split([v.shape[-1], k.shape[-1]], -1)
-    attention = (q @ k.mT) * decay[..., n - 1 :: n, :]
-    q = q * G[..., n - 1 :: n, :].exp()
-    k = k * (G[..., -1:, :] - G).exp()
+    if g is None:
+        attention = attention.masked_fill(later[n - 1 :: n], 0)
+        parts = (q, k, k, v, beta, system, attention)
+        kept = [None] * num_chunks
+    else:
+        G = chunks(g.unsqueeze(-1)).cumsum(3).repeat_interleave(n, 3)
+        # Decays from update j to update i; the others must vanish before exp, where they overflow.
+        decay = (G - G.mT).masked_fill(later, -torch.inf).exp()
+        since_start = G.exp()
+        parts = (
+            q * since_start[..., n - 1 :: n, :],
+            k * since_start,
+            k * (G[..., -1:, :] - G).exp(),
+            v,
+            beta,
+            system * decay,
+            attention * decay[..., n - 1 :: n, :],
+        )
+        kept = since_start[..., -1:, :].unbind(2)
     outputs = []
-    for c in range(num_chunks):
-        u = fresh[:, :, c] - erased[:, :, c] @ memory
-        outputs.append(q[:, :, c] @ memory + attention[:, :, c] @ u)
-        memory = G[:, :, c, -1:].exp() * memory + k[:, :, c].mT @ u
+    for (q, erased, written, v, beta, system, attention), factor in zip(
+        zip(*(part.unbind(2) for part in parts), strict=True), kept, strict=True
+    ):
+        u = torch.linalg.solve_triangular(
+            system, beta * (v - erased @ memory), upper=False, unitriangular=True
+        )
+        outputs.append(q @ memory + attention @ u)
+        memory = (memory if factor is None else factor * memory) + written.mT @ u
     o = torch.stack(outputs, 1).transpose(2, 3)  # (B, chunks, size, H, V)
     return o.flatten(1, 2)[:, :length], memory

@@ -84,6 +84,8 @@ def test_every_instruction_set_equals_the_reference(name):
     best = INSTRUCTION_SETS.index(cpu.instruction_set())
     if INSTRUCTION_SETS.index(name) > best:
         pytest.skip(f"this processor has no {name}")
+    if name == cpu.instruction_set():
+        pytest.skip("the same tests of this process use it")
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     tests = subprocess.run(
         [sys.executable, "-m", "pytest", *options, "-k", TESTS_OF_EVERY_SET, *FILES],

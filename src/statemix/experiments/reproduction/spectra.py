@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TypedDict
 
@@ -14,7 +15,7 @@ from statemix.experiments.reproduction.contenders import ORDERS, Contender, bd_l
 from statemix.experiments.reproduction.figures import Figure, Point
 from statemix.experiments.reproduction.plan import Planned, due
 from statemix.experiments.reproduction.protocols import Data, ProtocolName, SizeName, Trial
-from statemix.experiments.reproduction.tables import TABLES, Cell
+from statemix.experiments.reproduction.tables import Cell, column
 from statemix.experiments.store import Row
 from statemix.settings import RequestError
 from statemix.training import load_model, load_outcome
@@ -122,6 +123,7 @@ class SpectraFigure(Figure):
             yield replace(point, cell=first)
 
 
+@cache
 def _by_normalisation(size: SizeName) -> dict[str, list[tuple[float, Contender]]]:
     del size
     return {
@@ -136,11 +138,13 @@ def _unnormalised(contender: Contender) -> Contender:
     return replace(contender, name=f"{contender.name} none")
 
 
-_S5 = [column for column in TABLES["table4"].columns if column.name == "s5_100k"]
-
 SPECTRA = {
     "fig7": SpectraFigure(
-        "fig7", "eigenvalues of the learned transitions on S_5", "m", _by_normalisation, tuple(_S5)
+        "fig7",
+        "eigenvalues of the learned transitions on S_5",
+        "m",
+        _by_normalisation,
+        (column("table4", "s5_100k"),),
     )
 }
 """Name -> figure of eigenvalues."""

@@ -1139,8 +1139,8 @@ ANALYSIS = [
     Fault(
         "analysis: a block attention matrix has the axes of its blocks swapped",
         "src/statemix/analysis/inspection.py",
-        "matrices[:, :, 0].transpose(1, 2).reshape",
-        "matrices[:, :, 0].reshape",
+        "matrices.transpose(1, 2).reshape",
+        "matrices.reshape",
         ("tests/analysis/test_inspection.py",),
     ),
     Fault(

@@ -161,15 +161,18 @@ def _measure_units(numbers: LayerNumbers, shown: Recurrence, lengths: Sequence[i
             plain(row[:length].transpose(0, 1))
             for row, length in zip(shown.gates, lengths, strict=True)
         ]
-    # One sequence at a time: memory grows with the square of the length.
     for row, length in enumerate(lengths):
-        matrices = mixing(part(shown, slice(row, row + 1), slice(None)))[0, :length, :length]
-        numbers["mixing"].append(plain(sizes(matrices).movedim(-1, 0)))
-        size = matrices.shape[-2]
-        if row == 0 and numbers["shown"] and length * size <= WHOLE:
-            # (t, s, m, R) becomes (t m, s R).
-            block = matrices[:, :, 0].transpose(1, 2).reshape(length * size, -1)
-            numbers["block_attention"] = plain(block)
+        numbers["mixing"].append([])
+        for place in range(len(numbers["shown"])):
+            # One at a time: the matrix grows with the square of the length.
+            one = part(shown, slice(row, row + 1), slice(place, place + 1))
+            matrices = mixing(one)[0, :length, :length, 0]
+            numbers["mixing"][row].append(plain(sizes(matrices)))
+            size = matrices.shape[-2]
+            if row == place == 0 and length * size <= WHOLE:
+                # (t, s, m, R) becomes (t m, s R).
+                block = matrices.transpose(1, 2).reshape(length * size, -1)
+                numbers["block_attention"] = plain(block)
 
 
 def _summary(run: _Run, found: Tensor) -> Summary:

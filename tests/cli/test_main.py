@@ -30,6 +30,9 @@ FLAGS = {
         --runtime.precision --runtime.device --runtime.num-threads
         """,
     "evaluate": "--lengths --weights --sequences --tokens --device --json",
+    "inspect": """
+        --layer --units --split --start --sequences --tokens --weights --output --json
+        """,
     "tasks": "--split --start --count",
     "doctor": "--json",
     "demo": "--group --output --fresh --retry",
@@ -107,8 +110,8 @@ def test_every_command_has_its_class_and_a_help(command, capsys):
     [
         (
             ["trian"],
-            "command must be one of demo, train, evaluate, reproduce, report, tasks, doctor, "
-            "bench, got 'trian'",
+            "command must be one of demo, train, evaluate, inspect, reproduce, report, tasks, "
+            "doctor, bench, got 'trian'",
         ),
         (["train", "--nonsense"], "--nonsense"),
         (["train", "--folder", "x", "--seed", "one"], "--seed"),

@@ -2,15 +2,17 @@
 
 import dataclasses
 import json
+import shutil
 
 import pytest
 
 from statemix.cli.main import main
-from statemix.experiments.reproduction import claims, figures, protocols, tables
+from statemix.experiments.reproduction import claims, figures, protocols, spectra, tables
 from statemix.experiments.reproduction.claims import Claim, Condition
-from statemix.experiments.reproduction.contenders import CONTENDERS
+from statemix.experiments.reproduction.contenders import CONTENDERS, bd_lru
 from statemix.experiments.reproduction.figures import Figure
 from statemix.experiments.reproduction.protocols import SIZES, Data
+from statemix.experiments.reproduction.spectra import SpectraFigure
 from statemix.experiments.reproduction.tables import Column, Table
 from statemix.tasks import TaskSpec
 
@@ -26,6 +28,12 @@ def tiny(monkeypatch, tmp_path, tiny_models):
     lines = {"BD-LRU": [(m, CONTENDERS[f"BD-LRU m={m}"]) for m in (1, 2)]}
     figure = Figure("fig2", "tiny", "m", lambda _: lines, (column,))
     monkeypatch.setattr(figures, "FIGURES", {"fig2": figure})
+    gates = {
+        "BD-LRU, softmax": [(2, CONTENDERS["BD-LRU m=2"])],
+        "BD-LRU, none": [(2, dataclasses.replace(bd_lru(2, gate="none"), name="BD-LRU m=2 none"))],
+    }
+    eigenvalues = SpectraFigure("fig7", "tiny", "m", lambda _: gates, (column,))
+    monkeypatch.setitem(spectra.SPECTRA, "fig7", eigenvalues)
     monkeypatch.chdir(tmp_path)
 
 
@@ -89,6 +97,38 @@ def test_a_figure_is_printed_and_drawn_with_the_runs_that_a_table_made(capsys, t
     lines = [line.split() for line in text.splitlines() if line.startswith("S_3")]
     assert [line[:2] for line in lines] == [["S_3", "1"], ["S_3", "2"]]
     assert all(line[2].startswith(".") for line in lines)
+
+
+def test_eigenvalues_are_kept_and_drawn_without_the_runs(capsys, tmp_path, monkeypatch):
+    # The page shows this figure alone, whatever it was imported with.
+    for name in ("FIGURES", "TABLES"):
+        monkeypatch.setattr(f"statemix.report.reproduction.page.{name}", {})
+    assert main(["reproduce", "table4", "--workers", "1", "--models", "BD-LRU m=2"]) == 0
+    capsys.readouterr()
+    assert main(["reproduce", "fig7", "--workers", "1"]) == 0
+    text = capsys.readouterr().out
+    # One seed is enough, and the table has made the normalised run.
+    assert "fig7, protocol paper, size laptop: 2 cells, 2 runs, of which 1 are in" in text
+    assert "1 runs finished" in text
+    picture = tmp_path / "reproduce" / "fig7-paper-laptop.png"
+    assert picture.read_bytes()[1:4] == b"PNG"
+    files = sorted((tmp_path / "reproduce" / "spectra").iterdir())
+    assert len(files) == 2
+    # The page and the figure need the numbers only.
+    shutil.rmtree(tmp_path / "reproduce" / "runs")
+    picture.unlink()
+    assert main(["reproduce", "fig7", "--workers", "1"]) == 0
+    assert "2 runs, of which 2 are in" in capsys.readouterr().out
+    assert picture.exists()
+    assert main(["report", "--results", "reproduce", "--output", "page.html"]) == 0
+    assert 'id="fig7-paper-laptop"' in (tmp_path / "page.html").read_text()
+    # Without numbers and runs, the run is trained once more.
+    files[0].unlink()
+    assert main(["reproduce", "fig7", "--workers", "1", "--dry-run"]) == 0
+    assert "2 runs, of which 1 are in" in capsys.readouterr().out
+    files[1].write_text("{")
+    assert main(["report", "--results", "reproduce", "--output", "page.html"]) == 2
+    assert "must hold a run's eigenvalues" in capsys.readouterr().err
 
 
 def test_a_figure_is_drawn_from_a_store_into_a_new_folder(capsys, tmp_path):

@@ -1086,6 +1086,121 @@ REPORT = [
     ),
 ]
 
+ANALYSIS = [
+    Fault(
+        "analysis: contributions of earlier inputs pass no transition",
+        "src/statemix/analysis/mixing.py",
+        "A[:, t].unsqueeze(1) @ found[:, t - 1, :t]",
+        "found[:, t - 1, :t]",
+        ("tests/analysis/test_mixing.py",),
+    ),
+    Fault(
+        "analysis: transitions act in the wrong order",
+        "src/statemix/analysis/mixing.py",
+        "A[:, t].unsqueeze(1) @",
+        "A[:, t].mT.unsqueeze(1) @",
+        ("tests/analysis/test_mixing.py",),
+    ),
+    Fault(
+        "analysis: the learned initial state is forgotten",
+        "src/statemix/analysis/mixing.py",
+        "h = A[:, t] @ h",
+        "h = A[:, t] @ h * 0",
+        ("tests/analysis/test_mixing.py",),
+    ),
+    Fault(
+        "analysis: real eigenvalues count as complex",
+        "src/statemix/analysis/spectra.py",
+        "found.imag.abs() > TOLERANCE",
+        "found.imag.abs() > 0",
+        ("tests/analysis/test_spectra.py",),
+    ),
+    Fault(
+        "analysis: one bad matrix spoils all eigenvalues",
+        "src/statemix/analysis/spectra.py",
+        "torch.where(finite[..., None], found, torch.nan)",
+        "torch.where(finite.all(), found, torch.nan)",
+        ("tests/analysis/test_spectra.py",),
+    ),
+    Fault(
+        "analysis: entropy forgets the signs of gates",
+        "src/statemix/analysis/gates.py",
+        "gates.detach().double().abs()",
+        "gates.detach().double().clamp(min=0)",
+        ("tests/analysis/test_gates.py",),
+    ),
+    Fault(
+        "analysis: padding counts as tokens",
+        "src/statemix/analysis/inspection.py",
+        "torch.cat([row[:n] for row, n in",
+        "torch.cat([row[: max(n, 9)] for row, n in",
+        ("tests/analysis/test_inspection.py",),
+    ),
+    Fault(
+        "analysis: a block attention matrix has the axes of its blocks swapped",
+        "src/statemix/analysis/inspection.py",
+        "matrices.transpose(1, 2).reshape",
+        "matrices.reshape",
+        ("tests/analysis/test_inspection.py",),
+    ),
+    Fault(
+        "analysis: hooks stay on the model",
+        "src/statemix/analysis/recording.py",
+        "            hook.remove()",
+        "            hook.id",
+        ("tests/analysis/test_recording.py",),
+    ),
+    Fault(
+        "analysis: the observer has the companions of the controller",
+        "src/statemix/layers/h_lru.py",
+        'transitions if self.realization == "controller" else transitions.mT',
+        "transitions",
+        ("tests/layers/test_recurrence.py",),
+    ),
+    Fault(
+        "analysis: later updates of a token spare what earlier ones wrote",
+        "src/statemix/layers/delta_product.py",
+        "inputs = [(reflection @ one.unsqueeze(-1)).squeeze(-1) for one in inputs]",
+        "inputs = list(inputs)",
+        ("tests/layers/test_recurrence.py",),
+    ),
+    Fault(
+        "analysis: eigenvalues are waited for although their run is here",
+        "src/statemix/experiments/reproduction/spectra.py",
+        "            and not _is_trained(one.job.folder)\n",
+        "",
+        ("tests/experiments/test_spectra.py",),
+    ),
+    Fault(
+        "analysis: steps of the figure count the start token",
+        "src/statemix/experiments/reproduction/spectra.py",
+        "prepended + step - 1 for",
+        "step - 1 for",
+        ("tests/experiments/test_spectra.py",),
+    ),
+    Fault(
+        "analysis: imaginary parts point downwards",
+        "src/statemix/report/spectra.py",
+        "centre[1] - places[:, 1]",
+        "centre[1] + places[:, 1]",
+        ("tests/report/test_spectra.py",),
+    ),
+    Fault(
+        "analysis: inputs are drawn as rows, states as columns",
+        "src/statemix/report/inspection/mixing.py",
+        "axes.imshow(values, interpolation",
+        "axes.imshow(values.T, interpolation",
+        ("tests/report/inspection/test_pictures.py",),
+    ),
+    Fault(
+        "analysis: tiles of gates are transposed",
+        "src/statemix/report/inspection/gates.py",
+        "axis=-1).transpose(1, 0, 2)",
+        "axis=-1).transpose(1, 2, 0)",
+        ("tests/report/inspection/test_pictures.py",),
+    ),
+]
+
 DEMO = [
     Fault(
         "demo: missing runs leave the exit code at 0",
@@ -1104,5 +1219,6 @@ FAULTS = [
     *EVALUATE,
     *EXPERIMENTS,
     *REPORT,
+    *ANALYSIS,
     *DEMO,
 ]

@@ -34,7 +34,7 @@ class Report:
     """What to make."""
 
     results: Path = Path("results/reproduce")
-    """Folder of results stores (JSON-lines files)."""
+    """Folder of results stores (JSON-lines files), with eigenvalues in its folder "spectra"."""
 
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print as JSON: cells as {"measured": n, "agree": k, "of": 196, "cells": [...]}, claims as
@@ -62,10 +62,12 @@ class Report:
         if self.kind == "claims":
             self._print_claims(rows)
             return
+        from statemix.experiments.reproduction.spectra import SpectraFolder
         from statemix.report.reproduction import page
 
+        spectra = SpectraFolder(self.results / "spectra").read()
         files.open_for_append("output", self.output)
-        page.write(rows, self.output)
+        page.write(rows, self.output, spectra)
         print(f"wrote {self.output}")
 
     def _print_cells(self, rows: "Mapping[str, Row]") -> None:

@@ -39,7 +39,9 @@ class Reproduce:
     """
 
     what: tyro.conf.Positional[
-        Literal["table3", "table4", "table6", "fig1c", "fig1d", "fig2", "fig5", "fig6", "claims"]
+        Literal[
+            "table3", "table4", "table6", "fig1c", "fig1d", "fig2", "fig5", "fig6", "fig7", "claims"
+        ]
     ]
     """Table, figure, or all claims."""
 
@@ -86,7 +88,7 @@ class Reproduce:
         # Slow imports wait until the options have been checked.
         import torch
 
-        from statemix.experiments.reproduction.plan import due, plan
+        from statemix.experiments.reproduction.plan import plan
         from statemix.experiments.reproduction.reproduce import fill
         from statemix.experiments.store import Store
         from statemix.report.numbers import duration_text
@@ -95,7 +97,7 @@ class Reproduce:
         cells = [point.cell for point in points] or self._cells()
         store = Store(self.store or self.output / "runs.jsonl")
         planned = plan(cells, self.output / "runs")
-        left = due(planned, store.rows(), retry=self.retry)
+        left = self._due(planned, store)
         console = Console(highlight=False, markup=False)
         console.soft_wrap = not console.is_terminal
         workers = min(self.workers or torch.get_num_threads(), max(len(left), 1))
@@ -135,6 +137,7 @@ class Reproduce:
                 on_end=end,
             )
         console.print(f"{ended['done']} runs finished in {time.monotonic() - began:.0f} s")
+        self._measure(planned, store)
         self._show(console, points, cells, store)
         lost = ended["diverged"] + ended["failed"]
         if lost:
@@ -151,14 +154,32 @@ class Reproduce:
     def _points(self) -> "list[Point]":
         """Return the chosen points of a figure; none for a table."""
         from statemix.experiments.reproduction.figures import FIGURES
+        from statemix.experiments.reproduction.spectra import SPECTRA
 
-        if self.what not in FIGURES:
+        figure = FIGURES.get(self.what) or SPECTRA.get(self.what)
+        if figure is None:
             return []
-        figure = FIGURES[self.what]
         points = list(figure.points(self.protocol, self.size))
         _check_names("columns", self.columns, [column.name for column in figure.columns])
         _check_names("models", self.models, [point.cell.model for point in points])
         return [point for point in points if self._chosen(point.cell)]
+
+    def _due(self, planned: "list[Planned]", store: "Store") -> "list[Planned]":
+        """Return the runs that are still to be trained."""
+        from statemix.experiments.reproduction import spectra
+        from statemix.experiments.reproduction.plan import due
+
+        if self.what not in spectra.SPECTRA:
+            return due(planned, store.rows(), retry=self.retry)
+        found = spectra.SpectraFolder.beside(store.path)
+        return spectra.due_with_spectra(planned, store.rows(), found, retry=self.retry)
+
+    def _measure(self, planned: "list[Planned]", store: "Store") -> None:
+        """Store the eigenvalues of trained runs for a figure of them."""
+        from statemix.experiments.reproduction import spectra
+
+        if self.what in spectra.SPECTRA:
+            spectra.store_spectra(planned, spectra.SpectraFolder.beside(store.path))
 
     def _cells(self) -> "list[Cell]":
         """Return the chosen cells of a table, or of the claims."""
@@ -198,15 +219,22 @@ class Reproduce:
         console.print(table.as_rich(title) if console.is_terminal else table.as_text())
         console.print(text.LEGEND)
         if any(score.verdict != "empty" for _, score in scored):
-            console.print(f"drawn: {self._draw(scored)}")
+            console.print(f"drawn: {self._draw(scored, store)}")
 
-    def _draw(self, scored: "list[tuple[Point, CellScore]]") -> Path:
+    def _draw(self, scored: "list[tuple[Point, CellScore]]", store: "Store") -> Path:
         from statemix.experiments.reproduction.figures import FIGURES
-        from statemix.report import figures
+        from statemix.experiments.reproduction.spectra import SPECTRA, SpectraFolder
+        from statemix.report import figures, spectra
         from statemix.report.reproduction import drawing
+        from statemix.report.reproduction.spectra import panels
 
         path = self.output / f"{self.what}-{self.protocol}-{self.size}.png"
-        drawn = figures.draw(drawing.panels(FIGURES[self.what], scored))
+        if self.what in SPECTRA:
+            found = SpectraFolder.beside(store.path).read()
+            points = [point for point, _ in scored]
+            drawn = spectra.draw(panels(SPECTRA[self.what], points, store.rows(), found))
+        else:
+            drawn = figures.draw(drawing.panels(FIGURES[self.what], scored))
         drawn.savefig(path, dpi=figures.DPI)
         return path
 

@@ -10,6 +10,7 @@ from statemix.layers.layer import Layer, LayerSpec
 from statemix.layers.lstm import LSTM, LSTMState
 from statemix.layers.mamba2 import Mamba2, Mamba2State
 from statemix.layers.prices import Price, price
+from statemix.layers.recurrence import Recurrence
 from statemix.layers.registry import LAYERS, build
 from statemix.layers.state import State, map_state, take_rows
 
@@ -31,6 +32,7 @@ __all__ = [
     "Mamba2",
     "Mamba2State",
     "Price",
+    "Recurrence",
     "State",
     "build",
     "map_state",

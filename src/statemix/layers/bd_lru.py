@@ -8,7 +8,8 @@ from torch import Tensor
 
 from statemix import ops
 from statemix.layers.gated_recurrence import GatedRecurrence, InitialState, Selectivity
-from statemix.layers.layer import COMPARED_STATE, check_sizes
+from statemix.layers.layer import COMPARED_STATE, at_least_float32, check_sizes
+from statemix.layers.recurrence import Recurrence
 from statemix.ops.checks import check_choice
 from statemix.ops.layout import join_units, split_units
 
@@ -138,6 +139,20 @@ class BDLRU(GatedRecurrence):
             gates, values, state, self.gate, temperature=self.temperature, backend=self.backend
         )
         return self._read(h_t), state
+
+    def recurrence(self, x: Tensor) -> Recurrence:
+        num_sequences = self._check_sequence(x, None, None)
+        values = self._values(x)
+        gates = self._raw_gates(x, values.dtype)
+        transitions, input_gates = self._normalised(gates, at_least_float32(gates.dtype))
+        return Recurrence(
+            transitions,
+            torch.diag_embed(input_gates),
+            values.to(transitions.dtype).unsqueeze(-1),
+            self.init_state(num_sequences).unsqueeze(-1),
+            torch.cat([transitions, input_gates.unsqueeze(-1)], dim=-1),
+            unit="block",
+        )
 
     def _values(self, x: Tensor) -> Tensor:
         return split_units(self.value_proj(x), (self.block_size,), self.num_blocks)

@@ -24,6 +24,7 @@ from statemix.layers.padded import (
     valid_tokens,
     without_autocast,
 )
+from statemix.layers.recurrence import Recurrence
 from statemix.layers.short_conv import ShortConvolution, check_taps
 from statemix.ops import flops
 from statemix.ops.checks import check_bool
@@ -218,10 +219,44 @@ class DeltaProduct(PaddedLayer):
     def _run(
         self, x: Tensor, state: DeltaState, lengths: Tensor | None
     ) -> tuple[Tensor, DeltaState]:
+        u = self._updates(x, state, lengths)
+        gate = self.g_proj(x) if self.use_output_gate else None
+        dtype = u.v.dtype
+        with without_autocast(x.device):
+            q = u.q * self.head_dim**-0.5
+            o, memory = delta_rule(q, u.k, u.v, u.beta, u.g, state.memory.to(dtype))
+            weight = self.norm_weight.to(dtype)
+            o = functional.rms_norm(o, weight.shape, weight, eps=1e-5).flatten(2)
+            if gate is not None:
+                o = o * functional.silu(gate.to(dtype))
+            o = o.to(u.dtype)
+        return self.out_proj(o), DeltaState(memory.to(state.memory.dtype), u.conv)
+
+    def recurrence(self, x: Tensor) -> Recurrence:
+        """Return a unit for each head, with a value for each of its updates."""
+        state = self.init_state(self._check_sequence(x, None, None))
+        u = self._updates(x, state, None)
+        with without_autocast(x.device):
+            identity = torch.eye(self.head_dim, dtype=u.k.dtype, device=x.device)
+            transitions = identity
+            if u.g is not None:
+                transitions = u.g.exp()[..., None, None] * identity
+            inputs: list[Tensor] = []
+            for k, beta in zip(u.k.unbind(2), u.beta.unbind(2), strict=True):
+                written = beta.unsqueeze(-1) * k
+                reflection = identity - written.unsqueeze(-1) * k.unsqueeze(-2)
+                transitions = reflection @ transitions
+                # Later updates of the same token also change what earlier ones wrote.
+                inputs = [(reflection @ one.unsqueeze(-1)).squeeze(-1) for one in inputs]
+                inputs.append(written)
+        input_maps = torch.stack(inputs, -1)
+        values = u.v.transpose(2, 3)
+        return Recurrence(transitions, input_maps, values, state.memory, unit="head")
+
+    def _updates(self, x: Tensor, state: DeltaState, lengths: Tensor | None) -> "_Updates":
         projected = self.qkv_proj(x)
         strengths = self.b_proj(x)
         decays = self.a_proj(x) if self.use_forget_gate else None
-        gate = self.g_proj(x) if self.use_output_gate else None
         with without_autocast(x.device):
             mixed, conv = self.conv(projected, state.conv, lengths)
             dtype = torch.promote_types(mixed.dtype, state.memory.dtype)
@@ -241,13 +276,19 @@ class DeltaProduct(PaddedLayer):
                 valid = valid_tokens(x, lengths)
                 beta = beta * valid[..., None, None]
                 g = None if g is None else g * valid[..., None]
-            o, memory = delta_rule(q * self.head_dim**-0.5, k, v, beta, g, state.memory.to(dtype))
-            weight = self.norm_weight.to(dtype)
-            o = functional.rms_norm(o, weight.shape, weight, eps=1e-5).flatten(2)
-            if gate is not None:
-                o = o * functional.silu(gate.to(dtype))
-            o = o.to(projected.dtype)
-        return self.out_proj(o), DeltaState(memory.to(state.memory.dtype), conv)
+        return _Updates(q, k, v, beta, g, conv, projected.dtype)
+
+
+class _Updates(NamedTuple):
+    """Arguments of the delta rule; with the state of the convolution and the dtype of outputs."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    beta: Tensor
+    g: Tensor | None
+    conv: Tensor
+    dtype: torch.dtype
 
 
 class DeltaNet(DeltaProduct):

@@ -264,6 +264,10 @@ class GatedRecurrence(Layer):
             gates = self._elementwise_gates(x)
         return gates if gates.dtype == dtype else gates.to(dtype)
 
+    def _normalised(self, gates: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return the state gates (..., m) and input gates (...) of raw gates, in a dtype."""
+        return ops.normalize(gates.to(dtype), self.gate, temperature=self.temperature)
+
     def _elementwise_gates(self, x: Tensor) -> Tensor:
         bias = self.gate_bias.movedim(0, -1).contiguous()
         if self.selective == "pointwise":

@@ -8,8 +8,10 @@ from torch import Tensor
 
 from statemix import ops
 from statemix.layers.gated_recurrence import GatedRecurrence, InitialState, Selectivity
-from statemix.layers.layer import COMPARED_STATE, check_sizes
+from statemix.layers.layer import COMPARED_STATE, at_least_float32, check_sizes
+from statemix.layers.recurrence import Recurrence
 from statemix.ops.checks import check_choice
+from statemix.ops.lag.associative import companions
 from statemix.ops.lag.history import lagged
 from statemix.ops.lag.realizations import partial_sums
 from statemix.ops.layout import join_units
@@ -154,9 +156,7 @@ class HLRU(GatedRecurrence):
         if self.realization == "controller":
             window = lagged(states, state, cu_seqlens)
         else:
-            coefficients, _ = ops.normalize(
-                gates.to(final.dtype), self.gate, temperature=self.temperature
-            )
+            coefficients, _ = self._normalised(gates, final.dtype)
             window = partial_sums(coefficients, states.to(final.dtype), state, cu_seqlens)
         return self._read(window.to(states.dtype)), final
 
@@ -176,6 +176,24 @@ class HLRU(GatedRecurrence):
         if self.readout == "current":
             return self.out_proj(h_t), state
         return self._read(state.to(h_t.dtype)), state
+
+    def recurrence(self, x: Tensor) -> Recurrence:
+        num_sequences = self._check_sequence(x, None, None)
+        values: Tensor = self.value_proj(x)
+        gates = self._raw_gates(x, values.dtype)
+        coefficients, input_gates = self._normalised(gates, at_least_float32(gates.dtype))
+        transitions = companions(coefficients)
+        first = torch.zeros(self.order, 1, dtype=transitions.dtype, device=transitions.device)
+        first[0] = 1
+        return Recurrence(
+            # The two realizations have each other's transposed companions.
+            transitions if self.realization == "controller" else transitions.mT,
+            input_gates[..., None, None] * first,
+            values.to(transitions.dtype)[..., None, None],
+            self.init_state(num_sequences).unsqueeze(-1),
+            torch.cat([coefficients, input_gates.unsqueeze(-1)], dim=-1).unsqueeze(-2),
+            unit="channel",
+        )
 
     def _read(self, window: Tensor) -> Tensor:
         """Project the state entries (..., H, m) of each position."""

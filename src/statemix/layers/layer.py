@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from statemix.layers.flops import Flops
+from statemix.layers.recurrence import Recurrence
 from statemix.layers.state import State, check_like, tensors
 from statemix.ops.checks import FLOATING, bind, check_cu_seqlens
 from statemix.registry import Spec
@@ -171,6 +172,22 @@ class Layer(nn.Module, ABC):
             solver needed. Training averages each over the forward passes between evaluations.
         """
         return {}
+
+    def recurrence(self, x: Tensor) -> Recurrence | None:
+        """Return the linear recurrence that the layer runs on x, with all its matrices.
+
+        None means that the state does not follow a linear recurrence whose matrices depend on x
+        alone. By default it is None; :mod:`statemix.analysis` then has nothing to show.
+
+        Args:
+            x: whole sequences, as in ``forward``, from the initial state.
+
+        Raises:
+            ValueError: as in ``forward``.
+            TypeError: as in ``forward``.
+        """
+        del x
+        return None
 
     def check_state(self, state: State, num_sequences: int, axis: str = "B") -> None:
         """Check that a state fits this layer, its device and the number of sequences.

@@ -24,6 +24,7 @@ from statemix.layers.padded import (
     valid_tokens,
     without_autocast,
 )
+from statemix.layers.recurrence import Recurrence
 from statemix.layers.short_conv import ShortConvolution, check_taps
 from statemix.ops import flops
 
@@ -184,9 +185,35 @@ class Mamba2(PaddedLayer):
     def _run(
         self, x: Tensor, state: Mamba2State, lengths: Tensor | None
     ) -> tuple[Tensor, Mamba2State]:
-        inner = self._widths[0]
-        projected = self.in_proj(x)
-        z, to_mix, raw_steps = projected.split([inner, sum(self._widths), self.num_heads], -1)
+        p = self._project(x, state, lengths)
+        dtype = p.values.dtype
+        with without_autocast(x.device):
+            o, ssm = ssd(p.values * p.steps.unsqueeze(-1), p.decays, p.B, p.C, state.ssm.to(dtype))
+            o = (o + self.D.to(dtype).unsqueeze(-1) * p.values).flatten(2)
+            weight = self.norm_weight.to(dtype)
+            o = o * functional.silu(p.z.to(dtype))
+            o = functional.rms_norm(o, weight.shape, weight, eps=1e-5).to(p.z.dtype)
+        return self.out_proj(o), Mamba2State(ssm.to(state.ssm.dtype), p.conv)
+
+    def recurrence(self, x: Tensor) -> Recurrence:
+        """Return a unit for each head: one scalar transition for all entries of its matrix."""
+        state = self.init_state(self._check_sequence(x, None, None))
+        p = self._project(x, state, None)
+        with without_autocast(x.device):
+            decays = p.decays.exp()[..., None, None]
+            inputs = (p.values * p.steps.unsqueeze(-1)).unsqueeze(-1) * p.B[:, :, None, None]
+        return Recurrence(
+            decays,
+            torch.ones_like(decays),
+            inputs.flatten(-2).unsqueeze(-2),
+            state.ssm.flatten(-2).unsqueeze(-2),
+            unit="head",
+        )
+
+    def _project(self, x: Tensor, state: Mamba2State, lengths: Tensor | None) -> "_Projected":
+        z, to_mix, raw_steps = self.in_proj(x).split(
+            [self._widths[0], sum(self._widths), self.num_heads], -1
+        )
         with without_autocast(x.device):
             mixed, conv = self.conv(to_mix, state.conv, lengths)
             dtype = torch.promote_types(mixed.dtype, state.ssm.dtype)
@@ -196,12 +223,29 @@ class Mamba2(PaddedLayer):
             if lengths is not None:
                 steps = steps * valid_tokens(x, lengths).unsqueeze(-1)
             decays = -steps * self.A_log.to(dtype).exp()
-            o, ssm = ssd(values * steps.unsqueeze(-1), decays, B, C, state.ssm.to(dtype))
-            o = (o + self.D.to(dtype).unsqueeze(-1) * values).flatten(2)
-            weight = self.norm_weight.to(dtype)
-            o = o * functional.silu(z.to(dtype))
-            o = functional.rms_norm(o, weight.shape, weight, eps=1e-5).to(projected.dtype)
-        return self.out_proj(o), Mamba2State(ssm.to(state.ssm.dtype), conv)
+        return _Projected(z, values, steps, decays, B, C, conv)
+
+
+class _Projected(NamedTuple):
+    """Inputs of the recurrence of Mamba-2.
+
+    Attributes:
+        z: input of the output gate, shape (B, T, H * P), in the dtype of the projection.
+        values: x of the equations, shape (B, T, H, P).
+        steps: Delta, shape (B, T, H).
+        decays: Delta A, the logarithm of the transitions, shape (B, T, H).
+        B: input maps, shape (B, T, N).
+        C: readout maps, shape (B, T, N).
+        conv: the last inputs of the short convolution.
+    """
+
+    z: Tensor
+    values: Tensor
+    steps: Tensor
+    decays: Tensor
+    B: Tensor
+    C: Tensor
+    conv: Tensor
 
 
 def ssd(x: Tensor, g: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:

@@ -29,10 +29,24 @@ def scan(
         states: h_1 ... h_T, shape (B, T, H).
         final_state: the last m states of every sequence, newest first, like ``initial_state``.
     """
-    order = coefficients.shape[-1]
-    shift_rows = torch.ones(order - 1, dtype=inputs.dtype, device=inputs.device).diag(-1)
-    transitions = shift_rows + F.pad(coefficients.unsqueeze(-2), (0, 0, 0, order - 1))
-    windows, final_state = block.scan(
-        transitions, F.pad(inputs.unsqueeze(-1), (0, order - 1)), initial_state, cu_seqlens
-    )
+    padded = F.pad(inputs.unsqueeze(-1), (0, coefficients.shape[-1] - 1))
+    windows, final_state = block.scan(companions(coefficients), padded, initial_state, cu_seqlens)
     return windows[..., 0], final_state
+
+
+def companions(coefficients: Tensor) -> Tensor:
+    """Return companion matrices: coefficients in the first row, ones below the diagonal.
+
+    Args:
+        coefficients: a, shape (..., m).
+
+    Returns:
+        Shape (..., m, m).
+
+    Example:
+        >>> companions(torch.tensor([2.0, 3.0, 4.0])).tolist()
+        [[2.0, 3.0, 4.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
+    """
+    order = coefficients.shape[-1]
+    ones = torch.ones(order - 1, dtype=coefficients.dtype, device=coefficients.device)
+    return ones.diag(-1) + F.pad(coefficients.unsqueeze(-2), (0, 0, 0, order - 1))

@@ -12,11 +12,13 @@ from statemix.experiments.reproduction.figures import FIGURES
 from statemix.experiments.reproduction.overview import overview
 from statemix.experiments.reproduction.protocols import PROTOCOLS, SIZES
 from statemix.experiments.reproduction.scores import CellScore, score, value_of
+from statemix.experiments.reproduction.spectra import RunSpectrum
 from statemix.experiments.reproduction.tables import TABLES, Table
 from statemix.experiments.store import Row
 from statemix.report import figures, page
 from statemix.report.numbers import accuracy_text, duration_text
 from statemix.report.reproduction import drawing
+from statemix.report.reproduction.spectra import page_figures
 from statemix.report.reproduction.text import cell_text, finding_text
 
 
@@ -39,24 +41,28 @@ class Section:
     scores: Mapping[tuple[str, str], CellScore]
 
 
-def write(rows: Mapping[str, Row], path: Path) -> None:
+def write(
+    rows: Mapping[str, Row], path: Path, spectra: Mapping[str, RunSpectrum] | None = None
+) -> None:
     """Write the page atomically into an existing folder.
 
     Args:
         rows: rows of results stores, by key.
         path: file of the page.
+        spectra: stored eigenvalues of runs, by key; None means that there are none.
 
     Raises:
         OSError: if it cannot be written.
     """
-    page.write(path.parent, {path.name: render(rows).encode()})
+    page.write(path.parent, {path.name: render(rows, spectra).encode()})
 
 
-def render(rows: Mapping[str, Row]) -> str:
+def render(rows: Mapping[str, Row], spectra: Mapping[str, RunSpectrum] | None = None) -> str:
     """Render the page; every number in it is computed from the rows.
 
     Args:
         rows: rows of results stores, by key.
+        spectra: stored eigenvalues of runs, by key; None means that there are none.
     """
     return (
         page.templates()
@@ -66,7 +72,7 @@ def render(rows: Mapping[str, Row]) -> str:
             decisions=[one for protocol in PROTOCOLS for one in decide(rows, protocol)],
             finding_text=finding_text,
             sections=list(_sections(rows)),
-            figures=list(_figures(rows)),
+            figures=[*_figures(rows), *page_figures(rows, spectra or {})],
             cell_text=cell_text,
             parts=partial(_parts, rows),
             machines=_machines(rows),
@@ -97,6 +103,7 @@ def _figures(rows: Mapping[str, Row]) -> Iterator[dict[str, Any]]:
                     "id": f"{figure.name}-{protocol}-{size}",
                     "title": f"{figure.name}: {figure.title}",
                     "setting": f'Protocol "{protocol}", size "{size}".',
+                    "note": "Thick lines are means over seeds, thin lines single seeds.",
                     "images": page.data_uris(images),
                 }
 

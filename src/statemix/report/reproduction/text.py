@@ -97,7 +97,9 @@ def point_table(points: Sequence[tuple[Point, CellScore]]) -> Table:
     rows: dict[tuple[str, float], dict[str, CellScore]] = {}
     for point, score in points:
         rows.setdefault((point.panel, point.x), {})[point.line] = score
-    for (panel, x), scores in rows.items():
+    panels = list(dict.fromkeys(panel for panel, _ in rows))
+    ordered = sorted(rows.items(), key=lambda row: (panels.index(row[0][0]), row[0][1]))
+    for (panel, x), scores in ordered:
         texts = (cell_text(scores.get(line)) for line in head[2:])
         lines.append(Line((panel, f"{x:g}", *texts)))
     return Table(head, tuple(lines))

@@ -1,0 +1,22 @@
+"""Measurements of trained models: spectra, mixing matrices and gates of their recurrences."""
+
+from statemix.analysis.gates import entropy
+from statemix.analysis.inspection import LayerNumbers, Summary, inspected
+from statemix.analysis.mixing import applied, carried, mixing, sizes
+from statemix.analysis.recording import Recorded, record
+from statemix.analysis.spectra import Spectrum, eigenvalues
+
+__all__ = [
+    "LayerNumbers",
+    "Recorded",
+    "Spectrum",
+    "Summary",
+    "applied",
+    "carried",
+    "eigenvalues",
+    "entropy",
+    "inspected",
+    "mixing",
+    "record",
+    "sizes",
+]

@@ -1,0 +1,183 @@
+"""``statemix inspect``: look into the layers of a trained model."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+from rich.console import Console
+
+from statemix import files
+from statemix.settings import RequestError, built
+
+if TYPE_CHECKING:
+    from statemix.analysis import LayerNumbers
+    from statemix.tasks import Examples, Task
+
+NUMBERS = "numbers.json"
+# More would not fit into a picture.
+_MOST_SEQUENCES, _MOST_TOKENS = 16, 512
+# Units that are drawn unless asked otherwise.
+_UNITS = 4
+
+
+@dataclass(frozen=True)
+class Inspect:
+    """Show what the layers of a trained model do on example sequences.
+
+    A layer that runs a linear recurrence gets a line in a table, and pictures: the eigenvalues of
+    its transitions, its normalised gates over time, and its block attention matrix, that is, what
+    the input at each time adds to the state at each later one. The numbers behind the pictures are
+    written to numbers.json. Other layers, such as an LSTM, are named.
+
+    statemix inspect runs/s3 --sequences 1
+    """
+
+    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """Folder of a finished run."""
+
+    layer: int | None = None
+    """Layer to show, counted from 0 (all if not given)."""
+
+    units: tuple[int, ...] = ()
+    """Blocks, channels or heads whose gates and mixing matrices are drawn (the first four if not
+    given); the table and the eigenvalues are about all of them."""
+
+    split: Literal["train", "validation", "test"] = "test"
+    """Split of the sequences."""
+
+    start: int = 0
+    """Index of the first sequence in its split."""
+
+    sequences: int = 2
+    """Number of sequences."""
+
+    tokens: int = 64
+    """Tokens of each sequence to show, from its beginning."""
+
+    weights: Literal["last", "best_validation", "best_test"] = "last"
+    """Weights to look at."""
+
+    output: Path | None = None
+    """Folder of the pictures and numbers (if not given: inspect in the run's folder)."""
+
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print the table as JSON."""
+
+    def run(self) -> None:
+        """Measure, write and print.
+
+        Raises:
+            RequestError: if the folder holds no finished run, a number is out of range, or the
+                output cannot be written.
+            OSError: if a file cannot be written later.
+        """
+        self._check()
+        # Slow imports wait until the options have been checked.
+        import torch
+
+        from statemix.analysis import inspected
+        from statemix.training import load_model, load_outcome
+        from statemix.training.schedules import attributes_set
+
+        config = load_outcome(self.folder).config
+        task = config.build_task()
+        model = load_model(self.folder, self.weights)
+        tokens, lengths = _cut(self._examples(task), self.tokens)
+        with attributes_set(model, config.evaluation.attributes):
+            units = self.units or range(_UNITS)
+            layers = inspected(model, torch.from_numpy(tokens), lengths, units=units)
+        layers = self._chosen(layers)
+        self._write(
+            layers,
+            {
+                f"sequence {self.start + place}": row[:length].tolist()
+                for place, (row, length) in enumerate(zip(tokens, lengths, strict=True))
+            },
+        )
+        if self.json:
+            print(json.dumps([_line(one) for one in layers], indent=1))
+        else:
+            self._print(layers)
+
+    def _check(self) -> None:
+        for name, most in (("sequences", _MOST_SEQUENCES), ("tokens", _MOST_TOKENS)):
+            value = getattr(self, name)
+            if not 1 <= value <= most:
+                raise RequestError(f"{name} must be in 1..{most}, got {value}")
+        for name in ("start", "layer"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise RequestError(f"{name} must be at least 0, got {value}")
+        if len(set(self.units)) < len(self.units) or any(unit < 0 for unit in self.units):
+            raise RequestError(f"units must be distinct and at least 0, got {list(self.units)}")
+
+    def _examples(self, task: "Task") -> "Examples":
+        from statemix.training.size import check_examples_fit
+
+        stop = self.start + self.sequences
+        check_examples_fit("sequences", self.sequences, task, self.sequences, task.length)
+        examples: Examples = built("start", task.examples, self.split, self.start, stop)
+        return examples
+
+    def _chosen(self, layers: "list[LayerNumbers]") -> "list[LayerNumbers]":
+        if self.layer is not None:
+            if self.layer >= len(layers):
+                raise RequestError(f"layer must be in 0..{len(layers) - 1}, got {self.layer}")
+            layers = [layers[self.layer]]
+        most = max((one["units"] or 0 for one in layers), default=0)
+        if most and any(unit >= most for unit in self.units):
+            raise RequestError(f"units must be in 0..{most - 1}, got {list(self.units)}")
+        return layers
+
+    @property
+    def _folder(self) -> Path:
+        return self.output or self.folder / "inspect"
+
+    def _write(self, layers: "list[LayerNumbers]", tokens: dict[str, list[int]]) -> None:
+        from statemix.report import page
+        from statemix.report.figures import DPI, png
+        from statemix.report.inspection.pictures import pictures
+
+        files.open_for_append("output", self._folder / NUMBERS)
+        numbers = {
+            "run": str(self.folder),
+            "weights": self.weights,
+            "split": self.split,
+            "start": self.start,
+            "tokens": tokens,
+            "layers": layers,
+        }
+        contents = {name: png(drawn, DPI) for name, drawn in pictures(layers, tokens)}
+        contents[NUMBERS] = (json.dumps(numbers) + "\n").encode()
+        page.write(self._folder, contents)
+
+    def _print(self, layers: "list[LayerNumbers]") -> None:
+        from statemix.report.inspection import text
+
+        console = Console(highlight=False, markup=False)
+        console.soft_wrap = not console.is_terminal
+        table = text.table(layers)
+        if table.lines:
+            title = f"{self.folder}, weights {self.weights}"
+            console.print(table.as_rich(title) if console.is_terminal else table.as_text())
+            console.print(text.LEGEND)
+        for sentence in text.without(layers):
+            console.print(sentence)
+        console.print(f"written: {self._folder}")
+
+
+def _cut(examples: "Examples", most: int) -> tuple[Any, list[int]]:
+    """Return the first tokens of examples, and how many each has."""
+    longest = examples.tokens.shape[1]
+    lengths = [longest] * len(examples.tokens)
+    if examples.lengths is not None:
+        lengths = examples.lengths.tolist()
+    lengths = [min(length, most) for length in lengths]
+    return examples.tokens[:, : max(lengths)], lengths
+
+
+def _line(one: "LayerNumbers") -> dict[str, Any]:
+    names = ("layer", "module", "kind", "unit", "units", "size", "summary")
+    return {name: one[name] for name in names}  # type: ignore[literal-required]

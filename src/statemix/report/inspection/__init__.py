@@ -1,0 +1,1 @@
+"""The layers of one trained model: pictures and a table."""

@@ -1,0 +1,148 @@
+"""The command that looks into a trained run."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from statemix.cli.main import main
+from statemix.training import load_model, load_outcome
+
+
+@pytest.fixture
+def run(finished_run, tmp_path):
+    """A writable copy of the finished run: a BD-LRU of two blocks of three after a start token."""
+    return shutil.copytree(finished_run, tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory, tiny_arguments):
+    """A run whose second layer runs no linear recurrence."""
+    folder = tmp_path_factory.mktemp("runs") / "hybrid"
+    words = ["bd_lru", "num_blocks=2", "block_size=3", "lstm", "h_lru", "num_channels=9", "order=2"]
+    arguments = [*tiny_arguments, "--model.layers", *words, "--schedules.epochs", "1"]
+    assert main(["train", "--folder", str(folder), *arguments]) == 0
+    return folder
+
+
+def numbers(folder):
+    return json.loads((folder / "numbers.json").read_text())
+
+
+def test_pictures_and_numbers_lie_in_the_folder_of_the_run(run, capsys):
+    assert main(["inspect", str(run)]) == 0
+    text = capsys.readouterr().out
+    folder = run / "inspect"
+    names = {"eigenvalues-0.png", "gates-0.png", "mixing-0.png", "block-attention-0.png"}
+    assert {path.name for path in folder.iterdir()} == names | {"numbers.json"}
+    assert all((folder / name).read_bytes()[1:4] == b"PNG" for name in names)
+    found = numbers(folder)
+    task = load_outcome(run).config.build_task()
+    examples = task.examples("test", 0, 2).tokens.tolist()
+    assert found["tokens"] == {"sequence 0": examples[0], "sequence 1": examples[1]}
+    assert (found["weights"], found["split"], found["start"]) == ("last", "test", 0)
+    summary = found["layers"][0]["summary"]
+    (line,) = (line for line in text.splitlines() if line.startswith("0 "))
+    assert "BD-LRU" in line
+    assert "2 blocks of 3" in line
+    assert f"{summary['largest']:.3f}" in line.split()
+    assert f"{summary['negative']:.1%}" in line.split()
+    assert text.endswith(f"written: {folder}\n")
+
+
+def test_the_eigenvalues_are_those_of_the_trained_gates(run):
+    assert main(["inspect", str(run), "--sequences", "1", "--start", "3"]) == 0
+    found = numbers(run / "inspect")
+    model = load_model(run)
+    layer = model.blocks[0].layer
+    token = found["tokens"]["sequence 3"][1]
+    with torch.no_grad():
+        x = model.blocks[0].norm(model.embedding(torch.tensor(token)))
+        raw = layer.gate_proj(x).view(3, 4, 2).permute(2, 0, 1)
+        transitions = torch.softmax(raw, -1)[..., :3].double().numpy()
+    step = found["layers"][0]["steps"].index(2)  # the second token, after the start token
+    expected = [value for block in transitions for value in np.linalg.eigvals(block)]
+    stored = [complex(*pair) for pair in found["layers"][0]["eigenvalues"][step]]
+    order = lambda one: (round(one.real, 3), round(one.imag, 3))  # noqa: E731
+    np.testing.assert_allclose(sorted(stored, key=order), sorted(expected, key=order), atol=1e-4)
+
+
+def test_options_choose_layer_units_tokens_and_output(hybrid, tmp_path, capsys):
+    output = tmp_path / "new" / "folder"
+    options = ["--layer", "2", "--units", "8", "0", "--tokens", "3", "--output", str(output)]
+    assert main(["inspect", str(hybrid), *options, "--weights", "best_test", "--json"]) == 0
+    (line,) = json.loads(capsys.readouterr().out)
+    assert {name: line[name] for name in ("layer", "kind", "unit", "units", "size")} == {
+        "layer": 2,
+        "kind": "H-LRU",
+        "unit": "channel",
+        "units": 9,
+        "size": 2,
+    }
+    found = numbers(output)
+    assert found["layers"][0]["summary"] == line["summary"]
+    assert found["layers"][0]["shown"] == [8, 0]
+    assert [len(row) for row in found["tokens"].values()] == [3, 3]
+    assert found["weights"] == "best_test"
+    assert not (hybrid / "inspect").exists()
+
+
+def test_a_layer_without_a_linear_recurrence_is_named(hybrid, tmp_path, capsys):
+    options = ["--output", str(tmp_path / "all")]
+    assert main(["inspect", str(hybrid), *options]) == 0
+    text = capsys.readouterr().out
+    assert "layer 1 (LSTM) has no transitions to show: it writes out no linear recurrence" in text
+    assert {line.split()[0] for line in text.splitlines()} >= {"0", "2"}
+    assert not list((tmp_path / "all").glob("*-1.png"))
+    assert main(["inspect", str(hybrid), "--layer", "1", *options]) == 0
+    text = capsys.readouterr().out
+    assert "gate entropy" not in text
+    assert "layer 1 (LSTM) has no transitions to show" in text
+
+
+def test_attributes_of_evaluation_are_those_of_the_run(tmp_path, tiny_arguments, capsys):
+    folder = str(tmp_path / "run")
+    sharp = ["--evaluation.attributes", "gate_temperature=1e-3"]
+    assert main(["train", "--folder", folder, *tiny_arguments, *sharp]) == 0
+    capsys.readouterr()
+    assert main(["inspect", folder, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["summary"]["gate_entropy"] < 0.1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--sequences", "0"], "sequences must be in 1..16, got 0"),
+        (["--tokens", "513"], "tokens must be in 1..512, got 513"),
+        (["--start", "-1"], "start must be at least 0, got -1"),
+        (["--layer", "-1"], "layer must be at least 0, got -1"),
+        (["--layer", "1"], "layer must be in 0..0, got 1"),
+        (["--units", "2"], "units must be in 0..1, got [2]"),
+        (["--units", "0", "0"], "units must be distinct and at least 0, got [0, 0]"),
+        (
+            ["--start", "100", "--split", "train"],
+            "start: stop must be at most train_size=20, got 102",
+        ),
+        (["--split", "all"], "--split"),
+        (["--output", "/dev/null/x"], "output must be a writable file, got '/dev/null/x/numbers"),
+    ],
+)
+def test_a_bad_request_is_one_line_and_leaves_nothing(run, capsys, options, message):
+    assert main(["inspect", str(run), *options]) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""
+    assert not (run / "inspect").exists()
+
+
+def test_a_folder_without_a_finished_run_is_refused(tmp_path, capsys):
+    assert main(["inspect", str(tmp_path)]) == 2
+    assert "folder must hold a run, got" in capsys.readouterr().err
+
+
+def test_the_units_drawn_by_default_are_those_that_there_are(run):
+    assert main(["inspect", str(run)]) == 0
+    assert numbers(run / "inspect")["layers"][0]["shown"] == [0, 1]

@@ -1,0 +1,113 @@
+"""The recurrence that a layer writes out, against the states that its steps return."""
+
+import numpy as np
+import pytest
+import torch
+
+from statemix import ops
+from statemix.layers import BDLRU, HLRU, Recurrence
+from statemix.layers import layer as layer_module
+from statemix.layers.state import tensors
+from statemix.ops.lag.associative import companions
+
+HIDDEN_SIZE = 6
+LINEAR = {"bd_lru", "h_lru", "delta_net", "delta_product", "mamba2"}
+TIGHT = {"rtol": 1e-10, "atol": 1e-12}
+
+
+def inputs(batch=2, length=7, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(batch, length, HIDDEN_SIZE, generator=generator, dtype=dtype)
+
+
+def unrolled(found):
+    """h_t = A_t h_{t-1} + B_t v_t, one step at a time: shape (T, B, H, m, P)."""
+    h, states = found.initial_state, []
+    for A, B, v in zip(*(part.unbind(1) for part in found[:3]), strict=True):
+        h = torch.einsum("bhij,bhjp->bhip", A, h) + torch.einsum("bhir,bhrp->bhip", B, v)
+        states.append(h)
+    return torch.stack(states)
+
+
+@torch.no_grad()
+def test_the_recurrence_gives_the_states_of_the_steps(build):
+    layer, x = build(), inputs()
+    found = layer.recurrence(x)
+    assert (found is not None) == (layer.name in LINEAR)
+    if found is None:
+        return
+    state, states = layer.init_state(len(x)), []
+    for x_t in x.unbind(1):
+        _, state = layer.step(x_t, state)
+        states.append(next(tensors(state))[1])
+    expected = unrolled(found)
+    torch.testing.assert_close(expected, torch.stack(states).view_as(expected), **TIGHT)
+    batch, length, units, size, values = found.input_maps.shape
+    assert found.transitions.shape == (batch, length, units, size, size)
+    assert found.values.shape[:4] == (batch, length, units, values)
+    assert found.initial_state.shape == (batch, units, size, found.values.shape[4])
+
+
+@torch.no_grad()
+def test_the_gates_are_the_rows_that_share_a_normalisation(build_gated):
+    layer, x = build_gated(), inputs()
+    found = layer.recurrence(x)
+    if isinstance(layer, BDLRU):
+        torch.testing.assert_close(found.gates[..., :-1], found.transitions, rtol=0, atol=0)
+        torch.testing.assert_close(found.gates[..., -1].diag_embed(), found.input_maps)
+    else:
+        assert found.gates.shape[-2] == 1
+        torch.testing.assert_close(found.gates[..., 0, -1], found.input_maps[..., 0, 0])
+    if layer.gate in ("softmax", "sigmoid"):
+        torch.testing.assert_close(found.gates.sum(-1), torch.ones_like(found.gates[..., 0]))
+    sharp = build_gated()
+    sharp.gate_temperature = 0.25
+    if layer.gate not in ("relu", "signed"):  # their scale does not matter
+        assert not torch.allclose(sharp.recurrence(x).gates, found.gates)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("realization", ops.REALIZATIONS)
+def test_the_transitions_of_h_lru_are_companions_of_its_gates(realization):
+    layer = HLRU(HIDDEN_SIZE, 4, 3, realization=realization, dtype=torch.float64)
+    found = layer.recurrence(inputs())
+    gates = found.gates[1, 5, 2, 0].numpy()
+    expected = np.array([gates[:3], [1, 0, 0], [0, 1, 0]])
+    if realization == "observer":
+        expected = np.array([[gates[0], 1, 0], [gates[1], 0, 1], [gates[2], 0, 0]])
+    np.testing.assert_allclose(found.transitions[1, 5, 2].numpy(), expected, rtol=1e-12)
+
+
+def test_a_companion_of_order_one_is_its_coefficient():
+    a = torch.tensor([[0.5], [2.0]])
+    torch.testing.assert_close(companions(a), a.unsqueeze(-1), rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_half_precision_is_written_out_in_float32(build):
+    found = build(torch.bfloat16).recurrence(inputs(dtype=torch.bfloat16))
+    if found is not None:
+        parts = [part for part in found if isinstance(part, torch.Tensor)]
+        assert {part.dtype for part in parts} == {torch.float32}
+
+
+def test_a_recurrence_can_be_differentiated_and_may_be_empty(build):
+    layer = build()
+    x = inputs().requires_grad_()
+    found = layer.recurrence(x)
+    if found is not None:
+        sum(part.sum() for part in found[:3]).backward()
+        assert x.grad.abs().sum() > 0
+        assert layer.recurrence(x[:, :0]).transitions.shape[1] == 0
+
+
+def test_input_of_another_width_is_refused(build):
+    layer = build()
+    if layer.name in LINEAR:
+        with pytest.raises(ValueError, match=r"x must have shape \(B, T, hidden_size=6\)"):
+            layer.recurrence(torch.zeros(2, 3, 5, dtype=torch.float64))
+
+
+def test_a_layer_of_the_user_has_none_unless_it_says_so():
+    assert layer_module.Layer.recurrence(object(), inputs()) is None
+    assert Recurrence._field_defaults == {"gates": None, "unit": "unit"}

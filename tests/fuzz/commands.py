@@ -17,7 +17,17 @@ from typing import NamedTuple
 
 from cases import COMPUTED, REFUSED, FindingError, line, require
 
-from statemix.cli import bench, demo, doctor, evaluate, tasks, train  # noqa: F401  warm
+from statemix.cli import (  # noqa: F401  warm
+    bench,
+    demo,
+    doctor,
+    evaluate,
+    inspect,
+    report,
+    reproduce,
+    tasks,
+    train,
+)
 from statemix.cli.main import main
 from statemix.experiments import demo as suites
 from statemix.tasks import TASKS, TaskSpec
@@ -148,6 +158,26 @@ _TASKS = {
     "--start": [["0"], ["3"]],
     "--count": [["1"], ["5"]],
 }
+_INSPECT = {
+    "--layer": [["0"]],
+    "--units": [["0"], ["0", "1"], ["7"]],
+    "--split": [["train"], ["validation"]],
+    "--start": [["0"], ["3"]],
+    "--sequences": [["1"], ["3"]],
+    "--tokens": [["1"], ["5"]],
+    "--weights": [["best_validation"], ["best_test"]],
+    "--json": [[]],
+}
+_REPORT = {"--results": [["stores"]], "--json": [[]]}
+_REPRODUCE = {
+    "--size": [["laptop"], ["workstation"]],
+    "--protocol": [["paper"], ["tuned"]],
+    "--minutes": [["1"], ["0.5"]],
+    "--workers": [["1"], ["2"]],
+    "--retry": [[]],
+    "--output": [["out"]],
+    "--store": [["stores/runs.jsonl"], ["new.jsonl"]],
+}
 _DEMO = {"--group": [["S_3"], ["S_5"]], "--output": [["out"]], "--fresh": [[]], "--retry": [[]]}
 
 
@@ -239,7 +269,8 @@ def drawn(r: random.Random, folder: Path, prepared: Path) -> Request:
         head = r.choice([[], ["--help"], ["--version"], ["trian"], ["train", "--help"]])
         return Request(head, [], head)
     command = r.choices(
-        ["train", "evaluate", "tasks", "bench", "doctor", "demo"], (6, 3, 3, 1, 1, 1)
+        ["train", "evaluate", "tasks", "inspect", "reproduce", "report", "bench", "doctor", "demo"],
+        (6, 3, 3, 2, 2, 1, 1, 1, 1),
     )
     return globals()[f"_{command[0]}"](r, folder, prepared)
 
@@ -360,6 +391,44 @@ def _bench(r: random.Random, folder: Path, prepared: Path) -> Request:
     kind = r.choice(list(_BENCH))
     flags = {name: list(r.choice(values)) for name, values in (_BENCH[kind] | _MEASURED).items()}
     return _corrupted(r, ["bench", kind], flags)
+
+
+def _inspect(r: random.Random, folder: Path, prepared: Path) -> Request:
+    shutil.copytree(prepared / "run", folder / "run")
+    (folder / "empty").mkdir()
+    target = r.choice(["run", "run", "run", "run", "empty", "missing", "/dev/null", ""])
+    flags = _some(r, _INSPECT, 4)
+    if r.random() < 0.5:
+        flags["--output"] = [_target(r, folder)]
+    return _corrupted(r, ["inspect", target], flags)
+
+
+def _report(r: random.Random, folder: Path, prepared: Path) -> Request:
+    damaged = _stores(r, folder)
+    flags = {"--results": ["stores"]} | _some(r, _REPORT, 2)
+    if r.random() < 0.5:
+        flags["--output"] = [_target(r, folder)]
+    request = _corrupted(r, ["report", r.choice(["page", "cells", "claims"])], flags)
+    return request._replace(wrong=[]) if damaged else request
+
+
+def _reproduce(r: random.Random, folder: Path, prepared: Path) -> Request:
+    """A plan of a few small networks, which is all that a dry run times."""
+    damaged = _stores(r, folder)
+    what, column = r.choice([("table4", "s3_250"), ("fig1d", "s4_3k"), ("claims", "parity")])
+    flags = {"--columns": [column], "--models": ["BD-LRU m=2"]} | _some(r, _REPRODUCE, 4)
+    request = _corrupted(r, ["reproduce", what, "--dry-run"], flags)
+    return request._replace(wrong=[]) if damaged else request
+
+
+def _stores(r: random.Random, folder: Path) -> bool:
+    """Make a folder of results stores; return whether one is damaged."""
+    (folder / "stores").mkdir()
+    row = {"key": "0" * 20, "status": "failed", "layers": [], "environment": {}, "time_s": None}
+    whole = json.dumps(row) + "\n"
+    text = r.choice(["", whole, whole, whole + whole[:9], "[]\n", "{}\n", "\0", "[" * 3000 + "\n"])
+    (folder / "stores" / "runs.jsonl").write_text(text)
+    return not text.startswith(whole[:5])
 
 
 def _doctor(r: random.Random, folder: Path, prepared: Path) -> Request:

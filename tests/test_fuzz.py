@@ -44,13 +44,13 @@ run.functions.LIMIT_S = 1.0
 """,
     "commands": """
 import time
-from statemix.cli import doctor, tasks, train
+from statemix.cli import inspect, tasks, train
 def raising(self):
     raise KeyError("planted")
 def leaving(self):
     self.folder.mkdir(parents=True)
     raise train.RequestError("--folder planted")
-doctor.Doctor.run, train.Train.run, tasks.Tasks.run = raising, leaving, lambda self: time.sleep(99)
+inspect.Inspect.run, train.Train.run, tasks.Tasks.run = raising, leaving, lambda self: time.sleep(99)
 run.commands.LIMIT_S = 1.0
 run.commands.prepare = lambda folder: (folder / "run").mkdir()
 run.commands._file = lambda r, folder, prepared: folder / "missing.toml"
@@ -77,7 +77,7 @@ def changed(where, file, tensors):
 save, folder.save_weights = folder.save_weights, changed
 """,
 }
-COUNTS = {"functions": 50, "commands": 30, "folders": 20, "kills": 1}
+COUNTS = {"functions": 50, "commands": 50, "folders": 20, "kills": 1}
 FOUND = {
     "functions": ["first of bd_lru", "KeyError: 'planted'", "no end after 1.0 s", "SIGABRT"],
     "commands": ["KeyError: 'planted'", "left files behind", "no end after 1.0 s"],

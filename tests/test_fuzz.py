@@ -50,7 +50,9 @@ def raising(self):
 def leaving(self):
     self.folder.mkdir(parents=True)
     raise train.RequestError("--folder planted")
-inspect.Inspect.run, train.Train.run, tasks.Tasks.run = raising, leaving, lambda self: time.sleep(99)
+def hanging(self):
+    time.sleep(99)
+inspect.Inspect.run, train.Train.run, tasks.Tasks.run = raising, leaving, hanging
 run.commands.LIMIT_S = 1.0
 run.commands.prepare = lambda folder: (folder / "run").mkdir()
 run.commands._file = lambda r, folder, prepared: folder / "missing.toml"

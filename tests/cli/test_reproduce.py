@@ -14,6 +14,7 @@ from statemix.experiments.reproduction.figures import Figure
 from statemix.experiments.reproduction.protocols import SIZES, Data
 from statemix.experiments.reproduction.spectra import SpectraFigure
 from statemix.experiments.reproduction.tables import Column, Table
+from statemix.experiments.runner import run_all
 from statemix.tasks import TaskSpec
 
 
@@ -208,7 +209,15 @@ def test_a_run_without_a_result_is_named_and_the_exit_code_says_so(capsys, tmp_p
     assert "3 without result" in said.out
     # They are repeated only on request.
     assert main(["reproduce", "table4", "--workers", "1"]) == 0
+    asked = []
+
+    def noting(*arguments, **options):
+        asked.append(options["retry"])
+        return run_all(*arguments, **options)
+
+    monkeypatch.setattr(reproduce, "run_all", noting)
     assert main(["reproduce", "table4", "--workers", "1", "--retry"]) == 1
+    assert asked == [("diverged", "failed")]
 
 
 @pytest.mark.parametrize(
@@ -220,6 +229,8 @@ def test_a_run_without_a_result_is_named_and_the_exit_code_says_so(capsys, tmp_p
         (["table4", "--minutes", "nan"], "minutes must be above 0 and below 1e6, got nan"),
         (["table4", "--workers", "0"], "workers must be in 1..4 (this machine has 1 processors)"),
         (["table4", "--workers", "5"], "workers must be in 1..4 (this machine has 1 processors)"),
+        (["table4", "--output", "/dev/null"], "output must be a writable folder, got '/dev/null'"),
+        (["table4", "--store", "."], "a results store must be a regular file, got '.'"),
         (["table4", "--store", "/dev/null/x"], "store must be a writable file, got '/dev/null/x'"),
     ],
 )

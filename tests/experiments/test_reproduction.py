@@ -381,3 +381,17 @@ def test_the_end_of_the_time_saves_active_runs_and_begins_no_others(
     assert list((planned[0].job.folder / "checkpoints").glob("step-*"))
     assert not planned[1].job.folder.exists()
     assert store.rows() == {}
+
+
+def test_a_setting_with_fewer_seeds_is_chosen_only_where_there_is_no_other():
+    one = cell(dataclasses.replace(S3, durations={"workstation": 2}), size="workstation")
+    (trials_of_one,) = one.parts.values()
+    whole, better = trials_of_one[:2]
+    rows = rows_of([one], lambda config: 0.9 if config in better.runs else 0.5)
+    missing = {key(config) for config in better.runs[1:]}
+    known = {name: row for name, row in rows.items() if name not in missing}
+    (part,) = score(one, known).parts.values()
+    assert (part.setting, part.values) == (whole.setting, (0.5, 0.5, 0.5))
+    assert part.best == 0.9
+    (alone,) = score(one, {key(better.runs[0]): rows[key(better.runs[0])]}).parts.values()
+    assert (alone.setting, alone.values) == (better.setting, (0.9,))

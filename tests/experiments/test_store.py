@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import math
 import multiprocessing
+import os
 import tracemalloc
 
 import pytest
@@ -34,7 +36,12 @@ TINY = RunConfig(
 
 
 def row(name="a", status="done", **more):
-    return {"key": name, "status": status, **more}
+    scores = {"product": {"token_accuracy": 0.5, "mad_accuracy": 0.25, "loss": None}}
+    found = {"key": name, "status": status, "seed": 0, "environment": {}, "time_s": 1.5}
+    if status == "done":
+        names = ("best_test", "test_at_best_validation", "best_validation")
+        found |= dict.fromkeys(names, scores)
+    return found | more
 
 
 def test_a_key_is_that_of_the_request():
@@ -133,12 +140,48 @@ def test_to_append_to_a_large_store_does_not_read_it(tmp_path):
     assert list(store.rows()) == ["a", "b"]
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '{"key": 1, "status": "done"}', '{"status": "done"}'])
-def test_a_file_that_is_no_store_is_refused_with_its_line(tmp_path, line):
+NOT_A_NUMBER = {"product": {"token_accuracy": math.nan, "mad_accuracy": 0.5}}
+TOO_LARGE = {"product": {"token_accuracy": 1.5, "mad_accuracy": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("line", "got"),
+    [
+        (b"{", "JSONDecodeError"),
+        (b"[]", r"\[\]"),
+        (b"\xff\xfe", "UnicodeDecodeError"),
+        (b"[" * 100_000, "RecursionError"),
+        ({"key": 1}, "key=1"),
+        ({"key": None}, "key=None"),
+        ({"seed": "0"}, "seed='0'"),
+        ({"environment": 3}, "environment=3"),
+        ({"time_s": "1"}, "time_s='1'"),
+        ({"status": "weird"}, "status='weird'"),
+        ({"best_test": {}}, r"best_test=\{\}"),
+        ({"best_test": [1]}, r"best_test=\[1\]"),
+        ({"best_validation": {"product": {"loss": 1.0}}}, "best_validation="),
+        ({"test_at_best_validation": NOT_A_NUMBER}, "test_at_best_validation="),
+        ({"best_test": TOO_LARGE}, "best_test="),
+    ],
+)
+def test_a_file_that_is_no_store_is_refused_with_its_line(tmp_path, line, got):
     path = tmp_path / "runs.jsonl"
-    path.write_text(json.dumps(row()) + "\n" + line + "\n")
-    with pytest.raises(RequestError, match=r"runs.jsonl:2 must be a row of a results store, got "):
+    if isinstance(line, dict):
+        line = json.dumps(row() | line).encode()
+    path.write_bytes(json.dumps(row()).encode() + b"\n" + line + b"\n")
+    wanted = rf"runs.jsonl:2 must be a row of a results store, got {got}"
+    with pytest.raises(RequestError, match=wanted):
         Store(path).rows()
+
+
+@pytest.mark.parametrize("name", [".", "x" * 300, "a\0b", "/dev/zero", "pipe"])
+def test_what_is_no_regular_file_is_no_store(tmp_path, name):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(RequestError, match="a results store must be a regular file, got '"):
+        Store(tmp_path / name).rows()
+    assert Store(tmp_path / "missing").rows() == {}
+    (tmp_path / "file").touch()
+    assert Store(tmp_path / "file" / "runs.jsonl").rows() == {}
 
 
 def _write(path, name):

@@ -98,6 +98,12 @@ class Reproduce:
         store = Store(self.store or self.output / "runs.jsonl")
         planned = plan(cells, self.output / "runs")
         left = self._due(planned, store)
+        if not self.dry_run:
+            # Runs that cannot be written would be stored as failed.
+            if self.store is not None:
+                files.open_for_append("store", self.store)
+            files.make_folder("output", self.output)
+            files.open_for_append("store", store.path)
         console = Console(highlight=False, markup=False)
         console.soft_wrap = not console.is_terminal
         workers = min(self.workers or torch.get_num_threads(), max(len(left), 1))
@@ -116,9 +122,6 @@ class Reproduce:
             for one, time_s in zip(left, seconds, strict=True):
                 console.print(f"  {duration_text(time_s):>12}  {one.job.name}")
             return
-        files.open_for_append("store", store.path)
-        # Runs that cannot be written would be stored as failed.
-        files.make_folder("output", self.output)
         ended: Counter[str] = Counter()
         began = time.monotonic()
         with watched(console, len(left)) as watch:

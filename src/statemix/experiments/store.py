@@ -2,7 +2,10 @@
 
 import hashlib
 import json
+import math
+import reprlib
 import shlex
+import stat
 import sys
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -73,25 +76,38 @@ class Store:
         Raises:
             RequestError: if the file is not a results store.
         """
-        if not self.path.exists():
+        try:
+            mode = self.path.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
             return {}
+        except (OSError, ValueError) as error:
+            raise self._refused(str(error)) from error
+        # Devices and pipes may never end.
+        if not stat.S_ISREG(mode):
+            raise self._refused("which is none")
         found: dict[str, Row] = {}
-        *lines, _ = self.path.read_text(encoding="utf-8").split("\n")
+        *lines, _ = self.path.read_bytes().split(b"\n")
         for number, line in enumerate(lines, start=1):
             row = self._row(number, line)
             if row["status"] == "done" or found.get(row["key"], row)["status"] != "done":
                 found[row["key"]] = row
         return found
 
-    def _row(self, number: int, line: str) -> Row:
+    def _refused(self, reason: str) -> RequestError:
+        path = reprlib.repr(str(self.path))
+        return RequestError(f"a results store must be a regular file, got {path}, {reason[:80]}")
+
+    def _row(self, number: int, line: bytes) -> Row:
         try:
-            row: Row = json.loads(line)
-            if isinstance(row["key"], str) and isinstance(row["status"], str):
-                return row
-            reason = "a row without key and status"
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            row: Row = json.loads(line.decode())
+            reason = _fault(row)
+        except (ValueError, RecursionError) as error:
             reason = f"{type(error).__name__}: {error}"
-        raise RequestError(f"{self.path}:{number} must be a row of a results store, got {reason}")
+        if reason:
+            raise RequestError(
+                f"{self.path}:{number} must be a row of a results store, got {reason}"
+            )
+        return row
 
     def append(self, row: Row) -> None:
         """Append a row.
@@ -114,6 +130,38 @@ class Store:
                 return
             file.seek(0)
             file.truncate(file.read().rfind(b"\n") + 1)
+
+
+def _fault(row: Any) -> str:
+    """Return what keeps a row from being read by this library; empty if nothing does."""
+    if not isinstance(row, dict):
+        return reprlib.repr(row)
+    for name, kind in {"key": str, "seed": int, "environment": dict}.items():
+        if type(row.get(name)) is not kind:
+            return f"{name}={reprlib.repr(row.get(name))}"
+    time_s = row.get("time_s")
+    if time_s is not None and not _is_number(time_s):
+        return f"time_s={reprlib.repr(time_s)}"
+    if row.get("status") not in ("done", "diverged", "failed"):
+        return f"status={reprlib.repr(row.get('status'))}"
+    names = ("best_test", "test_at_best_validation", "best_validation")
+    for name in names if row["status"] == "done" else ():
+        heads = row.get(name)
+        scores = list(heads.values()) if isinstance(heads, dict) else []
+        if not scores or not all(map(_is_scores, scores)):
+            return f"{name}={reprlib.repr(heads)}"
+    return ""
+
+
+def _is_scores(scores: Any) -> bool:
+    return isinstance(scores, dict) and all(
+        _is_number(scores.get(name)) and 0 <= scores[name] <= 1
+        for name in ("token_accuracy", "mad_accuracy")
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
 
 
 def row_of(ended: Ended) -> Row:

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from statemix.cli.main import main
-from statemix.experiments.reproduction import claims, figures, protocols, spectra, tables
+from statemix.experiments.reproduction import claims, figures, protocols, reproduce, spectra, tables
 from statemix.experiments.reproduction.claims import Claim, Condition
 from statemix.experiments.reproduction.contenders import CONTENDERS, bd_lru
 from statemix.experiments.reproduction.figures import Figure

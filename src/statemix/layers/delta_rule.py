@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from statemix.layers.decays import decays_between
+
 CHUNK_SIZE = 64
 """Updates of the memory that one triangular system solves."""
 
@@ -51,24 +53,23 @@ def delta_rule(
     system = (beta * k) @ k.mT  # Only what lies below its diagonal is read.
     attention = q @ k.mT
     kept: Sequence[Tensor | None]
-    later = torch.ones(size * n, size * n, dtype=torch.bool, device=q.device).triu(1)
     if g is None:
-        attention = attention.masked_fill(later[n - 1 :: n], 0)
+        later = torch.ones(size, size, dtype=torch.bool, device=q.device).triu(1)
+        attention = attention.masked_fill(later.repeat_interleave(n, 1), 0)
         parts = (q, k, k, v, beta, system, attention)
         kept = [None] * num_chunks
     else:
-        G = chunks(g.unsqueeze(-1)).cumsum(3).repeat_interleave(n, 3)
-        # Decays from update j to update i; the others must vanish before exp, where they overflow.
-        decay = (G - G.mT).masked_fill(later, -torch.inf).exp()
-        since_start = G.exp()
+        g = chunks(g.unsqueeze(-1)).squeeze(-1)  # (B, H, chunks, size)
+        decay = decays_between(g).repeat_interleave(n, -1)
+        since_start = g.cumsum(-1).exp().unsqueeze(-1)
         parts = (
-            q * since_start[..., n - 1 :: n, :],
-            k * since_start,
-            k * (G[..., -1:, :] - G).exp(),
+            q * since_start,
+            k * since_start.repeat_interleave(n, -2),
+            k * decay[..., -1, :, None],
             v,
             beta,
-            system * decay,
-            attention * decay[..., n - 1 :: n, :],
+            system * decay.repeat_interleave(n, -2),
+            attention * decay,
         )
         kept = since_start[..., -1:, :].unbind(2)
     outputs = []

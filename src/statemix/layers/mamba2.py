@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from statemix.layers.decays import decays_between
 from statemix.layers.flops import Flops
 from statemix.layers.layer import (
     COMPARED_STATE,
@@ -275,15 +276,14 @@ def ssd(x: Tensor, g: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tens
 
     x = chunks(x).movedim(3, 1)  # (B, H, chunks, size, P)
     B, C = chunks(B).unsqueeze(1), chunks(C).unsqueeze(1)
-    G = chunks(g).movedim(3, 1).cumsum(3).unsqueeze(-1)
-    # Decays from token j to token i; the others must vanish before exp, where they overflow.
-    later = torch.ones(size, size, dtype=torch.bool, device=x.device).triu(1)
-    attention = (C @ B.mT) * (G - G.mT).masked_fill(later, -torch.inf).exp()
-    inside = attention @ x
-    added = (x * (G[..., -1:, :] - G).exp()).mT @ B
+    g = chunks(g).movedim(3, 1)  # (B, H, chunks, size)
+    decay = decays_between(g)
+    since_start = g.cumsum(-1).exp().unsqueeze(-1)
+    inside = (C @ B.mT * decay) @ x
+    added = (x * decay[..., -1, :, None]).mT @ B
     outputs = []
     for c in range(num_chunks):
-        outputs.append(inside[:, :, c] + G[:, :, c].exp() * (C[:, :, c] @ state.mT))
-        state = G[:, :, c, -1:].exp() * state + added[:, :, c]
+        outputs.append(inside[:, :, c] + since_start[:, :, c] * (C[:, :, c] @ state.mT))
+        state = since_start[:, :, c, -1:] * state + added[:, :, c]
     o = torch.stack(outputs, 1).transpose(2, 3)  # (B, chunks, size, H, P)
     return o.flatten(1, 2)[:, :length], state

@@ -1,0 +1,24 @@
+"""Decays between the tokens of a chunk."""
+
+import torch
+from torch import Tensor
+
+
+def decays_between(g: Tensor) -> Tensor:
+    r"""Return by how much what token j wrote has decayed at token i.
+
+    .. math:: D_{ij} = e^{g_{j+1} + \dots + g_i} \text{ for } j \le i, \quad 0 \text{ for } j > i
+
+    Each sum is over its own terms: as the difference of two sums from the first token, it would
+    lose its digits after one strong decay.
+
+    Args:
+        g: logarithm of each token's decay, at most 0, shape (..., T).
+
+    Returns:
+        D: shape (..., T, T).
+    """
+    every = torch.ones(g.shape[-1], g.shape[-1], dtype=torch.bool, device=g.device)
+    sums = g.unsqueeze(-1).masked_fill(every.triu(), 0).cumsum(-2)
+    # The others must vanish before exp, where they would overflow in the gradient.
+    return sums.masked_fill(every.triu(1), -torch.inf).exp()

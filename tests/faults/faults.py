@@ -717,7 +717,7 @@ TRAINING_FAULTS = [
     Fault(
         "trainer: the gradient is not clipped",
         TRAINING + "trainer.py",
-        "clip_grads_with_norm_(self._parameters, self._config.clip_norm, norm)",
+        "clip_grads_with_norm_(self._parameters, self.clip_norm, norm)",
         "pass",
         _training("trainer"),
     ),
@@ -730,30 +730,30 @@ TRAINING_FAULTS = [
     ),
     Fault(
         "trainer: numbers that later parts of a step report are dropped",
-        TRAINING + "trainer.py",
+        TRAINING + "sums.py",
         "        for numbers in reports:\n",
         "        for numbers in reports[:1]:\n",
         _training("trainer"),
     ),
     Fault(
         "trainer: the averages are forgotten by a checkpoint",
-        TRAINING + "trainer.py",
-        'for name, value in numbers["sums"].items()',
+        TRAINING + "sums.py",
+        'for name, value in stored["sums"].items()',
         "for name, value in {}.items()",
         _training("trainer", "resume"),
     ),
     Fault(
         "trainer: a loss that is not finite is averaged",
         TRAINING + "trainer.py",
-        "            reports.append(self._reports())\n",
-        "            reports.append(self._reports())\n            self._collect([losses], [])\n",
+        "            reports.append(self.reports())\n",
+        "            reports.append(self.reports())\n            self.sums.collect([losses], [])\n",
         _training("trainer"),
     ),
     Fault(
         "objective: each part of a step is averaged alone",
         TRAINING + "objective.py",
-        "max(batch.num_scored[head], 1)",
-        "max(int((classes >= 0).sum()), 1)",
+        "/ batch.num_scored[head]",
+        "/ max(int((classes >= 0).sum()), 1)",
         _training("trainer"),
     ),
     Fault(
@@ -822,8 +822,8 @@ TRAINING_FAULTS = [
     Fault(
         "resume: the optimiser's state is forgotten",
         TRAINING + "trainer.py",
-        'restore_optimizer(self._optimizer, self.model, tensors["optimizer"])',
-        "restore_optimizer(self._optimizer, self.model, {})",
+        'restore_optimizer(self.optimizer, self.model, tensors["optimizer"])',
+        "restore_optimizer(self.optimizer, self.model, {})",
         _training("trainer", "resume"),
     ),
     Fault(
@@ -923,8 +923,8 @@ TRAINING_FAULTS = [
     Fault(
         "evaluation: padding counts as the end of a sequence",
         TRAINING + "evaluation.py",
-        "ends = None if lengths is None else lengths[some].to(model.device)",
-        "ends = None if lengths is None else None",
+        'asked["lengths"] = self._lengths[some].to(self._device)',
+        "pass",
         _training("autoencoder"),
     ),
     Fault(

@@ -243,12 +243,12 @@ class _Group:
         except Exception as error:  # noqa: BLE001  the others go on
             result = error
         except BaseException as error:  # noqa: BLE001  the others save a checkpoint first
-            self._stop = error
+            self._stop = self._stop or error
             return
         try:
             self.end(place, result)
         except BaseException as error:  # noqa: BLE001  an error of on_end is no replica's
-            self._stop = error
+            self._stop = self._stop or error
 
     def _serve(self) -> None:
         """Give replicas what they wait for: of those furthest behind, all that ask for the same."""

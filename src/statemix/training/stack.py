@@ -151,6 +151,7 @@ class Stack:
         def answer(model: SyntheticModel, tokens: Tensor) -> list[dict[str, Tensor]]:
             return list(model.in_pieces([tokens]))
 
+        self._model.eval()
         tokens = torch.zeros(len(self.trainers), 1, 1, dtype=torch.int64)
         with torch.inference_mode(), self._fabric.autocast():
             self._each(answer, tokens.to(self._fabric.device))

@@ -1,5 +1,6 @@
 """What every test relies on: poisoned memory, fixed seeds, one thread."""
 
+import dataclasses
 import functools
 import importlib
 import os
@@ -117,3 +118,23 @@ def toys(monkeypatch):
         LAYERS.remove(name)
     TASKS.remove("ragged")
     sys.modules.pop("statemix_toys", None)
+
+
+@pytest.fixture
+def tiny_models(monkeypatch):
+    """Runs of the paper's tables with small networks and evaluations."""
+    from statemix.experiments.reproduction import protocols, tables
+
+    whole = protocols._config
+
+    def small(layer, data, size):
+        config = whole(layer, data, size)
+        return dataclasses.replace(
+            config,
+            model=dataclasses.replace(config.model, hidden_size=8),
+            evaluation=dataclasses.replace(config.evaluation, test_size=8, validation_size=8),
+        )
+
+    monkeypatch.setattr(protocols, "_config", small)
+    # The keys of small runs must not be remembered, nor those of whole runs be used.
+    monkeypatch.setattr(tables, "_first_keys", tables._first_keys.__wrapped__)

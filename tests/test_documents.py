@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from statemix.cli import main
+from statemix.experiments.reproduction.protocols import SIZES
+from statemix.experiments.reproduction.tables import TABLES
 from statemix.layers import LAYERS
 from statemix.report.demo import scores
 from statemix.report.numbers import published_text
@@ -139,3 +141,42 @@ def test_the_demo_table_is_that_of_the_committed_results():
         for name in cells.lines
     ]
     assert shown[1:] == expected  # after the header
+
+
+def in_words(numbers):
+    """Numbers as the table of sizes has them: one if all are equal, the ends of many."""
+    words = [f"{number:,}" for number in numbers]
+    if len(set(words)) == 1:
+        return words[0]
+    return f"{numbers[0]} to {numbers[-1]}" if len(words) > 5 else ", ".join(words)
+
+
+def durations(table, size):
+    return [data.durations[size] for column in TABLES[table].columns for data in column.data]
+
+
+def test_the_table_of_sizes_is_that_of_the_code():
+    text = (ROOT / "docs" / "reproduction.md").read_text().partition("\n## Sizes\n")[2]
+    lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
+    (_, *names), _, *rows = ([cell.strip() for cell in line] for line in lines)
+    assert names == list(SIZES)
+    data = ", ".join(data.name for column in TABLES["table4"].columns for data in column.data)
+    expected = {
+        "seeds": lambda _, size: str(len(size.seeds)),
+        'learning rates (protocol "paper")': lambda _, size: ", ".join(
+            f"{rate:.0e}".replace("e-0", "e-") for rate in size.learning_rates
+        ),
+        'settings (protocol "tuned")': lambda _, size: str(size.num_settings),
+        "state sizes": lambda _, size: in_words(size.state_sizes),
+        "kernels and heads of the baselines": lambda _, size: (
+            "all" if size.all_variants else "one choice"
+        ),
+        f"epochs on {data}": lambda name, _: in_words(durations("table4", name)),
+        "epochs on MAD": lambda name, _: in_words(durations("table3", name)),
+        "steps on the Chomsky tasks": lambda name, _: " or ".join(
+            f"{steps:,}" for steps in dict.fromkeys(durations("table6", name))
+        ),
+    }
+    assert rows == [
+        [row, *(cell(name, size) for name, size in SIZES.items())] for row, cell in expected.items()
+    ]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from statemix.files import append, naming, open_for_append
+from statemix.files import append, make_folder, naming, open_for_append
 from statemix.settings import RequestError
 
 
@@ -52,3 +52,12 @@ def test_a_file_that_cannot_be_appended_to_is_refused_by_its_option(tmp_path):
         open_for_append("output", tmp_path)
     with pytest.raises(RequestError, match="store must be a writable file, got"):
         open_for_append("store", tmp_path / "deep" / "ops.jsonl" / "below")
+
+
+def test_a_folder_that_cannot_be_made_is_refused_by_its_option(tmp_path):
+    for _ in range(2):
+        make_folder("output", tmp_path / "deep" / "runs")
+    assert (tmp_path / "deep" / "runs").is_dir()
+    (tmp_path / "file").touch()
+    with pytest.raises(RequestError, match=r"^output must be a writable folder, got .*/file/below"):
+        make_folder("output", tmp_path / "file" / "below")

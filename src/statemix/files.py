@@ -1,4 +1,4 @@
-"""Append to files, and name the file in errors of the operating system."""
+"""Make folders, append to files, and name the file in errors of the operating system."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +30,24 @@ def naming(path: Path) -> Iterator[None]:
         if error.filename is not None or error.errno is None:
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def make_folder(name: str, path: Path) -> None:
+    """Create the folder ``path``, and the folders above it, if necessary.
+
+    Args:
+        name: the option that holds the path.
+        path: the folder.
+
+    Raises:
+        RequestError: if it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RequestError(
+            f"{name} must be a writable folder, got {str(path)!r} ({error.strerror})"
+        ) from error
 
 
 def open_for_append(name: str, path: Path) -> None:

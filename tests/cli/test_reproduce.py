@@ -6,7 +6,8 @@ import json
 import pytest
 
 from statemix.cli.main import main
-from statemix.experiments.reproduction import figures, protocols, tables
+from statemix.experiments.reproduction import claims, figures, protocols, tables
+from statemix.experiments.reproduction.claims import Claim, Condition
 from statemix.experiments.reproduction.contenders import CONTENDERS
 from statemix.experiments.reproduction.figures import Figure
 from statemix.experiments.reproduction.protocols import SIZES, Data
@@ -15,19 +16,8 @@ from statemix.tasks import TaskSpec
 
 
 @pytest.fixture(autouse=True)
-def tiny(monkeypatch, tmp_path):
+def tiny(monkeypatch, tmp_path, tiny_models):
     """Table 4 with one column, two models and runs of a fraction of a second."""
-    whole = protocols._config
-
-    def small(layer, data, size):
-        config = whole(layer, data, size)
-        return dataclasses.replace(
-            config,
-            model=dataclasses.replace(config.model, hidden_size=8),
-            evaluation=dataclasses.replace(config.evaluation, test_size=8, validation_size=8),
-        )
-
-    monkeypatch.setattr(protocols, "_config", small)
     task = TaskSpec("permutation", group="S_3", length=6, train_size=10)
     column = Column("s3", (Data("S_3", task, dict.fromkeys(SIZES, 2)),), "token_accuracy")
     numbers = {"LSTM": {"s3": 0.0}, "BD-LRU m=2": {"s3": 1.0}}
@@ -101,10 +91,55 @@ def test_a_figure_is_printed_and_drawn_with_the_runs_that_a_table_made(capsys, t
     assert all(line[2].startswith(".") for line in lines)
 
 
+def test_a_figure_is_drawn_from_a_store_into_a_new_folder(capsys, tmp_path):
+    arguments = ["reproduce", "fig2", "--workers", "1", "--store", "rows/runs.jsonl"]
+    assert main([*arguments, "--output", "first"]) == 0
+    capsys.readouterr()
+    assert main([*arguments, "--output", "new/folder"]) == 0
+    assert "6 runs, of which 6 are in rows/runs.jsonl" in capsys.readouterr().out
+    assert [path.name for path in (tmp_path / "new" / "folder").iterdir()] == [
+        "fig2-paper-laptop.png"
+    ]
+
+
 def test_columns_and_models_choose_cells(capsys):
     options = ["--models", "BD-LRU m=2", "--columns", "s3", "--store", "other.jsonl"]
     assert main(["reproduce", "table4", "--dry-run", *options]) == 0
     assert "1 cells, 3 runs, of which 0 are in other.jsonl" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "plan"),
+    [
+        # LSTM has one layer at every size, BD-LRU one for each state size.
+        (["table4", "--protocol", "tuned"], "protocol tuned, size laptop: 2 cells, 36 runs"),
+        (["table4", "--size", "workstation"], "protocol paper, size workstation: 2 cells, 18 runs"),
+        (["fig2", "--protocol", "tuned"], "protocol tuned, size laptop: 2 cells, 36 runs"),
+        (["fig2", "--size", "workstation"], "protocol paper, size workstation: 2 cells, 24 runs"),
+    ],
+)
+def test_protocol_and_size_choose_runs(capsys, arguments, plan):
+    assert main(["reproduce", *arguments, "--dry-run"]) == 0
+    text = capsys.readouterr().out
+    assert f"{arguments[0]}, {plan}, of which 0 are in" in text
+    # A setting that only this protocol or this size tries.
+    assert ("bos True" if "tuned" in arguments else "learning rate 0.0005") in text
+
+
+def test_the_output_folder_holds_runs_store_and_picture_of_the_protocol_and_size(
+    capsys, tmp_path, monkeypatch
+):
+    one_run = dataclasses.replace(SIZES["laptop"], seeds=(7,), num_settings=1)
+    monkeypatch.setitem(SIZES, "workstation", one_run)
+    options = ["--protocol", "tuned", "--size", "workstation", "--models", "BD-LRU m=2"]
+    assert main(["reproduce", "fig2", "--workers", "1", "--output", "out", *options]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    names = {path.name for path in (tmp_path / "out").iterdir()} - {"runs.jsonl.lock"}
+    assert names == {"runs", "runs.jsonl", "fig2-tuned-workstation.png"}
+    (row,) = map(json.loads, (tmp_path / "out" / "runs.jsonl").read_text().splitlines())
+    assert [path.name for path in (tmp_path / "out" / "runs").iterdir()] == [row["key"]]
+    assert (row["seed"], row["asked"]["schedules"]["epochs"]) == (7, 2)
+    assert "drawn: out/fig2-tuned-workstation.png" in capsys.readouterr().out
 
 
 def test_minutes_are_said_and_kept(capsys):
@@ -143,16 +178,27 @@ def test_a_run_without_a_result_is_named_and_the_exit_code_says_so(capsys, tmp_p
         (["table4", "--models", "GRU"], "models must be among ['LSTM', 'BD-LRU m=2'], got 'GRU'"),
         (["table4", "--minutes", "0"], "minutes must be above 0 and below 1e6, got 0.0"),
         (["table4", "--minutes", "nan"], "minutes must be above 0 and below 1e6, got nan"),
-        (["table4", "--workers", "0"], "workers must be in 1.."),
+        (["table4", "--workers", "0"], "workers must be in 1..4 (this machine has 1 processors)"),
+        (["table4", "--workers", "5"], "workers must be in 1..4 (this machine has 1 processors)"),
         (["table4", "--store", "/dev/null/x"], "store must be a writable file, got '/dev/null/x'"),
     ],
 )
-def test_a_bad_request_is_one_line(capsys, tmp_path, arguments, message):
+def test_a_bad_request_is_one_line(capsys, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
     assert main(["reproduce", *arguments]) == 2
     said = capsys.readouterr()
     assert message in said.err
     assert said.err.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_made_is_one_line_and_fails_no_run(capsys, tmp_path):
+    options = ["--workers", "1", "--output", "/dev/null/x", "--store", "runs.jsonl"]
+    assert main(["reproduce", "table4", *options]) == 2
+    assert capsys.readouterr().err == (
+        "statemix: output must be a writable folder, got '/dev/null/x' (Not a directory)\n"
+    )
+    assert (tmp_path / "runs.jsonl").read_text() == ""
 
 
 def test_a_report_needs_a_folder_of_stores(capsys, tmp_path):
@@ -161,3 +207,35 @@ def test_a_report_needs_a_folder_of_stores(capsys, tmp_path):
     (tmp_path / "runs.jsonl").write_text("{\n")
     assert main(["report", "cells", "--results", "."]) == 2
     assert "runs.jsonl:1 must be a row of a results store" in capsys.readouterr().err
+
+
+def test_claims_are_run_and_printed_with_what_decides_them(capsys, monkeypatch):
+    column = tables.TABLES["table4"].columns[0]
+    two, lstm = CONTENDERS["BD-LRU m=2"], CONTENDERS["LSTM"]
+    conditions = (
+        Condition(column, two, "fails"),
+        Condition(column, two, "is smaller than", lstm),
+        Condition(column, lstm, "fails"),
+    )
+    monkeypatch.setattr(claims, "CLAIMS", (Claim("tiny", "small models fail", conditions),))
+    arguments = ["--workers", "1", "--models", "BD-LRU m=2"]
+    assert main(["reproduce", "claims", *arguments]) == 0
+    out = capsys.readouterr().out
+    assert "claims, protocol paper, size laptop: 1 cells, 3 runs" in out
+    lines = out.splitlines()
+    start = lines.index("open: small models fail (protocol paper)")
+    assert lines[start + 1].startswith("  yes: BD-LRU m=2 (.")
+    assert lines[start + 1].endswith(") fails on S_3")
+    assert "BD-LRU m=2 (" in lines[start + 2]
+    assert lines[start + 3] == "  not yet measured: 1 of 3 comparisons"
+
+    assert main(["report", "claims", "--results", "reproduce"]) == 0
+    report = capsys.readouterr().out.splitlines()
+    assert report[0] == "open: small models fail (protocol paper)"
+    assert "open: small models fail (protocol tuned)" in report
+    assert main(["report", "claims", "--results", "reproduce", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["claim"], row["protocol"], row["verdict"]) for row in rows] == [
+        ("tiny", "paper", "open"),
+        ("tiny", "tuned", "open"),
+    ]

@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 
 from statemix.experiments import demo
-from statemix.experiments.reproduction import protocols
 from statemix.tasks import TaskSpec
 from statemix.training import BatchConfig
 
@@ -40,19 +39,3 @@ def tiny():
 @pytest.fixture
 def jobs(tiny, tmp_path):
     return tiny.jobs(tmp_path)
-
-
-@pytest.fixture
-def tiny_models(monkeypatch):
-    """Runs of the paper's tables with small networks and evaluations."""
-    whole = protocols._config
-
-    def small(layer, data, size):
-        config = whole(layer, data, size)
-        return dataclasses.replace(
-            config,
-            model=dataclasses.replace(config.model, hidden_size=8),
-            evaluation=dataclasses.replace(config.evaluation, test_size=8, validation_size=8),
-        )
-
-    monkeypatch.setattr(protocols, "_config", small)

@@ -69,13 +69,21 @@ def test_every_column_and_model_of_a_table_is_one_of_the_papers(name):
 @pytest.mark.parametrize("name", CONTENDERS)
 def test_a_state_is_as_large_as_asked(name):
     for size in SIZES["paper"].state_sizes:
-        options = CONTENDERS[name].layers(size).options
+        options = CONTENDERS[name].layer(size).options
         units = options.get("num_blocks") or options.get("num_channels")
         if units is not None:
             entries = units * (options.get("block_size") or options.get("order"))
             assert abs(entries - size) <= max(ORDERS) / 2
     assert len(CONTENDERS[name].choices((192, 768), all_variants=True)) >= 1
     assert len(CONTENDERS[name].choices((192, 192), all_variants=False)) == 1
+
+
+@pytest.mark.parametrize(("protocol", "size"), list(itertools.product(PROTOCOLS, SIZES)))
+def test_the_settings_of_a_model_have_distinct_words(protocol, size):
+    data = dataclasses.replace(S3, durations=dict.fromkeys(SIZES, 2))
+    for contender in CONTENDERS.values():
+        words = [trial.setting for trial in trials(protocol, size, contender, data)]
+        assert len(set(words)) == len(words)
 
 
 @pytest.mark.parametrize(("protocol", "size"), list(itertools.product(PROTOCOLS, SIZES)))
@@ -188,6 +196,20 @@ def test_a_cell_of_the_tuned_protocol_is_chosen_by_validation():
     assert found.verdict == "agrees"
 
 
+def test_a_cell_of_the_tuned_protocol_counts_every_layer_that_was_tried():
+    one = cell(dataclasses.replace(S3, durations={"workstation": 2}), size="workstation")
+    one = dataclasses.replace(one, protocol="tuned")
+
+    def blocks(config):
+        return config.model.layers[0].options["num_blocks"]
+
+    found = score(one, rows_of([one], lambda config: 1.0 if blocks(config) == 64 else 0.5))
+    assert (found.complete, len(found.parts["S_3"].keys)) == (True, 12 * 2 * 3)
+    # Both layers share the words of a setting but for their options; the better one is chosen.
+    assert found.parts["S_3"].setting.endswith("num_blocks=64 block_size=3")
+    assert found.ours == pytest.approx(0.875)
+
+
 @pytest.mark.parametrize(
     ("number", "verdict"), [(0.95, "agrees"), (0.949, "above"), (1.05, "agrees"), (1.051, "below")]
 )
@@ -256,7 +278,7 @@ def test_every_point_of_a_figure_has_runs_that_can_be_built(name):
         assert len(point.cell.column.data) == 1
     # Layers differ by panel only in their data.
     for point in points[: len(points) // len(figure.columns)]:
-        layer = point.cell.contender.layers(48)
+        layer = point.cell.contender.layer(48)
         assert layer.build(hidden_size=128, device="meta").hidden_size == 128
 
 

@@ -38,6 +38,17 @@ def test_rows_are_plain_and_hold_the_scores_of_the_folders(tiny, tmp_path, finis
     assert finished[0]["layers"] == [{"name": "bd_lru", "num_blocks": 2, "block_size": 3}]
 
 
+def test_a_loss_that_is_not_finite_is_none(tiny, tmp_path, finished, monkeypatch):
+    outcome = load_outcome(tiny.jobs(tmp_path)[0].folder)
+    scores = dataclasses.replace(outcome.last.test[24]["product"], loss=float("inf"))
+    last = dataclasses.replace(outcome.last, test={24: {"product": scores}})
+    changed = dataclasses.replace(outcome, last=last)
+    monkeypatch.setattr("statemix.experiments.results.load_outcome", lambda _: changed)
+    found = results.rows(tiny, tmp_path)
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert found[0]["test"]["24"]["product"] == dataclasses.asdict(scores) | {"loss": None}
+
+
 def test_curves_are_the_rows_of_the_metrics(tiny, tmp_path, finished):
     for row, job in zip(finished, tiny.jobs(tmp_path), strict=True):
         metrics = read_metrics(job.folder)

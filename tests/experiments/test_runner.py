@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -302,7 +303,7 @@ def test_one_job_that_cannot_run_is_one_error_and_none_starts(
 
 def test_a_run_that_has_ended_is_reported_on_any_machine(jobs, monkeypatch):
     run_all(jobs)
-    monkeypatch.setattr("statemix.experiments.runner.check_here", pytest.fail)
+    monkeypatch.setattr("statemix.training.request.check_here", pytest.fail)
     assert {row.status for row in run_all(jobs)} == {"done"}
 
 
@@ -376,6 +377,14 @@ def test_a_worker_that_dies_is_named_by_its_run(jobs, monkeypatch, death):
 def test_processes_that_end_at_once_are_no_raw_error(jobs, monkeypatch):
     monkeypatch.setattr(runner, "_serve", id)
     assert {row.status for row in run_all(jobs, num_workers=2)} == {"failed"}
+
+
+def test_without_a_worker_left_no_run_blames_the_time(jobs, monkeypatch):
+    monkeypatch.setattr(runner, "_serve", id)
+    third = dataclasses.replace(jobs[0], folder=jobs[0].folder.with_name("three"))
+    rows = run_all([*jobs, third], num_workers=2, until=time.monotonic() + 3600)
+    assert [row.status for row in rows] == ["failed", "failed", "interrupted"]
+    assert (rows[2].message, rows[2].started) == ("every worker process died", False)
 
 
 @pytest.mark.parametrize("error", [AssertionError("odd"), KeyError("odd"), MemoryError("odd")])

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import multiprocessing
+import tracemalloc
 
 import pytest
 
@@ -111,6 +112,25 @@ def test_a_line_that_a_killed_writer_left_is_removed_by_the_next_one(tmp_path):
     assert list(store.rows()) == ["a"]
     store.append(row("c"))
     assert [json.loads(line)["key"] for line in store.path.read_text().splitlines()] == ["a", "c"]
+
+
+@pytest.mark.parametrize("before", ["", '{"key": "b", "sta'])
+def test_a_store_without_a_whole_line_gets_its_first_row(tmp_path, before):
+    path = tmp_path / "runs.jsonl"
+    path.write_text(before)
+    Store(path).append(row("a"))
+    assert path.read_text() == json.dumps(row("a")) + "\n"
+
+
+def test_to_append_to_a_large_store_does_not_read_it(tmp_path):
+    store = Store(tmp_path / "runs.jsonl")
+    store.append(row("a", text="x" * 10_000_000))
+    tracemalloc.start()
+    store.append(row("b"))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1_000_000
+    assert list(store.rows()) == ["a", "b"]
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"key": 1, "status": "done"}', '{"status": "done"}'])

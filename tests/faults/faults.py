@@ -527,7 +527,7 @@ MODELS = [
     ),
     Fault(
         "model: the residual around the channel mixer is dropped",
-        "src/statemix/models/synthetic.py",
+        "src/statemix/models/block.py",
         "            y = self.mixer(self.mixer_norm(x))\n"
         "            x = x + y if self.residual else y",
         "            x = self.mixer(self.mixer_norm(x))",
@@ -536,7 +536,7 @@ MODELS = [
     Fault(
         "model: biases are zeroed past the layers",
         "src/statemix/models/synthetic.py",
-        "                if isinstance(part, _Block):\n                    part.zero_biases()",
+        "                if isinstance(part, Block):\n                    part.zero_biases()",
         "                if isinstance(part, nn.Linear) and part.bias is not "
         "None:\n"
         "                    nn.init.zeros_(part.bias)",
@@ -645,7 +645,7 @@ TRAINING_FAULTS = [
     ),
     Fault(
         "run: any number of threads is accepted",
-        TRAINING + "run.py",
+        TRAINING + "request.py",
         'check_threads("runtime.num_threads", config.runtime.num_threads)',
         "pass",
         _training("run"),
@@ -1021,8 +1021,8 @@ EXPERIMENTS = [
     Fault(
         "results: the best in validation is reported as the best in the test",
         "src/statemix/experiments/results.py",
-        'row["best_test"] = _plain(outcome.best_test.test[length])',
-        'row["best_test"] = _plain(outcome.best_test.validation)',
+        '"best_test": plain_scores(outcome.best_test.test[length])',
+        '"best_test": plain_scores(outcome.best_test.validation)',
         ("tests/experiments/test_results.py",),
     ),
     Fault(

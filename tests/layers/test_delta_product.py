@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import silu, softplus
 
 from statemix.layers import LAYERS, DeltaNet, DeltaProduct
-from statemix.layers.delta_product import CHUNK_SIZE
+from statemix.layers.delta_rule import CHUNK_SIZE
 
 LENGTH = CHUNK_SIZE + 5
 

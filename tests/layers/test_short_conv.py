@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import conv1d, silu
 
-from statemix.layers.short_conv import ShortConvolution
+from statemix.layers.short_conv import ShortConvolution, shifted_sum, sum_over_taps
 
 
 def drawn(kernel_size, **options):
@@ -28,6 +28,26 @@ def test_it_is_a_depthwise_convolution_and_silu(kernel_size, bias):
     expected = conv1d(window.mT, conv.weight.T.unsqueeze(1), conv.bias, groups=3).mT
     torch.testing.assert_close(y, silu(expected), rtol=1e-12, atol=1e-13)
     torch.testing.assert_close(state, window[:, 6:], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("length", [0, 1, 9])
+def test_both_forms_of_the_sum_and_their_gradients_are_those_of_the_equation(length, dtype):
+    window, weight = tokens(2, length + 3), tokens(1, 4, seed=2)[0]
+    d_y = tokens(2, length, seed=3)
+    expected = torch.zeros_like(d_y)
+    d_window, d_weight = torch.zeros_like(window), torch.zeros_like(weight)
+    for t in range(length):
+        for j in range(4):
+            expected[:, t] += weight[j] * window[:, t + j]
+            d_window[:, t + j] += weight[j] * d_y[:, t]
+            d_weight[j] += (window[:, t + j] * d_y[:, t]).sum(0)
+    for form in (sum_over_taps, lambda x, w: shifted_sum(x, w, length)):
+        x, w = (tensor.to(dtype, copy=True).requires_grad_() for tensor in (window, weight))
+        y = form(x, w)
+        y.backward(d_y.to(dtype))
+        for got, wanted in [(y, expected), (x.grad, d_window), (w.grad, d_weight)]:
+            torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_no_taps_leave_silu():

@@ -67,6 +67,22 @@ def test_names_stand_apart_inside_the_panel():
     assert heights[-1] <= axes.get_ylim()[1]
 
 
+def test_the_way_from_a_line_to_its_name_is_dotted_where_data_could_stand():
+    series = [
+        Series("short", "lstm", [{1: 0.2, 4: 0.3}]),
+        Series("whole", "bd_lru", [{1: 0.5, 16: 0.9}]),
+    ]
+    # The edge is a little beyond the last place of a logarithmic axis.
+    wide = dataclasses.replace(PANEL, series=series, x_limits=(1, 17), x_ticks=(1, 16))
+    axes = drawn(wide)
+    ways = {text.get_text(): text.arrow_patch for text in axes.texts}
+    assert {name: way.get_linestyle() for name, way in ways.items()} == {
+        "short": "dotted",
+        "whole": "solid",
+    }
+    assert ways["short"].get_linewidth() < ways["whole"].get_linewidth()
+
+
 @pytest.mark.parametrize(("count", "in_legend"), [(12, False), (13, True)])
 def test_names_that_do_not_fit_go_into_a_legend(count, in_legend):
     series = [Series(f"s{n}", "lstm", [{1: 0.5}]) for n in range(count)]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from statemix.layers import LAYERS, LayerSpec
-from statemix.models import MixerSpec, synthetic
+from statemix.models import MixerSpec, block, synthetic
 from statemix.settings import Assignments, RequestError, SettingError
 from statemix.tasks import TaskSpec
 from statemix.training import AttributeSchedule, RunConfig, ScheduleConfig, config_from_plain
@@ -104,7 +104,7 @@ def test_a_bad_schedule_is_named(fields, message):
 
 
 def test_choices_are_those_of_the_model():
-    assert get_args(synthetic.Norm) == tuple(synthetic._NORMS)
+    assert get_args(block.Norm) == tuple(block.NORMS)
     assert get_args(synthetic.Backbone) == tuple(synthetic.LINEAR_INITS)
 
 

@@ -18,7 +18,7 @@ from statemix.models import MixerSpec
 from statemix.settings import Assignments, SettingError, Settings
 from statemix.tasks import TaskSpec
 from statemix.training import AttributeSchedule, ParameterGroup, RunConfig, train
-from statemix.training.run import request
+from statemix.training.request import request
 
 SCHEDULE = AttributeSchedule("gate_temperature", end=0.5)
 GROUP = ParameterGroup("*.bias", weight_decay=0.25)

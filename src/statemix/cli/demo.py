@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 from rich.console import Console
 
+from statemix import files
 from statemix.cli.watch import watched
-from statemix.settings import RequestError, RunsFailedError
+from statemix.settings import RunsFailedError
 
 if TYPE_CHECKING:
     from statemix.experiments.demo import Summary
@@ -56,7 +57,7 @@ class Demo:
         from statemix.report.demo import page, scores
 
         folder = self.output or Path("demo", *([] if self.group == "S_3" else [self.group]))
-        _make(folder)
+        files.make_folder("output", folder)
         console = Console(highlight=False, markup=False)
         # In a log file, every sentence stays on one line.
         console.soft_wrap = not console.is_terminal
@@ -93,15 +94,6 @@ class Demo:
         group = "" if self.group == "S_3" else f" --group {self.group}"
         output = "" if self.output is None else f" --output {self.output}"
         return f"statemix demo{group}{output}"
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RequestError(
-            f"output must be a writable folder, got {folder}: {error.strerror}"
-        ) from error
 
 
 _CAVEAT = (

@@ -22,21 +22,23 @@ class Report:
     """Show what the results stores hold beside the numbers of the paper.
 
     "page" writes one self-contained HTML page with all tables, figures and runs. "cells" prints
-    every cell of the paper's tables that has results.
+    every cell of the paper's tables that has results, "claims" the paper's claims with the
+    comparisons that decide them.
 
     A cell counts as measured if one setting has three seeds on each of its data sets. Where there
     are results under several protocols or at several sizes, protocol "paper" and the largest size
     whose runs are complete decide whether the cell agrees, which means within 0.05.
     """
 
-    kind: tyro.conf.Positional[Literal["page", "cells"]] = "page"
+    kind: tyro.conf.Positional[Literal["page", "cells", "claims"]] = "page"
     """What to make."""
 
     results: Path = Path("results/reproduce")
     """Folder of results stores (JSON-lines files)."""
 
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Print the cells as JSON: {"measured": n, "agree": k, "of": 196, "cells": [...]}."""
+    """Print as JSON: cells as {"measured": n, "agree": k, "of": 196, "cells": [...]}, claims as
+    [{"claim": name, "verdict": "holds" | "does not hold" | "open", ...}]."""
 
     output: Path = Path("report/index.html")
     """File of the page."""
@@ -57,6 +59,9 @@ class Report:
         if self.kind == "cells":
             self._print_cells(rows)
             return
+        if self.kind == "claims":
+            self._print_claims(rows)
+            return
         from statemix.report.reproduction import page
 
         files.open_for_append("output", self.output)
@@ -75,6 +80,14 @@ class Report:
             f"{found['measured']} of {found['of']} cells measured, {found['agree']} agree"
         )
         console.print(_table(found["cells"]))
+
+    def _print_claims(self, rows: "Mapping[str, Row]") -> None:
+        from statemix.experiments.reproduction.claims import decide, to_rows
+        from statemix.experiments.reproduction.protocols import PROTOCOLS
+        from statemix.report.reproduction import text
+
+        decisions = [decision for protocol in PROTOCOLS for decision in decide(rows, protocol)]
+        print(json.dumps(to_rows(decisions), indent=1) if self.json else text.claims(decisions))
 
 
 def _table(cells: "list[CellRow]") -> str:

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reproduce:
-    """Run a table or figure of the paper of Dubinin et al.
+    """Run a table or figure of the paper of Dubinin et al., or what decides its claims.
 
-    A table is printed with the paper's numbers beside ours; a figure is printed and drawn.
+    A table is printed with the paper's numbers beside ours; a figure is printed and drawn; each
+    claim is printed with the comparisons that decide it.
 
     The plan and its predicted time are printed first. Runs that the results store holds are not
     repeated; after Ctrl-C, a kill or the end of the minutes, the same command continues.
@@ -38,9 +39,9 @@ class Reproduce:
     """
 
     what: tyro.conf.Positional[
-        Literal["table3", "table4", "table6", "fig1c", "fig1d", "fig2", "fig5", "fig6"]
+        Literal["table3", "table4", "table6", "fig1c", "fig1d", "fig2", "fig5", "fig6", "claims"]
     ]
-    """Table or figure."""
+    """Table, figure, or all claims."""
 
     size: Literal["laptop", "workstation", "paper"] = "laptop"
     """How much of the paper's grid to run."""
@@ -119,6 +120,8 @@ class Reproduce:
                 console.print(f"  {duration_text(time_s):>12}  {one.job.name}")
             return
         files.open_for_append("store", store.path)
+        # Runs that cannot be written would be stored as failed.
+        files.make_folder("output", self.output)
         ended: Counter[str] = Counter()
         began = time.monotonic()
         with watched(console, len(left)) as watch:
@@ -146,8 +149,10 @@ class Reproduce:
     def _check(self) -> None:
         if self.minutes is not None and not 0 < self.minutes < 1e6:
             raise RequestError(f"minutes must be above 0 and below 1e6, got {self.minutes}")
-        if self.workers is not None and not 1 <= self.workers <= 4096:
-            raise RequestError(f"workers must be in 1..4096, got {self.workers}")
+        if self.workers is not None:
+            from statemix.training.devices import check_threads
+
+            check_threads("workers", self.workers)
         if self.replicas is not None and self.replicas < 1:
             raise RequestError(f"replicas must be at least 1, got {self.replicas}")
 
@@ -164,13 +169,17 @@ class Reproduce:
         return [point for point in points if self._chosen(point.cell)]
 
     def _cells(self) -> "list[Cell]":
-        """Return the chosen cells of a table."""
+        """Return the chosen cells of a table, or of the claims."""
+        from statemix.experiments.reproduction import claims
         from statemix.experiments.reproduction.tables import TABLES
 
-        table = TABLES[self.what]
-        _check_names("columns", self.columns, [column.name for column in table.columns])
-        _check_names("models", self.models, list(table.published))
-        return [cell for cell in table.cells(self.protocol, self.size) if self._chosen(cell)]
+        if self.what == "claims":
+            cells = claims.cells(self.protocol, self.size)
+        else:
+            cells = list(TABLES[self.what].cells(self.protocol, self.size))
+        _check_names("columns", self.columns, _distinct(cell.column.name for cell in cells))
+        _check_names("models", self.models, _distinct(cell.model for cell in cells))
+        return [cell for cell in cells if self._chosen(cell)]
 
     def _chosen(self, cell: "Cell") -> bool:
         return (not self.columns or cell.column.name in self.columns) and (
@@ -180,10 +189,15 @@ class Reproduce:
     def _show(
         self, console: Console, points: "list[Point]", cells: "list[Cell]", store: "Store"
     ) -> None:
+        from statemix.experiments.reproduction import claims
         from statemix.experiments.reproduction.scores import score
         from statemix.report.reproduction import text
 
         rows = store.rows()
+        if self.what == "claims":
+            console.print()
+            console.print(text.claims(claims.decide(rows, self.protocol)))
+            return
         scores = [score(cell, rows) for cell in cells]
         title = f"{self.what}: test accuracy, protocol {self.protocol}, size {self.size}"
         scored = list(zip(points, scores, strict=True)) if points else []
@@ -212,6 +226,10 @@ def _predicted(console: Console, planned: "Sequence[Planned]") -> list[float]:
     forecast = Forecast()
     with console.status("timing a few steps of each network"):
         return [forecast.seconds(one.job.config) for one in planned]
+
+
+def _distinct(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))
 
 
 def _check_names(option: str, names: Sequence[str], known: Sequence[str]) -> None:

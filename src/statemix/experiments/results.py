@@ -1,16 +1,17 @@
-"""The results of a suite as plain rows: one for each run, however it ended."""
+"""The results of runs as plain data, and those of a suite: a row for each run, however it ended."""
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, cast
 
 from statemix.experiments.runner import Ended, Job
 from statemix.experiments.suite import Network, Suite
 from statemix.plain import to_plain
 from statemix.settings import RequestError
-from statemix.training import Scores, load_outcome
+from statemix.training import Outcome, Scores, load_outcome
 from statemix.training.folder import ENVIRONMENT, read_metrics, read_status
 
 Status = Literal["done", "diverged", "failed", "interrupted", "running", "missing"]
@@ -26,15 +27,36 @@ class Curve(TypedDict):
     accuracy: dict[str, list[float]]
 
 
-HeadScores = dict[str, dict[str, float]]
-"""Head to name of a score to its value."""
+class PlainScores(TypedDict):
+    """Scores of one head, as in :class:`statemix.training.Scores`."""
+
+    num_sequences: int
+    token_accuracy: float
+    mad_accuracy: float
+    sequence_accuracy: float
+    # None if it is not finite, which JSON has no number for.
+    loss: float | None
 
 
-class Row(TypedDict):
-    """One run: its network, task, ending and scores.
+HeadScores = dict[str, PlainScores]
+"""Head to its scores."""
 
-    Without a result, the scores and the curve are empty.
-    """
+
+class Result(TypedDict):
+    """The result of a run. Without one, scores are empty and numbers None."""
+
+    # With the last weights: length in tokens, as text, to head to scores.
+    test: dict[str, HeadScores]
+    # At the training length, with the weights that are best there (selected on the test set, as in
+    # the papers), and with the weights that are best in validation.
+    best_test: HeadScores
+    test_at_best_validation: HeadScores
+    num_parameters: int | None
+    time_s: float | None
+
+
+class Row(Result):
+    """One run: its network, task, ending and result. Without a result, the curve is empty."""
 
     network: str
     # The sequence layers: each a table of the layer's name and its options.
@@ -45,15 +67,36 @@ class Row(TypedDict):
     status: Status
     # Reason for a missing result; empty if there is a result.
     message: str
-    # With the last weights: length in tokens, as text, to head to scores.
-    test: dict[str, HeadScores]
-    # At the training length, with the weights that are best there (selected on the test set, as in
-    # the papers), and with the weights that are best in validation.
-    best_test: HeadScores
-    test_at_best_validation: HeadScores
     curve: Curve
-    num_parameters: int | None
-    time_s: float | None
+
+
+def result(outcome: Outcome | None) -> Result:
+    """Return the result of a finished run as plain data; None means a run without a result."""
+    if outcome is None:
+        return {
+            "test": {},
+            "best_test": {},
+            "test_at_best_validation": {},
+            "num_parameters": None,
+            "time_s": None,
+        }
+    length = outcome.config.build_task().length
+    return {
+        "test": {str(at): plain_scores(heads) for at, heads in outcome.last.test.items()},
+        "best_test": plain_scores(outcome.best_test.test[length]),
+        "test_at_best_validation": plain_scores(outcome.test_at_best_validation.test[length]),
+        "num_parameters": outcome.num_parameters,
+        "time_s": outcome.time_s,
+    }
+
+
+def plain_scores(heads: Mapping[str, Scores]) -> HeadScores:
+    """Return the scores of heads as plain data."""
+    found = {}
+    for head, scores in heads.items():
+        loss = scores.loss if math.isfinite(scores.loss) else None
+        found[head] = cast(PlainScores, dataclasses.asdict(scores) | {"loss": loss})
+    return found
 
 
 def rows(suite: Suite, folder: Path, ended: Sequence[Ended] = ()) -> list[Row]:
@@ -77,35 +120,22 @@ def rows(suite: Suite, folder: Path, ended: Sequence[Ended] = ()) -> list[Row]:
 
 def _row(network: Network, job: Job, ended: Ended | None) -> Row:
     status, message = (ended.status, ended.message) if ended else _noted(job.folder)
-    row: Row = {
+    outcome, metrics = None, []
+    if status == "done":
+        try:
+            outcome, metrics = load_outcome(job.folder), read_metrics(job.folder)
+        except (RequestError, OSError, ValueError) as error:
+            status, message = "failed", " ".join(str(error).split())
+    return {
         "network": network.label,
         "layers": [to_plain(layer) for layer in network.layers],
         "task": to_plain(job.config.task),
         "seed": job.config.seed,
         "status": status,
         "message": message,
-        "test": {},
-        "best_test": {},
-        "test_at_best_validation": {},
-        "curve": {"step": [], "epoch": None, "accuracy": {}},
-        "num_parameters": None,
-        "time_s": None,
+        **result(outcome),
+        "curve": _curve(outcome, metrics),
     }
-    if status != "done":
-        return row
-    try:
-        outcome = load_outcome(job.folder)
-        metrics = read_metrics(job.folder)
-    except (RequestError, OSError, ValueError) as error:
-        row["status"], row["message"] = "failed", " ".join(str(error).split())
-        return row
-    length = outcome.config.build_task().length
-    row["test"] = {str(at): _plain(heads) for at, heads in outcome.last.test.items()}
-    row["best_test"] = _plain(outcome.best_test.test[length])
-    row["test_at_best_validation"] = _plain(outcome.test_at_best_validation.test[length])
-    row["curve"] = _curve(metrics, str(length))
-    row["num_parameters"], row["time_s"] = outcome.num_parameters, outcome.time_s
-    return row
 
 
 def _noted(folder: Path) -> tuple[Status, str]:
@@ -113,11 +143,10 @@ def _noted(folder: Path) -> tuple[Status, str]:
     return ("missing", "not trained yet") if status is None else (status.status, status.message)
 
 
-def _plain(heads: Mapping[str, Scores]) -> HeadScores:
-    return {head: dataclasses.asdict(scores) for head, scores in heads.items()}
-
-
-def _curve(metrics: list[dict[str, Any]], length: str) -> Curve:
+def _curve(outcome: Outcome | None, metrics: list[dict[str, Any]]) -> Curve:
+    if outcome is None:
+        return {"step": [], "epoch": None, "accuracy": {}}
+    length = str(outcome.config.build_task().length)
     epochs = [row["epoch"] for row in metrics]
     heads = metrics[0]["test"][length] if metrics else {}
     return {

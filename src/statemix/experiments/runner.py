@@ -23,7 +23,8 @@ from statemix.training.config import SCHEMA, NotNegative
 from statemix.training.devices import check_threads
 from statemix.training.folder import CONFIG, Status, StoredConfig, read_status, settled
 from statemix.training.interrupts import SIGNALS, can_be_handled
-from statemix.training.run import CHECKPOINT_EVERY_S, check_here, request
+from statemix.training.request import check_all_here, request
+from statemix.training.run import CHECKPOINT_EVERY_S
 
 # Time for an interrupted run to save a checkpoint; if it fails, the run resumes from an older one.
 _GRACE_S = 10.0
@@ -120,9 +121,7 @@ def run_all(
         raise RequestError("jobs must have distinct folders, got one folder twice")
     fresh = checked(bool, fresh, "fresh")
     # One request that cannot be met is one error, before any process starts.
-    for job in jobs:
-        if fresh or _ending(job, retry) is None:
-            check_here(job.config.resolved())
+    check_all_here(job.config for job in jobs if fresh or _ending(job, retry) is None)
     if fresh:
         for job in jobs:
             _check_removable(job.folder)
@@ -287,7 +286,8 @@ def _share_out(
                 if not busy[ready]:
                     del busy[ready]
                     start_next(ready)
-    reason = "the time was up" if busy or until is not None else "every worker process died"
+    # A worker that is alive has a run until none is waiting, so only the time ends a busy one.
+    reason = "the time was up" if busy else "every worker process died"
     for group in busy.values():
         for job in group.values():
             note(Ended(job, "interrupted", reason))

@@ -2,31 +2,26 @@
 
 import hashlib
 import json
-import math
 import shlex
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 from filelock import FileLock
 
 from statemix import files, provenance
-from statemix.experiments.results import environment
+from statemix.experiments.results import HeadScores, Result, environment, plain_scores, result
 from statemix.experiments.runner import Ended
 from statemix.plain import to_plain
 from statemix.settings import RequestError
-from statemix.training import RunConfig, Scores, load_outcome
+from statemix.training import RunConfig, load_outcome
 from statemix.training.config import SCHEMA
 
-HeadScores = dict[str, dict[str, float | None]]
-"""Head -> name of a score -> its value; None for a loss that is not finite."""
 
-
-class Row(TypedDict):
-    """One run that has ended. Without a result, scores are empty and numbers None."""
+class Row(Result):
+    """One run that has ended."""
 
     # Identifies what was asked (see `key`).
     key: str
@@ -38,16 +33,9 @@ class Row(TypedDict):
     seed: int
     status: Literal["done", "diverged", "failed"]
     message: str
-    # Scores with the last weights by test length (as text), with the weights that are best on the
-    # test set, and with those that are best on the validation set; and the validation scores of
-    # the latter.
-    test: dict[str, HeadScores]
-    best_test: HeadScores
-    test_at_best_validation: HeadScores
+    # Validation scores of the weights that are best there.
     best_validation: HeadScores
     num_steps: int | None
-    num_parameters: int | None
-    time_s: float | None
     ended_utc: str
     command: str
     # Commit, versions and machine.
@@ -120,10 +108,12 @@ class Store:
         if not self.path.exists():
             return
         with self.path.open("r+b") as file:
-            content = file.read()
-            whole = content.rfind(b"\n") + 1
-            if whole < len(content):
-                file.truncate(whole)
+            # As a rule only the last byte is read: a store may be large.
+            file.seek(max(self.path.stat().st_size - 1, 0))
+            if file.read() in (b"", b"\n"):
+                return
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def row_of(ended: Ended) -> Row:
@@ -134,7 +124,9 @@ def row_of(ended: Ended) -> Row:
     """
     config, status = ended.job.config, ended.status
     assert status != "interrupted"
-    row: Row = {
+    outcome = load_outcome(ended.job.folder) if status == "done" else None
+    best = outcome and outcome.test_at_best_validation
+    return {
         "key": key(config),
         "schema": SCHEMA,
         "asked": config.asked(),
@@ -143,36 +135,12 @@ def row_of(ended: Ended) -> Row:
         "seed": config.seed,
         "status": status,
         "message": ended.message,
-        "test": {},
-        "best_test": {},
-        "test_at_best_validation": {},
-        "best_validation": {},
-        "num_steps": None,
-        "num_parameters": None,
-        "time_s": None,
+        **result(outcome),
+        "best_validation": plain_scores(best.validation) if best else {},
+        "num_steps": outcome.last.step if outcome else None,
         "ended_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "environment": environment([ended.job]) or provenance.describe(),
-    }
-    if status != "done":
-        return row
-    outcome = load_outcome(ended.job.folder)
-    length = outcome.config.build_task().length
-    row["test"] = {str(at): _plain(heads) for at, heads in outcome.last.test.items()}
-    row["best_test"] = _plain(outcome.best_test.test[length])
-    row["test_at_best_validation"] = _plain(outcome.test_at_best_validation.test[length])
-    row["best_validation"] = _plain(outcome.test_at_best_validation.validation)
-    row["num_steps"] = outcome.last.step
-    row["num_parameters"], row["time_s"] = outcome.num_parameters, outcome.time_s
-    return row
-
-
-def _plain(heads: dict[str, Scores]) -> HeadScores:
-    return {
-        head: {
-            name: value if math.isfinite(value) else None for name, value in asdict(scores).items()
-        }
-        for head, scores in heads.items()
     }
 
 

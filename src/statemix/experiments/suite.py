@@ -12,7 +12,7 @@ from statemix.layers.registry import LAYERS
 from statemix.settings import RequestError
 from statemix.training import RunConfig
 from statemix.training.folder import CONFIG, settled
-from statemix.training.run import request
+from statemix.training.request import request
 
 
 @dataclass(frozen=True)

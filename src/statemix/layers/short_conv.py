@@ -87,11 +87,7 @@ class ShortConvolution(nn.Module):
         if self.weight is None:
             y = window
         else:
-            weight, length = self.weight.to(dtype), x.shape[1]
-            y = sum(
-                (weight[j] * window[:, j : j + length] for j in range(1, self.kernel_size)),
-                weight[0] * window[:, :length],
-            )
+            y = sum_over_taps(window, self.weight.to(dtype))
             if self.bias is not None:
                 y = y + self.bias.to(dtype)
         kept = last_inputs(window, self.num_kept, lengths).to(state.dtype)
@@ -99,6 +95,32 @@ class ShortConvolution(nn.Module):
 
     def extra_repr(self) -> str:
         return f"channels={self.channels}, kernel_size={self.kernel_size}"
+
+
+def sum_over_taps(window: Tensor, weight: Tensor) -> Tensor:
+    r"""Return :math:`y_t = \sum_j w_j \odot x_{t+j}`.
+
+    Args:
+        window: x, shape (B, T + K - 1, channels).
+        weight: w, shape (K, channels).
+
+    Returns:
+        y: shape (B, T, channels).
+    """
+    length = window.shape[1] - len(weight) + 1
+    if window.is_cpu and length:
+        # With the channels innermost in memory, a convolution of images of height 1 is three to
+        # five times as fast as shifted sums or a convolution of sequences.
+        images = window.mT.unsqueeze(2)
+        y = nn.functional.conv2d(images, weight.mT[:, None, None], groups=weight.shape[1])
+        return y.squeeze(2).mT
+    return shifted_sum(window, weight, length)
+
+
+def shifted_sum(window: Tensor, weight: Tensor, length: int) -> Tensor:
+    """The same without a convolution, which on a GPU would round to TF32."""
+    taps = (weight[j] * window[:, j : j + length] for j in range(1, len(weight)))
+    return sum(taps, weight[0] * window[:, :length])
 
 
 def check_taps(name: str, size: int) -> None:

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from statemix.layers import Layer, LayerSpec, State
+from statemix.layers import LayerSpec, State
 from statemix.layers.layer import check_sizes
 from statemix.models.autoencoder import (
     Decoder,
@@ -16,6 +16,7 @@ from statemix.models.autoencoder import (
     check_lengths_values,
     vectors_at,
 )
+from statemix.models.block import NORMS, Block, Norm
 from statemix.models.channel_mixers import MixerSpec
 from statemix.ops.checks import (
     bind,
@@ -25,7 +26,6 @@ from statemix.ops.checks import (
     check_cu_seqlens_values,
 )
 
-Norm = Literal["rms", "layer", "none"]
 Backbone = Literal["causal", "autoencoder"]
 LinearInit = Literal["own", "normal"]
 
@@ -36,11 +36,6 @@ LINEAR_INITS: dict[Backbone, LinearInit] = {"causal": "own", "autoencoder": "nor
 """Backbone -> how MAD initialises the linear maps of a model with it."""
 
 _STD = 0.02
-_NORMS: dict[Norm, Callable[[int], nn.Module]] = {
-    "rms": lambda hidden_size: nn.RMSNorm(hidden_size, eps=1e-5),
-    "layer": lambda hidden_size: nn.LayerNorm(hidden_size, eps=1e-5),
-    "none": lambda _: nn.Identity(),
-}
 
 
 class SyntheticModel(nn.Module):
@@ -118,7 +113,7 @@ class SyntheticModel(nn.Module):
         check_bool(bos=bos, residual=residual, zero_biases=zero_biases)
         _check_types(heads, layers, channel_mixer, seed)
         check_sizes(**{f"heads[{head!r}]": classes for head, classes in heads.items()})
-        check_choice("norm", norm, list(_NORMS))
+        check_choice("norm", norm, list(NORMS))
         check_choice("backbone", backbone, list(LINEAR_INITS))
         if linear_init is None:
             linear_init = LINEAR_INITS[backbone]
@@ -134,20 +129,20 @@ class SyntheticModel(nn.Module):
             # The learned token, if any, is the row after the vocabulary's.
             self.embedding = nn.Embedding(vocab_size + bos, hidden_size)
             self.blocks = nn.ModuleList(
-                _Block(hidden_size, spec, channel_mixer, norm=norm, residual=residual)
+                Block(hidden_size, spec, channel_mixer, norm=norm, residual=residual)
                 for spec in layers
             )
-            self.final_norm = _NORMS[norm](hidden_size)
+            self.final_norm = NORMS[norm](hidden_size)
             self.readouts = nn.ModuleDict(
                 {head: nn.Linear(hidden_size, classes) for head, classes in heads.items()}
             )
             nn.init.normal_(self.embedding.weight, std=_STD)
-            self.decoder = Decoder(hidden_size, _NORMS[norm]) if backbone != "causal" else None
+            self.decoder = Decoder(hidden_size, NORMS[norm]) if backbone != "causal" else None
             if linear_init == "normal":
                 _redraw_linear_maps(self)
         if zero_biases:
             for part in self.modules():
-                if isinstance(part, _Block):
+                if isinstance(part, Block):
                     part.zero_biases()
             for head in heads:
                 nn.init.zeros_(self.readouts.get_parameter(f"{head}.bias"))
@@ -363,41 +358,3 @@ def _check_values(tensor: Tensor, check: Callable[[], None]) -> None:
         # Fake tensors, and those mapped by vmap, have no values to read.
         with suppress(RuntimeError):
             check()
-
-
-class _Block(nn.Module):
-    """A sequence layer and, if there is one, a channel mixer: each normalised and residual."""
-
-    def __init__(
-        self,
-        hidden_size: int,
-        layer: LayerSpec,
-        channel_mixer: MixerSpec | None,
-        *,
-        norm: Norm,
-        residual: bool,
-    ) -> None:
-        super().__init__()
-        self.residual = residual
-        self.norm = _NORMS[norm](hidden_size)
-        self.layer: Layer = layer.build(hidden_size=hidden_size)
-        self.mixer = self.mixer_norm = None
-        if channel_mixer is not None:
-            self.mixer = channel_mixer.build(hidden_size=hidden_size)
-            self.mixer_norm = _NORMS[norm](hidden_size)
-
-    def zero_biases(self) -> None:
-        """Ask the parts to start with zero biases."""
-        self.layer.zero_biases()
-        if self.mixer is not None:
-            self.mixer.zero_biases()
-
-    def forward(
-        self, x: Tensor, state: State | None, cu_seqlens: Tensor | None
-    ) -> tuple[Tensor, State]:
-        y, state = self.layer(self.norm(x), state, cu_seqlens)
-        x = x + y if self.residual else y
-        if self.mixer is not None and self.mixer_norm is not None:
-            y = self.mixer(self.mixer_norm(x))
-            x = x + y if self.residual else y
-        return x, state

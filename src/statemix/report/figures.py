@@ -14,6 +14,8 @@ from statemix.report.style import DARK, LIGHT, SeriesStyle, Theme, drawing, seri
 
 # Least distance between two names at the ends of lines, as a fraction of the panel's height.
 _NAME_GAP = 0.06
+# Fraction of the panel's width from which a line ends at the edge of the panel.
+_EDGE = 0.95
 # Beyond this number, names do not fit next to the lines and go into a legend below.
 _MOST_NAMES = 12
 # Dots per inch of the stored picture, and of its copies in a page.
@@ -203,9 +205,13 @@ def _name_lines(axes: Axes, theme: Theme) -> None:
     ends.sort(key=lambda end: end[0])
     places = _apart([value for value, _ in ends])
     for (value, line), place in zip(ends, places, strict=True):
+        end = float(np.asarray(line.get_xdata())[-1])
+        # Within the panel, the way to the name must not look like data.
+        to_fraction = axes.transScale + axes.transLimits
+        inside = to_fraction.transform((end, value))[0] < _EDGE
         axes.annotate(
             str(line.get_label()),
-            (float(np.asarray(line.get_xdata())[-1]), value),
+            (end, value),
             xytext=(1.05, place),
             textcoords=axes.get_yaxis_transform(),
             va="center",
@@ -214,7 +220,8 @@ def _name_lines(axes: Axes, theme: Theme) -> None:
             arrowprops={
                 "arrowstyle": "-",
                 "color": line.get_color(),
-                "linewidth": 1.8,
+                "linestyle": "dotted" if inside else "solid",
+                "linewidth": 1.0 if inside else 1.8,
                 "shrinkA": 0,
                 "relpos": (0, 0.5),
             },

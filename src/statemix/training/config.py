@@ -9,7 +9,8 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 
 from statemix.layers import LayerSpec
 from statemix.models import MixerSpec
-from statemix.models.synthetic import LINEAR_INITS, Backbone, LinearInit, Norm
+from statemix.models.block import Norm
+from statemix.models.synthetic import LINEAR_INITS, Backbone, LinearInit
 from statemix.plain import asked, to_plain
 from statemix.settings import ABSENT, Assignments, SettingError, Settings, built
 from statemix.tasks import TASKS, Task, TaskSpec

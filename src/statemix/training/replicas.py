@@ -15,7 +15,8 @@ from statemix.training.events import Event
 from statemix.training.interrupts import Interrupts
 from statemix.training.life import Ask, Score
 from statemix.training.outcome import Outcome, load_outcome, resolved_config
-from statemix.training.run import CHECKPOINT_EVERY_S, _Run, finished, request
+from statemix.training.request import request
+from statemix.training.run import CHECKPOINT_EVERY_S, _Run, finished
 from statemix.training.schedules import attributes_set
 from statemix.training.size import check_run_fits
 from statemix.training.stack import Stack

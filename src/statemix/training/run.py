@@ -12,19 +12,12 @@ from torch import Tensor
 
 from statemix.ops import BackendUnavailableError
 from statemix.settings import RequestError, built, checked
-from statemix.tasks import Task
 from statemix.training import folder as runs
 from statemix.training.backbone import check_backbone
 from statemix.training.batches import TaskBatches
 from statemix.training.checkpoint import load_checkpoint, remove_checkpoints, save_checkpoint
-from statemix.training.config import SCHEMA, NotNegative, RunConfig
-from statemix.training.devices import (
-    build_fabric,
-    check_device,
-    check_threads,
-    environment,
-    threads,
-)
+from statemix.training.config import NotNegative, RunConfig
+from statemix.training.devices import build_fabric, environment, threads
 from statemix.training.evaluation import SplitEvaluator, accuracy, sequences_at
 from statemix.training.events import Event
 from statemix.training.interrupts import Interrupts
@@ -40,9 +33,8 @@ from statemix.training.outcome import (
     resolved_config,
     save_outcome,
 )
-from statemix.training.reading import import_modules
+from statemix.training.request import check_here, request
 from statemix.training.schedules import attributes_set
-from statemix.training.size import check_run_fits
 from statemix.training.trainer import Trainer
 
 CHECKPOINT_EVERY_S = 10.0
@@ -118,37 +110,6 @@ def finished(folder: Path, emit: Callable[[Event], None]) -> Outcome:
 
 def _say_nothing(event: Event) -> None:
     del event
-
-
-def request(config: RunConfig) -> runs.StoredConfig:
-    """Return the request of a run, which identifies it, and its configuration resolved here.
-
-    Raises:
-        RequestError: if the configuration cannot be resolved.
-    """
-    import_modules(config.imports)
-    return runs.StoredConfig(SCHEMA, config.asked(), config.resolved().to_plain())
-
-
-def check_here(config: RunConfig) -> Task:
-    """Check that this machine can run a configuration, without making its model or its examples.
-
-    Args:
-        config: a configuration, resolved.
-
-    Returns:
-        The task of the run.
-
-    Raises:
-        RequestError: if a part needs more memory, threads or devices than there are, or a layer
-            refuses an option.
-    """
-    if config.runtime.num_threads is not None:
-        check_threads("runtime.num_threads", config.runtime.num_threads)
-    check_device("runtime.device", config.runtime.device)
-    task = config.build_task()
-    check_run_fits(config, task)
-    return task
 
 
 Best = Literal["best_test", "best_validation"]

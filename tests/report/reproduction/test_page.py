@@ -1,5 +1,6 @@
 """The page of results beside the paper's: its numbers, its links, and a real browser."""
 
+import dataclasses
 import itertools
 import re
 
@@ -87,6 +88,15 @@ def test_every_link_leads_to_the_runs_of_its_cell(html, rows):
     assert "0123456" in html
 
 
+def test_a_claim_is_shown_with_what_decides_it(html):
+    (section,) = re.findall(r'id="claims">(.*?)</div>', html, re.DOTALL)
+    (shown,) = re.findall(r"<summary>(.*?)</summary>.*?m=2 \(", section, re.DOTALL)[:1]
+    assert "<strong>open</strong>: accuracy rises from m = 1 to m = 2" in shown
+    assert "<li>yes: BD-LRU m=2 (.520) beats BD-LRU m=1 (.300) on S3-250</li>" in section
+    # The LSTM has two seeds.
+    assert "LSTM (.9" not in section
+
+
 def test_the_machines_are_named_once_with_their_runs(html):
     (machines,) = re.findall(r'<ul id="machines">(.*?)</ul>', html, re.DOTALL)
     assert machines.count("<li>") == 1
@@ -139,6 +149,25 @@ def test_a_wide_axis_has_ticks_at_powers_of_four(rows):
     (panel,) = drawing.panels(FIGURES["fig1c"], points)
     assert panel.x_ticks[:2] == [1024, 4096]
     assert panel.x_limits[0] <= 1024 < panel.x_limits[1]
+
+
+@pytest.mark.parametrize(
+    ("places", "limits", "ticks"),
+    [
+        ((2, 2), (1, 4), [2]),
+        ((1152, 1152), (576, 2304), [1024]),
+        ((1100, 3000), (1100, 3000), [1100, 3000]),
+    ],
+)
+def test_the_axis_of_few_places_has_a_width_and_a_tick(rows, places, limits, ticks):
+    begun = [p for p in FIGURES["fig1d"].points("paper", "laptop") if p.cell.begun(rows)]
+    points = [
+        (dataclasses.replace(point, x=x), score(point.cell, rows))
+        for point, x in zip(begun, places, strict=True)
+    ]
+    (panel,) = drawing.panels(FIGURES["fig1d"], points)
+    assert (panel.x_limits, panel.x_ticks) == (limits, ticks)
+    assert draw([panel]).axes[0].get_xlim() == limits
 
 
 def test_a_browser_shows_tables_and_figures_without_complaint(rows, tmp_path, browser, emulate):

@@ -6,24 +6,24 @@ from dataclasses import dataclass
 from statemix.layers import LayerSpec
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Contender:
     """A model of the paper's tables.
 
     Attributes:
         name: its name there.
-        layers: state size -> the sequence layers to try. A model whose state is set by its width or
+        layer: state size -> the sequence layer to try. A model whose state is set by its width or
             its heads ignores the size.
         variants: further layers that the paper tries at its full size.
     """
 
     name: str
-    layers: Callable[[int], LayerSpec]
+    layer: Callable[[int], LayerSpec]
     variants: tuple[LayerSpec, ...] = ()
 
     def choices(self, state_sizes: Sequence[int], *, all_variants: bool) -> list[LayerSpec]:
         """Return the distinct layers to try, smallest state first."""
-        found = [self.layers(size) for size in state_sizes]
+        found = [self.layer(size) for size in state_sizes]
         return list(dict.fromkeys([*found, *(self.variants if all_variants else ())]))
 
 

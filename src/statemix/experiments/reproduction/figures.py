@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from statemix.experiments.reproduction.contenders import (
     CONTENDERS,
@@ -11,7 +12,7 @@ from statemix.experiments.reproduction.contenders import (
     h_lru,
 )
 from statemix.experiments.reproduction.protocols import SIZES, ProtocolName, SizeName
-from statemix.experiments.reproduction.tables import TABLES, Cell, Column
+from statemix.experiments.reproduction.tables import Cell, Column, column
 from statemix.layers import LayerSpec, price
 from statemix.training import RunConfig
 
@@ -59,33 +60,29 @@ class Figure:
     def points(self, protocol: ProtocolName, size: SizeName) -> Iterator[Point]:
         """Yield the points, panel by panel."""
         lines = self.lines(size)
-        for column in self.columns:
+        for panel in self.columns:
             for line, models in lines.items():
                 for x, model in models:
-                    cell = Cell(self.name, model, column, protocol, size)
-                    yield Point(column.data[0].name, line, x, cell)
+                    cell = Cell(self.name, model, panel, protocol, size)
+                    yield Point(panel.data[0].name, line, x, cell)
 
 
-def _first(table: str, column: str) -> Column:
-    (found,) = [one for one in TABLES[table].columns if one.name == column]
-    return Column(found.name, found.data[:1], found.metric)
-
-
-_COMPRESSION = _first("table3", "compression")
-_COPYING = _first("table3", "selective_copying")
+_COMPRESSION = column("table3", "compression").first
+_COPYING = column("table3", "selective_copying").first
 _MIXED = (
-    _first("table4", "s3_250"),
-    _first("table4", "s4_3k"),
-    _first("table3", "in_context_recall"),
-    _first("table3", "selective_copying"),
-    _first("table3", "compression"),
+    column("table4", "s3_250").first,
+    column("table4", "s4_3k").first,
+    column("table3", "in_context_recall").first,
+    column("table3", "selective_copying").first,
+    column("table3", "compression").first,
 )
 
 
+@cache
 def _by_flops(size: SizeName) -> dict[str, list[tuple[float, Contender]]]:
     found: dict[str, list[tuple[float, Contender]]] = {}
     for name, contender in CONTENDERS.items():
-        layer = contender.layers(SIZES[size].state_sizes[0])
+        layer = contender.layer(SIZES[size].state_sizes[0])
         flops = price(layer, hidden_size=_WIDTH, length=1).flops
         assert flops is not None
         found.setdefault(name.partition(" m=")[0], []).append((flops.transition, contender))
@@ -95,6 +92,7 @@ def _by_flops(size: SizeName) -> dict[str, list[tuple[float, Contender]]]:
 _WIDTH = RunConfig().model.hidden_size
 
 
+@cache
 def _by_order(size: SizeName) -> dict[str, list[tuple[float, Contender]]]:
     del size
     return {
@@ -103,9 +101,10 @@ def _by_order(size: SizeName) -> dict[str, list[tuple[float, Contender]]]:
     }
 
 
+@cache
 def _by_gate(size: SizeName) -> dict[str, list[tuple[float, Contender]]]:
     del size
-    gates = ("softmax", "sigmoid", "relu", "tanh", "signed")
+    gates = ("softmax", "sigmoid", "relu", "none", "tanh", "signed")
     return {
         f"{name}, {gate}": [(m, model(m, gate=gate)) for m in ORDERS]
         for name, model in (("BD-LRU", bd_lru), ("H-LRU", h_lru))
@@ -113,6 +112,7 @@ def _by_gate(size: SizeName) -> dict[str, list[tuple[float, Contender]]]:
     }
 
 
+@cache
 def _by_state_size(size: SizeName) -> dict[str, list[tuple[float, Contender]]]:
     entries = [one for one in STATE_SIZES if one <= 1536 or size == "paper"]
     names = (*_named("BD-LRU", 1, 2, 4), *_named("H-LRU", 1, 4, 16))
@@ -120,13 +120,14 @@ def _by_state_size(size: SizeName) -> dict[str, list[tuple[float, Contender]]]:
 
 
 def _fixed(contender: Contender, state_size: int) -> Contender:
-    return Contender(contender.name, lambda _: contender.layers(state_size))
+    return Contender(contender.name, lambda _: contender.layer(state_size))
 
 
 def _named(model: str, *orders: int) -> list[str]:
     return [f"{model} m={m}" for m in orders]
 
 
+@cache
 def _non_selective(size: SizeName) -> dict[str, list[tuple[float, Contender]]]:
     del size
     models = (("BD-LRU", bd_lru), ("H-LRU", h_lru))

@@ -58,10 +58,9 @@ def overview(rows: Mapping[str, Row]) -> Overview:
                     scored = score(cell, rows)
                     place = (cell.table, cell.column.name, cell.model)
                     # Sizes share runs: one is shown for what it adds to the smaller ones.
-                    keys = {key for part in scored.parts.values() for key in part.keys}
-                    if not keys - shown.setdefault(place, set()):
+                    if scored.keys <= shown.setdefault(place, set()):
                         continue
-                    shown[place] |= keys
+                    shown[place] |= scored.keys
                     found.append(_row(scored))
                     now = (scored.complete, scored.verdict)
                     if scored.measured and now[0] >= verdicts.get(place, now)[0]:
@@ -93,7 +92,7 @@ def _row(scored: CellScore) -> CellRow:
         "protocol": cell.protocol,
         "size": cell.size,
         "seeds": scored.seeds,
-        "runs": sum(len(part.keys) for part in scored.parts.values()),
+        "runs": len(scored.keys),
         "planned": sum(part.num_runs for part in scored.parts.values()),
         "ours": scored.ours,
         "mean": scored.mean,

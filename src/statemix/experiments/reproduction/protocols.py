@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -79,7 +79,7 @@ SIZES: dict[SizeName, Size] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Data:
     """A data set of a table, and the length of training on it.
 
@@ -103,7 +103,7 @@ class Trial:
     """One choice of settings, run with several seeds.
 
     Attributes:
-        setting: the choices in words.
+        setting: the choices in words, distinct among the trials of a model and a data set.
         runs: one configuration per seed.
     """
 
@@ -142,7 +142,7 @@ def trials(
         for layer, rate in itertools.product(layers, scale.learning_rates):
             config = _config(layer, data, size)
             optimizer = replace(config.optimizer, learning_rate=rate)
-            words = f"learning rate {rate:g}" + (f", {_options(layer)}" if len(layers) > 1 else "")
+            words = [f"learning rate {rate:g}", *_options(layer, layers)]
             yield _seeded(words, replace(config, optimizer=optimizer), scale)
     else:
         for setting in _drawn_settings(scale.num_settings):
@@ -150,7 +150,8 @@ def trials(
                 tree = _config(layer, data, size).to_plain()
                 for name, value in setting.items():
                     put(tree, name, value)
-                words = ", ".join(f"{name.split('.')[-1]} {v}" for name, v in setting.items())
+                words = [f"{name.split('.')[-1]} {value}" for name, value in setting.items()]
+                words += _options(layer, layers)
                 yield _seeded(words, config_from_plain(tree), scale)
 
 
@@ -160,12 +161,15 @@ def _drawn_settings(count: int) -> Iterator[dict[str, object]]:
         yield dict(zip(_CHOICES, values, strict=True))
 
 
-def _options(layer: LayerSpec) -> str:
-    return " ".join(f"{name}={value}" for name, value in layer.options.items())
+def _options(layer: LayerSpec, layers: Sequence[LayerSpec]) -> list[str]:
+    """Return the options of a layer in words, unless it is the only one to try."""
+    if len(layers) == 1:
+        return []
+    return [" ".join(f"{name}={value}" for name, value in layer.options.items())]
 
 
-def _seeded(setting: str, config: RunConfig, size: Size) -> Trial:
-    return Trial(setting, tuple(replace(config, seed=seed) for seed in size.seeds))
+def _seeded(words: Sequence[str], config: RunConfig, size: Size) -> Trial:
+    return Trial(", ".join(words), tuple(replace(config, seed=seed) for seed in size.seeds))
 
 
 def _config(layer: LayerSpec, data: Data, size: SizeName) -> RunConfig:

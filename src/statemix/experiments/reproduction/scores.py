@@ -7,7 +7,8 @@ from typing import Literal
 
 from statemix.experiments.reproduction.protocols import ProtocolName, Trial
 from statemix.experiments.reproduction.tables import Cell, Metric
-from statemix.experiments.store import HeadScores, Row, key
+from statemix.experiments.results import HeadScores
+from statemix.experiments.store import Row, key
 
 NOISE = 0.05
 """Largest difference from the paper that agrees: two models that the paper calls identical differ
@@ -28,7 +29,6 @@ class PartScore:
         keys: runs that have a result.
         lost: status of every run that ended without one.
         setting: the chosen setting; empty without a result.
-        seeds: results with the chosen setting.
         values: test accuracies of the chosen setting, one per seed.
         best: largest test accuracy of any run, as the paper reports; None without a result.
     """
@@ -57,6 +57,11 @@ class CellScore:
 
     cell: Cell
     parts: Mapping[str, PartScore]
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """Runs of all data sets that have a result."""
+        return frozenset(name for part in self.parts.values() for name in part.keys)
 
     @property
     def seeds(self) -> int:
@@ -99,7 +104,7 @@ class CellScore:
     @property
     def verdict(self) -> Verdict:
         """Whether our number agrees with the paper's, if the paper states one."""
-        if not any(part.keys for part in self.parts.values()):
+        if not self.keys:
             return "empty"
         if not self.measured or self.ours is None:
             return "partial"
@@ -166,9 +171,7 @@ def _part_score(
 
 def value_of(heads: HeadScores, metric: Metric) -> float:
     """Return a score of the first head, the one that the paper's tables are about."""
-    value = next(iter(heads.values()))[metric]
-    assert value is not None
-    return value
+    return next(iter(heads.values()))[metric]
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

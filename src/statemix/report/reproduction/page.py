@@ -7,16 +7,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from statemix.experiments.reproduction.claims import decide
 from statemix.experiments.reproduction.figures import FIGURES
 from statemix.experiments.reproduction.overview import overview
 from statemix.experiments.reproduction.protocols import PROTOCOLS, SIZES
-from statemix.experiments.reproduction.scores import CellScore, score
+from statemix.experiments.reproduction.scores import CellScore, score, value_of
 from statemix.experiments.reproduction.tables import TABLES, Table
 from statemix.experiments.store import Row
 from statemix.report import figures, page
 from statemix.report.numbers import accuracy_text, duration_text
 from statemix.report.reproduction import drawing
-from statemix.report.reproduction.text import cell_text
+from statemix.report.reproduction.text import cell_text, finding_text
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,9 @@ def render(rows: Mapping[str, Row]) -> str:
         .get_template("reproduction/page.html.j2")
         .render(
             overview=overview(rows),
+            decisions=[one for protocol in PROTOCOLS for one in decide(rows, protocol)],
+            finding_text=finding_text,
             sections=list(_sections(rows)),
-            tables=TABLES,
             figures=list(_figures(rows)),
             cell_text=cell_text,
             parts=partial(_parts, rows),
@@ -104,7 +106,7 @@ def _adds(scores: Iterable[CellScore], seen: set[str]) -> bool:
 
     Sizes share runs: one is shown for what it adds to the smaller ones.
     """
-    keys = {key for one in scores for part in one.parts.values() for key in part.keys}
+    keys = {key for one in scores for key in one.keys}
     new = not keys <= seen
     seen |= keys
     return new
@@ -122,7 +124,9 @@ def _parts(rows: Mapping[str, Row], scored: CellScore) -> list[dict[str, Any]]:
                 {
                     "key": key,
                     "seed": rows[key]["seed"],
-                    "accuracy": _accuracy(rows[key], scored),
+                    "accuracy": accuracy_text(
+                        value_of(rows[key]["best_test"], scored.cell.column.metric)
+                    ),
                     "time": duration_text(rows[key]["time_s"] or 0.0),
                     "commit": (rows[key]["environment"].get("commit") or "")[:7],
                 }
@@ -131,11 +135,6 @@ def _parts(rows: Mapping[str, Row], scored: CellScore) -> list[dict[str, Any]]:
         }
         for name, part in scored.parts.items()
     ]
-
-
-def _accuracy(row: Row, scored: CellScore) -> str:
-    value = next(iter(row["best_test"].values()))[scored.cell.column.metric]
-    return "" if value is None else accuracy_text(value)
 
 
 def _machines(rows: Mapping[str, Row]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from statemix.experiments.reproduction.claims import Decision, Finding
 from statemix.experiments.reproduction.figures import Point
 from statemix.experiments.reproduction.scores import CellScore, Verdict
 from statemix.report.numbers import accuracy_text, published_text
@@ -56,6 +57,37 @@ def cell_text(score: CellScore | None) -> str:
     if score.cell.protocol != "paper":
         return f"{accuracy_text(mean)} {mark}"
     return f"{accuracy_text(sum(bests) / len(bests))} ({accuracy_text(mean)}) {mark}"
+
+
+def claims(decisions: Sequence[Decision]) -> str:
+    """Write each claim with its verdict and what is known of its conditions."""
+    lines = []
+    for decision in decisions:
+        claim = decision.claim
+        lines.append(f"{decision.verdict}: {claim.statement} (protocol {decision.protocol})")
+        lines += [f"  {finding_text(one)}" for one in decision.findings if one.true is not None]
+        missing = sum(one.true is None for one in decision.findings)
+        if missing:
+            lines.append(f"  not yet measured: {missing} of {len(decision.findings)} comparisons")
+    return "\n".join(lines)
+
+
+def finding_text(finding: Finding) -> str:
+    """Write a decided condition, such as "yes: BD-LRU m=3 (.999) learns on S3-250"."""
+    condition = finding.condition
+    answer = "yes" if finding.true else "no"
+    if condition.relation == "is smaller than":
+        assert condition.other is not None
+        sizes = [f"{value:,.0f} parameters" for value in finding.values if value is not None]
+        return (
+            f"{answer}: {condition.model.name} ({sizes[0]}) is smaller than "
+            f"{condition.other.name} ({sizes[1]})"
+        )
+    values = [accuracy_text(value) for value in finding.values if value is not None]
+    words = f"{answer}: {condition.model.name} ({values[0]}) {condition.relation}"
+    if condition.other is not None:
+        words += f" {condition.other.name} ({values[1]})"
+    return f"{words} on {condition.column.data[0].name}"
 
 
 def point_table(points: Sequence[tuple[Point, CellScore]]) -> Table:

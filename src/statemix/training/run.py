@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor
+from lightning_fabric import Fabric
+from torch import Tensor, nn
 
 from statemix.ops import BackendUnavailableError
 from statemix.settings import RequestError, built, checked
+from statemix.tasks import Task
 from statemix.training import folder as runs
 from statemix.training.backbone import check_backbone
 from statemix.training.batches import TaskBatches
@@ -112,6 +114,25 @@ def _say_nothing(event: Event) -> None:
     del event
 
 
+def build_trainer(config: RunConfig, task: Task, model: nn.Module, fabric: Fabric) -> Trainer:
+    """Build the trainer of a run with a resolved configuration.
+
+    Raises:
+        SettingError: if a schedule or a parameter group does not fit the model.
+    """
+    batches = TaskBatches(
+        task, config.batches, config.schedules, seed=config.seed, device=fabric.device
+    )
+    return Trainer(
+        model,
+        batches,
+        cross_entropy,
+        optimizer=config.optimizer,
+        schedules=config.schedules,
+        fabric=fabric,
+    )
+
+
 Best = Literal["best_test", "best_validation"]
 BEST: tuple[Best, ...] = get_args(Best)
 
@@ -135,21 +156,7 @@ class _Run:
         self.task = check_here(config)
         self.fabric = build_fabric(config.runtime.device, config.runtime.precision)
         self.model = build_model(config, self.task)
-        batches = TaskBatches(
-            self.task,
-            config.batches,
-            config.schedules,
-            seed=config.seed,
-            device=self.fabric.device,
-        )
-        self.trainer = Trainer(
-            self.model,
-            batches,
-            cross_entropy,
-            optimizer=config.optimizer,
-            schedules=config.schedules,
-            fabric=self.fabric,
-        )
+        self.trainer = build_trainer(config, self.task, self.model, self.fabric)
         evaluation = config.evaluation
         self.validation = self._evaluator("validation", evaluation.validation_size)
         self.test = self._evaluator("test", evaluation.test_size)

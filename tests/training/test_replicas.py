@@ -26,6 +26,7 @@ from statemix.training import (
 )
 from statemix.training.folder import read_metrics, read_status
 from statemix.training.replicas import FREE, check_alike, shape, train_replicas
+from statemix.training.stack import Stack
 
 EXACT = {"runtime.precision": "64-true"}
 # Float64: sums of a few hundred terms in another order, after twelve steps of AdamW, which divides
@@ -194,6 +195,30 @@ def test_unequal_lengths_two_heads_and_reports(toys, tiny, tmp_path, backbone, m
 
 def test_fresh_examples(fresh, tmp_path):
     check(several(fresh, **EXACT), tmp_path)
+
+
+def test_a_step_of_all_waits_for_the_device_once(tiny, begun, monkeypatch):
+    # The kernels for the CPU read the temperature where nothing waits; this backend runs anywhere.
+    loop = LayerSpec("bd_lru", num_blocks=2, block_size=3, backend="loop")
+    common = {"model.layers": (loop,), "optimizer.clip_norm": 0.1, "batches.accumulate": 2}
+    stack = Stack([begun(config).trainer for config in several(tiny, **common)])
+    stack.train_step()
+    # Only on the CPU, where nothing waits.
+    monkeypatch.setattr("statemix.models.synthetic._check_values", lambda *_: None)
+    waits = []
+    names = ["item", "tolist", "numpy", "cpu", "nonzero"]
+    names += [f"__{name}__" for name in ("bool", "float", "index")]
+    for name in names:
+        original = getattr(torch.Tensor, name)
+
+        def counted(self, *arguments, name=name, original=original, **options):
+            waits.append(name)
+            return original(self, *arguments, **options)
+
+        monkeypatch.setattr(torch.Tensor, name, counted)
+    stack.train_step()
+    monkeypatch.undo()
+    assert waits == ["tolist"]
 
 
 class Odd(Layer):

@@ -62,13 +62,13 @@ class Case:
     device: Device
 
     @property
-    def configs(self) -> list[RunConfig]:
-        """The runs, which differ in their seeds.
+    def config(self) -> RunConfig:
+        """The first run; the others differ in their seeds.
 
         Raises:
             RequestError: if a size or an option is out of range.
         """
-        config = RunConfig(
+        return RunConfig(
             task=TaskSpec(
                 "permutation", group="S_5", length=self.length, train_size=4 * self.batch_size
             ),
@@ -80,7 +80,6 @@ class Case:
             evaluation=EvaluationConfig(test_size=self.num_scored, validation_size=self.num_scored),
             runtime=RuntimeConfig(device=self.device),
         ).resolved()
-        return [replace(config, seed=seed) for seed in range(self.replicas)]
 
 
 def check_case(case: Case) -> None:
@@ -91,7 +90,11 @@ def check_case(case: Case) -> None:
     """
     if case.replicas < 2:
         raise RequestError(f"replicas must be at least 2, got {case.replicas}")
-    config = case.configs[0]
+    for name in ("hidden_size", "batch_size", "length", "num_scored"):
+        size = getattr(case, name)
+        if not 1 <= size < 2**20:
+            raise RequestError(f"{name} must be in 1..2^20 - 1, got {size}")
+    config = case.config
     check_run_fits(config, check_here(config), replicas=2 * case.replicas)
 
 
@@ -123,7 +126,8 @@ def providers(case: Case) -> list[Provider]:
 
 def _trainers(case: Case) -> tuple[list[Trainer], list[SplitEvaluator]]:
     trainers, evaluators = [], []
-    for config in case.configs:
+    for seed in range(case.replicas):
+        config = replace(case.config, seed=seed)
         task = config.build_task()
         fabric = build_fabric(config.runtime.device, config.runtime.precision)
         trainers.append(build_trainer(config, task, build_model(config, task), fabric))
@@ -144,7 +148,7 @@ def _loss(scores: dict[str, Any]) -> float:
 
 def _synchronised(case: Case, call: Callable[[], list[float]]) -> Callable[[], list[float]]:
     """Let a call wait until the device has finished."""
-    if case.configs[0].runtime.device != "cuda":
+    if case.config.runtime.device != "cuda":
         return call
 
     def waiting() -> list[float]:
@@ -178,7 +182,7 @@ def row(case: Case, measurement: Measurement) -> dict[str, Any]:
     time_s = measurement.time_s
     outcome["time_s"] = time_s and time_s._asdict()
     outcome["ratios"] = {name: ratio._asdict() for name, ratio in measurement.ratios.items()}
-    device = case.configs[0].runtime.device
+    device = case.config.runtime.device
     return {
         "benchmark": "replicas",
         "case": {

@@ -90,7 +90,8 @@ def train_group(
         except KeyboardInterrupt:
             stopped = True
         except Exception as error:  # noqa: BLE001  each run may still train alone
-            reasons = dict.fromkeys(left, error)
+            text = f"{len(left)} runs train one by one: {line(error)}"
+            on_event(min(left), Event("message", 0, 0, text=text))
     for place, member in list(left.items()):
         ending: Ending = ("interrupted", "stopped before its end", "")
         if not stopped:

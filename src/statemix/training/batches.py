@@ -1,6 +1,6 @@
 """The examples of each step, which depend only on the seed and the step's number."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -38,7 +38,7 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """Copy the batch to a device, without waiting for the device."""
-        move = _mover(device)
+        move = mover(device)
         return replace(
             self,
             tokens=move(self.tokens),
@@ -228,7 +228,8 @@ def stacked(batches: Sequence[Batch]) -> Batch:
     )
 
 
-def _mover(device: torch.device):  # type: ignore[no-untyped-def]
+def mover(device: torch.device) -> Callable[[Tensor], Tensor]:
+    """Return a function that copies tensors to a device, without waiting for the device."""
     if device.type == "cuda":
         # From pinned memory, the copy overlaps with the device's work.
         return lambda tensor: tensor.pin_memory().to(device, non_blocking=True)

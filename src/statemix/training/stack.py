@@ -93,18 +93,19 @@ class Stack:
             for trainer, value, length in zip(self.trainers, values, lengths, strict=True)
         ]
         failed = [n for n, answer in enumerate(answers) if isinstance(answer, FloatingPointError)]
-        undo = [self._optimizer.rows_kept(failed), self._sums.members_kept(failed)]
+        undo = [
+            kept(failed) for kept in (self._optimizer.rows_kept, self._sums.members_kept) if failed
+        ]
         if self._clip_norm is not None:
             gradient *= (self._clip_norm / (norm + 1e-6)).clamp(max=1).unsqueeze(1)
         self._sums.collect(parts, reports)
         self._optimizer.update(gradient)
         for trainer in self.trainers:
             trainer.step += 1
-        if failed:
-            for restore in undo:
-                restore()
-            for place in failed:
-                self.trainers[place].step -= 1
+        for restore in undo:
+            restore()
+        for place in failed:
+            self.trainers[place].step -= 1
         return answers
 
     def score(self, evaluators: Sequence[SplitEvaluator]) -> list[dict[str, Scores]]:
@@ -117,8 +118,7 @@ class Stack:
     ) -> tuple[Tensor, list[Mapping[str, Tensor]], list[Mapping[str, Tensor]], Tensor]:
         """Return losses (R,), their parts, the reports of layers, and the gradients (R, N)."""
         self._model.train()
-        loss: Tensor = torch.zeros((), device=self._fabric.device)
-        gradient: Tensor = torch.zeros((), device=self._fabric.device)
+        summed: list[Tensor] = []
         parts, reports = [], []
         pieces = [trainer.batches.on_host(trainer.step) for trainer in self.trainers]
         leaves = list(self._optimizer.leaves.values())
@@ -128,10 +128,14 @@ class Stack:
                 losses, reported = self._each(self._losses, _tensors_of(batch))
             part = torch.stack(list(losses.values())).sum(0)
             found = torch.autograd.grad(part.sum(), leaves, allow_unused=True)
-            gradient = gradient + self._optimizer.flat(found)
-            loss = loss + part.detach()
+            terms = [part.detach(), self._optimizer.flat(found)]
+            # In place: the gradients of all models are large.
+            summed = (
+                [old.add_(new) for old, new in zip(summed, terms, strict=True)] if summed else terms
+            )
             parts.append(losses)
             reports.append(reported)
+        loss, gradient = summed
         return loss, parts, reports, gradient
 
     def _losses(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from statemix.settings import RequestError
+from statemix.training.batches import mover
 
 
 class StackedAdamW:
@@ -152,7 +153,7 @@ class StackedAdamW:
         self._known = found
         rates = [[rate for rate, _ in row] for row in found]
         kept = [[1 - rate * decay for rate, decay in row] for row in found]
-        both = torch.tensor([rates, kept], dtype=self._weights.dtype).to(self._weights.device)
+        both = mover(self._weights.device)(torch.tensor([rates, kept], dtype=self._weights.dtype))
         if self._group_of is not None:
             both = both[:, :, self._group_of]
         self._rates, self._kept = both

@@ -137,6 +137,14 @@ def test_mixed_precision_trains_as_alone_up_to_its_own_rounding(tiny, tmp_path):
         assert load_model(result.folder).embedding.weight.dtype == torch.float32
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("layer", LAYER_SPECS)
+def test_on_a_gpu_they_equal_runs_alone(tiny, tmp_path, layer):
+    common = {"model.layers": (LAYER_SPECS[layer],), "runtime.device": "cuda", **EXACT}
+    check(several(tiny, **common), tmp_path)
+
+
 def test_stacks_mixers_schedules_groups_and_clipping(tiny, tmp_path):
     sharpen = AttributeSchedule(
         "gate_temperature", end=1 / 8, begin=0.25, finish=0.75, curve="reciprocal"

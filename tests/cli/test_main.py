@@ -15,7 +15,7 @@ from statemix.settings import RequestError, RunsFailedError
 
 FLAGS = {
     "train": """
-        --folder --config --from --grid --workers --retry --checkpoint-every-s
+        --folder --config --from --grid --workers --replicas --retry --checkpoint-every-s
         --task --seed --imports
         --model.layers --model.num-layers --model.hidden-size --model.bos --model.no-bos
         --model.residual --model.no-residual --model.norm --model.channel-mixer
@@ -37,7 +37,8 @@ FLAGS = {
     "doctor": "--json",
     "demo": "--group --output --fresh --retry",
     "reproduce": """
-        --size --protocol --minutes --columns --models --dry-run --retry --workers --output --store
+        --size --protocol --minutes --columns --models --dry-run --retry --workers --replicas
+        --output --store
         """,
     "report": "--results --json --output",
     "bench ops": """
@@ -47,6 +48,10 @@ FLAGS = {
     "bench layers": """
         --layers --hidden-size --batch-size --length --dtype --imports --rounds --budget-s
         --threads --output
+        """,
+    "bench replicas": """
+        --layers --replicas --hidden-size --batch-size --length --num-scored --device --imports
+        --rounds --budget-s --threads --output
         """,
     "bench steps": """
         --recurrences --batch-sizes --hidden-sizes --block-sizes --rounds --budget-s --threads

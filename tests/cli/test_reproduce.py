@@ -183,6 +183,26 @@ def test_the_output_folder_holds_runs_store_and_picture_of_the_protocol_and_size
     assert "drawn: out/fig2-tuned-workstation.png" in capsys.readouterr().out
 
 
+def test_replicas_fill_the_same_table(capsys, tmp_path):
+    assert main(["reproduce", "table4", "--workers", "1"]) == 0
+    alone = capsys.readouterr().out
+    options = ["--workers", "1", "--replicas", "9", "--output", "together"]
+    assert main(["reproduce", "table4", *options]) == 0
+    together = capsys.readouterr().out
+    assert "LSTM, S_3, learning rate 0.001, seed 0: 3 runs train one by one: model" in together
+    assert "6 runs finished" in together
+    tables = [
+        text.partition("6 runs finished in ")[2].splitlines()[1:] for text in (alone, together)
+    ]
+    assert tables[0] == tables[1]
+    assert any(line.startswith("BD-LRU m=2") for line in tables[0])
+    keys = [
+        {json.loads(line)["key"] for line in (tmp_path / folder).read_text().splitlines()}
+        for folder in ("reproduce/runs.jsonl", "together/runs.jsonl")
+    ]
+    assert keys[0] == keys[1]
+
+
 def test_minutes_are_said_and_kept(capsys):
     assert main(["reproduce", "table4", "--minutes", "5", "--workers", "1"]) == 0
     text = capsys.readouterr().out
@@ -231,6 +251,7 @@ def test_a_run_without_a_result_is_named_and_the_exit_code_says_so(capsys, tmp_p
         (["table4", "--workers", "5"], "workers must be in 1..4 (this machine has 1 processors)"),
         (["table4", "--output", "/dev/null"], "output must be a writable folder, got '/dev/null'"),
         (["table4", "--store", "."], "a results store must be a regular file, got '.'"),
+        (["table4", "--replicas", "0"], "replicas must be at least 1, got 0"),
         (["table4", "--store", "/dev/null/x"], "store must be a writable file, got '/dev/null/x'"),
     ],
 )

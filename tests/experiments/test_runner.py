@@ -353,9 +353,9 @@ def test_a_worker_that_dies_is_named_by_its_run(jobs, monkeypatch, death):
     def die_then_wait(connections, timeout=None):
         if not theirs.closed:
             if death in ("in its job", "after its job"):
-                assert theirs.recv() == (jobs[0].config.to_plain(), jobs[0].folder)
+                assert theirs.recv() == [(jobs[0].config.to_plain(), jobs[0].folder)]
             if death == "after its job":
-                theirs.send(("done", "", ""))
+                theirs.send((0, ("done", "", "")))
                 ours_first = wait(connections, timeout)
                 theirs.close()
                 return ours_first
@@ -402,9 +402,9 @@ def test_an_unexpected_error_comes_with_its_traceback(jobs, monkeypatch, error, 
         thread = threading.Thread(target=runner._serve, args=(theirs, 10.0))
         thread.start()
         try:
-            ours.send((jobs[0].config.to_plain(), jobs[0].folder))
+            ours.send([(jobs[0].config.to_plain(), jobs[0].folder)])
             assert ours.poll(60)
-            told = ours.recv()
+            _, told = ours.recv()
         finally:
             ours.close()
             thread.join()

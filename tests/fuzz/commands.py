@@ -107,7 +107,7 @@ _CORRUPT = (
 )  # fmt: skip
 _OTHER_FLAGS = (
     "--nonsense", "--folder", "--config", "--from", "--grid", "--workers", "--retry", "--imports",
-    "--schedules.num-steps", "--schedules.attributes", "--evaluation.attributes",
+    "--replicas", "--schedules.num-steps", "--schedules.attributes", "--evaluation.attributes",
     "--model.layers.1.gate", "--model.layers.0.num_blocks", "--optimizer.groups.0.weight_decay",
     "--optimizer.weight-decay", "--schedules.min-learning-rate", "--model.zero-biases", "-h-", "-",
 )  # fmt: skip

@@ -48,7 +48,7 @@ class Tools:
         return self.trainer().batches.parts(0)[0]
 
     def group(self, place=-1):
-        return self.trainer(1)._optimizer.param_groups[place]
+        return self.trainer(1).optimizer.param_groups[place]
 
     def attributes(self, step):
         return self.trainer().attributes(step)
@@ -76,7 +76,7 @@ class Tools:
     def clipped_norm(self):
         trainer = self.trainer()
         norms = []
-        trainer._optimizer.register_step_pre_hook(
+        trainer.optimizer.register_step_pre_hook(
             lambda *_: norms.append(
                 math.hypot(*(float(p.grad.norm()) for p in trainer.model.parameters()))
             )

@@ -76,7 +76,7 @@ def test_groups_have_their_own_learning_rate_and_decay(tiny, begun):
     run = begun(tiny({"schedules.learning_rate": "constant"}, optimizer=optimizer))
     before = {name: p.detach().clone() for name, p in run.model.named_parameters()}
     gradients = {}
-    run.trainer._optimizer.register_step_pre_hook(
+    run.trainer.optimizer.register_step_pre_hook(
         lambda *_: gradients.update((n, p.grad.clone()) for n, p in run.model.named_parameters())
     )
     run.trainer.train_step()
@@ -93,7 +93,7 @@ def test_the_gradient_is_clipped_to_a_norm_and_reported_before(tiny, begun):
     norms = {}
     for clip_norm in (None, 1e-3, 1e3):
         run = begun(tiny({"optimizer.clip_norm": clip_norm}))
-        run.trainer._optimizer.register_step_pre_hook(
+        run.trainer.optimizer.register_step_pre_hook(
             lambda *_, run=run, clip_norm=clip_norm: norms.update(
                 {clip_norm: math.hypot(*(float(p.grad.norm()) for p in run.model.parameters()))}
             )

@@ -69,6 +69,9 @@ class Reproduce:
     workers: int | None = None
     """Parallel runs, each on one thread (PyTorch's number of threads if not given)."""
 
+    replicas: int | None = None
+    """Runs of one shape that train as one program (15 on a GPU, 1 on a CPU if not given)."""
+
     output: Path = Path("reproduce")
     """Folder of the runs."""
 
@@ -92,6 +95,8 @@ class Reproduce:
         from statemix.experiments.reproduction.reproduce import fill
         from statemix.experiments.store import Store
         from statemix.report.numbers import duration_text
+        from statemix.training.config import chosen_device
+        from statemix.training.replicas import USUAL
 
         points = self._points()
         cells = [point.cell for point in points] or self._cells()
@@ -134,6 +139,7 @@ class Reproduce:
                 left,
                 store,
                 num_workers=workers,
+                replicas=self.replicas or USUAL[chosen_device("auto")],
                 minutes=self.minutes,
                 retry=self.retry,
                 on_event=watch.on_event,
@@ -153,6 +159,8 @@ class Reproduce:
             from statemix.training.devices import check_threads
 
             check_threads("workers", self.workers)
+        if self.replicas is not None and self.replicas < 1:
+            raise RequestError(f"replicas must be at least 1, got {self.replicas}")
 
     def _points(self) -> "list[Point]":
         """Return the chosen points of a figure; none for a table."""

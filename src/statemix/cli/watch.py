@@ -56,6 +56,10 @@ class Watch:
         """Show an event of a run."""
         if event.kind == "started":
             fraction = event.step / event.num_steps
+            if job.name in self.lines:
+                # A run that fails among replicas starts again by itself.
+                self.progress.remove_task(self.lines[job.name])
+                self._drop(-self.done[job.name])
             self.lines[job.name] = self.progress.add_task(
                 job.name, total=1.0, is_total=False, status=""
             )

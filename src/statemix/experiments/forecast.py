@@ -2,15 +2,13 @@
 
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from statemix.training import OptimizerConfig, RunConfig
-from statemix.training.batches import TaskBatches
 from statemix.training.devices import build_fabric, threads
 from statemix.training.evaluation import SplitEvaluator
-from statemix.training.objective import cross_entropy
 from statemix.training.outcome import build_model
-from statemix.training.trainer import Trainer
+from statemix.training.run import build_trainer
 
 # Steps that are timed, after one that is not.
 _STEPS = 2
@@ -69,15 +67,13 @@ def _measure(config: RunConfig) -> _Price:
     task = config.build_task()
     fabric = build_fabric(config.runtime.device, config.runtime.precision)
     model = build_model(config, task)
-    trainer = Trainer(
-        model,
-        TaskBatches(task, config.batches, config.schedules, seed=config.seed, device=fabric.device),
-        cross_entropy,
-        # Weights that hardly move, so that no learning rate diverges here.
+    # Weights that hardly move, so that no learning rate diverges here.
+    still = replace(
+        config,
         optimizer=OptimizerConfig(learning_rate=1e-12, weight_decay=0.0),
-        schedules=config.schedules,
-        fabric=fabric,
+        schedules=replace(config.schedules, learning_rate="constant"),
     )
+    trainer = build_trainer(still, task, model, fabric)
     count = config.batches.size
     evaluator = SplitEvaluator(task, "test", count, batch_size=count, autocast=fabric.autocast)
     steps = min(_STEPS, trainer.num_steps - 1)

@@ -12,8 +12,11 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from annotated_types import Ge
+
+from statemix.experiments.groups import Member, grouped, line, train_group
 from statemix.settings import RequestError, checked
 from statemix.training import Event, RunConfig, config_from_plain, train
 from statemix.training.config import SCHEMA, NotNegative
@@ -68,6 +71,7 @@ def run_all(
     jobs: Sequence[Job],
     *,
     num_workers: int = 1,
+    replicas: int = 1,
     retry: Collection[Ending] = (),
     fresh: bool = False,
     until: float | None = None,
@@ -84,6 +88,9 @@ def run_all(
         jobs: jobs in the order in which they start.
         num_workers: number of processes; with 1, everything runs in this process. Results do not
             depend on the number if the configurations fix the number of threads.
+        replicas: jobs of one shape that train as one program, at most; they start together
+            (:func:`statemix.training.replicas.train_replicas`). Those that cannot train one by one.
+            Results depend on it by rounding.
         retry: earlier endings to try again: "diverged", "failed".
         fresh: remove the jobs' folders first.
         until: time of ``time.monotonic`` at which active runs save a checkpoint and the call
@@ -102,6 +109,7 @@ def run_all(
             the same call resumes.
     """
     check_threads("num_workers", checked(int, num_workers, "num_workers"))
+    replicas = checked(Annotated[int, Ge(1)], replicas, "replicas")
     if not isinstance(retry, Collection) or any(one not in ("diverged", "failed") for one in retry):
         raise RequestError(f"retry must be among 'diverged' and 'failed', got {retry!r}")
     for name, function in (("on_event", on_event), ("on_end", on_end)):
@@ -134,15 +142,15 @@ def run_all(
             due.append(job)
         else:
             note(row)
+    groups = grouped(due, replicas)
     # Only other processes can be stopped at a given time.
-    if until is None and min(num_workers, len(due)) <= 1:
-        for job in due:
-            row = _here(job, tell, checkpoint_every_s)
-            note(row)
-            if row.status == "interrupted":
+    if until is None and min(num_workers, len(groups)) <= 1:
+        for group in groups:
+            _group_here(group, tell, note, checkpoint_every_s)
+            if any(ended[job.folder].status == "interrupted" for job in group):
                 raise KeyboardInterrupt
     elif due:
-        _share_out(due, min(num_workers, len(due)), until, checkpoint_every_s, tell, note)
+        _share_out(groups, min(num_workers, len(groups)), until, checkpoint_every_s, tell, note)
     return [ended[job.folder] for job in jobs]
 
 
@@ -188,6 +196,27 @@ def _here(job: Job, tell: Callable[[Job, Event], None], checkpoint_every_s: floa
     return Ended(job, *_train(tree, job.folder, partial(tell, job), checkpoint_every_s))
 
 
+def _group_here(
+    group: Sequence[Job],
+    tell: Callable[[Job, Event], None],
+    note: Callable[[Ended], None],
+    checkpoint_every_s: float,
+) -> None:
+    train_group(
+        [(job.config.to_plain(), job.folder) for job in group],
+        partial(_alone, checkpoint_every_s=checkpoint_every_s),
+        lambda place, event: tell(group[place], event),
+        lambda place, ending: note(Ended(group[place], *ending)),
+        checkpoint_every_s,
+    )
+
+
+def _alone(
+    member: Member, on_event: Callable[[Event], None], *, checkpoint_every_s: float
+) -> tuple[Ending, str, str]:
+    return _train(*member, on_event, checkpoint_every_s)
+
+
 def _train(
     tree: Mapping[str, Any],
     folder: Path,
@@ -202,37 +231,35 @@ def _train(
         config = config_from_plain(tree)
         train(config, folder, on_event=on_event, checkpoint_every_s=checkpoint_every_s)
     except FloatingPointError as error:
-        return "diverged", _line(error), ""
+        return "diverged", line(error), ""
     except KeyboardInterrupt:
         return "interrupted", "stopped before its end", ""
     except (RequestError, OSError) as error:
-        return "failed", _line(error), ""
+        return "failed", line(error), ""
     except Exception as error:  # noqa: BLE001  one failing run must not stop the others
-        return "failed", _line(error), traceback.format_exc()
+        return "failed", line(error), traceback.format_exc()
     return "done", "", ""
 
 
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
-
-
 def _share_out(
-    jobs: Sequence[Job],
+    groups: Sequence[Sequence[Job]],
     num_workers: int,
     until: float | None,
     checkpoint_every_s: float,
     tell: Callable[[Job, Event], None],
     note: Callable[[Ended], None],
 ) -> None:
-    waiting = list(reversed(jobs))
-    busy: dict[Connection, Job] = {}
+    waiting = list(reversed(groups))
+    # Of the group that a worker trains, the jobs that have not ended, by their places.
+    busy: dict[Connection, dict[int, Job]] = {}
 
     def start_next(connection: Connection) -> None:
         if not waiting:
             return
-        busy[connection] = waiting.pop()
+        group = waiting.pop()
+        busy[connection] = dict(enumerate(group))
         with suppress(ConnectionError):
-            connection.send((busy[connection].config.to_plain(), busy[connection].folder))
+            connection.send([(job.config.to_plain(), job.folder) for job in group])
 
     with _terminable(), _workers(num_workers, checkpoint_every_s) as connections:
         for connection in connections:
@@ -240,29 +267,33 @@ def _share_out(
         while busy and (until is None or time.monotonic() < until):
             for ready in wait(list(busy), None if until is None else until - time.monotonic()):
                 assert isinstance(ready, Connection)
-                job = busy[ready]
                 try:
-                    message = ready.recv()
+                    place, message = ready.recv()
                 except (EOFError, ConnectionError):
                     # Out of memory, for instance. The other workers train the remaining jobs.
-                    del busy[ready]
-                    note(Ended(job, "failed", f"the process training {job.name} died"))
+                    for job in busy.pop(ready).values():
+                        note(Ended(job, "failed", f"the process training {job.name} died"))
                     continue
+                job = busy[ready][place]
                 if isinstance(message, Event):
                     tell(job, message)
                     continue
-                del busy[ready]
+                del busy[ready][place]
                 row = Ended(job, *message)
                 note(row)
                 if row.status == "interrupted":
                     raise KeyboardInterrupt
-                start_next(ready)
+                if not busy[ready]:
+                    del busy[ready]
+                    start_next(ready)
     # A worker that is alive has a run until none is waiting, so only the time ends a busy one.
     reason = "the time was up" if busy else "every worker process died"
-    for job in busy.values():
-        note(Ended(job, "interrupted", reason))
-    for job in reversed(waiting):
-        note(Ended(job, "interrupted", reason, started=False))
+    for group in busy.values():
+        for job in group.values():
+            note(Ended(job, "interrupted", reason))
+    for jobs in reversed(waiting):
+        for job in jobs:
+            note(Ended(job, "interrupted", reason, started=False))
 
 
 @contextmanager
@@ -322,17 +353,16 @@ def _workers(count: int, checkpoint_every_s: float) -> Iterator[list[Connection]
 
 
 def _serve(connection: Connection, checkpoint_every_s: float) -> None:
-    """Train one job after another until the connection is closed."""
+    """Train one group of jobs after another until the connection is closed."""
 
-    def tell(event: Event) -> None:
+    def send(place: int, message: Any) -> None:
         try:
-            connection.send(event)
+            connection.send((place, message))
         except OSError as error:
             # The parent has closed the connection: end as after Ctrl-C, with a checkpoint.
             raise KeyboardInterrupt from error
 
-    with suppress(KeyboardInterrupt, EOFError, BrokenPipeError, ConnectionResetError):
+    alone = partial(_alone, checkpoint_every_s=checkpoint_every_s)
+    with suppress(KeyboardInterrupt, EOFError, ConnectionResetError):
         while True:
-            tree, folder = connection.recv()
-            ending = _train(tree, folder, tell, checkpoint_every_s)
-            connection.send(ending)
+            train_group(connection.recv(), alone, send, send, checkpoint_every_s)

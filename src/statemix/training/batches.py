@@ -1,5 +1,6 @@
 """The examples of each step, which depend only on the seed and the step's number."""
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -7,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
 from statemix.tasks import IGNORED, Examples, Task
 from statemix.training.config import BatchConfig, ScheduleConfig
@@ -22,24 +24,31 @@ class Batch:
         cu_seqlens: bounds of packed sequences, shape (N+1,), or None.
         lengths: tokens of each row before its padding, shape (B,); None if no row is padded.
         num_scored: head -> scored positions of the whole optimiser step, which may have several
-            batches.
+            batches; 1 if there is none.
+
+    The batches of several models may be stacked (:func:`stacked`): every tensor then has one more
+    axis in front, and the numbers of scored positions are tensors.
     """
 
     tokens: Tensor
     targets: dict[str, Tensor]
     cu_seqlens: Tensor | None
     lengths: Tensor | None
-    num_scored: dict[str, int]
+    num_scored: Mapping[str, int | Tensor]
 
     def to(self, device: torch.device) -> "Batch":
         """Copy the batch to a device, without waiting for the device."""
-        move = _mover(device)
+        move = mover(device)
         return replace(
             self,
             tokens=move(self.tokens),
             targets={head: move(classes) for head, classes in self.targets.items()},
             cu_seqlens=None if self.cu_seqlens is None else move(self.cu_seqlens),
             lengths=None if self.lengths is None else move(self.lengths),
+            num_scored={
+                head: move(count) if isinstance(count, Tensor) else count
+                for head, count in self.num_scored.items()
+            },
         )
 
 
@@ -60,6 +69,10 @@ class Batches(Protocol):
 
     def parts(self, step: int) -> list[Batch]:
         """Return the batches of step ``step``, counted from 0; their gradients are summed."""
+        ...
+
+    def on_host(self, step: int) -> list[Batch]:
+        """Return the same batches on the CPU, before they are copied to the device."""
         ...
 
 
@@ -109,14 +122,19 @@ class TaskBatches:
 
     def parts(self, step: int) -> list[Batch]:
         """See :class:`Batches`. A step has at most one batch per sequence."""
+        return [batch.to(self._device) for batch in self.on_host(step)]
+
+    def on_host(self, step: int) -> list[Batch]:
+        """See :class:`Batches`."""
         examples = self._of_step(step)
         num_scored = {
-            head: int((classes != IGNORED).sum()) for head, classes in examples.targets.items()
+            head: max(int((classes != IGNORED).sum()), 1)
+            for head, classes in examples.targets.items()
         }
         form = packed if self._config.packed else padded
         pieces = min(self._config.accumulate, len(examples.tokens))
         return [
-            form(rows(examples, piece), num_scored).to(self._device)
+            form(rows(examples, piece), num_scored)
             for piece in np.array_split(np.arange(len(examples.tokens)), pieces)
         ]
 
@@ -145,7 +163,7 @@ def rows(examples: Examples, index: NDArray[np.int64]) -> Examples:
     )
 
 
-def padded(examples: Examples, num_scored: dict[str, int]) -> Batch:
+def padded(examples: Examples, num_scored: Mapping[str, int | Tensor]) -> Batch:
     """Make a batch of examples as rows, up to the end of the longest."""
     longest = examples.tokens.shape[1]
     if examples.lengths is not None:
@@ -159,7 +177,7 @@ def padded(examples: Examples, num_scored: dict[str, int]) -> Batch:
     return Batch(cut(examples.tokens), targets, None, lengths, num_scored)
 
 
-def packed(examples: Examples, num_scored: dict[str, int]) -> Batch:
+def packed(examples: Examples, num_scored: Mapping[str, int | Tensor]) -> Batch:
     """Make a batch of examples end to end in one row."""
     number, longest = examples.tokens.shape
     lengths = examples.lengths
@@ -175,7 +193,43 @@ def packed(examples: Examples, num_scored: dict[str, int]) -> Batch:
     return Batch(joined(examples.tokens), targets, bounds, None, num_scored)
 
 
-def _mover(device: torch.device):  # type: ignore[no-untyped-def]
+def stacked(batches: Sequence[Batch]) -> Batch:
+    """Stack padded batches of several models, all padded to the longest: (R, B, T).
+
+    Args:
+        batches: batches on the CPU with equal numbers of sequences, not packed.
+    """
+    longest = max(batch.tokens.shape[1] for batch in batches)
+
+    def joined(tensors: Sequence[Tensor], filler: int) -> Tensor:
+        missing = [longest - tensor.shape[1] for tensor in tensors]
+        return torch.stack(
+            [
+                pad(one, (0, short), value=filler) if short else one
+                for one, short in zip(tensors, missing, strict=True)
+            ]
+        )
+
+    first = batches[0]
+    lengths = [batch.lengths for batch in batches if batch.lengths is not None]
+    return Batch(
+        # Any token will do where no target scores it.
+        tokens=joined([batch.tokens for batch in batches], 0),
+        targets={
+            head: joined([batch.targets[head] for batch in batches], IGNORED)
+            for head in first.targets
+        },
+        cu_seqlens=None,
+        lengths=torch.stack(lengths) if lengths else None,
+        num_scored={
+            head: torch.tensor([int(batch.num_scored[head]) for batch in batches])
+            for head in first.num_scored
+        },
+    )
+
+
+def mover(device: torch.device) -> Callable[[Tensor], Tensor]:
+    """Return a function that copies tensors to a device, without waiting for the device."""
     if device.type == "cuda":
         # From pinned memory, the copy overlaps with the device's work.
         return lambda tensor: tensor.pin_memory().to(device, non_blocking=True)

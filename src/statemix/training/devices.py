@@ -3,12 +3,14 @@
 import contextlib
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from lightning_fabric import Fabric
 
+from statemix import provenance
 from statemix.settings import SettingError
-from statemix.training.config import Device, Precision, chosen_device
+from statemix.training.config import Device, Precision, RuntimeConfig, chosen_device
 
 
 def build_fabric(device: Device, precision: Precision) -> Fabric:
@@ -61,3 +63,12 @@ def threads(number: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def environment(runtime: RuntimeConfig) -> dict[str, Any]:
+    """Describe software and machine of a run, whose device and threads are chosen."""
+    return {
+        **provenance.describe(),
+        "num_threads": runtime.num_threads,
+        "device": torch.cuda.get_device_name() if runtime.device == "cuda" else "cpu",
+    }

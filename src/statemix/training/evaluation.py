@@ -1,10 +1,11 @@
 """Scores of a model on labelled sequences, in memory that does not grow with their length."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -88,13 +89,22 @@ class SplitEvaluator:
             raise ValueError(f"num_sequences{must}{condition}") from error
         self._draw = partial(task.examples, split, 0, num_sequences, length)
         self._examples: Examples | None = None
-        self._evaluate = partial(evaluate, batch_size=batch_size, autocast=autocast, tick=tick)
+        self.options: dict[str, Any] = {
+            "batch_size": batch_size,
+            "autocast": autocast,
+            "tick": tick,
+        }
 
     def __call__(self, model: SyntheticModel) -> dict[str, Scores]:
         """Return head -> its scores."""
+        return evaluate(model, self.examples, **self.options)
+
+    @property
+    def examples(self) -> Examples:
+        """The sequences, drawn when they are first needed."""
         if self._examples is None:
             self._examples = self._draw()
-        return self._evaluate(model, self._examples)
+        return self._examples
 
 
 def evaluate(
@@ -124,32 +134,122 @@ def evaluate(
             class, ``batch_size`` is below 1, or a token is not in the vocabulary.
         TypeError: if a dtype does not fit or ``batch_size`` is not an int.
     """
-    check_sizes(batch_size=batch_size)
-    tokens = torch.from_numpy(examples.tokens)
-    wanted = {head: torch.from_numpy(classes) for head, classes in examples.targets.items()}
-    _check_targets(model, tokens, wanted)
+    answers = _Answers(model, examples, batch_size)
     model.eval()
-    num_sequences, length = tokens.shape
+    with torch.inference_mode(), autocast():
+        for some, span in _parts(examples):
+            answers.add(some, _answer(model, answers.asked(some), span, tick))
+    return answers.scores()
+
+
+def score_together(
+    evaluators: Sequence[SplitEvaluator],
+    models: Sequence[SyntheticModel],
+    each: Callable[[Callable[..., Any], Any], Any],
+) -> list[dict[str, Scores]]:
+    """Score several models at once, each as its evaluator would.
+
+    Args:
+        evaluators: evaluators of equal numbers and lengths of sequences.
+        models: the models, of one structure.
+        each: calls a function of a model and a tree of tensors for every model; the tensors and
+            the results have an axis of models in front.
+
+    Returns:
+        For each model, head -> its scores.
+    """
+    options = evaluators[0].options
+    draws = [evaluator.examples for evaluator in evaluators]
+    those = [
+        _Answers(model, examples, options["batch_size"])
+        for model, examples in zip(models, draws, strict=True)
+    ]
+    for model in models:
+        model.eval()
+    with torch.inference_mode(), options["autocast"]():
+        for some, span in _parts(draws[0]):
+            asked = _stacked([own.asked(some) for own in those])
+            found = each(partial(_answer, span=span, tick=options["tick"]), asked)
+            # One copy from the device for all models.
+            found = {head: [tensor.cpu() for tensor in pair] for head, pair in found.items()}
+            for place, own in enumerate(those):
+                own.add(some, {head: (s[place], p[place]) for head, (s, p) in found.items()})
+    return [own.scores() for own in those]
+
+
+def _stacked(trees: Sequence[Any]) -> Any:
+    """Stack tensors, or tables of tensors entry by entry."""
+    if isinstance(trees[0], Mapping):
+        return {name: _stacked([tree[name] for tree in trees]) for name in trees[0]}
+    return torch.stack(list(trees))
+
+
+def _parts(examples: Examples) -> Iterator[tuple[slice, int]]:
+    """Yield some rows at a time, and the length of the pieces in which they are processed."""
+    num_sequences, length = examples.tokens.shape
     rows = max(_TOKENS_PER_CALL // length, _ROWS_AT_LEAST)
     span = max(1, _TOKENS_PER_CALL // min(rows, num_sequences))
-    predictions = {head: torch.empty_like(classes) for head, classes in wanted.items()}
-    losses = dict.fromkeys(wanted, 0.0)
-    lengths = None if examples.lengths is None else torch.from_numpy(examples.lengths)
-    with torch.inference_mode(), autocast():
-        for row in range(0, num_sequences, rows):
-            some = slice(row, row + rows)
-            ends = None if lengths is None else lengths[some].to(model.device)
-            pieces = torch.split(tokens[some], span, dim=1)
-            start = 0
-            for logits in model.in_pieces(_moved(pieces, model.device, tick), ends):
-                stop = start + span
-                for head, classes in wanted.items():
-                    losses[head] += float(_summed_loss(logits[head], classes[some, start:stop]))
-                    predictions[head][some, start:stop] = logits[head].argmax(-1).cpu()
-                start = stop
+    for row in range(0, num_sequences, rows):
+        yield slice(row, row + rows), span
+
+
+class _Answers:
+    """The predictions of a model on examples, gathered part by part."""
+
+    def __init__(self, model: SyntheticModel, examples: Examples, batch_size: int) -> None:
+        check_sizes(batch_size=batch_size)
+        self._tokens = torch.from_numpy(examples.tokens)
+        self._wanted = {head: torch.from_numpy(those) for head, those in examples.targets.items()}
+        _check_targets(model, self._tokens, self._wanted)
+        self._lengths = None if examples.lengths is None else torch.from_numpy(examples.lengths)
+        self._device = model.device
+        self._batch_size = batch_size
+        self._predictions = {head: torch.empty_like(those) for head, those in self._wanted.items()}
+        self._losses = dict.fromkeys(self._wanted, 0.0)
+
+    def asked(self, some: slice) -> dict[str, Any]:
+        """Return tokens, targets and lengths of some rows."""
+        asked = {
+            "tokens": self._tokens[some],
+            "wanted": {head: classes[some] for head, classes in self._wanted.items()},
+        }
+        if self._lengths is not None:
+            asked["lengths"] = self._lengths[some].to(self._device)
+        return asked
+
+    def add(self, some: slice, found: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        """Take the losses of the pieces of some rows, and the predicted classes."""
+        for head, (losses, predictions) in found.items():
+            for loss in losses.tolist():
+                self._losses[head] += loss
+            self._predictions[head][some] = predictions.cpu()
+
+    def scores(self) -> dict[str, Scores]:
+        """Return head -> scores of all rows."""
+        return {
+            head: _scores(self._predictions[head], classes, self._losses[head], self._batch_size)
+            for head, classes in self._wanted.items()
+        }
+
+
+def _answer(
+    model: SyntheticModel,
+    asked: dict[str, Any],
+    span: int,
+    tick: Callable[[], None] | None,
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return for each head the summed loss of every piece, and the predicted classes (B, T)."""
+    losses: dict[str, list[Tensor]] = {head: [] for head in asked["wanted"]}
+    predictions: dict[str, list[Tensor]] = {head: [] for head in asked["wanted"]}
+    pieces = torch.split(asked["tokens"], span, dim=1)
+    start = 0
+    for logits in model.in_pieces(_moved(pieces, model.device, tick), asked.get("lengths")):
+        for head, classes in asked["wanted"].items():
+            losses[head].append(_summed_loss(logits[head], classes[:, start : start + span]))
+            predictions[head].append(logits[head].argmax(-1))
+        start += span
     return {
-        head: _scores(predictions[head], classes, losses[head], batch_size)
-        for head, classes in wanted.items()
+        head: (torch.stack(losses[head]), torch.cat(predictions[head], dim=1)) for head in losses
     }
 
 

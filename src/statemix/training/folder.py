@@ -185,6 +185,25 @@ def write_status(folder: Path, status: Ending, message: str = "") -> None:
     write_file(folder / STATUS, _json(asdict(Status(status, message))))
 
 
+@contextlib.contextmanager
+def noted(folder: Path) -> Iterator[None]:
+    """Record in a run's folder that the run is running, and then how it ends."""
+    write_status(folder, "running")
+    try:
+        yield
+    except BaseException as error:
+        ending: Ending = "failed"
+        if isinstance(error, FloatingPointError):
+            ending = "diverged"
+        elif isinstance(error, KeyboardInterrupt):
+            ending = "interrupted"
+        # If the disk is full, writing the status must not hide the first error.
+        with contextlib.suppress(OSError):
+            write_status(folder, ending, str(error) or type(error).__name__)
+        raise
+    write_status(folder, "done")
+
+
 def read_status(folder: Path) -> Status | None:
     """Read the status of the run in a folder; None if there is no run.
 

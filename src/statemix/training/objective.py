@@ -1,9 +1,10 @@
 """Losses that training minimises."""
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from statemix.tasks import IGNORED
@@ -13,12 +14,12 @@ from statemix.training.batches import Batch
 class Objective(Protocol):
     """The losses of a model on a batch: training minimises their sum."""
 
-    def __call__(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    def __call__(self, model: Callable[..., Any], batch: Batch) -> dict[str, Tensor]:
         """Return name -> scalar loss; each is summed over the batches of an optimiser step."""
         ...
 
 
-def cross_entropy(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+def cross_entropy(model: Callable[..., Any], batch: Batch) -> dict[str, Tensor]:
     """Return each head's mean cross-entropy over the scored positions of the step, in nats.
 
     The mean is over the whole step, so that splitting a step into several batches changes nothing.
@@ -36,7 +37,7 @@ def cross_entropy(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
             ignore_index=IGNORED,
             reduction="sum",
         )
-        / max(batch.num_scored[head], 1)
+        / batch.num_scored[head]
         for head, classes in batch.targets.items()
     }
 

@@ -8,23 +8,26 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor
+from lightning_fabric import Fabric
+from torch import Tensor, nn
 
-from statemix import provenance
 from statemix.ops import BackendUnavailableError
 from statemix.settings import RequestError, built, checked
+from statemix.tasks import Task
 from statemix.training import folder as runs
 from statemix.training.backbone import check_backbone
 from statemix.training.batches import TaskBatches
 from statemix.training.checkpoint import load_checkpoint, remove_checkpoints, save_checkpoint
 from statemix.training.config import NotNegative, RunConfig
-from statemix.training.devices import build_fabric, threads
+from statemix.training.devices import build_fabric, environment, threads
 from statemix.training.evaluation import SplitEvaluator, accuracy, sequences_at
 from statemix.training.events import Event
 from statemix.training.interrupts import Interrupts
+from statemix.training.life import Ask, Life, Score, lived
 from statemix.training.objective import cross_entropy
 from statemix.training.outcome import (
     WEIGHT_FILES,
+    HeadScores,
     Outcome,
     Selection,
     build_model,
@@ -79,27 +82,22 @@ def train(
     # Invalid requests fail here, before anything is written.
     settled = runs.settled(folder, request(config))
     if (folder / runs.SUMMARY).exists():
-        return _finished(folder, emit)
+        return finished(folder, emit)
     config = resolved_config(folder, settled)
     run = _Run(config, folder, emit, checkpoint_every_s)
-    environment = {
-        **provenance.describe(),
-        "num_threads": config.runtime.num_threads,
-        "device": torch.cuda.get_device_name() if config.runtime.device == "cuda" else "cpu",
-    }
     with (
-        runs.claimed(folder, settled, environment),
+        runs.claimed(folder, settled, environment(config.runtime)),
         threads(config.runtime.num_threads),
     ):
         # Another process may have finished the run meanwhile.
         if (folder / runs.SUMMARY).exists():
-            return _finished(folder, emit)
-        with _noted(folder):
+            return finished(folder, emit)
+        with runs.noted(folder):
             run.to_the_end()
         return load_outcome(folder)
 
 
-def _finished(folder: Path, emit: Callable[[Event], None]) -> Outcome:
+def finished(folder: Path, emit: Callable[[Event], None]) -> Outcome:
     """Read a finished run, which any machine can, whatever it was trained on."""
     outcome = load_outcome(folder)
     # A run that was killed right after it wrote its summary has left its checkpoints and a status.
@@ -116,23 +114,23 @@ def _say_nothing(event: Event) -> None:
     del event
 
 
-@contextlib.contextmanager
-def _noted(folder: Path) -> Any:
-    """Record in the folder how the run ends."""
-    runs.write_status(folder, "running")
-    try:
-        yield
-    except BaseException as error:
-        ending: runs.Ending = "failed"
-        if isinstance(error, FloatingPointError):
-            ending = "diverged"
-        elif isinstance(error, KeyboardInterrupt):
-            ending = "interrupted"
-        # If the disk is full, writing the status must not hide the first error.
-        with contextlib.suppress(OSError):
-            runs.write_status(folder, ending, str(error) or type(error).__name__)
-        raise
-    runs.write_status(folder, "done")
+def build_trainer(config: RunConfig, task: Task, model: nn.Module, fabric: Fabric) -> Trainer:
+    """Build the trainer of a run with a resolved configuration.
+
+    Raises:
+        SettingError: if a schedule or a parameter group does not fit the model.
+    """
+    batches = TaskBatches(
+        task, config.batches, config.schedules, seed=config.seed, device=fabric.device
+    )
+    return Trainer(
+        model,
+        batches,
+        cross_entropy,
+        optimizer=config.optimizer,
+        schedules=config.schedules,
+        fabric=fabric,
+    )
 
 
 Best = Literal["best_test", "best_validation"]
@@ -148,30 +146,17 @@ class _Run:
         folder: Path,
         emit: Callable[[Event], None],
         checkpoint_every_s: float,
+        interrupts: Interrupts | None = None,
     ) -> None:
         self.config = config
         self.folder = folder
         self.emit = emit
         self.checkpoint_every_s = checkpoint_every_s
-        self.interrupts = Interrupts()
+        self.interrupts = interrupts or Interrupts()
         self.task = check_here(config)
         self.fabric = build_fabric(config.runtime.device, config.runtime.precision)
         self.model = build_model(config, self.task)
-        batches = TaskBatches(
-            self.task,
-            config.batches,
-            config.schedules,
-            seed=config.seed,
-            device=self.fabric.device,
-        )
-        self.trainer = Trainer(
-            self.model,
-            batches,
-            cross_entropy,
-            optimizer=config.optimizer,
-            schedules=config.schedules,
-            fabric=self.fabric,
-        )
+        self.trainer = build_trainer(config, self.task, self.model, self.fabric)
         evaluation = config.evaluation
         self.validation = self._evaluator("validation", evaluation.validation_size)
         self.test = self._evaluator("test", evaluation.test_size)
@@ -227,37 +212,59 @@ class _Run:
     def to_the_end(self) -> None:
         """Resume, train, evaluate, and write the result."""
         with self.interrupts:
-            found = load_checkpoint(self.folder / runs.CHECKPOINTS, self._say)
-            size = self._restore(*found) if found is not None else 0
-            self.clock = self.saved_at = time.monotonic()
-            path = self.folder / runs.METRICS
-            with contextlib.closing(runs.MetricsFile(path, size, self._say)) as self.metrics:
-                began = "resumed" if found is not None else "started"
-                step, num_steps = self.trainer.step, self.trainer.num_steps
-                self.emit(self.event("started", f"{began} at step {step} of {num_steps}"))
-                try:
-                    self._train()
-                    self._save()
-                    last = self._at_further_lengths()
-                # None of these is raised while the optimiser changes the weights.
-                except (KeyboardInterrupt, FloatingPointError, RequestError):
-                    if not self.interrupts.forced:
-                        self._save()
-                    raise
-                self._finish(last)
-            self.interrupts.check()
+            lived(self.life(), self.answer)
 
-    def _train(self) -> None:
+    def answer(self, ask: Ask) -> Any:
+        """Do what the run waits for, and return what :meth:`life` is to be sent."""
+        return self.trainer.train_step() if ask == "step" else self._score
+
+    def evaluators(self, ask: Ask) -> tuple[SplitEvaluator, ...]:
+        """Return the evaluators whose scores :meth:`life` is to be sent."""
+        if ask == "evaluate":
+            return self.validation, self.test
+        # The last evaluation has covered the training length.
+        return tuple(one for length, one in self.further.items() if length != self.task.length)
+
+    def life(self) -> Life:
+        """Resume, train, evaluate, and write the result, but leave steps and scores to others.
+
+        Yields:
+            What the run waits for, to be sent what :meth:`answer` returns.
+        """
+        found = load_checkpoint(self.folder / runs.CHECKPOINTS, self._say)
+        size = self._restore(*found) if found is not None else 0
+        self.clock = self.saved_at = time.monotonic()
+        path = self.folder / runs.METRICS
+        with contextlib.closing(runs.MetricsFile(path, size, self._say)) as self.metrics:
+            began = "resumed" if found is not None else "started"
+            step, num_steps = self.trainer.step, self.trainer.num_steps
+            self.emit(self.event("started", f"{began} at step {step} of {num_steps}"))
+            try:
+                yield from self._train()
+                self._save()
+                last = self._at_further_lengths((yield "lengths"))
+            # None of these is raised while the optimiser changes the weights.
+            except (KeyboardInterrupt, FloatingPointError, RequestError):
+                if not self.interrupts.forced:
+                    self._save()
+                raise
+            self._finish(last)
+        self.interrupts.check()
+
+    def _train(self) -> Life:
         while True:
             if self._evaluation_is_due():
-                self._evaluate()
+                self._evaluate((yield "evaluate"))
             if time.monotonic() - self.saved_at >= self.checkpoint_every_s:
                 self._save()
             self.interrupts.check()
             if self.trainer.step == self.trainer.num_steps or self.stopped:
                 return
-            loss = self.trainer.train_step()
+            loss = yield "step"
             self.emit(self.event("step", loss=loss))
+
+    def _score(self, evaluator: SplitEvaluator) -> HeadScores:
+        return evaluator(self.model)
 
     def _evaluation_is_due(self) -> bool:
         step = self.trainer.step
@@ -267,12 +274,13 @@ class _Run:
         period = self.config.evaluation.every * self.trainer.batches.steps_per_epoch
         return step % period == 0 or step == self.trainer.num_steps
 
-    def _evaluate(self) -> None:
+    def _evaluate(self, score: Score | None = None) -> None:
         """Add a row to the metrics, and keep the weights if they are the best so far."""
+        score = score or self._score
         step = self.trainer.step
         attributes = self.trainer.attributes(step)
         with attributes_set(self.model, self.config.evaluation.attributes):
-            test, validation = self.test(self.model), self.validation(self.model)
+            test, validation = score(self.test), score(self.validation)
         epoch = self.trainer.batches.epoch(step)
         now = Selection(step, epoch, attributes, validation, {self.task.length: test})
         self.selections["last"] = now
@@ -306,14 +314,14 @@ class _Run:
             return accuracy(selection.test[self.task.length])
         return accuracy(selection.validation)
 
-    def _at_further_lengths(self) -> Selection:
+    def _at_further_lengths(self, score: Score) -> Selection:
         """Return the last selection with the scores at the further lengths added."""
         last = self.selections["last"]
         test = dict(last.test)
         with attributes_set(self.model, self.config.evaluation.attributes):
             for length, evaluator in self.further.items():
                 if length not in test:
-                    test[length] = evaluator(self.model)
+                    test[length] = score(evaluator)
                     text = f"length {length}: test {accuracy(test[length]):.4f}"
                     self.emit(self.event("evaluated", text))
         ordered = {length: test[length] for length in sorted(test)}

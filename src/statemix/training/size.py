@@ -21,8 +21,13 @@ _TOKEN_BYTES = 8
 _COPIES = 6 + 5
 
 
-def check_run_fits(config: RunConfig, task: Task) -> None:
+def check_run_fits(config: RunConfig, task: Task, *, replicas: int = 1) -> None:
     """Check that a run fits into memory: its examples, its model and one of its batches.
+
+    Args:
+        config: the run.
+        task: its task.
+        replicas: number of such runs at once, for which models and batches are counted.
 
     Raises:
         RequestError: if a part needs more memory than is available, or a layer refuses an option;
@@ -44,8 +49,8 @@ def check_run_fits(config: RunConfig, task: Task) -> None:
         option = ".train_size" if "train_size" in TASKS.options(config.task.name) else ""
         check_examples_fit(f"task{option}", task.train_size, task, task.train_size, task.length)
     if config.runtime.device != "cuda":
-        _check_model_fits(config, task)
-    _check_batch_fits(config, task)
+        _check_model_fits(config, task, replicas)
+    _check_batch_fits(config, task, replicas)
 
 
 def check_scored_fit(task: Task, length: int, *, at_most: int, tokens: int, path: str = "") -> None:
@@ -87,10 +92,11 @@ def check_examples_fit(
     _check(path, value, what, _TOKEN_BYTES * arrays * count * length)
 
 
-def _check_model_fits(config: RunConfig, task: Task) -> None:
+def _check_model_fits(config: RunConfig, task: Task, replicas: int) -> None:
     width = 8 if config.runtime.precision == "64-true" else 4
-    needed = _COPIES * width * _num_parameters(config, task)
+    needed = replicas * _COPIES * width * _num_parameters(config, task)
     what = f"with hidden_size={config.model.hidden_size}, its layers and channel_mixer"
+    what += _times(replicas)
     _check("model", ABSENT, what, needed)
 
 
@@ -114,7 +120,7 @@ def _count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _check_batch_fits(config: RunConfig, task: Task) -> None:
+def _check_batch_fits(config: RunConfig, task: Task, replicas: int) -> None:
     sequences = config.batches.size
     if task.train_size is not None:
         sequences = min(sequences, task.train_size)
@@ -122,8 +128,13 @@ def _check_batch_fits(config: RunConfig, task: Task) -> None:
     floats = config.model.hidden_size * (len(config.model.stack()) + 1)
     at_once = -(-sequences // config.batches.accumulate) if config.runtime.device != "cuda" else 0
     examples = _TOKEN_BYTES * (1 + len(task.heads)) * sequences
-    needed = task.length * (examples + 4 * floats * at_once)
-    _check("batches.size", config.batches.size, f"{sequences} sequences in a step", needed)
+    needed = replicas * task.length * (examples + 4 * floats * at_once)
+    what = f"{sequences} sequences in a step{_times(replicas)}"
+    _check("batches.size", config.batches.size, what, needed)
+
+
+def _times(replicas: int) -> str:
+    return f", {replicas} times" if replicas > 1 else ""
 
 
 def _check(path: str, value: object, what: str, needed: int) -> None:

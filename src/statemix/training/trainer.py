@@ -1,7 +1,7 @@
 """Steps of gradient descent on any model, and the state that changes with them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from statemix.training.optimizer import (
     set_learning_rate,
 )
 from statemix.training.schedules import Attributes, learning_rate
+from statemix.training.sums import Sums
 
 
 class Trainer:
@@ -40,6 +41,12 @@ class Trainer:
         step: optimiser steps done.
         num_steps: steps of the whole run.
         model: the model as it was given.
+        batches: as given.
+        objective: as given.
+        fabric: as given.
+        optimizer: AdamW over the model's parameters.
+        clip_norm: largest norm of the gradient, or None.
+        sums: losses and reported numbers since the last averages.
 
     Raises:
         SettingError: if a schedule or a parameter group does not fit the model.
@@ -59,21 +66,20 @@ class Trainer:
         self.batches = batches
         self.step = 0
         self.num_steps = batches.num_steps
-        self._objective = objective
-        self._config = optimizer
+        self.objective = objective
+        self.fabric = fabric
+        self.clip_norm = optimizer.clip_norm
+        self._base_rate = optimizer.learning_rate
         self._schedules = schedules
-        self._fabric = fabric
         self._attributes = Attributes(model, schedules.attributes)
-        self._optimizer = build_optimizer(model, optimizer)
+        self.optimizer = build_optimizer(model, optimizer)
         # The wrapped pair trains; the bare pair is evaluated, saved and restored.
-        self._wrapped: Any = fabric.setup(model, self._optimizer)
+        self._wrapped: Any = fabric.setup(model, self.optimizer)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._reporting = {
             name: module for name, module in model.named_modules() if hasattr(module, "reports")
         }
-        # Sums since the last averages. They stay on the device, for reading them would wait for it.
-        self._sums: dict[str, Tensor] = {}
-        self._counts: dict[str, int] = {}
+        self.sums = Sums()
 
     @property
     def num_parameters(self) -> int:
@@ -91,29 +97,31 @@ class Trainer:
                 are then unchanged.
         """
         rate = self.learning_rate(self.step)
-        set_learning_rate(self._optimizer, rate)
+        set_learning_rate(self.optimizer, rate)
         self._attributes.set(self.step, self.num_steps)
         model, optimizer = self._wrapped
         model.train()
-        loss = torch.zeros((), device=self._fabric.device)
+        loss = torch.zeros((), device=self.fabric.device)
         parts, reports = [], []
         for batch in self.batches.parts(self.step):
             # Fabric converts a model's outputs to the default dtype, which would round float64.
-            with self._fabric.strategy.precision.tensor_init_context():
-                losses = self._objective(model, batch)
+            with self.fabric.strategy.precision.tensor_init_context():
+                losses = self.objective(model, batch)
             part = total(losses)
-            self._fabric.backward(part)
+            self.fabric.backward(part)
             loss = loss + part.detach()
             parts.append(losses)
-            reports.append(self._reports())
+            reports.append(self.reports())
         norm = get_total_norm([p.grad for p in self._parameters if p.grad is not None])
         value, length = torch.stack([loss.double(), norm.double()]).tolist()
-        for name, number in (("loss", value), ("norm of the gradient", length)):
-            self._require_finite(name, number, rate)
-        if self._config.clip_norm is not None:
-            clip_grads_with_norm_(self._parameters, self._config.clip_norm, norm)
+        error = self.refusal(value, length)
+        if error is not None:
+            optimizer.zero_grad()
+            raise error
+        if self.clip_norm is not None:
+            clip_grads_with_norm_(self._parameters, self.clip_norm, norm)
         # The averages must not include a step that failed.
-        self._collect(parts, reports)
+        self.sums.collect(parts, reports)
         optimizer.step()
         optimizer.zero_grad()
         self.step += 1
@@ -122,7 +130,7 @@ class Trainer:
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of step ``step``, counted from 0."""
         return learning_rate(
-            self._config.learning_rate,
+            self._base_rate,
             self._schedules,
             step,
             self.num_steps,
@@ -140,70 +148,42 @@ class Trainer:
             "loss" and "loss/HEAD" per step, "MODULE.NAME" per forward pass; empty if no step was
             done.
         """
-        if not self._sums:
-            return {}
-        sums = torch.stack(list(self._sums.values())).tolist()
-        means = {
-            name: value / self._counts[name] for name, value in zip(self._sums, sums, strict=True)
-        }
-        self._sums, self._counts = {}, {}
-        losses = [value for name, value in means.items() if name.startswith("loss/")]
-        return {"loss": math.fsum(losses), **means}
+        return self.sums.means()
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Return the weights and the optimiser's state, as files of named tensors."""
         return {
             "model": dict(self.model.state_dict()),
-            "optimizer": optimizer_tensors(self._optimizer, self.model),
+            "optimizer": optimizer_tensors(self.optimizer, self.model),
         }
 
     def numbers(self) -> dict[str, Any]:
         """Return everything else that changes with the steps, as plain data."""
-        sums = torch.stack(list(self._sums.values())).tolist() if self._sums else []
-        return {
-            "step": self.step,
-            "sums": dict(zip(self._sums, sums, strict=True)),
-            "counts": dict(self._counts),
-        }
+        return {"step": self.step, **self.sums.to_plain()}
 
     def restore(self, tensors: Mapping[str, Mapping[str, Tensor]], numbers: Any) -> None:
         """Restore the results of :meth:`tensors` and :meth:`numbers`."""
         self.model.load_state_dict(dict(tensors["model"]))
-        restore_optimizer(self._optimizer, self.model, tensors["optimizer"])
+        restore_optimizer(self.optimizer, self.model, tensors["optimizer"])
         self.step = numbers["step"]
-        self._counts = dict(numbers["counts"])
-        self._sums = {
-            name: torch.tensor(value, dtype=torch.float64, device=self._fabric.device)
-            for name, value in numbers["sums"].items()
-        }
+        self.sums.restore(numbers, self.fabric.device)
 
-    def _reports(self) -> dict[str, Tensor]:
+    def refusal(self, loss: float, norm: float) -> FloatingPointError | None:
+        """Return why the next step must not be made; None if loss and gradient are finite."""
+        for name, value in (("loss", loss), ("norm of the gradient", norm)):
+            if not math.isfinite(value):
+                rate = self.learning_rate(self.step)
+                return FloatingPointError(
+                    f"{name} must be finite, got {value} at step {self.step + 1} of "
+                    f"{self.num_steps} with learning rate {rate:.3g}; a smaller rate or clip_norm "
+                    "may help"
+                )
+        return None
+
+    def reports(self) -> dict[str, Tensor]:
+        """Return what the layers report about their last forward pass: "MODULE.NAME" -> number."""
         return {
             f"{name}.{key}": number
             for name, module in self._reporting.items()
             for key, number in module.reports().items()
         }
-
-    def _collect(
-        self, parts: Sequence[Mapping[str, Tensor]], reports: Sequence[Mapping[str, Tensor]]
-    ) -> None:
-        # The losses of a step's batches add up to one loss per step, so they count once.
-        for name in parts[0]:
-            self._add(f"loss/{name}", *(losses[name] for losses in parts))
-        for numbers in reports:
-            for name, number in numbers.items():
-                self._add(name, number)
-
-    def _add(self, name: str, *numbers: Tensor) -> None:
-        for number in numbers:
-            number = number.detach().double()
-            self._sums[name] = self._sums[name] + number if name in self._sums else number
-        self._counts[name] = self._counts.get(name, 0) + 1
-
-    def _require_finite(self, name: str, value: float, rate: float) -> None:
-        if not math.isfinite(value):
-            self._optimizer.zero_grad()
-            raise FloatingPointError(
-                f"{name} must be finite, got {value} at step {self.step + 1} of {self.num_steps} "
-                f"with learning rate {rate:.3g}; a smaller rate or clip_norm may help"
-            )

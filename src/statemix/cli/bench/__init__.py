@@ -1,4 +1,4 @@
-"""``statemix bench``: speed and memory against baselines, and the prices of layers."""
+"""``statemix bench``: speed and memory against baselines, prices of layers, replicas."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ import tyro
 
 from statemix.cli.bench.layers import Layers
 from statemix.cli.bench.ops import Ops
+from statemix.cli.bench.replicas import Replicas
 from statemix.cli.bench.steps import Steps
 from statemix.cli.imports import import_named
 from statemix.cli.options import registry
@@ -22,6 +23,7 @@ class Bench:
         Annotated[Ops, tyro.conf.subcommand("ops")]
         | Annotated[Steps, tyro.conf.subcommand("steps")]
         | Annotated[Layers, tyro.conf.subcommand("layers")]
+        | Annotated[Replicas, tyro.conf.subcommand("replicas")]
     )
     """What to measure."""
 

@@ -14,6 +14,7 @@ def fill(
     store: Store,
     *,
     num_workers: int,
+    replicas: int = 1,
     minutes: float | None = None,
     retry: bool = False,
     on_event: Callable[[Job, Event], None] | None = None,
@@ -27,7 +28,8 @@ def fill(
     Args:
         planned: runs in the order in which they start.
         store: receives the rows.
-        num_workers: number of parallel runs.
+        num_workers: number of parallel processes.
+        replicas: as in :func:`statemix.experiments.runner.run_all`.
         minutes: time after which active runs are saved and the call returns. None means no limit.
         retry: train runs again that diverged or failed.
         on_event: as in :func:`statemix.experiments.runner.run_all`.
@@ -47,6 +49,7 @@ def fill(
     run_all(
         [one.job for one in planned],
         num_workers=num_workers,
+        replicas=replicas,
         until=None if minutes is None else time.monotonic() + 60 * minutes,
         retry=("diverged", "failed") if retry else (),
         on_event=on_event,

@@ -1,0 +1,108 @@
+"""Jobs of one shape, trained as replicas of one program, or one by one where that fails."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar
+
+from statemix.training import Event, Outcome, RunConfig, config_from_plain
+from statemix.training.replicas import Result, shape, train_replicas
+
+Ending = tuple[Literal["done", "diverged", "failed", "interrupted"], str, str]
+"""Status, message and details of a run that has ended."""
+
+Member = tuple[Mapping[str, Any], Path]
+"""Configuration as plain data, and folder, of a run: reading it imports the user's modules."""
+
+
+class _Configured(Protocol):
+    @property
+    def config(self) -> RunConfig: ...
+
+
+Job = TypeVar("Job", bound=_Configured)
+
+
+def grouped(jobs: Sequence[Job], at_most: int) -> list[list[Job]]:
+    """Return jobs of one shape together, each group in the place of its first job.
+
+    Args:
+        jobs: jobs in their order.
+        at_most: size of a group.
+    """
+    if at_most == 1:
+        return [[job] for job in jobs]
+    groups: list[list[Job]] = []
+    unfilled: dict[str, list[Job]] = {}
+    for job in jobs:
+        name = json.dumps(shape(job.config.resolved()))
+        if len(unfilled.get(name, [])) in (0, at_most):
+            unfilled[name] = []
+            groups.append(unfilled[name])
+        unfilled[name].append(job)
+    return groups
+
+
+def train_group(
+    members: Sequence[Member],
+    alone: Callable[[Member, Callable[[Event], None]], Ending],
+    on_event: Callable[[int, Event], None],
+    on_end: Callable[[int, Ending], None],
+    checkpoint_every_s: float,
+) -> None:
+    """Train runs as replicas, and one by one those that fail as such; tell the ending of each.
+
+    So a failure that no single run has caused, such as memory for one but not for all, costs only
+    time.
+
+    Args:
+        members: the runs.
+        alone: trains one run and returns its ending.
+        on_event: called with a member's place and each of its events.
+        on_end: called once for each place.
+        checkpoint_every_s: as in :func:`statemix.training.train`.
+    """
+    left = dict(enumerate(members))
+
+    def end(place: int, ending: Ending) -> None:
+        del left[place]
+        on_end(place, ending)
+
+    def end_replica(place: int, result: Result) -> None:
+        if isinstance(result, Outcome):
+            end(place, ("done", "", ""))
+        elif isinstance(result, FloatingPointError):
+            end(place, ("diverged", line(result), ""))
+
+    reasons: dict[int, Any] = {}
+    stopped = False
+    if len(members) > 1:
+        try:
+            results = train_replicas(
+                [config_from_plain(tree) for tree, _ in members],
+                [folder for _, folder in members],
+                on_event=on_event,
+                on_end=end_replica,
+                checkpoint_every_s=checkpoint_every_s,
+            )
+            reasons = dict(enumerate(results))
+        except KeyboardInterrupt:
+            stopped = True
+        except Exception as error:  # noqa: BLE001  each run may still train alone
+            text = f"{len(left)} runs train one by one: {line(error)}"
+            on_event(min(left), Event("message", 0, 0, text=text))
+    for place, member in list(left.items()):
+        ending: Ending = ("interrupted", "stopped before its end", "")
+        if not stopped:
+            tell = partial(on_event, place)
+            if place in reasons:
+                tell(Event("message", 0, 0, text=f"trains alone: {line(reasons[place])}"))
+            ending = alone(member, tell)
+            stopped = ending[0] == "interrupted"
+        end(place, ending)
+
+
+def line(error: BaseException) -> str:
+    """Return an error in one line."""
+    return " ".join(str(error).split()) or type(error).__name__

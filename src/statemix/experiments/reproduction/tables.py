@@ -135,7 +135,7 @@ def _mad(name: str, task: str, backbone: Backbone = "causal") -> Column:
 
 
 def _chomsky(name: str, task: str, paper: int) -> Column:
-    durations: dict[SizeName, int] = {"laptop": 2000, "workstation": 10_000, "paper": paper}
+    durations: dict[SizeName, int] = {"laptop": 1000, "workstation": 10_000, "paper": paper}
     return Column(name, (Data(task, TaskSpec(task), durations, lengths=(255,)),), "token_accuracy")
 
 

@@ -1020,7 +1020,7 @@ TRAINING_FAULTS = [
     ),
     Fault(
         "runner: one failing run stops the others",
-        "src/statemix/experiments/runner.py",
+        "src/statemix/experiments/groups.py",
         "    except Exception as error:  # noqa: BLE001  one failing run must "
         "not stop the others\n",
         "    except AssertionError as error:\n",
@@ -1036,9 +1036,30 @@ TRAINING_FAULTS = [
     Fault(
         "runner: SIGTERM ends the parent without a word",
         "src/statemix/experiments/runner.py",
-        "with _terminable(), _workers(num_workers, checkpoint_every_s)",
-        "with _workers(num_workers, checkpoint_every_s)",
+        "with _terminable(), team as workers:",
+        "with team as workers:",
         ("tests/experiments/test_runner.py",),
+    ),
+    Fault(
+        "cluster: runs under way are not told to stop",
+        "src/statemix/experiments/cluster.py",
+        "self._ray.cancel(task)",
+        "pass",
+        ("tests/experiments/test_cluster.py",),
+    ),
+    Fault(
+        "cluster: Ray keeps the handler of SIGTERM",
+        "src/statemix/experiments/cluster.py",
+        "signal.signal(signal.SIGTERM, handler)",
+        "pass",
+        ("tests/experiments/test_cluster.py",),
+    ),
+    Fault(
+        "cluster: folders are not made absolute",
+        "src/statemix/experiments/cluster.py",
+        "(tree, folder.resolve())",
+        "(tree, folder)",
+        ("tests/experiments/test_cluster.py",),
     ),
 ]
 

@@ -1,12 +1,15 @@
 """Jobs of one shape, trained as replicas of one program, or one by one where that fails."""
 
 import json
+import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
-from statemix.training import Event, Outcome, RunConfig, config_from_plain
+from statemix.settings import RequestError
+from statemix.training import Event, Outcome, RunConfig, config_from_plain, train
 from statemix.training.replicas import Result, shape, train_replicas
 
 Ending = tuple[Literal["done", "diverged", "failed", "interrupted"], str, str]
@@ -14,6 +17,38 @@ Ending = tuple[Literal["done", "diverged", "failed", "interrupted"], str, str]
 
 Member = tuple[Mapping[str, Any], Path]
 """Configuration as plain data, and folder, of a run: reading it imports the user's modules."""
+
+
+Content = Event | Ending
+"""What a worker tells of a run: an event, or the ending."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a worker tells of a run.
+
+    Attributes:
+        group: number of the group that the worker trains.
+        place: place of the run in the group.
+        content: an event of the run, or its ending.
+    """
+
+    group: int
+    place: int
+    content: Content
+
+
+@dataclass(frozen=True)
+class Death:
+    """The end of a worker that has not told how its runs ended.
+
+    Attributes:
+        group: number of the group that the worker was training.
+        reason: the error in brackets, if it is known.
+    """
+
+    group: int
+    reason: str = ""
 
 
 class _Configured(Protocol):
@@ -46,7 +81,6 @@ def grouped(jobs: Sequence[Job], at_most: int) -> list[list[Job]]:
 
 def train_group(
     members: Sequence[Member],
-    alone: Callable[[Member, Callable[[Event], None]], Ending],
     on_event: Callable[[int, Event], None],
     on_end: Callable[[int, Ending], None],
     checkpoint_every_s: float,
@@ -58,7 +92,6 @@ def train_group(
 
     Args:
         members: the runs.
-        alone: trains one run and returns its ending.
         on_event: called with a member's place and each of its events.
         on_end: called once for each place.
         checkpoint_every_s: as in :func:`statemix.training.train`.
@@ -98,9 +131,28 @@ def train_group(
             tell = partial(on_event, place)
             if place in reasons:
                 tell(Event("message", 0, 0, text=f"trains alone: {line(reasons[place])}"))
-            ending = alone(member, tell)
+            ending = train_one(member, tell, checkpoint_every_s)
             stopped = ending[0] == "interrupted"
         end(place, ending)
+
+
+def train_one(
+    member: Member, on_event: Callable[[Event], None], checkpoint_every_s: float
+) -> Ending:
+    """Train one run in this process; return its ending, whatever it is."""
+    tree, folder = member
+    try:
+        config = config_from_plain(tree)
+        train(config, folder, on_event=on_event, checkpoint_every_s=checkpoint_every_s)
+    except FloatingPointError as error:
+        return "diverged", line(error), ""
+    except KeyboardInterrupt:
+        return "interrupted", "stopped before its end", ""
+    except (RequestError, OSError) as error:
+        return "failed", line(error), ""
+    except Exception as error:  # noqa: BLE001  one failing run must not stop the others
+        return "failed", line(error), traceback.format_exc()
+    return "done", "", ""
 
 
 def line(error: BaseException) -> str:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from statemix.layers import fla
 from statemix.layers.delta_rule import delta_rule
 from statemix.layers.flops import Flops
 from statemix.layers.layer import (
@@ -62,7 +63,8 @@ class DeltaProduct(PaddedLayer):
 
     Source: Siems et al. (2025), "DeltaProduct"; eigenvalues in [-1, 1]: Grazzi et al. (2025);
     gated: Yang et al. (2025). Names follow ``GatedDeltaProduct`` of flash-linear-attention. Chunks
-    of updates are solved together as a triangular system, which is exact (WY representation).
+    of updates are solved together as a triangular system, which is exact (WY representation). On a
+    GPU, in bfloat16 or float16, kernels of flash-linear-attention serve if it is installed.
 
     Args:
         hidden_size: width of input and output.
@@ -223,10 +225,13 @@ class DeltaProduct(PaddedLayer):
         gate = self.g_proj(x) if self.use_output_gate else None
         dtype = u.v.dtype
         with without_autocast(x.device):
-            q = u.q * self.head_dim**-0.5
-            o, memory = delta_rule(q, u.k, u.v, u.beta, u.g, state.memory.to(dtype))
+            updates = (u.q * self.head_dim**-0.5, u.k, u.v, u.beta, u.g, state.memory.to(dtype))
+            if fla.serves(x, u.dtype, self.head_dim):
+                o, memory = fla.delta_rule(*updates, u.dtype)
+            else:
+                o, memory = delta_rule(*updates)
             weight = self.norm_weight.to(dtype)
-            o = functional.rms_norm(o, weight.shape, weight, eps=1e-5).flatten(2)
+            o = functional.rms_norm(o.to(dtype), weight.shape, weight, eps=1e-5).flatten(2)
             if gate is not None:
                 o = o * functional.silu(gate.to(dtype))
             o = o.to(u.dtype)

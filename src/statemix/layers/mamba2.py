@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from statemix.layers import fla
 from statemix.layers.decays import decays_between
 from statemix.layers.flops import Flops
 from statemix.layers.layer import (
@@ -59,7 +60,8 @@ class Mamba2(PaddedLayer):
 
     Source: Dao and Gu (2024), "Transformers are SSMs". Names, defaults and initialisation follow
     ``mamba_ssm.Mamba2`` with one group: A uniform in [-16, -1], steps softplus(c) log-uniform in
-    [0.001, 0.1], D = 1. Chunks are computed as masked attention, which is exact.
+    [0.001, 0.1], D = 1. Chunks are computed as masked attention, which is exact. On a GPU, in
+    bfloat16 or float16, kernels of flash-linear-attention serve if it is installed.
 
     Args:
         hidden_size: width of input and output.
@@ -189,7 +191,12 @@ class Mamba2(PaddedLayer):
         p = self._project(x, state, lengths)
         dtype = p.values.dtype
         with without_autocast(x.device):
-            o, ssm = ssd(p.values * p.steps.unsqueeze(-1), p.decays, p.B, p.C, state.ssm.to(dtype))
+            inputs = p.values * p.steps.unsqueeze(-1)
+            arguments = (inputs, p.decays, p.B, p.C, state.ssm.to(dtype))
+            if fla.serves(x, p.z.dtype, self.d_state):
+                o, ssm = fla.ssd(*arguments, p.z.dtype)
+            else:
+                o, ssm = ssd(*arguments)
             o = (o + self.D.to(dtype).unsqueeze(-1) * p.values).flatten(2)
             weight = self.norm_weight.to(dtype)
             o = o * functional.silu(p.z.to(dtype))

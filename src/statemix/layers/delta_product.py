@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from statemix.layers.decays import log_decays
 from statemix.layers.delta_rule import delta_rule
 from statemix.layers.flops import Flops
 from statemix.layers.layer import (
@@ -276,8 +277,7 @@ class DeltaProduct(PaddedLayer):
                 beta = 2 * beta
             g = None
             if decays is not None:
-                rate = self.A_log.to(dtype).exp()
-                g = -rate * functional.softplus(decays.to(dtype) + self.dt_bias.to(dtype))
+                g = log_decays(self.A_log.to(dtype), decays.to(dtype) + self.dt_bias.to(dtype))
             if lengths is not None:
                 valid = valid_tokens(x, lengths)
                 beta = beta * valid[..., None, None]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from statemix.layers.decays import decays_between
+from statemix.layers.decays import decays_between, log_decays
 from statemix.layers.flops import Flops
 from statemix.layers.layer import (
     COMPARED_STATE,
@@ -229,10 +229,12 @@ class Mamba2(PaddedLayer):
             dtype = torch.promote_types(mixed.dtype, state.ssm.dtype)
             values, B, C = mixed.to(dtype).split(self._widths, -1)
             values = values.unflatten(-1, (self.num_heads, self.head_dim))
-            steps = functional.softplus(raw_steps.to(dtype) + self.dt_bias.to(dtype))
+            raw_steps = raw_steps.to(dtype) + self.dt_bias.to(dtype)
+            steps = functional.softplus(raw_steps)
+            decays = log_decays(self.A_log.to(dtype), raw_steps)
             if lengths is not None:
-                steps = steps * valid_tokens(x, lengths).unsqueeze(-1)
-            decays = -steps * self.A_log.to(dtype).exp()
+                valid = valid_tokens(x, lengths).unsqueeze(-1)
+                steps, decays = steps * valid, decays * valid
         return _Projected(z, values, steps, decays, B, C, conv)
 
 

@@ -406,15 +406,15 @@ MODELS = [
     Fault(
         "norms: the small term ignores how vectors were scaled",
         "src/statemix/layers/norms.py",
-        "added = (scale / unit).square()",
-        "added = unit.reciprocal().square()",
+        "eps * (scale / unit).square()",
+        "eps * unit.reciprocal().square()",
         ("tests/layers/test_norms.py",),
     ),
     Fault(
         "norms: squares of long vectors overflow",
         "src/statemix/layers/norms.py",
-        "unit = (length * 2.0**-32).clamp(min=1, max=large)",
-        "unit = torch.ones_like(length)",
+        "unit = (x.detach().abs().amax(-1, keepdim=True) * 2.0**-32).clamp(min=scale)",
+        "unit = x.detach()[..., :1] * 0 + scale",
         ("tests/layers/test_norms.py",),
     ),
     Fault(

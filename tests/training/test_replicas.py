@@ -61,18 +61,18 @@ def contents(folder):
     return rows, summary, {path.name: load_file(path) for path in folder.glob("*.safetensors")}
 
 
-def agree(found, expected, rel=2e-6):
+def agree(found, expected):
     """Plain data agree; losses are sums in float32."""
     if isinstance(expected, dict):
         assert found.keys() == expected.keys()
         for name in expected:
-            agree(found[name], expected[name], rel)
+            agree(found[name], expected[name])
     elif isinstance(expected, list):
         assert len(found) == len(expected)
         for one, other in zip(found, expected, strict=True):
-            agree(one, other, rel)
+            agree(one, other)
     else:
-        assert found == (pytest.approx(expected, rel=rel) if expected is not None else None)
+        assert found == (pytest.approx(expected, rel=2e-6) if expected is not None else None)
 
 
 def assert_same(folder, other, tolerance=TIGHT):
@@ -80,9 +80,8 @@ def assert_same(folder, other, tolerance=TIGHT):
     assert {path.name for path in folder.iterdir()} == {path.name for path in other.iterdir()}
     rows, summary, weights = contents(folder)
     expected_rows, expected_summary, expected = contents(other)
-    rel = max(2e-6, tolerance["rtol"])
-    agree(rows, expected_rows, rel)
-    agree(summary, expected_summary, rel)
+    agree(rows, expected_rows)
+    agree(summary, expected_summary)
     torch.testing.assert_close(weights, expected, **tolerance)
     stored = [json.loads((one / "config.json").read_text()) for one in (folder, other)]
     assert stored[0] == stored[1]

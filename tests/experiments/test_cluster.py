@@ -4,7 +4,9 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,7 +27,6 @@ from statemix.training import (
     ScheduleConfig,
 )
 from statemix.training.folder import read_status
-from statemix.training.interrupts import SIGNALS
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
 
@@ -178,10 +179,65 @@ def test_a_machine_that_does_not_see_the_folder_ends_the_call_and_stores_nothing
 
 
 @pytest.mark.usefixtures("local")
-def test_ray_leaves_the_handlers_of_signals_alone(tmp_path):
-    before = [signal.getsignal(number) for number in SIGNALS]
-    with cluster.Cluster("auto", None, 1.0):
-        assert [signal.getsignal(number) for number in SIGNALS] == before
+def test_a_run_that_ends_while_the_caller_is_busy_is_done(tmp_path):
+    jobs = jobs_in(tmp_path, a=run(epochs=300), b=run())
+
+    waited = []
+
+    def wait_for_b(job, event):
+        if job.name == "a" and event.kind == "evaluated" and not waited:
+            waited.append(job)
+            while not (tmp_path / "b" / "summary.json").exists():
+                time.sleep(0.05)
+            time.sleep(0.2)
+
+    rows = run_all(jobs, ray="auto", num_workers=2, on_event=wait_for_b)
+    assert [(row.status, row.message) for row in rows] == [("done", "")] * 2
+
+
+def test_a_task_that_cannot_tell_saves_its_run(tmp_path):
+    """As when Ray cancels it, or when the caller is gone."""
+    (job,) = jobs_in(tmp_path, a=run(epochs=1000))
+
+    class News:
+        def put(self, told):
+            content = told[2]
+            if isinstance(content, tuple) or content.kind == "evaluated":
+                raise ray.exceptions.TaskCancelledError
+
+    member = (job.config.to_plain(), job.folder)
+    with pytest.raises(KeyboardInterrupt):
+        cluster._train(0, [member], [tmp_path], News(), 1e6)
+    assert read_status(job.folder).status == "interrupted"
+    assert list((job.folder / "checkpoints").glob("step-*"))
+
+
+HANDLERS = """
+import signal
+from statemix.experiments.cluster import connected
+signal.signal(signal.SIGTERM, signal.default_int_handler)
+with connected("local") as ray:
+    assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+    with connected("auto"):
+        pass
+    assert ray.is_initialized()
+assert not ray.is_initialized()
+"""
+
+
+def test_ray_leaves_the_handlers_of_signals_alone_and_is_left_as_it_was():
+    subprocess.run([sys.executable, "-c", HANDLERS], check=True)
+
+
+def test_a_task_fits_on_a_machine_that_has_what_it_needs():
+    nodes = [
+        {"Alive": True, "Resources": {"CPU": 4.0}},
+        {"Alive": True, "Resources": {"CPU": 2.0, "GPU": 1.0}},
+        {"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}},
+        {"Alive": True, "Resources": {}},
+    ]
+    assert cluster._most_threads(nodes, with_gpu=False) == 4
+    assert cluster._most_threads(nodes, with_gpu=True) == 2
 
 
 def test_a_cluster_that_cannot_be_reached_is_named_at_once(tmp_path, monkeypatch):

@@ -76,7 +76,8 @@ class Reproduce:
     a run, or each processor if there is no GPU."""
 
     replicas: int | None = None
-    """Runs of one shape that train as one program (15 on a GPU, 1 on a CPU if not given)."""
+    """Runs of one shape that train as one program (if not given, 15 on a GPU, 1 on a CPU or with
+    --ray)."""
 
     output: Path = Path("reproduce")
     """Folder of the runs."""
@@ -155,7 +156,7 @@ class Reproduce:
                 store,
                 num_workers=workers,
                 ray=self.ray,
-                replicas=self.replicas or USUAL[chosen_device("auto")],
+                replicas=self.replicas or (1 if self.ray else USUAL[chosen_device("auto")]),
                 minutes=self.minutes,
                 retry=self.retry,
                 on_event=watch.on_event,
@@ -171,7 +172,9 @@ class Reproduce:
     def _check(self) -> None:
         if self.minutes is not None and not 0 < self.minutes < 1e6:
             raise RequestError(f"minutes must be above 0 and below 1e6, got {self.minutes}")
-        if self.workers is not None and (self.ray is None or self.workers < 1):
+        if self.workers is not None and self.ray is not None and self.workers < 1:
+            raise RequestError(f"workers must be at least 1, got {self.workers}")
+        if self.workers is not None and self.ray is None:
             from statemix.training.devices import check_threads
 
             check_threads("workers", self.workers)

@@ -105,7 +105,7 @@ class Train:
 
     replicas: int | None = None
     """Number of runs of a grid that train as one program, if they differ only in seeds, learning
-    rates, weight decays or initialisation (15 on a GPU, 1 on a CPU if not given)."""
+    rates, weight decays or initialisation (if not given, 15 on a GPU, 1 on a CPU or with --ray)."""
 
     retry: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Retry runs of a grid that diverged or failed. Without it they are only reported."""
@@ -139,13 +139,13 @@ class Train:
             return
         axes = [_axis(text) for text in self.grid]
         jobs = grid(self.run_config, self.folder, axes)
-        device = chosen_device(self.run_config.runtime.device)
+        usual = 1 if self.ray else USUAL[chosen_device(self.run_config.runtime.device)]
         with shown() as show:
             ended = run_all(
                 jobs,
                 num_workers=self.workers,
                 ray=self.ray,
-                replicas=USUAL[device] if self.replicas is None else self.replicas,
+                replicas=usual if self.replicas is None else self.replicas,
                 retry=("diverged", "failed") if self.retry else (),
                 on_event=lambda job, event: show(job.name, event),
                 on_end=_report_trouble,

@@ -5,13 +5,14 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from queue import Empty
 from types import TracebackType
 from typing import Any
 
+from statemix import files
 from statemix.experiments.groups import (
     Content,
     Death,
@@ -65,15 +66,16 @@ class Cluster:
             self._has_gpus = resources.get("GPU", 0) >= 1
             if resources.get("CPU", 0) < 1:
                 raise RequestError("ray must name a cluster that has processors, this one has none")
-            # A task that needs more than the largest machine has would wait for ever.
-            self._most_threads = max(
-                int(node["Resources"].get("CPU", 0)) for node in self._ray.nodes() if node["Alive"]
-            )
+            self._most_threads = _most_threads(self._ray.nodes(), with_gpu=self._has_gpus)
             usual = resources["GPU"] if self._has_gpus else resources["CPU"]
             self._room = self._num_tasks or int(usual)
             from ray.util.queue import Queue
+            from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-            self._news = Queue(actor_options={"num_cpus": 0})
+            # Another machine may be lost.
+            here = self._ray.get_runtime_context().get_node_id()
+            place = NodeAffinitySchedulingStrategy(here, soft=False)
+            self._news = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": place})
             undo.callback(self._news.shutdown, force=True)
             self._exit = undo.pop_all()
         return self
@@ -127,12 +129,20 @@ class Cluster:
                 del self._busy[number]
                 yield Death(number, self._reason(task))
 
-    def _told(self, wait_s: float) -> Iterator[tuple[int, int, Content]]:
+    def _told(self, wait_s: float) -> list[tuple[int, int, Content]]:
+        from ray.exceptions import RayError
+
         try:
-            yield self._news.get(timeout=wait_s)
-        except Empty:
-            return
-        yield from self._news.get_nowait_batch(self._news.qsize())
+            news: list[tuple[int, int, Content]] = []
+            # A wait of 0 seconds would end before the queue is asked.
+            if wait_s > 0:
+                with suppress(Empty):
+                    news.append(self._news.get(timeout=wait_s))
+            news += self._news.get_nowait_batch(self._news.qsize())
+        except RayError as error:
+            text = f"ray has lost the cluster {self._address!r}: {line(error)}"
+            raise RequestError(f"{text}; the same call goes on") from error
+        return news
 
     def _tasks(self) -> list[Any]:
         return [task for task, _ in self._busy.values()]
@@ -161,7 +171,7 @@ class Cluster:
 
     def _mark(self, parent: Path) -> Path:
         if parent not in self._marks:
-            parent.mkdir(parents=True, exist_ok=True)
+            files.make_folder("folder", parent)
             file, name = tempfile.mkstemp(prefix=".shared-", dir=parent)
             os.close(file)
             self._exit.callback(os.unlink, name)
@@ -207,11 +217,19 @@ def connected(address: str) -> Iterator[Any]:
         ray.shutdown()
 
 
+def _most_threads(nodes: Sequence[Mapping[str, Any]], *, with_gpu: bool) -> int:
+    """Return the processors of the largest machine; a task that needs more would wait for ever."""
+    machines = [node["Resources"] for node in nodes if node["Alive"]]
+    if with_gpu:
+        machines = [machine for machine in machines if machine.get("GPU", 0) >= 1]
+    return max(int(machine.get("CPU", 0)) for machine in machines)
+
+
 def _check_listening(address: str) -> None:
     """Raise if nobody listens at an address, for which Ray would look for minutes."""
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    host, colon, port = address.rpartition(":")
     if colon and port.isdecimal():
-        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
 
 
 def _train(
@@ -222,6 +240,8 @@ def _train(
     checkpoint_every_s: float,
 ) -> None:
     """Train a group on a machine of the cluster, and tell what happens to its runs."""
+    from ray.exceptions import RayError
+
     for mark in marks:
         if not mark.exists():
             text = f"the machines of a cluster must share the folder {mark.parent}, one does not"
@@ -233,6 +253,10 @@ def _train(
             if time.monotonic() - told[place] < _STEP_EVERY_S:
                 return
             told[place] = time.monotonic()
-        news.put((number, place, content))
+        try:
+            news.put((number, place, content))
+        except RayError as error:
+            # Ray cancels what a cancelled task waits for, or the caller is gone: save and end.
+            raise KeyboardInterrupt from error
 
     train_group(members, tell, tell, checkpoint_every_s)

@@ -1,5 +1,6 @@
 """Jobs of one shape, trained as replicas of one program, or one by one where that fails."""
 
+import gc
 import json
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -102,13 +103,20 @@ def train_group(
         del left[place]
         on_end(place, ending)
 
-    def end_replica(place: int, result: Result) -> None:
-        if isinstance(result, Outcome):
-            end(place, ("done", "", ""))
-        elif isinstance(result, FloatingPointError):
-            end(place, ("diverged", line(result), ""))
+    # Errors of the caller's function, which are not those of a run.
+    raised: list[Exception] = []
 
-    reasons: dict[int, Any] = {}
+    def end_replica(place: int, result: Result) -> None:
+        try:
+            if isinstance(result, Outcome):
+                end(place, ("done", "", ""))
+            elif isinstance(result, FloatingPointError):
+                end(place, ("diverged", line(result), ""))
+        except Exception as error:
+            raised.append(error)
+            raise
+
+    reasons: dict[int, str] = {}
     stopped = False
     if len(members) > 1:
         try:
@@ -119,18 +127,25 @@ def train_group(
                 on_end=end_replica,
                 checkpoint_every_s=checkpoint_every_s,
             )
-            reasons = dict(enumerate(results))
+            for place, result in enumerate(results):
+                if not isinstance(result, Outcome):
+                    reasons[place] = line(result)
+            del results, result
         except KeyboardInterrupt:
             stopped = True
-        except Exception as error:  # noqa: BLE001  each run may still train alone
+        except Exception as error:
+            if raised:
+                raise
             text = f"{len(left)} runs train one by one: {line(error)}"
             on_event(min(left), Event("message", 0, 0, text=text))
+        # The tracebacks of errors hold what all replicas needed, which may have been too much.
+        gc.collect()
     for place, member in list(left.items()):
         ending: Ending = ("interrupted", "stopped before its end", "")
         if not stopped:
             tell = partial(on_event, place)
             if place in reasons:
-                tell(Event("message", 0, 0, text=f"trains alone: {line(reasons[place])}"))
+                tell(Event("message", 0, 0, text=f"trains alone: {reasons[place]}"))
             ending = train_one(member, tell, checkpoint_every_s)
             stopped = ending[0] == "interrupted"
         end(place, ending)

@@ -105,9 +105,9 @@ def run_all(
 
     Raises:
         RequestError: if an argument is out of range or has the wrong type, two jobs share a folder,
-            or a job cannot run on this machine; then none has started. Also if the cluster cannot
-            be reached, or a machine of it does not see the folders. What a job of a cluster asks
-            for is checked where it runs.
+            or a job cannot run on this machine; then none has started. With ``ray``, if the cluster
+            cannot be reached or is lost, if the parent of a folder cannot be made, or if a machine
+            does not see it; what a job asks for is then checked where it runs.
         KeyboardInterrupt: after Ctrl-C or SIGTERM, once the active runs have saved a checkpoint;
             the same call resumes.
     """
@@ -246,6 +246,7 @@ def _share_out(
     waiting = deque(enumerate(groups))
     # Of the groups in training, the jobs that have not ended, by their places.
     busy: dict[int, dict[int, Job]] = {}
+    begun: set[Path] = set()
     with _terminable(), team as workers:
         while until is None or time.monotonic() < until:
             while waiting and workers.has_room():
@@ -263,6 +264,7 @@ def _share_out(
                         note(Ended(job, "failed", text))
                     del busy[told.group]
                 elif isinstance(told.content, Event):
+                    begun.add(jobs[told.place].folder)
                     tell(jobs[told.place], told.content)
                 else:
                     row = Ended(jobs.pop(told.place), *told.content)
@@ -275,7 +277,7 @@ def _share_out(
     reason = "the time was up" if busy else "every worker process died"
     for left in busy.values():
         for job in left.values():
-            note(Ended(job, "interrupted", reason))
+            note(Ended(job, "interrupted", reason, started=job.folder in begun))
     for _, group in waiting:
         for job in group:
             note(Ended(job, "interrupted", reason, started=False))

@@ -10,7 +10,16 @@ from typing import Any
 
 from statemix.ops import backends
 
-_PACKAGES = ("statemix", "torch", "numpy", "safetensors", "lightning-fabric")
+_PACKAGES = (
+    "statemix",
+    "torch",
+    "numpy",
+    "safetensors",
+    "lightning-fabric",
+    # Their kernels serve on GPUs.
+    "triton",
+    "flash-linear-attention",
+)
 
 
 def describe() -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The benchmark of replicas: its two ways compute the same, and its rows say what was measured."""
 
 import json
+import math
 
 import pytest
 
@@ -24,6 +25,7 @@ def test_the_stack_computes_what_the_runs_do_and_a_wrong_loss_is_noticed(work):
     assert losses == pytest.approx(alone.prepare()(), rel=1e-5)
     assert stacked.error(losses) <= replicas.TOLERANCE
     assert stacked.error([1.1 * loss for loss in losses]) > 0.05
+    assert stacked.error([*losses[:-1], math.nan]) == math.inf
     # Every call does the same: another step of weights that hardly move, or the same evaluation.
     assert call() == pytest.approx(losses, rel=0.5)
 

@@ -1,5 +1,6 @@
 """``statemix reproduce`` and ``statemix report``: plan, progress, table, and the store between."""
 
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -7,6 +8,7 @@ import shutil
 import pytest
 
 from statemix.cli.main import main
+from statemix.experiments import cluster
 from statemix.experiments.reproduction import claims, figures, protocols, reproduce, spectra, tables
 from statemix.experiments.reproduction.claims import Claim, Condition
 from statemix.experiments.reproduction.contenders import CONTENDERS, bd_lru
@@ -203,6 +205,36 @@ def test_replicas_fill_the_same_table(capsys, tmp_path):
     assert keys[0] == keys[1]
 
 
+@pytest.mark.parametrize(
+    ("options", "said", "asked"),
+    [
+        ([], "6 runs to do, on the cluster; predicted for all: ", None),
+        (["--workers", "3"], "6 runs to do, 3 at a time; predicted for all: ", 3),
+    ],
+)
+def test_a_cluster_trains_as_many_runs_at_a_time_as_it_can(
+    capsys, monkeypatch, options, said, asked
+):
+    calls = []
+
+    def here(*arguments, ray, num_workers, **options):
+        calls.append((ray, num_workers))
+        return run_all(*arguments, **options)
+
+    @contextlib.contextmanager
+    def connected(address):
+        calls.append(address)
+        yield
+
+    monkeypatch.setattr(reproduce, "run_all", here)
+    monkeypatch.setattr(cluster, "connected", connected)
+    assert main(["reproduce", "table4", "--ray", "10.0.0.1:6379", *options]) == 0
+    assert calls == ["10.0.0.1:6379", ("10.0.0.1:6379", asked)]
+    text = capsys.readouterr().out
+    assert said in text
+    assert ("(one by one on this machine)" in text) == (asked is None)
+
+
 def test_minutes_are_said_and_kept(capsys):
     assert main(["reproduce", "table4", "--minutes", "5", "--workers", "1"]) == 0
     text = capsys.readouterr().out
@@ -251,6 +283,8 @@ def test_a_run_without_a_result_is_named_and_the_exit_code_says_so(capsys, tmp_p
         (["table4", "--workers", "5"], "workers must be in 1..4 (this machine has 1 processors)"),
         (["table4", "--output", "/dev/null"], "output must be a writable folder, got '/dev/null'"),
         (["table4", "--store", "."], "a results store must be a regular file, got '.'"),
+        (["table4", "--ray", "auto", "--workers", "0"], "workers must be at least 1, got 0"),
+        (["table4", "--ray", "no place"], "ray must be 'auto', 'local' or the address of a"),
         (["table4", "--replicas", "0"], "replicas must be at least 1, got 0"),
         (["table4", "--store", "/dev/null/x"], "store must be a writable file, got '/dev/null/x'"),
     ],

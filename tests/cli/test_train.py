@@ -212,7 +212,9 @@ def test_options_beside_from_replace_the_runs(finished_run, spelling):
             ["--checkpoint-every-s", "-1"],
             "checkpoint_every_s must be greater than or equal to 0, got -1.0",
         ),
-        (["--workers", "2"], "--retry and --workers need --grid"),
+        (["--retry"], "--retry needs --grid"),
+        (["--workers", "2"], "--workers needs --grid"),
+        (["--ray", "auto"], "--ray needs --grid"),
         (["--replicas", "2"], "--replicas needs --grid"),
         (["--grid", "seed=1,2", "--replicas", "0"], "replicas must be greater than or equal to 1"),
         (["--grid", "seed"], "grid must have the form NAME=VALUE,VALUE..., got 'seed'"),
@@ -221,6 +223,7 @@ def test_options_beside_from_replace_the_runs(finished_run, spelling):
         (["--grid", "sead=1"], "sead must be one of"),
         (["--grid", "optimizer.learning_rate=1e-3,-1"], "learning_rate must be greater than 0"),
         (["--grid", "seed=1", "--workers", "0"], "num_workers must be in 1.."),
+        (["--grid", "seed=1", "--ray", "no place"], "ray must be 'auto', 'local' or the address"),
         (["--grid", "seed=1,2", "--runtime.num-threads", "2000"], "runtime.num_threads must be in"),
         (["--grid", "seed=1,2", "--checkpoint-every-s", "nan"], "checkpoint_every_s must be"),
         (

@@ -1,6 +1,7 @@
 """Runs of one shape train as replicas, or alone; nobody can tell from what they leave."""
 
 import dataclasses
+import gc
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +25,7 @@ from statemix.training import (
     load_outcome,
 )
 from statemix.training.folder import read_status
+from statemix.training.stack import Stack
 
 BD_LRU = LayerSpec("bd_lru", num_blocks=2, block_size=3)
 
@@ -222,3 +224,39 @@ def test_a_folder_of_another_run_fails_alone(tmp_path):
     rows = run_all(jobs, replicas=2)
     assert [row.status for row in rows] == ["failed", "done"]
     assert "seed=5, not 0 by default" in rows[0].message
+
+
+@pytest.mark.parametrize("after", [1, 3])
+def test_an_error_of_the_caller_is_not_taken_for_that_of_a_run(tmp_path, after):
+    """Such as a full disk under the results store."""
+    ended = []
+
+    def store(row):
+        ended.append(row.job.name)
+        if len(ended) == after:
+            raise OSError("No space left on device")
+
+    jobs = jobs_in(tmp_path, hot=run(rate=1e300), a=run(), b=run(seed=1))
+    with pytest.raises(OSError, match="No space left"):
+        run_all(jobs, replicas=3, on_end=store)
+    assert len(ended) == after
+
+
+def test_the_stack_that_failed_is_not_kept_while_its_runs_train_alone(tmp_path, monkeypatch):
+    def alive():
+        return [thing for thing in gc.get_objects() if type(thing) is Stack]
+
+    def fail(self, gradient):
+        raise MemoryError("too much for all")
+
+    kept = []
+    monkeypatch.setattr("statemix.training.stacked_optimizer.StackedAdamW.update", fail)
+    jobs = jobs_in(tmp_path, a=run(), b=run(seed=1))
+
+    def count(job, event):
+        if event.kind == "step":
+            kept.append(len(alive()))
+
+    rows = run_all(jobs, replicas=2, on_event=count)
+    assert [row.status for row in rows] == ["done", "done"]
+    assert set(kept) == {0}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from statemix.experiments import runner
+from statemix.experiments import groups, processes, runner
 from statemix.experiments.runner import Job, run_all
 from statemix.layers import LayerSpec
 from statemix.settings import RequestError
@@ -348,7 +348,7 @@ def test_a_worker_that_dies_is_named_by_its_run(jobs, monkeypatch, death):
         yield [ours]
         ours.close()
 
-    wait = runner.wait
+    wait = processes.wait
 
     def die_then_wait(connections, timeout=None):
         if not theirs.closed:
@@ -362,8 +362,8 @@ def test_a_worker_that_dies_is_named_by_its_run(jobs, monkeypatch, death):
             theirs.close()
         return wait(connections, timeout)
 
-    monkeypatch.setattr(runner, "_workers", one_worker)
-    monkeypatch.setattr(runner, "wait", die_then_wait)
+    monkeypatch.setattr(processes, "_connected", one_worker)
+    monkeypatch.setattr(processes, "wait", die_then_wait)
     rows = run_all(jobs, num_workers=2)
     if death == "after its job":
         assert [row.status for row in rows] == ["done", "failed"]
@@ -375,12 +375,12 @@ def test_a_worker_that_dies_is_named_by_its_run(jobs, monkeypatch, death):
 
 
 def test_processes_that_end_at_once_are_no_raw_error(jobs, monkeypatch):
-    monkeypatch.setattr(runner, "_serve", id)
+    monkeypatch.setattr(processes, "_serve", id)
     assert {row.status for row in run_all(jobs, num_workers=2)} == {"failed"}
 
 
 def test_without_a_worker_left_no_run_blames_the_time(jobs, monkeypatch):
-    monkeypatch.setattr(runner, "_serve", id)
+    monkeypatch.setattr(processes, "_serve", id)
     third = dataclasses.replace(jobs[0], folder=jobs[0].folder.with_name("three"))
     rows = run_all([*jobs, third], num_workers=2, until=time.monotonic() + 3600)
     assert [row.status for row in rows] == ["failed", "failed", "interrupted"]
@@ -393,13 +393,13 @@ def test_an_unexpected_error_comes_with_its_traceback(jobs, monkeypatch, error, 
     def fail(config, folder, **options):
         raise error
 
-    monkeypatch.setattr(runner, "train", fail)
+    monkeypatch.setattr(groups, "train", fail)
     if where == "here":
         (row,) = run_all(jobs[:1])
         told = (row.status, row.message, row.details)
     else:
         ours, theirs = multiprocessing.Pipe()
-        thread = threading.Thread(target=runner._serve, args=(theirs, 10.0))
+        thread = threading.Thread(target=processes._serve, args=(theirs, 10.0))
         thread.start()
         try:
             ours.send([(jobs[0].config.to_plain(), jobs[0].folder)])
@@ -418,14 +418,14 @@ def test_an_unexpected_error_comes_with_its_traceback(jobs, monkeypatch, error, 
 
 def test_workers_may_be_started_from_any_thread(jobs, monkeypatch):
     rows = []
-    monkeypatch.setattr(runner, "_serve", id)
+    monkeypatch.setattr(processes, "_serve", id)
     thread = threading.Thread(target=lambda: rows.extend(run_all(jobs, num_workers=2)))
     thread.start()
     thread.join()
     assert {row.status for row in rows} == {"failed"}
 
 
-@pytest.mark.parametrize("context", [runner._signals_ignored, runner._terminable])
+@pytest.mark.parametrize("context", [processes._signals_ignored, runner._terminable])
 def test_a_handler_that_python_did_not_install_is_left_alone(monkeypatch, context):
     monkeypatch.setattr(signal, "getsignal", lambda _: None)
     monkeypatch.setattr(signal, "signal", lambda *_: pytest.fail("the handler was touched"))

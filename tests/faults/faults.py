@@ -404,6 +404,34 @@ PYTHON_OPS = [
 
 MODELS = [
     Fault(
+        "norms: the small term ignores how vectors were scaled",
+        "src/statemix/layers/norms.py",
+        "eps * (scale / unit).square()",
+        "eps * unit.reciprocal().square()",
+        ("tests/layers/test_norms.py",),
+    ),
+    Fault(
+        "norms: squares of long vectors overflow",
+        "src/statemix/layers/norms.py",
+        "unit = (x.detach().abs().amax(-1, keepdim=True) * 2.0**-32).clamp(min=scale)",
+        "unit = x.detach()[..., :1] * 0 + scale",
+        ("tests/layers/test_norms.py",),
+    ),
+    Fault(
+        "mamba2: gates do not count in the size of readouts",
+        "src/statemix/layers/mamba2.py",
+        "z.amax(-1, keepdim=True).clamp(min=1)",
+        "1",
+        ("tests/layers/test_extremes.py",),
+    ),
+    Fault(
+        "decays: the rate overflows by itself",
+        "src/statemix/layers/decays.py",
+        "(A_log + log_steps)",
+        "(A_log.clamp(max=80) + log_steps)",
+        ("tests/layers/test_decays.py",),
+    ),
+    Fault(
         "settings: a field left at another type's default is taken for the default",
         "src/statemix/plain.py",
         "if type(value) is not type(usual) or value != usual:",
@@ -1020,7 +1048,7 @@ TRAINING_FAULTS = [
     ),
     Fault(
         "runner: one failing run stops the others",
-        "src/statemix/experiments/runner.py",
+        "src/statemix/experiments/groups.py",
         "    except Exception as error:  # noqa: BLE001  one failing run must "
         "not stop the others\n",
         "    except AssertionError as error:\n",
@@ -1036,9 +1064,30 @@ TRAINING_FAULTS = [
     Fault(
         "runner: SIGTERM ends the parent without a word",
         "src/statemix/experiments/runner.py",
-        "with _terminable(), _workers(num_workers, checkpoint_every_s)",
-        "with _workers(num_workers, checkpoint_every_s)",
+        "with _terminable(), team as workers:",
+        "with team as workers:",
         ("tests/experiments/test_runner.py",),
+    ),
+    Fault(
+        "cluster: runs under way are not told to stop",
+        "src/statemix/experiments/cluster.py",
+        "self._ray.cancel(task)",
+        "pass",
+        ("tests/experiments/test_cluster.py",),
+    ),
+    Fault(
+        "cluster: Ray keeps the handler of SIGTERM",
+        "src/statemix/experiments/cluster.py",
+        "signal.signal(signal.SIGTERM, handler)",
+        "pass",
+        ("tests/experiments/test_cluster.py",),
+    ),
+    Fault(
+        "cluster: folders are not made absolute",
+        "src/statemix/experiments/cluster.py",
+        "(tree, folder.resolve())",
+        "(tree, folder)",
+        ("tests/experiments/test_cluster.py",),
     ),
 ]
 

@@ -25,6 +25,7 @@ SIZES = {
 SMALL = {"mamba2": {"d_state": 5, "head_dim": 4}, "attention": {"num_heads": 3}}
 # Further variants of layers whose options are not all closed sets.
 VARIANTS = {
+    "bd_lru": [{"block_size": 1}],
     "delta_net": [{"conv_size": 0}, {"head_dim": 2, "expand_v": 2}],
     "delta_product": [{"conv_size": 1, "num_householder": 2}],
     "mamba2": [{"d_conv": 0}],

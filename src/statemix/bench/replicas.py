@@ -1,5 +1,6 @@
 """Time replicas as one program against the same runs one after another."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
@@ -118,6 +119,8 @@ def providers(case: Case) -> list[Provider]:
 
     def error(losses: list[float]) -> float:
         expected = alone()()
+        if not all(map(math.isfinite, losses)):
+            return math.inf
         pairs = zip(losses, expected, strict=True)
         return max(abs(one - other) / abs(other) for one, other in pairs)
 

@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -69,8 +70,14 @@ class Reproduce:
     workers: int | None = None
     """Parallel runs, each on one thread (PyTorch's number of threads if not given)."""
 
+    ray: str | None = None
+    """Train on a Ray cluster: "auto" (the one that runs here), its address, or "local" (a new one
+    on this machine). All machines must share the output folder. Without --workers, each GPU trains
+    a run, or each processor if there is no GPU."""
+
     replicas: int | None = None
-    """Runs of one shape that train as one program (15 on a GPU, 1 on a CPU if not given)."""
+    """Runs of one shape that train as one program (if not given, 15 on a GPU, 1 on a CPU or with
+    --ray)."""
 
     output: Path = Path("reproduce")
     """Folder of the runs."""
@@ -89,6 +96,12 @@ class Reproduce:
         """
         self._check()
         # Slow imports wait until the options have been checked.
+        from statemix.experiments.cluster import connected
+
+        with nullcontext() if self.ray is None or self.dry_run else connected(self.ray):
+            self._run()
+
+    def _run(self) -> None:
         import torch
 
         from statemix.experiments.reproduction.plan import plan
@@ -111,7 +124,8 @@ class Reproduce:
             files.open_for_append("store", store.path)
         console = Console(highlight=False, markup=False)
         console.soft_wrap = not console.is_terminal
-        workers = min(self.workers or torch.get_num_threads(), max(len(left), 1))
+        workers = self.workers if self.ray else self.workers or torch.get_num_threads()
+        workers = workers and min(workers, max(len(left), 1))
         console.print(
             f"{self.what}, protocol {self.protocol}, size {self.size}: {len(cells)} cells, "
             f"{len(planned)} runs, of which {len(planned) - len(left)} are in {store.path}"
@@ -119,9 +133,11 @@ class Reproduce:
         seconds = _predicted(console, left)
         if left:
             limit = f", for {self.minutes:g} min" if self.minutes else ""
+            many = f"{workers} at a time" if workers else "on the cluster"
+            one_by_one = "" if workers else " (one by one on this machine)"
             console.print(
-                f"{len(left)} runs to do, {workers} at a time{limit}; predicted for all: "
-                f"{duration_text(sum(seconds) / workers)}"
+                f"{len(left)} runs to do, {many}{limit}; predicted for all: "
+                f"{duration_text(sum(seconds) / (workers or 1))}{one_by_one}"
             )
         if self.dry_run:
             for one, time_s in zip(left, seconds, strict=True):
@@ -139,7 +155,8 @@ class Reproduce:
                 left,
                 store,
                 num_workers=workers,
-                replicas=self.replicas or USUAL[chosen_device("auto")],
+                ray=self.ray,
+                replicas=self.replicas or (1 if self.ray else USUAL[chosen_device("auto")]),
                 minutes=self.minutes,
                 retry=self.retry,
                 on_event=watch.on_event,
@@ -155,7 +172,9 @@ class Reproduce:
     def _check(self) -> None:
         if self.minutes is not None and not 0 < self.minutes < 1e6:
             raise RequestError(f"minutes must be above 0 and below 1e6, got {self.minutes}")
-        if self.workers is not None:
+        if self.workers is not None and self.ray is not None and self.workers < 1:
+            raise RequestError(f"workers must be at least 1, got {self.workers}")
+        if self.workers is not None and self.ray is None:
             from statemix.training.devices import check_threads
 
             check_threads("workers", self.workers)

@@ -95,12 +95,17 @@ class Train:
     """Train with every combination of these values, each run in a subfolder, and select the best on
     the validation split."""
 
-    workers: int = 1
-    """Number of processes that train runs of a grid in parallel."""
+    workers: int | None = None
+    """Number of processes that train runs of a grid in parallel (1 if not given; with --ray, as
+    many as the cluster has GPUs, or processors if it has no GPU)."""
+
+    ray: str | None = None
+    """Train a grid on a Ray cluster: "auto" (the one that runs here), its address, or "local" (a
+    new one on this machine). All machines must share the folder."""
 
     replicas: int | None = None
     """Number of runs of a grid that train as one program, if they differ only in seeds, learning
-    rates, weight decays or initialisation (15 on a GPU, 1 on a CPU if not given)."""
+    rates, weight decays or initialisation (if not given, 15 on a GPU, 1 on a CPU or with --ray)."""
 
     retry: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Retry runs of a grid that diverged or failed. Without it they are only reported."""
@@ -118,10 +123,11 @@ class Train:
             KeyboardInterrupt: after Ctrl-C, with a checkpoint saved.
         """
         if not self.grid:
-            if self.retry or self.workers != 1:
-                raise RequestError("--retry and --workers need --grid, got none")
-            if self.replicas is not None:
-                raise RequestError("--replicas needs --grid, got none")
+            for option in ("workers", "ray", "replicas"):
+                if getattr(self, option) is not None:
+                    raise RequestError(f"--{option} needs --grid, got none")
+            if self.retry:
+                raise RequestError("--retry needs --grid, got none")
             with shown() as show:
                 outcome = train(
                     self.run_config,
@@ -133,12 +139,13 @@ class Train:
             return
         axes = [_axis(text) for text in self.grid]
         jobs = grid(self.run_config, self.folder, axes)
-        device = chosen_device(self.run_config.runtime.device)
+        usual = 1 if self.ray else USUAL[chosen_device(self.run_config.runtime.device)]
         with shown() as show:
             ended = run_all(
                 jobs,
                 num_workers=self.workers,
-                replicas=USUAL[device] if self.replicas is None else self.replicas,
+                ray=self.ray,
+                replicas=usual if self.replicas is None else self.replicas,
                 retry=("diverged", "failed") if self.retry else (),
                 on_event=lambda job, event: show(job.name, event),
                 on_end=_report_trouble,

@@ -1,12 +1,16 @@
 """Jobs of one shape, trained as replicas of one program, or one by one where that fails."""
 
+import gc
 import json
+import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
-from statemix.training import Event, Outcome, RunConfig, config_from_plain
+from statemix.settings import RequestError
+from statemix.training import Event, Outcome, RunConfig, config_from_plain, train
 from statemix.training.replicas import Result, shape, train_replicas
 
 Ending = tuple[Literal["done", "diverged", "failed", "interrupted"], str, str]
@@ -14,6 +18,38 @@ Ending = tuple[Literal["done", "diverged", "failed", "interrupted"], str, str]
 
 Member = tuple[Mapping[str, Any], Path]
 """Configuration as plain data, and folder, of a run: reading it imports the user's modules."""
+
+
+Content = Event | Ending
+"""What a worker tells of a run: an event, or the ending."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a worker tells of a run.
+
+    Attributes:
+        group: number of the group that the worker trains.
+        place: place of the run in the group.
+        content: an event of the run, or its ending.
+    """
+
+    group: int
+    place: int
+    content: Content
+
+
+@dataclass(frozen=True)
+class Death:
+    """The end of a worker that has not told how its runs ended.
+
+    Attributes:
+        group: number of the group that the worker was training.
+        reason: the error in brackets, if it is known.
+    """
+
+    group: int
+    reason: str = ""
 
 
 class _Configured(Protocol):
@@ -46,7 +82,6 @@ def grouped(jobs: Sequence[Job], at_most: int) -> list[list[Job]]:
 
 def train_group(
     members: Sequence[Member],
-    alone: Callable[[Member, Callable[[Event], None]], Ending],
     on_event: Callable[[int, Event], None],
     on_end: Callable[[int, Ending], None],
     checkpoint_every_s: float,
@@ -58,7 +93,6 @@ def train_group(
 
     Args:
         members: the runs.
-        alone: trains one run and returns its ending.
         on_event: called with a member's place and each of its events.
         on_end: called once for each place.
         checkpoint_every_s: as in :func:`statemix.training.train`.
@@ -69,13 +103,20 @@ def train_group(
         del left[place]
         on_end(place, ending)
 
-    def end_replica(place: int, result: Result) -> None:
-        if isinstance(result, Outcome):
-            end(place, ("done", "", ""))
-        elif isinstance(result, FloatingPointError):
-            end(place, ("diverged", line(result), ""))
+    # Errors of the caller's function, which are not those of a run.
+    raised: list[Exception] = []
 
-    reasons: dict[int, Any] = {}
+    def end_replica(place: int, result: Result) -> None:
+        try:
+            if isinstance(result, Outcome):
+                end(place, ("done", "", ""))
+            elif isinstance(result, FloatingPointError):
+                end(place, ("diverged", line(result), ""))
+        except Exception as error:
+            raised.append(error)
+            raise
+
+    reasons: dict[int, str] = {}
     stopped = False
     if len(members) > 1:
         try:
@@ -86,21 +127,47 @@ def train_group(
                 on_end=end_replica,
                 checkpoint_every_s=checkpoint_every_s,
             )
-            reasons = dict(enumerate(results))
+            for place, result in enumerate(results):
+                if not isinstance(result, Outcome):
+                    reasons[place] = line(result)
+            del results, result
         except KeyboardInterrupt:
             stopped = True
-        except Exception as error:  # noqa: BLE001  each run may still train alone
+        except Exception as error:
+            if raised:
+                raise
             text = f"{len(left)} runs train one by one: {line(error)}"
             on_event(min(left), Event("message", 0, 0, text=text))
+        # The tracebacks of errors hold what all replicas needed, which may have been too much.
+        gc.collect()
     for place, member in list(left.items()):
         ending: Ending = ("interrupted", "stopped before its end", "")
         if not stopped:
             tell = partial(on_event, place)
             if place in reasons:
-                tell(Event("message", 0, 0, text=f"trains alone: {line(reasons[place])}"))
-            ending = alone(member, tell)
+                tell(Event("message", 0, 0, text=f"trains alone: {reasons[place]}"))
+            ending = train_one(member, tell, checkpoint_every_s)
             stopped = ending[0] == "interrupted"
         end(place, ending)
+
+
+def train_one(
+    member: Member, on_event: Callable[[Event], None], checkpoint_every_s: float
+) -> Ending:
+    """Train one run in this process; return its ending, whatever it is."""
+    tree, folder = member
+    try:
+        config = config_from_plain(tree)
+        train(config, folder, on_event=on_event, checkpoint_every_s=checkpoint_every_s)
+    except FloatingPointError as error:
+        return "diverged", line(error), ""
+    except KeyboardInterrupt:
+        return "interrupted", "stopped before its end", ""
+    except (RequestError, OSError) as error:
+        return "failed", line(error), ""
+    except Exception as error:  # noqa: BLE001  one failing run must not stop the others
+        return "failed", line(error), traceback.format_exc()
+    return "done", "", ""
 
 
 def line(error: BaseException) -> str:

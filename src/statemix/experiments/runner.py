@@ -1,33 +1,29 @@
 """Many training runs, in this process or in parallel processes, each with its own ending."""
 
-import multiprocessing
 import shutil
 import signal
 import time
-import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, Protocol
 
 from annotated_types import Ge
 
-from statemix.experiments.groups import Member, grouped, line, train_group
+from statemix.experiments.cluster import Cluster
+from statemix.experiments.groups import Death, Member, Message, grouped, train_group, train_one
+from statemix.experiments.processes import processes
 from statemix.settings import RequestError, checked
-from statemix.training import Event, RunConfig, config_from_plain, train
+from statemix.training import Event, RunConfig
 from statemix.training.config import SCHEMA, NotNegative
 from statemix.training.devices import check_threads
 from statemix.training.folder import CONFIG, Status, StoredConfig, read_status, settled
-from statemix.training.interrupts import SIGNALS, can_be_handled
+from statemix.training.interrupts import can_be_handled
 from statemix.training.request import check_all_here, request
 from statemix.training.run import CHECKPOINT_EVERY_S
-
-# Time for an interrupted run to save a checkpoint; if it fails, the run resumes from an older one.
-_GRACE_S = 10.0
 
 Ending = Literal["done", "diverged", "failed", "interrupted"]
 
@@ -70,7 +66,8 @@ class Ended:
 def run_all(
     jobs: Sequence[Job],
     *,
-    num_workers: int = 1,
+    num_workers: int | None = None,
+    ray: str | None = None,
     replicas: int = 1,
     retry: Collection[Ending] = (),
     fresh: bool = False,
@@ -87,7 +84,11 @@ def run_all(
     Args:
         jobs: jobs in the order in which they start.
         num_workers: number of processes; with 1, everything runs in this process. Results do not
-            depend on the number if the configurations fix the number of threads.
+            depend on the number if the configurations fix the number of threads. None means 1, or
+            as many as the cluster has GPUs (processors if it has none).
+        ray: address of a Ray cluster that trains the jobs, "auto" for the running cluster that Ray
+            finds, or "local" for a new one on this machine. The folders of the jobs must be on a
+            file system that all machines share. None means processes of this machine.
         replicas: jobs of one shape that train as one program, at most; they start together
             (:func:`statemix.training.replicas.train_replicas`). Those that cannot train one by one.
             Results depend on it by rounding.
@@ -104,11 +105,17 @@ def run_all(
 
     Raises:
         RequestError: if an argument is out of range or has the wrong type, two jobs share a folder,
-            or a job cannot run on this machine; then none has started.
+            or a job cannot run on this machine; then none has started. With ``ray``, if the cluster
+            cannot be reached or is lost, if the parent of a folder cannot be made, or if a machine
+            does not see it; what a job asks for is then checked where it runs.
         KeyboardInterrupt: after Ctrl-C or SIGTERM, once the active runs have saved a checkpoint;
             the same call resumes.
     """
-    check_threads("num_workers", checked(int, num_workers, "num_workers"))
+    ray = checked(str | None, ray, "ray")
+    if num_workers is not None and ray is not None:
+        num_workers = checked(Annotated[int, Ge(1)], num_workers, "num_workers")
+    elif num_workers is not None:
+        check_threads("num_workers", checked(int, num_workers, "num_workers"))
     replicas = checked(Annotated[int, Ge(1)], replicas, "replicas")
     if not isinstance(retry, Collection) or any(one not in ("diverged", "failed") for one in retry):
         raise RequestError(f"retry must be among 'diverged' and 'failed', got {retry!r}")
@@ -121,7 +128,8 @@ def run_all(
         raise RequestError("jobs must have distinct folders, got one folder twice")
     fresh = checked(bool, fresh, "fresh")
     # One request that cannot be met is one error, before any process starts.
-    check_all_here(job.config for job in jobs if fresh or _ending(job, retry) is None)
+    if ray is None:
+        check_all_here(job.config for job in jobs if fresh or _ending(job, retry) is None)
     if fresh:
         for job in jobs:
             _check_removable(job.folder)
@@ -143,14 +151,19 @@ def run_all(
         else:
             note(row)
     groups = grouped(due, replicas)
-    # Only other processes can be stopped at a given time.
-    if until is None and min(num_workers, len(groups)) <= 1:
+    num_here = min(num_workers or 1, len(groups))
+    if not groups:
+        pass
+    elif ray is not None:
+        _share_out(groups, Cluster(ray, num_workers, checkpoint_every_s), until, tell, note)
+    elif until is not None or num_here > 1:
+        # Only other processes can be stopped at a given time.
+        _share_out(groups, processes(num_here, checkpoint_every_s), until, tell, note)
+    else:
         for group in groups:
             _group_here(group, tell, note, checkpoint_every_s)
             if any(ended[job.folder].status == "interrupted" for job in group):
                 raise KeyboardInterrupt
-    elif due:
-        _share_out(groups, min(num_workers, len(groups)), until, checkpoint_every_s, tell, note)
     return [ended[job.folder] for job in jobs]
 
 
@@ -192,8 +205,8 @@ def _ended_before(
 
 
 def _here(job: Job, tell: Callable[[Job, Event], None], checkpoint_every_s: float) -> Ended:
-    tree = job.config.to_plain()
-    return Ended(job, *_train(tree, job.folder, partial(tell, job), checkpoint_every_s))
+    member = (job.config.to_plain(), job.folder)
+    return Ended(job, *train_one(member, partial(tell, job), checkpoint_every_s))
 
 
 def _group_here(
@@ -204,95 +217,69 @@ def _group_here(
 ) -> None:
     train_group(
         [(job.config.to_plain(), job.folder) for job in group],
-        partial(_alone, checkpoint_every_s=checkpoint_every_s),
         lambda place, event: tell(group[place], event),
         lambda place, ending: note(Ended(group[place], *ending)),
         checkpoint_every_s,
     )
 
 
-def _alone(
-    member: Member, on_event: Callable[[Event], None], *, checkpoint_every_s: float
-) -> tuple[Ending, str, str]:
-    return _train(*member, on_event, checkpoint_every_s)
+class _Workers(Protocol):
+    """What trains groups beside this process."""
 
+    def has_room(self) -> bool:
+        """Return whether another group may start."""
 
-def _train(
-    tree: Mapping[str, Any],
-    folder: Path,
-    on_event: Callable[[Event], None],
-    checkpoint_every_s: float,
-) -> tuple[Ending, str, str]:
-    """Train one run in this process; always return its status, message and details.
+    def start(self, number: int, members: Sequence[Member]) -> None:
+        """Start to train a group."""
 
-    The configuration is plain data, because reading it imports the user's own modules.
-    """
-    try:
-        config = config_from_plain(tree)
-        train(config, folder, on_event=on_event, checkpoint_every_s=checkpoint_every_s)
-    except FloatingPointError as error:
-        return "diverged", line(error), ""
-    except KeyboardInterrupt:
-        return "interrupted", "stopped before its end", ""
-    except (RequestError, OSError) as error:
-        return "failed", line(error), ""
-    except Exception as error:  # noqa: BLE001  one failing run must not stop the others
-        return "failed", line(error), traceback.format_exc()
-    return "done", "", ""
+    def receive(self, timeout_s: float | None) -> Iterable[Message | Death]:
+        """Wait for news, for so long at most; there may be none."""
 
 
 def _share_out(
     groups: Sequence[Sequence[Job]],
-    num_workers: int,
+    team: AbstractContextManager["_Workers"],
     until: float | None,
-    checkpoint_every_s: float,
     tell: Callable[[Job, Event], None],
     note: Callable[[Ended], None],
 ) -> None:
-    waiting = list(reversed(groups))
-    # Of the group that a worker trains, the jobs that have not ended, by their places.
-    busy: dict[Connection, dict[int, Job]] = {}
-
-    def start_next(connection: Connection) -> None:
-        if not waiting:
-            return
-        group = waiting.pop()
-        busy[connection] = dict(enumerate(group))
-        with suppress(ConnectionError):
-            connection.send([(job.config.to_plain(), job.folder) for job in group])
-
-    with _terminable(), _workers(num_workers, checkpoint_every_s) as connections:
-        for connection in connections:
-            start_next(connection)
-        while busy and (until is None or time.monotonic() < until):
-            for ready in wait(list(busy), None if until is None else until - time.monotonic()):
-                assert isinstance(ready, Connection)
-                try:
-                    place, message = ready.recv()
-                except (EOFError, ConnectionError):
+    waiting = deque(enumerate(groups))
+    # Of the groups in training, the jobs that have not ended, by their places.
+    busy: dict[int, dict[int, Job]] = {}
+    begun: set[Path] = set()
+    with _terminable(), team as workers:
+        while until is None or time.monotonic() < until:
+            while waiting and workers.has_room():
+                number, group = waiting.popleft()
+                busy[number] = dict(enumerate(group))
+                workers.start(number, [(job.config.to_plain(), job.folder) for job in group])
+            if not busy:
+                break
+            for told in workers.receive(None if until is None else until - time.monotonic()):
+                jobs = busy[told.group]
+                if isinstance(told, Death):
                     # Out of memory, for instance. The other workers train the remaining jobs.
-                    for job in busy.pop(ready).values():
-                        note(Ended(job, "failed", f"the process training {job.name} died"))
-                    continue
-                job = busy[ready][place]
-                if isinstance(message, Event):
-                    tell(job, message)
-                    continue
-                del busy[ready][place]
-                row = Ended(job, *message)
-                note(row)
-                if row.status == "interrupted":
-                    raise KeyboardInterrupt
-                if not busy[ready]:
-                    del busy[ready]
-                    start_next(ready)
+                    for job in jobs.values():
+                        text = f"the process training {job.name} died{told.reason}"
+                        note(Ended(job, "failed", text))
+                    del busy[told.group]
+                elif isinstance(told.content, Event):
+                    begun.add(jobs[told.place].folder)
+                    tell(jobs[told.place], told.content)
+                else:
+                    row = Ended(jobs.pop(told.place), *told.content)
+                    note(row)
+                    if row.status == "interrupted":
+                        raise KeyboardInterrupt
+                    if not jobs:
+                        del busy[told.group]
     # A worker that is alive has a run until none is waiting, so only the time ends a busy one.
     reason = "the time was up" if busy else "every worker process died"
-    for group in busy.values():
-        for job in group.values():
-            note(Ended(job, "interrupted", reason))
-    for jobs in reversed(waiting):
-        for job in jobs:
+    for left in busy.values():
+        for job in left.values():
+            note(Ended(job, "interrupted", reason, started=job.folder in begun))
+    for _, group in waiting:
+        for job in group:
             note(Ended(job, "interrupted", reason, started=False))
 
 
@@ -307,62 +294,3 @@ def _terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
-
-
-@contextmanager
-def _signals_ignored() -> Iterator[None]:
-    if not can_be_handled():
-        yield
-        return
-    previous = {number: signal.signal(number, signal.SIG_IGN) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def _workers(count: int, checkpoint_every_s: float) -> Iterator[list[Connection]]:
-    """Start processes that train the jobs sent to them, and end them on exit."""
-    context = multiprocessing.get_context("spawn")
-    connections: list[Connection] = []
-    processes: list[BaseProcess] = []
-    try:
-        # Workers inherit ignored signals. Ctrl-C reaches the workers too, and must not end them
-        # while they are still importing.
-        with _signals_ignored():
-            for _ in range(count):
-                ours, theirs = context.Pipe()
-                process: BaseProcess = context.Process(
-                    target=_serve, args=(theirs, checkpoint_every_s), daemon=True
-                )
-                process.start()
-                theirs.close()
-                connections.append(ours)
-                processes.append(process)
-        yield connections
-    finally:
-        for connection in connections:
-            connection.close()
-        for process in processes:
-            process.join(_GRACE_S)
-            if process.is_alive():
-                process.kill()
-                process.join()
-
-
-def _serve(connection: Connection, checkpoint_every_s: float) -> None:
-    """Train one group of jobs after another until the connection is closed."""
-
-    def send(place: int, message: Any) -> None:
-        try:
-            connection.send((place, message))
-        except OSError as error:
-            # The parent has closed the connection: end as after Ctrl-C, with a checkpoint.
-            raise KeyboardInterrupt from error
-
-    alone = partial(_alone, checkpoint_every_s=checkpoint_every_s)
-    with suppress(KeyboardInterrupt, EOFError, ConnectionResetError):
-        while True:
-            train_group(connection.recv(), alone, send, send, checkpoint_every_s)

@@ -52,6 +52,10 @@ class Attention(PaddedLayer):
 
     Source: Vaswani et al. (2017); rotary positions: Su et al. (2021), base 10 000.
 
+    Scores are products of two projections: in float32 they are finite for inputs up to about 1e18.
+    Gradients by queries and keys are small differences of large terms, whose rounding errors grow
+    with the third power of the input; they are finite for inputs up to about 1e9.
+
     The state grows by one entry per token; after packed sequences, by the length of the longest.
 
     Args:

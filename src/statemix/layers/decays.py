@@ -1,7 +1,27 @@
-"""Decays between the tokens of a chunk."""
+"""Decays of single tokens, and between the tokens of a chunk."""
 
 import torch
 from torch import Tensor
+from torch.nn import functional
+
+
+def log_decays(A_log: Tensor, raw_steps: Tensor) -> Tensor:
+    r"""Return the logarithm of each token's decay, :math:`g = -e^A\, \mathrm{softplus}(r)`.
+
+    The logarithms of both factors are added: one factor may overflow where the other vanishes.
+
+    Args:
+        A_log: A, shape (H,).
+        raw_steps: r, shape (..., H).
+
+    Returns:
+        g: shape (..., H).
+    """
+    # Below -40, softplus(r) equals e^r to the last digit of float64.
+    log_steps = functional.softplus(raw_steps.clamp(min=-40)).log()
+    log_steps = torch.where(raw_steps < -40, raw_steps, log_steps)
+    # The decay is 0 long before e^80, and sums over a chunk stay finite.
+    return -(A_log + log_steps).clamp(max=80).exp()
 
 
 def decays_between(g: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from statemix.layers import fla
+from statemix.layers.decays import log_decays
 from statemix.layers.delta_rule import delta_rule
 from statemix.layers.flops import Flops
 from statemix.layers.layer import (
@@ -17,6 +19,7 @@ from statemix.layers.layer import (
     check_placement,
     check_sizes,
 )
+from statemix.layers.norms import rms_norm, unit_length
 from statemix.layers.padded import (
     PaddedLayer,
     reset_decay,
@@ -62,7 +65,11 @@ class DeltaProduct(PaddedLayer):
 
     Source: Siems et al. (2025), "DeltaProduct"; eigenvalues in [-1, 1]: Grazzi et al. (2025);
     gated: Yang et al. (2025). Names follow ``GatedDeltaProduct`` of flash-linear-attention. Chunks
-    of updates are solved together as a triangular system, which is exact (WY representation).
+    of updates are solved together as a triangular system, which is exact (WY representation). On a
+    GPU, in bfloat16 or float16, kernels of flash-linear-attention serve if it is installed.
+
+    With ``use_output_gate``, gradients grow with the square of the input on their way: in float32
+    they are finite for inputs up to about 1e15.
 
     Args:
         hidden_size: width of input and output.
@@ -223,10 +230,13 @@ class DeltaProduct(PaddedLayer):
         gate = self.g_proj(x) if self.use_output_gate else None
         dtype = u.v.dtype
         with without_autocast(x.device):
-            q = u.q * self.head_dim**-0.5
-            o, memory = delta_rule(q, u.k, u.v, u.beta, u.g, state.memory.to(dtype))
+            updates = (u.q * self.head_dim**-0.5, u.k, u.v, u.beta, u.g, state.memory.to(dtype))
+            if fla.serves(x, u.dtype, self.head_dim):
+                o, memory = fla.delta_rule(*updates, u.dtype)
+            else:
+                o, memory = delta_rule(*updates)
             weight = self.norm_weight.to(dtype)
-            o = functional.rms_norm(o, weight.shape, weight, eps=1e-5).flatten(2)
+            o = rms_norm(o.to(dtype), weight).flatten(2)
             if gate is not None:
                 o = o * functional.silu(gate.to(dtype))
             o = o.to(u.dtype)
@@ -261,17 +271,18 @@ class DeltaProduct(PaddedLayer):
             mixed, conv = self.conv(projected, state.conv, lengths)
             dtype = torch.promote_types(mixed.dtype, state.memory.dtype)
             per_head = (self.num_householder, self.num_heads)
-            q, k, v = mixed.to(dtype).split(self._widths, -1)
-            q = _normalised(q.unflatten(-1, (self.num_heads, self.head_dim)))
-            k = _normalised(k.unflatten(-1, (*per_head, self.head_dim)))
+            queries, keys, values = self._widths
+            directions, v = mixed.to(dtype).split([queries + keys, values], -1)
+            directions = unit_length(directions.unflatten(-1, (-1, self.head_dim)))
+            q, k = directions.tensor_split([self.num_heads], -2)
+            k = k.reshape(*k.shape[:-2], *per_head, self.head_dim)
             v = v.unflatten(-1, (*per_head, self.head_dim * self.expand_v))
             beta = strengths.to(dtype).sigmoid().unflatten(-1, per_head)
             if self.allow_neg_eigval:
                 beta = 2 * beta
             g = None
             if decays is not None:
-                rate = self.A_log.to(dtype).exp()
-                g = -rate * functional.softplus(decays.to(dtype) + self.dt_bias.to(dtype))
+                g = log_decays(self.A_log.to(dtype), decays.to(dtype) + self.dt_bias.to(dtype))
             if lengths is not None:
                 valid = valid_tokens(x, lengths)
                 beta = beta * valid[..., None, None]
@@ -370,8 +381,3 @@ class DeltaNet(DeltaProduct):
 def _label(name: str, options: Mapping[str, Any]) -> str:
     gated = "Gated " if options.get("use_forget_gate", False) else ""
     return f"{gated}{name} [{-1 if options.get('allow_neg_eigval', True) else 0}, 1]"
-
-
-def _normalised(x: Tensor) -> Tensor:
-    # As in flash-linear-attention; the small term keeps the gradient of a zero vector finite.
-    return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()

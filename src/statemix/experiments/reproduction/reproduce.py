@@ -13,7 +13,8 @@ def fill(
     planned: Sequence[Planned],
     store: Store,
     *,
-    num_workers: int,
+    num_workers: int | None = None,
+    ray: str | None = None,
     replicas: int = 1,
     minutes: float | None = None,
     retry: bool = False,
@@ -28,7 +29,8 @@ def fill(
     Args:
         planned: runs in the order in which they start.
         store: receives the rows.
-        num_workers: number of parallel processes.
+        num_workers: as in :func:`statemix.experiments.runner.run_all`.
+        ray: as in :func:`statemix.experiments.runner.run_all`.
         replicas: as in :func:`statemix.experiments.runner.run_all`.
         minutes: time after which active runs are saved and the call returns. None means no limit.
         retry: train runs again that diverged or failed.
@@ -36,6 +38,7 @@ def fill(
         on_end: called with each run that has ended, its row being stored, or was interrupted.
 
     Raises:
+        RequestError: if the cluster cannot be reached.
         OSError: if the store cannot be written.
         KeyboardInterrupt: after Ctrl-C, once active runs are saved; the same call resumes.
     """
@@ -49,6 +52,7 @@ def fill(
     run_all(
         [one.job for one in planned],
         num_workers=num_workers,
+        ray=ray,
         replicas=replicas,
         until=None if minutes is None else time.monotonic() + 60 * minutes,
         retry=("diverged", "failed") if retry else (),

@@ -1,0 +1,131 @@
+"""Worker processes of this machine that train groups of runs."""
+
+import multiprocessing
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from statemix.experiments.groups import Death, Member, Message, train_group
+from statemix.training import Event
+from statemix.training.interrupts import SIGNALS, can_be_handled
+
+# Time for an interrupted run to save a checkpoint; if it fails, the run resumes from an older one.
+GRACE_S = 10.0
+
+
+@dataclass
+class _Task:
+    group: int
+    num_left: int
+
+
+class Processes:
+    """Processes that each train one group after another."""
+
+    def __init__(self, connections: Sequence[Connection]) -> None:
+        self._idle = list(connections)
+        self._busy: dict[Connection, _Task] = {}
+
+    def has_room(self) -> bool:
+        """Return whether a process is idle."""
+        return bool(self._idle)
+
+    def start(self, number: int, members: Sequence[Member]) -> None:
+        """Send a group to an idle process."""
+        connection = self._idle.pop(0)
+        self._busy[connection] = _Task(number, len(members))
+        # A process that has died is noticed when it is waited for.
+        with suppress(ConnectionError):
+            connection.send(list(members))
+
+    def receive(self, timeout_s: float | None) -> Iterator[Message | Death]:
+        """Wait for news of the busy processes."""
+        for ready in wait(list(self._busy), timeout_s):
+            assert isinstance(ready, Connection)
+            task = self._busy[ready]
+            try:
+                place, content = ready.recv()
+            except (EOFError, ConnectionError):
+                del self._busy[ready]
+                yield Death(task.group)
+                continue
+            if not isinstance(content, Event):
+                task.num_left -= 1
+                if not task.num_left:
+                    del self._busy[ready]
+                    self._idle.append(ready)
+            yield Message(task.group, place, content)
+
+
+@contextmanager
+def processes(count: int, checkpoint_every_s: float) -> Iterator[Processes]:
+    """Start processes, and end them on exit, runs under way with a checkpoint.
+
+    Args:
+        count: number of processes.
+        checkpoint_every_s: as in :func:`statemix.training.train`.
+    """
+    with _connected(count, checkpoint_every_s) as connections:
+        yield Processes(connections)
+
+
+@contextmanager
+def _signals_ignored() -> Iterator[None]:
+    if not can_be_handled():
+        yield
+        return
+    previous = {number: signal.signal(number, signal.SIG_IGN) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _connected(count: int, checkpoint_every_s: float) -> Iterator[list[Connection]]:
+    """Start processes that train the jobs sent to them, and end them on exit."""
+    context = multiprocessing.get_context("spawn")
+    connections: list[Connection] = []
+    processes: list[BaseProcess] = []
+    try:
+        # Workers inherit ignored signals. Ctrl-C reaches the workers too, and must not end them
+        # while they are still importing.
+        with _signals_ignored():
+            for _ in range(count):
+                ours, theirs = context.Pipe()
+                process: BaseProcess = context.Process(
+                    target=_serve, args=(theirs, checkpoint_every_s), daemon=True
+                )
+                process.start()
+                theirs.close()
+                connections.append(ours)
+                processes.append(process)
+        yield connections
+    finally:
+        for connection in connections:
+            connection.close()
+        for process in processes:
+            process.join(GRACE_S)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+def _serve(connection: Connection, checkpoint_every_s: float) -> None:
+    """Train one group of jobs after another until the connection is closed."""
+
+    def send(place: int, message: Any) -> None:
+        try:
+            connection.send((place, message))
+        except OSError as error:
+            # The parent has closed the connection: end as after Ctrl-C, with a checkpoint.
+            raise KeyboardInterrupt from error
+
+    with suppress(KeyboardInterrupt, EOFError, ConnectionResetError):
+        while True:
+            train_group(connection.recv(), send, send, checkpoint_every_s)

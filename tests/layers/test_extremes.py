@@ -1,0 +1,102 @@
+"""Every layer in float32 with inputs of any size, against the same layer in float64."""
+
+import pytest
+import torch
+
+from statemix.layers import Attention, DeltaProduct, Mamba2
+from statemix.layers.state import tensors
+
+SCALES = [1e4, 1e7, 1e9, 1e12, 1e15, 1e18, 1e30]
+
+
+def limits(layer):
+    """The largest inputs for which a layer promises outputs and gradients, as its class says."""
+    if isinstance(layer, Mamba2):
+        return 1e12, 1e7
+    if isinstance(layer, Attention):
+        return 1e18, 1e9
+    if isinstance(layer, DeltaProduct) and layer.use_output_gate:
+        return 1e30, 1e15
+    return 1e30, 1e30
+
+
+def tokens(scale):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(3, 9, 6, generator=generator) * scale
+
+
+def in_both(build):
+    single, double = build(torch.float32), build(torch.float64)
+    double.load_state_dict(single.state_dict())
+    return single, double
+
+
+def results(layer, x):
+    """Outputs and final states of a sequence and of its steps."""
+    with torch.no_grad():
+        y, state = layer(x)
+        outputs, after = [], layer.init_state(len(x))
+        for x_t in x.unbind(1):
+            y_t, after = layer.step(x_t, after)
+            outputs.append(y_t)
+    found = {"y": y, "y of steps": torch.stack(outputs, 1)}
+    return found | dict(tensors(state)) | dict(tensors(after, "state of steps"))
+
+
+def gradients(layer, x):
+    x = x.clone().requires_grad_()
+    y, _ = layer(x)
+    d_y = torch.randn(y.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    parameters = dict(layer.named_parameters())
+    found = torch.autograd.grad(y, [x, *parameters.values()], d_y.to(y.dtype), allow_unused=True)
+    return {k: v for k, v in zip(["x", *parameters], found, strict=True) if v is not None}
+
+
+def check(actual, exact, relative, terms):
+    """Check all entries that fit; errors are relative to the tensor, and to the terms added."""
+    for name, wanted in exact.items():
+        fits = wanted.abs() <= torch.finfo(torch.float32).max
+        found, wanted = actual[name].double()[fits], wanted[fits]
+        assert found.isfinite().all(), name
+        if len(found):
+            allowed = relative * float(wanted.abs().max()) + terms[name]
+            assert float((found - wanted).abs().max()) <= allowed, name
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_large_inputs_equal_double_precision(build, scale):
+    single, double = in_both(build)
+    if scale > limits(single)[0]:
+        pytest.skip("beyond the promise of the layer")
+    x = tokens(scale)
+    exact = results(double, x.double())
+    check(results(single, x), exact, 1e-4, dict.fromkeys(exact, 0.0))
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_gradients_of_large_inputs_equal_double_precision(build, scale):
+    single, double = in_both(build)
+    if scale > limits(single)[1]:
+        pytest.skip("beyond the promise of the layer")
+    x = tokens(scale)
+    exact = gradients(double, x.double())
+    largest = max(float(part.abs().max()) for name, part in exact.items() if name != "x")
+    if isinstance(single, Attention):
+        # Where one token wins, the gradient of its score is a difference of equal terms, outputs
+        # times their gradients, which multiplies a key or a query.
+        largest = scale**3
+    terms = {name: 1e-5 * largest / (scale if name == "x" else 1) for name in exact}
+    check(gradients(single, x), exact, 1e-2, terms)
+
+
+@pytest.mark.parametrize("scale", [1e18, 1e30])
+def test_states_of_mamba2_that_overflow_are_not_mistaken_for_numbers(scale):
+    torch.manual_seed(0)
+    single = Mamba2(6, d_state=5, head_dim=4)
+    double = Mamba2(6, d_state=5, head_dim=4, dtype=torch.float64)
+    double.load_state_dict(single.state_dict())
+    (y, state), (expected, _) = single(tokens(scale)), double(tokens(scale).double())
+    assert not state.ssm.isfinite().all()
+    fits = y.isfinite()
+    assert not fits.all()
+    torch.testing.assert_close(y[fits].double(), expected[fits], rtol=1e-4, atol=1e-4)

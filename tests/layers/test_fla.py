@@ -1,0 +1,231 @@
+"""Kernels of flash-linear-attention serve the layers' recurrences and agree with ours.
+
+Without a GPU, stand-ins with its arguments and its restrictions take their place.
+"""
+
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from torch.nn import functional
+
+from statemix.layers import LAYERS, fla
+from statemix.layers.delta_rule import delta_rule
+from statemix.layers.mamba2 import ssd
+
+HALF = torch.bfloat16
+LENGTH = 70
+
+
+def product(q, k, v, g, beta, num_householder, *, scale, initial_state, output_final_state):
+    """S decays once per token, takes n updates, and is read."""
+    n, (batch, length, heads, keys) = num_householder, q.shape
+    values = v.shape[-1]
+    assert q.dtype == k.dtype == v.dtype == HALF
+    assert all(part.is_contiguous() for part in (q, k, v))
+    assert k.shape == (batch, n * length, heads, keys)
+    assert v.shape == (batch, n * length, heads, values)
+    assert beta.shape == (batch, n * length, heads)
+    assert initial_state.shape == (batch, heads, keys, values)
+    assert (initial_state.dtype, beta.dtype) == (torch.float32, torch.float32)
+    assert output_final_state is True
+    S, outputs = initial_state, []
+    q, k, v = (part.float() for part in (q, k, v))
+    for t in range(length):
+        if g is not None:
+            assert (g.dtype, g.shape) == (torch.float32, (batch, length, heads))
+            S = g[:, t, :, None, None].exp() * S
+        for i in range(n * t, n * t + n):
+            error = v[:, i] - torch.einsum("bhkv,bhk->bhv", S, k[:, i])
+            S = S + torch.einsum("bhk,bhv->bhkv", beta[:, i, :, None] * k[:, i], error)
+        outputs.append(scale * torch.einsum("bhkv,bhk->bhv", S, q[:, t]))
+    return torch.stack(outputs, 1).to(HALF), S
+
+
+def gated_rule(q, k, v, g, beta, **options):
+    return product(q, k, v, g, beta, 1, **options)
+
+
+def rule(q, k, v, beta, **options):
+    return product(q, k, v, None, beta, 1, **options)
+
+
+def simple_gla(q, k, v, g, *, scale, initial_state, output_final_state):
+    assert q.dtype == k.dtype == v.dtype == HALF
+    assert all(part.is_contiguous() for part in (q, k, v, initial_state))
+    assert (g.dtype, initial_state.dtype) == (torch.float32, torch.float32)
+    assert output_final_state is True
+    S, outputs = initial_state, []
+    q, k, v = (part.float() for part in (q, k, v))
+    for t in range(q.shape[1]):
+        S = g[:, t, :, None, None].exp() * S + torch.einsum("bhk,bhv->bhkv", k[:, t], v[:, t])
+        outputs.append(scale * torch.einsum("bhkv,bhk->bhv", S, q[:, t]))
+    return torch.stack(outputs, 1).to(HALF), S
+
+
+@pytest.fixture
+def stand_ins(monkeypatch):
+    """The functions of flash-linear-attention; the result is the list of those that were called."""
+    called = []
+    for module, function in {
+        "gated_delta_product": product,
+        "gated_delta_rule": gated_rule,
+        "delta_rule": rule,
+        "simple_gla": simple_gla,
+    }.items():
+
+        def serve(*arguments, function=function, module=module, **options):
+            called.append(module)
+            return function(*arguments, **options)
+
+        found = ModuleType(module)
+        setattr(found, f"chunk_{module}", serve)
+        monkeypatch.setitem(sys.modules, f"fla.ops.{module}", found)
+    return called
+
+
+@pytest.fixture
+def served(monkeypatch, stand_ins):
+    """As on a GPU."""
+    real = fla.serves
+
+    def serves(x, dtype, num_keys):
+        return real(_OnGpu(x), dtype, num_keys)
+
+    monkeypatch.setattr(fla, "installed", lambda: True)
+    monkeypatch.setattr(fla, "serves", serves)
+    return stand_ins
+
+
+class _OnGpu:
+    is_cuda = True
+
+    def __init__(self, x):
+        self.shape = x.shape
+
+
+LAYERS_SERVED = [
+    ("delta_net", {"num_heads": 2}, "delta_rule"),
+    ("delta_net", {"num_heads": 2, "use_forget_gate": True, "expand_v": 2}, "gated_delta_rule"),
+    ("delta_product", {"num_heads": 2, "num_householder": 3}, "gated_delta_product"),
+    (
+        "delta_product",
+        {"num_heads": 2, "num_householder": 2, "use_forget_gate": True, "use_output_gate": True},
+        "gated_delta_product",
+    ),
+    ("mamba2", {"d_state": 12, "head_dim": 8}, "simple_gla"),
+]
+
+
+def build(name, options, device="cpu"):
+    torch.manual_seed(0)
+    layer = LAYERS.build(name, hidden_size=32, **options).to(device)
+    x = torch.randn(2, LENGTH, 32, device=device)
+    return layer, x
+
+
+def results(layer, x, state=None):
+    """Outputs, final state and gradients under autocast, of sequences of unequal lengths."""
+    x = torch.cat([x[:1], x[1:, 9:]], 1).requires_grad_()
+    cu_seqlens = torch.tensor([0, LENGTH, 2 * LENGTH - 9], device=x.device)
+    with torch.autocast(x.device.type, HALF):
+        y, final = layer(x, state, cu_seqlens)
+    leaves = [x, *layer.parameters()]
+    loss = y.float().sin().sum() + sum(part.sin().sum() for part in final)
+    return [y, *final, *torch.autograd.grad(loss, leaves)]
+
+
+def assert_agree(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        error = (one.float() - other.float()).norm() / other.float().norm()
+        assert error < 0.03, error
+
+
+@pytest.mark.parametrize(("name", "options", "kernel"), LAYERS_SERVED)
+def test_layers_hand_over_their_recurrence(served, monkeypatch, name, options, kernel):
+    layer, x = build(name, options)
+    with torch.no_grad(), torch.autocast("cpu", HALF):
+        _, state = layer(x)
+    served.clear()
+    found = results(layer, x, state)
+    assert served == [kernel]
+    assert found[0].dtype == HALF
+    monkeypatch.setattr(fla, "serves", lambda *_: False)
+    assert_agree(found, results(layer, x, state))
+    assert served == [kernel]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.skipif(not fla.installed(), reason="flash-linear-attention is not installed")
+@pytest.mark.parametrize(("name", "options", "kernel"), LAYERS_SERVED)
+def test_its_kernels_agree_with_ours(monkeypatch, name, options, kernel):
+    layer, x = build(name, options, "cuda")
+    calls = []
+    for function in ("delta_rule", "ssd"):
+        real = getattr(fla, function)
+        monkeypatch.setattr(fla, function, lambda *a, real=real: calls.append(kernel) or real(*a))
+    with torch.no_grad(), torch.autocast("cuda", HALF):
+        _, state = layer(x)
+    found = results(layer, x, state)
+    assert calls == [kernel, kernel]
+    monkeypatch.setattr(fla, "serves", lambda *_: False)
+    assert_agree(found, results(layer, x, state))
+
+
+def test_they_serve_16_bits_on_a_gpu_and_more_than_one_token(served):
+    x = torch.zeros(2, 5, 3)
+    assert fla.serves(x, torch.bfloat16, 256)
+    assert fla.serves(x, torch.float16, 1)
+    assert not fla.serves(x, torch.float32, 16)
+    assert not fla.serves(x, torch.bfloat16, 257)
+    assert not fla.serves(x[:, :1], torch.bfloat16, 16)
+    assert not fla.serves(x[:, :0], torch.bfloat16, 16)
+    seen = []
+    torch.func.vmap(lambda one: seen.append(fla.serves(x, HALF, 16)) or one)(x)
+    assert seen == [False]
+
+
+def test_they_do_not_serve_on_a_cpu_or_without_the_package(monkeypatch):
+    monkeypatch.setattr(fla, "installed", lambda: True)
+    assert not fla.serves(torch.zeros(2, 5, 3), HALF, 16)
+    monkeypatch.setattr(fla, "installed", lambda: False)
+    assert not fla.serves(_OnGpu(torch.zeros(2, 5, 3)), HALF, 16)
+
+
+def test_without_the_package_it_is_not_installed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fla", None)
+    assert not fla.installed.__wrapped__()
+
+
+def drawn(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+@pytest.mark.usefixtures("stand_ins")
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("n", [1, 3])
+def test_the_delta_rule_agrees_with_ours(n, gated):
+    q = functional.normalize(drawn(2, 9, 3, 4), dim=-1)
+    k = functional.normalize(drawn(2, 9, n, 3, 4), dim=-1)
+    v, beta = drawn(2, 9, n, 3, 5), drawn(2, 9, n, 3).sigmoid()
+    g = -drawn(2, 9, 3).exp() if gated else None
+    q, k, v = (part.to(HALF).float() for part in (q, k, v))
+    arguments = (q, k, v, beta, g, drawn(2, 3, 4, 5))
+    o, memory = fla.delta_rule(*arguments, HALF)
+    expected, final = delta_rule(*arguments)
+    torch.testing.assert_close(o, expected.to(HALF))
+    torch.testing.assert_close(memory, final)
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_the_state_space_recurrence_agrees_with_ours():
+    x, B, C = (
+        part.to(HALF).float() for part in (drawn(2, 9, 3, 4), drawn(2, 9, 5), drawn(2, 5, 9).mT)
+    )
+    arguments = (x, -drawn(2, 9, 3).exp(), B, C, drawn(2, 3, 4, 5))
+    o, state = fla.ssd(*arguments, HALF)
+    expected, final = ssd(*arguments)
+    torch.testing.assert_close(o, expected.to(HALF))
+    torch.testing.assert_close(state, final)

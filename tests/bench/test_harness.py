@@ -153,6 +153,30 @@ def test_provider_that_needs_more_memory_than_is_free_is_never_prepared(monkeypa
     assert measured["large"].time_s is None
 
 
+@pytest.mark.parametrize("where", ["prepare", "call", "error"])
+def test_provider_that_runs_out_of_memory_is_skipped_alone(where):
+    def fail(*arguments):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")
+
+    clock = FakeClock()
+    short = {
+        "prepare": Provider("b", fail),
+        "call": Provider("b", lambda: fail),
+        "error": clock.provider("b", [1.0], error=fail),
+    }[where]
+    measured = run(clock, [clock.provider("a", [1.0]), short])
+    assert (measured["a"].status, measured["b"].status) == ("measured", "skipped")
+    assert measured["b"].reason.startswith("out of memory: DefaultCPUAllocator: can't")
+
+
+def test_other_failures_of_a_provider_are_defects():
+    def fail():
+        raise RuntimeError("shapes disagree")
+
+    with pytest.raises(RuntimeError, match="shapes disagree"):
+        run(FakeClock(), [Provider("a", lambda: fail)])
+
+
 def test_provider_that_may_fragment_the_heap_is_mapped_afresh(monkeypatch, allocator):
     """The heap may grow to 2.5 times the required bytes: 60 holds 2.5 x 24 but not 2.5 x 25."""
     monkeypatch.setattr(memory, "available_bytes", lambda: 100)

@@ -14,7 +14,8 @@ from statemix.bench import memory
 from statemix.bench.harness import Measurement, Provider
 from statemix.bench.ops import TOLERANCES
 from statemix.layers import LAYERS, Layer, LayerSpec, Price, price
-from statemix.memory import gigabytes
+from statemix.layers.largest import largest_tensor
+from statemix.memory import gigabytes, is_shortage
 from statemix.ops import BackendUnavailableError
 from statemix.registry import REQUIRED
 from statemix.settings import RequestError, built
@@ -123,7 +124,7 @@ def entries(specs: Mapping[str, LayerSpec], case: Case, dtype: torch.dtype) -> l
     """
     prices = {name: _price(name, spec, case, dtype) for name, spec in specs.items()}
     return [
-        Entry(name, spec, prices[name], _saved_bytes(spec, case, dtype))
+        Entry(name, spec, prices[name], _saved_bytes(name, spec, case, dtype))
         for name, spec in specs.items()
     ]
 
@@ -132,6 +133,7 @@ def _price(name: str, spec: LayerSpec, case: Case, dtype: torch.dtype) -> Price:
     sizes = {"hidden_size": case.hidden_size, "length": case.length}
     try:
         found: Price = built("layers", price, spec, **sizes, dtype=dtype)
+        largest = largest_tensor(spec, **sizes, batch_size=1, dtype=dtype)
     except BackendUnavailableError:
         raise
     except RuntimeError as error:
@@ -141,8 +143,12 @@ def _price(name: str, spec: LayerSpec, case: Case, dtype: torch.dtype) -> Price:
     weights = found.num_parameters * (2 * dtype.itemsize + torch.float64.itemsize)
     outputs = found.num_parameters // case.hidden_size
     activations = _PER_OUTPUT * outputs * min(case.length, _SAVED_TOKENS) * dtype.itemsize
-    _check_fits("layers", f"{name} of width {case.hidden_size}", weights + activations)
+    _check_fits("layers", _of_width(name, case), weights + max(activations, largest))
     return found
+
+
+def _of_width(name: str, case: Case) -> str:
+    return f"{name} of width {case.hidden_size}"
 
 
 def _check_fits(name: str, shown: str, needed: int) -> None:
@@ -154,10 +160,19 @@ def _check_fits(name: str, shown: str, needed: int) -> None:
         )
 
 
-def _saved_bytes(spec: LayerSpec, case: Case, dtype: torch.dtype) -> float:
+def _saved_bytes(name: str, spec: LayerSpec, case: Case, dtype: torch.dtype) -> float:
     one = Case(case.hidden_size, 1, min(case.length, _SAVED_TOKENS))
     layer, (x, _) = _layer(spec, one, dtype), _problem(one, dtype)
-    return memory.saved_bytes(lambda: layer(x), layer.parameters()) / one.length
+    try:
+        return memory.saved_bytes(lambda: layer(x), layer.parameters()) / one.length
+    except (MemoryError, RuntimeError) as error:
+        if not is_shortage(error):
+            raise
+        # The estimate counts the largest tensor alone.
+        total = gigabytes(memory.total_bytes())
+        raise RequestError(
+            f"layers must fit into memory ({total}), got {_of_width(name, case)}: {error}"
+        ) from error
 
 
 def providers(listed: Sequence[Entry], case: Case, dtype: torch.dtype) -> list[Provider]:

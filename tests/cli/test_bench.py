@@ -265,7 +265,8 @@ def test_a_layer_too_large_for_memory_keeps_its_price(capsys, monkeypatch, tmp_p
     [
         (["--hidden-size", "0"], "hidden_size must be in 1"),
         (["--batch-size", "-1"], "batch_size must be in 1"),
-        (["--length", "1000000000"], "batch_size x length x hidden_size must fit into memory"),
+        (["--length", "1000000000"], r"length must be in 1\.\.2\^20 - 1"),
+        (["--batch-size", "1000000000"], "batch_size x length x hidden_size must fit into memory"),
         (["--layers", "bd_lru", "num_blocks=0", "block_size=1"], "num_blocks must be at least 1"),
         (["--layers", "conv", "kernel_size=2000000000"], "layers must fit into memory"),
         (["--rounds", "0"], r"rounds must be in 1\.\.1000000, got 0"),

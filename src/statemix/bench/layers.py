@@ -41,6 +41,8 @@ _CHECKED_STEPS = 32
 _SAVED_TOKENS = 512
 # Entries of activations per output of a projection, at most.
 _PER_OUTPUT = 4
+# A fast CPU computes so many in minutes, and a layer is called six times at least.
+_MOST_FLOPS = 10**14
 
 
 @dataclass(frozen=True)
@@ -100,8 +102,9 @@ def check_case(case: Case, dtype: torch.dtype) -> None:
         RequestError: otherwise.
     """
     for name, size in asdict(case).items():
-        if not 1 <= size < 2**31:
-            raise RequestError(f"{name} must be in 1..2^31 - 1, got {size}")
+        bits = 20 if name == "length" else 31
+        if not 1 <= size < 2**bits:
+            raise RequestError(f"{name} must be in 1..2^{bits} - 1, got {size}")
     sizes = f"{case.batch_size} x {case.length} x {case.hidden_size}"
     _check_fits(
         "batch_size x length x hidden_size",
@@ -111,7 +114,7 @@ def check_case(case: Case, dtype: torch.dtype) -> None:
 
 
 def entries(specs: Mapping[str, LayerSpec], case: Case, dtype: torch.dtype) -> list[Entry]:
-    """Return the layers with their prices, after checking that each fits into memory.
+    """Return the layers with their prices, after checking that each can be run here.
 
     Args:
         specs: name of each layer -> the layer.
@@ -119,10 +122,13 @@ def entries(specs: Mapping[str, LayerSpec], case: Case, dtype: torch.dtype) -> l
         dtype: dtype of parameters and activations.
 
     Raises:
-        RequestError: if options do not fit a layer, or a layer does not fit into memory.
+        RequestError: if options do not fit a layer, or a layer does not fit into memory or would
+            take hours.
         BackendUnavailableError: if a layer asks for a backend that cannot run here.
     """
     prices = {name: _price(name, spec, case, dtype) for name, spec in specs.items()}
+    for name, spec in specs.items():
+        _check_time(name, spec, case)
     return [
         Entry(name, spec, prices[name], _saved_bytes(name, spec, case, dtype))
         for name, spec in specs.items()
@@ -149,6 +155,19 @@ def _price(name: str, spec: LayerSpec, case: Case, dtype: torch.dtype) -> Price:
 
 def _of_width(name: str, case: Case) -> str:
     return f"{name} of width {case.hidden_size}"
+
+
+def _check_time(name: str, spec: LayerSpec, case: Case) -> None:
+    layer: Layer = spec.build(hidden_size=case.hidden_size, device="meta")
+    # The middle token costs as much as the mean of all.
+    flops = layer.flops_per_token((case.length + 1) // 2)
+    # A backward takes twice as many as its forward.
+    needed = 0 if flops is None else 3 * flops.total * case.num_tokens
+    if needed > _MOST_FLOPS:
+        raise RequestError(
+            f"layers must need at most 1e14 FLOPs for forward and backward of {case.batch_size} x "
+            f"{case.length} tokens, got {name}, which needs {needed:.1e}"
+        )
 
 
 def _check_fits(name: str, shown: str, needed: int) -> None:

@@ -43,28 +43,38 @@ def largest_tensor(
     Raises:
         ValueError: if the options do not fit the layer.
         TypeError: if an option has the wrong type.
-        RuntimeError: if a parameter is larger than any memory.
 
     Example:
         >>> largest_tensor(LayerSpec("conv", kernel_size=2), hidden_size=4, batch_size=3, length=5)
         288
     """
+    largest = _Largest()
     with _silent(), FakeTensorMode():
-        layer: Layer = spec.build(hidden_size=hidden_size, device="cpu", dtype=dtype)
+        try:
+            layer: Layer = spec.build(hidden_size=hidden_size, device="cpu", dtype=dtype)
+        except (ValueError, TypeError):
+            raise
+        except Exception as error:  # noqa: BLE001  building the layer with data will report it
+            return _if_overflown(error)
         x = torch.empty(batch_size, min(length, _TOKENS), hidden_size, dtype=dtype)
-        with _Largest() as largest:
-            try:
+        try:
+            with largest:
                 layer(x)
-            except Exception as error:  # noqa: BLE001  running the layer with data will report it
-                return 2**63 if "overflow" in str(error) else largest.nbytes
+        except Exception as error:  # noqa: BLE001  running the layer with data will report it
+            return max(largest.nbytes, _if_overflown(error))
     return largest.nbytes
 
 
-class _Largest(TorchDispatchMode):
+def _if_overflown(error: Exception) -> int:
+    """Return more bytes than PyTorch can count if it could not count them, otherwise 0."""
+    return 2**63 if "overflow" in str(error) else 0
+
+
+class _Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Watches the operations, and keeps the bytes of the largest tensor that they have made."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.nbytes = 0
 
     def __torch_dispatch__(

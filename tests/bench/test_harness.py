@@ -108,6 +108,12 @@ def test_slow_provider_makes_the_calls_it_can_afford_and_at_least_three(call_s, 
     assert measured["slow"].ratios["a"].p50 == call_s
 
 
+def test_many_rounds_take_time_in_proportion():
+    clock = FakeClock()
+    measured = run(clock, [clock.provider("a", [1e-6])], rounds=100_000)
+    assert measured["a"].rounds == 100_000
+
+
 def test_one_slow_call_before_the_rounds_costs_no_rounds():
     clock = FakeClock()
     unlucky = clock.provider("unlucky", [1.0, 1.0, 1000.0, 1.0])

@@ -230,10 +230,11 @@ def _interleave(
     of those of a fast one, so each of them gives ratios.
     """
     spread_out = sorted(range(rounds), key=lambda r: r * 0.6180339887 % 1)
+    of_provider = {name: set(spread_out[: shares[name]]) for name in ready}
     random = Random(seed)
     times: dict[str, dict[int, float]] = {name: {} for name in ready}
     for r in range(rounds):
-        present = [name for name in ready if r in spread_out[: shares[name]]]
+        present = [name for name in ready if r in of_provider[name]]
         random.shuffle(present)
         on_step(f"round {r + 1} of {rounds}")
         for name in present:

@@ -119,6 +119,7 @@ def test_quick_run_shortens_what_is_long(capsys, tmp_path):
         (["--threads", "100000"], r"threads must be in 1\.\.\d+ .*, got 100000"),
         # Requests beyond any machine are refused at once.
         (["--shapes", "1000000x1000000x1000"], "shapes must fit into memory"),
+        (["--shapes", "1x1048576x1x1"], r"shapes must have lengths below 2\^20, got 1048576"),
         (["--block-sizes", "100000000"], "shapes must fit into memory"),
         (["--output", "/dev/null/ops.jsonl"], "output must be a writable file, got"),
     ],

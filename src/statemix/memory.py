@@ -29,6 +29,13 @@ def available_bytes() -> int:
     return free
 
 
+def is_shortage(error: BaseException) -> bool:
+    """Return whether an error says that memory was short, as Python's and PyTorch's do."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and "memory" in str(error)
+    )
+
+
 def gigabytes(number: int) -> str:
     """Write a number of bytes.
 

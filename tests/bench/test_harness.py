@@ -108,6 +108,12 @@ def test_slow_provider_makes_the_calls_it_can_afford_and_at_least_three(call_s, 
     assert measured["slow"].ratios["a"].p50 == call_s
 
 
+def test_many_rounds_take_time_in_proportion():
+    clock = FakeClock()
+    measured = run(clock, [clock.provider("a", [1e-6])], rounds=100_000)
+    assert measured["a"].rounds == 100_000
+
+
 def test_one_slow_call_before_the_rounds_costs_no_rounds():
     clock = FakeClock()
     unlucky = clock.provider("unlucky", [1.0, 1.0, 1000.0, 1.0])
@@ -151,6 +157,30 @@ def test_provider_that_needs_more_memory_than_is_free_is_never_prepared(monkeypa
     assert measured["a"].status == "measured"
     assert measured["large"].status == "skipped"
     assert measured["large"].time_s is None
+
+
+@pytest.mark.parametrize("where", ["prepare", "call", "error"])
+def test_provider_that_runs_out_of_memory_is_skipped_alone(where):
+    def fail(*arguments):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")
+
+    clock = FakeClock()
+    short = {
+        "prepare": Provider("b", fail),
+        "call": Provider("b", lambda: fail),
+        "error": clock.provider("b", [1.0], error=fail),
+    }[where]
+    measured = run(clock, [clock.provider("a", [1.0]), short])
+    assert (measured["a"].status, measured["b"].status) == ("measured", "skipped")
+    assert measured["b"].reason.startswith("out of memory: DefaultCPUAllocator: can't")
+
+
+def test_other_failures_of_a_provider_are_defects():
+    def fail():
+        raise RuntimeError("shapes disagree")
+
+    with pytest.raises(RuntimeError, match="shapes disagree"):
+        run(FakeClock(), [Provider("a", lambda: fail)])
 
 
 def test_provider_that_may_fragment_the_heap_is_mapped_afresh(monkeypatch, allocator):

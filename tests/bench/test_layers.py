@@ -132,11 +132,12 @@ def test_a_layer_that_asks_for_a_missing_backend_says_what_is_missing():
     [
         (layers.Case(0, 1, 1), r"hidden_size must be in 1\.\.2\^31 - 1, got 0"),
         (layers.Case(1, -1, 1), r"batch_size must be in 1\.\.2\^31 - 1, got -1"),
-        (layers.Case(1, 1, 2**31), r"length must be in 1\.\.2\^31 - 1, got 2147483648"),
+        (layers.Case(1, 2**31, 1), r"batch_size must be in 1\.\.2\^31 - 1, got 2147483648"),
+        (layers.Case(1, 1, 2**20), r"length must be in 1\.\.2\^20 - 1, got 1048576"),
         (
-            layers.Case(256, 10**6, 10**6),
+            layers.Case(256, 10**6, 10**5),
             r"batch_size x length x hidden_size must fit into memory \(.* GB\), got "
-            r"1000000 x 1000000 x 256, which needs",
+            r"1000000 x 100000 x 256, which needs",
         ),
     ],
 )
@@ -154,6 +155,11 @@ def test_sizes_are_refused(case, message):
             LayerSpec("conv", kernel_size=2**31 - 1),
             r"layers must fit into memory \(.*\), got conv of width 8, which needs",
         ),
+        # Few weights, but the updates of a token form one matrix.
+        (
+            LayerSpec("delta_product", num_heads=1, num_householder=200_000, head_dim=1),
+            r"layers must fit into memory \(.*\), got delta_product of width 8, which needs 10,24",
+        ),
         # Not even "meta" can hold the shape of its weights.
         (LayerSpec("delta_net", num_heads=2**30, head_dim=2**30), "layers must fit into memory"),
     ],
@@ -162,6 +168,23 @@ def test_layers_are_refused_before_anything_is_allocated(spec, message, monkeypa
     monkeypatch.setattr(layers, "_saved_bytes", lambda *arguments: pytest.fail("allocated"))
     with pytest.raises(RequestError, match=message):
         entries([LayerSpec("lstm"), spec])
+
+
+def test_a_layer_that_needs_more_than_estimated_is_refused_by_name(monkeypatch):
+    def fail(*arguments):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(memory, "saved_bytes", fail)
+    with pytest.raises(RequestError, match=r"layers must fit into memory .*, got lstm of width"):
+        entries([LayerSpec("lstm")])
+
+
+def test_a_call_that_would_take_hours_is_refused():
+    long = layers.Case(hidden_size=256, batch_size=1, length=300_000)
+    entries([LayerSpec("conv", kernel_size=2)], long)
+    message = r"layers must need at most 1e14 FLOPs .* 1 x 300000 tokens, got attention, .* 1.4e"
+    with pytest.raises(RequestError, match=message):
+        entries([LayerSpec("attention", num_heads=4)], long)
 
 
 def test_a_row_holds_the_price_beside_the_speed():

@@ -119,6 +119,7 @@ def test_quick_run_shortens_what_is_long(capsys, tmp_path):
         (["--threads", "100000"], r"threads must be in 1\.\.\d+ .*, got 100000"),
         # Requests beyond any machine are refused at once.
         (["--shapes", "1000000x1000000x1000"], "shapes must fit into memory"),
+        (["--shapes", "1x1048576x1x1"], r"shapes must have lengths below 2\^20, got 1048576"),
         (["--block-sizes", "100000000"], "shapes must fit into memory"),
         (["--output", "/dev/null/ops.jsonl"], "output must be a writable file, got"),
     ],
@@ -265,7 +266,8 @@ def test_a_layer_too_large_for_memory_keeps_its_price(capsys, monkeypatch, tmp_p
     [
         (["--hidden-size", "0"], "hidden_size must be in 1"),
         (["--batch-size", "-1"], "batch_size must be in 1"),
-        (["--length", "1000000000"], "batch_size x length x hidden_size must fit into memory"),
+        (["--length", "1000000000"], r"length must be in 1\.\.2\^20 - 1"),
+        (["--batch-size", "1000000000"], "batch_size x length x hidden_size must fit into memory"),
         (["--layers", "bd_lru", "num_blocks=0", "block_size=1"], "num_blocks must be at least 1"),
         (["--layers", "conv", "kernel_size=2000000000"], "layers must fit into memory"),
         (["--rounds", "0"], r"rounds must be in 1\.\.1000000, got 0"),

@@ -126,8 +126,8 @@ def test_bad_requests_are_named(capsys, arguments, error, message):
 
 def test_examples_that_nobody_can_read_are_refused(capsys):
     for length, message in (
-        (1_000_001, "length must be at most 1,000,000 where examples are shown, got 1,000,001"),
-        (400_000, "count must be at most 2 at length 400,000, got 3"),
+        (100_001, "length must be at most 100,000 where examples are shown, got 100,001"),
+        (40_000, "count must be at most 2 at length 40,000, got 3"),
     ):
         assert main(["tasks", "permutation", f"length={length}", "--count", "3"]) == 2
         assert capsys.readouterr().err == f"statemix: {message}\n"

@@ -222,7 +222,7 @@ def test_options_beside_from_replace_the_runs(finished_run, spelling):
         (["--grid", "seed=1", "seed=2"], "axes of a grid must be distinct"),
         (["--grid", "sead=1"], "sead must be one of"),
         (["--grid", "optimizer.learning_rate=1e-3,-1"], "learning_rate must be greater than 0"),
-        (["--grid", "seed=1", "--workers", "0"], "num_workers must be in 1.."),
+        (["--grid", "seed=1", "--workers", "0"], " workers must be in 1.."),
         (["--grid", "seed=1", "--ray", "no place"], "ray must be 'auto', 'local' or the address"),
         (["--grid", "seed=1,2", "--runtime.num-threads", "2000"], "runtime.num_threads must be in"),
         (["--grid", "seed=1,2", "--checkpoint-every-s", "nan"], "checkpoint_every_s must be"),

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from statemix.experiments import published, runner
+from statemix.experiments import forecast, published, runner
 from statemix.experiments.forecast import Forecast
 from statemix.experiments.reproduction import reproduce
 from statemix.experiments.reproduction.contenders import CONTENDERS, ORDERS
@@ -307,13 +307,29 @@ def test_figure_5_goes_as_far_as_the_paper_at_its_size():
 
 
 def test_a_forecast_grows_with_the_steps_and_measures_a_network_once():
-    forecast = Forecast()
+    one = Forecast()
     (config, *_) = next(trials("paper", "laptop", CONTENDERS["LSTM"], S3)).runs
     longer = dataclasses.replace(config, schedules=ScheduleConfig(epochs=2000))
-    short, long = forecast.seconds(config), forecast.seconds(longer)
+    short, long = one.seconds(config), one.seconds(longer)
     assert 0 < short < long
-    assert long == pytest.approx(forecast.seconds(longer), rel=1e-12)
-    assert len(forecast._known) == 1
+    assert long == pytest.approx(one.seconds(longer), rel=1e-12)
+    assert len(one._known) == 1
+
+
+def test_a_forecast_times_few_tokens_of_a_large_batch(monkeypatch):
+    (config, *_) = next(trials("paper", "laptop", CONTENDERS["LSTM"], S3)).runs
+    real, sizes = forecast.build_trainer, []
+
+    def build(config, *arguments):
+        sizes.append(config.batches.size)
+        return real(config, *arguments)
+
+    monkeypatch.setattr(forecast, "build_trainer", build)
+    length = config.build_task().length
+    for size, accumulate in ((128, 1), (10**6, 1), (10**6, 2048)):
+        batches = dataclasses.replace(config.batches, size=size, accumulate=accumulate)
+        Forecast().seconds(dataclasses.replace(config, batches=batches))
+    assert sizes == [min(128, 2048 // length), 2048 // length, 2048]
 
 
 def test_a_table_is_filled_resumed_and_never_repeated(tmp_path, tiny_models):

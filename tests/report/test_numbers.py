@@ -1,5 +1,7 @@
 """Numbers are rounded, but never up to a perfect score."""
 
+import math
+
 import pytest
 
 from statemix.report import numbers
@@ -12,6 +14,12 @@ from statemix.report.numbers import Spread
 )
 def test_only_perfection_is_written_as_one(value, text):
     assert numbers.accuracy_text(value) == text
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1.001, -0.001])
+def test_what_is_no_accuracy_has_no_text(value):
+    with pytest.raises(ValueError, match=r"an accuracy must be in 0\.\.1, got"):
+        numbers.accuracy_text(value)
 
 
 def test_mean_of_equal_scores_is_that_score():

@@ -36,6 +36,17 @@ HUGE = 2**31 - 1
             {"model.layers": (LayerSpec("bd_lru", num_blocks=HUGE, block_size=2**30),)},
             r"model.*: num_blocks must give fewer than 2\^31 gates per token",
         ),
+        # Few weights, but the updates of a token form one matrix.
+        (
+            {
+                "model.layers": (
+                    LayerSpec("lstm"),
+                    LayerSpec("delta_product", num_heads=1, num_householder=200_000, head_dim=1),
+                )
+            },
+            r"model.layers must fit .*\(one sequence in delta_product num_heads=1 "
+            r"num_householder=200000 head_dim=1: at least",
+        ),
         (
             {
                 "task": TaskSpec("permutation", length=20),
@@ -114,6 +125,24 @@ def test_what_just_fits_is_accepted(tiny, monkeypatch, part):
     monkeypatch.setattr(size, "available_bytes", lambda: needed - 1)
     with pytest.raises(SettingError, match=part):
         size.check_run_fits(config, config.build_task())
+
+
+def test_a_layer_is_blamed_only_if_one_sequence_does_not_fit(tiny, monkeypatch):
+    layer = LayerSpec("delta_product", num_heads=1, num_householder=1000, head_dim=1)
+    config = tiny(STREAM | {"model.layers": (layer,), "batches.size": 10})
+    task = config.build_task()
+    matrices = 20 * 4 * 1000**2
+    for available, name in ((10 * matrices - 1, "batches.size"), (matrices - 1, "model.layers")):
+        monkeypatch.setattr(size, "available_bytes", lambda available=available: available)
+        with pytest.raises(SettingError, match=rf"^{name} must fit into memory"):
+            size.check_run_fits(config, task)
+    monkeypatch.setattr(size, "available_bytes", lambda: 10 * (matrices + 20 * 2 * 8))
+    size.check_run_fits(config, task)
+    mixed = tiny(STREAM | {"model.layers": (layer,), "runtime.precision": "bf16-mixed"})
+    monkeypatch.setattr(size, "available_bytes", lambda: 8 * (matrices // 2 + 20 * 2 * 8))
+    size.check_run_fits(mixed, task)
+    with pytest.raises(SettingError, match=r"^batches.size must .*, 3 times"):
+        size.check_run_fits(mixed, task, replicas=3)
 
 
 def test_a_large_batch_of_few_examples_is_no_large_batch(tmp_path, tiny):

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from statemix.bench import memory
+from statemix.memory import is_shortage
 from statemix.ops import BackendUnavailableError
 
 # Slow providers run fewer rounds, but a median needs at least this many.
@@ -150,6 +151,21 @@ def _admit(
     provider: Provider, tolerance: float, clock: Callable[[], float]
 ) -> tuple[Measurement, _Ready | None]:
     """Prepare one provider, check its result and measure its memory, if it can run."""
+    try:
+        return _checked(provider, tolerance, clock)
+    except BackendUnavailableError as error:
+        reason = str(error)
+    except (MemoryError, RuntimeError) as error:
+        # The provider's own estimate of its memory may be too low.
+        if not is_shortage(error):
+            raise
+        reason = f"out of memory: {error}"
+    return Measurement(provider.name, provider.note, "skipped", reason), None
+
+
+def _checked(
+    provider: Provider, tolerance: float, clock: Callable[[], float]
+) -> tuple[Measurement, _Ready | None]:
     memory.release()
     free = int(_USABLE_SHARE * memory.available_bytes())
     if provider.required_bytes > free:
@@ -162,10 +178,7 @@ def _admit(
     memory_reused = set_allocator() and fits_fragmented
     call = provider.prepare()
     start = clock()
-    try:
-        result = call()
-    except BackendUnavailableError as error:
-        return Measurement(provider.name, provider.note, "skipped", str(error)), None
+    result = call()
     first_call_s = clock() - start
     relative_error = None if provider.error is None else provider.error(result)
     del result
@@ -217,10 +230,11 @@ def _interleave(
     of those of a fast one, so each of them gives ratios.
     """
     spread_out = sorted(range(rounds), key=lambda r: r * 0.6180339887 % 1)
+    of_provider = {name: set(spread_out[: shares[name]]) for name in ready}
     random = Random(seed)
     times: dict[str, dict[int, float]] = {name: {} for name in ready}
     for r in range(rounds):
-        present = [name for name in ready if r in spread_out[: shares[name]]]
+        present = [name for name in ready if r in of_provider[name]]
         random.shuffle(present)
         on_step(f"round {r + 1} of {rounds}")
         for name in present:

@@ -14,7 +14,7 @@ from statemix.bench import memory
 from statemix.bench.harness import Measurement, Provider
 from statemix.bench.ops import TOLERANCES
 from statemix.layers import LAYERS, Layer, LayerSpec, Price, price
-from statemix.memory import gigabytes
+from statemix.memory import gigabytes, is_shortage
 from statemix.ops import BackendUnavailableError
 from statemix.registry import REQUIRED
 from statemix.settings import RequestError, built
@@ -40,6 +40,8 @@ _CHECKED_STEPS = 32
 _SAVED_TOKENS = 512
 # Entries of activations per output of a projection, at most.
 _PER_OUTPUT = 4
+# A fast CPU computes so many in minutes, and a layer is called six times at least.
+_MOST_FLOPS = 10**14
 
 
 @dataclass(frozen=True)
@@ -99,8 +101,9 @@ def check_case(case: Case, dtype: torch.dtype) -> None:
         RequestError: otherwise.
     """
     for name, size in asdict(case).items():
-        if not 1 <= size < 2**31:
-            raise RequestError(f"{name} must be in 1..2^31 - 1, got {size}")
+        bits = 20 if name == "length" else 31
+        if not 1 <= size < 2**bits:
+            raise RequestError(f"{name} must be in 1..2^{bits} - 1, got {size}")
     sizes = f"{case.batch_size} x {case.length} x {case.hidden_size}"
     _check_fits(
         "batch_size x length x hidden_size",
@@ -110,7 +113,7 @@ def check_case(case: Case, dtype: torch.dtype) -> None:
 
 
 def entries(specs: Mapping[str, LayerSpec], case: Case, dtype: torch.dtype) -> list[Entry]:
-    """Return the layers with their prices, after checking that each fits into memory.
+    """Return the layers with their prices, after checking that each can be run here.
 
     Args:
         specs: name of each layer -> the layer.
@@ -118,12 +121,15 @@ def entries(specs: Mapping[str, LayerSpec], case: Case, dtype: torch.dtype) -> l
         dtype: dtype of parameters and activations.
 
     Raises:
-        RequestError: if options do not fit a layer, or a layer does not fit into memory.
+        RequestError: if options do not fit a layer, or a layer does not fit into memory or would
+            take hours.
         BackendUnavailableError: if a layer asks for a backend that cannot run here.
     """
     prices = {name: _price(name, spec, case, dtype) for name, spec in specs.items()}
+    for name, spec in specs.items():
+        _check_time(name, spec, case)
     return [
-        Entry(name, spec, prices[name], _saved_bytes(spec, case, dtype))
+        Entry(name, spec, prices[name], _saved_bytes(name, spec, case, dtype))
         for name, spec in specs.items()
     ]
 
@@ -132,6 +138,10 @@ def _price(name: str, spec: LayerSpec, case: Case, dtype: torch.dtype) -> Price:
     sizes = {"hidden_size": case.hidden_size, "length": case.length}
     try:
         found: Price = built("layers", price, spec, **sizes, dtype=dtype)
+        # It needs modules of PyTorch that are not public.
+        from statemix.layers.largest import largest_tensor
+
+        largest = largest_tensor(spec, **sizes, batch_size=1, dtype=dtype)
     except BackendUnavailableError:
         raise
     except RuntimeError as error:
@@ -141,8 +151,25 @@ def _price(name: str, spec: LayerSpec, case: Case, dtype: torch.dtype) -> Price:
     weights = found.num_parameters * (2 * dtype.itemsize + torch.float64.itemsize)
     outputs = found.num_parameters // case.hidden_size
     activations = _PER_OUTPUT * outputs * min(case.length, _SAVED_TOKENS) * dtype.itemsize
-    _check_fits("layers", f"{name} of width {case.hidden_size}", weights + activations)
+    _check_fits("layers", _of_width(name, case), weights + max(activations, largest))
     return found
+
+
+def _of_width(name: str, case: Case) -> str:
+    return f"{name} of width {case.hidden_size}"
+
+
+def _check_time(name: str, spec: LayerSpec, case: Case) -> None:
+    layer: Layer = spec.build(hidden_size=case.hidden_size, device="meta")
+    # The middle token costs as much as the mean of all.
+    flops = layer.flops_per_token((case.length + 1) // 2)
+    # A backward takes twice as many as its forward.
+    needed = 0 if flops is None else 3 * flops.total * case.num_tokens
+    if needed > _MOST_FLOPS:
+        raise RequestError(
+            f"layers must need at most 1e14 FLOPs for forward and backward of {case.batch_size} x "
+            f"{case.length} tokens, got {name}, which needs {needed:.1e}"
+        )
 
 
 def _check_fits(name: str, shown: str, needed: int) -> None:
@@ -154,10 +181,19 @@ def _check_fits(name: str, shown: str, needed: int) -> None:
         )
 
 
-def _saved_bytes(spec: LayerSpec, case: Case, dtype: torch.dtype) -> float:
+def _saved_bytes(name: str, spec: LayerSpec, case: Case, dtype: torch.dtype) -> float:
     one = Case(case.hidden_size, 1, min(case.length, _SAVED_TOKENS))
     layer, (x, _) = _layer(spec, one, dtype), _problem(one, dtype)
-    return memory.saved_bytes(lambda: layer(x), layer.parameters()) / one.length
+    try:
+        return memory.saved_bytes(lambda: layer(x), layer.parameters()) / one.length
+    except (MemoryError, RuntimeError) as error:
+        if not is_shortage(error):
+            raise
+        # The estimate counts the largest tensor alone.
+        total = gigabytes(memory.total_bytes())
+        raise RequestError(
+            f"layers must fit into memory ({total}), got {_of_width(name, case)}: {error}"
+        ) from error
 
 
 def providers(listed: Sequence[Entry], case: Case, dtype: torch.dtype) -> list[Provider]:

@@ -132,8 +132,10 @@ def check_fits(case: Case, dtype: torch.dtype) -> None:
     """Check that the inputs of a case fit into memory; providers are checked later.
 
     Raises:
-        RequestError: otherwise.
+        RequestError: otherwise, or if the loop over time would take hours.
     """
+    if case.length >= 2**20:
+        raise RequestError(f"shapes must have lengths below 2^20, got {case.length}")
     entries = case.batch_size * case.length * (case.num_gates + 2 * case.num_values)
     needed, total = entries * dtype.itemsize, memory.total_bytes()
     if needed > total:

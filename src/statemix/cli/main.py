@@ -138,6 +138,7 @@ def _run(name: str, arguments: list[str]) -> int:
 
 def _attempt(name: str, arguments: list[str]) -> int:
     # Import PyTorch only now, so that --help and --version answer at once.
+    from statemix.memory import is_shortage
     from statemix.ops import BackendUnavailableError
     from statemix.settings import RequestError, RunsFailedError
 
@@ -159,7 +160,7 @@ def _attempt(name: str, arguments: list[str]) -> int:
         return _fail(str(error), FAILED)
     except (MemoryError, RuntimeError) as error:
         # Other errors are defects: they keep their traceback, and Python exits with 1.
-        if isinstance(error, MemoryError) or "memory" in str(error):
+        if is_shortage(error):
             return _fail(f"out of memory: {error}", FAILED)
         raise
     return DONE

@@ -17,7 +17,7 @@ from statemix.tasks.addressing import Split
 
 # Nobody reads more examples than this on a terminal.
 _MOST = 10_000
-_MOST_TOKENS = 1_000_000
+_MOST_TOKENS = 100_000
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from statemix.training import (
     train,
 )
 from statemix.training.config import chosen_device
+from statemix.training.devices import check_threads
 from statemix.training.outcome import load_asked
 from statemix.training.reading import read_tree
 from statemix.training.replicas import USUAL
@@ -137,6 +138,8 @@ class Train:
                 )
             _print_outcome(outcome)
             return
+        if self.workers is not None and self.ray is None:
+            check_threads("workers", self.workers)
         axes = [_axis(text) for text in self.grid]
         jobs = grid(self.run_config, self.folder, axes)
         usual = 1 if self.ray else USUAL[chosen_device(self.run_config.runtime.device)]

@@ -23,8 +23,14 @@ class Spread:
 
 
 def accuracy_text(value: float) -> str:
-    """Write three decimals; only a perfect accuracy is written as 1.000."""
-    if value >= 1.0:
+    """Write three decimals; only a perfect accuracy is written as 1.000.
+
+    Raises:
+        ValueError: if it is no accuracy, such as NaN, which would look like one.
+    """
+    if not 0.0 <= value <= 1.0:
+        raise ValueError(f"an accuracy must be in 0..1, got {value}")
+    if value == 1.0:
         return "1.000"
     return min(f"{value:.3f}", "0.999").removeprefix("0")
 

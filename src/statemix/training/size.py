@@ -4,10 +4,12 @@ The estimates count only what is certainly held at once, so that no possible req
 """
 
 import dataclasses
+from functools import cache
 
 import torch
 from torch import nn
 
+from statemix.layers import LAYERS, LayerSpec
 from statemix.memory import available_bytes, gigabytes
 from statemix.settings import ABSENT, RequestError, SettingError
 from statemix.tasks import TASKS, Task
@@ -124,13 +126,45 @@ def _check_batch_fits(config: RunConfig, task: Task, replicas: int) -> None:
     sequences = config.batches.size
     if task.train_size is not None:
         sequences = min(sequences, task.train_size)
-    # Of all activations, the residual stream before each layer and the readouts.
-    floats = config.model.hidden_size * (len(config.model.stack()) + 1)
-    at_once = -(-sequences // config.batches.accumulate) if config.runtime.device != "cuda" else 0
-    examples = _TOKEN_BYTES * (1 + len(task.heads)) * sequences
-    needed = replicas * task.length * (examples + 4 * floats * at_once)
+    examples = replicas * _TOKEN_BYTES * (1 + len(task.heads)) * sequences * task.length
     what = f"{sequences} sequences in a step{_times(replicas)}"
-    _check("batches.size", config.batches.size, what, needed)
+    activations = 0
+    if config.runtime.device != "cuda":
+        # Of all activations, the residual stream before each layer and the readouts.
+        stream = 4 * config.model.hidden_size * (len(config.model.stack()) + 1) * task.length
+        largest, layer = max(_largest_tensor(one, config, task) for one in set(config.model.layers))
+        where = f"one sequence in {layer}{_times(replicas)}"
+        _check("model.layers", ABSENT, where, replicas * largest)
+        at_once = -(-sequences // config.batches.accumulate)
+        activations = replicas * at_once * max(stream, largest)
+    _check("batches.size", config.batches.size, what, examples + activations)
+
+
+def _largest_tensor(spec: LayerSpec, config: RunConfig, task: Task) -> tuple[int, str]:
+    """Return the bytes of a layer's largest tensor for one sequence, and the layer in words."""
+    precision = config.runtime.precision
+    found = _largest_of_one(
+        spec,
+        LAYERS[spec.name],
+        config.model.hidden_size,
+        task.length,
+        torch.float64 if precision == "64-true" else torch.float32,
+    )
+    words = [f"{name}={value}" for name, value in spec.asked().items() if name != "name"]
+    # Autocast halves some tensors.
+    return found // 2 if precision == "bf16-mixed" else found, " ".join([spec.name, *words])
+
+
+@cache
+def _largest_of_one(
+    spec: LayerSpec, kind: object, hidden_size: int, length: int, dtype: torch.dtype
+) -> int:
+    """Find it once for all runs of a process; ``kind`` is what the layer's name means now."""
+    del kind
+    # It needs modules of PyTorch that are not public.
+    from statemix.layers.largest import largest_tensor
+
+    return largest_tensor(spec, hidden_size=hidden_size, batch_size=1, length=length, dtype=dtype)
 
 
 def _times(replicas: int) -> str:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statemix.tasks import IGNORED
+from statemix.tasks import IGNORED, addressing
 from statemix.tasks.mad.compression import Compression
 from statemix.tasks.mad.copying import SelectiveCopying
 from statemix.tasks.mad.fuzzy_recall import FuzzyRecall, distinct, first_places
@@ -265,6 +265,17 @@ def test_sizes_of_fuzzy_keys_and_values_are_uniform_in_training():
     assert (set(keys), set(values)) == ({3}, {1, 2, 3})
 
 
+def test_different_tokens_are_drawn_by_their_rank_among_those_left():
+    raw = np.random.default_rng(0).integers(0, 2**64, (2, 50, 7), dtype=np.uint64)
+    for size in (7, 8, 40):
+        for draws, numbers in zip(
+            raw.reshape(-1, 7), distinct(raw, size).reshape(-1, 7), strict=True
+        ):
+            left = list(range(size))
+            for value, number in zip(draws, numbers, strict=True):
+                assert left.pop(int(addressing.below(value, len(left)))) == number
+
+
 def test_the_last_pair_of_fuzzy_recall_repeats_any_of_those_shown():
     """Keys are many enough here to be different, so that the place of the answer is known."""
     task = FuzzyRecall(vocab_size=20_001, length=63, key_size=1, value_size=1)
@@ -365,6 +376,10 @@ def test_the_seed_determines_the_map():
         (lambda: FuzzyRecall(vocab_size=6), "vocab_size must be at least 7, got 6"),
         (lambda: FuzzyRecall(value_size=9), "vocab_size must be at least 18, got 16"),
         (lambda: FuzzyRecall(length=10), r"length must be at least 11 \(two of the .*, got 10"),
+        (
+            lambda: FuzzyRecall(vocab_size=2049, key_size=1024, value_size=1024, length=4097),
+            "length must be at most 4096 with key_size=1024 and value_size=1024, got 4097",
+        ),
         (lambda: FuzzyRecall(key_size=0), "key_size must be at least 1, got 0"),
     ],
 )

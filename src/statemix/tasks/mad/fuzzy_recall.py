@@ -11,6 +11,9 @@ from statemix.tasks.drawn import DrawnTask, Raw, Tokens
 from statemix.tasks.mad.configurations import of_mad
 from statemix.tasks.task import IGNORED, Examples
 
+# Drawing different tokens takes time in the square of their number: so much is seconds an example.
+_MOST_WORK = 2**31
+
 
 class FuzzyRecall(DrawnTask):
     """Answer keys of several tokens by the values of several tokens that they had earlier.
@@ -110,6 +113,12 @@ class FuzzyRecall(DrawnTask):
                 f"length must be at least {2 * self._longest - 1} (two of the longest pairs, of "
                 f"which the model does not read the last token), got {length}"
             )
+        most = _MOST_WORK // (self.key_size**2 + self.value_size**2)
+        if self._most_pairs(length) > most:
+            raise ValueError(
+                f"length must be at most {2 * most + self._longest} with key_size={self.key_size} "
+                f"and value_size={self.value_size}, got {length}"
+            )
 
     def _most_pairs(self, length: int) -> int:
         """Return the most pairs before the last one, for which the longest pair is kept free."""
@@ -161,12 +170,15 @@ def distinct(raw: Raw, size: int) -> Tokens:
         size: number of numbers to draw from.
     """
     drawn = np.empty(raw.shape, dtype=np.int64)
+    # Of each number that is taken: how many smaller ones are left.
+    left_below = np.empty((raw.shape[-1], *raw.shape[:-1]), dtype=np.int64)
     for place in range(raw.shape[-1]):
         # The rank among the numbers that are left; every smaller one that is taken shifts it.
-        number = addressing.below(raw[..., place], size - place)
-        for taken in np.moveaxis(np.sort(drawn[..., :place], axis=-1), -1, 0):
-            number += number >= taken
-        drawn[..., place] = number
+        rank = addressing.below(raw[..., place], size - place)
+        above = left_below[:place] > rank
+        drawn[..., place] = rank + place - above.sum(0)
+        left_below[:place] -= above
+        left_below[place] = rank
     return drawn
 
 

@@ -15,7 +15,7 @@ from statemix.settings import RequestError, RunsFailedError
 
 FLAGS = {
     "train": """
-        --folder --config --from --grid --workers --replicas --retry --checkpoint-every-s
+        --folder --config --from --grid --workers --ray --replicas --retry --checkpoint-every-s
         --task --seed --imports
         --model.layers --model.num-layers --model.hidden-size --model.bos --model.no-bos
         --model.residual --model.no-residual --model.norm --model.channel-mixer
@@ -37,7 +37,7 @@ FLAGS = {
     "doctor": "--json",
     "demo": "--group --output --fresh --retry",
     "reproduce": """
-        --size --protocol --minutes --columns --models --dry-run --retry --workers --replicas
+        --size --protocol --minutes --columns --models --dry-run --retry --workers --ray --replicas
         --output --store
         """,
     "report": "--results --json --output",

@@ -57,17 +57,18 @@ def local():
 
 
 @pytest.mark.usefixtures("local")
-def test_runs_end_as_they_do_here_and_one_task_takes_replicas(tmp_path, monkeypatch):
+def test_runs_end_as_they_do_here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     configs = {"a": run(), "hot": run(rate=3e38), "b": run(seed=1)}
     events, told = [], []
     rows = run_all(
         jobs_in(Path("on"), **configs),
         ray="auto",
+        replicas=2,
         on_event=lambda job, event: events.append((job.name, event.kind)),
         on_end=told.append,
     )
-    here = run_all(jobs_in(Path("here"), **configs))
+    here = run_all(jobs_in(Path("here"), **configs), replicas=2)
     for row, other in zip(rows, here, strict=True):
         assert (row.status, row.message, row.details) == (other.status, other.message, "")
         assert read_status(row.job.folder) == read_status(other.job.folder)
@@ -77,11 +78,6 @@ def test_runs_end_as_they_do_here_and_one_task_takes_replicas(tmp_path, monkeypa
         files = [folder / name / "model.safetensors" for folder in (Path("on"), Path("here"))]
         assert files[0].read_bytes() == files[1].read_bytes()
     assert not [path for path in Path("on").iterdir() if path.name.startswith(".shared")]
-    # Another call repeats nothing, and replicas share a task.
-    more = jobs_in(Path("on"), **configs, c=run(seed=2), d=run(seed=3))
-    rows = run_all(more, ray="auto", num_workers=1, replicas=2)
-    assert [row.started for row in rows] == [False, False, False, True, True]
-    assert [row.status for row in rows] == ["done", "diverged", "done", "done", "done"]
 
 
 def endless(folder):

@@ -107,18 +107,3 @@ def test_vmap_of_gradient_equals_a_loop_over_gradients(kind):
     actual = torch.func.vmap(gradient)(*stacked)
     expected = tuple(map(torch.stack, zip(*(gradient(*p) for p in problems), strict=True)))
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
-
-
-# torch 2.13's tracer instantiates the autograd function, which torch itself warns of.
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.parametrize("kind", SCANS)
-def test_compiles_without_a_graph_break(kind):
-    torch._dynamo.reset()
-    leaves = [tensor.requires_grad_() for tensor in problem(kind, 6, 2)]
-
-    def run(scan):
-        states, final = scan(*leaves)
-        return states, final, *torch.autograd.grad(loss_of(states, final), leaves)
-
-    compiled = torch.compile(SCANS[kind], backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(run(compiled), run(SCANS[kind]), rtol=1e-12, atol=1e-12)

@@ -1,22 +1,29 @@
 """Measurements of trained models: spectra, mixing matrices and gates of their recurrences."""
 
+from statemix.analysis.certificate import Certificate, certify
 from statemix.analysis.gates import entropy
+from statemix.analysis.hardening import Pruned, hardened, pruned
 from statemix.analysis.inspection import LayerNumbers, Summary, inspected
 from statemix.analysis.mixing import applied, carried, mixing, sizes
 from statemix.analysis.recording import Recorded, record
 from statemix.analysis.spectra import Spectrum, eigenvalues
 
 __all__ = [
+    "Certificate",
     "LayerNumbers",
+    "Pruned",
     "Recorded",
     "Spectrum",
     "Summary",
     "applied",
     "carried",
+    "certify",
     "eigenvalues",
     "entropy",
+    "hardened",
     "inspected",
     "mixing",
+    "pruned",
     "record",
     "sizes",
 ]

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from statemix.tasks import addressing, checks, groups
+from statemix.tasks.automaton import Automaton
 from statemix.tasks.groups import GroupName
 from statemix.tasks.task import Examples
 
@@ -139,6 +140,10 @@ class Permutation:
             self.group.order, length, seed=self.seed, split=split, start=start, stop=stop
         )
         return Examples(tokens, {"product": self.group.running_products(tokens)})
+
+    def automaton(self) -> Automaton:
+        """Return the automaton whose states are the products."""
+        return Automaton(0, self.group.table, self.group.table)
 
     def describe(self, index: int, split: addressing.Split = "train") -> str:
         """Return one example as text: permutations and ids of the word and of its running product.

@@ -7,8 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from statemix.tasks import addressing
+from statemix.tasks.automaton import NEVER, Automaton
 from statemix.tasks.chomsky.strings import StringTask
 from statemix.tasks.drawn import Raw, Tokens
+from statemix.tasks.task import IGNORED
 
 MODULUS = 5
 # A batch of a hundred strings of this length takes seconds.
@@ -77,6 +79,42 @@ class ModularArithmetic(StringTask):
 
     def word(self, token: int) -> str:
         return _WORDS[token]
+
+    def automaton(self) -> Automaton:
+        """Return the automaton whose states are a sum, a product under way and what may follow."""
+        # After a digit: (total, product). Before one: the same and "*", or a total and a sign.
+        start, ended = ("", 0, 0), ("=", 0, 0)
+        states = [start, ended]
+        after: list[dict[int, tuple[str, int, int]]] = []
+        answers: list[dict[int, int]] = []
+        for state in states:
+            kind, total, product = state
+            moves: dict[int, tuple[str, int, int]] = {}
+            if kind == "digit":
+                value = (total + product) % MODULUS
+                moves = {
+                    TIMES: ("*", total, product),
+                    PLUS: ("+", value, 0),
+                    MINUS: ("-", value, 0),
+                }
+                moves[EQUALS] = ended
+                answers.append({EQUALS: value})
+            else:
+                answers.append({})
+            if kind not in ("digit", "="):
+                factor = {"": 1, "+": 1, "-": -1, "*": product}[kind]
+                for digit in range(MODULUS):
+                    moves[digit] = ("digit", total, factor * digit % MODULUS)
+            after.append(moves)
+            states += [one for one in dict.fromkeys(moves.values()) if one not in states]
+        transitions = np.full((len(states), self.vocab_size), NEVER)
+        outputs = np.full((len(states), self.vocab_size), IGNORED)
+        for place, (moves, answer) in enumerate(zip(after, answers, strict=True)):
+            for token, state in moves.items():
+                transitions[place, token] = states.index(state)
+            for token, value in answer.items():
+                outputs[place, token] = value
+        return Automaton(0, transitions, outputs)
 
     def _strings(self, raw: Raw, lengths: NDArray[np.int64], length: int) -> tuple[Tokens, Tokens]:
         lengths -= lengths % 2

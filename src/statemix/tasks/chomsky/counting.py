@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from statemix.tasks import addressing
+from statemix.tasks.automaton import Automaton
 from statemix.tasks.chomsky.strings import StringTask
 from statemix.tasks.drawn import Raw, Tokens
 
@@ -35,6 +36,11 @@ class _Sum(StringTask):
     @property
     def num_classes(self) -> int:
         return self.modulus
+
+    def automaton(self) -> Automaton:
+        """Return the automaton whose states are the sums; every prefix is a string of its own."""
+        sums = np.arange(self.modulus)[:, None] + np.array(self.steps)
+        return Automaton(0, sums % self.modulus, sums % self.modulus)
 
     def _strings(self, raw: Raw, lengths: NDArray[np.int64], length: int) -> tuple[Tokens, Tokens]:
         tokens = addressing.below(raw, self.vocab_size)

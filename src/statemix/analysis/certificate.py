@@ -1,0 +1,247 @@
+"""Proofs that a model answers as an automaton on words of every length."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from statemix.layers import State, take_rows
+from statemix.layers.state import map_state, tensors
+from statemix.models import SyntheticModel
+from statemix.tasks.automaton import NEVER, Automaton
+from statemix.tasks.task import IGNORED
+
+# Rows of every step: one shape, so that equal rows are computed by equal instructions.
+_ROWS = 256
+
+Verdict = Literal["proven", "refuted", "open"]
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What a search of all words has found.
+
+    Attributes:
+        verdict: "proven" (right after words of every length), "refuted" (``word`` fails) or "open"
+            (neither, for ``reason``).
+        pairs: pairs of states of the model and of the automaton that were visited.
+        margin: smallest difference between the logit of a right answer and the next largest one,
+            among the answers seen; None if none is scored.
+        word: a shortest word that fails; empty unless refuted.
+        reason: why the verdict is open; otherwise empty.
+    """
+
+    verdict: Verdict
+    pairs: int
+    margin: float | None
+    word: tuple[int, ...] = ()
+    reason: str = ""
+
+
+@torch.no_grad()
+def certify(
+    model: SyntheticModel,
+    automaton: Automaton,
+    *,
+    head: str | None = None,
+    max_pairs: int = 100_000,
+    on_progress: Callable[[int], None] | None = None,
+) -> Certificate:
+    """Prove that a model answers as an automaton on words of every length, or find a word.
+
+    The model and the automaton read the same tokens. Pairs of their states are visited breadth
+    first from the empty word, by the model's own step. States are equal if their bytes are. If no
+    new pair is left, every word leads to a pair that was visited, and every answer was checked. A
+    wrong answer ends the search, and as shorter words came first, the word is a shortest one.
+
+    This holds for a model whose step is a function of the token and of the bytes of the state. The
+    search checks it as far as it can: each step is made twice, with its rows in opposite order, and
+    must give the same bytes. Other shapes of batches may round otherwise; the margin says how
+    much is needed for another answer.
+
+    Args:
+        model: a causal model; it is put into evaluation mode.
+        automaton: the automaton, with the model's tokens.
+        head: head that answers; None means the first one.
+        max_pairs: pairs after which the search gives up.
+        on_progress: function called with the number of pairs visited, about once per level.
+
+    Raises:
+        ValueError: if the tokens or classes of model and automaton differ, or ``max_pairs`` is
+            below 1.
+    """
+    head = next(iter(model.heads)) if head is None else head
+    if head not in model.heads:
+        raise ValueError(f"head must be one of {list(model.heads)}, got {head!r}")
+    if automaton.num_tokens != model.vocab_size:
+        raise ValueError(
+            f"automaton must have the {model.vocab_size} tokens of the model, got "
+            f"{automaton.num_tokens}"
+        )
+    if automaton.outputs.max() >= model.heads[head]:
+        raise ValueError(
+            f"outputs must be below the {model.heads[head]} classes of the model, got "
+            f"{automaton.outputs.max()}"
+        )
+    if max_pairs < 1:
+        raise ValueError(f"max_pairs must be at least 1, got {max_pairs}")
+    return _Search(model.eval(), automaton, head, max_pairs, on_progress).run()
+
+
+class _Search:
+    def __init__(
+        self,
+        model: SyntheticModel,
+        automaton: Automaton,
+        head: str,
+        max_pairs: int,
+        on_progress: Callable[[int], None] | None,
+    ) -> None:
+        self.model = model
+        self.automaton = automaton
+        self.head = head
+        self.max_pairs = max_pairs
+        self.on_progress = on_progress
+        # Bytes of the model's state and number of the automaton's -> number of the pair.
+        self.pairs: dict[tuple[bytes, int], int] = {}
+        # Number of the pair -> the pair before it, -1 for the empty word, and the token between.
+        self.origins: list[tuple[int, int]] = []
+        self.margin: float | None = None
+
+    def run(self) -> Certificate:
+        level = _Level(None, np.array([self.automaton.start]), np.array([-1]))
+        while len(level.places):
+            found = self._next(level)
+            if isinstance(found, Certificate):
+                return found
+            level = found
+            if self.on_progress is not None:
+                self.on_progress(len(self.pairs))
+        return self._ended("proven")
+
+    def _ended(self, verdict: Verdict, word: Sequence[int] = (), reason: str = "") -> Certificate:
+        return Certificate(verdict, len(self.pairs), self.margin, tuple(word), reason)
+
+    def _next(self, level: "_Level") -> "_Level | Certificate":
+        """Visit all pairs that one more token leads to."""
+        states: list[State] = []
+        places: list[int] = []
+        numbers: list[int] = []
+        for rows, tokens in self._steps(level):
+            stepped = self._step(level, rows, tokens)
+            if stepped is None:
+                reason = "a row of a step depends on where it stands in its batch"
+                return self._ended("open", reason=reason)
+            logits, after = stepped
+            before = level.places[rows]
+            wrong = self._first_wrong(logits, self.automaton.outputs[before, tokens])
+            if wrong is not None:
+                word = [*self._word(int(level.numbers[rows[wrong]])), int(tokens[wrong])]
+                return self._refuted(word)
+            reached = self.automaton.transitions[before, tokens]
+            new = []
+            for row, pair in enumerate(
+                zip(_bytes(after, len(rows)), reached.tolist(), strict=True)
+            ):
+                if pair not in self.pairs:
+                    numbers.append(len(self.pairs))
+                    self.pairs[pair] = len(self.pairs)
+                    self.origins.append((int(level.numbers[rows[row]]), int(tokens[row])))
+                    places.append(pair[1])
+                    new.append(row)
+            if len(self.pairs) > self.max_pairs:
+                reason = f"more than {self.max_pairs} pairs of states"
+                return self._ended("open", reason=reason)
+            if new:
+                states.append(take_rows(after, torch.tensor(new, device=self.model.device)))
+        together = map_state(lambda *parts: torch.cat(parts), *states) if states else None
+        return _Level(together, np.array(places, np.int64), np.array(numbers, np.int64))
+
+    def _steps(self, level: "_Level") -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Yield rows of a level, and the tokens that can follow them, at most ``_ROWS`` each."""
+        rows, tokens = np.nonzero(self.automaton.transitions[level.places] != NEVER)
+        for start in range(0, len(rows), _ROWS):
+            yield rows[start : start + _ROWS], tokens[start : start + _ROWS]
+
+    def _step(
+        self, level: "_Level", rows: NDArray[np.int64], tokens: NDArray[np.int64]
+    ) -> tuple[Tensor, State] | None:
+        """Step the model; None if the result depends on the order of the rows."""
+        filled = np.resize(np.arange(len(rows)), _ROWS)
+        order = torch.from_numpy(rows[filled]).to(self.model.device)
+        read = torch.from_numpy(tokens[filled]).to(self.model.device).unsqueeze(1)
+        before = None if level.states is None else take_rows(level.states, order)
+        logits, after = self.model.extend(read, before)
+        flipped = None if before is None else map_state(lambda part: part.flip(0), before)
+        again, after_again = self.model.extend(read.flip(0), flipped)
+        one = (logits[self.head], *after)
+        other = map_state(lambda part: part.flip(0), (again[self.head], *after_again))
+        if list(_bytes(one, _ROWS)) != list(_bytes(other, _ROWS)):
+            return None
+        used = torch.arange(len(rows), device=self.model.device)
+        return logits[self.head][: len(rows), 0], take_rows(after, used)
+
+    def _first_wrong(self, logits: Tensor, outputs: NDArray[np.int64]) -> int | None:
+        """Return the first row with a wrong answer, and note the margins of right ones."""
+        answers = torch.from_numpy(outputs).to(logits.device)
+        scored = answers != IGNORED
+        if not scored.any():
+            return None
+        right = logits.gather(1, answers.clamp(min=0).unsqueeze(1)).squeeze(1)
+        others = logits.scatter(1, answers.clamp(min=0).unsqueeze(1), -torch.inf)
+        margins = right - others.amax(1)
+        # A tie is wrong, and so is what is no number.
+        wrong = scored & ~(margins > 0)
+        if wrong.any():
+            return int(wrong.nonzero()[0])
+        smallest = float(margins[scored].min())
+        self.margin = smallest if self.margin is None else min(self.margin, smallest)
+        return None
+
+    def _word(self, number: int) -> list[int]:
+        word = []
+        while number >= 0:
+            number, token = self.origins[number]
+            word.append(token)
+        return word[::-1]
+
+    def _refuted(self, word: list[int]) -> Certificate:
+        """Return the word, if the ordinary forward pass fails on it too."""
+        tokens = torch.tensor([word], device=self.model.device)
+        last = self.model(tokens)[self.head][:, -1]
+        answer = np.array(self.automaton.answers(word)[-1:])
+        margin, self.margin = self.margin, None
+        fails = self._first_wrong(last, answer) is not None
+        self.margin = margin
+        if fails:
+            return self._ended("refuted", word)
+        return self._ended("open", reason=f"steps fail on the word {word}, the whole does not")
+
+
+@dataclass(frozen=True)
+class _Level:
+    """Pairs that words of one length have reached first.
+
+    Attributes:
+        states: states of the model as rows; None before the first token.
+        places: states of the automaton.
+        numbers: numbers of the pairs; -1 for the empty word.
+    """
+
+    states: State | None
+    places: NDArray[np.int64]
+    numbers: NDArray[np.int64]
+
+
+def _bytes(state: State, rows: int) -> Iterator[bytes]:
+    """Yield the bytes of every row of a state."""
+    parts = [
+        part.detach().cpu().contiguous().numpy().reshape(rows, -1).view(np.uint8)
+        for _, part in tensors(state)
+    ]
+    for row in np.concatenate(parts, 1):
+        yield row.tobytes()

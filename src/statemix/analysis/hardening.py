@@ -1,0 +1,122 @@
+"""Trained trackers made exact: gates of 0 and 1, and only the blocks that track."""
+
+import copy
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from statemix.layers import BDLRU, State, take_rows
+from statemix.layers.gated_recurrence import GatedRecurrence
+from statemix.models import SyntheticModel
+from statemix.tasks.automaton import NEVER, Automaton
+
+# A gap between raw gates becomes larger than every exponent of float32 and of float64.
+_TEMPERATURE = 1e-30
+
+
+def hardened(model: SyntheticModel) -> SyntheticModel:
+    r"""Return a copy of a model whose softmax gates are 0 or 1.
+
+    .. math:: \lim_{\tau \to 0} \mathrm{softmax}(z / \tau)
+
+    is 1 at the largest raw gate of a row and 0 elsewhere. So every entry of a state copies one
+    entry, or loads its value, and neither rounds. Equal largest gates share the 1. The fused
+    kernels keep gates at the smallest normal number or above, which changes no entry but those
+    that are 0.
+
+    Args:
+        model: any model.
+
+    Raises:
+        ValueError: if no layer has gates, or they are not those of softmax.
+    """
+    hard = copy.deepcopy(model)
+    layers = [part for part in hard.modules() if isinstance(part, GatedRecurrence)]
+    if not layers:
+        raise ValueError("model must have a layer with gates to harden, got none")
+    for layer in layers:
+        if layer.gate != "softmax":
+            raise ValueError(f"gate must be 'softmax' to harden, got {layer.gate!r}")
+        layer.gate_temperature = _TEMPERATURE
+    return hard
+
+
+class Pruned(NamedTuple):
+    """A model without the blocks that do not track.
+
+    Attributes:
+        model: the model.
+        tracking: blocks of the first layer that were kept.
+        num_blocks: blocks that the layer has.
+    """
+
+    model: SyntheticModel
+    tracking: tuple[int, ...]
+    num_blocks: int
+
+
+@torch.no_grad()
+def pruned(model: SyntheticModel, automaton: Automaton) -> Pruned:
+    """Return a copy of a model that reads from the first layer only the blocks that track.
+
+    A block tracks if its state is a function of the automaton's: for every state reached and every
+    token that can follow, the block goes bit for bit to where the automaton goes. By induction its
+    state then depends on the automaton's state alone, after words of every length. The other blocks
+    load zeros and are not read.
+
+    Args:
+        model: a hardened model whose first layer is a BD-LRU; its gates see the token alone.
+        automaton: the automaton of the task, with the tokens of the model.
+
+    Raises:
+        TypeError: if the first layer is no BD-LRU.
+    """
+    copied = copy.deepcopy(model).eval()
+    layer = copied.get_submodule("blocks.0.layer")
+    if not isinstance(layer, BDLRU):
+        raise TypeError(f"the first layer must be a BD-LRU to prune, got {type(layer).__name__}")
+    tracks = _tracking(copied, automaton)
+    # Blocks are innermost in the order of the projections.
+    shape = (layer.block_size, layer.num_blocks)
+    layer.value_proj.weight.view(*shape, -1)[:, ~tracks] = 0
+    layer.out_proj.weight.view(-1, *shape)[:, :, ~tracks] = 0
+    if layer.learned_state is not None:
+        layer.learned_state[~tracks] = 0
+    kept = tuple(tracks.nonzero().flatten().tolist())
+    return Pruned(copied, kept, layer.num_blocks)
+
+
+def _tracking(model: SyntheticModel, automaton: Automaton) -> Tensor:
+    """Return which blocks of the first layer are functions of the automaton's state."""
+    tokens = torch.arange(automaton.num_tokens, device=model.device)
+    transitions = torch.tensor(automaton.transitions)
+    # Automaton's state -> the blocks' states after one word that leads there; the empty word is
+    # compared with, but represents no state: what it leaves need not come again.
+    known: dict[int, Tensor] = {}
+    tracks: Tensor | None = None
+    waiting: list[tuple[int, State | None]] = [(automaton.start, None)]
+    while waiting:
+        state, before = waiting.pop()
+        allowed = transitions[state] != NEVER
+        if not allowed.any():
+            continue
+        rows = tokens[allowed].unsqueeze(1)
+        same_state = torch.zeros(len(rows), dtype=torch.int64, device=model.device)
+        _, after = model.extend(rows, None if before is None else take_rows(before, same_state))
+        for row, reached in enumerate(transitions[state][allowed].tolist()):
+            blocks = after[0][row]
+            if reached not in known:
+                known[reached] = blocks
+                waiting.append((reached, take_rows(after, same_state[:1] + row)))
+            same = _same_bytes(blocks, known[reached])
+            tracks = same if tracks is None else tracks & same
+    assert tracks is not None
+    return tracks
+
+
+def _same_bytes(one: Tensor, other: Tensor) -> Tensor:
+    """Return for each block, shape (H, m), whether its entries have the same bytes."""
+    kinds = {torch.float32: torch.int32, torch.float64: torch.int64}
+    kind = kinds[one.dtype]
+    return (one.contiguous().view(kind) == other.contiguous().view(kind)).all(-1)

@@ -1,0 +1,84 @@
+"""Finite automata with outputs: what an exact model of a task computes on words of every length."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from statemix.tasks.task import IGNORED
+
+NEVER = -1
+"""Transition by a token that cannot follow."""
+
+
+@dataclass(frozen=True, eq=False)
+class Automaton:
+    r"""A deterministic finite automaton that answers after every token (a Mealy machine).
+
+    .. math:: q_t = \delta(q_{t-1}, x_t), \qquad y_t = \lambda(q_{t-1}, x_t)
+
+    Attributes:
+        start: state before the first token.
+        transitions: delta, shape (states, tokens), int64; ``NEVER`` where a token cannot follow.
+        outputs: lambda, shape (states, tokens), int64: the class to predict; ``IGNORED`` where the
+            position is not scored.
+
+    Raises:
+        TypeError: if a table is not an array of int64.
+        ValueError: if the tables are empty, their shapes differ, or a state or a class is out of
+            range.
+
+    Example:
+        >>> parity = Automaton(0, np.array([[0, 1], [1, 0]]), np.array([[0, 1], [1, 0]]))
+        >>> parity.answers([1, 0, 1, 1])
+        [1, 1, 0, 1]
+    """
+
+    start: int
+    transitions: NDArray[np.int64]
+    outputs: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        for name in ("transitions", "outputs"):
+            table = getattr(self, name)
+            if not isinstance(table, np.ndarray) or table.dtype != np.int64:
+                raise TypeError(f"{name} must be an array of int64, got {table!r}")
+            if table.ndim != 2 or table.size == 0:
+                raise ValueError(f"{name} must have shape (states, tokens), got {table.shape}")
+        if self.transitions.shape != self.outputs.shape:
+            raise ValueError(
+                f"outputs must have the shape of transitions {self.transitions.shape}, got "
+                f"{self.outputs.shape}"
+            )
+        if not 0 <= self.start < self.num_states:
+            raise ValueError(f"start must be in 0..{self.num_states - 1}, got {self.start}")
+        if self.transitions.min() < NEVER or self.transitions.max() >= self.num_states:
+            raise ValueError(f"transitions must be in -1..{self.num_states - 1}")
+        if ((self.outputs < 0) & (self.outputs != IGNORED)).any():
+            raise ValueError(f"outputs must be at least 0, or {IGNORED}")
+
+    @property
+    def num_states(self) -> int:
+        """Number of states."""
+        return len(self.transitions)
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens."""
+        return self.transitions.shape[1]
+
+    def answers(self, word: Iterable[int]) -> list[int]:
+        """Return the outputs along a word.
+
+        Raises:
+            ValueError: if a token cannot follow those before it.
+        """
+        state, found = self.start, []
+        for position, token in enumerate(word):
+            after = int(self.transitions[state, token])
+            if after == NEVER:
+                raise ValueError(f"token {token} cannot stand at position {position}")
+            found.append(int(self.outputs[state, token]))
+            state = after
+        return found

@@ -1,0 +1,342 @@
+"""Certificates against automata built by hand, and against all short words."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from statemix.analysis import certify, hardened, pruned
+from statemix.layers import LayerSpec
+from statemix.models import SyntheticModel
+from statemix.tasks import IGNORED
+from statemix.tasks.automaton import NEVER, Automaton
+from statemix.tasks.chomsky.arithmetic import ModularArithmetic
+from statemix.tasks.chomsky.counting import CycleNavigation
+from statemix.tasks.groups import group
+from statemix.tasks.permutation import Permutation
+
+# Raw gates so far apart that only the largest counts.
+SHARP = 8.0
+
+
+def tracker(sources, values, readout, num_classes):
+    """A model of hard blocks, written down gate by gate.
+
+    Args:
+        sources: for each block, token (the learned one last) and entry, which entry to copy, or
+            -1 to load.
+        values: for each block, token and entry, the value to load.
+        readout: logits are its product with all entries, block by block.
+    """
+    num_blocks, num_tokens, m = np.shape(sources)
+    model = SyntheticModel(
+        num_tokens - 1,
+        {"answer": num_classes},
+        num_tokens + num_blocks * m,
+        [LayerSpec("bd_lru", num_blocks=num_blocks, block_size=m)],
+        bos=True,
+        residual=False,
+        norm="none",
+    )
+    layer = model.blocks[0].layer
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.embedding.weight[:, :num_tokens] = torch.eye(num_tokens)
+        gates = layer.gate_proj.weight.view(m, m + 1, num_blocks, -1)
+        loads = layer.value_proj.weight.view(m, num_blocks, -1)
+        read = layer.out_proj.weight.view(-1, m, num_blocks)
+        for block, token, entry in itertools.product(
+            range(num_blocks), range(num_tokens), range(m)
+        ):
+            gates[entry, sources[block][token][entry], block, token] = SHARP
+            loads[entry, block, token] = values[block][token][entry]
+            read[block * m + entry, entry, block] = 1
+        model.readouts["answer"].weight[:, : num_blocks * m] = torch.as_tensor(readout).float()
+    return model
+
+
+def of_group(name, *more_sources):
+    """The exact tracker of a permutation group: one block, written by the learned token."""
+    elements = np.array(group(name).elements)
+    order, m = elements.shape
+    sources = [[*(elements - 1).tolist(), [-1] * m], *more_sources]
+    # Entry i holds g(i); rearranged, no other permutation agrees as well with itself.
+    written = [[0.0] * m] * order + [list(range(1, m + 1))]
+    others = [[[float(token)] * m for token in range(order + 1)] for _ in more_sources]
+    readout = np.concatenate([elements, *(np.zeros_like(elements) for _ in more_sources)], 1)
+    return tracker(sources, [written, *others], readout, order)
+
+
+def failing_words(model, automaton, length):
+    """All words of a length whose last answer is wrong, by the forward pass on the whole words."""
+    words = [
+        word
+        for word in itertools.product(range(automaton.num_tokens), repeat=length)
+        if allowed(automaton, word) and automaton.answers(word)[-1] != IGNORED
+    ]
+    if not words:
+        return set()
+    with torch.no_grad():
+        logits = model(torch.tensor(words))["answer"][:, -1]
+    best = logits.argsort(1, descending=True)
+    answers = torch.tensor([automaton.answers(word)[-1] for word in words])
+    tied = logits.gather(1, best[:, :1]) == logits.gather(1, best[:, 1:2])
+    wrong = (best[:, 0] != answers) | tied[:, 0]
+    return {word for word, is_wrong in zip(words, wrong.tolist(), strict=True) if is_wrong}
+
+
+def allowed(automaton, word):
+    state = automaton.start
+    for token in word:
+        state = automaton.transitions[state, token]
+        if state == NEVER:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("name", ["S_2", "S_3", "S_4", "A_5", "S_5"])
+def test_the_exact_block_of_a_group_is_proven(name):
+    task = Permutation(group=name)
+    levels = []
+    found = certify(hardened(of_group(name)), task.automaton(), on_progress=levels.append)
+    assert (found.verdict, found.pairs, found.word, found.reason) == (
+        "proven",
+        task.group.order,
+        (),
+        "",
+    )
+    # One exchange of neighbours costs 1; even permutations need two.
+    assert found.margin == (2 if name == "A_5" else 1)
+    assert levels == [task.group.order] * 2
+
+
+def test_soft_gates_are_proven_where_they_round_to_hard_ones():
+    model = of_group("S_3")
+    task = Permutation(group="S_3")
+    assert certify(model, task.automaton(), max_pairs=2000).verdict == "open"
+    model.blocks[0].layer.gate_temperature = SHARP / 200
+    assert certify(model, task.automaton()) == certify(hardened(model), task.automaton())
+
+
+@pytest.mark.parametrize("token", [1, 3, 5])
+def test_one_gate_swapped_is_refuted_by_a_shortest_word(token):
+    model = of_group("S_3")
+    gates = model.blocks[0].layer.gate_proj.weight.view(3, 4, 1, -1)
+    with torch.no_grad():
+        gates[0, :, 0, token] = gates[0, [1, 2, 0, 3], 0, token]
+    automaton, hard = Permutation(group="S_3").automaton(), hardened(model)
+    found = certify(hard, automaton)
+    assert found.verdict == "refuted"
+    lengths = [length for length in range(1, 6) if failing_words(hard, automaton, length)]
+    assert len(found.word) == lengths[0]
+    assert found.word in failing_words(hard, automaton, lengths[0])
+
+
+def test_blocks_that_do_not_track_are_pruned():
+    # One block keeps the last token but one of {1, 2}, the other is shifted by every token.
+    keeps = [[-1 if token in (1, 2, 6) else entry for entry in range(3)] for token in range(7)]
+    shifts = [[(entry + 1) % 3 for entry in range(3)]] * 6 + [[-1] * 3]
+    model = hardened(of_group("S_3", keeps, shifts))
+    automaton = Permutation(group="S_3").automaton()
+    whole = certify(model, automaton)
+    assert whole.verdict == "proven"
+    assert whole.pairs > 6
+    rest = pruned(model, automaton)
+    # All entries of the block that is shifted hold one value, so nothing is there to follow.
+    assert (rest.tracking, rest.num_blocks) == ((0, 2), 3)
+    found = certify(rest.model, automaton)
+    assert (found.verdict, found.pairs, found.margin) == ("proven", 6, whole.margin)
+    assert model.blocks[0].layer.value_proj.weight.abs().sum() > 0
+
+
+def test_a_block_that_is_pruned_is_not_read():
+    keeps = [[-1 if token in (1, 2, 6) else entry for entry in range(3)] for token in range(7)]
+    model = of_group("S_3", keeps)
+    with torch.no_grad():
+        model.readouts["answer"].weight[0, 3:6] = 10
+    automaton = Permutation(group="S_3").automaton()
+    assert certify(hardened(model), automaton).verdict == "refuted"
+    assert certify(pruned(hardened(model), automaton).model, automaton).verdict == "proven"
+
+
+def test_an_lstm_stays_open():
+    model = SyntheticModel(6, {"answer": 6}, 8, [LayerSpec("lstm")])
+    anything = Automaton(0, np.zeros((1, 6), np.int64), np.full((1, 6), IGNORED))
+    found = certify(model, anything, max_pairs=500)
+    assert (found.verdict, found.margin, found.word) == ("open", None, ())
+    assert found.reason == "more than 500 pairs of states"
+    with pytest.raises(ValueError, match="model must have a layer with gates to harden"):
+        hardened(model)
+    with pytest.raises(TypeError, match="the first layer must be a BD-LRU to prune, got LSTM"):
+        pruned(model, anything)
+
+
+def test_rows_that_influence_each_other_leave_it_open(monkeypatch):
+    model = hardened(of_group("S_3"))
+    layer = model.blocks[0].layer
+    forward = layer.forward
+
+    def leaky(x, state=None, cu_seqlens=None):
+        y, state = forward(x, state, cu_seqlens)
+        return y + 1e-3 * torch.arange(len(y)).view(-1, 1, 1), state
+
+    monkeypatch.setattr(layer, "forward", leaky)
+    found = certify(model, Permutation(group="S_3").automaton())
+    assert (found.verdict, found.pairs) == ("open", 0)
+    assert found.reason == "a row of a step depends on where it stands in its batch"
+
+
+def test_a_failure_of_steps_alone_is_not_a_refutation(monkeypatch):
+    model = hardened(of_group("S_3"))
+    monkeypatch.setattr(model, "forward", of_group("S_3").forward)
+    with torch.no_grad():
+        model.readouts["answer"].weight[3] *= -1
+    found = certify(model, Permutation(group="S_3").automaton())
+    assert found.verdict == "open"
+    assert found.reason == "steps fail on the word [3], the whole does not"
+
+
+def test_what_is_no_number_is_wrong():
+    model = hardened(of_group("S_3"))
+    with torch.no_grad():
+        model.readouts["answer"].weight[2] = torch.nan
+    assert certify(model, Permutation(group="S_3").automaton()).verdict == "refuted"
+
+
+def test_a_tie_is_wrong():
+    model = hardened(of_group("S_2"))
+    with torch.no_grad():
+        model.readouts["answer"].weight.zero_()
+    found = certify(model, Permutation(group="S_2").automaton())
+    assert (found.verdict, found.word) == ("refuted", (0,))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"head": "x"}, r"head must be one of \['answer'\], got 'x'"),
+        ({"max_pairs": 0}, "max_pairs must be at least 1, got 0"),
+        (
+            {"automaton": Permutation(group="S_4").automaton()},
+            "must have the 6 tokens of the model",
+        ),
+        (
+            {"automaton": Automaton(0, np.zeros((1, 6), np.int64), np.full((1, 6), 6))},
+            "outputs must be below the 6 classes of the model, got 6",
+        ),
+    ],
+)
+def test_bad_requests_are_named(changes, message):
+    request = {"automaton": Permutation(group="S_3").automaton()} | changes
+    with pytest.raises(ValueError, match=message):
+        certify(of_group("S_3"), **request)
+
+
+@st.composite
+def hard_blocks(draw):
+    """A random model of hard blocks over few tokens, and its own automaton, perhaps damaged."""
+    num_blocks, num_tokens, m = (draw(st.integers(1, most)) for most in (2, 3, 2))
+    classes = draw(st.integers(2, 3))
+    # The learned token writes first: it loads every entry, and none is ever 0.
+    shape = (num_blocks, num_tokens + 1, m)
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    sources = rng.integers(-1, m, shape)
+    sources[:, -1] = -1
+    values = rng.integers(1, 4, shape)
+    readout = rng.integers(-9, 10, (classes, num_blocks * m)) + rng.random((classes, 1))
+    model = hardened(tracker(sources.tolist(), values.tolist(), readout, classes))
+    return model, own_automaton(
+        sources, values, readout.astype(np.float32), rng, draw(st.booleans())
+    )
+
+
+def own_automaton(sources, values, readout, rng, damaged):
+    """The automaton of a model by its tables, in integers; one answer is changed if damaged."""
+    num_blocks, num_tokens, m = sources.shape
+    start = tuple(values[:, -1].ravel().tolist())
+    states, transitions, outputs = [start], [], []
+    for state in states:
+        held = np.array(state).reshape(num_blocks, m)
+        row, answers = [], []
+        for token in range(num_tokens - 1):
+            after = np.array(
+                [
+                    [
+                        values[k, token, i] if j < 0 else held[k, j]
+                        for i, j in enumerate(sources[k, token])
+                    ]
+                    for k in range(num_blocks)
+                ]
+            )
+            logits = readout @ after.ravel()
+            best = np.sort(logits)[::-1]
+            near = best[0] - best[1] < 1e-3
+            answers.append(IGNORED if near else int(logits.argmax()))
+            reached = tuple(after.ravel().tolist())
+            if reached not in states:
+                states.append(reached)
+            row.append(states.index(reached))
+        transitions.append(row)
+        outputs.append(answers)
+    outputs = np.array(outputs)
+    if damaged:
+        place = tuple(rng.integers(0, size) for size in outputs.shape)
+        if outputs[place] != IGNORED:
+            outputs[place] = (outputs[place] + 1) % len(readout)
+    return Automaton(0, np.array(transitions), outputs)
+
+
+@settings(max_examples=40, deadline=None)
+@given(hard_blocks())
+def test_verdicts_agree_with_all_words_of_up_to_six_tokens(drawn):
+    model, automaton = drawn
+    found = certify(model, automaton)
+    assert found.verdict in ("proven", "refuted")
+    failing = [failing_words(model, automaton, length) for length in range(1, 7)]
+    shortest = next((length for length, words in enumerate(failing, 1) if words), None)
+    if found.verdict == "proven":
+        assert shortest is None
+    elif len(found.word) <= 6:
+        assert len(found.word) == shortest
+        assert found.word in failing[shortest - 1]
+    else:
+        assert shortest is None
+
+
+@pytest.mark.parametrize(
+    "task", [CycleNavigation(length=6, min_length=6), ModularArithmetic(length=8, min_length=8)]
+)
+def test_automata_answer_as_their_tasks(task):
+    examples = task.examples("train", 0, 50)
+    for tokens, targets in zip(examples.tokens, examples.targets[task.head], strict=True):
+        assert task.automaton().answers(tokens)[-1] == targets[-1]
+
+
+def test_words_that_are_no_expressions_are_named():
+    automaton = ModularArithmetic().automaton()
+    assert automaton.answers([2, 7, 3, 6, 4, 8]) == [IGNORED] * 5 + [2]  # 2 * 3 - 4 =
+    for word, position in (([5], 0), ([1, 2], 1), ([1, 8, 1], 2)):
+        with pytest.raises(ValueError, match=f"cannot stand at position {position}"):
+            automaton.answers(word)
+
+
+@pytest.mark.parametrize(
+    ("start", "transitions", "outputs", "error"),
+    [
+        (0, [[0, 1]], np.zeros((1, 2), np.int64), TypeError),
+        (0, np.zeros((1, 2)), np.zeros((1, 2), np.int64), TypeError),
+        (0, np.zeros((0, 2), np.int64), np.zeros((0, 2), np.int64), ValueError),
+        (0, np.zeros((1, 2), np.int64), np.zeros((2, 1), np.int64), ValueError),
+        (1, np.zeros((1, 2), np.int64), np.zeros((1, 2), np.int64), ValueError),
+        (0, np.full((1, 2), 1), np.zeros((1, 2), np.int64), ValueError),
+        (0, np.full((1, 2), -2), np.zeros((1, 2), np.int64), ValueError),
+        (0, np.zeros((1, 2), np.int64), np.full((1, 2), -1), ValueError),
+    ],
+)
+def test_tables_that_are_no_automaton_are_refused(start, transitions, outputs, error):
+    with pytest.raises(error):
+        Automaton(start, transitions, outputs)

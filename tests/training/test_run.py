@@ -12,6 +12,7 @@ from statemix.settings import Assignments, RequestError
 from statemix.tasks import TaskSpec
 from statemix.training import (
     AttributeSchedule,
+    ScheduleConfig,
     Scores,
     accuracy,
     evaluate,

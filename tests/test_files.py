@@ -1,6 +1,7 @@
 """File errors name the file, and rows are appended completely or not at all."""
 
 import errno
+import os
 import resource
 from pathlib import Path
 
@@ -61,3 +62,9 @@ def test_a_folder_that_cannot_be_made_is_refused_by_its_option(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(RequestError, match=r"^output must be a writable folder, got .*/file/below"):
         make_folder("output", tmp_path / "file" / "below")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(RequestError, match=r"output must be .* \(a pipe\)"):
+        open_for_append("output", tmp_path / "pipe")

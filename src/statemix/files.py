@@ -60,6 +60,9 @@ def open_for_append(name: str, path: Path) -> None:
     Raises:
         RequestError: if it is not writable.
     """
+    if path.is_fifo():
+        # Opening it would wait for a reader.
+        raise RequestError(f"{name} must be a writable file, got {str(path)!r} (a pipe)")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8"):

@@ -44,7 +44,11 @@ def test_every_layer_and_number_is_timed_at_steps_and_evaluations():
     ("changes", "message"),
     [
         ({"replicas": (1,)}, "replicas must be at least 2, got 1"),
-        ({"replicas": (10**9,)}, "must fit into memory"),
+        ({"replicas": (10**9,)}, "replicas must be at most 1000, got 1000000000"),
+        (
+            {"batch_size": 2**19, "length": 2**19},
+            "replicas, hidden_size, batch_size, length and num_scored must fit into memory",
+        ),
         ({"hidden_size": 0}, r"hidden_size must be in 1\.\.2\^20 - 1, got 0"),
         ({"batch_size": 0}, "batch_size must be in"),
         ({"length": 0}, "length must be in"),

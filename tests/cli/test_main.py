@@ -171,19 +171,33 @@ def test_errors_become_one_line_and_an_exit_code(error, code, line_of):
     assert ("a b" in printed) != (code == 130)
 
 
+class _Failing:
+    def __init__(self, error):
+        self.error = error
+
+    def run(self):
+        raise self.error
+
+
 @pytest.mark.parametrize("error", [ValueError("a"), TypeError("a"), RuntimeError("a"), KeyError()])
-def test_a_defect_keeps_its_traceback_and_ends_with_exit_code_1(error):
+def test_a_defect_is_not_caught(error, monkeypatch):
+    monkeypatch.setattr(dispatcher, "parse", lambda *_: _Failing(error))
+    with pytest.raises(type(error)):
+        main(["train"])
+
+
+def test_a_defect_keeps_its_traceback_and_ends_with_exit_code_1():
     code = (
         "from statemix.cli import main\n"
         "class Failing:\n"
-        f"    def run(self): raise {error!r}\n"
+        "    def run(self): raise ValueError('a')\n"
         "main.parse = lambda *_: Failing()\n"
         "main.sys.exit(main.main(['train']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1
     assert "Traceback" in done.stderr
-    assert type(error).__name__ in done.stderr
+    assert "ValueError: a" in done.stderr
 
 
 def test_frames_of_the_stack_are_left_out_but_no_reason_is(line_of):
@@ -213,8 +227,9 @@ def test_only_a_command_that_resumes_promises_to_continue(command, capsys, monke
     assert capsys.readouterr().err == f"statemix: interrupted{advice}\n"
 
 
-@pytest.mark.parametrize("buffering", ["", "1"])
-@pytest.mark.parametrize("arguments", [["--help"], ["tasks"], ["bench", "--help"]])
+@pytest.mark.parametrize(
+    ("arguments", "buffering"), [(["--help"], ""), (["tasks"], "1"), (["bench", "--help"], "")]
+)
 def test_output_that_is_lost_is_one_line_and_exit_code_1(arguments, buffering):
     command = [sys.executable, "-m", "statemix", *arguments]
     environment = os.environ | {"PYTHONUNBUFFERED": buffering}
@@ -251,18 +266,16 @@ def test_a_backend_that_is_missing_is_a_wrong_request(capsys, monkeypatch):
     assert capsys.readouterr().err == "statemix: backend must be available; install it\n"
 
 
-@pytest.mark.parametrize("columns", ["1", "4", "39"])
-@pytest.mark.parametrize("command", ["train", "tasks"])
-def test_help_ends_on_a_terminal_of_any_width(command, columns):
-    done = subprocess.run(
-        [sys.executable, "-m", "statemix", command, "--help"],
-        env=os.environ | {"COLUMNS": columns},
-        capture_output=True,
-        text=True,
-        timeout=60,
+def test_help_ends_on_a_terminal_of_any_width():
+    code = (
+        "import os; from statemix.cli import main\n"
+        "for os.environ['COLUMNS'] in ('1', '4', '39'):\n"
+        "    for command in ('train', 'tasks'):\n"
+        "        assert main.main([command, '--help']) == 0"
     )
-    assert done.returncode == 0
-    assert "usage: statemix" in done.stdout
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.count("usage: statemix") == 6
 
 
 def test_a_closed_output_is_one_line_and_exit_code_1():

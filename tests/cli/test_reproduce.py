@@ -304,7 +304,9 @@ def test_a_folder_that_cannot_be_made_is_one_line_and_fails_no_run(capsys, tmp_p
     assert capsys.readouterr().err == (
         "statemix: output must be a writable folder, got '/dev/null/x' (Not a directory)\n"
     )
-    assert (tmp_path / "runs.jsonl").read_text() == ""
+    assert not list(tmp_path.iterdir())
+    assert main(["reproduce", "table4", "--workers", "1", "--store", "/dev/null/x"]) == 2
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_report_needs_a_folder_of_stores(capsys, tmp_path):

@@ -1,6 +1,7 @@
 """A Ray cluster trains as processes of this machine do, and stops as they do."""
 
 import contextlib
+import dataclasses
 import os
 import signal
 import socket
@@ -8,11 +9,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from statemix.experiments import cluster, runner
+from statemix.experiments import cluster
 from statemix.experiments.runner import Job, run_all
 from statemix.layers import LayerSpec
 from statemix.settings import RequestError
@@ -113,25 +113,6 @@ def assert_saved(jobs):
         assert read_status(job.folder).status == "interrupted"
         assert list((job.folder / "checkpoints").glob("step-*"))
     assert not jobs[2].folder.exists()
-
-
-@pytest.mark.usefixtures("local")
-def test_when_the_time_is_up_runs_are_saved(tmp_path, monkeypatch):
-    jobs, evaluated = endless(tmp_path / "on"), set()
-    clock = SimpleNamespace(monotonic=lambda: float(len(evaluated) == 2))
-    monkeypatch.setattr(runner, "time", clock)
-
-    def tell(job, event):
-        if event.kind == "evaluated":
-            evaluated.add(job.name)
-
-    rows = run_all(jobs, ray="auto", num_workers=2, until=1.0, on_event=tell)
-    assert [(row.status, row.message, row.started) for row in rows] == [
-        ("interrupted", "the time was up", True),
-        ("interrupted", "the time was up", True),
-        ("interrupted", "the time was up", False),
-    ]
-    assert_saved(jobs)
 
 
 @pytest.mark.usefixtures("local")
@@ -265,3 +246,11 @@ def test_without_ray_the_package_is_named(tmp_path, monkeypatch):
 def test_bad_requests_are_named(tmp_path, options, message):
     with pytest.raises(RequestError, match=f"^{message}$"):
         run_all(jobs_in(tmp_path, a=run()), **options)
+
+
+@pytest.mark.parametrize("address", ["local", "10.0.0.1:6379"])
+def test_what_no_machine_can_run_is_refused_before_the_cluster_is_asked(tmp_path, address):
+    endless = dataclasses.replace(run(), task=TaskSpec("permutation"), schedules=ScheduleConfig())
+    with pytest.raises(RequestError, match=r"^schedules\.num_steps must be given"):
+        run_all(jobs_in(tmp_path, a=endless), ray=address)
+    assert not list(tmp_path.iterdir())

@@ -197,6 +197,13 @@ if multiprocessing.parent_process() is not None:
     (folder / f"{os.getpid()}.here").touch()
     while len(list(folder.glob("*.here"))) < 2:
         time.sleep(0.01)
+    # No run may end before the signal has come, however slow the parent is.
+    from statemix.training.trainer import Trainer
+    step = Trainer.train_step
+    def slow(self):
+        time.sleep(0.05)
+        return step(self)
+    Trainer.train_step = slow
 """
 
 

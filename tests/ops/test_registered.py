@@ -81,6 +81,8 @@ tracer_warns = pytest.mark.filterwarnings("ignore:.*should not be instantiated:D
 @pytest.mark.parametrize("lengths", [None, (2, 0, 3)], ids=["dense", "packed"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_compiles_without_a_graph_break(problem, agree, variant, lengths, backend):
+    if backend == "associative" and lengths is not None and variant != "blocks":
+        pytest.skip("one variant shows it, and takes as long as the other tests together")
     kind, options = VARIANTS[variant]
     options = options | {"backend": backend}
     p = problem(kind, lengths=lengths)

@@ -1,6 +1,8 @@
 """The configuration: errors name bad values, defaults are written out, files keep it."""
 
 import json
+import os
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -232,6 +234,13 @@ def test_damaged_file_is_named(tmp_path, name, text, message):
         path.write_text(text)
     with pytest.raises(RequestError, match=rf"^{path} {message}"):
         read_tree(path)
+
+
+def test_what_never_ends_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe.json")
+    for path in (tmp_path / "pipe.json", Path("/dev/zero")):
+        with pytest.raises(RequestError, match=f"^{path} must be a regular file$"):
+            read_tree(path)
 
 
 def test_modules_are_imported_before_their_names_are_used(toys, tiny):

@@ -12,6 +12,7 @@ from statemix.settings import Assignments, RequestError
 from statemix.tasks import TaskSpec
 from statemix.training import (
     AttributeSchedule,
+    ScheduleConfig,
     Scores,
     accuracy,
     evaluate,
@@ -288,6 +289,14 @@ def test_stopping_early_is_decided_on_validation(tiny, tmp_path, monkeypatch):
 def test_evaluations_come_as_often_as_asked_and_at_the_end(tiny, tmp_path):
     train(tiny({"evaluation.every": 3}), tmp_path)
     assert [row["epoch"] for row in read_metrics(tmp_path)] == [3, 4]
+
+
+def test_weights_that_the_last_step_ruined_are_no_result(fresh, tmp_path):
+    schedules = ScheduleConfig(num_steps=1, learning_rate="constant")
+    changes = {"schedules": schedules, "optimizer.learning_rate": 3e38}
+    with pytest.raises(FloatingPointError, match=r"^loss of the test sequences must be finite"):
+        train(fresh(changes), tmp_path)
+    assert read_status(tmp_path).status == "diverged"
 
 
 def test_loss_that_is_not_finite_ends_with_step_and_rate_and_loses_nothing(tiny, tmp_path):

@@ -33,6 +33,7 @@ from statemix.training.trainer import Trainer
 Work = Literal["step", "evaluation"]
 WORKS: tuple[Work, ...] = get_args(Work)
 
+_MOST_REPLICAS = 1000
 STACKED, ALONE = "stacked", "alone"
 TOLERANCE = 1e-4
 """Losses are means over thousands of terms in float32."""
@@ -95,8 +96,14 @@ def check_case(case: Case) -> None:
         size = getattr(case, name)
         if not 1 <= size < 2**20:
             raise RequestError(f"{name} must be in 1..2^20 - 1, got {size}")
+    if case.replicas > _MOST_REPLICAS:
+        raise RequestError(f"replicas must be at most {_MOST_REPLICAS}, got {case.replicas}")
     config = case.config
-    check_run_fits(config, check_here(config), replicas=2 * case.replicas)
+    try:
+        check_run_fits(config, check_here(config), replicas=2 * case.replicas)
+    except RequestError as error:
+        sizes = "replicas, hidden_size, batch_size, length and num_scored"
+        raise RequestError(f"{sizes} must fit into memory together: {error}") from error
 
 
 def providers(case: Case) -> list[Provider]:

@@ -118,7 +118,8 @@ class Inspect:
 
         stop = self.start + self.sequences
         check_examples_fit("sequences", self.sequences, task, self.sequences, task.length)
-        examples: Examples = built("start", task.examples, self.split, self.start, stop)
+        part = "start" if self.start else "sequences"
+        examples: Examples = built(part, task.examples, self.split, self.start, stop)
         return examples
 
     def _chosen(self, layers: "list[LayerNumbers]") -> "list[LayerNumbers]":

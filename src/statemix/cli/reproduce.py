@@ -118,10 +118,14 @@ class Reproduce:
         left = self._due(planned, store)
         if not self.dry_run:
             # Runs that cannot be written would be stored as failed.
-            if self.store is not None:
-                files.open_for_append("store", self.store)
+            is_new = not self.output.exists()
             files.make_folder("output", self.output)
-            files.open_for_append("store", store.path)
+            try:
+                files.open_for_append("store", store.path)
+            except RequestError:
+                if is_new:
+                    self.output.rmdir()
+                raise
         console = Console(highlight=False, markup=False)
         console.soft_wrap = not console.is_terminal
         workers = self.workers if self.ray else self.workers or torch.get_num_threads()
@@ -174,7 +178,7 @@ class Reproduce:
             raise RequestError(f"minutes must be above 0 and below 1e6, got {self.minutes}")
         if self.workers is not None and self.ray is not None and self.workers < 1:
             raise RequestError(f"workers must be at least 1, got {self.workers}")
-        if self.workers is not None and self.ray is None:
+        if self.workers is not None and self.ray in (None, "local"):
             from statemix.training.devices import check_threads
 
             check_threads("workers", self.workers)

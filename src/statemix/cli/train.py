@@ -138,7 +138,7 @@ class Train:
                 )
             _print_outcome(outcome)
             return
-        if self.workers is not None and self.ray is None:
+        if self.workers is not None and self.ray in (None, "local"):
             check_threads("workers", self.workers)
         axes = [_axis(text) for text in self.grid]
         jobs = grid(self.run_config, self.folder, axes)

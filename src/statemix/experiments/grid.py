@@ -1,6 +1,7 @@
 """Runs over a grid of settings, and the choice of the best run."""
 
 import itertools
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,9 @@ from statemix.plain import lookup, put
 from statemix.settings import RequestError, SettingError
 from statemix.training import Outcome, RunConfig, config_from_plain
 from statemix.training.folder import CONFIG
+
+# Each is a folder and a process of its own.
+_MOST_RUNS = 2000
 
 
 @dataclass(frozen=True)
@@ -41,14 +45,17 @@ def grid(config: RunConfig, folder: Path, axes: Sequence[Axis]) -> list[Job]:
         axes: settings that differ, the first one outermost.
 
     Raises:
-        RequestError: if a setting or a value is not possible, a value or an axis is repeated, or
-            the folder itself holds a run.
+        RequestError: if a setting or a value is not possible, a value or an axis is repeated, there
+            are more than 2,000 combinations, or the folder itself holds a run.
     """
     if (folder / CONFIG).exists():
         raise RequestError(f"folder of a grid must not itself hold a run, got {folder}")
     names = [axis.name for axis in axes]
     if len(set(names)) < len(names):
         raise RequestError(f"axes of a grid must be distinct, got {names}")
+    count = math.prod(len(axis.values) for axis in axes)
+    if count > _MOST_RUNS:
+        raise RequestError(f"grid must have at most {_MOST_RUNS} combinations, got {count}")
     jobs = [
         _job(config, folder, dict(zip(names, values, strict=True)))
         for values in itertools.product(*(axis.values for axis in axes))

@@ -107,12 +107,12 @@ def run_all(
         RequestError: if an argument is out of range or has the wrong type, two jobs share a folder,
             or a job cannot run on this machine; then none has started. With ``ray``, if the cluster
             cannot be reached or is lost, if the parent of a folder cannot be made, or if a machine
-            does not see it; what a job asks for is then checked where it runs.
+            does not see it; the memory and devices of a job are then checked where it runs.
         KeyboardInterrupt: after Ctrl-C or SIGTERM, once the active runs have saved a checkpoint;
             the same call resumes.
     """
     ray = checked(str | None, ray, "ray")
-    if num_workers is not None and ray is not None:
+    if num_workers is not None and ray not in (None, "local"):
         num_workers = checked(Annotated[int, Ge(1)], num_workers, "num_workers")
     elif num_workers is not None:
         check_threads("num_workers", checked(int, num_workers, "num_workers"))
@@ -128,8 +128,12 @@ def run_all(
         raise RequestError("jobs must have distinct folders, got one folder twice")
     fresh = checked(bool, fresh, "fresh")
     # One request that cannot be met is one error, before any process starts.
-    if ray is None:
-        check_all_here(job.config for job in jobs if fresh or _ending(job, retry) is None)
+    asked = [job.config for job in jobs if fresh or _ending(job, retry) is None]
+    if ray in (None, "local"):
+        check_all_here(asked)
+    else:
+        for config in asked:
+            request(config)
     if fresh:
         for job in jobs:
             _check_removable(job.folder)

@@ -98,7 +98,8 @@ def settled(folder: Path, config: StoredConfig) -> StoredConfig:
     Raises:
         RequestError: if the folder holds another run, something else, or a damaged run.
     """
-    stored = stored_config(folder, config.schema)
+    with _explained(folder):
+        stored = stored_config(folder, config.schema)
     if stored is None:
         with _explained(folder):
             found = sorted(entry.name for entry in folder.iterdir()) if folder.exists() else []

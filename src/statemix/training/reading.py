@@ -60,6 +60,9 @@ def read_tree(path: Path) -> dict[str, Any]:
     Raises:
         RequestError: if the file cannot be read or is not valid.
     """
+    if path.exists() and not path.is_file():
+        # Some devices and pipes never end.
+        raise RequestError(f"{path} must be a regular file")
     try:
         text = path.read_text(encoding="utf-8-sig")
         tree = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)

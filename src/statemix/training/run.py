@@ -1,6 +1,7 @@
 """One run from its configuration to its outcome, resumable at any time."""
 
 import contextlib
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -281,6 +282,8 @@ class _Run:
         attributes = self.trainer.attributes(step)
         with attributes_set(self.model, self.config.evaluation.attributes):
             test, validation = score(self.test), score(self.validation)
+        self._check_finite("test", test)
+        self._check_finite("validation", validation)
         epoch = self.trainer.batches.epoch(step)
         now = Selection(step, epoch, attributes, validation, {self.task.length: test})
         self.selections["last"] = now
@@ -308,6 +311,16 @@ class _Run:
             f"validation {accuracy(validation):.4f}, test {accuracy(test):.4f}"
         )
         self.emit(self.event("evaluated", text, row=row))
+
+    def _check_finite(self, split: str, scores: HeadScores) -> None:
+        """Raise if the last step has made weights that are no numbers."""
+        for one in scores.values():
+            if not math.isfinite(one.loss):
+                raise FloatingPointError(
+                    f"loss of the {split} sequences must be finite, got {one.loss} after step "
+                    f"{self.trainer.step} of {self.trainer.num_steps}; a smaller learning rate or "
+                    "clip_norm may help"
+                )
 
     def _criterion(self, name: Best, selection: Selection) -> float:
         if name == "best_test":

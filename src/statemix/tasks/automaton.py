@@ -66,7 +66,7 @@ class Automaton:
     @property
     def num_tokens(self) -> int:
         """Number of tokens."""
-        return self.transitions.shape[1]
+        return int(self.transitions.shape[1])
 
     def answers(self, word: Iterable[int]) -> list[int]:
         """Return the outputs along a word.

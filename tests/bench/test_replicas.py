@@ -62,6 +62,11 @@ def test_bad_sizes_are_named(changes, message):
         replicas.cases(**arguments)
 
 
+def test_a_layer_that_cannot_be_stacked_is_refused_before_anything_is_timed():
+    with pytest.raises(RequestError, match="model must be one that vmap can batch"):
+        replicas.cases((BD_LRU, LayerSpec("lstm")), (2,), **SIZES)
+
+
 def test_a_layer_that_cannot_be_stacked_is_refused():
     case = replicas.Case(LayerSpec("lstm"), 2, "step", **SIZES)
     with pytest.raises(RequestError, match=r"^model must be one that vmap can batch"):

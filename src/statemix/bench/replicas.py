@@ -173,7 +173,7 @@ def cases(layers: Sequence[LayerSpec], replicas: Sequence[int], **sizes: Any) ->
     """Return a case for every layer, number of replicas and kind of work, checked.
 
     Raises:
-        RequestError: if a case is not possible.
+        RequestError: if a case is not possible, or a layer cannot be stacked.
     """
     listed = [
         Case(layer, count, work, **sizes)
@@ -183,6 +183,10 @@ def cases(layers: Sequence[LayerSpec], replicas: Sequence[int], **sizes: Any) ->
     ]
     for case in listed:
         check_case(case)
+    for layer in dict.fromkeys(layers):
+        # Whether a layer can be stacked does not depend on the sizes.
+        smallest = replace(listed[0], layer=layer, replicas=2, batch_size=1, num_scored=1)
+        Stack(_trainers(smallest)[0]).check()
     return listed
 
 

@@ -1021,7 +1021,7 @@ TRAINING_FAULTS = [
     Fault(
         "replicas: those that fail are not tried alone",
         "src/statemix/experiments/groups.py",
-        "ending = alone(member, tell)",
+        "ending = train_one(member, tell, checkpoint_every_s)",
         'ending = ("failed", "among replicas", "")',
         ("tests/experiments/test_groups.py",),
     ),
@@ -1157,7 +1157,7 @@ REPORT = [
     Fault(
         "numbers: almost right is written as right",
         "src/statemix/report/numbers.py",
-        "if value >= 1.0:",
+        "if value == 1.0:",
         "if value >= 0.9995:",
         ("tests/report/test_numbers.py",),
     ),

@@ -22,7 +22,7 @@ from statemix.tasks.permutation import Permutation
 SHARP = 8.0
 
 
-def tracker(sources, values, readout, num_classes):
+def tracker(sources, values, readout, num_classes, initial_state="zero"):
     """A model of hard blocks, written down gate by gate.
 
     Args:
@@ -36,7 +36,7 @@ def tracker(sources, values, readout, num_classes):
         num_tokens - 1,
         {"answer": num_classes},
         num_tokens + num_blocks * m,
-        [LayerSpec("bd_lru", num_blocks=num_blocks, block_size=m)],
+        [LayerSpec("bd_lru", num_blocks=num_blocks, block_size=m, initial_state=initial_state)],
         bos=True,
         residual=False,
         norm="none",
@@ -59,7 +59,7 @@ def tracker(sources, values, readout, num_classes):
     return model
 
 
-def of_group(name, *more_sources):
+def of_group(name, *more_sources, initial_state="zero"):
     """The exact tracker of a permutation group: one block, written by the learned token."""
     elements = np.array(group(name).elements)
     order, m = elements.shape
@@ -68,7 +68,7 @@ def of_group(name, *more_sources):
     written = [[0.0] * m] * order + [list(range(1, m + 1))]
     others = [[[float(token)] * m for token in range(order + 1)] for _ in more_sources]
     readout = np.concatenate([elements, *(np.zeros_like(elements) for _ in more_sources)], 1)
-    return tracker(sources, [written, *others], readout, order)
+    return tracker(sources, [written, *others], readout, order, initial_state)
 
 
 def failing_words(model, automaton, length):
@@ -161,6 +161,29 @@ def test_a_block_that_is_pruned_is_not_read():
     automaton = Permutation(group="S_3").automaton()
     assert certify(hardened(model), automaton).verdict == "refuted"
     assert certify(pruned(hardened(model), automaton).model, automaton).verdict == "proven"
+
+
+def test_a_block_that_is_pruned_forgets_its_learned_state():
+    # The block is never written, and the transposition 1 turns what it has held from the start.
+    turns = [[1, 0, 2] if token == 1 else [0, 1, 2] for token in range(7)]
+    model = of_group("S_3", turns, initial_state="learned")
+    with torch.no_grad():
+        model.blocks[0].layer.learned_state[1] = torch.tensor([1.0, 2.0, 3.0])
+    automaton = Permutation(group="S_3").automaton()
+    assert certify(hardened(model), automaton).pairs == 12
+    rest = pruned(hardened(model), automaton)
+    assert rest.tracking == (0,)
+    assert certify(rest.model, automaton).pairs == 6
+
+
+def test_the_head_that_answers_may_be_chosen():
+    model = hardened(of_group("S_3"))
+    other = torch.nn.Linear(model.readouts["answer"].in_features, 6)
+    model.readouts = torch.nn.ModuleDict({"other": other, "answer": model.readouts["answer"]})
+    model.heads = {"other": 6, "answer": 6}
+    automaton = Permutation(group="S_3").automaton()
+    assert certify(model, automaton, head="answer").verdict == "proven"
+    assert certify(model, automaton).verdict == "refuted"
 
 
 def test_an_lstm_stays_open():

@@ -184,7 +184,7 @@ def test_attributes_are_restored_if_evaluation_raises(toys, tiny, begun, monkeyp
     }
     run = begun(tiny(changes))
     with pytest.raises(KeyError):
-        run._evaluate()
+        run._evaluate(run._score)
     assert run.model.blocks[0].layer.iterations == 2
 
 

@@ -23,7 +23,7 @@ def hardened(model: SyntheticModel) -> SyntheticModel:
     is 1 at the largest raw gate of a row and 0 elsewhere. So every entry of a state copies one
     entry, or loads its value, and neither rounds. Equal largest gates share the 1. The fused
     kernels keep gates at the smallest normal number or above, which changes no entry but those
-    that are 0.
+    that are 0. Source: our addition, as the gate temperature is.
 
     Args:
         model: any model.

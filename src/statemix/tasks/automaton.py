@@ -18,6 +18,8 @@ class Automaton:
 
     .. math:: q_t = \delta(q_{t-1}, x_t), \qquad y_t = \lambda(q_{t-1}, x_t)
 
+    Source: Mealy (1955), "A method for synthesizing sequential circuits".
+
     Attributes:
         start: state before the first token.
         transitions: delta, shape (states, tokens), int64; ``NEVER`` where a token cannot follow.
@@ -54,9 +56,10 @@ class Automaton:
         if not 0 <= self.start < self.num_states:
             raise ValueError(f"start must be in 0..{self.num_states - 1}, got {self.start}")
         if self.transitions.min() < NEVER or self.transitions.max() >= self.num_states:
-            raise ValueError(f"transitions must be in -1..{self.num_states - 1}")
+            found = sorted({int(one) for one in self.transitions.flat})
+            raise ValueError(f"transitions must be in -1..{self.num_states - 1}, got {found}")
         if ((self.outputs < 0) & (self.outputs != IGNORED)).any():
-            raise ValueError(f"outputs must be at least 0, or {IGNORED}")
+            raise ValueError(f"outputs must be at least 0, or {IGNORED}, got {self.outputs.min()}")
 
     @property
     def num_states(self) -> int:

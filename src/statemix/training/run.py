@@ -275,9 +275,8 @@ class _Run:
         period = self.config.evaluation.every * self.trainer.batches.steps_per_epoch
         return step % period == 0 or step == self.trainer.num_steps
 
-    def _evaluate(self, score: Score | None = None) -> None:
+    def _evaluate(self, score: Score) -> None:
         """Add a row to the metrics, and keep the weights if they are the best so far."""
-        score = score or self._score
         step = self.trainer.step
         attributes = self.trainer.attributes(step)
         with attributes_set(self.model, self.config.evaluation.attributes):

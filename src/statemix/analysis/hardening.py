@@ -63,7 +63,7 @@ def pruned(model: SyntheticModel, automaton: Automaton) -> Pruned:
     A block tracks if its state is a function of the automaton's: for every state reached and every
     token that can follow, the block goes bit for bit to where the automaton goes. By induction its
     state then depends on the automaton's state alone, after words of every length. The other blocks
-    load zeros and are not read.
+    hold and load zeros, so that nothing is read from them.
 
     Args:
         model: a hardened model whose first layer is a BD-LRU; its gates see the token alone.
@@ -77,10 +77,8 @@ def pruned(model: SyntheticModel, automaton: Automaton) -> Pruned:
     if not isinstance(layer, BDLRU):
         raise TypeError(f"the first layer must be a BD-LRU to prune, got {type(layer).__name__}")
     tracks = _tracking(copied, automaton)
-    # Blocks are innermost in the order of the projections.
-    shape = (layer.block_size, layer.num_blocks)
-    layer.value_proj.weight.view(*shape, -1)[:, ~tracks] = 0
-    layer.out_proj.weight.view(-1, *shape)[:, :, ~tracks] = 0
+    # Blocks are innermost in the order of the projection.
+    layer.value_proj.weight.view(layer.block_size, layer.num_blocks, -1)[:, ~tracks] = 0
     if layer.learned_state is not None:
         layer.learned_state[~tracks] = 0
     kept = tuple(tracks.nonzero().flatten().tolist())

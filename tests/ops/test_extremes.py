@@ -85,6 +85,21 @@ def test_large_values_and_steep_gates_equal_stable_sums(problem, kind, gate, bac
     check_one_step_each(p.replace(d_states=p.d_states / 1024), gate, backend, 2.0**-10)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("gate", ["softmax", "sigmoid"])
+def test_what_underflows_is_zero_as_in_stable_sums(problem, kind, gate, dtype, backend):
+    """No value passes a gate whose exponential is far below the smallest number."""
+    p = problem(kind, batch=1, length=6, blocks=18, size=3).to(dtype)
+    gates = torch.where(torch.arange(4) < 3, p.gates, -1e4)
+    huge_values = p.values.sign() * torch.finfo(dtype).max
+    closed = p.replace(
+        gates=gates, values=huge_values, initial_state=torch.zeros_like(p.initial_state)
+    )
+    results = closed.outcome(gate, cotangents=("states",), backend=backend)
+    assert not results["states"].any()
+    assert not results["d_values"].any()
+
+
 def with_largest_values(p, signs):
     """The problem with values and initial states of 0.9 times the largest number of their dtype.
 

@@ -21,9 +21,8 @@ def hardened(model: SyntheticModel) -> SyntheticModel:
     .. math:: \lim_{\tau \to 0} \mathrm{softmax}(z / \tau)
 
     is 1 at the largest raw gate of a row and 0 elsewhere. So every entry of a state copies one
-    entry, or loads its value, and neither rounds. Equal largest gates share the 1. The fused
-    kernels keep gates at the smallest normal number or above, which changes no entry but those
-    that are 0. Source: our addition, as the gate temperature is.
+    entry, or loads its value, and neither rounds. Equal largest gates share the 1. Source: our
+    addition, as the gate temperature is.
 
     Args:
         model: any model.

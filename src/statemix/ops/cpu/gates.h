@@ -23,7 +23,7 @@ constexpr double kEpsilon = 1e-6;  // gates.py: EPSILON
 // families measured from the top.
 template <class V> struct Scale {
   V half_top, factor, slope;
-  Unit<typename ScalarOf<V>::type> unit = {};
+  typename ScalarOf<V>::type unit = 1;
 };
 
 // Constants of all rows of a problem. 1 / T may overflow, so factors are clamped to finite values:
@@ -32,11 +32,11 @@ template <class S> struct Rows {
   S inverse, exponent;  // 1 / T, and 2 log2(e) / T
   // Powers of two that keep weighted sums finite: the exponentials of a row, times their unit, add
   // up to at most 1. Other numerators are less than 4, so they add up to less than 1 / part.
-  Unit<S> unit;
+  S unit = 1;
   S part;
   explicit Rows(const Problem& problem) {
-    for (; unit.size * (problem.size + 1) > 1; unit.size /= 2) ++unit.lowest;
-    part = unit.size / 4;
+    while (unit * (problem.size + 1) > 1) unit /= 2;
+    part = unit / 4;
     inverse = finite(problem.inverse_temperature);
     exponent = finite(problem.inverse_temperature * 2.88539008177792681472);
   }

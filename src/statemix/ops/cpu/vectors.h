@@ -146,40 +146,38 @@ inline VectorD power_of_two(VectorD x) { return (VectorD)((VectorL)x & 0x7ff0000
 
 template <class V> inline V absolute(V x) { return x < 0 ? -x : x; }
 
-// A power of two, at most 1, and the lowest exponent to which it can be scaled: below that the
-// product is not a normal number.
-template <class S> struct Unit {
-  S size = 1, lowest = std::numeric_limits<S>::min_exponent - 1;
-};
-
-// unit * 2^y for y <= 0, by 2^y = 2^n 2^r with |r| <= 1/2. The unit multiplies the coefficients of
-// the polynomial, which changes no digit and costs nothing within a loop. A NaN stays a NaN. Below
-// the clamp the result is the smallest normal number. In float32 the polynomial is within 1.2e-7 of
-// 2^r.
-inline VectorF exp2_nonpositive(VectorF y, Unit<float> unit = {}) {
-  y = larger(VectorF{} + unit.lowest, y);
+// unit * 2^y for y <= 0 and a unit that is a power of two, by 2^y = 2^n 2^r with |r| <= 1/2. The
+// unit multiplies the coefficients of the polynomial, which changes no digit and costs nothing
+// within a loop. A NaN stays a NaN. Where 2^n is no normal number the result is 0: a gate that
+// underflows must not let anything through, however large. In float32 the polynomial is within
+// 1.2e-7 of 2^r.
+inline VectorF exp2_nonpositive(VectorF y, float unit = 1) {
 #if defined(__x86_64__) && VECTOR_BYTES == 64
   VectorF n = (VectorF)_mm512_roundscale_ps((__m512)y, _MM_FROUND_TO_NEAREST_INT);
 #else
-  // 1.5 * 2^23 rounds its addend to an integer; 127 makes the last bits the exponent of 2^n.
+  // 1.5 * 2^23 rounds its addend to an integer; 127 makes the last bits the exponent of 2^n. At
+  // n = -127 these bits are those of 0.
+  y = larger(VectorF{} - 127, y);
   const float shift = 12582912.0f + 127;
   VectorF rounded = y + shift;
   VectorF n = rounded - shift;
 #endif
   VectorF r = y - n;
-  VectorF p = r * (1.32647273e-03f * unit.size) + 9.67151299e-03f * unit.size;
-  p = p * r + 5.55073358e-02f * unit.size;
-  p = p * r + 2.40222424e-01f * unit.size;
-  p = p * r + 6.93147004e-01f * unit.size;
-  p = p * r + unit.size;
+  VectorF p = r * (1.32647273e-03f * unit) + 9.67151299e-03f * unit;
+  p = p * r + 5.55073358e-02f * unit;
+  p = p * r + 2.40222424e-01f * unit;
+  p = p * r + 6.93147004e-01f * unit;
+  p = p * r + unit;
 #if defined(__x86_64__) && VECTOR_BYTES == 64
-  return (VectorF)_mm512_scalef_ps((__m512)p, (__m512)n);
+  // "Not less" holds for a NaN too.
+  __mmask16 normal = _mm512_cmp_ps_mask((__m512)n, _mm512_set1_ps(-126), _CMP_NLT_UQ);
+  return (VectorF)_mm512_maskz_scalef_ps(normal, (__m512)p, (__m512)n);
 #else
   return p * (VectorF)((VectorI)rounded << 23);
 #endif
 }
-inline VectorD exp2_nonpositive(VectorD y, Unit<double> unit = {}) {
-  y = larger(VectorD{} + unit.lowest, y);
+inline VectorD exp2_nonpositive(VectorD y, double unit = 1) {
+  y = larger(VectorD{} - 1023, y);
   const double shift = 6755399441055744.0 + 1023;  // 1.5 * 2^52
   VectorD rounded = y + shift;
   VectorD r = (y - (rounded - shift)) * 6.93147180559945309417e-1;
@@ -196,8 +194,8 @@ inline VectorD exp2_nonpositive(VectorD y, Unit<double> unit = {}) {
                                        0.5,
                                        1.0,
                                        1.0};
-  VectorD p = r * (1.0 / 6227020800.0 * unit.size) + inverse_factorials[0] * unit.size;
-  for (int k = 1; k < 13; ++k) p = p * r + inverse_factorials[k] * unit.size;
+  VectorD p = r * (1.0 / 6227020800.0 * unit) + inverse_factorials[0] * unit;
+  for (int k = 1; k < 13; ++k) p = p * r + inverse_factorials[k] * unit;
   return p * (VectorD)((VectorL)rounded << 52);
 }
 

@@ -15,6 +15,7 @@ import pytest
 
 from statemix.experiments import groups, processes, runner
 from statemix.experiments.runner import Job, run_all
+from statemix.interrupts import SIGNALS
 from statemix.layers import LayerSpec
 from statemix.settings import RequestError
 from statemix.tasks import TaskSpec
@@ -30,7 +31,6 @@ from statemix.training import (
     train,
 )
 from statemix.training.folder import read_status
-from statemix.training.interrupts import SIGNALS
 
 BD_LRU = LayerSpec("bd_lru", num_blocks=2, block_size=3)
 TOYS = Path(__file__).parents[1] / "toys"
@@ -201,7 +201,7 @@ if multiprocessing.parent_process() is not None:
     from statemix.training.trainer import Trainer
     step = Trainer.train_step
     def slow(self):
-        time.sleep(0.05)
+        time.sleep(0.2)
         return step(self)
     Trainer.train_step = slow
 """
@@ -214,7 +214,7 @@ def test_a_signal_to_the_parent_saves_every_run_under_way(tmp_path, number, monk
     monkeypatch.syspath_prepend(tmp_path)
 
     def jobs(folder):
-        together = {"epochs": 120, "imports": ("runner_together",)}
+        together = {"epochs": 30, "imports": ("runner_together",)}
         return jobs_in(folder, a=run(**together), b=run(seed=1, **together))
 
     # The same jobs, for a process of their own.

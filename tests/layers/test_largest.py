@@ -1,5 +1,7 @@
 """The largest tensor of a forward, found without memory."""
 
+import signal
+
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -23,6 +25,30 @@ def test_no_forward_allocates_less(name, length):
     layer, x = spec.build(hidden_size=32), torch.randn(2, length, 32)
     found = largest_tensor(spec, hidden_size=32, batch_size=2, length=length)
     assert x.nbytes <= found <= allocated(lambda: layer(x))
+
+
+class Interrupted(CausalConv):
+    """A convolution during whose forward a signal comes, and that counts forwards that ended."""
+
+    ended = 0
+
+    def forward(self, x, state=None, cu_seqlens=None):
+        results = super().forward(x, state, cu_seqlens)
+        signal.raise_signal(signal.SIGTERM)
+        Interrupted.ended += 1
+        return results
+
+
+def test_a_signal_waits_until_the_tensors_have_data_again(monkeypatch):
+    """PyTorch aborts the process if a handler raises within its operations on shapes."""
+    monkeypatch.setattr(LAYERS, "_entries", dict(LAYERS._entries))
+    Interrupted.name = "interrupted"
+    LAYERS.register(Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        largest_tensor(
+            LayerSpec("interrupted", kernel_size=2), hidden_size=4, batch_size=1, length=5
+        )
+    assert Interrupted.ended == 1
 
 
 def test_updates_of_one_token_form_one_matrix():

@@ -9,6 +9,7 @@ import signal
 
 import pytest
 
+from statemix.interrupts import SIGNALS
 from statemix.layers import LayerSpec
 from statemix.tasks import TaskSpec
 from statemix.training import (
@@ -20,7 +21,6 @@ from statemix.training import (
     train,
 )
 from statemix.training.folder import read_status
-from statemix.training.interrupts import SIGNALS
 
 # Runs in a process of its own and kills it, as kill -9 does: at the n-th event, or half way through
 # the n-th file that a checkpoint writes, or between a checkpoint's last file and its renaming.

@@ -22,9 +22,9 @@ from statemix.experiments.groups import (
     train_group,
 )
 from statemix.experiments.processes import GRACE_S
+from statemix.interrupts import can_be_handled
 from statemix.settings import RequestError
 from statemix.training import Event
-from statemix.training.interrupts import can_be_handled
 
 # Steps are shown to a person; a small network does a thousand in a second.
 _STEP_EVERY_S = 1.0

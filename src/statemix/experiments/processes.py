@@ -10,8 +10,8 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from statemix.experiments.groups import Death, Member, Message, train_group
+from statemix.interrupts import SIGNALS, can_be_handled
 from statemix.training import Event
-from statemix.training.interrupts import SIGNALS, can_be_handled
 
 # Time for an interrupted run to save a checkpoint; if it fails, the run resumes from an older one.
 GRACE_S = 10.0

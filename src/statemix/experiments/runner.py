@@ -16,12 +16,12 @@ from annotated_types import Ge
 from statemix.experiments.cluster import Cluster
 from statemix.experiments.groups import Death, Member, Message, grouped, train_group, train_one
 from statemix.experiments.processes import processes
+from statemix.interrupts import can_be_handled
 from statemix.settings import RequestError, checked
 from statemix.training import Event, RunConfig
 from statemix.training.config import SCHEMA, NotNegative
 from statemix.training.devices import check_threads
 from statemix.training.folder import CONFIG, Status, StoredConfig, read_status, settled
-from statemix.training.interrupts import can_be_handled
 from statemix.training.request import check_all_here, request
 from statemix.training.run import CHECKPOINT_EVERY_S
 

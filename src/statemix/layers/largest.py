@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from statemix.interrupts import Interrupts
 from statemix.layers.layer import Layer, LayerSpec
 
 # Every layer here works in chunks of at most so many tokens; more of them take time to follow.
@@ -30,6 +31,9 @@ def largest_tensor(
     Nothing is allocated or computed: the tensors have shapes alone. Unlike those on "meta", they
     choose the kernels of the CPU, whose attention keeps no scores.
 
+    Ctrl-C and SIGTERM wait until the end: an error that a handler raises within such an operation
+    aborts the process.
+
     Args:
         spec: the layer.
         hidden_size: width of input and output.
@@ -43,11 +47,21 @@ def largest_tensor(
     Raises:
         ValueError: if the options do not fit the layer.
         TypeError: if an option has the wrong type.
+        KeyboardInterrupt: after Ctrl-C or SIGTERM.
 
     Example:
         >>> largest_tensor(LayerSpec("conv", kernel_size=2), hidden_size=4, batch_size=3, length=5)
         288
     """
+    with Interrupts() as interrupts:
+        found = _followed(spec, hidden_size, batch_size, length, dtype)
+    interrupts.check()
+    return found
+
+
+def _followed(
+    spec: LayerSpec, hidden_size: int, batch_size: int, length: int, dtype: torch.dtype | None
+) -> int:
     largest = _Largest()
     with _silent(), FakeTensorMode():
         try:

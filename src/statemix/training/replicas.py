@@ -6,13 +6,13 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from statemix.interrupts import Interrupts
 from statemix.plain import difference
 from statemix.settings import RequestError, SettingError, checked
 from statemix.training import folder as runs
 from statemix.training.config import NotNegative, RunConfig
 from statemix.training.devices import environment, threads
 from statemix.training.events import Event
-from statemix.training.interrupts import Interrupts
 from statemix.training.life import Ask, Score
 from statemix.training.outcome import Outcome, load_outcome, resolved_config
 from statemix.training.request import request

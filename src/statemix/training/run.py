@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 
+from statemix.interrupts import Interrupts
 from statemix.ops import BackendUnavailableError
 from statemix.settings import RequestError, built, checked
 from statemix.tasks import Task
@@ -23,7 +23,6 @@ from statemix.training.config import NotNegative, RunConfig
 from statemix.training.devices import build_fabric, environment, threads
 from statemix.training.evaluation import SplitEvaluator, accuracy, sequences_at
 from statemix.training.events import Event
-from statemix.training.interrupts import Interrupts
 from statemix.training.life import Ask, Life, Score, lived
 from statemix.training.objective import cross_entropy
 from statemix.training.outcome import (
@@ -39,6 +38,9 @@ from statemix.training.outcome import (
 from statemix.training.request import check_here, request
 from statemix.training.schedules import attributes_set
 from statemix.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 CHECKPOINT_EVERY_S = 10.0
 """Seconds between the checkpoints of a run, unless asked otherwise."""
@@ -115,7 +117,7 @@ def _say_nothing(event: Event) -> None:
     del event
 
 
-def build_trainer(config: RunConfig, task: Task, model: nn.Module, fabric: Fabric) -> Trainer:
+def build_trainer(config: RunConfig, task: Task, model: nn.Module, fabric: "Fabric") -> Trainer:
     """Build the trainer of a run with a resolved configuration.
 
     Raises:

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from statemix.training.interrupts import SIGNALS, Interrupts
+from statemix.interrupts import SIGNALS, Interrupts
 
 
 def test_a_handler_that_python_did_not_install_is_left_alone(monkeypatch):

@@ -345,7 +345,12 @@ WRONG_PARTS = {
     "rows": (lambda part: part[:1], ValueError, r"must have shape \(B=2, .*got \(1, "),
     "rank": (lambda part: part[..., 0], ValueError, r"must have shape \(B=2, .*got \("),
     "width": (lambda part: part.repeat_interleave(2, -1), ValueError, r"must have shape \(B=2, "),
-    "dtype": (lambda part: part.long(), TypeError, r"must have a floating dtype, got torch\.int64"),
+    "dtype": (lambda part: part.long(), TypeError, r"must be floating \(.*, got torch\.int64"),
+    "eight bits": (
+        lambda part: part.to(torch.float8_e5m2),
+        TypeError,
+        r"must be floating \(float32, .*, got torch\.float8_e5m2",
+    ),
     "device": (lambda part: part.to("meta"), ValueError, "must be on cpu, got meta"),
     "no tensor": (lambda part: None, TypeError, "must be a tensor, got NoneType"),
 }

@@ -73,7 +73,7 @@ def changed(**parts):
         (changed(inner=(3, leaf())), TypeError, "state.inner.0 must be a tuple, got int"),
         (changed(keys=leaf(2)), ValueError, r"state.keys must have shape \(B=3, 2\), got \(2, 2\)"),
         (changed(keys=leaf(3, 5)), ValueError, r"state.keys must have shape .*, got \(3, 5\)"),
-        (changed(keys=leaf().long()), TypeError, r"state.keys must have a floating dtype, .*int64"),
+        (changed(keys=leaf().long()), TypeError, r"state.keys must be floating .*int64"),
         (
             changed(inner=((leaf(3, 1), torch.zeros(3)), leaf(3, 4))),
             TypeError,

@@ -19,7 +19,7 @@ from statemix.layers.layer import (
 from statemix.layers.padded import PaddedLayer, reset_linear, valid_tokens
 from statemix.layers.state import State, check_structure, map_state, tensors
 from statemix.ops import flops
-from statemix.ops.checks import bind, check_bool
+from statemix.ops.checks import bind, check_bool, check_floating
 
 ROPE_BASE = 10_000.0
 """Ratio of the longest to the shortest wavelength of rotary positions, about."""
@@ -173,8 +173,7 @@ class Attention(PaddedLayer):
         device = a_parameter(self).device
         for name, part in tensors(state):
             bind(sizes, name, part, f"{axis} S" + " num_heads head_dim" * (name != "state.used"))
-            if not part.dtype.is_floating_point:
-                raise TypeError(f"{name} must have a floating dtype, got {part.dtype}")
+            check_floating(name, part)
             if part.device != device:
                 raise ValueError(f"{name} must be on {device}, got {part.device}")
 

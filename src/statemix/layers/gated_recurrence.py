@@ -20,7 +20,7 @@ from statemix.layers.layer import (
     check_sizes,
 )
 from statemix.layers.state import State
-from statemix.ops.checks import bind, check_choice
+from statemix.ops.checks import FLOATING, bind, check_choice, check_floating
 from statemix.ops.layout import split_units
 from statemix.ops.shortcuts import is_plain
 
@@ -146,8 +146,7 @@ class GatedRecurrence(Layer):
     def check_state(self, state: State, num_sequences: int, axis: str = "B") -> None:
         sizes = {axis: num_sequences, **self._state_axes}
         bind(sizes, "state", state, " ".join(sizes))
-        if not state.dtype.is_floating_point:
-            raise TypeError(f"state must have a floating dtype, got {state.dtype}")
+        check_floating("state", state)
         device = self.temperature.device
         if state.device != device:
             raise ValueError(f"state must be on {device}, got {state.device}")
@@ -161,7 +160,7 @@ class GatedRecurrence(Layer):
                 x_t.shape[1] == self.hidden_size
                 and state.shape == (x_t.shape[0], *self._state_shape)
                 and x_t.dtype == weight.dtype
-                and state.is_floating_point()
+                and state.dtype in FLOATING
                 and x_t.device == state.device == weight.device
             )
             if fits:

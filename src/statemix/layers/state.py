@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from statemix.ops.checks import check_dense
+from statemix.ops.checks import check_dense, check_floating
 
 State = Any
 """A tensor, or a NamedTuple (or tuple) of states; the batch is the first axis of every tensor.
@@ -111,9 +111,10 @@ def check_like(state: State, template: State, num_sequences: int, axis: str) -> 
         if tensor.shape != wanted:
             shape = ", ".join([f"{axis}={num_sequences}", *map(str, like.shape[1:])])
             raise ValueError(f"{name} must have shape ({shape}), got {tuple(tensor.shape)}")
-        if tensor.dtype.is_floating_point != like.dtype.is_floating_point:
-            kind = "a floating" if like.dtype.is_floating_point else "an integer"
-            raise TypeError(f"{name} must have {kind} dtype, got {tensor.dtype}")
+        if like.dtype.is_floating_point:
+            check_floating(name, tensor)
+        elif tensor.dtype.is_floating_point:
+            raise TypeError(f"{name} must have an integer dtype, got {tensor.dtype}")
 
 
 def check_structure(name: str, state: State, template: State) -> None:

@@ -97,6 +97,17 @@ def _listed(items: Sequence[object]) -> str:
     return " and ".join(str(item) for item in items)
 
 
+def check_floating(name: str, tensor: Tensor) -> None:
+    """Check that a tensor has one of :data:`FLOATING`; widths of 8 bits are no such dtype.
+
+    Raises:
+        TypeError: if it has not.
+    """
+    if tensor.dtype not in FLOATING:
+        known = ", ".join(_short(dtype) for dtype in FLOATING)
+        raise TypeError(f"{name} must be floating ({known}), got {tensor.dtype}")
+
+
 def check_initial_state(
     initial_state: Tensor, like: Tensor, sizes: dict[str, int], axes: str
 ) -> None:
@@ -107,9 +118,7 @@ def check_initial_state(
         ValueError: if its shape or device disagrees with the other arguments.
     """
     bind(sizes, "initial_state", initial_state, axes)
-    if initial_state.dtype not in FLOATING:
-        known = ", ".join(_short(dtype) for dtype in FLOATING)
-        raise TypeError(f"initial_state must be floating ({known}), got {initial_state.dtype}")
+    check_floating("initial_state", initial_state)
     if initial_state.device != like.device:
         raise ValueError(f"initial_state must be on {like.device}, got {initial_state.device}")
 

@@ -300,10 +300,17 @@ def test_ctrl_c_during_imports_is_one_line_and_exit_code_130():
     assert done.stderr == "statemix: interrupted\n"
 
 
-@pytest.mark.parametrize("library", ["torch", "importlib.metadata"])
-def test_no_import_of_the_package_waits_for_a_large_library(library):
+@pytest.mark.parametrize(
+    ("package", "library"),
+    [
+        ("statemix.cli.main", "torch"),
+        ("statemix.cli.main", "importlib.metadata"),
+        ("statemix.training", "torch._dynamo"),
+    ],
+)
+def test_no_import_of_the_package_waits_for_a_large_library(package, library):
     code = (
-        "import sys; before = {*sys.modules}; import statemix, statemix.cli.main; "
+        f"import sys; before = {{*sys.modules}}; import statemix, {package}; "
         f"sys.exit({library!r} in sys.modules.keys() - before)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0

@@ -125,10 +125,14 @@ BACKENDS: Registry[Backend] = Registry("backend")
 """Every backend, in the order in which ``backend=None`` prefers them."""
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def reason_of(name: str) -> str | None:
     """Return why a backend cannot run on this machine, or None (a constant in compiled graphs)."""
     return BACKENDS[name].unavailable()
+
+
+# All that torch.compiler.assume_constant_result does, but it imports the compiler, which would take
+# up to a half of the start of every command.
+reason_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def check_backend(name: str | None, device: torch.device | str | None = None) -> None:

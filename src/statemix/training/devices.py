@@ -3,18 +3,23 @@
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning_fabric import Fabric
 
 from statemix import provenance
 from statemix.settings import SettingError
 from statemix.training.config import Device, Precision, RuntimeConfig, chosen_device
 
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
-def build_fabric(device: Device, precision: Precision) -> Fabric:
+
+def build_fabric(device: Device, precision: Precision) -> "Fabric":
     """Build Lightning Fabric for one device that is available."""
+    # It imports the compiler of PyTorch, which takes as long as everything else together.
+    from lightning_fabric import Fabric
+
     return Fabric(accelerator=chosen_device(device), devices=1, precision=precision)
 
 

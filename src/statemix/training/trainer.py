@@ -2,10 +2,9 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
@@ -20,6 +19,9 @@ from statemix.training.optimizer import (
 )
 from statemix.training.schedules import Attributes, learning_rate
 from statemix.training.sums import Sums
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 
 class Trainer:
@@ -60,7 +62,7 @@ class Trainer:
         *,
         optimizer: OptimizerConfig,
         schedules: ScheduleConfig,
-        fabric: Fabric,
+        fabric: "Fabric",
     ) -> None:
         self.model = model
         self.batches = batches

@@ -5,6 +5,7 @@ import functools
 import importlib
 import os
 import random
+import signal
 import sys
 from pathlib import Path
 
@@ -77,6 +78,9 @@ def fixed_seeds():
 def pytest_configure(config):
     """Results and times of a test should not depend on its neighbours."""
     torch.set_num_threads(1)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell that runs the tests in the background ignores Ctrl-C for all processes of tests.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if ops.BACKENDS["cpu"].unavailable() is not None:
         # Only the first call in a process warns, and any test may make it.
         config.addinivalue_line("filterwarnings", "ignore:statemix uses the slow backend")

@@ -19,7 +19,8 @@ import run
 run.say = lambda line: (said.append(line), print(line, flush=True))
 said = []
 assert run.main({arguments!r}) == {code}
-for first in [line for line in said if "  # " in line][:1]:
+# On a busy machine any case may end too late.
+for first in [line for line in said if "  # " in line and "no end after" not in line][:1]:
     print("again")
     assert run.main(first.partition("  # ")[0].split()[2:]) == 1
 """
@@ -40,7 +41,7 @@ def crashing(r):
     os.abort()
 right, ops.bd_lru, ops.h_lru = ops.bd_lru, wrong, raising
 run.functions._RECIPES.update({hanging: 2, crashing: 2})
-run.functions.LIMIT_S = 1.0
+run.functions.LIMIT_S = 3.0
 """,
     "commands": """
 import time
@@ -53,7 +54,7 @@ def leaving(self):
 def hanging(self):
     time.sleep(99)
 inspect.Inspect.run, train.Train.run, tasks.Tasks.run = raising, leaving, hanging
-run.commands.LIMIT_S = 1.0
+run.commands.LIMIT_S = 3.0
 run.commands.prepare = lambda folder: (folder / "run").mkdir()
 run.commands._file = lambda r, folder, prepared: folder / "missing.toml"
 """,
@@ -81,8 +82,8 @@ save, folder.save_weights = folder.save_weights, changed
 }
 COUNTS = {"functions": 50, "commands": 50, "folders": 20, "kills": 1}
 FOUND = {
-    "functions": ["first of bd_lru", "KeyError: 'planted'", "no end after 1.0 s", "SIGABRT"],
-    "commands": ["KeyError: 'planted'", "left files behind", "no end after 1.0 s"],
+    "functions": ["first of bd_lru", "KeyError: 'planted'", "no end after 3.0 s", "SIGABRT"],
+    "commands": ["KeyError: 'planted'", "left files behind", "no end after 3.0 s"],
     "folders": ["safetensors", "SIGABRT"],
     "kills": ["weights differ"],
 }
@@ -115,9 +116,10 @@ def test_planted_defects_are_found_and_repeated(kind, tmp_path):
     findings = [text for text in first.splitlines() if text.startswith("python tests/fuzz")]
     for words in FOUND[kind]:
         assert any(words in text for text in findings), (words, findings)
-    assert findings[0].partition("  # ")[0] in again
+    repeated = next(text for text in findings if "no end after" not in text)
+    assert repeated.partition("  # ")[0] in again
     if kind != "kills":  # whose text gives exit codes that depend on the time of a signal
-        assert findings[0] in again
+        assert repeated in again
     row = json.loads(output.read_text())
     assert (row["seed"], row["kinds"][kind]["findings"]) == (5, len(findings))
     assert row["kinds"][kind]["cases"] == COUNTS[kind]

@@ -157,7 +157,7 @@ def test_a_machine_that_does_not_see_the_folder_ends_the_call_and_stores_nothing
 
 @pytest.mark.usefixtures("local")
 def test_a_run_that_ends_while_the_caller_is_busy_is_done(tmp_path):
-    jobs = jobs_in(tmp_path, a=run(epochs=300), b=run())
+    jobs = jobs_in(tmp_path, a=run(epochs=100), b=run())
 
     waited = []
 

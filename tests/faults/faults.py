@@ -218,8 +218,15 @@ KERNELS = [
     Fault(
         "kernel: the weighted sum of large values by large gates overflows (relu, signed)",
         CPU + "gates.h",
-        "part = unit.size / 4;",
-        "part = unit.size;",
+        "part = unit / 4;",
+        "part = unit;",
+        KERNEL_TESTS,
+    ),
+    Fault(
+        "kernel: what underflows is the smallest normal number",
+        CPU + "vectors.h",
+        "y = larger(VectorD{} - 1023, y);",
+        "y = larger(VectorD{} - 1022, y);",
         KERNEL_TESTS,
     ),
     Fault(
@@ -403,6 +410,13 @@ PYTHON_OPS = [
 ]
 
 MODELS = [
+    Fault(
+        "layers: a signal raises while tensors have shapes alone",
+        "src/statemix/layers/largest.py",
+        "with Interrupts() as interrupts:",
+        "for interrupts in [Interrupts()]:",
+        ("tests/layers/test_largest.py",),
+    ),
     Fault(
         "norms: the small term ignores how vectors were scaled",
         "src/statemix/layers/norms.py",

@@ -15,8 +15,10 @@ import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
+import lightning_fabric  # noqa: F401  warm
 from cases import COMPUTED, REFUSED, FindingError, line, require
 
+import statemix.layers.largest  # noqa: F401  warm
 from statemix.cli import (  # noqa: F401  warm
     bench,
     demo,

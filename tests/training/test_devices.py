@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from statemix.settings import SettingError
-from statemix.training import RunConfig, RuntimeConfig, ScheduleConfig, devices
+from statemix.training import RunConfig, RuntimeConfig, ScheduleConfig
 from statemix.training.devices import build_fabric, check_threads, threads
 
 
@@ -16,7 +16,7 @@ from statemix.training.devices import build_fabric, check_threads, threads
 )
 def test_auto_is_a_gpu_if_there_is_one(monkeypatch, device, gpu, expected):
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
-    monkeypatch.setattr(devices, "Fabric", lambda **options: options["accelerator"])
+    monkeypatch.setattr("lightning_fabric.Fabric", lambda **options: options["accelerator"])
     assert build_fabric(device, "32-true") == expected
     config = RunConfig(runtime=RuntimeConfig(device=device), schedules=ScheduleConfig(num_steps=1))
     assert config.resolved().runtime.device == expected

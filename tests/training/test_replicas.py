@@ -604,7 +604,9 @@ def count(place, event):
 train_replicas(configs, folders, on_event=count, checkpoint_every_s=0.0)
 """
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["statemix.training"])
+processes.set_forkserver_preload(
+    ["statemix.training", "lightning_fabric", "statemix.layers.largest"]
+)
 
 
 def killed(configs, where, events):

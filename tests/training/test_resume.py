@@ -61,7 +61,9 @@ train(config, folder, on_event=count, checkpoint_every_s=0.0)
 
 WEIGHTS = ("model", "best_test", "best_validation")
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["statemix.training"])
+processes.set_forkserver_preload(
+    ["statemix.training", "lightning_fabric", "statemix.layers.largest"]
+)
 
 
 def run_killed(config, folder, *, events=0, files=0, renames=0):

@@ -240,7 +240,8 @@ def run(r: random.Random, folder: Path, prepared: Path) -> str:
     require(not out or not arguments, f"{words}: refused after printing {line(out)}")
     require(contents(folder) == before, f"{words}: refused, but left files behind: {line(err)}")
     if len(wrong) == 1:
-        named = any(part and part in err for part in wrong[0])
+        # A message shows what came as Python writes it, control characters escaped.
+        named = any(part and (part in err or repr(part)[1:-1] in err) for part in wrong[0])
         # The rest may be refused by itself, for its folder or for values that do not fit together.
         if not named and within(sound, folder)[0] != 2:
             raise FindingError(f"{words}: names none of {wrong[0]}: {line(err)}")

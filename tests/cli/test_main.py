@@ -329,6 +329,30 @@ def test_sigterm_anywhere_in_a_command_is_an_interrupt():
     assert (done.returncode, done.stderr) == (130, "statemix: interrupted\n")
 
 
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+def test_an_interrupt_that_a_finalizer_swallows_comes_again(number):
+    code = (
+        "import os, signal, sys, time\n"
+        "from statemix.cli import main\n"
+        "class Deaf:\n"
+        f"    def __del__(self): signal.raise_signal(signal.{number})\n"
+        "class Odd:\n"
+        "    def __del__(self): raise ValueError('odd')\n"
+        "class Command:\n"
+        "    def run(self):\n"
+        "        Odd()\n"
+        "        Deaf()\n"
+        "        time.sleep(20)\n"
+        "main.parse = lambda *_: Command()\n"
+        "sys.exit(main.main(['tasks']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=15)
+    assert done.returncode == 130
+    assert done.stderr.endswith("statemix: interrupted\n")
+    # Other errors of finalizers are reported as ever.
+    assert done.stderr.count("Traceback") == done.stderr.count("ValueError: odd") == 1
+
+
 def test_a_long_argument_is_not_repeated_whole(capsys):
     assert main(["doctor", "x" * 5000]) == 2
     error = capsys.readouterr().err

@@ -35,6 +35,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
 RESUMABLE = ("demo", "train", "reproduce")
 """Commands that resume after an interruption; the others start over."""
 
+_AGAIN_S = 0.01
+"""Time after which a finalizer has ended."""
+
 _NARROWEST = 40
 """Fewest columns that are assumed of any terminal."""
 
@@ -82,7 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # A character that the terminal cannot show must not end a run. (Standard error escapes it.)
         output.reconfigure(errors="replace")
     try:
-        with contextlib.redirect_stdout(cast(TextIO, _Output(output))), _terminable():
+        stdout = contextlib.redirect_stdout(cast(TextIO, _Output(output)))
+        with stdout, _terminable(), _insistent():
             code = _dispatch(arguments)
             # Flush now: a full disk must show before the exit code is chosen.
             sys.stdout.flush()
@@ -109,6 +113,29 @@ def _terminable() -> Iterator[None]:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
     raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def _insistent() -> Iterator[None]:
+    """Interrupt again if Python drops an interrupt, as it does with every error of a finalizer."""
+    before = sys.unraisablehook
+    timers: list[threading.Timer] = []
+
+    def report(dropped: "sys.UnraisableHookArgs") -> None:
+        if isinstance(dropped.exc_value, KeyboardInterrupt):
+            # A true signal: it ends a wait, too.
+            timers.append(threading.Timer(_AGAIN_S, os.kill, (os.getpid(), signal.SIGTERM)))
+            timers[-1].start()
+        else:
+            before(dropped)
+
+    sys.unraisablehook = report
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+        for timer in timers:
+            timer.cancel()
 
 
 def _dispatch(arguments: list[str]) -> int:

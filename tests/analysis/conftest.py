@@ -1,10 +1,14 @@
 """Recurrences of small layers in float64, and a model of several layers."""
 
+import itertools
+
+import numpy as np
 import pytest
 import torch
 
 from statemix.layers import LayerSpec, build
 from statemix.models import SyntheticModel
+from statemix.tasks.groups import group
 
 SPECS = {
     "bd_lru": {"num_blocks": 3, "block_size": 4},
@@ -48,3 +52,68 @@ def model():
 @pytest.fixture
 def tokens():
     return torch.randint(6, (2, 5), generator=torch.Generator().manual_seed(3))
+
+
+# Raw gates so far apart that only the largest counts.
+SHARP = 8.0
+
+
+def hard_tracker(sources, values, readout, num_classes, initial_state="zero"):
+    """A model of hard blocks, written down gate by gate.
+
+    Args:
+        sources: for each block, token (the learned one last) and entry, which entry to copy, or
+            -1 to load.
+        values: for each block, token and entry, the value to load.
+        readout: logits are its product with all entries, block by block.
+    """
+    num_blocks, num_tokens, m = np.shape(sources)
+    model = SyntheticModel(
+        num_tokens - 1,
+        {"answer": num_classes},
+        num_tokens + num_blocks * m,
+        [LayerSpec("bd_lru", num_blocks=num_blocks, block_size=m, initial_state=initial_state)],
+        bos=True,
+        residual=False,
+        norm="none",
+    )
+    layer = model.blocks[0].layer
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.embedding.weight[:, :num_tokens] = torch.eye(num_tokens)
+        gates = layer.gate_proj.weight.view(m, m + 1, num_blocks, -1)
+        loads = layer.value_proj.weight.view(m, num_blocks, -1)
+        read = layer.out_proj.weight.view(-1, m, num_blocks)
+        for block, token, entry in itertools.product(
+            range(num_blocks), range(num_tokens), range(m)
+        ):
+            gates[entry, sources[block][token][entry], block, token] = SHARP
+            loads[entry, block, token] = values[block][token][entry]
+            read[block * m + entry, entry, block] = 1
+        model.readouts["answer"].weight[:, : num_blocks * m] = torch.as_tensor(readout).float()
+    return model
+
+
+def group_tracker(name, *more_sources, initial_state="zero"):
+    """The exact tracker of a permutation group: one block, written by the learned token."""
+    elements = np.array(group(name).elements)
+    order, m = elements.shape
+    sources = [[*(elements - 1).tolist(), [-1] * m], *more_sources]
+    # Entry i holds g(i); rearranged, no other permutation agrees as well with itself.
+    written = [[0.0] * m] * order + [list(range(1, m + 1))]
+    others = [[[float(token)] * m for token in range(order + 1)] for _ in more_sources]
+    readout = np.concatenate([elements, *(np.zeros_like(elements) for _ in more_sources)], 1)
+    return hard_tracker(sources, [written, *others], readout, order, initial_state)
+
+
+@pytest.fixture(scope="session")
+def tracker():
+    """Build a model of hard blocks, written down gate by gate."""
+    return hard_tracker
+
+
+@pytest.fixture(scope="session")
+def of_group():
+    """Build the exact tracker of a permutation group by name."""
+    return group_tracker

@@ -15,60 +15,7 @@ from statemix.tasks import IGNORED
 from statemix.tasks.automaton import NEVER, Automaton
 from statemix.tasks.chomsky.arithmetic import ModularArithmetic
 from statemix.tasks.chomsky.counting import CycleNavigation
-from statemix.tasks.groups import group
 from statemix.tasks.permutation import Permutation
-
-# Raw gates so far apart that only the largest counts.
-SHARP = 8.0
-
-
-def tracker(sources, values, readout, num_classes, initial_state="zero"):
-    """A model of hard blocks, written down gate by gate.
-
-    Args:
-        sources: for each block, token (the learned one last) and entry, which entry to copy, or
-            -1 to load.
-        values: for each block, token and entry, the value to load.
-        readout: logits are its product with all entries, block by block.
-    """
-    num_blocks, num_tokens, m = np.shape(sources)
-    model = SyntheticModel(
-        num_tokens - 1,
-        {"answer": num_classes},
-        num_tokens + num_blocks * m,
-        [LayerSpec("bd_lru", num_blocks=num_blocks, block_size=m, initial_state=initial_state)],
-        bos=True,
-        residual=False,
-        norm="none",
-    )
-    layer = model.blocks[0].layer
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-        model.embedding.weight[:, :num_tokens] = torch.eye(num_tokens)
-        gates = layer.gate_proj.weight.view(m, m + 1, num_blocks, -1)
-        loads = layer.value_proj.weight.view(m, num_blocks, -1)
-        read = layer.out_proj.weight.view(-1, m, num_blocks)
-        for block, token, entry in itertools.product(
-            range(num_blocks), range(num_tokens), range(m)
-        ):
-            gates[entry, sources[block][token][entry], block, token] = SHARP
-            loads[entry, block, token] = values[block][token][entry]
-            read[block * m + entry, entry, block] = 1
-        model.readouts["answer"].weight[:, : num_blocks * m] = torch.as_tensor(readout).float()
-    return model
-
-
-def of_group(name, *more_sources, initial_state="zero"):
-    """The exact tracker of a permutation group: one block, written by the learned token."""
-    elements = np.array(group(name).elements)
-    order, m = elements.shape
-    sources = [[*(elements - 1).tolist(), [-1] * m], *more_sources]
-    # Entry i holds g(i); rearranged, no other permutation agrees as well with itself.
-    written = [[0.0] * m] * order + [list(range(1, m + 1))]
-    others = [[[float(token)] * m for token in range(order + 1)] for _ in more_sources]
-    readout = np.concatenate([elements, *(np.zeros_like(elements) for _ in more_sources)], 1)
-    return tracker(sources, [written, *others], readout, order, initial_state)
 
 
 def failing_words(model, automaton, length):
@@ -99,7 +46,7 @@ def allowed(automaton, word):
 
 
 @pytest.mark.parametrize("name", ["S_2", "S_3", "S_4", "A_5", "S_5"])
-def test_the_exact_block_of_a_group_is_proven(name):
+def test_the_exact_block_of_a_group_is_proven(of_group, name):
     task = Permutation(group=name)
     levels = []
     found = certify(hardened(of_group(name)), task.automaton(), on_progress=levels.append)
@@ -114,16 +61,16 @@ def test_the_exact_block_of_a_group_is_proven(name):
     assert levels == [task.group.order] * 2
 
 
-def test_soft_gates_are_proven_where_they_round_to_hard_ones():
+def test_soft_gates_are_proven_where_they_round_to_hard_ones(of_group):
     model = of_group("S_3")
     task = Permutation(group="S_3")
     assert certify(model, task.automaton(), max_pairs=2000).verdict == "open"
-    model.blocks[0].layer.gate_temperature = SHARP / 200
+    model.blocks[0].layer.gate_temperature = 8.0 / 200
     assert certify(model, task.automaton()) == certify(hardened(model), task.automaton())
 
 
 @pytest.mark.parametrize("token", [1, 3, 5])
-def test_one_gate_swapped_is_refuted_by_a_shortest_word(token):
+def test_one_gate_swapped_is_refuted_by_a_shortest_word(of_group, token):
     model = of_group("S_3")
     gates = model.blocks[0].layer.gate_proj.weight.view(3, 4, 1, -1)
     with torch.no_grad():
@@ -136,7 +83,7 @@ def test_one_gate_swapped_is_refuted_by_a_shortest_word(token):
     assert found.word in failing_words(hard, automaton, lengths[0])
 
 
-def test_blocks_that_do_not_track_are_pruned():
+def test_blocks_that_do_not_track_are_pruned(of_group):
     # One block keeps the last token but one of {1, 2}, the other is shifted by every token.
     keeps = [[-1 if token in (1, 2, 6) else entry for entry in range(3)] for token in range(7)]
     shifts = [[(entry + 1) % 3 for entry in range(3)]] * 6 + [[-1] * 3]
@@ -153,7 +100,7 @@ def test_blocks_that_do_not_track_are_pruned():
     assert model.blocks[0].layer.value_proj.weight.abs().sum() > 0
 
 
-def test_a_block_that_is_pruned_is_not_read():
+def test_a_block_that_is_pruned_is_not_read(of_group):
     keeps = [[-1 if token in (1, 2, 6) else entry for entry in range(3)] for token in range(7)]
     model = of_group("S_3", keeps)
     with torch.no_grad():
@@ -163,7 +110,7 @@ def test_a_block_that_is_pruned_is_not_read():
     assert certify(pruned(hardened(model), automaton).model, automaton).verdict == "proven"
 
 
-def test_a_block_that_is_pruned_forgets_its_learned_state():
+def test_a_block_that_is_pruned_forgets_its_learned_state(of_group):
     # The block is never written, and the transposition 1 turns what it has held from the start.
     turns = [[1, 0, 2] if token == 1 else [0, 1, 2] for token in range(7)]
     model = of_group("S_3", turns, initial_state="learned")
@@ -176,7 +123,7 @@ def test_a_block_that_is_pruned_forgets_its_learned_state():
     assert certify(rest.model, automaton).pairs == 6
 
 
-def test_the_head_that_answers_may_be_chosen():
+def test_the_head_that_answers_may_be_chosen(of_group):
     model = hardened(of_group("S_3"))
     other = torch.nn.Linear(model.readouts["answer"].in_features, 6)
     model.readouts = torch.nn.ModuleDict({"other": other, "answer": model.readouts["answer"]})
@@ -198,7 +145,7 @@ def test_an_lstm_stays_open():
         pruned(model, anything)
 
 
-def test_rows_that_influence_each_other_leave_it_open(monkeypatch):
+def test_rows_that_influence_each_other_leave_it_open(of_group, monkeypatch):
     model = hardened(of_group("S_3"))
     layer = model.blocks[0].layer
     forward = layer.forward
@@ -213,7 +160,7 @@ def test_rows_that_influence_each_other_leave_it_open(monkeypatch):
     assert found.reason == "a row of a step depends on where it stands in its batch"
 
 
-def test_a_failure_of_steps_alone_is_not_a_refutation(monkeypatch):
+def test_a_failure_of_steps_alone_is_not_a_refutation(of_group, monkeypatch):
     model = hardened(of_group("S_3"))
     monkeypatch.setattr(model, "forward", of_group("S_3").forward)
     with torch.no_grad():
@@ -223,14 +170,14 @@ def test_a_failure_of_steps_alone_is_not_a_refutation(monkeypatch):
     assert found.reason == "steps fail on the word [3], the whole does not"
 
 
-def test_what_is_no_number_is_wrong():
+def test_what_is_no_number_is_wrong(of_group):
     model = hardened(of_group("S_3"))
     with torch.no_grad():
         model.readouts["answer"].weight[2] = torch.nan
     assert certify(model, Permutation(group="S_3").automaton()).verdict == "refuted"
 
 
-def test_a_tie_is_wrong():
+def test_a_tie_is_wrong(of_group):
     model = hardened(of_group("S_2"))
     with torch.no_grad():
         model.readouts["answer"].weight.zero_()
@@ -253,14 +200,13 @@ def test_a_tie_is_wrong():
         ),
     ],
 )
-def test_bad_requests_are_named(changes, message):
+def test_bad_requests_are_named(of_group, changes, message):
     request = {"automaton": Permutation(group="S_3").automaton()} | changes
     with pytest.raises(ValueError, match=message):
         certify(of_group("S_3"), **request)
 
 
-@st.composite
-def hard_blocks(draw):
+def hard_blocks(draw, tracker):
     """A random model of hard blocks over few tokens, and its own automaton, perhaps damaged."""
     num_blocks, num_tokens, m = (draw(st.integers(1, most)) for most in (2, 3, 2))
     classes = draw(st.integers(2, 3))
@@ -314,9 +260,9 @@ def own_automaton(sources, values, readout, rng, damaged):
 
 
 @settings(max_examples=40, deadline=None)
-@given(hard_blocks())
-def test_verdicts_agree_with_all_words_of_up_to_six_tokens(drawn):
-    model, automaton = drawn
+@given(st.data())
+def test_verdicts_agree_with_all_words_of_up_to_six_tokens(tracker, data):
+    model, automaton = hard_blocks(data.draw, tracker)
     found = certify(model, automaton)
     assert found.verdict in ("proven", "refuted")
     failing = [failing_words(model, automaton, length) for length in range(1, 7)]

@@ -33,6 +33,7 @@ FLAGS = {
     "inspect": """
         --layer --units --split --start --sequences --tokens --weights --output --json
         """,
+    "certify": "--soft --weights --max-pairs --json",
     "tasks": "--split --start --count",
     "doctor": "--json",
     "demo": "--group --output --fresh --retry",
@@ -115,8 +116,8 @@ def test_every_command_has_its_class_and_a_help(command, capsys):
     [
         (
             ["trian"],
-            "command must be one of demo, train, evaluate, inspect, reproduce, report, tasks, "
-            "doctor, bench, got 'trian'",
+            "command must be one of demo, train, evaluate, inspect, certify, reproduce, report, "
+            "tasks, doctor, bench, got 'trian'",
         ),
         (["train", "--nonsense"], "--nonsense"),
         (["train", "--folder", "x", "--seed", "one"], "--seed"),

@@ -1,8 +1,10 @@
 """Measurements of trained models: spectra, mixing matrices and gates of their recurrences."""
 
 from statemix.analysis.certificate import Certificate, certify
+from statemix.analysis.certified import Certified, certified, load_certified, write_certificate
 from statemix.analysis.gates import entropy
 from statemix.analysis.hardening import Pruned, hardened, pruned
+from statemix.analysis.horizon import horizon
 from statemix.analysis.inspection import LayerNumbers, Summary, inspected
 from statemix.analysis.mixing import applied, carried, mixing, sizes
 from statemix.analysis.recording import Recorded, record
@@ -10,6 +12,7 @@ from statemix.analysis.spectra import Spectrum, eigenvalues
 
 __all__ = [
     "Certificate",
+    "Certified",
     "LayerNumbers",
     "Pruned",
     "Recorded",
@@ -17,13 +20,17 @@ __all__ = [
     "Summary",
     "applied",
     "carried",
+    "certified",
     "certify",
     "eigenvalues",
     "entropy",
     "hardened",
+    "horizon",
     "inspected",
+    "load_certified",
     "mixing",
     "pruned",
     "record",
     "sizes",
+    "write_certificate",
 ]

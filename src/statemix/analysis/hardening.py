@@ -15,6 +15,17 @@ from statemix.tasks.automaton import NEVER, Automaton
 _TEMPERATURE = 1e-30
 
 
+def can_harden(model: SyntheticModel) -> bool:
+    """Return whether a model has gates, all of them of softmax."""
+    layers = [part for part in model.modules() if isinstance(part, GatedRecurrence)]
+    return bool(layers) and all(layer.gate == "softmax" for layer in layers)
+
+
+def can_prune(model: SyntheticModel) -> bool:
+    """Return whether a model is one BD-LRU, none of whose blocks another layer reads."""
+    return len(model.blocks) == 1 and isinstance(model.get_submodule("blocks.0.layer"), BDLRU)
+
+
 def hardened(model: SyntheticModel) -> SyntheticModel:
     r"""Return a copy of a model whose softmax gates are 0 or 1.
 

@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("Train", "train a model on a task, or a grid of such runs; interrupted runs resume"),
     "evaluate": ("Evaluate", "score a trained model at any sequence lengths"),
     "inspect": ("Inspect", "show the eigenvalues, gates and mixing of a trained model's layers"),
+    "certify": ("Certify", "prove that a trained model is right at every length, or refute it"),
     "reproduce": ("Reproduce", "run a table or figure of the paper, and print or draw it"),
     "report": ("Report", "write a page of stored results beside the paper's, or list the cells"),
     "tasks": ("Tasks", "list the tasks, or show examples of one"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,3 +86,12 @@ class Automaton:
             found.append(int(self.outputs[state, token]))
             state = after
         return found
+
+
+@runtime_checkable
+class HasAutomaton(Protocol):
+    """A task that a finite automaton solves on words of every length."""
+
+    def automaton(self) -> Automaton:
+        """Return the automaton, with the task's tokens and the classes of its first head."""
+        ...

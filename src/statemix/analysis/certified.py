@@ -1,0 +1,169 @@
+"""From a trained model to the network that is proven, and the files that hold it."""
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from statemix.analysis.certificate import Certificate, certify
+from statemix.analysis.hardening import can_harden, can_prune, hardened, pruned
+from statemix.analysis.horizon import horizon
+from statemix.models import SyntheticModel
+from statemix.settings import RequestError
+from statemix.tasks.automaton import Automaton
+from statemix.training import folder as runs
+from statemix.training import load_outcome
+from statemix.training.checkpoint import write_file
+from statemix.training.outcome import build_model
+
+CERTIFICATE = "certificate.json"
+CERTIFIED = "certified.safetensors"
+
+Network = Literal["pruned", "hardened", "as trained"]
+
+
+@dataclass(frozen=True)
+class Certified:
+    """A network that was asked, and the answer.
+
+    Attributes:
+        certificate: what the search of all words has found.
+        network: what was done to the trained model: "pruned" (its gates are 0 or 1, and only blocks
+            that track are read), "hardened" (its gates are 0 or 1) or "as trained".
+        model: the network.
+        tracking: blocks that were kept; None if nothing was pruned.
+        num_blocks: blocks of the trained model; None if nothing was pruned.
+        horizon: number of tokens up to which the network answers right with the gates as trained,
+            at least; None if that is not known, or if every number is right.
+    """
+
+    certificate: Certificate
+    network: Network
+    model: SyntheticModel
+    tracking: tuple[int, ...] | None = None
+    num_blocks: int | None = None
+    horizon: int | None = None
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return everything but the model as JSON data."""
+        found = self.certificate
+        return {
+            "verdict": found.verdict,
+            "pairs": found.pairs,
+            "margin": found.margin,
+            "word": list(found.word),
+            "reason": found.reason,
+            "network": self.network,
+            "tracking": None if self.tracking is None else list(self.tracking),
+            "num_blocks": self.num_blocks,
+            "horizon": self.horizon,
+        }
+
+
+def certified(
+    model: SyntheticModel,
+    automaton: Automaton,
+    *,
+    head: str | None = None,
+    soft: bool = False,
+    max_pairs: int = 100_000,
+    on_progress: Callable[[int], None] | None = None,
+) -> Certified:
+    """Harden a trained model, keep the blocks that track, and ask whether it is right for ever.
+
+    If the network without the other blocks is not proven, the hardened one is asked with all its
+    blocks. A model without softmax gates is asked as it is.
+
+    Args:
+        model: the trained model; it is not changed, but put into evaluation mode.
+        automaton: the automaton, with the model's tokens.
+        head: head that answers; None means the first one.
+        soft: ask the model as it is.
+        max_pairs: as in :func:`certify`.
+        on_progress: as in :func:`certify`.
+
+    Raises:
+        ValueError: as in :func:`certify`.
+    """
+    head = next(iter(model.heads)) if head is None else head
+
+    def ask(network: SyntheticModel) -> Certificate:
+        return certify(network, automaton, head=head, max_pairs=max_pairs, on_progress=on_progress)
+
+    if soft or not can_harden(model):
+        return Certified(ask(model), "as trained", model)
+    hard = hardened(model)
+    if can_prune(hard):
+        cut = pruned(hard, automaton)
+        certificate = ask(cut.model)
+        if certificate.verdict == "proven":
+            length = horizon(_with_gates_of(model, cut.model), cut.model, automaton, head)
+            parts = (cut.tracking, cut.num_blocks, length)
+            return Certified(certificate, "pruned", cut.model, *parts)
+    return Certified(ask(hard), "hardened", hard)
+
+
+def _with_gates_of(model: SyntheticModel, other: SyntheticModel) -> SyntheticModel:
+    """Return a copy of ``other`` with the gate temperatures of ``model``."""
+    copied = copy.deepcopy(other)
+    buffers = dict(model.named_buffers())
+    for name, buffer in copied.named_buffers():
+        buffer.copy_(buffers[name])
+    return copied
+
+
+def write_certificate(folder: Path, found: Certified, *, weights: str) -> list[Path]:
+    """Write a certificate and, if it is a proof, the network that is proven.
+
+    Args:
+        folder: folder of the run.
+        found: the answer.
+        weights: name of the weights that were asked about.
+
+    Returns:
+        The files.
+
+    Raises:
+        RequestError: if the folder cannot be written.
+    """
+    row = {"weights": weights, **found.to_plain()}
+    written = [folder / CERTIFICATE]
+    try:
+        (folder / CERTIFIED).unlink(missing_ok=True)
+        if found.certificate.verdict == "proven":
+            row["sha256"] = runs.save_weights(folder, CERTIFIED, found.model.state_dict())
+            written.append(folder / CERTIFIED)
+        write_file(folder / CERTIFICATE, (json.dumps(row, indent=1) + "\n").encode())
+    except OSError as error:
+        raise RequestError(f"folder must be writable, got {folder}: {error.strerror}") from error
+    return written
+
+
+def load_certified(folder: Path | str) -> SyntheticModel:
+    """Load the network of a run that is proven, on the CPU, in evaluation mode.
+
+    Raises:
+        RequestError: if the folder holds no finished run or no proof, or its files are damaged.
+    """
+    folder = Path(folder)
+    config = load_outcome(folder).config
+    path = folder / CERTIFICATE
+    try:
+        row = json.loads(path.read_text())
+        verdict, sha256 = row["verdict"], row.get("sha256", "")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise RequestError(f"{path} must hold a certificate, got: {error!r}") from error
+    if verdict != "proven":
+        raise RequestError(f"{path} must hold a proof, got the verdict {verdict!r}")
+    tensors = runs.load_weights(folder, CERTIFIED, sha256)
+    model = build_model(config, config.build_task())
+    if config.runtime.precision == "64-true":
+        model.double()
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise RequestError(f"{folder / CERTIFIED} must fit the run's network: {reason}") from error
+    return model.eval()

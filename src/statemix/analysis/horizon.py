@@ -1,0 +1,180 @@
+"""Lengths up to which soft gates answer as hard ones do."""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from statemix.layers import BDLRU, State, take_rows
+from statemix.models import SyntheticModel
+from statemix.ops.layout import join_units
+from statemix.tasks.automaton import NEVER, Automaton
+from statemix.tasks.task import IGNORED
+
+# A weighted mean of m+1 terms, and each of its weights, is rounded so many times at most beyond m.
+_ROUNDINGS = 16
+
+
+@torch.no_grad()
+def horizon(
+    soft: SyntheticModel, hard: SyntheticModel, automaton: Automaton, head: str
+) -> int | None:
+    r"""Return the number of tokens up to which a soft tracker is proven to answer as a hard one.
+
+    Both have the same weights; the hard one is proven, and its state is a function of the
+    automaton's. As the rows of its gates sum to 1, a step makes no error of the state larger. With
+    e the largest L1 distance of a soft row of gates and its hard one, and V the largest value,
+
+    .. math:: |h_t^{soft} - h_t^{hard}|_\infty \le t\,(e + u)\,V,
+
+    where u bounds the rounding of a step. The answer i holds against the class j as long as this is
+    below
+
+    .. math:: \frac{c \cdot z + r\,(b_i - b_j)}
+        {\lVert c^T W_y \rVert_1 + |b_i - b_j|\, \lVert W_y \rVert_{\infty \to 2} / \sqrt{d}}
+
+    with z what the last norm reads, r its root mean square, c the difference of the two rows of the
+    readout, times the norm's gain, and b its biases. T is the smallest of these bounds over all
+    answers and classes, divided by (e + u) V. Source: our addition.
+
+    Args:
+        soft: a model of one BD-LRU with softmax gates and without a channel mixer.
+        hard: the same model with hard gates whose blocks all track, as :func:`pruned` returns it.
+        automaton: the automaton for which ``hard`` is proven.
+        head: head that answers.
+
+    Returns:
+        The number of tokens; None if the model is of another kind, or soft gates equal the hard
+        ones, so that both models are the same.
+    """
+    layer, hard_layer = _only_layer(soft), _only_layer(hard)
+    if layer is None or hard_layer is None:
+        return None
+    gates, values = _constants(soft, layer)
+    hard_gates, _ = _constants(hard, hard_layer)
+    used = _used(layer)
+    distance = float((gates - hard_gates)[:, used].abs().sum(-1).max()) if used.any() else 0.0
+    if distance == 0:
+        return None
+    largest = float(values.abs().max())
+    if layer.learned_state is not None:
+        largest = max(largest, float(layer.learned_state[used].abs().max()))
+    rounding = (layer.block_size + _ROUNDINGS) * torch.finfo(values.dtype).eps / 2
+    steps = _slack(hard, hard_layer, automaton, head) / ((distance + rounding) * largest)
+    # The learned token is a step of its own.
+    return max(0, math.floor(min(steps, 2.0**62)) - hard.bos)
+
+
+def _only_layer(model: SyntheticModel) -> BDLRU | None:
+    if len(model.blocks) != 1 or model.get_submodule("blocks.0").mixer is not None:
+        return None
+    layer = model.get_submodule("blocks.0.layer")
+    return layer if isinstance(layer, BDLRU) and layer.gate == "softmax" else None
+
+
+def _used(layer: BDLRU) -> Tensor:
+    """Return which blocks, shape (H,), load anything: a pruned one holds zeros, without error."""
+    loads = layer.value_proj.weight.view(layer.block_size, layer.num_blocks, -1)
+    return loads.any(-1).any(0)
+
+
+def _constants(model: SyntheticModel, layer: BDLRU) -> tuple[Tensor, Tensor]:
+    """Return the gates (tokens, H, m, m+1) and values (tokens, H, m) of every token."""
+    x = model.get_submodule("blocks.0.norm")(model.embedding.weight)
+    recurrence = layer.recurrence(x.unsqueeze(0))
+    assert recurrence.gates is not None
+    return recurrence.gates[0], recurrence.values[0].squeeze(-1)
+
+
+def _slack(model: SyntheticModel, layer: BDLRU, automaton: Automaton, head: str) -> float:
+    """Return an error of the state that changes no answer."""
+    read = _Readout.of(model, layer, head)
+    slack = math.inf
+    for tokens, answers, states in _answers(model, automaton):
+        z = layer.out_proj(join_units(states)).double()
+        if model.get_submodule("blocks.0").residual:
+            z = z + model.embedding(tokens).double()
+        slack = min(slack, read.slack(z, answers))
+    return slack
+
+
+def _answers(
+    model: SyntheticModel, automaton: Automaton
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield the tokens, answers and states of the first layer after each state of the automaton."""
+    known = {automaton.start}
+    waiting: list[tuple[int, State | None]] = [(automaton.start, None)]
+    while waiting:
+        place, before = waiting.pop()
+        tokens = torch.from_numpy((automaton.transitions[place] != NEVER).nonzero()[0])
+        if not len(tokens):
+            continue
+        rows = torch.zeros(len(tokens), dtype=torch.int64)
+        _, after = model.extend(
+            tokens.unsqueeze(1), None if before is None else take_rows(before, rows)
+        )
+        for row, reached in enumerate(automaton.transitions[place][tokens].tolist()):
+            if reached not in known:
+                known.add(reached)
+                waiting.append((reached, take_rows(after, torch.tensor([row]))))
+        answers = torch.tensor(automaton.outputs[place])[tokens]
+        scored = answers != IGNORED
+        yield tokens[scored], answers[scored], after[0][scored]
+
+
+class _Readout(NamedTuple):
+    """The last norm and a readout in float64.
+
+    Attributes:
+        weight: rows of the readout times the norm's gain, shape (classes, d).
+        bias: shape (classes,).
+        centred: whether the norm subtracts the mean.
+        eps: what the norm adds to the mean square; None if there is no norm.
+        steepness: for two classes, the most by which their difference changes, for an error of the
+            state of 1; shape (classes, classes).
+    """
+
+    weight: Tensor
+    bias: Tensor
+    centred: bool
+    eps: float | None
+    steepness: Tensor
+
+    @classmethod
+    def of(cls, model: SyntheticModel, layer: BDLRU, head: str) -> "_Readout":
+        norm, readout = model.final_norm, model.readouts[head]
+        assert isinstance(readout, nn.Linear)
+        weight, bias = readout.weight.double(), readout.bias.double()
+        centred, eps = isinstance(norm, nn.LayerNorm), getattr(norm, "eps", None)
+        if isinstance(norm, nn.LayerNorm):
+            bias = bias + weight @ norm.bias.double()
+        if isinstance(norm, nn.LayerNorm | nn.RMSNorm):
+            weight = weight * norm.weight.double()
+        if centred:
+            weight = weight - weight.mean(1, keepdim=True)
+        out = layer.out_proj.weight.double()
+        out = out * _used(layer).repeat(layer.block_size)
+        steepness = torch.cdist(weight @ out, weight @ out, p=1)
+        if eps is not None:
+            scale = out.abs().sum(1).norm() / math.sqrt(len(out))
+            steepness = steepness + (bias.unsqueeze(1) - bias).abs() * scale
+        return cls(weight, bias, centred, eps, steepness)
+
+    def slack(self, z: Tensor, answers: Tensor) -> float:
+        """Return an error of the states that changes no answer.
+
+        Args:
+            z: what the norm reads, shape (rows, d).
+            answers: shape (rows,).
+        """
+        if not len(z):
+            return math.inf
+        square = z.var(1, correction=0) if self.centred else z.square().mean(1)
+        r = torch.ones(len(z)) if self.eps is None else (square + self.eps).sqrt()
+        scores = z @ self.weight.T + r.unsqueeze(1) * self.bias
+        lead = scores.gather(1, answers.unsqueeze(1)) - scores
+        bounds = lead / self.steepness[answers]
+        # The answer itself is no other class.
+        return float(bounds.scatter(1, answers.unsqueeze(1), torch.inf).amin())

@@ -1,0 +1,119 @@
+"""``statemix certify``: prove that a trained model is right on words of every length."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+from rich.console import Console
+
+from statemix.settings import RequestError
+from statemix.tasks.automaton import HasAutomaton
+from statemix.training import load_model, load_outcome
+from statemix.training.outcome import Weights
+from statemix.training.schedules import attributes_set
+
+if TYPE_CHECKING:
+    from statemix.analysis import Certified
+
+
+@dataclass(frozen=True)
+class Certify:
+    """Prove that a trained model is right on words of every length, or find a word it gets wrong.
+
+    The gates of the model become 0 or 1 (the limit of a temperature of 0), and the blocks that do
+    not track the task are removed. Then all pairs of a state of the network and a state of the task
+    are visited, by the network's own steps. The verdict is one of:
+
+    proven: right after every word of every length;
+    refuted: wrong after the word that is shown, and after no shorter one;
+    open: neither, for the reason that is given.
+
+    The certificate is written to certificate.json in the run's folder, and a network that is proven
+    to certified.safetensors. What the proof assumes is in docs/state_tracking.md.
+
+    statemix certify runs/s3
+    """
+
+    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """Folder of a finished run."""
+
+    soft: bool = False
+    """Ask the model as it was trained, with all its blocks."""
+
+    weights: Weights = "last"
+    """Weights to ask about."""
+
+    max_pairs: int = 100_000
+    """Pairs of states after which the verdict is open."""
+
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print JSON instead of text."""
+
+    def run(self) -> None:
+        """Search, write and print.
+
+        Raises:
+            RequestError: if the folder holds no finished run or cannot be written, the task has no
+                finite automaton, or a number is out of range.
+        """
+        if self.max_pairs < 1:
+            raise RequestError(f"max_pairs must be at least 1, got {self.max_pairs}")
+        # Slow imports wait until the options have been checked.
+        from statemix.analysis import certified, write_certificate
+
+        config = load_outcome(self.folder).config
+        task = config.build_task()
+        if not isinstance(task, HasAutomaton):
+            raise RequestError(f"task must have a finite automaton, got {config.task.name}")
+        automaton = task.automaton()
+        model = load_model(self.folder, self.weights)
+        with attributes_set(model, config.evaluation.attributes), _progress() as show:
+            found = certified(
+                model, automaton, soft=self.soft, max_pairs=self.max_pairs, on_progress=show
+            )
+        written = write_certificate(self.folder, found, weights=self.weights)
+        if self.json:
+            print(json.dumps(found.to_plain()))
+        else:
+            self._print(found, written)
+
+    def _print(self, found: "Certified", written: list[Path]) -> None:
+        certificate = found.certificate
+        said = {
+            "proven": "right after every word of every length",
+            "refuted": f"wrong after {' '.join(map(str, certificate.word))}, a shortest such word",
+            "open": certificate.reason,
+        }
+        network = {"as trained": "as trained", "hardened": "with gates of 0 and 1"}.get(
+            found.network,
+            f"with gates of 0 and 1, {len(found.tracking or ())} of {found.num_blocks} blocks",
+        )
+        lines = {
+            "network": network,
+            "pairs": f"{certificate.pairs:,} visited",
+        }
+        if certificate.margin is not None:
+            lines["margin"] = f"{certificate.margin:.4g} between the right answer and the next one"
+        if found.horizon is not None:
+            lines["soft"] = (
+                f"with the gates as trained, right up to {found.horizon:,} tokens at least"
+            )
+        console = Console(highlight=False, markup=False)
+        console.soft_wrap = not console.is_terminal
+        console.print(f"{certificate.verdict}: {said[certificate.verdict]}")
+        for name, line in lines.items():
+            console.print(f"  {name:<8} {line}")
+        console.print(f"written: {', '.join(map(str, written))}")
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int], None]]:
+    """Show the number of pairs visited: in place on a terminal, nothing elsewhere."""
+    console = Console(file=sys.stderr, highlight=False, markup=False)
+    with console.status("0 pairs") as status:
+        yield lambda pairs: status.update(f"{pairs:,} pairs")

@@ -1,0 +1,161 @@
+"""The command that proves or refutes a trained run."""
+
+import contextlib
+import io
+import json
+import shlex
+
+import pytest
+import torch
+
+from statemix.analysis import certify, load_certified
+from statemix.cli.main import main
+from statemix.settings import RequestError
+from statemix.training import load_model, load_outcome
+
+# Pairs of transpositions, learned in a second or two.
+S_2 = shlex.split(
+    """
+    --task permutation group=S_2 length=8 train_size=100 --model.bos --model.hidden-size 16
+    --batches.size 20 --optimizer.learning-rate 0.01 --schedules.epochs 30
+    --evaluation.every 30 --evaluation.test-size 20 --evaluation.validation-size 20
+    --runtime.num-threads 1 --runtime.device cpu
+    """
+)
+BLOCKS = shlex.split(
+    """
+    --model.layers bd_lru num_blocks=4 block_size=2
+    --schedules.attributes gate_temperature end=0.125 begin=0.3 finish=0.8 curve=reciprocal
+    """
+)
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory):
+    """``train(name, words...)`` trains once for this file, and returns the folder."""
+
+    def trained(name, *words):
+        folder = tmp_path_factory.getbasetemp() / f"certify-{name}"
+        if not folder.exists():
+            with contextlib.redirect_stdout(io.StringIO()):
+                assert main(["train", "--folder", str(folder), *S_2, *words]) == 0
+        return folder
+
+    return trained
+
+
+@pytest.fixture
+def tracker(train):
+    return train("tracker", "--seed", "1", *BLOCKS)
+
+
+def certificate(folder):
+    return json.loads((folder / "certificate.json").read_text())
+
+
+def test_a_tracker_is_proven_and_its_network_is_kept(tracker, capsys):
+    assert main(["certify", str(tracker)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "proven: right after every word of every length"
+    stored = certificate(tracker)
+    tracking = stored["tracking"]
+    assert 0 < len(tracking) < stored["num_blocks"] == 4
+    assert lines[1] == f"  network  with gates of 0 and 1, {len(tracking)} of 4 blocks"
+    assert (stored["verdict"], stored["weights"], stored["word"]) == ("proven", "last", [])
+    assert lines[-1] == f"written: {tracker}/certificate.json, {tracker}/certified.safetensors"
+    # The network in the file is the one that is proven, and not the one that was trained.
+    model, task = load_certified(tracker), load_outcome(tracker).config.build_task()
+    found = certify(model, task.automaton())
+    assert (found.verdict, found.pairs, found.margin) == (
+        "proven",
+        stored["pairs"],
+        stored["margin"],
+    )
+    words = torch.from_numpy(task.examples("test", 0, 4, 5000).tokens)
+    answers = torch.from_numpy(task.examples("test", 0, 4, 5000).targets["product"])
+    assert (model(words)["product"].argmax(-1) == answers).all()
+    loads = model.blocks[0].layer.value_proj.weight.view(2, 4, -1).abs().sum((0, 2))
+    assert loads.nonzero().flatten().tolist() == tracking
+
+
+def test_gates_as_trained_are_right_up_to_the_length(tracker, capsys):
+    assert main(["certify", str(tracker), "--json"]) == 0
+    length = json.loads(capsys.readouterr().out)["horizon"]
+    assert length > 8
+    assert main(["certify", str(tracker)]) == 0
+    assert f"with the gates as trained, right up to {length:,} tokens" in capsys.readouterr().out
+
+
+def test_the_model_as_trained_stays_open(tracker, capsys):
+    assert main(["certify", str(tracker), "--soft", "--max-pairs", "50", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["verdict"], found["network"]) == ("open", "as trained")
+    assert found["reason"] == "more than 50 pairs of states"
+    assert not (tracker / "certified.safetensors").exists()
+    with pytest.raises(RequestError, match="must hold a proof, got the verdict 'open'"):
+        load_certified(tracker)
+
+
+def test_a_failing_word_is_shown_and_fails(train, capsys):
+    folder = train("failing", "--seed", "0", *BLOCKS)
+    assert main(["certify", str(folder), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["verdict"], found["network"]) == ("refuted", "hardened")
+    model = load_model(folder)
+    model.blocks[0].layer.gate_temperature = 1e-30
+    automaton = load_outcome(folder).config.build_task().automaton()
+    logits = model(torch.tensor([found["word"]]))["product"][0]
+    assert logits[-1].argmax() != automaton.answers(found["word"])[-1]
+    assert main(["certify", str(folder)]) == 0
+    words = " ".join(map(str, found["word"]))
+    assert capsys.readouterr().out.startswith(f"refuted: wrong after {words}, a shortest such word")
+
+
+def test_a_model_without_gates_is_asked_as_it_is(train, capsys):
+    folder = train("lstm", "--model.layers", "lstm")
+    assert main(["certify", str(folder), "--max-pairs", "200"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "open: more than 200 pairs of states"
+    assert lines[1].split() == ["network", "as", "trained"]
+
+
+def test_attributes_of_evaluation_are_those_of_the_run(train, capsys):
+    sharp = ["--evaluation.attributes", "gate_temperature=1e-30"]
+    folder = train("sharp", "--seed", "1", *BLOCKS, *sharp)
+    assert main(["certify", str(folder), "--soft", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "proven"
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.write_text("{"), "must hold a certificate, got: "),
+        (lambda path: path.write_text("[]"), "must hold a certificate, got: "),
+        (lambda path: path.unlink(), "must hold a certificate, got: "),
+        (
+            lambda path: path.with_name("certified.safetensors").write_bytes(b"x"),
+            "certified.safetensors must hold the run's weights",
+        ),
+    ],
+)
+def test_damaged_files_are_named(tracker, damage, message):
+    assert main(["certify", str(tracker)]) == 0
+    damage(tracker / "certificate.json")
+    with pytest.raises(RequestError, match=message):
+        load_certified(tracker)
+
+
+def test_requests_that_cannot_be_met_are_one_line(tracker, train, tmp_path, capsys):
+    folder = tmp_path / "copying"
+    task = ["--task", "selective_copying", "length=16", "train_size=20", "num_copied=2"]
+    words = ["--model.layers", "lstm", "--model.hidden-size", "8", "--schedules.epochs", "1"]
+    sizes = ["--evaluation.test-size", "8", "--evaluation.validation-size", "8"]
+    assert main(["train", "--folder", str(folder), *task, *words, *sizes]) == 0
+    capsys.readouterr()
+    for arguments, message in [
+        ([str(folder)], "task must have a finite automaton, got selective_copying"),
+        ([str(tracker), "--max-pairs", "0"], "max_pairs must be at least 1, got 0"),
+        ([str(tmp_path)], "folder must hold"),
+    ]:
+        assert main(["certify", *arguments]) == 2
+        assert capsys.readouterr().err.startswith(f"statemix: {message}")

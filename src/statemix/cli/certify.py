@@ -42,7 +42,7 @@ class Certify:
     folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """Folder of a finished run."""
 
-    soft: bool = False
+    soft: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Ask the model as it was trained, with all its blocks."""
 
     weights: Weights = "last"

@@ -8,9 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statemix.analysis import certify, hardened, pruned
+from statemix.analysis import certificate, certify, hardened, pruned
 from statemix.layers import LayerSpec
 from statemix.models import SyntheticModel
+from statemix.settings import RequestError
 from statemix.tasks import IGNORED
 from statemix.tasks.automaton import NEVER, Automaton
 from statemix.tasks.chomsky.arithmetic import ModularArithmetic
@@ -309,3 +310,12 @@ def test_words_that_are_no_expressions_are_named():
 def test_tables_that_are_no_automaton_are_refused(start, transitions, outputs, error):
     with pytest.raises(error):
         Automaton(start, transitions, outputs)
+
+
+def test_pairs_beyond_memory_are_refused(of_group, monkeypatch):
+    model, automaton = hardened(of_group("S_3")), Permutation(group="S_3").automaton()
+    state = 3 * 4
+    monkeypatch.setattr(certificate, "available_bytes", lambda: 1000 * (150 + state))
+    assert certify(model, automaton, max_pairs=1000).verdict == "proven"
+    with pytest.raises(RequestError, match=r"^max_pairs must fit into memory \(.*\), got 1001$"):
+        certify(model, automaton, max_pairs=1001)

@@ -21,6 +21,7 @@ from cases import COMPUTED, REFUSED, FindingError, line, require
 import statemix.layers.largest  # noqa: F401  warm
 from statemix.cli import (  # noqa: F401  warm
     bench,
+    certify,
     demo,
     doctor,
     evaluate,
@@ -116,7 +117,7 @@ _OTHER_FLAGS = (
 )  # fmt: skip
 _LONG = (
     "--schedules.epochs", "--schedules.num-steps", "--model.hidden-size",
-    "--length", "--batch-size", "--num-scored", "--replicas",
+    "--length", "--batch-size", "--num-scored", "--replicas", "--max-pairs",
 )  # fmt: skip
 _MEASURED = {
     "--rounds": [["1"]],
@@ -181,6 +182,12 @@ _INSPECT = {
     "--sequences": [["1"], ["3"]],
     "--tokens": [["1"], ["5"]],
     "--weights": [["best_validation"], ["best_test"]],
+    "--json": [[]],
+}
+_CERTIFY = {
+    "--soft": [[]],
+    "--weights": [["best_validation"], ["best_test"]],
+    "--max-pairs": [["1"], ["50"]],
     "--json": [[]],
 }
 _REPORT = {"--results": [["stores"]], "--json": [[]]}
@@ -285,8 +292,11 @@ def drawn(r: random.Random, folder: Path, prepared: Path) -> Request:
         head = r.choice([[], ["--help"], ["--version"], ["trian"], ["train", "--help"]])
         return Request(head, [], head)
     command = r.choices(
-        ["train", "evaluate", "tasks", "inspect", "reproduce", "report", "bench", "doctor", "demo"],
-        (6, 3, 3, 2, 2, 1, 1, 1, 1),
+        [
+            *("train", "evaluate", "tasks", "inspect", "certify", "reproduce", "report", "bench"),
+            *("doctor", "demo"),
+        ],
+        (6, 3, 3, 2, 1, 2, 1, 1, 1, 1),
     )
     return globals()[f"_{command[0]}"](r, folder, prepared)
 
@@ -417,6 +427,12 @@ def _inspect(r: random.Random, folder: Path, prepared: Path) -> Request:
     if r.random() < 0.5:
         flags["--output"] = [_target(r, folder)]
     return _corrupted(r, ["inspect", target], flags)
+
+
+def _certify(r: random.Random, folder: Path, prepared: Path) -> Request:
+    shutil.copytree(prepared / "run", folder / "run")
+    target = r.choice(["run", "run", "run", "run", "missing", "/dev/null", ""])
+    return _corrupted(r, ["certify", target], _some(r, _CERTIFY, 4))
 
 
 def _report(r: random.Random, folder: Path, prepared: Path) -> Request:

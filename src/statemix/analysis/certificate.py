@@ -11,7 +11,9 @@ from torch import Tensor
 
 from statemix.layers import State, take_rows
 from statemix.layers.state import map_state, tensors
+from statemix.memory import available_bytes, gigabytes
 from statemix.models import SyntheticModel
+from statemix.settings import RequestError
 from statemix.tasks.automaton import NEVER, Automaton
 from statemix.tasks.task import IGNORED
 
@@ -73,6 +75,7 @@ def certify(
     Raises:
         ValueError: if the tokens or classes of model and automaton differ, or ``max_pairs`` is
             below 1.
+        RequestError: if ``max_pairs`` pairs do not fit into memory.
     """
     head = next(iter(model.heads)) if head is None else head
     if head not in model.heads:
@@ -89,7 +92,19 @@ def certify(
         )
     if max_pairs < 1:
         raise ValueError(f"max_pairs must be at least 1, got {max_pairs}")
+    needed, available = max_pairs * _pair_bytes(model), available_bytes()
+    if needed > available:
+        raise RequestError(
+            f"max_pairs must fit into memory (at least {gigabytes(needed)} needed, "
+            f"{gigabytes(available)} available), got {max_pairs}"
+        )
     return _Search(model.eval(), automaton, head, max_pairs, on_progress).run()
+
+
+def _pair_bytes(model: SyntheticModel) -> int:
+    """Return the bytes that a pair takes at least: its state, and the key of a dictionary."""
+    states = (block.get_submodule("layer").init_state(1) for block in model.blocks)
+    return 150 + sum(part.nbytes for state in states for _, part in tensors(state))
 
 
 class _Search:

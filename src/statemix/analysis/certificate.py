@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from statemix.layers import State, take_rows
+from statemix.layers import Layer, State, take_rows
 from statemix.layers.state import map_state, tensors
 from statemix.memory import available_bytes, gigabytes
 from statemix.models import SyntheticModel
@@ -103,7 +103,8 @@ def certify(
 
 def _pair_bytes(model: SyntheticModel) -> int:
     """Return the bytes that a pair takes at least: its state, and the key of a dictionary."""
-    states = (block.get_submodule("layer").init_state(1) for block in model.blocks)
+    layers = [part for part in model.modules() if isinstance(part, Layer)]
+    states = [layer.init_state(1) for layer in layers]
     return 150 + sum(part.nbytes for state in states for _, part in tensors(state))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from statemix import provenance
+from statemix.analysis import certified, write_certificate
 from statemix.experiments import published, results
 from statemix.experiments.published import Published
 from statemix.experiments.results import Row
@@ -15,6 +16,7 @@ from statemix.experiments.runner import Ended, Ending, Job, run_all
 from statemix.experiments.suite import Network, Suite, check_folders
 from statemix.layers import LayerSpec
 from statemix.tasks import TaskSpec
+from statemix.tasks.automaton import HasAutomaton
 from statemix.training import (
     AttributeSchedule,
     EvaluationConfig,
@@ -24,6 +26,8 @@ from statemix.training import (
     RunConfig,
     RuntimeConfig,
     ScheduleConfig,
+    load_config,
+    load_model,
 )
 from statemix.training.evaluation import sequences_at
 
@@ -67,10 +71,17 @@ class Setting(TypedDict):
     test_words: dict[str, int]
 
 
+class DemoRow(Row):
+    """A run, and whether its network is right on words of every length."""
+
+    # As ``Certified.to_plain``; None without a result.
+    certificate: dict[str, Any] | None
+
+
 class Summary(TypedDict):
     """The data of the figures, the table and the page, as plain data."""
 
-    runs: list[Row]
+    runs: list[DemoRow]
     setting: Setting
     # The configuration of all runs, without network and seed, as nested tables.
     protocol: dict[str, Any]
@@ -83,6 +94,9 @@ def bd_lru(num_blocks: int, block_size: int) -> Network:
     """Return a network of one BD-LRU."""
     return Network((LayerSpec("bd_lru", num_blocks=num_blocks, block_size=block_size),))
 
+
+# Networks that track have far fewer; the states of others are without end.
+_MOST_PAIRS = 5000
 
 LSTM = Network((LayerSpec("lstm"),))
 
@@ -173,17 +187,30 @@ def run(
         on_event=on_event,
         on_end=on_end,
     )
-    return summarize(suite, results.rows(suite, folder, ended), results.environment(jobs))
+    rows: list[DemoRow] = [
+        {**row, "certificate": _certificate(job.folder) if row["status"] == "done" else None}
+        for row, job in zip(results.rows(suite, folder, ended), jobs, strict=True)
+    ]
+    return summarize(suite, rows, results.environment(jobs))
+
+
+def _certificate(folder: Path) -> dict[str, Any]:
+    """Certify a finished run, and keep the certificate and what is proven in its folder."""
+    task = load_config(folder).build_task()
+    assert isinstance(task, HasAutomaton)
+    found = certified(load_model(folder), task.automaton(), max_pairs=_MOST_PAIRS)
+    write_certificate(folder, found, weights="last")
+    return found.to_plain()
 
 
 def summarize(
-    suite: DemoSuite, rows: list[Row], environment: dict[str, Any] | None = None
+    suite: DemoSuite, rows: list[DemoRow], environment: dict[str, Any] | None = None
 ) -> Summary:
     """Combine the rows of a suite with its setting and the paper's numbers.
 
     Args:
         suite: the suite.
-        rows: rows of the suite, from ``results.rows``.
+        rows: rows of the suite.
         environment: software and machine of the runs; None means the present ones.
     """
     config = suite.protocol.resolved()

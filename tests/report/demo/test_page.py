@@ -76,7 +76,7 @@ def test_gates_that_keep_their_temperature_are_not_said_to_sharpen(summary, with
 
 def test_another_group_has_its_own_page(without_pictures, tmp_path):
     suite = demo.SUITES["S_5"]
-    rows = results.rows(suite, tmp_path)
+    rows = [{**row, "certificate": None} for row in results.rows(suite, tmp_path)]
     html = page.render(demo.summarize(suite, rows), COMMAND)
     assert "S<sub>5</sub>" in html
     assert "fresh words in every batch" in html

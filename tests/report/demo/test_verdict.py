@@ -74,3 +74,14 @@ def test_a_network_without_any_result_says_so(summary, lose):
     assert sentence(summary) == (
         "BD-LRU m=3 has no result in any of 2 runs: seed 0 diverged; seed 1 was interrupted."
     )
+
+
+def test_proofs_are_counted(summary, lose):
+    first = runs_of_first(summary)
+    first[0]["certificate"] = {"verdict": "proven"}
+    assert sentence(summary).endswith(
+        "With its gates set to 0 and 1 it is proven right after every word of every length (1 of 2 "
+        "seeds)."
+    )
+    lose(first[0], "failed", "disk full")
+    assert "proven" not in sentence(summary)

@@ -60,6 +60,7 @@ def render(summary: Summary, command: str) -> str:
                     "name": f"{run['network']}, seed {run['seed']}",
                     "status": run["status"],
                     "accuracy": scores.accuracies(summary, run),
+                    "proof": (run["certificate"] or {"verdict": ""})["verdict"],
                 }
                 for run in summary["runs"]
             ],

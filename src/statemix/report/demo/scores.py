@@ -1,14 +1,13 @@
 """The demo's numbers: accuracy of each network by word length, and the table of them."""
 
-from statemix.experiments.demo import Summary
-from statemix.experiments.results import Row
+from statemix.experiments.demo import DemoRow, Summary
 from statemix.report.numbers import published_text
 from statemix.report.tables import Entry, Line, Pivot, Table, missing_lines
 
 
-def networks(summary: Summary) -> dict[str, list[Row]]:
+def networks(summary: Summary) -> dict[str, list[DemoRow]]:
     """The runs of each network by its label, in the order of their first run."""
-    found: dict[str, list[Row]] = {}
+    found: dict[str, list[DemoRow]] = {}
     for run in summary["runs"]:
         found.setdefault(run["network"], []).append(run)
     return found
@@ -19,7 +18,7 @@ def lengths(summary: Summary) -> list[int]:
     return [int(length) for length in summary["setting"]["test_words"]]
 
 
-def accuracies(summary: Summary, run: Row) -> dict[int, float]:
+def accuracies(summary: Summary, run: DemoRow) -> dict[int, float]:
     """Word length -> token accuracy of a run; empty if it has no result."""
     head = summary["setting"]["head"]
     return {

@@ -1,7 +1,6 @@
 """Sentences on the results, computed from the runs."""
 
-from statemix.experiments.demo import Summary
-from statemix.experiments.results import Row
+from statemix.experiments.demo import DemoRow, Summary
 from statemix.report.demo.scores import accuracies, lengths, networks
 from statemix.report.numbers import accuracy_text, counted
 
@@ -10,11 +9,24 @@ SOLVED = 0.99
 
 
 def sentences(summary: Summary) -> list[str]:
-    """State for each network how many seeds solve the training length and the longest one."""
-    return [_sentence(summary, name, runs) for name, runs in networks(summary).items()]
+    """State for each network how many seeds solve which lengths, and in how many that is proven."""
+    return [
+        _sentence(summary, name, runs) + _proof(runs) for name, runs in networks(summary).items()
+    ]
 
 
-def _sentence(summary: Summary, name: str, runs: list[Row]) -> str:
+def _proof(runs: list[DemoRow]) -> str:
+    certificates = [run["certificate"] for run in runs]
+    proven = [found for found in certificates if found and found["verdict"] == "proven"]
+    if not proven:
+        return ""
+    return (
+        " With its gates set to 0 and 1 it is proven right after every word of every length "
+        f"({len(proven)} of {counted(len(runs), 'seed')})."
+    )
+
+
+def _sentence(summary: Summary, name: str, runs: list[DemoRow]) -> str:
     setting, longest, total = summary["setting"], lengths(summary)[-1], len(runs)
     short = setting["train_length"]
     found = {run["seed"]: accuracies(summary, run) for run in runs if run["status"] == "done"}
@@ -45,7 +57,7 @@ def _sentence(summary: Summary, name: str, runs: list[Row]) -> str:
     return f"{text} ({'; '.join(endings)})." if endings else f"{text}."
 
 
-def _ending(run: Row) -> str:
+def _ending(run: DemoRow) -> str:
     return {
         "missing": "is missing",
         "interrupted": "was interrupted",

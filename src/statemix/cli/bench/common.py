@@ -1,21 +1,24 @@
 """What the benchmarks share: options, progress, and the cells of their tables."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from statemix import files
 from statemix.bench import rows
-from statemix.bench.harness import Spread
+from statemix.bench.harness import Measurement, Provider, Spread, measure
 from statemix.settings import RequestError
 from statemix.training.devices import check_threads
+
+C = TypeVar("C")
 
 WIDTH = 100
 # A round of the smallest case takes a microsecond.
@@ -66,6 +69,54 @@ class Measured:
         if not console.is_terminal:
             console = Console(markup=False, highlight=False, width=WIDTH)
         return console, rows.describe_process()
+
+    def each(
+        self,
+        cases: Sequence[C],
+        *,
+        label: Callable[[C], str],
+        providers: Callable[[C], list[Provider]],
+        row: Callable[[C, Measurement], dict[str, Any]],
+        relative_to: str,
+        tolerance: float,
+        remark: str,
+        table: Callable[[Sequence[tuple[C, Sequence[Measurement]]]], Table],
+    ) -> None:
+        """Measure case by case in float32, keep the rows, and print a table of all cases.
+
+        Args:
+            cases: what to measure.
+            label: returns the words of a case for the progress.
+            providers: returns the providers of a case.
+            row: returns the row of a case and one of its measurements.
+            relative_to: provider to whose times those of the others are compared.
+            tolerance: largest relative error of a provider that is timed.
+            remark: what the reader of the table has to know.
+            table: returns the table of all cases and their measurements.
+
+        Raises:
+            RequestError: if the output cannot be written.
+        """
+        console, process = self.begin()
+        print_setting(console, process, "float32", remark)
+        outcomes = []
+        with progress(console, len(cases)) as start_case:
+            for case in cases:
+                measured = measure(
+                    providers(case),
+                    relative_to=(relative_to,),
+                    rounds=self.rounds,
+                    budget_s=self.budget_s,
+                    tolerance=tolerance,
+                    seed=0,
+                    on_step=start_case(label(case)),
+                )
+                outcomes.append((case, measured))
+                if self.output is not None:
+                    rows.append(self.output, (row(case, one) for one in measured), process)
+        console.print(table(outcomes))
+        if self.output is not None:
+            console.print(f"rows appended to {self.output}", soft_wrap=True)
 
 
 def print_setting(console: Console, process: Mapping[str, Any], dtype: str, remark: str) -> None:

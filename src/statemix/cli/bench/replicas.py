@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from statemix.bench import replicas, rows
-from statemix.bench.harness import Measurement, measure
-from statemix.cli.bench.common import Measured, number_text, print_setting, progress, ratio_text
+from statemix.bench import replicas
+from statemix.bench.harness import Measurement
+from statemix.cli.bench.common import Measured, number_text, ratio_text
 from statemix.layers import LAYERS, LayerSpec
 from statemix.training.config import Device
 
@@ -74,26 +74,16 @@ class Replicas(Measured):
             num_scored=self.num_scored,
             device=self.device,
         )
-        console, process = self.begin()
-        print_setting(console, process, "float32", _REMARK)
-        outcomes = []
-        with progress(console, len(cases)) as start_case:
-            for case in cases:
-                measured = measure(
-                    replicas.providers(case),
-                    relative_to=(replicas.STACKED,),
-                    rounds=self.rounds,
-                    budget_s=self.budget_s,
-                    tolerance=replicas.TOLERANCE,
-                    seed=0,
-                    on_step=start_case(f"{_label(case)}, {case.work}"),
-                )
-                outcomes.append((case, measured))
-                if self.output is not None:
-                    rows.append(self.output, (replicas.row(case, one) for one in measured), process)
-        console.print(_table(outcomes))
-        if self.output is not None:
-            console.print(f"rows appended to {self.output}", soft_wrap=True)
+        self.each(
+            cases,
+            label=lambda case: f"{_label(case)}, {case.work}",
+            providers=replicas.providers,
+            row=replicas.row,
+            relative_to=replicas.STACKED,
+            tolerance=replicas.TOLERANCE,
+            remark=_REMARK,
+            table=_table,
+        )
 
 
 def _label(case: replicas.Case) -> str:

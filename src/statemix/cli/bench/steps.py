@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from statemix.bench import rows, steps
-from statemix.bench.harness import Measurement, measure
-from statemix.cli.bench.common import Measured, number_text, print_setting, progress, ratio_text
+from statemix.bench import steps
+from statemix.bench.harness import Measurement
+from statemix.cli.bench.common import Measured, number_text, ratio_text
 from statemix.layers import LAYERS
 
 _REMARK = f"""\
@@ -46,26 +46,16 @@ class Steps(Measured):
         """
         self.check()
         cases = steps.cases(self.recurrences, self.batch_sizes, self.hidden_sizes, self.block_sizes)
-        console, process = self.begin()
-        print_setting(console, process, "float32", _REMARK)
-        outcomes = []
-        with progress(console, len(cases)) as start_case:
-            for case in cases:
-                measured = measure(
-                    steps.providers(case),
-                    relative_to=(steps.PROJECTIONS,),
-                    rounds=self.rounds,
-                    budget_s=self.budget_s,
-                    tolerance=steps.TOLERANCE,
-                    seed=0,
-                    on_step=start_case(_label(case)),
-                )
-                outcomes.append((case, measured))
-                if self.output is not None:
-                    rows.append(self.output, (steps.row(case, one) for one in measured), process)
-        console.print(_table(outcomes))
-        if self.output is not None:
-            console.print(f"rows appended to {self.output}", soft_wrap=True)
+        self.each(
+            cases,
+            label=_label,
+            providers=steps.providers,
+            row=steps.row,
+            relative_to=steps.PROJECTIONS,
+            tolerance=steps.TOLERANCE,
+            remark=_REMARK,
+            table=_table,
+        )
 
 
 def _label(case: steps.Case) -> str:

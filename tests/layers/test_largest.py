@@ -34,7 +34,7 @@ class Interrupted(CausalConv):
 
     def forward(self, x, state=None, cu_seqlens=None):
         results = super().forward(x, state, cu_seqlens)
-        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
         Interrupted.ended += 1
         return results
 

@@ -304,6 +304,48 @@ def test_a_learned_initial_state_is_the_state_given_by_default(layer):
     assert learned.abs().min() > 0
 
 
+@pytest.mark.parametrize("layer", layers_of_units(initial_state="learned"), ids=UNITS)
+def test_a_learned_initial_state_may_begin_at_random(layer):
+    layer.reset_parameters(torch.Generator().manual_seed(0))
+    assert not layer.learned_state.any()
+    layer.initial_std = 2.0
+    layer.reset_parameters(torch.Generator().manual_seed(0))
+    assert layer.learned_state.detach().std() == pytest.approx(2, rel=0.5)
+    assert layer.learned_state.abs().min() > 0
+
+
+def test_biases_of_input_gates_begin_where_they_should(build_gated):
+    for bias in (0.0, -6.0):
+        layer, plain = build_gated(input_gate_bias=bias), build_gated()
+        x = tokens(2, 5)
+        for cleared in (False, True):
+            raw, usual = (one._raw_gates(x, x.dtype) for one in (layer, plain))
+            torch.testing.assert_close(raw[..., -1], usual[..., -1] + bias, **TIGHT)
+            torch.testing.assert_close(raw[..., :-1], usual[..., :-1], **TIGHT)
+            if not cleared:
+                layer.zero_biases()
+                plain.zero_biases()
+        # It is a beginning, and not a constant.
+        assert layer._raw_gates(x, x.dtype)[..., -1].requires_grad
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"initial_std": -1.0}, ValueError, "initial_std must be at least 0, got -1.0"),
+        ({"initial_std": 1.0}, ValueError, "initial_std must be 0 with initial_state='zero'"),
+        ({"initial_std": math.nan}, ValueError, "initial_std must be finite, got nan"),
+        ({"input_gate_bias": math.inf}, ValueError, "input_gate_bias must be finite, got inf"),
+        ({"input_gate_bias": "-6"}, TypeError, "input_gate_bias must be a number, got '-6'"),
+        ({"initial_std": True}, TypeError, "initial_std must be a number, got True"),
+    ],
+)
+def test_bad_beginnings_are_refused(options, error, message):
+    for build in (lambda **o: BDLRU(4, 2, 2, **o), lambda **o: HLRU(4, 2, 2, **o)):
+        with pytest.raises(error, match=f"^{message}"):
+            build(**options)
+
+
 @pytest.mark.parametrize("backend", list(ops.BACKENDS))
 def test_the_backend_is_passed_on_and_agrees(build_gated, backend):
     x = tokens(2, 5)

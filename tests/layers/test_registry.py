@@ -57,6 +57,8 @@ def test_options_reach_the_layer():
         "realization": "observer",
         "selective": False,
         "initial_state": "learned",
+        "initial_std": 0.5,
+        "input_gate_bias": -2.0,
         "gate_temperature": 0.25,
         "backend": "loop",
     }

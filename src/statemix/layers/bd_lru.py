@@ -26,7 +26,8 @@ class BDLRU(GatedRecurrence):
     gate; each gate family documents the resulting bound.
 
     Source: Dubinin et al., "Improved state mixing in higher-order and block diagonal linear
-    recurrent networks", Eq. 5. Our additions: gate temperature, learned initial state.
+    recurrent networks", Eq. 5. Our additions: gate temperature, learned
+    initial state, bias of the input gates.
 
     Args:
         hidden_size: width of input and output.
@@ -38,6 +39,10 @@ class BDLRU(GatedRecurrence):
         selective: True: every gate sees every channel. "pointwise": the gates of block k see only
             channel k (requires ``num_blocks == hidden_size``). False: gates are learned constants.
         initial_state: state to use when none is given: "zero", or "learned" (a parameter).
+        initial_std: standard deviation from which a learned initial state is drawn; with 0 it
+            starts at zero.
+        input_gate_bias: added to the initial biases of the raw input gates a_0. A negative number
+            closes them, so that the layer begins by mixing what a learned initial state holds.
         backend: as in ``ops.bd_lru``; None chooses the fastest for the device.
         device: device of the parameters.
         dtype: dtype of the parameters. The state is always float32 or wider.
@@ -46,9 +51,9 @@ class BDLRU(GatedRecurrence):
         x (B, T, hidden_size) -> y (B, T, hidden_size), state (B, num_blocks, block_size).
 
     Raises:
-        ValueError: if a size is out of range, a name is unknown, or ``gate_temperature`` is not
-            positive and finite.
-        TypeError: if a size is not an int or ``gate_temperature`` not a number.
+        ValueError: if a size is out of range, a name is unknown, ``gate_temperature`` is not
+            positive and finite, or another number is not finite or does not fit.
+        TypeError: if a size is not an int or another option not a number.
         BackendUnavailableError: if ``backend`` cannot run here.
 
     Example:
@@ -81,6 +86,8 @@ class BDLRU(GatedRecurrence):
         gate_temperature: float = 1.0,
         selective: Selectivity = True,
         initial_state: InitialState = "zero",
+        initial_std: float = 0.0,
+        input_gate_bias: float = 0.0,
         backend: str | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -99,6 +106,8 @@ class BDLRU(GatedRecurrence):
             gate_temperature=gate_temperature,
             selective=selective,
             initial_state=initial_state,
+            initial_std=initial_std,
+            input_gate_bias=input_gate_bias,
             backend=backend,
             device=device,
             dtype=dtype,

@@ -52,6 +52,8 @@ class GatedRecurrence(Layer):
         gate_temperature: temperature tau.
         selective: dependence of the gates on the input, as above.
         initial_state: state to use when none is given.
+        initial_std: standard deviation from which a learned initial state is drawn.
+        input_gate_bias: what the biases of the raw input gates start at, beyond their own draw.
         backend: backend of the operators.
         device: device of the parameters.
         dtype: dtype of the parameters.
@@ -74,6 +76,8 @@ class GatedRecurrence(Layer):
         gate_temperature: float,
         selective: Selectivity,
         initial_state: InitialState,
+        initial_std: float,
+        input_gate_bias: float,
         backend: str | None,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
@@ -86,6 +90,14 @@ class GatedRecurrence(Layer):
             raise ValueError(f"selective must be one of {choices}, got {selective!r}")
         check_choice("initial_state", initial_state, get_args(InitialState))
         ops.check_backend(backend)
+        _check_finite("initial_std", initial_std)
+        _check_finite("input_gate_bias", input_gate_bias)
+        if initial_std < 0:
+            raise ValueError(f"initial_std must be at least 0, got {initial_std}")
+        if initial_std and initial_state != "learned":
+            raise ValueError(
+                f"initial_std must be 0 with initial_state={initial_state!r}, got {initial_std}"
+            )
         if selective == "pointwise" and hidden_size != num_units:
             raise ValueError(
                 f"hidden_size must equal {self._unit_name} with "
@@ -102,6 +114,8 @@ class GatedRecurrence(Layer):
         self.gate = gate
         self.selective = selective
         self.initial_state = initial_state
+        self.initial_std = initial_std
+        self.input_gate_bias = input_gate_bias
         self.backend = backend
         self._num_units = num_units
         self._gate_shape = gate_shape
@@ -189,7 +203,8 @@ class GatedRecurrence(Layer):
         """Redraw all parameters and reset the gate temperature to the constructor's.
 
         Projections follow the default of ``torch.nn.Linear``. So do pointwise and constant gates,
-        as linear maps of one input each. A learned initial state starts at zero.
+        as linear maps of one input each. A learned initial state is drawn from N(0, initial_std²),
+        and ``input_gate_bias`` is added to the biases of the input gates.
         """
         if self.selective is True:
             bound = 1 / math.sqrt(self.hidden_size)
@@ -202,19 +217,34 @@ class GatedRecurrence(Layer):
         for linear in (self.value_proj, self.out_proj):
             bound = 1 / math.sqrt(linear.in_features)
             nn.init.uniform_(linear.weight, -bound, bound, generator=generator)
-        if self.learned_state is not None:
+        if self.learned_state is not None and self.initial_std:
+            nn.init.normal_(self.learned_state, std=self.initial_std, generator=generator)
+        elif self.learned_state is not None:
             nn.init.zeros_(self.learned_state)
+        self._move_input_gates()
         self.gate_temperature = self._constructed_temperature
 
     def zero_biases(self) -> None:
         """Set the biases of dense and pointwise gates to zero, so that no gate is preferred.
 
-        Gates that are learned constants (``selective=False``) are not biases and keep their values.
+        Those of the input gates become ``input_gate_bias``. Gates that are learned constants
+        (``selective=False``) are not biases and keep their values.
         """
         if self.selective is True:
             nn.init.zeros_(self.gate_proj.bias)
         elif self.selective == "pointwise":
             nn.init.zeros_(self.gate_bias)
+        else:
+            return
+        self._move_input_gates()
+
+    @torch.no_grad()
+    def _move_input_gates(self) -> None:
+        if self.selective is True:
+            biases = self.gate_proj.bias.view(*self._gate_shape, self._num_units)[..., -1, :]
+        else:
+            biases = self.gate_bias[..., -1]
+        biases += self.input_gate_bias
 
     def init_state(
         self,
@@ -291,8 +321,16 @@ class GatedRecurrence(Layer):
         return (
             f"gate={self.gate!r}, gate_temperature={self.gate_temperature:g}, "
             f"selective={self.selective!r}, initial_state={self.initial_state!r}, "
+            f"initial_std={self.initial_std:g}, input_gate_bias={self.input_gate_bias:g}, "
             f"backend={self.backend!r}"
         )
+
+
+def _check_finite(name: str, value: object) -> None:
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value}")
 
 
 def _check_temperature(value: object, dtype: torch.dtype | None) -> float:

@@ -33,8 +33,8 @@ class HLRU(GatedRecurrence):
     companion matrix of the recurrence is never formed.
 
     Source: Dubinin et al., "Improved state mixing in higher-order and block diagonal linear
-    recurrent networks", Eq. 3. Our additions: gate temperature, learned initial state. Their
-    listing, once corrected, computes the observer form instead:
+    recurrent networks", Eq. 3. Our additions: gate temperature, learned initial state, bias
+    of the input gates. Their listing, once corrected, computes the observer form instead:
 
     .. math:: s^k_t = a_{k,t} s^1_{t-1} + s^{k+1}_{t-1} + [k = 1]\, a_{0,t} v_t, \qquad h_t = s^1_t
 
@@ -48,6 +48,10 @@ class HLRU(GatedRecurrence):
             only input channel k (requires ``num_channels == hidden_size``). False: gates are
             learned constants.
         initial_state: state to use when none is given: "zero", or "learned" (a parameter).
+        initial_std: standard deviation from which a learned initial state is drawn; with 0 it
+            starts at zero.
+        input_gate_bias: added to the initial biases of the raw input gates a_0. A negative number
+            closes them, so that the layer begins by mixing what a learned initial state holds.
         realization: "controller" is the first equation, "observer" the second. The observer has
             the same eigenvalues, but coefficient i acts i - 1 steps late and the states are not
             bounded by the values. With constant gates both give the same h.
@@ -62,9 +66,9 @@ class HLRU(GatedRecurrence):
         m outputs, newest first, or s^1 ... s^m.
 
     Raises:
-        ValueError: if a size is out of range, a name is unknown, or ``gate_temperature`` is not
-            positive and finite.
-        TypeError: if a size is not an int or ``gate_temperature`` not a number.
+        ValueError: if a size is out of range, a name is unknown, ``gate_temperature`` is not
+            positive and finite, or another number is not finite or does not fit.
+        TypeError: if a size is not an int or another option not a number.
         BackendUnavailableError: if ``backend`` cannot run here.
 
     Example:
@@ -96,6 +100,8 @@ class HLRU(GatedRecurrence):
         gate_temperature: float = 1.0,
         selective: Selectivity = True,
         initial_state: InitialState = "zero",
+        initial_std: float = 0.0,
+        input_gate_bias: float = 0.0,
         realization: Realization = "controller",
         readout: Readout = "lags",
         backend: str | None = None,
@@ -120,6 +126,8 @@ class HLRU(GatedRecurrence):
             gate_temperature=gate_temperature,
             selective=selective,
             initial_state=initial_state,
+            initial_std=initial_std,
+            input_gate_bias=input_gate_bias,
             backend=backend,
             device=device,
             dtype=dtype,

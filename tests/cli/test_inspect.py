@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from statemix.analysis import actions
 from statemix.cli.main import main
 from statemix.training import load_model, load_outcome
 
@@ -36,6 +37,7 @@ def test_pictures_and_numbers_lie_in_the_folder_of_the_run(run, capsys):
     text = capsys.readouterr().out
     folder = run / "inspect"
     names = {"eigenvalues-0.png", "gates-0.png", "mixing-0.png", "block-attention-0.png"}
+    names |= {"actions.png"}
     assert {path.name for path in folder.iterdir()} == names | {"numbers.json"}
     assert all((folder / name).read_bytes()[1:4] == b"PNG" for name in names)
     found = numbers(folder)
@@ -50,6 +52,23 @@ def test_pictures_and_numbers_lie_in_the_folder_of_the_run(run, capsys):
     assert f"{summary['largest']:.3f}" in line.split()
     assert f"{summary['negative']:.1%}" in line.split()
     assert text.endswith(f"written: {folder}\n")
+
+
+def test_the_learned_automaton_is_told_and_kept(run, hybrid, tmp_path, capsys):
+    assert main(["inspect", str(run)]) == 0
+    text = capsys.readouterr().out
+    found = numbers(run / "inspect")["actions"]
+    model = load_model(run)
+    task = load_outcome(run).config.build_task()
+    assert found == actions(model, task.automaton())
+    assert len(found) == 2
+    assert "with gates of 0 and 1: no block tracks the task\n" in text
+    assert "with gates of 0 and 1: 2 blocks of another kind\n" in text
+    # Other models are no such automaton.
+    assert main(["inspect", str(hybrid), "--output", str(tmp_path / "hybrid")]) == 0
+    assert "with gates of 0 and 1" not in capsys.readouterr().out
+    assert numbers(tmp_path / "hybrid")["actions"] == []
+    assert not (tmp_path / "hybrid" / "actions.png").exists()
 
 
 def test_the_eigenvalues_are_those_of_the_trained_gates(run):

@@ -1,5 +1,6 @@
 """Measurements of trained models: spectra, mixing matrices and gates of their recurrences."""
 
+from statemix.analysis.actions import BlockActions, actions
 from statemix.analysis.certificate import Certificate, certify
 from statemix.analysis.certified import Certified, certified, load_certified, write_certificate
 from statemix.analysis.gates import entropy
@@ -11,6 +12,7 @@ from statemix.analysis.recording import Recorded, record
 from statemix.analysis.spectra import Spectrum, eigenvalues
 
 __all__ = [
+    "BlockActions",
     "Certificate",
     "Certified",
     "LayerNumbers",
@@ -18,6 +20,7 @@ __all__ = [
     "Recorded",
     "Spectrum",
     "Summary",
+    "actions",
     "applied",
     "carried",
     "certified",

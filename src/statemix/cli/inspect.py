@@ -12,7 +12,7 @@ from statemix import files
 from statemix.settings import RequestError, built
 
 if TYPE_CHECKING:
-    from statemix.analysis import LayerNumbers
+    from statemix.analysis import BlockActions, LayerNumbers
     from statemix.tasks import Examples, Task
 
 NUMBERS = "numbers.json"
@@ -24,12 +24,15 @@ _UNITS = 4
 
 @dataclass(frozen=True)
 class Inspect:
-    """Show what the layers of a trained model do on example sequences.
+    """Show what the layers of a trained model do on example sequences, and what it has learned.
 
     A layer that runs a linear recurrence gets a line in a table, and pictures: the eigenvalues of
     its transitions, its normalised gates over time, and its block attention matrix, that is, what
     the input at each time adds to the state at each later one. The numbers behind the pictures are
     written to numbers.json. Other layers, such as an LSTM, are named.
+
+    Of a model of one BD-LRU, the automaton is read off that it becomes when every gate is set to 0
+    or 1: which entries each token copies, which blocks track the task, and which repeat others.
 
     statemix inspect runs/s3 --sequences 1
     """
@@ -77,7 +80,8 @@ class Inspect:
         # Slow imports wait until the options have been checked.
         import torch
 
-        from statemix.analysis import inspected
+        from statemix.analysis import actions, inspected
+        from statemix.tasks.automaton import HasAutomaton
         from statemix.training import load_model, load_outcome
         from statemix.training.schedules import attributes_set
 
@@ -88,9 +92,11 @@ class Inspect:
         with attributes_set(model, config.evaluation.attributes):
             units = self.units or range(_UNITS)
             layers = inspected(model, torch.from_numpy(tokens), lengths, units=units)
+            learned = actions(model, task.automaton() if isinstance(task, HasAutomaton) else None)
         layers = self._chosen(layers)
         self._write(
             layers,
+            learned,
             {
                 f"sequence {self.start + place}": row[:length].tolist()
                 for place, (row, length) in enumerate(zip(tokens, lengths, strict=True))
@@ -99,7 +105,7 @@ class Inspect:
         if self.json:
             print(json.dumps([_line(one) for one in layers], indent=1))
         else:
-            self._print(layers)
+            self._print(layers, learned)
 
     def _check(self) -> None:
         for name, most in (("sequences", _MOST_SEQUENCES), ("tokens", _MOST_TOKENS)):
@@ -136,9 +142,15 @@ class Inspect:
     def _folder(self) -> Path:
         return self.output or self.folder / "inspect"
 
-    def _write(self, layers: "list[LayerNumbers]", tokens: dict[str, list[int]]) -> None:
+    def _write(
+        self,
+        layers: "list[LayerNumbers]",
+        learned: "list[BlockActions]",
+        tokens: dict[str, list[int]],
+    ) -> None:
         from statemix.report import page
         from statemix.report.figures import DPI, png
+        from statemix.report.inspection import actions
         from statemix.report.inspection.pictures import pictures
 
         files.open_for_append("output", self._folder / NUMBERS)
@@ -149,13 +161,17 @@ class Inspect:
             "start": self.start,
             "tokens": tokens,
             "layers": layers,
+            "actions": learned,
         }
         contents = {name: png(drawn, DPI) for name, drawn in pictures(layers, tokens)}
+        if learned:
+            drawn = actions.draw(learned, title="layer 0: the entry that each entry copies")
+            contents["actions.png"] = png(drawn, DPI)
         contents[NUMBERS] = (json.dumps(numbers) + "\n").encode()
         page.write(self._folder, contents)
 
-    def _print(self, layers: "list[LayerNumbers]") -> None:
-        from statemix.report.inspection import text
+    def _print(self, layers: "list[LayerNumbers]", learned: "list[BlockActions]") -> None:
+        from statemix.report.inspection import actions, text
 
         console = Console(highlight=False, markup=False)
         console.soft_wrap = not console.is_terminal
@@ -165,6 +181,8 @@ class Inspect:
             console.print(table.as_rich(title) if console.is_terminal else table.as_text())
             console.print(text.LEGEND)
         for sentence in text.without(layers):
+            console.print(sentence)
+        for sentence in actions.sentences(learned) if learned else []:
             console.print(sentence)
         console.print(f"written: {self._folder}")
 

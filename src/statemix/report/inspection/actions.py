@@ -1,0 +1,73 @@
+"""What tokens do to blocks whose gates are 0 and 1: sentences, and a picture of the maps."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from statemix.analysis import BlockActions
+from statemix.report.inspection.heat import Heat
+from statemix.report.style import LIGHT, Theme, drawing
+
+# Blocks in a picture, and columns up to which the sources are written as numbers.
+_SHOWN, _WRITTEN = 4, 30
+_COLUMN, _WIDEST = 0.24, 14.0
+_ORDER = {"tracks": 0, "repeats": 1, "other": 2, "idles": 3}
+
+
+def sentences(found: Sequence[BlockActions]) -> list[str]:
+    """Say which blocks track the task, which repeat them, and how many do something else."""
+    lines = []
+    for one in found:
+        if one["role"] == "tracks":
+            copies = [str(other["block"]) for other in found if other["repeats"] == one["block"]]
+            repeated = f"; repeated by {', '.join(copies)}" if copies else ""
+            lines.append(f"block {one['block']} tracks the task: {_maps(one)}{repeated}")
+    if not lines:
+        lines.append("no block tracks the task")
+    for role, words in (("idles", "that no token changes"), ("other", "of another kind")):
+        count = sum(one["role"] == role for one in found)
+        if count:
+            lines.append(f"{'1 block' if count == 1 else f'{count} blocks'} {words}")
+    return [f"with gates of 0 and 1: {line}" for line in lines]
+
+
+def _maps(one: BlockActions) -> str:
+    verb = "permute" if one["permutes"] else "copy and load"
+    number = "too many maps to count" if one["order"] is None else f"{one['order']:,} maps"
+    return f"its tokens {verb} the entries, and their words make {number}"
+
+
+def draw(found: Sequence[BlockActions], *, title: str, theme: Theme = LIGHT) -> Figure:
+    """Draw the maps of a few blocks, those that track first: a column per token, a row per entry.
+
+    A cell holds the entry that is copied; an empty one is loaded.
+
+    Args:
+        found: all blocks.
+        title: text above the picture.
+        theme: colours of the page.
+    """
+    shown = sorted(found, key=lambda one: _ORDER[one["role"]])[:_SHOWN]
+    tables = [np.array(one["sources"]).T for one in shown]
+    heat = Heat.of([np.array([[0.0, tables[0].shape[0]]])], theme)
+    size, tokens = tables[0].shape
+    width = min(max(tokens * _COLUMN + 1.9, 5.5), _WIDEST)
+    with drawing(theme):
+        height = (size * _COLUMN + 0.55) * len(shown) + 0.6
+        figure = Figure(figsize=(width, height), layout="constrained")
+        every = figure.subplots(len(shown), 1, squeeze=False)[:, 0]
+        for axes, one, table in zip(every, shown, tables, strict=True):
+            axes.imshow(table + 1, aspect="auto", **heat.options)
+            axes.set_title(f"block {one['block']}: {one['role']}", loc="left", fontsize=10)
+            axes.set_yticks(range(size))
+            axes.set_ylabel("entry", fontsize=9)
+            if tokens <= _WRITTEN:
+                for (entry, token), source in np.ndenumerate(table):
+                    if source >= 0:
+                        dark = source + 1 > size / 2
+                        colour = theme.paper if dark else theme.ink
+                        axes.text(token, entry, str(source), ha="center", va="center", color=colour)
+        every[-1].set_xlabel("token", fontsize=9)
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11.5)
+    return figure

@@ -1,0 +1,86 @@
+"""What tokens do to the blocks of trackers built by hand."""
+
+import numpy as np
+import pytest
+import torch
+
+from statemix.analysis import actions
+from statemix.layers import LayerSpec
+from statemix.models import SyntheticModel
+from statemix.report.inspection.actions import draw, sentences
+from statemix.tasks.groups import group
+from statemix.tasks.permutation import Permutation
+
+AUTOMATON = Permutation(group="S_3").automaton()
+STAYS = [[0, 1, 2]] * 7
+# Tokens 1 and 2 load one entry each; the learned token, which comes last, loads all.
+LOADS = [[0, 1, 2], [-1, 1, 2], [0, 0, -1], *[[0, 1, 2]] * 3, [-1] * 3]
+
+
+@pytest.mark.parametrize("name", ["S_2", "S_3", "S_4", "A_5", "S_5"])
+def test_the_maps_of_a_tracker_are_the_elements_of_its_group(of_group, name):
+    task = Permutation(group=name)
+    (found,) = actions(of_group(name), task.automaton())
+    assert (found["role"], found["permutes"], found["order"]) == ("tracks", True, task.group.order)
+    assert found["sources"] == (np.array(group(name).elements) - 1).tolist()
+
+
+def test_every_block_has_its_role(of_group):
+    elements = np.array(group("S_3").elements) - 1
+    # The same block with its entries in another order: entry i is the first one's entry order[i].
+    order = np.array([2, 0, 1])
+    renamed = np.argsort(order)[elements[:, order]].tolist()
+    model = of_group("S_3", [*renamed, [-1] * 3], STAYS, LOADS)
+    with torch.no_grad():
+        values = model.blocks[0].layer.value_proj.weight.view(3, 4, -1)
+        values[:, 1] = values[order, 0]
+    found = actions(model, AUTOMATON)
+    assert [one["role"] for one in found] == ["tracks", "repeats", "idles", "other"]
+    assert [one["repeats"] for one in found] == [None, 0, None, None]
+    assert [one["permutes"] for one in found] == [True, True, True, False]
+    assert found[3]["sources"] == LOADS[:6]
+    assert found[3]["order"] == len(closure([tuple(row) for row in LOADS[:6]]))
+    assert [one["role"] for one in actions(model)] == ["other", "other", "idles", "other"]
+
+
+def closure(maps):
+    """All products of words of up to eight maps."""
+    known = set(maps)
+    for _ in range(8):
+        known |= {
+            tuple(-1 if i < 0 else first[i] for i in second) for first in known for second in maps
+        }
+    return known
+
+
+def test_too_many_maps_are_not_counted(tracker):
+    rng = np.random.default_rng(0)
+    sources = rng.integers(0, 7, (1, 6, 7))
+    model = tracker(sources.tolist(), np.zeros((1, 6, 7)).tolist(), np.zeros((2, 7)), 2)
+    assert actions(model)[0]["order"] is None
+
+
+def test_other_models_have_no_such_blocks():
+    spec = LayerSpec("bd_lru", num_blocks=2, block_size=2)
+    signed = LayerSpec("bd_lru", num_blocks=2, block_size=2, gate="signed")
+    for layers in ([LayerSpec("lstm")], [signed], [spec, spec]):
+        assert actions(SyntheticModel(6, {"answer": 6}, 8, layers)) == []
+
+
+def test_sentences_name_the_blocks_that_track_and_those_that_repeat_them(of_group):
+    elements = (np.array(group("S_3").elements) - 1).tolist()
+    model = of_group("S_3", [*elements, [-1] * 3], STAYS, LOADS)
+    with torch.no_grad():
+        values = model.blocks[0].layer.value_proj.weight.view(3, 4, -1)
+        values[:, 1] = values[:, 0]
+    found = actions(model, AUTOMATON)
+    assert sentences(found) == [
+        "with gates of 0 and 1: block 0 tracks the task: its tokens permute the entries, and their "
+        "words make 6 maps; repeated by 1",
+        "with gates of 0 and 1: 1 block that no token changes",
+        "with gates of 0 and 1: 1 block of another kind",
+    ]
+    titles = [axes.get_title(loc="left") for axes in draw(found, title="maps").axes]
+    assert titles == ["block 0: tracks", "block 1: repeats", "block 3: other", "block 2: idles"]
+    texts = [text.get_text() for text in draw(found, title="maps").axes[0].texts]
+    assert texts == [str(elements[token][entry]) for entry in range(3) for token in range(6)]

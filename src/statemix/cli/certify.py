@@ -99,7 +99,7 @@ class Certify:
         }
         if certificate.margin is not None:
             lines["margin"] = f"{certificate.margin:.4g} between the right answer and the next one"
-        if found.horizon is not None:
+        if found.horizon:
             lines["soft"] = (
                 f"with the gates as trained, right up to {found.horizon:,} tokens at least"
             )

@@ -149,6 +149,8 @@ def test_resolved_says_the_whole_run(tiny):
         "gate_temperature": 1.0,
         "selective": True,
         "initial_state": "zero",
+        "initial_std": 0.0,
+        "input_gate_bias": 0.0,
         "backend": None,
     }
     assert dict(resolved.model.channel_mixer.options) == {"intermediate_size": None}

@@ -26,7 +26,8 @@ FLAGS = {
         --schedules.epochs --schedules.num-steps --schedules.learning-rate
         --schedules.min-learning-rate --schedules.warmup-steps --schedules.attributes
         --evaluation.every --evaluation.test-size --evaluation.validation-size
-        --evaluation.lengths --evaluation.tokens --evaluation.stop-at --evaluation.attributes
+        --evaluation.lengths --evaluation.validation-lengths --evaluation.tokens
+        --evaluation.stop-at --evaluation.attributes
         --runtime.precision --runtime.device --runtime.num-threads
         """,
     "evaluate": "--lengths --weights --sequences --tokens --device --json",

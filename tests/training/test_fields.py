@@ -57,10 +57,13 @@ class Tools:
         folder = self._folder / f"run-{len(list(self._folder.iterdir()))}"
         return train(self.config, folder, on_event=on_event).last
 
-    def steps_with_rows(self):
+    def rows(self):
         events = []
         self.last(events.append)
-        return [event.step for event in events if event.row is not None]
+        return [event.row for event in events if event.row is not None]
+
+    def steps_with_rows(self):
+        return [row["step"] for row in self.rows()]
 
     def threads(self):
         seen = set()
@@ -202,6 +205,9 @@ ROWS = {
     "evaluation.test_size": Row(7, lambda t: t.last().test[5]["product"].num_sequences, 7),
     "evaluation.validation_size": Row(7, lambda t: t.last().validation["product"].num_sequences, 7),
     "evaluation.lengths": Row((10, 40), lambda t: list(t.last().test), [5, 10, 40]),
+    "evaluation.validation_lengths": Row(
+        (40, 10), lambda t: list(t.rows()[-1]["validation_at"]), ["10", "40"]
+    ),
     "evaluation.tokens": Row(
         80,
         lambda t: [s["product"].num_sequences for s in t.last().test.values()],

@@ -8,6 +8,7 @@ import torch
 
 from statemix.layers import LayerSpec
 from statemix.layers.gated_recurrence import GatedRecurrence
+from statemix.plain import to_plain
 from statemix.settings import Assignments, RequestError
 from statemix.tasks import TaskSpec
 from statemix.training import (
@@ -53,6 +54,19 @@ def test_a_finished_run_leaves_everything(tiny, tmp_path):
     assert stored["schema"] == 1
     assert stored["asked"] == config.asked()
     assert stored["resolved"] == config.resolved().to_plain()
+
+
+def test_validation_at_further_lengths_is_in_every_row(tiny, tmp_path):
+    config = tiny({"evaluation.validation_lengths": (12, 9), "evaluation.tokens": 60})
+    events = []
+    train(config, tmp_path, on_event=events.append)
+    rows = read_metrics(tmp_path)
+    assert [list(row["validation_at"]) for row in rows] == [["9", "12"]] * 4
+    examples = config.build_task().examples("validation", 0, 5, 12)
+    scores = evaluate(load_model(tmp_path), examples, batch_size=8)
+    assert rows[-1]["validation_at"]["12"] == to_plain(scores)
+    text = f"validation at length 12 {scores['product'].token_accuracy:.4f}"
+    assert text in [event.text for event in events if event.row is not None][-1]
 
 
 @pytest.mark.parametrize("weights", ["last", "best_test", "best_validation"])
@@ -394,6 +408,7 @@ def layer(**options):
         ({"evaluation.test_size": 10**6}, "evaluation.test_size: .* must be at most"),
         ({"evaluation.validation_size": 10**6}, "evaluation.validation_size: .* must be at most"),
         ({"evaluation.lengths": (1,)}, "evaluation.lengths: .* must be at most"),
+        ({"evaluation.validation_lengths": (1,)}, "evaluation.validation_lengths: .* at most"),
         (
             {"schedules.attributes": (AttributeSchedule("heat", end=1.0),)},
             "schedules.attributes.0.attribute must be schedulable .*'gate_temperature'.*'heat'",

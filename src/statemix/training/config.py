@@ -169,8 +169,11 @@ class EvaluationConfig(Settings):
     """Validation sequences at the training length, separate from the test sequences."""
     lengths: tuple[Count, ...] = ()
     """Further test lengths, in tokens, evaluated with the last weights when training ends."""
+    validation_lengths: tuple[Count, ...] = ()
+    """Further validation lengths, in tokens, evaluated every time: a network that will fail on long
+    sequences shows it long before the end of training."""
     tokens: Count = 65536
-    """Test tokens at each further length, so longer lengths have fewer sequences."""
+    """Tokens at each further length, so longer lengths have fewer sequences."""
     stop_at: Fraction | None = None
     """Validation token accuracy (mean over heads) above which training stops early."""
     attributes: Assignments = Assignments()  # noqa: RUF009  immutable
@@ -273,6 +276,7 @@ class RunConfig(Settings):
                 self.evaluation,
                 every=self.evaluation.every or (100 if fresh else 1),
                 lengths=tuple(sorted(set(self.evaluation.lengths))),
+                validation_lengths=tuple(sorted(set(self.evaluation.validation_lengths))),
             ),
             runtime=dataclasses.replace(
                 self.runtime,

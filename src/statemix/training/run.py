@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from statemix.interrupts import Interrupts
 from statemix.ops import BackendUnavailableError
+from statemix.plain import to_plain
 from statemix.settings import RequestError, built, checked
 from statemix.tasks import Task
 from statemix.training import folder as runs
@@ -163,7 +164,16 @@ class _Run:
         evaluation = config.evaluation
         self.validation = self._evaluator("validation", evaluation.validation_size)
         self.test = self._evaluator("test", evaluation.test_size)
-        self.further = {length: self._further(length) for length in evaluation.lengths}
+        self.further = {
+            length: self._further("test", "lengths", length, evaluation.test_size)
+            for length in evaluation.lengths
+        }
+        self.validation_further = {
+            length: self._further(
+                "validation", "validation_lengths", length, evaluation.validation_size
+            )
+            for length in evaluation.validation_lengths
+        }
         check_backbone(config, self.task)
         self._try()
 
@@ -174,11 +184,15 @@ class _Run:
         self.best_weights: dict[str, dict[str, Tensor]] = {}
 
     def _evaluator(
-        self, split: Literal["validation", "test"], count: int, length: int | None = None
+        self,
+        split: Literal["validation", "test"],
+        count: int,
+        length: int | None = None,
+        *,
+        named: str | None = None,
     ) -> SplitEvaluator:
-        part = f"evaluation.{split}_size" if length is None else "evaluation.lengths"
         evaluator: SplitEvaluator = built(
-            part,
+            f"evaluation.{named or f'{split}_size'}",
             SplitEvaluator,
             self.task,
             split,
@@ -190,10 +204,12 @@ class _Run:
         )
         return evaluator
 
-    def _further(self, length: int) -> SplitEvaluator:
-        evaluation = self.config.evaluation
-        count = sequences_at(length, at_most=evaluation.test_size, tokens=evaluation.tokens)
-        return self._evaluator("test", count, length)
+    def _further(
+        self, split: Literal["validation", "test"], named: str, length: int, at_most: int
+    ) -> SplitEvaluator:
+        tokens = self.config.evaluation.tokens
+        count = sequences_at(length, at_most=at_most, tokens=tokens)
+        return self._evaluator(split, count, length, named=named)
 
     def _try(self) -> None:
         """Call the model once, so that layers that cannot run here fail now."""
@@ -224,7 +240,7 @@ class _Run:
     def evaluators(self, ask: Ask) -> tuple[SplitEvaluator, ...]:
         """Return the evaluators whose scores :meth:`life` is to be sent."""
         if ask == "evaluate":
-            return self.validation, self.test
+            return self.validation, self.test, *self.validation_further.values()
         # The last evaluation has covered the training length.
         return tuple(one for length, one in self.further.items() if length != self.task.length)
 
@@ -283,8 +299,10 @@ class _Run:
         attributes = self.trainer.attributes(step)
         with attributes_set(self.model, self.config.evaluation.attributes):
             test, validation = score(self.test), score(self.validation)
+            further = {length: score(one) for length, one in self.validation_further.items()}
         self._check_finite("test", test)
-        self._check_finite("validation", validation)
+        for heads in (validation, *further.values()):
+            self._check_finite("validation", heads)
         epoch = self.trainer.batches.epoch(step)
         now = Selection(step, epoch, attributes, validation, {self.task.length: test})
         self.selections["last"] = now
@@ -299,6 +317,7 @@ class _Run:
         averages = self.trainer.averages()
         row = {
             **now.to_plain(),
+            "validation_at": {str(length): to_plain(heads) for length, heads in further.items()},
             "train": averages,
             "learning_rate": self.trainer.learning_rate(max(step - 1, 0)),
             "time_s": round(self._elapsed(), 3),
@@ -311,6 +330,8 @@ class _Run:
             f"step {step}: train loss {averages['loss']:.4f}, "
             f"validation {accuracy(validation):.4f}, test {accuracy(test):.4f}"
         )
+        for length, heads in further.items():
+            text += f", validation at length {length} {accuracy(heads):.4f}"
         self.emit(self.event("evaluated", text, row=row))
 
     def _check_finite(self, split: str, scores: HeadScores) -> None:

@@ -39,14 +39,16 @@ def check_run_fits(config: RunConfig, task: Task, *, replicas: int = 1) -> None:
     for name in ("test_size", "validation_size"):
         count = getattr(evaluation, name)
         check_examples_fit(f"evaluation.{name}", count, task, count, task.length, scored=True)
-    for length in evaluation.lengths:
-        check_scored_fit(
-            task,
-            length,
-            at_most=evaluation.test_size,
-            tokens=evaluation.tokens,
-            path="evaluation.",
-        )
+    for split, named in (("test", "lengths"), ("validation", "validation_lengths")):
+        for length in getattr(evaluation, named):
+            check_scored_fit(
+                task,
+                length,
+                at_most=getattr(evaluation, f"{split}_size"),
+                tokens=evaluation.tokens,
+                path="evaluation.",
+                named=named,
+            )
     if task.train_size is not None:
         option = ".train_size" if "train_size" in TASKS.options(config.task.name) else ""
         check_examples_fit(f"task{option}", task.train_size, task, task.train_size, task.length)
@@ -55,7 +57,15 @@ def check_run_fits(config: RunConfig, task: Task, *, replicas: int = 1) -> None:
     _check_batch_fits(config, task, replicas)
 
 
-def check_scored_fit(task: Task, length: int, *, at_most: int, tokens: int, path: str = "") -> None:
+def check_scored_fit(
+    task: Task,
+    length: int,
+    *,
+    at_most: int,
+    tokens: int,
+    path: str = "",
+    named: str = "lengths",
+) -> None:
     """Check that the examples scored at one length fit into memory.
 
     Args:
@@ -63,12 +73,13 @@ def check_scored_fit(task: Task, length: int, *, at_most: int, tokens: int, path
         length: tokens of the longest example.
         at_most: as in :func:`sequences_at`.
         tokens: as in :func:`sequences_at`.
-        path: beginning of the dotted names of the settings ``lengths`` and ``tokens``.
+        path: beginning of the dotted names of the settings ``named`` and ``tokens``.
+        named: setting of the lengths.
 
     Raises:
-        SettingError: if they do not fit; the message names ``lengths`` where one alone does not.
+        SettingError: if they do not fit; the message names ``named`` where one alone does not.
     """
-    check_examples_fit(f"{path}lengths", length, task, 1, length, scored=True)
+    check_examples_fit(f"{path}{named}", length, task, 1, length, scored=True)
     count = sequences_at(length, at_most=at_most, tokens=tokens)
     check_examples_fit(f"{path}tokens", tokens, task, count, length, scored=True)
 

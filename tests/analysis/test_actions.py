@@ -7,7 +7,7 @@ import torch
 from statemix.analysis import actions
 from statemix.layers import LayerSpec
 from statemix.models import SyntheticModel
-from statemix.report.inspection.actions import draw, sentences
+from statemix.report.inspection.actions import draw, drawable, sentences
 from statemix.tasks.groups import group
 from statemix.tasks.permutation import Permutation
 
@@ -74,7 +74,7 @@ def test_sentences_name_the_blocks_that_track_and_those_that_repeat_them(of_grou
         values = model.blocks[0].layer.value_proj.weight.view(3, 4, -1)
         values[:, 1] = values[:, 0]
     found = actions(model, AUTOMATON)
-    assert sentences(found) == [
+    assert sentences(found, judged=True) == [
         "with gates of 0 and 1: block 0 tracks the task: its tokens permute the entries, and their "
         "words make 6 maps; repeated by 1",
         "with gates of 0 and 1: 1 block that no token changes",
@@ -84,3 +84,33 @@ def test_sentences_name_the_blocks_that_track_and_those_that_repeat_them(of_grou
     assert titles == ["block 0: tracks", "block 1: repeats", "block 3: other", "block 2: idles"]
     texts = [text.get_text() for text in draw(found, title="maps").axes[0].texts]
     assert texts == [str(elements[token][entry]) for entry in range(3) for token in range(6)]
+
+
+def test_blocks_that_hold_constants_track_nothing():
+    """All states of an untrained model without a start are zero, and so functions of anything."""
+    spec = LayerSpec("bd_lru", num_blocks=2, block_size=3, input_gate_bias=-6.0)
+    model = SyntheticModel(6, {"answer": 6}, 8, [spec])
+    found = actions(model, AUTOMATON)
+    assert [one["role"] for one in found] == ["constant"] * 2
+    assert sentences(found, judged=True) == [
+        "with gates of 0 and 1: no block tracks the task",
+        "with gates of 0 and 1: 2 blocks that hold the same in every state of the task",
+    ]
+    # Nothing is said of a task that is no automaton.
+    assert sentences(actions(model), judged=False) == [
+        "with gates of 0 and 1: 2 blocks of another kind"
+    ]
+
+
+def test_an_autoencoder_has_no_such_blocks():
+    spec = LayerSpec("bd_lru", num_blocks=2, block_size=2)
+    model = SyntheticModel(6, {"answer": 6}, 8, [spec], backbone="autoencoder")
+    assert actions(model, AUTOMATON) == []
+
+
+def test_large_blocks_are_not_drawn(of_group):
+    found = actions(of_group("S_3"), AUTOMATON)
+    assert drawable(found)
+    wide = [{**found[0], "sources": [list(range(33))] * 6}]
+    assert not drawable(wide)
+    assert not drawable([])

@@ -6,9 +6,10 @@ import math
 import pytest
 import torch
 
-from statemix.analysis import certify, hardened, horizon
+from statemix.analysis import certified, certify, hardened, horizon
 from statemix.layers import LayerSpec
 from statemix.models import SyntheticModel
+from statemix.tasks.groups import group
 from statemix.tasks.permutation import Permutation
 
 AUTOMATON = Permutation(group="S_3").automaton()
@@ -46,7 +47,7 @@ def soft(request, of_group):
 
 def slack_of(soft):
     """The error of a state that ``horizon`` allows for, from its result."""
-    length = horizon(soft, hardened(soft), AUTOMATON, "answer")
+    length = horizon(soft, hardened(soft), AUTOMATON, "answer", [0])
     # The learned token is a step, and lengths are whole numbers.
     return (length + 1.5) * (distance(TEMPERATURE) + ROUNDING) * LARGEST, length
 
@@ -95,17 +96,17 @@ def test_sharper_gates_are_right_for_longer(of_group):
         lengths = []
         for temperature in (sharp, blunt):
             model.blocks[0].layer.gate_temperature = temperature
-            lengths.append(horizon(model, hardened(model), AUTOMATON, "answer") + 1)
+            lengths.append(horizon(model, hardened(model), AUTOMATON, "answer", [0]) + 1)
         factor = (distance(blunt) + ROUNDING) / (distance(sharp) + ROUNDING)
         assert lengths[0] == pytest.approx(lengths[1] * factor, rel=0.02)
 
 
 def test_a_learned_state_counts_as_a_value(of_group):
     model = of_group("S_3", initial_state="learned")
-    before = horizon(model, hardened(model), AUTOMATON, "answer")
+    before = horizon(model, hardened(model), AUTOMATON, "answer", [0])
     with torch.no_grad():
         model.blocks[0].layer.learned_state.fill_(30.0)
-    after = horizon(model, hardened(model), AUTOMATON, "answer")
+    after = horizon(model, hardened(model), AUTOMATON, "answer", [0])
     assert after + 1 == pytest.approx((before + 1) / 10, abs=1)
 
 
@@ -116,14 +117,44 @@ def test_pruned_blocks_do_not_count(of_group):
         model.blocks[0].layer.value_proj.weight.view(3, 2, -1)[:, 1] = 0
         # Soft gates, as if nothing had been learned.
         model.blocks[0].layer.gate_proj.weight.view(3, 4, 2, -1)[:, :, 1] = 0
-    found = horizon(model, hardened(model), AUTOMATON, "answer")
-    assert found == horizon(alone, hardened(alone), AUTOMATON, "answer")
+    found = horizon(model, hardened(model), AUTOMATON, "answer", [0])
+    assert found == horizon(alone, hardened(alone), AUTOMATON, "answer", [0])
 
 
 def test_other_models_have_none(of_group):
     lstm = SyntheticModel(6, {"answer": 6}, 8, [LayerSpec("lstm")])
     two = SyntheticModel(6, {"answer": 6}, 8, [LayerSpec("bd_lru", num_blocks=2, block_size=3)] * 2)
     for model in (lstm, two):
-        assert horizon(model, model, AUTOMATON, "answer") is None
+        assert horizon(model, model, AUTOMATON, "answer", [0]) is None
     same = hardened(of_group("S_3"))
-    assert horizon(same, same, AUTOMATON, "answer") is None
+    assert horizon(same, same, AUTOMATON, "answer", [0]) is None
+
+
+def test_a_block_that_lives_on_its_learned_state_counts(of_group):
+    """It loads nothing, yet its gates must be close to their limit."""
+    elements = [[*(place - 1 for place in one)] for one in group("S_3").elements]
+    model = of_group("S_3", [*elements, [0, 1, 2]], initial_state="learned")
+    layer, read = model.blocks[0].layer, model.readouts["answer"].weight
+    with torch.no_grad():
+        layer.value_proj.weight.view(3, 2, -1)[:, 1] = 0
+        layer.learned_state[1] = torch.tensor([1.0, 2.0, 3.0])
+        read[:, 3:6] = read[:, :3]
+        read[:, :3] = 0
+        layer.gate_proj.weight.view(3, 4, 2, -1)[:, :, 1] /= 2
+    found = certified(model, AUTOMATON)
+    assert (found.certificate.verdict, found.tracking) == ("proven", (0, 1))
+    words = torch.randint(6, (8, 300), generator=torch.Generator().manual_seed(0))
+    answers = torch.tensor([AUTOMATON.answers(word.tolist()) for word in words])
+    right = (model(words)["answer"].argmax(-1) == answers).all(0)
+    assert not right.all()
+    assert found.horizon <= int((~right).nonzero()[0])
+
+
+def test_rounding_of_the_readout_leaves_no_room_under_large_biases(of_group):
+    model = of_group("S_3")
+    lengths = []
+    for bias in (0.0, 1e5, 1e7):
+        with torch.no_grad():
+            model.readouts["answer"].bias.fill_(bias)
+        lengths.append(horizon(model, hardened(model), AUTOMATON, "answer", [0]))
+    assert lengths[0] > lengths[1] > lengths[2] == 0

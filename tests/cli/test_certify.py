@@ -83,7 +83,7 @@ def test_gates_as_trained_are_right_up_to_the_length(tracker, capsys):
     length = json.loads(capsys.readouterr().out)["horizon"]
     assert length > 8
     assert main(["certify", str(tracker)]) == 0
-    assert f"with the gates as trained, right up to {length:,} tokens" in capsys.readouterr().out
+    assert f"with gates as trained: right up to {length:,} tokens" in capsys.readouterr().out
 
 
 def test_the_model_as_trained_stays_open(tracker, capsys):
@@ -124,6 +124,9 @@ def test_attributes_of_evaluation_are_those_of_the_run(train, capsys):
     folder = train("sharp", "--seed", "1", *BLOCKS, *sharp)
     assert main(["certify", str(folder), "--soft", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == "proven"
+    # The file holds the network that was asked, with the attributes of evaluation.
+    automaton = load_outcome(folder).config.build_task().automaton()
+    assert certify(load_certified(folder), automaton).verdict == "proven"
 
 
 @pytest.mark.parametrize(
@@ -151,11 +154,18 @@ def test_requests_that_cannot_be_met_are_one_line(tracker, train, tmp_path, caps
     words = ["--model.layers", "lstm", "--model.hidden-size", "8", "--schedules.epochs", "1"]
     sizes = ["--evaluation.test-size", "8", "--evaluation.validation-size", "8"]
     assert main(["train", "--folder", str(folder), *task, *words, *sizes]) == 0
+    encoder = train("encoder", *BLOCKS, "--model.backbone", "autoencoder")
+    (tracker / "certificate.json").unlink(missing_ok=True)
+    (tracker / "certificate.json").mkdir()
     capsys.readouterr()
+    assert main(["certify", str(tracker)]) == 2
+    assert "certificate.json" in capsys.readouterr().err
+    (tracker / "certificate.json").rmdir()
     for arguments, message in [
         ([str(folder)], "task must have a finite automaton, got selective_copying"),
         ([str(tracker), "--max-pairs", "0"], "max_pairs must be at least 1, got 0"),
         ([str(tmp_path)], "folder must hold"),
+        ([str(encoder)], "backbone must be 'causal' to certify, got 'autoencoder'"),
     ]:
         assert main(["certify", *arguments]) == 2
         assert capsys.readouterr().err.startswith(f"statemix: {message}")

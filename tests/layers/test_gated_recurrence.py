@@ -336,6 +336,8 @@ def test_biases_of_input_gates_begin_where_they_should(build_gated):
         ({"initial_std": 1.0}, ValueError, "initial_std must be 0 with initial_state='zero'"),
         ({"initial_std": math.nan}, ValueError, "initial_std must be finite, got nan"),
         ({"input_gate_bias": math.inf}, ValueError, "input_gate_bias must be finite, got inf"),
+        ({"input_gate_bias": 10**400}, ValueError, "input_gate_bias must be finite, got 1000"),
+        ({"initial_std": 1e300}, ValueError, r"initial_std must be finite, got 1e\+300"),
         ({"input_gate_bias": "-6"}, TypeError, "input_gate_bias must be a number, got '-6'"),
         ({"initial_std": True}, TypeError, "initial_std must be a number, got True"),
     ],

@@ -22,15 +22,16 @@ _MOST_SOURCES = 1_000_000
 # Larger blocks have too many relabellings to try.
 _MOST_RELABELLED = 6
 
-Role = Literal["tracks", "repeats", "idles", "other"]
+Role = Literal["tracks", "repeats", "constant", "idles", "other"]
 
 
 class BlockActions(TypedDict):
     """What tokens do to one block of the first layer, with every gate set to 0 or 1."""
 
     block: int
-    # "tracks" the task; "repeats" an earlier block that does, up to the order of its entries;
-    # "idles": no token changes it; "other". Without a task that is an automaton, none tracks.
+    # "tracks" the task; "repeats" the maps of an earlier block that does, up to the order of the
+    # entries; "constant": it holds the same in every state of the task; "idles": no token changes
+    # it; "other". Without a task that is an automaton, none tracks or is constant.
     role: Role
     # Block that it repeats; otherwise None.
     repeats: int | None
@@ -60,13 +61,19 @@ def actions(model: SyntheticModel, automaton: Automaton | None = None) -> list[B
     """
     if not (can_harden(model) and can_prune(model)):
         return []
-    tables = _sources(model)
-    if tables.size > _MOST_SOURCES:
+    layer = model.get_submodule("blocks.0.layer")
+    assert isinstance(layer, BDLRU)
+    if model.vocab_size * layer.num_blocks * layer.block_size > _MOST_SOURCES:
         return []
-    tracking = () if automaton is None else pruned(hardened(model), automaton).tracking
+    hard = hardened(model).cpu()
+    tables = _sources(hard)
+    kept = None if automaton is None else pruned(hard, automaton)
+    tracking, varying = ((), ()) if kept is None else (kept.tracking, kept.varying)
     found: list[BlockActions] = []
     for block, table in enumerate(tables):
-        role, repeats = _role(block, tables, [one for one in tracking if one <= block])
+        role, repeats = _role(block, tables, [one for one in varying if one <= block])
+        if role == "other" and block in tracking:
+            role = "constant"
         distinct = {tuple(row) for row in table.tolist()}
         found.append(
             {
@@ -81,9 +88,8 @@ def actions(model: SyntheticModel, automaton: Automaton | None = None) -> list[B
     return found
 
 
-def _sources(model: SyntheticModel) -> NDArray[np.int64]:
+def _sources(hard: SyntheticModel) -> NDArray[np.int64]:
     """Return the source of every entry: shape (blocks, tokens, m)."""
-    hard = hardened(model)
     layer = hard.get_submodule("blocks.0.layer")
     assert isinstance(layer, BDLRU)
     x = hard.get_submodule("blocks.0.norm")(hard.embedding.weight[: hard.vocab_size])
@@ -110,6 +116,9 @@ def _role(block: int, tables: NDArray[np.int64], tracking: list[int]) -> tuple[R
 def _relabelled(one: NDArray[np.int64], other: NDArray[np.int64]) -> bool:
     """Return whether two tables are equal up to the order of the entries."""
     size = one.shape[1]
+    # Orders change no number of loads, of fixed entries or of different sources.
+    if not np.array_equal(_counts(one), _counts(other)):
+        return False
     if size > _MOST_RELABELLED:
         return bool((one == other).all())
     for order in permutations(range(size)):
@@ -118,6 +127,12 @@ def _relabelled(one: NDArray[np.int64], other: NDArray[np.int64]) -> bool:
         if (names[one] == other[:, list(order)]).all():
             return True
     return False
+
+
+def _counts(table: NDArray[np.int64]) -> NDArray[np.int64]:
+    fixed = (table == np.arange(table.shape[1])).sum(1)
+    distinct = [len(set(row)) for row in table.tolist()]
+    return np.stack([(table == LOADS).sum(1), fixed, np.array(distinct)])
 
 
 def _order(generators: set[tuple[int, ...]]) -> int | None:

@@ -73,8 +73,8 @@ def certify(
         on_progress: function called with the number of pairs visited, about once per level.
 
     Raises:
-        ValueError: if the tokens or classes of model and automaton differ, or ``max_pairs`` is
-            below 1.
+        ValueError: if the tokens or classes of model and automaton differ, ``max_pairs`` is below
+            1, or the model is an autoencoder.
         RequestError: if ``max_pairs`` pairs do not fit into memory.
     """
     head = next(iter(model.heads)) if head is None else head
@@ -90,6 +90,8 @@ def certify(
             f"outputs must be below the {model.heads[head]} classes of the model, got "
             f"{automaton.outputs.max()}"
         )
+    if model.decoder is not None:
+        raise ValueError("backbone must be 'causal' to certify, got 'autoencoder'")
     if max_pairs < 1:
         raise ValueError(f"max_pairs must be at least 1, got {max_pairs}")
     needed, available = max_pairs * _pair_bytes(model), available_bytes()
@@ -256,7 +258,7 @@ class _Level:
 def _bytes(state: State, rows: int) -> Iterator[bytes]:
     """Yield the bytes of every row of a state."""
     parts = [
-        part.detach().cpu().contiguous().numpy().reshape(rows, -1).view(np.uint8)
+        part.detach().cpu().reshape(rows, -1).contiguous().view(torch.uint8).numpy()
         for _, part in tensors(state)
     ]
     for row in np.concatenate(parts, 1):

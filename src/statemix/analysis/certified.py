@@ -35,8 +35,9 @@ class Certified:
         model: the network.
         tracking: blocks that were kept; None if nothing was pruned.
         num_blocks: blocks of the trained model; None if nothing was pruned.
-        horizon: number of tokens up to which the network answers right with the gates as trained,
-            at least; None if that is not known, or if every number is right.
+        horizon: number of tokens up to which the blocks that were kept answer right with their
+            gates as trained, at least; None if nothing was pruned, or if these gates are 0 and 1 up
+            to rounding. The trained network has other blocks, too, of which it says nothing.
     """
 
     certificate: Certificate
@@ -74,7 +75,8 @@ def certified(
     """Harden a trained model, keep the blocks that track, and ask whether it is right for ever.
 
     If the network without the other blocks is not proven, the hardened one is asked with all its
-    blocks. A model without softmax gates is asked as it is.
+    blocks. A model without softmax gates is asked as it is. So the answer is about the network that
+    is returned, which need not answer as the trained one does.
 
     Args:
         model: the trained model; it is not changed, but put into evaluation mode.
@@ -99,7 +101,10 @@ def certified(
         cut = pruned(hard, automaton)
         certificate = ask(cut.model)
         if certificate.verdict == "proven":
-            length = horizon(_with_gates_of(model, cut.model), cut.model, automaton, head)
+            trained = _with_gates_of(model, cut.model)
+            length = horizon(
+                trained.cpu(), copy.deepcopy(cut.model).cpu(), automaton, head, cut.tracking
+            )
             parts = (cut.tracking, cut.num_blocks, length)
             return Certified(certificate, "pruned", cut.model, *parts)
     return Certified(ask(hard), "hardened", hard)

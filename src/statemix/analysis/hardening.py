@@ -23,7 +23,11 @@ def can_harden(model: SyntheticModel) -> bool:
 
 def can_prune(model: SyntheticModel) -> bool:
     """Return whether a model is one BD-LRU, none of whose blocks another layer reads."""
-    return len(model.blocks) == 1 and isinstance(model.get_submodule("blocks.0.layer"), BDLRU)
+    return (
+        len(model.blocks) == 1
+        and model.decoder is None
+        and isinstance(model.get_submodule("blocks.0.layer"), BDLRU)
+    )
 
 
 def hardened(model: SyntheticModel) -> SyntheticModel:
@@ -58,11 +62,13 @@ class Pruned(NamedTuple):
     Attributes:
         model: the model.
         tracking: blocks of the first layer that were kept.
+        varying: those of them whose state is not the same in all states of the automaton.
         num_blocks: blocks that the layer has.
     """
 
     model: SyntheticModel
     tracking: tuple[int, ...]
+    varying: tuple[int, ...]
     num_blocks: int
 
 
@@ -86,17 +92,19 @@ def pruned(model: SyntheticModel, automaton: Automaton) -> Pruned:
     layer = copied.get_submodule("blocks.0.layer")
     if not isinstance(layer, BDLRU):
         raise TypeError(f"the first layer must be a BD-LRU to prune, got {type(layer).__name__}")
-    tracks = _tracking(copied, automaton)
+    tracks, varies = _tracking(copied, automaton)
     # Blocks are innermost in the order of the projection.
     layer.value_proj.weight.view(layer.block_size, layer.num_blocks, -1)[:, ~tracks] = 0
     if layer.learned_state is not None:
         layer.learned_state[~tracks] = 0
-    kept = tuple(tracks.nonzero().flatten().tolist())
-    return Pruned(copied, kept, layer.num_blocks)
+    kept, varying = (
+        tuple(blocks.nonzero().flatten().tolist()) for blocks in (tracks, tracks & varies)
+    )
+    return Pruned(copied, kept, varying, layer.num_blocks)
 
 
-def _tracking(model: SyntheticModel, automaton: Automaton) -> Tensor:
-    """Return which blocks of the first layer are functions of the automaton's state."""
+def _tracking(model: SyntheticModel, automaton: Automaton) -> tuple[Tensor, Tensor]:
+    """Return which blocks of the first layer are functions of the automaton's state, and vary."""
     tokens = torch.arange(automaton.num_tokens, device=model.device)
     transitions = torch.tensor(automaton.transitions)
     # Automaton's state -> the blocks' states after one word that leads there; the empty word is
@@ -120,7 +128,9 @@ def _tracking(model: SyntheticModel, automaton: Automaton) -> Tensor:
             same = _same_bytes(blocks, known[reached])
             tracks = same if tracks is None else tracks & same
     assert tracks is not None
-    return tracks
+    first = next(iter(known.values()))
+    same = torch.stack([_same_bytes(first, other) for other in known.values()])
+    return tracks, ~same.all(0)
 
 
 def _same_bytes(one: Tensor, other: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 from rich.console import Console
 
+from statemix import files
 from statemix.settings import RequestError
 from statemix.tasks.automaton import HasAutomaton
 from statemix.training import load_model, load_outcome
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Certify:
-    """Prove that a trained model is right on words of every length, or find a word it gets wrong.
+    """Prove that what a model has learned is right at every length, or find a word that fails.
 
     The gates of the model become 0 or 1 (the limit of a temperature of 0), and the blocks that do
-    not track the task are removed. Then all pairs of a state of the network and a state of the task
-    are visited, by the network's own steps. The verdict is one of:
+    not track the task are removed; the verdict is about this network. All pairs of a state of the
+    network and a state of the task are visited, by the network's own steps. The verdict is one of:
 
     proven: right after every word of every length;
     refuted: wrong after the word that is shown, and after no shorter one;
@@ -65,18 +66,25 @@ class Certify:
             raise RequestError(f"max_pairs must be at least 1, got {self.max_pairs}")
         # Slow imports wait until the options have been checked.
         from statemix.analysis import certified, write_certificate
+        from statemix.analysis.certified import CERTIFICATE
 
         config = load_outcome(self.folder).config
         task = config.build_task()
         if not isinstance(task, HasAutomaton):
             raise RequestError(f"task must have a finite automaton, got {config.task.name}")
         automaton = task.automaton()
+        if config.model.backbone != "causal":
+            raise RequestError(
+                f"backbone must be 'causal' to certify, got {config.model.backbone!r}"
+            )
+        files.open_for_append("folder", self.folder / CERTIFICATE)
         model = load_model(self.folder, self.weights)
         with attributes_set(model, config.evaluation.attributes), _progress() as show:
             found = certified(
                 model, automaton, soft=self.soft, max_pairs=self.max_pairs, on_progress=show
             )
-        written = write_certificate(self.folder, found, weights=self.weights)
+            # Here the attributes of evaluation are part of the network.
+            written = write_certificate(self.folder, found, weights=self.weights)
         if self.json:
             print(json.dumps(found.to_plain()))
         else:
@@ -101,7 +109,7 @@ class Certify:
             lines["margin"] = f"{certificate.margin:.4g} between the right answer and the next one"
         if found.horizon:
             lines["soft"] = (
-                f"with the gates as trained, right up to {found.horizon:,} tokens at least"
+                f"these blocks with gates as trained: right up to {found.horizon:,} tokens at least"
             )
         console = Console(highlight=False, markup=False)
         console.soft_wrap = not console.is_terminal

@@ -31,8 +31,9 @@ class Inspect:
     the input at each time adds to the state at each later one. The numbers behind the pictures are
     written to numbers.json. Other layers, such as an LSTM, are named.
 
-    Of a model of one BD-LRU, the automaton is read off that it becomes when every gate is set to 0
-    or 1: which entries each token copies, which blocks track the task, and which repeat others.
+    Of a model of one BD-LRU with softmax gates, the automaton is read off that it becomes when
+    every gate is set to 0 or 1: which entries each token copies, which blocks track the task, and
+    which repeat others.
 
     statemix inspect runs/s3 --sequences 1
     """
@@ -81,6 +82,7 @@ class Inspect:
         import torch
 
         from statemix.analysis import actions, inspected
+        from statemix.report.inspection.actions import sentences
         from statemix.tasks.automaton import HasAutomaton
         from statemix.training import load_model, load_outcome
         from statemix.training.schedules import attributes_set
@@ -92,7 +94,8 @@ class Inspect:
         with attributes_set(model, config.evaluation.attributes):
             units = self.units or range(_UNITS)
             layers = inspected(model, torch.from_numpy(tokens), lengths, units=units)
-            learned = actions(model, task.automaton() if isinstance(task, HasAutomaton) else None)
+            automaton = task.automaton() if isinstance(task, HasAutomaton) else None
+            learned = actions(model, automaton)
         layers = self._chosen(layers)
         self._write(
             layers,
@@ -105,7 +108,8 @@ class Inspect:
         if self.json:
             print(json.dumps([_line(one) for one in layers], indent=1))
         else:
-            self._print(layers, learned)
+            told = sentences(learned, judged=automaton is not None) if learned else []
+            self._print(layers, told)
 
     def _check(self) -> None:
         for name, most in (("sequences", _MOST_SEQUENCES), ("tokens", _MOST_TOKENS)):
@@ -164,14 +168,14 @@ class Inspect:
             "actions": learned,
         }
         contents = {name: png(drawn, DPI) for name, drawn in pictures(layers, tokens)}
-        if learned:
+        if actions.drawable(learned):
             drawn = actions.draw(learned, title="layer 0: the entry that each entry copies")
             contents["actions.png"] = png(drawn, DPI)
         contents[NUMBERS] = (json.dumps(numbers) + "\n").encode()
         page.write(self._folder, contents)
 
-    def _print(self, layers: "list[LayerNumbers]", learned: "list[BlockActions]") -> None:
-        from statemix.report.inspection import actions, text
+    def _print(self, layers: "list[LayerNumbers]", told: list[str]) -> None:
+        from statemix.report.inspection import text
 
         console = Console(highlight=False, markup=False)
         console.soft_wrap = not console.is_terminal
@@ -182,7 +186,7 @@ class Inspect:
             console.print(text.LEGEND)
         for sentence in text.without(layers):
             console.print(sentence)
-        for sentence in actions.sentences(learned) if learned else []:
+        for sentence in told:
             console.print(sentence)
         console.print(f"written: {self._folder}")
 

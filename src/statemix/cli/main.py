@@ -24,7 +24,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("Train", "train a model on a task, or a grid of such runs; interrupted runs resume"),
     "evaluate": ("Evaluate", "score a trained model at any sequence lengths"),
     "inspect": ("Inspect", "show the eigenvalues, gates and mixing of a trained model's layers"),
-    "certify": ("Certify", "prove that a trained model is right at every length, or refute it"),
+    "certify": (
+        "Certify",
+        "prove that what a model has learned is right at every length, or refute it",
+    ),
     "reproduce": ("Reproduce", "run a table or figure of the paper, and print or draw it"),
     "report": ("Report", "write a page of stored results beside the paper's, or list the cells"),
     "tasks": ("Tasks", "list the tasks, or show examples of one"),
@@ -119,6 +122,9 @@ def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
 @contextlib.contextmanager
 def _insistent() -> Iterator[None]:
     """Interrupt again if Python drops an interrupt, as it does with every error of a finalizer."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     before = sys.unraisablehook
     timers: list[threading.Timer] = []
 

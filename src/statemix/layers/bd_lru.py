@@ -41,8 +41,9 @@ class BDLRU(GatedRecurrence):
         initial_state: state to use when none is given: "zero", or "learned" (a parameter).
         initial_std: standard deviation from which a learned initial state is drawn; with 0 it
             starts at zero.
-        input_gate_bias: added to the initial biases of the raw input gates a_0. A negative number
-            closes them, so that the layer begins by mixing what a learned initial state holds.
+        input_gate_bias: added to the initial biases of the raw input gates a_0. With gates that are
+            never negative, a negative number closes them, so that the layer begins by mixing what a
+            learned initial state holds.
         backend: as in ``ops.bd_lru``; None chooses the fastest for the device.
         device: device of the parameters.
         dtype: dtype of the parameters. The state is always float32 or wider.

@@ -90,8 +90,8 @@ class GatedRecurrence(Layer):
             raise ValueError(f"selective must be one of {choices}, got {selective!r}")
         check_choice("initial_state", initial_state, get_args(InitialState))
         ops.check_backend(backend)
-        _check_finite("initial_std", initial_std)
-        _check_finite("input_gate_bias", input_gate_bias)
+        _check_finite("initial_std", initial_std, dtype)
+        _check_finite("input_gate_bias", input_gate_bias, dtype)
         if initial_std < 0:
             raise ValueError(f"initial_std must be at least 0, got {initial_std}")
         if initial_std and initial_state != "learned":
@@ -326,11 +326,13 @@ class GatedRecurrence(Layer):
         )
 
 
-def _check_finite(name: str, value: object) -> None:
+def _check_finite(name: str, value: object, dtype: torch.dtype | None) -> None:
+    """Check a number that parameters of a dtype are to hold, with room for random factors."""
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number, got {value!r}")
-    if not math.isfinite(value):
-        raise ValueError(f"{name} must be finite, got {value}")
+    most = torch.finfo(torch.get_default_dtype() if dtype is None else dtype).max / 100
+    if not bool(-most <= value <= most):  # type: ignore[operator]
+        raise ValueError(f"{name} must be finite, got {reprlib.repr(value)}")
 
 
 def _check_temperature(value: object, dtype: torch.dtype | None) -> float:

@@ -50,8 +50,9 @@ class HLRU(GatedRecurrence):
         initial_state: state to use when none is given: "zero", or "learned" (a parameter).
         initial_std: standard deviation from which a learned initial state is drawn; with 0 it
             starts at zero.
-        input_gate_bias: added to the initial biases of the raw input gates a_0. A negative number
-            closes them, so that the layer begins by mixing what a learned initial state holds.
+        input_gate_bias: added to the initial biases of the raw input gates a_0. With gates that are
+            never negative, a negative number closes them, so that the layer begins by mixing what a
+            learned initial state holds.
         realization: "controller" is the first equation, "observer" the second. The observer has
             the same eigenvalues, but coefficient i acts i - 1 steps late and the states are not
             bounded by the values. With constant gates both give the same h.

@@ -31,8 +31,8 @@ def largest_tensor(
     Nothing is allocated or computed: the tensors have shapes alone. Unlike those on "meta", they
     choose the kernels of the CPU, whose attention keeps no scores.
 
-    Ctrl-C and SIGTERM wait until the end: an error that a handler raises within such an operation
-    aborts the process.
+    The first Ctrl-C or SIGTERM waits until the end: an error that a handler raises within such an
+    operation aborts the process.
 
     Args:
         spec: the layer.

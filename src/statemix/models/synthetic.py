@@ -69,7 +69,8 @@ class SyntheticModel(nn.Module):
         linear_init: "own" lets each part draw its linear maps. "normal" redraws the weight of every
             ``nn.Linear`` in the model from N(0, 0.02) and sets its bias to zero, whatever
             ``zero_biases`` says: projections and dense gates of the layers, channel mixers, decoder
-            and readouts. All other parameters stay as their part drew them: the cell of an LSTM,
+            and readouts. (With ``zero_biases``, input gates then begin at their bias again.) All
+            other parameters stay as their part drew them: the cell of an LSTM,
             convolutions, pointwise and constant gates, decays, norms. None means MAD's choice for
             the backbone: "own" if it is causal, "normal" for the autoencoder.
         seed: seed of the initial weights. The global generator is not changed.

@@ -80,8 +80,8 @@ def test_proofs_are_counted(summary, lose):
     first = runs_of_first(summary)
     first[0]["certificate"] = {"verdict": "proven"}
     assert sentence(summary).endswith(
-        "With its gates set to 0 and 1 it is proven right after every word of every length (1 of 2 "
-        "seeds)."
+        "With gates of 0 and 1, the blocks that track are proven right after every word of every "
+        "length (1 of 2 seeds)."
     )
     lose(first[0], "failed", "disk full")
     assert "proven" not in sentence(summary)

@@ -21,8 +21,8 @@ def _proof(runs: list[DemoRow]) -> str:
     if not proven:
         return ""
     return (
-        " With its gates set to 0 and 1 it is proven right after every word of every length "
-        f"({len(proven)} of {counted(len(runs), 'seed')})."
+        " With gates of 0 and 1, the blocks that track are proven right after every word of every "
+        f"length ({len(proven)} of {counted(len(runs), 'seed')})."
     )
 
 

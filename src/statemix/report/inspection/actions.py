@@ -12,20 +12,32 @@ from statemix.report.style import LIGHT, Theme, drawing
 # Blocks in a picture, and columns up to which the sources are written as numbers.
 _SHOWN, _WRITTEN = 4, 30
 _COLUMN, _WIDEST = 0.24, 14.0
-_ORDER = {"tracks": 0, "repeats": 1, "other": 2, "idles": 3}
+_ORDER = {"tracks": 0, "repeats": 1, "other": 2, "constant": 3, "idles": 4}
+# Taller pictures than those of so many entries are none to look at.
+_TALLEST = 32
 
 
-def sentences(found: Sequence[BlockActions]) -> list[str]:
-    """Say which blocks track the task, which repeat them, and how many do something else."""
+def sentences(found: Sequence[BlockActions], *, judged: bool) -> list[str]:
+    """Say which blocks track the task, which repeat them, and how many do something else.
+
+    Args:
+        found: all blocks.
+        judged: whether there was an automaton of the task.
+    """
     lines = []
     for one in found:
         if one["role"] == "tracks":
             copies = [str(other["block"]) for other in found if other["repeats"] == one["block"]]
             repeated = f"; repeated by {', '.join(copies)}" if copies else ""
             lines.append(f"block {one['block']} tracks the task: {_maps(one)}{repeated}")
-    if not lines:
+    if judged and not lines:
         lines.append("no block tracks the task")
-    for role, words in (("idles", "that no token changes"), ("other", "of another kind")):
+    kinds = {
+        "constant": "that hold the same in every state of the task",
+        "idles": "that no token changes",
+        "other": "of another kind",
+    }
+    for role, words in kinds.items():
         count = sum(one["role"] == role for one in found)
         if count:
             lines.append(f"{'1 block' if count == 1 else f'{count} blocks'} {words}")
@@ -33,9 +45,15 @@ def sentences(found: Sequence[BlockActions]) -> list[str]:
 
 
 def _maps(one: BlockActions) -> str:
-    verb = "permute" if one["permutes"] else "copy and load"
+    loads = any(source < 0 for row in one["sources"] for source in row)
+    verb = "permute" if one["permutes"] else "copy and load" if loads else "copy"
     number = "too many maps to count" if one["order"] is None else f"{one['order']:,} maps"
     return f"its tokens {verb} the entries, and their words make {number}"
+
+
+def drawable(found: Sequence[BlockActions]) -> bool:
+    """Return whether there are blocks of a size that a picture can show."""
+    return bool(found) and len(found[0]["sources"][0]) <= _TALLEST
 
 
 def draw(found: Sequence[BlockActions], *, title: str, theme: Theme = LIGHT) -> Figure:

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from statemix.analysis import actions
+from statemix.analysis.actions import _order
 from statemix.layers import LayerSpec
 from statemix.models import SyntheticModel
 from statemix.report.inspection.actions import draw, drawable, sentences
@@ -39,7 +40,7 @@ def test_every_block_has_its_role(of_group):
     assert [one["repeats"] for one in found] == [None, 0, None, None]
     assert [one["permutes"] for one in found] == [True, True, True, False]
     assert found[3]["sources"] == LOADS[:6]
-    assert found[3]["order"] == len(closure([tuple(row) for row in LOADS[:6]]))
+    assert [one["order"] for one in found] == [6, 6, None, None]
     assert [one["role"] for one in actions(model)] == ["other", "other", "idles", "other"]
 
 
@@ -53,11 +54,15 @@ def closure(maps):
     return known
 
 
-def test_too_many_maps_are_not_counted(tracker):
+@pytest.mark.parametrize("maps", [LOADS[:6], [[1, 2, 0], [0, 0, 2]], [[0, 1, 2]]])
+def test_the_order_counts_the_products_of_all_words(maps):
+    maps = {tuple(one) for one in maps}
+    assert _order(maps) == len(closure(maps))
+
+
+def test_too_many_maps_are_not_counted():
     rng = np.random.default_rng(0)
-    sources = rng.integers(0, 7, (1, 6, 7))
-    model = tracker(sources.tolist(), np.zeros((1, 6, 7)).tolist(), np.zeros((2, 7)), 2)
-    assert actions(model)[0]["order"] is None
+    assert _order({tuple(one) for one in rng.integers(0, 7, (6, 7)).tolist()}) is None
 
 
 def test_other_models_have_no_such_blocks():

@@ -37,7 +37,8 @@ class BlockActions(TypedDict):
     repeats: int | None
     # Whether every token only permutes the entries.
     permutes: bool
-    # Number of different maps that words of tokens make of the entries; None if there are too many.
+    # Number of different maps that words of tokens make of the entries; None if there are too many,
+    # or if the block does not track.
     order: int | None
     # Token -> entry -> entry that it copies, or -1 if it loads. The learned token is not included.
     sources: list[list[int]]
@@ -81,7 +82,7 @@ def actions(model: SyntheticModel, automaton: Automaton | None = None) -> list[B
                 "role": role,
                 "repeats": repeats,
                 "permutes": all(sorted(row) == list(range(len(row))) for row in distinct),
-                "order": _order(distinct),
+                "order": _order(distinct) if role in ("tracks", "repeats") else None,
                 "sources": table.tolist(),
             }
         )

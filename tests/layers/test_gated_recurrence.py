@@ -423,9 +423,9 @@ def test_compiled_steps_and_packed_sequences_have_no_graph_break(build_gated):
 
 @compiling
 @torch.no_grad()
-def test_a_new_temperature_needs_no_new_compilation(build_gated):
+@pytest.mark.parametrize("layer", layers_of_units(), ids=UNITS)
+def test_a_new_temperature_needs_no_new_compilation(layer):
     torch.compiler.reset()
-    layer = build_gated()
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(layer, backend=counter, fullgraph=True)
     x = tokens(2, 5)

@@ -321,7 +321,7 @@ class GatedRecurrence(Layer):
         return (
             f"gate={self.gate!r}, gate_temperature={self.gate_temperature:g}, "
             f"selective={self.selective!r}, initial_state={self.initial_state!r}, "
-            f"initial_std={self.initial_std:g}, input_gate_bias={self.input_gate_bias:g}, "
+            f"initial_std={self.initial_std!r}, input_gate_bias={self.input_gate_bias!r}, "
             f"backend={self.backend!r}"
         )
 

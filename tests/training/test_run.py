@@ -356,9 +356,9 @@ def test_gradient_that_is_not_finite_never_reaches_the_weights(
         r"^norm of the gradient must be finite, got .* at step 5 of 12 with learning rate 0\.0"
     )
     with monkeypatch.context() as patch:
-        from statemix.training import run
+        from statemix.training import parts
 
-        patch.setattr(run, "cross_entropy", planted(run.cross_entropy))
+        patch.setattr(parts, "cross_entropy", planted(parts.cross_entropy))
         with pytest.raises(FloatingPointError, match=message):
             train(config, tmp_path / "run", checkpoint_every_s=1000.0)
     tensors, state = load_checkpoint(tmp_path / "run" / "checkpoints", pytest.fail)

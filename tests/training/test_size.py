@@ -10,7 +10,7 @@ from statemix.layers import LayerSpec
 from statemix.settings import RequestError, SettingError
 from statemix.tasks import TaskSpec
 from statemix.training import ScheduleConfig, size, train
-from statemix.training.outcome import build_model
+from statemix.training.parts import build_model
 
 HUGE = 2**31 - 1
 

@@ -16,7 +16,7 @@ from statemix.tasks.automaton import Automaton
 from statemix.training import folder as runs
 from statemix.training import load_outcome
 from statemix.training.checkpoint import write_file
-from statemix.training.outcome import build_model
+from statemix.training.parts import model_with
 
 CERTIFICATE = "certificate.json"
 CERTIFIED = "certified.safetensors"
@@ -162,13 +162,5 @@ def load_certified(folder: Path | str) -> SyntheticModel:
         raise RequestError(f"{path} must hold a certificate, got: {error!r}") from error
     if verdict != "proven":
         raise RequestError(f"{path} must hold a proof, got the verdict {verdict!r}")
-    tensors = runs.load_weights(folder, CERTIFIED, sha256)
-    model = build_model(config, config.build_task())
-    if config.runtime.precision == "64-true":
-        model.double()
-    try:
-        model.load_state_dict(tensors)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise RequestError(f"{folder / CERTIFIED} must fit the run's network: {reason}") from error
-    return model.eval()
+    tensors = runs.load_weights(folder, CERTIFIED, sha256, stated_in=CERTIFICATE)
+    return model_with(tensors, config, folder / CERTIFIED)

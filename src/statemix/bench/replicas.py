@@ -23,9 +23,8 @@ from statemix.training import (
 from statemix.training.config import Device
 from statemix.training.devices import build_fabric
 from statemix.training.evaluation import SplitEvaluator
-from statemix.training.outcome import build_model
+from statemix.training.parts import build_model, build_trainer
 from statemix.training.request import check_here
-from statemix.training.run import build_trainer
 from statemix.training.size import check_run_fits
 from statemix.training.stack import Stack
 from statemix.training.trainer import Trainer

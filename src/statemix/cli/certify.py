@@ -14,9 +14,7 @@ from rich.console import Console
 from statemix import files
 from statemix.settings import RequestError
 from statemix.tasks.automaton import HasAutomaton
-from statemix.training import load_model, load_outcome
 from statemix.training.outcome import Weights
-from statemix.training.schedules import attributes_set
 
 if TYPE_CHECKING:
     from statemix.analysis import Certified
@@ -67,6 +65,8 @@ class Certify:
         # Slow imports wait until the options have been checked.
         from statemix.analysis import certified, write_certificate
         from statemix.analysis.certified import CERTIFICATE
+        from statemix.training import load_model, load_outcome
+        from statemix.training.schedules import attributes_set
 
         config = load_outcome(self.folder).config
         task = config.build_task()

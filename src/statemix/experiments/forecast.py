@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from statemix.training import OptimizerConfig, RunConfig
 from statemix.training.devices import build_fabric, threads
 from statemix.training.evaluation import SplitEvaluator
-from statemix.training.outcome import build_model
-from statemix.training.run import build_trainer
+from statemix.training.parts import build_model, build_trainer
 
 # Steps that are timed, after one that is not: a table has dozens of networks.
 _STEPS = 1

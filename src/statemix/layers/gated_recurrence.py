@@ -331,7 +331,7 @@ def _check_finite(name: str, value: object, dtype: torch.dtype | None) -> None:
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number, got {value!r}")
     most = torch.finfo(torch.get_default_dtype() if dtype is None else dtype).max / 100
-    if not bool(-most <= value <= most):  # type: ignore[operator]
+    if not abs(_as_float(value)) <= most:
         raise ValueError(f"{name} must be finite, got {reprlib.repr(value)}")
 
 
@@ -340,11 +340,16 @@ def _check_temperature(value: object, dtype: torch.dtype | None) -> float:
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         raise TypeError(f"gate_temperature must be a number, got {value!r}")
     dtype = at_least_float32(torch.get_default_dtype() if dtype is None else dtype)
-    try:
-        stored = torch.tensor(float(value), dtype=dtype, device="cpu").item()
-    except OverflowError:
-        stored = math.inf
+    stored = torch.tensor(_as_float(value), dtype=dtype, device="cpu").item()
     if not 0 < stored < math.inf:
         shown = reprlib.repr(value)
         raise ValueError(f"gate_temperature must be positive and finite, got {shown}")
     return stored
+
+
+def _as_float(value: numbers.Real) -> float:
+    """Return a number as a float; integers beyond the range of floats are infinite."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf

@@ -244,8 +244,10 @@ def save_weights(folder: Path, file: str, tensors: Mapping[str, Tensor]) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def load_weights(folder: Path, file: str, sha256: str) -> dict[str, Tensor]:
-    """Read a file of weights and check its SHA-256.
+def load_weights(
+    folder: Path, file: str, sha256: str, stated_in: str = SUMMARY
+) -> dict[str, Tensor]:
+    """Read a file of weights and check its SHA-256, which another file states.
 
     Raises:
         RequestError: if the file is missing or damaged.
@@ -254,7 +256,7 @@ def load_weights(folder: Path, file: str, sha256: str) -> dict[str, Tensor]:
     try:
         content = path.read_bytes()
         if hashlib.sha256(content).hexdigest() != sha256:
-            raise ValueError(f"its SHA-256 is not the one in {SUMMARY}")
+            raise ValueError(f"its SHA-256 is not the one in {stated_in}")
         return load_tensors(content)
     except (OSError, ValueError, SafetensorError) as error:
         reason = " ".join(str(error).split())

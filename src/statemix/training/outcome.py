@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from statemix.models import SyntheticModel
-from statemix.settings import RequestError, built, checked, field_types
-from statemix.tasks import Task
+from statemix.settings import RequestError, checked, field_types
 from statemix.training import folder as runs
 from statemix.training.config import SCHEMA, RunConfig
 from statemix.training.evaluation import Scores, accuracy
+from statemix.training.parts import model_with
 from statemix.training.reading import config_from_plain
 from statemix.training.schedules import restore_attributes
 
@@ -195,32 +195,6 @@ def _stored(folder: Path) -> runs.StoredConfig:
     return stored
 
 
-def build_model(config: RunConfig, task: Task) -> SyntheticModel:
-    """Build the network of a run, with its initial weights.
-
-    Raises:
-        RequestError: if an option of a layer or a mixer is out of range or has the wrong type.
-    """
-    model = config.model
-    network: SyntheticModel = built(
-        "model",
-        SyntheticModel,
-        task.vocab_size,
-        task.heads,
-        model.hidden_size,
-        model.stack(),
-        bos=model.bos,
-        residual=model.residual,
-        norm=model.norm,
-        channel_mixer=model.channel_mixer,
-        zero_biases=model.zero_biases,
-        backbone=model.backbone,
-        linear_init=model.linear_init,
-        seed=config.seed,
-    )
-    return network
-
-
 def load_model(folder: Path | str, weights: Weights = "last") -> SyntheticModel:
     """Load the network of a finished run, on the CPU, in evaluation mode.
 
@@ -237,14 +211,7 @@ def load_model(folder: Path | str, weights: Weights = "last") -> SyntheticModel:
     outcome = load_outcome(folder)
     file = WEIGHT_FILES[weights]
     tensors = runs.load_weights(folder, file, outcome.weights.get(file, ""))
-    model = build_model(outcome.config, outcome.config.build_task())
-    if outcome.config.runtime.precision == "64-true":
-        model.double()
-    try:
-        model.load_state_dict(tensors)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise RequestError(f"{folder / file} must fit the run's network: {reason}") from error
+    model = model_with(tensors, outcome.config, folder / file)
     # Attributes that are not weights would otherwise keep their initial values.
     selection: Selection = getattr(outcome, _MOMENTS[weights])
     try:

@@ -6,42 +6,35 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from statemix.interrupts import Interrupts
 from statemix.ops import BackendUnavailableError
 from statemix.plain import to_plain
-from statemix.settings import RequestError, built, checked
-from statemix.tasks import Task
+from statemix.settings import RequestError, checked
 from statemix.training import folder as runs
 from statemix.training.backbone import check_backbone
-from statemix.training.batches import TaskBatches
 from statemix.training.checkpoint import load_checkpoint, remove_checkpoints, save_checkpoint
 from statemix.training.config import NotNegative, RunConfig
 from statemix.training.devices import build_fabric, environment, threads
-from statemix.training.evaluation import SplitEvaluator, accuracy, sequences_at
+from statemix.training.evaluation import SplitEvaluator, accuracy
 from statemix.training.events import Event
 from statemix.training.life import Ask, Life, Score, lived
-from statemix.training.objective import cross_entropy
 from statemix.training.outcome import (
     WEIGHT_FILES,
     HeadScores,
     Outcome,
     Selection,
-    build_model,
     load_outcome,
     resolved_config,
     save_outcome,
 )
+from statemix.training.parts import Evaluators, build_model, build_trainer
 from statemix.training.request import check_here, request
 from statemix.training.schedules import attributes_set
-from statemix.training.trainer import Trainer
-
-if TYPE_CHECKING:
-    from lightning_fabric import Fabric
 
 CHECKPOINT_EVERY_S = 10.0
 """Seconds between the checkpoints of a run, unless asked otherwise."""
@@ -118,25 +111,6 @@ def _say_nothing(event: Event) -> None:
     del event
 
 
-def build_trainer(config: RunConfig, task: Task, model: nn.Module, fabric: "Fabric") -> Trainer:
-    """Build the trainer of a run with a resolved configuration.
-
-    Raises:
-        SettingError: if a schedule or a parameter group does not fit the model.
-    """
-    batches = TaskBatches(
-        task, config.batches, config.schedules, seed=config.seed, device=fabric.device
-    )
-    return Trainer(
-        model,
-        batches,
-        cross_entropy,
-        optimizer=config.optimizer,
-        schedules=config.schedules,
-        fabric=fabric,
-    )
-
-
 Best = Literal["best_test", "best_validation"]
 BEST: tuple[Best, ...] = get_args(Best)
 
@@ -161,19 +135,7 @@ class _Run:
         self.fabric = build_fabric(config.runtime.device, config.runtime.precision)
         self.model = build_model(config, self.task)
         self.trainer = build_trainer(config, self.task, self.model, self.fabric)
-        evaluation = config.evaluation
-        self.validation = self._evaluator("validation", evaluation.validation_size)
-        self.test = self._evaluator("test", evaluation.test_size)
-        self.further = {
-            length: self._further("test", "lengths", length, evaluation.test_size)
-            for length in evaluation.lengths
-        }
-        self.validation_further = {
-            length: self._further(
-                "validation", "validation_lengths", length, evaluation.validation_size
-            )
-            for length in evaluation.validation_lengths
-        }
+        self.splits = Evaluators(config, self.task, self.fabric, self.interrupts.check)
         check_backbone(config, self.task)
         self._try()
 
@@ -182,34 +144,6 @@ class _Run:
         self.time_s = 0.0
         self.selections: dict[str, Selection] = {}
         self.best_weights: dict[str, dict[str, Tensor]] = {}
-
-    def _evaluator(
-        self,
-        split: Literal["validation", "test"],
-        count: int,
-        length: int | None = None,
-        *,
-        named: str | None = None,
-    ) -> SplitEvaluator:
-        evaluator: SplitEvaluator = built(
-            f"evaluation.{named or f'{split}_size'}",
-            SplitEvaluator,
-            self.task,
-            split,
-            count,
-            length,
-            batch_size=self.config.batches.size,
-            autocast=self.fabric.autocast,
-            tick=self.interrupts.check,
-        )
-        return evaluator
-
-    def _further(
-        self, split: Literal["validation", "test"], named: str, length: int, at_most: int
-    ) -> SplitEvaluator:
-        tokens = self.config.evaluation.tokens
-        count = sequences_at(length, at_most=at_most, tokens=tokens)
-        return self._evaluator(split, count, length, named=named)
 
     def _try(self) -> None:
         """Call the model once, so that layers that cannot run here fail now."""
@@ -240,9 +174,11 @@ class _Run:
     def evaluators(self, ask: Ask) -> tuple[SplitEvaluator, ...]:
         """Return the evaluators whose scores :meth:`life` is to be sent."""
         if ask == "evaluate":
-            return self.validation, self.test, *self.validation_further.values()
+            return self.splits.validation, self.splits.test, *self.splits.validation_at.values()
         # The last evaluation has covered the training length.
-        return tuple(one for length, one in self.further.items() if length != self.task.length)
+        return tuple(
+            one for length, one in self.splits.test_at.items() if length != self.task.length
+        )
 
     def life(self) -> Life:
         """Resume, train, evaluate, and write the result, but leave steps and scores to others.
@@ -298,8 +234,8 @@ class _Run:
         step = self.trainer.step
         attributes = self.trainer.attributes(step)
         with attributes_set(self.model, self.config.evaluation.attributes):
-            test, validation = score(self.test), score(self.validation)
-            further = {length: score(one) for length, one in self.validation_further.items()}
+            test, validation = score(self.splits.test), score(self.splits.validation)
+            further = {length: score(one) for length, one in self.splits.validation_at.items()}
         self._check_finite("test", test)
         for heads in (validation, *further.values()):
             self._check_finite("validation", heads)
@@ -354,7 +290,7 @@ class _Run:
         last = self.selections["last"]
         test = dict(last.test)
         with attributes_set(self.model, self.config.evaluation.attributes):
-            for length, evaluator in self.further.items():
+            for length, evaluator in self.splits.test_at.items():
                 if length not in test:
                     test[length] = score(evaluator)
                     text = f"length {length}: test {accuracy(test[length]):.4f}"

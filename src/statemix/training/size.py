@@ -15,7 +15,7 @@ from statemix.settings import ABSENT, RequestError, SettingError
 from statemix.tasks import TASKS, Task
 from statemix.training.config import RunConfig
 from statemix.training.evaluation import sequences_at
-from statemix.training.outcome import build_model
+from statemix.training.parts import build_model
 
 _TOKEN_BYTES = 8
 # Weights, gradients, AdamW's two moments, and the best weights on validation and test; all but the

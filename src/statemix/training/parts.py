@@ -1,0 +1,142 @@
+"""The parts of a run, built from its configuration: network, trainer and evaluators."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from torch import Tensor, nn
+
+from statemix.models import SyntheticModel
+from statemix.settings import RequestError, built
+from statemix.tasks import Task
+from statemix.training.batches import TaskBatches
+from statemix.training.config import RunConfig
+from statemix.training.evaluation import SplitEvaluator, sequences_at
+from statemix.training.objective import cross_entropy
+from statemix.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+
+def build_model(config: RunConfig, task: Task) -> SyntheticModel:
+    """Build the network of a run, with its initial weights.
+
+    Raises:
+        RequestError: if an option of a layer or a mixer is out of range or has the wrong type.
+    """
+    model = config.model
+    network: SyntheticModel = built(
+        "model",
+        SyntheticModel,
+        task.vocab_size,
+        task.heads,
+        model.hidden_size,
+        model.stack(),
+        bos=model.bos,
+        residual=model.residual,
+        norm=model.norm,
+        channel_mixer=model.channel_mixer,
+        zero_biases=model.zero_biases,
+        backbone=model.backbone,
+        linear_init=model.linear_init,
+        seed=config.seed,
+    )
+    return network
+
+
+def model_with(tensors: dict[str, Tensor], config: RunConfig, file: Path) -> SyntheticModel:
+    """Build the network of a run with given weights, on the CPU, in evaluation mode.
+
+    Args:
+        tensors: name -> weights.
+        config: whole configuration of the run.
+        file: where the weights come from, for the message.
+
+    Raises:
+        RequestError: if the weights do not fit the network.
+    """
+    model = build_model(config, config.build_task())
+    if config.runtime.precision == "64-true":
+        model.double()
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise RequestError(f"{file} must fit the run's network: {reason}") from error
+    return model.eval()
+
+
+def build_trainer(config: RunConfig, task: Task, model: nn.Module, fabric: "Fabric") -> Trainer:
+    """Build the trainer of a run with a resolved configuration.
+
+    Raises:
+        SettingError: if a schedule or a parameter group does not fit the model.
+    """
+    batches = TaskBatches(
+        task, config.batches, config.schedules, seed=config.seed, device=fabric.device
+    )
+    return Trainer(
+        model,
+        batches,
+        cross_entropy,
+        optimizer=config.optimizer,
+        schedules=config.schedules,
+        fabric=fabric,
+    )
+
+
+class Evaluators:
+    """What a run evaluates.
+
+    Attributes:
+        validation: evaluator of the validation split.
+        test: evaluator of the test split.
+        test_at: length in tokens -> evaluator of test sequences.
+        validation_at: length in tokens -> evaluator of validation sequences.
+
+    Raises:
+        RequestError: if the task cannot make sequences of a length.
+    """
+
+    def __init__(
+        self, config: RunConfig, task: Task, fabric: "Fabric", tick: Callable[[], None]
+    ) -> None:
+        self._config, self._task, self._fabric, self._tick = config, task, fabric, tick
+        asked = config.evaluation
+        self.validation = self._evaluator("validation", asked.validation_size)
+        self.test = self._evaluator("test", asked.test_size)
+        self.test_at = {
+            length: self._at("test", "lengths", length, asked.test_size) for length in asked.lengths
+        }
+        self.validation_at = {
+            length: self._at("validation", "validation_lengths", length, asked.validation_size)
+            for length in asked.validation_lengths
+        }
+
+    def _evaluator(
+        self,
+        split: Literal["validation", "test"],
+        count: int,
+        length: int | None = None,
+        *,
+        named: str | None = None,
+    ) -> SplitEvaluator:
+        evaluator: SplitEvaluator = built(
+            f"evaluation.{named or f'{split}_size'}",
+            SplitEvaluator,
+            self._task,
+            split,
+            count,
+            length,
+            batch_size=self._config.batches.size,
+            autocast=self._fabric.autocast,
+            tick=self._tick,
+        )
+        return evaluator
+
+    def _at(
+        self, split: Literal["validation", "test"], named: str, length: int, at_most: int
+    ) -> SplitEvaluator:
+        count = sequences_at(length, at_most=at_most, tokens=self._config.evaluation.tokens)
+        return self._evaluator(split, count, length, named=named)

@@ -72,6 +72,12 @@ def test_other_models_have_no_such_blocks():
         assert actions(SyntheticModel(6, {"answer": 6}, 8, layers)) == []
 
 
+def test_more_entries_than_anyone_could_look_at_are_not_listed():
+    spec = LayerSpec("bd_lru", num_blocks=1, block_size=2)
+    assert len(actions(SyntheticModel(499_999, {"answer": 2}, 1, [spec]))) == 1
+    assert actions(SyntheticModel(500_001, {"answer": 2}, 1, [spec])) == []
+
+
 def test_sentences_name_the_blocks_that_track_and_those_that_repeat_them(of_group):
     elements = (np.array(group("S_3").elements) - 1).tolist()
     model = of_group("S_3", [*elements, [-1] * 3], STAYS, LOADS)

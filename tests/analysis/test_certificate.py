@@ -62,6 +62,12 @@ def test_the_exact_block_of_a_group_is_proven(of_group, name):
     assert levels == [task.group.order] * 2
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_model_of_any_dtype_is_proven(of_group, dtype):
+    found = certify(hardened(of_group("S_3")).to(dtype), Permutation(group="S_3").automaton())
+    assert (found.verdict, found.pairs, found.margin) == ("proven", 6, 1)
+
+
 def test_soft_gates_are_proven_where_they_round_to_hard_ones(of_group):
     model = of_group("S_3")
     task = Permutation(group="S_3")
@@ -205,6 +211,13 @@ def test_bad_requests_are_named(of_group, changes, message):
     request = {"automaton": Permutation(group="S_3").automaton()} | changes
     with pytest.raises(ValueError, match=message):
         certify(of_group("S_3"), **request)
+
+
+def test_an_autoencoder_has_no_steps():
+    layers = [LayerSpec("bd_lru", num_blocks=2, block_size=2)]
+    model = SyntheticModel(6, {"answer": 6}, 8, layers, backbone="autoencoder")
+    with pytest.raises(ValueError, match="backbone must be 'causal' to certify"):
+        certify(model, Permutation(group="S_3").automaton())
 
 
 def hard_blocks(draw, tracker):

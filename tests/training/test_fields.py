@@ -57,6 +57,13 @@ class Tools:
         folder = self._folder / f"run-{len(list(self._folder.iterdir()))}"
         return train(self.config, folder, on_event=on_event).last
 
+    def attempts(self, quantity):
+        folder = self._folder / f"run-{len(list(self._folder.iterdir()))}"
+        return [getattr(one, quantity) for one in train(self.config, folder).attempts]
+
+    def tested(self):
+        return self.run().splits.attempt._draw().tokens.shape
+
     def rows(self):
         events = []
         self.last(events.append)
@@ -106,6 +113,15 @@ FRESH = {
     "task": TaskSpec("permutation", group="S_3", length=5),
     "schedules.epochs": None,
     "schedules.num_steps": 4,
+}
+# The first attempt leaves its plateau with its second step. All attempts fail all their tests.
+SEARCH = {
+    "search.attempts": 2,
+    "search.plateau": 1.0,
+    "search.every": 2,
+    "search.tests": 2,
+    "search.accept": 1.0,
+    "search.accept_last": 1.0,
 }
 LONGER = {"evaluation.lengths": (10, 40), "evaluation.tokens": 200}
 
@@ -200,6 +216,20 @@ ROWS = {
         lambda t: t.attributes(6)["blocks.0.layer.gate_temperature"],
         0.5**0.5,
         {"schedules.attributes": (SCHEDULE,)},
+    ),
+    "search.attempts": Row(3, lambda t: len(t.attempts("began")), 3, SEARCH),
+    "search.max_steps": Row(
+        3, lambda t: t.attempts("ended"), [3, 6], SEARCH | {"search.plateau": 0.0}
+    ),
+    "search.plateau": Row(0.0, lambda t: t.attempts("left"), [None, None], SEARCH),
+    "search.every": Row(1, lambda t: t.attempts("ended")[0], 4, SEARCH),
+    "search.tests": Row(1, lambda t: t.attempts("ended")[0], 4, SEARCH),
+    "search.accept": Row(0.0, lambda t: t.attempts("passed"), [True], SEARCH),
+    "search.accept_last": Row(0.0, lambda t: t.attempts("ended"), [6], SEARCH),
+    "search.length": Row(20, lambda t: t.tested()[:2], (64, 20), SEARCH),
+    "search.size": Row(3, lambda t: t.tested()[:2], (3, 5), SEARCH),
+    "search.attributes": Row(
+        Assignments(gate_temperature=0.01), lambda t: t.attempts("accuracy"), None, SEARCH
     ),
     "evaluation.every": Row(3, lambda t: t.steps_with_rows(), [9, 12]),
     "evaluation.test_size": Row(7, lambda t: t.last().test[5]["product"].num_sequences, 7),

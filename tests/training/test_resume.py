@@ -17,6 +17,7 @@ from statemix.training import (
     OptimizerConfig,
     RunConfig,
     RuntimeConfig,
+    SearchConfig,
     load_config,
     train,
 )
@@ -106,6 +107,18 @@ def whole(config, tmp_path):
     """The result of the undisturbed run."""
     train(config, tmp_path / "whole")
     return result(tmp_path / "whole")
+
+
+def test_killed_during_a_search(config, tmp_path):
+    search = SearchConfig(attempts=3, plateau=1.0, every=2, tests=2, accept=1.0, accept_last=1.0)
+    config = dataclasses.replace(config, search=search)
+    assert len(train(config, tmp_path / "whole").attempts) == 3
+    moments, kills = random.Random(0), 0
+    while run_killed(config, tmp_path / "run", events=moments.randint(6, 30)):
+        kills += 1
+        assert kills < 50
+    assert kills >= 2
+    assert result(tmp_path / "run") == result(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("seed", range(3))

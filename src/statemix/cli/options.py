@@ -13,18 +13,22 @@ from statemix.registry import Spec
 from statemix.settings import Assignments, RequestError, Settings
 
 _WORDS = {"none": None, "true": True, "false": False}
+_DECIMAL = re.compile(r"[+-]?(\d+\.\d*|\.\d+)(e[+-]?\d+)?")
 
 
 def value_of(text: str) -> Any:
     """Read a typed value: none, true, false, a number or other JSON, otherwise a string.
 
     Example:
-        >>> [value_of(text) for text in ("S_3", "16", "none", "1e-3", "True")]
-        ['S_3', 16, None, 0.001, True]
+        >>> [value_of(text) for text in ("S_3", "16", "none", "1e-3", ".5", "True")]
+        ['S_3', 16, None, 0.001, 0.5, True]
     """
     word = text.lower()
     if word in _WORDS:
         return _WORDS[word]
+    if _DECIMAL.fullmatch(word):
+        # JSON wants digits on both sides of the point.
+        return float(word)
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

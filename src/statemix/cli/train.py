@@ -72,6 +72,7 @@ _OPEN = (
     "model.channel_mixer",
     "optimizer.groups",
     "schedules.attributes",
+    "search.attributes",
     "evaluation.attributes",
 )
 
@@ -281,8 +282,10 @@ def _print_grid(axes: Sequence[Axis], ended: Sequence[Ended], outcomes: dict[str
 
 
 def _print_outcome(outcome: Outcome) -> None:
+    count = len(outcome.attempts)
+    attempts = f" in {count} attempt{'s' if count > 1 else ''}" if count else ""
     print(
-        f"{outcome.num_parameters:,} parameters, {outcome.last.step:,} steps, "
+        f"{outcome.num_parameters:,} parameters, {outcome.last.step:,} steps{attempts}, "
         f"{outcome.time_s:.1f} s; stored in {outcome.folder}"
     )
     selections = {

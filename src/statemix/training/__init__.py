@@ -10,6 +10,7 @@ from statemix.training.config import (
     RunConfig,
     RuntimeConfig,
     ScheduleConfig,
+    SearchConfig,
 )
 from statemix.training.evaluation import Scores, accuracy, evaluate
 from statemix.training.events import Event
@@ -31,6 +32,7 @@ __all__ = [
     "RuntimeConfig",
     "ScheduleConfig",
     "Scores",
+    "SearchConfig",
     "Selection",
     "accuracy",
     "config_from_plain",

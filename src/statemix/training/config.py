@@ -158,6 +158,45 @@ class ScheduleConfig(Settings):
 
 
 @dataclass(frozen=True)
+class SearchConfig(Settings):
+    """Attempts from new weights until one passes a test; the schedules begin then.
+
+    During the search the learning rate is constant, after the warm-up of each attempt, and
+    scheduled attributes keep their first values. When the last attempt fails, training goes on with
+    its weights.
+    """
+
+    attempts: Count | None = None
+    """Attempts, each from new weights, at most (no search if not given)."""
+    max_steps: Count = 1750
+    """Steps after which an attempt has failed if it has not left its plateau."""
+    plateau: Fraction = 0.75
+    """An attempt leaves its plateau when the moving average of its loss falls below this fraction
+    of its first loss."""
+    every: Count = 100
+    """Steps between the tests of an attempt that has left its plateau."""
+    tests: Count = 3
+    """Tests after which an attempt has failed."""
+    accept: Fraction = 0.9
+    """Token accuracy (mean over heads) above which a test is passed."""
+    accept_last: Fraction = 0.5
+    """Token accuracy above which the last test is passed."""
+    length: Count | None = None
+    """Length in tokens of the validation sequences of a test (the training length if not given)."""
+    size: Count = 64
+    """Validation sequences of a test."""
+    attributes: Assignments = Assignments()  # noqa: RUF009  immutable
+    """Values of schedulable attributes of layers that apply only in a test."""
+
+    def check(self) -> None:
+        _check_assignments(self.attributes)
+        others = asked(self)
+        if self.attempts is None and others:
+            name, value = next(iter(others.items()))
+            raise SettingError(name, "must be absent without attempts", value)
+
+
+@dataclass(frozen=True)
 class EvaluationConfig(Settings):
     """Times, amounts of data and settings of evaluations."""
 
@@ -180,10 +219,14 @@ class EvaluationConfig(Settings):
     """Values of schedulable attributes of layers that apply only in evaluation."""
 
     def check(self) -> None:
-        for name, value in self.attributes.items():
-            if not isinstance(value, bool | int | float | str):
-                condition = "must be a number, a string or a truth value"
-                raise SettingError(f"attributes.{name}", condition, value)
+        _check_assignments(self.attributes)
+
+
+def _check_assignments(attributes: Assignments) -> None:
+    for name, value in attributes.items():
+        if not isinstance(value, bool | int | float | str):
+            condition = "must be a number, a string or a truth value"
+            raise SettingError(f"attributes.{name}", condition, value)
 
 
 @dataclass(frozen=True)
@@ -209,6 +252,7 @@ class RunConfig(Settings):
     batches: BatchConfig = BatchConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     schedules: ScheduleConfig = ScheduleConfig()
+    search: SearchConfig = SearchConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     runtime: RuntimeConfig = RuntimeConfig()
     seed: Annotated[int, Ge(0), Lt(2**63)] = 0

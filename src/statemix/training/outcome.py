@@ -13,6 +13,7 @@ from statemix.training.evaluation import Scores, accuracy
 from statemix.training.parts import model_with
 from statemix.training.reading import config_from_plain
 from statemix.training.schedules import restore_attributes
+from statemix.training.search import Attempt
 
 Weights = Literal["last", "best_validation", "best_test"]
 _MOMENTS: dict[Weights, str] = {
@@ -79,6 +80,11 @@ def _scores(stored: dict[str, Any]) -> HeadScores:
     }
 
 
+def _attempt(stored: dict[str, Any]) -> Attempt:
+    hints = field_types(Attempt)
+    return Attempt(**{name: _typed(hints[name], name, one) for name, one in stored.items()})
+
+
 def _filled(scores: dict[str, Any]) -> dict[str, Any]:
     if not scores:
         raise ValueError("scores must not be empty")
@@ -104,6 +110,7 @@ class Outcome:
             this selects on the test set.
         test_at_best_validation: scores of the first evaluation with the highest validation
             accuracy, the honest choice.
+        attempts: attempts from new weights; empty if no search was asked for.
         num_parameters: number of trained parameters.
         time_s: seconds of training and evaluation, without interruptions.
         weights: file of weights -> its SHA-256.
@@ -114,6 +121,7 @@ class Outcome:
     last: Selection
     best_test: Selection
     test_at_best_validation: Selection
+    attempts: tuple[Attempt, ...]
     num_parameters: int
     time_s: float
     weights: dict[str, str]
@@ -126,6 +134,7 @@ def save_outcome(outcome: Outcome) -> None:
     """Write the result of a run, which marks the run as done."""
     stored = {name: getattr(outcome, name).to_plain() for name in _SELECTIONS}
     stored |= {
+        "attempts": [dataclasses.asdict(attempt) for attempt in outcome.attempts],
         "num_parameters": outcome.num_parameters,
         "time_s": outcome.time_s,
         "weights": outcome.weights,
@@ -147,6 +156,8 @@ def load_outcome(folder: Path | str) -> Outcome:
             folder,
             config,
             **{name: Selection.from_plain(summary[name]) for name in _SELECTIONS},
+            # Absent in runs of versions without a search.
+            attempts=tuple(_attempt(stored) for stored in summary.get("attempts", [])),
             num_parameters=_typed(int, "num_parameters", summary["num_parameters"]),
             time_s=_typed(float, "time_s", summary["time_s"]),
             weights=_typed(dict[str, str], "weights", summary["weights"]),

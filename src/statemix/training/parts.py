@@ -13,14 +13,20 @@ from statemix.training.batches import TaskBatches
 from statemix.training.config import RunConfig
 from statemix.training.evaluation import SplitEvaluator, sequences_at
 from statemix.training.objective import cross_entropy
+from statemix.training.search import seed_of
 from statemix.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 
-def build_model(config: RunConfig, task: Task) -> SyntheticModel:
+def build_model(config: RunConfig, task: Task, attempt: int = 0) -> SyntheticModel:
     """Build the network of a run, with its initial weights.
+
+    Args:
+        config: the run.
+        task: its task.
+        attempt: number of the attempt whose weights these are (:mod:`statemix.training.search`).
 
     Raises:
         RequestError: if an option of a layer or a mixer is out of range or has the wrong type.
@@ -40,7 +46,7 @@ def build_model(config: RunConfig, task: Task) -> SyntheticModel:
         zero_biases=model.zero_biases,
         backbone=model.backbone,
         linear_init=model.linear_init,
-        seed=config.seed,
+        seed=seed_of(config.seed, attempt),
     )
     return network
 
@@ -94,6 +100,7 @@ class Evaluators:
         test: evaluator of the test split.
         test_at: length in tokens -> evaluator of test sequences.
         validation_at: length in tokens -> evaluator of validation sequences.
+        attempt: evaluator of the validation sequences that test an attempt; None without a search.
 
     Raises:
         RequestError: if the task cannot make sequences of a length.
@@ -104,8 +111,10 @@ class Evaluators:
     ) -> None:
         self._config, self._task, self._fabric, self._tick = config, task, fabric, tick
         asked = config.evaluation
-        self.validation = self._evaluator("validation", asked.validation_size)
-        self.test = self._evaluator("test", asked.test_size)
+        self.validation = self._evaluator(
+            "validation", "evaluation.validation_size", asked.validation_size
+        )
+        self.test = self._evaluator("test", "evaluation.test_size", asked.test_size)
         self.test_at = {
             length: self._at("test", "lengths", length, asked.test_size) for length in asked.lengths
         }
@@ -113,17 +122,22 @@ class Evaluators:
             length: self._at("validation", "validation_lengths", length, asked.validation_size)
             for length in asked.validation_lengths
         }
+        search = config.search
+        self.attempt = (
+            None
+            if search.attempts is None
+            else self._evaluator("validation", "search.length", search.size, search.length)
+        )
 
     def _evaluator(
         self,
         split: Literal["validation", "test"],
+        setting: str,
         count: int,
         length: int | None = None,
-        *,
-        named: str | None = None,
     ) -> SplitEvaluator:
         evaluator: SplitEvaluator = built(
-            f"evaluation.{named or f'{split}_size'}",
+            setting,
             SplitEvaluator,
             self._task,
             split,
@@ -139,4 +153,4 @@ class Evaluators:
         self, split: Literal["validation", "test"], named: str, length: int, at_most: int
     ) -> SplitEvaluator:
         count = sequences_at(length, at_most=at_most, tokens=self._config.evaluation.tokens)
-        return self._evaluator(split, count, length, named=named)
+        return self._evaluator(split, f"evaluation.{named}", count, length)

@@ -123,6 +123,9 @@ def check_alike(configs: Sequence[RunConfig]) -> None:
     """
     if configs[0].batches.packed:
         raise SettingError("batches.packed", "must be False for replicas", value=True)
+    if configs[0].search.attempts is not None:
+        attempts = configs[0].search.attempts
+        raise SettingError("search.attempts", "must be absent for replicas", attempts)
     first = shape(configs[0])
     for config in configs[1:]:
         found = difference(first, shape(config))

@@ -35,6 +35,7 @@ from statemix.training.outcome import (
 from statemix.training.parts import Evaluators, build_model, build_trainer
 from statemix.training.request import check_here, request
 from statemix.training.schedules import attributes_set
+from statemix.training.search import Search
 
 CHECKPOINT_EVERY_S = 10.0
 """Seconds between the checkpoints of a run, unless asked otherwise."""
@@ -139,6 +140,8 @@ class _Run:
         check_backbone(config, self.task)
         self._try()
 
+        self.search = Search(config.search)
+        self._follow_search()
         self.evaluated_at = 0
         self.stopped = False
         self.time_s = 0.0
@@ -151,6 +154,7 @@ class _Run:
         try:
             with (
                 attributes_set(self.model, self.config.evaluation.attributes),
+                attributes_set(self.model, self.config.search.attributes, "search.attributes"),
                 torch.inference_mode(),
                 self.fabric.autocast(),
             ):
@@ -173,6 +177,9 @@ class _Run:
 
     def evaluators(self, ask: Ask) -> tuple[SplitEvaluator, ...]:
         """Return the evaluators whose scores :meth:`life` is to be sent."""
+        if ask == "test":
+            assert self.splits.attempt is not None
+            return (self.splits.attempt,)
         if ask == "evaluate":
             return self.splits.validation, self.splits.test, *self.splits.validation_at.values()
         # The last evaluation has covered the training length.
@@ -210,13 +217,43 @@ class _Run:
         while True:
             if self._evaluation_is_due():
                 self._evaluate((yield "evaluate"))
+            if self.search.due(self.trainer.step):
+                self._judge((yield "test"))
             if time.monotonic() - self.saved_at >= self.checkpoint_every_s:
                 self._save()
             self.interrupts.check()
             if self.trainer.step == self.trainer.num_steps or self.stopped:
                 return
             loss = yield "step"
+            self.search.saw(self.trainer.step, loss)
             self.emit(self.event("step", loss=loss))
+
+    def _judge(self, score: Score) -> None:
+        """Test the attempt, and begin another one or the schedules if it has ended."""
+        step, number = self.trainer.step, len(self.search.attempts)
+        with attributes_set(self.model, self.config.search.attributes, "search.attributes"):
+            found = accuracy(score(*self.evaluators("test")))
+        self.search.judge(step, found)
+        text = f"step {step}: attempt {number} of {self.config.search.attempts}"
+        text += f", test accuracy {found:.4f}"
+        if self.search.origin is not None:
+            passed = self.search.attempts[-1].passed
+            text += ": passed" if passed else ": failed like all others, but the last one"
+            text += "; the schedules begin"
+        elif self.search.attempts[-1].ended is not None:
+            self.search.restart(step)
+            self.trainer.restart(build_model(self.config, self.task, number).state_dict())
+            # What an attempt has reached that failed is not the run's.
+            self.selections, self.best_weights = {}, {}
+            text += ": failed; new weights"
+        self._follow_search()
+        self._say(text)
+
+    def _follow_search(self) -> None:
+        """Let the schedules wait for the end of the search."""
+        self.trainer.origin = self.search.origin
+        self.trainer.waiting = self.search.most_steps
+        self.trainer.began = self.search.began
 
     def _score(self, evaluator: SplitEvaluator) -> HeadScores:
         return evaluator(self.model)
@@ -253,6 +290,7 @@ class _Run:
         averages = self.trainer.averages()
         row = {
             **now.to_plain(),
+            "attempt": len(self.search.attempts) or None,
             "validation_at": {str(length): to_plain(heads) for length, heads in further.items()},
             "train": averages,
             "learning_rate": self.trainer.learning_rate(max(step - 1, 0)),
@@ -301,6 +339,7 @@ class _Run:
     def _save(self) -> None:
         state = {
             "trainer": self.trainer.numbers(),
+            "search": self.search.to_plain(),
             "evaluated_at": self.evaluated_at,
             "stopped": self.stopped,
             "time_s": self._elapsed(),
@@ -314,6 +353,10 @@ class _Run:
 
     def _restore(self, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> int:
         """Continue from a checkpoint; return the size of the metrics at that time."""
+        # Absent in checkpoints of versions without a search.
+        if "search" in state:
+            self.search.restore(state["search"])
+        self._follow_search()
         step, num_steps = state["trainer"]["step"], self.trainer.num_steps
         if step > num_steps:
             raise RequestError(
@@ -350,6 +393,7 @@ class _Run:
             last=last,
             best_test=self.selections["best_test"],
             test_at_best_validation=self.selections["best_validation"],
+            attempts=tuple(self.search.attempts),
             num_parameters=self.trainer.num_parameters,
             time_s=round(self._elapsed(), 3),
             weights=hashes,

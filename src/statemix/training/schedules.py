@@ -20,7 +20,7 @@ def learning_rate(
 
     where p is the fraction of training done *when the epoch began*. The rate is constant within an
     epoch, as with PyTorch's ``CosineAnnealingLR`` stepped once per epoch (MAD intends this but
-    never applies it). The warm-up multiplies the schedule by (step + 1) / warmup_steps.
+    never applies it). :func:`warmup` is a factor of its own.
 
     Args:
         base: initial rate eta_0.
@@ -34,9 +34,17 @@ def learning_rate(
         progress = (step // steps_per_epoch) * steps_per_epoch / num_steps
         low = config.min_learning_rate
         rate = low + (base - low) * (1 + math.cos(math.pi * progress)) / 2
-    if step < config.warmup_steps:
-        rate *= (step + 1) / config.warmup_steps
     return rate
+
+
+def warmup(config: ScheduleConfig, step: int) -> float:
+    """Return the factor (step + 1) / warmup_steps of the learning rate, 1 after the warm-up.
+
+    Args:
+        config: schedule of the rate.
+        step: steps done with these weights before this one.
+    """
+    return min((step + 1) / config.warmup_steps, 1.0) if config.warmup_steps else 1.0
 
 
 def scheduled_value(config: AttributeSchedule, initial: float, step: int, num_steps: int) -> float:
@@ -168,8 +176,15 @@ def _try(module: nn.Module, attribute: str, value: Any, path: str) -> None:
 
 
 @contextmanager
-def attributes_set(model: nn.Module, values: Mapping[str, Any]) -> Iterator[None]:
+def attributes_set(
+    model: nn.Module, values: Mapping[str, Any], setting: str = "evaluation.attributes"
+) -> Iterator[None]:
     """Give schedulable attributes other values within this context, as evaluation may ask.
+
+    Args:
+        model: the model.
+        values: attribute -> value.
+        setting: dotted name of the setting that holds the values, for messages.
 
     Raises:
         SettingError: if no layer of the model declares an attribute, or one refuses its value.
@@ -177,11 +192,11 @@ def attributes_set(model: nn.Module, values: Mapping[str, Any]) -> Iterator[None
     before = [
         (module, attribute, getattr(module, attribute))
         for attribute in values
-        for module in holders(model, attribute, f"evaluation.attributes.{attribute}").values()
+        for module in holders(model, attribute, f"{setting}.{attribute}").values()
     ]
     try:
         for module, attribute, _ in before:
-            path = f"evaluation.attributes.{attribute}"
+            path = f"{setting}.{attribute}"
             _try(module, attribute, values[attribute], path)
             setattr(module, attribute, values[attribute])
         yield

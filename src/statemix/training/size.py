@@ -49,6 +49,10 @@ def check_run_fits(config: RunConfig, task: Task, *, replicas: int = 1) -> None:
                 path="evaluation.",
                 named=named,
             )
+    if config.search.attempts is not None:
+        size, length = config.search.size, config.search.length or task.length
+        check_examples_fit("search.length", length, task, 1, length, scored=True)
+        check_examples_fit("search.size", size, task, size, length, scored=True)
     if task.train_size is not None:
         option = ".train_size" if "train_size" in TASKS.options(config.task.name) else ""
         check_examples_fit(f"task{option}", task.train_size, task, task.train_size, task.length)

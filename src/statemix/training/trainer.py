@@ -17,7 +17,7 @@ from statemix.training.optimizer import (
     restore_optimizer,
     set_learning_rate,
 )
-from statemix.training.schedules import Attributes, learning_rate
+from statemix.training.schedules import Attributes, learning_rate, warmup
 from statemix.training.sums import Sums
 
 if TYPE_CHECKING:
@@ -41,7 +41,9 @@ class Trainer:
 
     Attributes:
         step: optimiser steps done.
-        num_steps: steps of the whole run.
+        began: steps done when the present weights were new; the warm-up begins there.
+        origin: steps done when the schedules begin; None while they wait.
+        waiting: steps for which the schedules wait, at most.
         model: the model as it was given.
         batches: as given.
         objective: as given.
@@ -67,7 +69,9 @@ class Trainer:
         self.model = model
         self.batches = batches
         self.step = 0
-        self.num_steps = batches.num_steps
+        self.began = 0
+        self.origin: int | None = 0
+        self.waiting = 0
         self.objective = objective
         self.fabric = fabric
         self.clip_norm = optimizer.clip_norm
@@ -82,6 +86,11 @@ class Trainer:
             name: module for name, module in model.named_modules() if hasattr(module, "reports")
         }
         self.sums = Sums()
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the whole run; while the schedules wait, at most."""
+        return self.batches.num_steps + (self.waiting if self.origin is None else self.origin)
 
     @property
     def num_parameters(self) -> int:
@@ -100,7 +109,7 @@ class Trainer:
         """
         rate = self.learning_rate(self.step)
         set_learning_rate(self.optimizer, rate)
-        self._attributes.set(self.step, self.num_steps)
+        self.attributes(self.step)
         model, optimizer = self._wrapped
         model.train()
         loss = torch.zeros((), device=self.fabric.device)
@@ -131,17 +140,28 @@ class Trainer:
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of step ``step``, counted from 0."""
-        return learning_rate(
+        rate = learning_rate(
             self._base_rate,
             self._schedules,
-            step,
-            self.num_steps,
+            self._scheduled(step),
+            self.batches.num_steps,
             self.batches.steps_per_epoch,
         )
+        return rate * warmup(self._schedules, step - self.began)
+
+    def _scheduled(self, step: int) -> int:
+        """Return the steps of the schedules that are done before step ``step``."""
+        return 0 if self.origin is None else max(step - self.origin, 0)
 
     def attributes(self, step: int) -> dict[str, float]:
         """Set the scheduled attributes to their values at a step; return them by module."""
-        return self._attributes.set(step, self.num_steps)
+        return self._attributes.set(self._scheduled(step), self.batches.num_steps)
+
+    def restart(self, weights: Mapping[str, Tensor]) -> None:
+        """Go on with new weights and a new optimiser state, but with the next batches."""
+        self.model.load_state_dict(dict(weights))
+        self.optimizer.state.clear()
+        self.sums = Sums()
 
     def averages(self) -> dict[str, float]:
         """Return means since the last call: the losses, and the numbers that layers report.

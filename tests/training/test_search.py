@@ -1,0 +1,268 @@
+"""Attempts from new weights, and schedules that wait for the one that passes."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from statemix.settings import SettingError
+from statemix.training import (
+    AttributeSchedule,
+    SearchConfig,
+    config_from_plain,
+    load_model,
+    load_outcome,
+    train,
+    train_replicas,
+)
+from statemix.training.folder import read_metrics
+from statemix.training.parts import build_model
+from statemix.training.search import Attempt, Search, seed_of
+
+SHARPEN = AttributeSchedule("gate_temperature", end=0.25)
+# Every attempt leaves its plateau as soon as its loss falls at all, and has two tests.
+SETTINGS = {
+    "search.attempts": 2,
+    "search.plateau": 1.0,
+    "search.every": 2,
+    "search.tests": 2,
+    "search.accept": 1.0,
+    "search.accept_last": 1.0,
+    "schedules.attributes": (SHARPEN,),
+}
+
+
+@pytest.fixture
+def searching(fresh):
+    """A run that searches, then trains for six steps; all of its tests fail unless changed."""
+    return lambda changes=None, **more: fresh(SETTINGS | (changes or {}), **more)
+
+
+def led(config, losses, accuracies):
+    """Lead a search through the losses of its steps; return it and the steps of its tests."""
+    search, tested, scores = Search(config), [], iter(accuracies)
+    for step, loss in enumerate(losses, 1):
+        search.saw(step, loss)
+        if search.due(step):
+            tested.append(step)
+            search.judge(step, next(scores))
+            if search.origin is None and search.attempts[-1].ended is not None:
+                search.restart(step)
+    return search, tested
+
+
+def test_an_attempt_leaves_its_plateau_when_the_average_of_its_loss_does():
+    # After n losses of 0, the average is .97 ** n of the first loss; .97 ** 10 = .737.
+    search, tested = led(SearchConfig(attempts=1, every=5), [2.0, *[0.0] * 18], [0.3, 0.95])
+    assert search.attempts == [Attempt(0, left=11, ended=None, accuracy=0.3, passed=False)]
+    assert tested == [16]
+    assert search.origin is None
+    search, tested = led(SearchConfig(attempts=1, every=5), [2.0, *[0.0] * 20], [0.3, 0.95])
+    assert search.attempts == [Attempt(0, left=11, ended=21, accuracy=0.95, passed=True)]
+    assert (tested, search.origin) == ([16, 21], 21)
+
+
+def test_attempts_fail_their_last_test_or_on_the_plateau():
+    config = SearchConfig(attempts=3, max_steps=40, every=5, tests=2, accept=0.9, accept_last=0.5)
+    fails, stays = [2.0, *[0.0] * 20], [2.0] * 40
+    search, tested = led(config, [*fails, *stays, *fails, 1.0], [0.3, 0.5, 0.1, 0.6, 0.51])
+    assert search.attempts == [
+        Attempt(0, left=11, ended=21, accuracy=0.5),
+        Attempt(21, left=None, ended=61, accuracy=0.1),
+        Attempt(61, left=72, ended=82, accuracy=0.51, passed=True),
+    ]
+    assert tested == [16, 21, 61, 77, 82]
+    assert (search.began, search.origin) == (61, 82)
+
+
+def test_when_the_last_attempt_fails_the_schedules_begin_with_its_weights():
+    search, tested = led(SearchConfig(attempts=2, max_steps=3), [1.0] * 9, [0.0, 0.0])
+    assert search.attempts == [Attempt(0, None, 3, 0.0), Attempt(3, None, 6, 0.0)]
+    assert (tested, search.origin) == ([3, 6], 6)
+
+
+def test_an_attempt_that_solves_the_task_at_once_passes_without_a_plateau():
+    search, _ = led(SearchConfig(attempts=2, max_steps=3), [1.0] * 3, [0.6])
+    assert search.attempts == [Attempt(0, None, 3, 0.6, passed=True)]
+
+
+def test_a_search_continues_from_plain_data():
+    config = SearchConfig(attempts=3, max_steps=12, every=2)
+    losses, accuracies = [2.0, *[0.0] * 13, 1.0, *[0.0] * 30], [0.1] * 20
+    for cut in range(1, 30):
+        first, tested = led(config, losses[:cut], accuracies)
+        second = Search(config)
+        second.restore(json.loads(json.dumps(first.to_plain())))
+        scores = iter(accuracies[len(tested) :])
+        for step, loss in enumerate(losses[cut:], cut + 1):
+            second.saw(step, loss)
+            if second.due(step):
+                second.judge(step, next(scores))
+                if second.origin is None and second.attempts[-1].ended is not None:
+                    second.restart(step)
+        assert second.to_plain() == led(config, losses, accuracies)[0].to_plain()
+
+
+def test_no_search_has_no_attempts():
+    search = Search(SearchConfig())
+    assert (search.attempts, search.origin, search.began, search.most_steps) == ([], 0, 0, 0)
+    search.saw(1, 1.0)
+    assert not any(search.due(step) for step in range(3000))
+
+
+def test_every_attempt_has_weights_of_its_own(fresh):
+    config = fresh(seed=7)
+    task = config.build_task()
+
+    def weights(attempt, seed=7):
+        model = build_model(dataclasses.replace(config, seed=seed), task, attempt)
+        return model.embedding.weight
+
+    assert torch.equal(weights(0), build_model(config, task).embedding.weight)
+    assert seed_of(7, 0) == 7
+    assert len({seed_of(seed, n) for seed in range(30) for n in range(30)}) == 900
+    assert all(0 <= seed_of(2**63 - 1, n) < 2**63 for n in range(9))
+    assert not torch.equal(weights(0), weights(1))
+    assert not torch.equal(weights(1), weights(1, seed=8))
+
+
+def test_attempts_are_in_the_outcome_the_metrics_and_the_events(searching, tmp_path):
+    events = []
+    outcome = train(searching({"evaluation.every": 3}), tmp_path, on_event=events.append)
+    first, second = outcome.attempts
+    assert (first.began, first.ended, first.passed) == (0, first.left + 4, False)
+    assert (second.began, second.ended, second.passed) == (first.ended, second.left + 4, False)
+    assert load_outcome(tmp_path) == outcome
+    assert outcome.last.step == second.ended + 6
+    rows = read_metrics(tmp_path)
+    assert {row["attempt"] for row in rows if row["step"] <= first.ended} == {1}
+    assert {row["attempt"] for row in rows if row["step"] > first.ended} == {2}
+    # What a failed attempt has reached is not the run's best.
+    assert min(outcome.best_test.step, outcome.test_at_best_validation.step) > first.ended
+    said = [event.text for event in events if event.kind == "message"]
+    test = f"step {first.ended}: attempt 1 of 2, test accuracy {first.accuracy:.4f}"
+    assert said[1] == f"{test}: failed; new weights"
+    assert said[-1].endswith(": failed like all others, but the last one; the schedules begin")
+    assert said[-1].startswith(f"step {second.ended}: attempt 2 of 2")
+
+
+def test_a_run_without_a_search_has_no_attempts(fresh, tmp_path):
+    assert train(fresh(), tmp_path).attempts == ()
+    assert {row["attempt"] for row in read_metrics(tmp_path)} == {None}
+
+
+def test_restarts_begin_with_new_weights_and_optimiser_but_go_on_with_the_batches(
+    searching, tmp_path, begun, monkeypatch
+):
+    run = begun(searching({"schedules.warmup_steps": 3}))
+    seen = []
+    step = run.trainer.train_step
+
+    def spy():
+        trainer = run.trainer
+        moments = [state["step"].item() for state in trainer.optimizer.state.values()]
+        seen.append(
+            (
+                run.model.embedding.weight.clone(),
+                set(moments),
+                trainer.learning_rate(trainer.step),
+                trainer.attributes(trainer.step)["blocks.0.layer.gate_temperature"],
+                trainer.num_steps,
+            )
+        )
+        return step()
+
+    monkeypatch.setattr(run.trainer, "train_step", spy)
+    drawn = []
+    parts = run.trainer.batches.parts
+    monkeypatch.setattr(run.trainer.batches, "parts", lambda n: drawn.append(n) or parts(n))
+    run.folder.mkdir()
+    run.to_the_end()
+    first, second = run.search.attempts
+    origin = second.ended
+    assert drawn == list(range(origin + 6))
+    weights, moments, rates, temperatures, num_steps = zip(*seen, strict=True)
+    for attempt, began in enumerate((first.began, second.began)):
+        fresh_model = build_model(run.config, run.task, attempt)
+        assert torch.equal(weights[began], fresh_model.embedding.weight)
+        assert moments[began] == set()
+        assert moments[began + 1] == {1}
+        assert rates[began : began + 4] == pytest.approx([1e-3 / 3, 2e-3 / 3, 1e-3, 1e-3])
+    # A whole cosine and a whole change of the temperature after the search.
+    assert set(rates[second.began + 3 : origin]) == {1e-3}
+    assert rates[origin] == 1e-3
+    assert rates[origin + 3] == pytest.approx((1e-3 + 1e-5) / 2)
+    assert set(temperatures[: origin + 1]) == {1.0}
+    assert temperatures[origin + 1 :] == pytest.approx([1 - 0.125 * n for n in range(1, 6)])
+    assert set(num_steps[:origin]) == {2 * (1750 + 4) + 6}
+    assert set(num_steps[origin:]) == {origin + 6}
+    assert run.trainer.attributes(origin + 6)["blocks.0.layer.gate_temperature"] == 0.25
+
+
+def test_the_test_of_an_attempt_uses_its_attributes_and_sequences(searching, tmp_path, begun):
+    changes = {"search.length": 9, "search.size": 5}
+    changes["search.attributes"] = type(SearchConfig().attributes)(gate_temperature=0.5)
+    run = begun(searching(changes))
+    seen = []
+    score = run._score
+
+    def spy(evaluator):
+        if evaluator is run.splits.attempt:
+            layer = run.model.blocks[0].layer
+            scores = score(evaluator)
+            seen.append((layer.gate_temperature, scores["product"].num_sequences))
+            return scores
+        return score(evaluator)
+
+    run._score = spy
+    run.folder.mkdir()
+    run.to_the_end()
+    assert set(seen) == {(0.5, 5)}
+    tokens = run.splits.attempt._draw().tokens
+    assert (tokens == run.task.examples("validation", 0, 5, 9).tokens).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"search.length": 7}, r"^length must be absent without attempts, got 7"),
+        ({"search.size": 7, "search.attempts": None}, "size must be absent without attempts"),
+        ({"search.attempts": 0}, "attempts must be greater than or equal to 1, got 0"),
+        ({"search.accept": 1.5}, "accept must be less than or equal to 1"),
+        ({"search.plateau": -0.5}, "plateau must be greater than or equal to 0"),
+    ],
+)
+def test_bad_settings_are_named(fresh, changes, message):
+    with pytest.raises(SettingError, match=message):
+        fresh(changes)
+
+
+def test_bad_settings_are_named_before_anything_is_written(searching, tmp_path):
+    for changes, message in (
+        ({"search.attributes": {"speed": 1.0}}, "search.attributes.speed must be schedulable"),
+        ({"search.length": 2**30}, "search.length must fit into memory"),
+        ({"search.size": 2**30}, "search.size must fit into memory"),
+    ):
+        config = config_from_plain(searching().to_plain())
+        plain = config.to_plain()
+        plain["search"] |= {name.removeprefix("search."): one for name, one in changes.items()}
+        with pytest.raises(SettingError, match=message):
+            train(config_from_plain(plain), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+
+def test_replicas_do_not_search(searching, tmp_path):
+    configs = [searching(seed=seed) for seed in (0, 1)]
+    with pytest.raises(SettingError, match=r"search\.attempts must be absent for replicas, got 2"):
+        train_replicas(configs, [tmp_path / "0", tmp_path / "1"])
+
+
+def test_an_attempt_that_passes_is_the_model_that_is_trained_on(searching, tmp_path):
+    events = []
+    outcome = train(searching({"search.accept": 0.0}), tmp_path, on_event=events.append)
+    assert any(event.text.endswith(": passed; the schedules begin") for event in events)
+    (only,) = outcome.attempts
+    assert (only.began, only.ended, only.passed) == (0, only.left + 2, True)
+    assert outcome.last.step == only.ended + 6
+    assert load_model(tmp_path).blocks[0].layer.gate_temperature == 0.25

@@ -15,7 +15,8 @@ from statemix.settings import RequestError, RunsFailedError
 
 FLAGS = {
     "train": """
-        --folder --config --from --grid --workers --ray --replicas --retry --checkpoint-every-s
+        --folder --config --from --recipe --grid --workers --ray --replicas --retry
+        --checkpoint-every-s
         --task --seed --imports
         --model.layers --model.num-layers --model.hidden-size --model.bos --model.no-bos
         --model.residual --model.no-residual --model.norm --model.channel-mixer

@@ -1,8 +1,10 @@
 """``statemix train``: options reach the run, and Ctrl-C loses nothing."""
 
+import dataclasses
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,6 +17,7 @@ from statemix.cli.main import main
 from statemix.cli.options import split_values
 from statemix.cli.train import parse
 from statemix.experiments.grid import Axis, grid
+from statemix.experiments.recipes import exact
 from statemix.layers import LayerSpec
 from statemix.models import MixerSpec
 from statemix.tasks import TaskSpec
@@ -506,3 +509,31 @@ def test_a_damaged_configuration_names_its_file(
     damaged(change)(folder)
     assert main(["train", "--folder", str(folder), *tiny_arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_recipe_is_made_for_the_task_and_may_be_changed():
+    words = ["--recipe", "exact", "--task", "permutation", "group=S_3", "--task.group", "A_5"]
+    config = config_of(*words)
+    assert config == exact(TaskSpec("permutation", group="A_5"))
+    changed = config_of(*words, "--search.length", "32", "--model.layers.0.num_blocks", "3")
+    assert changed.search == dataclasses.replace(config.search, length=32)
+    assert changed.model.layers[0].options["num_blocks"] == 3
+    assert changed.schedules == config.schedules
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--recipe", "fast"], r"--recipe must be one of \['exact'\], got 'fast'"),
+        (["--recipe", "exact", "--from", "x"], "--from and --recipe must not be given together"),
+        (["--recipe", "exact", "--task", "recall"], "task must have a finite automaton"),
+        (["--recipe", "--task", "recall"], "--recipe must have a value, got none"),
+    ],
+)
+def test_recipes_that_cannot_be_used_are_one_line(tmp_path, capsys, arguments, message):
+    folder = tmp_path / "run"
+    assert main(["train", "--folder", str(folder), *arguments]) == 2
+    text = capsys.readouterr().err
+    assert re.search(message, text)
+    assert len(text.splitlines()) == 1
+    assert not folder.exists()

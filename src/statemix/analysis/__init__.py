@@ -9,6 +9,7 @@ from statemix.analysis.horizon import horizon
 from statemix.analysis.inspection import LayerNumbers, Summary, inspected
 from statemix.analysis.mixing import applied, carried, mixing, sizes
 from statemix.analysis.recording import Recorded, record
+from statemix.analysis.refitting import refitted
 from statemix.analysis.spectra import Spectrum, eigenvalues
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "mixing",
     "pruned",
     "record",
+    "refitted",
     "sizes",
     "write_certificate",
 ]

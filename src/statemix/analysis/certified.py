@@ -10,6 +10,7 @@ from typing import Any, Literal
 from statemix.analysis.certificate import Certificate, certify
 from statemix.analysis.hardening import can_harden, can_prune, hardened, pruned
 from statemix.analysis.horizon import horizon
+from statemix.analysis.refitting import refitted
 from statemix.models import SyntheticModel
 from statemix.settings import RequestError
 from statemix.tasks.automaton import Automaton
@@ -21,7 +22,7 @@ from statemix.training.parts import model_with
 CERTIFICATE = "certificate.json"
 CERTIFIED = "certified.safetensors"
 
-Network = Literal["pruned", "hardened", "as trained"]
+Network = Literal["pruned", "refitted", "hardened", "as trained"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class Certified:
     Attributes:
         certificate: what the search of all words has found.
         network: what was done to the trained model: "pruned" (its gates are 0 or 1, and only blocks
-            that track are read), "hardened" (its gates are 0 or 1) or "as trained".
+            that track are read), "refitted" (pruned, and its readout fitted again), "hardened" (its
+            gates are 0 or 1) or "as trained".
         model: the network.
         tracking: blocks that were kept; None if nothing was pruned.
         num_blocks: blocks of the trained model; None if nothing was pruned.
@@ -74,9 +76,10 @@ def certified(
 ) -> Certified:
     """Harden a trained model, keep the blocks that track, and ask whether it is right for ever.
 
-    If the network without the other blocks is not proven, the hardened one is asked with all its
-    blocks. A model without softmax gates is asked as it is. So the answer is about the network that
-    is returned, which need not answer as the trained one does.
+    If the network without the other blocks is not proven, its readout is fitted again. If that does
+    not help, the hardened network is asked with all its blocks. A model without softmax gates is
+    asked as it is. So the answer is about the network that is returned, which need not answer as
+    the trained one does.
 
     Args:
         model: the trained model; it is not changed, but put into evaluation mode.
@@ -99,14 +102,19 @@ def certified(
     hard = hardened(model)
     if can_prune(hard):
         cut = pruned(hard, automaton)
-        certificate = ask(cut.model)
-        if certificate.verdict == "proven":
-            trained = _with_gates_of(model, cut.model)
-            length = horizon(
-                trained.cpu(), copy.deepcopy(cut.model).cpu(), automaton, head, cut.tracking
-            )
-            parts = (cut.tracking, cut.num_blocks, length)
-            return Certified(certificate, "pruned", cut.model, *parts)
+        ways: dict[Network, Callable[[], SyntheticModel]] = {
+            "pruned": lambda: cut.model,
+            "refitted": lambda: refitted(cut.model, automaton, head),
+        }
+        for name, way in ways.items():
+            found = way()
+            certificate = ask(found)
+            if certificate.verdict == "proven":
+                soft_gates = _with_gates_of(model, found).cpu()
+                length = horizon(
+                    soft_gates, copy.deepcopy(found).cpu(), automaton, head, cut.tracking
+                )
+                return Certified(certificate, name, found, cut.tracking, cut.num_blocks, length)
     return Certified(ask(hard), "hardened", hard)
 
 

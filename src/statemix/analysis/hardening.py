@@ -1,6 +1,7 @@
 """Trained trackers made exact: gates of 0 and 1, and only the blocks that track."""
 
 import copy
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -105,32 +106,60 @@ def pruned(model: SyntheticModel, automaton: Automaton) -> Pruned:
 
 def _tracking(model: SyntheticModel, automaton: Automaton) -> tuple[Tensor, Tensor]:
     """Return which blocks of the first layer are functions of the automaton's state, and vary."""
-    tokens = torch.arange(automaton.num_tokens, device=model.device)
-    transitions = torch.tensor(automaton.transitions)
-    # Automaton's state -> the blocks' states after one word that leads there; the empty word is
-    # compared with, but represents no state: what it leaves need not come again.
+    # Automaton's state -> the blocks' states after one word that leads there.
     known: dict[int, Tensor] = {}
     tracks: Tensor | None = None
-    waiting: list[tuple[int, State | None]] = [(automaton.start, None)]
-    while waiting:
-        state, before = waiting.pop()
-        allowed = transitions[state] != NEVER
-        if not allowed.any():
-            continue
-        rows = tokens[allowed].unsqueeze(1)
-        same_state = torch.zeros(len(rows), dtype=torch.int64, device=model.device)
-        _, after = model.extend(rows, None if before is None else take_rows(before, same_state))
-        for row, reached in enumerate(transitions[state][allowed].tolist()):
-            blocks = after[0][row]
-            if reached not in known:
-                known[reached] = blocks
-                waiting.append((reached, take_rows(after, same_state[:1] + row)))
-            same = _same_bytes(blocks, known[reached])
+    for step in walk(model, automaton):
+        for blocks, reached in zip(step.after[0], step.reached.tolist(), strict=True):
+            same = _same_bytes(blocks, known.setdefault(reached, blocks))
             tracks = same if tracks is None else tracks & same
     assert tracks is not None
     first = next(iter(known.values()))
     same = torch.stack([_same_bytes(first, other) for other in known.values()])
     return tracks, ~same.all(0)
+
+
+class Step(NamedTuple):
+    """All tokens that can follow in one state of an automaton, and where they lead.
+
+    Attributes:
+        place: the automaton's state.
+        tokens: the tokens, shape (N,).
+        reached: the automaton's state after each, shape (N,).
+        after: the model's state after each.
+    """
+
+    place: int
+    tokens: Tensor
+    reached: Tensor
+    after: State
+
+
+def walk(model: SyntheticModel, automaton: Automaton) -> Iterator[Step]:
+    """Step a model by all tokens from every state of an automaton that words lead to.
+
+    In each state the model is as it was after the first word that led there; the empty word leads
+    to a state, too, but represents none: what it leaves need not come again.
+    """
+    tokens = torch.arange(automaton.num_tokens, device=model.device)
+    transitions = torch.tensor(automaton.transitions, device=model.device)
+    known: set[int] = set()
+    waiting: list[tuple[int, State | None]] = [(automaton.start, None)]
+    while waiting:
+        place, before = waiting.pop()
+        allowed = transitions[place] != NEVER
+        if not allowed.any():
+            continue
+        read = tokens[allowed]
+        copies = torch.zeros_like(read)
+        state = None if before is None else take_rows(before, copies)
+        _, after = model.extend(read.unsqueeze(1), state)
+        reached = transitions[place][allowed]
+        yield Step(place, read, reached, after)
+        for row, state_reached in enumerate(reached.tolist()):
+            if state_reached not in known:
+                known.add(state_reached)
+                waiting.append((state_reached, take_rows(after, copies[:1] + row)))
 
 
 def _same_bytes(one: Tensor, other: Tensor) -> Tensor:

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 class Certify:
     """Prove that what a model has learned is right at every length, or find a word that fails.
 
-    The gates of the model become 0 or 1 (the limit of a temperature of 0), and the blocks that do
-    not track the task are removed; the verdict is about this network. All pairs of a state of the
+    The gates of the model become 0 or 1 (the limit of a temperature of 0), the blocks that do not
+    track the task are removed, and the readout is fitted again if it has leaned on them; the
+    verdict is about this network. All pairs of a state of the
     network and a state of the task are visited, by the network's own steps. The verdict is one of:
 
     proven: right after every word of every length;
@@ -101,6 +102,8 @@ class Certify:
             found.network,
             f"with gates of 0 and 1, {len(found.tracking or ())} of {found.num_blocks} blocks",
         )
+        if found.network == "refitted":
+            network += ", readout fitted again"
         lines = {
             "network": network,
             "pairs": f"{certificate.pairs:,} visited",

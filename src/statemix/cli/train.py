@@ -3,7 +3,7 @@
 import itertools
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -18,13 +18,14 @@ from statemix.cli.imports import import_named
 from statemix.cli.options import registry, split_overrides, split_values, text_of, value_of
 from statemix.cli.progress import shown
 from statemix.experiments.grid import Axis, best_by_validation, grid
+from statemix.experiments.recipes import RECIPES
 from statemix.experiments.runner import Ended, run_all
 from statemix.layers import LAYERS
 from statemix.models import CHANNEL_MIXERS
 from statemix.plain import Text, put
 from statemix.registry import REQUIRED, Factories
 from statemix.settings import RequestError, RunsFailedError
-from statemix.tasks import TASKS
+from statemix.tasks import TASKS, TaskSpec
 from statemix.training import (
     Outcome,
     RunConfig,
@@ -54,14 +55,16 @@ statemix train --folder runs/s3 --task permutation group=S_3 train_size=250 \
 
 statemix train --folder runs/s4 --from runs/s3 --task.group S_4 --model.layers.0.block_size 4
 
+statemix train --folder runs/a5 --recipe exact --task permutation group=A_5
+
 statemix train --folder runs/hybrid --config hybrid.toml --seed 1
 
 statemix train --folder runs/grid --from runs/s3 --workers 2 \
 --grid optimizer.learning_rate=1e-4,5e-4,1e-3 optimizer.weight_decay=0,.1
 
 A configuration file is TOML or JSON; its tables mirror the dotted names of these options. \
-Command-line options override the settings from --config or --from. Dots also name a part of a \
-task, a layer or another list entry: --task.group, --model.layers.1.block_size.
+Command-line options override the settings from --config, --from or --recipe. Dots also name a \
+part of a task, a layer or another list entry: --task.group, --model.layers.1.block_size.
 
 """
 
@@ -92,6 +95,10 @@ class Train:
 
     from_run: Annotated[Path | None, tyro.conf.arg(name="from", metavar="RUN")] = None
     """Folder of a run to start from: its settings become the defaults."""
+
+    recipe: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    """Settings made for a purpose and a task. exact: a BD-LRU that tracks the task's automaton
+    without an error at any length (docs/state_tracking.md)."""
 
     grid: Annotated[tuple[str, ...], tyro.conf.arg(metavar="[NAME=VALUE,VALUE ...]")] = ()
     """Train with every combination of these values, each run in a subfolder, and select the best on
@@ -191,12 +198,15 @@ def parse(arguments: Sequence[str]) -> Train:
     """Parse a command line; defaults come from the file or run that it names."""
     import_named(arguments)
     rest, overrides = split_overrides(arguments, _OPEN)
-    base = _base(rest)
+    return _parsed(rest, overrides, _base(rest, overrides))
+
+
+def _parsed(arguments: Sequence[str], overrides: Mapping[str, str], base: RunConfig) -> Train:
     parsed: Train = tyro.cli(
         Train,
         prog="statemix train",
         description=_DESCRIPTION + _registries(),
-        args=rest,
+        args=arguments,
         registry=registry(),
         default=Train(tyro.MISSING, base),
     )
@@ -212,21 +222,39 @@ def _replaced(parsed: Train, config: RunConfig) -> Train:
     return Train(**{**vars(parsed), "run_config": config})
 
 
-def _base(arguments: Sequence[str]) -> RunConfig:
+def _base(arguments: Sequence[str], overrides: Mapping[str, str]) -> RunConfig:
     """The configuration that the options override."""
-    file, source = _path("--config", arguments), _path("--from", arguments)
-    if file is not None and source is not None:
-        raise RequestError("--config and --from must not be given together")
+    found = {flag: _value(flag, arguments) for flag in ("--config", "--from", "--recipe")}
+    given = [flag for flag, value in found.items() if value is not None]
+    if len(given) > 1:
+        raise RequestError(f"{' and '.join(given)} must not be given together")
+    file, source, recipe = found.values()
+    if recipe is not None:
+        if recipe not in RECIPES:
+            raise RequestError(f"--recipe must be one of {list(RECIPES)}, got {recipe!r}")
+        return RECIPES[recipe](_task(arguments, overrides))
     if file is not None:
-        tree = read_tree(file)
+        tree = read_tree(Path(file))
         try:
             return config_from_plain(tree)
         except RequestError as error:
             raise RequestError(f"{file}: {error}") from error
-    return RunConfig() if source is None else load_asked(source)
+    return RunConfig() if source is None else load_asked(Path(source))
 
 
-def _path(flag: str, arguments: Sequence[str]) -> Path | None:
+def _task(arguments: Sequence[str], overrides: Mapping[str, str]) -> TaskSpec:
+    """The task that a command line names, whatever else it says."""
+    kept, keeps = [], False
+    for argument in arguments:
+        if argument.startswith("--"):
+            keeps = argument.partition("=")[0] in ("--folder", "--task", "--imports")
+        if keeps:
+            kept.append(argument)
+    parts = {name: text for name, text in overrides.items() if name.startswith("task.")}
+    return _parsed(kept, parts, RunConfig()).run_config.task
+
+
+def _value(flag: str, arguments: Sequence[str]) -> str | None:
     found = []
     for argument, value in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
         if argument == flag and value.startswith("--"):
@@ -237,7 +265,7 @@ def _path(flag: str, arguments: Sequence[str]) -> Path | None:
             found.append(argument.removeprefix(f"{flag}="))
     if len(found) > 1:
         raise RequestError(f"{flag} must be given once, got {', '.join(found)}")
-    return Path(found[0]) if found else None
+    return found[0] if found else None
 
 
 def _registries() -> str:

@@ -37,6 +37,11 @@ class Group:
         """Number of elements."""
         return len(self.elements)
 
+    @property
+    def degree(self) -> int:
+        """Number of points that the elements permute."""
+        return len(self.elements[0])
+
     def running_products(self, words: NDArray[np.int64]) -> NDArray[np.int64]:
         r"""Multiply every prefix of every word.
 

@@ -169,7 +169,7 @@ class Permutation:
         return "".join(str(image) for image in self.group.elements[element])
 
     def _row(self, title: str, cells: list[str]) -> str:
-        width = max(3, len(self.group.elements[0]))
+        width = max(3, self.group.degree)
         return f"  {title:<8}" + " ".join(cell.rjust(width) for cell in cells)
 
     def _check_space(self, name: str, count: int, split: addressing.Split, length: int) -> None:

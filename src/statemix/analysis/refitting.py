@@ -1,0 +1,65 @@
+"""A readout fitted to the states that a pruned model can be in."""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from statemix.analysis.hardening import walk
+from statemix.models import SyntheticModel
+from statemix.tasks import IGNORED
+from statemix.tasks.automaton import Automaton
+
+# Far more than a fit needs whose classes a plane separates.
+_ITERATIONS = 200
+
+
+def refitted(model: SyntheticModel, automaton: Automaton, head: str) -> SyntheticModel:
+    """Return a copy of a pruned model whose readout is fitted again.
+
+    While it was trained, the readout also leaned on blocks that do not track, and they are gone.
+    The state of what is left is a function of the automaton's, so the readout has finitely many
+    inputs: one for each state and token. Logistic regression on all of them, from the trained
+    readout, by L-BFGS. Nothing but the readout changes.
+
+    Args:
+        model: the model, as :func:`pruned` returns it.
+        automaton: the automaton, with the model's tokens.
+        head: head to fit.
+    """
+    copied = copy.deepcopy(model)
+    readout = copied.readouts.get_submodule(head)
+    assert isinstance(readout, nn.Linear)
+    inputs, answers = _pairs(copied, automaton, readout)
+    fit = nn.Linear(readout.in_features, readout.out_features, dtype=torch.float64)
+    fit.load_state_dict({name: one.double() for name, one in readout.state_dict().items()})
+    optimizer = torch.optim.LBFGS(
+        fit.parameters(), max_iter=_ITERATIONS, line_search_fn="strong_wolfe"
+    )
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        found = cross_entropy(fit(inputs), answers)
+        found.backward()  # type: ignore[no-untyped-call]
+        return found
+
+    with torch.enable_grad():
+        optimizer.step(loss)  # type: ignore[no-untyped-call]
+    readout.load_state_dict(fit.state_dict())
+    return copied
+
+
+@torch.no_grad()
+def _pairs(
+    model: SyntheticModel, automaton: Automaton, readout: nn.Linear
+) -> tuple[Tensor, Tensor]:
+    """Return what the readout gets in every state at every token, and the right answers."""
+    inputs: list[Tensor] = []
+    hook = readout.register_forward_pre_hook(lambda _, given: inputs.append(given[0][:, -1]))
+    outputs = torch.tensor(automaton.outputs)
+    answers = [outputs[step.place, step.tokens.cpu()] for step in walk(model, automaton)]
+    hook.remove()
+    right = torch.cat(answers)
+    scored = right != IGNORED
+    return torch.cat(inputs).cpu().double()[scored], right[scored]

@@ -1,0 +1,82 @@
+"""Readouts fitted again, against trackers whose readout was damaged by hand."""
+
+import numpy as np
+import pytest
+import torch
+
+from statemix.analysis import certified, certify, hardened, pruned, refitted
+from statemix.tasks import IGNORED
+from statemix.tasks.automaton import NEVER, Automaton
+from statemix.tasks.permutation import Permutation
+
+AUTOMATON = Permutation(group="S_3").automaton()
+# Tokens 1 and 2 load one entry each; the learned token, which comes last, loads all.
+LOADS = [[0, 1, 2], [-1, 1, 2], [0, 0, -1], *[[0, 1, 2]] * 3, [-1] * 3]
+
+
+@pytest.fixture
+def leaning(of_group):
+    """A tracker of S_3 whose readout listens to a block that does not track."""
+    model = of_group("S_3", LOADS)
+    with torch.no_grad():
+        model.readouts["answer"].weight[:, :3] *= -1
+    return model
+
+
+def test_a_readout_is_fitted_to_what_is_left(leaning):
+    hard = hardened(leaning)
+    cut = pruned(hard, AUTOMATON)
+    assert cut.tracking == (0,)
+    assert certify(cut.model, AUTOMATON).verdict == "refuted"
+    before = {name: tensor.clone() for name, tensor in cut.model.state_dict().items()}
+    fitted = refitted(cut.model, AUTOMATON, "answer")
+    found = certify(fitted, AUTOMATON)
+    assert (found.verdict, found.pairs) == ("proven", 6)
+    assert found.margin > 1
+    after = fitted.state_dict()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {"readouts.answer.weight", "readouts.answer.bias"}
+    assert all(torch.equal(tensor, before[name]) for name, tensor in cut.model.state_dict().items())
+
+
+def test_a_network_is_fitted_only_where_that_is_needed(of_group, leaning):
+    assert certified(of_group("S_3"), AUTOMATON).network == "pruned"
+    found = certified(leaning, AUTOMATON)
+    assert (found.network, found.tracking, found.num_blocks) == ("refitted", (0,), 2)
+    assert found.certificate.verdict == "proven"
+    assert certify(found.model, AUTOMATON).margin == found.certificate.margin
+
+
+def test_what_the_blocks_do_not_hold_cannot_be_read(of_group):
+    # The second block holds the sign of the permutation alone, and the tracker is never written.
+    elements = np.array(Permutation(group="S_3").group.elements)
+    signs = [int(np.linalg.det(np.eye(3)[element - 1]) < 0) for element in elements]
+    swaps = [[[0, 1, 2], [1, 0, 2]][sign] for sign in signs]
+    model = of_group("S_3", [*swaps, [-1] * 3])
+    with torch.no_grad():
+        loads = model.blocks[0].layer.value_proj.weight.view(3, 2, -1)
+        loads[:, 1] = loads[:, 0]
+        loads[:, 0] = 0
+    cut = pruned(hardened(model), AUTOMATON)
+    assert (cut.tracking, cut.varying) == ((0, 1), (1,))
+    assert certify(refitted(cut.model, AUTOMATON, "answer"), AUTOMATON).verdict == "refuted"
+    found = certified(model, AUTOMATON)
+    assert (found.network, found.certificate.verdict) == ("hardened", "refuted")
+
+
+def test_positions_that_are_not_scored_are_not_fitted(leaning):
+    # After token 0 no answer is asked for, and token 5 cannot follow the identity.
+    outputs, transitions = AUTOMATON.outputs.copy(), AUTOMATON.transitions.copy()
+    outputs[:, 0], transitions[0, 5] = IGNORED, NEVER
+    partly = Automaton(0, transitions, outputs)
+    cut = pruned(hardened(leaning), partly)
+    found = certify(refitted(cut.model, partly, "answer"), partly)
+    assert (found.verdict, found.pairs) == ("proven", 6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_readout_keeps_its_dtype(leaning, dtype):
+    cut = pruned(hardened(leaning.to(dtype)), AUTOMATON)
+    fitted = refitted(cut.model, AUTOMATON, "answer")
+    assert fitted.readouts["answer"].weight.dtype == dtype
+    assert certify(fitted, AUTOMATON).verdict == "proven"

@@ -3,12 +3,14 @@
 import contextlib
 import dataclasses
 import json
+import re
 import shutil
 
 import pytest
 
 from statemix.cli.main import main
 from statemix.experiments import cluster
+from statemix.experiments.exactness import conditions as exactness
 from statemix.experiments.reproduction import claims, figures, protocols, reproduce, spectra, tables
 from statemix.experiments.reproduction.claims import Claim, Condition
 from statemix.experiments.reproduction.contenders import CONTENDERS, bd_lru
@@ -17,7 +19,9 @@ from statemix.experiments.reproduction.protocols import SIZES, Data
 from statemix.experiments.reproduction.spectra import SpectraFigure
 from statemix.experiments.reproduction.tables import Column, Table
 from statemix.experiments.runner import run_all
+from statemix.layers import LayerSpec
 from statemix.tasks import TaskSpec
+from statemix.training import EvaluationConfig, ModelConfig, RunConfig, ScheduleConfig
 
 
 @pytest.fixture(autouse=True)
@@ -347,3 +351,60 @@ def test_claims_are_run_and_printed_with_what_decides_them(capsys, monkeypatch):
         ("tiny", "paper", "open"),
         ("tiny", "tuned", "open"),
     ]
+
+
+@pytest.fixture
+def tiny_suite(monkeypatch):
+    """The suite of exactness with two groups and LSTMs, which learn nothing in two steps."""
+    runs = {
+        group: tuple(
+            RunConfig(
+                task=TaskSpec("permutation", group=group, length=4),
+                model=ModelConfig(layers=(LayerSpec("lstm"),), hidden_size=4),
+                schedules=ScheduleConfig(num_steps=2),
+                evaluation=EvaluationConfig(test_size=8, validation_size=8, lengths=(9,)),
+                seed=seed,
+            )
+            for seed in range(2)
+        )
+        for group in ("S_3", "S_4")
+    }
+    conditions = tuple(
+        exactness.Condition("exact-groups", group, "LSTM", configs)
+        for group, configs in runs.items()
+    )
+    suite = exactness.ExactSuite("exact-groups", "tiny", conditions)
+    monkeypatch.setitem(exactness.SUITES, "exact-groups", suite)
+
+
+def test_a_suite_is_certified_and_nothing_is_repeated(capsys, tmp_path, tiny_suite):
+    command = ["reproduce", "exact-groups", "--workers", "1"]
+    assert main([*command, "--columns", "S_4"]) == 0
+    assert "exact-groups, with a protocol of its own: 1 cells, 2 runs" in capsys.readouterr().out
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert "2 cells, 4 runs, of which 2 are in reproduce/runs.jsonl" in out
+    store = (tmp_path / "reproduce/runs.jsonl").read_text()
+    rows = [json.loads(line) for line in store.splitlines()]
+    assert [row["task"]["group"] for row in rows] == ["S_4", "S_4", "S_3", "S_3"]
+    assert {row["certificate"]["network"] for row in rows} == {"as trained"}
+    (line,) = (text for text in out.splitlines() if text.startswith("S_4 "))
+    assert line.split()[1:5] == ["LSTM", "0", "of", "2"]
+    assert (tmp_path / "reproduce/exact-groups.png").exists()
+    assert main(command) == 0
+    assert "to do" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--protocol", "tuned"], "protocol must be absent with exact-groups, got 'tuned'"),
+        (["--size", "paper"], "size must be absent with exact-groups, got 'paper'"),
+        (["--columns", "S_5"], r"columns must be among \['S_3', 'S_4'\], got 'S_5'"),
+        (["--models", "GRU"], r"models must be among \['LSTM'\], got 'GRU'"),
+    ],
+)
+def test_bad_requests_of_a_suite_are_one_line(capsys, tmp_path, tiny_suite, options, message):
+    assert main(["reproduce", "exact-groups", *options]) == 2
+    assert re.search(message, capsys.readouterr().err)
+    assert not list(tmp_path.iterdir())

@@ -2,7 +2,7 @@
 
 import pytest
 
-from statemix.experiments.recipes import RECIPES, exact
+from statemix.experiments.recipes import exact
 from statemix.settings import RequestError
 from statemix.tasks import TaskSpec
 from statemix.training.request import request
@@ -40,7 +40,3 @@ def test_tasks_without_an_automaton_are_refused():
     message = r"task must have a finite automaton \(permutation, parity, .*\), got compression"
     with pytest.raises(RequestError, match=message):
         exact(TaskSpec("compression"))
-
-
-def test_recipes_are_known_by_name():
-    assert RECIPES == {"exact": exact}

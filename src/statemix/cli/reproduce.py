@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,20 +16,17 @@ from statemix.cli.watch import watched
 from statemix.settings import RequestError, RunsFailedError
 
 if TYPE_CHECKING:
-    from statemix.experiments.reproduction.figures import Point
     from statemix.experiments.reproduction.plan import Planned
-    from statemix.experiments.reproduction.scores import CellScore
-    from statemix.experiments.reproduction.tables import Cell
     from statemix.experiments.runner import Ended
-    from statemix.experiments.store import Store
 
 
 @dataclass(frozen=True)
 class Reproduce:
-    """Run a table or figure of the paper of Dubinin et al., or what decides its claims.
+    """Run a table or figure of the paper of Dubinin et al., what decides its claims, or a suite.
 
     A table is printed with the paper's numbers beside ours; a figure is printed and drawn; each
-    claim is printed with the comparisons that decide it.
+    claim is printed with the comparisons that decide it. The suite exact-groups trains networks to
+    track permutation groups, and proves them (docs/state_tracking.md).
 
     The plan and its predicted time are printed first. Runs that the results store holds are not
     repeated; after Ctrl-C, a kill or the end of the minutes, the same command continues.
@@ -41,22 +38,33 @@ class Reproduce:
 
     what: tyro.conf.Positional[
         Literal[
-            "table3", "table4", "table6", "fig1c", "fig1d", "fig2", "fig5", "fig6", "fig7", "claims"
+            "table3",
+            "table4",
+            "table6",
+            "fig1c",
+            "fig1d",
+            "fig2",
+            "fig5",
+            "fig6",
+            "fig7",
+            "claims",
+            "exact-groups",
         ]
     ]
-    """Table, figure, or all claims."""
+    """Table, figure, all claims, or a suite."""
 
     size: Literal["laptop", "workstation", "paper"] = "laptop"
-    """How much of the paper's grid to run."""
+    """How much of the paper's grid to run; of a suite, there is only one size."""
 
     protocol: Literal["paper", "tuned"] = "paper"
-    """How runs are configured and settings chosen."""
+    """How runs are configured and settings chosen; a suite has a protocol of its own."""
 
     minutes: float | None = None
     """Time to spend; the most informative cells come first. (All runs if not given.)"""
 
     columns: tuple[str, ...] = ()
-    """Columns of the table, or their panels of the figure (all if not given)."""
+    """Columns of the table, their panels of the figure, or groups of a suite, such as "A_5" (all if
+    not given)."""
 
     models: tuple[str, ...] = ()
     """Models, such as "BD-LRU m=3" (all if not given)."""
@@ -104,18 +112,18 @@ class Reproduce:
     def _run(self) -> None:
         import torch
 
-        from statemix.experiments.reproduction.plan import plan
+        from statemix.cli.studies import Choice, study
         from statemix.experiments.reproduction.reproduce import fill
         from statemix.experiments.store import Store
         from statemix.report.numbers import duration_text
         from statemix.training.config import chosen_device
         from statemix.training.replicas import USUAL
 
-        points = self._points()
-        cells = [point.cell for point in points] or self._cells()
+        chosen = study(
+            Choice(self.what, self.protocol, self.size, self.columns, self.models, self.output)
+        )
         store = Store(self.store or self.output / "runs.jsonl")
-        planned = plan(cells, self.output / "runs")
-        left = self._due(planned, store)
+        left = chosen.due(store, retry=self.retry)
         if not self.dry_run:
             # Runs that cannot be written would be stored as failed.
             is_new = not self.output.exists()
@@ -130,9 +138,10 @@ class Reproduce:
         console.soft_wrap = not console.is_terminal
         workers = self.workers if self.ray else self.workers or torch.get_num_threads()
         workers = workers and min(workers, max(len(left), 1))
+        num_runs = len(chosen.planned)
         console.print(
-            f"{self.what}, protocol {self.protocol}, size {self.size}: {len(cells)} cells, "
-            f"{len(planned)} runs, of which {len(planned) - len(left)} are in {store.path}"
+            f"{self.what}, {chosen.heading}: {chosen.num_cells} cells, "
+            f"{num_runs} runs, of which {num_runs - len(left)} are in {store.path}"
         )
         seconds = _predicted(console, left)
         if left:
@@ -165,10 +174,11 @@ class Reproduce:
                 retry=self.retry,
                 on_event=watch.on_event,
                 on_end=end,
+                row_of=chosen.row_of,
             )
         console.print(f"{ended['done']} runs finished in {time.monotonic() - began:.0f} s")
-        self._measure(planned, store)
-        self._show(console, points, cells, store)
+        chosen.measure(store)
+        chosen.show(console, store)
         lost = ended["diverged"] + ended["failed"]
         if lost:
             raise RunsFailedError(f"{lost} of {sum(ended.values())} runs have no result")
@@ -185,93 +195,6 @@ class Reproduce:
         if self.replicas is not None and self.replicas < 1:
             raise RequestError(f"replicas must be at least 1, got {self.replicas}")
 
-    def _points(self) -> "list[Point]":
-        """Return the chosen points of a figure; none for a table."""
-        from statemix.experiments.reproduction.figures import FIGURES
-        from statemix.experiments.reproduction.spectra import SPECTRA
-
-        figure = FIGURES.get(self.what) or SPECTRA.get(self.what)
-        if figure is None:
-            return []
-        points = list(figure.points(self.protocol, self.size))
-        _check_names("columns", self.columns, [column.name for column in figure.columns])
-        _check_names("models", self.models, [point.cell.model for point in points])
-        return [point for point in points if self._chosen(point.cell)]
-
-    def _due(self, planned: "list[Planned]", store: "Store") -> "list[Planned]":
-        """Return the runs that are still to be trained."""
-        from statemix.experiments.reproduction import spectra
-        from statemix.experiments.reproduction.plan import due
-
-        if self.what not in spectra.SPECTRA:
-            return due(planned, store.rows(), retry=self.retry)
-        found = spectra.SpectraFolder.beside(store.path)
-        return spectra.due_with_spectra(planned, store.rows(), found, retry=self.retry)
-
-    def _measure(self, planned: "list[Planned]", store: "Store") -> None:
-        """Store the eigenvalues of trained runs for a figure of them."""
-        from statemix.experiments.reproduction import spectra
-
-        if self.what in spectra.SPECTRA:
-            spectra.store_spectra(planned, spectra.SpectraFolder.beside(store.path))
-
-    def _cells(self) -> "list[Cell]":
-        """Return the chosen cells of a table, or of the claims."""
-        from statemix.experiments.reproduction import claims
-        from statemix.experiments.reproduction.tables import TABLES
-
-        if self.what == "claims":
-            cells = claims.cells(self.protocol, self.size)
-        else:
-            cells = list(TABLES[self.what].cells(self.protocol, self.size))
-        _check_names("columns", self.columns, _distinct(cell.column.name for cell in cells))
-        _check_names("models", self.models, _distinct(cell.model for cell in cells))
-        return [cell for cell in cells if self._chosen(cell)]
-
-    def _chosen(self, cell: "Cell") -> bool:
-        return (not self.columns or cell.column.name in self.columns) and (
-            not self.models or cell.model in self.models
-        )
-
-    def _show(
-        self, console: Console, points: "list[Point]", cells: "list[Cell]", store: "Store"
-    ) -> None:
-        from statemix.experiments.reproduction import claims
-        from statemix.experiments.reproduction.scores import score
-        from statemix.report.reproduction import text
-
-        rows = store.rows()
-        if self.what == "claims":
-            console.print()
-            console.print(text.claims(claims.decide(rows, self.protocol)))
-            return
-        scores = [score(cell, rows) for cell in cells]
-        title = f"{self.what}: test accuracy, protocol {self.protocol}, size {self.size}"
-        scored = list(zip(points, scores, strict=True)) if points else []
-        table = text.point_table(scored) if points else text.table(scores)
-        console.print()
-        console.print(table.as_rich(title) if console.is_terminal else table.as_text())
-        console.print(text.LEGEND)
-        if any(score.verdict != "empty" for _, score in scored):
-            console.print(f"drawn: {self._draw(scored, store)}")
-
-    def _draw(self, scored: "list[tuple[Point, CellScore]]", store: "Store") -> Path:
-        from statemix.experiments.reproduction.figures import FIGURES
-        from statemix.experiments.reproduction.spectra import SPECTRA, SpectraFolder
-        from statemix.report import figures, spectra
-        from statemix.report.reproduction import drawing
-        from statemix.report.reproduction.spectra import panels
-
-        path = self.output / f"{self.what}-{self.protocol}-{self.size}.png"
-        if self.what in SPECTRA:
-            found = SpectraFolder.beside(store.path).read()
-            points = [point for point, _ in scored]
-            drawn = spectra.draw(panels(SPECTRA[self.what], points, store.rows(), found))
-        else:
-            drawn = figures.draw(drawing.panels(FIGURES[self.what], scored))
-        drawn.savefig(path, dpi=figures.DPI)
-        return path
-
 
 def _predicted(console: Console, planned: "Sequence[Planned]") -> list[float]:
     """Return the predicted seconds of each run."""
@@ -280,13 +203,3 @@ def _predicted(console: Console, planned: "Sequence[Planned]") -> list[float]:
     forecast = Forecast()
     with console.status("timing a few steps of each network"):
         return [forecast.seconds(one.job.config) for one in planned]
-
-
-def _distinct(names: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(names))
-
-
-def _check_names(option: str, names: Sequence[str], known: Sequence[str]) -> None:
-    for name in names:
-        if name not in known:
-            raise RequestError(f"{option} must be among {list(known)}, got {name!r}")

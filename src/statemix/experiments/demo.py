@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from statemix import provenance
-from statemix.analysis import certified, write_certificate
 from statemix.experiments import published, results
+from statemix.experiments.certificates import certificate
 from statemix.experiments.published import Published
 from statemix.experiments.results import Row
 from statemix.experiments.runner import Ended, Ending, Job, run_all
 from statemix.experiments.suite import Network, Suite, check_folders
 from statemix.layers import LayerSpec
 from statemix.tasks import TaskSpec
-from statemix.tasks.automaton import HasAutomaton
 from statemix.training import (
     AttributeSchedule,
     EvaluationConfig,
@@ -26,8 +25,6 @@ from statemix.training import (
     RunConfig,
     RuntimeConfig,
     ScheduleConfig,
-    load_config,
-    load_model,
 )
 from statemix.training.evaluation import sequences_at
 
@@ -94,9 +91,6 @@ def bd_lru(num_blocks: int, block_size: int) -> Network:
     """Return a network of one BD-LRU."""
     return Network((LayerSpec("bd_lru", num_blocks=num_blocks, block_size=block_size),))
 
-
-# Networks that track have far fewer; the states of others are without end.
-_MOST_PAIRS = 5000
 
 LSTM = Network((LayerSpec("lstm"),))
 
@@ -188,19 +182,10 @@ def run(
         on_end=on_end,
     )
     rows: list[DemoRow] = [
-        {**row, "certificate": _certificate(job.folder) if row["status"] == "done" else None}
+        {**row, "certificate": certificate(job.folder) if row["status"] == "done" else None}
         for row, job in zip(results.rows(suite, folder, ended), jobs, strict=True)
     ]
     return summarize(suite, rows, results.environment(jobs))
-
-
-def _certificate(folder: Path) -> dict[str, Any]:
-    """Certify a finished run, and keep the certificate and what is proven in its folder."""
-    task = load_config(folder).build_task()
-    assert isinstance(task, HasAutomaton)
-    found = certified(load_model(folder), task.automaton(), max_pairs=_MOST_PAIRS)
-    write_certificate(folder, found, weights="last")
-    return found.to_plain()
 
 
 def summarize(

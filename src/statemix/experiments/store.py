@@ -8,9 +8,10 @@ import shlex
 import stat
 import sys
 from collections.abc import Iterable
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
 
 from filelock import FileLock
 
@@ -39,6 +40,9 @@ class Row(Result):
     # Validation scores of the weights that are best there.
     best_validation: HeadScores
     num_steps: int | None
+    # Attempts from new weights (`statemix.training.search.Attempt`), empty without a search; absent
+    # in rows of versions that could not search.
+    attempts: NotRequired[list[dict[str, Any]]]
     ended_utc: str
     command: str
     # Commit, versions and machine.
@@ -186,6 +190,7 @@ def row_of(ended: Ended) -> Row:
         **result(outcome),
         "best_validation": plain_scores(best.validation) if best else {},
         "num_steps": outcome.last.step if outcome else None,
+        "attempts": [asdict(attempt) for attempt in outcome.attempts] if outcome else [],
         "ended_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "environment": environment([ended.job]) or provenance.describe(),

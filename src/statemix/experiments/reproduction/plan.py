@@ -3,10 +3,25 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from statemix.experiments.reproduction.tables import Cell
+from statemix.experiments.reproduction.protocols import Trial
 from statemix.experiments.runner import Job
 from statemix.experiments.store import Row, key
+
+
+class Cell(Protocol):
+    """What runs are planned for: a cell of a table, or a condition of a suite."""
+
+    @property
+    def model(self) -> str:
+        """Name of the model."""
+        ...
+
+    @property
+    def parts(self) -> Mapping[str, tuple[Trial, ...]]:
+        """Data set -> the settings to try."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -16,12 +31,10 @@ class Planned:
     Attributes:
         job: the run.
         key: its key in the results store.
-        cells: the cells that it belongs to.
     """
 
     job: Job
     key: str
-    cells: tuple[Cell, ...]
 
 
 def plan(cells: Iterable[Cell], folder: Path) -> list[Planned]:
@@ -35,7 +48,6 @@ def plan(cells: Iterable[Cell], folder: Path) -> list[Planned]:
         folder: parent of the run folders.
     """
     listed = list(cells)
-    of: dict[str, list[Cell]] = {}
     jobs: dict[str, Job] = {}
     for number in range(max((len(cell.parts) for cell in listed), default=0)):
         for cell in listed:
@@ -43,10 +55,9 @@ def plan(cells: Iterable[Cell], folder: Path) -> list[Planned]:
                 for trial in trials:
                     for config in trial.runs:
                         name = key(config)
-                        of.setdefault(name, []).append(cell)
                         title = f"{cell.model}, {data}, {trial.setting}, seed {config.seed}"
                         jobs.setdefault(name, Job(title, config, folder / name))
-    return [Planned(job, name, tuple(of[name])) for name, job in jobs.items()]
+    return [Planned(job, name) for name, job in jobs.items()]
 
 
 def due(planned: Sequence[Planned], rows: Mapping[str, Row], *, retry: bool) -> list[Planned]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from statemix.experiments.reproduction.plan import Planned
 from statemix.experiments.runner import Ended, Job, run_all
-from statemix.experiments.store import Store, row_of
+from statemix.experiments.store import Row, Store, row_of
 from statemix.training import Event
 
 
@@ -20,6 +20,7 @@ def fill(
     retry: bool = False,
     on_event: Callable[[Job, Event], None] | None = None,
     on_end: Callable[[Ended], None] | None = None,
+    row_of: Callable[[Ended], Row] = row_of,
 ) -> None:
     """Train runs until all have ended or the time is up, and store a row for each that ended.
 
@@ -35,6 +36,7 @@ def fill(
         minutes: time after which active runs are saved and the call returns. None means no limit.
         retry: train runs again that diverged or failed.
         on_event: as in :func:`statemix.experiments.runner.run_all`.
+        row_of: returns the row of a run that is done, has diverged or has failed.
         on_end: called with each run that has ended, its row being stored, or was interrupted.
 
     Raises:

@@ -1,0 +1,96 @@
+"""How many runs of a condition are proven, after how many attempts, and at what cost."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from statemix.experiments.exactness.conditions import Condition
+from statemix.experiments.exactness.rows import CertifiedRow
+from statemix.experiments.store import Row, key
+
+# Quantile of the normal distribution that leaves 2.5% above it.
+_Z = 1.959964
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What the runs of a condition add up to.
+
+    Attributes:
+        condition: the condition.
+        rows: rows of the runs that have a result, by key, in the order of their seeds.
+        lost: status of every run that ended without one.
+    """
+
+    condition: Condition
+    rows: Mapping[str, CertifiedRow]
+    lost: tuple[str, ...]
+
+    @property
+    def verdicts(self) -> Counter[str]:
+        """Verdict -> number of runs."""
+        return Counter(row["certificate"]["verdict"] for row in self.rows.values())
+
+    @property
+    def proven(self) -> int:
+        """Number of runs that are proven."""
+        return self.verdicts["proven"]
+
+    @property
+    def attempts(self) -> list[bool]:
+        """For each attempt of all runs, whether it has passed its test."""
+        return [one["passed"] for row in self.rows.values() for one in row.get("attempts", [])]
+
+    @property
+    def seconds(self) -> list[float]:
+        """Seconds of each run: training, evaluation and certificate."""
+        return [(row["time_s"] or 0.0) + row["certify_s"] for row in self.rows.values()]
+
+    def accuracy(self, length: int) -> list[float]:
+        """Token accuracy of each run, as trained, on test words of a length."""
+        found = [row["test"].get(str(length)) for row in self.rows.values()]
+        return [next(iter(heads.values()))["token_accuracy"] for heads in found if heads]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Lengths of test words, in tokens."""
+        return sorted({int(length) for row in self.rows.values() for length in row["test"]})
+
+
+def tally(condition: Condition, rows: Mapping[str, Row]) -> Tally:
+    """Gather the results of a condition.
+
+    Args:
+        condition: the condition.
+        rows: rows of a results store, by key.
+    """
+    found = {name: rows[name] for name in map(key, condition.runs) if name in rows}
+    done = {
+        name: cast(CertifiedRow, row)
+        for name, row in found.items()
+        if row["status"] == "done" and "certificate" in row
+    }
+    lost = tuple(row["status"] for row in found.values() if row["status"] != "done")
+    return Tally(condition, done, lost)
+
+
+def interval(passed: Sequence[bool]) -> tuple[float, float]:
+    r"""Return the 95% interval of the chance of a success.
+
+    .. math:: \frac{k + z^2/2}{n + z^2} \pm
+        \frac{z}{n + z^2} \sqrt{\frac{k (n - k)}{n} + \frac{z^2}{4}}
+
+    for k successes of n and z = 1.96. Source: Wilson (1927), "Probable inference, the law of
+    succession, and statistical inference".
+
+    Raises:
+        ValueError: if there is no trial.
+    """
+    n, k = len(passed), sum(passed)
+    if n == 0:
+        raise ValueError("passed must not be empty")
+    centre = (k + _Z**2 / 2) / (n + _Z**2)
+    half = _Z / (n + _Z**2) * math.sqrt(k * (n - k) / n + _Z**2 / 4)
+    return max(centre - half, 0.0), min(centre + half, 1.0)

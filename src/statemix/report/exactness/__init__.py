@@ -1,0 +1,1 @@
+"""What the suites of exactness have found, as text and figures."""

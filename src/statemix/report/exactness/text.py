@@ -1,0 +1,58 @@
+"""A suite of exactness as a table."""
+
+from collections.abc import Sequence
+
+from statemix.experiments.exactness.tally import Tally, interval
+from statemix.report.numbers import Spread, accuracy_text, duration_text
+from statemix.report.tables import Line, Table
+
+HEAD = ("trained on", "model", "proven", "attempts passed", "cost of a run", "accuracy")
+
+LEGEND = """\
+proven: right after every word of every length, with gates of 0 and 1. attempts passed: of all
+attempts from new weights, with the 95% interval of one attempt's chance. cost: mean and most, with
+training, tests on words of up to 1,048,576 tokens and the certificate, on one core. accuracy: of
+the network as trained, the mean over seeds at the shortest and at the longest test words."""
+
+
+def table(tallies: Sequence[Tally]) -> Table:
+    """Lay out conditions, a line for each."""
+    lines = [(one.condition.column, one.condition.model, *cells(one)) for one in tallies]
+    return Table(HEAD, tuple(Line(line) for line in lines))
+
+
+def cells(tally: Tally) -> tuple[str, str, str, str]:
+    """Write the last four cells of a condition's line."""
+    if not tally.rows:
+        return (f"{len(tally.lost)} without result" if tally.lost else "–", "", "", "")
+    return _verdicts(tally), _attempts(tally), _cost(tally), _accuracy(tally)
+
+
+def _verdicts(tally: Tally) -> str:
+    done, planned = len(tally.rows), len(tally.condition.runs)
+    others = [
+        f"{count} {verdict}" for verdict, count in tally.verdicts.items() if verdict != "proven"
+    ]
+    if tally.lost:
+        others.append(f"{len(tally.lost)} without result")
+    if done + len(tally.lost) < planned:
+        others.append(f"{planned - done - len(tally.lost)} to do")
+    return f"{tally.proven} of {done}" + (f" ({', '.join(others)})" if others else "")
+
+
+def _attempts(tally: Tally) -> str:
+    if not tally.attempts:
+        return "–"
+    low, high = interval(tally.attempts)
+    share = f"{sum(tally.attempts)} of {len(tally.attempts)}"
+    return f"{share} ({accuracy_text(low)}–{accuracy_text(high)})"
+
+
+def _cost(tally: Tally) -> str:
+    spread = Spread.over(tally.seconds)
+    return f"{duration_text(spread.mean)}, {duration_text(spread.high)}"
+
+
+def _accuracy(tally: Tally) -> str:
+    ends = [Spread.over(tally.accuracy(length)) for length in (tally.lengths[0], tally.lengths[-1])]
+    return " … ".join(accuracy_text(spread.mean) for spread in ends)

@@ -1,0 +1,172 @@
+"""Suites whose runs are certified, and what they add up to."""
+
+import dataclasses
+import json
+
+import pytest
+
+from statemix.analysis import certify, load_certified
+from statemix.experiments.exactness.conditions import SUITES, Condition
+from statemix.experiments.exactness.rows import row_of
+from statemix.experiments.exactness.tally import interval, tally
+from statemix.experiments.recipes import exact
+from statemix.experiments.reproduction.plan import due, plan
+from statemix.experiments.reproduction.reproduce import fill
+from statemix.experiments.runner import Ended
+from statemix.experiments.store import Store, key
+from statemix.layers import LayerSpec
+from statemix.report.exactness import drawing, text
+from statemix.tasks import TaskSpec
+from statemix.training import (
+    BatchConfig,
+    EvaluationConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RuntimeConfig,
+    SearchConfig,
+)
+
+
+def changed(config, **parts):
+    return dataclasses.replace(config, **parts)
+
+
+def tiny(seed):
+    """A tracker of S_2 that is learned within a second or two, by the steps of the recipe."""
+    config = exact(TaskSpec("permutation", group="S_2", length=8))
+    (layer,) = config.model.layers
+    return changed(
+        config,
+        model=ModelConfig(
+            layers=(LayerSpec("bd_lru", **{**layer.options, "num_blocks": 4}),), hidden_size=16
+        ),
+        batches=BatchConfig(size=32),
+        optimizer=OptimizerConfig(learning_rate=1e-2),
+        schedules=dataclasses.replace(config.schedules, num_steps=60, warmup_steps=5),
+        search=dataclasses.replace(config.search, size=16, length=16, every=20),
+        evaluation=EvaluationConfig(test_size=20, validation_size=20, lengths=(32,)),
+        runtime=RuntimeConfig(device="cpu", num_threads=1),
+        seed=seed,
+    )
+
+
+def lstm(seed):
+    model = ModelConfig(layers=(LayerSpec("lstm"),), hidden_size=8)
+    schedules = dataclasses.replace(tiny(seed).schedules, num_steps=4, attributes=())
+    return changed(tiny(seed), model=model, schedules=schedules, search=SearchConfig())
+
+
+RECIPE = Condition("tiny", "S_2", "BD-LRU, recipe exact", tuple(map(tiny, range(2))))
+PEER = Condition("tiny", "S_2", "LSTM", (lstm(0),))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The store of a small suite, and the folder of its runs."""
+    folder = tmp_path_factory.mktemp("exactness")
+    store = Store(folder / "runs.jsonl")
+    planned = plan([RECIPE, PEER], folder)
+    fill(planned, store, num_workers=1, row_of=row_of)
+    assert due(planned, store.rows(), retry=False) == []
+    return store, folder
+
+
+def test_rows_have_certificates_and_proven_networks_are_kept(trained):
+    store, folder = trained
+    rows = store.rows()
+    for config in RECIPE.runs:
+        row = rows[key(config)]
+        assert row["certificate"]["verdict"] == "proven"
+        assert row["attempts"][-1]["passed"]
+        assert row["certify_s"] > 0
+        stored = json.loads((folder / key(config) / "certificate.json").read_text())
+        assert stored["verdict"] == "proven"
+        network = load_certified(folder / key(config))
+        assert certify(network, config.build_task().automaton()).verdict == "proven"
+    peer = rows[key(PEER.runs[0])]
+    assert peer["certificate"]["verdict"] != "proven"
+    assert peer["attempts"] == []
+
+
+def test_a_run_without_a_result_has_a_row_without_a_certificate(trained, tmp_path):
+    job = plan([RECIPE], tmp_path)[0].job
+    row = row_of(Ended(job, "diverged", "loss must be finite"))
+    assert row["status"] == "diverged"
+    assert "certificate" not in row
+    rows = {key(RECIPE.runs[0]): row}
+    found = tally(RECIPE, rows)
+    assert (found.rows, found.lost) == ({}, ("diverged",))
+    assert text.cells(found)[0] == "1 without result"
+    both = tally(RECIPE, trained[0].rows() | rows)
+    assert text.cells(both)[0] == "1 of 1 (1 without result)"
+
+
+def test_a_tally_counts_runs_attempts_and_seconds(trained):
+    rows = trained[0].rows()
+    found = tally(RECIPE, rows)
+    assert (found.proven, found.verdicts["refuted"]) == (2, 0)
+    assert len(found.attempts) == sum(len(rows[name]["attempts"]) for name in found.rows)
+    assert sum(found.attempts) == 2
+    assert found.seconds == [
+        row["time_s"] + row["certify_s"] for row in (rows[key(run)] for run in RECIPE.runs)
+    ]
+    assert found.lengths == [8, 32]
+    assert len(found.accuracy(32)) == 2
+    one = tally(RECIPE, {key(RECIPE.runs[1]): rows[key(RECIPE.runs[1])]})
+    assert text.cells(one)[0] == "1 of 1 (1 to do)"
+
+
+def test_the_table_has_a_line_for_each_condition(trained):
+    rows = trained[0].rows()
+    table = text.table([tally(RECIPE, rows), tally(PEER, rows)])
+    assert table.lines[0].cells[:3] == ("S_2", "BD-LRU, recipe exact", "2 of 2")
+    peer = table.lines[1].cells
+    assert peer[2].startswith("0 of 1 (1 ")
+    assert peer[3] == "–"
+    empty = text.table([tally(RECIPE, {})]).lines[0].cells
+    assert empty == ("S_2", "BD-LRU, recipe exact", "–", "", "", "")
+
+
+def test_the_figure_has_a_panel_for_each_model(trained):
+    rows = trained[0].rows()
+    found = drawing.panels([tally(RECIPE, rows), tally(PEER, rows)])
+    assert [panel.title for panel in found] == ["BD-LRU, recipe exact", "LSTM"]
+    (series,) = found[0].series
+    assert series.label == "S_2"
+    row = rows[key(RECIPE.runs[0])]
+    accuracies = {
+        float(length): heads["product"]["token_accuracy"] for length, heads in row["test"].items()
+    }
+    assert series.runs[0] == accuracies
+    assert list(series.runs[0]) == [8.0, 32.0]
+
+
+@pytest.mark.parametrize(
+    ("passed", "of", "expected"),
+    [(10, 10, (0.7225, 1.0)), (0, 10, (0.0, 0.2775)), (5, 10, (0.2366, 0.7634))],
+)
+def test_intervals_are_those_of_the_literature(passed, of, expected):
+    # Newcombe (1998), "Two-sided confidence intervals for the single proportion", method 3.
+    found = interval([True] * passed + [False] * (of - passed))
+    assert found == pytest.approx(expected, abs=1e-4)
+
+
+def test_no_attempt_has_no_interval():
+    with pytest.raises(ValueError, match="passed must not be empty"):
+        interval([])
+
+
+def test_the_suite_trains_every_group_with_twenty_seeds():
+    (suite,) = SUITES.values()
+    recipe = [one for one in suite.conditions if one.model == "BD-LRU, recipe exact"]
+    assert [one.column for one in recipe] == ["S_3 from 250 words", "S_3", "S_4", "A_5", "S_5"]
+    for condition in recipe:
+        assert [config.seed for config in condition.runs] == list(range(20))
+        for config in condition.runs:
+            assert config.build_task().length == 16
+            assert config.model == exact(config.task).model
+            assert config.search == exact(config.task).search
+            assert config.schedules == exact(config.task).schedules
+            assert max(config.evaluation.lengths) == 1_048_576
+    keys = [key(config) for condition in suite.conditions for config in condition.runs]
+    assert len(keys) == len(set(keys))

@@ -1,16 +1,26 @@
 """The demo's suites: one protocol, results that survive interruption, and a summary for readers."""
 
 import dataclasses
+import itertools
 import json
 
 import pytest
 
 from statemix.experiments import demo
+from statemix.experiments.demo import LSTM
+from statemix.experiments.recipes import RECIPES, exact
+from statemix.experiments.suite import Network
 from statemix.layers.registry import LAYERS
 from statemix.models import SyntheticModel
 from statemix.settings import RequestError
 from statemix.tasks import TaskSpec
-from statemix.training import AttributeSchedule
+from statemix.training import (
+    AttributeSchedule,
+    ModelConfig,
+    RunConfig,
+    ScheduleConfig,
+    SearchConfig,
+)
 
 NUM_STEPS = 6
 
@@ -58,6 +68,15 @@ def test_runs_of_a_suite_differ_in_layer_seed_and_what_the_layer_allows_only(gro
     jobs = suite.jobs(tmp_path)
     assert len({job.folder for job in jobs}) == len(jobs)
     protocol = suite.protocol
+    by_recipe = [bool(network.recipe) for network, _ in suite.members]
+    for job in itertools.compress(jobs, by_recipe):
+        expected = exact(protocol.task)
+        for part in ("task", "model", "optimizer", "schedules", "search"):
+            assert getattr(job.config, part) == getattr(expected, part)
+        for part in ("evaluation", "runtime"):
+            assert getattr(job.config, part) == getattr(protocol, part)
+    assert [job.config.seed for job in jobs] == [seed for _, seed in suite.members]
+    jobs = [job for job, recipe in zip(jobs, by_recipe, strict=True) if not recipe]
     bare = {
         json.dumps(
             dataclasses.replace(
@@ -105,7 +124,7 @@ def test_the_first_suite_is_the_one_that_the_page_describes():
     assert (config.build_task().length, *config.evaluation.lengths) == (16, *lengths)
 
 
-@pytest.mark.parametrize("group", list(demo.SUITES))
+@pytest.mark.parametrize("group", ["S_3", "S_5"])
 def test_the_paper_has_a_number_for_every_network(group):
     suite = demo.SUITES[group]
     known = {row["network"] for row in suite.published["rows"]}
@@ -140,6 +159,7 @@ def test_summary_has_a_row_for_every_run_beside_its_setting(tiny, tmp_path):
         "duration": 2,
         "sharpening": {"begin": 1.0, "finish": 1.8, "end": 0.125, "without": ["LSTM"]},
         "test_words": {"16": 8, "24": 6, "40": 4},
+        "recipes": {},
     }
     assert summary["protocol"]["optimizer"]["learning_rate"] == 1e-3
     assert "layers" not in summary["protocol"]["model"]
@@ -239,3 +259,20 @@ def test_workers_give_the_same_results_as_one_process(tiny, tmp_path):
         assert [step for who, kind, step in events if (who, kind) == (name, "step")] == list(
             range(1, NUM_STEPS + 1)
         )
+
+
+def test_a_network_may_be_trained_by_a_recipe(tiny, tmp_path, monkeypatch):
+    def recipe(task):
+        search = SearchConfig(attempts=2, max_steps=1, accept_last=1.0)
+        model = ModelConfig(layers=LSTM.layers, hidden_size=4)
+        return RunConfig(task=task, model=model, schedules=ScheduleConfig(epochs=1), search=search)
+
+    monkeypatch.setitem(RECIPES, "exact", recipe)
+    suite = dataclasses.replace(
+        tiny, networks=(tiny.networks[0], Network(LSTM.layers, recipe="exact"))
+    )
+    summary = run(suite, tmp_path)
+    assert [row["attempts"] for row in summary["runs"]] == [None, 2]
+    assert summary["setting"]["recipes"] == {"LSTM": "exact"}
+    assert summary["setting"]["sharpening"]["without"] == []
+    assert all(row["certificate"]["verdict"] for row in summary["runs"])

@@ -11,6 +11,7 @@ from statemix import provenance
 from statemix.experiments import published, results
 from statemix.experiments.certificates import certificate
 from statemix.experiments.published import Published
+from statemix.experiments.recipes import RECIPES
 from statemix.experiments.results import Row
 from statemix.experiments.runner import Ended, Ending, Job, run_all
 from statemix.experiments.suite import Network, Suite, check_folders
@@ -25,6 +26,7 @@ from statemix.training import (
     RunConfig,
     RuntimeConfig,
     ScheduleConfig,
+    load_outcome,
 )
 from statemix.training.evaluation import sequences_at
 
@@ -34,10 +36,10 @@ class DemoSuite(Suite):
     """A suite on one permutation group.
 
     Attributes:
-        published: numbers of the paper, for comparison.
+        published: numbers of the paper, for comparison; None if it has none.
     """
 
-    published: Published
+    published: Published | None
 
 
 class Sharpening(TypedDict):
@@ -66,6 +68,8 @@ class Setting(TypedDict):
     sharpening: Sharpening | None
     # Word length, as text, to the number of test words.
     test_words: dict[str, int]
+    # Network, by its label, to the recipe by which it is trained instead.
+    recipes: dict[str, str]
 
 
 class DemoRow(Row):
@@ -73,6 +77,8 @@ class DemoRow(Row):
 
     # As ``Certified.to_plain``; None without a result.
     certificate: dict[str, Any] | None
+    # Attempts from new weights; None without a search or a result.
+    attempts: int | None
 
 
 class Summary(TypedDict):
@@ -80,9 +86,10 @@ class Summary(TypedDict):
 
     runs: list[DemoRow]
     setting: Setting
-    # The configuration of all runs, without network and seed, as nested tables.
+    # The configuration of all runs but those by a recipe, without network and seed, as nested
+    # tables.
     protocol: dict[str, Any]
-    published: Published
+    published: Published | None
     environment: dict[str, Any]
     time_s: float
 
@@ -93,6 +100,16 @@ def bd_lru(num_blocks: int, block_size: int) -> Network:
 
 
 LSTM = Network((LayerSpec("lstm"),))
+
+
+def _by_recipe(recipe: str, task: TaskSpec) -> Network:
+    return Network(RECIPES[recipe](task).model.layers, recipe=recipe)
+
+
+def _task(group: str) -> TaskSpec:
+    """Return the task of a group on fresh words."""
+    return TaskSpec("permutation", group=group)
+
 
 _PROTOCOL = RunConfig(
     model=ModelConfig(hidden_size=128, bos=True),
@@ -134,12 +151,17 @@ SUITES = {
         ),
         published=published.permutation("s3_250", "S_3 from 250 examples"),
     ),
-    # All block sizes have 100 entries of state.
     "S_5": DemoSuite(
-        networks=(bd_lru(20, 5), bd_lru(100, 1), LSTM),
+        networks=(_by_recipe("exact", _task("S_5")), bd_lru(100, 1), LSTM),
         seeds=(0, 1),
-        protocol=_protocol(TaskSpec("permutation", group="S_5"), num_steps=3000, every=100),
+        protocol=_protocol(_task("S_5"), num_steps=3000, every=100),
         published=published.permutation("s5_100k", "S_5 from 100,000 examples"),
+    ),
+    "A_5": DemoSuite(
+        networks=(_by_recipe("exact", _task("A_5")), bd_lru(100, 1), LSTM),
+        seeds=(0, 1),
+        protocol=_protocol(_task("A_5"), num_steps=2000, every=100),
+        published=None,
     ),
 }
 
@@ -182,10 +204,18 @@ def run(
         on_end=on_end,
     )
     rows: list[DemoRow] = [
-        {**row, "certificate": certificate(job.folder) if row["status"] == "done" else None}
+        _certified(row, job.folder)
         for row, job in zip(results.rows(suite, folder, ended), jobs, strict=True)
     ]
     return summarize(suite, rows, results.environment(jobs))
+
+
+def _certified(row: Row, folder: Path) -> DemoRow:
+    """Return the row of a run with its certificate and its number of attempts."""
+    if row["status"] != "done":
+        return {**row, "certificate": None, "attempts": None}
+    attempts = len(load_outcome(folder).attempts) or None
+    return {**row, "certificate": certificate(folder), "attempts": attempts}
 
 
 def summarize(
@@ -231,6 +261,7 @@ def _setting(suite: DemoSuite, config: RunConfig) -> Setting:
         "duration": duration,
         "sharpening": _sharpening(suite, duration),
         "test_words": {str(length): words[length] for length in sorted(words)},
+        "recipes": {one.label: one.recipe for one in suite.networks if one.recipe},
     }
 
 
@@ -244,7 +275,7 @@ def _sharpening(suite: DemoSuite, duration: int) -> Sharpening | None:
                 "without": [
                     network.label
                     for network in suite.networks
-                    if schedule.attribute not in network.schedulable
+                    if not network.recipe and schedule.attribute not in network.schedulable
                 ],
             }
     return None

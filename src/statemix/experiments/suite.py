@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from statemix.experiments.recipes import RECIPES
 from statemix.experiments.runner import Job
 from statemix.layers import LayerSpec
 from statemix.layers.registry import LAYERS
@@ -22,6 +23,8 @@ class Network:
     Attributes:
         layers: sequence layers. The first one sets the colour of the network in figures.
         label: name in tables and figures; empty means the labels of the layers.
+        recipe: name of the recipe by which it is trained instead of the suite's protocol
+            (:data:`statemix.experiments.recipes.RECIPES`); empty means the protocol.
 
     Example:
         >>> network = Network((LayerSpec("bd_lru", num_blocks=64, block_size=3),))
@@ -31,6 +34,7 @@ class Network:
 
     layers: tuple[LayerSpec, ...]
     label: str = ""
+    recipe: str = ""
 
     def __post_init__(self) -> None:
         if not self.label:
@@ -55,8 +59,16 @@ class Network:
     def configured(self, protocol: RunConfig, seed: int) -> RunConfig:
         """Configure one run: the protocol with this network and this seed.
 
-        Attributes that this network cannot schedule are left out.
+        Attributes that this network cannot schedule are left out. With a recipe, only the task, the
+        evaluation and the runtime are the protocol's.
         """
+        if self.recipe:
+            return dataclasses.replace(
+                RECIPES[self.recipe](protocol.task),
+                evaluation=protocol.evaluation,
+                runtime=protocol.runtime,
+                seed=seed,
+            )
         schedules, evaluation = protocol.schedules, protocol.evaluation
         followed = tuple(s for s in schedules.attributes if s.attribute in self.schedulable)
         values = {k: v for k, v in evaluation.attributes.items() if k in self.schedulable}

@@ -47,6 +47,7 @@ def row(network, seed):
         "num_parameters": 1000,
         "time_s": 12.55,
         "certificate": {"verdict": "open"},
+        "attempts": None,
     }
 
 

@@ -76,11 +76,25 @@ def test_gates_that_keep_their_temperature_are_not_said_to_sharpen(summary, with
 
 def test_another_group_has_its_own_page(without_pictures, tmp_path):
     suite = demo.SUITES["S_5"]
-    rows = [{**row, "certificate": None} for row in results.rows(suite, tmp_path)]
+    missing = {"certificate": None, "attempts": None}
+    rows = [{**row, **missing} for row in results.rows(suite, tmp_path)]
     html = page.render(demo.summarize(suite, rows), COMMAND)
     assert "S<sub>5</sub>" in html
     assert "fresh words in every batch" in html
     assert "BD-LRU m=5, seed 1 is missing: not trained yet" in html
+    assert "BD-LRU m=5 by the recipe exact: no start token" in html
+    assert "One protocol for all networks" not in html
+
+
+def test_a_group_that_the_paper_lacks_has_no_column_of_the_papers(without_pictures, tmp_path):
+    suite = demo.SUITES["A_5"]
+    missing = {"certificate": None, "attempts": 3}
+    rows = [{**row, **missing} for row in results.rows(suite, tmp_path)]
+    html = page.render(demo.summarize(suite, rows), COMMAND)
+    assert "A<sub>5</sub>" in html
+    assert 'class="paper"' not in html
+    assert "The paper has no results on this group." in html
+    assert "attempts needed: 3, 3" in html
 
 
 def test_runs_without_a_result_are_listed_with_their_reason(summary, html, lose):

@@ -18,8 +18,13 @@ def test_cells_hold_mean_and_range_over_seeds(summary):
 
 
 def test_networks_without_a_published_number_get_a_dash(summary):
-    summary["published"]["rows"] = []
+    summary["published"]["rows"] = [{"network": "Mamba2", "accuracy": 0.3}]
     assert scores.table(summary).lines[1].cells == ("  paper", "–", "–", "–", "–")
+
+
+def test_without_a_paper_there_is_no_line_of_it(summary):
+    summary["published"] = None
+    assert [line.cells[0] for line in scores.table(summary).lines][:2] == ["16", "64"]
 
 
 def test_plain_lines_hold_every_length_and_network(summary):

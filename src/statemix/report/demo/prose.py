@@ -40,6 +40,8 @@ def protocol(summary: Summary) -> list[tuple[str, str]]:
     ]
     if setting["sharpening"] is not None:
         lines.append(("Gates", _sharpening(setting)))
+    if setting["recipes"]:
+        lines.append(("By a recipe instead", _recipes(summary)))
     lines.append(("Tests", "the last weights, on words from a separate split"))
     return lines
 
@@ -74,6 +76,21 @@ def _sharpening(setting: Setting) -> str:
     return text
 
 
+def _recipes(summary: Summary) -> str:
+    """Describe what recipes change, and how many attempts their runs have needed."""
+    found = []
+    for label, name in summary["setting"]["recipes"].items():
+        runs = [run for run in summary["runs"] if run["network"] == label]
+        attempts = [str(run["attempts"]) for run in runs if run["attempts"]]
+        needed = f"; attempts needed: {', '.join(attempts)}" if attempts else ""
+        found.append(
+            f"{label} by the recipe {name}: no start token but a learned initial state, input "
+            "gates that begin closed, attempts from new weights until one still answers words of "
+            f"64 elements, then sharpening{needed}"
+        )
+    return "; ".join(found)
+
+
 def _fraction(value: float) -> str:
     fraction = Fraction(value).limit_denominator(1000)
     return str(fraction) if fraction.numerator == 1 else f"{value:g}"
@@ -82,6 +99,8 @@ def _fraction(value: float) -> str:
 def differences(summary: Summary) -> list[str]:
     """List how the runs differ from the paper's."""
     setting, published = summary["setting"], summary["published"]
+    if published is None:
+        return ["The paper has no results on this group."]
     found = [
         f"The paper's column is for {published['setting']}: {published['metric'].split(';')[0]}. "
         "Ours is the mean over seeds at one learning rate, with the last weights: nothing is "
@@ -113,7 +132,7 @@ def differences(summary: Summary) -> list[str]:
         )
     else:
         found.append(
-            "The protocol was chosen for the BD-LRU; the other networks are not tuned. Their rows "
-            "show this protocol, not what other settings or more steps would achieve."
+            "Recipe and protocol were chosen for BD-LRUs; the other networks are not tuned. Their "
+            "rows show this protocol, not what other settings or more steps would achieve."
         )
     return found

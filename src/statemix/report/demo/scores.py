@@ -40,8 +40,9 @@ def pivot(summary: Summary) -> Pivot:
 
 
 def published(summary: Summary) -> dict[str, float]:
-    """Network -> the paper's number at the training length."""
-    return {row["network"]: row["accuracy"] for row in summary["published"]["rows"]}
+    """Network -> the paper's number at the training length; empty if the paper has none."""
+    found = summary["published"]
+    return {row["network"]: row["accuracy"] for row in found["rows"]} if found else {}
 
 
 def missing(summary: Summary) -> list[str]:
@@ -65,7 +66,7 @@ def table(summary: Summary) -> Table:
     for length in lengths(summary):
         texts = (cells[label, str(length)].text for label in labels)
         lines.append(Line((f"{length:,}", *texts)))
-        if length == train_length:
+        if length == train_length and known:
             numbers = (published_text(known.get(label)) for label in labels)
             lines.append(Line(("  paper", *numbers), quiet=True))
     if missing(summary):

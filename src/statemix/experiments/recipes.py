@@ -62,7 +62,7 @@ def exact(task: TaskSpec) -> RunConfig:
             ),
         ),
         batches=BatchConfig(size=_BATCH_SIZE),
-        optimizer=OptimizerConfig(learning_rate=1e-3),
+        optimizer=OptimizerConfig(learning_rate=2e-3),
         schedules=ScheduleConfig(
             num_steps=_STEPS if fresh else None,
             epochs=None if fresh else -(-_STEPS // steps_per_epoch),

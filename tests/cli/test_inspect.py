@@ -9,7 +9,9 @@ import torch
 
 from statemix.analysis import actions
 from statemix.cli.main import main
+from statemix.report.inspection import race
 from statemix.training import load_model, load_outcome
+from statemix.training.folder import read_metrics
 
 
 @pytest.fixture
@@ -37,7 +39,7 @@ def test_pictures_and_numbers_lie_in_the_folder_of_the_run(run, capsys):
     text = capsys.readouterr().out
     folder = run / "inspect"
     names = {"eigenvalues-0.png", "gates-0.png", "mixing-0.png", "block-attention-0.png"}
-    names |= {"actions.png"}
+    names |= {"actions.png", "representations.png"}
     assert {path.name for path in folder.iterdir()} == names | {"numbers.json"}
     assert all((folder / name).read_bytes()[1:4] == b"PNG" for name in names)
     found = numbers(folder)
@@ -69,6 +71,30 @@ def test_the_learned_automaton_is_told_and_kept(run, hybrid, tmp_path, capsys):
     assert "with gates of 0 and 1" not in capsys.readouterr().out
     assert numbers(tmp_path / "hybrid")["actions"] == []
     assert not (tmp_path / "hybrid" / "actions.png").exists()
+
+
+def test_the_race_of_representations_is_drawn_and_kept(run, tmp_path, capsys):
+    assert main(["inspect", str(run)]) == 0
+    rows = read_metrics(run)
+    names = ("step", "attempt", "representations")
+    kept = [{name: row[name] for name in names} for row in rows]
+    assert numbers(run / "inspect")["representations"] == kept
+    assert set(kept[0]["representations"]) == {"1'", "2"}
+    panel = race.draw(rows, "S_3").axes[0]
+    drawn = {line.get_label(): line.get_xydata().tolist() for line in panel.get_lines()}
+    points = [[row["step"], row["representations"]["2"]] for row in rows]
+    assert drawn["2, the points"] == points
+
+
+def test_a_run_that_kept_no_representations_has_no_race(run, tmp_path, capsys):
+    metrics = run / "metrics.jsonl"
+    rows = read_metrics(run)
+    for row in rows:
+        del row["representations"]
+    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["inspect", str(run)]) == 0
+    assert numbers(run / "inspect")["representations"] == []
+    assert not (run / "inspect" / "representations.png").exists()
 
 
 def test_the_eigenvalues_are_those_of_the_trained_gates(run):

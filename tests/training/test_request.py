@@ -16,6 +16,7 @@ from statemix.training import (
     RunConfig,
     RuntimeConfig,
     ScheduleConfig,
+    SearchConfig,
 )
 from statemix.training import request as requests
 from statemix.training.request import check_all_here
@@ -47,6 +48,7 @@ OTHERS = {
     "model": ModelConfig(layers=CONFIG.model.layers, hidden_size=4),
     "batches": BatchConfig(size=7),
     "schedules": ScheduleConfig(epochs=3),
+    "search": SearchConfig(attempts=2),
     "evaluation": EvaluationConfig(test_size=11, validation_size=10),
     "runtime": RuntimeConfig(num_threads=1, device="cpu", precision="64-true"),
     "imports": ("json",),

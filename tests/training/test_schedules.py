@@ -12,6 +12,7 @@ from statemix.training.schedules import (
     learning_rate,
     schedulable,
     scheduled_value,
+    warmup,
 )
 
 
@@ -34,8 +35,12 @@ def test_cosine_falls_per_step_on_fresh_examples():
 
 def test_constant_stays_after_a_linear_warmup():
     config = ScheduleConfig(learning_rate="constant", warmup_steps=4)
-    rates = [learning_rate(1e-3, config, step, 10, steps_per_epoch=1) for step in range(6)]
+    rates = [
+        learning_rate(1e-3, config, step, 10, steps_per_epoch=1) * warmup(config, step)
+        for step in range(6)
+    ]
     assert rates == pytest.approx([2.5e-4, 5e-4, 7.5e-4, 1e-3, 1e-3, 1e-3])
+    assert warmup(ScheduleConfig(), 0) == 1
 
 
 def sharpening(**changes):

@@ -23,6 +23,19 @@ _UNITS = 4
 
 
 @dataclass(frozen=True)
+class Race:
+    """The representations of a group in the transitions, during training.
+
+    Attributes:
+        group: name of the group.
+        rows: rows of the run's metrics that hold them.
+    """
+
+    group: str
+    rows: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
 class Inspect:
     """Show what the layers of a trained model do on example sequences, and what it has learned.
 
@@ -34,6 +47,9 @@ class Inspect:
     Of a model of one BD-LRU with softmax gates, the automaton is read off that it becomes when
     every gate is set to 0 or 1: which entries each token copies, which blocks track the task, and
     which repeat others.
+
+    For a permutation group, a picture shows the race that decides whether it can be tracked: the
+    share of each irreducible representation in the transitions, during training.
 
     statemix inspect runs/s3 --sequences 1
     """
@@ -100,6 +116,7 @@ class Inspect:
         self._write(
             layers,
             learned,
+            self._race(task),
             {
                 f"sequence {self.start + place}": row[:length].tolist()
                 for place, (row, length) in enumerate(zip(tokens, lengths, strict=True))
@@ -110,6 +127,17 @@ class Inspect:
         else:
             told = sentences(learned, judged=automaton is not None) if learned else []
             self._print(layers, told)
+
+    def _race(self, task: "Task") -> "Race | None":
+        """Return the representations of the task's group during training, if the run kept them."""
+        from statemix.tasks.permutation import Permutation
+        from statemix.training.folder import read_metrics
+
+        if not isinstance(task, Permutation):
+            return None
+        # Absent in runs of versions that did not keep them.
+        rows = [row for row in read_metrics(self.folder) if row.get("representations")]
+        return Race(task.group.name, rows) if rows else None
 
     def _check(self) -> None:
         for name, most in (("sequences", _MOST_SEQUENCES), ("tokens", _MOST_TOKENS)):
@@ -150,12 +178,14 @@ class Inspect:
         self,
         layers: "list[LayerNumbers]",
         learned: "list[BlockActions]",
+        race: "Race | None",
         tokens: dict[str, list[int]],
     ) -> None:
         from statemix.report import page
         from statemix.report.figures import DPI, png
         from statemix.report.inspection import actions
         from statemix.report.inspection.pictures import pictures
+        from statemix.report.inspection.race import draw as draw_race
 
         files.open_for_append("output", self._folder / NUMBERS)
         numbers = {
@@ -166,11 +196,18 @@ class Inspect:
             "tokens": tokens,
             "layers": layers,
             "actions": learned,
+            "representations": [
+                {name: row[name] for name in ("step", "attempt", "representations")}
+                for row in (race.rows if race else [])
+            ],
         }
         contents = {name: png(drawn, DPI) for name, drawn in pictures(layers, tokens)}
         if actions.drawable(learned):
             drawn = actions.draw(learned, title="layer 0: the entry that each entry copies")
             contents["actions.png"] = png(drawn, DPI)
+        if race is not None:
+            drawn = draw_race(race.rows, race.group)
+            contents["representations.png"] = png(drawn, DPI)
         contents[NUMBERS] = (json.dumps(numbers) + "\n").encode()
         page.write(self._folder, contents)
 

@@ -11,6 +11,7 @@ from statemix.tasks.permutation import Permutation
 from statemix.training import (
     AttributeSchedule,
     BatchConfig,
+    EvaluationConfig,
     ModelConfig,
     OptimizerConfig,
     RunConfig,
@@ -22,6 +23,8 @@ _BATCH_SIZE = 128
 # Optimiser steps of sharpening, after the search.
 _STEPS = 700
 _SHARP = 1 / 8
+# Steps between evaluations: often enough to see an attempt leave its plateau.
+_EVERY = 50
 
 
 def exact(task: TaskSpec) -> RunConfig:
@@ -78,6 +81,7 @@ def exact(task: TaskSpec) -> RunConfig:
             accept_last=(1 + chance) / 2,
             attributes=Assignments(gate_temperature=_SHARP),
         ),
+        evaluation=EvaluationConfig(every=_EVERY if fresh else -(-_EVERY // steps_per_epoch)),
     )
 
 

@@ -33,6 +33,7 @@ from statemix.training.outcome import (
     save_outcome,
 )
 from statemix.training.parts import Evaluators, build_model, build_trainer
+from statemix.training.representations import representations
 from statemix.training.request import check_here, request
 from statemix.training.schedules import attributes_set
 from statemix.training.search import Search
@@ -291,6 +292,7 @@ class _Run:
         row = {
             **now.to_plain(),
             "attempt": len(self.search.attempts) or None,
+            "representations": representations(self.model, self.task),
             "validation_at": {str(length): to_plain(heads) for length, heads in further.items()},
             "train": averages,
             "learning_rate": self.trainer.learning_rate(max(step - 1, 0)),

@@ -1,0 +1,43 @@
+"""Which representations of a group the gates hold: the race that decides what can be tracked."""
+
+import torch
+
+from statemix.layers.gated_recurrence import GatedRecurrence
+from statemix.models import SyntheticModel
+from statemix.tasks import Task
+from statemix.tasks.irreps import shares
+from statemix.tasks.permutation import Permutation
+
+# Entries of the transitions of one token; more would slow evaluations.
+_MOST_ENTRIES = 10_000
+
+
+@torch.no_grad()
+def representations(model: SyntheticModel, task: Task) -> dict[str, float]:
+    r"""Split the transitions of a model's first layer by irreducible representation of the group.
+
+    The table of transitions :math:`A(g)`, one for each token g, is a function on the group. Only
+    the part that belongs to the group's action on its points can be sharpened into permutations; a
+    network whose gates hold another part tracks short words alone.
+
+    Args:
+        model: the model.
+        task: its task.
+
+    Returns:
+        Name of each representation but the constant one
+        (:func:`statemix.tasks.irreps.components`) -> its share of the table's energy; empty if the
+        task is not about a group, the first layer has no gates of its own, or they are too many.
+    """
+    layer = model.get_submodule("blocks.0.layer")
+    if not isinstance(task, Permutation) or not isinstance(layer, GatedRecurrence):
+        return {}
+    x = model.get_submodule("blocks.0.norm")(model.embedding.weight[: task.group.order])
+    recurrence = layer.recurrence(x[:1].unsqueeze(0))
+    assert recurrence is not None
+    if recurrence.transitions.numel() > _MOST_ENTRIES:
+        return {}
+    recurrence = layer.recurrence(x.unsqueeze(0))
+    assert recurrence is not None
+    table = recurrence.transitions[0].flatten(1).double().cpu().numpy()
+    return shares(table, task.group.name)

@@ -1,0 +1,84 @@
+"""Isotypic components of groups, against their characters and the laws of representations."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from statemix.tasks.groups import NAMES, group
+from statemix.tasks.irreps import components, shares
+
+# Dimensions of the irreducible representations, from the literature (for instance Serre, chapter 5;
+# Fulton and Harris, "Representation Theory", section 3.1).
+DIMENSIONS = {
+    "S_2": [1, 1],
+    "S_3": [1, 1, 2],
+    "S_4": [1, 1, 2, 3, 3],
+    "A_5": [1, 3, 3, 4, 5],
+    "S_5": [1, 1, 4, 4, 5, 5, 6],
+}
+# The representation that permutations of the points act by, without its constant part.
+ACTION = {"S_2": "1'", "S_3": "2", "S_4": "3", "A_5": "4", "S_5": "4"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_components_are_those_of_the_literature(name):
+    found = components(name)
+    dimensions = DIMENSIONS[name]
+    assert [int(part.name.rstrip("'")) for part in found] == dimensions
+    assert len({part.name for part in found}) == len(found)
+    sizes = [round(np.trace(part.projector)) for part in found]
+    assert sizes == [dimension**2 for dimension in dimensions]
+    assert np.allclose(found[0].projector, 1 / group(name).order)
+    assert np.allclose(sum(part.projector for part in found), np.eye(group(name).order))
+    for one, other in itertools.combinations(found, 2):
+        assert np.allclose(one.projector @ other.projector, 0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_components_are_invariant_under_the_group_from_both_sides(name):
+    table = group(name).table
+    rng = np.random.default_rng(0)
+    f = rng.normal(size=len(table))
+    for part in components(name):
+        inside = part.projector @ f
+        for h in rng.integers(len(table), size=3):
+            for moved in (inside[table[h]], inside[table[:, h]]):
+                assert np.allclose(part.projector @ moved, moved)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_action_on_the_points_has_a_component_of_its_own(name):
+    (acting,) = [part.name for part in components(name) if part.acts]
+    # Of two components of one dimension, the one whose character is larger at a transposition.
+    points = np.array(group(name).elements)
+    # Row g is the permutation matrix of g, without what all have in common.
+    matrices = (points[:, :, None] == np.arange(1, points.shape[1] + 1)).reshape(len(points), -1)
+    found = shares(matrices.astype(float), name)
+    assert found[acting] == pytest.approx(1)
+    assert acting == ACTION[name]
+
+
+def test_the_sign_is_the_other_representation_of_dimension_one():
+    points = np.array(group("S_4").elements)
+    signs = np.array([np.linalg.det(np.eye(4)[row - 1]) for row in points])
+    assert shares(signs[:, None], "S_4")["1'"] == pytest.approx(1)
+
+
+def test_shares_of_noise_are_as_large_as_the_components():
+    table = np.random.default_rng(1).normal(size=(60, 4000))
+    expected = {"3": 9 / 59, "3'": 9 / 59, "4": 16 / 59, "5": 25 / 59}
+    found = shares(table, "A_5")
+    assert found == pytest.approx(expected, abs=0.01)
+    assert sum(found.values()) == pytest.approx(1)
+    assert shares(table + 7.0, "A_5") == pytest.approx(found)
+
+
+def test_equal_rows_have_no_shares():
+    assert set(shares(np.ones((6, 2)), "S_3").values()) == {0.0}
+
+
+@pytest.mark.parametrize("shape", [(5, 2), (6,), (7, 2)])
+def test_a_table_of_another_shape_is_refused(shape):
+    with pytest.raises(ValueError, match=r"table must have shape \(6, columns\), got"):
+        shares(np.ones(shape), "S_3")

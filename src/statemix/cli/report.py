@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Report:
     """Show what the results stores hold beside the numbers of the paper.
 
-    "page" writes one self-contained HTML page with all tables, figures and runs. "cells" prints
-    every cell of the paper's tables that has results, "claims" the paper's claims with the
+    "page" writes one self-contained HTML page with all tables, figures, suites and runs. "cells"
+    prints every cell of the paper's tables that has results, "claims" the paper's claims with the
     comparisons that decide them.
 
     A cell counts as measured if one setting has three seeds on each of its data sets. Where there

@@ -16,6 +16,7 @@ from statemix.experiments.reproduction.spectra import RunSpectrum
 from statemix.experiments.reproduction.tables import TABLES, Table
 from statemix.experiments.store import Row
 from statemix.report import figures, page
+from statemix.report.exactness import section as exactness
 from statemix.report.numbers import accuracy_text, duration_text
 from statemix.report.reproduction import drawing
 from statemix.report.reproduction.spectra import page_figures
@@ -73,6 +74,7 @@ def render(rows: Mapping[str, Row], spectra: Mapping[str, RunSpectrum] | None = 
             finding_text=finding_text,
             sections=list(_sections(rows)),
             figures=[*_figures(rows), *page_figures(rows, spectra or {})],
+            suites=list(exactness.sections(rows)),
             cell_text=cell_text,
             parts=partial(_parts, rows),
             machines=_machines(rows),

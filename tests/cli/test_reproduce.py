@@ -152,7 +152,7 @@ def test_a_figure_is_drawn_from_a_store_into_a_new_folder(capsys, tmp_path):
 def test_columns_and_models_choose_cells(capsys):
     options = ["--models", "BD-LRU m=2", "--columns", "s3", "--store", "other.jsonl"]
     assert main(["reproduce", "table4", "--dry-run", *options]) == 0
-    assert "1 cells, 3 runs, of which 0 are in other.jsonl" in capsys.readouterr().out
+    assert "1 cell, 3 runs, of which 0 are in other.jsonl" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def test_claims_are_run_and_printed_with_what_decides_them(capsys, monkeypatch):
     arguments = ["--workers", "1", "--models", "BD-LRU m=2"]
     assert main(["reproduce", "claims", *arguments]) == 0
     out = capsys.readouterr().out
-    assert "claims, protocol paper, size laptop: 1 cells, 3 runs" in out
+    assert "claims, protocol paper, size laptop: 1 cell, 3 runs" in out
     lines = out.splitlines()
     start = lines.index("open: small models fail (protocol paper)")
     assert lines[start + 1].startswith("  yes: BD-LRU m=2 (.")
@@ -380,7 +380,7 @@ def tiny_suite(monkeypatch):
 def test_a_suite_is_certified_and_nothing_is_repeated(capsys, tmp_path, tiny_suite):
     command = ["reproduce", "exact-groups", "--workers", "1"]
     assert main([*command, "--columns", "S_4"]) == 0
-    assert "exact-groups, with a protocol of its own: 1 cells, 2 runs" in capsys.readouterr().out
+    assert "exact-groups, with a protocol of its own: 1 cell, 2 runs" in capsys.readouterr().out
     assert main(command) == 0
     out = capsys.readouterr().out
     assert "2 cells, 4 runs, of which 2 are in reproduce/runs.jsonl" in out

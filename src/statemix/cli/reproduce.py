@@ -115,7 +115,7 @@ class Reproduce:
         from statemix.cli.studies import Choice, study
         from statemix.experiments.reproduction.reproduce import fill
         from statemix.experiments.store import Store
-        from statemix.report.numbers import duration_text
+        from statemix.report.numbers import counted, duration_text
         from statemix.training.config import chosen_device
         from statemix.training.replicas import USUAL
 
@@ -140,8 +140,8 @@ class Reproduce:
         workers = workers and min(workers, max(len(left), 1))
         num_runs = len(chosen.planned)
         console.print(
-            f"{self.what}, {chosen.heading}: {chosen.num_cells} cells, "
-            f"{num_runs} runs, of which {num_runs - len(left)} are in {store.path}"
+            f"{self.what}, {chosen.heading}: {counted(chosen.num_cells, 'cell')}, "
+            f"{counted(num_runs, 'run')}, of which {num_runs - len(left)} are in {store.path}"
         )
         seconds = _predicted(console, left)
         if left:

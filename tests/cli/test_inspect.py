@@ -97,6 +97,17 @@ def test_a_run_that_kept_no_representations_has_no_race(run, tmp_path, capsys):
     assert not (run / "inspect" / "representations.png").exists()
 
 
+def test_metrics_that_are_lost_or_damaged_stop_no_more_than_the_race(run, capsys):
+    metrics = run / "metrics.jsonl"
+    text = metrics.read_text()
+    metrics.write_text(text[:-5])
+    assert main(["inspect", str(run)]) == 2
+    assert "metrics.jsonl must hold a run's metrics, got: " in capsys.readouterr().err
+    metrics.unlink()
+    assert main(["inspect", str(run)]) == 0
+    assert numbers(run / "inspect")["representations"] == []
+
+
 def test_the_eigenvalues_are_those_of_the_trained_gates(run):
     assert main(["inspect", str(run), "--sequences", "1", "--start", "3"]) == 0
     found = numbers(run / "inspect")

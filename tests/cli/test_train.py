@@ -149,7 +149,7 @@ def test_a_run_reports_its_progress_and_prints_its_scores(tmp_path, tiny_argumen
 def test_the_attempts_of_a_search_are_counted(tmp_path, tiny_arguments, capsys):
     search = ["--search.attempts", "2", "--search.max-steps", "1", "--search.accept-last", "1"]
     assert main(["train", "--folder", str(tmp_path / "run"), *tiny_arguments, *search]) == 0
-    assert " steps in 2 attempts, " in capsys.readouterr().out
+    assert " steps in 2 attempts, none of which passed, " in capsys.readouterr().out
 
 
 def test_from_repeats_a_run_into_another_folder(tmp_path, finished_run):
@@ -528,6 +528,10 @@ def test_a_recipe_is_made_for_the_task_and_may_be_changed():
         (["--recipe", "exact", "--from", "x"], "--from and --recipe must not be given together"),
         (["--recipe", "exact", "--task", "recall"], "task must have a finite automaton"),
         (["--recipe", "--task", "recall"], "--recipe must have a value, got none"),
+        (
+            ["--recipe", "exact", "--grid", "task.group=S_3,S_4"],
+            "grid must not change the task of a recipe",
+        ),
     ],
 )
 def test_recipes_that_cannot_be_used_are_one_line(tmp_path, capsys, arguments, message):
@@ -537,3 +541,8 @@ def test_recipes_that_cannot_be_used_are_one_line(tmp_path, capsys, arguments, m
     assert re.search(message, text)
     assert len(text.splitlines()) == 1
     assert not folder.exists()
+
+
+def test_a_recipe_has_the_usual_help(capsys):
+    assert main(["train", "--recipe", "exact", "--help"]) == 0
+    assert "--search.attempts" in capsys.readouterr().out

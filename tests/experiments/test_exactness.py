@@ -66,7 +66,7 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("exactness")
     store = Store(folder / "runs.jsonl")
     planned = plan([RECIPE, PEER], folder)
-    fill(planned, store, num_workers=1, row_of=row_of)
+    fill(planned, store, num_workers=1, make_row=row_of)
     assert due(planned, store.rows(), retry=False) == []
     return store, folder
 
@@ -112,6 +112,9 @@ def test_a_tally_counts_runs_attempts_and_seconds(trained):
     ]
     assert found.lengths == [8, 32]
     assert len(found.accuracy(32)) == 2
+    name = key(RECIPE.runs[0])
+    without = {part: value for part, value in rows[name].items() if part != "certificate"}
+    assert len(tally(RECIPE, rows | {name: without}).rows) == 1
     one = tally(RECIPE, {key(RECIPE.runs[1]): rows[key(RECIPE.runs[1])]})
     assert text.cells(one)[0] == "1 of 1 (1 to do)"
 

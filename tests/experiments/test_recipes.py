@@ -36,6 +36,48 @@ def test_the_last_test_is_passed_half_way_between_guessing_and_certainty():
     assert exact(TaskSpec("permutation", group="A_5")).search.accept_last == pytest.approx(61 / 120)
 
 
+def test_the_recipe_is_the_one_that_was_measured():
+    assert exact(TaskSpec("permutation", group="S_4")).asked() == {
+        "task": {"name": "permutation", "group": "S_4"},
+        "model": {
+            "layers": [
+                {
+                    "name": "bd_lru",
+                    "num_blocks": 6,
+                    "block_size": 4,
+                    "initial_state": "learned",
+                    "initial_std": 1.0,
+                    "input_gate_bias": -6.0,
+                }
+            ]
+        },
+        "optimizer": {"learning_rate": 2e-3},
+        "schedules": {
+            "num_steps": 700,
+            "warmup_steps": 50,
+            "attributes": [
+                {
+                    "attribute": "gate_temperature",
+                    "end": 0.125,
+                    "finish": 0.7,
+                    "curve": "geometric",
+                }
+            ],
+        },
+        "search": {
+            "attempts": 8,
+            "length": 64,
+            "accept_last": 25 / 48,
+            "attributes": {"gate_temperature": 0.125},
+        },
+        "evaluation": {"every": 50},
+    }
+
+
+def test_attempts_are_tested_on_words_four_times_as_long():
+    assert exact(TaskSpec("permutation", length=128)).search.length == 512
+
+
 def test_tasks_without_an_automaton_are_refused():
     message = r"task must have a finite automaton \(permutation, parity, .*\), got compression"
     with pytest.raises(RequestError, match=message):

@@ -21,7 +21,7 @@ from statemix.experiments.reproduction.scores import score
 from statemix.experiments.reproduction.tables import TABLES, Cell, Column, Table
 from statemix.experiments.store import Store, key
 from statemix.tasks import TaskSpec
-from statemix.training import ScheduleConfig
+from statemix.training import ScheduleConfig, SearchConfig
 
 S3 = Data("S_3", TaskSpec("permutation", group="S_3", length=6, train_size=10), {"laptop": 2})
 S4 = Data("S_4", TaskSpec("permutation", group="S_4", length=6, train_size=10), {"laptop": 2})
@@ -314,6 +314,17 @@ def test_a_forecast_grows_with_the_steps_and_measures_a_network_once():
     assert 0 < short < long
     assert long == pytest.approx(one.seconds(longer), rel=1e-12)
     assert len(one._known) == 1
+
+
+def test_a_search_is_expected_to_take_an_attempt():
+    one = Forecast()
+    (config, *_) = next(trials("paper", "laptop", CONTENDERS["LSTM"], S3)).runs
+    # One step per epoch.
+    schedules = dataclasses.replace(config.schedules, epochs=100)
+    config = dataclasses.replace(config, schedules=schedules)
+    search = SearchConfig(attempts=3, max_steps=300)
+    ratio = one.seconds(dataclasses.replace(config, search=search)) / one.seconds(config)
+    assert ratio == pytest.approx(4, rel=0.1)
 
 
 def test_a_forecast_times_few_tokens_of_a_large_batch(monkeypatch):

@@ -836,8 +836,8 @@ TRAINING_FAULTS = [
     Fault(
         "search: an attempt is tested on its training length",
         TRAINING + "parts.py",
-        "search.size, search.length)",
-        "search.size)",
+        "                search.length,\n",
+        "                None,\n",
         _training("search"),
     ),
     Fault(

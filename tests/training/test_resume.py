@@ -11,6 +11,7 @@ import pytest
 
 from statemix.interrupts import SIGNALS
 from statemix.layers import LayerSpec
+from statemix.settings import Assignments
 from statemix.tasks import TaskSpec
 from statemix.training import (
     AttributeSchedule,
@@ -110,7 +111,18 @@ def whole(config, tmp_path):
 
 
 def test_killed_during_a_search(config, tmp_path):
-    search = SearchConfig(attempts=3, plateau=1.0, every=2, tests=2, accept=1.0, accept_last=1.0)
+    search = SearchConfig(
+        attempts=3,
+        max_steps=7,
+        plateau=0.999,
+        every=2,
+        tests=2,
+        accept=1.0,
+        accept_last=1.0,
+        length=9,
+        size=8,
+        attributes=Assignments(gate_temperature=0.5),
+    )
     config = dataclasses.replace(config, search=search)
     assert len(train(config, tmp_path / "whole").attempts) == 3
     moments, kills = random.Random(0), 0

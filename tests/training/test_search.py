@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from statemix.settings import SettingError
+from statemix.settings import RequestError, SettingError
 from statemix.training import (
     AttributeSchedule,
     SearchConfig,
@@ -66,11 +66,11 @@ def test_an_attempt_leaves_its_plateau_when_the_average_of_its_loss_does():
 def test_attempts_fail_their_last_test_or_on_the_plateau():
     config = SearchConfig(attempts=3, max_steps=40, every=5, tests=2, accept=0.9, accept_last=0.5)
     fails, stays = [2.0, *[0.0] * 20], [2.0] * 40
-    search, tested = led(config, [*fails, *stays, *fails, 1.0], [0.3, 0.5, 0.1, 0.6, 0.51])
+    search, tested = led(config, [*fails, *stays, *fails, 1.0], [0.3, 0.49, 0.1, 0.6, 0.5])
     assert search.attempts == [
-        Attempt(0, left=11, ended=21, accuracy=0.5),
+        Attempt(0, left=11, ended=21, accuracy=0.49),
         Attempt(21, left=None, ended=61, accuracy=0.1),
-        Attempt(61, left=72, ended=82, accuracy=0.51, passed=True),
+        Attempt(61, left=72, ended=82, accuracy=0.5, passed=True),
     ]
     assert tested == [16, 21, 61, 77, 82]
     assert (search.began, search.origin) == (61, 82)
@@ -85,6 +85,21 @@ def test_when_the_last_attempt_fails_the_schedules_begin_with_its_weights():
 def test_an_attempt_that_solves_the_task_at_once_passes_without_a_plateau():
     search, _ = led(SearchConfig(attempts=2, max_steps=3), [1.0] * 3, [0.6])
     assert search.attempts == [Attempt(0, None, 3, 0.6, passed=True)]
+
+
+def test_a_perfect_attempt_passes_the_strictest_test():
+    search, _ = led(SearchConfig(attempts=2, max_steps=3, accept_last=1.0), [1.0] * 3, [1.0])
+    assert search.attempts[-1].passed
+
+
+def test_an_attempt_that_diverges_has_failed_unless_it_is_the_last():
+    search = Search(SearchConfig(attempts=2))
+    assert search.gives_up(5)
+    assert search.attempts == [Attempt(0, ended=5)]
+    search.restart(5)
+    assert not search.gives_up(9)
+    assert search.attempts == [Attempt(0, ended=5), Attempt(5)]
+    assert not Search(SearchConfig()).gives_up(5)
 
 
 def test_a_search_continues_from_plain_data():
@@ -141,9 +156,10 @@ def test_attempts_are_in_the_outcome_the_metrics_and_the_events(searching, tmp_p
     # What a failed attempt has reached is not the run's best.
     assert min(outcome.best_test.step, outcome.test_at_best_validation.step) > first.ended
     said = [event.text for event in events if event.kind == "message"]
-    test = f"step {first.ended}: attempt 1 of 2, test accuracy {first.accuracy:.4f}"
-    assert said[1] == f"{test}: failed; new weights"
-    assert said[-1].endswith(": failed like all others, but the last one; the schedules begin")
+    test = f"attempt 1 of 2, accuracy {first.accuracy:.4f} on validation sequences"
+    assert said[1] == f"step {first.ended}: {test}: failed, the next attempt begins"
+    left = "no attempts are left, so the schedules begin with these weights"
+    assert said[-1].endswith(f": failed; {left}")
     assert said[-1].startswith(f"step {second.ended}: attempt 2 of 2")
 
 
@@ -261,8 +277,65 @@ def test_replicas_do_not_search(searching, tmp_path):
 def test_an_attempt_that_passes_is_the_model_that_is_trained_on(searching, tmp_path):
     events = []
     outcome = train(searching({"search.accept": 0.0}), tmp_path, on_event=events.append)
-    assert any(event.text.endswith(": passed; the schedules begin") for event in events)
+    assert any(event.text.endswith(": passed, the schedules begin") for event in events)
     (only,) = outcome.attempts
     assert (only.began, only.ended, only.passed) == (0, only.left + 2, True)
     assert outcome.last.step == only.ended + 6
     assert load_model(tmp_path).blocks[0].layer.gate_temperature == 0.25
+
+
+def test_no_accuracy_stops_a_search_early(searching, tmp_path):
+    # Evaluations fall on the steps of tests and on others.
+    changes = {"evaluation.stop_at": 0.0, "evaluation.every": 1}
+    outcome = train(searching(changes), tmp_path)
+    assert len(outcome.attempts) == 2
+    # It stops after the first step of the schedules.
+    assert outcome.last.step == outcome.attempts[-1].ended + 1
+
+
+def diverging(run, at):
+    """Let the loss of some optimiser steps be no number."""
+    step = run.trainer.train_step
+
+    def planted():
+        if run.trainer.step in at:
+            at.remove(run.trainer.step)
+            raise FloatingPointError("loss must be finite, got nan")
+        return step()
+
+    run.trainer.train_step = planted
+    run.folder.mkdir()
+
+
+def test_an_attempt_that_diverges_is_followed_by_another_one(searching, begun):
+    run = begun(searching())
+    diverging(run, [3])
+    run.to_the_end()
+    first, second = run.search.attempts
+    assert (first.began, first.ended, first.passed, first.accuracy) == (0, 3, False, None)
+    assert second.began == 3
+
+
+def test_a_run_diverges_when_its_last_attempt_does_or_its_schedules(searching, begun):
+    run = begun(searching({"search.attempts": 1, "search.accept": 0.0}))
+    diverging(run, [2])
+    with pytest.raises(FloatingPointError, match="loss must be finite"):
+        run.to_the_end()
+
+
+def test_losses_of_a_failed_attempt_are_not_in_the_next_row(searching, begun):
+    run = begun(searching({"evaluation.every": 1000}))
+    run.folder.mkdir()
+    losses = []
+    run.emit = lambda event: losses.append(event.loss) if event.loss is not None else None
+    run.to_the_end()
+    (row,) = read_metrics(run.folder)
+    kept = losses[run.search.attempts[0].ended :]
+    assert row["train"]["loss"] == pytest.approx(sum(kept) / len(kept))
+
+
+def test_too_many_sequences_of_a_test_are_named(searching, begun):
+    with pytest.raises(RequestError, match=r"^search\.size"):
+        begun(searching({"search.size": 5000}))
+    with pytest.raises(RequestError, match=r"^search\.length"):
+        begun(searching({"search.length": 1, "search.size": 50}))

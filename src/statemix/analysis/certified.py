@@ -2,13 +2,13 @@
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from statemix.analysis.certificate import Certificate, certify
-from statemix.analysis.hardening import can_harden, can_prune, hardened, pruned
+from statemix.analysis.hardening import Pruned, can_harden, can_prune, hardened, pruned
 from statemix.analysis.horizon import horizon
 from statemix.analysis.refitting import refitted
 from statemix.models import SyntheticModel
@@ -102,12 +102,7 @@ def certified(
     hard = hardened(model)
     if can_prune(hard):
         cut = pruned(hard, automaton)
-        ways: dict[Network, Callable[[], SyntheticModel]] = {
-            "pruned": lambda: cut.model,
-            "refitted": lambda: refitted(cut.model, automaton, head),
-        }
-        for name, way in ways.items():
-            found = way()
+        for name, found in _candidates(cut, automaton, head):
             certificate = ask(found)
             if certificate.verdict == "proven":
                 soft_gates = _with_gates_of(model, found).cpu()
@@ -116,6 +111,15 @@ def certified(
                 )
                 return Certified(certificate, name, found, cut.tracking, cut.num_blocks, length)
     return Certified(ask(hard), "hardened", hard)
+
+
+def _candidates(
+    cut: Pruned, automaton: Automaton, head: str
+) -> Iterator[tuple[Network, SyntheticModel]]:
+    """Yield the pruned network, and then, if its blocks hold anything, with another readout."""
+    yield "pruned", cut.model
+    if cut.varying:
+        yield "refitted", refitted(cut.model, automaton, head)
 
 
 def _with_gates_of(model: SyntheticModel, other: SyntheticModel) -> SyntheticModel:

@@ -40,7 +40,7 @@ def refitted(model: SyntheticModel, automaton: Automaton, head: str) -> Syntheti
 
     def loss() -> Tensor:
         optimizer.zero_grad()
-        found = cross_entropy(fit(inputs), answers)
+        found = cross_entropy(fit(inputs), answers, ignore_index=IGNORED)
         found.backward()  # type: ignore[no-untyped-call]
         return found
 
@@ -60,6 +60,4 @@ def _pairs(
     outputs = torch.tensor(automaton.outputs)
     answers = [outputs[step.place, step.tokens.cpu()] for step in walk(model, automaton)]
     hook.remove()
-    right = torch.cat(answers)
-    scored = right != IGNORED
-    return torch.cat(inputs).cpu().double()[scored], right[scored]
+    return torch.cat(inputs).cpu().double(), torch.cat(answers)

@@ -25,9 +25,9 @@ class Certify:
     """Prove that what a model has learned is right at every length, or find a word that fails.
 
     The gates of the model become 0 or 1 (the limit of a temperature of 0), the blocks that do not
-    track the task are removed, and the readout is fitted again if it has leaned on them; the
-    verdict is about this network. All pairs of a state of the
-    network and a state of the task are visited, by the network's own steps. The verdict is one of:
+    track the task are removed, and the readout is fitted again if it has leaned on them. The
+    verdict is about this network. All pairs of a state of the network and a state of the task are
+    visited, by the network's own steps. The verdict is one of:
 
     proven: right after every word of every length;
     refuted: wrong after the word that is shown, and after no shorter one;

@@ -131,13 +131,20 @@ class Inspect:
     def _race(self, task: "Task") -> "Race | None":
         """Return the representations of the task's group during training, if the run kept them."""
         from statemix.tasks.permutation import Permutation
-        from statemix.training.folder import read_metrics
+        from statemix.training.folder import METRICS, read_metrics
 
-        if not isinstance(task, Permutation):
+        try:
+            # Absent in runs of versions that did not keep them.
+            rows = [row for row in read_metrics(self.folder) if row.get("representations")]
+        except FileNotFoundError:
             return None
-        # Absent in runs of versions that did not keep them.
-        rows = [row for row in read_metrics(self.folder) if row.get("representations")]
-        return Race(task.group.name, rows) if rows else None
+        except (OSError, ValueError, AttributeError) as error:
+            path = self.folder / METRICS
+            raise RequestError(f"{path} must hold a run's metrics, got: {error!r}") from error
+        if not rows:
+            return None
+        assert isinstance(task, Permutation)
+        return Race(task.group.name, rows)
 
     def _check(self) -> None:
         for name, most in (("sequences", _MOST_SEQUENCES), ("tokens", _MOST_TOKENS)):

@@ -174,7 +174,7 @@ class Reproduce:
                 retry=self.retry,
                 on_event=watch.on_event,
                 on_end=end,
-                row_of=chosen.row_of,
+                make_row=chosen.row_of,
             )
         console.print(f"{ended['done']} runs finished in {time.monotonic() - began:.0f} s")
         chosen.measure(store)

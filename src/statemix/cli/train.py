@@ -149,6 +149,12 @@ class Train:
         if self.workers is not None and self.ray in (None, "local"):
             check_threads("workers", self.workers)
         axes = [_axis(text) for text in self.grid]
+        for axis in axes:
+            if self.recipe is not None and axis.name.split(".")[0] == "task":
+                raise RequestError(
+                    f"grid must not change the task of a recipe, which is made for one, got "
+                    f"{axis.name}"
+                )
         jobs = grid(self.run_config, self.folder, axes)
         usual = 1 if self.ray else USUAL[chosen_device(self.run_config.runtime.device)]
         with shown() as show:
@@ -229,7 +235,7 @@ def _base(arguments: Sequence[str], overrides: Mapping[str, str]) -> RunConfig:
     if len(given) > 1:
         raise RequestError(f"{' and '.join(given)} must not be given together")
     file, source, recipe = found.values()
-    if recipe is not None:
+    if recipe is not None and not {"-h", "--help"} & set(arguments):
         if recipe not in RECIPES:
             raise RequestError(f"--recipe must be one of {list(RECIPES)}, got {recipe!r}")
         return RECIPES[recipe](_task(arguments, overrides))
@@ -244,10 +250,10 @@ def _base(arguments: Sequence[str], overrides: Mapping[str, str]) -> RunConfig:
 
 def _task(arguments: Sequence[str], overrides: Mapping[str, str]) -> TaskSpec:
     """The task that a command line names, whatever else it says."""
-    kept, keeps = [], False
+    kept, keeps = ["--folder", "any"], False
     for argument in arguments:
         if argument.startswith("--"):
-            keeps = argument.partition("=")[0] in ("--folder", "--task", "--imports")
+            keeps = argument.partition("=")[0] in ("--task", "--imports")
         if keeps:
             kept.append(argument)
     parts = {name: text for name, text in overrides.items() if name.startswith("task.")}
@@ -312,6 +318,8 @@ def _print_grid(axes: Sequence[Axis], ended: Sequence[Ended], outcomes: dict[str
 def _print_outcome(outcome: Outcome) -> None:
     count = len(outcome.attempts)
     attempts = f" in {count} attempt{'s' if count > 1 else ''}" if count else ""
+    if count and not outcome.attempts[-1].passed:
+        attempts += ", none of which passed"
     print(
         f"{outcome.num_parameters:,} parameters, {outcome.last.step:,} steps{attempts}, "
         f"{outcome.time_s:.1f} s; stored in {outcome.folder}"

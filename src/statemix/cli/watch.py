@@ -67,9 +67,11 @@ class Watch:
             self.progress.update(self.lines[job.name], completed=fraction)
             self._drop(fraction)
         elif event.kind == "step":
-            self.done[job.name] = event.step / event.num_steps
-            self.progress.update(self.lines[job.name], completed=self.done[job.name])
-            self.progress.update(self.all_runs, advance=1 / event.num_steps)
+            # The end of a search comes nearer all at once.
+            before, now = self.done[job.name], event.step / event.num_steps
+            self.done[job.name] = now
+            self.progress.update(self.lines[job.name], completed=now)
+            self.progress.update(self.all_runs, advance=now - before)
         elif event.kind == "evaluated":
             self._evaluated(job, event)
         if event.kind == "message" or (event.kind == "started" and event.step):

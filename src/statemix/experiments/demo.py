@@ -77,8 +77,8 @@ class DemoRow(Row):
 
     # As ``Certified.to_plain``; None without a result.
     certificate: dict[str, Any] | None
-    # Attempts from new weights; None without a search or a result.
-    attempts: int | None
+    # Whether each attempt from new weights has passed; None without a search or a result.
+    attempts: list[bool] | None
 
 
 class Summary(TypedDict):
@@ -214,7 +214,7 @@ def _certified(row: Row, folder: Path) -> DemoRow:
     """Return the row of a run with its certificate and its number of attempts."""
     if row["status"] != "done":
         return {**row, "certificate": None, "attempts": None}
-    attempts = len(load_outcome(folder).attempts) or None
+    attempts = [attempt.passed for attempt in load_outcome(folder).attempts] or None
     return {**row, "certificate": certificate(folder), "attempts": attempts}
 
 

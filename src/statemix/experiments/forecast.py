@@ -27,7 +27,8 @@ class Forecast:
     """Predicts the time of runs from the time that each network takes per token.
 
     Each network is measured once, on the first data that it meets. The prediction ignores early
-    stopping, further test lengths, and whatever else uses the machine.
+    stopping, further test lengths, and whatever else uses the machine. A search is expected to take
+    as long as an attempt that never leaves its plateau.
 
     Example:
         >>> from statemix.training import ScheduleConfig
@@ -49,6 +50,8 @@ class Forecast:
         task, evaluation = config.build_task(), config.evaluation
         per_epoch = 1 if task.train_size is None else -(-task.train_size // config.batches.size)
         steps = config.schedules.num_steps or (config.schedules.epochs or 0) * per_epoch
+        if config.search.attempts is not None:
+            steps += config.search.max_steps
         evaluations = -(-steps // ((evaluation.every or 1) * per_epoch))
         price = self._price(config)
         trained = steps * min(config.batches.size, task.train_size or config.batches.size)

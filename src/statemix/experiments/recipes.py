@@ -32,7 +32,8 @@ def exact(task: TaskSpec) -> RunConfig:
 
     One layer has six blocks. Their initial states are learned, and their input gates begin closed,
     so that tokens only mix what the blocks hold. Attempts from new weights are trained until one
-    still answers words of 64 tokens with sharp gates. Then the gates are sharpened while the
+    still answers words of four times the length with
+    sharp gates. Then the gates are sharpened while the
     learning rate falls. ``statemix certify`` sets the gates to 0 and 1, keeps the blocks that
     track, and proves the result.
 
@@ -76,7 +77,7 @@ def exact(task: TaskSpec) -> RunConfig:
         ),
         search=SearchConfig(
             attempts=8,
-            length=64,
+            length=4 * built.length,
             # Half-way between guessing and certainty.
             accept_last=(1 + chance) / 2,
             attributes=Assignments(gate_temperature=_SHARP),
@@ -94,6 +95,12 @@ def _num_entries(name: str, task: Task) -> int:
         raise RequestError(f"task must have a finite automaton ({', '.join(having)}), got {name}")
     return task.automaton().num_states
 
+
+DESCRIPTIONS = {
+    "exact": "no start token but a learned initial state, input gates that begin closed, attempts "
+    "from new weights until one still answers words four times as long, then sharpening",
+}
+"""Name -> what a recipe does, for readers of results."""
 
 RECIPES: dict[str, Callable[[TaskSpec], RunConfig]] = {"exact": exact}
 """Name -> configuration for a task."""

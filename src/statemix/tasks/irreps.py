@@ -98,13 +98,12 @@ def components(name: str) -> tuple[Component, ...]:
 
 
 def _classes(table: NDArray[np.int64], inverses: NDArray[np.int64]) -> list[frozenset[int]]:
-    """Return the conjugacy classes, each together with that of the inverses."""
+    """Return the conjugacy classes; here, every element is conjugate to its inverse."""
     left = set(range(len(table)))
     found = []
     while left:
         element = min(left)
         members = {int(table[table[h, element], inverses[h]]) for h in range(len(table))}
-        members |= {int(inverses[member]) for member in members}
         found.append(frozenset(members))
         left -= members
     return found

@@ -162,8 +162,8 @@ class SearchConfig(Settings):
     """Attempts from new weights until one passes a test; the schedules begin then.
 
     During the search the learning rate is constant, after the warm-up of each attempt, and
-    scheduled attributes keep their first values. When the last attempt fails, training goes on with
-    its weights.
+    scheduled attributes keep their first values. An attempt that diverges has failed. When the last
+    attempt fails its tests, training goes on with its weights.
     """
 
     attempts: Count | None = None
@@ -178,9 +178,9 @@ class SearchConfig(Settings):
     tests: Count = 3
     """Tests after which an attempt has failed."""
     accept: Fraction = 0.9
-    """Token accuracy (mean over heads) above which a test is passed."""
+    """Token accuracy (mean over heads) from which a test is passed."""
     accept_last: Fraction = 0.5
-    """Token accuracy above which the last test is passed."""
+    """Token accuracy from which the last test is passed."""
     length: Count | None = None
     """Length in tokens of the validation sequences of a test (the training length if not given)."""
     size: Count = 64
@@ -214,7 +214,8 @@ class EvaluationConfig(Settings):
     tokens: Count = 65536
     """Tokens at each further length, so longer lengths have fewer sequences."""
     stop_at: Fraction | None = None
-    """Validation token accuracy (mean over heads) above which training stops early."""
+    """Validation token accuracy (mean over heads) above which training stops early; during a
+    search, it does not."""
     attributes: Assignments = Assignments()  # noqa: RUF009  immutable
     """Values of schedulable attributes of layers that apply only in evaluation."""
 

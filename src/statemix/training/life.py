@@ -10,8 +10,8 @@ from statemix.training.evaluation import Scores, SplitEvaluator
 
 Ask = Literal["step", "test", "evaluate", "lengths"]
 """What a run waits for: the loss of its next optimiser step, after the step is made; a
-:data:`Score` for the test of an attempt; one for its validation and test sequences; or one for its
-further lengths."""
+:data:`Score` for the test of an attempt; one for the run's validation and test sequences; or one
+for its further lengths."""
 
 Life = Generator[Ask, Any, Any]
 """A run from its beginning to its end. It is sent what it asks for, or an error is thrown in."""

@@ -126,7 +126,12 @@ class Evaluators:
         self.attempt = (
             None
             if search.attempts is None
-            else self._evaluator("validation", "search.length", search.size, search.length)
+            else self._evaluator(
+                "validation",
+                "search.size" if search.length is None else "search.length",
+                search.size,
+                search.length,
+            )
         )
 
     def _evaluator(

@@ -225,30 +225,41 @@ class _Run:
             self.interrupts.check()
             if self.trainer.step == self.trainer.num_steps or self.stopped:
                 return
-            loss = yield "step"
+            try:
+                loss = yield "step"
+            except FloatingPointError as error:
+                if not self.search.gives_up(self.trainer.step):
+                    raise
+                self._go_on(str(error))
+                continue
             self.search.saw(self.trainer.step, loss)
             self.emit(self.event("step", loss=loss))
 
     def _judge(self, score: Score) -> None:
         """Test the attempt, and begin another one or the schedules if it has ended."""
-        step, number = self.trainer.step, len(self.search.attempts)
+        step = self.trainer.step
+        self.trainer.attributes(step)
         with attributes_set(self.model, self.config.search.attributes, "search.attributes"):
             found = accuracy(score(*self.evaluators("test")))
         self.search.judge(step, found)
-        text = f"step {step}: attempt {number} of {self.config.search.attempts}"
-        text += f", test accuracy {found:.4f}"
-        if self.search.origin is not None:
-            passed = self.search.attempts[-1].passed
-            text += ": passed" if passed else ": failed like all others, but the last one"
-            text += "; the schedules begin"
-        elif self.search.attempts[-1].ended is not None:
+        self._go_on(f"accuracy {found:.4f} on validation sequences")
+
+    def _go_on(self, text: str) -> None:
+        """Begin another attempt, or the schedules, if the attempt has ended."""
+        step, number = self.trainer.step, len(self.search.attempts)
+        now = self.search.attempts[-1]
+        if now.passed:
+            text += ": passed, the schedules begin"
+        elif self.search.origin is not None:
+            text += ": failed; no attempts are left, so the schedules begin with these weights"
+        elif now.ended is not None:
             self.search.restart(step)
             self.trainer.restart(build_model(self.config, self.task, number).state_dict())
             # What an attempt has reached that failed is not the run's.
             self.selections, self.best_weights = {}, {}
-            text += ": failed; new weights"
+            text += ": failed, the next attempt begins"
         self._follow_search()
-        self._say(text)
+        self._say(f"step {step}: attempt {number} of {self.config.search.attempts}, {text}")
 
     def _follow_search(self) -> None:
         """Let the schedules wait for the end of the search."""
@@ -301,7 +312,9 @@ class _Run:
         self.metrics.append(row)
         self.evaluated_at = step
         stop_at = self.config.evaluation.stop_at
-        self.stopped = stop_at is not None and accuracy(validation) > stop_at
+        # During a search, accuracy at the training length says nothing.
+        searching = self.search.origin is None
+        self.stopped = stop_at is not None and not searching and accuracy(validation) > stop_at
         text = (
             f"step {step}: train loss {averages['loss']:.4f}, "
             f"validation {accuracy(validation):.4f}, test {accuracy(test):.4f}"

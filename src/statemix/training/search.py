@@ -88,8 +88,15 @@ class Search:
         """Take note of a test; the attempt that fails its last one has ended."""
         now = self.attempts[-1]
         last = now.left is None or step - now.left >= self._config.every * self._config.tests
-        passed = accuracy > (self._config.accept_last if last else self._config.accept)
+        passed = accuracy >= (self._config.accept_last if last else self._config.accept)
         self._change(accuracy=accuracy, passed=passed, ended=step if last or passed else None)
+
+    def gives_up(self, step: int) -> bool:
+        """Return whether the attempt has ended because it diverged, and another one is left."""
+        if self.origin is not None or len(self.attempts) == self._config.attempts:
+            return False
+        self._change(ended=step)
+        return True
 
     def restart(self, step: int) -> None:
         """Begin the next attempt."""

@@ -88,13 +88,13 @@ def test_another_group_has_its_own_page(without_pictures, tmp_path):
 
 def test_a_group_that_the_paper_lacks_has_no_column_of_the_papers(without_pictures, tmp_path):
     suite = demo.SUITES["A_5"]
-    missing = {"certificate": None, "attempts": 3}
+    missing = {"certificate": None, "attempts": [False] * 3}
     rows = [{**row, **missing} for row in results.rows(suite, tmp_path)]
     html = page.render(demo.summarize(suite, rows), COMMAND)
     assert "A<sub>5</sub>" in html
     assert 'class="paper"' not in html
     assert "The paper has no results on this group." in html
-    assert "attempts needed: 3, 3" in html
+    assert "(attempts of the seeds: 3, none of which passed, 3, none of which passed)" in html
 
 
 def test_runs_without_a_result_are_listed_with_their_reason(summary, html, lose):

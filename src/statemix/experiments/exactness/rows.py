@@ -7,6 +7,7 @@ from statemix.experiments import store
 from statemix.experiments.certificates import certificate
 from statemix.experiments.runner import Ended
 from statemix.experiments.store import Row
+from statemix.training.devices import threads
 
 
 class CertifiedRow(Row):
@@ -27,6 +28,8 @@ def row_of(ended: Ended) -> Row:
     if ended.status != "done":
         return row
     began = time.monotonic()
-    found = certificate(ended.job.folder)
+    # As the run itself, so that the cost is that of one core.
+    with threads(ended.job.config.runtime.num_threads):
+        found = certificate(ended.job.folder)
     time_s = round(time.monotonic() - began, 3)
     return cast(CertifiedRow, {**row, "certificate": found, "certify_s": time_s})

@@ -50,13 +50,22 @@ class Tally:
 
     def accuracy(self, length: int) -> list[float]:
         """Token accuracy of each run, as trained, on test words of a length."""
-        found = [row["test"].get(str(length)) for row in self.rows.values()]
-        return [next(iter(heads.values()))["token_accuracy"] for heads in found if heads]
+        found = [accuracies(row) for row in self.rows.values()]
+        return [row[length] for row in found if length in row]
 
     @property
     def lengths(self) -> list[int]:
         """Lengths of test words, in tokens."""
         return sorted({int(length) for row in self.rows.values() for length in row["test"]})
+
+
+def accuracies(row: Row) -> dict[int, float]:
+    """Return length of test words -> token accuracy of a run's first head, as trained."""
+    found = {
+        int(length): next(iter(heads.values()))["token_accuracy"]
+        for length, heads in row["test"].items()
+    }
+    return dict(sorted(found.items()))
 
 
 def tally(condition: Condition, rows: Mapping[str, Row]) -> Tally:

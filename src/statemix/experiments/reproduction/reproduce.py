@@ -20,7 +20,7 @@ def fill(
     retry: bool = False,
     on_event: Callable[[Job, Event], None] | None = None,
     on_end: Callable[[Ended], None] | None = None,
-    row_of: Callable[[Ended], Row] = row_of,
+    make_row: Callable[[Ended], Row] = row_of,
 ) -> None:
     """Train runs until all have ended or the time is up, and store a row for each that ended.
 
@@ -36,8 +36,8 @@ def fill(
         minutes: time after which active runs are saved and the call returns. None means no limit.
         retry: train runs again that diverged or failed.
         on_event: as in :func:`statemix.experiments.runner.run_all`.
-        row_of: returns the row of a run that is done, has diverged or has failed.
         on_end: called with each run that has ended, its row being stored, or was interrupted.
+        make_row: returns the row of a run that is done, has diverged or has failed.
 
     Raises:
         RequestError: if the cluster cannot be reached.
@@ -47,7 +47,7 @@ def fill(
 
     def note(ended: Ended) -> None:
         if ended.status != "interrupted":
-            store.append(row_of(ended))
+            store.append(make_row(ended))
         if on_end is not None and (ended.started or ended.status != "interrupted"):
             on_end(ended)
 

@@ -4,6 +4,7 @@ from fractions import Fraction
 from typing import Any
 
 from statemix.experiments.demo import Setting, Summary
+from statemix.experiments.recipes import DESCRIPTIONS
 from statemix.experiments.results import Row
 from statemix.report.demo.figure import is_diagonal
 
@@ -81,14 +82,14 @@ def _recipes(summary: Summary) -> str:
     found = []
     for label, name in summary["setting"]["recipes"].items():
         runs = [run for run in summary["runs"] if run["network"] == label]
-        attempts = [str(run["attempts"]) for run in runs if run["attempts"]]
-        needed = f"; attempts needed: {', '.join(attempts)}" if attempts else ""
-        found.append(
-            f"{label} by the recipe {name}: no start token but a learned initial state, input "
-            "gates that begin closed, attempts from new weights until one still answers words of "
-            f"64 elements, then sharpening{needed}"
-        )
+        attempts = [_attempts(run["attempts"]) for run in runs if run["attempts"]]
+        needed = f" (attempts of the seeds: {', '.join(attempts)})" if attempts else ""
+        found.append(f"{label} by the recipe {name}: {DESCRIPTIONS[name]}{needed}")
     return "; ".join(found)
+
+
+def _attempts(passed: list[bool]) -> str:
+    return str(len(passed)) + ("" if passed[-1] else ", none of which passed")
 
 
 def _fraction(value: float) -> str:

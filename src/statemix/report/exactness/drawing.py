@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from statemix.experiments.exactness.tally import Tally
+from statemix.experiments.exactness.tally import Tally, accuracies
 from statemix.report.figures import Panel, Series
 
 
@@ -23,7 +23,7 @@ def panels(tallies: Sequence[Tally]) -> list[Panel]:
             "token accuracy on test words, as trained" if place == 0 else "",
             [Series(column, column, _runs(of.get((model, column)))) for column in columns],
             (lengths[0] / 1.25, lengths[-1] * 1.25),
-            x_ticks=[length for length in lengths if length in lengths[::2]],
+            x_ticks=lengths[::2],
             markers=True,
         )
         for place, model in enumerate(models)
@@ -34,9 +34,6 @@ def _runs(tally: Tally | None) -> list[dict[float, float]]:
     if tally is None:
         return []
     return [
-        {
-            float(length): next(iter(heads.values()))["token_accuracy"]
-            for length, heads in sorted(row["test"].items(), key=lambda pair: int(pair[0]))
-        }
+        {float(length): value for length, value in accuracies(row).items()}
         for row in tally.rows.values()
     ]

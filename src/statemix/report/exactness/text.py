@@ -11,8 +11,8 @@ HEAD = ("trained on", "model", "proven", "attempts passed", "cost of a run", "ac
 LEGEND = """\
 proven: right after every word of every length, with gates of 0 and 1. attempts passed: of all
 attempts from new weights, with the 95% interval of one attempt's chance. cost: mean and most, with
-training, tests on words of up to 1,048,576 tokens and the certificate, on one core. accuracy: of
-the network as trained, the mean over seeds at the shortest and at the longest test words."""
+training, tests on words of all lengths and the certificate, on one core. accuracy: of the network
+as trained, the mean over seeds at the shortest and at the longest test words."""
 
 
 def table(tallies: Sequence[Tally]) -> Table:

@@ -117,6 +117,7 @@ FRESH = {
 # The first attempt leaves its plateau with its second step. All attempts fail all their tests.
 SEARCH = {
     "search.attempts": 2,
+    "search.max_steps": 40,
     "search.plateau": 1.0,
     "search.every": 2,
     "search.tests": 2,

@@ -843,7 +843,7 @@ TRAINING_FAULTS = [
     Fault(
         "search: a failed attempt may be the best of the run",
         TRAINING + "run.py",
-        "            self.selections, self.best_weights = {}, {}\n",
+        "            self.selections.forget()\n",
         "",
         _training("search"),
     ),
@@ -856,9 +856,9 @@ TRAINING_FAULTS = [
     ),
     Fault(
         "run: the best by test is kept as the best by validation",
-        TRAINING + "run.py",
+        TRAINING + "selections.py",
         "return accuracy(selection.validation)",
-        "return accuracy(selection.test[self.task.length])",
+        "return accuracy(selection.test[self._length])",
         _training("run"),
     ),
     Fault(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
 import torch
@@ -314,6 +315,25 @@ def test_an_attempt_that_diverges_is_followed_by_another_one(searching, begun):
     first, second = run.search.attempts
     assert (first.began, first.ended, first.passed, first.accuracy) == (0, 3, False, None)
     assert second.began == 3
+
+
+def test_an_attempt_whose_evaluation_is_no_number_is_followed_by_another_one(searching, begun):
+    run = begun(searching({"evaluation.every": 1}))
+    score, spoilt = run._score, []
+
+    def planted(evaluator):
+        scores = score(evaluator)
+        if run.trainer.step == 3 and not spoilt:
+            spoilt.append(True)
+            return {head: dataclasses.replace(one, loss=math.nan) for head, one in scores.items()}
+        return scores
+
+    run._score = planted
+    run.folder.mkdir()
+    run.to_the_end()
+    first, second = run.search.attempts
+    assert (first.ended, second.began) == (3, 3)
+    assert [row["step"] for row in read_metrics(run.folder)][:4] == [1, 2, 4, 5]
 
 
 def test_a_run_diverges_when_its_last_attempt_does_or_its_schedules(searching, begun):

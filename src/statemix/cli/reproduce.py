@@ -177,7 +177,6 @@ class Reproduce:
                 make_row=chosen.row_of,
             )
         console.print(f"{ended['done']} runs finished in {time.monotonic() - began:.0f} s")
-        chosen.measure(store)
         chosen.show(console, store)
         lost = ended["diverged"] + ended["failed"]
         if lost:

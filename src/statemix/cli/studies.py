@@ -1,5 +1,6 @@
 """What ``statemix reproduce`` runs: tables, figures, claims and suites, each shown in its way."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +80,7 @@ class Choice:
                     raise RequestError(f"{option} must be among {known}, got {name!r}")
 
 
-class Study:
+class Study(ABC):
     """Runs that belong together, and how their results are shown.
 
     Attributes:
@@ -100,12 +101,9 @@ class Study:
         """Return the row of a run that has ended."""
         return row_of(ended)
 
-    def measure(self, store: Store) -> None:
-        """Store what is computed from trained runs, beside their rows."""
-
+    @abstractmethod
     def show(self, console: Console, store: Store) -> None:
         """Print the results, and draw them."""
-        raise NotImplementedError
 
 
 class TableStudy(Study):
@@ -183,8 +181,9 @@ class SpectraStudy(FigureStudy):
         found = SpectraFolder.beside(store.path)
         return due_with_spectra(self.planned, store.rows(), found, retry=retry)
 
-    def measure(self, store: Store) -> None:
+    def show(self, console: Console, store: Store) -> None:
         store_spectra(self.planned, SpectraFolder.beside(store.path))
+        super().show(console, store)
 
     def _draw(self, scored: Sequence[tuple[Point, CellScore]], store: Store) -> "Drawing":
         found = SpectraFolder.beside(store.path).read()

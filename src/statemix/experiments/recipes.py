@@ -32,13 +32,12 @@ def exact(task: TaskSpec) -> RunConfig:
 
     One layer has six blocks. Their initial states are learned, and their input gates begin closed,
     so that tokens only mix what the blocks hold. Attempts from new weights are trained until one
-    still answers words of four times the length with
-    sharp gates. Then the gates are sharpened while the
-    learning rate falls. ``statemix certify`` sets the gates to 0 and 1, keeps the blocks that
-    track, and proves the result.
+    still answers words of four times the length with sharp gates. Then the gates are sharpened
+    while the learning rate falls. ``statemix certify`` sets the gates to 0 and 1, keeps the blocks
+    that track, and proves the result.
 
     A block has an entry for each point of a permutation group; otherwise, for each state of the
-    automaton. The evidence is in ``docs/state_tracking.md``.
+    automaton. Why this works is in ``docs/state_tracking.md``.
 
     Args:
         task: a task with a finite automaton.

@@ -42,6 +42,25 @@ class Scores:
     loss: float
 
 
+def check_finite(split: str, scores: Mapping[str, Scores], when: str) -> None:
+    """Check that the weights are still numbers.
+
+    Args:
+        split: name of the split, for the message.
+        scores: head -> its scores.
+        when: the time in the run, for the message.
+
+    Raises:
+        FloatingPointError: if a loss is not finite.
+    """
+    for one in scores.values():
+        if not math.isfinite(one.loss):
+            raise FloatingPointError(
+                f"loss of the {split} sequences must be finite, got {one.loss} {when}; a smaller "
+                "learning rate or clip_norm may help"
+            )
+
+
 def accuracy(scores: Mapping[str, Scores]) -> float:
     """Return the mean token accuracy over heads, the criterion for choosing among runs."""
     return math.fsum(one.token_accuracy for one in scores.values()) / len(scores)

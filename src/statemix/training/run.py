@@ -1,12 +1,11 @@
 """One run from its configuration to its outcome, resumable at any time."""
 
 import contextlib
-import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from statemix.training.backbone import check_backbone
 from statemix.training.checkpoint import load_checkpoint, remove_checkpoints, save_checkpoint
 from statemix.training.config import NotNegative, RunConfig
 from statemix.training.devices import build_fabric, environment, threads
-from statemix.training.evaluation import SplitEvaluator, accuracy
+from statemix.training.evaluation import SplitEvaluator, accuracy, check_finite
 from statemix.training.events import Event
 from statemix.training.life import Ask, Life, Score, lived
 from statemix.training.outcome import (
@@ -37,6 +36,7 @@ from statemix.training.representations import representations
 from statemix.training.request import check_here, request
 from statemix.training.schedules import attributes_set
 from statemix.training.search import Search
+from statemix.training.selections import Selections
 
 CHECKPOINT_EVERY_S = 10.0
 """Seconds between the checkpoints of a run, unless asked otherwise."""
@@ -113,10 +113,6 @@ def _say_nothing(event: Event) -> None:
     del event
 
 
-Best = Literal["best_test", "best_validation"]
-BEST: tuple[Best, ...] = get_args(Best)
-
-
 class _Run:
     """A run under way; everything that changes with the steps is saved and restored."""
 
@@ -146,8 +142,7 @@ class _Run:
         self.evaluated_at = 0
         self.stopped = False
         self.time_s = 0.0
-        self.selections: dict[str, Selection] = {}
-        self.best_weights: dict[str, dict[str, Tensor]] = {}
+        self.selections = Selections(self.task.length)
 
     def _try(self) -> None:
         """Call the model once, so that layers that cannot run here fail now."""
@@ -216,24 +211,28 @@ class _Run:
 
     def _train(self) -> Life:
         while True:
-            if self._evaluation_is_due():
-                self._evaluate((yield "evaluate"))
-            if self.search.due(self.trainer.step):
-                self._judge((yield "test"))
-            if time.monotonic() - self.saved_at >= self.checkpoint_every_s:
-                self._save()
-            self.interrupts.check()
-            if self.trainer.step == self.trainer.num_steps or self.stopped:
-                return
             try:
+                yield from self._evaluated()
+                if time.monotonic() - self.saved_at >= self.checkpoint_every_s:
+                    self._save()
+                self.interrupts.check()
+                if self.trainer.step == self.trainer.num_steps or self.stopped:
+                    return
                 loss = yield "step"
             except FloatingPointError as error:
                 if not self.search.gives_up(self.trainer.step):
                     raise
                 self._go_on(str(error))
-                continue
-            self.search.saw(self.trainer.step, loss)
-            self.emit(self.event("step", loss=loss))
+            else:
+                self.search.saw(self.trainer.step, loss)
+                self.emit(self.event("step", loss=loss))
+
+    def _evaluated(self) -> Life:
+        """Evaluate and test where it is due."""
+        if self._evaluation_is_due():
+            self._evaluate((yield "evaluate"))
+        if self.search.due(self.trainer.step):
+            self._judge((yield "test"))
 
     def _judge(self, score: Score) -> None:
         """Test the attempt, and begin another one or the schedules if it has ended."""
@@ -255,8 +254,9 @@ class _Run:
         elif now.ended is not None:
             self.search.restart(step)
             self.trainer.restart(build_model(self.config, self.task, number).state_dict())
-            # What an attempt has reached that failed is not the run's.
-            self.selections, self.best_weights = {}, {}
+            self.selections.forget()
+            # The next row is about the new weights after their first steps.
+            self.evaluated_at = step
             text += ": failed, the next attempt begins"
         self._follow_search()
         self._say(f"step {step}: attempt {number} of {self.config.search.attempts}, {text}")
@@ -285,20 +285,13 @@ class _Run:
         with attributes_set(self.model, self.config.evaluation.attributes):
             test, validation = score(self.splits.test), score(self.splits.validation)
             further = {length: score(one) for length, one in self.splits.validation_at.items()}
-        self._check_finite("test", test)
+        when = f"after step {step} of {self.trainer.num_steps}"
+        check_finite("test", test, when)
         for heads in (validation, *further.values()):
-            self._check_finite("validation", heads)
+            check_finite("validation", heads, when)
         epoch = self.trainer.batches.epoch(step)
         now = Selection(step, epoch, attributes, validation, {self.task.length: test})
-        self.selections["last"] = now
-        for name in BEST:
-            best = self.selections.get(name)
-            # Of equal accuracies, the first one counts.
-            if best is None or self._criterion(name, now) > self._criterion(name, best):
-                self.selections[name] = now
-                self.best_weights[name] = {
-                    key: tensor.detach().clone() for key, tensor in self.model.state_dict().items()
-                }
+        self.selections.note(now, self.model)
         averages = self.trainer.averages()
         row = {
             **now.to_plain(),
@@ -323,24 +316,9 @@ class _Run:
             text += f", validation at length {length} {accuracy(heads):.4f}"
         self.emit(self.event("evaluated", text, row=row))
 
-    def _check_finite(self, split: str, scores: HeadScores) -> None:
-        """Raise if the last step has made weights that are no numbers."""
-        for one in scores.values():
-            if not math.isfinite(one.loss):
-                raise FloatingPointError(
-                    f"loss of the {split} sequences must be finite, got {one.loss} after step "
-                    f"{self.trainer.step} of {self.trainer.num_steps}; a smaller learning rate or "
-                    "clip_norm may help"
-                )
-
-    def _criterion(self, name: Best, selection: Selection) -> float:
-        if name == "best_test":
-            return accuracy(selection.test[self.task.length])
-        return accuracy(selection.validation)
-
     def _at_further_lengths(self, score: Score) -> Selection:
         """Return the last selection with the scores at the further lengths added."""
-        last = self.selections["last"]
+        last = self.selections.found["last"]
         test = dict(last.test)
         with attributes_set(self.model, self.config.evaluation.attributes):
             for length, evaluator in self.splits.test_at.items():
@@ -359,9 +337,9 @@ class _Run:
             "stopped": self.stopped,
             "time_s": self._elapsed(),
             "metrics_bytes": self.metrics.sync(),
-            "selections": {name: found.to_plain() for name, found in self.selections.items()},
+            "selections": self.selections.to_plain(),
         }
-        tensors = {**self.trainer.tensors(), **self.best_weights}
+        tensors = {**self.trainer.tensors(), **self.selections.weights}
         save_checkpoint(self.folder / runs.CHECKPOINTS, self.trainer.step, tensors, state)
         self.saved_at = time.monotonic()
         self.emit(self.event("saved", f"checkpoint at step {self.trainer.step}"))
@@ -385,18 +363,15 @@ class _Run:
             raise RequestError(
                 f"{self.folder / runs.CONFIG}: model must be that of the checkpoint: {reason}"
             ) from error
-        self.best_weights = {name: tensors[name] for name in BEST if name in tensors}
         self.evaluated_at = state["evaluated_at"]
         self.stopped = state["stopped"]
         self.time_s = state["time_s"]
-        self.selections = {
-            name: Selection.from_plain(stored) for name, stored in state["selections"].items()
-        }
+        self.selections.restore(state["selections"], tensors)
         size: int = state["metrics_bytes"]
         return size
 
     def _finish(self, last: Selection) -> None:
-        weights = {"last": self.model.state_dict(), **self.best_weights}
+        weights = {"last": self.model.state_dict(), **self.selections.weights}
         hashes = {
             file: runs.save_weights(self.folder, file, weights[name])
             for name, file in WEIGHT_FILES.items()
@@ -406,8 +381,8 @@ class _Run:
             folder=self.folder,
             config=self.config,
             last=last,
-            best_test=self.selections["best_test"],
-            test_at_best_validation=self.selections["best_validation"],
+            best_test=self.selections.found["best_test"],
+            test_at_best_validation=self.selections.found["best_validation"],
             attempts=tuple(self.search.attempts),
             num_parameters=self.trainer.num_parameters,
             time_s=round(self._elapsed(), 3),

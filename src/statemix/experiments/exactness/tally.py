@@ -46,7 +46,7 @@ class Tally:
     @property
     def seconds(self) -> list[float]:
         """Seconds of each run: training, evaluation and certificate."""
-        return [(row["time_s"] or 0.0) + row["certify_s"] for row in self.rows.values()]
+        return [seconds(row) for row in self.rows.values()]
 
     def accuracy(self, length: int) -> list[float]:
         """Token accuracy of each run, as trained, on test words of a length."""
@@ -57,6 +57,11 @@ class Tally:
     def lengths(self) -> list[int]:
         """Lengths of test words, in tokens."""
         return sorted({int(length) for row in self.rows.values() for length in row["test"]})
+
+
+def seconds(row: CertifiedRow) -> float:
+    """Return the seconds of a run: training, evaluation and certificate."""
+    return (row["time_s"] or 0.0) + row["certify_s"]
 
 
 def accuracies(row: Row) -> dict[int, float]:

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from statemix.experiments.exactness.conditions import SUITES
-from statemix.experiments.exactness.tally import Tally, tally
+from statemix.experiments.exactness.tally import Tally, seconds, tally
 from statemix.experiments.store import Row
 from statemix.report import figures, page
 from statemix.report.exactness import drawing, text
@@ -45,6 +45,6 @@ def _runs(found: Tally) -> Iterator[dict[str, Any]]:
             "seed": row["seed"],
             "verdict": certificate["verdict"] + (f": {word}" if word else ""),
             "attempts": counted(len(attempts), "attempt") if attempts else "",
-            "time": duration_text((row["time_s"] or 0.0) + row["certify_s"]),
+            "time": duration_text(seconds(row)),
             "commit": (row["environment"].get("commit") or "")[:7],
         }

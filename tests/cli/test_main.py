@@ -23,7 +23,7 @@ FLAGS = {
         --model.zero-biases --model.no-zero-biases --model.backbone --model.linear-init
         --batches.size --batches.accumulate --batches.packed --batches.no-packed
         --optimizer.learning-rate --optimizer.weight-decay --optimizer.betas --optimizer.clip-norm
-        --optimizer.groups
+        --optimizer.groups --objective.position-power --objective.permutation-penalty
         --schedules.epochs --schedules.num-steps --schedules.learning-rate
         --schedules.min-learning-rate --schedules.warmup-steps --schedules.attributes
         --search.attempts --search.max-steps --search.plateau --search.every --search.tests

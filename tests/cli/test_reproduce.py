@@ -11,6 +11,7 @@ import pytest
 from statemix.cli.main import main
 from statemix.experiments import cluster
 from statemix.experiments.exactness import conditions as exactness
+from statemix.experiments.exactness.suites import SUITES
 from statemix.experiments.reproduction import claims, figures, protocols, reproduce, spectra, tables
 from statemix.experiments.reproduction.claims import Claim, Condition
 from statemix.experiments.reproduction.contenders import CONTENDERS, bd_lru
@@ -21,7 +22,13 @@ from statemix.experiments.reproduction.tables import Column, Table
 from statemix.experiments.runner import run_all
 from statemix.layers import LayerSpec
 from statemix.tasks import TaskSpec
-from statemix.training import EvaluationConfig, ModelConfig, RunConfig, ScheduleConfig
+from statemix.training import (
+    EvaluationConfig,
+    ModelConfig,
+    RunConfig,
+    ScheduleConfig,
+    SearchConfig,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -374,7 +381,7 @@ def tiny_suite(monkeypatch):
         for group, configs in runs.items()
     )
     suite = exactness.ExactSuite("exact-groups", "tiny", conditions)
-    monkeypatch.setitem(exactness.SUITES, "exact-groups", suite)
+    monkeypatch.setitem(SUITES, "exact-groups", suite)
 
 
 def test_a_suite_is_certified_and_nothing_is_repeated(capsys, tmp_path, tiny_suite):
@@ -393,6 +400,40 @@ def test_a_suite_is_certified_and_nothing_is_repeated(capsys, tmp_path, tiny_sui
     assert (tmp_path / "reproduce/exact-groups.png").exists()
     assert main(command) == 0
     assert "to do" not in capsys.readouterr().out
+
+
+def test_a_suite_of_attempts_has_no_certificates_and_no_figure(
+    capsys, tmp_path, tiny_suite, monkeypatch
+):
+    suite = dataclasses.replace(SUITES["exact-groups"], name="exact-factorial", certified=False)
+    searching = tuple(
+        dataclasses.replace(
+            condition,
+            runs=tuple(
+                dataclasses.replace(run, search=SearchConfig(attempts=1, max_steps=3))
+                for run in condition.runs
+            ),
+        )
+        for condition in suite.conditions
+    )
+    suite = dataclasses.replace(suite, conditions=searching)
+    monkeypatch.setitem(SUITES, "exact-factorial", suite)
+    command = ["reproduce", "exact-factorial", "--workers", "1", "--columns", "S_4"]
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    (line,) = (text for text in out.splitlines() if text.startswith("S_4 "))
+    assert line.split()[1:6] == ["LSTM", "0", "of", "2", "(.000–.658)"]
+    assert line.split()[6:8] == ["–", "3"]
+    rows = [json.loads(row) for row in (tmp_path / "reproduce/runs.jsonl").read_text().splitlines()]
+    assert all("certificate" not in row for row in rows)
+    assert not (tmp_path / "reproduce/exact-factorial.png").exists()
+    assert main(command) == 0
+    assert "to do" not in capsys.readouterr().out
+    assert main(["report", "--results", "reproduce", "--output", "page.html"]) == 0
+    html = (tmp_path / "page.html").read_text()
+    html = html[html.index('id="exact-factorial"') :]
+    assert "<td>failed</td><td>1 attempt</td>" in html
+    assert "<figure>" not in html
 
 
 @pytest.mark.parametrize(

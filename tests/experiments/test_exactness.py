@@ -6,8 +6,9 @@ import json
 import pytest
 
 from statemix.analysis import certify, load_certified
-from statemix.experiments.exactness.conditions import SUITES, Condition
+from statemix.experiments.exactness.conditions import Condition
 from statemix.experiments.exactness.rows import row_of
+from statemix.experiments.exactness.suites import SUITES
 from statemix.experiments.exactness.tally import interval, tally
 from statemix.experiments.recipes import exact
 from statemix.experiments.reproduction.plan import due, plan
@@ -160,7 +161,7 @@ def test_no_attempt_has_no_interval():
 
 
 def test_the_suite_trains_every_group_with_twenty_seeds():
-    (suite,) = SUITES.values()
+    suite = SUITES["exact-groups"]
     recipe = [one for one in suite.conditions if one.model == "BD-LRU, recipe exact"]
     assert [one.column for one in recipe] == ["S_3 from 250 words", "S_3", "S_4", "A_5", "S_5"]
     for condition in recipe:
@@ -173,3 +174,54 @@ def test_the_suite_trains_every_group_with_twenty_seeds():
             assert max(config.evaluation.lengths) == 1_048_576
     keys = [key(config) for condition in suite.conditions for config in condition.runs]
     assert len(keys) == len(set(keys))
+
+
+def test_each_change_of_the_factorial_is_one_change_with_ten_seeds_of_its_own():
+    suite = SUITES["exact-factorial"]
+    usual = {one.column: one for one in suite.conditions if one.model == "as in the recipe"}
+    keys = [key(config) for condition in suite.conditions for config in condition.runs]
+    assert len(keys) == len(set(keys))
+    assert {one.column for one in suite.conditions} == {"A_5", "S_5"}
+    for condition in suite.conditions:
+        assert [config.seed for config in condition.runs] == list(range(100, 110))
+        for config, other in zip(condition.runs, usual[condition.column].runs, strict=True):
+            config.resolved()
+            assert config.search.attempts == 1
+            assert config.search.length == 64
+            assert config.build_task().length == 16
+            assert config.search == dataclasses.replace(
+                other.search, max_steps=config.search.max_steps
+            )
+    recipe = exact(TaskSpec("permutation", group="A_5"))
+    (first,) = (one.runs[0] for one in suite.conditions if one is usual["A_5"])
+    assert first.model == recipe.model
+    assert first.optimizer == recipe.optimizer
+    assert first.batches == recipe.batches
+    slow = next(one for one in suite.conditions if one.model == "learning rate 5e-4")
+    assert slow.runs[0].search.max_steps == 4 * recipe.search.max_steps
+
+
+def test_the_table_of_a_factorial_counts_steps(trained):
+    rows = trained[0].rows()
+    found = tally(RECIPE, rows, certified=False)
+    cells = text.attempts_table([found]).lines[0].cells
+    attempts = [one for run in RECIPE.runs for one in rows[key(run)]["attempts"]]
+    steps = [one["ended"] - one["began"] for one in attempts]
+    left = [one["left"] - one["began"] for one in attempts if one["left"] is not None]
+    assert cells[:2] == ("S_2", "BD-LRU, recipe exact")
+    assert cells[3:5] == (f"{sum(left) / len(left):.0f}", f"{sum(steps) / len(steps):.0f}")
+    assert text.attempts_table([tally(RECIPE, {}, certified=False)]).lines[0].cells[2:] == (
+        "–",
+        "",
+        "",
+        "",
+    )
+    name = key(RECIPE.runs[0])
+    bare = {part: value for part, value in rows[name].items() if part != "certificate"}
+    assert tally(RECIPE, {name: bare}, certified=False).rows == {name: bare}
+    lost = {name: {**bare, "status": "diverged"}}
+    assert text.attempts_table([tally(RECIPE, lost, certified=False)]).lines[0].cells[2] == (
+        "1 without result"
+    )
+    both = tally(RECIPE, rows | lost, certified=False)
+    assert text.attempts_table([both]).lines[0].cells[2].endswith("), 1 without result")

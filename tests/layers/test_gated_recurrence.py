@@ -329,6 +329,41 @@ def test_biases_of_input_gates_begin_where_they_should(build_gated):
         assert layer._raw_gates(x, x.dtype)[..., -1].requires_grad
 
 
+def test_training_adds_noise_to_every_raw_gate(build_gated):
+    layer, plain = build_gated(gate_noise=0.25), build_gated()
+    assert "gate_noise=0.25" in repr(layer)
+    plain.load_state_dict(layer.state_dict())
+    x = tokens(4, 50)
+    seen = []
+    layer._noisy = lambda gates: seen.append(gates) or type(layer)._noisy(layer, gates)
+    torch.manual_seed(0)
+    noisy = layer(x)[0]
+    torch.manual_seed(0)
+    (gates,) = seen
+    noise = type(layer)._noisy(layer, gates) - gates
+    assert noise.std().item() == pytest.approx(0.25, rel=0.1)
+    assert noise.mean().item() == pytest.approx(0, abs=0.02)
+    # The gates of no two entries, units or tokens have one noise.
+    assert noise.unique().numel() == noise.numel()
+    plain._noisy = lambda gates: gates + noise
+    torch.testing.assert_close(noisy, plain(x)[0], **TIGHT)
+    assert (noisy - layer.eval()(x)[0]).abs().max() > 1e-3
+
+
+def test_neither_evaluation_nor_steps_nor_analysis_have_noise(build_gated):
+    layer, plain = build_gated(gate_noise=0.5), build_gated()
+    plain.load_state_dict(layer.state_dict())
+    x = tokens(2, 3)
+    torch.testing.assert_close(
+        layer.recurrence(x).transitions, plain.recurrence(x).transitions, **TIGHT
+    )
+    state = plain.init_state(2)
+    torch.testing.assert_close(layer.step(x[:, 0], state), plain.step(x[:, 0], state), **TIGHT)
+    torch.testing.assert_close(layer.eval()(x), plain.eval()(x), **TIGHT)
+    layer.gate_noise = 0
+    torch.testing.assert_close(layer.train()(x), layer.eval()(x), **TIGHT)
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
@@ -340,6 +375,9 @@ def test_biases_of_input_gates_begin_where_they_should(build_gated):
         ({"initial_std": 1e300}, ValueError, r"initial_std must be finite, got 1e\+300"),
         ({"input_gate_bias": "-6"}, TypeError, "input_gate_bias must be a number, got '-6'"),
         ({"initial_std": True}, TypeError, "initial_std must be a number, got True"),
+        ({"gate_noise": -0.5}, ValueError, "gate_noise must be at least 0, got -0.5"),
+        ({"gate_noise": math.nan}, ValueError, "gate_noise must be finite, got nan"),
+        ({"gate_noise": None}, TypeError, "gate_noise must be a number, got None"),
     ],
 )
 def test_bad_beginnings_are_refused(options, error, message):

@@ -6,7 +6,7 @@ import pytest
 from selenium.webdriver.common.by import By
 
 from statemix import provenance
-from statemix.experiments.exactness import conditions
+from statemix.experiments.exactness import suites
 from statemix.experiments.exactness.conditions import Condition, ExactSuite
 from statemix.experiments.store import key
 from statemix.layers import LayerSpec
@@ -35,7 +35,7 @@ CERTIFICATES = [
 def rows(monkeypatch):
     """Three runs of a suite of one condition: one proven, one refuted, one open."""
     suite = ExactSuite("exact-groups", "tiny", (Condition("exact-groups", "S_3", "A", CONFIGS),))
-    monkeypatch.setattr(conditions, "SUITES", {"exact-groups": suite})
+    monkeypatch.setattr(suites, "SUITES", {"exact-groups": suite})
     monkeypatch.setattr(section, "SUITES", {"exact-groups": suite})
     return {
         key(config): {

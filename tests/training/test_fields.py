@@ -157,6 +157,8 @@ ROWS = {
     "batches.size": Row(4, lambda t: len(t.batch().tokens), 4),
     "batches.accumulate": Row(3, lambda t: len(t.trainer().batches.parts(0)), 3),
     "batches.packed": Row(True, lambda t: t.batch().tokens.shape, (1, 40)),
+    "objective.position_power": Row(3.0, lambda t: t.trainer(0).train_step()),
+    "objective.permutation_penalty": Row(3.0, lambda t: t.trainer(0).train_step()),
     "optimizer.learning_rate": Row(0.5, lambda t: t.group()["lr"], 0.5),
     "optimizer.weight_decay": Row(0.5, lambda t: t.group()["weight_decay"], 0.5),
     "optimizer.betas": Row((0.5, 0.75), lambda t: t.group()["betas"], (0.5, 0.75)),

@@ -57,7 +57,7 @@ OTHERS = {
 
 def test_requests_that_differ_elsewhere_are_all_checked(monkeypatch):
     parts = {field.name for field in dataclasses.fields(RunConfig)}
-    assert parts - OTHERS.keys() == {"seed", "optimizer"}
+    assert parts - OTHERS.keys() == {"seed", "optimizer", "objective"}
     checked = []
     monkeypatch.setattr(requests, "check_here", checked.append)
     check_all_here(dataclasses.replace(CONFIG, **{name: one}) for name, one in OTHERS.items())

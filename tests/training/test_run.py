@@ -342,9 +342,9 @@ def test_gradient_that_is_not_finite_never_reaches_the_weights(
     weights = []
 
     def planted(objective):
-        def call(model, batch):
+        def call(model, batch, *rest):
             weights.append({name: t.clone() for name, t in model.module.state_dict().items()})
-            losses = objective(model, batch)
+            losses = objective(model, batch, *rest)
             if len(weights) == 5:
                 # The loss is unchanged; its gradient is not.
                 losses["product"].register_hook(lambda gradient: gradient.clone().fill_(value))
@@ -356,9 +356,9 @@ def test_gradient_that_is_not_finite_never_reaches_the_weights(
         r"^norm of the gradient must be finite, got .* at step 5 of 12 with learning rate 0\.0"
     )
     with monkeypatch.context() as patch:
-        from statemix.training import parts
+        from statemix.training import objective
 
-        patch.setattr(parts, "cross_entropy", planted(parts.cross_entropy))
+        patch.setattr(objective, "cross_entropy", planted(objective.cross_entropy))
         with pytest.raises(FloatingPointError, match=message):
             train(config, tmp_path / "run", checkpoint_every_s=1000.0)
     tensors, state = load_checkpoint(tmp_path / "run" / "checkpoints", pytest.fail)

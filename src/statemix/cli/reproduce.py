@@ -26,7 +26,8 @@ class Reproduce:
 
     A table is printed with the paper's numbers beside ours; a figure is printed and drawn; each
     claim is printed with the comparisons that decide it. The suite exact-groups trains networks to
-    track permutation groups, and proves them (docs/state_tracking.md).
+    track permutation groups, and proves them; exact-factorial measures what raises the chance of an
+    attempt (docs/state_tracking.md).
 
     The plan and its predicted time are printed first. Runs that the results store holds are not
     repeated; after Ctrl-C, a kill or the end of the minutes, the same command continues.
@@ -49,6 +50,7 @@ class Reproduce:
             "fig7",
             "claims",
             "exact-groups",
+            "exact-factorial",
         ]
     ]
     """Table, figure, all claims, or a suite."""

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from statemix.experiments.exactness import rows as exactness
-from statemix.experiments.exactness.conditions import SUITES, Condition
+from statemix.experiments.exactness.conditions import Condition
+from statemix.experiments.exactness.suites import SUITES
 from statemix.experiments.exactness.tally import tally
 from statemix.experiments.reproduction import claims, tables
 from statemix.experiments.reproduction import figures as paper
@@ -192,7 +193,7 @@ class SpectraStudy(FigureStudy):
 
 
 class SuiteStudy(Study):
-    """A suite whose runs are certified."""
+    """A suite of exactness."""
 
     heading = "with a protocol of its own"
 
@@ -202,7 +203,8 @@ class SuiteStudy(Study):
             if got != usual:
                 raise RequestError(f"{option} must be absent with {choice.what}, got {got!r}")
         self.choice = choice
-        every = SUITES[choice.what].conditions
+        self.suite = SUITES[choice.what]
+        every = self.suite.conditions
         choice.check((one.column for one in every), (one.model for one in every))
         self.conditions: list[Condition] = [
             one for one in every if choice.includes(one.column, one.model)
@@ -211,12 +213,17 @@ class SuiteStudy(Study):
         self.planned = plan(self.conditions, choice.output / "runs")
 
     def row_of(self, ended: Ended) -> Row:
-        return exactness.row_of(ended)
+        return exactness.row_of(ended) if self.suite.certified else row_of(ended)
 
     def show(self, console: Console, store: Store) -> None:
         rows = store.rows()
-        tallies = [tally(condition, rows) for condition in self.conditions]
-        title = f"{self.choice.what}: {SUITES[self.choice.what].title}"
+        certified = self.suite.certified
+        tallies = [tally(one, rows, certified=certified) for one in self.conditions]
+        title = f"{self.suite.name}: {self.suite.title}"
+        if not certified:
+            table = exactness_text.attempts_table(tallies)
+            print_table(console, table, title, exactness_text.ATTEMPTS_LEGEND)
+            return
         print_table(console, exactness_text.table(tallies), title, exactness_text.LEGEND)
         if any(one.rows for one in tallies):
             path = self.choice.output / f"{self.choice.what}.png"

@@ -44,6 +44,8 @@ class BDLRU(GatedRecurrence):
         input_gate_bias: added to the initial biases of the raw input gates a_0. With gates that are
             never negative, a negative number closes them, so that the layer begins by mixing what a
             learned initial state holds.
+        gate_noise: standard deviation of normal noise that is added to the raw gates in training,
+            the attribute of the same name.
         backend: as in ``ops.bd_lru``; None chooses the fastest for the device.
         device: device of the parameters.
         dtype: dtype of the parameters. The state is always float32 or wider.
@@ -89,6 +91,7 @@ class BDLRU(GatedRecurrence):
         initial_state: InitialState = "zero",
         initial_std: float = 0.0,
         input_gate_bias: float = 0.0,
+        gate_noise: float = 0.0,
         backend: str | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -109,6 +112,7 @@ class BDLRU(GatedRecurrence):
             initial_state=initial_state,
             initial_std=initial_std,
             input_gate_bias=input_gate_bias,
+            gate_noise=gate_noise,
             backend=backend,
             device=device,
             dtype=dtype,
@@ -129,7 +133,7 @@ class BDLRU(GatedRecurrence):
         if state is None:
             state = self.init_state(num_sequences)
         values = self._values(x)
-        gates = self._raw_gates(x, values.dtype)
+        gates = self._noisy(self._raw_gates(x, values.dtype))
         states, state = ops.bd_lru(
             gates,
             values,

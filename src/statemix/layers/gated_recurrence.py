@@ -54,12 +54,13 @@ class GatedRecurrence(Layer):
         initial_state: state to use when none is given.
         initial_std: standard deviation from which a learned initial state is drawn.
         input_gate_bias: what the biases of the raw input gates start at, beyond their own draw.
+        gate_noise: standard deviation of what is added to the raw gates in training.
         backend: backend of the operators.
         device: device of the parameters.
         dtype: dtype of the parameters.
     """
 
-    schedulable = ("gate_temperature",)
+    schedulable = ("gate_temperature", "gate_noise")
 
     temperature: Tensor
     learned_state: nn.Parameter | None
@@ -78,6 +79,7 @@ class GatedRecurrence(Layer):
         initial_state: InitialState,
         initial_std: float,
         input_gate_bias: float,
+        gate_noise: float,
         backend: str | None,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
@@ -110,6 +112,7 @@ class GatedRecurrence(Layer):
                 f"{math.prod(gate_shape)} gates"
             )
         _check_temperature(gate_temperature, dtype)
+        self.gate_noise = gate_noise
         self.hidden_size = hidden_size
         self.gate = gate
         self.selective = selective
@@ -198,6 +201,22 @@ class GatedRecurrence(Layer):
         # In place, so that compiled graphs and replicas keep reading the same tensor.
         with torch.no_grad():
             self.temperature.fill_(stored)
+
+    @property
+    def gate_noise(self) -> float:
+        """Standard deviation of the normal noise that :meth:`forward` adds to the raw gates.
+
+        It is added in training mode alone, to every gate by itself, before the temperature divides.
+        PyTorch's global generator draws it.
+        """
+        return self._gate_noise
+
+    @gate_noise.setter
+    def gate_noise(self, value: float) -> None:
+        _check_finite("gate_noise", value, None)
+        if value < 0:
+            raise ValueError(f"gate_noise must be at least 0, got {value}")
+        self._gate_noise = float(value)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Redraw all parameters and reset the gate temperature to the constructor's.
@@ -293,6 +312,12 @@ class GatedRecurrence(Layer):
             gates = self._elementwise_gates(x)
         return gates if gates.dtype == dtype else gates.to(dtype)
 
+    def _noisy(self, gates: Tensor) -> Tensor:
+        """Return raw gates with noise in training."""
+        if not (self.training and self._gate_noise):
+            return gates
+        return gates + self._gate_noise * torch.randn_like(gates)
+
     def _normalised(self, gates: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return the state gates (..., m) and input gates (...) of raw gates, in a dtype."""
         return ops.normalize(gates.to(dtype), self.gate, temperature=self.temperature)
@@ -322,6 +347,7 @@ class GatedRecurrence(Layer):
             f"gate={self.gate!r}, gate_temperature={self.gate_temperature:g}, "
             f"selective={self.selective!r}, initial_state={self.initial_state!r}, "
             f"initial_std={self.initial_std!r}, input_gate_bias={self.input_gate_bias!r}, "
+            f"gate_noise={self.gate_noise!r}, "
             f"backend={self.backend!r}"
         )
 

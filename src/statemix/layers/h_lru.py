@@ -53,6 +53,8 @@ class HLRU(GatedRecurrence):
         input_gate_bias: added to the initial biases of the raw input gates a_0. With gates that are
             never negative, a negative number closes them, so that the layer begins by mixing what a
             learned initial state holds.
+        gate_noise: standard deviation of normal noise that is added to the raw gates in training,
+            the attribute of the same name.
         realization: "controller" is the first equation, "observer" the second. The observer has
             the same eigenvalues, but coefficient i acts i - 1 steps late and the states are not
             bounded by the values. With constant gates both give the same h.
@@ -103,6 +105,7 @@ class HLRU(GatedRecurrence):
         initial_state: InitialState = "zero",
         initial_std: float = 0.0,
         input_gate_bias: float = 0.0,
+        gate_noise: float = 0.0,
         realization: Realization = "controller",
         readout: Readout = "lags",
         backend: str | None = None,
@@ -129,6 +132,7 @@ class HLRU(GatedRecurrence):
             initial_state=initial_state,
             initial_std=initial_std,
             input_gate_bias=input_gate_bias,
+            gate_noise=gate_noise,
             backend=backend,
             device=device,
             dtype=dtype,
@@ -149,7 +153,7 @@ class HLRU(GatedRecurrence):
         if state is None:
             state = self.init_state(num_sequences)
         values: Tensor = self.value_proj(x)
-        gates = self._raw_gates(x, values.dtype)
+        gates = self._noisy(self._raw_gates(x, values.dtype))
         states, final = ops.h_lru(
             gates,
             values,

@@ -197,6 +197,19 @@ class SearchConfig(Settings):
 
 
 @dataclass(frozen=True)
+class ObjectiveConfig(Settings):
+    """The losses beyond the mean cross-entropy of all positions."""
+
+    position_power: Annotated[float, Ge(-8), Le(8)] = 0.0
+    """Weights of positions t = 1, 2, ... are proportional to t to this power; their mean over the
+    training length is 1."""
+    permutation_penalty: NotNegative = 0.0
+    """Coefficient of the mean of |A A^T - I|^2 over the transitions A of the first layer, one for
+    each token. It is 0 for permutations. In a search, it acts on attempts that have left their
+    plateau."""
+
+
+@dataclass(frozen=True)
 class EvaluationConfig(Settings):
     """Times, amounts of data and settings of evaluations."""
 
@@ -252,6 +265,7 @@ class RunConfig(Settings):
     model: ModelConfig = ModelConfig()
     batches: BatchConfig = BatchConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
     schedules: ScheduleConfig = ScheduleConfig()
     search: SearchConfig = SearchConfig()
     evaluation: EvaluationConfig = EvaluationConfig()

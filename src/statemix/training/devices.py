@@ -70,6 +70,14 @@ def threads(number: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@contextlib.contextmanager
+def own_random_numbers(device: Device) -> Iterator[None]:
+    """Leave PyTorch's global generators as they were."""
+    devices = [torch.cuda.current_device()] if device == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        yield
+
+
 def environment(runtime: RuntimeConfig) -> dict[str, Any]:
     """Describe software and machine of a run, whose device and threads are chosen."""
     return {

@@ -1,6 +1,8 @@
 """The scores and the network of a finished run."""
 
+import contextlib
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -8,8 +10,10 @@ from typing import Any, Literal
 from statemix.models import SyntheticModel
 from statemix.settings import RequestError, checked, field_types
 from statemix.training import folder as runs
+from statemix.training.checkpoint import remove_checkpoints
 from statemix.training.config import SCHEMA, RunConfig
 from statemix.training.evaluation import Scores, accuracy
+from statemix.training.events import Event
 from statemix.training.parts import model_with
 from statemix.training.reading import config_from_plain
 from statemix.training.schedules import restore_attributes
@@ -165,6 +169,19 @@ def load_outcome(folder: Path | str) -> Outcome:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         path = folder / runs.SUMMARY
         raise RequestError(f"{path} must hold a run's summary, got: {error!r}") from error
+
+
+def finished(folder: Path, emit: Callable[[Event], None]) -> Outcome:
+    """Read a finished run, which any machine can, whatever it was trained on."""
+    outcome = load_outcome(folder)
+    # A run that was killed right after it wrote its summary has left its checkpoints and a status.
+    remove_checkpoints(folder / runs.CHECKPOINTS)
+    # A folder that only others may write needs no tidying.
+    with contextlib.suppress(OSError):
+        runs.write_status(folder, "done")
+    step = outcome.last.step
+    emit(Event("finished", step, step, text=f"{folder} holds this run, finished"))
+    return outcome
 
 
 def load_config(folder: Path | str) -> RunConfig:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from statemix.models import SyntheticModel
 from statemix.settings import RequestError, built
@@ -12,7 +12,7 @@ from statemix.tasks import Task
 from statemix.training.batches import TaskBatches
 from statemix.training.config import RunConfig
 from statemix.training.evaluation import SplitEvaluator, sequences_at
-from statemix.training.objective import cross_entropy
+from statemix.training.objective import Losses, Objective
 from statemix.training.search import seed_of
 from statemix.training.trainer import Trainer
 
@@ -73,11 +73,24 @@ def model_with(tensors: dict[str, Tensor], config: RunConfig, file: Path) -> Syn
     return model.eval()
 
 
-def build_trainer(config: RunConfig, task: Task, model: nn.Module, fabric: "Fabric") -> Trainer:
+def build_trainer(
+    config: RunConfig,
+    task: Task,
+    model: SyntheticModel,
+    fabric: "Fabric",
+    objective: Objective | None = None,
+) -> Trainer:
     """Build the trainer of a run with a resolved configuration.
 
+    Args:
+        config: the configuration.
+        task: the run's task.
+        model: the run's model.
+        fabric: device and precision.
+        objective: the run's losses; None builds them.
+
     Raises:
-        SettingError: if a schedule or a parameter group does not fit the model.
+        SettingError: if a schedule, a parameter group or a penalty does not fit the model.
     """
     batches = TaskBatches(
         task, config.batches, config.schedules, seed=config.seed, device=fabric.device
@@ -85,10 +98,11 @@ def build_trainer(config: RunConfig, task: Task, model: nn.Module, fabric: "Fabr
     return Trainer(
         model,
         batches,
-        cross_entropy,
+        objective or Losses(config.objective, model, task.length),
         optimizer=config.optimizer,
         schedules=config.schedules,
         fabric=fabric,
+        seed=config.seed,
     )
 
 

@@ -14,9 +14,9 @@ from statemix.training.config import NotNegative, RunConfig
 from statemix.training.devices import environment, threads
 from statemix.training.events import Event
 from statemix.training.life import Ask, Score
-from statemix.training.outcome import Outcome, load_outcome, resolved_config
+from statemix.training.outcome import Outcome, finished, load_outcome, resolved_config
 from statemix.training.request import request
-from statemix.training.run import CHECKPOINT_EVERY_S, _Run, finished
+from statemix.training.run import CHECKPOINT_EVERY_S, _Run
 from statemix.training.schedules import attributes_set
 from statemix.training.size import check_run_fits
 from statemix.training.stack import Stack

@@ -7,6 +7,7 @@ from statemix.models import SyntheticModel
 from statemix.tasks import Task
 from statemix.tasks.irreps import shares
 from statemix.tasks.permutation import Permutation
+from statemix.training.transitions import token_transitions
 
 # Entries of the transitions of one token; more would slow evaluations.
 _MOST_ENTRIES = 10_000
@@ -32,12 +33,10 @@ def representations(model: SyntheticModel, task: Task) -> dict[str, float]:
     layer = model.get_submodule("blocks.0.layer")
     if not isinstance(task, Permutation) or not isinstance(layer, GatedRecurrence):
         return {}
-    x = model.get_submodule("blocks.0.norm")(model.embedding.weight[: task.group.order])
-    recurrence = layer.recurrence(x[:1].unsqueeze(0))
-    assert recurrence is not None
-    if recurrence.transitions.numel() > _MOST_ENTRIES:
+    first = token_transitions(model, 1)
+    assert first is not None
+    if first.numel() > _MOST_ENTRIES:
         return {}
-    recurrence = layer.recurrence(x.unsqueeze(0))
-    assert recurrence is not None
-    table = recurrence.transitions[0].flatten(1).double().cpu().numpy()
-    return shares(table, task.group.name)
+    table = token_transitions(model, task.group.order)
+    assert table is not None
+    return shares(table.flatten(1).double().cpu().numpy(), task.group.name)

@@ -43,14 +43,14 @@ def check_here(config: RunConfig) -> Task:
 
 
 # Parts of a configuration that `check_here` does not read.
-_UNREAD = ("seed", "optimizer")
+_UNREAD = ("seed", "optimizer", "objective")
 
 
 def check_all_here(configs: Iterable[RunConfig]) -> None:
     """Check that this machine can run many configurations, as :func:`check_here` does.
 
-    Of the many that differ in seed and optimiser alone, one is checked: the others have the same
-    answer if their tasks accept the seed and are of the same sizes.
+    Of the many that differ in seed, optimiser and objective alone, one is checked: the others have
+    the same answer if their tasks accept the seed and are of the same sizes.
 
     Args:
         configs: configurations, resolved or not.

@@ -18,15 +18,22 @@ from statemix.training import folder as runs
 from statemix.training.backbone import check_backbone
 from statemix.training.checkpoint import load_checkpoint, remove_checkpoints, save_checkpoint
 from statemix.training.config import NotNegative, RunConfig
-from statemix.training.devices import build_fabric, environment, threads
+from statemix.training.devices import (
+    build_fabric,
+    environment,
+    own_random_numbers,
+    threads,
+)
 from statemix.training.evaluation import SplitEvaluator, accuracy, check_finite
 from statemix.training.events import Event
 from statemix.training.life import Ask, Life, Score, lived
+from statemix.training.objective import Losses
 from statemix.training.outcome import (
     WEIGHT_FILES,
     HeadScores,
     Outcome,
     Selection,
+    finished,
     load_outcome,
     resolved_config,
     save_outcome,
@@ -87,6 +94,7 @@ def train(
     with (
         runs.claimed(folder, settled, environment(config.runtime)),
         threads(config.runtime.num_threads),
+        own_random_numbers(config.runtime.device),
     ):
         # Another process may have finished the run meanwhile.
         if (folder / runs.SUMMARY).exists():
@@ -94,19 +102,6 @@ def train(
         with runs.noted(folder):
             run.to_the_end()
         return load_outcome(folder)
-
-
-def finished(folder: Path, emit: Callable[[Event], None]) -> Outcome:
-    """Read a finished run, which any machine can, whatever it was trained on."""
-    outcome = load_outcome(folder)
-    # A run that was killed right after it wrote its summary has left its checkpoints and a status.
-    remove_checkpoints(folder / runs.CHECKPOINTS)
-    # A folder that only others may write needs no tidying.
-    with contextlib.suppress(OSError):
-        runs.write_status(folder, "done")
-    step = outcome.last.step
-    emit(Event("finished", step, step, text=f"{folder} holds this run, finished"))
-    return outcome
 
 
 def _say_nothing(event: Event) -> None:
@@ -132,7 +127,8 @@ class _Run:
         self.task = check_here(config)
         self.fabric = build_fabric(config.runtime.device, config.runtime.precision)
         self.model = build_model(config, self.task)
-        self.trainer = build_trainer(config, self.task, self.model, self.fabric)
+        self.losses = Losses(config.objective, self.model, self.task.length)
+        self.trainer = build_trainer(config, self.task, self.model, self.fabric, self.losses)
         self.splits = Evaluators(config, self.task, self.fabric, self.interrupts.check)
         check_backbone(config, self.task)
         self._try()
@@ -146,6 +142,8 @@ class _Run:
 
     def _try(self) -> None:
         """Call the model once, so that layers that cannot run here fail now."""
+        # As in evaluation, where layers draw no random numbers.
+        self.model.eval()
         token = torch.zeros((1, 1), dtype=torch.int64, device=self.fabric.device)
         try:
             with (
@@ -225,6 +223,7 @@ class _Run:
                 self._go_on(str(error))
             else:
                 self.search.saw(self.trainer.step, loss)
+                self._follow_search()
                 self.emit(self.event("step", loss=loss))
 
     def _evaluated(self) -> Life:
@@ -266,6 +265,7 @@ class _Run:
         self.trainer.origin = self.search.origin
         self.trainer.waiting = self.search.most_steps
         self.trainer.began = self.search.began
+        self.losses.penalised = not self.search.on_plateau
 
     def _score(self, evaluator: SplitEvaluator) -> HeadScores:
         return evaluator(self.model)

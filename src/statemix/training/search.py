@@ -56,6 +56,11 @@ class Search:
         return self.attempts[-1].began if self.attempts else 0
 
     @property
+    def on_plateau(self) -> bool:
+        """Return whether the attempt's loss has yet to leave its plateau."""
+        return self.origin is None and self.attempts[-1].left is None
+
+    @property
     def origin(self) -> int | None:
         """Steps done when the search ended, which is where schedules begin; None before."""
         if not self.attempts:

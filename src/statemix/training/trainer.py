@@ -38,6 +38,7 @@ class Trainer:
         optimizer: settings of AdamW.
         schedules: schedules of the learning rate and of attributes.
         fabric: device and precision.
+        seed: seed of what layers draw, such as noise.
 
     Attributes:
         step: optimiser steps done.
@@ -65,6 +66,7 @@ class Trainer:
         optimizer: OptimizerConfig,
         schedules: ScheduleConfig,
         fabric: "Fabric",
+        seed: int = 0,
     ) -> None:
         self.model = model
         self.batches = batches
@@ -75,6 +77,7 @@ class Trainer:
         self.objective = objective
         self.fabric = fabric
         self.clip_norm = optimizer.clip_norm
+        self._seed = seed
         self._base_rate = optimizer.learning_rate
         self._schedules = schedules
         self._attributes = Attributes(model, schedules.attributes)
@@ -112,6 +115,8 @@ class Trainer:
         self.attributes(self.step)
         model, optimizer = self._wrapped
         model.train()
+        # Nothing that layers draw depends on the steps before.
+        torch.manual_seed(_mixed(self._seed, self.step))
         loss = torch.zeros((), device=self.fabric.device)
         parts, reports = [], []
         for batch in self.batches.parts(self.step):
@@ -209,3 +214,8 @@ class Trainer:
             for name, module in self._reporting.items()
             for key, number in module.reports().items()
         }
+
+
+def _mixed(seed: int, step: int) -> int:
+    """Return a seed for a step. An odd multiplier keeps the sequences of two seeds apart."""
+    return (seed * 0x9E3779B97F4A7C15 + step) % 2**64

@@ -1,28 +1,11 @@
-"""The suites: what is trained on which groups, with which seeds."""
+"""What a suite of exactness trains: conditions, each with several seeds."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 
-from statemix.experiments.recipes import exact
 from statemix.experiments.reproduction.protocols import Trial
-from statemix.layers import LayerSpec
-from statemix.tasks import TASKS, TaskSpec
-from statemix.training import (
-    EvaluationConfig,
-    ModelConfig,
-    RunConfig,
-    RuntimeConfig,
-    ScheduleConfig,
-)
-
-_LENGTHS = (64, 256, 1024, 4096, 16_384, 65_536, 262_144, 1_048_576)
-# Steps between evaluations.
-_EVERY = 250
-_NETWORK_SEEDS = tuple(range(20))
-_PEER_SEEDS = (0, 1, 2)
-# About as many steps as the recipe needs with its restarts.
-_PEER_STEPS = 2500
+from statemix.training import RunConfig
 
 
 @dataclass(frozen=True)
@@ -49,74 +32,16 @@ class Condition:
 
 @dataclass(frozen=True)
 class ExactSuite:
-    """Conditions whose runs are certified when they end.
+    """Conditions that belong together.
 
     Attributes:
         name: name on the command line.
         title: what it shows.
         conditions: the conditions, those first that should be run first.
+        certified: whether runs are certified when they end; otherwise only their attempts count.
     """
 
     name: str
     title: str
     conditions: tuple[Condition, ...]
-
-
-def _group(name: str) -> TaskSpec:
-    return TaskSpec("permutation", group=name)
-
-
-_TASKS = {
-    "S_3 from 250 words": TaskSpec("permutation", **TASKS["permutation"].presets["S3-250"]),
-    "S_3": _group("S_3"),
-    "S_4": _group("S_4"),
-    "A_5": _group("A_5"),
-    "S_5": _group("S_5"),
-}
-
-
-def _lstm(task: TaskSpec) -> RunConfig:
-    """Return a peer that has no gates to sharpen."""
-    size = task.build().train_size
-    steps_per_epoch = 1 if size is None else -(-size // 128)
-    return RunConfig(
-        task=task,
-        model=ModelConfig(layers=(LayerSpec("lstm"),)),
-        schedules=ScheduleConfig(
-            num_steps=_PEER_STEPS if size is None else None,
-            epochs=None if size is None else -(-_PEER_STEPS // steps_per_epoch),
-        ),
-    )
-
-
-_WAYS: dict[str, tuple[Callable[[TaskSpec], RunConfig], tuple[int, ...]]] = {
-    "BD-LRU, recipe exact": (exact, _NETWORK_SEEDS),
-    "LSTM": (_lstm, _PEER_SEEDS),
-}
-
-
-def _seeded(config: RunConfig, seeds: tuple[int, ...]) -> tuple[RunConfig, ...]:
-    size = config.build_task().train_size
-    evaluation = EvaluationConfig(
-        every=_EVERY if size is None else -(-_EVERY // -(-size // config.batches.size)),
-        lengths=_LENGTHS,
-        validation_size=256,
-    )
-    measured = replace(
-        config, evaluation=evaluation, runtime=RuntimeConfig(device="cpu", num_threads=1)
-    )
-    return tuple(replace(measured, seed=seed) for seed in seeds)
-
-
-SUITES = {
-    "exact-groups": ExactSuite(
-        "exact-groups",
-        "permutation groups, learned from words of 16",
-        tuple(
-            Condition("exact-groups", column, model, _seeded(configured(task), seeds))
-            for model, (configured, seeds) in _WAYS.items()
-            for column, task in _TASKS.items()
-        ),
-    )
-}
-"""Name -> suite."""
+    certified: bool = True

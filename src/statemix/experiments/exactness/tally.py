@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from statemix.experiments.exactness.conditions import Condition
 from statemix.experiments.exactness.rows import CertifiedRow
@@ -20,18 +20,20 @@ class Tally:
 
     Attributes:
         condition: the condition.
-        rows: rows of the runs that have a result, by key, in the order of their seeds.
+        rows: rows of the runs that have a result, by key, in the order of their seeds; with a
+            certificate unless none was asked for.
         lost: status of every run that ended without one.
     """
 
     condition: Condition
-    rows: Mapping[str, CertifiedRow]
+    rows: Mapping[str, Row]
     lost: tuple[str, ...]
 
     @property
     def verdicts(self) -> Counter[str]:
         """Verdict -> number of runs."""
-        return Counter(row["certificate"]["verdict"] for row in self.rows.values())
+        found = cast(Mapping[str, CertifiedRow], self.rows)
+        return Counter(row["certificate"]["verdict"] for row in found.values())
 
     @property
     def proven(self) -> int:
@@ -41,11 +43,26 @@ class Tally:
     @property
     def attempts(self) -> list[bool]:
         """For each attempt of all runs, whether it has passed its test."""
-        return [one["passed"] for row in self.rows.values() for one in row.get("attempts", [])]
+        return [one["passed"] for one in self._attempts]
+
+    @property
+    def steps(self) -> list[int]:
+        """Steps of each attempt."""
+        return [one["ended"] - one["began"] for one in self._attempts]
+
+    @property
+    def steps_on_plateau(self) -> list[int]:
+        """Steps of each attempt before it left its plateau, of those that have."""
+        found = [one for one in self._attempts if one["left"] is not None]
+        return [one["left"] - one["began"] for one in found]
+
+    @property
+    def _attempts(self) -> list[dict[str, Any]]:
+        return [one for row in self.rows.values() for one in row.get("attempts", [])]
 
     @property
     def seconds(self) -> list[float]:
-        """Seconds of each run: training, evaluation and certificate."""
+        """Seconds of each run: training, evaluation and certificate, if there is one."""
         return [seconds(row) for row in self.rows.values()]
 
     def accuracy(self, length: int) -> list[float]:
@@ -59,9 +76,10 @@ class Tally:
         return sorted({int(length) for row in self.rows.values() for length in row["test"]})
 
 
-def seconds(row: CertifiedRow) -> float:
-    """Return the seconds of a run: training, evaluation and certificate."""
-    return (row["time_s"] or 0.0) + row["certify_s"]
+def seconds(row: Row) -> float:
+    """Return the seconds of a run: training, evaluation and certificate, if there is one."""
+    certify_s: float = cast(dict[str, Any], row).get("certify_s", 0.0)
+    return (row["time_s"] or 0.0) + certify_s
 
 
 def accuracies(row: Row) -> dict[int, float]:
@@ -73,18 +91,19 @@ def accuracies(row: Row) -> dict[int, float]:
     return dict(sorted(found.items()))
 
 
-def tally(condition: Condition, rows: Mapping[str, Row]) -> Tally:
+def tally(condition: Condition, rows: Mapping[str, Row], *, certified: bool = True) -> Tally:
     """Gather the results of a condition.
 
     Args:
         condition: the condition.
         rows: rows of a results store, by key.
+        certified: whether only rows with a certificate count as results.
     """
     found = {name: rows[name] for name in map(key, condition.runs) if name in rows}
     done = {
-        name: cast(CertifiedRow, row)
+        name: row
         for name, row in found.items()
-        if row["status"] == "done" and "certificate" in row
+        if row["status"] == "done" and ("certificate" in row or not certified)
     }
     lost = tuple(row["status"] for row in found.values() if row["status"] != "done")
     return Tally(condition, done, lost)

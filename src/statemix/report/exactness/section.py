@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
-from statemix.experiments.exactness.conditions import SUITES
+from statemix.experiments.exactness.rows import CertifiedRow
+from statemix.experiments.exactness.suites import SUITES
 from statemix.experiments.exactness.tally import Tally, seconds, tally
 from statemix.experiments.store import Row
 from statemix.report import figures, page
@@ -19,16 +20,18 @@ def sections(rows: Mapping[str, Row]) -> Iterator[dict[str, Any]]:
         rows: rows of results stores, by key.
     """
     for suite in SUITES.values():
-        tallies = [tally(condition, rows) for condition in suite.conditions]
+        certified = suite.certified
+        tallies = [tally(one, rows, certified=certified) for one in suite.conditions]
         if not any(one.rows for one in tallies):
             continue
-        images = figures.variants(partial(figures.draw, drawing.panels(tallies)))
+        draw = partial(figures.draw, drawing.panels(tallies))
         yield {
             "id": suite.name,
             "title": f"{suite.name}: {suite.title}",
-            "table": text.table(tallies),
-            "legend": text.LEGEND,
-            "images": page.data_uris(images),
+            "table": text.table(tallies) if certified else text.attempts_table(tallies),
+            "legend": text.LEGEND if certified else text.ATTEMPTS_LEGEND,
+            # Accuracy against length is that of finished networks.
+            "images": page.data_uris(figures.variants(draw)) if certified else None,
             "runs": [run for one in tallies for run in _runs(one)],
         }
 
@@ -36,15 +39,23 @@ def sections(rows: Mapping[str, Row]) -> Iterator[dict[str, Any]]:
 def _runs(found: Tally) -> Iterator[dict[str, Any]]:
     condition = found.condition
     for key, row in found.rows.items():
-        certificate = row["certificate"]
-        word = " ".join(map(str, certificate["word"]))
         attempts = row.get("attempts", [])
         yield {
             "key": key,
             "condition": f"{condition.column}, {condition.model}",
             "seed": row["seed"],
-            "verdict": certificate["verdict"] + (f": {word}" if word else ""),
+            "verdict": _verdict(row),
             "attempts": counted(len(attempts), "attempt") if attempts else "",
             "time": duration_text(seconds(row)),
             "commit": (row["environment"].get("commit") or "")[:7],
         }
+
+
+def _verdict(row: Row) -> str:
+    """Write what a run was found to be, with the word on which it fails."""
+    if "certificate" not in row:
+        return "passed" if any(one["passed"] for one in row.get("attempts", [])) else "failed"
+    certificate = cast(CertifiedRow, row)["certificate"]
+    word = " ".join(map(str, certificate["word"]))
+    verdict: str = certificate["verdict"]
+    return f"{verdict}: {word}" if word else verdict

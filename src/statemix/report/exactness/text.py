@@ -15,6 +15,36 @@ training, tests on words of all lengths and the certificate, on one core. accura
 as trained, the mean over seeds at the shortest and at the longest test words."""
 
 
+ATTEMPTS_HEAD = ("trained on", "change", "attempts passed", "plateau", "steps", "cost of a run")
+
+ATTEMPTS_LEGEND = """\
+attempts passed: those that still answer words four times as long with sharp gates, with the 95%
+interval of an attempt's chance. plateau: mean steps before an attempt left it. steps: mean steps of
+an attempt. cost: mean and most, on one core."""
+
+
+def attempts_table(tallies: Sequence[Tally]) -> Table:
+    """Lay out conditions that differ in how an attempt is made, a line for each."""
+    lines = [(one.condition.column, one.condition.model, *_attempt_cells(one)) for one in tallies]
+    return Table(ATTEMPTS_HEAD, tuple(Line(line) for line in lines))
+
+
+def _attempt_cells(tally: Tally) -> tuple[str, str, str, str]:
+    if not tally.rows:
+        return (_without_result(tally), "", "", "")
+    lost = f", {len(tally.lost)} without result" if tally.lost else ""
+    return (
+        _attempts(tally) + lost,
+        _mean_count(tally.steps_on_plateau),
+        _mean_count(tally.steps),
+        _cost(tally),
+    )
+
+
+def _mean_count(counts: Sequence[int]) -> str:
+    return f"{Spread.over(counts).mean:.0f}" if counts else "–"
+
+
 def table(tallies: Sequence[Tally]) -> Table:
     """Lay out conditions, a line for each."""
     lines = [(one.condition.column, one.condition.model, *cells(one)) for one in tallies]
@@ -24,8 +54,12 @@ def table(tallies: Sequence[Tally]) -> Table:
 def cells(tally: Tally) -> tuple[str, str, str, str]:
     """Write the last four cells of a condition's line."""
     if not tally.rows:
-        return (f"{len(tally.lost)} without result" if tally.lost else "–", "", "", "")
+        return (_without_result(tally), "", "", "")
     return _verdicts(tally), _attempts(tally), _cost(tally), _accuracy(tally)
+
+
+def _without_result(tally: Tally) -> str:
+    return f"{len(tally.lost)} without result" if tally.lost else "–"
 
 
 def _verdicts(tally: Tally) -> str:

@@ -1,0 +1,26 @@
+"""The transitions of a model's first layer, token by token."""
+
+from torch import Tensor
+
+from statemix.layers import Layer
+from statemix.models import SyntheticModel
+
+
+def token_transitions(model: SyntheticModel, num_tokens: int) -> Tensor | None:
+    """Return the transitions of the first layer under each of the first tokens.
+
+    The layer sees a token's normalised embedding, whatever came before.
+
+    Args:
+        model: the model.
+        num_tokens: number of tokens.
+
+    Returns:
+        Shape (num_tokens, units, m, m); None if the layer runs no linear recurrence.
+    """
+    layer = model.get_submodule("blocks.0.layer")
+    if not isinstance(layer, Layer):
+        return None
+    x = model.get_submodule("blocks.0.norm")(model.embedding.weight[:num_tokens])
+    recurrence = layer.recurrence(x.unsqueeze(0))
+    return None if recurrence is None else recurrence.transitions[0]

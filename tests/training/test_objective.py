@@ -1,0 +1,217 @@
+"""Weights of positions, the penalty on what does not permute, and noise."""
+
+import signal
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose
+
+from statemix.layers import LayerSpec
+from statemix.settings import SettingError
+from statemix.tasks import TaskSpec
+from statemix.training import AttributeSchedule, train
+from statemix.training.objective import Losses, cross_entropy, permutation_penalty
+from statemix.training.transitions import token_transitions
+
+EXACT = {"runtime.precision": "64-true"}
+# Float64, sums of a hundred terms in another order.
+TIGHT = {"rel": 1e-12}
+
+
+def ragged(**changes):
+    task = TaskSpec("ragged", train_size=20)
+    return EXACT | {"task": task, "imports": ("statemix_toys",), **changes}
+
+
+def weighted(run, batch, power, length):
+    """The mean over all scored positions, token by token."""
+    logits = run.model(batch.tokens, batch.cu_seqlens, batch.lengths)
+    bounds = batch.cu_seqlens.tolist() if batch.cu_seqlens is not None else None
+    found = {}
+    for head, classes in batch.targets.items():
+        logs = logits[head].log_softmax(-1).detach().numpy()
+        sum_, count = 0.0, 0
+        for row, place in np.argwhere(classes.numpy() != -100):
+            start = max(bound for bound in bounds if bound <= place) if bounds else 0
+            weight = (place - start + 1.0) ** power
+            sum_ -= weight * logs[row, place, classes[row, place]]
+            count += 1
+        mean = np.mean([float(t) ** power for t in range(1, length + 1)])
+        found[head] = sum_ / mean / count
+    return found
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("power", [-1.0, 0.5, 2.0])
+def test_positions_weigh_as_powers_of_their_place(toys, tiny, begun, packed, power):
+    run = begun(tiny(ragged(**{"batches.packed": packed, "objective.position_power": power})))
+    (batch,) = run.trainer.batches.parts(0)
+    found = {head: loss.item() for head, loss in run.losses(run.model, batch).items()}
+    expected = weighted(run, batch, power, run.task.length)
+    assert found == pytest.approx(expected, **TIGHT)
+    plain = {head: loss.item() for head, loss in cross_entropy(run.model, batch).items()}
+    assert found != pytest.approx(plain, rel=1e-3)
+    assert run.trainer.train_step() == pytest.approx(sum(expected.values()), rel=1e-12)
+
+
+def test_where_all_positions_lose_the_same_weights_change_nothing(tiny, begun):
+    run = begun(tiny(EXACT))
+    (batch,) = run.trainer.batches.parts(0)
+    # In a word of 5, where every position is scored, the weights have mean 1.
+    run.model.readouts["product"].weight.data.zero_()
+    found = Losses(tiny({"objective.position_power": 3.0}).objective, run.model, 5)
+    expected = cross_entropy(run.model, batch)["product"].item()
+    assert found(run.model, batch)["product"].item() == pytest.approx(expected, **TIGHT)
+
+
+@pytest.mark.parametrize(("accumulate", "packed"), [(3, False), (8, True)])
+def test_losses_do_not_depend_on_the_form_of_the_batches(toys, tiny, begun, accumulate, packed):
+    asked = {"objective.position_power": -1.0, "objective.permutation_penalty": 0.3}
+    form = {"batches.accumulate": accumulate, "batches.packed": packed}
+    runs = [begun(tiny(ragged(**asked, **changes))) for changes in ({}, form)]
+    losses = [[run.trainer.train_step() for _ in range(4)] for run in runs]
+    assert_allclose(losses[1], losses[0], rtol=1e-9)
+    means = [run.trainer.averages() for run in runs]
+    assert means[1] == pytest.approx(means[0], rel=1e-9)
+    assert means[0]["loss/permutation_penalty"] > 0
+
+
+def test_the_penalty_is_the_distance_of_all_transitions_from_permutations(tiny, begun):
+    run = begun(tiny(EXACT))
+    layer = run.model.blocks[0].layer
+    tables = []
+    for token in range(6):
+        vector = run.model.blocks[0].norm(run.model.embedding.weight[token])
+        raw = layer.gate_proj(vector).view(3, 4, 2).detach().numpy()
+        gates = np.exp(raw) / np.exp(raw).sum(1, keepdims=True)
+        tables.append(np.moveaxis(gates[:, :3], -1, 0))
+    table = np.stack(tables)
+    torch.testing.assert_close(token_transitions(run.model, 6).detach().numpy(), table)
+    distances = [
+        ((matrix @ matrix.T - np.eye(3)) ** 2).sum() for blocks in table for matrix in blocks
+    ]
+    found = permutation_penalty(run.model)
+    assert found.item() == pytest.approx(np.mean(distances), **TIGHT)
+    found.backward()
+    assert layer.gate_proj.weight.grad.abs().min() > 0
+    assert run.model.embedding.weight.grad[:6].abs().min() > 0
+    # The learned token before each sequence is not in the table.
+    assert not run.model.embedding.weight.grad[6:].any()
+
+
+def test_permutations_have_no_penalty_and_merging_does(tiny, begun):
+    run = begun(tiny(EXACT))
+    layer = run.model.blocks[0].layer
+    layer.gate_proj.weight.data.zero_()
+    bias = layer.gate_proj.bias.data.view(3, 4, 2)
+    for entry in range(3):
+        bias[entry, (entry + 1) % 3] = 800.0
+    assert permutation_penalty(run.model).item() == 0.0
+    # Two entries of block 0 copy the same one: A A^T then has two ones off its diagonal.
+    bias[0, 1, 0], bias[0, 2, 0] = 0.0, 800.0
+    assert permutation_penalty(run.model).item() == pytest.approx(2 / 2)
+
+
+def test_the_penalty_is_part_of_the_loss_and_lowers_the_distance(tiny, begun):
+    distances = {}
+    for coefficient in (0.0, 2.0):
+        run = begun(tiny(EXACT | {"objective.permutation_penalty": coefficient}))
+        before = permutation_penalty(run.model).item()
+        (batch,) = run.trainer.batches.parts(0)
+        task = cross_entropy(run.model, batch)["product"].item()
+        loss = run.trainer.train_step()
+        assert loss == pytest.approx(task + coefficient * before, **TIGHT)
+        for _ in range(10):
+            run.trainer.train_step()
+        distances[coefficient] = permutation_penalty(run.model).item()
+    assert distances[2.0] < distances[0.0]
+
+
+def test_a_penalty_needs_transitions(tiny, begun):
+    changes = {"model.layers": (LayerSpec("lstm"),), "objective.permutation_penalty": 0.1}
+    message = r"^objective.permutation_penalty must be 0 with a first layer .* got 0.1"
+    with pytest.raises(SettingError, match=message):
+        begun(tiny(changes))
+    begun(tiny(changes | {"objective.permutation_penalty": 0.0}))
+
+
+def test_in_a_search_attempts_are_penalised_when_they_have_left_their_plateau(fresh, begun):
+    run = begun(
+        fresh(
+            {
+                "search.attempts": 2,
+                "search.plateau": 1.0,
+                "search.every": 3,
+                "search.tests": 1,
+                "search.accept_last": 1.0,
+                "objective.permutation_penalty": 0.5,
+            }
+        )
+    )
+    seen = {}
+    step = run.trainer.train_step
+
+    def spy():
+        number = run.trainer.step
+        seen[number] = run.losses.penalised
+        return step()
+
+    run.trainer.train_step = spy
+    run.folder.mkdir()
+    run.to_the_end()
+    first, second = run.search.attempts
+    assert first.left is not None
+    assert second.left is not None
+    expected = [*range(first.left, first.ended), *range(second.left, run.trainer.step)]
+    assert [number for number, penalised in seen.items() if penalised] == expected
+    assert not seen[0]
+    assert not seen[second.began]
+
+
+NOISY = {
+    "model.layers": (LayerSpec("bd_lru", num_blocks=2, block_size=3, gate_noise=0.5),),
+}
+
+
+def test_noise_depends_on_seed_and_step_alone(tiny, begun):
+    def first_loss(seed, steps):
+        run = begun(tiny(NOISY))
+        run.trainer._seed, run.trainer.step = seed, steps
+        # The batch of step 0, whatever the step.
+        (batch,) = run.trainer.batches.parts(0)
+        run.trainer.batches.parts = lambda _: [batch]
+        torch.rand(steps + 1)
+        return run.trainer.train_step()
+
+    assert first_loss(1, 2) == first_loss(1, 2)
+    assert len({first_loss(seed, step) for seed in range(3) for step in range(3)}) == 9
+
+
+def test_an_interrupted_run_with_noise_ends_as_if_it_were_not(tiny, tmp_path):
+    def interrupt(event):
+        if event.kind == "step" and event.step == 5:
+            signal.raise_signal(signal.SIGINT)
+
+    whole = train(tiny(NOISY), tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny(NOISY), tmp_path / "run", on_event=interrupt)
+    assert train(tiny(NOISY), tmp_path / "run").weights == whole.weights
+
+
+def test_a_run_with_noise_leaves_the_global_generator_as_it_was(tiny, tmp_path):
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    train(tiny(NOISY), tmp_path / "run")
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_noise_can_end_with_a_schedule(tiny, begun):
+    changes = {"schedules.attributes": (AttributeSchedule("gate_noise", end=0.0, finish=0.5),)}
+    run = begun(tiny(NOISY | changes))
+    found = []
+    for _ in range(12):
+        run.trainer.train_step()
+        found.append(run.model.blocks[0].layer.gate_noise)
+    assert found == pytest.approx([0.5 * (1 - step / 6) for step in range(6)] + [0.0] * 6)

@@ -75,8 +75,8 @@ def exact(task: TaskSpec) -> RunConfig:
         search=SearchConfig(
             attempts=12,
             length=4 * built.length,
-            # Late attempts that track have passed this. Those that know a quotient of the group, and
-            # the rest on short words alone, stay below (results/LOG.md).
+            # Late attempts that track have passed this. Those that track a quotient of the group,
+            # and the rest on short words alone, stay below (results/LOG.md).
             accept_last=0.75,
             attributes=Assignments(gate_temperature=_SHARP),
         ),

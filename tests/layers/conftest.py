@@ -22,7 +22,18 @@ SIZES = {
     "kernel_size": 3,
 }
 # Values of options whose defaults do not fit so few channels.
-SMALL = {"mamba2": {"d_state": 5, "head_dim": 4}, "attention": {"num_heads": 3}}
+SMALL = {
+    "mamba2": {"d_state": 5, "head_dim": 4},
+    "attention": {"num_heads": 3},
+    # What layers promise holds where the iteration converges.
+    "fp_rnn": {
+        "contraction": 0.5,
+        "max_iterations": 120,
+        "tolerance": 1e-14,
+        "gradient": "implicit",
+        "rank": 2,
+    },
+}
 # Further variants of layers whose options are not all closed sets.
 VARIANTS = {
     "bd_lru": [{"block_size": 1}],

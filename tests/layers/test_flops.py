@@ -83,6 +83,18 @@ HAND_COUNTS = {
         {"num_heads": 3, "rope": True},
         Flops(2 * 6 * 24, 10 * (2 * 6 + 2 * 6 + 3 * 3), 6 * 6),
     ),
+    # Twelve entries. Maps to 24 channels, twice to 12, from 24 to 12, and to 2 x 12 + 2 of the
+    # mixer; 16 iterations: its maps of the state before, two vectors with SiLU and lengths,
+    # two doubled sigmoids, two reflections of 4 x 12 + 1 and their difference from v; v and its
+    # mixture, 1 - lambda and the product, the scan. Three SiLUs, a sigmoid, products, a norm.
+    "fp_rnn": (
+        {"expand": 2, "rank": 2},
+        Flops(
+            2 * 6 * 24 + 2 * 12 * (12 + 12 + 24 + 26 + 6),
+            16 * (2 * 12 * 26 + 2 * (12 * 4 + 37 + 3 + 1) + 2 * 49 + 12 + 12 * 4 + 24),
+            12 * (3 * 4 + 3 + 3) + 50,
+        ),
+    ),
 }  # fmt: skip
 
 

@@ -33,6 +33,7 @@ def test_every_name_builds_its_class():
         "mamba2": layers.build("mamba2", hidden_size=4, head_dim=4),
         "conv": layers.build("conv", hidden_size=4, kernel_size=2),
         "attention": layers.build("attention", hidden_size=4, num_heads=2),
+        "fp_rnn": layers.build("fp_rnn", hidden_size=4),
     }
     assert list(built) == list(LAYERS)
     classes = [
@@ -44,6 +45,7 @@ def test_every_name_builds_its_class():
         layers.Mamba2,
         layers.CausalConv,
         layers.Attention,
+        layers.FPRNN,
     ]
     assert [type(layer) for layer in built.values()] == classes == list(LAYERS.values())
 

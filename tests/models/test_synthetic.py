@@ -22,6 +22,7 @@ SPECS = {
     "delta_net": LayerSpec("delta_net", num_heads=2),
     "delta_product": LayerSpec("delta_product", num_heads=2, num_householder=2),
     "mamba2": LayerSpec("mamba2", d_state=4, head_dim=4),
+    "fp_rnn": LayerSpec("fp_rnn", contraction=0.5, max_iterations=120, tolerance=1e-14),
 }
 HYBRID = tuple(SPECS.values())
 STACKS = {**{name: (spec, spec) for name, spec in SPECS.items()}, "hybrid": HYBRID}

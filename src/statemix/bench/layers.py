@@ -83,13 +83,14 @@ class Entry:
 def registered(hidden_size: int) -> list[LayerSpec]:
     """Return the registered layers with their options for comparisons at this width.
 
-    A layer of the user's that leaves a required option open, such as an inner layer, is left out.
+    A layer of the user's that leaves a required option open, such as an inner layer, is left out,
+    and so are layers that iterate.
     """
     found = []
     for name, kind in LAYERS.items():
         options = kind.compared(hidden_size)
         required = {o for o, (_, default) in LAYERS.options(name).items() if default is REQUIRED}
-        if required <= options.keys():
+        if required <= options.keys() and not kind.iterative:
             found.append(LayerSpec(name, **options))
     return found
 
@@ -121,10 +122,16 @@ def entries(specs: Mapping[str, LayerSpec], case: Case, dtype: torch.dtype) -> l
         dtype: dtype of parameters and activations.
 
     Raises:
-        RequestError: if options do not fit a layer, or a layer does not fit into memory or would
-            take hours.
+        RequestError: if options do not fit a layer, it iterates, it does not fit into memory, or
+            it would take hours.
         BackendUnavailableError: if a layer asks for a backend that cannot run here.
     """
+    for name, spec in specs.items():
+        if LAYERS[spec.name].iterative:
+            raise RequestError(
+                "layers must not iterate to be checked against their single steps, got "
+                f"{name}, whose results depend on a tolerance"
+            )
     prices = {name: _price(name, spec, case, dtype) for name, spec in specs.items()}
     for name, spec in specs.items():
         _check_time(name, spec, case)

@@ -4,6 +4,7 @@ from statemix.layers.attention import Attention, AttentionState
 from statemix.layers.bd_lru import BDLRU
 from statemix.layers.causal_conv import CausalConv
 from statemix.layers.delta_product import DeltaNet, DeltaProduct, DeltaState
+from statemix.layers.fixed_point.fp_rnn import FPRNN
 from statemix.layers.flops import Flops
 from statemix.layers.h_lru import HLRU
 from statemix.layers.layer import Layer, LayerSpec
@@ -16,6 +17,7 @@ from statemix.layers.state import State, map_state, take_rows
 
 __all__ = [
     "BDLRU",
+    "FPRNN",
     "HLRU",
     "LAYERS",
     "LSTM",

@@ -53,12 +53,16 @@ class Layer(nn.Module, ABC):
         colour: colour in figures, "#rrggbb"; None lets the figures choose one.
         schedulable: attributes that a schedule may set during training and that may have a
             different value in evaluation. An assigned value takes effect at the next call.
+        iterative: whether outputs are found by iteration, up to a tolerance. Those of whole
+            sequences and of single steps then agree up to that, and benchmarks that compare the two
+            refuse the layer.
     """
 
     name: ClassVar[str]
     display_name: ClassVar[str]
     colour: ClassVar[str | None] = None
     schedulable: ClassVar[tuple[str, ...]] = ()
+    iterative: ClassVar[bool] = False
 
     hidden_size: int
 

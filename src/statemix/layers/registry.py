@@ -8,6 +8,7 @@ from statemix.layers.attention import Attention
 from statemix.layers.bd_lru import BDLRU
 from statemix.layers.causal_conv import CausalConv
 from statemix.layers.delta_product import DeltaNet, DeltaProduct
+from statemix.layers.fixed_point.fp_rnn import FPRNN
 from statemix.layers.h_lru import HLRU
 from statemix.layers.layer import Layer
 from statemix.layers.lstm import LSTM
@@ -25,6 +26,7 @@ LAYERS: Factories[type[Layer]] = Factories(
         Mamba2,
         CausalConv,
         Attention,
+        FPRNN,
     ],
     common=("hidden_size", "device", "dtype"),
 )

@@ -1,0 +1,1 @@
+"""Dense linear RNNs as fixed points of diagonal ones (Movahedi et al.)."""

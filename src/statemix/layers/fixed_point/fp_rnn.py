@@ -1,0 +1,241 @@
+"""FPRNN: a dense linear RNN as the fixed point of a diagonal one."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from statemix.layers.fixed_point.layer import (
+    Budget,
+    FixedPointLayer,
+    check_number,
+    diagonal_scan,
+    shifted,
+)
+from statemix.layers.fixed_point.mixers import MixerInputs, MixerName, build_mixer
+from statemix.layers.fixed_point.solver import Gradient
+from statemix.layers.flops import Flops
+from statemix.layers.layer import (
+    COMPARED_STATE,
+    a_parameter,
+    at_least_float32,
+    check_init_state,
+    check_placement,
+    check_sizes,
+)
+from statemix.layers.norms import rms_norm
+from statemix.layers.padded import last_inputs, reset_linear, valid_tokens, without_autocast
+from statemix.ops import flops
+
+
+class FPRNN(FixedPointLayer):
+    r"""Fixed-point RNN with a vector state.
+
+    The state h is the fixed point of a diagonal recurrence whose input mixes the channels,
+
+    .. math::
+        h_t = \lambda_t \odot h_{t-1} + (1 - \lambda_t) \odot
+            \big(Q_t (b_t \odot v_t) + (I - Q_t) h_t\big),
+
+    so that it follows a dense one, which is never formed:
+
+    .. math::
+        h_t = A_t h_{t-1} + (I - A_t) (b_t \odot v_t), \qquad
+        A_t = \big(I + (\Lambda_t^{-1} - I) Q_t\big)^{-1}
+
+    with :math:`v_t = W_v x_t`, :math:`b_t = \mathrm{silu}(W_b v_t)`,
+    :math:`\lambda_t = \sigma(W_\lambda v_t + c)` and Q_t from a state mixer of v_t and h_{t-1}
+    (``mixer_inputs``). Each iteration mixes all tokens and runs one diagonal scan, beginning with
+    h = 0; a single one is a diagonal layer. The output is
+
+    .. math::
+        y_t = W_o\, \mathrm{RMSNorm}\big(\mathrm{silu}(W_z x_t) \odot
+            \mathrm{silu}(W_c [v_t, h_t]) \odot h_t\big).
+
+    Source: Movahedi et al., "Fixed-Point RNNs: Interpolating from Diagonal to Dense". Ours: no
+    short convolutions before the five maps; :attr:`contraction`; the dense form above, which
+    follows from the fixed point.
+
+    The output grows with the fifth power of the input: in float32 it holds inputs up to about 1e7.
+
+    While the iteration has not converged, the output at a token depends on the budget, and
+    sequences in pieces or single steps may differ from whole ones.
+
+    Args:
+        hidden_size: width of input and output.
+        mixer: "householder", "dplr", "kronecker" or "monarch".
+        rank: vectors of the first two, size of the last one's blocks.
+        mixer_inputs: "both" (v_t and h_{t-1}), "sum" (v_t + h_{t-1}) or "token" (v_t alone, which
+            leaves the recurrence linear).
+        expand: N divided by ``hidden_size``.
+        contraction: None leaves the mixers as published. A number in (0, 1) makes each iteration a
+            contraction by at least that factor for given Q, by bounding Q and lambda.
+        max_iterations: see :class:`FixedPointLayer`, as for all that follow.
+        budget: see there.
+        tolerance: see there.
+        quantile: see there.
+        damping: see there.
+        gradient: see there.
+        device: device of the parameters.
+        dtype: dtype of the parameters. The state is always float32 or wider.
+
+    Shape:
+        x (B, T, hidden_size) -> y (B, T, hidden_size), state (B, expand * hidden_size).
+
+    Raises:
+        ValueError: if a size or a number is out of range, a name is unknown, or ``rank`` does not
+            divide the state of a Monarch mixer.
+        TypeError: if a size is not an int or a number not a number.
+
+    Example:
+        >>> layer = FPRNN(hidden_size=8, mixer="kronecker")
+        >>> y, state = layer(torch.randn(2, 5, 8))
+        >>> y.shape, state.shape
+        (torch.Size([2, 5, 8]), torch.Size([2, 8]))
+    """
+
+    name = "fp_rnn"
+    display_name = "FP-RNN"
+    colour = "#B03A7C"
+
+    @classmethod
+    def compared(cls, hidden_size: int) -> dict[str, Any]:
+        del hidden_size
+        return {"expand": COMPARED_STATE}
+
+    def __init__(
+        self,
+        hidden_size: int,
+        *,
+        mixer: MixerName = "householder",
+        rank: int = 1,
+        mixer_inputs: MixerInputs = "both",
+        expand: int = 1,
+        contraction: float | None = None,
+        max_iterations: int | None = None,
+        budget: Budget = "fixed",
+        tolerance: float = 1e-3,
+        quantile: float = 1.0,
+        damping: float = 1.0,
+        gradient: Gradient = 1,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_sizes(hidden_size=hidden_size, expand=expand)
+        check_placement(device, dtype)
+        if contraction is not None:
+            check_number("contraction", contraction)
+            if not 0 < contraction < 1:
+                raise ValueError(f"contraction must be between 0 and 1, got {contraction}")
+        self.hidden_size = hidden_size
+        self.mixer = mixer
+        self.rank = rank
+        self.mixer_inputs = mixer_inputs
+        self.expand = expand
+        self.contraction = contraction
+        self.inner_size = inner = expand * hidden_size
+        self._set_up(
+            max_iterations=max_iterations,
+            budget=budget,
+            tolerance=tolerance,
+            quantile=quantile,
+            damping=damping,
+            gradient=gradient,
+        )
+        placed: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.state_mixer = build_mixer(
+            mixer, inner, mixer_inputs, rank, contractive=contraction is not None, **placed
+        )
+        self.in_proj = nn.Linear(hidden_size, 2 * inner, bias=False, **placed)
+        self.input_proj = nn.Linear(inner, inner, bias=False, **placed)
+        self.decay_proj = nn.Linear(inner, inner, **placed)
+        self.readout_proj = nn.Linear(2 * inner, inner, bias=False, **placed)
+        self.norm_weight = nn.Parameter(torch.empty(inner, **placed))
+        self.out_proj = nn.Linear(inner, hidden_size, bias=False, **placed)
+        self.reset_parameters()
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Redraw all parameters; projections as in PyTorch."""
+        for linear in (
+            self.in_proj,
+            self.input_proj,
+            self.decay_proj,
+            self.readout_proj,
+            self.out_proj,
+        ):
+            reset_linear(linear, generator)
+        self.state_mixer.reset_parameters(generator)
+        nn.init.ones_(self.norm_weight)
+
+    def init_state(
+        self,
+        batch_size: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        check_init_state(batch_size, device, dtype)
+        like = a_parameter(self)
+        dtype = at_least_float32(like.dtype if dtype is None else dtype)
+        device = like.device if device is None else device
+        return torch.zeros((batch_size, self.inner_size), device=device, dtype=dtype)
+
+    def flops_per_token(self, length: int) -> Flops:
+        """Count as many iterations as the budget allows."""
+        size, mixer = self.inner_size, self.state_mixer
+        outputs = sum(linear.weight.shape[0] for linear in mixer.linears)
+        # Two maps into 2 N channels, one out of them, three of N, and those of the mixer.
+        maps = 2 * size * (3 * self.hidden_size + 4 * size + outputs)
+        seen = 0 if self.mixer_inputs == "token" else 2 * size * outputs
+        # Three sums and a product around the mixer, and the scan.
+        iteration = seen + mixer.flops + 4 * size + 2 * size
+        bounded = 0 if self.contraction is None else 2 * size
+        gates = size * (3 * flops.SILU + flops.SIGMOID + 3) + bounded
+        return Flops(
+            projections=maps,
+            transition=self.usual_budget(length) * iteration,
+            other=gates + flops.rms_norm(size),
+        )
+
+    def _run(self, x: Tensor, state: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+        v, z = self.in_proj(x).chunk(2, dim=-1)
+        inputs = self._inputs(v)
+        decays = self._decays(v)
+        prepared = self.state_mixer.prepare(v)
+        dtype = torch.promote_types(at_least_float32(v.dtype), state.dtype)
+        valid = None if lengths is None else valid_tokens(x, lengths)
+        with without_autocast(x.device):
+            inputs, decays = inputs.to(dtype), decays.to(dtype)
+            prepared = [one.to(dtype) for one in prepared]
+            initial = state.to(dtype)
+
+            def iterate(h: Tensor) -> Tensor:
+                before = shifted(h, initial)
+                coefficients = self.state_mixer.coefficients([one(before) for one in prepared])
+                mixed = inputs - self.state_mixer.deviation(coefficients, inputs - h)
+                return diagonal_scan(decays, (1 - decays) * mixed, initial)[0]
+
+            h = self._solved(iterate, torch.zeros_like(inputs), valid).value
+        final = last_inputs(torch.cat([initial.unsqueeze(1), h], 1), 1, lengths)[:, 0]
+        y = self._read(v, z, h)
+        return y, final.to(state.dtype)
+
+    def _inputs(self, v: Tensor) -> Tensor:
+        """Return b_t * v_t."""
+        return functional.silu(self.input_proj(v)) * v
+
+    def _decays(self, v: Tensor) -> Tensor:
+        """Return lambda; under a contraction, it is at least what the mixer's bound requires."""
+        decays = torch.sigmoid(self.decay_proj(v))
+        if self.contraction is None:
+            return decays
+        least = 1 - min(self.contraction / self.state_mixer.bound, 1.0)
+        return least + (1 - least) * decays
+
+    def _read(self, v: Tensor, z: Tensor, h: Tensor) -> Tensor:
+        h = h.to(v.dtype)
+        c = functional.silu(self.readout_proj(torch.cat([v, h], dim=-1)))
+        o = functional.silu(z) * c * h
+        y: Tensor = self.out_proj(rms_norm(o, self.norm_weight))
+        return y

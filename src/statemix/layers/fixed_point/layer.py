@@ -1,0 +1,191 @@
+"""Common base of the layers that iterate: budgets, stopping, reports and warnings."""
+
+import math
+import numbers
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from statemix import ops
+from statemix.layers.fixed_point.solver import (
+    Gradient,
+    Map,
+    Solution,
+    SolverConfig,
+    solve,
+    warn_of_residual,
+)
+from statemix.layers.layer import check_sizes
+from statemix.layers.padded import PaddedLayer
+from statemix.ops.checks import check_choice
+
+Budget = Literal["fixed", "gamma"]
+
+LEAST_BUDGET = 16
+"""Iterations that a budget of the sequence's length allows at least."""
+
+# Shape of the Gamma distribution of random budgets.
+_SHAPE = 4.0
+
+
+class FixedPointLayer(PaddedLayer):
+    """A layer whose outputs are found by iteration.
+
+    Args of subclasses that are common to all:
+        max_iterations: most iterations, at least 1; None means the length of the sequence, at least
+            16.
+        budget: "fixed", or "gamma": in training, draw the budget of each batch from a Gamma
+            distribution of shape 4 whose mean is the fixed one, rounded up.
+        tolerance: residual below which a sequence has converged, above 0.
+        quantile: share of the sequences that must have converged, above 0.
+        damping: share of the map's value in the next iterate, in (0, 1].
+        gradient: number of last iterations that are differentiated, "implicit" for the gradient of
+            the fixed point, or "unrolled" for all iterations.
+
+    In evaluation, a call that ends above the tolerance warns, once for each layer.
+    """
+
+    schedulable = ("max_iterations", "tolerance", "quantile")
+    iterative = True
+
+    def _set_up(
+        self,
+        *,
+        max_iterations: int | None,
+        budget: Budget,
+        tolerance: float,
+        quantile: float,
+        damping: float,
+        gradient: Gradient,
+    ) -> None:
+        check_choice("budget", budget, list(get_args(Budget)))
+        check_fraction("damping", damping)
+        if not isinstance(gradient, str):
+            check_sizes(gradient=gradient)
+        else:
+            check_choice("gradient", gradient, ["implicit", "unrolled"])
+        self.max_iterations = max_iterations
+        self.budget = budget
+        self.tolerance = tolerance
+        self.quantile = quantile
+        self.damping = damping
+        self.gradient = gradient
+        self._warned = False
+        self._found: dict[str, Tensor] = {}
+
+    @property
+    def max_iterations(self) -> int | None:
+        """Most iterations; None means the length of the sequence."""
+        return self._max_iterations
+
+    @max_iterations.setter
+    def max_iterations(self, value: int | None) -> None:
+        if value is not None:
+            check_sizes(max_iterations=value)
+        self._max_iterations = value
+
+    @property
+    def tolerance(self) -> float:
+        """Residual below which a sequence has converged."""
+        return self._tolerance
+
+    @tolerance.setter
+    def tolerance(self, value: float) -> None:
+        check_number("tolerance", value)
+        if not 0 < value < math.inf:
+            raise ValueError(f"tolerance must be above 0 and finite, got {value}")
+        self._tolerance = float(value)
+
+    @property
+    def quantile(self) -> float:
+        """Share of the sequences that must have converged."""
+        return self._quantile
+
+    @quantile.setter
+    def quantile(self, value: float) -> None:
+        check_fraction("quantile", value)
+        self._quantile = float(value)
+
+    def reports(self) -> Mapping[str, Tensor]:
+        """Return the iterations and the largest residual of the last call."""
+        return self._found
+
+    def usual_budget(self, length: int) -> int:
+        """Return the most iterations of a sequence of ``length`` tokens, unless drawn."""
+        return self.max_iterations or max(length, LEAST_BUDGET)
+
+    def _solved(self, function: Map, start: Tensor, valid: Tensor | None) -> Solution:
+        """Iterate within the budget; take note of how it went."""
+        config = SolverConfig(
+            tolerance=self.tolerance,
+            damping=self.damping,
+            quantile=self.quantile,
+            gradient=self.gradient,
+        )
+        found = solve(function, start, self._drawn(start.shape[1]), config, valid)
+        residual = found.residual.max() if len(found.residual) else found.residual.new_zeros(())
+        self._found = {
+            "iterations": torch.tensor(float(found.iterations)),
+            "residual": residual,
+        }
+        if self.training or self._warned or residual.is_meta:
+            return found
+        if not bool(residual < self.tolerance):
+            self._warned = True
+            warn_of_residual(self.display_name, residual.item(), self.tolerance, found.iterations)
+        return found
+
+    def _drawn(self, length: int) -> int:
+        """Return the budget of a call."""
+        usual = self.usual_budget(length)
+        if self.budget == "fixed" or not self.training:
+            return usual
+        drawn = torch.distributions.Gamma(_SHAPE, _SHAPE / usual).sample()
+        return max(math.ceil(drawn.item()), 1)
+
+
+def diagonal_scan(decays: Tensor, inputs: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Return :math:`h_t = \lambda_t \odot h_{t-1} + b_t` by the kernels of blocks of one entry.
+
+    Args:
+        decays: shape (B, T, N), float32 or wider.
+        inputs: b, the same shape and dtype.
+        initial: h_0, shape (B, N).
+
+    Returns:
+        states: shape (B, T, N).
+        final: the last state, shape (B, N).
+    """
+    states, final = ops.block_scan(
+        decays[..., None, None], inputs.unsqueeze(-1), initial.unsqueeze(-1)
+    )
+    return states.squeeze(-1), final.squeeze(-1)
+
+
+def shifted(y: Tensor, before: Tensor) -> Tensor:
+    """Return each token's predecessor: y (B, T, N) one step later, after ``before`` (B, N)."""
+    return torch.cat([before.unsqueeze(1), y], dim=1)[:, : y.shape[1]]
+
+
+def check_number(name: str, value: object) -> None:
+    """Check that an option is a real number.
+
+    Raises:
+        TypeError: if it is not.
+    """
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+
+
+def check_fraction(name: str, value: object) -> None:
+    """Check that an option is a number above 0 and at most 1.
+
+    Raises:
+        TypeError: if it is no number.
+        ValueError: if it is out of range.
+    """
+    check_number(name, value)
+    if not 0 < float(value) <= 1:  # type: ignore[arg-type]
+        raise ValueError(f"{name} must be above 0 and at most 1, got {value}")

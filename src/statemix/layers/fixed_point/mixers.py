@@ -1,0 +1,447 @@
+"""State mixers: the dense matrices Q of a fixed-point RNN, one for each token."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, cast, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from statemix.layers.layer import check_sizes
+from statemix.layers.norms import unit_length
+from statemix.ops import flops
+from statemix.ops.checks import check_choice
+
+MixerName = Literal["householder", "dplr", "kronecker", "monarch"]
+MixerInputs = Literal["both", "sum", "token"]
+
+# Keeps the norm of a row or a matrix of zeros from dividing by zero.
+_TINY = 1e-6
+
+
+class StateMixer(nn.Module, ABC):
+    r"""A matrix Q for each token, given by its deviation D = I - Q from the identity.
+
+    Q is decided by x_t and, if the layer asks for it, by the state before it, s_t. All maps from
+    them are linear with normalised weights (:class:`NormedLinear`).
+
+    Args:
+        size: N, entries that are mixed.
+        inputs: how x_t and s_t enter.
+        contractive: whether the 2-norm of D stays within :attr:`bound`. Otherwise Q is as in the
+            source, and D may be as large as that allows.
+
+    Attributes:
+        bound: largest 2-norm of D if the mixer is contractive.
+    """
+
+    bound: float
+
+    def __init__(self, size: int, *, contractive: bool) -> None:
+        super().__init__()
+        self.size = size
+        self.contractive = contractive
+
+    @property
+    @abstractmethod
+    def linears(self) -> "list[NormedLinear]":
+        """The linear maps, in the order of their results."""
+
+    @abstractmethod
+    def coefficients(self, raw: list[Tensor]) -> tuple[Tensor, ...]:
+        """Return what D is made of, from the results of :attr:`linears`, (..., outputs) each."""
+
+    @abstractmethod
+    def deviation(self, coefficients: tuple[Tensor, ...], v: Tensor) -> Tensor:
+        """Return D v for v (..., N), token by token."""
+
+    @property
+    @abstractmethod
+    def flops(self) -> int:
+        """FLOPs of :meth:`coefficients` and :meth:`deviation` for one token."""
+
+    def prepare(self, x: Tensor) -> "list[Prepared]":
+        """Return :attr:`linears` for given x (..., width), as functions of s alone."""
+        return [linear(x) for linear in self.linears]
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Redraw all parameters."""
+        for linear in self.linears:
+            linear.reset_parameters(generator)
+
+
+class Prepared(NamedTuple):
+    """A linear map of x and s for a given x.
+
+    Attributes:
+        constant: what x and the bias contribute, shape (..., outputs).
+        weight: the map of s, shape (outputs, width of s); None if s does not enter.
+    """
+
+    constant: Tensor
+    weight: Tensor | None
+
+    def __call__(self, s: Tensor) -> Tensor:
+        """Return the result for s (..., width)."""
+        if self.weight is None:
+            return self.constant
+        return self.constant + functional.linear(s, self.weight)
+
+    def to(self, dtype: torch.dtype) -> "Prepared":
+        """Return the same map in another dtype."""
+        weight = None if self.weight is None else self.weight.to(dtype)
+        return Prepared(self.constant.to(dtype), weight)
+
+
+class NormedLinear(nn.Module):
+    r"""A linear map of x and s whose rows have a length of their own.
+
+    .. math:: y_i = g_i \frac{w_i^\top p}{|w_i|} + c_i, \qquad
+        p = [x, s], \quad p = x + s \quad \text{or} \quad p = x
+
+    Source: Salimans and Kingma (2016), "Weight normalization"; the fixed-point RNN uses it for
+    stability.
+
+    Args:
+        width: width of x, and of s.
+        outputs: width of y.
+        inputs: "both" for [x, s], "sum" for x + s, "token" for x.
+        bias: whether to learn c, which starts at 0.
+    """
+
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        width: int,
+        outputs: int,
+        inputs: MixerInputs,
+        *,
+        bias: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.width = width
+        self.inputs = inputs
+        shape = (outputs, 2 * width if inputs == "both" else width)
+        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.gain = nn.Parameter(torch.empty(outputs, device=device, dtype=dtype))
+        if bias:
+            self.bias = nn.Parameter(torch.empty(outputs, device=device, dtype=dtype))
+        else:
+            self.register_parameter("bias", None)
+        self.reset_parameters()
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Redraw the weights as ``torch.nn.Linear`` does, with their own lengths; c becomes 0."""
+        bound = self.weight.shape[1] ** -0.5
+        nn.init.uniform_(self.weight, -bound, bound, generator=generator)
+        with torch.no_grad():
+            self.gain.copy_(self.weight.norm(dim=1))
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Prepared:
+        """Return the map for given x, so that iterations over s do not repeat what x does."""
+        scale = self.gain / self.weight.norm(dim=1).clamp(min=_TINY)
+        weight = self.weight * scale.unsqueeze(1)
+        constant = functional.linear(x, weight[:, : self.width], self.bias)
+        if self.inputs == "token":
+            return Prepared(constant, None)
+        return Prepared(constant, weight[:, self.width :] if self.inputs == "both" else weight)
+
+
+class _Reflecting(StateMixer):
+    """Vectors u_i of length 1 and strengths c_i, i = 1 ... r."""
+
+    def __init__(
+        self,
+        size: int,
+        inputs: MixerInputs,
+        rank: int,
+        *,
+        contractive: bool,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(size, contractive=contractive)
+        self.rank = rank
+        placed: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.vectors = NormedLinear(size, rank * size, inputs, **placed)
+        self.strengths = NormedLinear(size, rank, inputs, bias=True, **placed)
+
+    @property
+    def linears(self) -> list[NormedLinear]:
+        return [self.vectors, self.strengths]
+
+    @property
+    def _flops(self) -> int:
+        scaled = 0 if self.contractive else 1
+        each = self.size * flops.SILU + flops.l2_norm(self.size) + flops.SIGMOID + scaled
+        return self.rank * each
+
+    def coefficients(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
+        vectors = _split(functional.silu(raw[0]), self.rank)
+        strengths = torch.sigmoid(raw[1])
+        return unit_length(vectors), strengths if self.contractive else 2 * strengths
+
+
+class Householder(_Reflecting):
+    r"""A product of generalised Householder reflections, H_r.
+
+    .. math:: Q = (I - c_r u_r u_r^\top) \cdots (I - c_1 u_1 u_1^\top)
+
+    with unit vectors u_i and c_i in (0, 2). If the mixer is contractive, c_i is in (0, 1): each
+    factor then shortens what it removes, so that the squares of all removed parts of a vector add
+    up to at most its own, and the 2-norm of I - Q is at most sqrt(r).
+
+    Source: Movahedi et al., "Fixed-Point RNNs". Q starts near a product of projections (c = 1), or
+    half-way to it if contractive.
+    """
+
+    @property
+    def bound(self) -> float:  # type: ignore[override]
+        """As in the base class."""
+        return math.sqrt(self.rank)
+
+    @property
+    def flops(self) -> int:
+        """As in the base class; a reflection is a product, a factor and a sum, N of the last."""
+        return self._flops + self.rank * (4 * self.size + 1) + self.size
+
+    def deviation(self, coefficients: tuple[Tensor, ...], v: Tensor) -> Tensor:
+        vectors, strengths = coefficients
+        left = v
+        for place in range(self.rank):
+            u = vectors[..., place, :]
+            along = (u * left).sum(-1, keepdim=True) * strengths[..., place, None]
+            left = left - along * u
+        return v - left
+
+
+class DPLR(_Reflecting):
+    r"""The identity minus a matrix of low rank, DPLR_r.
+
+    .. math:: Q = I - \sum_{i=1}^r c_i u_i u_i^\top
+
+    with unit vectors u_i, which need not be orthogonal, and c_i in (0, 2), or in (0, 1) if the
+    mixer is contractive. The 2-norm of I - Q is then at most r.
+
+    Source: as :class:`Householder`.
+    """
+
+    @property
+    def bound(self) -> float:  # type: ignore[override]
+        """As in the base class."""
+        return float(self.rank)
+
+    @property
+    def flops(self) -> int:
+        """As in the base class."""
+        return self._flops + self.rank * (4 * self.size + 1)
+
+    def deviation(self, coefficients: tuple[Tensor, ...], v: Tensor) -> Tensor:
+        vectors, strengths = coefficients
+        along = torch.einsum("...rn,...n->...r", vectors, v) * strengths
+        return torch.einsum("...rn,...r->...n", vectors, along)
+
+
+class Kronecker(StateMixer):
+    r"""The identity minus a Kronecker product of two small matrices.
+
+    .. math:: Q v = v - 2\, \mathrm{vec}(V X U), \qquad X = v \text{ as an } a \times b
+        \text{ matrix}, \\
+        U = \mathrm{diag}(s_U)\, \mathrm{rows}(P_U P_U^\top), \qquad
+        V = \mathrm{diag}(s_V)\, \mathrm{rows}(P_V P_V^\top)
+
+    with upper triangular P, rows() dividing each row by its length, and s in (0, 1). Of N = a b, a
+    is the largest divisor up to sqrt(N). If the mixer is contractive, the factor 2 is absent and
+    each matrix is divided by sqrt(|M|_1 |M|_inf) where that exceeds 1, which bounds its 2-norm.
+
+    Source: as :class:`Householder`.
+    """
+
+    bound = 1.0
+
+    def __init__(
+        self,
+        size: int,
+        inputs: MixerInputs,
+        *,
+        contractive: bool,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(size, contractive=contractive)
+        rows = max(n for n in range(1, math.isqrt(size) + 1) if size % n == 0)
+        self.sizes = (rows, size // rows)
+        placed: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.triangles = nn.ModuleList(
+            NormedLinear(size, n * (n + 1) // 2, inputs, **placed) for n in self.sizes
+        )
+        self.strengths = nn.ModuleList(
+            NormedLinear(size, n, inputs, bias=True, **placed) for n in self.sizes
+        )
+
+    @property
+    def linears(self) -> list[NormedLinear]:
+        return cast(list[NormedLinear], [*self.triangles, *self.strengths])
+
+    @property
+    def flops(self) -> int:
+        """As in the base class; triangles count as full matrices."""
+        a, b = self.sizes
+        made = 0
+        for n in self.sizes:
+            triangle = n * (n + 1) // 2 * flops.SILU + 2 * n**3
+            rows = n * (flops.l2_norm(n) + flops.SIGMOID + n)
+            # Magnitudes, sums of rows and of columns, their maxima, and the quotients.
+            bounded = 4 * n**2 + 2 * n + 3 if self.contractive else 0
+            made += triangle + rows + bounded
+        return made + 2 * a * b * (a + b) + (0 if self.contractive else self.size)
+
+    def coefficients(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
+        left, right = (
+            self._factor(raw[place], raw[place + 2], n) for place, n in enumerate(self.sizes)
+        )
+        return left, right
+
+    def _factor(self, triangle: Tensor, strengths: Tensor, n: int) -> Tensor:
+        upper = _upper(functional.silu(triangle), n)
+        rows = unit_length(upper @ upper.mT)
+        matrix = torch.sigmoid(strengths).unsqueeze(-1) * rows
+        return _shortened(matrix) if self.contractive else matrix
+
+    def deviation(self, coefficients: tuple[Tensor, ...], v: Tensor) -> Tensor:
+        left, right = coefficients
+        mixed: Tensor = (left @ _split(v, self.sizes[0]) @ right).flatten(-2)
+        return mixed if self.contractive else 2 * mixed
+
+
+class Monarch(StateMixer):
+    r"""The identity minus a block-diagonal matrix.
+
+    .. math:: Q = I - \mathrm{blockdiag}_j(\alpha_j K_j), \qquad
+        K_j = P_j P_j^\top / \max_i |(P_j P_j^\top)_{:,i}|
+
+    with upper triangular P_j and alpha_j in (0, 1): blocks of entries mix, as in a BD-LRU. If the
+    mixer is contractive, K_j is divided by its largest row sum instead, which bounds its 2-norm.
+
+    Source: as :class:`Householder`, whose code has it without published numbers.
+    """
+
+    bound = 1.0
+
+    def __init__(
+        self,
+        size: int,
+        inputs: MixerInputs,
+        rank: int,
+        *,
+        contractive: bool,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(size, contractive=contractive)
+        if size % rank:
+            raise ValueError(
+                f"rank must divide the entries of a Monarch mixer, got {rank} and {size}"
+            )
+        self.rank = rank
+        self.num_blocks = size // rank
+        entries = self.num_blocks * rank * (rank + 1) // 2
+        placed: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.triangles = NormedLinear(size, entries, inputs, **placed)
+        self.strengths = NormedLinear(size, self.num_blocks, inputs, bias=True, **placed)
+
+    @property
+    def linears(self) -> list[NormedLinear]:
+        return [self.triangles, self.strengths]
+
+    @property
+    def flops(self) -> int:
+        """As in the base class; triangles count as full matrices."""
+        n = self.rank
+        triangle = n * (n + 1) // 2 * flops.SILU + 2 * n**3
+        # Magnitudes or squares, their sums, the maximum; the root, unless contractive.
+        largest = 2 * n**2 + n + (0 if self.contractive else 1)
+        scaled = flops.SIGMOID + 1 + n**2
+        return self.num_blocks * (triangle + largest + scaled + 2 * n**2)
+
+    def coefficients(self, raw: list[Tensor]) -> tuple[Tensor]:
+        entries = _split(functional.silu(raw[0]), self.num_blocks)
+        upper = _upper(entries, self.rank)
+        product = upper @ upper.mT
+        if self.contractive:
+            largest = product.abs().sum(-1).amax(-1)
+        else:
+            largest = product.square().sum(-2).amax(-1).add(_TINY**2).sqrt()
+        strengths = torch.sigmoid(raw[1]) / largest.clamp(min=_TINY)
+        return (strengths[..., None, None] * product,)
+
+    def deviation(self, coefficients: tuple[Tensor, ...], v: Tensor) -> Tensor:
+        (blocks,) = coefficients
+        parts = _split(v, self.num_blocks)
+        mixed: Tensor = (blocks @ parts.unsqueeze(-1)).flatten(-3)
+        return mixed
+
+
+def build_mixer(
+    name: str,
+    size: int,
+    inputs: MixerInputs,
+    rank: int,
+    *,
+    contractive: bool,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> StateMixer:
+    """Build a mixer by name.
+
+    Args:
+        name: "householder", "dplr", "kronecker" or "monarch".
+        size: N.
+        inputs: as in :class:`NormedLinear`.
+        rank: number of vectors, or size of a block; "kronecker" has none.
+        contractive: as in :class:`StateMixer`.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
+
+    Raises:
+        ValueError: if the name is unknown, ``rank`` is out of range or does not divide ``size``
+            where it must.
+        TypeError: if ``rank`` is not an int.
+    """
+    check_choice("mixer", name, list(get_args(MixerName)))
+    check_choice("mixer_inputs", inputs, list(get_args(MixerInputs)))
+    check_sizes(rank=rank)
+    if name == "kronecker":
+        return Kronecker(size, inputs, contractive=contractive, device=device, dtype=dtype)
+    kinds: dict[str, Callable[..., StateMixer]]
+    kinds = {"householder": Householder, "dplr": DPLR, "monarch": Monarch}
+    return kinds[name](size, inputs, rank, contractive=contractive, device=device, dtype=dtype)
+
+
+def _split(v: Tensor, parts: int) -> Tensor:
+    """Split the last axis into ``parts`` of equal size: (..., parts, size)."""
+    return v.reshape(*v.shape[:-1], parts, v.shape[-1] // parts)
+
+
+def _upper(entries: Tensor, n: int) -> Tensor:
+    """Return upper triangular matrices (..., n, n) with these entries (..., n (n + 1) / 2)."""
+    places = torch.triu_indices(n, n, device=entries.device)
+    # Gathering, unlike assigning, needs no copy in the backward pass, and vmap can batch it.
+    index = entries.new_full((n, n), -1, dtype=torch.int64)
+    index[places[0], places[1]] = torch.arange(places.shape[1], device=entries.device)
+    filled = entries[..., index.clamp(min=0).flatten()].reshape(*entries.shape[:-1], n, n)
+    return filled * (index >= 0)
+
+
+def _shortened(matrix: Tensor) -> Tensor:
+    """Divide matrices (..., n, n) by a bound of their 2-norm where that exceeds 1."""
+    sizes = matrix.abs()
+    bound = (sizes.sum(-1).amax(-1) * sizes.sum(-2).amax(-1)).clamp(min=1.0).sqrt()
+    return matrix / bound[..., None, None]

@@ -1,0 +1,201 @@
+"""Fixed points of maps on sequences, by damped iteration, and gradients through them."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Gradient = int | Literal["implicit", "unrolled"]
+
+Map = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class SolverConfig:
+    """When an iteration stops, and what is differentiated.
+
+    Attributes:
+        tolerance: residual below which a sequence counts as converged.
+        damping: share s of the map's value in the next iterate, before it is lowered.
+        patience: iterations without a lower residual after which a sequence's s is lowered.
+        decay: factor by which it is lowered; 1 leaves it.
+        quantile: share of the sequences that must have converged.
+        gradient: what is differentiated: the last k applications of the map (an int), the fixed
+            point itself ("implicit"), or every iteration ("unrolled").
+    """
+
+    tolerance: float = 1e-3
+    damping: float = 1.0
+    patience: int = 15
+    decay: float = 0.9
+    quantile: float = 1.0
+    gradient: Gradient = 1
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What an iteration has found.
+
+    Attributes:
+        value: y, shape (B, T, N).
+        iterations: applications of the map.
+        residual: lowest residual of each sequence, shape (B,), without a gradient.
+    """
+
+    value: Tensor
+    iterations: int
+    residual: Tensor
+
+
+# Damping below which an iteration no longer moves.
+_STILL = 1e-3
+
+
+def solve(
+    function: Map, start: Tensor, budget: int, config: SolverConfig, valid: Tensor | None = None
+) -> Solution:
+    r"""Iterate a map until its value and its argument agree.
+
+    .. math:: y \leftarrow s F(y) + (1 - s) y, \qquad
+        r = \max_t \frac{|y_t - F(y)_t|_\infty}{|F(y)_t|_\infty + 10^{-8}}
+
+    for each sequence by itself. Of a sequence's iterates, the one with the lowest residual counts.
+    The last application of the map is always to that one and undamped, so that ``budget=1`` returns
+    F(start).
+
+    Source: Movahedi et al., "Fixed-Point RNNs", Appendix B.4. There, the iterate that counts may
+    have a larger residual than the one that has met the tolerance, and the gradient needs further
+    applications of the map than the budget has.
+
+    Args:
+        function: F, from (B, T, N) to the same.
+        start: the first y.
+        budget: most applications of F, at least 1.
+        config: the rest.
+        valid: tokens that are no padding, (B, T); None means all.
+    """
+    if config.gradient == "unrolled":
+        return _unrolled(function, start, budget, config, valid)
+    learns = torch.is_grad_enabled()
+    steps = config.gradient if isinstance(config.gradient, int) else 1
+    # The differentiable applications are part of the budget.
+    last = min(steps, budget) if learns else 1
+    with torch.no_grad():
+        state = _Iteration(start, config, valid)
+        while state.iterations < budget - last and not state.has_converged():
+            state.advance(function(state.value))
+        best = state.best
+    value = best
+    for _ in range(last - 1):
+        value = function(value)
+    before = value
+    value = function(value)
+    residual = torch.minimum(state.residual, _residuals(before, value, valid).detach())
+    iterations = state.iterations + last
+    if value.requires_grad and config.gradient == "implicit" and budget > 1:
+        value = _with_implicit_gradient(function, value, best, budget, config)
+    return Solution(value, iterations, residual)
+
+
+class _Iteration:
+    """The iterates of all sequences, under way."""
+
+    def __init__(self, start: Tensor, config: SolverConfig, valid: Tensor | None) -> None:
+        self._config, self._valid = config, valid
+        self.value = self.best = start
+        self.iterations = 0
+        self.residual = start.new_full((len(start),), torch.inf)
+        self._share = start.new_full((len(start),), config.damping)
+        self._waited = start.new_zeros(len(start))
+
+    def has_converged(self) -> bool:
+        """Return whether enough sequences have; a NaN never does, and moves no further."""
+        # Tensors without data have nothing to converge.
+        if not len(self.residual) or self.residual.is_meta:
+            return True
+        still = bool((self._share < _STILL).all())
+        most = torch.quantile(self.residual.float(), self._config.quantile)
+        return still or bool(most < self._config.tolerance)
+
+    def advance(self, mapped: Tensor) -> None:
+        """Take note of F(y), and move to the next iterate."""
+        residual = _residuals(self.value, mapped, self._valid)
+        lower = residual < self.residual
+        # F(y) is the better guess of the two whose difference the residual is.
+        self.best = torch.where(_each(lower), mapped, self.best)
+        self.residual = torch.where(lower, residual, self.residual)
+        self._waited = torch.where(lower, 0, self._waited + 1)
+        tired = self._waited >= self._config.patience
+        self._share = torch.where(tired, self._share * self._config.decay, self._share)
+        self._waited = torch.where(tired, 0, self._waited)
+        share = _each(self._share)
+        self.value = mapped + (1 - share) * (self.value - mapped)
+        self.iterations += 1
+
+
+def _unrolled(
+    function: Map, start: Tensor, budget: int, config: SolverConfig, valid: Tensor | None
+) -> Solution:
+    state = _Iteration(start, config, valid)
+    while state.iterations < budget - 1 and not state.has_converged():
+        state.advance(function(state.value))
+    value = function(state.best)
+    residual = torch.minimum(state.residual, _residuals(state.best, value, valid))
+    return Solution(value, state.iterations + 1, residual.detach())
+
+
+def _with_implicit_gradient(
+    function: Map, value: Tensor, fixed: Tensor, budget: int, config: SolverConfig
+) -> Tensor:
+    r"""Let the gradient of a fixed point be that of the implicit function theorem.
+
+    .. math:: \frac{dy}{d\theta} = (I - J)^{-1} \frac{\partial F}{\partial \theta}, \qquad
+        J = \frac{\partial F}{\partial y}
+
+    by iterating g = v + J^T g for an incoming gradient v.
+    """
+    point = fixed.detach().requires_grad_()
+    with torch.enable_grad():
+        mapped = function(point)
+
+    def backward(gradient: Tensor) -> Tensor:
+        def adjoint(g: Tensor) -> Tensor:
+            (product,) = torch.autograd.grad(mapped, point, g, retain_graph=True)
+            return gradient + product
+
+        state = _Iteration(gradient, config, None)
+        while state.iterations < budget and not state.has_converged():
+            state.advance(adjoint(state.value))
+        return state.best
+
+    value.register_hook(backward)  # type: ignore[no-untyped-call]
+    return value
+
+
+def _residuals(value: Tensor, mapped: Tensor, valid: Tensor | None) -> Tensor:
+    """Return the residual of each sequence, shape (B,)."""
+    if value.shape[1] == 0 or value.shape[2] == 0:
+        return value.new_zeros(len(value))
+    with torch.no_grad():
+        change = (value - mapped).abs().amax(-1)
+        relative = change / (mapped.abs().amax(-1) + 1e-8)
+        if valid is not None:
+            relative = torch.where(valid, relative, 0)
+        return relative.amax(-1)
+
+
+def _each(per_sequence: Tensor) -> Tensor:
+    return per_sequence[:, None, None]
+
+
+def warn_of_residual(name: str, residual: float, tolerance: float, iterations: int) -> None:
+    """Warn that an iteration has not converged, so that its result depends on the budget."""
+    warnings.warn(
+        f"{name} has not converged: residual {residual:.2g} after {iterations} iterations, "
+        f"tolerance {tolerance:.2g}; its outputs depend on max_iterations, and those of single "
+        "steps may differ",
+        stacklevel=3,
+    )

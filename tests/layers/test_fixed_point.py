@@ -1,0 +1,422 @@
+"""Fixed points: mixers, solver and layer, against matrices and against each other."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from statemix.layers import FPRNN
+from statemix.layers.fixed_point.layer import LEAST_BUDGET, diagonal_scan, shifted
+from statemix.layers.fixed_point.mixers import NormedLinear, build_mixer
+from statemix.layers.fixed_point.solver import SolverConfig, solve
+
+MIXERS = [("householder", 1), ("householder", 3), ("dplr", 2), ("kronecker", 1), ("monarch", 3)]
+CONVERGED = {"max_iterations": 2000, "tolerance": 1e-14, "contraction": 0.9}
+
+
+def build(mixer="householder", rank=1, seed=0, size=6, scale=3.0, **options):
+    """A layer in float64 whose mixers are far from the identity."""
+    layer = FPRNN(size, mixer=mixer, rank=rank, dtype=torch.float64, **options)
+    layer.reset_parameters(torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        for parameter in layer.state_mixer.parameters():
+            parameter.mul_(scale)
+    return layer
+
+
+def tokens(*shape, seed=1):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def matrices(mixer, x, s):
+    """Q for tokens x (..., N) after s, column by column."""
+    coefficients = mixer.coefficients([linear(s) for linear in mixer.prepare(x)])
+    columns = [
+        unit - mixer.deviation(coefficients, unit.expand(x.shape))
+        for unit in torch.eye(x.shape[-1], dtype=x.dtype)
+    ]
+    return torch.stack(columns, -1)
+
+
+def dense_states(layer, x):
+    """The states by the closed dense form, token by token."""
+    v, _ = layer.in_proj(x).chunk(2, dim=-1)
+    inputs, decays = layer._inputs(v), layer._decays(v)
+    eye = torch.eye(v.shape[-1], dtype=v.dtype)
+    state = layer.init_state(len(x))
+    found = []
+    for t in range(x.shape[1]):
+        Q = matrices(layer.state_mixer, v[:, t], state)
+        A = torch.linalg.inv(eye + torch.diag_embed(1 / decays[:, t] - 1) @ Q)
+        state = torch.einsum("bij,bj->bi", A, state)
+        state = state + torch.einsum("bij,bj->bi", eye - A, inputs[:, t])
+        found.append(state)
+    return torch.stack(found, 1)
+
+
+def states(layer, x):
+    """The states by iteration: final states of ever longer beginnings."""
+    return torch.stack([layer(x[:, : t + 1])[1] for t in range(x.shape[1])], 1)
+
+
+@pytest.mark.parametrize(("mixer", "rank"), MIXERS)
+@pytest.mark.parametrize("mixer_inputs", ["token", "both", "sum"])
+def test_the_fixed_point_is_the_closed_dense_form(mixer, rank, mixer_inputs):
+    layer = build(mixer, rank, mixer_inputs=mixer_inputs, **CONVERGED).eval()
+    x = tokens(2, 7, 6)
+    found, expected = states(layer, x), dense_states(layer, x)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    # The matrices differ from the identity, and from token to token.
+    v, _ = layer.in_proj(x).chunk(2, dim=-1)
+    Q = matrices(layer.state_mixer, v, torch.zeros_like(v))
+    assert (Q - torch.eye(6)).abs().max() > 0.1
+    assert (Q[:, 0] - Q[:, 1]).abs().max() > 0.01
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    case=st.sampled_from(MIXERS),
+    scale=st.sampled_from([0.1, 1.0, 30.0]),
+    contraction=st.floats(0.05, 0.99),
+)
+def test_under_the_switch_every_iteration_is_a_contraction(seed, case, scale, contraction):
+    layer = build(*case, seed=seed, scale=scale, contraction=contraction)
+    v = tokens(4, 5, 6, seed=seed)
+    Q = matrices(layer.state_mixer, v, tokens(4, 5, 6, seed=seed + 1))
+    deviation = torch.eye(6) - Q
+    norms = torch.linalg.matrix_norm(deviation, 2)
+    assert norms.max() <= layer.state_mixer.bound * (1 + 1e-9)
+    kept = torch.diag_embed(1 - layer._decays(v)) @ deviation
+    assert torch.linalg.matrix_norm(kept, 2).max() <= contraction * (1 + 1e-9)
+
+
+def rows(matrix):
+    return matrix / np.sqrt((matrix**2).sum(-1, keepdims=True) + 1e-6)
+
+
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def triangle(entries, n):
+    matrix = np.zeros((n, n))
+    matrix[np.triu_indices(n)] = silu(entries)
+    return matrix
+
+
+def published(name, rank, raw, size):
+    """Q of one token as the source writes it, from the results of the linear maps."""
+    if name in ("householder", "dplr"):
+        vectors = rows(silu(raw[0]).reshape(rank, size))
+        strengths = 2 * sigmoid(raw[1])
+        terms = [c * np.outer(u, u) for c, u in zip(strengths, vectors, strict=True)]
+        if name == "dplr":
+            return np.eye(size) - sum(terms)
+        Q = np.eye(size)
+        for term in terms:
+            Q = (np.eye(size) - term) @ Q
+        return Q
+    if name == "monarch":
+        Q = np.eye(size)
+        blocks = raw[0].reshape(size // rank, -1)
+        for j, (entries, strength) in enumerate(zip(blocks, raw[1], strict=True)):
+            P = triangle(entries, rank)
+            K = P @ P.T
+            K = K / np.sqrt((K**2).sum(0)).max()
+            place = slice(j * rank, (j + 1) * rank)
+            Q[place, place] -= sigmoid(strength) * K
+        return Q
+    a, b = 2, 3
+    V, U = (
+        np.diag(sigmoid(strength)) @ rows(triangle(entries, n) @ triangle(entries, n).T)
+        for entries, strength, n in zip(raw[:2], raw[2:], (a, b), strict=True)
+    )
+    # vec by rows: vec(V X U) = (V kron U^T) vec(X).
+    return np.eye(size) - 2 * np.kron(V, U.T)
+
+
+@pytest.mark.parametrize(("name", "rank"), MIXERS)
+@pytest.mark.parametrize("inputs", ["both", "sum", "token"])
+def test_mixers_are_as_published(name, rank, inputs):
+    mixer = build_mixer(name, 6, inputs, rank, contractive=False, dtype=torch.float64)
+    mixer.reset_parameters(torch.Generator().manual_seed(2))
+    x, s = tokens(6), tokens(6, seed=5)
+    p = {"both": torch.cat([x, s]), "sum": x + s, "token": x}[inputs]
+    raw = []
+    for linear in mixer.linears:
+        with torch.no_grad():
+            linear.gain.uniform_(0.5, 2.0, generator=torch.Generator().manual_seed(7))
+            lengths = linear.weight.norm(dim=1)
+            bias = 0 if linear.bias is None else linear.bias
+            raw.append(((linear.weight @ p) * linear.gain / lengths + bias).numpy())
+    expected = published(name, rank, raw, 6)
+    np.testing.assert_allclose(matrices(mixer, x, s).detach().numpy(), expected, atol=1e-6)
+
+
+def test_one_iteration_is_the_diagonal_layer():
+    layer = build(max_iterations=1)
+    x = tokens(2, 5, 6)
+    v, _ = layer.in_proj(x).chunk(2, dim=-1)
+    inputs, decays = layer._inputs(v), layer._decays(v)
+    Q = matrices(layer.state_mixer, v, torch.zeros_like(v))
+    state = torch.zeros(2, 6, dtype=torch.float64)
+    for t in range(5):
+        mixed = torch.einsum("bij,bj->bi", Q[:, t], inputs[:, t])
+        state = decays[:, t] * state + (1 - decays[:, t]) * mixed
+    torch.testing.assert_close(layer(x)[1], state)
+    assert layer.reports()["iterations"] == 1
+
+
+def test_the_scan_is_diagonal_and_the_shift_begins_with_the_state():
+    decays, inputs, initial = tokens(2, 4, 3).sigmoid(), tokens(2, 4, 3, seed=2), tokens(2, 3)
+    found, final = diagonal_scan(decays, inputs, initial)
+    h = initial
+    for t in range(4):
+        h = decays[:, t] * h + inputs[:, t]
+        torch.testing.assert_close(found[:, t], h)
+    torch.testing.assert_close(final, h)
+    moved = shifted(found, initial)
+    torch.testing.assert_close(moved[:, 0], initial)
+    torch.testing.assert_close(moved[:, 1:], found[:, :-1])
+    assert shifted(found[:, :0], initial).shape == (2, 0, 3)
+
+
+# Gradients.
+
+
+def gradients(layer, x):
+    y, _ = layer(x)
+    return torch.autograd.grad((y * tokens(*y.shape, seed=9)).sum(), list(layer.parameters()))
+
+
+def error(found, expected):
+    pairs = zip(found, expected, strict=True)
+    return max(
+        float((one - other).norm() / other.norm()) for one, other in pairs if other.norm() > 0
+    )
+
+
+@pytest.mark.parametrize(("mixer", "rank"), MIXERS)
+@pytest.mark.parametrize("mixer_inputs", ["token", "both"])
+def test_the_implicit_gradient_is_that_of_all_iterations(mixer, rank, mixer_inputs):
+    layer = build(mixer, rank, mixer_inputs=mixer_inputs, scale=1.0, **CONVERGED)
+    x = tokens(2, 6, 6)
+    found = {}
+    for gradient in (1, 4, 64, "implicit", "unrolled"):
+        layer.gradient = gradient
+        found[gradient] = gradients(layer, x)
+    assert error(found["implicit"], found["unrolled"]) < 1e-8
+    # More differentiated iterations come closer.
+    errors = [error(found[k], found["unrolled"]) for k in (1, 4, 64)]
+    assert errors[0] > 1e-3
+    assert errors[0] > errors[1] > errors[2]
+    assert errors[2] < 1e-3
+
+
+def test_the_gradient_of_the_last_iterations_is_theirs():
+    layer = build(max_iterations=5, gradient=2)
+    x = tokens(2, 6, 6)
+    found = gradients(layer, x)
+    with torch.no_grad():
+        layer.max_iterations = 3
+        before = {}
+        solved = layer._solved
+        layer._solved = lambda *arguments: before.setdefault("found", solved(*arguments))
+        layer(x)
+    layer.max_iterations = 2
+    start = before["found"].value
+    layer._solved = lambda function, _, valid: solved(function, start, valid)
+    torch.testing.assert_close(found, gradients(layer, x), rtol=1e-9, atol=1e-12)
+
+
+# The solver.
+
+
+def linear_map(factor, fixed):
+    return lambda y: fixed + factor * (y - fixed)
+
+
+def test_the_iteration_stops_at_the_tolerance_or_the_budget():
+    fixed, start = tokens(3, 2, 4), torch.zeros(3, 2, 4, dtype=torch.float64)
+    with torch.no_grad():
+        found = solve(linear_map(0.5, fixed), start, 100, SolverConfig(tolerance=1e-6))
+        short = solve(linear_map(0.5, fixed), start, 4, SolverConfig(tolerance=1e-6))
+    assert found.residual.max() < 1e-6
+    assert 18 < found.iterations < 30
+    torch.testing.assert_close(found.value, fixed, rtol=1e-5, atol=1e-6)
+    assert short.iterations == 4
+    torch.testing.assert_close(short.value, fixed * (1 - 0.5**4))
+    assert short.residual.max() > 1e-2
+
+
+def test_iterations_are_those_of_the_map():
+    fixed = tokens(2, 2, 3).requires_grad_()
+    start, calls = torch.zeros(2, 2, 3, dtype=torch.float64), []
+
+    def function(y):
+        calls.append(y)
+        return linear_map(0.5, fixed)(y)
+
+    for gradient in (1, 3, "implicit", "unrolled"):
+        for budget in (1, 2, 7):
+            calls.clear()
+            config = SolverConfig(tolerance=1e-9, gradient=gradient)
+            found = solve(function, start, budget, config)
+            assert found.iterations == budget
+            # The gradient of the fixed point needs the map once more.
+            assert len(calls) == budget + (gradient == "implicit" and budget > 1)
+
+
+def test_a_share_of_the_sequences_may_be_late():
+    factors = torch.tensor([0.1, 0.1, 0.1, 0.999], dtype=torch.float64)[:, None, None]
+    fixed, start = tokens(4, 2, 3), torch.zeros(4, 2, 3, dtype=torch.float64)
+    with torch.no_grad():
+        all_of_them = solve(linear_map(factors, fixed), start, 60, SolverConfig())
+        most = solve(linear_map(factors, fixed), start, 60, SolverConfig(quantile=0.6))
+    assert all_of_them.iterations == 60
+    assert most.iterations < 8
+    assert (most.residual[:3] < 1e-3).all()
+    assert most.residual[3] > 0.1
+
+
+def test_padding_does_not_keep_an_iteration_going():
+    factors = torch.full((2, 3, 1), 0.1, dtype=torch.float64)
+    factors[1, 2] = 0.999
+    valid = torch.tensor([[True, True, True], [True, True, False]])
+    fixed, start = tokens(2, 3, 4), torch.zeros(2, 3, 4, dtype=torch.float64)
+    with torch.no_grad():
+        found = solve(linear_map(factors, fixed), start, 50, SolverConfig(), valid)
+    assert found.iterations < 8
+
+
+def test_damping_grows_until_an_oscillation_converges():
+    fixed, start = tokens(2, 3, 4), torch.zeros(2, 3, 4, dtype=torch.float64)
+    with torch.no_grad():
+        plain = solve(linear_map(-1.5, fixed), start, 400, SolverConfig(decay=1.0))
+        damped = solve(linear_map(-1.5, fixed), start, 400, SolverConfig(patience=3))
+    assert plain.residual.max() > 0.1
+    assert damped.residual.max() < 1e-3
+    assert damped.iterations < 200
+
+
+def test_of_a_diverging_iteration_the_best_iterate_counts():
+    fixed = torch.ones(1, 1, 2, dtype=torch.float64)
+    with torch.no_grad():
+        found = solve(linear_map(-3.0, fixed), fixed * 1.1, 50, SolverConfig(decay=1.0))
+    # Each iterate is further away than the one before.
+    assert (found.value - fixed).abs().max() < 1.0
+
+
+def test_what_is_no_number_ends():
+    start = torch.zeros(1, 2, 3)
+    with torch.no_grad():
+        found = solve(lambda y: y * torch.nan, start, 40, SolverConfig())
+    assert found.iterations <= 40
+    assert found.value.isnan().all()
+
+
+# The layer.
+
+
+@pytest.mark.parametrize("length", [4, 16, 40])
+def test_iterations_that_tracking_needs_do_not_exceed_the_length_by_much(length):
+    """One token after the other converges, whatever Q makes of the state before it."""
+    layer = build(rank=2, scale=10.0, contraction=0.5, max_iterations=1000, tolerance=1e-6).eval()
+    layer(tokens(3, length, 6))
+    assert layer.reports()["residual"] < 1e-6
+    assert layer.reports()["iterations"] <= length + 40
+
+
+def test_training_and_evaluation_agree_where_the_iteration_converges():
+    layer = build(**CONVERGED)
+    x = tokens(2, 6, 6)
+    trained = layer.train()(x)
+    for gradient in (3, "implicit", "unrolled"):
+        layer.gradient = gradient
+        torch.testing.assert_close(layer(x), trained, rtol=0, atol=1e-11)
+    torch.testing.assert_close(layer.eval()(x), trained, rtol=0, atol=1e-11)
+
+
+def test_evaluation_that_has_not_converged_warns_once(recwarn):
+    layer = build(max_iterations=3, tolerance=1e-6)
+    x = tokens(2, 6, 6)
+    layer.train()(x)
+    assert not recwarn.list
+    message = (
+        r"^FP-RNN has not converged: residual [0-9.e-]+ after 3 iterations, tolerance 1e-06; "
+        "its outputs depend on max_iterations"
+    )
+    with pytest.warns(UserWarning, match=message):
+        layer.eval()(x)
+    layer(x)
+    assert len(recwarn.list) == 0
+    converged = build(**CONVERGED).eval()
+    converged(x)
+    assert not recwarn.list
+
+
+def test_random_budgets_have_the_fixed_one_as_their_mean():
+    layer = build(max_iterations=8, budget="gamma", tolerance=1e-300)
+    torch.manual_seed(3)
+    drawn = [layer._drawn(5) for _ in range(2000)]
+    # Rounding up adds half an iteration; the standard deviation of the distribution is 4.
+    assert np.mean(drawn) == pytest.approx(8.5, abs=0.4)
+    assert np.std(drawn) == pytest.approx(4, abs=0.4)
+    assert min(drawn) >= 1
+    torch.manual_seed(3)
+    assert [layer._drawn(5) for _ in range(20)] == drawn[:20]
+    assert {layer.eval()._drawn(5) for _ in range(20)} == {8}
+
+
+def test_the_budget_is_the_length_unless_given():
+    layer = build(tolerance=1e-300)
+    for length, expected in ((1, LEAST_BUDGET), (16, 16), (40, 40)):
+        layer(tokens(1, length, 6))
+        assert layer.reports()["iterations"] == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "error_type", "message"),
+    [
+        ({"tolerance": 0.0}, ValueError, "tolerance must be above 0 and finite, got 0.0"),
+        ({"tolerance": math.inf}, ValueError, "tolerance must be above 0 and finite, got inf"),
+        ({"tolerance": "1"}, TypeError, "tolerance must be a number, got '1'"),
+        ({"max_iterations": 0}, ValueError, "max_iterations must be at least 1, got 0"),
+        ({"max_iterations": 2.5}, TypeError, "max_iterations must be an int, got 2.5"),
+        ({"quantile": 0.0}, ValueError, "quantile must be above 0 and at most 1, got 0.0"),
+        ({"damping": 1.5}, ValueError, "damping must be above 0 and at most 1, got 1.5"),
+        ({"gradient": 0}, ValueError, "gradient must be at least 1, got 0"),
+        ({"gradient": "all"}, ValueError, "gradient must be one of .*, got 'all'"),
+        ({"budget": "poisson"}, ValueError, "budget must be one of .*, got 'poisson'"),
+        ({"mixer": "dense"}, ValueError, "mixer must be one of .*, got 'dense'"),
+        ({"mixer_inputs": "x"}, ValueError, "mixer_inputs must be one of .*, got 'x'"),
+        ({"mixer": "monarch", "rank": 4}, ValueError, "rank must divide .*, got 4 and 6"),
+        ({"rank": 0}, ValueError, "rank must be at least 1, got 0"),
+        ({"contraction": 1.0}, ValueError, "contraction must be between 0 and 1, got 1.0"),
+        ({"contraction": True}, TypeError, "contraction must be a number, got True"),
+    ],
+)
+def test_bad_settings_are_named(options, error_type, message):
+    with pytest.raises(error_type, match=f"^{message}"):
+        FPRNN(6, **options)
+
+
+def test_normed_weights_have_the_length_of_their_gain():
+    linear = NormedLinear(5, 4, "both", bias=True, dtype=torch.float64)
+    x, s = tokens(3, 5), tokens(3, 5, seed=4)
+    usual = torch.nn.functional.linear(torch.cat([x, s], -1), linear.weight, linear.bias)
+    torch.testing.assert_close(linear(x)(s), usual)
+    with torch.no_grad():
+        linear.weight *= 7
+    torch.testing.assert_close(linear(x)(s), usual)
+    with torch.no_grad():
+        linear.gain *= 2
+    torch.testing.assert_close(linear(x)(s), 2 * usual)

@@ -206,7 +206,9 @@ def check_model(r: random.Random) -> None:
 
 _STRINGS = {"min_length": [1, 2, 9], "length": [1, 5, 40]}
 _TASK_OPTIONS: dict[str, dict[str, list[Any]]] = {
-    "permutation": {"group": list(NAMES), "length": [1, 2, 5, 16, 70]},
+    "permutation": {
+        "group": list(NAMES), "length": [1, 2, 5, 16, 70], "min_length": [None, None, 1, 2, 16]
+    },
     "compression": {"vocab_size": [2, 3, 16], "length": [1, 2, 5, 64]},
     "selective_copying": {
         "vocab_size": [3, 4, 16], "num_copied": [1, 2, 16], "length": [3, 5, 33, 64]
@@ -281,7 +283,8 @@ def check_permutation(r: random.Random) -> None:
     try:
         task: Any = TASKS[name](**options)
     except ValueError as error:
-        require("train_size" in str(error), f"{options}: {error}")
+        known = ("train_size", "min_length")
+        require(any(option in str(error) for option in known), f"{options}: {error}")
         return
     length = r.choice([None, 1, 3, 65, 300])
     start = r.choice([0, 1, 5])
@@ -296,9 +299,11 @@ def check_permutation(r: random.Random) -> None:
     tokens, targets = examples.tokens, examples.targets["product"]
     require(tokens.shape == (stop - start, length or task.length), f"shape: {words}")
     elements, order = task.group.elements, task.group.order
-    for row, wanted in zip(tokens, targets, strict=True):
+    ends = [len(row) for row in tokens] if examples.lengths is None else examples.lengths
+    for row, wanted, end in zip(tokens, targets, ends, strict=True):
         product = tuple(range(1, len(elements[0]) + 1))
-        for token, target in zip(row, wanted, strict=True):
+        require((wanted[end:] == IGNORED).all(), f"end: {words}")
+        for token, target in zip(row[:end], wanted[:end], strict=True):
             require(0 <= token < order, f"token {token}: {words}")
             product = tuple(product[image - 1] for image in elements[token])
             require(elements[target] == product, f"product: {words}")

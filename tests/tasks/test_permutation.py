@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from statemix.tasks import IGNORED
 from statemix.tasks.groups import NAMES, group
 from statemix.tasks.permutation import PAPER_SETS, Permutation
 
@@ -101,6 +102,50 @@ def test_examples_are_those_of_every_other_machine(split, length, expected):
     assert digest.hexdigest()[:16] == expected
 
 
+@given(
+    name=st.sampled_from(NAMES),
+    length=st.integers(1, 40),
+    shorter=st.integers(0, 39),
+    start=st.sampled_from([0, 7, 10**12]),
+    seed=st.integers(0, 2**64 - 1),
+)
+def test_a_mixed_training_word_begins_the_word_of_full_length(name, length, shorter, start, seed):
+    least = max(1, length - shorter)
+    mixed = Permutation(group=name, length=length, min_length=least, seed=seed)
+    tokens, targets, lengths = mixed.examples("train", start, start + 6)
+    plain = Permutation(group=name, length=length, seed=seed).examples("train", start, start + 6)
+    assert (lengths.shape, lengths.dtype) == ((6,), np.int64)
+    assert least <= lengths.min() <= lengths.max() <= length
+    inside = np.arange(length) < lengths[:, None]
+    np.testing.assert_array_equal(tokens[inside], plain.tokens[inside])
+    expected = np.where(inside, plain.targets["product"], IGNORED)
+    np.testing.assert_array_equal(targets["product"], expected)
+
+
+def test_mixed_lengths_are_uniform_and_drawn_by_the_index():
+    task = Permutation(group="S_5", length=9, min_length=2, train_size=8000)
+    lengths = task.examples("train", 0, 8000).lengths
+    found, counts = np.unique(lengths, return_counts=True)
+    assert found.tolist() == list(range(2, 10))
+    np.testing.assert_allclose(counts / 8000, 1 / 8, rtol=0.1)
+    np.testing.assert_array_equal(task.examples("train", 500, 600).lengths, lengths[500:600])
+    other = Permutation(group="S_5", length=9, min_length=2, seed=1)
+    assert (other.examples("train", 0, 8000).lengths != lengths).mean() > 0.8
+
+
+def test_mixed_training_leaves_all_other_words_as_they_are():
+    mixed, plain = Permutation(min_length=2, seed=3), Permutation(seed=3)
+    for split in ("train", "validation", "test"):
+        for length in (None, 16, 2, 5, 33):
+            if split == "train" and length in (None, 16):
+                continue
+            pair = [product(task.examples(split, 0, 4, length)) for task in (mixed, plain)]
+            np.testing.assert_array_equal(*pair)
+    np.testing.assert_array_equal(
+        mixed.examples("train", 0, 9).lengths, mixed.examples("train", 0, 9, 16).lengths
+    )
+
+
 @pytest.mark.parametrize("name", PAPER_SETS)
 def test_paper_sets_can_be_built(name):
     task = Permutation(**PAPER_SETS[name])
@@ -130,6 +175,17 @@ def test_description_shows_the_word_and_its_products():
     }
 
 
+def test_description_of_a_mixed_training_word_ends_with_the_word():
+    task = Permutation(group="S_4", length=30, min_length=2)
+    for index in range(12):
+        (length,) = task.examples("train", index, index + 1).lengths
+        first, *lines = task.describe(index).splitlines()
+        assert first == f"train word {index} over S_4, {length} elements"
+        targets = " ".join(line[10:] for line in lines if line.startswith("  target")).split()
+        assert len(targets) == length
+        assert str(IGNORED) not in targets
+
+
 def test_description_fits_a_terminal():
     lines = Permutation(group="S_5", length=64).describe(0).splitlines()
     assert max(map(len, lines)) <= 80
@@ -149,6 +205,9 @@ def test_description_fits_a_terminal():
         ({"length": 10**30}, ValueError, f"length must be at most 16777216, got {10**30}"),
         ({"length": 16.0}, TypeError, "length must be an integer, got 16.0"),
         ({"length": True}, TypeError, "length must be an integer, got True"),
+        ({"min_length": 0}, ValueError, "min_length must be at least 1, got 0"),
+        ({"min_length": 17}, ValueError, "min_length must be at most length=16, got 17"),
+        ({"min_length": 2.0}, TypeError, "min_length must be an integer, got 2.0"),
         ({"train_size": 0}, ValueError, "train_size must be at least 1, got 0"),
         ({"train_size": "250"}, TypeError, "train_size must be an integer, got '250'"),
         ({"seed": -1}, ValueError, "seed must be at least 0, got -1"),

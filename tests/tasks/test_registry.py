@@ -95,6 +95,7 @@ def test_permutation_lists_its_options():
     assert {option: default for option, (_, default) in options.items()} == {
         "group": "S_3",
         "length": 16,
+        "min_length": None,
         "train_size": None,
         "seed": 0,
     }
@@ -111,7 +112,7 @@ def test_unknown_tasks_are_named_with_the_choices(call):
     [
         (
             {"size": 3},
-            "options of task 'permutation' must be among .*'length', 'seed', 'train_size'.*'size'",
+            "options of task 'permutation' must be among .*'length'.*'seed', 'train_size'.*'size'",
         ),
         ({"train_size": 0}, "train_size must be at least 1, got 0"),
         ({"group": "Z_5"}, "group must be 'S_2', .* got 'Z_5'"),

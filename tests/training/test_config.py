@@ -140,7 +140,12 @@ def test_resolved_says_the_whole_run(tiny):
     assert resolved.schedules.epochs == 200
     assert resolved.evaluation.every == 1
     assert resolved.evaluation.lengths == (10, 40)
-    assert resolved.task.options == {"group": "S_3", "length": 5, "train_size": 20}
+    assert resolved.task.options == {
+        "group": "S_3",
+        "length": 5,
+        "min_length": None,
+        "train_size": 20,
+    }
     assert resolved.build_task().seed == 3
     assert dict(resolved.model.layers[0].options) == {
         "num_blocks": 2,
@@ -293,6 +298,11 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
 def test_completing_writes_out_the_options_of_the_task():
     config = RunConfig(task=TaskSpec("permutation", train_size=9), seed=5).completed()
     # The seed stays that of the run.
-    assert config.task.options == {"group": "S_3", "length": 16, "train_size": 9}
+    assert config.task.options == {
+        "group": "S_3",
+        "length": 16,
+        "min_length": None,
+        "train_size": 9,
+    }
     given = RunConfig(task=TaskSpec("permutation", train_size=9, seed=2)).completed()
     assert given.task.options["seed"] == 2

@@ -3,10 +3,13 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from statemix.tasks import addressing, checks, groups
 from statemix.tasks.automaton import Automaton
 from statemix.tasks.groups import GroupName
-from statemix.tasks.task import Examples
+from statemix.tasks.task import IGNORED, Examples
 
 PAPER_SETS: dict[str, dict[str, object]] = {
     "S3-250": {"group": "S_3", "train_size": 250},
@@ -37,10 +40,21 @@ class Permutation:
     Word i does not depend on ``train_size``: a smaller training set is the beginning of a larger
     one. Splits of small spaces share no word (``addressing``).
 
+    With ``min_length``, training mixes words of many lengths. Word i is then the beginning of the
+    word i that training has without the option; its length is drawn by its index, uniformly from
+    ``min_length`` ... ``length``. Nothing else changes: validation words, test words and words of
+    another length than ``length`` have exactly the length asked for. So scores at a length are
+    comparable between training with and without the mixture. A short training word may be a test
+    word of its own length. Source: the released code of Movahedi et al., "Fixed-Point RNNs", which
+    trains on words of all lengths 2 ... k and holds out words of length k. Its lengths are equally
+    frequent, except short ones that have too few words.
+
     Args:
         group: name of the group, one of ``groups.NAMES``.
         length: elements per word in training, at most ``addressing.MAX_LENGTH``. ``examples`` also
             makes words of other lengths.
+        min_length: elements of the shortest training word, at most ``length``; None means that all
+            training words have ``length`` elements.
         train_size: number of training words; None means an endless stream of fresh words (in a
             small space they repeat once all training words are used).
         seed: seed of the words, 0 <= seed < 2^64.
@@ -72,6 +86,7 @@ class Permutation:
         *,
         group: GroupName = "S_3",
         length: int = 16,
+        min_length: int | None = None,
         train_size: int | None = None,
         seed: int = 0,
     ) -> None:
@@ -79,6 +94,13 @@ class Permutation:
             raise TypeError(f"group must be a string, got {group!r}")
         self.group = groups.group(group)
         self.length = checks.length(length)
+        self.min_length: int | None = None
+        if min_length is not None:
+            self.min_length = checks.integer("min_length", min_length, minimum=1)
+            if self.min_length > self.length:
+                raise ValueError(
+                    f"min_length must be at most length={self.length}, got {self.min_length}"
+                )
         self.seed = checks.seed(seed)
         self.train_size: int | None = None
         if train_size is not None:
@@ -118,7 +140,8 @@ class Permutation:
 
         Returns:
             Tokens are element ids, shape (stop - start, length), int64; the targets of "product"
-            are the ids of the running products. All words are of one length.
+            are the ids of the running products. All words are of one length, except training words
+            at the training length if the task has a ``min_length``.
 
         Raises:
             ValueError: if the split is unknown, the range is not within it, or the length is out of
@@ -139,7 +162,12 @@ class Permutation:
         tokens = addressing.words(
             self.group.order, length, seed=self.seed, split=split, start=start, stop=stop
         )
-        return Examples(tokens, {"product": self.group.running_products(tokens)})
+        targets = self.group.running_products(tokens)
+        if split != "train" or length != self.length or self.min_length is None:
+            return Examples(tokens, {"product": targets})
+        lengths = self._training_lengths(self.min_length, start, stop)
+        targets[np.arange(length) >= lengths[:, None]] = IGNORED
+        return Examples(tokens, {"product": targets}, lengths)
 
     def automaton(self) -> Automaton:
         """Return the automaton whose states are the products."""
@@ -154,16 +182,24 @@ class Permutation:
         """
         index = checks.integer("index", index, minimum=0)
         examples = self.examples(split, index, index + 1)
+        length = self.length if examples.lengths is None else int(examples.lengths[0])
         tokens, targets = examples.tokens[0], examples.targets["product"][0]
-        lines = [f"{split} word {index} over {self.group.name}, {self.length} elements"]
-        for first in range(0, self.length, _CELLS_PER_LINE):
-            here = slice(first, first + _CELLS_PER_LINE)
+        lines = [f"{split} word {index} over {self.group.name}, {length} elements"]
+        for first in range(0, length, _CELLS_PER_LINE):
+            here = slice(first, min(first + _CELLS_PER_LINE, length))
             lines.append(self._row("word", [self._permutation(i) for i in tokens[here]]))
             lines.append(self._row("token", [str(i) for i in tokens[here]]))
             lines.append(self._row("product", [self._permutation(i) for i in targets[here]]))
             lines.append(self._row("target", [str(i) for i in targets[here]]))
             lines.append("")
         return "\n".join(lines[:-1])
+
+    def _training_lengths(self, shortest: int, start: int, stop: int) -> NDArray[np.int64]:
+        """Return the lengths of the training words ``start`` ... ``stop - 1``."""
+        raw = addressing.draws(
+            f"{self.name}: lengths", 1, seed=self.seed, split="train", start=start, stop=stop
+        )
+        return shortest + addressing.below(raw[:, 0], self.length - shortest + 1)
 
     def _permutation(self, element: int) -> str:
         return "".join(str(image) for image in self.group.elements[element])

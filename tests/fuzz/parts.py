@@ -228,6 +228,7 @@ _TASK_OPTIONS: dict[str, dict[str, list[Any]]] = {
     "cycle_navigation": _STRINGS,
     "modular_arithmetic": _STRINGS,
     "bracket_arithmetic": _STRINGS,
+    "copying": {"min_length": [2, 4, 12], "length": [4, 5, 12, 42]},
 }  # fmt: skip
 
 

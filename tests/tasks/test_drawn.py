@@ -148,4 +148,5 @@ KEPT = {
     "cycle_navigation": "569a5713f76434d7",
     "modular_arithmetic": "a3f069f84aec00e2",
     "bracket_arithmetic": "654f38d5576b5f6f",
+    "copying": "95d0b9bef4b90fbe",
 }

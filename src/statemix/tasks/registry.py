@@ -3,6 +3,7 @@
 from statemix.registry import Factories
 from statemix.tasks.chomsky.arithmetic import BracketArithmetic, ModularArithmetic
 from statemix.tasks.chomsky.counting import CycleNavigation, Parity
+from statemix.tasks.copying import Copying
 from statemix.tasks.mad.compression import Compression
 from statemix.tasks.mad.copying import SelectiveCopying
 from statemix.tasks.mad.fuzzy_recall import FuzzyRecall
@@ -26,6 +27,7 @@ TASKS: Factories[type[Task]] = Factories(
         CycleNavigation,
         ModularArithmetic,
         BracketArithmetic,
+        Copying,
     ],
 )
 

@@ -124,6 +124,25 @@ def toys(monkeypatch):
     sys.modules.pop("statemix_toys", None)
 
 
+@pytest.fixture(scope="session")
+def required_options(tmp_path_factory):
+    """Task -> the options that it needs: a folder of stories in the format of bAbI."""
+    folder = tmp_path_factory.mktemp("babi")
+    draw = random.Random(0)
+    for split, count in (("train", 400), ("valid", 300), ("test", 300)):
+        lines = []
+        for _ in range(count):
+            names = draw.sample(["Mary", "John", "Daniel", "Sandra"], 3)
+            places = [draw.choice(["kitchen", "garden", "office"]) for _ in names]
+            for number, (who, where) in enumerate(zip(names, places, strict=True)):
+                lines.append(f"{2 * number + 1} {who} went to the {where}.")
+                asked = draw.randrange(number + 1)
+                question = f"Where is {names[asked]}? \t{places[asked]}\t{2 * asked + 1}"
+                lines.append(f"{2 * number + 2} {question}")
+        (folder / f"qa1_{split}.txt").write_text("\n".join(lines) + "\n")
+    return {"catbabi": {"folder": str(folder)}}
+
+
 @pytest.fixture
 def tiny_models(monkeypatch):
     """Runs of the paper's tables with small networks and evaluations."""

@@ -6,6 +6,7 @@ import tyro
 from statemix.cli.main import main
 from statemix.cli.options import options_of, text_of
 from statemix.cli.tasks import Tasks
+from statemix.registry import REQUIRED
 from statemix.settings import RequestError
 from statemix.tasks import TASKS
 
@@ -20,8 +21,9 @@ def test_overview_shows_every_option_group_and_data_set(capsys):
     for name in TASKS:
         assert name in text
         for option, (_, default) in TASKS.options(name).items():
+            shown = "(required)" if default is REQUIRED else text_of(default)
             assert any(
-                line.split()[:1] == [option] and line.split()[-1] == text_of(default)
+                line.split()[:1] == [option] and line.split()[-1] == shown
                 for line in text.splitlines()
             )
         for data_set in TASKS[name].presets:
@@ -34,7 +36,19 @@ def test_overview_shows_every_option_group_and_data_set(capsys):
 def test_overview_shows_an_example_of_every_task(capsys):
     text = output(capsys)
     for name in TASKS:
-        assert TASKS.build(name).describe(0) in text
+        if REQUIRED not in [default for _, default in TASKS.options(name).values()]:
+            assert TASKS.build(name).describe(0) in text
+
+
+def test_tasks_that_need_a_folder_are_listed_and_shown_once_they_have_it(capsys, required_options):
+    overview = output(capsys)
+    assert "Needs the files of bAbI: folder=PATH/en-valid-10k." in overview
+    assert overview.split("catbabi\n")[1].rstrip().endswith("seed        int         0")
+    (folder,) = required_options["catbabi"].values()
+    text = output(capsys, "catbabi", f"folder={folder}", "length=30", "--count", "2")
+    task = TASKS.build("catbabi", folder=folder, length=30)
+    for index in (0, 1):
+        assert task.describe(index) in text
 
 
 def test_examples_are_those_that_the_task_makes(capsys):
@@ -115,6 +129,8 @@ def test_options_are_read_as_they_are_meant(assignments, options):
             RequestError,
             "stop must be at most 0",
         ),
+        (["catbabi"], RequestError, "folder of task 'catbabi' must be given"),
+        (["catbabi", "folder=absent"], RequestError, "folder must be an existing .*, got 'absent'"),
         (["--start", "-1"], RequestError, "index must be at least 0, got -1"),
     ],
 )

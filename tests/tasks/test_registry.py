@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from statemix import tasks
+from statemix.registry import REQUIRED
 from statemix.settings import SettingError
 from statemix.tasks import IGNORED, TASKS, TaskSpec
 
@@ -13,26 +14,33 @@ each_task = pytest.mark.parametrize("name", TASKS)
 SPLITS = ("train", "validation", "test")
 
 
+@pytest.fixture
+def build(required_options):
+    """Build a task by name, with the options that it needs."""
+    return lambda name, **options: tasks.build(name, **required_options.get(name, {}), **options)
+
+
 @each_task
-def test_task_is_built_from_its_defaults(name):
-    task = tasks.build(name)
+def test_task_is_built_from_its_defaults(name, build, required_options):
+    task = build(name)
     assert task.name == name
     for option, (_, default) in TASKS.options(name).items():
         built = getattr(task, option)
-        assert getattr(built, "name", built) == default
+        expected = required_options[name][option] if default is REQUIRED else default
+        assert getattr(built, "name", built) == expected
     assert isinstance(task.title, str)
     assert task.title
 
 
 @each_task
-def test_options_reach_the_task(name):
-    task = TaskSpec(name, train_size=7, seed=3).build()
+def test_options_reach_the_task(name, required_options):
+    task = TaskSpec(name, train_size=7, seed=3, **required_options.get(name, {})).build()
     assert (task.train_size, task.seed) == (7, 3)
 
 
 @each_task
-def test_examples_have_the_promised_form(name):
-    task = tasks.build(name)
+def test_examples_have_the_promised_form(name, build):
+    task = build(name)
     for split in SPLITS:
         tokens, targets, lengths = task.examples(split, 3, 10)
         assert tokens.shape == (7, task.length)
@@ -58,19 +66,17 @@ def test_examples_have_the_promised_form(name):
 
 
 @each_task
-def test_seed_and_split_choose_the_examples(name):
+def test_seed_and_split_choose_the_examples(name, build):
     blocks = [
-        tasks.build(name, seed=seed).examples(split, 0, 20).tokens
-        for seed in (0, 1)
-        for split in SPLITS
+        build(name, seed=seed).examples(split, 0, 20).tokens for seed in (0, 1) for split in SPLITS
     ]
     for i, first in enumerate(blocks):
         assert not any(np.array_equal(first, second) for second in blocks[:i])
 
 
 @each_task
-def test_examples_are_addressed_one_by_one(name):
-    task = tasks.build(name)
+def test_examples_are_addressed_one_by_one(name, build):
+    task = build(name)
     for split in SPLITS:
         both, second = task.examples(split, 0, 2), task.examples(split, 1, 2)
         np.testing.assert_array_equal(both.tokens[1:], second.tokens)
@@ -79,7 +85,7 @@ def test_examples_are_addressed_one_by_one(name):
 
 
 @each_task
-def test_every_choice_and_every_preset_can_be_built_and_described(name):
+def test_every_choice_and_every_preset_can_be_built_and_described(name, build):
     choices = [
         {option: choice}
         for option, (annotation, _) in TASKS.options(name).items()
@@ -87,7 +93,7 @@ def test_every_choice_and_every_preset_can_be_built_and_described(name):
         for choice in get_args(annotation)
     ]
     for options in [*choices, *TASKS[name].presets.values()]:
-        assert "train" in tasks.build(name, **options).describe(0)
+        assert "train" in build(name, **options).describe(0)
 
 
 def test_permutation_lists_its_options():

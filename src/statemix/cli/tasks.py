@@ -25,7 +25,8 @@ class Tasks:
     """List the tasks with their options and data sets, or show examples of one task.
 
     Without a name, every task is listed with the values of its options, the paper's data sets, the
-    accuracy of guessing, and an example. With a name, examples of that task are shown:
+    accuracy of guessing, and an example; tasks with a required option, such as a folder of data,
+    have no example there. With a name, examples of that task are shown:
 
     statemix tasks permutation group=S_4 length=8 --count 3
     """
@@ -73,7 +74,9 @@ class Tasks:
                 console.print(line)
             _print_examples(console, examples)
             return
-        all_examples = {name: self._examples(TASKS.build(name), 1) for name in TASKS}
+        all_examples = {
+            name: [] if _required(name) else self._examples(TASKS.build(name), 1) for name in TASKS
+        }
         for name, examples in all_examples.items():
             _print_overview(console, name)
             _print_examples(console, examples)
@@ -93,6 +96,8 @@ def _print_overview(console: Console, name: str) -> None:
         for option, (annotation, default) in TASKS.options(name).items()
     ]
     _print_table(console, ("option", "values", "default"), options)
+    if _required(name):
+        return
     data_sets = []
     for title, chosen in _data_sets(name):
         task: Task = TASKS.build(name, **chosen)
@@ -107,6 +112,11 @@ def _print_overview(console: Console, name: str) -> None:
         )
     header = ("data set", "options", "tokens", "training", "chance")
     _print_table(console, header, data_sets)
+
+
+def _required(name: str) -> bool:
+    """Return whether a task has options without a default, so that the list cannot build it."""
+    return any(default is REQUIRED for _, default in TASKS.options(name).values())
 
 
 def _data_sets(name: str) -> Iterator[tuple[str, Mapping[str, object]]]:

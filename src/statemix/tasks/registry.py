@@ -1,6 +1,7 @@
 """The tasks by name. To add one, write a file beside this one and a line in ``TASKS``."""
 
 from statemix.registry import Factories
+from statemix.tasks.babi.catbabi import CatBabi
 from statemix.tasks.chomsky.arithmetic import BracketArithmetic, ModularArithmetic
 from statemix.tasks.chomsky.counting import CycleNavigation, Parity
 from statemix.tasks.copying import Copying
@@ -28,6 +29,7 @@ TASKS: Factories[type[Task]] = Factories(
         ModularArithmetic,
         BracketArithmetic,
         Copying,
+        CatBabi,
     ],
 )
 

@@ -38,7 +38,8 @@ class Task(Protocol):
     """A generator of labelled sequences.
 
     The first line of a task's docstring describes the task in listings. The constructor has only
-    keyword options, each with a default. An option ``seed`` gets the run's seed unless it is given.
+    keyword options, each with a default unless there can be none, such as the folder of the data.
+    An option ``seed`` gets the run's seed unless it is given.
 
     Attributes:
         name: name in the registry.

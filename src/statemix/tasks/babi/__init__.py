@@ -1,0 +1,1 @@
+"""Tasks from the files of bAbI (Weston et al., "Towards AI-Complete Question Answering")."""

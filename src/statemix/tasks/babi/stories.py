@@ -1,0 +1,169 @@
+"""Stories of bAbI as tokens: parsing, vocabulary and splits."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from statemix.tasks.addressing import SPLITS, Split
+from statemix.tasks.babi import files
+
+STORY = "<story>"
+"""The word before every story; its token is 0."""
+
+HELD_OUT: dict[Split, int] = {"validation": 9, "test": 8}
+"""Of ten training stories in a row, the one for a split that has no file of its own."""
+
+_LINE = re.compile(r"(\d{1,9}) +(\S.*)")
+_WORD = re.compile(r"\w+(?:['-]\w+)*|[^\w\s]")
+_FORM = "'ID text' or 'ID question?<tab>answer<tab>IDs of facts'"
+
+
+@dataclass(frozen=True, eq=False)
+class Stories:
+    """The stories of one split, end to end.
+
+    Attributes:
+        tokens: shape (N,), int64.
+        asked: whether the next token is the answer to a question, shape (N,).
+        begins: index of the first token of every story, and N; shape (S + 1,).
+    """
+
+    tokens: NDArray[np.int64]
+    asked: NDArray[np.bool_]
+    begins: NDArray[np.int64]
+
+    @property
+    def answers(self) -> NDArray[np.int64]:
+        """The answers in order."""
+        return self.tokens[1:][self.asked[:-1]]
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """All stories of a folder.
+
+    Attributes:
+        words: the vocabulary: token -> word. ``STORY`` is the first, the others are sorted.
+        splits: split -> its stories.
+    """
+
+    words: tuple[str, ...]
+    splits: dict[Split, Stories]
+
+
+def corpus(folder: str) -> Corpus:
+    """Read a folder or archive of bAbI's files, or return what was read before.
+
+    Files are read again after they change.
+
+    Args:
+        folder: as in ``files.locate``.
+
+    Raises:
+        ValueError: if the folder does not hold bAbI's files; the message names the file and line.
+    """
+    try:
+        return _corpus(files.locate(folder))
+    except OSError as error:
+        raise ValueError(f"folder must be readable, got {folder!r} ({error})") from error
+
+
+@lru_cache(maxsize=4)
+def _corpus(place: files.Place) -> Corpus:
+    found = files.read(place)
+    having = {(file.number, file.split) for file in found}
+    vocabulary = {STORY: 0}
+    stories: dict[Split, list[tuple[list[int], list[int]]]] = {split: [] for split in SPLITS}
+    for file in found:
+        for index, story in enumerate(_parsed(file, vocabulary)):
+            own = file.split
+            for split, place_of_ten in HELD_OUT.items():
+                missing = (file.number, split) not in having
+                if own == "train" and missing and index % 10 == place_of_ten:
+                    own = split
+            stories[own].append(story)
+    words = (STORY, *sorted(word for word in vocabulary if word != STORY))
+    renumbered = np.empty(len(words), dtype=np.int64)
+    renumbered[[vocabulary[word] for word in words]] = np.arange(len(words))
+    return Corpus(words, {split: _joined(stories[split], renumbered) for split in SPLITS})
+
+
+def _joined(stories: list[tuple[list[int], list[int]]], renumbered: NDArray[np.int64]) -> Stories:
+    begins = np.cumsum([0, *(len(tokens) for tokens, _ in stories)], dtype=np.int64)
+    tokens = np.array([token for tokens, _ in stories for token in tokens], dtype=np.int64)
+    asked = np.zeros(len(tokens), dtype=np.bool_)
+    for begin, (_, places) in zip(begins, stories, strict=False):
+        asked[begin + np.array(places, dtype=np.int64)] = True
+    return Stories(renumbered[tokens], asked, begins)
+
+
+def _parsed(
+    file: files.TextFile, vocabulary: dict[str, int]
+) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield the tokens of every story and the places of its question marks.
+
+    Args:
+        file: the file.
+        vocabulary: word -> token; new words are added.
+
+    Raises:
+        ValueError: if a line has another form, or the file holds no question.
+    """
+
+    def token(word: str) -> int:
+        return vocabulary.setdefault(word.lower(), len(vocabulary))
+
+    tokens: list[int] = []
+    asked: list[int] = []
+    last, any_asked = 0, False
+    # Few different sentences make up all stories.
+    known: dict[str, list[int]] = {}
+    lines = file.text.removesuffix("\n").split("\n")
+    if lines == [""]:
+        raise ValueError(f"folder must hold bAbI's files, got an empty {file.name}")
+    for number, line in enumerate(lines, 1):
+        match = _LINE.fullmatch(line.rstrip(" \r"))
+        text, *answering = match[2].split("\t") if match else [""]
+        if not match or not _fits(text, answering):
+            raise _malformed(file, number, f"must be {_FORM}", line)
+        identity = int(match[1])
+        if identity == 1:
+            if tokens:
+                yield tokens, asked
+            tokens, asked = [token(STORY)], []
+        elif identity <= last:
+            raise _malformed(file, number, f"must have ID 1 or an ID above {last}", line)
+        elif not tokens:
+            raise _malformed(file, number, "must have ID 1, which begins a story", line)
+        last = identity
+        if text not in known:
+            known[text] = [token(word) for word in _WORD.findall(text)]
+        tokens += known[text]
+        if answering:
+            asked.append(len(tokens) - 1)
+            tokens.append(token(answering[0].strip()))
+            any_asked = True
+    if not any_asked:
+        raise ValueError(f"folder must hold bAbI's files, got {file.name} without a question")
+    yield tokens, asked
+
+
+def _fits(text: str, answering: list[str]) -> bool:
+    """Return whether a line has words and, if it is a question, an answer and IDs of facts."""
+    if not answering:
+        return _WORD.search(text) is not None
+    if len(answering) != 2 or not text.rstrip().endswith("?"):
+        return False
+    answer, facts = answering
+    return len(answer.split()) == 1 and all(fact.isdecimal() for fact in facts.split())
+
+
+def _malformed(file: files.TextFile, number: int, condition: str, line: str) -> ValueError:
+    shown = repr(line if len(line) <= 80 else f"{line[:80]}…")
+    return ValueError(
+        f"folder must hold bAbI's files: line {number} of {file.name} {condition}, got {shown}"
+    )

@@ -103,6 +103,17 @@ def test_metrics_that_are_lost_or_damaged_stop_no_more_than_the_race(run, capsys
     metrics.write_text(text[:-5])
     assert main(["inspect", str(run)]) == 2
     assert "metrics.jsonl must hold a run's metrics, got: " in capsys.readouterr().err
+    row = json.loads(text.splitlines()[0])
+    for damage in (
+        {"step": None},
+        {"attempt": "first"},
+        {"representations": 5},
+        {"representations": {"2": 0.5, "1'": "half"}},
+        {"representations": {"2": 0.5}},
+    ):
+        metrics.write_text(json.dumps(row | damage) + "\n")
+        assert main(["inspect", str(run)]) == 2
+        assert "metrics.jsonl must hold a run's metrics, got: " in capsys.readouterr().err
     metrics.unlink()
     assert main(["inspect", str(run)]) == 0
     assert numbers(run / "inspect")["representations"] == []

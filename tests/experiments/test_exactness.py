@@ -99,7 +99,7 @@ def test_a_run_without_a_result_has_a_row_without_a_certificate(trained, tmp_pat
     assert (found.rows, found.lost) == ({}, ("diverged",))
     assert text.cells(found)[0] == "1 without result"
     both = tally(RECIPE, trained[0].rows() | rows)
-    assert text.cells(both)[0] == "1 of 1 (1 without result)"
+    assert text.cells(both)[0] == "1 of 2 (1 without result)"
 
 
 def test_a_tally_counts_runs_attempts_and_seconds(trained):
@@ -135,6 +135,8 @@ def test_the_figure_has_a_panel_for_each_model(trained):
     rows = trained[0].rows()
     found = drawing.panels([tally(RECIPE, rows), tally(PEER, rows)])
     assert [panel.title for panel in found] == ["BD-LRU, recipe exact", "LSTM"]
+    # Lengths as ticks make the axis logarithmic.
+    assert found[0].x_ticks == [8]
     (series,) = found[0].series
     assert series.label == "S_2"
     row = rows[key(RECIPE.runs[0])]
@@ -172,33 +174,93 @@ def test_the_suite_trains_every_group_with_twenty_seeds():
             assert config.search == exact(config.task).search
             assert config.schedules == exact(config.task).schedules
             assert max(config.evaluation.lengths) == 1_048_576
+    peers = [one for one in suite.conditions if one.model == "LSTM"]
+    assert [one.column for one in peers] == [one.column for one in recipe]
+    for condition in peers:
+        assert [config.seed for config in condition.runs] == [0, 1, 2]
+        schedules = condition.runs[0].schedules
+        assert (schedules.num_steps or 2 * schedules.epochs) == 2500
     keys = [key(config) for condition in suite.conditions for config in condition.runs]
     assert len(keys) == len(set(keys))
 
 
-def test_each_change_of_the_factorial_is_one_change_with_ten_seeds_of_its_own():
+def changes_of(config, usual):
+    """What a configuration asks for beyond another: dotted name -> value."""
+
+    def flat(value, path=""):
+        if isinstance(value, dict):
+            return {k: v for name in value for k, v in flat(value[name], f"{path}.{name}").items()}
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            return {
+                k: v for n, one in enumerate(value) for k, v in flat(one, f"{path}.{n}").items()
+            }
+        return {path[1:]: value}
+
+    ours, theirs = flat(config.resolved().to_plain()), flat(usual.resolved().to_plain())
+    return {name: value for name, value in ours.items() if theirs.get(name, ...) != value}
+
+
+FROZEN = {
+    "optimizer.groups.0.parameters": "embedding.*",
+    "optimizer.groups.0.learning_rate_factor": 0.0,
+    "optimizer.groups.0.weight_decay": 0.0,
+}
+CHANGES = {
+    "start token, open gates, 20 blocks, rate 1e-3": {
+        "model.layers.0.num_blocks": 20,
+        "model.layers.0.initial_state": "zero",
+        "model.layers.0.initial_std": 0.0,
+        "model.layers.0.input_gate_bias": 0.0,
+        "model.bos": True,
+        "optimizer.learning_rate": 1e-3,
+        "search.max_steps": 3500,
+    },
+    "embedding frozen": FROZEN,
+    "embedding frozen, width 256": {"model.hidden_size": 256, **FROZEN},
+    "20 blocks": {"model.layers.0.num_blocks": 20},
+    "gate noise 0.5": {"model.layers.0.gate_noise": 0.5},
+    "learning rate 1e-3": {"optimizer.learning_rate": 1e-3, "search.max_steps": 3500},
+    "learning rate 4e-3": {"optimizer.learning_rate": 4e-3},
+    "positions weighted by t": {"objective.position_power": 1.0},
+    "positions weighted by 1/t": {"objective.position_power": -1.0},
+    "20,000 words, repeated": {
+        "task.train_size": 20_000,
+        "schedules.epochs": 1,
+        "schedules.num_steps": None,
+        "evaluation.every": 2,
+    },
+    "penalty 0.02 from the exit": {"objective.permutation_penalty": 0.02},
+    "temperature 1/2": {"model.layers.0.gate_temperature": 0.5},
+    "10 blocks": {"model.layers.0.num_blocks": 10},
+    "gate noise 0.25": {"model.layers.0.gate_noise": 0.25},
+    "learning rate 5e-4": {"optimizer.learning_rate": 5e-4, "search.max_steps": 7000},
+    "64 blocks": {"model.layers.0.num_blocks": 64},
+}
+
+
+def test_each_condition_of_the_factorial_is_one_change_of_the_recipe():
     suite = SUITES["exact-factorial"]
     usual = {one.column: one for one in suite.conditions if one.model == "as in the recipe"}
     keys = [key(config) for condition in suite.conditions for config in condition.runs]
     assert len(keys) == len(set(keys))
-    assert {one.column for one in suite.conditions} == {"A_5", "S_5"}
-    for condition in suite.conditions:
-        assert [config.seed for config in condition.runs] == list(range(100, 110))
-        for config, other in zip(condition.runs, usual[condition.column].runs, strict=True):
-            config.resolved()
-            assert config.search.attempts == 1
-            assert config.search.length == 64
-            assert config.build_task().length == 16
-            assert config.search == dataclasses.replace(
-                other.search, max_steps=config.search.max_steps
-            )
-    recipe = exact(TaskSpec("permutation", group="A_5"))
-    (first,) = (one.runs[0] for one in suite.conditions if one is usual["A_5"])
-    assert first.model == recipe.model
-    assert first.optimizer == recipe.optimizer
-    assert first.batches == recipe.batches
-    slow = next(one for one in suite.conditions if one.model == "learning rate 5e-4")
-    assert slow.runs[0].search.max_steps == 4 * recipe.search.max_steps
+    found = {(one.column, one.model): one for one in suite.conditions}
+    names = ["as in the recipe", *CHANGES]
+    assert list(found) == [(group, name) for name in names for group in ("A_5", "S_5")]
+    for (group, name), condition in found.items():
+        first = usual[group].runs[0]
+        seeds = 40 if name == "as in the recipe" else 10
+        assert [config.seed for config in condition.runs] == list(range(100, 100 + seeds))
+        assert changes_of(condition.runs[0], first) == CHANGES.get(name, {})
+        assert condition.runs[0].search.attempts == 1
+    for group, condition in usual.items():
+        recipe = exact(TaskSpec("permutation", group=group))
+        first = condition.runs[0]
+        assert (first.model, first.optimizer, first.batches) == (
+            recipe.model,
+            recipe.optimizer,
+            recipe.batches,
+        )
+        assert first.search == dataclasses.replace(recipe.search, attempts=1)
 
 
 def test_the_table_of_a_factorial_counts_steps(trained):
@@ -225,3 +287,6 @@ def test_the_table_of_a_factorial_counts_steps(trained):
     )
     both = tally(RECIPE, rows | lost, certified=False)
     assert text.attempts_table([both]).lines[0].cells[2].endswith("), 1 without result")
+    # It has ended in its last attempt.
+    others = [one["passed"] for one in rows[key(RECIPE.runs[1])]["attempts"]]
+    assert both.attempts == [*others, False]

@@ -794,8 +794,8 @@ TRAINING_FAULTS = [
     Fault(
         "objective: each part of a step is averaged alone",
         TRAINING + "objective.py",
-        "losses[head] = each / batch.num_scored[head]",
-        "losses[head] = each / max(int((classes >= 0).sum()), 1)",
+        "plain[head] = each.sum() / batch.num_scored[head]",
+        "plain[head] = each.sum() / max(int((classes >= 0).sum()), 1)",
         _training("trainer"),
     ),
     Fault(

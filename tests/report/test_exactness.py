@@ -44,7 +44,7 @@ def rows(monkeypatch):
             "status": "done",
             "certificate": certificate,
             "certify_s": 0.5,
-            "time_s": 60.0 + config.seed,
+            "time_s": 60.0 + 10 * config.seed,
             "attempts": [{"passed": n == config.seed} for n in range(config.seed + 1)],
             "test": {
                 str(length): {"product": {"token_accuracy": value}}
@@ -66,11 +66,11 @@ def test_a_suite_is_on_the_page_with_every_run(rows):
         "A",
         "1 of 3 (1 refuted, 1 open)",
         "3 of 6 (.188–.812)",
-        "1 min 2 s, 1 min 2 s",
+        "1 min 10 s, 1 min 20 s",
         "1.000 … .500",
     ]
     assert html.count("data:image/png") == 4
-    assert "<td>refuted: 2 5</td><td>2 attempts</td><td>1 min 2 s</td><td>0123456</td>" in html
+    assert "<td>refuted: 2 5</td><td>2 attempts</td><td>1 min 10 s</td><td>0123456</td>" in html
 
 
 def test_a_suite_without_results_is_not_on_the_page(rows):

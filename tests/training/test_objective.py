@@ -215,3 +215,33 @@ def test_noise_can_end_with_a_schedule(tiny, begun):
         run.trainer.train_step()
         found.append(run.model.blocks[0].layer.gate_noise)
     assert found == pytest.approx([0.5 * (1 - step / 6) for step in range(6)] + [0.0] * 6)
+
+
+def test_weights_do_not_move_the_plateau(fresh, begun):
+    """With 1/t, whoever knows the first position alone has lost .3 of the loss, not .2."""
+    changes = {"search.attempts": 1, "search.max_steps": 4, "search.accept_last": 1.0}
+    seen = []
+    for power in (0.0, -1.0):
+        run = begun(fresh(EXACT | changes | {"objective.position_power": power}))
+        (batch,) = run.trainer.batches.parts(0)
+        plain = cross_entropy(run.model, batch)["product"].item()
+        saw = run.search.saw
+        run.search.saw = lambda step, loss, saw=saw: (seen.append((step, loss)), saw(step, loss))
+        run.folder.mkdir(exist_ok=True)
+        life = run.life()
+        ask = next(life)
+        assert ask == "step"
+        life.send(run.answer(ask))
+        assert seen[-1] == (1, pytest.approx(plain, rel=1e-12))
+        life.close()
+        assert run.losses.task_losses == []
+
+
+def test_the_table_of_tokens_has_a_sequence_for_each(tiny, begun):
+    layer = LayerSpec("delta_product", num_heads=2, num_householder=2)
+    run = begun(tiny(EXACT | {"model.layers": (layer,)}))
+    table = token_transitions(run.model, 6)
+    for token in range(6):
+        x = run.model.blocks[0].norm(run.model.embedding.weight[token])
+        alone = run.model.blocks[0].layer.recurrence(x.view(1, 1, -1)).transitions[0, 0]
+        torch.testing.assert_close(table[token], alone)

@@ -12,6 +12,7 @@ import tyro
 from rich.console import Console
 
 from statemix import files
+from statemix.report.numbers import counted
 from statemix.settings import RequestError
 from statemix.tasks.automaton import HasAutomaton
 from statemix.training.outcome import Weights
@@ -112,7 +113,8 @@ class Certify:
             lines["margin"] = f"{certificate.margin:.4g} between the right answer and the next one"
         if found.horizon:
             lines["soft"] = (
-                f"these blocks with gates as trained: right up to {found.horizon:,} tokens at least"
+                "these blocks with gates as trained: right up to "
+                f"{counted(found.horizon, 'token')} at least"
             )
         console = Console(highlight=False, markup=False)
         console.soft_wrap = not console.is_terminal

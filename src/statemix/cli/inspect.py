@@ -3,13 +3,13 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, cast
 
 import tyro
 from rich.console import Console
 
 from statemix import files
-from statemix.settings import RequestError, built
+from statemix.settings import RequestError, built, checked
 
 if TYPE_CHECKING:
     from statemix.analysis import BlockActions, LayerNumbers
@@ -22,6 +22,22 @@ _MOST_SEQUENCES, _MOST_TOKENS = 16, 512
 _UNITS = 4
 
 
+class Moment(TypedDict):
+    """The representations in the transitions at one step, and the attempt of a search."""
+
+    step: int
+    attempt: int | None
+    representations: dict[str, float]
+
+
+_MOMENT = {"step": int, "attempt": int | None, "representations": dict[str, float]}
+
+
+def _moment(row: dict[str, Any]) -> Moment:
+    parts = {name: checked(kind, row.get(name), name) for name, kind in _MOMENT.items()}
+    return cast(Moment, parts)
+
+
 @dataclass(frozen=True)
 class Race:
     """The representations of a group in the transitions, during training.
@@ -32,7 +48,7 @@ class Race:
     """
 
     group: str
-    rows: list[dict[str, Any]]
+    rows: list[Moment]
 
 
 @dataclass(frozen=True)
@@ -130,21 +146,26 @@ class Inspect:
 
     def _race(self, task: "Task") -> "Race | None":
         """Return the representations of the task's group during training, if the run kept them."""
+        from statemix.tasks.irreps import components
         from statemix.tasks.permutation import Permutation
         from statemix.training.folder import METRICS, read_metrics
 
+        if not isinstance(task, Permutation):
+            return None
+        names = {part.name for part in components(task.group.name)[1:]}
         try:
             # Absent in runs of versions that did not keep them.
-            rows = [row for row in read_metrics(self.folder) if row.get("representations")]
+            found = [row for row in read_metrics(self.folder) if row.get("representations")]
+            rows = [_moment(row) for row in found]
+            for row in rows:
+                if row["representations"].keys() != names:
+                    raise ValueError(f"representations of {task.group.name} must be {names}")
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, AttributeError) as error:
+        except (OSError, ValueError, AttributeError, RequestError) as error:
             path = self.folder / METRICS
             raise RequestError(f"{path} must hold a run's metrics, got: {error!r}") from error
-        if not rows:
-            return None
-        assert isinstance(task, Permutation)
-        return Race(task.group.name, rows)
+        return Race(task.group.name, rows) if rows else None
 
     def _check(self) -> None:
         for name, most in (("sequences", _MOST_SEQUENCES), ("tokens", _MOST_TOKENS)):
@@ -203,10 +224,7 @@ class Inspect:
             "tokens": tokens,
             "layers": layers,
             "actions": learned,
-            "representations": [
-                {name: row[name] for name in ("step", "attempt", "representations")}
-                for row in (race.rows if race else [])
-            ],
+            "representations": race.rows if race else [],
         }
         contents = {name: png(drawn, DPI) for name, drawn in pictures(layers, tokens)}
         if actions.drawable(learned):

@@ -7,6 +7,7 @@ from statemix.analysis import certified, write_certificate
 from statemix.settings import RequestError
 from statemix.tasks.automaton import HasAutomaton
 from statemix.training import load_config, load_model
+from statemix.training.schedules import attributes_set
 
 # Networks that track have a few hundred; the states of others are without end.
 _MOST_PAIRS = 5000
@@ -25,6 +26,9 @@ def certificate(folder: Path) -> dict[str, Any]:
     task = config.build_task()
     if not isinstance(task, HasAutomaton):
         raise RequestError(f"task must have a finite automaton, got {config.task.name}")
-    found = certified(load_model(folder), task.automaton(), max_pairs=_MOST_PAIRS)
-    write_certificate(folder, found, weights="last")
+    model = load_model(folder)
+    with attributes_set(model, config.evaluation.attributes):
+        found = certified(model, task.automaton(), max_pairs=_MOST_PAIRS)
+        # Here the attributes of evaluation are part of the network.
+        write_certificate(folder, found, weights="last")
     return found.to_plain()

@@ -33,6 +33,8 @@ class Losses:
 
     Attributes:
         penalised: whether the penalty acts.
+        task_losses: for each batch since they were last taken, the sum of the heads' mean losses
+            over all positions alike; kept only where positions have weights.
 
     Raises:
         SettingError: if there is a penalty, and the first layer has no square transitions.
@@ -40,6 +42,7 @@ class Losses:
 
     def __init__(self, config: ObjectiveConfig, model: SyntheticModel, length: int) -> None:
         self.penalised = True
+        self.task_losses: list[Tensor] = []
         self._power, self._penalty = config.position_power, config.permutation_penalty
         self._model, self._length = model, length
         if self._penalty and token_transitions(model, 1) is None:
@@ -48,13 +51,27 @@ class Losses:
 
     def __call__(self, model: Callable[..., Any], batch: Batch) -> dict[str, Tensor]:
         """Return head -> cross-entropy, and the penalty if there is one."""
-        losses = cross_entropy(model, batch, self._power, self._length)
+        losses, plain = _cross_entropies(model, batch, self._power, self._length)
+        if self._power:
+            self.task_losses.append(total(plain).detach())
         if self._penalty and self.penalised:
             head, classes = next(iter(batch.targets.items()))
             # Of the step, so that splitting it changes nothing.
             share = (classes != IGNORED).sum() / batch.num_scored[head]
             losses["permutation_penalty"] = self._penalty * share * permutation_penalty(self._model)
         return losses
+
+    def of_task(self, loss: float) -> float:
+        """Return the loss of a step without weights, which :meth:`__call__` has kept.
+
+        Args:
+            loss: the loss of the step with them; it is the same if there are none.
+        """
+        if not self.task_losses:
+            return loss
+        found = torch.stack(self.task_losses).sum().item()
+        self.task_losses.clear()
+        return found
 
 
 def cross_entropy(
@@ -74,8 +91,15 @@ def cross_entropy(
         power: p.
         length: T.
     """
+    return _cross_entropies(model, batch, power, length)[0]
+
+
+def _cross_entropies(
+    model: Callable[..., Any], batch: Batch, power: float, length: int
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the losses with weights of positions, and those without."""
     logits = model(batch.tokens, batch.cu_seqlens, batch.lengths)
-    losses = {}
+    losses, plain = {}, {}
     for head, classes in batch.targets.items():
         # Without weights, the sum needs no tensor of losses.
         each = functional.cross_entropy(
@@ -84,12 +108,13 @@ def cross_entropy(
             ignore_index=IGNORED,
             reduction="none" if power else "sum",
         )
+        plain[head] = each.sum() / batch.num_scored[head]
         if power:
             weights = _positions(batch).double() ** power
             mean = torch.arange(1, length + 1, dtype=torch.float64).pow(power).mean().item()
-            each = (each.view_as(classes) * (weights / mean).to(each)).sum()
-        losses[head] = each / batch.num_scored[head]
-    return losses
+            each = each.view_as(classes) * (weights / mean).to(each)
+        losses[head] = each.sum() / batch.num_scored[head] if power else plain[head]
+    return losses, plain
 
 
 def _positions(batch: Batch) -> Tensor:

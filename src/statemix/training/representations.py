@@ -17,9 +17,9 @@ _MOST_ENTRIES = 10_000
 def representations(model: SyntheticModel, task: Task) -> dict[str, float]:
     r"""Split the transitions of a model's first layer by irreducible representation of the group.
 
-    The table of transitions :math:`A(g)`, one for each token g, is a function on the group. Only
-    the part that belongs to the group's action on its points can be sharpened into permutations; a
-    network whose gates hold another part tracks short words alone.
+    The table of transitions :math:`A(g)`, one for each token g, is a function on the group. The
+    part that belongs to the group's action on its points can be sharpened into permutations of the
+    entries; a network whose gates hold another part tracks short words alone, or a quotient.
 
     Args:
         model: the model.

@@ -222,7 +222,7 @@ class _Run:
                     raise
                 self._go_on(str(error))
             else:
-                self.search.saw(self.trainer.step, loss)
+                self.search.saw(self.trainer.step, self.losses.of_task(loss))
                 self._follow_search()
                 self.emit(self.event("step", loss=loss))
 

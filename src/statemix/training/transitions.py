@@ -9,7 +9,8 @@ from statemix.models import SyntheticModel
 def token_transitions(model: SyntheticModel, num_tokens: int) -> Tensor | None:
     """Return the transitions of the first layer under each of the first tokens.
 
-    The layer sees a token's normalised embedding, whatever came before.
+    The layer sees a token's normalised embedding at the beginning of a sequence. What came before
+    matters only to layers with a short convolution.
 
     Args:
         model: the model.
@@ -22,5 +23,5 @@ def token_transitions(model: SyntheticModel, num_tokens: int) -> Tensor | None:
     if not isinstance(layer, Layer):
         return None
     x = model.get_submodule("blocks.0.norm")(model.embedding.weight[:num_tokens])
-    recurrence = layer.recurrence(x.unsqueeze(0))
-    return None if recurrence is None else recurrence.transitions[0]
+    recurrence = layer.recurrence(x.unsqueeze(1))
+    return None if recurrence is None else recurrence.transitions[:, 0]

@@ -42,8 +42,11 @@ class Tally:
 
     @property
     def attempts(self) -> list[bool]:
-        """For each attempt of all runs, whether it has passed its test."""
-        return [one["passed"] for one in self._attempts]
+        """For each attempt of all runs, whether it has passed its test.
+
+        A run that was lost counts as one attempt that has not: it ended in its last.
+        """
+        return [one["passed"] for one in self._attempts] + [False] * len(self.lost)
 
     @property
     def steps(self) -> list[int]:

@@ -67,11 +67,12 @@ def _verdicts(tally: Tally) -> str:
     others = [
         f"{count} {verdict}" for verdict, count in tally.verdicts.items() if verdict != "proven"
     ]
+    ended = done + len(tally.lost)
     if tally.lost:
         others.append(f"{len(tally.lost)} without result")
-    if done + len(tally.lost) < planned:
-        others.append(f"{planned - done - len(tally.lost)} to do")
-    return f"{tally.proven} of {done}" + (f" ({', '.join(others)})" if others else "")
+    if ended < planned:
+        others.append(f"{planned - ended} to do")
+    return f"{tally.proven} of {ended}" + (f" ({', '.join(others)})" if others else "")
 
 
 def _attempts(tally: Tally) -> str:

@@ -26,14 +26,15 @@ def row(config, accuracy):
     }
 
 
-def rows_of(accuracies, protocol="paper", size="laptop", seeds=3):
+def rows_of(accuracies, protocol="paper", size="laptop", seeds=3, settings=1):
     """Rows of runs on S_3 with 250 examples: model -> accuracy."""
     found = {}
     for cell in TABLES["table4"].cells(protocol, size):
         if cell.column.name == "s3_250" and cell.model in accuracies:
             for trials in cell.parts.values():
-                for config in trials[0].runs[:seeds]:
-                    found[key(config)] = row(config, accuracies[cell.model])
+                for trial in trials[:settings]:
+                    for config in trial.runs[:seeds]:
+                        found[key(config)] = row(config, accuracies[cell.model])
     return found
 
 
@@ -59,6 +60,14 @@ def rows_of(accuracies, protocol="paper", size="laptop", seeds=3):
 )
 def test_a_condition_is_met_or_not_or_unknown(relation, values, true):
     assert Finding(Condition(S3, TWO, relation, LSTM), values).true is true
+
+
+@pytest.mark.parametrize(("control", "true"), [(0.94, None), (None, None), (0.95, True)])
+def test_where_the_control_learns_nothing_nothing_is_decided(control, true):
+    condition = Condition(S3, TWO, "fails", control=THREE)
+    assert Finding(condition, (0.5,), control).true is true
+    lower = Condition(S3, TWO, "fails", control=THREE, least=0.5)
+    assert Finding(lower, (0.4,), 0.6).true is True
 
 
 @pytest.mark.parametrize(
@@ -100,7 +109,10 @@ def test_decisions_are_made_from_measured_cells_alone():
     assert of_s3(claims.decide(rows_of(accuracies, seeds=2), "paper")) == {}
     # Protocol "tuned" reads other runs, and the accuracy at their best validation accuracy.
     assert of_s3(claims.decide(rows_of(accuracies), "tuned")) == {}
-    tuned = of_s3(claims.decide(rows_of(accuracies, protocol="tuned"), "tuned"))
+    # A search under way, with one setting of six, decides nothing.
+    assert of_s3(claims.decide(rows_of(accuracies, protocol="tuned"), "tuned")) == {}
+    whole = rows_of(accuracies, protocol="tuned", settings=6)
+    tuned = of_s3(claims.decide(whole, "tuned"))
     assert tuned["BD-LRU m=2", "beats"].values == pytest.approx((0.0, -0.2))
 
 
@@ -142,7 +154,7 @@ def test_the_plan_has_the_runs_of_every_model_once(protocol, tmp_path):
         (condition.column.name, model.name)
         for claim in CLAIMS
         for condition in claim.conditions
-        for model in condition.models
+        for model in (*condition.models, *filter(None, [condition.control]))
     }
     assert {(cell.column.name, cell.model) for cell in cells} == wanted
     planned = plan(cells, tmp_path)

@@ -66,9 +66,9 @@ def test_cells_are_coloured_by_agreement_above_the_papers_numbers(html):
     assert len(cells) == 100
     filled = [cell for cell in cells if cell[2]]
     assert [(cell[0].strip(), cell[2], cell[3]) for cell in filled] == [
-        ('class="partial"', ".950 (.925) ?", ".32"),
-        ('class="below"', ".300 (.280) &lt;", ".38"),
-        ('class="agrees"', ".520 (.510) =", ".49"),
+        ('class="partial"', ".950 (.925±.035) ?", ".32"),
+        ('class="below"', ".300 (.280±.026) &lt;", ".38"),
+        ('class="agrees"', ".520 (.510±.010) =", ".49"),
     ]
     assert all(cell[0] == "" for cell in cells if not cell[2])
     assert "2\nhave been measured" in html
@@ -112,7 +112,7 @@ def test_a_size_is_shown_only_for_the_runs_that_it_adds(rows, monkeypatch):
     config = cell.parts["S3-250"][-1].runs[0]
     html = page.render(rows | {key(config): row(config, 0.61)})
     assert html.count('size "workstation"') == 1
-    assert ".610 (.510) &gt;" in html
+    assert ".610 (.510±.010) &gt;" in html
 
 
 def test_without_results_the_page_says_how_to_make_some(monkeypatch):
@@ -135,8 +135,8 @@ def test_a_figure_has_a_line_per_model_and_a_run_per_seed(rows):
     table = text.point_table(points)
     assert table.head == ("data", "x", "BD-LRU")
     assert [line.cells for line in table.lines] == [
-        ("S3-250", "1", ".300 (.280) "),
-        ("S3-250", "2", ".520 (.510) "),
+        ("S3-250", "1", ".300 (.280±.026) "),
+        ("S3-250", "2", ".520 (.510±.010) "),
     ]
 
 
@@ -178,7 +178,7 @@ def test_a_browser_shows_tables_and_figures_without_complaint(rows, tmp_path, br
         assert browser.get_log("browser") == []
         table = browser.find_element(By.CLASS_NAME, "results")
         assert table.is_displayed()
-        assert ".520 (.510) =" in table.text
+        assert ".520 (.510±.010) =" in table.text
         for picture in browser.find_elements(By.TAG_NAME, "img"):
             assert browser.execute_script("return arguments[0].naturalWidth > 0", picture)
         # Wide tables scroll in their own box; the page never scrolls sideways.

@@ -82,10 +82,11 @@ _MIXED = (
 def _by_flops(size: SizeName) -> dict[str, list[tuple[float, Contender]]]:
     found: dict[str, list[tuple[float, Contender]]] = {}
     for name, contender in CONTENDERS.items():
-        layer = contender.layer(SIZES[size].state_sizes[0])
-        flops = price(layer, hidden_size=_WIDTH, length=1).flops
+        # One layer for each model, so that the accuracy is that of the layer whose FLOPs are shown.
+        one = _fixed(contender, SIZES[size].state_sizes[0])
+        flops = price(one.layer(0), hidden_size=_WIDTH, length=1).flops
         assert flops is not None
-        found.setdefault(name.partition(" m=")[0], []).append((flops.transition, contender))
+        found.setdefault(name.partition(" m=")[0], []).append((flops.transition, one))
     return found
 
 
@@ -120,6 +121,7 @@ def _by_state_size(size: SizeName) -> dict[str, list[tuple[float, Contender]]]:
 
 
 def _fixed(contender: Contender, state_size: int) -> Contender:
+    """Return a model at one state size, without the variants of larger searches."""
     return Contender(contender.name, lambda _: contender.layer(state_size))
 
 

@@ -70,8 +70,13 @@ class CellScore:
 
     @property
     def measured(self) -> bool:
-        """Whether every data set has enough seeds."""
-        return self.seeds >= ENOUGH_SEEDS
+        """Whether every data set has enough seeds.
+
+        Under "tuned", every planned run must have ended, too: models are compared after searches of
+        one size.
+        """
+        searched = self.cell.protocol == "paper" or self.complete
+        return searched and self.seeds >= ENOUGH_SEEDS
 
     @property
     def complete(self) -> bool:

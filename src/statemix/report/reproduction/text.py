@@ -19,9 +19,9 @@ MARKS: Mapping[Verdict, str] = {
 
 LEGEND = """\
 Ours above the paper's. Protocol "paper": the best test accuracy of all runs, as in the paper; in
-parentheses the mean over seeds of the best setting. Protocol "tuned": the mean over seeds of the
-setting chosen on validation data. = agrees within .05, < below, > above the paper, ? fewer than
-three seeds or not all data sets."""
+parentheses mean and standard deviation over the seeds of the best setting. Protocol "tuned": both
+over the seeds of the setting chosen on validation data. = agrees within .05, < below, > above the
+paper, ? fewer than three seeds, not all data sets, or a search under way."""
 
 
 def table(scores: Sequence[CellScore]) -> Table:
@@ -43,7 +43,7 @@ def table(scores: Sequence[CellScore]) -> Table:
 
 
 def cell_text(score: CellScore | None) -> str:
-    """Write our number, the mean of the chosen setting in parentheses, and the verdict.
+    """Write our number, mean and deviation of the chosen setting in parentheses, and the verdict.
 
     A partial cell shows the mean over those of its data sets that have results.
     """
@@ -54,9 +54,13 @@ def cell_text(score: CellScore | None) -> str:
     bests = [part.best for part in parts if part.best is not None]
     mean = sum(sum(part.values) / part.seeds for part in parts) / len(parts)
     mark = MARKS[score.verdict]
+    spread = accuracy_text(mean)
+    if score.deviation is not None:
+        # A standard deviation of accuracies is at most .71.
+        spread += f"±{accuracy_text(score.deviation)}"
     if score.cell.protocol != "paper":
-        return f"{accuracy_text(mean)} {mark}"
-    return f"{accuracy_text(sum(bests) / len(bests))} ({accuracy_text(mean)}) {mark}"
+        return f"{spread} {mark}"
+    return f"{accuracy_text(sum(bests) / len(bests))} ({spread}) {mark}"
 
 
 def claims(decisions: Sequence[Decision]) -> str:
@@ -68,7 +72,10 @@ def claims(decisions: Sequence[Decision]) -> str:
         lines += [f"  {finding_text(one)}" for one in decision.findings if one.true is not None]
         missing = sum(one.true is None for one in decision.findings)
         if missing:
-            lines.append(f"  not yet measured: {missing} of {len(decision.findings)} comparisons")
+            lines.append(
+                f"  undecided: {missing} of {len(decision.findings)} comparisons "
+                "(not yet measured, or no model has learned the task)"
+            )
     return "\n".join(lines)
 
 

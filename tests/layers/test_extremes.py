@@ -14,7 +14,7 @@ def limits(layer):
     if isinstance(layer, Mamba2):
         return 1e12, 1e7
     if isinstance(layer, FPRNN):
-        return 1e7, 1e7
+        return 1e7, 1e4
     if isinstance(layer, Attention):
         return 1e18, 1e9
     if isinstance(layer, DeltaProduct) and layer.use_output_gate:

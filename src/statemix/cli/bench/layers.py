@@ -40,9 +40,9 @@ forward for the backward, per token. k, M and G are powers of 1000."""
 class Layers(Measured):
     """State what each layer costs, and time training with it.
 
-    By default every registered layer appears, with a state of about four entries per channel where
-    its options allow that; --layers chooses other layers and options. A layer is first checked
-    against its own single steps in float64; a wrong one is not timed. One process then calls all
+    By default every registered layer appears but those that iterate, with a state of about four
+    entries per channel where its options allow that; --layers chooses other layers and options. A
+    layer is first checked against its own single steps in float64; a wrong one is not timed. One process then calls all
     layers in rounds, each in random order. Speeds are medians over rounds, and ratios to an LSTM of
     the same width are medians of the ratios within a round.
     """

@@ -57,7 +57,8 @@ class FPRNN(FixedPointLayer):
     short convolutions before the five maps; :attr:`contraction`; the dense form above, which
     follows from the fixed point.
 
-    The output grows with the fifth power of the input: in float32 it holds inputs up to about 1e7.
+    The output grows with the fifth power of the input: in float32 it holds inputs up to about 1e7,
+    and gradients for inputs up to about 1e4.
 
     While the iteration has not converged, the output at a token depends on the budget, and
     sequences in pieces or single steps may differ from whole ones.
@@ -97,7 +98,6 @@ class FPRNN(FixedPointLayer):
 
     name = "fp_rnn"
     display_name = "FP-RNN"
-    colour = "#B03A7C"
 
     @classmethod
     def compared(cls, hidden_size: int) -> dict[str, Any]:

@@ -42,9 +42,9 @@ class Layers(Measured):
 
     By default every registered layer appears but those that iterate, with a state of about four
     entries per channel where its options allow that; --layers chooses other layers and options. A
-    layer is first checked against its own single steps in float64; a wrong one is not timed. One process then calls all
-    layers in rounds, each in random order. Speeds are medians over rounds, and ratios to an LSTM of
-    the same width are medians of the ratios within a round.
+    layer is first checked against its own single steps in float64; a wrong one is not timed. One
+    process then calls all layers in rounds, each in random order. Speeds are medians over rounds,
+    and ratios to an LSTM of the same width are medians of the ratios within a round.
     """
 
     layers: tuple[LayerSpec, ...] = ()

@@ -716,8 +716,8 @@ TRAINING_FAULTS = [
     Fault(
         "schedule: integers are not rounded",
         TRAINING + "schedules.py",
-        "value = round(value) if isinstance(initial, int) else value",
-        "value = int(value) if isinstance(initial, int) else value",
+        "return value if isinstance(initial, float) else round(value)",
+        "return value if isinstance(initial, float) else int(value)",
         _training("schedules", "trainer"),
     ),
     Fault(
@@ -815,7 +815,7 @@ TRAINING_FAULTS = [
     Fault(
         "trainer: noise goes on where the last step left it",
         TRAINING + "trainer.py",
-        "torch.manual_seed(_mixed(self._seed, self.step))",
+        "torch.default_generator.manual_seed(seed)",
         "pass",
         _training("objective"),
     ),

@@ -72,7 +72,10 @@ def test_large_inputs_equal_double_precision(build, scale):
         pytest.skip("beyond the promise of the layer")
     x = tokens(scale)
     exact = results(double, x.double())
-    check(results(single, x), exact, 1e-4, dict.fromkeys(exact, 0.0))
+    # At 1e4 there are gates that are neither 0 nor 1; a sigmoid has a quarter of the rounding error
+    # of its input. At the other scales all gates are saturated.
+    gates = torch.finfo(torch.float32).eps * scale / 4 if scale == 1e4 else 0
+    check(results(single, x), exact, 1e-4 + gates, dict.fromkeys(exact, 0.0))
 
 
 @pytest.mark.parametrize("scale", SCALES)

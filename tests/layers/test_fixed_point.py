@@ -9,9 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statemix.layers import FPRNN
+from statemix.layers.fixed_point import layer as layer_module
 from statemix.layers.fixed_point.layer import LEAST_BUDGET, diagonal_scan, shifted
-from statemix.layers.fixed_point.mixers import NormedLinear, build_mixer
+from statemix.layers.fixed_point.mixers import build_mixer
+from statemix.layers.fixed_point.normed import NormedLinear
 from statemix.layers.fixed_point.solver import SolverConfig, solve
+from statemix.settings import SettingError
+from statemix.training import AttributeSchedule
+from statemix.training.schedules import Attributes
 
 MIXERS = [("householder", 1), ("householder", 3), ("dplr", 2), ("kronecker", 1), ("monarch", 3)]
 CONVERGED = {"max_iterations": 2000, "tolerance": 1e-14, "contraction": 0.9}
@@ -343,6 +348,46 @@ def test_training_and_evaluation_agree_where_the_iteration_converges():
         layer.gradient = gradient
         torch.testing.assert_close(layer(x), trained, rtol=0, atol=1e-11)
     torch.testing.assert_close(layer.eval()(x), trained, rtol=0, atol=1e-11)
+
+
+def test_settings_of_the_layer_are_those_of_the_iteration(monkeypatch):
+    options = {"tolerance": 0.25, "quantile": 0.5, "damping": 0.75, "gradient": "unrolled"}
+    seen = []
+
+    def spy(function, start, budget, config, valid):
+        seen.append((budget, config))
+        return solve(function, start, budget, config, valid)
+
+    monkeypatch.setattr(layer_module, "solve", spy)
+    layer = build(max_iterations=7, **options)
+    layer(tokens(2, 5, 6))
+    assert seen == [(7, SolverConfig(**options))]
+    layer.max_iterations, layer.tolerance, layer.quantile = 9, 0.125, 1.0
+    layer.budget = "gamma"
+    torch.manual_seed(3)
+    expected = layer._drawn(5)
+    torch.manual_seed(3)
+    layer(tokens(2, 5, 6))
+    changed = {**options, "tolerance": 0.125, "quantile": 1.0}
+    assert seen[1] == (expected, SolverConfig(**changed))
+    assert expected != 9
+
+
+def test_budget_and_tolerance_may_be_scheduled():
+    model = torch.nn.Sequential(build())
+    attributes = Attributes(
+        model,
+        (
+            AttributeSchedule("max_iterations", start=2, end=10.0),
+            AttributeSchedule("tolerance", end=1e-5, curve="geometric"),
+        ),
+    )
+    assert attributes.set(2, 4) == {"0.max_iterations": 6, "0.tolerance": pytest.approx(1e-4)}
+    layer = model[0]
+    layer(tokens(1, 5, 6))
+    assert layer.reports()["iterations"] <= 6
+    with pytest.raises(SettingError, match=r"start must be given where max_iterations begins at N"):
+        Attributes(torch.nn.Sequential(build()), (AttributeSchedule("max_iterations", end=9),))
 
 
 def test_evaluation_that_has_not_converged_warns_once(recwarn):

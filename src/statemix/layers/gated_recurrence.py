@@ -16,6 +16,7 @@ from statemix.layers.layer import (
     Layer,
     at_least_float32,
     check_init_state,
+    check_number,
     check_placement,
     check_sizes,
 )
@@ -354,8 +355,7 @@ class GatedRecurrence(Layer):
 
 def _check_finite(name: str, value: object, dtype: torch.dtype | None) -> None:
     """Check a number that parameters of a dtype are to hold, with room for random factors."""
-    if not isinstance(value, numbers.Real) or isinstance(value, bool):
-        raise TypeError(f"{name} must be a number, got {value!r}")
+    value = check_number(name, value)
     most = torch.finfo(torch.get_default_dtype() if dtype is None else dtype).max / 100
     if not abs(_as_float(value)) <= most:
         raise ValueError(f"{name} must be finite, got {reprlib.repr(value)}")
@@ -363,8 +363,7 @@ def _check_finite(name: str, value: object, dtype: torch.dtype | None) -> None:
 
 def _check_temperature(value: object, dtype: torch.dtype | None) -> float:
     """Check a gate temperature for parameters of a dtype; return it as it will be stored."""
-    if not isinstance(value, numbers.Real) or isinstance(value, bool):
-        raise TypeError(f"gate_temperature must be a number, got {value!r}")
+    value = check_number("gate_temperature", value)
     dtype = at_least_float32(torch.get_default_dtype() if dtype is None else dtype)
     stored = torch.tensor(_as_float(value), dtype=dtype, device="cpu").item()
     if not 0 < stored < math.inf:

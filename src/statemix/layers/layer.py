@@ -1,5 +1,6 @@
 """The interface of all layers, and the checks of their arguments."""
 
+import numbers
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -267,6 +268,17 @@ def check_sizes(**sizes: int) -> None:
             raise ValueError(f"{name} must be at least 1, got {size}")
         if size >= 2**31:
             raise ValueError(f"{name} must be below 2^31, got {size}")
+
+
+def check_number(name: str, value: object) -> numbers.Real:
+    """Check that an option passed to a constructor is a real number, and return it.
+
+    Raises:
+        TypeError: if it is not.
+    """
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    return value
 
 
 # Devices that always exist. Trying "meta" would slow down every step.

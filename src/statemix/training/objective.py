@@ -33,8 +33,6 @@ class Losses:
 
     Attributes:
         penalised: whether the penalty acts.
-        task_losses: for each batch since they were last taken, the sum of the heads' mean losses
-            over all positions alike; kept only where positions have weights.
 
     Raises:
         SettingError: if there is a penalty, and the first layer has no square transitions.
@@ -42,7 +40,8 @@ class Losses:
 
     def __init__(self, config: ObjectiveConfig, model: SyntheticModel, length: int) -> None:
         self.penalised = True
-        self.task_losses: list[Tensor] = []
+        # Of the step under way, if someone asks for it: the parts of its loss without weights.
+        self._plain: list[Tensor] | None = None
         self._power, self._penalty = config.position_power, config.permutation_penalty
         self._model, self._length = model, length
         if self._penalty and token_transitions(model, 1) is None:
@@ -52,8 +51,8 @@ class Losses:
     def __call__(self, model: Callable[..., Any], batch: Batch) -> dict[str, Tensor]:
         """Return head -> cross-entropy, and the penalty if there is one."""
         losses, plain = _cross_entropies(model, batch, self._power, self._length)
-        if self._power:
-            self.task_losses.append(total(plain).detach())
+        if self._plain is not None:
+            self._plain.append(total(plain).detach())
         if self._penalty and self.penalised:
             head, classes = next(iter(batch.targets.items()))
             # Of the step, so that splitting it changes nothing.
@@ -61,17 +60,14 @@ class Losses:
             losses["permutation_penalty"] = self._penalty * share * permutation_penalty(self._model)
         return losses
 
-    def of_task(self, loss: float) -> float:
-        """Return the loss of a step without weights, which :meth:`__call__` has kept.
+    def watch(self, *, watched: bool) -> None:
+        """Keep the loss of the next step without weights and penalty, or do not."""
+        self._plain = [] if watched else None
 
-        Args:
-            loss: the loss of the step with them; it is the same if there are none.
-        """
-        if not self.task_losses:
-            return loss
-        found = torch.stack(self.task_losses).sum().item()
-        self.task_losses.clear()
-        return found
+    def of_task(self) -> float:
+        """Return the loss of the step that was watched, without weights and penalty, in nats."""
+        assert self._plain is not None
+        return torch.stack(self._plain).sum().item()
 
 
 def cross_entropy(

@@ -11,7 +11,7 @@ from statemix.plain import difference
 from statemix.settings import RequestError, SettingError, checked
 from statemix.training import folder as runs
 from statemix.training.config import NotNegative, RunConfig
-from statemix.training.devices import environment, threads
+from statemix.training.devices import environment, own_random_numbers, threads
 from statemix.training.events import Event
 from statemix.training.life import Ask, Score
 from statemix.training.outcome import Outcome, finished, load_outcome, resolved_config
@@ -206,7 +206,11 @@ class _Group:
         described = environment(runtime)
         if len(self.runs) > 1:
             described["replicas"] = len(self.runs)
-        with threads(runtime.num_threads), self.interrupts:
+        with (
+            threads(runtime.num_threads),
+            own_random_numbers(runtime.device),
+            self.interrupts,
+        ):
             self._lives = {
                 place: self._whole(run, stored[place], described)
                 for place, run in self.runs.items()

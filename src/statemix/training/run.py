@@ -18,12 +18,7 @@ from statemix.training import folder as runs
 from statemix.training.backbone import check_backbone
 from statemix.training.checkpoint import load_checkpoint, remove_checkpoints, save_checkpoint
 from statemix.training.config import NotNegative, RunConfig
-from statemix.training.devices import (
-    build_fabric,
-    environment,
-    own_random_numbers,
-    threads,
-)
+from statemix.training.devices import build_fabric, environment, own_random_numbers, threads
 from statemix.training.evaluation import SplitEvaluator, accuracy, check_finite
 from statemix.training.events import Event
 from statemix.training.life import Ask, Life, Score, lived
@@ -222,8 +217,9 @@ class _Run:
                     raise
                 self._go_on(str(error))
             else:
-                self.search.saw(self.trainer.step, self.losses.of_task(loss))
-                self._follow_search()
+                if self.search.origin is None:
+                    self.search.saw(self.trainer.step, self.losses.of_task())
+                    self._follow_search()
                 self.emit(self.event("step", loss=loss))
 
     def _evaluated(self) -> Life:
@@ -266,6 +262,7 @@ class _Run:
         self.trainer.waiting = self.search.most_steps
         self.trainer.began = self.search.began
         self.losses.penalised = not self.search.on_plateau
+        self.losses.watch(watched=self.search.origin is None)
 
     def _score(self, evaluator: SplitEvaluator) -> HeadScores:
         return evaluator(self.model)

@@ -117,7 +117,7 @@ class Attributes:
     """
 
     def __init__(self, model: nn.Module, schedules: tuple[AttributeSchedule, ...]) -> None:
-        self._followers: dict[str, tuple[AttributeSchedule, nn.Module, float]] = {}
+        self._followers: dict[str, tuple[AttributeSchedule, nn.Module, Any]] = {}
         for place, schedule in enumerate(schedules):
             path = f"schedules.attributes.{place}"
             for name, module in holders(model, schedule.attribute, f"{path}.attribute").items():
@@ -126,10 +126,8 @@ class Attributes:
                 if follower in self._followers:
                     condition = "must have only one schedule"
                     raise SettingError(f"{path}.attribute", condition, schedule.attribute)
-                if schedule.start is None and schedule.curve != "linear" and initial <= 0:
-                    condition = f"must be given and above 0 with curve={schedule.curve!r} where "
-                    condition += f"{schedule.attribute} begins at {initial}"
-                    raise SettingError(f"{path}.start", condition, ABSENT)
+                if schedule.start is None:
+                    _check_initial(schedule, initial, path)
                 for bound in ("start", "end"):
                     value = getattr(schedule, bound)
                     if value is not None:
@@ -139,12 +137,12 @@ class Attributes:
     def set(self, step: int, num_steps: int) -> dict[str, float]:
         """Set all attributes to their values at a step; return "module.attribute" -> value.
 
-        Values of an attribute that was an integer at the beginning are rounded.
+        Values of an attribute that was an integer or None at the beginning are rounded.
         """
         values = {}
         for follower, (schedule, module, initial) in self._followers.items():
             value = scheduled_value(schedule, initial, step, num_steps)
-            value = round(value) if isinstance(initial, int) else value
+            value = _like(initial, value)
             try:
                 setattr(module, schedule.attribute, value)
             except (ValueError, TypeError) as error:
@@ -163,11 +161,24 @@ def restore_attributes(model: nn.Module, values: Mapping[str, float]) -> None:
         setattr(model.get_submodule(module), attribute, value)
 
 
+def _like(initial: float | None, value: float) -> float:
+    """Return a value as an integer if the attribute was no float."""
+    return value if isinstance(initial, float) else round(value)
+
+
+def _check_initial(schedule: AttributeSchedule, initial: float | None, path: str) -> None:
+    """Check that a schedule can begin at an attribute's own value."""
+    above = "" if schedule.curve == "linear" else f" and above 0 with curve={schedule.curve!r}"
+    if initial is None or (above and initial <= 0):
+        condition = f"must be given{above} where {schedule.attribute} begins at {initial}"
+        raise SettingError(f"{path}.start", condition, ABSENT)
+
+
 def _try(module: nn.Module, attribute: str, value: Any, path: str) -> None:
     """Set and reset an attribute, so that a module refuses a bad value before training."""
     before = getattr(module, attribute)
     try:
-        setattr(module, attribute, round(value) if isinstance(before, int) else value)
+        setattr(module, attribute, _like(before, value))
     except (ValueError, TypeError) as error:
         if not is_refusal(error):
             raise

@@ -9,11 +9,11 @@ from torch.nn import functional
 from statemix.layers.fixed_point.layer import (
     Budget,
     FixedPointLayer,
-    check_number,
     diagonal_scan,
     shifted,
 )
-from statemix.layers.fixed_point.mixers import MixerInputs, MixerName, build_mixer
+from statemix.layers.fixed_point.mixers import MixerName, build_mixer
+from statemix.layers.fixed_point.normed import MixerInputs
 from statemix.layers.fixed_point.solver import Gradient
 from statemix.layers.flops import Flops
 from statemix.layers.layer import (
@@ -21,6 +21,7 @@ from statemix.layers.layer import (
     a_parameter,
     at_least_float32,
     check_init_state,
+    check_number,
     check_placement,
     check_sizes,
 )
@@ -54,8 +55,8 @@ class FPRNN(FixedPointLayer):
             \mathrm{silu}(W_c [v_t, h_t]) \odot h_t\big).
 
     Source: Movahedi et al., "Fixed-Point RNNs: Interpolating from Diagonal to Dense". Ours: no
-    short convolutions before the five maps; :attr:`contraction`; the dense form above, which
-    follows from the fixed point.
+    short convolutions before the five maps; ``contraction``; damping that grows while no iterate
+    is better; the dense form above, which follows from the fixed point.
 
     The output grows with the fifth power of the input: in float32 it holds inputs up to about 1e7,
     and gradients for inputs up to about 1e4.
@@ -122,7 +123,14 @@ class FPRNN(FixedPointLayer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(
+            max_iterations=max_iterations,
+            budget=budget,
+            tolerance=tolerance,
+            quantile=quantile,
+            damping=damping,
+            gradient=gradient,
+        )
         check_sizes(hidden_size=hidden_size, expand=expand)
         check_placement(device, dtype)
         if contraction is not None:
@@ -136,14 +144,6 @@ class FPRNN(FixedPointLayer):
         self.expand = expand
         self.contraction = contraction
         self.inner_size = inner = expand * hidden_size
-        self._set_up(
-            max_iterations=max_iterations,
-            budget=budget,
-            tolerance=tolerance,
-            quantile=quantile,
-            damping=damping,
-            gradient=gradient,
-        )
         placed: dict[str, Any] = {"device": device, "dtype": dtype}
         self.state_mixer = build_mixer(
             mixer, inner, mixer_inputs, rank, contractive=contraction is not None, **placed

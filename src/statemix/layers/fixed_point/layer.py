@@ -1,7 +1,7 @@
 """Common base of the layers that iterate: budgets, stopping, reports and warnings."""
 
 import math
-import numbers
+import warnings
 from collections.abc import Mapping
 from typing import Literal, get_args
 
@@ -15,9 +15,8 @@ from statemix.layers.fixed_point.solver import (
     Solution,
     SolverConfig,
     solve,
-    warn_of_residual,
 )
-from statemix.layers.layer import check_sizes
+from statemix.layers.layer import check_number, check_sizes
 from statemix.layers.padded import PaddedLayer
 from statemix.ops.checks import check_choice
 
@@ -33,7 +32,7 @@ _SHAPE = 4.0
 class FixedPointLayer(PaddedLayer):
     """A layer whose outputs are found by iteration.
 
-    Args of subclasses that are common to all:
+    Args:
         max_iterations: most iterations, at least 1; None means the length of the sequence, at least
             16.
         budget: "fixed", or "gamma": in training, draw the budget of each batch from a Gamma
@@ -50,7 +49,7 @@ class FixedPointLayer(PaddedLayer):
     schedulable = ("max_iterations", "tolerance", "quantile")
     iterative = True
 
-    def _set_up(
+    def __init__(
         self,
         *,
         max_iterations: int | None,
@@ -60,8 +59,9 @@ class FixedPointLayer(PaddedLayer):
         damping: float,
         gradient: Gradient,
     ) -> None:
+        super().__init__()
         check_choice("budget", budget, list(get_args(Budget)))
-        check_fraction("damping", damping)
+        _check_fraction("damping", damping)
         if not isinstance(gradient, str):
             check_sizes(gradient=gradient)
         else:
@@ -105,7 +105,7 @@ class FixedPointLayer(PaddedLayer):
 
     @quantile.setter
     def quantile(self, value: float) -> None:
-        check_fraction("quantile", value)
+        _check_fraction("quantile", value)
         self._quantile = float(value)
 
     def reports(self) -> Mapping[str, Tensor]:
@@ -134,7 +134,12 @@ class FixedPointLayer(PaddedLayer):
             return found
         if not bool(residual < self.tolerance):
             self._warned = True
-            warn_of_residual(self.display_name, residual.item(), self.tolerance, found.iterations)
+            warnings.warn(
+                f"{self.display_name} has not converged: residual {residual:.2g} after "
+                f"{found.iterations} iterations, tolerance {self.tolerance:.2g}; its outputs "
+                "depend on max_iterations, and those of single steps may differ",
+                stacklevel=2,
+            )
         return found
 
     def _drawn(self, length: int) -> int:
@@ -169,23 +174,7 @@ def shifted(y: Tensor, before: Tensor) -> Tensor:
     return torch.cat([before.unsqueeze(1), y], dim=1)[:, : y.shape[1]]
 
 
-def check_number(name: str, value: object) -> None:
-    """Check that an option is a real number.
-
-    Raises:
-        TypeError: if it is not.
-    """
-    if not isinstance(value, numbers.Real) or isinstance(value, bool):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-
-
-def check_fraction(name: str, value: object) -> None:
-    """Check that an option is a number above 0 and at most 1.
-
-    Raises:
-        TypeError: if it is no number.
-        ValueError: if it is out of range.
-    """
+def _check_fraction(name: str, value: float) -> None:
     check_number(name, value)
-    if not 0 < float(value) <= 1:  # type: ignore[arg-type]
+    if not 0 < value <= 1:
         raise ValueError(f"{name} must be above 0 and at most 1, got {value}")

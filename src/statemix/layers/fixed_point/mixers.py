@@ -3,21 +3,21 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from statemix.layers.fixed_point.normed import MixerInputs, NormedLinear, Prepared
 from statemix.layers.layer import check_sizes
 from statemix.layers.norms import unit_length
 from statemix.ops import flops
 from statemix.ops.checks import check_choice
 
 MixerName = Literal["householder", "dplr", "kronecker", "monarch"]
-MixerInputs = Literal["both", "sum", "token"]
 
-# Keeps the norm of a row or a matrix of zeros from dividing by zero.
+# Keeps the norm of a matrix of zeros from dividing by zero.
 _TINY = 1e-6
 
 
@@ -29,7 +29,7 @@ class StateMixer(nn.Module, ABC):
 
     Args:
         size: N, entries that are mixed.
-        inputs: how x_t and s_t enter.
+        bound: as the attribute.
         contractive: whether the 2-norm of D stays within :attr:`bound`. Otherwise Q is as in the
             source, and D may be as large as that allows.
 
@@ -37,16 +37,15 @@ class StateMixer(nn.Module, ABC):
         bound: largest 2-norm of D if the mixer is contractive.
     """
 
-    bound: float
-
-    def __init__(self, size: int, *, contractive: bool) -> None:
+    def __init__(self, size: int, *, bound: float, contractive: bool) -> None:
         super().__init__()
         self.size = size
+        self.bound = bound
         self.contractive = contractive
 
     @property
     @abstractmethod
-    def linears(self) -> "list[NormedLinear]":
+    def linears(self) -> list[NormedLinear]:
         """The linear maps, in the order of their results."""
 
     @abstractmethod
@@ -62,7 +61,7 @@ class StateMixer(nn.Module, ABC):
     def flops(self) -> int:
         """FLOPs of :meth:`coefficients` and :meth:`deviation` for one token."""
 
-    def prepare(self, x: Tensor) -> "list[Prepared]":
+    def prepare(self, x: Tensor) -> list[Prepared]:
         """Return :attr:`linears` for given x (..., width), as functions of s alone."""
         return [linear(x) for linear in self.linears]
 
@@ -70,88 +69,6 @@ class StateMixer(nn.Module, ABC):
         """Redraw all parameters."""
         for linear in self.linears:
             linear.reset_parameters(generator)
-
-
-class Prepared(NamedTuple):
-    """A linear map of x and s for a given x.
-
-    Attributes:
-        constant: what x and the bias contribute, shape (..., outputs).
-        weight: the map of s, shape (outputs, width of s); None if s does not enter.
-    """
-
-    constant: Tensor
-    weight: Tensor | None
-
-    def __call__(self, s: Tensor) -> Tensor:
-        """Return the result for s (..., width)."""
-        if self.weight is None:
-            return self.constant
-        return self.constant + functional.linear(s, self.weight)
-
-    def to(self, dtype: torch.dtype) -> "Prepared":
-        """Return the same map in another dtype."""
-        weight = None if self.weight is None else self.weight.to(dtype)
-        return Prepared(self.constant.to(dtype), weight)
-
-
-class NormedLinear(nn.Module):
-    r"""A linear map of x and s whose rows have a length of their own.
-
-    .. math:: y_i = g_i \frac{w_i^\top p}{|w_i|} + c_i, \qquad
-        p = [x, s], \quad p = x + s \quad \text{or} \quad p = x
-
-    Source: Salimans and Kingma (2016), "Weight normalization"; the fixed-point RNN uses it for
-    stability.
-
-    Args:
-        width: width of x, and of s.
-        outputs: width of y.
-        inputs: "both" for [x, s], "sum" for x + s, "token" for x.
-        bias: whether to learn c, which starts at 0.
-    """
-
-    bias: nn.Parameter | None
-
-    def __init__(
-        self,
-        width: int,
-        outputs: int,
-        inputs: MixerInputs,
-        *,
-        bias: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        self.width = width
-        self.inputs = inputs
-        shape = (outputs, 2 * width if inputs == "both" else width)
-        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-        self.gain = nn.Parameter(torch.empty(outputs, device=device, dtype=dtype))
-        if bias:
-            self.bias = nn.Parameter(torch.empty(outputs, device=device, dtype=dtype))
-        else:
-            self.register_parameter("bias", None)
-        self.reset_parameters()
-
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Redraw the weights as ``torch.nn.Linear`` does, with their own lengths; c becomes 0."""
-        bound = self.weight.shape[1] ** -0.5
-        nn.init.uniform_(self.weight, -bound, bound, generator=generator)
-        with torch.no_grad():
-            self.gain.copy_(self.weight.norm(dim=1))
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
-
-    def forward(self, x: Tensor) -> Prepared:
-        """Return the map for given x, so that iterations over s do not repeat what x does."""
-        scale = self.gain / self.weight.norm(dim=1).clamp(min=_TINY)
-        weight = self.weight * scale.unsqueeze(1)
-        constant = functional.linear(x, weight[:, : self.width], self.bias)
-        if self.inputs == "token":
-            return Prepared(constant, None)
-        return Prepared(constant, weight[:, self.width :] if self.inputs == "both" else weight)
 
 
 class _Reflecting(StateMixer):
@@ -167,7 +84,7 @@ class _Reflecting(StateMixer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(size, contractive=contractive)
+        super().__init__(size, bound=self._bound(rank), contractive=contractive)
         self.rank = rank
         placed: dict[str, Any] = {"device": device, "dtype": dtype}
         self.vectors = NormedLinear(size, rank * size, inputs, **placed)
@@ -176,6 +93,11 @@ class _Reflecting(StateMixer):
     @property
     def linears(self) -> list[NormedLinear]:
         return [self.vectors, self.strengths]
+
+    @staticmethod
+    @abstractmethod
+    def _bound(rank: int) -> float:
+        """Return the largest 2-norm of D with r vectors, if the mixer is contractive."""
 
     @property
     def _flops(self) -> int:
@@ -202,10 +124,9 @@ class Householder(_Reflecting):
     half-way to it if contractive.
     """
 
-    @property
-    def bound(self) -> float:  # type: ignore[override]
-        """As in the base class."""
-        return math.sqrt(self.rank)
+    @staticmethod
+    def _bound(rank: int) -> float:
+        return math.sqrt(rank)
 
     @property
     def flops(self) -> int:
@@ -233,10 +154,9 @@ class DPLR(_Reflecting):
     Source: as :class:`Householder`.
     """
 
-    @property
-    def bound(self) -> float:  # type: ignore[override]
-        """As in the base class."""
-        return float(self.rank)
+    @staticmethod
+    def _bound(rank: int) -> float:
+        return float(rank)
 
     @property
     def flops(self) -> int:
@@ -264,8 +184,6 @@ class Kronecker(StateMixer):
     Source: as :class:`Householder`.
     """
 
-    bound = 1.0
-
     def __init__(
         self,
         size: int,
@@ -275,7 +193,7 @@ class Kronecker(StateMixer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(size, contractive=contractive)
+        super().__init__(size, bound=1.0, contractive=contractive)
         rows = max(n for n in range(1, math.isqrt(size) + 1) if size % n == 0)
         self.sizes = (rows, size // rows)
         placed: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -333,8 +251,6 @@ class Monarch(StateMixer):
     Source: as :class:`Householder`, whose code has it without published numbers.
     """
 
-    bound = 1.0
-
     def __init__(
         self,
         size: int,
@@ -345,7 +261,7 @@ class Monarch(StateMixer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(size, contractive=contractive)
+        super().__init__(size, bound=1.0, contractive=contractive)
         if size % rank:
             raise ValueError(
                 f"rank must divide the entries of a Monarch mixer, got {rank} and {size}"

@@ -1,6 +1,5 @@
 """Fixed points of maps on sequences, by damped iteration, and gradients through them."""
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -189,13 +188,3 @@ def _residuals(value: Tensor, mapped: Tensor, valid: Tensor | None) -> Tensor:
 
 def _each(per_sequence: Tensor) -> Tensor:
     return per_sequence[:, None, None]
-
-
-def warn_of_residual(name: str, residual: float, tolerance: float, iterations: int) -> None:
-    """Warn that an iteration has not converged, so that its result depends on the budget."""
-    warnings.warn(
-        f"{name} has not converged: residual {residual:.2g} after {iterations} iterations, "
-        f"tolerance {tolerance:.2g}; its outputs depend on max_iterations, and those of single "
-        "steps may differ",
-        stacklevel=3,
-    )

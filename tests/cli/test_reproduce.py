@@ -15,7 +15,7 @@ from statemix.experiments.exactness.suites import SUITES
 from statemix.experiments.reproduction import claims, figures, protocols, reproduce, spectra, tables
 from statemix.experiments.reproduction.claims import Claim, Condition
 from statemix.experiments.reproduction.contenders import CONTENDERS, bd_lru
-from statemix.experiments.reproduction.figures import Figure
+from statemix.experiments.reproduction.figures import Figure, View
 from statemix.experiments.reproduction.protocols import SIZES, Data
 from statemix.experiments.reproduction.spectra import SpectraFigure
 from statemix.experiments.reproduction.tables import Column, Table
@@ -35,18 +35,18 @@ from statemix.training import (
 def tiny(monkeypatch, tmp_path, tiny_models):
     """Table 4 with one column, two models and runs of a fraction of a second."""
     task = TaskSpec("permutation", group="S_3", length=6, train_size=10)
-    column = Column("s3", (Data("S_3", task, dict.fromkeys(SIZES, 2)),), "token_accuracy")
+    column = Column("s3", (Data("S_3", task, dict.fromkeys(SIZES, 2)),))
     numbers = {"LSTM": {"s3": 0.0}, "BD-LRU m=2": {"s3": 1.0}}
     monkeypatch.setattr(tables, "TABLES", {"table4": Table("table4", "tiny", (column,), numbers)})
     monkeypatch.setattr("statemix.experiments.reproduction.overview.TABLES", tables.TABLES)
     lines = {"BD-LRU": [(m, CONTENDERS[f"BD-LRU m={m}"]) for m in (1, 2)]}
-    figure = Figure("fig2", "tiny", "m", lambda _: lines, (column,))
+    figure = Figure("fig2", "tiny", (View("", "m", lambda _: lines, (column,)),))
     monkeypatch.setattr(figures, "FIGURES", {"fig2": figure})
     gates = {
         "BD-LRU, softmax": [(2, CONTENDERS["BD-LRU m=2"])],
         "BD-LRU, none": [(2, dataclasses.replace(bd_lru(2, gate="none"), name="BD-LRU m=2 none"))],
     }
-    eigenvalues = SpectraFigure("fig7", "tiny", "m", lambda _: gates, (column,))
+    eigenvalues = SpectraFigure("fig7", "tiny", (View("", "m", lambda _: gates, (column,)),))
     monkeypatch.setitem(spectra.SPECTRA, "fig7", eigenvalues)
     monkeypatch.chdir(tmp_path)
 

@@ -28,7 +28,7 @@ S4 = Data("S_4", TaskSpec("permutation", group="S_4", length=6, train_size=10), 
 
 
 def cell(*data, protocol="paper", size="laptop", published=0.5, model="BD-LRU m=3"):
-    column = Column("column", data or (S3,), "token_accuracy")
+    column = Column("column", data or (S3,))
     return Cell("table", CONTENDERS[model], column, protocol, size, published)
 
 
@@ -243,15 +243,14 @@ def test_a_cell_with_several_data_sets_is_their_mean_and_partial_until_all_are_i
     assert score(one, {}).verdict == "empty"
 
 
-def test_the_metric_is_that_of_the_column():
-    column = Column("column", (S3,), "mad_accuracy")
-    one = dataclasses.replace(cell(), column=column)
+def test_the_metric_is_that_of_the_data():
+    one = cell(dataclasses.replace(S3, metric="mad_accuracy"))
     assert score(one, rows_of([one], lambda _: 0.75)).best == 0.25
 
 
 def test_an_overview_counts_every_cell_once(monkeypatch):
     data = dataclasses.replace(S3, durations=dict.fromkeys(SIZES, 2))
-    column = Column("s3", (data,), "token_accuracy")
+    column = Column("s3", (data,))
     table = Table("tiny", "tiny", (column,), {"LSTM": {"s3": 0.5}, "BD-LRU m=1": {"s3": 0.9}})
     monkeypatch.setattr("statemix.experiments.reproduction.overview.TABLES", {"tiny": table})
     first = next(table.cells("paper", "laptop"))
@@ -278,11 +277,10 @@ def test_every_point_of_a_figure_has_runs_that_can_be_built(name):
     assert len(set(places)) == len(places)
     for point in points:
         assert point.cell.published is None
-        assert len(point.cell.column.data) == 1
-    # Layers differ by panel only in their data.
-    for point in points[: len(points) // len(figure.columns)]:
-        layer = point.cell.contender.layer(48)
-        assert layer.build(hidden_size=128, device="meta").hidden_size == 128
+        assert (len(point.cell.column.data) == 5) == point.panel.startswith("mean over")
+    # Layers of a view differ by panel only in their data.
+    for spec in {point.cell.contender.layer(48) for point in points}:
+        assert spec.build(hidden_size=128, device="meta").hidden_size == 128
 
 
 def test_figures_share_runs_with_the_tables():
@@ -301,9 +299,51 @@ def test_figures_share_runs_with_the_tables():
 
 def test_figure_5_goes_as_far_as_the_paper_at_its_size():
     largest = {
-        size: max(point.x for point in FIGURES["fig5"].points("paper", size)) for size in SIZES
+        size: max(p.x for p in FIGURES["fig5"].points("paper", size) if "LRU" in p.line)
+        for size in SIZES
     }
     assert largest == {"laptop": 1536, "workstation": 1536, "paper": 6144}
+    lines = collections.Counter(
+        point.line for point in FIGURES["fig5"].points("paper", "paper") if point.panel[0] == "c"
+    )
+    assert {line: n for line, n in lines.items() if "LRU" not in line} == {
+        "Mamba2, 2 taps": 3,
+        "Mamba2, 4 taps": 3,
+        "DeltaNet [-1,1]": 3,
+        "DeltaProduct_4 [-1,1]": 3,
+    }
+
+
+def test_figure_6_shows_models_against_their_parameters_without_further_runs():
+    points = list(FIGURES["fig6"].points("paper", "laptop"))
+    panels = list(dict.fromkeys((point.panel, point.x_label) for point in points))
+    assert panels == [
+        ("compression baseline, by m", "m, or taps of the convolution"),
+        ("compression baseline, by size", "parameters"),
+        ("compression baseline, H-LRU", "m"),
+        ("compression baseline, BD-LRU", "m"),
+    ]
+    of = {panel: [p for p in points if p.panel == panel] for panel, _ in panels}
+    by_m, by_size = of[panels[0][0]], of[panels[1][0]]
+    for point, other in zip(by_m, by_size, strict=True):
+        assert point.line == other.line
+        ((trial,), (same,)) = (next(iter(one.cell.parts.values())) for one in (point, other))
+        assert [key(run) for run in trial.runs] == [key(run) for run in same.runs]
+        layer = trial.runs[0].model.layers[0].build(hidden_size=128, device="meta")
+        assert other.x == sum(parameter.numel() for parameter in layer.parameters())
+    pointwise = {p.x: p for p in of[panels[2][0]] if p.line == "H-LRU, pointwise gates"}
+    assert pointwise[4].cell.contender.layer(1).options["selective"] == "pointwise"
+    (trial,) = next(iter(pointwise[4].cell.parts.values()))
+    assert trial.runs[0].model.layers[0].options["num_channels"] == 128
+
+
+def test_the_mean_over_data_pairs_their_seeds():
+    def accuracy(config):
+        return 0.125 * config.seed + (0.25 if config.task.options["group"] == "S_3" else 0.5)
+
+    one = cell(S3, S4)
+    assert score(one, rows_of([one], accuracy)).by_seed == (0.375, 0.5, 0.625)
+    assert score(one, rows_of([cell(S3)], accuracy)).by_seed == ()
 
 
 def test_a_forecast_grows_with_the_steps_and_measures_a_network_once():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from statemix.experiments.reproduction.contenders import ORDERS, Contender, bd_lru, h_lru
+from statemix.experiments.reproduction.figures import View
 from statemix.experiments.reproduction.plan import plan
 from statemix.experiments.reproduction.protocols import PROTOCOLS, SIZES, Data
 from statemix.experiments.reproduction.reproduce import fill
@@ -31,7 +32,8 @@ FIGURE = SPECTRA["fig7"]
 
 def figure(*contenders):
     lines = {"line": list(enumerate(contenders, start=1))}
-    return SpectraFigure("fig7", "tiny", "m", lambda _: lines, (Column("s3", (S3,), "mad"),))
+    view = View("", "m", lambda _: lines, (Column("s3", (S3,)),))
+    return SpectraFigure("fig7", "tiny", (view,))
 
 
 def config_of(point):

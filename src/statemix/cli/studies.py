@@ -20,7 +20,6 @@ from statemix.experiments.reproduction.protocols import ProtocolName, SizeName
 from statemix.experiments.reproduction.scores import CellScore, score
 from statemix.experiments.reproduction.spectra import (
     SPECTRA,
-    SpectraFigure,
     SpectraFolder,
     due_with_spectra,
     store_spectra,
@@ -168,15 +167,11 @@ class FigureStudy(Study):
 
     def _draw(self, scored: Sequence[tuple[Point, CellScore]], store: Store) -> "Drawing":
         del store
-        return figures.draw(drawing.panels(paper.FIGURES[self.choice.what], scored))
+        return figures.draw(drawing.panels(scored))
 
 
 class SpectraStudy(FigureStudy):
     """A figure of eigenvalues, which are kept beside the store."""
-
-    def __init__(self, choice: Choice, figure: SpectraFigure) -> None:
-        super().__init__(choice, figure)
-        self.figure = figure
 
     def due(self, store: Store, *, retry: bool) -> list[Planned]:
         found = SpectraFolder.beside(store.path)
@@ -189,7 +184,7 @@ class SpectraStudy(FigureStudy):
     def _draw(self, scored: Sequence[tuple[Point, CellScore]], store: Store) -> "Drawing":
         found = SpectraFolder.beside(store.path).read()
         points = [point for point, _ in scored]
-        return spectra.draw(spectra_panels(self.figure, points, store.rows(), found))
+        return spectra.draw(spectra_panels(points, store.rows(), found))
 
 
 class SuiteStudy(Study):

@@ -6,6 +6,7 @@ from io import BytesIO
 
 import numpy as np
 import seaborn as sns  # type: ignore[import-untyped]
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
@@ -50,7 +51,7 @@ class Panel:
         title: text above the panel.
         x_label: label of the x axis.
         y_label: label of the y axis; empty if the left neighbour has it.
-        series: lines of the panel. Panels of one figure have the same labels and families.
+        series: lines of the panel. In all panels of a figure a label has the same family.
         x_limits: ends of the x axis.
         x_ticks: ticks of a logarithmic x axis; empty means a linear axis.
         markers: whether to mark every point of the means.
@@ -79,8 +80,8 @@ def draw(panels: Sequence[Panel], *, theme: Theme = LIGHT, stacked: bool = False
         theme: colours of the page.
         stacked: stack the panels vertically, for a narrow screen.
     """
-    series = panels[0].series
-    styles = series_styles([one.family for one in series], theme)
+    series = {one.label: one.family for panel in panels for one in panel.series}
+    styles = dict(zip(series, series_styles(list(series.values()), theme), strict=True))
     in_legend = len(series) > _MOST_NAMES
     # Height of the legend in inches; it has four names per row, two on a narrow page.
     legend = 0.25 * -(-len(series) // (2 if stacked else 4)) if in_legend else 0.0
@@ -96,9 +97,16 @@ def draw(panels: Sequence[Panel], *, theme: Theme = LIGHT, stacked: bool = False
             if not in_legend:
                 _name_lines(axes, theme)
         if in_legend:
-            marked = next((place for place, panel in enumerate(panels) if panel.markers), 0)
+            handles: dict[str, Artist] = {}
+            # Those with markers say most.
+            for _, axes in sorted(
+                zip(panels, figure.axes, strict=True), key=lambda one: not one[0].markers
+            ):
+                for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+                    handles.setdefault(label, handle)
             figure.legend(
-                *figure.axes[marked].get_legend_handles_labels(),
+                list(handles.values()),
+                list(handles),
                 loc="outside lower center",
                 ncols=2 if stacked else 4,
                 frameon=False,
@@ -128,10 +136,10 @@ def variants(draw_one: Callable[..., Figure]) -> dict[str, bytes]:
     }
 
 
-def _fill(axes: Axes, panel: Panel, styles: Sequence[SeriesStyle], theme: Theme) -> None:
-    for series, style in zip(panel.series, styles, strict=True):
+def _fill(axes: Axes, panel: Panel, styles: Mapping[str, SeriesStyle], theme: Theme) -> None:
+    for series in panel.series:
         if series.runs:
-            _draw_series(axes, series, style, markers=panel.markers)
+            _draw_series(axes, series, styles[series.label], markers=panel.markers)
     if panel.x_ticks:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_locator(FixedLocator(list(panel.x_ticks)))

@@ -65,7 +65,7 @@ def spectra():
 
 
 def test_each_panel_has_a_row_for_every_m_that_says_what_it_lacks(rows, spectra):
-    first, second, third, fourth = panels(FIGURE, POINTS, rows, spectra)
+    first, second, third, fourth = panels(POINTS, rows, spectra)
     assert [panel.title for panel in (first, second, third, fourth)] == [
         "(a) BD-LRU, softmax",
         "(b) BD-LRU, none",
@@ -90,7 +90,7 @@ def test_runs_of_other_lengths_share_the_columns(rows, spectra):
         "steps": [4, 8],
         "eigenvalues": [[[0.1, 0.0]], [[0.2, 0.0]]],
     }
-    first, _, third, _ = panels(FIGURE, POINTS, rows, spectra)
+    first, _, third, _ = panels(POINTS, rows, spectra)
     assert first.columns == ["1", "4", "8"]
     assert first.rows["5"][2] == []
     assert third.rows["2"] == [[], [[0.1, 0.0]], [[0.2, 0.0]]]

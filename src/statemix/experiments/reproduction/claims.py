@@ -12,19 +12,16 @@ from statemix.experiments.reproduction.contenders import (
     bd_lru,
     h_lru,
 )
+from statemix.experiments.reproduction.prices import price_of
 from statemix.experiments.reproduction.protocols import SIZES, ProtocolName, SizeName
 from statemix.experiments.reproduction.scores import NOISE, CellScore, score
 from statemix.experiments.reproduction.tables import Cell, Column, column
 from statemix.experiments.store import Row
-from statemix.layers import price
-from statemix.training import RunConfig
 
 LEARNED = 0.95
 """Accuracy from which a task counts as learned."""
 
 Verdict = Literal["holds", "does not hold", "open"]
-
-_WIDTH = RunConfig().model.hidden_size
 
 
 @dataclass(frozen=True)
@@ -237,9 +234,7 @@ def _accuracy(
 def _sizes(condition: Condition) -> tuple[float, ...]:
     assert condition.other is not None
     models = (condition.model, condition.other)
-    return tuple(
-        price(model.layer(_STATE), hidden_size=_WIDTH, length=1).num_parameters for model in models
-    )
+    return tuple(price_of(model, _STATE).num_parameters for model in models)
 
 
 # State size of the models whose parameters are compared, that of size "laptop".

@@ -11,15 +11,18 @@ from statemix.experiments.reproduction.contenders import (
     bd_lru,
     h_lru,
 )
+from statemix.experiments.reproduction.prices import WIDTH, price_of
 from statemix.experiments.reproduction.protocols import SIZES, ProtocolName, SizeName
 from statemix.experiments.reproduction.tables import Cell, Column, column
-from statemix.layers import LayerSpec, price
-from statemix.training import RunConfig
+from statemix.layers import LayerSpec
 
 STATE_SIZES = (48, 96, 192, 384, 768, 1536, 3072, 6144)
 """State sizes of Figure 5; only size "paper" goes beyond 1536."""
 
 KERNEL_SIZES = (2, 4, 8, 16, 32, 64)
+
+Lines = dict[str, list[tuple[float, Contender]]]
+"""Label of a line -> its points, as x and model."""
 
 
 @dataclass(frozen=True)
@@ -28,15 +31,45 @@ class Point:
 
     Attributes:
         panel: title of its panel.
+        x_label: label of the x axis.
         line: label of its line.
         x: place on the x axis.
         cell: its runs.
     """
 
     panel: str
+    x_label: str
     line: str
     x: float
     cell: Cell
+
+
+@dataclass(frozen=True)
+class View:
+    """Panels of a figure that have the same lines and the same x axis.
+
+    Attributes:
+        title: what its panels show beside their data; may be empty.
+        x_label: label of the x axis.
+        lines: the lines for a size.
+        columns: a panel for each.
+    """
+
+    title: str
+    x_label: str
+    lines: Callable[[SizeName], Lines]
+    columns: tuple[Column, ...]
+
+    def points(self, figure: str, protocol: ProtocolName, size: SizeName) -> Iterator[Point]:
+        """Yield the points, panel by panel."""
+        lines = self.lines(size)
+        for panel in self.columns:
+            name = panel.data[0].name if len(panel.data) == 1 else panel.name
+            title = f"{name}, {self.title}" if self.title else name
+            for line, models in lines.items():
+                for x, model in models:
+                    cell = Cell(figure, model, panel, protocol, size)
+                    yield Point(title, self.x_label, line, x, cell)
 
 
 @dataclass(frozen=True)
@@ -46,55 +79,50 @@ class Figure:
     Attributes:
         name: name on the command line.
         title: what it shows.
-        x_label: label of the x axis.
-        lines: label of a line -> its points, as x and model, for a size.
-        columns: a panel for each of these columns of the tables, with its first data set alone.
+        views: its panels.
     """
 
     name: str
     title: str
-    x_label: str
-    lines: Callable[[SizeName], dict[str, list[tuple[float, Contender]]]]
-    columns: tuple[Column, ...]
+    views: tuple[View, ...]
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns that its panels show."""
+        return tuple(dict.fromkeys(panel for view in self.views for panel in view.columns))
 
     def points(self, protocol: ProtocolName, size: SizeName) -> Iterator[Point]:
         """Yield the points, panel by panel."""
-        lines = self.lines(size)
-        for panel in self.columns:
-            for line, models in lines.items():
-                for x, model in models:
-                    cell = Cell(self.name, model, panel, protocol, size)
-                    yield Point(panel.data[0].name, line, x, cell)
+        for view in self.views:
+            yield from view.points(self.name, protocol, size)
 
 
 _COMPRESSION = column("table3", "compression").first
 _COPYING = column("table3", "selective_copying").first
-_MIXED = (
+_TASKS = (
     column("table4", "s3_250").first,
     column("table4", "s4_3k").first,
     column("table3", "in_context_recall").first,
-    column("table3", "selective_copying").first,
-    column("table3", "compression").first,
+    _COPYING,
+    _COMPRESSION,
 )
+_MIXED = (*_TASKS, Column("mean over the five", tuple(one.data[0] for one in _TASKS)))
 
 
 @cache
-def _by_flops(size: SizeName) -> dict[str, list[tuple[float, Contender]]]:
-    found: dict[str, list[tuple[float, Contender]]] = {}
+def _by_flops(size: SizeName) -> Lines:
+    found: Lines = {}
     for name, contender in CONTENDERS.items():
         # One layer for each model, so that the accuracy is that of the layer whose FLOPs are shown.
         one = _fixed(contender, SIZES[size].state_sizes[0])
-        flops = price(one.layer(0), hidden_size=_WIDTH, length=1).flops
+        flops = price_of(one, 0).flops
         assert flops is not None
         found.setdefault(name.partition(" m=")[0], []).append((flops.transition, one))
     return found
 
 
-_WIDTH = RunConfig().model.hidden_size
-
-
 @cache
-def _by_order(size: SizeName) -> dict[str, list[tuple[float, Contender]]]:
+def _by_order(size: SizeName) -> Lines:
     del size
     return {
         "BD-LRU": [(m, CONTENDERS[f"BD-LRU m={m}"]) for m in ORDERS],
@@ -102,27 +130,41 @@ def _by_order(size: SizeName) -> dict[str, list[tuple[float, Contender]]]:
     }
 
 
+_MODELS: dict[str, Callable[..., Contender]] = {"BD-LRU": bd_lru, "H-LRU": h_lru}
+_GATES = ("softmax", "sigmoid", "relu", "none", "tanh", "signed")
+
+
 @cache
-def _by_gate(size: SizeName) -> dict[str, list[tuple[float, Contender]]]:
+def _by_gate(size: SizeName) -> Lines:
     del size
-    gates = ("softmax", "sigmoid", "relu", "none", "tanh", "signed")
     return {
         f"{name}, {gate}": [(m, model(m, gate=gate)) for m in ORDERS]
-        for name, model in (("BD-LRU", bd_lru), ("H-LRU", h_lru))
-        for gate in gates
+        for name, model in _MODELS.items()
+        for gate in _GATES
     }
 
 
 @cache
-def _by_state_size(size: SizeName) -> dict[str, list[tuple[float, Contender]]]:
+def _by_state_size(size: SizeName) -> Lines:
     entries = [one for one in STATE_SIZES if one <= 1536 or size == "paper"]
     names = (*_named("BD-LRU", 1, 2, 4), *_named("H-LRU", 1, 4, 16))
-    return {name: [(one, _fixed(CONTENDERS[name], one)) for one in entries] for name in names}
+    found = {name: [(one, _fixed(CONTENDERS[name], one)) for one in entries] for name in names}
+    for name in ("Mamba2", "DeltaNet [-1,1]", "DeltaProduct_4 [-1,1]"):
+        layers = CONTENDERS[name].choices(entries[:1], all_variants=SIZES[size].all_variants)
+        for layer in layers:
+            line = f"{name}, {layer.options['d_conv']} taps" if name == "Mamba2" else name
+            one = _single(name, layer)
+            found.setdefault(line, []).append((price_of(one, 0).state_size, one))
+    return {line: sorted(points, key=lambda point: point[0]) for line, points in found.items()}
+
+
+def _single(name: str, layer: LayerSpec) -> Contender:
+    return Contender(name, lambda _: layer)
 
 
 def _fixed(contender: Contender, state_size: int) -> Contender:
     """Return a model at one state size, without the variants of larger searches."""
-    return Contender(contender.name, lambda _: contender.layer(state_size))
+    return _single(contender.name, contender.layer(state_size))
 
 
 def _named(model: str, *orders: int) -> list[str]:
@@ -130,20 +172,12 @@ def _named(model: str, *orders: int) -> list[str]:
 
 
 @cache
-def _non_selective(size: SizeName) -> dict[str, list[tuple[float, Contender]]]:
+def _constant(size: SizeName) -> Lines:
     del size
-    models = (("BD-LRU", bd_lru), ("H-LRU", h_lru))
     return {
         **{
             f"{name}, constant gates": [(m, model(m, selective=False)) for m in ORDERS]
-            for name, model in models
-        },
-        # Such gates see one channel each, so there are as many blocks or channels as the width.
-        **{
-            f"{name}, pointwise gates": [
-                (m, _fixed(model(m, selective="pointwise"), _WIDTH * m)) for m in ORDERS
-            ]
-            for name, model in models
+            for name, model in _MODELS.items()
         },
         **{
             f"convolution, {kind}": [
@@ -152,6 +186,42 @@ def _non_selective(size: SizeName) -> dict[str, list[tuple[float, Contender]]]:
             for kind in ("dense", "depthwise")
         },
     }
+
+
+@cache
+def _constant_by_parameters(size: SizeName) -> Lines:
+    state = SIZES[size].state_sizes[0]
+    found: Lines = {}
+    for line, points in _constant(size).items():
+        for _, contender in points:
+            one = _fixed(contender, state)
+            found.setdefault(line, []).append((price_of(one, 0).num_parameters, one))
+    return found
+
+
+def _parameterisations(model: str) -> Callable[[SizeName], Lines]:
+    @cache
+    def lines(size: SizeName) -> Lines:
+        del size
+        build = _MODELS[model]
+        return {
+            f"{model}, constant gates": [(m, build(m, selective=False)) for m in ORDERS],
+            # Such gates see one channel each, so there are as many blocks or channels as the width.
+            f"{model}, pointwise gates": [
+                (m, _fixed(build(m, selective="pointwise"), WIDTH * m)) for m in ORDERS
+            ],
+            f"{model}, selective": [(m, CONTENDERS[f"{model} m={m}"]) for m in ORDERS],
+            **{
+                f"{model}, constant gates, {gate}": [
+                    (m, build(m, selective=False, gate=gate)) for m in ORDERS
+                ]
+                for gate in _GATES
+                # That of the first line.
+                if gate != "softmax"
+            },
+        }
+
+    return lines
 
 
 def _convolution(taps: int, *, depthwise: bool) -> Contender:
@@ -167,25 +237,26 @@ FIGURES = {
         Figure(
             "fig1c",
             "accuracy and FLOPs of the recurrence per step",
-            "FLOPs per step",
-            _by_flops,
-            _MIXED,
+            (View("", "FLOPs per step", _by_flops, _MIXED),),
         ),
-        Figure("fig1d", "accuracy and block size or order", "m", _by_order, _MIXED),
-        Figure("fig2", "normalisations on compression", "m", _by_gate, (_COMPRESSION,)),
+        Figure("fig1d", "accuracy and block size or order", (View("", "m", _by_order, _MIXED),)),
+        Figure(
+            "fig2", "normalisations on compression", (View("", "m", _by_gate, (_COMPRESSION,)),)
+        ),
         Figure(
             "fig5",
             "accuracy and state size",
-            "state size",
-            _by_state_size,
-            (_COMPRESSION, _COPYING),
+            (View("", "entries of the state", _by_state_size, (_COMPRESSION, _COPYING)),),
         ),
         Figure(
             "fig6",
             "non-selective models on compression",
-            "m, or taps of the convolution",
-            _non_selective,
-            (_COMPRESSION,),
+            (
+                View("by m", "m, or taps of the convolution", _constant, (_COMPRESSION,)),
+                View("by size", "parameters", _constant_by_parameters, (_COMPRESSION,)),
+                View("H-LRU", "m", _parameterisations("H-LRU"), (_COMPRESSION,)),
+                View("BD-LRU", "m", _parameterisations("BD-LRU"), (_COMPRESSION,)),
+            ),
         ),
     )
 }

@@ -23,6 +23,7 @@ from statemix.training import (
 
 ProtocolName = Literal["paper", "tuned"]
 SizeName = Literal["laptop", "workstation", "paper"]
+Metric = Literal["token_accuracy", "mad_accuracy"]
 PROTOCOLS: tuple[ProtocolName, ...] = ("paper", "tuned")
 
 # About as many evaluations in a run that is not as long as the paper's.
@@ -89,6 +90,7 @@ class Data:
         durations: size -> epochs, or optimiser steps on fresh examples.
         lengths: further test lengths.
         backbone: how the model reads its outputs.
+        metric: score that the paper reports.
     """
 
     name: str
@@ -96,6 +98,7 @@ class Data:
     durations: Mapping[SizeName, int]
     lengths: tuple[int, ...] = ()
     backbone: Backbone = "causal"
+    metric: Metric = "token_accuracy"
 
 
 @dataclass(frozen=True)

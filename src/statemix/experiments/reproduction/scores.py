@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from statemix.experiments.reproduction.protocols import ProtocolName, Trial
-from statemix.experiments.reproduction.tables import Cell, Metric
+from statemix.experiments.reproduction.protocols import Metric, ProtocolName, Trial
+from statemix.experiments.reproduction.tables import Cell
 from statemix.experiments.results import HeadScores
 from statemix.experiments.store import Row, key
 
@@ -67,6 +67,12 @@ class CellScore:
     def seeds(self) -> int:
         """Smallest number of seeds over the data sets."""
         return min(part.seeds for part in self.parts.values())
+
+    @property
+    def by_seed(self) -> tuple[float, ...]:
+        """Test accuracies of the chosen settings, one per seed: means over the data sets."""
+        values = [part.values for part in self.parts.values()]
+        return tuple(math.fsum(one) / len(one) for one in zip(*values, strict=False))
 
     @property
     def measured(self) -> bool:
@@ -137,8 +143,8 @@ def score(cell: Cell, rows: Mapping[str, Row]) -> CellScore:
     return CellScore(
         cell,
         {
-            name: _part_score(trials, cell.column.metric, cell.protocol, rows)
-            for name, trials in cell.parts.items()
+            data.name: _part_score(cell.parts[data.name], data.metric, cell.protocol, rows)
+            for data in cell.column.data
         },
     )
 

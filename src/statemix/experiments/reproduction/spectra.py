@@ -12,7 +12,7 @@ import torch
 from statemix.analysis import eigenvalues, record
 from statemix.analysis.inspection import plain_eigenvalues
 from statemix.experiments.reproduction.contenders import ORDERS, Contender, bd_lru, h_lru
-from statemix.experiments.reproduction.figures import Figure, Point
+from statemix.experiments.reproduction.figures import Figure, Lines, Point, View
 from statemix.experiments.reproduction.plan import Planned, due
 from statemix.experiments.reproduction.protocols import Data, ProtocolName, SizeName, Trial
 from statemix.experiments.reproduction.tables import Cell, column
@@ -124,7 +124,7 @@ class SpectraFigure(Figure):
 
 
 @cache
-def _by_normalisation(size: SizeName) -> dict[str, list[tuple[float, Contender]]]:
+def _by_normalisation(size: SizeName) -> Lines:
     del size
     return {
         "BD-LRU, softmax": [(m, bd_lru(m)) for m in ORDERS],
@@ -142,9 +142,7 @@ SPECTRA = {
     "fig7": SpectraFigure(
         "fig7",
         "eigenvalues of the learned transitions on S_5",
-        "m",
-        _by_normalisation,
-        (column("table4", "s5_100k"),),
+        (View("", "m", _by_normalisation, (column("table4", "s5_100k"),)),),
     )
 }
 """Name -> figure of eigenvalues."""

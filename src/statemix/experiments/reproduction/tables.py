@@ -3,7 +3,6 @@
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import Literal
 
 from statemix.experiments import published
 from statemix.experiments.reproduction.contenders import CONTENDERS, Contender
@@ -18,8 +17,6 @@ from statemix.experiments.store import key
 from statemix.models.synthetic import Backbone
 from statemix.tasks import TASKS, TaskSpec
 
-Metric = Literal["token_accuracy", "mad_accuracy"]
-
 
 @dataclass(frozen=True)
 class Column:
@@ -28,12 +25,10 @@ class Column:
     Attributes:
         name: key of the column in the published numbers.
         data: its data sets; the number in the table is the mean over them.
-        metric: score that the paper reports.
     """
 
     name: str
     data: tuple[Data, ...]
-    metric: Metric
 
     @property
     def first(self) -> "Column":
@@ -122,21 +117,27 @@ def _permutation(name: str, preset: str, laptop: int, workstation: int) -> Colum
     options = TASKS["permutation"].presets[preset]
     task = TaskSpec("permutation", **options)
     durations: dict[SizeName, int] = {"laptop": laptop, "workstation": workstation, "paper": 200}
-    return Column(name, (Data(preset, task, durations),), "token_accuracy")
+    return Column(name, (Data(preset, task, durations),))
 
 
 def _mad(name: str, task: str, backbone: Backbone = "causal") -> Column:
     durations: dict[SizeName, int] = {"laptop": 8, "workstation": 40, "paper": 200}
     data = tuple(
-        Data(f"{task} {variant}", TaskSpec(task, **options), durations, backbone=backbone)
+        Data(
+            f"{task} {variant}",
+            TaskSpec(task, **options),
+            durations,
+            backbone=backbone,
+            metric="mad_accuracy",
+        )
         for variant, options in TASKS[task].presets.items()
     )
-    return Column(name, data, "mad_accuracy")
+    return Column(name, data)
 
 
 def _chomsky(name: str, task: str, paper: int) -> Column:
     durations: dict[SizeName, int] = {"laptop": 1000, "workstation": 10_000, "paper": paper}
-    return Column(name, (Data(task, TaskSpec(task), durations, lengths=(255,)),), "token_accuracy")
+    return Column(name, (Data(task, TaskSpec(task), durations, lengths=(255,)),))
 
 
 _DECISIVE = (

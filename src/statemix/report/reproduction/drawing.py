@@ -2,29 +2,42 @@
 
 from collections.abc import Sequence
 
-from statemix.experiments.reproduction.figures import Figure, Point
+from statemix.experiments.reproduction.figures import Point
 from statemix.experiments.reproduction.scores import CellScore
 from statemix.report.figures import Panel, Series
 
 
-def panels(figure: Figure, points: Sequence[tuple[Point, CellScore]]) -> list[Panel]:
+def panels(points: Sequence[tuple[Point, CellScore]]) -> list[Panel]:
     """Return the panels of a figure: accuracies of the chosen settings, one line per seed."""
-    titles = dict.fromkeys(point.panel for point, _ in points)
-    xs = sorted({point.x for point, _ in points})
+    axes: dict[str, set[float]] = {}
+    for point, _ in points:
+        axes.setdefault(point.x_label, set()).add(point.x)
+    titles = {point.panel: point.x_label for point, _ in points}
+    return [
+        _panel(title, x_label, sorted(axes[x_label]), points, first=place == 0)
+        for place, (title, x_label) in enumerate(titles.items())
+    ]
+
+
+def _panel(
+    title: str,
+    x_label: str,
+    xs: Sequence[float],
+    points: Sequence[tuple[Point, CellScore]],
+    *,
+    first: bool,
+) -> Panel:
     # One place needs room on both sides: an axis has a width.
     limits = (xs[0], xs[-1]) if len(xs) > 1 else (xs[0] / 2, xs[0] * 2)
-    return [
-        Panel(
-            title,
-            figure.x_label,
-            "test accuracy" if place == 0 else "",
-            _series([one for one in points if one[0].panel == title]),
-            limits,
-            x_ticks=_ticks(xs, limits),
-            markers=True,
-        )
-        for place, title in enumerate(titles)
-    ]
+    return Panel(
+        title,
+        x_label,
+        "test accuracy" if first else "",
+        _series([one for one in points if one[0].panel == title]),
+        limits,
+        x_ticks=_ticks(xs, limits),
+        markers=True,
+    )
 
 
 def _ticks(xs: Sequence[float], limits: tuple[float, float]) -> list[float]:
@@ -43,7 +56,7 @@ def _series(points: Sequence[tuple[Point, CellScore]]) -> list[Series]:
     found = []
     for line in dict.fromkeys(point.line for point, _ in points):
         of = [(point, score) for point, score in points if point.line == line]
-        values = {point.x: part.values for point, score in of for part in score.parts.values()}
+        values = {point.x: score.by_seed for point, score in of}
         most = max(map(len, values.values()))
         runs = [
             {x: seeds[number] for x, seeds in sorted(values.items()) if number < len(seeds)}

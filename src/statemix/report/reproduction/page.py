@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from statemix.experiments.reproduction.claims import decide
+from statemix.experiments.reproduction.contenders import CONTENDERS
 from statemix.experiments.reproduction.figures import FIGURES
 from statemix.experiments.reproduction.overview import overview
 from statemix.experiments.reproduction.protocols import PROTOCOLS, SIZES
@@ -20,7 +21,7 @@ from statemix.report.exactness import section as exactness
 from statemix.report.numbers import accuracy_text, duration_text
 from statemix.report.reproduction import drawing
 from statemix.report.reproduction.spectra import page_figures
-from statemix.report.reproduction.text import cell_text, finding_text
+from statemix.report.reproduction.text import PRICES, cell_text, finding_text, price_texts
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,9 @@ def render(rows: Mapping[str, Row], spectra: Mapping[str, RunSpectrum] | None = 
             figures=[*_figures(rows), *page_figures(rows, spectra or {})],
             suites=list(exactness.sections(rows)),
             cell_text=cell_text,
+            PRICES=PRICES,
+            CONTENDERS=CONTENDERS,
+            price_texts=price_texts,
             parts=partial(_parts, rows),
             machines=_machines(rows),
         )
@@ -100,7 +104,7 @@ def _figures(rows: Mapping[str, Row]) -> Iterator[dict[str, Any]]:
             points = [point for point in figure.points(protocol, size) if point.cell.begun(rows)]
             scored = [(point, score(point.cell, rows)) for point in points]
             if _adds((scores for _, scores in scored), seen):
-                images = figures.variants(partial(figures.draw, drawing.panels(figure, scored)))
+                images = figures.variants(partial(figures.draw, drawing.panels(scored)))
                 yield {
                     "id": f"{figure.name}-{protocol}-{size}",
                     "title": f"{figure.name}: {figure.title}",
@@ -123,6 +127,7 @@ def _adds(scores: Iterable[CellScore], seen: set[str]) -> bool:
 
 def _parts(rows: Mapping[str, Row], scored: CellScore) -> list[dict[str, Any]]:
     """Return the runs of a cell, data set by data set."""
+    metrics = {data.name: data.metric for data in scored.cell.column.data}
     return [
         {
             "data": name,
@@ -133,9 +138,7 @@ def _parts(rows: Mapping[str, Row], scored: CellScore) -> list[dict[str, Any]]:
                 {
                     "key": key,
                     "seed": rows[key]["seed"],
-                    "accuracy": accuracy_text(
-                        value_of(rows[key]["best_test"], scored.cell.column.metric)
-                    ),
+                    "accuracy": accuracy_text(value_of(rows[key]["best_test"], metrics[name])),
                     "time": duration_text(rows[key]["time_s"] or 0.0),
                     "commit": (rows[key]["environment"].get("commit") or "")[:7],
                 }

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from statemix.experiments.reproduction.figures import Figure, Point
+from statemix.experiments.reproduction.figures import Point
 from statemix.experiments.reproduction.protocols import PROTOCOLS, SIZES
 from statemix.experiments.reproduction.spectra import SPECTRA, RunSpectrum
 from statemix.experiments.store import Row, key
@@ -16,7 +16,6 @@ _NOT_YET = "not trained yet"
 
 
 def panels(
-    figure: Figure,
     points: Sequence[Point],
     rows: Mapping[str, Row],
     spectra: Mapping[str, RunSpectrum],
@@ -24,7 +23,6 @@ def panels(
     """Return the panels of a figure: rows of m, columns of time steps.
 
     Args:
-        figure: the figure.
         points: its points, each with one run.
         rows: rows of results stores, by key.
         spectra: stored eigenvalues, by key.
@@ -39,7 +37,7 @@ def panels(
             Spectra(
                 title=f"({'abcdefgh'[place]}) {line}",
                 family=next(iter(of.values()))[1],
-                row_title=figure.x_label,
+                row_title=points[0].x_label,
                 column_title="time step",
                 columns=[str(step) for step in steps],
                 rows={
@@ -99,7 +97,7 @@ def page_figures(
     for figure, protocol, size in itertools.product(every, PROTOCOLS, SIZES):
         points = list(figure.points(protocol, size))
         if any(_run(point)[0] in spectra for point in points):
-            drawn = panels(figure, points, rows, spectra)
+            drawn = panels(points, rows, spectra)
             yield {
                 "id": f"{figure.name}-{protocol}-{size}",
                 "title": f"{figure.name}: {figure.title}",

@@ -3,7 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 from statemix.experiments.reproduction.claims import Decision, Finding
+from statemix.experiments.reproduction.contenders import Contender
 from statemix.experiments.reproduction.figures import Point
+from statemix.experiments.reproduction.prices import prices
+from statemix.experiments.reproduction.protocols import SizeName
 from statemix.experiments.reproduction.scores import CellScore, Verdict
 from statemix.report.numbers import accuracy_text, published_text
 from statemix.report.tables import Line, Table
@@ -21,11 +24,14 @@ LEGEND = """\
 Ours above the paper's. Protocol "paper": the best test accuracy of all runs, as in the paper; in
 parentheses mean and standard deviation over the seeds of the best setting. Protocol "tuned": both
 over the seeds of the setting chosen on validation data. = agrees within .05, < below, > above the
-paper, ? fewer than three seeds, not all data sets, or a search under way."""
+paper, ? fewer than three seeds, not all data sets, or a search under way. Parameters and forward
+FLOPs are those of the sequence layer; statemix bench layers measures its speed."""
 
 
 def table(scores: Sequence[CellScore]) -> Table:
     """Lay out cells: a line per model, a column per column of the paper, the paper's line below.
+
+    Beside the model stands what its layer costs.
 
     Args:
         scores: cells of one table.
@@ -36,10 +42,32 @@ def table(scores: Sequence[CellScore]) -> Table:
     lines = []
     for model in models:
         row = [of.get((model, column)) for column in columns]
-        lines.append(Line((model, *(cell_text(score) for score in row))))
+        cell = next(score.cell for score in row if score)
+        paid = price_texts(cell.contender, cell.size)
+        lines.append(Line((model, *paid, *(cell_text(score) for score in row))))
         numbers = (published_text(score.cell.published if score else None) for score in row)
-        lines.append(Line(("  paper", *numbers), quiet=True))
-    return Table(("model", *columns), tuple(lines))
+        lines.append(Line(("  paper", *[""] * len(paid), *numbers), quiet=True))
+    return Table(("model", *PRICES, *columns), tuple(lines))
+
+
+PRICES = ("parameters", "FLOPs/token")
+"""What :func:`price_texts` says, each in a word or two."""
+
+
+def price_texts(contender: Contender, size: SizeName) -> tuple[str, str]:
+    """Write parameters and forward FLOPs per token of a model's layer.
+
+    Where a size tries several, they are ranges.
+    """
+    paid = prices(contender, size)
+    flops = [one.flops for one in paid]
+    parameters = [one.num_parameters for one in paid]
+    return _range(parameters), _range([one.total for one in flops if one is not None])
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = (f"{value:,.0f}" for value in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
 
 
 def cell_text(score: CellScore | None) -> str:

@@ -320,6 +320,16 @@ def test_a_folder_that_cannot_be_made_is_one_line_and_fails_no_run(capsys, tmp_p
     assert not list(tmp_path.iterdir())
 
 
+def test_the_wrapper_has_only_the_papers_protocol(capsys):
+    assert main(["reproduce", "wrapper", "--protocol", "tuned"]) == 2
+    assert "protocol must be paper with wrapper, got 'tuned'" in capsys.readouterr().err
+    chosen = ["--columns", "s3_250, start token", "--models", "LSTM"]
+    assert main(["reproduce", "wrapper", *chosen, "--dry-run"]) == 0
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert "1 cell, 3 runs" in first
+    assert lines[-1].endswith("LSTM, S3-250, learning rate 0.001, start token, seed 2")
+
+
 def test_a_report_needs_a_folder_of_stores(capsys, tmp_path):
     assert main(["report", "cells"]) == 2
     assert "results must be a folder of results stores" in capsys.readouterr().err

@@ -25,9 +25,10 @@ class Reproduce:
     """Run a table or figure of the paper of Dubinin et al., what decides its claims, or a suite.
 
     A table is printed with the paper's numbers beside ours; a figure is printed and drawn; each
-    claim is printed with the comparisons that decide it. The suite exact-groups trains networks to
-    track permutation groups, and proves them; exact-factorial measures what raises the chance of an
-    attempt (docs/state_tracking.md).
+    claim is printed with the comparisons that decide it. "wrapper" repeats some cells of each table
+    with a constant learning rate, a start token or a SwiGLU, which the paper leaves open. The suite
+    exact-groups trains networks to track permutation groups, and proves them; exact-factorial
+    measures what raises the chance of an attempt (docs/state_tracking.md).
 
     The plan and its predicted time are printed first. Runs that the results store holds are not
     repeated; after Ctrl-C, a kill or the end of the minutes, the same command continues.
@@ -49,11 +50,12 @@ class Reproduce:
             "fig6",
             "fig7",
             "claims",
+            "wrapper",
             "exact-groups",
             "exact-factorial",
         ]
     ]
-    """Table, figure, all claims, or a suite."""
+    """Table, figure, all claims, what the paper leaves open, or a suite."""
 
     size: Literal["laptop", "workstation", "paper"] = "laptop"
     """How much of the paper's grid to run; of a suite, there is only one size."""

@@ -25,6 +25,7 @@ from statemix.experiments.reproduction.spectra import (
     store_spectra,
 )
 from statemix.experiments.reproduction.tables import Cell
+from statemix.experiments.reproduction.wrapper import WRAPPER
 from statemix.experiments.runner import Ended
 from statemix.experiments.store import Row, Store, row_of
 from statemix.report import figures, spectra
@@ -125,6 +126,15 @@ class TableStudy(Study):
         rows = store.rows()
         table = text.table([score(cell, rows) for cell in self.cells])
         print_table(console, table, _accuracy_title(self.choice), text.LEGEND)
+
+
+class WrapperStudy(TableStudy):
+    """What the paper leaves open, on some of its cells."""
+
+    def _cells(self) -> list[Cell]:
+        if self.choice.protocol != "paper":
+            raise RequestError(f"protocol must be paper with wrapper, got {self.choice.protocol!r}")
+        return list(WRAPPER.cells(self.choice.protocol, self.choice.size))
 
 
 class ClaimsStudy(TableStudy):
@@ -239,7 +249,7 @@ def study(choice: Choice) -> Study:
         return SpectraStudy(choice, SPECTRA[what])
     if what in paper.FIGURES:
         return FigureStudy(choice, paper.FIGURES[what])
-    return ClaimsStudy(choice) if what == "claims" else TableStudy(choice)
+    return {"claims": ClaimsStudy, WRAPPER.name: WrapperStudy}.get(what, TableStudy)(choice)
 
 
 def print_table(console: Console, table: Table, title: str, legend: str) -> None:

@@ -11,6 +11,7 @@ from statemix.experiments.reproduction.contenders import CONTENDERS
 from statemix.experiments.reproduction.figures import FIGURES
 from statemix.experiments.reproduction.scores import score
 from statemix.experiments.reproduction.tables import TABLES
+from statemix.experiments.reproduction.wrapper import WRAPPER
 from statemix.experiments.store import Store, key
 from statemix.report.figures import draw
 from statemix.report.reproduction import drawing, page, text
@@ -140,6 +141,17 @@ def test_every_model_stands_beside_the_price_of_its_layer(rows, html):
     assert lines["BD-LRU m=2"][1] == f"{size:,} to {most:,}"
     assert lines["LSTM"][1] == "132,096"
     assert f"<td>{size:,}</td><td>{flops:,}</td>" in html
+
+
+def test_what_the_paper_leaves_open_has_its_table(rows, monkeypatch):
+    monkeypatch.setattr(page, "_figures", lambda _: [])
+    changed = next(c for c in WRAPPER.cells("paper", "laptop") if c.change == "start token")
+    ((trial,),) = changed.parts.values()
+    assert "wrapper" not in [s.table.name for s in page._sections({})]
+    html = page.render(rows | {key(run): row(run, 0.875) for run in trial.runs})
+    section = html[html.index('<h2 id="wrapper-paper-laptop">') :]
+    assert ".875 (.875±.000)" in section
+    assert "s3_250, start token" in section
 
 
 def test_a_figure_has_a_line_per_model_and_a_run_per_seed(rows):

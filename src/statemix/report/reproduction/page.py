@@ -11,10 +11,11 @@ from statemix.experiments.reproduction.claims import decide
 from statemix.experiments.reproduction.contenders import CONTENDERS
 from statemix.experiments.reproduction.figures import FIGURES
 from statemix.experiments.reproduction.overview import overview
-from statemix.experiments.reproduction.protocols import PROTOCOLS, SIZES
+from statemix.experiments.reproduction.protocols import PROTOCOLS, SIZES, ProtocolName
 from statemix.experiments.reproduction.scores import CellScore, score, value_of
 from statemix.experiments.reproduction.spectra import RunSpectrum
 from statemix.experiments.reproduction.tables import TABLES, Table
+from statemix.experiments.reproduction.wrapper import WRAPPER
 from statemix.experiments.store import Row
 from statemix.report import figures, page
 from statemix.report.exactness import section as exactness
@@ -87,12 +88,13 @@ def render(rows: Mapping[str, Row], spectra: Mapping[str, RunSpectrum] | None = 
 
 
 def _sections(rows: Mapping[str, Row]) -> Iterator[Section]:
-    for table, protocol in itertools.product(TABLES.values(), PROTOCOLS):
-        seen: set[str] = set()
+    # The wrapper's unchanged cells are those of the other tables.
+    seen: dict[ProtocolName, set[str]] = {protocol: set() for protocol in PROTOCOLS}
+    for table, protocol in itertools.product([*TABLES.values(), WRAPPER], PROTOCOLS):
         for size in SIZES:
             cells = [cell for cell in table.cells(protocol, size) if cell.begun(rows)]
             scores = {(cell.model, cell.column.name): score(cell, rows) for cell in cells}
-            if _adds(scores.values(), seen):
+            if _adds(scores.values(), seen[protocol]):
                 name = f"{table.name}-{protocol}-{size}"
                 yield Section(name, table, protocol, size, scores)
 

@@ -20,14 +20,34 @@ from statemix.tasks.mad.recall import Recall
 SPLITS = st.sampled_from(["train", "validation", "test"])
 
 
+def check_compression(tokens, targets, vocab_size):
+    *content, last = tokens
+    assert last == vocab_size - 1
+    assert all(0 <= token < vocab_size - 1 for token in content)
+    assert list(targets) == list(tokens)
+
+
 @given(st.integers(2, 40), st.integers(1, 70), st.integers(0, 99), SPLITS)
 def test_compression_ends_with_its_token_and_targets_are_the_input(vocab, length, seed, split):
     task = Compression(vocab_size=vocab, length=length, seed=seed)
     tokens, targets, lengths = task.examples(split, 0, 5)
     assert lengths is None
-    np.testing.assert_array_equal(tokens, targets["token"])
-    assert (tokens[:, -1] == vocab - 1).all()
-    assert (tokens[:, :-1] < vocab - 1).all()
+    assert tokens.shape == (5, length)
+    for row, labels in zip(tokens, targets["token"], strict=True):
+        check_compression(row, labels, vocab)
+
+
+def check_copying(tokens, targets, vocab_size, num_copied):
+    """Read content among blanks, the request and the blanks after it, in plain Python."""
+    blank, request = vocab_size - 2, len(tokens) - num_copied - 1
+    shown, asked = list(tokens[:request]), list(tokens[request + 1 :])
+    assert tokens[request] == vocab_size - 1
+    assert asked == [blank] * num_copied
+    content = [token for token in shown if token != blank]
+    assert len(content) == num_copied
+    assert all(0 <= token < blank for token in content)
+    assert shown[-1] != blank  # No blank follows the last content token.
+    assert list(targets) == [IGNORED] * (request + 1) + content
 
 
 @given(st.integers(3, 40), st.integers(1, 20), st.integers(0, 60), SPLITS)
@@ -35,15 +55,9 @@ def test_copying_asks_for_the_content_in_order(vocab, copied, blanks, split):
     length = 2 * copied + 1 + blanks
     task = SelectiveCopying(vocab_size=vocab, length=length, num_copied=copied)
     tokens, targets, _ = task.examples(split, 0, 5)
-    request = length - copied - 1
+    assert tokens.shape == (5, length)
     for row, labels in zip(tokens, targets["token"], strict=True):
-        assert np.flatnonzero(row == vocab - 1).tolist() == [request]
-        assert (row[request + 1 :] == vocab - 2).all()
-        content = row[:request][row[:request] < vocab - 2]
-        assert len(content) == copied
-        assert row[request - 1] < vocab - 2  # No blank follows the last content token.
-        assert labels[request + 1 :].tolist() == content.tolist()
-        assert (labels[: request + 1] == IGNORED).all()
+        check_copying(row, labels, vocab, copied)
 
 
 def test_blanks_choose_their_content_token_uniformly():
@@ -113,7 +127,15 @@ def numbers(text):
 
 
 def test_the_readers_accept_the_examples_of_mad():
-    """As its generators made them, with the last value."""
+    """As its generators made them; those of recall with the last value."""
+    compression = numbers("10 3 11 4 3 11 9 15")
+    check_compression(compression, compression, 16)
+    copying = numbers("14 9 14 14 14 14 3 14 14 11 4 15 14 14 14 14")
+    check_copying(copying, [IGNORED] * 12 + [9, 3, 11, 4], 16, 4)
+    values = {3: 11, 6: 10, 0: 13}
+    ignored = IGNORED
+    targets = [ignored, 11, ignored, 10, ignored, 13, ignored, 11]
+    check_memorization(numbers("3 15 6 15 0 15 3 15"), targets, 16, values)
     recall = numbers("1 14 2 9 6 13 5 15 3 14 2 9 4 12 2 9")
     asked = [IGNORED] * 15
     asked[10] = asked[14] = 9
@@ -331,19 +353,23 @@ def test_first_places_are_those_of_a_search(number, most, size, seed):
         assert found == [row.index(key) for key in row]
 
 
+def check_memorization(tokens, targets, vocab_size, seen):
+    """Read keys and their values in plain Python; ``seen`` holds the map as far as it is known."""
+    for place in range(0, len(tokens), 2):
+        key, value = tokens[place], targets[place + 1]
+        assert (tokens[place + 1], targets[place]) == (vocab_size - 1, IGNORED)
+        assert 0 <= key < (vocab_size - 1) // 2 <= value < vocab_size - 1
+        assert seen.setdefault(key, value) == value
+
+
 @given(st.integers(3, 300), st.integers(1, 20), st.integers(0, 99))
 def test_memorization_is_one_injective_map_for_all_splits(vocab_size, pairs, seed):
     task = Memorization(vocab_size=vocab_size, length=2 * pairs, train_size=None, seed=seed)
-    num_keys = (vocab_size - 1) // 2
     seen = {}
     for split in ("train", "validation", "test"):
         tokens, targets, _ = task.examples(split, 0, 20)
-        assert (tokens[:, 1::2] == vocab_size - 1).all()
-        assert (targets["token"][:, ::2] == IGNORED).all()
-        answers = targets["token"][:, 1::2]
-        for key, value in zip(tokens[:, ::2].ravel(), answers.ravel(), strict=True):
-            assert 0 <= key < num_keys <= value < vocab_size - 1
-            assert seen.setdefault(key, value) == value
+        for row, labels in zip(tokens, targets["token"], strict=True):
+            check_memorization(row, labels, vocab_size, seen)
     assert len(set(seen.values())) == len(seen)
 
 

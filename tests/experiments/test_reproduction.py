@@ -262,11 +262,28 @@ def test_an_overview_counts_every_cell_once(monkeypatch):
         ("LSTM", "paper", "laptop")
     ]
     assert (found["cells"][0]["runs"], found["cells"][0]["planned"]) == (3, 3)
+    assert found["cells"][0]["data"] == {"S_3": {"seeds": 3, "ours": 0.5, "mean": 0.5}}
     tuned = next(table.cells("tuned", "laptop"))
     found = overview(rows | rows_of([tuned], lambda _: 0.1))
     # Under protocol "tuned" it does not agree; protocol "paper" decides.
     assert (found["measured"], found["agree"]) == (1, 1)
     assert collections.Counter(c["verdict"] for c in found["cells"]) == {"agrees": 1, "below": 1}
+
+
+def test_a_partial_cell_says_what_there_is_of_each_data_set(monkeypatch):
+    data = [dataclasses.replace(one, durations=dict.fromkeys(SIZES, 2)) for one in (S3, S4)]
+    table = Table("tiny", "tiny", (Column("mean", tuple(data)),), {"LSTM": {"mean": 0.5}})
+    monkeypatch.setattr("statemix.experiments.reproduction.overview.TABLES", {"tiny": table})
+    cells = list(table.cells("paper", "laptop"))
+    rows = rows_of(cells, lambda config: 0.25 * config.seed)
+    for config in cells[0].parts["S_4"][0].runs:
+        del rows[key(config)]
+    (found,) = overview(rows)["cells"]
+    assert (found["verdict"], found["ours"]) == ("partial", None)
+    assert found["data"] == {
+        "S_3": {"seeds": 3, "ours": 0.5, "mean": 0.25},
+        "S_4": {"seeds": 0, "ours": None, "mean": None},
+    }
 
 
 @pytest.mark.parametrize("name", FIGURES)

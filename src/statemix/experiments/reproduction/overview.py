@@ -9,6 +9,14 @@ from statemix.experiments.reproduction.tables import TABLES
 from statemix.experiments.store import Row
 
 
+class DataRow(TypedDict):
+    """What a cell has of one data set; numbers as in the cell."""
+
+    seeds: int
+    ours: float | None
+    mean: float | None
+
+
 class CellRow(TypedDict):
     """A cell that has results under one protocol at one size."""
 
@@ -28,6 +36,8 @@ class CellRow(TypedDict):
     deviation: float | None
     published: float | None
     verdict: str
+    # Data set -> what there is of it.
+    data: dict[str, DataRow]
 
 
 class Overview(TypedDict):
@@ -99,4 +109,12 @@ def _row(scored: CellScore) -> CellRow:
         "deviation": scored.deviation,
         "published": cell.published,
         "verdict": scored.verdict,
+        "data": {
+            name: {
+                "seeds": part.seeds,
+                "ours": part.best if cell.protocol == "paper" else part.mean,
+                "mean": part.mean,
+            }
+            for name, part in scored.parts.items()
+        },
     }

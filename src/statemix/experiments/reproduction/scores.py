@@ -45,6 +45,11 @@ class PartScore:
         """Number of results with the chosen setting."""
         return len(self.values)
 
+    @property
+    def mean(self) -> float | None:
+        """Mean test accuracy of the chosen setting over seeds; None without a result."""
+        return _mean(self.values)
+
 
 @dataclass(frozen=True)
 class CellScore:
@@ -92,7 +97,7 @@ class CellScore:
     @property
     def mean(self) -> float | None:
         """Mean test accuracy of the chosen settings, over seeds and data sets."""
-        return _mean([_mean(part.values) for part in self.parts.values()])
+        return _mean([part.mean for part in self.parts.values()])
 
     @property
     def deviation(self) -> float | None:

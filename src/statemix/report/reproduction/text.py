@@ -80,7 +80,7 @@ def cell_text(score: CellScore | None) -> str:
         return f"{lost} without result" if lost else "–"
     parts = [part for part in score.parts.values() if part.best is not None]
     bests = [part.best for part in parts if part.best is not None]
-    mean = sum(sum(part.values) / part.seeds for part in parts) / len(parts)
+    mean = sum(part.mean for part in parts if part.mean is not None) / len(parts)
     mark = MARKS[score.verdict]
     spread = accuracy_text(mean)
     if score.deviation is not None:

@@ -1,6 +1,6 @@
 """The paper's claims, and what our runs say about each."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, TypedDict
@@ -13,10 +13,12 @@ from statemix.experiments.reproduction.contenders import (
     h_lru,
 )
 from statemix.experiments.reproduction.prices import price_of
-from statemix.experiments.reproduction.protocols import SIZES, ProtocolName, SizeName
+from statemix.experiments.reproduction.protocols import SIZES, Data, ProtocolName, SizeName
 from statemix.experiments.reproduction.scores import NOISE, CellScore, score
 from statemix.experiments.reproduction.tables import Cell, Column, column
 from statemix.experiments.store import Row
+from statemix.layers import LayerSpec
+from statemix.tasks import TaskSpec
 
 LEARNED = 0.95
 """Accuracy from which a task counts as learned."""
@@ -254,22 +256,50 @@ def _at_one_size(name: str) -> Contender:
     return Contender(name, lambda _: layer)
 
 
-_EFFICIENT: tuple[Literal["is smaller than", "matches"], ...] = ("is smaller than", "matches")
+# On the paper's sequences of 64 tokens no model comes near its accuracy within the epochs of a
+# laptop; shorter ones are learned.
+_SHORT_COMPRESSION = Column(
+    "compression of 16",
+    (
+        Data(
+            "compression of 16 tokens",
+            TaskSpec("compression", vocab_size=16, length=16, train_size=20_000),
+            {"laptop": 15, "workstation": 60, "paper": 200},
+            backbone="autoencoder",
+            metric="mad_accuracy",
+        ),
+    ),
+)
+
+# A model that compresses reaches this there.
+_COMPRESSED = 0.9
+
+
+def _efficient(model: Contender, *others: Contender) -> Iterator[Condition]:
+    """Yield that a model has fewer parameters than others, and is no worse at compression."""
+    control = CONTENDERS["BD-LRU m=4"]
+    for other in others:
+        yield Condition(_SHORT_COMPRESSION, model, "is smaller than", other)
+        yield Condition(_SHORT_COMPRESSION, model, "matches", other, control, _COMPRESSED)
 
 
 def _claims() -> tuple[Claim, ...]:
     s3_250, s3_10k, s4_3k = (column("table4", name) for name in ("s3_250", "s3_10k", "s4_3k"))
-    recall, copying, compression = (
-        column("table3", name).first
-        for name in ("in_context_recall", "selective_copying", "compression")
+    recall, copying = (
+        column("table3", name).first for name in ("in_context_recall", "selective_copying")
     )
     parity = column("table6", "parity")
     lstm = CONTENDERS["LSTM"]
     bd = {m: CONTENDERS[f"BD-LRU m={m}"] for m in ORDERS}
     h = {m: CONTENDERS[f"H-LRU m={m}"] for m in ORDERS}
-    # The paper's best on recall and copying; on compression it has no more than .79.
-    strongest, best_compression = CONTENDERS["DeltaProduct_4 [-1,1]"], 0.7
+    # The paper's best on recall and copying.
+    strongest = CONTENDERS["DeltaProduct_4 [-1,1]"]
     controls = {recall: strongest, copying: strongest}
+    other = {name: _at_one_size(name) for name in CONTENDERS}
+    # As many channels as give no more parameters than those that it is compared with.
+    larger = Contender(
+        "H-LRU m=4, 102 channels", lambda _: LayerSpec("h_lru", num_channels=102, order=4)
+    )
     return (
         Claim(
             "two states",
@@ -299,23 +329,11 @@ def _claims() -> tuple[Claim, ...]:
         Claim(
             "compression",
             "H-LRU is the most parameter-efficient model at compression",
-            tuple(
-                Condition(
-                    compression,
-                    _at_one_size("H-LRU m=4"),
-                    relation,
-                    _at_one_size(name),
-                    control=bd[4] if relation == "matches" else None,
-                    least=best_compression,
-                )
-                for name in (
-                    "BD-LRU m=4",
-                    "LSTM",
-                    "Mamba2",
-                    "DeltaNet [-1,1]",
-                    "DeltaProduct_4 [-1,1]",
-                )
-                for relation in _EFFICIENT
+            (
+                *_efficient(other["H-LRU m=4"], other["DeltaNet [-1,1]"], other["Mamba2"]),
+                *_efficient(
+                    larger, other["BD-LRU m=4"], other["LSTM"], other["DeltaProduct_4 [-1,1]"]
+                ),
             ),
         ),
         Claim(
@@ -338,12 +356,12 @@ def _claims() -> tuple[Claim, ...]:
             "without L1 normalisation of the gates, accuracy at compression does not grow with m",
             tuple(
                 Condition(
-                    compression,
+                    _SHORT_COMPRESSION,
                     usual[m],
                     "beats",
                     _without_norm(model(m, gate="none")),
                     control=bd[4],
-                    least=best_compression,
+                    least=_COMPRESSED,
                 )
                 for usual, model in ((bd, bd_lru), (h, h_lru))
                 for m in (4, 8, 16)

@@ -375,7 +375,7 @@ def _claims() -> tuple[Claim, ...]:
                     least=_COMPRESSED,
                 )
                 for usual, model in ((bd, bd_lru), (h, h_lru))
-                for m in (4, 8, 16)
+                for m in (4, 16)
             ),
         ),
         Claim(

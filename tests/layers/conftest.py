@@ -34,8 +34,16 @@ SMALL = {
         "rank": 2,
     },
 }
+SMALL |= {
+    name: SMALL["fp_rnn"] | {"d_state": 3, "damping": 1.0} for name in ("fp_mamba1", "fp_mamba2")
+}
+SMALL["fp_mamba2"]["head_dim"] = 4
 # Options whose choices have tests of their own: iterating takes a hundred times as long.
-LEFT_OUT = {"fp_rnn": {"mixer_inputs", "budget"}}
+LEFT_OUT = {
+    "fp_rnn": {"mixer_inputs", "budget"},
+    "fp_mamba1": {"mixer_inputs", "budget", "mixer"},
+    "fp_mamba2": {"mixer_inputs", "budget", "mixer"},
+}
 # Further variants of layers whose options are not all closed sets.
 VARIANTS = {
     "bd_lru": [{"block_size": 1}],

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from statemix.layers import FPRNN, Attention, DeltaProduct, Mamba2
+from statemix.layers import FPRNN, Attention, DeltaProduct, FPMamba1, FPMamba2, Mamba2
 from statemix.layers.state import tensors
 
 SCALES = [1e4, 1e7, 1e9, 1e12, 1e15, 1e18, 1e30]
@@ -15,6 +15,8 @@ def limits(layer):
         return 1e12, 1e7
     if isinstance(layer, FPRNN):
         return 1e7, 1e4
+    if isinstance(layer, (FPMamba1, FPMamba2)):
+        return 1e9, 1e4
     if isinstance(layer, Attention):
         return 1e18, 1e9
     if isinstance(layer, DeltaProduct) and layer.use_output_gate:

@@ -34,6 +34,8 @@ def test_every_name_builds_its_class():
         "conv": layers.build("conv", hidden_size=4, kernel_size=2),
         "attention": layers.build("attention", hidden_size=4, num_heads=2),
         "fp_rnn": layers.build("fp_rnn", hidden_size=4),
+        "fp_mamba1": layers.build("fp_mamba1", hidden_size=4),
+        "fp_mamba2": layers.build("fp_mamba2", hidden_size=4),
     }
     assert list(built) == list(LAYERS)
     classes = [
@@ -46,6 +48,8 @@ def test_every_name_builds_its_class():
         layers.CausalConv,
         layers.Attention,
         layers.FPRNN,
+        layers.FPMamba1,
+        layers.FPMamba2,
     ]
     assert [type(layer) for layer in built.values()] == classes == list(LAYERS.values())
 

@@ -4,6 +4,9 @@ from statemix.layers.attention import Attention, AttentionState
 from statemix.layers.bd_lru import BDLRU
 from statemix.layers.causal_conv import CausalConv
 from statemix.layers.delta_product import DeltaNet, DeltaProduct, DeltaState
+from statemix.layers.fixed_point.fp_mamba import FPMambaState
+from statemix.layers.fixed_point.fp_mamba1 import FPMamba1
+from statemix.layers.fixed_point.fp_mamba2 import FPMamba2
 from statemix.layers.fixed_point.fp_rnn import FPRNN
 from statemix.layers.flops import Flops
 from statemix.layers.h_lru import HLRU
@@ -27,6 +30,9 @@ __all__ = [
     "DeltaNet",
     "DeltaProduct",
     "DeltaState",
+    "FPMamba1",
+    "FPMamba2",
+    "FPMambaState",
     "Flops",
     "LSTMState",
     "Layer",

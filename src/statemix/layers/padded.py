@@ -115,8 +115,14 @@ def reset_decay(
         least: smallest rate.
     """
     nn.init.uniform_(A_log, least, 16, generator=generator)
-    nn.init.uniform_(dt_bias, generator=generator)
     with torch.no_grad():
         A_log.clamp_(min=1e-6).log_()
+    reset_steps(dt_bias, generator)
+
+
+def reset_steps(dt_bias: Tensor, generator: torch.Generator | None) -> None:
+    """Redraw a bias of raw steps, so that softplus(dt_bias) is log-uniform in [0.001, 0.1]."""
+    nn.init.uniform_(dt_bias, generator=generator)
+    with torch.no_grad():
         dt = 0.001 * 100 ** dt_bias.to(at_least_float32(dt_bias.dtype))
         dt_bias.copy_(dt + (-torch.expm1(-dt)).log())  # the inverse of softplus

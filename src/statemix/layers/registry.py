@@ -8,6 +8,8 @@ from statemix.layers.attention import Attention
 from statemix.layers.bd_lru import BDLRU
 from statemix.layers.causal_conv import CausalConv
 from statemix.layers.delta_product import DeltaNet, DeltaProduct
+from statemix.layers.fixed_point.fp_mamba1 import FPMamba1
+from statemix.layers.fixed_point.fp_mamba2 import FPMamba2
 from statemix.layers.fixed_point.fp_rnn import FPRNN
 from statemix.layers.h_lru import HLRU
 from statemix.layers.layer import Layer
@@ -27,6 +29,8 @@ LAYERS: Factories[type[Layer]] = Factories(
         CausalConv,
         Attention,
         FPRNN,
+        FPMamba1,
+        FPMamba2,
     ],
     common=("hidden_size", "device", "dtype"),
 )

@@ -9,6 +9,7 @@ from torch.nn import functional
 from statemix.layers.fixed_point.layer import (
     Budget,
     FixedPointLayer,
+    check_contraction,
     diagonal_scan,
     shifted,
 )
@@ -21,7 +22,6 @@ from statemix.layers.layer import (
     a_parameter,
     at_least_float32,
     check_init_state,
-    check_number,
     check_placement,
     check_sizes,
 )
@@ -133,10 +133,7 @@ class FPRNN(FixedPointLayer):
         )
         check_sizes(hidden_size=hidden_size, expand=expand)
         check_placement(device, dtype)
-        if contraction is not None:
-            check_number("contraction", contraction)
-            if not 0 < contraction < 1:
-                raise ValueError(f"contraction must be between 0 and 1, got {contraction}")
+        check_contraction(contraction)
         self.hidden_size = hidden_size
         self.mixer = mixer
         self.rank = rank

@@ -174,6 +174,19 @@ def shifted(y: Tensor, before: Tensor) -> Tensor:
     return torch.cat([before.unsqueeze(1), y], dim=1)[:, : y.shape[1]]
 
 
+def check_contraction(value: float | None) -> None:
+    """Check the factor of a contraction passed to a constructor, of which there may be none.
+
+    Raises:
+        TypeError: if it is no number.
+        ValueError: if it is not between 0 and 1.
+    """
+    if value is not None:
+        check_number("contraction", value)
+        if not 0 < value < 1:
+            raise ValueError(f"contraction must be between 0 and 1, got {value}")
+
+
 def _check_fraction(name: str, value: float) -> None:
     check_number(name, value)
     if not 0 < value <= 1:

@@ -84,10 +84,15 @@ class NormedLinear(nn.Module):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
+    def rows(self) -> Tensor:
+        """Return the weights whose rows have the lengths g, shape (outputs, inputs)."""
+        scale = self.gain / self.weight.norm(dim=1).clamp(min=_TINY)
+        weight: Tensor = self.weight * scale.unsqueeze(1)
+        return weight
+
     def forward(self, x: Tensor) -> Prepared:
         """Return the map for given x, so that iterations over s do not repeat what x does."""
-        scale = self.gain / self.weight.norm(dim=1).clamp(min=_TINY)
-        weight = self.weight * scale.unsqueeze(1)
+        weight = self.rows()
         constant = functional.linear(x, weight[:, : self.width], self.bias)
         if self.inputs == "token":
             return Prepared(constant, None)

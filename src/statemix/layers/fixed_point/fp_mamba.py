@@ -1,0 +1,245 @@
+"""What FP-Mamba1 and FP-Mamba2 share: outputs that feed back into a selective scan."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from statemix.layers.fixed_point.layer import Budget, FixedPointLayer, check_contraction, shifted
+from statemix.layers.fixed_point.mixers import MixerName, build_mixer
+from statemix.layers.fixed_point.normed import MixerInputs, NormedLinear
+from statemix.layers.fixed_point.solver import Gradient
+from statemix.layers.layer import (
+    COMPARED_STATE,
+    a_parameter,
+    at_least_float32,
+    check_init_state,
+    check_placement,
+    check_sizes,
+)
+from statemix.layers.norms import unit_length
+from statemix.layers.padded import last_inputs, reset_linear, valid_tokens, without_autocast
+from statemix.layers.short_conv import ShortConvolution, check_taps
+from statemix.ops import flops
+
+
+class FPMambaState(NamedTuple):
+    """State of FP-Mamba, float32 or wider.
+
+    Attributes:
+        ssm: state of the scan; its shape is in the class of the layer.
+        output: y of the last token, shape (B, expand * hidden_size).
+        conv: the last inputs of the short convolution, (B, max(d_conv - 1, 0), channels).
+    """
+
+    ssm: Tensor
+    output: Tensor
+    conv: Tensor
+
+
+@dataclass(frozen=True)
+class Projected:
+    """What a layer computes from its input, before it iterates.
+
+    Attributes:
+        values: x of the equations, shape (B, T, N).
+        z: input of the output gate, shape (B, T, N).
+        B: input maps without what y adds, shape (B, T, d_state).
+        C: readout maps likewise.
+        steps: Delta, shape (B, T, N).
+        decays: what the scan needs of Delta A.
+        conv: the last inputs of the short convolution.
+    """
+
+    values: Tensor
+    z: Tensor
+    B: Tensor
+    C: Tensor
+    steps: Tensor
+    decays: Tensor
+    conv: Tensor
+
+
+class FPMamba(FixedPointLayer):
+    """A selective state space model whose outputs are the fixed point of its scan.
+
+    A subclass names the scan; options and state are common to both.
+    """
+
+    @classmethod
+    def compared(cls, hidden_size: int) -> dict[str, Any]:
+        del hidden_size
+        return {"d_state": COMPARED_STATE // 2}
+
+    @classmethod
+    def label(cls, options: Mapping[str, Any]) -> str:
+        """Return such as "FP-Mamba1 householder 1"."""
+        mixer = options.get("mixer", "householder")
+        rank = "" if mixer == "kronecker" else f" {options.get('rank', 1)}"
+        return f"{cls.display_name} {mixer}{rank}"
+
+    def __init__(
+        self,
+        hidden_size: int,
+        *,
+        d_state: int,
+        d_conv: int,
+        expand: int,
+        mixer: MixerName,
+        rank: int,
+        mixer_inputs: MixerInputs,
+        contraction: float | None,
+        max_iterations: int | None,
+        budget: Budget,
+        tolerance: float,
+        quantile: float,
+        damping: float,
+        gradient: Gradient,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__(
+            max_iterations=max_iterations,
+            budget=budget,
+            tolerance=tolerance,
+            quantile=quantile,
+            damping=damping,
+            gradient=gradient,
+        )
+        check_sizes(hidden_size=hidden_size, d_state=d_state, expand=expand)
+        check_taps("d_conv", d_conv)
+        check_placement(device, dtype)
+        check_contraction(contraction)
+        self.hidden_size = hidden_size
+        self.d_state = d_state
+        self.d_conv = d_conv
+        self.expand = expand
+        self.mixer = mixer
+        self.rank = rank
+        self.mixer_inputs = mixer_inputs
+        self.contraction = contraction
+        self.inner_size = inner = expand * hidden_size
+        placed: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.state_mixer = build_mixer(
+            mixer, inner, mixer_inputs, rank, contractive=contraction is not None, **placed
+        )
+        self.map_proj = NormedLinear(inner, 2 * d_state, "token", **placed)
+        self.conv = ShortConvolution(self._conv_channels, d_conv, bias=True, **placed)
+        self.norm_weight = nn.Parameter(torch.empty(inner, **placed))
+        self.out_proj = nn.Linear(inner, hidden_size, bias=False, **placed)
+
+    @property
+    @abstractmethod
+    def _conv_channels(self) -> int:
+        """Channels of the short convolution."""
+
+    @property
+    @abstractmethod
+    def _state_shape(self) -> tuple[int, ...]:
+        """Shape of the state of one sequence's scan."""
+
+    @abstractmethod
+    def _project(self, x: Tensor, state: FPMambaState, lengths: Tensor | None) -> Projected:
+        """Return what the input determines; padding has step 0 and decay 1."""
+
+    @abstractmethod
+    def _scan(
+        self, projected: Projected, values: Tensor, B: Tensor, C: Tensor, ssm: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return readouts (B, T, N), D included, and the last state of the scan."""
+
+    @abstractmethod
+    def _gain(self, projected: Projected) -> Tensor:
+        """Return the most by which a token's readout grows with its value: shape (B, T, 1)."""
+
+    @abstractmethod
+    def _normalised(self, projected: Projected, o: Tensor) -> Tensor:
+        """Return y of readouts o: what the iteration feeds back, if there is no contraction."""
+
+    @abstractmethod
+    def _gated(self, z: Tensor, y: Tensor, before: Tensor) -> Tensor:
+        """Return the gated y, shape (B, T, N), given z, y and y one token earlier."""
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Redraw the parameters that both layers have."""
+        self.state_mixer.reset_parameters(generator)
+        self.map_proj.reset_parameters(generator)
+        self.conv.reset_parameters(generator)
+        nn.init.ones_(self.norm_weight)
+        reset_linear(self.out_proj, generator)
+
+    def init_state(
+        self,
+        batch_size: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> FPMambaState:
+        check_init_state(batch_size, device, dtype)
+        like = a_parameter(self)
+        dtype = at_least_float32(like.dtype if dtype is None else dtype)
+        device = like.device if device is None else device
+        shapes = (self._state_shape, (self.inner_size,), (self.conv.num_kept, self.conv.channels))
+        ssm, output, conv = (
+            torch.zeros((batch_size, *shape), device=device, dtype=dtype) for shape in shapes
+        )
+        return FPMambaState(ssm, output, conv)
+
+    def _run(
+        self, x: Tensor, state: FPMambaState, lengths: Tensor | None
+    ) -> tuple[Tensor, FPMambaState]:
+        p = self._project(x, state, lengths)
+        dtype = p.values.dtype
+        valid = None if lengths is None else valid_tokens(x, lengths)
+        prepared = [one.to(dtype) for one in self.state_mixer.prepare(p.values.to(x.dtype))]
+        with without_autocast(x.device):
+            maps = self.map_proj.rows().to(dtype)
+            share = self._share(p)
+            first, ssm = state.output.to(dtype), state.ssm.to(dtype)
+
+            def scanned(y: Tensor) -> tuple[Tensor, Tensor]:
+                before = shifted(y, first)
+                coefficients = self.state_mixer.coefficients([one(before) for one in prepared])
+                change = self.state_mixer.deviation(coefficients, p.values - y)
+                by_y = functional.linear(before, maps)
+                B, C = (unit_length(m) for m in (torch.cat([p.B, p.C], -1) + by_y).chunk(2, -1))
+                return self._scan(p, p.values - share * change, B, C, ssm)
+
+            def iterate(y: Tensor) -> Tensor:
+                o, _ = scanned(y)
+                return o if self.contraction is not None else self._normalised(p, o)
+
+            y = self._solved(iterate, torch.zeros_like(p.values), valid).value
+            # The state that belongs to y, through which gradients flow as through y.
+            _, ssm = scanned(y)
+            final = last_inputs(torch.cat([first.unsqueeze(1), y], 1), 1, lengths)[:, 0]
+            read = y if self.contraction is None else self._normalised(p, y)
+        gated = self._gated(p.z, read.to(x.dtype), shifted(y, first).to(x.dtype))
+        out: Tensor = self.out_proj(gated)
+        return out, FPMambaState(ssm.to(state.ssm.dtype), final.to(state.output.dtype), p.conv)
+
+    @property
+    def _mixer_projections(self) -> int:
+        """FLOPs of what the mixer's maps make of a token."""
+        outputs = sum(linear.weight.shape[0] for linear in self.state_mixer.linears)
+        return 2 * self.inner_size * outputs
+
+    @property
+    def _mixing_flops(self) -> int:
+        """FLOPs of one iteration for a token, but for the scan and the norm."""
+        seen = 0 if self.mixer_inputs == "token" else self._mixer_projections
+        # What y adds to both maps, and their lengths; the sums around the mixer.
+        maps = 2 * self.inner_size * 2 * self.d_state + 2 * self.d_state
+        lengths = 2 * flops.l2_norm(self.d_state)
+        share = 0 if self.contraction is None else self.inner_size
+        return seen + self.state_mixer.flops + maps + lengths + 2 * self.inner_size + share
+
+    def _share(self, projected: Projected) -> Tensor | float:
+        """Return by how much of the mixer's deviation from I the iteration stays a contraction."""
+        if self.contraction is None:
+            return 1.0
+        most = self._gain(projected) * self.state_mixer.bound
+        return (self.contraction / most).clamp(max=1)

@@ -1,0 +1,198 @@
+"""FP-Mamba: its fixed points against plain recurrences that iterate one token at a time."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional
+
+from statemix.layers import FPMamba1, FPMamba2
+
+MIXERS = [("householder", 2), ("dplr", 2), ("kronecker", 1), ("monarch", 3)]
+BOTH = [FPMamba1, FPMamba2]
+CONVERGED = {"max_iterations": 400, "tolerance": 1e-14, "damping": 1.0, "contraction": 0.5}
+
+
+def build(kind, *, seed=0, **options):
+    if kind is FPMamba2:
+        options.setdefault("head_dim", 4)
+    layer = kind(6, d_state=3, dtype=torch.float64, **options)
+    generator = torch.Generator().manual_seed(seed)
+    layer.reset_parameters(generator)
+    with torch.no_grad():
+        # Of every size: at their initial values, biases and skips would hide mistakes.
+        for name, parameter in layer.named_parameters():
+            if name in ("D", "norm_bias", "norm_weight", "dt_bias"):
+                parameter.copy_(torch.randn(parameter.shape, generator=generator).double())
+    return layer
+
+
+def tokens(*shape, seed=1):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).double()
+
+
+def normalised(v, eps=1e-6):
+    return v / (v.square().sum(-1, keepdim=True) + eps).sqrt()
+
+
+def projected(layer, x):
+    """x, z, B, C, Delta and A of every token, as the docstrings define them."""
+    inner, size = layer.inner_size, layer.d_state
+    if isinstance(layer, FPMamba1):
+        to_mix, z = layer.in_proj(x).split([inner, inner], -1)
+        values = convolved(layer, to_mix)
+        low, B, C = layer.x_proj(values).split([math.ceil(6 / 16), size, size], -1)
+        return values, z, B, C, functional.softplus(layer.dt_proj(low)), -layer.A_log.exp()
+    widths = [inner, inner + 2 * size, layer.num_heads]
+    z, to_mix, raw = layer.in_proj(x).split(widths, -1)
+    values, B, C = convolved(layer, to_mix).split([inner, size, size], -1)
+    steps = functional.softplus(raw + layer.dt_bias).repeat_interleave(layer.head_dim, -1)
+    rates = -layer.A_log.exp().repeat_interleave(layer.head_dim)
+    return values, z, B, C, steps, rates.unsqueeze(-1).expand(inner, size)
+
+
+def convolved(layer, x):
+    padded = functional.pad(x, (0, 0, layer.d_conv - 1, 0))
+    weight, bias = layer.conv.weight, layer.conv.bias
+    length = x.shape[1]
+    return functional.silu(
+        bias + sum(weight[j] * padded[:, j : j + length] for j in range(layer.d_conv))
+    )
+
+
+def oracle(layer, x, iterations=200):
+    """Outputs by a loop over tokens; y_t is iterated while the token before stays as it is."""
+    values, z, B, C, steps, A = projected(layer, x)
+    skip = layer.D if isinstance(layer, FPMamba1) else layer.D.repeat_interleave(layer.head_dim)
+    prepared = layer.state_mixer.prepare(values)
+    rows = layer.map_proj.gain.unsqueeze(-1) * functional.normalize(layer.map_proj.weight, dim=1)
+    state = torch.zeros(len(x), layer.inner_size, layer.d_state, dtype=torch.float64)
+    before = torch.zeros(len(x), layer.inner_size, dtype=torch.float64)
+    outputs = []
+    for t in range(x.shape[1]):
+        at_t = [p._replace(constant=p.constant[:, t]) for p in prepared]
+        coefficients = layer.state_mixer.coefficients([p(before) for p in at_t])
+        by_y, by_y_too = (before @ rows.T).chunk(2, -1)
+        b, c = normalised(B[:, t] + by_y), normalised(C[:, t] + by_y_too)
+        step, value = steps[:, t], values[:, t]
+        share = 1.0
+        if layer.contraction is not None:
+            most = (step + skip.abs()).amax(-1, keepdim=True) * layer.state_mixer.bound
+            share = (layer.contraction / most).clamp(max=1)
+        y = torch.zeros_like(before)
+        for _ in range(iterations):
+            u = value - share * layer.state_mixer.deviation(coefficients, value - y)
+            new = (step.unsqueeze(-1) * A).exp() * state
+            new = new + (step * u).unsqueeze(-1) * b.unsqueeze(-2)
+            y = (new * c.unsqueeze(-2)).sum(-1) + skip * u
+            if layer.contraction is None:
+                y = normed(layer, y, z[:, t])
+        read = y if layer.contraction is None else normed(layer, y, z[:, t])
+        if isinstance(layer, FPMamba1):
+            gate = layer.gate_proj
+            rows_of_gate = gate.gain.unsqueeze(-1) * functional.normalize(gate.weight, dim=1)
+            read = functional.silu(z[:, t] + before @ rows_of_gate.T) * read
+        outputs.append(layer.out_proj(read))
+        state, before = new, y
+    return torch.stack(outputs, 1), state, before
+
+
+def normed(layer, o, z):
+    if isinstance(layer, FPMamba1):
+        return functional.layer_norm(o, o.shape[-1:], layer.norm_weight, layer.norm_bias, eps=1e-5)
+    gated = o * functional.silu(z)
+    return gated / (gated.square().mean(-1, keepdim=True) + 1e-5).sqrt() * layer.norm_weight
+
+
+@pytest.mark.parametrize(("mixer", "rank"), MIXERS)
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_sequence_equals_tokens_that_are_iterated_one_by_one(kind, mixer, rank):
+    layer = build(kind, mixer=mixer, rank=rank, **CONVERGED)
+    x = tokens(3, 8, 6)
+    y, state = layer(x)
+    expected, ssm, output = oracle(layer, x)
+    torch.testing.assert_close(y, expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(state.ssm.flatten(1), ssm.flatten(1), rtol=0, atol=1e-10)
+    torch.testing.assert_close(state.output, output, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_single_iteration_of_a_token_is_the_published_layer_without_feedback(kind):
+    layer = build(kind, max_iterations=1)
+    x = tokens(3, 1, 6)
+    expected, _, output = oracle(layer, x, iterations=1)
+    y, state = layer(x)
+    torch.testing.assert_close(y, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(state.output, output, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_the_published_form_iterates_the_normalised_output(kind):
+    """Of one token, so that there is nothing but the loop over iterates."""
+    layer = build(kind, max_iterations=3, tolerance=1e-14, damping=1.0)
+    x = tokens(3, 1, 6)
+    expected, _, _ = oracle(layer, x, iterations=3)
+    before = layer(x)[0]
+    # The iterate with the lowest residual counts, which need not be the last one.
+    found = [oracle(layer, x, iterations=n)[0] for n in (1, 2, 3)]
+    rows = torch.stack([(before - one).abs().amax((1, 2)) for one in found])
+    assert (rows.amin(0) < 1e-12).all()
+    assert (expected - found[0]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_implicit_gradients_are_those_of_all_iterations(kind):
+    x = tokens(2, 6, 6)
+
+    def gradients(gradient):
+        layer = build(kind, gradient=gradient, **CONVERGED)
+        y, state = layer(x)
+        loss = (y * tokens(2, 6, 6, seed=3)).sum() + state.ssm.square().sum() + state.output.sum()
+        return torch.autograd.grad(loss, list(layer.parameters()))
+
+    for implicit, unrolled in zip(gradients("implicit"), gradients("unrolled"), strict=True):
+        torch.testing.assert_close(implicit, unrolled, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize(("mixer", "rank"), MIXERS)
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_contraction_needs_a_constant_more_iterations_than_tokens(kind, mixer, rank):
+    layer = build(kind, mixer=mixer, rank=rank, **(CONVERGED | {"tolerance": 1e-8}))
+    for length in (1, 20, 60):
+        layer(10 * tokens(2, length, 6))
+        assert layer.reports()["residual"] < 1e-8
+        assert layer.reports()["iterations"] <= length + 45
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_without_a_contraction_the_layer_says_that_it_has_not_converged(kind):
+    layer = build(kind, max_iterations=4, tolerance=1e-9).eval()
+    with pytest.warns(UserWarning, match=rf"{layer.display_name} has not converged: residual"):
+        layer(tokens(1, 5, 6))
+
+
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"contraction": 1.0}, ValueError, "contraction must be between 0 and 1, got 1.0"),
+        ({"contraction": "x"}, TypeError, "contraction must be a number, got 'x'"),
+        ({"d_state": 0}, ValueError, "d_state must be at least 1, got 0"),
+        ({"mixer": "monarch", "rank": 5}, ValueError, "rank must divide the entries"),
+        ({"mixer": "dense"}, ValueError, "mixer must be one of"),
+        ({"max_iterations": 0}, ValueError, "max_iterations must be at least 1, got 0"),
+        ({"tolerance": 0.0}, ValueError, "tolerance must be above 0 and finite, got 0.0"),
+        ({"d_conv": -1}, ValueError, "d_conv must be at least 0, got -1"),
+    ],
+)
+def test_bad_options_are_named(kind, options, error, message):
+    with pytest.raises(error, match=message):
+        kind(6, **options)
+
+
+def test_heads_must_divide_the_channels():
+    with pytest.raises(ValueError, match=r"head_dim must divide expand \* hidden_size, got 5 and"):
+        FPMamba2(6, head_dim=5)
+    with pytest.raises(ValueError, match="head_dim must be at least 1, got 0"):
+        FPMamba2(6, head_dim=0)
+    assert FPMamba2(48).head_dim == 32

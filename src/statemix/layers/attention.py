@@ -12,9 +12,9 @@ from statemix.layers.flops import Flops
 from statemix.layers.layer import (
     a_parameter,
     at_least_float32,
-    check_init_state,
     check_placement,
     check_sizes,
+    zero_states,
 )
 from statemix.layers.padded import PaddedLayer, reset_linear, valid_tokens
 from statemix.layers.state import State, check_structure, map_state, tensors
@@ -136,16 +136,9 @@ class Attention(PaddedLayer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> AttentionState:
-        check_init_state(batch_size, device, dtype)
-        like = a_parameter(self)
-        dtype = at_least_float32(like.dtype if dtype is None else dtype)
-        device = like.device if device is None else device
-        shape = (batch_size, 0, self.num_heads, self.head_dim)
-        return AttentionState(
-            torch.zeros(shape, device=device, dtype=dtype),
-            torch.zeros(shape, device=device, dtype=dtype),
-            torch.zeros(shape[:2], device=device, dtype=dtype),
-        )
+        shape = (0, self.num_heads, self.head_dim)
+        shapes = (shape, shape, shape[:1])
+        return AttentionState(*zero_states(a_parameter(self), batch_size, device, dtype, *shapes))
 
     def state_after(self, length: int) -> AttentionState:
         empty = self.init_state(1, device="meta")

@@ -10,10 +10,9 @@ from statemix.layers.flops import Flops
 from statemix.layers.layer import (
     COMPARED_STATE,
     a_parameter,
-    at_least_float32,
-    check_init_state,
     check_placement,
     check_sizes,
+    zero_states,
 )
 from statemix.layers.padded import PaddedLayer, last_inputs, reset_linear
 from statemix.ops.checks import check_bool
@@ -105,12 +104,8 @@ class CausalConv(PaddedLayer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        check_init_state(batch_size, device, dtype)
-        like = a_parameter(self)
-        dtype = at_least_float32(like.dtype if dtype is None else dtype)
-        device = like.device if device is None else device
-        shape = (batch_size, self.kernel_size - 1, self.hidden_size)
-        return torch.zeros(shape, device=device, dtype=dtype)
+        shape = (self.kernel_size - 1, self.hidden_size)
+        return zero_states(a_parameter(self), batch_size, device, dtype, shape)[0]
 
     def flops_per_token(self, length: int) -> Flops:
         del length

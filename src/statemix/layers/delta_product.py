@@ -14,10 +14,9 @@ from statemix.layers.flops import Flops
 from statemix.layers.layer import (
     COMPARED_STATE,
     a_parameter,
-    at_least_float32,
-    check_init_state,
     check_placement,
     check_sizes,
+    zero_states,
 )
 from statemix.layers.norms import rms_norm, unit_length
 from statemix.layers.padded import (
@@ -194,16 +193,9 @@ class DeltaProduct(PaddedLayer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> DeltaState:
-        check_init_state(batch_size, device, dtype)
-        like = a_parameter(self)
-        dtype = at_least_float32(like.dtype if dtype is None else dtype)
-        device = like.device if device is None else device
-        memory = (batch_size, self.num_heads, self.head_dim, self.head_dim * self.expand_v)
-        conv = (batch_size, self.conv.num_kept, self.conv.channels)
-        return DeltaState(
-            torch.zeros(memory, device=device, dtype=dtype),
-            torch.zeros(conv, device=device, dtype=dtype),
-        )
+        memory = (self.num_heads, self.head_dim, self.head_dim * self.expand_v)
+        shapes = (memory, (self.conv.num_kept, self.conv.channels))
+        return DeltaState(*zero_states(a_parameter(self), batch_size, device, dtype, *shapes))
 
     def flops_per_token(self, length: int) -> Flops:
         del length

@@ -323,6 +323,32 @@ def check_init_state(batch_size: object, device: object, dtype: object) -> None:
     check_placement(device, dtype)
 
 
+def zero_states(
+    like: Tensor,
+    batch_size: int,
+    device: torch.device | str | None,
+    dtype: torch.dtype | None,
+    *shapes: tuple[int, ...],
+) -> tuple[Tensor, ...]:
+    """Return the zeros that ``init_state`` returns, of shape (batch_size, ...) for each shape.
+
+    Args:
+        like: a parameter, whose device and dtype count where none are given.
+        batch_size: as in ``init_state``.
+        device: as in ``init_state``.
+        dtype: as in ``init_state``; the zeros are float32 or wider.
+        *shapes: shapes of the state of one sequence.
+
+    Raises:
+        TypeError: as :func:`check_init_state`.
+        ValueError: as :func:`check_init_state`.
+    """
+    check_init_state(batch_size, device, dtype)
+    dtype = at_least_float32(like.dtype if dtype is None else dtype)
+    device = like.device if device is None else device
+    return tuple(torch.zeros((batch_size, *one), device=device, dtype=dtype) for one in shapes)
+
+
 def a_parameter(module: nn.Module) -> Tensor:
     """Return a parameter, for its device and dtype.
 

@@ -11,9 +11,9 @@ from statemix.layers.layer import (
     Layer,
     a_parameter,
     at_least_float32,
-    check_init_state,
     check_placement,
     check_sizes,
+    zero_states,
 )
 from statemix.layers.state import map_state, take_rows
 from statemix.ops import flops
@@ -89,15 +89,8 @@ class LSTM(Layer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> LSTMState:
-        check_init_state(batch_size, device, dtype)
-        weight = a_parameter(self.lstm)
-        dtype = at_least_float32(weight.dtype if dtype is None else dtype)
-        device = weight.device if device is None else device
-        shape = (batch_size, self.hidden_size)
-        return LSTMState(
-            torch.zeros(shape, device=device, dtype=dtype),
-            torch.zeros(shape, device=device, dtype=dtype),
-        )
+        shapes = ((self.hidden_size,),) * 2
+        return LSTMState(*zero_states(a_parameter(self.lstm), batch_size, device, dtype, *shapes))
 
     def flops_per_token(self, length: int) -> Flops:
         del length

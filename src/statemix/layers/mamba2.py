@@ -14,10 +14,9 @@ from statemix.layers.flops import Flops
 from statemix.layers.layer import (
     COMPARED_STATE,
     a_parameter,
-    at_least_float32,
-    check_init_state,
     check_placement,
     check_sizes,
+    zero_states,
 )
 from statemix.layers.norms import rms_norm
 from statemix.layers.padded import (
@@ -164,16 +163,9 @@ class Mamba2(PaddedLayer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> Mamba2State:
-        check_init_state(batch_size, device, dtype)
-        like = a_parameter(self)
-        dtype = at_least_float32(like.dtype if dtype is None else dtype)
-        device = like.device if device is None else device
-        ssm = (batch_size, self.num_heads, self.head_dim, self.d_state)
-        conv = (batch_size, self.conv.num_kept, self.conv.channels)
-        return Mamba2State(
-            torch.zeros(ssm, device=device, dtype=dtype),
-            torch.zeros(conv, device=device, dtype=dtype),
-        )
+        ssm = (self.num_heads, self.head_dim, self.d_state)
+        shapes = (ssm, (self.conv.num_kept, self.conv.channels))
+        return Mamba2State(*zero_states(a_parameter(self), batch_size, device, dtype, *shapes))
 
     def flops_per_token(self, length: int) -> Flops:
         del length

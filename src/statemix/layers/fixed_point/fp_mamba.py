@@ -16,10 +16,9 @@ from statemix.layers.fixed_point.solver import Gradient
 from statemix.layers.layer import (
     COMPARED_STATE,
     a_parameter,
-    at_least_float32,
-    check_init_state,
     check_placement,
     check_sizes,
+    zero_states,
 )
 from statemix.layers.norms import unit_length
 from statemix.layers.padded import last_inputs, reset_linear, valid_tokens, without_autocast
@@ -178,15 +177,8 @@ class FPMamba(FixedPointLayer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> FPMambaState:
-        check_init_state(batch_size, device, dtype)
-        like = a_parameter(self)
-        dtype = at_least_float32(like.dtype if dtype is None else dtype)
-        device = like.device if device is None else device
         shapes = (self._state_shape, (self.inner_size,), (self.conv.num_kept, self.conv.channels))
-        ssm, output, conv = (
-            torch.zeros((batch_size, *shape), device=device, dtype=dtype) for shape in shapes
-        )
-        return FPMambaState(ssm, output, conv)
+        return FPMambaState(*zero_states(a_parameter(self), batch_size, device, dtype, *shapes))
 
     def _run(
         self, x: Tensor, state: FPMambaState, lengths: Tensor | None

@@ -21,9 +21,9 @@ from statemix.layers.layer import (
     COMPARED_STATE,
     a_parameter,
     at_least_float32,
-    check_init_state,
     check_placement,
     check_sizes,
+    zero_states,
 )
 from statemix.layers.norms import rms_norm
 from statemix.layers.padded import last_inputs, reset_linear, valid_tokens, without_autocast
@@ -172,11 +172,7 @@ class FPRNN(FixedPointLayer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        check_init_state(batch_size, device, dtype)
-        like = a_parameter(self)
-        dtype = at_least_float32(like.dtype if dtype is None else dtype)
-        device = like.device if device is None else device
-        return torch.zeros((batch_size, self.inner_size), device=device, dtype=dtype)
+        return zero_states(a_parameter(self), batch_size, device, dtype, (self.inner_size,))[0]
 
     def flops_per_token(self, length: int) -> Flops:
         """Count as many iterations as the budget allows."""

@@ -40,11 +40,12 @@ forward for the backward, per token. k, M and G are powers of 1000."""
 class Layers(Measured):
     """State what each layer costs, and time training with it.
 
-    By default every registered layer appears but those that iterate, with a state of about four
-    entries per channel where its options allow that; --layers chooses other layers and options. A
-    layer is first checked against its own single steps in float64; a wrong one is not timed. One
-    process then calls all layers in rounds, each in random order. Speeds are medians over rounds,
-    and ratios to an LSTM of the same width are medians of the ratios within a round.
+    By default every registered layer appears, with a state of about four entries per channel where
+    its options allow that (but in 16 bits no layer that iterates); --layers chooses other layers
+    and options. A layer is first checked against its own single steps in float64, or against whole
+    sequences if it iterates; a wrong one is not timed. One process then calls all layers in rounds,
+    each in random order. Speeds are medians over rounds, and ratios to an LSTM of the same width
+    are medians of the ratios within a round.
     """
 
     layers: tuple[LayerSpec, ...] = ()
@@ -76,7 +77,7 @@ class Layers(Measured):
         dtype: torch.dtype = getattr(torch, self.dtype)
         case = layers.Case(self.hidden_size, self.batch_size, self.length)
         layers.check_case(case, dtype)
-        listed = self.layers or layers.registered(self.hidden_size)
+        listed = self.layers or layers.registered(self.hidden_size, dtype)
         baseline = _name(layers.BASELINE)
         specs = {baseline: layers.BASELINE, **{_name(spec): spec for spec in listed}}
         entries = layers.entries(specs, case, dtype)

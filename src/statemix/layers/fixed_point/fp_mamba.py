@@ -9,7 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from statemix.layers.fixed_point.layer import Budget, FixedPointLayer, check_contraction, shifted
+from statemix.layers.fixed_point.layer import (
+    COMPARED_ITERATION,
+    Budget,
+    FixedPointLayer,
+    check_contraction,
+    shifted,
+)
 from statemix.layers.fixed_point.mixers import MixerName, build_mixer
 from statemix.layers.fixed_point.normed import MixerInputs, NormedLinear
 from statemix.layers.fixed_point.solver import Gradient
@@ -72,7 +78,7 @@ class FPMamba(FixedPointLayer):
     @classmethod
     def compared(cls, hidden_size: int) -> dict[str, Any]:
         del hidden_size
-        return {"d_state": COMPARED_STATE // 2}
+        return {"d_state": COMPARED_STATE // 2, **COMPARED_ITERATION}
 
     @classmethod
     def label(cls, options: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from statemix.layers.fixed_point.layer import (
+    COMPARED_ITERATION,
     Budget,
     FixedPointLayer,
     check_contraction,
@@ -103,7 +104,7 @@ class FPRNN(FixedPointLayer):
     @classmethod
     def compared(cls, hidden_size: int) -> dict[str, Any]:
         del hidden_size
-        return {"expand": COMPARED_STATE}
+        return {"expand": COMPARED_STATE, **COMPARED_ITERATION}
 
     def __init__(
         self,

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from statemix.layers import FPMamba1, FPMamba2
+from statemix.layers import FPRNN, FPMamba1, FPMamba2
+from statemix.layers.state import tensors
 
 MIXERS = [("householder", 2), ("dplr", 2), ("kronecker", 1), ("monarch", 3)]
 BOTH = [FPMamba1, FPMamba2]
@@ -16,7 +17,12 @@ CONVERGED = {"max_iterations": 400, "tolerance": 1e-14, "damping": 1.0, "contrac
 def build(kind, *, seed=0, **options):
     if kind is FPMamba2:
         options.setdefault("head_dim", 4)
-    layer = kind(6, d_state=3, dtype=torch.float64, **options)
+    if kind is not FPRNN:
+        options["d_state"] = 3
+    else:
+        # Above the rates that random biases give, which would need longer to forget.
+        options.pop("damping", None)
+    layer = kind(6, dtype=torch.float64, **options)
     generator = torch.Generator().manual_seed(seed)
     layer.reset_parameters(generator)
     with torch.no_grad():
@@ -154,6 +160,37 @@ def test_implicit_gradients_are_those_of_all_iterations(kind):
         torch.testing.assert_close(implicit, unrolled, rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.parametrize("kind", [FPRNN, *BOTH])
+def test_windows_lead_to_the_same_fixed_point_with_less_work(kind):
+    x, lengths = 10 * tokens(3, 40, 6), torch.tensor([0, 40, 45, 80])
+    options = CONVERGED | {"max_iterations": 400, "tolerance": 1e-12, "contraction": 0.9}
+    whole, windows = (build(kind, window=window, **options) for window in (None, 8))
+    results = []
+    for layer in (whole, windows):
+        with torch.no_grad():
+            # A strong dependence on the token before, so that tokens converge one by one.
+            for linear in layer.state_mixer.linears:
+                linear.gain.mul_(12)
+        y, state = layer(x)
+        gradients = torch.autograd.grad(y.square().sum(), list(layer.parameters()))
+        packed, _ = layer(x[:2].reshape(1, 80, 6), cu_seqlens=lengths)
+        results.append((y, *tensors_of(state), *gradients, packed))
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
+    whole(x)
+    windows(x)
+    iterations = [layer.reports()["iterations"] for layer in (whole, windows)]
+    assert iterations[1] < 0.9 * iterations[0]
+    # A window as long as the sequence is none.
+    whole.window = 40
+    whole(x)
+    assert whole.reports()["iterations"] == iterations[0]
+
+
+def tensors_of(state):
+    return [part for _, part in tensors(state)]
+
+
 @pytest.mark.parametrize(("mixer", "rank"), MIXERS)
 @pytest.mark.parametrize("kind", BOTH)
 def test_a_contraction_needs_a_constant_more_iterations_than_tokens(kind, mixer, rank):
@@ -180,6 +217,7 @@ def test_without_a_contraction_the_layer_says_that_it_has_not_converged(kind):
         ({"d_state": 0}, ValueError, "d_state must be at least 1, got 0"),
         ({"mixer": "monarch", "rank": 5}, ValueError, "rank must divide the entries"),
         ({"mixer": "dense"}, ValueError, "mixer must be one of"),
+        ({"window": 0}, ValueError, "window must be at least 1, got 0"),
         ({"max_iterations": 0}, ValueError, "max_iterations must be at least 1, got 0"),
         ({"tolerance": 0.0}, ValueError, "tolerance must be above 0 and finite, got 0.0"),
         ({"d_conv": -1}, ValueError, "d_conv must be at least 0, got -1"),

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +13,7 @@ from statemix.layers.fixed_point.layer import (
     COMPARED_ITERATION,
     Budget,
     FixedPointLayer,
+    Tensors,
     check_contraction,
     shifted,
 )
@@ -68,6 +69,11 @@ class Projected:
     decays: Tensor
     conv: Tensor
 
+    def during(self, span: slice) -> "Projected":
+        """Return the same for some of the tokens."""
+        names = ("values", "z", "B", "C", "steps", "decays")
+        return replace(self, **{name: getattr(self, name)[:, span] for name in names})
+
 
 class FPMamba(FixedPointLayer):
     """A selective state space model whose outputs are the fixed point of its scan.
@@ -99,6 +105,7 @@ class FPMamba(FixedPointLayer):
         mixer_inputs: MixerInputs,
         contraction: float | None,
         max_iterations: int | None,
+        window: int | None,
         budget: Budget,
         tolerance: float,
         quantile: float,
@@ -109,6 +116,7 @@ class FPMamba(FixedPointLayer):
     ) -> None:
         super().__init__(
             max_iterations=max_iterations,
+            window=window,
             budget=budget,
             tolerance=tolerance,
             quantile=quantile,
@@ -196,23 +204,27 @@ class FPMamba(FixedPointLayer):
         with without_autocast(x.device):
             maps = self.map_proj.rows().to(dtype)
             share = self._share(p)
-            first, ssm = state.output.to(dtype), state.ssm.to(dtype)
+            first = state.output.to(dtype)
 
-            def scanned(y: Tensor) -> tuple[Tensor, Tensor]:
-                before = shifted(y, first)
-                coefficients = self.state_mixer.coefficients([one(before) for one in prepared])
-                change = self.state_mixer.deviation(coefficients, p.values - y)
+            def piece(y: Tensor, carried: Tensors, span: slice) -> tuple[Tensor, Tensors]:
+                part = p.during(span)
+                ssm, last = carried
+                before = shifted(y, last)
+                raw = [one.during(span)(before) for one in prepared]
+                difference = part.values - y
+                change = self.state_mixer.deviation(self.state_mixer.coefficients(raw), difference)
                 by_y = functional.linear(before, maps)
-                B, C = (unit_length(m) for m in (torch.cat([p.B, p.C], -1) + by_y).chunk(2, -1))
-                return self._scan(p, p.values - share * change, B, C, ssm)
+                both = torch.cat([part.B, part.C], -1) + by_y
+                B, C = (unit_length(one) for one in both.chunk(2, -1))
+                o, ssm = self._scan(part, part.values - share[:, span] * change, B, C, ssm)
+                if self.contraction is None:
+                    o = self._normalised(part, o)
+                return o, (ssm, y[:, -1] if y.shape[1] else last)
 
-            def iterate(y: Tensor) -> Tensor:
-                o, _ = scanned(y)
-                return o if self.contraction is not None else self._normalised(p, o)
-
-            y = self._solved(iterate, torch.zeros_like(p.values), valid).value
+            carried = (state.ssm.to(dtype), first)
+            y = self._solved(piece, carried, torch.zeros_like(p.values), valid).value
             # The state that belongs to y, through which gradients flow as through y.
-            _, ssm = scanned(y)
+            _, (ssm, _) = piece(y, carried, slice(y.shape[1]))
             final = last_inputs(torch.cat([first.unsqueeze(1), y], 1), 1, lengths)[:, 0]
             read = y if self.contraction is None else self._normalised(p, y)
         gated = self._gated(p.z, read.to(x.dtype), shifted(y, first).to(x.dtype))
@@ -235,9 +247,12 @@ class FPMamba(FixedPointLayer):
         share = 0 if self.contraction is None else self.inner_size
         return seen + self.state_mixer.flops + maps + lengths + 2 * self.inner_size + share
 
-    def _share(self, projected: Projected) -> Tensor | float:
-        """Return by how much of the mixer's deviation from I the iteration stays a contraction."""
+    def _share(self, projected: Projected) -> Tensor:
+        """Return with how much of the mixer's deviation from I the iteration is a contraction.
+
+        Shape (B, T, 1).
+        """
+        gain = self._gain(projected)
         if self.contraction is None:
-            return 1.0
-        most = self._gain(projected) * self.state_mixer.bound
-        return (self.contraction / most).clamp(max=1)
+            return torch.ones_like(gain)
+        return (self.contraction / (gain * self.state_mixer.bound)).clamp(max=1)

@@ -53,6 +53,7 @@ class FPMamba1(FPMamba):
             contraction by at least that factor at each token, given the one before: Q_t comes as
             much nearer to I as the scan requires, and the LayerNorm follows the iteration.
         max_iterations: see :class:`FixedPointLayer`, as for all that follow.
+        window: see there.
         budget: see there.
         tolerance: see there.
         quantile: see there.
@@ -92,6 +93,7 @@ class FPMamba1(FPMamba):
         mixer_inputs: MixerInputs = "both",
         contraction: float | None = None,
         max_iterations: int | None = None,
+        window: int | None = None,
         budget: Budget = "fixed",
         tolerance: float = 1e-2,
         quantile: float = 1.0,
@@ -110,6 +112,7 @@ class FPMamba1(FPMamba):
             mixer_inputs=mixer_inputs,
             contraction=contraction,
             max_iterations=max_iterations,
+            window=window,
             budget=budget,
             tolerance=tolerance,
             quantile=quantile,

@@ -10,6 +10,7 @@ from statemix.layers.fixed_point.layer import (
     COMPARED_ITERATION,
     Budget,
     FixedPointLayer,
+    Tensors,
     check_contraction,
     diagonal_scan,
     shifted,
@@ -75,6 +76,7 @@ class FPRNN(FixedPointLayer):
         contraction: None leaves the mixers as published. A number in (0, 1) makes each iteration a
             contraction by at least that factor for given Q, by bounding Q and lambda.
         max_iterations: see :class:`FixedPointLayer`, as for all that follow.
+        window: see there.
         budget: see there.
         tolerance: see there.
         quantile: see there.
@@ -116,6 +118,7 @@ class FPRNN(FixedPointLayer):
         expand: int = 1,
         contraction: float | None = None,
         max_iterations: int | None = None,
+        window: int | None = None,
         budget: Budget = "fixed",
         tolerance: float = 1e-3,
         quantile: float = 1.0,
@@ -126,6 +129,7 @@ class FPRNN(FixedPointLayer):
     ) -> None:
         super().__init__(
             max_iterations=max_iterations,
+            window=window,
             budget=budget,
             tolerance=tolerance,
             quantile=quantile,
@@ -204,13 +208,16 @@ class FPRNN(FixedPointLayer):
             prepared = [one.to(dtype) for one in prepared]
             initial = state.to(dtype)
 
-            def iterate(h: Tensor) -> Tensor:
-                before = shifted(h, initial)
-                coefficients = self.state_mixer.coefficients([one(before) for one in prepared])
-                mixed = inputs - self.state_mixer.deviation(coefficients, inputs - h)
-                return diagonal_scan(decays, (1 - decays) * mixed, initial)[0]
+            def piece(h: Tensor, carried: Tensors, span: slice) -> tuple[Tensor, Tensors]:
+                before = shifted(h, carried[0])
+                raw = [one.during(span)(before) for one in prepared]
+                difference = inputs[:, span] - h
+                change = self.state_mixer.deviation(self.state_mixer.coefficients(raw), difference)
+                added = (1 - decays[:, span]) * (inputs[:, span] - change)
+                h, last = diagonal_scan(decays[:, span], added, carried[0])
+                return h, (last,)
 
-            h = self._solved(iterate, torch.zeros_like(inputs), valid).value
+            h = self._solved(piece, (initial,), torch.zeros_like(inputs), valid).value
         final = last_inputs(torch.cat([initial.unsqueeze(1), h], 1), 1, lengths)[:, 0]
         y = self._read(v, z, h)
         return y, final.to(state.dtype)

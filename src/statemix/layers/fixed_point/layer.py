@@ -2,7 +2,8 @@
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Literal, get_args
 
 import torch
@@ -11,7 +12,6 @@ from torch import Tensor
 from statemix import ops
 from statemix.layers.fixed_point.solver import (
     Gradient,
-    Map,
     Solution,
     SolverConfig,
     solve,
@@ -21,6 +21,8 @@ from statemix.layers.padded import PaddedLayer
 from statemix.ops.checks import check_choice
 
 Budget = Literal["fixed", "gamma"]
+Tensors = tuple[Tensor, ...]
+Piece = Callable[[Tensor, Tensors, slice], tuple[Tensor, Tensors]]
 
 LEAST_BUDGET = 16
 """Iterations that a budget of the sequence's length allows at least."""
@@ -38,6 +40,9 @@ class FixedPointLayer(PaddedLayer):
     Args:
         max_iterations: most iterations, at least 1; None means the length of the sequence, at least
             16.
+        window: None iterates the whole sequence at once. A number of tokens first iterates windows
+            of so many, one after the other, and the whole from there. Tokens converge one after
+            the other, so that this takes T (W + k) applications to tokens instead of T (T + k).
         budget: "fixed", or "gamma": in training, draw the budget of each batch from a Gamma
             distribution of shape 4 whose mean is the fixed one, rounded up.
         tolerance: residual below which a sequence has converged, above 0.
@@ -56,6 +61,7 @@ class FixedPointLayer(PaddedLayer):
         self,
         *,
         max_iterations: int | None,
+        window: int | None,
         budget: Budget,
         tolerance: float,
         quantile: float,
@@ -63,6 +69,8 @@ class FixedPointLayer(PaddedLayer):
         gradient: Gradient,
     ) -> None:
         super().__init__()
+        if window is not None:
+            check_sizes(window=window)
         check_choice("budget", budget, list(get_args(Budget)))
         _check_fraction("damping", damping)
         if not isinstance(gradient, str):
@@ -70,6 +78,7 @@ class FixedPointLayer(PaddedLayer):
         else:
             check_choice("gradient", gradient, ["implicit", "unrolled"])
         self.max_iterations = max_iterations
+        self.window = window
         self.budget = budget
         self.tolerance = tolerance
         self.quantile = quantile
@@ -112,25 +121,48 @@ class FixedPointLayer(PaddedLayer):
         self._quantile = float(value)
 
     def reports(self) -> Mapping[str, Tensor]:
-        """Return the iterations and the largest residual of the last call."""
+        """Return the iterations and the largest residual of the last call.
+
+        Iterations of a window count by its share of the sequence.
+        """
         return self._found
 
     def usual_budget(self, length: int) -> int:
         """Return the most iterations of a sequence of ``length`` tokens, unless drawn."""
         return self.max_iterations or max(length, LEAST_BUDGET)
 
-    def _solved(self, function: Map, start: Tensor, valid: Tensor | None) -> Solution:
-        """Iterate within the budget; take note of how it went."""
+    def _solved(
+        self, piece: Piece, carried: Tensors, start: Tensor, valid: Tensor | None
+    ) -> Solution:
+        """Iterate within the budget; take note of how it went.
+
+        Args:
+            piece: the map of the tokens of a slice, given their y and the state before them. It
+                returns their new y, and the state after them.
+            carried: the state before the first token.
+            start: the first y, (B, T, N).
+            valid: as in :func:`solve`.
+        """
         config = SolverConfig(
             tolerance=self.tolerance,
             damping=self.damping,
             quantile=self.quantile,
             gradient=self.gradient,
         )
-        found = solve(function, start, self._drawn(start.shape[1]), config, valid)
+        length = start.shape[1]
+        before = 0.0
+        if self.window is not None and self.window < length:
+            start, before = self._by_windows(piece, carried, start, valid, config)
+        found = solve(
+            partial(_first_of, piece, carried, slice(length)),
+            start,
+            self._drawn(length),
+            config,
+            valid,
+        )
         residual = found.residual.max() if len(found.residual) else found.residual.new_zeros(())
         self._found = {
-            "iterations": torch.tensor(float(found.iterations)),
+            "iterations": torch.tensor(before + found.iterations),
             "residual": residual,
         }
         if self.training or self._warned or residual.is_meta:
@@ -145,6 +177,32 @@ class FixedPointLayer(PaddedLayer):
             )
         return found
 
+    @torch.no_grad()
+    def _by_windows(
+        self,
+        piece: Piece,
+        carried: Tensors,
+        start: Tensor,
+        valid: Tensor | None,
+        config: SolverConfig,
+    ) -> tuple[Tensor, float]:
+        """Return y as windows give it, one after the other, and their iterations by their share."""
+        length, found, iterations = start.shape[1], [], 0.0
+        for first in range(0, length, self.window or length):
+            span = slice(first, min(first + (self.window or length), length))
+            y = start[:, span]
+            solution = solve(
+                partial(_first_of, piece, carried, span),
+                y,
+                self.usual_budget(y.shape[1]),
+                config,
+                None if valid is None else valid[:, span],
+            )
+            found.append(solution.value)
+            iterations += solution.iterations * y.shape[1] / length
+            _, carried = piece(solution.value, carried, span)
+        return torch.cat(found, 1), iterations
+
     def _drawn(self, length: int) -> int:
         """Return the budget of a call."""
         usual = self.usual_budget(length)
@@ -152,6 +210,10 @@ class FixedPointLayer(PaddedLayer):
             return usual
         drawn = torch.distributions.Gamma(_SHAPE, _SHAPE / usual).sample()
         return max(math.ceil(drawn.item()), 1)
+
+
+def _first_of(piece: Piece, carried: Tensors, span: slice, y: Tensor) -> Tensor:
+    return piece(y, carried, span)[0]
 
 
 def diagonal_scan(decays: Tensor, inputs: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:

@@ -29,6 +29,10 @@ class Prepared(NamedTuple):
             return self.constant
         return self.constant + functional.linear(s, self.weight)
 
+    def during(self, span: slice) -> "Prepared":
+        """Return the same map for some of the tokens, of shape (B, T, ...)."""
+        return Prepared(self.constant[:, span], self.weight)
+
     def to(self, dtype: torch.dtype) -> "Prepared":
         """Return the same map in another dtype."""
         weight = None if self.weight is None else self.weight.to(dtype)

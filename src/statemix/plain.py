@@ -1,6 +1,7 @@
 """Conversion of settings to plain data and back, and comparison of plain data."""
 
 import dataclasses
+import math
 import types
 from collections.abc import Mapping
 from typing import Annotated, Any, Self, Union, cast, get_args, get_origin
@@ -37,6 +38,20 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [to_plain(item) for item in value]
     return value
+
+
+def finite(value: Any) -> Any:
+    """Return plain data with None in place of NaN and infinities, for which JSON has no words.
+
+    Example:
+        >>> finite({"loss": [0.5, float("nan")]})
+        {'loss': [0.5, None]}
+    """
+    if isinstance(value, Mapping):
+        return {name: finite(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def from_plain(annotation: Any, value: Any, path: str = "") -> Any:

@@ -63,6 +63,19 @@ def test_scores_are_those_that_training_found(tmp_path, tiny_arguments, capsys, 
     assert row["scores"] == to_plain(load_outcome(folder).last.test[5])
 
 
+def test_a_loss_that_is_not_finite_is_null(tmp_path, tiny_arguments, capsys):
+    folder = tmp_path / "run"
+    layer = ["--model.layers", "bd_lru", "num_blocks=2", "block_size=3", "gate=none"]
+    rate = ["--optimizer.learning-rate", "0.3"]
+    assert main(["train", "--folder", str(folder), *tiny_arguments, *layer, *rate]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", str(folder), "--lengths", "4000", "--json"]) == 0
+    lines = [capsys.readouterr().out, (folder / "evaluations.jsonl").read_text()]
+    for line in lines:
+        row = json.loads(line, parse_constant=pytest.fail)
+        assert row["scores"]["product"]["loss"] is None
+
+
 def test_training_length_is_the_default(run, capsys):
     assert main(["evaluate", str(run), "--sequences", "30", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["length"] == 5

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from statemix.files import append
-from statemix.plain import to_plain
+from statemix.plain import finite, to_plain
 from statemix.settings import RequestError, built
 from statemix.tasks import Task
 from statemix.training import RunConfig, Scores, load_model, load_outcome
@@ -34,8 +34,9 @@ _WIDTH = 100
 class Evaluate:
     """Score a trained model on the test split, at any sequence lengths.
 
-    Every length adds a row to the table and a line to evaluations.jsonl in the run's folder. Long
-    sequences are processed in pieces, so memory does not grow with their length:
+    Every length adds a row to the table and a line to evaluations.jsonl in the run's folder, in
+    which a loss that is not finite is null. Long sequences are processed in pieces, so memory does
+    not grow with their length:
 
     statemix evaluate runs/s3 --lengths 16 64 4096
     """
@@ -95,7 +96,11 @@ class Evaluate:
             for length, evaluator in evaluators.items():
                 scores = evaluator(model)
                 rows.append((self.weights, length, scores))
-                row = {"weights": self.weights, "length": length, "scores": to_plain(scores)}
+                row = {
+                    "weights": self.weights,
+                    "length": length,
+                    "scores": finite(to_plain(scores)),
+                }
                 time = datetime.now(UTC).isoformat(timespec="seconds")
                 append(record, json.dumps({"time": time, **row}) + "\n")
                 if self.json:

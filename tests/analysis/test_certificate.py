@@ -1,6 +1,7 @@
 """Certificates against automata built by hand, and against all short words."""
 
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statemix.analysis import certificate, certify, hardened, pruned
+from statemix.analysis import certificate, certified, certify, hardened, pruned
 from statemix.layers import LayerSpec
 from statemix.models import SyntheticModel
 from statemix.settings import RequestError
@@ -88,6 +89,12 @@ def test_one_gate_swapped_is_refuted_by_a_shortest_word(of_group, token):
     lengths = [length for length in range(1, 6) if failing_words(hard, automaton, length)]
     assert len(found.word) == lengths[0]
     assert found.word in failing_words(hard, automaton, lengths[0])
+    logits = hard(torch.tensor([found.word]))["answer"][0, -1]
+    assert (found.answer, found.expected) == (
+        int(logits.argmax()),
+        automaton.answers(found.word)[-1],
+    )
+    assert found.answer != found.expected
 
 
 def test_blocks_that_do_not_track_are_pruned(of_group):
@@ -145,6 +152,7 @@ def test_an_lstm_stays_open():
     anything = Automaton(0, np.zeros((1, 6), np.int64), np.full((1, 6), IGNORED))
     found = certify(model, anything, max_pairs=500)
     assert (found.verdict, found.margin, found.word) == ("open", None, ())
+    assert (found.answer, found.expected) == (None, None)
     assert found.reason == "more than 500 pairs of states"
     with pytest.raises(ValueError, match="model must have a layer with gates to harden"):
         hardened(model)
@@ -181,7 +189,8 @@ def test_what_is_no_number_is_wrong(of_group):
     model = hardened(of_group("S_3"))
     with torch.no_grad():
         model.readouts["answer"].weight[2] = torch.nan
-    assert certify(model, Permutation(group="S_3").automaton()).verdict == "refuted"
+    found = certify(model, Permutation(group="S_3").automaton())
+    assert (found.verdict, found.answer, found.expected) == ("refuted", None, found.word[0])
 
 
 def test_a_tie_is_wrong(of_group):
@@ -190,6 +199,26 @@ def test_a_tie_is_wrong(of_group):
         model.readouts["answer"].weight.zero_()
     found = certify(model, Permutation(group="S_2").automaton())
     assert (found.verdict, found.word) == ("refuted", (0,))
+    # Of the classes that are level, the wrong one is shown.
+    assert (found.answer, found.expected) == (1, 0)
+
+
+def test_the_only_class_has_no_margin():
+    model = SyntheticModel(2, {"answer": 1}, 4, [LayerSpec("bd_lru", num_blocks=1, block_size=2)])
+    only = Automaton(0, np.zeros((1, 2), np.int64), np.zeros((1, 2), np.int64))
+    found = certified(model, only)
+    assert (found.certificate.verdict, found.certificate.margin) == ("proven", None)
+    json.dumps(found.to_plain(), allow_nan=False)
+
+
+@pytest.mark.parametrize(("most", "length"), [(5, 0), (6, 1), (41, 1), (42, 2), (257, 2)])
+def test_whole_lengths_are_checked_before_the_search_gives_up(most, length):
+    """No two words lead an LSTM to one state, so there are 6, 42, 258 ... of them."""
+    model = SyntheticModel(6, {"answer": 6}, 8, [LayerSpec("lstm")])
+    anything = Automaton(0, np.zeros((1, 6), np.int64), np.full((1, 6), IGNORED))
+    found = certify(model, anything, max_pairs=most)
+    assert found.reason == f"more than {most} pairs of states"
+    assert found.checked == length
 
 
 @pytest.mark.parametrize(
@@ -281,6 +310,7 @@ def test_verdicts_agree_with_all_words_of_up_to_six_tokens(tracker, data):
     assert found.verdict in ("proven", "refuted")
     failing = [failing_words(model, automaton, length) for length in range(1, 7)]
     shortest = next((length for length, words in enumerate(failing, 1) if words), None)
+    assert found.checked == (None if found.verdict == "proven" else len(found.word) - 1)
     if found.verdict == "proven":
         assert shortest is None
     elif len(found.word) <= 6:

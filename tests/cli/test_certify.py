@@ -91,6 +91,7 @@ def test_the_model_as_trained_stays_open(tracker, capsys):
     found = json.loads(capsys.readouterr().out)
     assert (found["verdict"], found["network"]) == ("open", "as trained")
     assert found["reason"] == "more than 50 pairs of states"
+    assert found["checked"] == certificate(tracker)["checked"] > 0
     assert not (tracker / "certified.safetensors").exists()
     with pytest.raises(RequestError, match="must hold a proof, got the verdict 'open'"):
         load_certified(tracker)
@@ -105,10 +106,14 @@ def test_a_failing_word_is_shown_and_fails(train, capsys):
     model.blocks[0].layer.gate_temperature = 1e-30
     automaton = load_outcome(folder).config.build_task().automaton()
     logits = model(torch.tensor([found["word"]]))["product"][0]
-    assert logits[-1].argmax() != automaton.answers(found["word"])[-1]
+    answer, expected = int(logits[-1].argmax()), automaton.answers(found["word"])[-1]
+    assert answer != expected
+    assert (found["answer"], found["expected"]) == (answer, expected)
     assert main(["certify", str(folder)]) == 0
     words = " ".join(map(str, found["word"]))
-    assert capsys.readouterr().out.startswith(f"refuted: wrong after {words}, a shortest such word")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"refuted: wrong after {words}, a shortest such word"
+    assert lines[2] == f"  answer   {answer} after this word, where {expected} is right"
 
 
 def test_a_model_without_gates_is_asked_as_it_is(train, capsys):

@@ -1,8 +1,9 @@
 """Proofs that a model answers as an automaton on words of every length."""
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -32,9 +33,14 @@ class Certificate:
             (neither, for ``reason``).
         pairs: pairs of states of the model and of the automaton that were visited.
         margin: smallest difference between the logit of a right answer and the next largest one,
-            among the answers seen; None if none is scored.
+            among the answers seen; None if none is scored, or if there is no other class.
         word: a shortest word that fails; empty unless refuted.
         reason: why the verdict is open; otherwise empty.
+        answer: class that the model gives after the word: of the wrong ones, that with the largest
+            logit. None unless refuted, or if a logit is not a number.
+        expected: class that is right after the word; None unless refuted.
+        checked: number of tokens up to which all words were checked and are right; None if all
+            words of every length are.
     """
 
     verdict: Verdict
@@ -42,6 +48,9 @@ class Certificate:
     margin: float | None
     word: tuple[int, ...] = ()
     reason: str = ""
+    answer: int | None = None
+    expected: int | None = None
+    checked: int | None = None
 
 
 @torch.no_grad()
@@ -128,7 +137,9 @@ class _Search:
         self.pairs: dict[tuple[bytes, int], int] = {}
         # Number of the pair -> the pair before it, -1 for the empty word, and the token between.
         self.origins: list[tuple[int, int]] = []
-        self.margin: float | None = None
+        self.margin = math.inf
+        # Tokens up to which the answers of all words are right.
+        self.checked = 0
 
     def run(self) -> Certificate:
         level = _Level(None, np.array([self.automaton.start]), np.array([-1]))
@@ -137,12 +148,15 @@ class _Search:
             if isinstance(found, Certificate):
                 return found
             level = found
+            self.checked += 1
             if self.on_progress is not None:
                 self.on_progress(len(self.pairs))
-        return self._ended("proven")
+        return self._ended("proven", checked=None)
 
-    def _ended(self, verdict: Verdict, word: Sequence[int] = (), reason: str = "") -> Certificate:
-        return Certificate(verdict, len(self.pairs), self.margin, tuple(word), reason)
+    def _ended(self, verdict: Verdict, **found: Any) -> Certificate:
+        # Without another class, or without a scored answer, there is nothing to exceed.
+        margin = self.margin if math.isfinite(self.margin) else None
+        return Certificate(verdict, len(self.pairs), margin, **{"checked": self.checked} | found)
 
     def _next(self, level: "_Level") -> "_Level | Certificate":
         """Visit all pairs that one more token leads to."""
@@ -209,15 +223,12 @@ class _Search:
         scored = answers != IGNORED
         if not scored.any():
             return None
-        right = logits.gather(1, answers.clamp(min=0).unsqueeze(1)).squeeze(1)
-        others = logits.scatter(1, answers.clamp(min=0).unsqueeze(1), -torch.inf)
-        margins = right - others.amax(1)
+        margins = _margins(logits, answers.clamp(min=0))
         # A tie is wrong, and so is what is no number.
         wrong = scored & ~(margins > 0)
         if wrong.any():
             return int(wrong.nonzero()[0])
-        smallest = float(margins[scored].min())
-        self.margin = smallest if self.margin is None else min(self.margin, smallest)
+        self.margin = min(self.margin, float(margins[scored].min()))
         return None
 
     def _word(self, number: int) -> list[int]:
@@ -228,16 +239,21 @@ class _Search:
         return word[::-1]
 
     def _refuted(self, word: list[int]) -> Certificate:
-        """Return the word, if the ordinary forward pass fails on it too."""
-        tokens = torch.tensor([word], device=self.model.device)
-        last = self.model(tokens)[self.head][:, -1]
-        answer = np.array(self.automaton.answers(word)[-1:])
-        margin, self.margin = self.margin, None
-        fails = self._first_wrong(last, answer) is not None
-        self.margin = margin
-        if fails:
-            return self._ended("refuted", word)
-        return self._ended("open", reason=f"steps fail on the word {word}, the whole does not")
+        """Return the word and both answers, if the ordinary forward pass fails on it too."""
+        logits = self.model(torch.tensor([word], device=self.model.device))[self.head][:, -1]
+        expected = self.automaton.answers(word)[-1]
+        if (_margins(logits, torch.tensor([expected], device=logits.device)) > 0).all():
+            return self._ended("open", reason=f"steps fail on the word {word}, the whole does not")
+        others = logits[0].clone()
+        others[expected] = -torch.inf
+        answer = int(others.argmax()) if others.amax() > -torch.inf else None
+        return self._ended("refuted", word=tuple(word), answer=answer, expected=expected)
+
+
+def _margins(logits: Tensor, answers: Tensor) -> Tensor:
+    """Return by how much the logits (rows, classes) of some answers exceed all others."""
+    right = logits.gather(1, answers.unsqueeze(1)).squeeze(1)
+    return right - logits.scatter(1, answers.unsqueeze(1), -torch.inf).amax(1)
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,9 @@ class Certified:
             "pairs": found.pairs,
             "margin": found.margin,
             "word": list(found.word),
+            "answer": found.answer,
+            "expected": found.expected,
+            "checked": found.checked,
             "reason": found.reason,
             "network": self.network,
             "tracking": None if self.tracking is None else list(self.tracking),
@@ -152,7 +155,9 @@ def write_certificate(folder: Path, found: Certified, *, weights: str) -> list[P
         if found.certificate.verdict == "proven":
             row["sha256"] = runs.save_weights(folder, CERTIFIED, found.model.state_dict())
             written.append(folder / CERTIFIED)
-        write_file(folder / CERTIFICATE, (json.dumps(row, indent=1) + "\n").encode())
+        write_file(
+            folder / CERTIFICATE, (json.dumps(row, indent=1, allow_nan=False) + "\n").encode()
+        )
     except OSError as error:
         raise RequestError(f"folder must be writable, got {folder}: {error.strerror}") from error
     return written

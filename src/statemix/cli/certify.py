@@ -88,7 +88,7 @@ class Certify:
             # Here the attributes of evaluation are part of the network.
             written = write_certificate(self.folder, found, weights=self.weights)
         if self.json:
-            print(json.dumps(found.to_plain()))
+            print(json.dumps(found.to_plain(), allow_nan=False))
         else:
             self._print(found, written)
 
@@ -105,10 +105,15 @@ class Certify:
         )
         if found.network == "refitted":
             network += ", readout fitted again"
-        lines = {
-            "network": network,
-            "pairs": f"{certificate.pairs:,} visited",
-        }
+        lines = {"network": network}
+        if certificate.verdict == "refuted":
+            answer = "no number" if certificate.answer is None else certificate.answer
+            lines["answer"] = f"{answer} after this word, where {certificate.expected} is right"
+        lines["pairs"] = f"{certificate.pairs:,} visited"
+        if certificate.verdict == "open" and certificate.checked:
+            lines["checked"] = (
+                f"right after every word of up to {counted(certificate.checked, 'token')}"
+            )
         if certificate.margin is not None:
             lines["margin"] = f"{certificate.margin:.4g} between the right answer and the next one"
         if found.horizon:

@@ -3,12 +3,17 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from statemix.analysis import certified, certify, hardened, horizon
+from statemix.analysis import Horizon, certified, certify, hardened, horizon
 from statemix.layers import LayerSpec
 from statemix.models import SyntheticModel
+from statemix.tasks import IGNORED
+from statemix.tasks.automaton import Automaton
 from statemix.tasks.groups import group
 from statemix.tasks.permutation import Permutation
 
@@ -21,6 +26,11 @@ ROUNDING = 19 * torch.finfo(torch.float32).eps / 2
 def distance(temperature):
     """How much a row of the raw gates 8, 0, 0, 0 misses of the hard one."""
     return 2 * 3 / (math.exp(8 / temperature) + 3)
+
+
+def length_of(soft):
+    """The length of a soft tracker whose first block tracks."""
+    return horizon(soft, hardened(soft), AUTOMATON, head="answer", tracking=[0]).tokens
 
 
 @pytest.fixture(params=["none", "rms", "layer"])
@@ -47,7 +57,7 @@ def soft(request, of_group):
 
 def slack_of(soft):
     """The error of a state that ``horizon`` allows for, from its result."""
-    length = horizon(soft, hardened(soft), AUTOMATON, "answer", [0])
+    length = length_of(soft)
     # The learned token is a step, and lengths are whole numbers.
     return (length + 1.5) * (distance(TEMPERATURE) + ROUNDING) * LARGEST, length
 
@@ -96,17 +106,17 @@ def test_sharper_gates_are_right_for_longer(of_group):
         lengths = []
         for temperature in (sharp, blunt):
             model.blocks[0].layer.gate_temperature = temperature
-            lengths.append(horizon(model, hardened(model), AUTOMATON, "answer", [0]) + 1)
+            lengths.append(length_of(model) + 1)
         factor = (distance(blunt) + ROUNDING) / (distance(sharp) + ROUNDING)
         assert lengths[0] == pytest.approx(lengths[1] * factor, rel=0.02)
 
 
 def test_a_learned_state_counts_as_a_value(of_group):
     model = of_group("S_3", initial_state="learned")
-    before = horizon(model, hardened(model), AUTOMATON, "answer", [0])
+    before = length_of(model)
     with torch.no_grad():
         model.blocks[0].layer.learned_state.fill_(30.0)
-    after = horizon(model, hardened(model), AUTOMATON, "answer", [0])
+    after = length_of(model)
     assert after + 1 == pytest.approx((before + 1) / 10, abs=1)
 
 
@@ -115,19 +125,125 @@ def test_pruned_blocks_do_not_count(of_group):
     model, alone = of_group("S_3", shifts), of_group("S_3")
     with torch.no_grad():
         model.blocks[0].layer.value_proj.weight.view(3, 2, -1)[:, 1] = 0
-        # Soft gates, as if nothing had been learned.
-        model.blocks[0].layer.gate_proj.weight.view(3, 4, 2, -1)[:, :, 1] = 0
-    found = horizon(model, hardened(model), AUTOMATON, "answer", [0])
-    assert found == horizon(alone, hardened(alone), AUTOMATON, "answer", [0])
+        # Soft gates, as if little had been learned.
+        model.blocks[0].layer.gate_proj.weight.view(3, 4, 2, -1)[:, :, 1] /= 20
+    found = length_of(model)
+    assert found == length_of(alone) > 10
+    # Among all blocks, it counts.
+    assert horizon(model, hardened(model), AUTOMATON, head="answer").tokens == 0
 
 
 def test_other_models_have_none(of_group):
     lstm = SyntheticModel(6, {"answer": 6}, 8, [LayerSpec("lstm")])
     two = SyntheticModel(6, {"answer": 6}, 8, [LayerSpec("bd_lru", num_blocks=2, block_size=3)] * 2)
+    kind = "the bound is for one BD-LRU with softmax gates and without a channel mixer"
     for model in (lstm, two):
-        assert horizon(model, model, AUTOMATON, "answer", [0]) is None
+        assert horizon(model, model, AUTOMATON, head="answer") == Horizon(None, kind)
+        assert certified(model, AUTOMATON, soft=True, max_pairs=50).horizon.reason == kind
     same = hardened(of_group("S_3"))
-    assert horizon(same, same, AUTOMATON, "answer", [0]) is None
+    found = horizon(same, same, AUTOMATON, head="answer")
+    assert found.tokens is None
+    assert found.reason.startswith("the states are those of gates of 0 and 1")
+    # A network that is proven needs no bound, and one that is refuted has none.
+    proof = certified(same, AUTOMATON, soft=True).horizon
+    assert proof == Horizon(None, "the trained network itself is proven")
+    with torch.no_grad():
+        same.readouts["answer"].weight[3] *= -1
+    assert certified(same, AUTOMATON, soft=True).horizon == found
+
+
+# Stays, or goes around a cycle of five places; the learned token puts a 5 into the first.
+STAYS, TURNS = [0, 1, 2, 3, 4], [4, 0, 1, 2, 3]
+CYCLE = np.array([[place, (place + 1) % 5] for place in range(5)])
+
+
+def cycle(tracker, ratio, place=None, closest=0.0):
+    """A soft tracker of a cycle, in which a token adds 1/ratio of the error that changes an answer.
+
+    At one place, the answer leads another one by ``closest`` instead of by 5.
+    """
+    readout = np.eye(5)
+    if place is not None:
+        readout[place - 1, place] = 1 - closest / 5
+    written = [[[0.0] * 5] * 2 + [[5.0, 0.0, 0.0, 0.0, 0.0]]]
+    model = tracker([[STAYS, TURNS, [-1] * 5]], written, readout, 5)
+    # Two entries of a logit's difference change, by e times 5 each, and 2 * 5 / (exp(8/t) + 5) = e.
+    e = 1 / (2 * ratio)
+    model.blocks[0].layer.gate_temperature = 8 / math.log(10 / e - 5)
+    return model, Automaton(0, CYCLE, CYCLE)
+
+
+def bound(model, automaton):
+    return certified(model, automaton, soft=True, max_pairs=200).horizon
+
+
+@pytest.mark.parametrize(("ratio", "length"), [(0.9, 0), (1.9, 0), (3.5, 2), (4.5, 3), (7.5, 6)])
+def test_the_learned_token_and_every_other_one_add_an_error(tracker, ratio, length):
+    found = bound(*cycle(tracker, ratio))
+    assert found.tokens == length
+    assert found.reason.startswith("each token may move the states")
+
+
+@pytest.mark.parametrize(("place", "length"), [(4, 3), (3, 2), (0, 0)])
+def test_a_close_answer_counts_from_the_length_at_which_it_is_met(tracker, place, length):
+    assert bound(*cycle(tracker, 1000.5, place, 1e-3)).tokens == length
+    assert bound(*cycle(tracker, 1000.5, place, -1e-3)).tokens == length
+
+
+def test_a_close_answer_stays_close_after_longer_words(tracker):
+    # At lengths 1, 2 and 5, words lead to place 0 that come from a place not seen before.
+    model, automaton = cycle(tracker, 1000.5, 0, 2.5 * 3.5 / 1000.5)
+    assert bound(model, automaton).tokens == 2
+
+
+def test_answers_that_are_not_scored_do_not_count(tracker):
+    model, automaton = cycle(tracker, 1000.5, 4, 1e-3)
+    outputs = np.where(automaton.outputs == 4, IGNORED, automaton.outputs)
+    assert bound(model, Automaton(0, automaton.transitions, outputs)).tokens > 600
+
+
+def test_no_length_is_certain_beyond_that_at_which_the_hard_network_fails(tracker):
+    found = bound(*cycle(tracker, 1000.5, 4, -1e-3))
+    assert found == Horizon(3, "gates of 0 and 1 are wrong after 1 1 1 1")
+
+
+def test_a_search_that_gives_up_has_covered_shorter_words(tracker):
+    model, automaton = cycle(tracker, 1000.5)
+    found = certified(model, automaton, soft=True, max_pairs=3).horizon
+    # Words of t tokens reach t + 1 places.
+    assert found == Horizon(2, "more than 3 pairs of states")
+
+
+def test_a_proof_with_all_blocks_has_a_length_for_all_blocks(tracker):
+    """The other two entries of the block count zeros, which the parity of ones does not know."""
+    swaps = [[0, 1, 3, 2], [1, 0, 2, 3], [-1] * 4]
+    written = [[0.0] * 4] * 2 + [[1.0, 2.0, 3.0, 4.0]]
+    model = tracker([swaps], [written], [[0, 1, 0, 0], [1, 0, 0, 0]], 2)
+    parity = np.array([[0, 1], [1, 0]])
+    found = certified(model, Automaton(0, parity, parity))
+    assert (found.certificate.verdict, found.network) == ("proven", "hardened")
+    assert found.horizon == bound(model, Automaton(0, parity, parity))
+    assert found.horizon.tokens > 10
+
+
+@given(st.data())
+def test_soft_networks_are_right_up_to_their_length(of_group, data):
+    """All blocks count, those that track nothing too."""
+    shifts = [[(entry + 1) % 3 for entry in range(3)]] * 6 + [[-1] * 3]
+    model = of_group("S_3", shifts)
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32)))
+    noise = data.draw(st.sampled_from([0.0, 0.1, 1.0]))
+    layer, read = model.blocks[0].layer, model.readouts["answer"].weight
+    layer.gate_temperature = data.draw(st.sampled_from([0.5, 0.7, 1.0, 2.0]))
+    with torch.no_grad():
+        for weight in (read[:, :6], layer.gate_proj.weight):
+            weight += noise * torch.randn(weight.shape, generator=generator)
+    found = certified(model, AUTOMATON, soft=True, max_pairs=50)
+    for length in range(1, 5):
+        words = torch.cartesian_prod(*[torch.arange(6)] * length).view(-1, length)
+        answers = torch.tensor([AUTOMATON.answers(word)[-1] for word in words.tolist()])
+        right = bool((model(words)["answer"][:, -1].argmax(-1) == answers).all())
+        assert right or found.horizon.tokens < length
 
 
 def test_a_block_that_lives_on_its_learned_state_counts(of_group):
@@ -147,7 +263,7 @@ def test_a_block_that_lives_on_its_learned_state_counts(of_group):
     answers = torch.tensor([AUTOMATON.answers(word.tolist()) for word in words])
     right = (model(words)["answer"].argmax(-1) == answers).all(0)
     assert not right.all()
-    assert found.horizon <= int((~right).nonzero()[0])
+    assert found.horizon.tokens <= int((~right).nonzero()[0])
 
 
 def test_rounding_of_the_readout_leaves_no_room_under_large_biases(of_group):
@@ -156,5 +272,5 @@ def test_rounding_of_the_readout_leaves_no_room_under_large_biases(of_group):
     for bias in (0.0, 1e5, 1e7):
         with torch.no_grad():
             model.readouts["answer"].bias.fill_(bias)
-        lengths.append(horizon(model, hardened(model), AUTOMATON, "answer", [0]))
+        lengths.append(length_of(model))
     assert lengths[0] > lengths[1] > lengths[2] == 0

@@ -80,10 +80,14 @@ def test_a_tracker_is_proven_and_its_network_is_kept(tracker, capsys):
 
 def test_gates_as_trained_are_right_up_to_the_length(tracker, capsys):
     assert main(["certify", str(tracker), "--json"]) == 0
-    length = json.loads(capsys.readouterr().out)["horizon"]
+    found = json.loads(capsys.readouterr().out)
+    length, reason = found["horizon"], found["horizon_reason"]
     assert length > 8
+    assert "each token may move the states" in reason
     assert main(["certify", str(tracker)]) == 0
-    assert f"with gates as trained: right up to {length:,} tokens" in capsys.readouterr().out
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "  soft " in line)
+    words = f"these blocks with gates as trained: right up to {length:,} tokens at least; {reason}"
+    assert line == f"  soft     {words}"
 
 
 def test_the_model_as_trained_stays_open(tracker, capsys):
@@ -92,6 +96,15 @@ def test_the_model_as_trained_stays_open(tracker, capsys):
     assert (found["verdict"], found["network"]) == ("open", "as trained")
     assert found["reason"] == "more than 50 pairs of states"
     assert found["checked"] == certificate(tracker)["checked"] > 0
+    # The blocks that do not track count too, and their gates are far from 0 and 1.
+    assert (found["horizon"], found["tracking"]) == (0, None)
+    assert main(["certify", str(tracker), "--soft", "--max-pairs", "50"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert f"  checked  right after every word of up to {found['checked']} tokens" in lines
+    words = (
+        f"all blocks with gates as trained: the bound covers no length; {found['horizon_reason']}"
+    )
+    assert f"  soft     {words}" in lines
     assert not (tracker / "certified.safetensors").exists()
     with pytest.raises(RequestError, match="must hold a proof, got the verdict 'open'"):
         load_certified(tracker)
@@ -114,6 +127,7 @@ def test_a_failing_word_is_shown_and_fails(train, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"refuted: wrong after {words}, a shortest such word"
     assert lines[2] == f"  answer   {answer} after this word, where {expected} is right"
+    assert not [line for line in lines if line.startswith(("  checked ", "  soft "))]
 
 
 def test_a_model_without_gates_is_asked_as_it_is(train, capsys):
@@ -122,6 +136,8 @@ def test_a_model_without_gates_is_asked_as_it_is(train, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "open: more than 200 pairs of states"
     assert lines[1].split() == ["network", "as", "trained"]
+    bound = "no bound: the bound is for one BD-LRU with softmax gates and without a channel mixer"
+    assert f"  soft     {bound}" in lines
 
 
 def test_attributes_of_evaluation_are_those_of_the_run(train, capsys):
@@ -129,6 +145,10 @@ def test_attributes_of_evaluation_are_those_of_the_run(train, capsys):
     folder = train("sharp", "--seed", "1", *BLOCKS, *sharp)
     assert main(["certify", str(folder), "--soft", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == "proven"
+    assert main(["certify", str(folder)]) == 0
+    assert "no bound: the states are those of gates of 0 and 1" in capsys.readouterr().out
+    assert main(["certify", str(folder), "--soft"]) == 0
+    assert "  soft " not in capsys.readouterr().out
     # The file holds the network that was asked, with the attributes of evaluation.
     automaton = load_outcome(folder).config.build_task().automaton()
     assert certify(load_certified(folder), automaton).verdict == "proven"

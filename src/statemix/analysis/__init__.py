@@ -5,7 +5,7 @@ from statemix.analysis.certificate import Certificate, certify
 from statemix.analysis.certified import Certified, certified, load_certified, write_certificate
 from statemix.analysis.gates import entropy
 from statemix.analysis.hardening import Pruned, hardened, pruned
-from statemix.analysis.horizon import horizon
+from statemix.analysis.horizon import Horizon, horizon
 from statemix.analysis.inspection import LayerNumbers, Summary, inspected
 from statemix.analysis.mixing import applied, carried, mixing, sizes
 from statemix.analysis.recording import Recorded, record
@@ -16,6 +16,7 @@ __all__ = [
     "BlockActions",
     "Certificate",
     "Certified",
+    "Horizon",
     "LayerNumbers",
     "Pruned",
     "Recorded",

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -111,7 +111,7 @@ def certify(
             f"max_pairs must fit into memory (at least {gigabytes(needed)} needed, "
             f"{gigabytes(available)} available), got {max_pairs}"
         )
-    return _Search(model.eval(), automaton, head, max_pairs, on_progress).run()
+    return Search(model.eval(), automaton, head, max_pairs, on_progress=on_progress).run()
 
 
 def _pair_bytes(model: SyntheticModel) -> int:
@@ -121,20 +121,50 @@ def _pair_bytes(model: SyntheticModel) -> int:
     return 150 + sum(part.nbytes for state in states for _, part in tensors(state))
 
 
-class _Search:
+class Answered(NamedTuple):
+    """Right answers of the model: a row for each state and token.
+
+    Attributes:
+        length: tokens of the words that lead here.
+        tokens: the last token, shape (rows,).
+        outputs: what is right after it, shape (rows,); ``IGNORED`` where nothing is scored.
+        after: the model's state after it.
+    """
+
+    length: int
+    tokens: NDArray[np.int64]
+    outputs: NDArray[np.int64]
+    after: State
+
+
+class Search:
+    """The search of :func:`certify`, with arguments that are not checked.
+
+    Args:
+        model: as in :func:`certify`, in evaluation mode.
+        automaton: as in :func:`certify`.
+        head: head that answers.
+        max_pairs: as in :func:`certify`.
+        on_progress: as in :func:`certify`.
+        observe: function called with all right answers; if it returns a reason, the search ends.
+    """
+
     def __init__(
         self,
         model: SyntheticModel,
         automaton: Automaton,
         head: str,
         max_pairs: int,
-        on_progress: Callable[[int], None] | None,
+        *,
+        on_progress: Callable[[int], None] | None = None,
+        observe: Callable[[Answered], str] | None = None,
     ) -> None:
         self.model = model
         self.automaton = automaton
         self.head = head
         self.max_pairs = max_pairs
         self.on_progress = on_progress
+        self.observe = observe
         # Bytes of the model's state and number of the automaton's -> number of the pair.
         self.pairs: dict[tuple[bytes, int], int] = {}
         # Number of the pair -> the pair before it, -1 for the empty word, and the token between.
@@ -144,6 +174,7 @@ class _Search:
         self.checked = 0
 
     def run(self) -> Certificate:
+        """Visit all pairs, level by level."""
         level = _Level(None, np.array([self.automaton.start]), np.array([-1]))
         while len(level.places):
             found = self._next(level)
@@ -172,10 +203,15 @@ class _Search:
                 return self._ended("open", reason=reason)
             logits, after = stepped
             before = level.places[rows]
-            wrong = self._first_wrong(logits, self.automaton.outputs[before, tokens])
+            outputs = self.automaton.outputs[before, tokens]
+            wrong = self._first_wrong(logits, outputs)
             if wrong is not None:
                 word = [*self._word(int(level.numbers[rows[wrong]])), int(tokens[wrong])]
                 return self._refuted(word)
+            if self.observe is not None:
+                reason = self.observe(Answered(self.checked + 1, tokens, outputs, after))
+                if reason:
+                    return self._ended("open", reason=reason)
             reached = self.automaton.transitions[before, tokens]
             new = []
             for row, pair in enumerate(

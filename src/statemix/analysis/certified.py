@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from statemix.analysis.certificate import Certificate, certify
 from statemix.analysis.hardening import Pruned, can_harden, can_prune, hardened, pruned
-from statemix.analysis.horizon import horizon
+from statemix.analysis.horizon import Horizon, horizon
 from statemix.analysis.refitting import refitted
 from statemix.models import SyntheticModel
 from statemix.settings import RequestError
@@ -37,20 +37,19 @@ class Certified:
         model: the network.
         tracking: blocks that were kept; None if nothing was pruned.
         num_blocks: blocks of the trained model; None if nothing was pruned.
-        horizon: number of tokens up to which the blocks that were kept answer right with their
-            gates as trained, at least; None if nothing was pruned, or if these gates are 0 and 1 up
-            to rounding. The trained network has other blocks, too, of which it says nothing.
+        horizon: length up to which the network is proven right with its gates as trained. If
+            blocks were pruned, it says nothing of the trained network, which has other blocks, too.
     """
 
     certificate: Certificate
     network: Network
     model: SyntheticModel
+    horizon: Horizon
     tracking: tuple[int, ...] | None = None
     num_blocks: int | None = None
-    horizon: int | None = None
 
     def to_plain(self) -> dict[str, Any]:
-        """Return everything but the model as JSON data."""
+        """Return everything but the model as JSON data, without NaN or infinities."""
         found = self.certificate
         return {
             "verdict": found.verdict,
@@ -64,7 +63,8 @@ class Certified:
             "network": self.network,
             "tracking": None if self.tracking is None else list(self.tracking),
             "num_blocks": self.num_blocks,
-            "horizon": self.horizon,
+            "horizon": self.horizon.tokens,
+            "horizon_reason": self.horizon.reason,
         }
 
 
@@ -88,7 +88,8 @@ def certified(
         model: the trained model; it is not changed, but put into evaluation mode.
         automaton: the automaton, with the model's tokens.
         head: head that answers; None means the first one.
-        soft: ask the model as it is.
+        soft: ask the model as it is, and bound the length up to which it is right by the search in
+            its hardened self.
         max_pairs: as in :func:`certify`.
         on_progress: as in :func:`certify`.
 
@@ -100,20 +101,37 @@ def certified(
     def ask(network: SyntheticModel) -> Certificate:
         return certify(network, automaton, head=head, max_pairs=max_pairs, on_progress=on_progress)
 
+    def length(hard: SyntheticModel, tracking: tuple[int, ...] | None = None) -> Horizon:
+        return horizon(
+            _with_gates_of(model, hard).cpu(),
+            copy.deepcopy(hard).cpu(),
+            automaton,
+            head=head,
+            tracking=tracking,
+            max_pairs=max_pairs,
+        )
+
     if soft or not can_harden(model):
-        return Certified(ask(model), "as trained", model)
+        certificate = ask(model)
+        if certificate.verdict == "proven":
+            bound = Horizon(None, "the trained network itself is proven")
+        else:
+            bound = length(hardened(model) if can_harden(model) else model)
+        return Certified(certificate, "as trained", model, bound)
     hard = hardened(model)
     if can_prune(hard):
         cut = pruned(hard, automaton)
         for name, found in _candidates(cut, automaton, head):
             certificate = ask(found)
             if certificate.verdict == "proven":
-                soft_gates = _with_gates_of(model, found).cpu()
-                length = horizon(
-                    soft_gates, copy.deepcopy(found).cpu(), automaton, head, cut.tracking
-                )
-                return Certified(certificate, name, found, cut.tracking, cut.num_blocks, length)
-    return Certified(ask(hard), "hardened", hard)
+                bound = length(found, cut.tracking)
+                return Certified(certificate, name, found, bound, cut.tracking, cut.num_blocks)
+    certificate = ask(hard)
+    if certificate.verdict == "proven":
+        bound = length(hard)
+    else:
+        bound = Horizon(None, "the network is not proven with gates of 0 and 1")
+    return Certified(certificate, "hardened", hard, bound)
 
 
 def _candidates(

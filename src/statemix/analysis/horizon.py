@@ -1,16 +1,18 @@
 """Lengths up to which soft gates answer as hard ones do."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from statemix.layers import BDLRU, State, take_rows
+from statemix.analysis.certificate import Answered, Search
+from statemix.layers import BDLRU
 from statemix.models import SyntheticModel
 from statemix.ops.layout import join_units
-from statemix.tasks.automaton import NEVER, Automaton
+from statemix.tasks.automaton import Automaton
 from statemix.tasks.task import IGNORED
 
 # A weighted mean of m+1 terms, and each of its weights, is rounded so many times at most beyond m;
@@ -18,65 +20,111 @@ from statemix.tasks.task import IGNORED
 _ROUNDINGS = 16
 
 
+@dataclass(frozen=True)
+class Horizon:
+    """A length up to which soft gates are proven to answer right.
+
+    Attributes:
+        tokens: the length; None if the bound is about none.
+        reason: why it is no longer, or why there is none.
+    """
+
+    tokens: int | None
+    reason: str
+
+
 @torch.no_grad()
 def horizon(
     soft: SyntheticModel,
     hard: SyntheticModel,
     automaton: Automaton,
+    *,
     head: str,
-    tracking: Sequence[int],
-) -> int | None:
-    r"""Return the number of tokens up to which a soft tracker is proven to answer as a hard one.
+    tracking: Sequence[int] | None = None,
+    max_pairs: int = 100_000,
+) -> Horizon:
+    r"""Return a number of tokens up to which a model with soft gates answers as an automaton.
 
-    Both have the same weights; the hard one is proven, and its state is a function of the
-    automaton's. As the rows of its gates sum to 1, a step makes no error of the state larger. With
-    e the largest L1 distance of a soft row of gates and its hard one, and V the largest value,
+    The soft model has the weights of the hard one. As the rows of its gates sum to 1, a step makes
+    no error of the state larger. With e the largest L1 distance of a soft row of gates and its hard
+    one, and V the largest value,
 
     .. math:: |h_t^{soft} - h_t^{hard}|_\infty \le t\,(e + u)\,V,
 
-    where u bounds the rounding of a step. The answer i holds against the class j as long as this is
-    below
+    where u bounds the rounding of a step. If the hard model gives the answer i, the soft one does
+    not prefer the class j as long as this is below
 
     .. math:: \frac{c \cdot z + r\,(b_i - b_j)}
         {\lVert c^T W_y \rVert_1 + |b_i - b_j|\, \lVert W_y \rVert_{\infty \to 2} / \sqrt{d}}
 
     with z what the last norm reads, r its root mean square, c the difference of the two rows of the
-    readout, times the norm's gain, and b its biases. T is the smallest of these bounds over all
-    answers and classes, divided by (e + u) V. The numerator is diminished by the rounding of the
-    readout. Projections of tokens are assumed to be rounded alike in every batch. Source: our
-    addition.
+    readout, times the norm's gain, and b its biases. The numerator is diminished by the rounding of
+    the readout. T is the largest t for which this holds after all words of up to t tokens, which
+    the search of :func:`certify` visits in the hard model: until the bound fails, an answer is
+    wrong, or no new pair is left. Projections of tokens are assumed to be rounded alike in every
+    batch. Source: our addition.
 
     Args:
         soft: a model of one BD-LRU with softmax gates and without a channel mixer.
-        hard: the same model with hard gates, of which only ``tracking`` blocks are not zero.
-        automaton: the automaton for which ``hard`` is proven.
+        hard: the same model with hard gates.
+        automaton: the automaton, with the model's tokens.
         head: head that answers.
-        tracking: blocks that track, as :func:`pruned` returns them.
+        tracking: blocks of ``hard`` that are not zero, as :func:`pruned` returns them; None means
+            all blocks.
+        max_pairs: pairs after which the search gives up; all shorter words have then been visited.
 
     Returns:
-        The number of tokens; None if the model is of another kind, or the gates of all tracking
-        blocks equal the hard ones, so that both models are the same.
+        The length. There is none if the model is of another kind, or if both have the same states.
     """
     layer, hard_layer = _only_layer(soft), _only_layer(hard)
     if layer is None or hard_layer is None:
-        return None
+        kind = "one BD-LRU with softmax gates and without a channel mixer"
+        return Horizon(None, f"the bound is for {kind}")
+    used = torch.zeros(layer.num_blocks, dtype=torch.bool)
+    used[slice(None) if tracking is None else list(tracking)] = True
+    error = _error(soft, hard, used)
+    if error == 0:
+        return Horizon(None, "the states are those of gates of 0 and 1, so the verdict is on both")
+    read = _Readout.of(hard, hard_layer, head, used)
+    slack = math.inf
+
+    def observe(found: Answered) -> str:
+        nonlocal slack
+        slack = min(slack, _slack(read, hard, hard_layer, found))
+        # The learned token is a step of its own.
+        return "" if found.length + hard.bos < slack / error else told()
+
+    def told() -> str:
+        return (
+            f"each token may move the states {error:.2g} away from those of gates of 0 and 1, and "
+            f"from {slack:.2g} on answers may change"
+        )
+
+    found = Search(hard.eval(), automaton, head, max_pairs, observe=observe).run()
+    if found.verdict == "refuted":
+        word = " ".join(map(str, found.word))
+        return Horizon(found.checked, f"gates of 0 and 1 are wrong after {word}")
+    if found.verdict == "open":
+        return Horizon(found.checked, found.reason)
+    # The last step stays below the bound.
+    return Horizon(math.ceil(min(slack / error, 2.0**62)) - 1 - hard.bos, told())
+
+
+def _error(soft: SyntheticModel, hard: SyntheticModel, used: Tensor) -> float:
+    """Return what a step adds to the error of the state at most; 0 if the gates are the same."""
+    layer, hard_layer = _only_layer(soft), _only_layer(hard)
+    assert layer is not None
+    assert hard_layer is not None
     gates, values = _constants(soft, layer)
     hard_gates, _ = _constants(hard, hard_layer)
-    used = torch.zeros(layer.num_blocks, dtype=torch.bool)
-    used[list(tracking)] = True
-    distance = float((gates - hard_gates)[:, used].abs().sum(-1).max()) if tracking else 0.0
-    if distance == 0:
-        return None
+    distance = (gates - hard_gates)[:, used].abs().sum(-1)
+    if not distance.any():
+        return 0.0
     largest = float(values.abs().max())
     if layer.learned_state is not None:
         largest = max(largest, float(layer.learned_state[used].abs().max()))
     rounding = (layer.block_size + _ROUNDINGS) * torch.finfo(values.dtype).eps / 2
-    error = (distance + rounding) * largest
-    slack = _slack(_Readout.of(hard, hard_layer, head, used), hard, hard_layer, automaton)
-    if error == 0:
-        return None
-    # The last step stays below the bound, and the learned token is a step of its own.
-    return max(0, math.ceil(min(slack / error, 2.0**62)) - 1 - hard.bos)
+    return (float(distance.max()) + rounding) * largest
 
 
 def _only_layer(model: SyntheticModel) -> BDLRU | None:
@@ -94,42 +142,17 @@ def _constants(model: SyntheticModel, layer: BDLRU) -> tuple[Tensor, Tensor]:
     return recurrence.gates[0], recurrence.values[0].squeeze(-1)
 
 
-def _slack(read: "_Readout", model: SyntheticModel, layer: BDLRU, automaton: Automaton) -> float:
+def _slack(read: "_Readout", model: SyntheticModel, layer: BDLRU, found: Answered) -> float:
     """Return an error of the state that changes no answer."""
-    slack = math.inf
+    answers = torch.from_numpy(found.outputs)
+    scored = answers != IGNORED
+    h = join_units(found.after[0][scored]).double()
     out = layer.out_proj.weight.double()
-    for tokens, answers, states in _answers(model, automaton):
-        h = join_units(states).double()
-        z, size = h @ out.T, h.abs() @ out.abs().T
-        if model.get_submodule("blocks.0").residual:
-            x = model.embedding(tokens).double()
-            z, size = z + x, size + x.abs()
-        slack = min(slack, read.slack(z, size, answers))
-    return slack
-
-
-def _answers(
-    model: SyntheticModel, automaton: Automaton
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield the tokens, answers and states of the first layer after each state of the automaton."""
-    known = {automaton.start}
-    waiting: list[tuple[int, State | None]] = [(automaton.start, None)]
-    while waiting:
-        place, before = waiting.pop()
-        tokens = torch.from_numpy((automaton.transitions[place] != NEVER).nonzero()[0])
-        if not len(tokens):
-            continue
-        rows = torch.zeros(len(tokens), dtype=torch.int64)
-        _, after = model.extend(
-            tokens.unsqueeze(1), None if before is None else take_rows(before, rows)
-        )
-        for row, reached in enumerate(automaton.transitions[place][tokens].tolist()):
-            if reached not in known:
-                known.add(reached)
-                waiting.append((reached, take_rows(after, torch.tensor([row]))))
-        answers = torch.tensor(automaton.outputs[place])[tokens]
-        scored = answers != IGNORED
-        yield tokens[scored], answers[scored], after[0][scored]
+    z, size = h @ out.T, h.abs() @ out.abs().T
+    if model.get_submodule("blocks.0").residual:
+        x = model.embedding(torch.from_numpy(found.tokens)[scored]).double()
+        z, size = z + x, size + x.abs()
+    return read.slack(z, size, answers[scored])
 
 
 class _Readout(NamedTuple):

@@ -116,17 +116,29 @@ class Certify:
             )
         if certificate.margin is not None:
             lines["margin"] = f"{certificate.margin:.4g} between the right answer and the next one"
-        if found.horizon:
-            lines["soft"] = (
-                "these blocks with gates as trained: right up to "
-                f"{counted(found.horizon, 'token')} at least"
-            )
+        # Otherwise the verdict itself is about the trained network, or there is nothing to compare.
+        if (found.network == "as trained") != (certificate.verdict == "proven"):
+            lines["soft"] = _soft(found)
         console = Console(highlight=False, markup=False)
         console.soft_wrap = not console.is_terminal
         console.print(f"{certificate.verdict}: {said[certificate.verdict]}")
         for name, line in lines.items():
             console.print(f"  {name:<8} {line}")
         console.print(f"written: {', '.join(map(str, written))}")
+
+
+def _soft(found: "Certified") -> str:
+    """Say up to which length the network is right with gates as trained."""
+    tokens, reason = found.horizon.tokens, found.horizon.reason
+    if tokens is None:
+        return f"no bound: {reason}"
+    blocks = "all blocks" if found.tracking is None else "these blocks"
+    length = (
+        f"right up to {counted(tokens, 'token')} at least"
+        if tokens
+        else "the bound covers no length"
+    )
+    return f"{blocks} with gates as trained: {length}; {reason}"
 
 
 @contextmanager

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from statemix.analysis import actions
-from statemix.analysis.actions import _order
 from statemix.layers import LayerSpec
 from statemix.models import SyntheticModel
 from statemix.report.inspection.actions import draw, drawable, sentences
+from statemix.tasks.automaton import Automaton
 from statemix.tasks.groups import group
 from statemix.tasks.permutation import Permutation
 
@@ -31,38 +31,58 @@ def test_every_block_has_its_role(of_group):
     # The same block with its entries in another order: entry i is the first one's entry order[i].
     order = np.array([2, 0, 1])
     renamed = np.argsort(order)[elements[:, order]].tolist()
-    model = of_group("S_3", [*renamed, [-1] * 3], STAYS, LOADS)
+    # The last block has the maps of the first one, but the same number everywhere.
+    model = of_group("S_3", [*renamed, [-1] * 3], STAYS, LOADS, [*elements.tolist(), [-1] * 3])
     with torch.no_grad():
-        values = model.blocks[0].layer.value_proj.weight.view(3, 4, -1)
+        values = model.blocks[0].layer.value_proj.weight.view(3, 5, -1)
         values[:, 1] = values[order, 0]
     found = actions(model, AUTOMATON)
-    assert [one["role"] for one in found] == ["tracks", "repeats", "idles", "other"]
-    assert [one["repeats"] for one in found] == [None, 0, None, None]
-    assert [one["permutes"] for one in found] == [True, True, True, False]
+    assert [one["role"] for one in found] == ["tracks", "repeats", "idles", "other", "constant"]
+    assert [one["repeats"] for one in found] == [None, 0, None, None, None]
+    assert [one["permutes"] for one in found] == [True, True, True, False, True]
     assert found[3]["sources"] == LOADS[:6]
-    assert [one["order"] for one in found] == [6, 6, None, None]
-    assert [one["role"] for one in actions(model)] == ["other", "other", "idles", "other"]
+    assert [one["order"] for one in found] == [6, 6, None, None, None]
+    without = actions(model)
+    assert [one["role"] for one in without] == ["other", "other", "idles", "other", "other"]
+    assert [one["repeats"] for one in without] == [None, 0, None, None, 0]
 
 
-def closure(maps):
-    """All products of words of up to eight maps."""
-    known = set(maps)
-    for _ in range(8):
-        known |= {
-            tuple(-1 if i < 0 else first[i] for i in second) for first in known for second in maps
-        }
-    return known
+@pytest.mark.parametrize(("values", "number"), [([1.0, 1.0], 2), ([1.0, 2.0], 3)])
+def test_loads_of_two_values_are_two_maps(tracker, values, number):
+    """A token stays, and two others set the only entry."""
+    sources = [[[0], [-1], [-1], [-1]]]
+    model = tracker(sources, [[[0.0], [values[0]], [values[1]], [3.0]]], [[0.0], [1.0]], 2)
+    states = Automaton(0, np.array([[0, 1, 2]] * 3), np.zeros((3, 3), np.int64))
+    states.transitions[:, 0] = range(3)
+    if values[0] == values[1]:
+        states.transitions[states.transitions == 2] = 1
+    (found,) = actions(model, states)
+    assert (found["role"], found["order"]) == ("tracks", number)
+    assert found["sources"] == [[0], [-1], [-1]]
 
 
-@pytest.mark.parametrize("maps", [LOADS[:6], [[1, 2, 0], [0, 0, 2]], [[0, 1, 2]]])
-def test_the_order_counts_the_products_of_all_words(maps):
-    maps = {tuple(one) for one in maps}
-    assert _order(maps) == len(closure(maps))
-
-
-def test_too_many_maps_are_not_counted():
+@pytest.mark.parametrize("size", [4, 7])
+def test_blocks_with_the_maps_of_an_earlier_one_repeat_it(tracker, size):
+    """Whether they track or not; blocks of more than 6 entries in their own order alone."""
     rng = np.random.default_rng(0)
-    assert _order({tuple(one) for one in rng.integers(0, 7, (6, 7)).tolist()}) is None
+    first = rng.integers(-1, size, (3, size))
+    order = np.roll(np.arange(size), 1)
+    names = np.append(np.argsort(order), -1)
+    other = names[first[:, order]]
+    changed = first.copy()
+    changed[1, 0] = (changed[1, 0] + 1) % size
+    idle = np.tile(np.arange(size), (3, 1))
+    blocks = np.array([idle, first, other, changed, first, idle])
+    model = tracker(blocks, rng.integers(1, 9, blocks.shape), np.ones((2, 6 * size)), 2)
+    expected = [None, None, 1 if size == 4 else None, None, 1, None]
+    found = actions(model)
+    assert [one["repeats"] for one in found] == expected
+    pairs = "2 (as 1), 4 (as 1)" if size == 4 else "4 (as 1)"
+    assert sentences(found, judged=False) == [
+        "with gates of 0 and 1: idle (no token changes it): blocks 0, 5",
+        f"with gates of 0 and 1: redundant (the maps of an earlier block): {pairs}",
+        "with gates of 0 and 1: of another kind: 4 blocks",
+    ]
 
 
 def test_other_models_have_no_such_blocks():
@@ -88,8 +108,8 @@ def test_sentences_name_the_blocks_that_track_and_those_that_repeat_them(of_grou
     assert sentences(found, judged=True) == [
         "with gates of 0 and 1: block 0 tracks the task: its tokens permute the entries, and their "
         "words make 6 maps; repeated by 1",
-        "with gates of 0 and 1: 1 block that no token changes",
-        "with gates of 0 and 1: 1 block of another kind",
+        "with gates of 0 and 1: idle (no token changes it): block 2",
+        "with gates of 0 and 1: of another kind: 1 block",
     ]
     titles = [axes.get_title(loc="left") for axes in draw(found, title="maps").axes]
     assert titles == ["block 0: tracks", "block 1: repeats", "block 3: other", "block 2: idles"]
@@ -105,11 +125,11 @@ def test_blocks_that_hold_constants_track_nothing():
     assert [one["role"] for one in found] == ["constant"] * 2
     assert sentences(found, judged=True) == [
         "with gates of 0 and 1: no block tracks the task",
-        "with gates of 0 and 1: 2 blocks that hold the same in every state of the task",
+        "with gates of 0 and 1: idle (the same in every state of the task): blocks 0, 1",
     ]
     # Nothing is said of a task that is no automaton.
     assert sentences(actions(model), judged=False) == [
-        "with gates of 0 and 1: 2 blocks of another kind"
+        "with gates of 0 and 1: of another kind: 2 blocks"
     ]
 
 

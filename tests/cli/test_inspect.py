@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from statemix.analysis import actions
+from statemix.analysis import actions, joint
 from statemix.cli.main import main
 from statemix.report.inspection import race
+from statemix.report.inspection.actions import together
 from statemix.training import load_model, load_outcome
 from statemix.training.folder import read_metrics
 
@@ -65,11 +66,16 @@ def test_the_learned_automaton_is_told_and_kept(run, hybrid, tmp_path, capsys):
     assert found == actions(model, task.automaton())
     assert len(found) == 2
     assert "with gates of 0 and 1: no block tracks the task\n" in text
-    assert "with gates of 0 and 1: 2 blocks of another kind\n" in text
+    assert "with gates of 0 and 1: of another kind: 2 blocks\n" in text
+    kept = numbers(run / "inspect")["joint"]
+    assert kept == joint(model, found, task.automaton(), name="S_3")
+    assert (kept["blocks"], kept["task"]) == ([0, 1], "S_3")
+    assert together(kept) in text.splitlines()
     # Other models are no such automaton.
     assert main(["inspect", str(hybrid), "--output", str(tmp_path / "hybrid")]) == 0
     assert "with gates of 0 and 1" not in capsys.readouterr().out
     assert numbers(tmp_path / "hybrid")["actions"] == []
+    assert numbers(tmp_path / "hybrid")["joint"] is None
     assert not (tmp_path / "hybrid" / "actions.png").exists()
 
 

@@ -7,6 +7,7 @@ from statemix.analysis.gates import entropy
 from statemix.analysis.hardening import Pruned, hardened, pruned
 from statemix.analysis.horizon import Horizon, horizon
 from statemix.analysis.inspection import LayerNumbers, Summary, inspected
+from statemix.analysis.joint import Joint, joint
 from statemix.analysis.mixing import applied, carried, mixing, sizes
 from statemix.analysis.recording import Recorded, record
 from statemix.analysis.refitting import refitted
@@ -17,6 +18,7 @@ __all__ = [
     "Certificate",
     "Certified",
     "Horizon",
+    "Joint",
     "LayerNumbers",
     "Pruned",
     "Recorded",
@@ -32,6 +34,7 @@ __all__ = [
     "hardened",
     "horizon",
     "inspected",
+    "joint",
     "load_certified",
     "mixing",
     "pruned",

@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from statemix.analysis.hardening import can_harden, can_prune, hardened, pruned
+from statemix.analysis.semigroup import order
 from statemix.layers import BDLRU
 from statemix.models import SyntheticModel
 from statemix.tasks.automaton import Automaton
@@ -15,8 +16,6 @@ from statemix.tasks.automaton import Automaton
 LOADS = -1
 """Source of an entry that a token loads."""
 
-# Elements after which a semigroup counts as large; a block of 6 entries can have 823,543.
-_MOST_ELEMENTS = 5000
 # Those of 500 blocks of 8 under 250 tokens.
 _MOST_SOURCES = 1_000_000
 # Larger blocks have too many relabellings to try.
@@ -33,12 +32,14 @@ class BlockActions(TypedDict):
     # entries; "constant": it holds the same in every state of the task; "idles": no token changes
     # it; "other". Without a task that is an automaton, none tracks or is constant.
     role: Role
-    # Block that it repeats; otherwise None.
+    # Earliest block with the same maps, up to the order of the entries, among those that track or
+    # among those that do not; None if there is none, or if the block idles. Blocks of more than 6
+    # entries are compared in the order that they have.
     repeats: int | None
     # Whether every token only permutes the entries.
     permutes: bool
-    # Number of different maps that words of tokens make of the entries; None if there are too many,
-    # or if the block does not track.
+    # Number of different maps that words of tokens make of the entries, where a load is a constant;
+    # None if there are too many, or if the block does not track.
     order: int | None
     # Token -> entry -> entry that it copies, or -1 if it loads. The learned token is not included.
     sources: list[list[int]]
@@ -67,84 +68,70 @@ def actions(model: SyntheticModel, automaton: Automaton | None = None) -> list[B
     if model.vocab_size * layer.num_blocks * layer.block_size > _MOST_SOURCES:
         return []
     hard = hardened(model).cpu()
-    tables = _sources(hard)
+    tables = entry_maps(hard)
+    size = tables.shape[-1]
+    sources = np.where(tables < size, tables, LOADS)
     kept = None if automaton is None else pruned(hard, automaton)
     tracking, varying = ((), ()) if kept is None else (kept.tracking, kept.varying)
     found: list[BlockActions] = []
-    for block, table in enumerate(tables):
-        role, repeats = _role(block, tables, [one for one in varying if one <= block])
-        if role == "other" and block in tracking:
-            role = "constant"
-        distinct = {tuple(row) for row in table.tolist()}
+    # Whether blocks track, and their maps -> the first such block.
+    first: dict[tuple[bool, bytes], int] = {}
+    for block, table in enumerate(sources):
+        role: Role = "constant" if block in tracking else "other"
+        repeats = None
+        if (table == np.arange(size)).all():
+            role = "idles"
+        else:
+            earliest = first.setdefault((block in varying, _name(table)), block)
+            repeats = None if earliest == block else earliest
+            if block in varying:
+                role = "tracks" if repeats is None else "repeats"
         found.append(
             {
                 "block": block,
                 "role": role,
                 "repeats": repeats,
-                "permutes": all(sorted(row) == list(range(len(row))) for row in distinct),
-                "order": _order(distinct) if role in ("tracks", "repeats") else None,
+                "permutes": all(sorted(row) == list(range(size)) for row in table.tolist()),
+                "order": order(tables[block]) if role in ("tracks", "repeats") else None,
                 "sources": table.tolist(),
             }
         )
     return found
 
 
-def _sources(hard: SyntheticModel) -> NDArray[np.int64]:
-    """Return the source of every entry: shape (blocks, tokens, m)."""
+@torch.no_grad()
+def entry_maps(hard: SyntheticModel) -> NDArray[np.int64]:
+    """Return what each token puts into each entry of each block of a hardened model.
+
+    Returns:
+        Shape (blocks, tokens, m): the entry of the block that is copied, or m plus the number of
+        the value that is loaded. All blocks share the numbers of values.
+    """
     layer = hard.get_submodule("blocks.0.layer")
     assert isinstance(layer, BDLRU)
     x = hard.get_submodule("blocks.0.norm")(hard.embedding.weight[: hard.vocab_size])
-    gates = layer.recurrence(x.unsqueeze(0)).gates
-    assert gates is not None
-    largest = gates[0].argmax(-1).transpose(0, 1)
-    size = largest.shape[-1]
-    sources: NDArray[np.int64] = largest.masked_fill(largest == size, LOADS).numpy()
-    return sources
+    recurrence = layer.recurrence(x.unsqueeze(0))
+    assert recurrence.gates is not None
+    maps: NDArray[np.int64] = recurrence.gates[0].argmax(-1).numpy()
+    loads = maps == layer.block_size
+    # NumPy has no bfloat16.
+    values = recurrence.values[0].squeeze(-1).double().numpy()
+    _, numbers = np.unique(values[loads], return_inverse=True)
+    maps[loads] += numbers
+    return maps.transpose(1, 0, 2)
 
 
-def _role(block: int, tables: NDArray[np.int64], tracking: list[int]) -> tuple[Role, int | None]:
-    table = tables[block]
-    if (table == np.arange(table.shape[1])).all():
-        return "idles", None
-    if block not in tracking:
-        return "other", None
-    for earlier in tracking[:-1]:
-        if _relabelled(tables[earlier], table):
-            return "repeats", earlier
-    return "tracks", None
-
-
-def _relabelled(one: NDArray[np.int64], other: NDArray[np.int64]) -> bool:
-    """Return whether two tables are equal up to the order of the entries."""
-    size = one.shape[1]
-    # Orders change no number of loads, of fixed entries or of different sources.
-    if not np.array_equal(_counts(one), _counts(other)):
-        return False
+def _name(table: NDArray[np.int64]) -> bytes:
+    """Return the same bytes for all orders of the entries of a block."""
+    size = table.shape[1]
     if size > _MOST_RELABELLED:
-        return bool((one == other).all())
-    for order in permutations(range(size)):
-        # Entry i of the one is entry order[i] of the other.
-        names = np.array([*order, LOADS])
-        if (names[one] == other[:, list(order)]).all():
-            return True
-    return False
+        return table.tobytes()
+    return min(_relabelled(table.astype(np.int8), order) for order in permutations(range(size)))
 
 
-def _counts(table: NDArray[np.int64]) -> NDArray[np.int64]:
-    fixed = (table == np.arange(table.shape[1])).sum(1)
-    distinct = [len(set(row)) for row in table.tolist()]
-    return np.stack([(table == LOADS).sum(1), fixed, np.array(distinct)])
-
-
-def _order(generators: set[tuple[int, ...]]) -> int | None:
-    """Return the size of the semigroup that maps generate; None if it is large."""
-    tables = np.array(sorted(generators))
-    known = set(generators)
-    waiting = list(generators)
-    while waiting and len(known) <= _MOST_ELEMENTS:
-        # The last place is that of a load, which stays one.
-        taken = np.array([*waiting.pop(), LOADS])
-        new = {*map(tuple, taken[tables].tolist())} - known
-        known.update(new)
-        waiting.extend(new)
-    return len(known) if len(known) <= _MOST_ELEMENTS else None
+def _relabelled(table: NDArray[np.int8], order: tuple[int, ...]) -> bytes:
+    """Rename every entry i to order[i]."""
+    renamed = np.empty_like(table)
+    # A load, which is the last place, stays one.
+    renamed[:, list(order)] = np.array([*order, LOADS], np.int8)[table]
+    return renamed.tobytes()

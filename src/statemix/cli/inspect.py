@@ -12,7 +12,7 @@ from statemix import files
 from statemix.settings import RequestError, built, checked
 
 if TYPE_CHECKING:
-    from statemix.analysis import BlockActions, LayerNumbers
+    from statemix.analysis import BlockActions, Joint, LayerNumbers
     from statemix.tasks import Examples, Task
 
 NUMBERS = "numbers.json"
@@ -113,9 +113,10 @@ class Inspect:
         # Slow imports wait until the options have been checked.
         import torch
 
-        from statemix.analysis import actions, inspected
-        from statemix.report.inspection.actions import sentences
+        from statemix.analysis import actions, inspected, joint
+        from statemix.report.inspection.actions import sentences, together
         from statemix.tasks.automaton import HasAutomaton
+        from statemix.tasks.permutation import Permutation
         from statemix.training import load_model, load_outcome
         from statemix.training.schedules import attributes_set
 
@@ -128,10 +129,13 @@ class Inspect:
             layers = inspected(model, torch.from_numpy(tokens), lengths, units=units)
             automaton = task.automaton() if isinstance(task, HasAutomaton) else None
             learned = actions(model, automaton)
+            name = task.group.name if isinstance(task, Permutation) else None
+            joined = joint(model, learned, automaton, name=name)
         layers = self._chosen(layers)
         self._write(
             layers,
             learned,
+            joined,
             self._race(task),
             {
                 f"sequence {self.start + place}": row[:length].tolist()
@@ -142,6 +146,7 @@ class Inspect:
             print(json.dumps([_line(one) for one in layers], indent=1))
         else:
             told = sentences(learned, judged=automaton is not None) if learned else []
+            told += [together(joined)] if joined else []
             self._print(layers, told)
 
     def _race(self, task: "Task") -> "Race | None":
@@ -206,6 +211,7 @@ class Inspect:
         self,
         layers: "list[LayerNumbers]",
         learned: "list[BlockActions]",
+        joined: "Joint | None",
         race: "Race | None",
         tokens: dict[str, list[int]],
     ) -> None:
@@ -224,6 +230,7 @@ class Inspect:
             "tokens": tokens,
             "layers": layers,
             "actions": learned,
+            "joint": joined,
             "representations": race.rows if race else [],
         }
         contents = {name: png(drawn, DPI) for name, drawn in pictures(layers, tokens)}

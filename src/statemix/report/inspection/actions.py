@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from statemix.analysis import BlockActions
+from statemix.analysis import BlockActions, Joint
 from statemix.report.inspection.heat import Heat
+from statemix.report.numbers import counted
 from statemix.report.style import LIGHT, Theme, drawing
 
 # Blocks in a picture, and columns up to which the sources are written as numbers.
@@ -27,21 +28,65 @@ def sentences(found: Sequence[BlockActions], *, judged: bool) -> list[str]:
     lines = []
     for one in found:
         if one["role"] == "tracks":
-            copies = [str(other["block"]) for other in found if other["repeats"] == one["block"]]
-            repeated = f"; repeated by {', '.join(copies)}" if copies else ""
+            copies = [other["block"] for other in found if other["repeats"] == one["block"]]
+            repeated = f"; repeated by {_numbers(copies)}" if copies else ""
             lines.append(f"block {one['block']} tracks the task: {_maps(one)}{repeated}")
     if judged and not lines:
         lines.append("no block tracks the task")
-    kinds = {
-        "constant": "that hold the same in every state of the task",
-        "idles": "that no token changes",
-        "other": "of another kind",
-    }
-    for role, words in kinds.items():
-        count = sum(one["role"] == role for one in found)
-        if count:
-            lines.append(f"{'1 block' if count == 1 else f'{count} blocks'} {words}")
+    idle = [one["block"] for one in found if one["role"] == "idles"]
+    if idle:
+        lines.append(f"idle (no token changes it): {_blocks(idle)}")
+    constant = [one["block"] for one in found if one["role"] == "constant"]
+    if constant:
+        lines.append(f"idle (the same in every state of the task): {_blocks(constant)}")
+    redundant = [one for one in found if one["repeats"] is not None and one["role"] != "repeats"]
+    if redundant:
+        pairs = ", ".join(f"{one['block']} (as {one['repeats']})" for one in redundant)
+        lines.append(f"redundant (the maps of an earlier block): {pairs}")
+    others = sum(one["role"] == "other" for one in found)
+    if others:
+        lines.append(f"of another kind: {counted(others, 'block')}")
     return [f"with gates of 0 and 1: {line}" for line in lines]
+
+
+def together(found: Joint) -> str:
+    """Say what the blocks that are kept generate together, and how that is related to the task."""
+    kind = "group" if found["group"] else "semigroup"
+    number = f"more than {found['most']:,}" if found["order"] is None else f"{found['order']:,}"
+    related = {
+        "isomorphic": f", isomorphic to {found['task']} by its tokens",
+        "quotient": f", a quotient of {found['task']} (order {found['task_order']}) by its tokens",
+        "cover": f", of which {found['task']} is a quotient by its tokens",
+        None: f"; by its tokens neither {found['task']} nor a quotient of it"
+        if found["task"]
+        else "",
+    }[found["relation"]]
+    verb = "generates" if len(found["blocks"]) == 1 else "together generate"
+    return (
+        f"with gates of 0 and 1: {_blocks(found['blocks'])} {verb} a {kind} of order "
+        f"{number}{related}"
+    )
+
+
+def _blocks(numbers: Sequence[int]) -> str:
+    return f"{'block' if len(numbers) == 1 else 'blocks'} {_numbers(numbers)}"
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    """Write increasing numbers, and three or more in a row as a range.
+
+    Example:
+        >>> _numbers([0, 1, 2, 4, 5])
+        '0–2, 4, 5'
+    """
+    rows: list[list[int]] = []
+    for number in numbers:
+        if rows and number == rows[-1][-1] + 1:
+            rows[-1].append(number)
+        else:
+            rows.append([number])
+    parts = [f"{row[0]}–{row[-1]}" if len(row) > 2 else ", ".join(map(str, row)) for row in rows]
+    return ", ".join(parts)
 
 
 def _maps(one: BlockActions) -> str:

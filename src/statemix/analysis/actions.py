@@ -1,5 +1,6 @@
 """The automaton in a hardened BD-LRU: what every token does to the entries of every block."""
 
+from collections.abc import Iterator
 from itertools import permutations
 from typing import Literal, TypedDict
 
@@ -126,12 +127,18 @@ def _name(table: NDArray[np.int64]) -> bytes:
     size = table.shape[1]
     if size > _MOST_RELABELLED:
         return table.tobytes()
-    return min(_relabelled(table.astype(np.int8), order) for order in permutations(range(size)))
+    every = np.array(list(permutations(range(size))))
+    together = max(1, _MOST_SOURCES // table.size)
+    names: Iterator[bytes] = (
+        one.tobytes()
+        for start in range(0, len(every), together)
+        for one in _relabelled(table, every[start : start + together])
+    )
+    return min(names)
 
 
-def _relabelled(table: NDArray[np.int8], order: tuple[int, ...]) -> bytes:
-    """Rename every entry i to order[i]."""
-    renamed = np.empty_like(table)
+def _relabelled(table: NDArray[np.int64], orders: NDArray[np.int64]) -> NDArray[np.int8]:
+    """Rename every entry i to order[i], for all orders."""
     # A load, which is the last place, stays one.
-    renamed[:, list(order)] = np.array([*order, LOADS], np.int8)[table]
-    return renamed.tobytes()
+    named = np.pad(orders, ((0, 0), (0, 1)), constant_values=LOADS).astype(np.int8)[:, table]
+    return np.take_along_axis(named, orders.argsort(1)[:, None], axis=2)

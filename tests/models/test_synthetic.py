@@ -13,6 +13,7 @@ from statemix import ops
 from statemix.layers import LAYERS, Layer, LayerSpec, take_rows
 from statemix.models import MixerSpec, SyntheticModel
 
+CONVERGED = {"contraction": 0.5, "max_iterations": 120, "tolerance": 1e-14}
 SPECS = {
     "bd_lru": LayerSpec("bd_lru", num_blocks=2, block_size=3),
     "h_lru": LayerSpec("h_lru", num_channels=4, order=2),
@@ -22,7 +23,9 @@ SPECS = {
     "delta_net": LayerSpec("delta_net", num_heads=2),
     "delta_product": LayerSpec("delta_product", num_heads=2, num_householder=2),
     "mamba2": LayerSpec("mamba2", d_state=4, head_dim=4),
-    "fp_rnn": LayerSpec("fp_rnn", contraction=0.5, max_iterations=120, tolerance=1e-14),
+    "fp_rnn": LayerSpec("fp_rnn", **CONVERGED),
+    "fp_mamba1": LayerSpec("fp_mamba1", d_state=2, damping=1.0, **CONVERGED),
+    "fp_mamba2": LayerSpec("fp_mamba2", d_state=2, head_dim=4, damping=1.0, **CONVERGED),
 }
 HYBRID = tuple(SPECS.values())
 STACKS = {**{name: (spec, spec) for name, spec in SPECS.items()}, "hybrid": HYBRID}

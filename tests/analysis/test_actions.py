@@ -3,11 +3,15 @@
 import numpy as np
 import pytest
 import torch
+from matplotlib.colors import to_hex
 
 from statemix.analysis import actions
 from statemix.layers import LayerSpec
 from statemix.models import SyntheticModel
+from statemix.report.colours import LEAST_CONTRAST, contrast
+from statemix.report.figures import png
 from statemix.report.inspection.actions import draw, drawable, sentences
+from statemix.report.style import DARK, LIGHT
 from statemix.tasks.automaton import Automaton
 from statemix.tasks.groups import group
 from statemix.tasks.permutation import Permutation
@@ -115,6 +119,24 @@ def test_sentences_name_the_blocks_that_track_and_those_that_repeat_them(of_grou
     assert titles == ["block 0: tracks", "block 1: repeats", "block 3: other", "block 2: idles"]
     texts = [text.get_text() for text in draw(found, title="maps").axes[0].texts]
     assert texts == [str(elements[token][entry]) for entry in range(3) for token in range(6)]
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK])
+@pytest.mark.parametrize(("name", "step"), [("S_2", 1), ("S_3", 1), ("A_5", 2), ("S_5", 4)])
+def test_tokens_are_whole_numbers_and_sources_are_legible(of_group, name, step, theme):
+    task = Permutation(group=name)
+    figure = draw(actions(of_group(name), task.automaton()), title="maps", theme=theme)
+    png(figure, 40)
+    axes = figure.axes[0]
+    shown = [label.get_text() for label in axes.get_xticklabels()]
+    assert shown == [str(token) for token in range(0, task.group.order, step)]
+    assert axes.get_xticks().tolist() == list(range(0, task.group.order, step))
+    assert len(axes.texts) == (task.group.order * task.group.degree if step == 1 else 0)
+    cells = axes.images[0]
+    for text in axes.texts:
+        token, entry = (int(place) for place in text.get_position())
+        cell = to_hex(cells.to_rgba(cells.get_array())[entry, token])
+        assert contrast(text.get_color(), cell) >= LEAST_CONTRAST
 
 
 def test_blocks_that_hold_constants_track_nothing():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from statemix.analysis import actions, joint
+from statemix.analysis import actions, inspected, joint
 from statemix.cli.main import main
 from statemix.report.inspection import race
 from statemix.report.inspection.actions import together
@@ -40,7 +40,7 @@ def test_pictures_and_numbers_lie_in_the_folder_of_the_run(run, capsys):
     text = capsys.readouterr().out
     folder = run / "inspect"
     names = {"eigenvalues-0.png", "gates-0.png", "mixing-0.png", "block-attention-0.png"}
-    names |= {"actions.png", "representations.png"}
+    names |= {"actions.png", "representations.png", "sharpening-0.png"}
     assert {path.name for path in folder.iterdir()} == names | {"numbers.json"}
     assert all((folder / name).read_bytes()[1:4] == b"PNG" for name in names)
     found = numbers(folder)
@@ -115,6 +115,7 @@ def test_metrics_that_are_lost_or_damaged_stop_no_more_than_the_race(run, capsys
         {"attempt": "first"},
         {"representations": 5},
         {"representations": {"2": 0.5, "1'": "half"}},
+        {"representations": {"2": 0.5, "1'": float("nan")}},
         {"representations": {"2": 0.5}},
     ):
         metrics.write_text(json.dumps(row | damage) + "\n")
@@ -182,6 +183,59 @@ def test_attributes_of_evaluation_are_those_of_the_run(tmp_path, tiny_arguments,
     capsys.readouterr()
     assert main(["inspect", folder, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["summary"]["gate_entropy"] < 0.1
+
+
+def test_gates_are_shown_before_and_after_sharpening(tmp_path, tiny_arguments, capsys):
+    folder = tmp_path / "run"
+    schedule = ["--schedules.attributes", "gate_temperature", "start=2", "end=0.125", "finish=0.5"]
+    assert main(["train", "--folder", str(folder), *tiny_arguments, *schedule]) == 0
+    capsys.readouterr()
+    assert main(["inspect", str(folder)]) == 0
+    text = capsys.readouterr().out
+    (found,) = numbers(folder / "inspect")["sharpening"]
+    moments = [found["before"], found["after"]]
+    assert [one["temperature"] for one in moments] == [2.0, 0.125]
+    layer = numbers(folder / "inspect")["layers"][0]
+    assert found["after"]["gates"] == layer["gates"][0]
+    assert found["after"]["gate_entropy"] == layer["summary"]["gate_entropy"]
+    model = load_model(folder)
+    model.blocks[0].layer.gate_temperature = 2.0
+    tokens = torch.tensor(list(numbers(folder / "inspect")["tokens"].values()))
+    (soft,) = inspected(model, tokens, units=range(2))
+    assert found["before"]["gates"] == soft["gates"][0]
+    assert found["before"]["gate_entropy"] == soft["summary"]["gate_entropy"]
+    head, line = (row.split("  ") for row in text.splitlines()[:2])
+    head, line = ([cell.strip() for cell in row if cell.strip()] for row in (head, line))
+    place = head.index("unsharpened")
+    assert line[place - 1 : place + 1] == [f"{one['gate_entropy']:.3f}" for one in moments[::-1]]
+    assert main(["inspect", str(folder), "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    kept = ("temperature", "gate_entropy")
+    assert row["sharpening"] == {
+        name: {key: found[name][key] for key in kept} for name in ("before", "after")
+    }
+    assert row["joint"] == numbers(folder / "inspect")["joint"]
+
+
+def test_gates_without_a_schedule_are_shown_beside_gates_of_0_and_1(run, capsys):
+    assert main(["inspect", str(run)]) == 0
+    assert "unsharpened" not in capsys.readouterr().out
+    (found,) = numbers(run / "inspect")["sharpening"]
+    assert (found["before"]["temperature"], found["after"]["temperature"]) == (1.0, 0.0)
+    assert found["before"]["gates"] == numbers(run / "inspect")["layers"][0]["gates"][0]
+
+
+def test_gates_that_nothing_sharpens_have_no_such_picture(hybrid, tmp_path, tiny_arguments, capsys):
+    folder = tmp_path / "run"
+    layer = ["--model.layers", "bd_lru", "num_blocks=2", "block_size=3", "gate=signed"]
+    assert main(["train", "--folder", str(folder), *tiny_arguments, *layer]) == 0
+    assert main(["inspect", str(folder)]) == 0
+    assert numbers(folder / "inspect")["sharpening"] == []
+    assert not (folder / "inspect" / "sharpening-0.png").exists()
+    # Of several layers, the one that was asked for.
+    assert main(["inspect", str(hybrid), "--layer", "2", "--output", str(tmp_path / "one")]) == 0
+    assert [one["layer"] for one in numbers(tmp_path / "one")["sharpening"]] == [2]
+    assert (tmp_path / "one" / "sharpening-2.png").exists()
 
 
 @pytest.mark.parametrize(

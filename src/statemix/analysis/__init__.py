@@ -11,17 +11,20 @@ from statemix.analysis.joint import Joint, joint
 from statemix.analysis.mixing import applied, carried, mixing, sizes
 from statemix.analysis.recording import Recorded, record
 from statemix.analysis.refitting import refitted
+from statemix.analysis.sharpening import GateMap, Sharpening, sharpening, softened
 from statemix.analysis.spectra import Spectrum, eigenvalues
 
 __all__ = [
     "BlockActions",
     "Certificate",
     "Certified",
+    "GateMap",
     "Horizon",
     "Joint",
     "LayerNumbers",
     "Pruned",
     "Recorded",
+    "Sharpening",
     "Spectrum",
     "Summary",
     "actions",
@@ -40,6 +43,8 @@ __all__ = [
     "pruned",
     "record",
     "refitted",
+    "sharpening",
     "sizes",
+    "softened",
     "write_certificate",
 ]

@@ -1,6 +1,7 @@
 """``statemix inspect``: look into the layers of a trained model."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, cast
@@ -12,8 +13,12 @@ from statemix import files
 from statemix.settings import RequestError, built, checked
 
 if TYPE_CHECKING:
-    from statemix.analysis import BlockActions, Joint, LayerNumbers
+    from torch import Tensor
+
+    from statemix.analysis import BlockActions, Joint, LayerNumbers, Sharpening
+    from statemix.models import SyntheticModel
     from statemix.tasks import Examples, Task
+    from statemix.training import RunConfig
 
 NUMBERS = "numbers.json"
 # More would not fit into a picture.
@@ -52,6 +57,27 @@ class Race:
 
 
 @dataclass(frozen=True)
+class _Found:
+    """What there is to show of a run.
+
+    Attributes:
+        tokens: name of each sequence -> its tokens.
+        layers: the layers that were asked for.
+        learned: what tokens do to the blocks of the only layer; empty for other models.
+        joined: what the blocks that are kept do together.
+        sharpened: gates before and after sharpening, of these layers.
+        race: the representations during training.
+    """
+
+    tokens: dict[str, list[int]]
+    layers: "list[LayerNumbers]"
+    learned: "list[BlockActions]"
+    joined: "Joint | None"
+    sharpened: "list[Sharpening]"
+    race: "Race | None"
+
+
+@dataclass(frozen=True)
 class Inspect:
     """Show what the layers of a trained model do on example sequences, and what it has learned.
 
@@ -61,8 +87,12 @@ class Inspect:
     written to numbers.json. Other layers, such as an LSTM, are named.
 
     Of a model of one BD-LRU with softmax gates, the automaton is read off that it becomes when
-    every gate is set to 0 or 1: which entries each token copies, which blocks track the task, and
-    which repeat others.
+    every gate is set to 0 or 1: which entries each token copies, which blocks track the task, which
+    are idle and which repeat others, and what group the blocks that are kept generate together.
+
+    Another picture shows the gates before and after sharpening: at the gate temperature at which
+    training began beside that at which it ended. Without a schedule of the temperature, it shows
+    the gates as trained beside gates of 0 and 1.
 
     For a permutation group, a picture shows the race that decides whether it can be tracked: the
     share of each irreducible representation in the transitions, during training.
@@ -114,7 +144,6 @@ class Inspect:
         import torch
 
         from statemix.analysis import actions, inspected, joint
-        from statemix.report.inspection.actions import sentences, together
         from statemix.tasks.automaton import HasAutomaton
         from statemix.tasks.permutation import Permutation
         from statemix.training import load_model, load_outcome
@@ -131,23 +160,26 @@ class Inspect:
             learned = actions(model, automaton)
             name = task.group.name if isinstance(task, Permutation) else None
             joined = joint(model, learned, automaton, name=name)
+            sharpened = _sharpened(model, config, task, torch.from_numpy(tokens), lengths, units)
         layers = self._chosen(layers)
-        self._write(
-            layers,
-            learned,
-            joined,
-            self._race(task),
-            {
+        shown = {one["layer"] for one in layers}
+        found = _Found(
+            tokens={
                 f"sequence {self.start + place}": row[:length].tolist()
                 for place, (row, length) in enumerate(zip(tokens, lengths, strict=True))
             },
+            layers=layers,
+            learned=learned,
+            joined=joined,
+            sharpened=[one for one in sharpened if one["layer"] in shown],
+            race=self._race(task),
         )
+        self._write(found)
         if self.json:
-            print(json.dumps([_line(one) for one in layers], indent=1))
+            lines = _lines(found)
+            print(json.dumps(lines, indent=1, allow_nan=False))
         else:
-            told = sentences(learned, judged=automaton is not None) if learned else []
-            told += [together(joined)] if joined else []
-            self._print(layers, told)
+            self._print(found, judged=automaton is not None)
 
     def _race(self, task: "Task") -> "Race | None":
         """Return the representations of the task's group during training, if the run kept them."""
@@ -207,17 +239,10 @@ class Inspect:
     def _folder(self) -> Path:
         return self.output or self.folder / "inspect"
 
-    def _write(
-        self,
-        layers: "list[LayerNumbers]",
-        learned: "list[BlockActions]",
-        joined: "Joint | None",
-        race: "Race | None",
-        tokens: dict[str, list[int]],
-    ) -> None:
+    def _write(self, found: _Found) -> None:
         from statemix.report import page
         from statemix.report.figures import DPI, png
-        from statemix.report.inspection import actions
+        from statemix.report.inspection import actions, sharpening
         from statemix.report.inspection.pictures import pictures
         from statemix.report.inspection.race import draw as draw_race
 
@@ -227,37 +252,63 @@ class Inspect:
             "weights": self.weights,
             "split": self.split,
             "start": self.start,
-            "tokens": tokens,
-            "layers": layers,
-            "actions": learned,
-            "joint": joined,
-            "representations": race.rows if race else [],
+            "tokens": found.tokens,
+            "layers": found.layers,
+            "actions": found.learned,
+            "joint": found.joined,
+            "sharpening": found.sharpened,
+            "representations": found.race.rows if found.race else [],
         }
-        contents = {name: png(drawn, DPI) for name, drawn in pictures(layers, tokens)}
-        if actions.drawable(learned):
-            drawn = actions.draw(learned, title="layer 0: the entry that each entry copies")
-            contents["actions.png"] = png(drawn, DPI)
-        if race is not None:
-            drawn = draw_race(race.rows, race.group)
-            contents["representations.png"] = png(drawn, DPI)
-        contents[NUMBERS] = (json.dumps(numbers) + "\n").encode()
+        drawn = dict(pictures(found.layers, found.tokens))
+        drawn |= sharpening.pictures(found.sharpened, found.layers, found.tokens)
+        if actions.drawable(found.learned):
+            title = "layer 0: the entry that each entry copies"
+            drawn["actions.png"] = actions.draw(found.learned, title=title)
+        if found.race is not None:
+            drawn["representations.png"] = draw_race(found.race.rows, found.race.group)
+        contents = {name: png(figure, DPI) for name, figure in drawn.items()}
+        contents[NUMBERS] = (json.dumps(numbers, allow_nan=False) + "\n").encode()
         page.write(self._folder, contents)
 
-    def _print(self, layers: "list[LayerNumbers]", told: list[str]) -> None:
+    def _print(self, found: _Found, *, judged: bool) -> None:
         from statemix.report.inspection import text
+        from statemix.report.inspection.actions import sentences, together
 
         console = Console(highlight=False, markup=False)
         console.soft_wrap = not console.is_terminal
-        table = text.table(layers)
+        table = text.table(found.layers, found.sharpened, found.joined)
         if table.lines:
             title = f"{self.folder}, weights {self.weights}"
             console.print(table.as_rich(title) if console.is_terminal else table.as_text())
-            console.print(text.LEGEND)
-        for sentence in text.without(layers):
+            console.print(text.legend(table))
+        for sentence in text.without(found.layers):
             console.print(sentence)
-        for sentence in told:
-            console.print(sentence)
+        if found.learned:
+            for sentence in sentences(found.learned, judged=judged):
+                console.print(sentence)
+        if found.joined is not None:
+            console.print(together(found.joined))
         console.print(f"written: {self._folder}")
+
+
+def _sharpened(
+    model: "SyntheticModel",
+    config: "RunConfig",
+    task: "Task",
+    tokens: "Tensor",
+    lengths: list[int],
+    units: Sequence[int],
+) -> "list[Sharpening]":
+    """Return the gates before and after sharpening; empty if nothing sharpens them."""
+    from statemix.analysis import hardened, sharpening, softened
+    from statemix.analysis.hardening import can_harden
+
+    soft = softened(model, config, task)
+    if soft is not None:
+        return sharpening(soft, model, tokens, lengths, units=units)
+    if can_harden(model):
+        return sharpening(model, hardened(model), tokens, lengths, units=units)
+    return []
 
 
 def _cut(examples: "Examples", most: int) -> tuple[Any, list[int]]:
@@ -270,6 +321,22 @@ def _cut(examples: "Examples", most: int) -> tuple[Any, list[int]]:
     return examples.tokens[:, : max(lengths)], lengths
 
 
-def _line(one: "LayerNumbers") -> dict[str, Any]:
+def _lines(found: _Found) -> list[dict[str, Any]]:
+    """Return the table as JSON data."""
     names = ("layer", "module", "kind", "unit", "units", "size", "summary")
-    return {name: one[name] for name in names}  # type: ignore[literal-required]
+    sharpened = {one["layer"]: one for one in found.sharpened}
+    lines = []
+    for one in found.layers:
+        line: dict[str, Any] = {name: one[name] for name in names}  # type: ignore[literal-required]
+        gates = sharpened.get(one["layer"])
+        line["sharpening"] = (
+            None
+            if gates is None
+            else {
+                moment: {name: gates[moment][name] for name in ("temperature", "gate_entropy")}
+                for moment in ("before", "after")
+            }
+        )
+        line["joint"] = found.joined
+        lines.append(line)
+    return lines

@@ -4,15 +4,17 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.collections import QuadMesh
+from matplotlib.colors import to_hex
 
 from statemix.analysis import inspected
 from statemix.layers import LayerSpec
 from statemix.models import SyntheticModel
+from statemix.report.colours import LEAST_CONTRAST, contrast
 from statemix.report.figures import png
-from statemix.report.inspection import gates, mixing, text
+from statemix.report.inspection import gates, mixing, sharpening, text
 from statemix.report.inspection.heat import Heat
 from statemix.report.inspection.pictures import pictures
-from statemix.report.style import LIGHT
+from statemix.report.style import DARK, LIGHT
 
 
 @pytest.fixture
@@ -78,6 +80,39 @@ def test_a_tile_is_a_transition_with_its_input_gates_on_the_right():
     assert axes.get_xlim() == pytest.approx((0, 7.0))
 
 
+def moment(temperature, gates):
+    return {"temperature": temperature, "gate_entropy": 0.5, "gates": gates}
+
+
+def sharpened(layers, after=0.125):
+    """Of both blocks, with gates that tell block and moment apart."""
+    tiles = [[[[[(10 * block + time) / 99] * 4] * 3] * 4 for block in (0, 1)] for time in (1, 2)]
+    found = {"layer": 0, "shown": [0, 1], "before": moment(1.0, tiles[0])}
+    return found | {"after": moment(after, tiles[1])}
+
+
+def test_gates_before_and_after_sharpening_stand_one_above_the_other(layers):
+    found = dict(sharpening.pictures([sharpened(layers)], layers, TOKENS))
+    assert list(found) == ["sharpening-0.png"]
+    figure = found["sharpening-0.png"]
+    strips = figure.axes[:4]
+    assert [axes.get_ylabel() for axes in strips] == [
+        "block 0, τ = 1",
+        "block 0, τ = 0.125",
+        "block 1, τ = 1",
+        "block 1, τ = 0.125",
+    ]
+    assert [np.nanmax(grid) * 99 for grid in grids(figure)[:4]] == pytest.approx([1, 2, 11, 12])
+    assert [label.get_text() for label in strips[0].get_xticklabels()] == ["BOS", "1", "2", "3"]
+    assert strips[0].get_title(loc="left") == "sequence 0"
+    # Gates of 0 and 1 are the limit of all temperatures.
+    hard = sharpening.draw(sharpened(layers, 0.0), layers[0], "s", [1, 2, 3])
+    assert hard.axes[1].get_ylabel() == "block 0, τ → 0"
+    # Without a unit, there is nothing to draw.
+    none = sharpened(layers) | {"shown": []}
+    assert not list(sharpening.pictures([none], layers, TOKENS))
+
+
 def test_a_single_row_of_gates_stands_upright():
     rows = [[[0.1, 0.2, 0.7]], [[0.6, 0.4, 0.0]]]
     figure = gates.draw([[rows]], ["channel 0"], {"s": ["1", "2"]}, title="gates")
@@ -128,6 +163,32 @@ def test_the_table_has_a_line_for_each_layer_with_transitions(layers):
     assert list(text.without(layers)) == [
         "layer 1 (LSTM) has no transitions to show: it writes out no linear recurrence"
     ]
+
+
+def test_columns_appear_where_there_is_something_to_say(layers):
+    plain = text.table(layers)
+    assert text.legend(plain).splitlines()[-1].startswith("gates copies one entry")
+    joined = {"order": 1234, "most": 5000}
+    table = text.table(layers, [sharpened(layers)], joined)
+    assert table.head == (*plain.head, "unsharpened", "joint maps")
+    # Mamba-2 has no gates with a temperature.
+    assert [line.cells[-2:] for line in table.lines] == [("0.500", "1,234"), ("–", "1,234")]
+    assert "Unsharpened: " in text.legend(table)
+    assert "Joint maps: " in text.legend(table)
+    many = text.table(layers, [sharpened(layers, 0.0)], joined | {"order": None})
+    # That gates of 0 and 1 have no entropy needs no column.
+    assert many.head == (*plain.head, "joint maps")
+    assert many.lines[0].cells[-1] == "more than 5,000"
+    assert "Unsharpened" not in text.legend(many)
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK])
+@pytest.mark.parametrize("size", range(1, 33))
+def test_numbers_on_cells_are_legible(theme, size):
+    heat = Heat.of([np.array([0.0, size])], theme)
+    for value in range(1, size + 1):
+        cell = to_hex(heat.colours(heat.scale(value)))
+        assert contrast(heat.ink(value, theme), cell) >= LEAST_CONTRAST
 
 
 def test_large_and_infinite_numbers_fit_into_the_table(layers):

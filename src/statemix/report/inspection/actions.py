@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 
 from statemix.analysis import BlockActions, Joint
 from statemix.report.inspection.heat import Heat
+from statemix.report.inspection.text import joint_order
 from statemix.report.numbers import counted
 from statemix.report.style import LIGHT, Theme, drawing
 
@@ -52,7 +53,6 @@ def sentences(found: Sequence[BlockActions], *, judged: bool) -> list[str]:
 def together(found: Joint) -> str:
     """Say what the blocks that are kept generate together, and how that is related to the task."""
     kind = "group" if found["group"] else "semigroup"
-    number = f"more than {found['most']:,}" if found["order"] is None else f"{found['order']:,}"
     related = {
         "isomorphic": f", isomorphic to {found['task']} by its tokens",
         "quotient": f", a quotient of {found['task']} (order {found['task_order']}) by its tokens",
@@ -64,7 +64,7 @@ def together(found: Joint) -> str:
     verb = "generates" if len(found["blocks"]) == 1 else "together generate"
     return (
         f"with gates of 0 and 1: {_blocks(found['blocks'])} {verb} a {kind} of order "
-        f"{number}{related}"
+        f"{joint_order(found)}{related}"
     )
 
 
@@ -123,13 +123,13 @@ def draw(found: Sequence[BlockActions], *, title: str, theme: Theme = LIGHT) -> 
         for axes, one, table in zip(every, shown, tables, strict=True):
             axes.imshow(table + 1, aspect="auto", **heat.options)
             axes.set_title(f"block {one['block']}: {one['role']}", loc="left", fontsize=10)
+            axes.set_xticks(range(0, tokens, -(-tokens // _WRITTEN)))
             axes.set_yticks(range(size))
             axes.set_ylabel("entry", fontsize=9)
             if tokens <= _WRITTEN:
                 for (entry, token), source in np.ndenumerate(table):
                     if source >= 0:
-                        dark = source + 1 > size / 2
-                        colour = theme.paper if dark else theme.ink
+                        colour = heat.ink(source + 1, theme)
                         axes.text(token, entry, str(source), ha="center", va="center", color=colour)
         every[-1].set_xlabel("token", fontsize=9)
         figure.suptitle(title, x=0.01, ha="left", fontsize=11.5)

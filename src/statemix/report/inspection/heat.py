@@ -7,10 +7,11 @@ from typing import Any, Self
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize
+from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize, to_hex
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from statemix.report.colours import contrast
 from statemix.report.style import Theme
 
 _NEGATIVE = "#b2182b"
@@ -39,6 +40,11 @@ class Heat:
     def options(self) -> dict[str, Any]:
         """Arguments of ``pcolormesh`` and ``imshow``."""
         return {"cmap": self.colours, "norm": self.scale}
+
+    def ink(self, value: float, theme: Theme) -> str:
+        """Return the colour of the theme in which text on a cell is easier to read."""
+        cell = to_hex(self.colours(self.scale(value)))
+        return max((theme.ink, theme.paper), key=lambda colour: contrast(colour, cell))
 
     def add_bar(self, figure: Figure, beside: Sequence[Axes]) -> None:
         """Draw the scale beside some axes."""

@@ -271,16 +271,26 @@ def test_the_table_of_a_factorial_counts_steps(trained):
     steps = [one["ended"] - one["began"] for one in attempts]
     left = [one["left"] - one["began"] for one in attempts if one["left"] is not None]
     assert cells[:2] == ("S_2", "BD-LRU, recipe exact")
-    assert cells[3:5] == (f"{sum(left) / len(left):.0f}", f"{sum(steps) / len(steps):.0f}")
+    assert cells[3] == "2 of 2"
+    assert cells[4:6] == (f"{sum(left) / len(left):.0f}", f"{sum(steps) / len(steps):.0f}")
     assert text.attempts_table([tally(RECIPE, {}, certified=False)]).lines[0].cells[2:] == (
         "–",
+        "",
         "",
         "",
         "",
     )
     name = key(RECIPE.runs[0])
     bare = {part: value for part, value in rows[name].items() if part != "certificate"}
-    assert tally(RECIPE, {name: bare}, certified=False).rows == {name: bare}
+    uncertified = tally(RECIPE, {name: bare}, certified=False)
+    assert uncertified.rows == {name: bare}
+    assert text.attempts_table([uncertified]).lines[0].cells[3] == "–"
+    refuted = {**bare, "certificate": {"verdict": "refuted"}}
+    one_of_two = tally(RECIPE, rows | {name: refuted}, certified=False)
+    assert text.attempts_table([one_of_two]).lines[0].cells[3] == "1 of 2"
+    failed = {**refuted, "attempts": [{**rows[name]["attempts"][-1], "passed": False}]}
+    found = tally(RECIPE, rows | {name: failed}, certified=False)
+    assert text.attempts_table([found]).lines[0].cells[3] == "1 of 1"
     lost = {name: {**bare, "status": "diverged"}}
     assert text.attempts_table([tally(RECIPE, lost, certified=False)]).lines[0].cells[2] == (
         "1 without result"

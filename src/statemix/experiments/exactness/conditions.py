@@ -38,7 +38,8 @@ class ExactSuite:
         name: name on the command line.
         title: what it shows.
         conditions: the conditions, those first that should be run first.
-        certified: whether runs are certified when they end; otherwise only their attempts count.
+        certified: whether a run without a certificate has no result; otherwise its attempts are
+            its result, and a certificate is shown where there is one.
     """
 
     name: str

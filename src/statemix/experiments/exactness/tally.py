@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -20,8 +20,7 @@ class Tally:
 
     Attributes:
         condition: the condition.
-        rows: rows of the runs that have a result, by key, in the order of their seeds; with a
-            certificate unless none was asked for.
+        rows: rows of the runs that have a result, by key, in the order of their seeds.
         lost: status of every run that ended without one.
     """
 
@@ -31,14 +30,18 @@ class Tally:
 
     @property
     def verdicts(self) -> Counter[str]:
-        """Verdict -> number of runs."""
-        found = cast(Mapping[str, CertifiedRow], self.rows)
-        return Counter(row["certificate"]["verdict"] for row in found.values())
+        """Verdict -> number of runs, of those that have a certificate."""
+        return _verdicts(self.rows.values())
 
     @property
     def proven(self) -> int:
         """Number of runs that are proven."""
         return self.verdicts["proven"]
+
+    @property
+    def verdicts_after_passing(self) -> Counter[str]:
+        """Verdict -> number of runs, of those that have a certificate and passed their test."""
+        return _verdicts(row for row in self.rows.values() if passed(row))
 
     @property
     def attempts(self) -> list[bool]:
@@ -77,6 +80,16 @@ class Tally:
     def lengths(self) -> list[int]:
         """Lengths of test words, in tokens."""
         return sorted({int(length) for row in self.rows.values() for length in row["test"]})
+
+
+def _verdicts(rows: Iterable[Row]) -> Counter[str]:
+    certified = (cast(CertifiedRow, row) for row in rows if "certificate" in row)
+    return Counter(row["certificate"]["verdict"] for row in certified)
+
+
+def passed(row: Row) -> bool:
+    """Return whether an attempt of a run has passed its test."""
+    return any(one["passed"] for one in row.get("attempts", []))
 
 
 def seconds(row: Row) -> float:

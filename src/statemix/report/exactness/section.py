@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from statemix.experiments.exactness.rows import CertifiedRow
 from statemix.experiments.exactness.suites import SUITES
-from statemix.experiments.exactness.tally import Tally, seconds, tally
+from statemix.experiments.exactness.tally import Tally, passed, seconds, tally
 from statemix.experiments.store import Row
 from statemix.report import figures, page
 from statemix.report.exactness import drawing, text
@@ -54,7 +54,7 @@ def _runs(found: Tally) -> Iterator[dict[str, Any]]:
 def _verdict(row: Row) -> str:
     """Write what a run was found to be, with the word on which it fails."""
     if "certificate" not in row:
-        return "passed" if any(one["passed"] for one in row.get("attempts", [])) else "failed"
+        return "passed" if passed(row) else "failed"
     certificate = cast(CertifiedRow, row)["certificate"]
     word = " ".join(map(str, certificate["word"]))
     verdict: str = certificate["verdict"]

@@ -15,12 +15,22 @@ training, tests on words of all lengths and the certificate, on one core. accura
 as trained, the mean over seeds at the shortest and at the longest test words."""
 
 
-ATTEMPTS_HEAD = ("trained on", "change", "attempts passed", "plateau", "steps", "cost of a run")
+ATTEMPTS_HEAD = (
+    "trained on",
+    "change",
+    "attempts passed",
+    "proven",
+    "plateau",
+    "steps",
+    "cost of a run",
+)
 
 ATTEMPTS_LEGEND = """\
 attempts passed: those that still answer words four times as long with sharp gates, with the 95%
-interval of an attempt's chance. plateau: mean steps before an attempt left it. steps: mean steps of
-an attempt. cost: mean and most, on one core."""
+interval of an attempt's chance. proven: of those that passed and were certified, those right after
+every word of every length with gates of 0 and 1, though they were never sharpened. plateau: mean
+steps before an attempt left it. steps: mean steps of an attempt. cost: mean and most, on one
+core."""
 
 
 def attempts_table(tallies: Sequence[Tally]) -> Table:
@@ -29,12 +39,14 @@ def attempts_table(tallies: Sequence[Tally]) -> Table:
     return Table(ATTEMPTS_HEAD, tuple(Line(line) for line in lines))
 
 
-def _attempt_cells(tally: Tally) -> tuple[str, str, str, str]:
+def _attempt_cells(tally: Tally) -> tuple[str, str, str, str, str]:
     if not tally.rows:
-        return (_without_result(tally), "", "", "")
+        return (_without_result(tally), "", "", "", "")
+    certified = tally.verdicts_after_passing
     lost = f", {len(tally.lost)} without result" if tally.lost else ""
     return (
         _attempts(tally) + lost,
+        f"{certified['proven']} of {certified.total()}" if certified else "–",
         _mean_count(tally.steps_on_plateau),
         _mean_count(tally.steps),
         _cost(tally),

@@ -11,8 +11,8 @@ import pytest
 # Reads the tables when it is imported, before a fixture here replaces them.
 import statemix.experiments.reproduction.wrapper  # noqa: F401
 from statemix.cli.main import main
-from statemix.experiments import cluster
-from statemix.experiments.exactness import conditions as exactness
+from statemix.experiments import cluster, conditions
+from statemix.experiments.exactness.suite import ExactSuite
 from statemix.experiments.exactness.suites import SUITES
 from statemix.experiments.reproduction import claims, figures, protocols, reproduce, spectra, tables
 from statemix.experiments.reproduction.claims import Claim, Condition
@@ -388,11 +388,11 @@ def tiny_suite(monkeypatch):
         )
         for group in ("S_3", "S_4")
     }
-    conditions = tuple(
-        exactness.Condition("exact-groups", group, "LSTM", configs)
+    trained = tuple(
+        conditions.Condition("exact-groups", group, "LSTM", configs)
         for group, configs in runs.items()
     )
-    suite = exactness.ExactSuite("exact-groups", "tiny", conditions)
+    suite = ExactSuite("exact-groups", "tiny", trained)
     monkeypatch.setitem(SUITES, "exact-groups", suite)
 
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from statemix.analysis import certify, load_certified
-from statemix.experiments.exactness.conditions import Condition
+from statemix.experiments.conditions import Condition
 from statemix.experiments.exactness.rows import row_of
 from statemix.experiments.exactness.suites import SUITES
 from statemix.experiments.exactness.tally import interval, tally

@@ -6,8 +6,9 @@ import pytest
 from selenium.webdriver.common.by import By
 
 from statemix import provenance
+from statemix.experiments.conditions import Condition
 from statemix.experiments.exactness import suites
-from statemix.experiments.exactness.conditions import Condition, ExactSuite
+from statemix.experiments.exactness.suite import ExactSuite
 from statemix.experiments.store import key
 from statemix.layers import LayerSpec
 from statemix.report.exactness import section

@@ -13,17 +13,18 @@ from statemix import files
 from statemix.settings import RequestError
 
 if TYPE_CHECKING:
+    from statemix.experiments.fixed_point.scores import FigureRow
     from statemix.experiments.reproduction.overview import CellRow
     from statemix.experiments.store import Row
 
 
 @dataclass(frozen=True)
 class Report:
-    """Show what the results stores hold beside the numbers of the paper.
+    """Show what the results stores hold beside the numbers of the papers.
 
     "page" writes one self-contained HTML page with all tables, figures, suites and runs. "cells"
-    prints every cell of the paper's tables that has results, "claims" the paper's claims with the
-    comparisons that decide them.
+    prints every cell of the tables of Dubinin et al. and every figure of Movahedi et al. that has
+    results, "claims" the claims of the former with the comparisons that decide them.
 
     A cell counts as measured if one setting has three seeds on each of its data sets. Where there
     are results under several protocols or at several sizes, protocol "paper" and the largest size
@@ -37,7 +38,8 @@ class Report:
     """Folder of results stores (JSON-lines files), with eigenvalues in its folder "spectra"."""
 
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Print as JSON: cells as {"measured": n, "agree": k, "of": 196, "cells": [...]}, claims as
+    """Print as JSON: cells as {"measured": n, "agree": k, "of": 196, "cells": [...],
+    "fixed_point": {"measured": n, "agree": k, "of": 108, "cells": [...]}}, claims as
     [{"claim": name, "verdict": "holds" | "does not hold" | "open", ...}]."""
 
     output: Path = Path("report/index.html")
@@ -71,17 +73,22 @@ class Report:
         print(f"wrote {self.output}")
 
     def _print_cells(self, rows: "Mapping[str, Row]") -> None:
+        from statemix.experiments.fixed_point.scores import overview as fixed_point_overview
         from statemix.experiments.reproduction.overview import overview
 
-        found = overview(rows)
+        found, fixed_point = overview(rows), fixed_point_overview(rows)
         if self.json:
-            print(json.dumps(found, indent=1))
+            print(json.dumps({**found, "fixed_point": fixed_point}, indent=1))
             return
         console = Console(highlight=False, markup=False, soft_wrap=True)
         console.print(
             f"{found['measured']} of {found['of']} cells measured, {found['agree']} agree"
         )
         console.print(_table(found["cells"]))
+        of = f"{fixed_point['of']} figures of Movahedi et al."
+        console.print(f"{fixed_point['measured']} of {of} measured, {fixed_point['agree']} agree")
+        if fixed_point["cells"]:
+            console.print(_figures(fixed_point["cells"]))
 
     def _print_claims(self, rows: "Mapping[str, Row]") -> None:
         from statemix.experiments.reproduction.claims import decide, to_rows
@@ -110,6 +117,32 @@ def _table(cells: "list[CellRow]") -> str:
                     str(cell["seeds"]),
                     "" if cell["ours"] is None else accuracy_text(cell["ours"]),
                     "" if cell["mean"] is None else accuracy_text(cell["mean"]),
+                    published_text(cell["published"]),
+                    cell["verdict"],
+                )
+            )
+            for cell in cells
+        ),
+    ).as_text()
+
+
+def _figures(cells: "list[FigureRow]") -> str:
+    from statemix.report.numbers import accuracy_text, published_text
+    from statemix.report.tables import Line, Table
+
+    head = ("suite", "column", "model", "tokens", "size", "seeds", "mean", "paper", "")
+    return Table(
+        head,
+        tuple(
+            Line(
+                (
+                    cell["suite"],
+                    cell["column"],
+                    cell["model"],
+                    str(cell["length"]),
+                    cell["size"],
+                    str(cell["seeds"]),
+                    accuracy_text(cell["mean"]),
                     published_text(cell["published"]),
                     cell["verdict"],
                 )

@@ -22,13 +22,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reproduce:
-    """Run a table or figure of the paper of Dubinin et al., what decides its claims, or a suite.
+    """Run a table or figure of Dubinin et al., what decides its claims, or a suite.
 
     A table is printed with the paper's numbers beside ours; a figure is printed and drawn; each
     claim is printed with the comparisons that decide it. "wrapper" repeats some cells of each table
     with a constant learning rate, a start token or a SwiGLU, which the paper leaves open. The suite
     exact-groups trains networks to track permutation groups, and proves them; exact-factorial
-    measures what raises the chance of an attempt (docs/state_tracking.md).
+    measures what raises the chance of an attempt (docs/state_tracking.md). fp-a5, fp-budget,
+    fp-copy and catbabi are the experiments of Movahedi et al. on fixed points; the last reads
+    tasks_1-20_v1-2.tar.gz, the archive of bAbI, in the current folder.
 
     The plan and its predicted time are printed first. Runs that the results store holds are not
     repeated; after Ctrl-C, a kill or the end of the minutes, the same command continues.
@@ -53,15 +55,20 @@ class Reproduce:
             "wrapper",
             "exact-groups",
             "exact-factorial",
+            "fp-a5",
+            "fp-budget",
+            "fp-copy",
+            "catbabi",
         ]
     ]
     """Table, figure, all claims, what the paper leaves open, or a suite."""
 
     size: Literal["laptop", "workstation", "paper"] = "laptop"
-    """How much of the paper's grid to run; of a suite, there is only one size."""
+    """How much of the paper's grid to run; exact-groups and exact-factorial have one size."""
 
     protocol: Literal["paper", "tuned"] = "paper"
-    """How runs are configured and settings chosen; a suite has a protocol of its own."""
+    """How runs are configured and settings chosen; exact-groups and exact-factorial have a protocol
+    of their own, those of Movahedi et al. only that of the paper."""
 
     minutes: float | None = None
     """Time to spend; the most informative cells come first. (All runs if not given.)"""

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from statemix.experiments.conditions import Condition
 from statemix.experiments.exactness import rows as exactness
-from statemix.experiments.exactness.conditions import Condition
 from statemix.experiments.exactness.suites import SUITES
 from statemix.experiments.exactness.tally import tally
+from statemix.experiments.fixed_point import rows as fixed_point_rows
+from statemix.experiments.fixed_point import scores as fixed_point_scores
+from statemix.experiments.fixed_point import suites as fixed_point
 from statemix.experiments.reproduction import claims, tables
 from statemix.experiments.reproduction import figures as paper
 from statemix.experiments.reproduction.figures import Figure, Point
@@ -31,6 +34,8 @@ from statemix.experiments.store import Row, Store, row_of
 from statemix.report import figures, spectra
 from statemix.report.exactness import drawing as exactness_drawing
 from statemix.report.exactness import text as exactness_text
+from statemix.report.fixed_point import drawing as fixed_point_drawing
+from statemix.report.fixed_point import text as fixed_point_text
 from statemix.report.reproduction import drawing, text
 from statemix.report.reproduction.spectra import panels as spectra_panels
 from statemix.report.tables import Table
@@ -236,6 +241,45 @@ class SuiteStudy(Study):
             console.print(f"drawn: {path}")
 
 
+class FixedPointStudy(Study):
+    """A suite of fixed points."""
+
+    def __init__(self, choice: Choice) -> None:
+        if choice.protocol != "paper":
+            raise RequestError(
+                f"protocol must be paper with {choice.what}, got {choice.protocol!r}"
+            )
+        self.choice = choice
+        self.heading = f"protocol paper, size {choice.size}"
+        self.suite = fixed_point.SUITES[choice.what]
+        archive = self.suite.archive
+        if archive and not Path(archive).exists():
+            raise RequestError(
+                f"{choice.what} needs {archive} in the current folder, got none; it is at "
+                f"{self.suite.source}"
+            )
+        every = self.suite.conditions(choice.size)
+        choice.check((one.column for one in every), (one.model for one in every))
+        self.conditions = [one for one in every if choice.includes(one.column, one.model)]
+        self.num_cells = len(self.conditions)
+        self.planned = plan(self.conditions, choice.output / "runs")
+
+    def row_of(self, ended: Ended) -> Row:
+        return fixed_point_rows.row_of(ended)
+
+    def show(self, console: Console, store: Store) -> None:
+        rows = store.rows()
+        scores = [fixed_point_scores.score(one, rows) for one in self.conditions]
+        table = fixed_point_text.table(scores)
+        print_table(
+            console, table, f"{self.suite.name}: {self.suite.title}", fixed_point_text.LEGEND
+        )
+        if any(one.rows for one in scores):
+            path = self.choice.output / f"{self.choice.what}-{self.choice.size}.png"
+            figures.draw(fixed_point_drawing.panels(scores)).savefig(path, dpi=figures.DPI)
+            console.print(f"drawn: {path}")
+
+
 def study(choice: Choice) -> Study:
     """Return what was asked for.
 
@@ -245,6 +289,8 @@ def study(choice: Choice) -> Study:
     what = choice.what
     if what in SUITES:
         return SuiteStudy(choice)
+    if what in fixed_point.SUITES:
+        return FixedPointStudy(choice)
     if what in SPECTRA:
         return SpectraStudy(choice, SPECTRA[what])
     if what in paper.FIGURES:

@@ -2,6 +2,7 @@
 
 import json
 import time
+import warnings
 from dataclasses import dataclass, replace
 
 from statemix.training import OptimizerConfig, RunConfig
@@ -62,7 +63,9 @@ class Forecast:
         plain = config.to_plain()
         network = json.dumps([plain[name] for name in ("model", "batches", "runtime")])
         if network not in self._known:
-            with threads(config.runtime.num_threads):
+            with threads(config.runtime.num_threads), warnings.catch_warnings():
+                # Layers that iterate say so, and untrained ones rarely converge.
+                warnings.filterwarnings("ignore", message=".* has not converged")
                 self._known[network] = _measure(config)
         return self._known[network]
 

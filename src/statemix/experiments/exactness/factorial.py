@@ -3,7 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from statemix.experiments.exactness.conditions import Condition, ExactSuite
+from statemix.experiments.conditions import Condition
+from statemix.experiments.exactness.suite import ExactSuite
 from statemix.experiments.recipes import exact
 from statemix.layers import LayerSpec
 from statemix.tasks import TaskSpec

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from statemix.experiments.exactness.conditions import Condition
+from statemix.experiments.conditions import Condition
 from statemix.experiments.exactness.rows import CertifiedRow
 from statemix.experiments.store import Row, key
 

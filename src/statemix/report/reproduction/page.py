@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from statemix.experiments.fixed_point.scores import overview as fixed_point_overview
 from statemix.experiments.reproduction.claims import decide
 from statemix.experiments.reproduction.contenders import CONTENDERS
 from statemix.experiments.reproduction.figures import FIGURES
@@ -19,6 +20,7 @@ from statemix.experiments.reproduction.wrapper import WRAPPER
 from statemix.experiments.store import Row
 from statemix.report import figures, page
 from statemix.report.exactness import section as exactness
+from statemix.report.fixed_point import section as fixed_point
 from statemix.report.numbers import accuracy_text, duration_text
 from statemix.report.reproduction import drawing
 from statemix.report.reproduction.spectra import page_figures
@@ -76,7 +78,8 @@ def render(rows: Mapping[str, Row], spectra: Mapping[str, RunSpectrum] | None = 
             finding_text=finding_text,
             sections=list(_sections(rows)),
             figures=[*_figures(rows), *page_figures(rows, spectra or {})],
-            suites=list(exactness.sections(rows)),
+            suites=[*exactness.sections(rows), *fixed_point.sections(rows)],
+            fixed_point=fixed_point_overview(rows),
             cell_text=cell_text,
             PRICES=PRICES,
             CONTENDERS=CONTENDERS,

@@ -1,0 +1,1 @@
+"""The suites of Movahedi et al., "Fixed-Point RNNs"."""

@@ -1,0 +1,42 @@
+"""The suite fp-budget: what the iterations allowed in training are worth."""
+
+from statemix.experiments.fixed_point.scales import Scale, Scales, fp_mamba
+from statemix.experiments.fixed_point.suite import FixedPointSuite, Measured
+from statemix.experiments.published.fixed_points import iteration_budgets
+from statemix.experiments.reproduction.protocols import SizeName
+from statemix.tasks import TaskSpec
+
+_NAME = "fp-budget"
+_GROUP = "A_5"
+_LENGTH = 16
+# Paper: mean of four runs.
+_SCALES: Scales = {
+    "laptop": Scale(64, 4, 64, 3000, 2e-3, seeds=(0, 1, 2)),
+    "workstation": Scale(128, 16, 128, 20_000, 1e-3, seeds=(0, 1, 2)),
+    "paper": Scale(512, 16, 512, 20_000, 1e-4, seeds=(0, 1, 2, 3)),
+}
+# The largest and the smallest say most.
+_ORDER = (16, 2, 8, 6, 12, 10, 14)
+
+
+def _conditions(size: SizeName) -> tuple[Measured, ...]:
+    numbers, scale = iteration_budgets(), _SCALES[size]
+    # Words of 2 to 16 elements.
+    task = TaskSpec("permutation", group=_GROUP, length=_LENGTH, min_length=2)
+    return tuple(
+        Measured(
+            _NAME,
+            _GROUP,
+            f"FP-Mamba1 householder 1, at most {budget} iterations",
+            scale.runs(
+                task, fp_mamba(1, scale, d_conv=0, max_iterations=budget), list(numbers[budget])
+            ),
+            size=size,
+            metric="sequence_accuracy",
+            published=numbers[budget],
+        )
+        for budget in _ORDER
+    )
+
+
+BUDGET = FixedPointSuite(_NAME, "what the iterations allowed in training are worth", _conditions)

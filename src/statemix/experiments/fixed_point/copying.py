@@ -1,0 +1,50 @@
+"""The suite fp-copy: iterations stay far below the length where no state is tracked."""
+
+from statemix.experiments.fixed_point.scales import Scale, Scales, fp_mamba
+from statemix.experiments.fixed_point.suite import FixedPointSuite, Measured
+from statemix.experiments.reproduction.protocols import SizeName
+from statemix.layers import LayerSpec
+from statemix.tasks import TaskSpec
+
+_NAME = "fp-copy"
+_SCALES: Scales = {
+    "laptop": Scale(64, 8, 64, 2000, 2e-3, seeds=(0, 1, 2), warmup_steps=100),
+    "workstation": Scale(256, 32, 64, 10_000, 1e-3, seeds=(0, 1, 2), warmup_steps=300),
+    "paper": Scale(1024, 32, 8, 100_000, 1e-4, seeds=(0, 1, 2), warmup_steps=300, weight_decay=0.1),
+}
+_LAYERS: dict[SizeName, int] = {"laptop": 1, "workstation": 2, "paper": 12}
+# Letters in training are 5 to 20 on every size but the smallest.
+_LETTERS: dict[SizeName, tuple[int, int]] = {
+    "laptop": (5, 20),
+    "workstation": (5, 20),
+    "paper": (5, 20),
+}
+
+
+def _tokens(letters: int) -> int:
+    return 2 * letters + 2
+
+
+def _conditions(size: SizeName) -> tuple[Measured, ...]:
+    scale, (fewest, most) = _SCALES[size], _LETTERS[size]
+    task = TaskSpec("copying", min_length=_tokens(fewest), length=_tokens(most))
+    lengths = [_tokens(factor * most) for factor in (2, 4)]
+    fixed = {"mixer_inputs": "sum"}
+    layers = {
+        "FP-Mamba1 householder 1": fp_mamba(1, scale, **fixed, max_iterations=_tokens(most)),
+        "FP-Mamba1, one iteration": fp_mamba(1, scale, **fixed, max_iterations=1),
+        "LSTM": LayerSpec("lstm"),
+    }
+    return tuple(
+        Measured(
+            _NAME,
+            f"{fewest} to {most} letters",
+            model,
+            scale.runs(task, layer, lengths, num_layers=_LAYERS[size]),
+            size=size,
+        )
+        for model, layer in layers.items()
+    )
+
+
+COPYING = FixedPointSuite(_NAME, "copying, which tracks no state", _conditions)

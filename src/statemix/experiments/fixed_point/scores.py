@@ -1,0 +1,175 @@
+"""What the runs of a suite's conditions add up to, and whether it agrees with the paper."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypedDict, cast
+
+from statemix.experiments.fixed_point.rows import IteratedRow
+from statemix.experiments.fixed_point.suite import Measured
+from statemix.experiments.fixed_point.suites import SUITES
+from statemix.experiments.published import fixed_points
+from statemix.experiments.published.fixed_points import Number
+from statemix.experiments.reproduction.protocols import SIZES, SizeName
+from statemix.experiments.reproduction.scores import ENOUGH_SEEDS, NOISE, Verdict
+from statemix.experiments.store import Row, key
+
+
+@dataclass(frozen=True)
+class LengthScore:
+    """Scores at one test length.
+
+    Attributes:
+        length: tokens of a test sequence.
+        values: accuracies, one per seed.
+        iterations: iterations of a batch, one per seed; empty if no layer iterates.
+        published: what the paper has; None if nothing.
+    """
+
+    length: int
+    values: tuple[float, ...]
+    iterations: tuple[float, ...]
+    published: Number | None
+
+    @property
+    def mean(self) -> float:
+        """Mean accuracy over the seeds."""
+        return math.fsum(self.values) / len(self.values)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the mean agrees with the paper's number, if there is one."""
+        if len(self.values) < ENOUGH_SEEDS:
+            return "partial"
+        if self.published is None:
+            return "measured"
+        difference = round(self.mean - self.published.accuracy, 6)
+        if abs(difference) <= NOISE:
+            return "agrees"
+        return "above" if difference > 0 else "below"
+
+
+@dataclass(frozen=True)
+class ConditionScore:
+    """Scores of a condition.
+
+    Attributes:
+        condition: the condition.
+        rows: rows of the runs that have a result, in the order of their seeds.
+        lost: status of every run that ended without one.
+    """
+
+    condition: Measured
+    rows: tuple[IteratedRow, ...]
+    lost: tuple[str, ...]
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Lengths at which every run was tested."""
+        tested = [{int(length) for length in row["test"]} for row in self.rows]
+        return tuple(sorted(set.intersection(*tested))) if tested else ()
+
+    def at(self, length: int) -> LengthScore:
+        """Return the scores at one of the lengths."""
+        heads = [row["test"][str(length)] for row in self.rows]
+        values = [next(iter(scores.values()))[self.condition.metric] for scores in heads]
+        iterated = [row["iterated"].get(str(length)) for row in self.rows]
+        return LengthScore(
+            length,
+            tuple(values),
+            tuple(numbers["iterations"] for numbers in iterated if numbers is not None),
+            self.condition.published.get(length),
+        )
+
+
+def score(condition: Measured, rows: Mapping[str, Row]) -> ConditionScore:
+    """Gather the results of a condition.
+
+    Args:
+        condition: the condition.
+        rows: rows of results stores, by key.
+    """
+    ended = [rows[name] for name in map(key, condition.runs) if name in rows]
+    done = [cast(IteratedRow, row) for row in ended if row["status"] == "done"]
+    lost = [row["status"] for row in ended if row["status"] != "done"]
+    return ConditionScore(condition, tuple(row for row in done if "iterated" in row), tuple(lost))
+
+
+class FigureRow(TypedDict):
+    """A figure of the paper, or a number beside one, that has results at one size."""
+
+    suite: str
+    column: str
+    model: str
+    length: int
+    size: str
+    protocol: str
+    metric: str
+    seeds: int
+    mean: float
+    iterations: list[float]
+    published: float | None
+    verdict: str
+
+
+class FixedPointOverview(TypedDict):
+    """Figures with results. Every figure of the paper counts once in the first three numbers."""
+
+    measured: int
+    agree: int
+    of: int
+    cells: list[FigureRow]
+
+
+def overview(rows: Mapping[str, Row]) -> FixedPointOverview:
+    """Return every number of the suites that has results, with the paper's where there is one.
+
+    A figure that was measured at several sizes agrees if it does at the largest of them.
+
+    Args:
+        rows: rows of results stores, by key.
+    """
+    cells: list[FigureRow] = []
+    verdicts: dict[tuple[str, str, str, int], str] = {}
+    for size in SIZES:
+        for found in scores(size, rows):
+            for cell in _figures(found, size):
+                cells.append(cell)
+                if cell["published"] is not None and cell["verdict"] != "partial":
+                    place = (cell["suite"], cell["column"], cell["model"], cell["length"])
+                    verdicts[place] = cell["verdict"]
+    return {
+        "measured": len(verdicts),
+        "agree": sum(verdict == "agrees" for verdict in verdicts.values()),
+        "of": fixed_points.num_figures(),
+        "cells": cells,
+    }
+
+
+def scores(size: SizeName, rows: Mapping[str, Row]) -> Sequence[ConditionScore]:
+    """Return the scores of every condition that has results at a size."""
+    every = (
+        score(condition, rows) for suite in SUITES.values() for condition in suite.conditions(size)
+    )
+    return [found for found in every if found.rows]
+
+
+def _figures(found: ConditionScore, size: SizeName) -> Iterator[FigureRow]:
+    condition = found.condition
+    for length in found.lengths:
+        numbers = found.at(length)
+        yield {
+            "suite": condition.suite,
+            "column": condition.column,
+            "model": condition.model,
+            "length": length,
+            "size": size,
+            # The suites follow the paper; there is no other protocol.
+            "protocol": "paper",
+            "metric": condition.metric,
+            "seeds": len(numbers.values),
+            "mean": numbers.mean,
+            "iterations": list(numbers.iterations),
+            "published": None if numbers.published is None else numbers.published.accuracy,
+            "verdict": numbers.verdict,
+        }

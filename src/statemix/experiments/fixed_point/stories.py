@@ -1,0 +1,56 @@
+"""The suite catbabi: questions about stories."""
+
+from statemix.experiments.fixed_point.scales import Scale, Scales, fp_mamba
+from statemix.experiments.fixed_point.suite import FixedPointSuite, Measured
+from statemix.experiments.published.fixed_points import Number, catbabi
+from statemix.experiments.reproduction.protocols import SizeName
+from statemix.layers import LayerSpec
+from statemix.tasks import TaskSpec
+
+_NAME = "catbabi"
+_ARCHIVE = "tasks_1-20_v1-2.tar.gz"
+_FOLDER = f"{_ARCHIVE}/en-valid-10k"
+_LENGTH = 200
+_SCALES: Scales = {
+    "laptop": Scale(64, 8, 32, 2000, 2e-3, seeds=(0, 1, 2)),
+    "workstation": Scale(256, 16, 64, 15_000, 1e-3, seeds=(0, 1, 2)),
+    "paper": Scale(512, 16, 256, 15_000, 1e-3, seeds=(0, 1, 2)),
+}
+_MOST_IN_TRAINING = 100
+
+
+def _layer(model: str, scale: Scale) -> LayerSpec:
+    """Return the layer of a model of the paper, by its name there."""
+    if model == "Mamba":
+        # A single iteration is Mamba with maps of length 1.
+        return fp_mamba(1, scale, max_iterations=1)
+    _, mixer = model.split(" ")
+    if mixer == "K":
+        return fp_mamba(1, scale, mixer="kronecker", max_iterations=_MOST_IN_TRAINING)
+    return fp_mamba(1, scale, rank=int(mixer[1:]), max_iterations=_MOST_IN_TRAINING)
+
+
+def _conditions(size: SizeName) -> tuple[Measured, ...]:
+    scale = _SCALES[size]
+    task = TaskSpec("catbabi", folder=_FOLDER, length=_LENGTH)
+    return tuple(
+        Measured(
+            _NAME,
+            f"{layers} layer" if layers == 1 else f"{layers} layers",
+            model,
+            scale.runs(task, _layer(model, scale), (), num_layers=layers),
+            size=size,
+            published={_LENGTH: Number(number)},
+        )
+        for layers, models in catbabi().items()
+        for model, number in models.items()
+    )
+
+
+STORIES = FixedPointSuite(
+    _NAME,
+    "questions about the stories of bAbI",
+    _conditions,
+    archive=_ARCHIVE,
+    source="http://www.thespermwhale.com/jaseweston/babi",
+)

@@ -1,0 +1,45 @@
+"""Conditions whose accuracies at several lengths stand beside a paper's."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from statemix.experiments.conditions import Condition
+from statemix.experiments.published.fixed_points import Number
+from statemix.experiments.reproduction.protocols import SizeName
+
+Metric = Literal["token_accuracy", "sequence_accuracy"]
+
+
+@dataclass(frozen=True)
+class Measured(Condition):
+    """A condition that is tested at several lengths.
+
+    Attributes:
+        size: name of the size.
+        metric: the accuracy that counts.
+        published: tokens of a test sequence -> what the paper has.
+    """
+
+    size: SizeName = "laptop"
+    metric: Metric = "token_accuracy"
+    published: Mapping[int, Number] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FixedPointSuite:
+    """Conditions that belong together.
+
+    Attributes:
+        name: name on the command line.
+        title: what it shows.
+        conditions: size -> the conditions, those first that should be run first.
+        archive: name of a file that must be in the current folder; empty if none is needed.
+        source: where to get it.
+    """
+
+    name: str
+    title: str
+    conditions: Callable[[SizeName], tuple[Measured, ...]]
+    archive: str = ""
+    source: str = ""

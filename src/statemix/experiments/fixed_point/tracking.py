@@ -1,0 +1,68 @@
+"""The suite fp-a5: dense state mixing by fixed points, beside BD-LRU and others, on A_5 and S_5."""
+
+from statemix.experiments.fixed_point.scales import Scale, Scales, fp_mamba
+from statemix.experiments.fixed_point.suite import FixedPointSuite, Measured
+from statemix.experiments.published.fixed_points import Number, state_tracking
+from statemix.experiments.reproduction.protocols import SizeName
+from statemix.layers import LayerSpec
+from statemix.tasks import TaskSpec
+
+_NAME = "fp-a5"
+_GROUPS = ("A_5", "S_5")
+_SCALES: Scales = {
+    "laptop": Scale(64, 4, 64, 3000, 2e-3, seeds=(0, 1, 2)),
+    "workstation": Scale(128, 16, 128, 20_000, 1e-3, seeds=(0, 1, 2)),
+    "paper": Scale(512, 16, 512, 20_000, 1e-4, seeds=(0, 1, 2)),
+}
+# Longest words of training; the paper tests at four times the longer of its two.
+_LENGTHS: dict[SizeName, int] = {"laptop": 16, "workstation": 128, "paper": 128}
+_PUBLISHED_AT = 512
+# Model -> width with which its layer has as many parameters as others of the usual width; in the
+# paper all have one width.
+_WIDTHS = {
+    "FP-Mamba1 Kronecker": 60,
+    "FP-Mamba1 Householder_4": 42,
+    "FP-Mamba2 Householder": 44,
+    "LSTM": 98,
+}
+
+
+def _layers(scale: Scale, length: int) -> dict[str, LayerSpec]:
+    """Return the models, those of the paper by its names."""
+    iterated = {"d_conv": 0, "max_iterations": length}
+    width = scale.hidden_size
+    # As many parameters as FP-Mamba1 with one reflection, which has about 19 times the square of
+    # the width.
+    blocks = {"num_blocks": round(width * 0.47), "block_size": 5}
+    heads = {"num_heads": width // 16, "head_dim": 32, "conv_size": 0}
+    return {
+        "FP-Mamba1 Kronecker": fp_mamba(1, scale, mixer="kronecker", **iterated),
+        "BD-LRU m=5 softmax": LayerSpec("bd_lru", **blocks),
+        "LSTM": LayerSpec("lstm"),
+        "FP-Mamba1 Householder_1": fp_mamba(1, scale, **iterated),
+        "DeltaProduct_4": LayerSpec("delta_product", **heads),
+        "BD-LRU m=5 signed": LayerSpec("bd_lru", **blocks, gate="signed"),
+        "BD-LRU m=5 householder": LayerSpec("bd_lru", **blocks, gate="householder"),
+        "FP-Mamba1 Householder_4": fp_mamba(1, scale, rank=4, **iterated),
+        "GatedDeltaProduct_4": LayerSpec("delta_product", **heads, use_forget_gate=True),
+        "FP-Mamba2 Kronecker": fp_mamba(2, scale, mixer="kronecker", **iterated),
+        "FP-Mamba2 Householder": fp_mamba(2, scale, rank=4, **iterated),
+    }
+
+
+def _conditions(size: SizeName) -> tuple[Measured, ...]:
+    scale, length, numbers = _SCALES[size], _LENGTHS[size], state_tracking()
+    found = []
+    for group in _GROUPS:
+        task = TaskSpec("permutation", group=group, length=length, min_length=2)
+        lengths = [factor * length for factor in (2, 4, 8)]
+        for model, layer in _layers(scale, length).items():
+            known = numbers.get(model, {}) if _PUBLISHED_AT in lengths else {}
+            published = {_PUBLISHED_AT: Number(known[group])} if known else {}
+            width = _WIDTHS.get(model) if size == "laptop" else None
+            runs = scale.runs(task, layer, lengths, hidden_size=width)
+            found.append(Measured(_NAME, group, model, runs, size=size, published=published))
+    return tuple(found)
+
+
+TRACKING = FixedPointSuite(_NAME, "words of permutations, and longer ones", _conditions)

@@ -1,0 +1,51 @@
+"""The suites of fixed points as parts of the page of results."""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from statemix.experiments.fixed_point.scores import ConditionScore, score
+from statemix.experiments.fixed_point.suites import SUITES
+from statemix.experiments.reproduction.protocols import SIZES
+from statemix.experiments.store import Row
+from statemix.report import figures, page
+from statemix.report.fixed_point import drawing, text
+from statemix.report.numbers import accuracy_text, duration_text
+
+
+def sections(rows: Mapping[str, Row]) -> Iterator[dict[str, Any]]:
+    """Yield what the page shows of each suite and size that has results.
+
+    Args:
+        rows: rows of results stores, by key.
+    """
+    for suite in SUITES.values():
+        for size in SIZES:
+            scores = [score(condition, rows) for condition in suite.conditions(size)]
+            if not any(one.rows for one in scores):
+                continue
+            draw = partial(figures.draw, drawing.panels(scores))
+            yield {
+                "id": f"{suite.name}-{size}",
+                "title": f'{suite.name}: {suite.title}, size "{size}"',
+                "table": text.table(scores),
+                "legend": text.LEGEND,
+                "images": page.data_uris(figures.variants(draw)),
+                "runs": [run for one in scores for run in _runs(one)],
+            }
+
+
+def _runs(found: ConditionScore) -> Iterator[dict[str, Any]]:
+    condition = found.condition
+    for row in found.rows:
+        last = row["test"][str(found.lengths[-1])]
+        accuracy = next(iter(last.values()))[condition.metric]
+        yield {
+            "key": row["key"],
+            "condition": f"{condition.column}, {condition.model}",
+            "seed": row["seed"],
+            "verdict": f"{accuracy_text(accuracy)} at {found.lengths[-1]}",
+            "attempts": "",
+            "time": duration_text(row["time_s"] or 0.0),
+            "commit": (row["environment"].get("commit") or "")[:7],
+        }

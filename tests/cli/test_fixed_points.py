@@ -1,0 +1,111 @@
+"""``statemix reproduce`` and ``report`` with the suites of fixed points."""
+
+import json
+import re
+
+import pytest
+
+from statemix.cli.main import main
+from statemix.experiments.fixed_point.suite import FixedPointSuite, Measured
+from statemix.experiments.fixed_point.suites import SUITES
+from statemix.experiments.published.fixed_points import Number
+from statemix.layers import LayerSpec
+from statemix.settings import Assignments
+from statemix.tasks import TaskSpec
+from statemix.training import BatchConfig, EvaluationConfig, ModelConfig, RunConfig, ScheduleConfig
+
+
+def conditions(size):
+    def run(layer, seed, **evaluation):
+        return RunConfig(
+            task=TaskSpec("permutation", group="S_3", length=6, min_length=2),
+            model=ModelConfig(layers=(layer,), hidden_size={"laptop": 4}.get(size, 8)),
+            batches=BatchConfig(size=8),
+            schedules=ScheduleConfig(num_steps=2),
+            evaluation=EvaluationConfig(test_size=8, validation_size=8, lengths=(9,), **evaluation),
+            seed=seed,
+        )
+
+    def runs(layer, **evaluation):
+        return tuple(run(layer, seed, **evaluation) for seed in range(3))
+
+    iterating = LayerSpec("fp_rnn", max_iterations=2)
+    long = {"attributes": Assignments(max_iterations=50)}
+    published = {9: Number(0.17, 12)}
+    return (
+        Measured("fp-budget", "S_3", "FP-RNN", runs(iterating, **long), size, published=published),
+        Measured("fp-budget", "S_3", "LSTM", runs(LayerSpec("lstm")), size),
+    )
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch, tmp_path):
+    """The suite fp-budget with two models of S_3 and runs of a fraction of a second."""
+    monkeypatch.setitem(SUITES, "fp-budget", FixedPointSuite("fp-budget", "tiny", conditions))
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_suite_is_run_shown_and_reported(capsys, tmp_path):
+    command = ["reproduce", "fp-budget", "--workers", "1"]
+    assert main([*command, "--models", "LSTM"]) == 0
+    out = capsys.readouterr().out
+    assert "fp-budget, protocol paper, size laptop: 1 cell, 3 runs" in out
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert "2 cells, 6 runs, of which 3 are in reproduce/runs.jsonl" in out
+    ours, paper, lstm = (line for line in out.splitlines() if re.match(" *(S_3|paper) ", line))
+    assert re.search(r"FP-RNN +3 of 3 +\.\d+ @\d+ +\.\d+ @\d+ [=<>]", ours)
+    assert paper.split() == ["paper", ".17", "@12"]
+    assert "@" not in lstm
+    assert (tmp_path / "reproduce/fp-budget-laptop.png").exists()
+    assert main(command) == 0
+    assert "to do" not in capsys.readouterr().out
+
+    assert main(["report", "cells", "--results", "reproduce", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["fixed_point"]
+    assert (found["measured"], found["of"]) == (1, 108)
+    assert [(one["model"], one["length"], one["size"]) for one in found["cells"]] == [
+        ("FP-RNN", 6, "laptop"),
+        ("FP-RNN", 9, "laptop"),
+        ("LSTM", 6, "laptop"),
+        ("LSTM", 9, "laptop"),
+    ]
+    assert main(["report", "cells", "--results", "reproduce"]) == 0
+    out = capsys.readouterr().out
+    assert f"1 of 108 figures of Movahedi et al. measured, {found['agree']} agree" in out
+    assert re.search(r"^fp-budget +S_3 +FP-RNN +9 +laptop +3 +\.\d+ +\.17 +\w+$", out, re.M)
+
+    assert main(["report", "--results", "reproduce", "--output", "page.html"]) == 0
+    html = (tmp_path / "page.html").read_text()
+    section = html[html.index('id="fp-budget-laptop"') :]
+    assert 'fp-budget: tiny, size "laptop"' in section.replace("&#34;", '"')
+    assert section.count('<tr><th scope="row"><code>') == 6
+    assert "Of the 108 figures of Movahedi et al., 1" in html
+    assert 'id="fp-budget-paper"' not in html
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (
+            ["fp-budget", "--protocol", "tuned"],
+            "protocol must be paper with fp-budget, got 'tuned'",
+        ),
+        (["fp-budget", "--columns", "A_5"], r"columns must be among \['S_3'\], got 'A_5'"),
+        (["fp-budget", "--models", "GRU"], r"models must be among \['FP-RNN', 'LSTM'\], got 'GRU'"),
+        (
+            ["catbabi"],
+            r"catbabi needs tasks_1-20_v1-2\.tar\.gz in the current folder, got none; it is at",
+        ),
+    ],
+)
+def test_bad_requests_are_one_line(capsys, tmp_path, request_, message):
+    assert main(["reproduce", *request_]) == 2
+    assert re.search(message, capsys.readouterr().err)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_forecast_does_not_speak_of_convergence(capsys, recwarn):
+    assert main(["reproduce", "fp-budget", "--dry-run"]) == 0
+    assert "6 runs to do" in capsys.readouterr().out
+    assert not [one for one in recwarn if "converged" in str(one.message)]

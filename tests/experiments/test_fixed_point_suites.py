@@ -1,0 +1,213 @@
+"""The suites of fixed points: their runs, what they add up to, and the paper's numbers."""
+
+import dataclasses
+import json
+
+import pytest
+
+from statemix.experiments.conditions import Condition
+from statemix.experiments.fixed_point import scores, suites
+from statemix.experiments.fixed_point.rows import row_of
+from statemix.experiments.fixed_point.scores import overview, score
+from statemix.experiments.fixed_point.suite import FixedPointSuite, Measured
+from statemix.experiments.published import fixed_points
+from statemix.experiments.published.fixed_points import Number
+from statemix.experiments.reproduction.plan import plan
+from statemix.experiments.reproduction.protocols import SIZES
+from statemix.experiments.runner import Ended, run_all
+from statemix.experiments.store import key
+from statemix.layers import LAYERS, LayerSpec
+from statemix.report.fixed_point import drawing, text
+from statemix.settings import Assignments
+from statemix.tasks import TaskSpec
+from statemix.training import BatchConfig, EvaluationConfig, ModelConfig, RunConfig, ScheduleConfig
+
+EVERY = [(suite, size) for suite in suites.SUITES.values() for size in SIZES]
+
+
+def tiny(layer, seed=0, **evaluation):
+    return RunConfig(
+        task=TaskSpec("permutation", group="S_3", length=6, min_length=2),
+        model=ModelConfig(layers=(layer,), hidden_size=8, bos=True),
+        batches=BatchConfig(size=8),
+        schedules=ScheduleConfig(num_steps=2),
+        evaluation=EvaluationConfig(test_size=8, validation_size=8, lengths=(9,), **evaluation),
+        seed=seed,
+    )
+
+
+FIXED_POINT = LayerSpec("fp_rnn", max_iterations=2)
+
+
+def measured(*configs, **fields):
+    return Measured("fp-budget", "S_3", "FP-RNN", tuple(configs), **fields)
+
+
+def row(config, value, iterations=None, status="done"):
+    heads = {
+        str(length): {"product": {"token_accuracy": value, "sequence_accuracy": value / 2}}
+        for length in (6, 9)
+    }
+    found = {"key": key(config), "seed": config.seed, "status": status, "test": heads}
+    iterated = {"iterations": iterations, "residual": 0.01}
+    numbers = {} if iterations is None else {"6": iterated, "9": iterated}
+    return {**found, "time_s": 60.0, "iterated": numbers, "environment": {}}
+
+
+def test_the_papers_figures_are_read_from_the_data():
+    assert fixed_points.num_figures() == 108
+    assert fixed_points.state_tracking()["GatedDeltaProduct_4"] == {"A_5": 0.239, "S_5": 0.4542}
+    budgets = fixed_points.iteration_budgets()
+    assert list(budgets) == [2, 6, 8, 10, 12, 14, 16]
+    assert all(list(numbers) == list(range(5, 65, 5)) for numbers in budgets.values())
+    assert budgets[16][60] == Number(0.5315, 67)
+    assert fixed_points.catbabi()[4] == {"Mamba": 0.8651}
+    assert fixed_points.language() == {"Mamba": 27.01, "FP-Mamba K": 26.0, "FP-Mamba H1": 25.24}
+
+
+@pytest.mark.parametrize(("suite", "size"), EVERY, ids=lambda one: getattr(one, "name", one))
+def test_every_condition_can_be_run_and_is_tested_where_the_paper_has_numbers(suite, size):
+    conditions = suite.conditions(size)
+    keys = [key(run) for condition in conditions for run in condition.runs]
+    assert len(set(keys)) == len(keys)
+    assert len({(one.column, one.model) for one in conditions}) == len(conditions)
+    for condition in conditions:
+        assert isinstance(condition, Condition)
+        assert (condition.suite, condition.size) == (suite.name, size)
+        assert len(condition.runs) >= 3
+        for run in condition.runs:
+            assert run == run.__class__(**{**vars(run), "seed": run.seed})
+            tested = {run.task.options["length"], *run.evaluation.lengths}
+            assert set(condition.published) <= tested
+            for layer in run.model.layers:
+                LAYERS[layer.name](
+                    hidden_size=8,
+                    **{**layer.options, **({"head_dim": 4} if layer.name == "fp_mamba2" else {})},
+                )
+
+
+def test_the_sizes_of_the_paper_hold_all_its_figures_but_those_of_language():
+    held = [
+        (condition.suite, condition.column, condition.model, length)
+        for suite in suites.SUITES.values()
+        for condition in suite.conditions("paper")
+        for length in condition.published
+    ]
+    assert len(set(held)) == len(held) == fixed_points.num_figures() - 3
+
+
+def test_budgets_differ_only_in_the_iterations_of_training():
+    conditions = suites.SUITES["fp-budget"].conditions("laptop")
+    found = {}
+    for condition in conditions:
+        (layer,) = condition.runs[0].model.layers
+        budget = layer.options["max_iterations"]
+        assert condition.model.endswith(f"at most {budget} iterations")
+        assert condition.published == fixed_points.iteration_budgets()[budget]
+        assert condition.metric == "sequence_accuracy"
+        same = LayerSpec(layer.name, **{**layer.options, "max_iterations": 1})
+        found[budget] = dataclasses.replace(
+            condition.runs[0],
+            model=dataclasses.replace(condition.runs[0].model, layers=(same,)),
+        )
+        evaluated = condition.runs[0].evaluation.attributes
+        assert dict(evaluated) == {"max_iterations": 1000, "quantile": 1.0}
+    assert sorted(found) == [2, 6, 8, 10, 12, 14, 16]
+    assert len(set(map(key, found.values()))) == 1
+
+
+def test_models_that_are_compared_have_about_as_many_parameters():
+    conditions = suites.SUITES["fp-a5"].conditions("laptop")
+    sizes = {}
+    for condition in conditions:
+        run = condition.runs[0]
+        (layer,) = run.model.layers
+        built = LAYERS[layer.name](hidden_size=run.model.hidden_size, **layer.options)
+        sizes[condition.model] = sum(one.numel() for one in built.parameters())
+    assert max(sizes.values()) < 1.1 * min(sizes.values())
+
+
+def test_rows_say_how_networks_iterate(tmp_path):
+    iterating = tiny(FIXED_POINT, attributes=Assignments(max_iterations=50))
+    plain = tiny(LayerSpec("lstm"))
+    planned = plan([measured(iterating, plain)], tmp_path)
+    ended = run_all([one.job for one in planned], num_workers=1)
+    rows = {found["key"]: found for found in map(row_of, ended)}
+    found = rows[key(iterating)]["iterated"]
+    assert list(found) == ["6", "9"]
+    for numbers in found.values():
+        # More than training allows, with the settings of evaluation.
+        assert 2 < numbers["iterations"] < 50
+        assert 0 <= numbers["residual"] < 1e-3
+    assert rows[key(plain)]["iterated"] == {}
+    assert json.loads(json.dumps(rows)) == rows
+    failed = row_of(Ended(planned[0].job, "diverged", "loss must be finite"))
+    assert failed["status"] == "diverged"
+    assert "iterated" not in failed
+
+
+def test_scores_are_means_over_seeds_beside_the_papers():
+    configs = [tiny(FIXED_POINT, seed) for seed in range(4)]
+    published = {6: Number(0.5, 7), 9: Number(0.2)}
+    condition = measured(*configs, published=published)
+    rows = {key(one): row(one, 0.5 + 0.04 * one.seed, 10 + one.seed) for one in configs[:2]}
+    found = score(condition, rows)
+    assert found.lengths == (6, 9)
+    assert found.at(6).values == (0.5, 0.54)
+    assert found.at(6).verdict == "partial"
+    rows[key(configs[2])] = row(configs[2], 0.58, 12)
+    rows[key(configs[3])] = row(configs[3], 0.0, status="diverged")
+    found = score(condition, rows)
+    assert found.at(6).mean == pytest.approx(0.54)
+    assert found.at(6).iterations == (10, 11, 12)
+    assert [found.at(length).verdict for length in (6, 9)] == ["agrees", "above"]
+    assert found.lost == ("diverged",)
+    whole = dataclasses.replace(condition, metric="sequence_accuracy")
+    assert [score(whole, rows).at(length).verdict for length in (6, 9)] == ["below", "above"]
+    assert score(measured(*configs), rows).at(6).verdict == "measured"
+    # Rows of other programs may lack iterations, and say nothing then.
+    without = {name: {**one} for name, one in rows.items()}
+    del without[key(configs[0])]["iterated"]
+    assert len(score(condition, without).rows) == 2
+
+
+def test_the_table_has_the_papers_line_below_ours():
+    configs = [tiny(FIXED_POINT, seed) for seed in range(3)]
+    condition = measured(*configs, published={6: Number(0.5, 7)})
+    rows = {key(one): row(one, 0.52, 10 + one.seed) for one in configs}
+    ours, paper = text.table([score(condition, rows)]).lines
+    assert ours.cells == ("S_3", "FP-RNN", "3 of 3", ".520 @11 =", ".520 @11", "1 min 0 s")
+    assert paper.cells == ("  paper", "", "", ".50 @7", "", "")
+    empty = text.table([score(condition, {})]).lines[0]
+    assert empty.cells == ("S_3", "FP-RNN", "0 of 3", "")
+    plain = measured(*configs)
+    rows = {key(one): row(one, 0.52) for one in configs}
+    (line,) = text.table([score(plain, rows)]).lines
+    assert line.cells[3] == ".520"
+    (panel,) = drawing.panels([score(plain, rows)])
+    assert [series.runs for series in panel.series] == [[{6.0: 0.52, 9.0: 0.52}] * 3]
+
+
+def test_every_figure_of_the_paper_counts_once(monkeypatch):
+    def conditions(size):
+        offset = {"laptop": 0, "workstation": 10, "paper": 20}[size]
+        configs = [tiny(FIXED_POINT, offset + seed) for seed in range(3)]
+        return (measured(*configs, size=size, published={6: Number(0.5)}),)
+
+    suite = FixedPointSuite("fp-budget", "tiny", conditions)
+    monkeypatch.setattr(scores, "SUITES", {"fp-budget": suite})
+    assert overview({}) == {"measured": 0, "agree": 0, "of": 108, "cells": []}
+    rows = {}
+    for size, value in (("laptop", 0.5), ("paper", 0.9)):
+        for config in conditions(size)[0].runs:
+            rows[key(config)] = row(config, value)
+    found = overview(rows)
+    assert (found["measured"], found["agree"]) == (1, 0)
+    assert [(one["size"], one["length"], one["verdict"]) for one in found["cells"]] == [
+        ("laptop", 6, "agrees"),
+        ("laptop", 9, "measured"),
+        ("paper", 6, "above"),
+        ("paper", 9, "measured"),
+    ]
+    few = {name: one for name, one in rows.items() if one["seed"] in (0, 1)}
+    assert overview(few)["measured"] == 0

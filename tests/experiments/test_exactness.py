@@ -214,12 +214,17 @@ CHANGES = {
         "model.bos": True,
         "optimizer.learning_rate": 1e-3,
         "search.max_steps": 3500,
+        "search.every": 200,
     },
     "embedding frozen": FROZEN,
     "embedding frozen, width 256": {"model.hidden_size": 256, **FROZEN},
     "20 blocks": {"model.layers.0.num_blocks": 20},
     "gate noise 0.5": {"model.layers.0.gate_noise": 0.5},
-    "learning rate 1e-3": {"optimizer.learning_rate": 1e-3, "search.max_steps": 3500},
+    "learning rate 1e-3": {
+        "optimizer.learning_rate": 1e-3,
+        "search.max_steps": 3500,
+        "search.every": 200,
+    },
     "learning rate 4e-3": {"optimizer.learning_rate": 4e-3},
     "positions weighted by t": {"objective.position_power": 1.0},
     "positions weighted by 1/t": {"objective.position_power": -1.0},
@@ -233,8 +238,16 @@ CHANGES = {
     "temperature 1/2": {"model.layers.0.gate_temperature": 0.5},
     "10 blocks": {"model.layers.0.num_blocks": 10},
     "gate noise 0.25": {"model.layers.0.gate_noise": 0.25},
-    "learning rate 5e-4": {"optimizer.learning_rate": 5e-4, "search.max_steps": 7000},
+    "learning rate 5e-4": {
+        "optimizer.learning_rate": 5e-4,
+        "search.max_steps": 7000,
+        "search.every": 400,
+    },
     "64 blocks": {"model.layers.0.num_blocks": 64},
+    "blocks of 6": {"model.layers.0.block_size": 6},
+    "blocks of 10": {"model.layers.0.block_size": 10},
+    "blocks of 12": {"model.layers.0.block_size": 12},
+    "6 tests": {"search.tests": 6},
 }
 
 

@@ -51,9 +51,13 @@ def _layer(config: RunConfig, **options: Any) -> RunConfig:
 
 
 def _rate(config: RunConfig, rate: float) -> RunConfig:
-    """Change the learning rate, and allow slower attempts more steps."""
+    """Change the learning rate, and allow slower attempts more steps, also between tests."""
     slower = max(config.optimizer.learning_rate / rate, 1.0)
-    search = replace(config.search, max_steps=round(slower * config.search.max_steps))
+    search = replace(
+        config.search,
+        max_steps=round(slower * config.search.max_steps),
+        every=round(slower * config.search.every),
+    )
     return replace(config, optimizer=OptimizerConfig(learning_rate=rate), search=search)
 
 
@@ -108,6 +112,12 @@ def _changes(config: RunConfig) -> dict[str, RunConfig]:
         "gate noise 0.25": _layer(config, gate_noise=0.25),
         "learning rate 5e-4": _rate(config, 5e-4),
         "64 blocks": _layer(config, num_blocks=64),
+        # Both groups also permute 6 and 10 objects, and A_5 permutes the 12 vertices of an
+        # icosahedron, which represents further irreducible parts.
+        "blocks of 6": _layer(config, block_size=6),
+        "blocks of 10": _layer(config, block_size=10),
+        "blocks of 12": _layer(config, block_size=12),
+        "6 tests": replace(config, search=replace(config.search, tests=6)),
     }
 
 

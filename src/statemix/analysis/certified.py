@@ -3,7 +3,7 @@
 import copy
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +11,7 @@ from statemix.analysis.certificate import Certificate, certify
 from statemix.analysis.hardening import Pruned, can_harden, can_prune, hardened, pruned
 from statemix.analysis.horizon import Horizon, horizon
 from statemix.analysis.refitting import refitted
+from statemix.analysis.ties import Gaps, watched
 from statemix.models import SyntheticModel
 from statemix.settings import RequestError
 from statemix.tasks.automaton import Automaton
@@ -37,6 +38,8 @@ class Certified:
         model: the network.
         tracking: blocks that were kept; None if nothing was pruned.
         num_blocks: blocks of the trained model; None if nothing was pruned.
+        gate_margin: smallest difference between the largest and the second largest raw gate of a
+            row whose gates are 0 and 1, among the blocks that were kept; None as trained.
         horizon: length up to which the network is proven right with its gates as trained. If
             blocks were pruned, it says nothing of the trained network, which has other blocks, too.
     """
@@ -47,6 +50,7 @@ class Certified:
     horizon: Horizon
     tracking: tuple[int, ...] | None = None
     num_blocks: int | None = None
+    gate_margin: float | None = None
 
     def to_plain(self) -> dict[str, Any]:
         """Return everything but the model as JSON data, without NaN or infinities."""
@@ -63,6 +67,7 @@ class Certified:
             "network": self.network,
             "tracking": None if self.tracking is None else list(self.tracking),
             "num_blocks": self.num_blocks,
+            "gate_margin": self.gate_margin,
             "horizon": self.horizon.tokens,
             "horizon_reason": self.horizon.reason,
         }
@@ -83,6 +88,9 @@ def certified(
     not help, the hardened network is asked with all its blocks. A model without softmax gates is
     asked as it is. So the answer is about the network that is returned, which need not answer as
     the trained one does.
+
+    A proof also needs gates that no rounding can move: if two of a row differ by less than another
+    order of sums can change them, the verdict is open.
 
     Args:
         model: the trained model; it is not changed, but put into evaluation mode.
@@ -122,16 +130,34 @@ def certified(
     if can_prune(hard):
         cut = pruned(hard, automaton)
         for name, found in _candidates(cut, automaton, head):
-            certificate = ask(found)
+            with watched(found, cut.tracking) as gaps:
+                certificate = ask(found)
             if certificate.verdict == "proven":
-                bound = length(found, cut.tracking)
-                return Certified(certificate, name, found, bound, cut.tracking, cut.num_blocks)
-    certificate = ask(hard)
+                return Certified(
+                    _unless_tied(certificate, gaps),
+                    name,
+                    found,
+                    length(found, cut.tracking),
+                    cut.tracking,
+                    cut.num_blocks,
+                    gaps.finite,
+                )
+    with watched(hard) as gaps:
+        certificate = ask(hard)
     if certificate.verdict == "proven":
         bound = length(hard)
     else:
         bound = Horizon(None, "the network is not proven with gates of 0 and 1")
-    return Certified(certificate, "hardened", hard, bound)
+    answer = _unless_tied(certificate, gaps)
+    return Certified(answer, "hardened", hard, bound, gate_margin=gaps.finite)
+
+
+def _unless_tied(certificate: Certificate, gaps: Gaps) -> Certificate:
+    """Return a proof only if no rounding can choose other gates."""
+    if certificate.verdict != "proven" or gaps.nearest > 0:
+        return certificate
+    reason = f"rounding may swap two gates of a row, which differ by {gaps.smallest:.2g}"
+    return replace(certificate, verdict="open", reason=reason)
 
 
 def _candidates(

@@ -116,6 +116,8 @@ class Certify:
             )
         if certificate.margin is not None:
             lines["margin"] = f"{certificate.margin:.4g} between the right answer and the next one"
+        if found.gate_margin is not None:
+            lines["gates"] = f"{found.gate_margin:.4g} at least between the two largest of a row"
         # Otherwise the verdict itself is about the trained network, or there is nothing to compare.
         if (found.network == "as trained") != (certificate.verdict == "proven"):
             lines["soft"] = _soft(found)

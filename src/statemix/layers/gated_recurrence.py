@@ -300,6 +300,10 @@ class GatedRecurrence(Layer):
             other=gates,
         )
 
+    def split_gates(self, flat: Tensor) -> Tensor:
+        """Return outputs of the gate projection as raw gates of units: (..., H, *gate_shape)."""
+        return split_units(flat, self._gate_shape, self._num_units)
+
     def _raw_gates(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Return gates (..., H, *gate_shape) of x (..., hidden_size), before the temperature.
 
@@ -308,7 +312,7 @@ class GatedRecurrence(Layer):
         the values.
         """
         if self.selective is True:
-            gates = split_units(self.gate_proj(x), self._gate_shape, self._num_units)
+            gates = self.split_gates(self.gate_proj(x))
         else:
             gates = self._elementwise_gates(x)
         return gates if gates.dtype == dtype else gates.to(dtype)

@@ -1,0 +1,91 @@
+"""Gates of 0 and 1 that rounding could move: rows whose two largest raw gates nearly tie."""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from statemix.layers.gated_recurrence import GatedRecurrence
+from statemix.models import SyntheticModel
+
+
+class Gaps:
+    """Differences between the largest and the second largest raw gate of all rows seen.
+
+    Attributes:
+        smallest: the smallest difference; infinite if no row was seen.
+        nearest: the smallest difference beyond what rounding can move; if it is not above 0,
+            another order of sums may choose another gate.
+    """
+
+    def __init__(self) -> None:
+        self.smallest = math.inf
+        self.nearest = math.inf
+
+    @property
+    def finite(self) -> float | None:
+        """The smallest difference; None if no row was seen."""
+        return self.smallest if math.isfinite(self.smallest) else None
+
+    def add(self, gaps: Tensor, moved: Tensor) -> None:
+        """Take note of differences, and of how far rounding can move each."""
+        if gaps.numel():
+            self.smallest = min(self.smallest, float(gaps.min()))
+            self.nearest = min(self.nearest, float((gaps - moved).min()))
+
+
+@contextmanager
+def watched(model: SyntheticModel, units: Sequence[int] | None = None) -> Iterator[Gaps]:
+    r"""Watch the raw gates of a model's layers while it runs in this context.
+
+    A raw gate is a product of n terms, whose sum has the error
+
+    .. math:: |\hat z - z| \le k\,u\,(|W|\,|x| + |b|)
+
+    whatever their order, with the unit roundoff u and k = 2 n + 32 roundings: n of the product, and
+    as many of the norm that x comes from. Gates that are linear in one channel are rounded alike in
+    every batch. Errors of the state that x may depend on are not counted. Source: our addition; the
+    bound is the usual one of inner products (Higham, "Accuracy and Stability of Numerical
+    Algorithms", 3.1).
+
+    Args:
+        model: the model.
+        units: units whose gates matter, of a model of one layer; None means all of all layers.
+    """
+    gaps, hooks = Gaps(), []
+    layers = [part for part in model.modules() if isinstance(part, GatedRecurrence)]
+    for layer in layers:
+        if layer.selective is True:
+            hook = partial(_note, gaps, layer, units)
+            hooks.append(layer.gate_proj.register_forward_hook(hook))
+    try:
+        yield gaps
+    finally:
+        for handle in hooks:
+            handle.remove()
+
+
+def _note(
+    gaps: Gaps,
+    layer: GatedRecurrence,
+    units: Sequence[int] | None,
+    projection: nn.Linear,
+    read: tuple[Any, ...],
+    flat: Tensor,
+) -> None:
+    (x,) = read
+    with torch.no_grad():
+        bias = None if projection.bias is None else projection.bias.abs()
+        sizes = functional.linear(x.abs(), projection.weight.abs(), bias)
+        roundings = (2 * layer.hidden_size + 32) * torch.finfo(flat.dtype).eps / 2
+        gates, errors = (layer.split_gates(one) for one in (flat, roundings * sizes))
+        if units is not None:
+            chosen = torch.tensor(units, dtype=torch.int64, device=flat.device)
+            gates, errors = (one.index_select(x.ndim - 1, chosen) for one in (gates, errors))
+        largest = gates.topk(2, dim=-1).values
+        gaps.add(largest[..., 0] - largest[..., 1], 2 * errors.amax(-1))

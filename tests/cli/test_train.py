@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from statemix.cli.main import main
 from statemix.cli.options import split_values
@@ -352,6 +353,17 @@ def test_a_grid_fails_if_every_run_diverges(tmp_path, tiny_arguments, capsys):
     rates = ["--grid", "optimizer.learning_rate=3e38,1e38", "--schedules.learning-rate", "constant"]
     assert main(["train", "--folder", str(tmp_path), *tiny_arguments, *rates]) == 1
     assert "of 2 runs: 2 diverged" in capsys.readouterr().err
+
+
+def test_a_grid_names_the_run_that_another_process_trains(tmp_path, tiny_arguments, capsys):
+    command = ["train", "--folder", str(tmp_path), *tiny_arguments, "--grid", "seed=0,1"]
+    (tmp_path / "seed=1").mkdir()
+    with FileLock(tmp_path / "seed=1" / ".lock"):
+        assert main(command) == 1
+    said = capsys.readouterr().err
+    assert "seed=1: interrupted: folder must not be in use, got " in said
+    assert "of 2 runs: 1 done, 1 interrupted" in said
+    assert main(command) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

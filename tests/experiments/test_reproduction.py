@@ -3,10 +3,14 @@
 import collections
 import dataclasses
 import itertools
+import json
+import subprocess
+import sys
 import time
 from types import SimpleNamespace
 
 import pytest
+from filelock import FileLock
 
 from statemix.experiments import forecast, published, runner
 from statemix.experiments.forecast import Forecast
@@ -439,6 +443,50 @@ def test_a_failing_run_gets_its_row_and_stops_no_other(tmp_path, tiny_models, mo
     statuses = [store.rows()[run.key]["status"] for run in planned]
     assert statuses == ["done", "failed", "done"]
     assert score(one, store.rows()).parts["S_3"].lost == ("failed",)
+
+
+def test_a_run_of_another_process_has_no_row_and_stays_due(tmp_path, tiny_models):
+    planned = plan([cell(model="LSTM")], tmp_path / "runs")
+    store, ended = Store(tmp_path / "runs.jsonl"), []
+    planned[0].job.folder.mkdir(parents=True)
+    with FileLock(planned[0].job.folder / ".lock"):
+        fill(planned, store, num_workers=1, on_end=ended.append)
+    assert [row.status for row in ended] == ["interrupted", "done", "done"]
+    assert "folder must not be in use" in ended[0].message
+    left = due(planned, store.rows(), retry=False)
+    assert left == planned[:1]
+    fill(left, store, num_workers=1)
+    assert due(planned, store.rows(), retry=False) == []
+
+
+HOLDER = """
+import json, sys, time
+from pathlib import Path
+from statemix.training import config_from_plain, train
+
+def hold(event):
+    if event.kind == "step":
+        print("training", flush=True)
+        time.sleep(600)
+
+train(config_from_plain(json.loads(sys.argv[1])), Path(sys.argv[2]), on_event=hold)
+"""
+
+
+def test_a_run_whose_process_is_killed_is_trained_by_another(tmp_path, tiny_models):
+    planned = plan([cell(model="LSTM")], tmp_path / "runs")[:1]
+    store, job = Store(tmp_path / "runs.jsonl"), planned[0].job
+    asked = json.dumps(job.config.asked())
+    command = [sys.executable, "-c", HOLDER, asked, str(job.folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout.readline() == "training\n"
+            fill(planned, store, num_workers=1)
+            assert store.rows() == {}
+        finally:
+            holder.kill()
+    fill(due(planned, store.rows(), retry=False), store, num_workers=1)
+    assert store.rows()[planned[0].key]["status"] == "done"
 
 
 def test_the_end_of_the_time_saves_active_runs_and_begins_no_others(

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from statemix.experiments import groups, processes, runner
 from statemix.experiments.runner import Job, run_all
@@ -340,6 +341,17 @@ def test_a_folder_of_another_run_is_a_failed_row(jobs):
     assert row.status == "failed"
     assert "seed=0 by default, not 5" in row.message
     assert row.details == ""
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"replicas": 3}])
+def test_a_run_of_another_process_is_left_to_it_and_resumed_later(jobs, options):
+    jobs = [*jobs, *jobs_in(jobs[0].folder.parent, three=run(seed=2))]
+    jobs[1].folder.mkdir(parents=True)
+    with FileLock(jobs[1].folder / ".lock"):
+        rows = run_all(jobs, **options)
+    assert [row.status for row in rows] == ["done", "interrupted", "done"]
+    assert rows[1].message.startswith("folder must not be in use, got ")
+    assert [row.status for row in run_all(jobs)] == ["done"] * 3
 
 
 @pytest.mark.parametrize(

@@ -1146,6 +1146,13 @@ TRAINING_FAULTS = [
         ("tests/experiments/test_runner.py",),
     ),
     Fault(
+        "runner: a run of another process counts as failed",
+        "src/statemix/experiments/groups.py",
+        'return "in use", line(error), ""',
+        'return "failed", line(error), ""',
+        ("tests/experiments/test_runner.py", "tests/experiments/test_reproduction.py"),
+    ),
+    Fault(
         "runner: SIGTERM ends the parent without a word",
         "src/statemix/experiments/runner.py",
         "with _terminable(), team as workers:",

@@ -175,7 +175,7 @@ class Train:
             print(f"best on validation: {best.folder.name}")
             _print_outcome(best)
         # A run that diverged is a result, as learning rates of a grid may be too high on purpose.
-        failed = [row.job.name for row in ended if row.status == "failed"]
+        failed = [row.job.name for row in ended if row.status in ("failed", "interrupted")]
         if failed or not outcomes:
             counts = Counter(row.status for row in ended)
             summary = ", ".join(f"{count} {status}" for status, count in counts.items())
@@ -194,8 +194,9 @@ def _done(row: Ended) -> bool:
 
 
 def _report_trouble(row: Ended) -> None:
-    if row.status in ("diverged", "failed"):
-        advice = "" if row.started else " (in an earlier call; use --retry to try again)"
+    if row.status != "done":
+        earlier = row.status in ("diverged", "failed") and not row.started
+        advice = " (in an earlier call; use --retry to try again)" if earlier else ""
         print(f"{row.job.name}: {row.status}: {row.message}{advice}", file=sys.stderr)
         print(row.details, end="", file=sys.stderr)
 

@@ -11,10 +11,12 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from statemix.settings import RequestError
 from statemix.training import Event, Outcome, RunConfig, config_from_plain, train
+from statemix.training.folder import FolderInUseError
 from statemix.training.replicas import Result, shape, train_replicas
 
-Ending = tuple[Literal["done", "diverged", "failed", "interrupted"], str, str]
-"""Status, message and details of a run that has ended."""
+Ending = tuple[Literal["done", "diverged", "failed", "interrupted", "in use"], str, str]
+"""Status, message and details of a run that has ended. "interrupted" is what stops the worker, too;
+"in use" that another process holds the run, and concerns no other."""
 
 Member = tuple[Mapping[str, Any], Path]
 """Configuration as plain data, and folder, of a run: reading it imports the user's modules."""
@@ -163,6 +165,8 @@ def train_one(
         return "diverged", line(error), ""
     except KeyboardInterrupt:
         return "interrupted", "stopped before its end", ""
+    except FolderInUseError as error:
+        return "in use", line(error), ""
     except (RequestError, OSError) as error:
         return "failed", line(error), ""
     except Exception as error:  # noqa: BLE001  one failing run must not stop the others

@@ -15,6 +15,7 @@ from annotated_types import Ge
 
 from statemix.experiments.cluster import Cluster
 from statemix.experiments.groups import Death, Member, Message, grouped, train_group, train_one
+from statemix.experiments.groups import Ending as Told
 from statemix.experiments.processes import processes
 from statemix.interrupts import can_be_handled
 from statemix.settings import RequestError, checked
@@ -50,10 +51,11 @@ class Ended:
     Attributes:
         job: the job.
         status: "done"; "diverged" (the loss or the gradient was not finite); "failed" (any other
-            error); "interrupted" (stopped before its end).
+            error); "interrupted" (stopped before its end, or in the hands of another process).
         message: the error in one line; empty if done.
         details: traceback of an unexpected error; otherwise empty.
-        started: whether this call trained the run; False if it reports an earlier ending.
+        started: whether this call trained the run, or tried to; False if it reports an earlier
+            ending.
     """
 
     job: Job
@@ -79,7 +81,8 @@ def run_all(
     """Train all jobs and store the results in their folders. No run stops another.
 
     Finished runs are not repeated, and interrupted runs are resumed. Runs that diverged or failed
-    would do so again: their earlier ending is reported, unless ``retry`` includes it.
+    would do so again: their earlier ending is reported, unless ``retry`` includes it. A run that
+    another process trains is left to it, as "interrupted": a later call resumes what that leaves.
 
     Args:
         jobs: jobs in the order in which they start.
@@ -166,8 +169,6 @@ def run_all(
     else:
         for group in groups:
             _group_here(group, tell, note, checkpoint_every_s)
-            if any(ended[job.folder].status == "interrupted" for job in group):
-                raise KeyboardInterrupt
     return [ended[job.folder] for job in jobs]
 
 
@@ -210,7 +211,12 @@ def _ended_before(
 
 def _here(job: Job, tell: Callable[[Job, Event], None], checkpoint_every_s: float) -> Ended:
     member = (job.config.to_plain(), job.folder)
-    return Ended(job, *train_one(member, partial(tell, job), checkpoint_every_s))
+    return _row(job, train_one(member, partial(tell, job), checkpoint_every_s))
+
+
+def _row(job: Job, ending: Told) -> Ended:
+    status, message, details = ending
+    return Ended(job, "interrupted" if status == "in use" else status, message, details)
 
 
 def _group_here(
@@ -219,12 +225,20 @@ def _group_here(
     note: Callable[[Ended], None],
     checkpoint_every_s: float,
 ) -> None:
+    statuses = []
+
+    def end(place: int, ending: Told) -> None:
+        statuses.append(ending[0])
+        note(_row(group[place], ending))
+
     train_group(
         [(job.config.to_plain(), job.folder) for job in group],
         lambda place, event: tell(group[place], event),
-        lambda place, ending: note(Ended(group[place], *ending)),
+        end,
         checkpoint_every_s,
     )
+    if "interrupted" in statuses:
+        raise KeyboardInterrupt
 
 
 class _Workers(Protocol):
@@ -271,9 +285,8 @@ def _share_out(
                     begun.add(jobs[told.place].folder)
                     tell(jobs[told.place], told.content)
                 else:
-                    row = Ended(jobs.pop(told.place), *told.content)
-                    note(row)
-                    if row.status == "interrupted":
+                    note(_row(jobs.pop(told.place), told.content))
+                    if told.content[0] == "interrupted":
                         raise KeyboardInterrupt
                     if not jobs:
                         del busy[told.group]

@@ -38,6 +38,10 @@ Ending = Literal["running", "done", "diverged", "failed", "interrupted"]
 """Status of a run. A "running" run without a process was interrupted."""
 
 
+class FolderInUseError(RequestError):
+    """Another process has locked the folder: it may finish the run, or leave it to others."""
+
+
 @dataclass(frozen=True)
 class StoredConfig:
     """The configuration of a run as it is stored.
@@ -145,8 +149,8 @@ def claimed(folder: Path, config: StoredConfig, environment: Mapping[str, Any]) 
         environment: software and machine of the run; stored when the run begins.
 
     Raises:
-        RequestError: if the folder is in use, cannot be written or locked, or now holds another
-            run.
+        FolderInUseError: if another process has locked the folder.
+        RequestError: if the folder cannot be written or locked, or now holds another run.
     """
     with _explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -154,7 +158,7 @@ def claimed(folder: Path, config: StoredConfig, environment: Mapping[str, Any]) 
     try:
         lock.acquire(timeout=0)
     except Timeout as error:
-        raise RequestError(
+        raise FolderInUseError(
             f"folder must not be in use, got {folder}, which another process has locked"
         ) from error
     except PermissionError as error:

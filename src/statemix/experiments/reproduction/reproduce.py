@@ -25,7 +25,8 @@ def fill(
     """Train runs until all have ended or the time is up, and store a row for each that ended.
 
     A run that a kill left unfinished is resumed by the next call. One that was finished, but whose
-    row was not yet stored, is not repeated either.
+    row was not yet stored, is not repeated either. Several processes may fill one store: a run that
+    another one trains gets no row here, so it stays due until that one stores it.
 
     Args:
         planned: runs in the order in which they start.

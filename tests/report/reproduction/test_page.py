@@ -117,6 +117,26 @@ def test_a_size_is_shown_only_for_the_runs_that_it_adds(rows, monkeypatch):
     assert ".610 (.510±.010) &gt;" in html
 
 
+@pytest.mark.parametrize(("protocol", "shown"), [("paper", ".875"), ("tuned", ".625")])
+def test_a_run_is_shown_with_its_setting_and_the_score_that_counts(monkeypatch, protocol, shown):
+    monkeypatch.setattr(page, "_figures", lambda _: [])
+    cells = TABLES["table4"].cells(protocol, "laptop")
+    (cell,) = (c for c in cells if (c.model, c.column.name) == ("LSTM", "s3_250"))
+    known = {}
+    for number, trial in enumerate(cell.parts["S3-250"]):
+        config = trial.runs[number % 3]
+        scores = {"product": {"token_accuracy": 0.625, "mad_accuracy": 0.5}}
+        known[key(config)] = row(config, 0.875) | {"test_at_best_validation": scores}
+    html = page.render(known)
+    runs = re.findall(
+        r"<code>(\w+)</code></th><td>([^<]+)</td><td>seed (\d)</td><td>([^<]+)<", html
+    )
+    assert runs == [
+        (key(trial.runs[number % 3]), trial.setting, str(number % 3), shown)
+        for number, trial in enumerate(cell.parts["S3-250"])
+    ]
+
+
 def test_without_results_the_page_says_how_to_make_some(monkeypatch):
     assert "<code>statemix reproduce table4 --minutes 20</code>" in page.render({})
 

@@ -26,7 +26,7 @@ class PartScore:
 
     Attributes:
         num_runs: planned runs.
-        keys: runs that have a result.
+        settings: run that has a result -> its setting.
         lost: status of every run that ended without one.
         setting: the chosen setting; empty without a result.
         values: test accuracies of the chosen setting, one per seed.
@@ -34,11 +34,16 @@ class PartScore:
     """
 
     num_runs: int
-    keys: tuple[str, ...]
+    settings: Mapping[str, str]
     lost: tuple[str, ...]
     setting: str
     values: tuple[float, ...]
     best: float | None
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Runs that have a result."""
+        return tuple(self.settings)
 
     @property
     def seeds(self) -> int:
@@ -165,8 +170,7 @@ def _part_score(
         lost += [row["status"] for row in ended if row["status"] != "done"]
         if done:
             found[trial.setting] = done
-    which: Literal["best_test", "test_at_best_validation"]
-    which = "best_test" if protocol == "paper" else "test_at_best_validation"
+    which = counted_scores(protocol)
 
     def criterion(setting: str) -> tuple[int, float]:
         # A setting with fewer seeds is chosen only where there is no other.
@@ -174,15 +178,20 @@ def _part_score(
         return len(of), math.fsum(value_of(heads, metric) for heads in of) / len(of)
 
     chosen = max(found, key=criterion, default="")
-    every = [row for done in found.values() for row in done]
+    every = [(row, setting) for setting, done in found.items() for row in done]
     return PartScore(
         num_runs=sum(len(trial.runs) for trial in trials),
-        keys=tuple(row["key"] for row in every),
+        settings={row["key"]: setting for row, setting in every},
         lost=tuple(lost),
         setting=chosen,
         values=tuple(value_of(row[which], metric) for row in found.get(chosen, ())),
-        best=max((value_of(row["best_test"], metric) for row in every), default=None),
+        best=max((value_of(row["best_test"], metric) for row, _ in every), default=None),
     )
+
+
+def counted_scores(protocol: ProtocolName) -> Literal["best_test", "test_at_best_validation"]:
+    """Return the field of a row with which a run counts: see :func:`score`."""
+    return "best_test" if protocol == "paper" else "test_at_best_validation"
 
 
 def value_of(heads: HeadScores, metric: Metric) -> float:

@@ -13,7 +13,7 @@ from statemix.experiments.reproduction.contenders import CONTENDERS
 from statemix.experiments.reproduction.figures import FIGURES
 from statemix.experiments.reproduction.overview import overview
 from statemix.experiments.reproduction.protocols import PROTOCOLS, SIZES, ProtocolName
-from statemix.experiments.reproduction.scores import CellScore, score, value_of
+from statemix.experiments.reproduction.scores import CellScore, counted_scores, score, value_of
 from statemix.experiments.reproduction.spectra import RunSpectrum
 from statemix.experiments.reproduction.tables import TABLES, Table
 from statemix.experiments.reproduction.wrapper import WRAPPER
@@ -131,7 +131,8 @@ def _adds(scores: Iterable[CellScore], seen: set[str]) -> bool:
 
 
 def _parts(rows: Mapping[str, Row], scored: CellScore) -> list[dict[str, Any]]:
-    """Return the runs of a cell, data set by data set."""
+    """Return the runs of a cell, data set by data set, each with the score that counts."""
+    which = counted_scores(scored.cell.protocol)
     metrics = {data.name: data.metric for data in scored.cell.column.data}
     return [
         {
@@ -143,11 +144,12 @@ def _parts(rows: Mapping[str, Row], scored: CellScore) -> list[dict[str, Any]]:
                 {
                     "key": key,
                     "seed": rows[key]["seed"],
-                    "accuracy": accuracy_text(value_of(rows[key]["best_test"], metrics[name])),
+                    "setting": setting,
+                    "accuracy": accuracy_text(value_of(rows[key][which], metrics[name])),
                     "time": duration_text(rows[key]["time_s"] or 0.0),
                     "commit": (rows[key]["environment"].get("commit") or "")[:7],
                 }
-                for key in part.keys
+                for key, setting in part.settings.items()
             ],
         }
         for name, part in scored.parts.items()

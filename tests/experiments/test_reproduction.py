@@ -404,6 +404,64 @@ def test_a_forecast_times_few_tokens_of_a_large_batch(monkeypatch):
     assert sizes == [min(128, 2048 // length), 2048 // length, 2048]
 
 
+@pytest.fixture
+def clocked(monkeypatch):
+    """Replace training and evaluation by a clock that each call sets forward."""
+    durations = {"step": itertools.repeat(0.02), "evaluation": itertools.repeat(0.01)}
+    now = [0.0]
+
+    def advance(name):
+        now[0] += next(durations[name])
+
+    def trainer(*_):
+        return SimpleNamespace(train_step=lambda: advance("step"))
+
+    def evaluator(*_, **__):
+        return lambda model: advance("evaluation")
+
+    monkeypatch.setattr(forecast, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(forecast, "build_trainer", trainer)
+    monkeypatch.setattr(forecast, "SplitEvaluator", evaluator)
+    return durations
+
+
+@pytest.mark.parametrize(
+    ("durations", "counts"),
+    [((0.09, 0.05, 0.02, 0.03), 0.02), ((0.01, 0.7), 0.7), ((0.01, 0.3, 0.2), 0.2)],
+)
+@pytest.mark.parametrize("what", ["step", "evaluation"])
+def test_the_fastest_of_three_calls_counts_or_of_half_a_second(clocked, what, durations, counts):
+    (config, *_) = next(trials("paper", "laptop", CONTENDERS["LSTM"], S3)).runs
+    clocked[what] = iter(durations)
+    one = Forecast()
+    one.seconds(config)
+    (price,) = one._known.values()
+    tokens = 6 * config.batches.size
+    assert getattr(price, what) * tokens == pytest.approx(counts)
+    assert next(clocked[what], None) is None
+
+
+def test_a_forecast_counts_steps_and_both_evaluations(clocked):
+    (config, *_) = next(trials("paper", "laptop", CONTENDERS["LSTM"], S3)).runs
+    # Two epochs of a step on 10 words, each followed by an evaluation.
+    evaluation = dataclasses.replace(config.evaluation, test_size=300, validation_size=50)
+    config = dataclasses.replace(config, evaluation=evaluation)
+    seconds = (2 * 10 * 0.02 + 2 * (300 + 50) * 0.01) / config.batches.size
+    assert Forecast().seconds(config) == pytest.approx(seconds)
+
+
+def test_a_run_of_one_step_has_a_price():
+    (config, *_) = next(trials("paper", "laptop", CONTENDERS["LSTM"], S3)).runs
+    for schedules, task in (
+        (ScheduleConfig(epochs=1), config.task),
+        (ScheduleConfig(num_steps=1), TaskSpec("permutation", group="S_3", length=6)),
+    ):
+        one = Forecast()
+        one.seconds(dataclasses.replace(config, schedules=schedules, task=task))
+        (price,) = one._known.values()
+        assert price.step > 0
+
+
 def test_a_table_is_filled_resumed_and_never_repeated(tmp_path, tiny_models):
     cells = [cell(model="LSTM"), cell(model="BD-LRU m=1")]
     planned = plan(cells, tmp_path / "runs")

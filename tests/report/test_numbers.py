@@ -37,6 +37,16 @@ def test_published_numbers_have_the_decimals_of_papers(value, text):
     assert numbers.published_text(value) == text
 
 
-@pytest.mark.parametrize(("time_s", "text"), [(0.4, "0 s"), (59.4, "59 s"), (3600, "60 min 0 s")])
-def test_durations_have_minutes_when_they_need_them(time_s, text):
+@pytest.mark.parametrize(
+    ("time_s", "text"),
+    [
+        (0.4, "0 s"),
+        (59.4, "59 s"),
+        (3599.4, "59 min 59 s"),
+        (3599.6, "1 h 0 min"),
+        (7199, "2 h 0 min"),
+        (112_860, "31 h 21 min"),
+    ],
+)
+def test_durations_have_minutes_and_hours_when_they_need_them(time_s, text):
     assert numbers.duration_text(time_s) == text

@@ -68,11 +68,14 @@ def counted(count: int, noun: str) -> str:
 
 
 def duration_text(time_s: float) -> str:
-    """Write minutes and seconds.
+    """Write seconds, minutes and seconds, or hours and minutes.
 
     Example:
-        >>> duration_text(59.6), duration_text(100.4)
-        ('1 min 0 s', '1 min 40 s')
+        >>> duration_text(59.6), duration_text(100.4), duration_text(18_740)
+        ('1 min 0 s', '1 min 40 s', '5 h 12 min')
     """
     minutes, seconds = divmod(round(time_s), 60)
+    if minutes >= 60:
+        hours, minutes = divmod(round(time_s / 60), 60)
+        return f"{hours} h {minutes} min"
     return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"

@@ -230,6 +230,9 @@ def test_only_a_command_that_resumes_promises_to_continue(command, capsys, monke
     assert main([command]) == 130
     advice = "; repeat the command to resume" if command in ("demo", "train", "reproduce") else ""
     assert capsys.readouterr().err == f"statemix: interrupted{advice}\n"
+    monkeypatch.setattr(Interrupted, "dry_run", True, raising=False)
+    assert main([command]) == 130
+    assert capsys.readouterr().err == "statemix: interrupted\n"
 
 
 @pytest.mark.parametrize(

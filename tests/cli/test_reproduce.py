@@ -11,7 +11,7 @@ import pytest
 # Reads the tables when it is imported, before a fixture here replaces them.
 import statemix.experiments.reproduction.wrapper  # noqa: F401
 from statemix.cli.main import main
-from statemix.experiments import cluster, conditions
+from statemix.experiments import cluster, conditions, forecast
 from statemix.experiments.exactness.suite import ExactSuite
 from statemix.experiments.exactness.suites import SUITES
 from statemix.experiments.reproduction import claims, figures, protocols, reproduce, spectra, tables
@@ -67,6 +67,16 @@ def test_a_dry_run_lists_the_plan_and_its_time_and_runs_nothing(capsys, tmp_path
         for seed in range(3)
     ]
     assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupted_dry_run_promises_no_resumption(capsys, monkeypatch):
+    def stop(self, config):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(forecast.Forecast, "seconds", stop)
+    for options, advice in ((["--dry-run"], ""), ([], "; repeat the command to resume")):
+        assert main(["reproduce", "table4", "--workers", "1", *options]) == 130
+        assert capsys.readouterr().err == f"statemix: interrupted{advice}\n"
 
 
 def test_the_table_shows_our_numbers_above_the_papers_and_nothing_is_repeated(capsys, tmp_path):

@@ -166,8 +166,7 @@ def _run(name: str, arguments: list[str]) -> int:
     try:
         return _attempt(name, arguments)
     except KeyboardInterrupt:
-        advice = "; repeat the command to resume" if name in RESUMABLE else ""
-        return _fail(f"interrupted{advice}", INTERRUPTED)
+        return _fail("interrupted", INTERRUPTED)
 
 
 def _attempt(name: str, arguments: list[str]) -> int:
@@ -187,7 +186,12 @@ def _attempt(name: str, arguments: list[str]) -> int:
                 return DONE
             message = f"{_unboxed(complaint.getvalue())}; see statemix {name} --help"
             return _fail(message, WRONG_REQUEST)
-        command.run()
+        try:
+            command.run()
+        except KeyboardInterrupt:
+            resumes = name in RESUMABLE and not getattr(command, "dry_run", False)
+            advice = "; repeat the command to resume" if resumes else ""
+            return _fail(f"interrupted{advice}", INTERRUPTED)
     except (RequestError, BackendUnavailableError, PermissionError) as error:
         return _fail(str(error), WRONG_REQUEST)
     except (FloatingPointError, RunsFailedError) as error:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import re
+import shlex
 import shutil
 
 import pytest
@@ -94,6 +95,7 @@ def test_the_table_shows_our_numbers_above_the_papers_and_nothing_is_repeated(ca
     assert f"{best:.3f}".removeprefix("0") in line
     assert line.rstrip().endswith((">", "="))
     assert "6 runs finished" in first
+    assert first.endswith("\na page of all results: statemix report --results reproduce\n")
 
     assert main(["reproduce", "table4", "--workers", "1"]) == 0
     again = capsys.readouterr().out
@@ -166,6 +168,28 @@ def test_a_figure_is_drawn_from_a_store_into_a_new_folder(capsys, tmp_path):
     assert [path.name for path in (tmp_path / "new" / "folder").iterdir()] == [
         "fig2-paper-laptop.png"
     ]
+
+
+@pytest.mark.parametrize(
+    ("store", "command"),
+    [
+        ("my rows/all.jsonl", "statemix report --results 'my rows'"),
+        ("all.jsonl", "statemix report --results ."),
+        ("all.txt", None),
+    ],
+)
+def test_the_last_line_makes_a_page_of_the_store(capsys, tmp_path, monkeypatch, store, command):
+    monkeypatch.setattr("statemix.report.reproduction.page._figures", lambda _: [])
+    options = ["--models", "LSTM", "--workers", "1", "--store", store]
+    assert main(["reproduce", "table4", *options]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    if command is None:
+        # The report does not read such a store.
+        assert "statemix report" not in last
+        return
+    assert last == f"a page of all results: {command}"
+    assert main(shlex.split(command)[1:]) == 0
+    assert (tmp_path / "report" / "index.html").exists()
 
 
 def test_columns_and_models_choose_cells(capsys):

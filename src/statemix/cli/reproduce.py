@@ -1,5 +1,6 @@
 """``statemix reproduce``: run a table or figure of the paper, and print or draw it."""
 
+import shlex
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -189,6 +190,10 @@ class Reproduce:
             )
         console.print(f"{ended['done']} runs finished in {time.monotonic() - began:.0f} s")
         chosen.show(console, store)
+        if store.path.suffix == ".jsonl":
+            # The report reads all stores with this suffix in a folder, by default in another one.
+            folder = shlex.quote(str(store.path.parent))
+            console.print(f"a page of all results: statemix report --results {folder}")
         lost = ended["diverged"] + ended["failed"]
         if lost:
             raise RunsFailedError(f"{lost} of {sum(ended.values())} runs have no result")

@@ -12,6 +12,7 @@ import pytest
 # Reads the tables when it is imported, before a fixture here replaces them.
 import statemix.experiments.reproduction.wrapper  # noqa: F401
 from statemix.cli.main import main
+from statemix.cli.studies import Choice, study
 from statemix.experiments import cluster, conditions, forecast
 from statemix.experiments.exactness.suite import ExactSuite
 from statemix.experiments.exactness.suites import SUITES
@@ -280,6 +281,52 @@ def test_a_cluster_trains_as_many_runs_at_a_time_as_it_can(
     text = capsys.readouterr().out
     assert said in text
     assert ("(one by one on this machine)" in text) == (asked is None)
+
+
+@pytest.mark.parametrize(
+    ("options", "predicted"),
+    [
+        (["--workers", "1"], "6 min 0 s"),
+        (["--workers", "2"], "3 min 0 s"),
+        (["--ray", "auto"], "6 min 0 s (one by one on this machine)"),
+        (["--ray", "auto", "--workers", "3"], "2 min 0 s"),
+    ],
+)
+def test_runs_side_by_side_divide_the_predicted_time(capsys, monkeypatch, options, predicted):
+    monkeypatch.setattr(forecast.Forecast, "seconds", lambda *_: 60.0)
+    assert main(["reproduce", "table4", "--dry-run", *options]) == 0
+    assert f"; predicted for all: {predicted}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "replicas"),
+    [
+        ("cpu", [], 1),
+        ("cuda", [], 15),
+        ("cuda", ["--ray", "auto"], 1),
+        ("cpu", ["--replicas", "4"], 4),
+        ("cuda", ["--replicas", "4"], 4),
+    ],
+)
+def test_the_device_decides_how_many_runs_train_as_one(monkeypatch, device, options, replicas):
+    asked = []
+    monkeypatch.setattr(forecast.Forecast, "seconds", lambda *_: 1.0)
+    monkeypatch.setattr("statemix.training.config.chosen_device", lambda _: device)
+    monkeypatch.setattr(cluster, "connected", contextlib.nullcontext)
+    monkeypatch.setattr(reproduce, "fill", lambda *_, **options: asked.append(options["replicas"]))
+    assert main(["reproduce", "table4", "--workers", "1", *options]) == 0
+    assert asked == [replicas]
+
+
+@pytest.mark.parametrize("what", ["table4", "fig2", "fig7"])
+def test_runs_that_diverged_are_due_again_only_on_request(capsys, tmp_path, what):
+    planned = study(Choice(what, "paper", "laptop", (), (), tmp_path)).planned
+    row = {"key": planned[0].key, "seed": 0, "status": "diverged", "environment": {}}
+    (tmp_path / "runs.jsonl").write_text(json.dumps(row) + "\n")
+    command = ["reproduce", what, "--dry-run", "--store", "runs.jsonl"]
+    for options, count in (([], 1), (["--retry"], 0)):
+        assert main([*command, *options]) == 0
+        assert f" runs, of which {count} are in runs.jsonl\n" in capsys.readouterr().out
 
 
 def test_minutes_are_said_and_kept(capsys):

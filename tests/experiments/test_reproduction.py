@@ -247,6 +247,20 @@ def test_a_cell_with_several_data_sets_is_their_mean_and_partial_until_all_are_i
     assert score(one, {}).verdict == "empty"
 
 
+def test_the_deviation_over_data_sets_is_the_root_of_their_mean_variance():
+    accuracies = {"S_3": (0.0, 0.25, 0.5), "S_4": (0.25, 0.25, 1.0)}
+    one = cell(S3, S4)
+    rows = rows_of([one], lambda config: accuracies[config.task.options["group"]][config.seed])
+    # The variances are 1/16 and 3/16.
+    assert score(one, rows).deviation == pytest.approx(0.125**0.5)
+    alone = score(cell(S4), rows)
+    assert alone.deviation == pytest.approx(0.1875**0.5)
+    (last,) = (run for trial in one.parts["S_4"] for run in trial.runs if run.seed == 2)
+    del rows[key(last)]
+    # Two seeds in one of them, 0 apart.
+    assert score(one, rows).deviation == pytest.approx((0.0625 / 2) ** 0.5)
+
+
 def test_the_metric_is_that_of_the_data():
     one = cell(dataclasses.replace(S3, metric="mad_accuracy"))
     assert score(one, rows_of([one], lambda _: 0.75)).best == 0.25

@@ -43,14 +43,18 @@ def tiny(monkeypatch, tmp_path, tiny_models):
     numbers = {"LSTM": {"s3": 0.0}, "BD-LRU m=2": {"s3": 1.0}}
     monkeypatch.setattr(tables, "TABLES", {"table4": Table("table4", "tiny", (column,), numbers)})
     monkeypatch.setattr("statemix.experiments.reproduction.overview.TABLES", tables.TABLES)
+
+    def columns(_):
+        return (column,)
+
     lines = {"BD-LRU": [(m, CONTENDERS[f"BD-LRU m={m}"]) for m in (1, 2)]}
-    figure = Figure("fig2", "tiny", (View("", "m", lambda _: lines, (column,)),))
+    figure = Figure("fig2", "tiny", (View("", "m", lambda _: lines, columns),))
     monkeypatch.setattr(figures, "FIGURES", {"fig2": figure})
     gates = {
         "BD-LRU, softmax": [(2, CONTENDERS["BD-LRU m=2"])],
-        "BD-LRU, none": [(2, dataclasses.replace(bd_lru(2, gate="none"), name="BD-LRU m=2 none"))],
+        "BD-LRU, none": [(2, bd_lru(2, gate="none"))],
     }
-    eigenvalues = SpectraFigure("fig7", "tiny", (View("", "m", lambda _: gates, (column,)),))
+    eigenvalues = SpectraFigure("fig7", "tiny", (View("", "m", lambda _: gates, columns),))
     monkeypatch.setitem(spectra.SPECTRA, "fig7", eigenvalues)
     monkeypatch.chdir(tmp_path)
 
@@ -203,9 +207,9 @@ def test_columns_and_models_choose_cells(capsys):
     ("arguments", "plan"),
     [
         # LSTM has one layer at every size, BD-LRU one for each state size.
-        (["table4", "--protocol", "tuned"], "protocol tuned, size laptop: 2 cells, 36 runs"),
+        (["table4", "--protocol", "tuned"], "protocol tuned, size laptop: 2 cells, 42 runs"),
         (["table4", "--size", "workstation"], "protocol paper, size workstation: 2 cells, 18 runs"),
-        (["fig2", "--protocol", "tuned"], "protocol tuned, size laptop: 2 cells, 36 runs"),
+        (["fig2", "--protocol", "tuned"], "protocol tuned, size laptop: 2 cells, 42 runs"),
         (["fig2", "--size", "workstation"], "protocol paper, size workstation: 2 cells, 24 runs"),
     ],
 )

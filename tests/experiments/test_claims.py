@@ -109,9 +109,9 @@ def test_decisions_are_made_from_measured_cells_alone():
     assert of_s3(claims.decide(rows_of(accuracies, seeds=2), "paper")) == {}
     # Protocol "tuned" reads other runs, and the accuracy at their best validation accuracy.
     assert of_s3(claims.decide(rows_of(accuracies), "tuned")) == {}
-    # A search under way, with one setting of six, decides nothing.
+    # A search under way, with one setting of seven, decides nothing.
     assert of_s3(claims.decide(rows_of(accuracies, protocol="tuned"), "tuned")) == {}
-    whole = rows_of(accuracies, protocol="tuned", settings=6)
+    whole = rows_of(accuracies, protocol="tuned", settings=7)
     tuned = of_s3(claims.decide(whole, "tuned"))
     assert tuned["BD-LRU m=2", "beats"].values == pytest.approx((0.0, -0.2))
 

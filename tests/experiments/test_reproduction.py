@@ -14,7 +14,7 @@ from filelock import FileLock
 
 from statemix.experiments import forecast, published, runner
 from statemix.experiments.forecast import Forecast
-from statemix.experiments.reproduction import reproduce
+from statemix.experiments.reproduction import claims, reproduce
 from statemix.experiments.reproduction.contenders import CONTENDERS, ORDERS
 from statemix.experiments.reproduction.figures import FIGURES
 from statemix.experiments.reproduction.overview import overview
@@ -134,6 +134,11 @@ def test_the_tuned_protocol_tries_the_same_settings_for_every_model():
 
     assert settings("LSTM") == settings("H-LRU m=5")
     assert len({str(one) for one in settings("LSTM")}) == SIZES["laptop"].num_settings
+    # One is that of the other protocol.
+    (*_, last), (first,) = (
+        list(trials(protocol, "laptop", CONTENDERS["LSTM"], S3)) for protocol in PROTOCOLS[::-1]
+    )
+    assert last.runs == first.runs
     tried = [(s["model"]["bos"], s["optimizer"]["weight_decay"]) for s in settings("LSTM")]
     assert {bos for bos, _ in tried} == {False, True}
     assert len({decay for _, decay in tried}) > 1
@@ -211,7 +216,7 @@ def test_a_cell_of_the_tuned_protocol_counts_every_layer_that_was_tried():
         return config.model.layers[0].options["num_blocks"]
 
     found = score(one, rows_of([one], lambda config: 1.0 if blocks(config) == 64 else 0.5))
-    assert (found.complete, len(found.parts["S_3"].keys)) == (True, 12 * 2 * 3)
+    assert (found.complete, len(found.parts["S_3"].keys)) == (True, 13 * 2 * 3)
     # Both layers share the words of a setting but for their options; the better one is chosen.
     assert found.parts["S_3"].setting.endswith("num_blocks=64 block_size=3")
     assert found.ours == pytest.approx(0.875)
@@ -282,7 +287,7 @@ def test_an_overview_counts_every_cell_once(monkeypatch):
     assert (found["cells"][0]["runs"], found["cells"][0]["planned"]) == (3, 3)
     assert found["cells"][0]["data"] == {"S_3": {"seeds": 3, "ours": 0.5, "mean": 0.5}}
     tuned = next(table.cells("tuned", "laptop"))
-    found = overview(rows | rows_of([tuned], lambda _: 0.1))
+    found = overview(rows_of([tuned], lambda _: 0.1) | rows)
     # Under protocol "tuned" it does not agree; protocol "paper" decides.
     assert (found["measured"], found["agree"]) == (1, 1)
     assert collections.Counter(c["verdict"] for c in found["cells"]) == {"agrees": 1, "below": 1}
@@ -322,14 +327,41 @@ def test_figures_share_runs_with_the_tables():
     def keys(cells):
         return {key(c) for cell in cells for p in cell.parts.values() for t in p for c in t.runs}
 
-    tables = {name: keys(table.cells("paper", "laptop")) for name, table in TABLES.items()}
+    tables = {name: keys(table.cells("paper", "workstation")) for name, table in TABLES.items()}
     for name in ("fig1c", "fig1d"):
-        found = keys(point.cell for point in FIGURES[name].points("paper", "laptop"))
+        found = keys(point.cell for point in FIGURES[name].points("paper", "workstation"))
         assert found <= tables["table3"] | tables["table4"]
-    gates = {point.line: point for point in FIGURES["fig2"].points("paper", "laptop")}
+    gates = {point.line: point for point in FIGURES["fig2"].points("paper", "workstation")}
     # Softmax is the default, as in the tables.
     assert keys([gates["BD-LRU, softmax"].cell]) <= tables["table3"]
     assert not keys([gates["BD-LRU, signed"].cell]) & tables["table3"]
+
+
+def test_figures_of_a_laptop_show_sequences_that_it_learns():
+    decisive = {cell.column.name for cell in claims.cells("paper", "laptop")}
+    for name in ("fig2", "fig5", "fig6"):
+        columns = {column.name for column in FIGURES[name].columns("laptop")}
+        assert columns <= decisive
+        assert columns <= {"compression of 16", "copying of 6"}
+        assert {"compression"} <= {column.name for column in FIGURES[name].columns("paper")}
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", FIGURES)
+def test_runs_of_a_figure_have_names_of_their_own(name, size, tmp_path):
+    points = FIGURES[name].points("paper", size)
+    planned = plan([point.cell for point in points], tmp_path)
+    assert len({one.job.name for one in planned}) == len(planned)
+
+
+def test_a_figure_begins_with_the_ends_of_all_its_lines():
+    points = list(FIGURES["fig2"].points("paper", "laptop"))
+    lines = list(dict.fromkeys(point.line for point in points))
+    assert len(lines) == 12
+    assert [(point.line, point.x) for point in points[:24]] == [
+        (line, m) for m in (1, 16) for line in lines
+    ]
+    assert sorted(point.x for point in points if point.line == lines[0]) == sorted(ORDERS)
 
 
 def test_figure_5_goes_as_far_as_the_paper_at_its_size():
@@ -353,10 +385,10 @@ def test_figure_6_shows_models_against_their_parameters_without_further_runs():
     points = list(FIGURES["fig6"].points("paper", "laptop"))
     panels = list(dict.fromkeys((point.panel, point.x_label) for point in points))
     assert panels == [
-        ("compression baseline, by m", "m, or taps of the convolution"),
-        ("compression baseline, by size", "parameters"),
-        ("compression baseline, H-LRU", "m"),
-        ("compression baseline, BD-LRU", "m"),
+        ("compression of 16 tokens, by m", "m, or taps of the convolution"),
+        ("compression of 16 tokens, by size", "parameters"),
+        ("compression of 16 tokens, H-LRU", "m"),
+        ("compression of 16 tokens, BD-LRU", "m"),
     ]
     of = {panel: [p for p in points if p.panel == panel] for panel, _ in panels}
     by_m, by_size = of[panels[0][0]], of[panels[1][0]]

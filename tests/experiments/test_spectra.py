@@ -32,7 +32,7 @@ FIGURE = SPECTRA["fig7"]
 
 def figure(*contenders):
     lines = {"line": list(enumerate(contenders, start=1))}
-    view = View("", "m", lambda _: lines, (Column("s3", (S3,)),))
+    view = View("", "m", lambda _: lines, lambda _: (Column("s3", (S3,)),))
     return SpectraFigure("fig7", "tiny", (view,))
 
 

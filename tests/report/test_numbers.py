@@ -32,7 +32,9 @@ def test_a_range_is_written_only_if_it_shows():
     assert numbers.spread_text(Spread.over([0.25, 0.25001])) == ".250"
 
 
-@pytest.mark.parametrize(("value", "text"), [(None, "–"), (1.0, "1.00"), (0.494, ".49")])
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "–"), (1.0, "1.00"), (0.494, ".494"), (0.9, ".90")]
+)
 def test_published_numbers_have_the_decimals_of_papers(value, text):
     assert numbers.published_text(value) == text
 

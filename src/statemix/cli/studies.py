@@ -161,7 +161,8 @@ class FigureStudy(Study):
         self.heading = f"protocol {choice.protocol}, size {choice.size}"
         every = list(figure.points(choice.protocol, choice.size))
         choice.check(
-            (column.name for column in figure.columns), (point.cell.model for point in every)
+            (column.name for column in figure.columns(choice.size)),
+            (point.cell.model for point in every),
         )
         self.points = [
             point for point in every if choice.includes(point.cell.column.name, point.cell.model)

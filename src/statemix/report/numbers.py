@@ -53,8 +53,11 @@ def spread_text(spread: Spread) -> str:
 
 
 def published_text(value: float | None) -> str:
-    """Write a published number with two decimals, as in the papers."""
-    return "–" if value is None else f"{value:.2f}".removeprefix("0")
+    """Write a published number with the decimals that it has, at least two."""
+    if value is None:
+        return "–"
+    decimals = max(len(repr(value).partition(".")[2]), 2)
+    return f"{value:.{decimals}f}".removeprefix("0")
 
 
 def counted(count: int, noun: str) -> str:

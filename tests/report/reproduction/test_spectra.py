@@ -79,7 +79,7 @@ def test_each_panel_has_a_row_for_every_m_that_says_what_it_lacks(rows, spectra)
     assert first.rows["2"] == "eigenvalues not stored"
     assert first.rows["1"] == "not trained yet"
     assert fourth.rows["16"] == "diverged"
-    assert lost(POINTS, rows) == ["H-LRU m=16 none diverged"]
+    assert lost(POINTS, rows) == ["H-LRU m=16, not normalised diverged"]
 
 
 def test_runs_of_other_lengths_share_the_columns(rows, spectra):
@@ -106,7 +106,7 @@ def test_the_page_shows_the_figure_and_names_the_runs_that_were_lost(rows, spect
     html = page.render(rows, spectra)
     assert '<h2 id="fig7-paper-laptop">fig7: eigenvalues of the learned transitions' in html
     (caption,) = re.findall(r"<figcaption>(Protocol[^<]*one run[^<]*)</figcaption>", html)
-    assert caption.endswith("Without result: H-LRU m=16 none diverged.")
+    assert caption.endswith("Without result: H-LRU m=16, not normalised diverged.")
     assert "Thick lines" not in caption
     # Not drawn for sizes and protocols without data, and not at all without stored eigenvalues.
     assert html.count('id="fig7-') == 2  # the heading and its picture

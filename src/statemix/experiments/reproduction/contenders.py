@@ -1,6 +1,6 @@
 """The models that the paper compares, by their names in its tables."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from statemix.layers import LayerSpec
@@ -30,7 +30,7 @@ class Contender:
 def bd_lru(block_size: int, **options: object) -> Contender:
     """BD-LRU with as many blocks as fit into the state size, and further options."""
     return Contender(
-        f"BD-LRU m={block_size}",
+        f"BD-LRU m={block_size}{_gates(options)}",
         lambda size: LayerSpec(
             "bd_lru", num_blocks=max(1, round(size / block_size)), block_size=block_size, **options
         ),
@@ -40,11 +40,20 @@ def bd_lru(block_size: int, **options: object) -> Contender:
 def h_lru(order: int, **options: object) -> Contender:
     """H-LRU whose channels times order fit into the state size, with further options."""
     return Contender(
-        f"H-LRU m={order}",
+        f"H-LRU m={order}{_gates(options)}",
         lambda size: LayerSpec(
             "h_lru", num_channels=max(1, round(size / order)), order=order, **options
         ),
     )
+
+
+def _gates(options: Mapping[str, object]) -> str:
+    """Return in words how gates differ from the usual ones, such as ", constant gates"."""
+    selective, gate = options.get("selective", True), options.get("gate", "softmax")
+    words = {True: "", False: ", constant gates", "pointwise": ", pointwise gates"}[selective]
+    if gate == "none":
+        return f"{words}, not normalised"
+    return words if gate == "softmax" else f"{words}, {gate}"
 
 
 def _mamba2(d_state: int, d_conv: int) -> LayerSpec:

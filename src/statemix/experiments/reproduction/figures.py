@@ -13,6 +13,7 @@ from statemix.experiments.reproduction.contenders import (
 )
 from statemix.experiments.reproduction.prices import WIDTH, price_of
 from statemix.experiments.reproduction.protocols import SIZES, ProtocolName, SizeName
+from statemix.experiments.reproduction.short import SHORT_COMPRESSION, SHORT_COPYING
 from statemix.experiments.reproduction.tables import Cell, Column, column
 from statemix.layers import LayerSpec
 
@@ -58,18 +59,19 @@ class View:
     title: str
     x_label: str
     lines: Callable[[SizeName], Lines]
-    columns: tuple[Column, ...]
+    columns: Callable[[SizeName], tuple[Column, ...]]
 
     def points(self, figure: str, protocol: ProtocolName, size: SizeName) -> Iterator[Point]:
-        """Yield the points, panel by panel."""
-        lines = self.lines(size)
-        for panel in self.columns:
+        """Yield the points, panel by panel: of all lines the ends first, then what lies between."""
+        lines = {label: _ends_first(models) for label, models in self.lines(size).items()}
+        for panel in self.columns(size):
             name = panel.data[0].name if len(panel.data) == 1 else panel.name
             title = f"{name}, {self.title}" if self.title else name
-            for line, models in lines.items():
-                for x, model in models:
-                    cell = Cell(figure, model, panel, protocol, size)
-                    yield Point(title, self.x_label, line, x, cell)
+            for place in range(max(map(len, lines.values()))):
+                for line, models in lines.items():
+                    for x, model in models[place : place + 1]:
+                        cell = Cell(figure, model, panel, protocol, size)
+                        yield Point(title, self.x_label, line, x, cell)
 
 
 @dataclass(frozen=True)
@@ -86,10 +88,9 @@ class Figure:
     title: str
     views: tuple[View, ...]
 
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        """The columns that its panels show."""
-        return tuple(dict.fromkeys(panel for view in self.views for panel in view.columns))
+    def columns(self, size: SizeName) -> tuple[Column, ...]:
+        """Return the columns that its panels show."""
+        return tuple(dict.fromkeys(panel for view in self.views for panel in view.columns(size)))
 
     def points(self, protocol: ProtocolName, size: SizeName) -> Iterator[Point]:
         """Yield the points, panel by panel."""
@@ -97,16 +98,34 @@ class Figure:
             yield from view.points(self.name, protocol, size)
 
 
-_COMPRESSION = column("table3", "compression").first
-_COPYING = column("table3", "selective_copying").first
-_TASKS = (
-    column("table4", "s3_250").first,
-    column("table4", "s4_3k").first,
-    column("table3", "in_context_recall").first,
-    _COPYING,
-    _COMPRESSION,
-)
-_MIXED = (*_TASKS, Column("mean over the five", tuple(one.data[0] for one in _TASKS)))
+def _ends_first(models: list[tuple[float, Contender]]) -> list[tuple[float, Contender]]:
+    """Return the points of a line: the first, the last, the middle, the quarters and so on."""
+    found = dict.fromkeys((0, len(models) - 1))
+    step = float(len(models) - 1)
+    while len(found) < len(models):
+        step /= 2
+        found |= dict.fromkeys(round(n * step) for n in range(1, round((len(models) - 1) / step)))
+    return [models[place] for place in found]
+
+
+def _compression(size: SizeName) -> tuple[Column, ...]:
+    return (SHORT_COMPRESSION if size == "laptop" else column("table3", "compression").first,)
+
+
+def _copying(size: SizeName) -> tuple[Column, ...]:
+    return (SHORT_COPYING if size == "laptop" else column("table3", "selective_copying").first,)
+
+
+@cache
+def _mixed(size: SizeName) -> tuple[Column, ...]:
+    tasks = (
+        column("table4", "s3_250").first,
+        column("table4", "s4_3k").first,
+        column("table3", "in_context_recall").first,
+        *_copying(size),
+        *_compression(size),
+    )
+    return (*tasks, Column("mean over the five", tuple(one.data[0] for one in tasks)))
 
 
 @cache
@@ -153,7 +172,8 @@ def _by_state_size(size: SizeName) -> Lines:
         layers = CONTENDERS[name].choices(entries[:1], all_variants=SIZES[size].all_variants)
         for layer in layers:
             line = f"{name}, {layer.options['d_conv']} taps" if name == "Mamba2" else name
-            one = _single(name, layer)
+            words = [f"{option}={value}" for option, value in layer.options.items()]
+            one = _single(" ".join([name, *words]), layer)
             found.setdefault(line, []).append((price_of(one, 0).state_size, one))
     return {line: sorted(points, key=lambda point: point[0]) for line, points in found.items()}
 
@@ -164,7 +184,9 @@ def _single(name: str, layer: LayerSpec) -> Contender:
 
 def _fixed(contender: Contender, state_size: int) -> Contender:
     """Return a model at one state size, without the variants of larger searches."""
-    return _single(contender.name, contender.layer(state_size))
+    usual = SIZES["laptop"].state_sizes[0]
+    words = "" if state_size == usual else f", state of {state_size}"
+    return _single(contender.name + words, contender.layer(state_size))
 
 
 def _named(model: str, *orders: int) -> list[str]:
@@ -226,7 +248,7 @@ def _parameterisations(model: str) -> Callable[[SizeName], Lines]:
 
 def _convolution(taps: int, *, depthwise: bool) -> Contender:
     return Contender(
-        f"convolution of {taps}",
+        f"{'depthwise' if depthwise else 'dense'} convolution of {taps}",
         lambda _: LayerSpec("conv", kernel_size=taps, depthwise=depthwise),
     )
 
@@ -237,25 +259,30 @@ FIGURES = {
         Figure(
             "fig1c",
             "accuracy and FLOPs of the recurrence per step",
-            (View("", "FLOPs per step", _by_flops, _MIXED),),
+            (View("", "FLOPs per step", _by_flops, _mixed),),
         ),
-        Figure("fig1d", "accuracy and block size or order", (View("", "m", _by_order, _MIXED),)),
-        Figure(
-            "fig2", "normalisations on compression", (View("", "m", _by_gate, (_COMPRESSION,)),)
-        ),
+        Figure("fig1d", "accuracy and block size or order", (View("", "m", _by_order, _mixed),)),
+        Figure("fig2", "normalisations on compression", (View("", "m", _by_gate, _compression),)),
         Figure(
             "fig5",
             "accuracy and state size",
-            (View("", "entries of the state", _by_state_size, (_COMPRESSION, _COPYING)),),
+            (
+                View(
+                    "",
+                    "entries of the state",
+                    _by_state_size,
+                    lambda size: (*_compression(size), *_copying(size)),
+                ),
+            ),
         ),
         Figure(
             "fig6",
             "non-selective models on compression",
             (
-                View("by m", "m, or taps of the convolution", _constant, (_COMPRESSION,)),
-                View("by size", "parameters", _constant_by_parameters, (_COMPRESSION,)),
-                View("H-LRU", "m", _parameterisations("H-LRU"), (_COMPRESSION,)),
-                View("BD-LRU", "m", _parameterisations("BD-LRU"), (_COMPRESSION,)),
+                View("by m", "m, or taps of the convolution", _constant, _compression),
+                View("by size", "parameters", _constant_by_parameters, _compression),
+                View("H-LRU", "m", _parameterisations("H-LRU"), _compression),
+                View("BD-LRU", "m", _parameterisations("BD-LRU"), _compression),
             ),
         ),
     )

@@ -11,7 +11,7 @@ import torch
 
 from statemix.analysis import eigenvalues, record
 from statemix.analysis.inspection import plain_eigenvalues
-from statemix.experiments.reproduction.contenders import ORDERS, Contender, bd_lru, h_lru
+from statemix.experiments.reproduction.contenders import ORDERS, bd_lru, h_lru
 from statemix.experiments.reproduction.figures import Figure, Lines, Point, View
 from statemix.experiments.reproduction.plan import Planned, due
 from statemix.experiments.reproduction.protocols import Data, ProtocolName, SizeName, Trial
@@ -128,21 +128,17 @@ def _by_normalisation(size: SizeName) -> Lines:
     del size
     return {
         "BD-LRU, softmax": [(m, bd_lru(m)) for m in ORDERS],
-        "BD-LRU, none": [(m, _unnormalised(bd_lru(m, gate="none"))) for m in ORDERS],
+        "BD-LRU, none": [(m, bd_lru(m, gate="none")) for m in ORDERS],
         "H-LRU, softmax": [(m, h_lru(m)) for m in ORDERS],
-        "H-LRU, none": [(m, _unnormalised(h_lru(m, gate="none"))) for m in ORDERS],
+        "H-LRU, none": [(m, h_lru(m, gate="none")) for m in ORDERS],
     }
-
-
-def _unnormalised(contender: Contender) -> Contender:
-    return replace(contender, name=f"{contender.name} none")
 
 
 SPECTRA = {
     "fig7": SpectraFigure(
         "fig7",
         "eigenvalues of the learned transitions on S_5",
-        (View("", "m", _by_normalisation, (column("table4", "s5_100k"),)),),
+        (View("", "m", _by_normalisation, lambda _: (column("table4", "s5_100k"),)),),
     )
 }
 """Name -> figure of eigenvalues."""

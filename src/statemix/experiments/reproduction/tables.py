@@ -44,14 +44,14 @@ class Table:
         name: name on the command line.
         title: what it shows.
         columns: its columns, those first that cost least and say most.
-        published: model -> column -> the paper's number.
+        published: model -> column -> the paper's number, if it has one.
         first: models in the order in which they are run; the others follow.
     """
 
     name: str
     title: str
     columns: tuple[Column, ...]
-    published: Mapping[str, Mapping[str, float]]
+    published: Mapping[str, Mapping[str, float | None]]
     first: tuple[str, ...] = ()
 
     def cells(self, protocol: ProtocolName, size: SizeName) -> Iterator["Cell"]:

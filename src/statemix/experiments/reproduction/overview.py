@@ -1,5 +1,6 @@
 """All cells of the paper's tables that have results, and how many agree."""
 
+import math
 from collections.abc import Mapping
 from typing import TypedDict
 
@@ -15,6 +16,8 @@ class DataRow(TypedDict):
     seeds: int
     ours: float | None
     mean: float | None
+    # Tokens of longer test sequences, as text -> mean accuracy over the seeds.
+    longer: dict[str, float]
 
 
 class CellRow(TypedDict):
@@ -114,6 +117,11 @@ def _row(scored: CellScore) -> CellRow:
                 "seeds": part.seeds,
                 "ours": part.best if cell.protocol == "paper" else part.mean,
                 "mean": part.mean,
+                "longer": {
+                    str(length): math.fsum(values) / len(values)
+                    for length, values in part.longer.items()
+                    if values
+                },
             }
             for name, part in scored.parts.items()
         },

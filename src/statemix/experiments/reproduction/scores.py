@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from statemix.experiments.reproduction.protocols import Metric, ProtocolName, Trial
+from statemix.experiments.reproduction.protocols import Data, Metric, ProtocolName, Trial
 from statemix.experiments.reproduction.tables import Cell
 from statemix.experiments.results import HeadScores
 from statemix.experiments.store import Row, key
@@ -31,6 +31,8 @@ class PartScore:
         setting: the chosen setting; empty without a result.
         values: test accuracies of the chosen setting, one per seed.
         best: largest test accuracy of any run, as the paper reports; None without a result.
+        longer: tokens of longer test sequences -> accuracies of the chosen setting there with the
+            last weights, one per seed.
     """
 
     num_runs: int
@@ -39,6 +41,7 @@ class PartScore:
     setting: str
     values: tuple[float, ...]
     best: float | None
+    longer: Mapping[int, tuple[float, ...]]
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -153,15 +156,16 @@ def score(cell: Cell, rows: Mapping[str, Row]) -> CellScore:
     return CellScore(
         cell,
         {
-            data.name: _part_score(cell.parts[data.name], data.metric, cell.protocol, rows)
+            data.name: _part_score(data, cell.parts[data.name], cell.protocol, rows)
             for data in cell.column.data
         },
     )
 
 
 def _part_score(
-    trials: Sequence[Trial], metric: Metric, protocol: ProtocolName, rows: Mapping[str, Row]
+    data: Data, trials: Sequence[Trial], protocol: ProtocolName, rows: Mapping[str, Row]
 ) -> PartScore:
+    metric = data.metric
     found: dict[str, list[Row]] = {}
     lost: list[str] = []
     for trial in trials:
@@ -186,6 +190,12 @@ def _part_score(
         setting=chosen,
         values=tuple(value_of(row[which], metric) for row in found.get(chosen, ())),
         best=max((value_of(row["best_test"], metric) for row, _ in every), default=None),
+        longer={
+            length: tuple(
+                value_of(row["test"][str(length)], metric) for row in found.get(chosen, ())
+            )
+            for length in data.lengths
+        },
     )
 
 

@@ -24,7 +24,13 @@ from statemix.report.fixed_point import section as fixed_point
 from statemix.report.numbers import accuracy_text, duration_text
 from statemix.report.reproduction import drawing
 from statemix.report.reproduction.spectra import page_figures
-from statemix.report.reproduction.text import PRICES, cell_text, finding_text, price_texts
+from statemix.report.reproduction.text import (
+    PRICES,
+    cell_text,
+    finding_text,
+    longer_text,
+    price_texts,
+)
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,7 @@ def render(rows: Mapping[str, Row], spectra: Mapping[str, RunSpectrum] | None = 
             suites=[*exactness.sections(rows), *fixed_point.sections(rows)],
             fixed_point=fixed_point_overview(rows),
             cell_text=cell_text,
+            longer_text=longer_text,
             PRICES=PRICES,
             CONTENDERS=CONTENDERS,
             price_texts=price_texts,

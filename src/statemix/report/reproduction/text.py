@@ -24,8 +24,9 @@ LEGEND = """\
 Ours above the paper's. Protocol "paper": the best test accuracy of all runs, as in the paper; in
 parentheses mean and standard deviation over the seeds of the best setting. Protocol "tuned": both
 over the seeds of the setting chosen on validation data. = agrees within .05, < below, > above the
-paper, ? fewer than three seeds, not all data sets, or a search under way. Parameters and forward
-FLOPs are those of the sequence layer; statemix bench layers measures its speed."""
+paper, ? fewer than three seeds, not all data sets, or a search under way. "longer": mean over the
+same seeds on sequences longer than any in training. Parameters and forward FLOPs are those of the
+sequence layer; statemix bench layers measures its speed."""
 
 
 def table(scores: Sequence[CellScore]) -> Table:
@@ -47,6 +48,9 @@ def table(scores: Sequence[CellScore]) -> Table:
         lines.append(Line((model, *paid, *(cell_text(score) for score in row))))
         numbers = (published_text(score.cell.published if score else None) for score in row)
         lines.append(Line(("  paper", *[""] * len(paid), *numbers), quiet=True))
+        longer = [longer_text(score) for score in row]
+        if any(longer):
+            lines.append(Line(("  longer", *[""] * len(paid), *longer), quiet=True))
     return Table(("model", *PRICES, *columns), tuple(lines))
 
 
@@ -89,6 +93,17 @@ def cell_text(score: CellScore | None) -> str:
     if score.cell.protocol != "paper":
         return f"{spread} {mark}"
     return f"{accuracy_text(sum(bests) / len(bests))} ({spread}) {mark}"
+
+
+def longer_text(score: CellScore | None) -> str:
+    """Write the mean accuracy on longer sequences and their tokens; nothing if there are none."""
+    parts = score.parts.values() if score else ()
+    return ", ".join(
+        f"{accuracy_text(sum(values) / len(values))} at {length}"
+        for part in parts
+        for length, values in part.longer.items()
+        if values
+    )
 
 
 def claims(decisions: Sequence[Decision]) -> str:

@@ -24,6 +24,7 @@ from statemix.experiments.reproduction.reproduce import fill
 from statemix.experiments.reproduction.scores import score
 from statemix.experiments.reproduction.tables import TABLES, Cell, Column, Table
 from statemix.experiments.store import Store, key
+from statemix.report.reproduction import text
 from statemix.tasks import TaskSpec
 from statemix.training import ScheduleConfig, SearchConfig
 
@@ -285,7 +286,9 @@ def test_an_overview_counts_every_cell_once(monkeypatch):
         ("LSTM", "paper", "laptop")
     ]
     assert (found["cells"][0]["runs"], found["cells"][0]["planned"]) == (3, 3)
-    assert found["cells"][0]["data"] == {"S_3": {"seeds": 3, "ours": 0.5, "mean": 0.5}}
+    assert found["cells"][0]["data"] == {
+        "S_3": {"seeds": 3, "ours": 0.5, "mean": 0.5, "longer": {}}
+    }
     tuned = next(table.cells("tuned", "laptop"))
     found = overview(rows_of([tuned], lambda _: 0.1) | rows)
     # Under protocol "tuned" it does not agree; protocol "paper" decides.
@@ -304,9 +307,31 @@ def test_a_partial_cell_says_what_there_is_of_each_data_set(monkeypatch):
     (found,) = overview(rows)["cells"]
     assert (found["verdict"], found["ours"]) == ("partial", None)
     assert found["data"] == {
-        "S_3": {"seeds": 3, "ours": 0.5, "mean": 0.25},
-        "S_4": {"seeds": 0, "ours": None, "mean": None},
+        "S_3": {"seeds": 3, "ours": 0.5, "mean": 0.25, "longer": {}},
+        "S_4": {"seeds": 0, "ours": None, "mean": None, "longer": {}},
     }
+
+
+def test_longer_sequences_are_scored_with_the_last_weights_of_the_chosen_setting(monkeypatch):
+    data = dataclasses.replace(S3, durations=dict.fromkeys(SIZES, 2), lengths=(64,))
+    table = Table("tiny", "tiny", (Column("s3", (data,)),), {"LSTM": {"s3": 0.5}})
+    monkeypatch.setattr("statemix.experiments.reproduction.overview.TABLES", {"tiny": table})
+    (one,) = table.cells("paper", "workstation")
+    # The first learning rate is better at the training length, and worse beyond.
+    first, second = (trial.runs[0].optimizer.learning_rate for trial in one.parts["S_3"])
+    rows = rows_of([one], lambda config: 0.9 if config.optimizer.learning_rate == first else 0.5)
+    for config in (run for trial in one.parts["S_3"] for run in trial.runs):
+        value = 0.25 * config.seed if config.optimizer.learning_rate == first else 1.0
+        rows[key(config)]["test"] = {"64": {"product": {"token_accuracy": value}}}
+    assert first != second
+    found = score(one, rows)
+    assert found.parts["S_3"].longer == {64: (0.0, 0.25, 0.5)}
+    (cell_row,) = (c for c in overview(rows)["cells"] if c["size"] == "workstation")
+    assert cell_row["data"]["S_3"]["longer"] == {"64": 0.25}
+    ours, paper, longer = text.table([found]).lines
+    assert (longer.cells[0].strip(), longer.cells[-1]) == ("longer", ".250 at 64")
+    assert score(one, {}).parts["S_3"].longer == {64: ()}
+    assert text.longer_text(score(one, {})) == text.longer_text(None) == ""
 
 
 @pytest.mark.parametrize("name", FIGURES)

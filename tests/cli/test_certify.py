@@ -1,12 +1,15 @@
 """The command that proves or refutes a trained run."""
 
 import contextlib
+import hashlib
 import io
 import json
 import shlex
+import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from statemix.analysis import certify, load_certified
 from statemix.cli.main import main
@@ -49,8 +52,13 @@ def tracker(train):
     return train("tracker", "--seed", "1", *BLOCKS)
 
 
-def certificate(folder):
-    return json.loads((folder / "certificate.json").read_text())
+def certificate(folder, about=""):
+    return json.loads((folder / f"certificate{about}.json").read_text())
+
+
+def contents(folder):
+    """The bytes of every file of a proof."""
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("certifi*"))}
 
 
 def test_a_tracker_is_proven_and_its_network_is_kept(tracker, capsys):
@@ -95,7 +103,7 @@ def test_the_model_as_trained_stays_open(tracker, capsys):
     found = json.loads(capsys.readouterr().out)
     assert (found["verdict"], found["network"]) == ("open", "as trained")
     assert found["reason"] == "more than 50 pairs of states"
-    assert found["checked"] == certificate(tracker)["checked"] > 0
+    assert found["checked"] == certificate(tracker, "-soft")["checked"] > 0
     # The blocks that do not track count too, and their gates are far from 0 and 1.
     assert (found["horizon"], found["tracking"]) == (0, None)
     assert main(["certify", str(tracker), "--soft", "--max-pairs", "50"]) == 0
@@ -105,9 +113,57 @@ def test_the_model_as_trained_stays_open(tracker, capsys):
         f"all blocks with gates as trained: the bound covers no length; {found['horizon_reason']}"
     )
     assert f"  soft     {words}" in lines
-    assert not (tracker / "certified.safetensors").exists()
+    assert lines[-1] == f"written: {tracker}/certificate-soft.json"
     with pytest.raises(RequestError, match="must hold a proof, got the verdict 'open'"):
-        load_certified(tracker)
+        load_certified(tracker, soft=True)
+
+
+def test_a_proof_is_lost_to_no_other_verdict(tracker, capsys):
+    assert main(["certify", str(tracker)]) == 0
+    proof = contents(tracker)
+    # Other questions have other files.
+    for options in (["--soft", "--max-pairs", "50"], ["--weights", "best_test"]):
+        assert main(["certify", str(tracker), *options]) == 0
+        assert "written: " in capsys.readouterr().out.splitlines()[-1]
+    assert (tracker / "certificate-best_test.json").exists()
+    assert contents(tracker).items() >= proof.items()
+    # The same question may have been searched less far.
+    stays = f"not written: {tracker}/certificate.json holds a proof of these weights, which stays"
+    assert main(["certify", str(tracker), "--max-pairs", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert not lines[0].startswith("proven")
+    assert lines[-1] == stays
+    assert main(["certify", str(tracker), "--max-pairs", "1", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["verdict"] != "proven"
+    assert captured.err == f"statemix: {stays}\n"
+    assert contents(tracker).items() >= proof.items()
+    load_certified(tracker)
+    # A proof whose network is damaged, is none.
+    (tracker / "certified.safetensors").write_bytes(b"x")
+    assert main(["certify", str(tracker), "--max-pairs", "1"]) == 0
+    assert certificate(tracker)["verdict"] != "proven"
+    assert not (tracker / "certified.safetensors").exists()
+
+
+def test_a_proof_of_other_weights_is_stale(tracker, tmp_path, capsys):
+    folder = shutil.copytree(tracker, tmp_path / "run")
+    assert main(["certify", str(folder)]) == 0
+    summary = json.loads((folder / "summary.json").read_text())
+    sha256 = summary["weights"]["model.safetensors"]
+    assert certificate(folder)["weights_sha256"] == sha256
+    # As if the run had been trained again.
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: one * 2 for name, one in weights.items()}, folder / "model.safetensors")
+    changed = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    summary["weights"]["model.safetensors"] = changed
+    (folder / "summary.json").write_text(json.dumps(summary))
+    message = f"must be about the weights of the run, got weights_sha256='{sha256}'"
+    with pytest.raises(RequestError, match=message):
+        load_certified(folder)
+    assert main(["certify", str(folder), "--max-pairs", "1"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"written: {folder}/certificate.json"
+    assert certificate(folder)["weights_sha256"] == changed
 
 
 def test_a_failing_word_is_shown_and_fails(train, capsys):
@@ -149,9 +205,10 @@ def test_attributes_of_evaluation_are_those_of_the_run(train, capsys):
     assert "no bound: the states are those of gates of 0 and 1" in capsys.readouterr().out
     assert main(["certify", str(folder), "--soft"]) == 0
     assert "  soft " not in capsys.readouterr().out
-    # The file holds the network that was asked, with the attributes of evaluation.
+    # The files hold the networks that were asked, with the attributes of evaluation.
     automaton = load_outcome(folder).config.build_task().automaton()
-    assert certify(load_certified(folder), automaton).verdict == "proven"
+    for soft in (False, True):
+        assert certify(load_certified(folder, soft=soft), automaton).verdict == "proven"
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,8 @@ from statemix.tasks.automaton import Automaton
 from statemix.training import folder as runs
 from statemix.training import load_outcome
 from statemix.training.checkpoint import write_file
+from statemix.training.outcome import WEIGHT_FILES, Weights
 from statemix.training.parts import model_with
-
-CERTIFICATE = "certificate.json"
-CERTIFIED = "certified.safetensors"
 
 Network = Literal["pruned", "refitted", "hardened", "as trained"]
 
@@ -178,50 +176,87 @@ def _with_gates_of(model: SyntheticModel, other: SyntheticModel) -> SyntheticMod
     return copied
 
 
-def write_certificate(folder: Path, found: Certified, *, weights: str) -> list[Path]:
+def certificate_files(folder: Path, weights: Weights, *, soft: bool) -> tuple[Path, Path]:
+    """Return the files of one question: the certificate, and the network that is proven.
+
+    Every question has its own, so that no answer replaces the one to another question.
+    """
+    about = ("" if weights == "last" else f"-{weights}") + ("-soft" if soft else "")
+    return folder / f"certificate{about}.json", folder / f"certified{about}.safetensors"
+
+
+def write_certificate(
+    folder: Path, found: Certified, *, weights: Weights, soft: bool = False
+) -> list[Path]:
     """Write a certificate and, if it is a proof, the network that is proven.
+
+    A stored proof of the same weights stays, as another verdict may mean no more than that fewer
+    pairs were visited.
 
     Args:
         folder: folder of the run.
         found: the answer.
-        weights: name of the weights that were asked about.
+        weights: the weights that were asked about.
+        soft: whether the model was asked as it is.
 
     Returns:
-        The files.
+        The files; none if a stored proof stays.
 
     Raises:
-        RequestError: if the folder cannot be written.
+        RequestError: if the folder holds no finished run or cannot be written.
     """
-    row = {"weights": weights, **found.to_plain()}
-    written = [folder / CERTIFICATE]
+    path, network = certificate_files(folder, weights, soft=soft)
+    proven = found.certificate.verdict == "proven"
+    if not proven and _is_proven(folder, weights, soft=soft):
+        return []
+    sha256 = load_outcome(folder).weights[WEIGHT_FILES[weights]]
+    row = {"weights": weights, "weights_sha256": sha256, **found.to_plain()}
     try:
-        (folder / CERTIFIED).unlink(missing_ok=True)
-        if found.certificate.verdict == "proven":
-            row["sha256"] = runs.save_weights(folder, CERTIFIED, found.model.state_dict())
-            written.append(folder / CERTIFIED)
-        write_file(
-            folder / CERTIFICATE, (json.dumps(row, indent=1, allow_nan=False) + "\n").encode()
-        )
+        network.unlink(missing_ok=True)
+        if proven:
+            row["sha256"] = runs.save_weights(folder, network.name, found.model.state_dict())
+        write_file(path, (json.dumps(row, indent=1, allow_nan=False) + "\n").encode())
     except OSError as error:
         raise RequestError(f"folder must be writable, got {folder}: {error.strerror}") from error
-    return written
+    return [path, network] if proven else [path]
 
 
-def load_certified(folder: Path | str) -> SyntheticModel:
+def _is_proven(folder: Path, weights: Weights, *, soft: bool) -> bool:
+    try:
+        load_certified(folder, weights, soft=soft)
+    except RequestError:
+        return False
+    return True
+
+
+def load_certified(
+    folder: Path | str, weights: Weights = "last", *, soft: bool = False
+) -> SyntheticModel:
     """Load the network of a run that is proven, on the CPU, in evaluation mode.
 
+    Args:
+        folder: the run's folder.
+        weights: the weights that were asked about.
+        soft: whether the model was asked as it is.
+
     Raises:
-        RequestError: if the folder holds no finished run or no proof, or its files are damaged.
+        RequestError: if the folder holds no finished run, no proof or one of other weights, or its
+            files are damaged.
     """
     folder = Path(folder)
-    config = load_outcome(folder).config
-    path = folder / CERTIFICATE
+    outcome = load_outcome(folder)
+    path, network = certificate_files(folder, weights, soft=soft)
     try:
         row = json.loads(path.read_text())
-        verdict, sha256 = row["verdict"], row.get("sha256", "")
+        verdict, sha256, trained = row["verdict"], row.get("sha256", ""), row.get("weights_sha256")
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise RequestError(f"{path} must hold a certificate, got: {error!r}") from error
     if verdict != "proven":
         raise RequestError(f"{path} must hold a proof, got the verdict {verdict!r}")
-    tensors = runs.load_weights(folder, CERTIFIED, sha256, stated_in=CERTIFICATE)
-    return model_with(tensors, config, folder / CERTIFIED)
+    if trained != outcome.weights.get(WEIGHT_FILES[weights]):
+        raise RequestError(
+            f"{path} must be about the weights of the run, got weights_sha256={trained!r}; certify "
+            "the run again"
+        )
+    tensors = runs.load_weights(folder, network.name, sha256, stated_in=path.name)
+    return model_with(tensors, outcome.config, network)

@@ -35,7 +35,9 @@ class Certify:
     open: neither, for the reason that is given.
 
     The certificate is written to certificate.json in the run's folder, and a network that is proven
-    to certified.safetensors. What the proof assumes is in docs/state_tracking.md.
+    to certified.safetensors. With --soft or other weights, their names say so, as in
+    certificate-best_test-soft.json. A stored proof of the same weights stays until there is a new
+    one. What the proof assumes is in docs/state_tracking.md.
 
     statemix certify runs/s3
     """
@@ -66,7 +68,7 @@ class Certify:
             raise RequestError(f"max_pairs must be at least 1, got {self.max_pairs}")
         # Slow imports wait until the options have been checked.
         from statemix.analysis import certified, write_certificate
-        from statemix.analysis.certified import CERTIFICATE
+        from statemix.analysis.certified import certificate_files
         from statemix.training import load_model, load_outcome
         from statemix.training.schedules import attributes_set
 
@@ -79,20 +81,27 @@ class Certify:
             raise RequestError(
                 f"backbone must be 'causal' to certify, got {config.model.backbone!r}"
             )
-        files.open_for_append("folder", self.folder / CERTIFICATE)
+        path, _ = certificate_files(self.folder, self.weights, soft=self.soft)
+        files.open_for_append("folder", path)
         model = load_model(self.folder, self.weights)
         with attributes_set(model, config.evaluation.attributes), _progress() as show:
             found = certified(
                 model, automaton, soft=self.soft, max_pairs=self.max_pairs, on_progress=show
             )
             # Here the attributes of evaluation are part of the network.
-            written = write_certificate(self.folder, found, weights=self.weights)
+            written = write_certificate(self.folder, found, weights=self.weights, soft=self.soft)
+        stored = f"written: {', '.join(map(str, written))}"
+        if not written:
+            stored = f"not written: {path} holds a proof of these weights, which stays"
         if self.json:
             print(json.dumps(found.to_plain(), allow_nan=False))
+            # What is printed is not what the file holds.
+            if not written:
+                print(f"statemix: {stored}", file=sys.stderr)
         else:
-            self._print(found, written)
+            self._print(found, stored)
 
-    def _print(self, found: "Certified", written: list[Path]) -> None:
+    def _print(self, found: "Certified", stored: str) -> None:
         certificate = found.certificate
         said = {
             "proven": "right after every word of every length",
@@ -126,7 +135,7 @@ class Certify:
         console.print(f"{certificate.verdict}: {said[certificate.verdict]}")
         for name, line in lines.items():
             console.print(f"  {name:<8} {line}")
-        console.print(f"written: {', '.join(map(str, written))}")
+        console.print(stored)
 
 
 def _soft(found: "Certified") -> str:

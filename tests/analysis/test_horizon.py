@@ -111,6 +111,29 @@ def test_sharper_gates_are_right_for_longer(of_group):
         assert lengths[0] == pytest.approx(lengths[1] * factor, rel=0.02)
 
 
+def test_the_error_itself_grows_by_rounding(of_group):
+    """Rows of gates that add up to 1 + u would multiply what has gone wrong before."""
+    model = of_group("S_3")
+    model.blocks[0].layer.gate_temperature = 0.3
+    # The logits of two permutations that exchange neighbours differ by 1, and by 2 entries.
+    e, slack, error, steps = distance(0.3), 0.5, 0.0, 0
+    while error < slack:
+        error = (1 + ROUNDING) * error + (e + ROUNDING) * LARGEST
+        steps += 1
+    length = length_of(model)
+    # The last step reaches the slack, and the learned token is one, too.
+    assert length == pytest.approx(steps - 2, rel=1e-4)
+    assert length < 0.95 * slack / ((e + ROUNDING) * LARGEST)
+
+
+def test_states_that_are_all_zero_are_those_of_hard_gates(of_group):
+    model = of_group("S_3")
+    with torch.no_grad():
+        model.blocks[0].layer.value_proj.weight.zero_()
+    found = horizon(model, hardened(model), AUTOMATON, head="answer")
+    assert found.reason.startswith("the states are those of gates of 0 and 1")
+
+
 def test_a_learned_state_counts_as_a_value(of_group):
     model = of_group("S_3", initial_state="learned")
     before = length_of(model)

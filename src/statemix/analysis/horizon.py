@@ -45,14 +45,19 @@ def horizon(
 ) -> Horizon:
     r"""Return a number of tokens up to which a model with soft gates answers as an automaton.
 
-    The soft model has the weights of the hard one. As the rows of its gates sum to 1, a step makes
-    no error of the state larger. With e the largest L1 distance of a soft row of gates and its hard
-    one, and V the largest value,
+    The soft model has the weights of the hard one. Let e be the largest L1 distance of a soft row
+    of gates and its hard one, V the largest value, and u the largest relative error by which a step
+    and its gates are rounded. Hard states are at most V and not rounded. The rows of soft gates sum
+    to 1, but for their rounding, so a step adds e V to the error of the state, and rounds what is
+    at most V plus this error:
 
-    .. math:: |h_t^{soft} - h_t^{hard}|_\infty \le t\,(e + u)\,V,
+    .. math::
+        E_t \le (1 + u)\,E_{t-1} + (e + u)\,V, \qquad
+        E_t = |h_t^{soft} - h_t^{hard}|_\infty
+        \le \frac{(1 + u)^t - 1}{u}\,(e + u)\,V.
 
-    where u bounds the rounding of a step. If the hard model gives the answer i, the soft one does
-    not prefer the class j as long as this is below
+    If the hard model gives the answer i, the soft one does not prefer the class j as long as this
+    is below
 
     .. math:: \frac{c \cdot z + r\,(b_i - b_j)}
         {\lVert c^T W_y \rVert_1 + |b_i - b_j|\, \lVert W_y \rVert_{\infty \to 2} / \sqrt{d}}
@@ -82,8 +87,8 @@ def horizon(
         return Horizon(None, f"the bound is for {kind}")
     used = torch.zeros(layer.num_blocks, dtype=torch.bool)
     used[slice(None) if tracking is None else list(tracking)] = True
-    error = _error(soft, hard, used)
-    if error == 0:
+    drift = _drift(soft, hard, used)
+    if drift is None:
         return Horizon(None, "the states are those of gates of 0 and 1, so the verdict is on both")
     read = _Readout.of(hard, hard_layer, head, used)
     slack = math.inf
@@ -92,12 +97,12 @@ def horizon(
         nonlocal slack
         slack = min(slack, _slack(read, hard, hard_layer, found))
         # The learned token is a step of its own.
-        return "" if found.length + hard.bos < slack / error else told()
+        return "" if found.length + hard.bos < drift.steps(slack) else told()
 
     def told() -> str:
         return (
-            f"each token may move the states {error:.2g} away from those of gates of 0 and 1, and "
-            f"from {slack:.2g} on answers may change"
+            f"each token may move the states {drift.error:.2g} away from those of gates of 0 and "
+            f"1, and from {slack:.2g} on answers may change"
         )
 
     found = Search(hard.eval(), automaton, head, max_pairs, observe=observe).run()
@@ -107,24 +112,40 @@ def horizon(
     if found.verdict == "open":
         return Horizon(found.checked, found.reason)
     # The last step stays below the bound.
-    return Horizon(math.ceil(min(slack / error, 2.0**62)) - 1 - hard.bos, told())
+    return Horizon(math.ceil(min(drift.steps(slack), 2.0**62)) - 1 - hard.bos, told())
 
 
-def _error(soft: SyntheticModel, hard: SyntheticModel, used: Tensor) -> float:
-    """Return what a step adds to the error of the state at most; 0 if the gates are the same."""
+class _Drift(NamedTuple):
+    """How the states of a soft model may leave those of the hard one.
+
+    Attributes:
+        error: what a step adds to the error at most.
+        rounding: part of itself by which the error grows in a step at most.
+    """
+
+    error: float
+    rounding: float
+
+    def steps(self, slack: float) -> float:
+        """Return the number of steps after which the error may reach ``slack``, as a fraction."""
+        return math.log1p(self.rounding * slack / self.error) / math.log1p(self.rounding)
+
+
+def _drift(soft: SyntheticModel, hard: SyntheticModel, used: Tensor) -> _Drift | None:
+    """Return how states drift apart; None if they do not."""
     layer, hard_layer = _only_layer(soft), _only_layer(hard)
     assert layer is not None
     assert hard_layer is not None
     gates, values = _constants(soft, layer)
     hard_gates, _ = _constants(hard, hard_layer)
     distance = (gates - hard_gates)[:, used].abs().sum(-1)
-    if not distance.any():
-        return 0.0
     largest = float(values.abs().max())
     if layer.learned_state is not None:
         largest = max(largest, float(layer.learned_state[used].abs().max()))
+    if largest == 0 or not distance.any():
+        return None
     rounding = (layer.block_size + _ROUNDINGS) * torch.finfo(values.dtype).eps / 2
-    return (float(distance.max()) + rounding) * largest
+    return _Drift((float(distance.max()) + rounding) * largest, rounding)
 
 
 def _only_layer(model: SyntheticModel) -> BDLRU | None:

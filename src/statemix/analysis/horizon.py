@@ -15,8 +15,8 @@ from statemix.ops.layout import join_units
 from statemix.tasks.automaton import Automaton
 from statemix.tasks.task import IGNORED
 
-# A weighted mean of m+1 terms, and each of its weights, is rounded so many times at most beyond m;
-# a sum of n products so many times beyond n.
+# The sum that normalises m+1 weights and the weighted sum of m+1 terms are rounded so many times at
+# most beyond 2m; a sum of n products so many times beyond n.
 _ROUNDINGS = 16
 
 
@@ -144,7 +144,7 @@ def _drift(soft: SyntheticModel, hard: SyntheticModel, used: Tensor) -> _Drift |
         largest = max(largest, float(layer.learned_state[used].abs().max()))
     if largest == 0 or not distance.any():
         return None
-    rounding = (layer.block_size + _ROUNDINGS) * torch.finfo(values.dtype).eps / 2
+    rounding = (2 * layer.block_size + _ROUNDINGS) * torch.finfo(values.dtype).eps / 2
     return _Drift((float(distance.max()) + rounding) * largest, rounding)
 
 

@@ -1,5 +1,6 @@
 """The command that looks into a trained run."""
 
+import dataclasses
 import json
 import shutil
 
@@ -90,6 +91,19 @@ def test_the_race_of_representations_is_drawn_and_kept(run, tmp_path, capsys):
     drawn = {line.get_label(): line.get_xydata().tolist() for line in panel.get_lines()}
     points = [[row["step"], row["representations"]["2"]] for row in rows]
     assert drawn["2, the points"] == points
+
+
+def test_the_race_of_a_search_marks_its_attempts(tiny_arguments, tmp_path, capsys):
+    folder = tmp_path / "searched"
+    # Attempts leave their plateau as soon as the loss falls at all, and fail their only test.
+    search = "--search.attempts 2 --search.plateau 1 --search.every 2 --search.tests 1"
+    strict = "--search.accept 1 --search.accept-last 1 --evaluation.every 1"
+    words = [*tiny_arguments, *search.split(), *strict.split()]
+    assert main(["train", "--folder", str(folder), *words]) == 0
+    assert main(["inspect", str(folder)]) == 0
+    attempts = load_outcome(folder).attempts
+    assert len(attempts) == 2
+    assert numbers(folder / "inspect")["attempts"] == [dataclasses.asdict(one) for one in attempts]
 
 
 def test_a_run_that_kept_no_representations_has_no_race(run, tmp_path, capsys):

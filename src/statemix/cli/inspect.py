@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, cast
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from statemix.models import SyntheticModel
     from statemix.tasks import Examples, Task
     from statemix.training import RunConfig
+    from statemix.training.search import Attempt
 
 NUMBERS = "numbers.json"
 # More would not fit into a picture.
@@ -50,10 +51,12 @@ class Race:
     Attributes:
         group: name of the group.
         rows: rows of the run's metrics that hold them.
+        attempts: attempts of the run's search.
     """
 
     group: str
     rows: list[Moment]
+    attempts: "tuple[Attempt, ...]"
 
 
 @dataclass(frozen=True)
@@ -149,8 +152,8 @@ class Inspect:
         from statemix.training import load_model, load_outcome
         from statemix.training.schedules import attributes_set
 
-        config = load_outcome(self.folder).config
-        task = config.build_task()
+        outcome = load_outcome(self.folder)
+        config, task = outcome.config, outcome.config.build_task()
         model = load_model(self.folder, self.weights)
         tokens, lengths = _cut(self._examples(task), self.tokens)
         with attributes_set(model, config.evaluation.attributes):
@@ -172,7 +175,7 @@ class Inspect:
             learned=learned,
             joined=joined,
             sharpened=[one for one in sharpened if one["layer"] in shown],
-            race=self._race(task),
+            race=self._race(task, outcome.attempts),
         )
         self._write(found)
         if self.json:
@@ -181,7 +184,7 @@ class Inspect:
         else:
             self._print(found, judged=automaton is not None)
 
-    def _race(self, task: "Task") -> "Race | None":
+    def _race(self, task: "Task", attempts: "tuple[Attempt, ...]") -> "Race | None":
         """Return the representations of the task's group during training, if the run kept them."""
         from statemix.tasks.irreps import components
         from statemix.tasks.permutation import Permutation
@@ -202,7 +205,7 @@ class Inspect:
         except (OSError, ValueError, AttributeError, RequestError) as error:
             path = self.folder / METRICS
             raise RequestError(f"{path} must hold a run's metrics, got: {error!r}") from error
-        return Race(task.group.name, rows) if rows else None
+        return Race(task.group.name, rows, attempts) if rows else None
 
     def _check(self) -> None:
         for name, most in (("sequences", _MOST_SEQUENCES), ("tokens", _MOST_TOKENS)):
@@ -258,6 +261,7 @@ class Inspect:
             "joint": found.joined,
             "sharpening": found.sharpened,
             "representations": found.race.rows if found.race else [],
+            "attempts": [asdict(one) for one in found.race.attempts] if found.race else [],
         }
         drawn = dict(pictures(found.layers, found.tokens))
         drawn |= sharpening.pictures(found.sharpened, found.layers, found.tokens)
@@ -265,7 +269,8 @@ class Inspect:
             title = "layer 0: the entry that each entry copies"
             drawn["actions.png"] = actions.draw(found.learned, title=title)
         if found.race is not None:
-            drawn["representations.png"] = draw_race(found.race.rows, found.race.group)
+            race = found.race
+            drawn["representations.png"] = draw_race(race.rows, race.group, race.attempts)
         contents = {name: png(figure, DPI) for name, figure in drawn.items()}
         contents[NUMBERS] = (json.dumps(numbers, allow_nan=False) + "\n").encode()
         page.write(self._folder, contents)

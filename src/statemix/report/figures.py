@@ -1,7 +1,7 @@
 """Figures of results: panels of series with their spread, for light, dark and narrow pages."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BytesIO
 
 import numpy as np
@@ -30,7 +30,7 @@ class Series:
     Attributes:
         label: name shown.
         family: name of its layer, or another name; determines the colour.
-        runs: x -> y of each run. A series without runs is not drawn.
+        runs: x -> y of each run; a line breaks at a NaN. A series without runs is not drawn.
     """
 
     label: str
@@ -57,6 +57,7 @@ class Panel:
         markers: whether to mark every point of the means.
         level: height and name of a horizontal line.
         span: begin, end and name of a grey span.
+        marks: name -> places of vertical lines; the name stands above the last one.
     """
 
     title: str
@@ -68,6 +69,7 @@ class Panel:
     markers: bool = False
     level: tuple[float, str] | None = None
     span: tuple[float, float, str] | None = None
+    marks: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 def draw(panels: Sequence[Panel], *, theme: Theme = LIGHT, stacked: bool = False) -> Figure:
@@ -154,6 +156,8 @@ def _fill(axes: Axes, panel: Panel, styles: Mapping[str, SeriesStyle], theme: Th
         _mark_span(axes, *panel.span, theme.muted)
     if panel.level is not None:
         _mark_level(axes, *panel.level, theme.muted)
+    for number, (name, places) in enumerate(panel.marks.items()):
+        _mark_places(axes, places, name, number, theme.muted)
     axes.grid(visible=True, axis="y", color=theme.muted, alpha=0.18, linewidth=0.8)
     axes.tick_params(length=3, labelleft=True)
     sns.despine(ax=axes)
@@ -201,6 +205,22 @@ def _mark_level(axes: Axes, value: float, name: str, muted: str) -> None:
         textcoords="offset points",
         ha="right",
         va="top" if value > 0.1 else "bottom",
+        color=muted,
+        fontsize=9.5,
+    )
+
+
+def _mark_places(axes: Axes, places: Sequence[float], name: str, number: int, muted: str) -> None:
+    for place in places:
+        axes.axvline(place, color=muted, linestyle=(0, ((1, 2), (4, 3))[number % 2]), linewidth=1.2)
+    # Neighbours write away from each other.
+    axes.annotate(
+        name,
+        (places[-1], 1.01),
+        xycoords=axes.get_xaxis_transform(),
+        xytext=(-3 if number % 2 == 0 else 3, 0),
+        textcoords="offset points",
+        ha="right" if number % 2 == 0 else "left",
         color=muted,
         fontsize=9.5,
     )

@@ -8,6 +8,7 @@ import torch
 
 from statemix.layers import LayerSpec, build
 from statemix.models import SyntheticModel
+from statemix.tasks.automaton import Automaton
 from statemix.tasks.groups import group
 
 SPECS = {
@@ -105,6 +106,26 @@ def group_tracker(name, *more_sources, initial_state="zero"):
     others = [[[float(token)] * m for token in range(order + 1)] for _ in more_sources]
     readout = np.concatenate([elements, *(np.zeros_like(elements) for _ in more_sources)], 1)
     return hard_tracker(sources, [written, *others], readout, order, initial_state)
+
+
+# After one word of each length below 3, and after all longer ones.
+PASSING = Automaton(0, np.array([[1], [2], [3], [3]]), np.array([[0], [1], [2], [2]]))
+
+
+def passing_model():
+    """A model of PASSING: the learned token writes a 5, which the tokens push out."""
+    sources = [[[-1, 0, 1], [-1, -1, -1]]]
+    values = [[[0.0] * 3, [5.0, 0.0, 0.0]]]
+    model = hard_tracker(sources, values, [[0, 0.3, 0], [0, 0, 1], [0, 0, 0]], 3)
+    with torch.no_grad():
+        model.readouts["answer"].bias[2] = 1
+    return model
+
+
+@pytest.fixture
+def passing():
+    """A model and its automaton, whose first two states never come again."""
+    return passing_model(), PASSING
 
 
 @pytest.fixture(scope="session")

@@ -97,6 +97,13 @@ def test_one_gate_swapped_is_refuted_by_a_shortest_word(of_group, token):
     assert found.answer != found.expected
 
 
+def test_the_margin_is_the_smallest_of_all_levels(passing):
+    """The first answer leads by 5 * 0.3 - 1, and later ones by 4 and by 1."""
+    found = certify(hardened(passing[0]), passing[1])
+    assert (found.verdict, found.pairs) == ("proven", 3)
+    assert found.margin == pytest.approx(0.5)
+
+
 def test_blocks_that_do_not_track_are_pruned(of_group):
     # One block keeps the last token but one of {1, 2}, the other is shifted by every token.
     keeps = [[-1 if token in (1, 2, 6) else entry for entry in range(3)] for token in range(7)]
@@ -161,12 +168,22 @@ def test_an_lstm_stays_open():
 
 
 @pytest.mark.parametrize(
-    ("output", "state", "verdict"), [(0, 1e-6, "open"), (1e-5, 0, "open"), (1e-9, 0, "proven")]
+    ("output", "state", "scale", "verdict"),
+    [
+        (0, 1e-6, 1, "open"),
+        (1e-5, 0, 1, "open"),
+        (1e-9, 0, 1, "proven"),
+        # Roundings are relative to the logits.
+        (1e-6, 0, 1e-3, "open"),
+        (1e-8, 0, 1e3, "proven"),
+    ],
 )
 def test_rows_may_round_logits_by_their_place_and_nothing_else(
-    of_group, monkeypatch, output, state, verdict
+    of_group, monkeypatch, output, state, scale, verdict
 ):
     model = hardened(of_group("S_3"))
+    with torch.no_grad():
+        model.readouts["answer"].weight *= scale
     layer = model.blocks[0].layer
     forward = layer.forward
 

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statemix.analysis import Horizon, certified, certify, hardened, horizon
+from statemix.analysis import Horizon, certified, certify, hardened, horizon, pruned
 from statemix.layers import LayerSpec
-from statemix.models import SyntheticModel
+from statemix.models import MixerSpec, SyntheticModel
 from statemix.tasks import IGNORED
 from statemix.tasks.automaton import Automaton
 from statemix.tasks.groups import group
@@ -120,6 +120,48 @@ def test_sharper_gates_are_right_for_longer(of_group, temperature):
     assert length_of(model) == pytest.approx(steps(temperature) - 2, rel=0.02, abs=1)
 
 
+@pytest.mark.parametrize("token", [0, 5, 6])
+def test_the_softest_token_counts_and_so_does_the_learned_one(of_group, token):
+    model = of_group("S_3")
+    layer = model.blocks[0].layer
+    layer.gate_temperature = 0.25
+    with torch.no_grad():
+        layer.gate_proj.weight[:, token] /= 4
+    assert length_of(model) == pytest.approx(steps(1.0) - 2, rel=0.02, abs=1)
+
+
+def test_the_last_token_counts_in_a_residual(of_group):
+    """After token 5, class 0 gets .25 more, so that other answers lead it by .75 and not by 1."""
+    model = of_group("S_3")
+    read, out = model.readouts["answer"].weight, model.blocks[0].layer.out_proj.weight
+    with torch.no_grad():
+        # The first seven entries hold the token.
+        read[:, 7:], out[7:] = read[:, :3].clone(), out[:3].clone()
+        read[:, :7], out[:7] = 0, 0
+        read[0, 5] = 0.25
+    lengths = []
+    for residual in (False, True):
+        model.blocks[0].residual = residual
+        assert certify(hardened(model), AUTOMATON).verdict == "proven"
+        lengths.append(length_of(model))
+    assert lengths[1] + 2 == pytest.approx(0.75 * (lengths[0] + 2), abs=1)
+
+
+def test_what_a_layer_norm_takes_away_does_not_count(of_group):
+    """Its output has sum 0, so a constant added to all weights of a class changes nothing."""
+    model = of_group("S_3")
+    read = model.readouts["answer"]
+    model.final_norm = torch.nn.LayerNorm(read.in_features, eps=1e-5)
+    model.blocks[0].layer.gate_temperature = TEMPERATURE
+    lengths = []
+    for constant in (0.0, 3.0):
+        with torch.no_grad():
+            read.weight += constant * torch.arange(6.0).unsqueeze(1)
+        lengths.append(length_of(model))
+    assert lengths[1] == pytest.approx(lengths[0], rel=1e-3)
+    assert lengths[0] > 100
+
+
 def test_rounding_makes_the_error_itself_grow(of_group):
     """Rows of gates that add up to 1 + u multiply what has gone wrong before."""
     model = of_group("S_3")
@@ -162,7 +204,9 @@ def test_other_models_have_none(of_group):
     lstm = SyntheticModel(6, {"answer": 6}, 8, [LayerSpec("lstm")])
     two = SyntheticModel(6, {"answer": 6}, 8, [LayerSpec("bd_lru", num_blocks=2, block_size=3)] * 2)
     kind = "the bound is for one BD-LRU with softmax gates and without a channel mixer"
-    for model in (lstm, two):
+    one = LayerSpec("bd_lru", num_blocks=2, block_size=3)
+    mixed = SyntheticModel(6, {"answer": 6}, 8, [one], channel_mixer=MixerSpec("mlp"))
+    for model in (lstm, two, mixed):
         assert horizon(model, model, AUTOMATON, head="answer") == Horizon(None, kind)
         assert certified(model, AUTOMATON, soft=True, max_pairs=50).horizon.reason == kind
     same = hardened(of_group("S_3"))
@@ -283,6 +327,26 @@ def test_a_block_that_lives_on_its_learned_state_counts(of_group):
         read[:, :3] = 0
         layer.gate_proj.weight.view(3, 4, 2, -1)[:, :, 1] /= 2
     found = certified(model, AUTOMATON)
+    assert (found.certificate.verdict, found.tracking) == ("proven", (0, 1))
+    words = torch.randint(6, (8, 300), generator=torch.Generator().manual_seed(0))
+    answers = torch.tensor([AUTOMATON.answers(word.tolist()) for word in words])
+    right = (model(words)["answer"].argmax(-1) == answers).all(0)
+    assert not right.all()
+    assert found.horizon.tokens <= int((~right).nonzero()[0])
+
+
+def test_a_kept_block_that_holds_a_constant_counts(of_group):
+    """With gates of 0 and 1 it stays as it is; with its own, its entries mix."""
+    model = of_group("S_3", [*[[0, 1, 2]] * 6, [-1] * 3])
+    layer, read = model.blocks[0].layer, model.readouts["answer"].weight
+    with torch.no_grad():
+        layer.value_proj.weight.view(3, 2, -1)[:, 1, 6] = torch.tensor([1.0, 2.0, 3.0])
+        layer.gate_proj.weight.view(3, 4, 2, -1)[:, :, 1] /= 2
+        # Class 0 reads what is 0 there at first.
+        read[0, 3:6] = torch.tensor([-20.0, 10.0, 0.0])
+    found = certified(model, AUTOMATON)
+    cut = pruned(hardened(model), AUTOMATON)
+    assert (cut.tracking, cut.varying) == ((0, 1), (0,))
     assert (found.certificate.verdict, found.tracking) == ("proven", (0, 1))
     words = torch.randint(6, (8, 300), generator=torch.Generator().manual_seed(0))
     answers = torch.tensor([AUTOMATON.answers(word.tolist()) for word in words])

@@ -64,6 +64,29 @@ def test_what_the_blocks_do_not_hold_cannot_be_read(of_group):
     assert (found.network, found.certificate.verdict) == ("hardened", "refuted")
 
 
+def test_a_network_that_needs_no_memory_is_not_fitted(tracker):
+    """No block holds a state of an automaton of one state; the token itself would do."""
+    # The only entry loads -2 or 2, and the residual adds 1 to it after token 0.
+    model = tracker([[[-1], [-1], [-1]]], [[[-2.0], [2.0], [0.0]]], [[-1.0], [1.0]], 2)
+    model.blocks[0].residual = True
+    automaton = Automaton(0, np.zeros((1, 2), np.int64), np.array([[0, 1]]))
+    cut = pruned(hardened(model), automaton)
+    assert cut.varying == ()
+    assert certify(cut.model, automaton).verdict == "refuted"
+    found = certified(model, automaton)
+    assert (found.network, found.certificate.verdict) == ("hardened", "proven")
+
+
+def test_the_first_token_is_fitted_where_it_leads_and_not_the_learned_one(passing):
+    model, automaton = passing
+    with torch.no_grad():
+        for parameter in model.readouts["answer"].parameters():
+            parameter.zero_()
+    cut = pruned(hardened(model), automaton)
+    assert certify(cut.model, automaton).verdict == "refuted"
+    assert certify(refitted(cut.model, automaton, "answer"), automaton).verdict == "proven"
+
+
 def test_positions_that_are_not_scored_are_not_fitted(leaning):
     # After token 0 no answer is asked for, and token 5 cannot follow the identity.
     outputs, transitions = AUTOMATON.outputs.copy(), AUTOMATON.transitions.copy()

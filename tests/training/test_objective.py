@@ -129,6 +129,16 @@ def test_the_penalty_is_part_of_the_loss_and_lowers_the_distance(tiny, begun):
     assert distances[2.0] < distances[0.0]
 
 
+def test_a_penalty_that_does_not_act_is_no_part_of_the_loss(tiny, begun):
+    run = begun(tiny(EXACT | {"objective.permutation_penalty": 2.0}))
+    (batch,) = run.trainer.batches.parts(0)
+    task = cross_entropy(run.model, batch)["product"].item()
+    assert set(run.losses(run.model, batch)) == {"product", "permutation_penalty"}
+    run.losses.penalised = False
+    assert set(run.losses(run.model, batch)) == {"product"}
+    assert run.trainer.train_step() == pytest.approx(task, **TIGHT)
+
+
 def test_a_penalty_needs_transitions(tiny, begun):
     changes = {"model.layers": (LayerSpec("lstm"),), "objective.permutation_penalty": 0.1}
     message = r"^objective.permutation_penalty must be 0 with a first layer .* got 0.1"

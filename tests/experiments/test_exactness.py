@@ -4,16 +4,18 @@ import dataclasses
 import json
 
 import pytest
+import torch
 
 from statemix.analysis import certify, load_certified
 from statemix.experiments.conditions import Condition
+from statemix.experiments.exactness import rows as exactness_rows
 from statemix.experiments.exactness.rows import row_of
 from statemix.experiments.exactness.suites import SUITES
 from statemix.experiments.exactness.tally import interval, tally
 from statemix.experiments.recipes import exact
 from statemix.experiments.reproduction.plan import due, plan
 from statemix.experiments.reproduction.reproduce import fill
-from statemix.experiments.runner import Ended
+from statemix.experiments.runner import Ended, Job
 from statemix.experiments.store import Store, key
 from statemix.layers import LayerSpec
 from statemix.report.exactness import drawing, text
@@ -100,6 +102,21 @@ def test_a_run_without_a_result_has_a_row_without_a_certificate(trained, tmp_pat
     assert text.cells(found)[0] == "1 without result"
     both = tally(RECIPE, trained[0].rows() | rows)
     assert text.cells(both)[0] == "1 of 2 (1 without result)"
+
+
+def test_a_certificate_is_found_with_the_threads_of_the_run(trained, monkeypatch):
+    config = RECIPE.runs[0]
+    seen = []
+
+    def certificate(_):
+        seen.append(torch.get_num_threads())
+        return {}
+
+    monkeypatch.setattr(exactness_rows, "certificate", certificate)
+    torch.set_num_threads(2)
+    row_of(Ended(Job("again", config, trained[1] / key(config)), "done"))
+    assert seen == [config.runtime.num_threads] == [1]
+    assert torch.get_num_threads() == 2
 
 
 def test_a_tally_counts_runs_attempts_and_seconds(trained):

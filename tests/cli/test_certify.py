@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import io
 import json
+import re
 import shlex
 import shutil
 
@@ -164,6 +165,51 @@ def test_a_proof_of_other_weights_is_stale(tracker, tmp_path, capsys):
     assert main(["certify", str(folder), "--max-pairs", "1"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"written: {folder}/certificate.json"
     assert certificate(folder)["weights_sha256"] == changed
+
+
+def test_the_weights_that_are_asked_about_are_those_that_are_named(tracker, tmp_path, capsys):
+    folder = shutil.copytree(tracker, tmp_path / "run")
+    weights = load_file(folder / "best_test.safetensors")
+    save_file(
+        {name: one * 0 if name.startswith("readouts") else one for name, one in weights.items()},
+        folder / "best_test.safetensors",
+    )
+    sha256 = hashlib.sha256((folder / "best_test.safetensors").read_bytes()).hexdigest()
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["weights"]["best_test.safetensors"] = sha256
+    (folder / "summary.json").write_text(json.dumps(summary))
+    # All answers are level.
+    verdicts = {"last": "open", "best_test": "refuted"}
+    for name, verdict in verdicts.items():
+        words = ["--soft", "--max-pairs", "50", "--weights", name, "--json"]
+        assert main(["certify", str(folder), *words]) == 0
+        assert json.loads(capsys.readouterr().out)["verdict"] == verdict
+    stored = certificate(folder, "-best_test-soft")
+    assert (stored["weights"], stored["weights_sha256"]) == ("best_test", sha256)
+    # The readout is fitted again.
+    assert main(["certify", str(folder), "--weights", "best_test"]) == 0
+    assert "readout fitted again" in capsys.readouterr().out
+    task = load_outcome(folder).config.build_task()
+    found = certify(load_certified(folder, "best_test"), task.automaton())
+    assert found.verdict == "proven"
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_number_of_pairs_is_shown_on_a_terminal(tracker, capsys, monkeypatch, terminal):
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("TERM", "xterm")
+    assert main(["certify", str(tracker), "--soft", "--max-pairs", "50", "--json"]) == 0
+    captured = capsys.readouterr()
+    checked = json.loads(captured.out)["checked"]
+    shown = {int(number) for number in re.findall(r"(\d+) pairs", captured.err)}
+    if terminal:
+        # After every length that was checked, there were more.
+        assert shown - {0}
+        assert len(shown - {0}) <= checked
+        assert max(shown) <= 50
+    else:
+        assert captured.err == ""
 
 
 def test_a_failing_word_is_shown_and_fails(train, capsys):

@@ -328,7 +328,7 @@ def test_longer_sequences_are_scored_with_the_last_weights_of_the_chosen_setting
     assert found.parts["S_3"].longer == {64: (0.0, 0.25, 0.5)}
     (cell_row,) = (c for c in overview(rows)["cells"] if c["size"] == "workstation")
     assert cell_row["data"]["S_3"]["longer"] == {"64": 0.25}
-    ours, paper, longer = text.table([found]).lines
+    *_, longer = text.table([found]).lines
     assert (longer.cells[0].strip(), longer.cells[-1]) == ("longer", ".250 at 64")
     assert score(one, {}).parts["S_3"].longer == {64: ()}
     assert text.longer_text(score(one, {})) == text.longer_text(None) == ""

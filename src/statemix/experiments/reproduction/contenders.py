@@ -72,7 +72,7 @@ ORDERS = (1, 2, 3, 4, 5, 6, 8, 16)
 """Values of m in the paper's tables."""
 
 # Paper: "state space expansion factor" 2, 4, 8, kernels of 2 or 4; 2, 4 or 8 heads. Of these, the
-# smaller sizes of this library take the middle one, or the larger of two.
+# smaller sizes of this library take the largest expansion, the larger kernel and 4 heads.
 CONTENDERS = {
     contender.name: contender
     for contender in (

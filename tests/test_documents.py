@@ -1,5 +1,6 @@
 """Every code block of the documents runs, and every link target exists."""
 
+import collections
 import json
 import re
 import shlex
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from statemix.cli import main
+from statemix.experiments.reproduction.claims import CLAIMS, decide
 from statemix.experiments.reproduction.overview import overview
 from statemix.experiments.reproduction.protocols import SIZES
 from statemix.experiments.reproduction.tables import TABLES
@@ -134,6 +136,34 @@ def test_the_counts_of_measured_cells_are_those_of_the_results():
             and cell["verdict"] != "partial"
         }
         assert counts == (len(cells), list(cells.values()).count("agrees"))
+
+
+def test_the_verdicts_on_claims_are_those_of_the_results():
+    stores = merged(sorted((ROOT / "results" / "reproduce").glob("*.jsonl")))
+    text = " ".join((ROOT / "docs" / "reproduction.md").read_text().split())
+    (said,) = re.findall(r"decides seven claims of the paper by these runs: ([^.]*)\.", text)
+    words = ["no", "one", "two", "three", "four", "five", "six", "seven"]
+    stated = {
+        verdict: words.index(word)
+        for word, verdict in re.findall(r"(\w+) (hold|do not|does not|are open|is open)", said)
+    }
+    verdicts = collections.Counter(one.verdict for one in decide(stores, "paper"))
+    holding, failing = (verdicts[name] for name in ("holds", "does not hold"))
+    assert sum(stated.values()) == len(CLAIMS)
+    assert (stated["hold"], stated.get("do not", stated.get("does not", 0))) == (holding, failing)
+
+
+def test_the_readme_counts_what_the_documents_count():
+    found = overview(merged(sorted((ROOT / "results" / "reproduce").glob("*.jsonl"))))
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    documented = " ".join((ROOT / "docs" / "reproduction.md").read_text().split())
+    assert (
+        f"Of the {found['of']} accuracies in the paper's tables, {found['measured']} have" in readme
+    )
+    assert f"and {found['agree']} agree within" in readme
+    for agree, measured, number in re.findall(r"(\d+) of (\d+) in Table (\d)", readme):
+        told = rf"Table {number}: {measured} of \d+ cells are measured, and {agree} agree"
+        assert re.search(told, documented)
 
 
 @pytest.mark.parametrize("code", trees())

@@ -118,6 +118,7 @@ def test_the_table_shows_our_numbers_above_the_papers_and_nothing_is_repeated(ca
     assert main(["report", "cells", "--results", "reproduce"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("2 of 2 cells measured")
+    assert re.search(r"^table4 +s3 +LSTM +132,096 +paper +laptop +3 ", text, re.M)
     assert "BD-LRU m=2  paper     laptop" in text
 
 

@@ -19,6 +19,7 @@ from statemix.experiments.reproduction.contenders import CONTENDERS, ORDERS
 from statemix.experiments.reproduction.figures import FIGURES
 from statemix.experiments.reproduction.overview import overview
 from statemix.experiments.reproduction.plan import due, plan
+from statemix.experiments.reproduction.prices import price_of
 from statemix.experiments.reproduction.protocols import PROTOCOLS, SIZES, Data, trials
 from statemix.experiments.reproduction.reproduce import fill
 from statemix.experiments.reproduction.scores import score
@@ -286,6 +287,8 @@ def test_an_overview_counts_every_cell_once(monkeypatch):
         ("LSTM", "paper", "laptop")
     ]
     assert (found["cells"][0]["runs"], found["cells"][0]["planned"]) == (3, 3)
+    assert found["cells"][0]["parameters"] == [132_096, 132_096]
+    assert found["cells"][0]["flops"] == [price_of(CONTENDERS["LSTM"], 192).flops.total] * 2
     assert found["cells"][0]["data"] == {
         "S_3": {"seeds": 3, "ours": 0.5, "mean": 0.5, "longer": {}}
     }

@@ -103,7 +103,19 @@ def _table(cells: "list[CellRow]") -> str:
     from statemix.report.numbers import accuracy_text, published_text
     from statemix.report.tables import Line, Table
 
-    head = ("table", "column", "model", "protocol", "size", "seeds", "ours", "mean", "paper", "")
+    head = (
+        "table",
+        "column",
+        "model",
+        "parameters",
+        "protocol",
+        "size",
+        "seeds",
+        "ours",
+        "mean",
+        "paper",
+        "",
+    )
     return Table(
         head,
         tuple(
@@ -112,18 +124,27 @@ def _table(cells: "list[CellRow]") -> str:
                     cell["table"],
                     cell["column"],
                     cell["model"],
+                    " to ".join(f"{count:,}" for count in dict.fromkeys(cell["parameters"])),
                     cell["protocol"],
                     cell["size"],
                     str(cell["seeds"]),
                     "" if cell["ours"] is None else accuracy_text(cell["ours"]),
                     "" if cell["mean"] is None else accuracy_text(cell["mean"]),
                     published_text(cell["published"]),
-                    cell["verdict"],
+                    _verdict(cell),
                 )
             )
             for cell in cells
         ),
     ).as_text()
+
+
+def _verdict(cell: "CellRow") -> str:
+    data = cell["data"].values()
+    if cell["verdict"] != "partial" or len(data) == 1:
+        return cell["verdict"]
+    begun = sum(one["ours"] is not None for one in data)
+    return f"partial: {begun} of {len(data)} data sets"
 
 
 def _figures(cells: "list[FigureRow]") -> str:

@@ -1,13 +1,16 @@
 """All cells of the paper's tables that have results, and how many agree."""
 
 import math
-from collections.abc import Mapping
-from typing import TypedDict
+from collections.abc import Mapping, Sequence
+from typing import TypedDict, TypeVar
 
+from statemix.experiments.reproduction.prices import prices
 from statemix.experiments.reproduction.protocols import PROTOCOLS, SIZES
 from statemix.experiments.reproduction.scores import CellScore, score
 from statemix.experiments.reproduction.tables import TABLES
 from statemix.experiments.store import Row
+
+_N = TypeVar("_N", int, float)
 
 
 class DataRow(TypedDict):
@@ -32,6 +35,10 @@ class CellRow(TypedDict):
     seeds: int
     runs: int
     planned: int
+    # Parameters of the sequence layer and its forward FLOPs per token: the least and the most of
+    # the layers that the size tries.
+    parameters: list[int]
+    flops: list[float]
     # The number to compare with the paper's, the mean over seeds and its standard deviation; None
     # while a data set has no result.
     ours: float | None
@@ -98,6 +105,7 @@ def _place(row: CellRow) -> tuple[int, int, int]:
 
 def _row(scored: CellScore) -> CellRow:
     cell = scored.cell
+    paid = prices(cell.contender, cell.size)
     return {
         "table": cell.table,
         "column": cell.column.name,
@@ -107,6 +115,8 @@ def _row(scored: CellScore) -> CellRow:
         "seeds": scored.seeds,
         "runs": len(scored.keys),
         "planned": sum(part.num_runs for part in scored.parts.values()),
+        "parameters": _ends([one.num_parameters for one in paid]),
+        "flops": _ends([one.flops.total for one in paid if one.flops is not None]),
         "ours": scored.ours,
         "mean": scored.mean,
         "deviation": scored.deviation,
@@ -126,3 +136,7 @@ def _row(scored: CellScore) -> CellRow:
             for name, part in scored.parts.items()
         },
     }
+
+
+def _ends(values: Sequence[_N]) -> list[_N]:
+    return [min(values), max(values)]

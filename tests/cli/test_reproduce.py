@@ -521,7 +521,7 @@ def test_a_suite_of_attempts_counts_certificates_and_has_no_figure(
     out = capsys.readouterr().out
     (line,) = (text for text in out.splitlines() if text.startswith("S_4 "))
     assert line.split()[1:6] == ["LSTM", "0", "of", "2", "(.000–.658)"]
-    assert line.split()[6:9] == ["–", "–", "3"]
+    assert line.split()[6:11] == ["0", "of", "2", "–", "3"]
     rows = [json.loads(row) for row in (tmp_path / "reproduce/runs.jsonl").read_text().splitlines()]
     assert {row["certificate"]["verdict"] for row in rows} <= {"refuted", "open"}
     assert not (tmp_path / "reproduce/exact-factorial.png").exists()

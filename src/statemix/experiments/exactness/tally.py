@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -31,17 +31,13 @@ class Tally:
     @property
     def verdicts(self) -> Counter[str]:
         """Verdict -> number of runs, of those that have a certificate."""
-        return _verdicts(self.rows.values())
+        certified = (cast(CertifiedRow, row) for row in self.rows.values() if "certificate" in row)
+        return Counter(row["certificate"]["verdict"] for row in certified)
 
     @property
     def proven(self) -> int:
         """Number of runs that are proven."""
         return self.verdicts["proven"]
-
-    @property
-    def verdicts_after_passing(self) -> Counter[str]:
-        """Verdict -> number of runs, of those that have a certificate and passed their test."""
-        return _verdicts(row for row in self.rows.values() if passed(row))
 
     @property
     def attempts(self) -> list[bool]:
@@ -80,11 +76,6 @@ class Tally:
     def lengths(self) -> list[int]:
         """Lengths of test words, in tokens."""
         return sorted({int(length) for row in self.rows.values() for length in row["test"]})
-
-
-def _verdicts(rows: Iterable[Row]) -> Counter[str]:
-    certified = (cast(CertifiedRow, row) for row in rows if "certificate" in row)
-    return Counter(row["certificate"]["verdict"] for row in certified)
 
 
 def passed(row: Row) -> bool:

@@ -27,10 +27,10 @@ ATTEMPTS_HEAD = (
 
 ATTEMPTS_LEGEND = """\
 attempts passed: those that still answer words four times as long with sharp gates, with the 95%
-interval of an attempt's chance. proven: of those that passed and were certified, those right after
-every word of every length with gates of 0 and 1, though they were never sharpened. plateau: mean
-steps before an attempt left it. steps: mean steps of an attempt. cost: mean and most, on one
-core."""
+interval of an attempt's chance. proven: of all that were certified, whether they passed or not,
+those right after every word of every length with gates of 0 and 1, though they were never
+sharpened. plateau: mean steps before an attempt left it. steps: mean steps of an attempt. cost:
+mean and most, on one core."""
 
 
 def attempts_table(tallies: Sequence[Tally]) -> Table:
@@ -42,11 +42,11 @@ def attempts_table(tallies: Sequence[Tally]) -> Table:
 def _attempt_cells(tally: Tally) -> tuple[str, str, str, str, str]:
     if not tally.rows:
         return (_without_result(tally), "", "", "", "")
-    certified = tally.verdicts_after_passing
+    certified = tally.verdicts.total()
     lost = f", {len(tally.lost)} without result" if tally.lost else ""
     return (
         _attempts(tally) + lost,
-        f"{certified['proven']} of {certified.total()}" if certified else "–",
+        f"{tally.proven} of {certified}" if certified else "–",
         _mean_count(tally.steps_on_plateau),
         _mean_count(tally.steps),
         _cost(tally),

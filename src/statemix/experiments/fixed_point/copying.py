@@ -13,12 +13,8 @@ _SCALES: Scales = {
     "paper": Scale(1024, 32, 8, 100_000, 1e-4, seeds=(0, 1, 2), warmup_steps=300, weight_decay=0.1),
 }
 _LAYERS: dict[SizeName, int] = {"laptop": 1, "workstation": 2, "paper": 12}
-# Letters in training are 5 to 20 on every size but the smallest.
-_LETTERS: dict[SizeName, tuple[int, int]] = {
-    "laptop": (5, 20),
-    "workstation": (5, 20),
-    "paper": (5, 20),
-}
+# Letters of the strings in training.
+_FEWEST, _MOST = 5, 20
 
 
 def _tokens(letters: int) -> int:
@@ -26,19 +22,19 @@ def _tokens(letters: int) -> int:
 
 
 def _conditions(size: SizeName) -> tuple[Measured, ...]:
-    scale, (fewest, most) = _SCALES[size], _LETTERS[size]
-    task = TaskSpec("copying", min_length=_tokens(fewest), length=_tokens(most))
-    lengths = [_tokens(factor * most) for factor in (2, 4)]
+    scale = _SCALES[size]
+    task = TaskSpec("copying", min_length=_tokens(_FEWEST), length=_tokens(_MOST))
+    lengths = [_tokens(factor * _MOST) for factor in (2, 4)]
     fixed = {"mixer_inputs": "sum"}
     layers = {
-        "FP-Mamba1 householder 1": fp_mamba(1, scale, **fixed, max_iterations=_tokens(most)),
+        "FP-Mamba1 householder 1": fp_mamba(1, scale, **fixed, max_iterations=_tokens(_MOST)),
         "FP-Mamba1, one iteration": fp_mamba(1, scale, **fixed, max_iterations=1),
         "LSTM": LayerSpec("lstm"),
     }
     return tuple(
         Measured(
             _NAME,
-            f"{fewest} to {most} letters",
+            f"{_FEWEST} to {_MOST} letters",
             model,
             scale.runs(task, layer, lengths, num_layers=_LAYERS[size]),
             size=size,

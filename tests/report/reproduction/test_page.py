@@ -123,7 +123,9 @@ def test_a_run_is_shown_with_its_setting_and_the_score_that_counts(monkeypatch, 
     cells = TABLES["table4"].cells(protocol, "laptop")
     (cell,) = (c for c in cells if (c.model, c.column.name) == ("LSTM", "s3_250"))
     known = {}
-    for number, trial in enumerate(cell.parts["S3-250"]):
+    # The last setting of "tuned" is that of "paper", whose section would be shown, too.
+    settings = cell.parts["S3-250"][: -1 if protocol == "tuned" else None]
+    for number, trial in enumerate(settings):
         config = trial.runs[number % 3]
         scores = {"product": {"token_accuracy": 0.625, "mad_accuracy": 0.5}}
         known[key(config)] = row(config, 0.875) | {"test_at_best_validation": scores}
@@ -133,7 +135,7 @@ def test_a_run_is_shown_with_its_setting_and_the_score_that_counts(monkeypatch, 
     )
     assert runs == [
         (key(trial.runs[number % 3]), trial.setting, str(number % 3), shown)
-        for number, trial in enumerate(cell.parts["S3-250"])
+        for number, trial in enumerate(settings)
     ]
 
 

@@ -11,7 +11,7 @@ from statemix.experiments.fixed_point.suites import SUITES
 from statemix.experiments.published import fixed_points
 from statemix.experiments.published.fixed_points import Number
 from statemix.experiments.reproduction.protocols import SIZES, SizeName
-from statemix.experiments.reproduction.scores import ENOUGH_SEEDS, NOISE, Verdict
+from statemix.experiments.reproduction.scores import ENOUGH_SEEDS, Verdict, compared
 from statemix.experiments.store import Row, key
 
 
@@ -41,12 +41,7 @@ class LengthScore:
         """Whether the mean agrees with the paper's number, if there is one."""
         if len(self.values) < ENOUGH_SEEDS:
             return "partial"
-        if self.published is None:
-            return "measured"
-        difference = round(self.mean - self.published.accuracy, 6)
-        if abs(difference) <= NOISE:
-            return "agrees"
-        return "above" if difference > 0 else "below"
+        return compared(self.mean, None if self.published is None else self.published.accuracy)
 
 
 @dataclass(frozen=True)

@@ -132,13 +132,18 @@ class CellScore:
             return "empty"
         if not self.measured or self.ours is None:
             return "partial"
-        if self.cell.published is None:
-            return "measured"
-        # Rounded, because 1.0 - 0.95 is more than 0.05 in floating point.
-        difference = round(self.ours - self.cell.published, 6)
-        if abs(difference) <= NOISE:
-            return "agrees"
-        return "above" if difference > 0 else "below"
+        return compared(self.ours, self.cell.published)
+
+
+def compared(ours: float, published: float | None) -> Verdict:
+    """Return how a number that was measured compares with the paper's, if there is one."""
+    if published is None:
+        return "measured"
+    # Rounded, because 1.0 - 0.95 is more than 0.05 in floating point.
+    difference = round(ours - published, 6)
+    if abs(difference) <= NOISE:
+        return "agrees"
+    return "above" if difference > 0 else "below"
 
 
 def score(cell: Cell, rows: Mapping[str, Row]) -> CellScore:

@@ -29,7 +29,10 @@ def _conditions(size: SizeName) -> tuple[Measured, ...]:
             _GROUP,
             f"FP-Mamba1 householder 1, at most {budget} iterations",
             scale.runs(
-                task, fp_mamba(1, scale, d_conv=0, max_iterations=budget), list(numbers[budget])
+                task,
+                fp_mamba(1, scale, d_conv=0, max_iterations=budget),
+                list(numbers[budget]),
+                bos=True,
             ),
             size=size,
             metric="sequence_accuracy",

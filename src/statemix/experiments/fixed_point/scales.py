@@ -54,6 +54,7 @@ class Scale:
         layer: LayerSpec,
         lengths: Sequence[int],
         *,
+        bos: bool = False,
         num_layers: int = 1,
         hidden_size: int | None = None,
     ) -> tuple[RunConfig, ...]:
@@ -66,6 +67,7 @@ class Scale:
             task: the task.
             layer: the sequence layer.
             lengths: further test lengths, in tokens.
+            bos: whether a learned token precedes each sequence.
             num_layers: number of such layers.
             hidden_size: width of the model; None means that of the scale.
         """
@@ -77,7 +79,7 @@ class Scale:
                 layers=(layer,),
                 num_layers=num_layers,
                 hidden_size=hidden_size or self.hidden_size,
-                bos=True,
+                bos=bos,
             ),
             batches=BatchConfig(size=self.batch_size),
             optimizer=OptimizerConfig(
@@ -117,3 +119,4 @@ def fp_mamba(version: int, scale: Scale, **options: object) -> LayerSpec:
 
 
 Scales = Mapping[SizeName, Scale]
+"""Size -> the training of a suite."""

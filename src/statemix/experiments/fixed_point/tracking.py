@@ -60,7 +60,7 @@ def _conditions(size: SizeName) -> tuple[Measured, ...]:
             known = numbers.get(model, {}) if _PUBLISHED_AT in lengths else {}
             published = {_PUBLISHED_AT: Number(known[group])} if known else {}
             width = _WIDTHS.get(model) if size == "laptop" else None
-            runs = scale.runs(task, layer, lengths, hidden_size=width)
+            runs = scale.runs(task, layer, lengths, bos=True, hidden_size=width)
             found.append(Measured(_NAME, group, model, runs, size=size, published=published))
     return tuple(found)
 

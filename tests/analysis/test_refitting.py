@@ -39,6 +39,19 @@ def test_a_readout_is_fitted_to_what_is_left(leaning):
     assert all(torch.equal(tensor, before[name]) for name, tensor in cut.model.state_dict().items())
 
 
+@pytest.mark.parametrize("difference", [1e-2, 2e-4, 3e-6])
+def test_states_that_differ_by_little_are_told_apart(of_group, difference):
+    model = of_group("S_3", LOADS)
+    with torch.no_grad():
+        loads = model.blocks[0].layer.value_proj.weight.view(3, 2, -1)
+        loads[2, 0] = torch.where(loads[1, 0] == 0, 0, loads[1, 0] + difference)
+        model.readouts["answer"].weight.zero_()
+    cut = pruned(hardened(model), AUTOMATON)
+    found = certify(refitted(cut.model, AUTOMATON, "answer"), AUTOMATON)
+    assert found.verdict == "proven"
+    assert found.margin > 1
+
+
 def test_a_network_is_fitted_only_where_that_is_needed(of_group, leaning):
     assert certified(of_group("S_3"), AUTOMATON).network == "pruned"
     found = certified(leaning, AUTOMATON)

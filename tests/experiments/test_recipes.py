@@ -63,6 +63,7 @@ def test_the_recipe_is_the_one_that_was_measured():
             "attempts": 12,
             "length": 64,
             "accept_last": 0.75,
+            "confirm": 0.99,
             "attributes": {"gate_temperature": 0.125},
         },
         "evaluation": {"every": 50},

@@ -229,6 +229,9 @@ ROWS = {
     "search.tests": Row(1, lambda t: t.attempts("ended")[0], 4, SEARCH),
     "search.accept": Row(0.0, lambda t: t.attempts("passed"), [True], SEARCH),
     "search.accept_last": Row(0.0, lambda t: t.attempts("ended"), [6], SEARCH),
+    "search.confirm": Row(
+        1.0, lambda t: t.attempts("passed"), [False, False], SEARCH | {"search.accept": 0.0}
+    ),
     "search.length": Row(20, lambda t: t.tested()[:2], (64, 20), SEARCH),
     "search.size": Row(3, lambda t: t.tested()[:2], (3, 5), SEARCH),
     "search.attributes": Row(

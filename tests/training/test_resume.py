@@ -110,18 +110,19 @@ def whole(config, tmp_path):
     return result(tmp_path / "whole")
 
 
-def test_killed_during_a_search(config, tmp_path):
+@pytest.mark.parametrize("tests", [{"accept": 1.0}, {"accept": 0.0, "confirm": 1.0}])
+def test_killed_during_a_search(config, tmp_path, tests):
     search = SearchConfig(
         attempts=3,
         max_steps=7,
         plateau=0.999,
         every=2,
         tests=2,
-        accept=1.0,
         accept_last=1.0,
         length=9,
         size=8,
         attributes=Assignments(gate_temperature=0.5),
+        **tests,
     )
     config = dataclasses.replace(config, search=search)
     assert len(train(config, tmp_path / "whole").attempts) == 3

@@ -93,6 +93,50 @@ def test_a_perfect_attempt_passes_the_strictest_test():
     assert search.attempts[-1].passed
 
 
+def test_an_attempt_that_has_lost_track_after_the_schedules_has_failed():
+    config = SearchConfig(attempts=2, max_steps=3, confirm=0.9)
+    search, _ = led(config, [1.0] * 3, [0.6])
+    assert search.unconfirmed
+    search.confirm(13, 0.89)
+    assert search.attempts == [Attempt(0, None, 13, 0.6, passed=False, confirmed=0.89)]
+    assert (search.origin, search.unconfirmed) == (None, False)
+    search.restart(13)
+    for step in range(14, 17):
+        search.saw(step, 1.0)
+    search.judge(16, 0.6)
+    assert search.origin == 16
+    # No attempts are left, so the schedules of the last one stay where they are.
+    kept = Search(config)
+    kept.restore(json.loads(json.dumps(search.to_plain())))
+    search.confirm(26, 0.89)
+    assert search.attempts[-1] == Attempt(13, None, 16, 0.6, passed=False, confirmed=0.89)
+    assert (search.origin, search.unconfirmed) == (16, False)
+    kept.confirm(26, 0.9)
+    assert kept.attempts[-1] == Attempt(13, None, 16, 0.6, passed=True, confirmed=0.9)
+    assert (kept.origin, kept.unconfirmed) == (16, False)
+
+
+def test_an_attempt_is_tested_after_the_schedules_only_if_asked_and_if_it_has_passed():
+    passed, _ = led(SearchConfig(attempts=2, max_steps=3), [1.0] * 3, [0.6])
+    failed, _ = led(SearchConfig(attempts=1, max_steps=3, confirm=0.9), [1.0] * 3, [0.1])
+    assert not passed.unconfirmed
+    assert not failed.unconfirmed
+
+
+def test_the_schedules_of_every_attempt_may_count_if_it_is_tested_after_them():
+    config = SearchConfig(attempts=3, max_steps=40, every=5, tests=2)
+    assert Search(config).most_steps(7) == 3 * 50
+    assert Search(dataclasses.replace(config, confirm=0.9)).most_steps(7) == 3 * 50 + 2 * 7
+
+
+def test_an_attempt_that_diverges_in_the_schedules_has_failed_if_the_search_may_go_on():
+    for confirm, gives_up in ((None, False), (0.9, True)):
+        search, _ = led(SearchConfig(attempts=2, max_steps=3, confirm=confirm), [1.0] * 3, [0.6])
+        assert search.gives_up(5) is gives_up
+        assert search.attempts[-1].passed is not gives_up
+        assert search.attempts[-1].ended == (5 if gives_up else 3)
+
+
 def test_an_attempt_that_diverges_has_failed_unless_it_is_the_last():
     search = Search(SearchConfig(attempts=2))
     assert search.gives_up(5)
@@ -122,7 +166,8 @@ def test_a_search_continues_from_plain_data():
 
 def test_no_search_has_no_attempts():
     search = Search(SearchConfig())
-    assert (search.attempts, search.origin, search.began, search.most_steps) == ([], 0, 0, 0)
+    assert (search.attempts, search.origin, search.began) == ([], 0, 0)
+    assert search.most_steps(7) == 0
     search.saw(1, 1.0)
     assert not any(search.due(step) for step in range(3000))
 
@@ -245,6 +290,10 @@ def test_the_test_of_an_attempt_uses_its_attributes_and_sequences(searching, tmp
     [
         ({"search.length": 7}, r"^length must be absent without attempts, got 7"),
         ({"search.size": 7, "search.attempts": None}, "size must be absent without attempts"),
+        (
+            {"search.confirm": 0.5, "search.attempts": None},
+            "confirm must be absent without attempts",
+        ),
         ({"search.attempts": 0}, "attempts must be greater than or equal to 1, got 0"),
         ({"search.accept": 1.5}, "accept must be less than or equal to 1"),
         ({"search.plateau": -0.5}, "plateau must be greater than or equal to 0"),
@@ -283,6 +332,71 @@ def test_an_attempt_that_passes_is_the_model_that_is_trained_on(searching, tmp_p
     assert (only.began, only.ended, only.passed) == (0, only.left + 2, True)
     assert outcome.last.step == only.ended + 6
     assert load_model(tmp_path).blocks[0].layer.gate_temperature == 0.25
+
+
+@pytest.mark.parametrize("stop_at", [None, 0.0])
+def test_attempts_go_on_until_one_is_right_after_the_schedules(searching, tmp_path, begun, stop_at):
+    """The first two attempts pass before the schedules; only the second one is right after them."""
+    run = begun(
+        searching(
+            {
+                "search.attempts": 3,
+                "search.accept": 0.0,
+                "search.confirm": 0.5,
+                "evaluation.stop_at": stop_at,
+            }
+        )
+    )
+    said, accuracies = [], iter([0.3, 0.49, 0.4, 0.5])
+    run.emit = lambda event: said.append(event.text) if event.kind == "message" else None
+    score = run._score
+
+    def planted(evaluator):
+        scores = score(evaluator)
+        if evaluator is not run.splits.attempt:
+            return scores
+        found = next(accuracies)
+        return {
+            head: dataclasses.replace(one, token_accuracy=found) for head, one in scores.items()
+        }
+
+    run._score = planted
+    run.folder.mkdir()
+    run.to_the_end()
+    first, second = run.search.attempts
+    assert (first.began, first.passed, first.accuracy, first.confirmed) == (0, False, 0.3, 0.49)
+    assert (second.began, second.passed) == (first.ended, True)
+    assert (second.accuracy, second.confirmed) == (0.4, 0.5)
+    assert next(accuracies, None) is None
+    if stop_at is None:
+        assert first.ended == first.left + 2 + 6
+        assert run.trainer.step == second.ended + 6
+    steps = [row["step"] for row in read_metrics(run.folder)]
+    assert steps == sorted(set(steps))
+    assert min(one.step for one in run.selections.found.values()) > first.ended
+    tested = "on validation sequences after the schedules"
+    failed = f"attempt 1 of 3, accuracy 0.4900 {tested}: failed, the next attempt begins"
+    assert f"step {first.ended}: {failed}" in said
+    assert said[-1].endswith(f"attempt 2 of 3, accuracy 0.5000 {tested}: passed")
+
+
+def test_the_last_attempt_ends_the_run_though_it_has_lost_track(searching, tmp_path):
+    events = []
+    changes = {"search.attempts": 1, "search.accept": 0.0, "search.confirm": 1.0}
+    outcome = train(searching(changes), tmp_path, on_event=events.append)
+    (only,) = outcome.attempts
+    assert (only.passed, only.ended) == (False, outcome.last.step - 6)
+    said = [event.text for event in events if event.kind == "message"]
+    assert said[-1].endswith("after the schedules: failed; no attempts are left")
+    assert train(searching(changes), tmp_path) == outcome
+
+
+def test_an_attempt_that_diverges_in_the_schedules_is_followed_by_another_one(searching, begun):
+    run = begun(searching({"search.accept": 0.0, "search.confirm": 0.0}))
+    diverging(run, [5])
+    run.to_the_end()
+    first, second = run.search.attempts
+    assert (first.passed, first.ended, second.began, second.passed) == (False, 5, 5, True)
 
 
 def test_no_accuracy_stops_a_search_early(searching, tmp_path):

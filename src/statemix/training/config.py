@@ -161,6 +161,9 @@ class ScheduleConfig(Settings):
 class SearchConfig(Settings):
     """Attempts from new weights until one passes a test; the schedules begin then.
 
+    With ``confirm``, the attempt is tested again when the schedules have ended. If it fails, the
+    search goes on.
+
     During the search the learning rate is constant, after the warm-up of each attempt, and
     scheduled attributes keep their first values. An attempt that diverges has failed. When the last
     attempt fails its tests, training goes on with its weights.
@@ -181,6 +184,9 @@ class SearchConfig(Settings):
     """Token accuracy (mean over heads) from which a test is passed."""
     accept_last: Fraction = 0.5
     """Token accuracy from which the last test is passed."""
+    confirm: Fraction | None = None
+    """Token accuracy from which the test after the schedules is passed (no such test if not
+    given)."""
     length: Count | None = None
     """Length in tokens of the validation sequences of a test (the training length if not given)."""
     size: Count = 64

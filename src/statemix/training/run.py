@@ -210,7 +210,10 @@ class _Run:
                     self._save()
                 self.interrupts.check()
                 if self.trainer.step == self.trainer.num_steps or self.stopped:
-                    return
+                    if self.search.unconfirmed:
+                        self._confirm((yield "test"))
+                    if self.search.origin is not None:
+                        return
                 loss = yield "step"
             except FloatingPointError as error:
                 if not self.search.gives_up(self.trainer.step):
@@ -231,18 +234,28 @@ class _Run:
 
     def _judge(self, score: Score) -> None:
         """Test the attempt, and begin another one or the schedules if it has ended."""
-        step = self.trainer.step
-        self.trainer.attributes(step)
-        with attributes_set(self.model, self.config.search.attributes, "search.attributes"):
-            found = accuracy(score(*self.evaluators("test")))
-        self.search.judge(step, found)
+        found = self._tested(score)
+        self.search.judge(self.trainer.step, found)
         self._go_on(f"accuracy {found:.4f} on validation sequences")
+
+    def _confirm(self, score: Score) -> None:
+        """Test the attempt after the schedules, and begin another one if it fails."""
+        found = self._tested(score)
+        self.search.confirm(self.trainer.step, found)
+        self._go_on(f"accuracy {found:.4f} on validation sequences after the schedules")
+
+    def _tested(self, score: Score) -> float:
+        self.trainer.attributes(self.trainer.step)
+        with attributes_set(self.model, self.config.search.attributes, "search.attributes"):
+            return accuracy(score(*self.evaluators("test")))
 
     def _go_on(self, text: str) -> None:
         """Begin another attempt, or the schedules, if the attempt has ended."""
         step, number = self.trainer.step, len(self.search.attempts)
         now = self.search.attempts[-1]
-        if now.passed:
+        if now.confirmed is not None and self.search.origin is not None:
+            text += ": passed" if now.passed else ": failed; no attempts are left"
+        elif now.passed:
             text += ": passed, the schedules begin"
         elif self.search.origin is not None:
             text += ": failed; no attempts are left, so the schedules begin with these weights"
@@ -250,6 +263,7 @@ class _Run:
             self.search.restart(step)
             self.trainer.restart(build_model(self.config, self.task, number).state_dict())
             self.selections.forget()
+            self.stopped = False
             # The next row is about the new weights after their first steps.
             self.evaluated_at = step
             text += ": failed, the next attempt begins"
@@ -259,7 +273,7 @@ class _Run:
     def _follow_search(self) -> None:
         """Let the schedules wait for the end of the search."""
         self.trainer.origin = self.search.origin
-        self.trainer.waiting = self.search.most_steps
+        self.trainer.waiting = self.search.most_steps(self.trainer.batches.num_steps)
         self.trainer.began = self.search.began
         self.losses.penalised = not self.search.on_plateau
         self.losses.watch(watched=self.search.origin is None)

@@ -19,9 +19,10 @@ class Attempt:
     Attributes:
         began: steps done before it.
         left: steps done when its loss had left the plateau; None if it has not.
-        ended: steps done at its last test, or when it was given up; None if it goes on.
-        accuracy: token accuracy in its last test; None without a test.
-        passed: whether that was enough.
+        ended: steps done when the schedules began, or when it had failed; None if it goes on.
+        accuracy: token accuracy in its last test before the schedules; None without a test.
+        passed: whether it has passed all its tests so far.
+        confirmed: token accuracy in the test after the schedules; None without it.
     """
 
     began: int
@@ -29,6 +30,7 @@ class Attempt:
     ended: int | None = None
     accuracy: float | None = None
     passed: bool = False
+    confirmed: float | None = None
 
 
 class Search:
@@ -44,11 +46,16 @@ class Search:
         # Of this attempt's losses: the first one, and their moving average.
         self._first = self._average = 0.0
 
-    @property
-    def most_steps(self) -> int:
-        """Steps after which the search has ended, however it goes."""
+    def most_steps(self, scheduled: int) -> int:
+        """Return the steps after which the last schedules begin, however the search goes.
+
+        Args:
+            scheduled: steps of the schedules.
+        """
+        attempts = self._config.attempts or 0
         each = self._config.max_steps + self._config.every * self._config.tests
-        return (self._config.attempts or 0) * each
+        again = 0 if self._config.confirm is None else scheduled * (attempts - 1)
+        return attempts * each + again
 
     @property
     def began(self) -> int:
@@ -62,12 +69,21 @@ class Search:
 
     @property
     def origin(self) -> int | None:
-        """Steps done when the search ended, which is where schedules begin; None before."""
+        """Steps done when the schedules began; None while the search goes on."""
         if not self.attempts:
             return 0
         last = self.attempts[-1]
-        over = last.passed or len(self.attempts) == self._config.attempts
-        return last.ended if over else None
+        return last.ended if last.passed or self._is_last else None
+
+    @property
+    def _is_last(self) -> bool:
+        return len(self.attempts) == self._config.attempts
+
+    @property
+    def unconfirmed(self) -> bool:
+        """Return whether the attempt is to be tested when the schedules have ended."""
+        asked = self._config.confirm is not None and self.attempts[-1].passed
+        return asked and self.attempts[-1].confirmed is None
 
     def saw(self, step: int, loss: float) -> None:
         """Take note of the loss of a step, when ``step`` steps are done."""
@@ -96,12 +112,23 @@ class Search:
         passed = accuracy >= (self._config.accept_last if last else self._config.accept)
         self._change(accuracy=accuracy, passed=passed, ended=step if last or passed else None)
 
+    def confirm(self, step: int, accuracy: float) -> None:
+        """Take note of the test after the schedules, when ``step`` steps are done."""
+        assert self._config.confirm is not None
+        self._change(confirmed=accuracy)
+        if accuracy < self._config.confirm:
+            self._fail(step)
+
     def gives_up(self, step: int) -> bool:
-        """Return whether the attempt has ended because it diverged, and another one is left."""
-        if self.origin is not None or len(self.attempts) == self._config.attempts:
+        """Return whether the attempt has failed because it diverged, and another one is left."""
+        if self._is_last or (self.origin is not None and self._config.confirm is None):
             return False
-        self._change(ended=step)
+        self._fail(step)
         return True
+
+    def _fail(self, step: int) -> None:
+        # After the last attempt nothing begins anew, so its schedules stay where they are.
+        self._change(passed=False, ended=self.origin if self._is_last else step)
 
     def restart(self, step: int) -> None:
         """Begin the next attempt."""

@@ -35,7 +35,7 @@ def _attempt(group: str) -> RunConfig:
     config = exact(TaskSpec("permutation", group=group))
     return replace(
         config,
-        search=replace(config.search, attempts=1),
+        search=replace(config.search, attempts=1, confirm=None),
         schedules=ScheduleConfig(
             num_steps=_STEPS, learning_rate="constant", warmup_steps=config.schedules.warmup_steps
         ),

@@ -313,9 +313,12 @@ def test_weights_that_the_last_step_ruined_are_no_result(fresh, tmp_path):
     assert read_status(tmp_path).status == "diverged"
 
 
-def test_loss_that_is_not_finite_ends_with_step_and_rate_and_loses_nothing(tiny, tmp_path):
+@pytest.mark.parametrize("layer", ["bd_lru", "fp_rnn", "fp_mamba1", "fp_mamba2"])
+def test_loss_that_is_not_finite_ends_with_step_and_rate_and_loses_nothing(tiny, tmp_path, layer):
+    options = {"num_blocks": 2, "block_size": 3} if layer == "bd_lru" else {}
     config = tiny(
         {
+            "model.layers": (LayerSpec(layer, **options),),
             "optimizer.learning_rate": 3e38,
             "schedules.learning_rate": "constant",
             "batches.size": 4,

@@ -118,8 +118,8 @@ def test_the_table_shows_our_numbers_above_the_papers_and_nothing_is_repeated(ca
     assert main(["report", "cells", "--results", "reproduce"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("2 of 2 cells measured")
-    assert re.search(r"^table4 +s3 +LSTM +132,096 +paper +laptop +3 ", text, re.M)
-    assert re.search(r"^table4 +s3 +BD-LRU m=2 +123,456 +paper +laptop +3 ", text, re.M)
+    assert re.search(r"^table4 +s3 +LSTM +132,096 +265,344 +paper +laptop +3 ", text, re.M)
+    assert re.search(r"^table4 +s3 +BD-LRU m=2 +123,456 +248,640 +paper +laptop +3 ", text, re.M)
 
 
 def test_a_figure_is_printed_and_drawn_with_the_runs_that_a_table_made(capsys, tmp_path):
@@ -133,6 +133,11 @@ def test_a_figure_is_printed_and_drawn_with_the_runs_that_a_table_made(capsys, t
     lines = [line.split() for line in text.splitlines() if line.startswith("S_3")]
     assert [line[:2] for line in lines] == [["S_3", "1"], ["S_3", "2"]]
     assert all(line[2].startswith(".") for line in lines)
+    prices = [line.split() for line in text.splitlines() if line.startswith("BD-LRU")]
+    assert [line[1:] for line in prices] == [
+        ["m=1", "98,688", "198,528"],
+        ["m=2", "123,456", "248,640"],
+    ]
 
 
 def test_eigenvalues_are_kept_and_drawn_without_the_runs(capsys, tmp_path, monkeypatch):

@@ -175,6 +175,7 @@ class FigureStudy(Study):
         scored = [(point, score(point.cell, rows)) for point in self.points]
         table = text.point_table(scored)
         print_table(console, table, _accuracy_title(self.choice), text.LEGEND)
+        console.print(text.price_table([scores for _, scores in scored]).as_text())
         if any(scores.verdict != "empty" for _, scores in scored):
             choice = self.choice
             path = choice.output / f"{choice.what}-{choice.protocol}-{choice.size}.png"

@@ -54,6 +54,12 @@ def table(scores: Sequence[CellScore]) -> Table:
     return Table(("model", *PRICES, *columns), tuple(lines))
 
 
+def price_table(scores: Sequence[CellScore]) -> Table:
+    """Lay out what the layers of some cells cost, a line for each model and price."""
+    rows = ((one.cell.model, *price_texts(one.cell.contender, one.cell.size)) for one in scores)
+    return Table(("model", *PRICES), tuple(Line(row) for row in dict.fromkeys(rows)))
+
+
 PRICES = ("parameters", "FLOPs/token")
 """What :func:`price_texts` says, each in a word or two."""
 

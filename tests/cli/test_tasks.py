@@ -33,6 +33,24 @@ def test_overview_shows_every_option_group_and_data_set(capsys):
     assert ("S4-3k", "group=S_4", "train_size=3000", "24", "3,000", "0.0417") in rows
 
 
+def test_overview_shows_the_chance_of_tasks_without_published_data_sets(capsys):
+    rows = {tuple(line.split()) for line in output(capsys).splitlines()}
+    for task, training, chance in (
+        ("noisy_recall", "fresh", "0.1250"),
+        ("memorization", "256", "0.0078"),
+        ("parity", "fresh", "0.5000"),
+        ("bracket_arithmetic", "fresh", "0.2000"),
+        ("copying", "fresh", "0.0842"),
+    ):
+        assert ("defaults", str(TASKS.build(task).vocab_size), training, chance) in rows
+
+
+def test_no_table_of_the_overview_is_empty(capsys):
+    lines = output(capsys).splitlines()
+    headers = [n for n, line in enumerate(lines) if line.split()[-1:] in (["default"], ["chance"])]
+    assert all(lines[n + 1] for n in headers)
+
+
 def test_overview_shows_an_example_of_every_task(capsys):
     text = output(capsys)
     for name in TASKS:

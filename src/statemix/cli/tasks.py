@@ -119,13 +119,15 @@ def _required(name: str) -> bool:
     return any(default is REQUIRED for _, default in TASKS.options(name).values())
 
 
-def _data_sets(name: str) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """One data set for each choice of each option, then the published ones."""
-    for option, (annotation, _) in TASKS.options(name).items():
-        if get_origin(annotation) is Literal:
-            for choice in get_args(annotation):
-                yield "", {option: choice}
-    yield from TASKS[name].presets.items()
+def _data_sets(name: str) -> Sequence[tuple[str, Mapping[str, object]]]:
+    """One data set for each choice of each option, then the published ones; else the defaults."""
+    choices = [
+        ("", {option: choice})
+        for option, (annotation, _) in TASKS.options(name).items()
+        if get_origin(annotation) is Literal
+        for choice in get_args(annotation)
+    ]
+    return [*choices, *TASKS[name].presets.items()] or [("defaults", {})]
 
 
 def _accepted(annotation: object) -> str:

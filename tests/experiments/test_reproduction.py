@@ -14,7 +14,7 @@ from filelock import FileLock
 
 from statemix.experiments import forecast, published, runner
 from statemix.experiments.forecast import Forecast
-from statemix.experiments.reproduction import claims, reproduce
+from statemix.experiments.reproduction import claims, reproduce, short, tables
 from statemix.experiments.reproduction.contenders import CONTENDERS, ORDERS
 from statemix.experiments.reproduction.figures import FIGURES
 from statemix.experiments.reproduction.overview import overview
@@ -372,6 +372,16 @@ def test_figures_of_a_laptop_show_sequences_that_it_learns():
         assert columns <= decisive
         assert columns <= {"compression of 16", "copying of 6"}
         assert {"compression"} <= {column.name for column in FIGURES[name].columns("paper")}
+
+
+def test_the_sequences_that_short_ones_replace_are_those_of_table_3():
+    compression, copying = (
+        tables.column("table3", name).first.data[0].task.build()
+        for name in ("compression", "selective_copying")
+    )
+    stated = " ".join(short.__doc__.split())
+    assert f"the {compression.length} tokens of the paper's compression" in stated
+    assert f"the {copying.num_copied} of {copying.length} of its copying" in stated
 
 
 @pytest.mark.parametrize("size", SIZES)

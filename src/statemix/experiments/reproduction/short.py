@@ -1,6 +1,6 @@
 """Shorter sequences of two tasks, which models learn within the epochs of a laptop.
 
-Of the 64 tokens of the paper's compression, and the 16 of 256 of its copying, no model learns much
+Of the 64 tokens of the paper's compression, and the 16 of 64 of its copying, no model learns much
 there (results/LOG.md).
 """
 

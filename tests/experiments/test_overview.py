@@ -52,6 +52,27 @@ def test_a_larger_size_decides_only_once_it_is_complete(tables):
     assert (found["measured"], found["agree"]) == (1, 0)
 
 
+def test_protocol_paper_decides_even_where_only_the_other_one_is_complete(tables):
+    longer = dataclasses.replace(S3, durations={"laptop": 2, "workstation": 3, "paper": 3})
+    columns = (Column("s3", (longer,)),)
+    tables["tiny"] = Table("tiny", "tiny", columns, {"BD-LRU m=1": {"s3": 0.5}})
+    (tuned,) = tables["tiny"].cells("tuned", "workstation")
+    # Protocol "paper" counts these runs with another score, and would try further learning rates.
+    best = {"best_test": {"product": {"token_accuracy": 1.0, "mad_accuracy": 1.0}}}
+    rows = {name: row | best for name, row in rows_of(runs_of(tuned), 0.5).items()}
+    found = overview(rows)
+    assert [(one["protocol"], one["size"], one["verdict"]) for one in found["cells"]] == [
+        ("tuned", "workstation", "agrees"),
+        ("paper", "workstation", "above"),
+    ]
+    assert found["cells"][1]["runs"] < found["cells"][1]["planned"]
+    assert (found["measured"], found["agree"]) == (1, 0)
+    # A complete cell of a smaller size comes first.
+    (small,) = tables["tiny"].cells("paper", "laptop")
+    found = overview(rows | rows_of(runs_of(small), 0.5))
+    assert (found["measured"], found["agree"]) == (1, 1)
+
+
 def test_cells_stand_in_the_order_of_the_papers_tables(tables):
     columns = (Column("s4", (S4,)), Column("s3", (S3,)))
     models = ("LSTM", "BD-LRU m=1")

@@ -26,9 +26,10 @@ class Report:
     prints every cell of the tables of Dubinin et al. and every figure of Movahedi et al. that has
     results, "claims" the claims of the former with the comparisons that decide them.
 
-    A cell counts as measured if one setting has three seeds on each of its data sets. Where there
-    are results under several protocols or at several sizes, protocol "paper" and the largest size
-    whose runs are complete decide whether the cell agrees, which means within 0.05.
+    A cell counts as measured if one setting has three seeds on each of its data sets. Where that is
+    so under several protocols or at several sizes, protocol "paper" decides whether the cell
+    agrees, which means within 0.05; of its sizes, the largest whose runs are complete, or else the
+    largest.
     """
 
     kind: tyro.conf.Positional[Literal["page", "cells", "claims"]] = "page"

@@ -66,8 +66,9 @@ def overview(rows: Mapping[str, Row]) -> Overview:
         rows: rows of results stores, by key.
     """
     found: list[CellRow] = []
-    # How a cell was measured last: runs that are complete before others, then protocol and size.
-    verdicts: dict[tuple[str, str, str], tuple[bool, str]] = {}
+    # The verdict that counts: that of protocol "paper", then of runs that are complete, then of the
+    # largest size.
+    verdicts: dict[tuple[str, str, str], tuple[tuple[bool, bool], str]] = {}
     for protocol in reversed(PROTOCOLS):
         shown: dict[tuple[str, str, str], set[str]] = {}
         for size in SIZES:
@@ -82,9 +83,9 @@ def overview(rows: Mapping[str, Row]) -> Overview:
                         continue
                     shown[place] |= scored.keys
                     found.append(_row(scored))
-                    now = (scored.complete, scored.verdict)
-                    if scored.measured and now[0] >= verdicts.get(place, now)[0]:
-                        verdicts[place] = now
+                    rank = (protocol == "paper", scored.complete)
+                    if scored.measured and rank >= verdicts.get(place, (rank,))[0]:
+                        verdicts[place] = (rank, scored.verdict)
     return {
         "measured": len(verdicts),
         "agree": sum(verdict == "agrees" for _, verdict in verdicts.values()),

@@ -122,6 +122,26 @@ def test_the_table_shows_our_numbers_above_the_papers_and_nothing_is_repeated(ca
     assert re.search(r"^table4 +s3 +BD-LRU m=2 +123,456 +248,640 +paper +laptop +3 ", text, re.M)
 
 
+def test_cells_without_results_are_listed_in_json_alone(capsys, tmp_path):
+    planned = study(Choice("table4", "paper", "laptop", (), ("LSTM",), tmp_path)).planned
+    scores = {"product": {"token_accuracy": 0.5, "mad_accuracy": 0.5}}
+    names = ("best_test", "best_validation", "test_at_best_validation")
+    done = {"seed": 0, "status": "done", "environment": {}, **dict.fromkeys(names, scores)}
+    rows = [json.dumps({"key": one.key, **done}) + "\n" for one in planned]
+    (tmp_path / "runs.jsonl").write_text("".join(rows))
+    assert main(["report", "cells", "--results", ".", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(cell["model"], cell["verdict"], cell["ours"]) for cell in found["cells"]] == [
+        ("LSTM", "above", 0.5),
+        ("BD-LRU m=2", "empty", None),
+    ]
+    assert main(["report", "cells", "--results", "."]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("1 of 2 cells measured")
+    assert "LSTM" in text
+    assert "BD-LRU m=2" not in text
+
+
 def test_a_figure_is_printed_and_drawn_with_the_runs_that_a_table_made(capsys, tmp_path):
     assert main(["reproduce", "table4", "--workers", "1", "--models", "BD-LRU m=2"]) == 0
     capsys.readouterr()

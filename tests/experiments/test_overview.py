@@ -6,7 +6,7 @@ import pytest
 
 from statemix.experiments.reproduction.overview import overview
 from statemix.experiments.reproduction.protocols import SIZES, Data
-from statemix.experiments.reproduction.tables import Column, Table
+from statemix.experiments.reproduction.tables import TABLES, Column, Table
 from statemix.experiments.store import key
 from statemix.tasks import TaskSpec
 
@@ -71,6 +71,18 @@ def test_protocol_paper_decides_even_where_only_the_other_one_is_complete(tables
     (small,) = tables["tiny"].cells("paper", "laptop")
     found = overview(rows | rows_of(runs_of(small), 0.5))
     assert (found["measured"], found["agree"]) == (1, 1)
+
+
+def test_without_results_every_cell_of_the_tables_is_empty():
+    found = overview({})
+    assert (found["measured"], found["agree"], found["of"]) == (0, 0, 196)
+    places = {(one["table"], one["column"], one["model"]) for one in found["cells"]}
+    assert len(places) == len(found["cells"]) == 196
+    for one in found["cells"]:
+        numbers = (one["ours"], one["mean"], one["deviation"])
+        assert (one["verdict"], one["seeds"], one["runs"], numbers) == ("empty", 0, 0, (None,) * 3)
+        assert (one["protocol"], one["size"]) == ("paper", "laptop")
+        assert one["published"] == TABLES[one["table"]].published[one["model"]][one["column"]]
 
 
 def test_cells_stand_in_the_order_of_the_papers_tables(tables):

@@ -40,7 +40,8 @@ class Report:
 
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print as JSON: cells as {"measured": n, "agree": k, "of": 196, "cells": [...],
-    "fixed_point": {"measured": n, "agree": k, "of": 108, "cells": [...]}}, claims as
+    "fixed_point": {"measured": n, "agree": k, "of": 108, "cells": [...]}}, where the first list
+    also has the cells without results, with "verdict": "empty"; claims as
     [{"claim": name, "verdict": "holds" | "does not hold" | "open", ...}]."""
 
     output: Path = Path("report/index.html")
@@ -85,7 +86,7 @@ class Report:
         console.print(
             f"{found['measured']} of {found['of']} cells measured, {found['agree']} agree"
         )
-        console.print(_table(found["cells"]))
+        console.print(_table([cell for cell in found["cells"] if cell["verdict"] != "empty"]))
         of = f"{fixed_point['of']} figures of Movahedi et al."
         console.print(f"{fixed_point['measured']} of {of} measured, {fixed_point['agree']} agree")
         if fixed_point["cells"]:

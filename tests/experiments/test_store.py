@@ -1,11 +1,16 @@
 """The results store: rows that survive kills, parallel writers and readers without the library."""
 
+import ast
 import dataclasses
 import json
 import math
 import multiprocessing
 import os
+import re
+import subprocess
+import sys
 import tracemalloc
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +29,8 @@ from statemix.training import (
     ScheduleConfig,
     load_outcome,
 )
+
+ROOT = Path(__file__).parents[2]
 
 TINY = RunConfig(
     task=TaskSpec("permutation", group="S_3", length=5, train_size=20),
@@ -182,6 +189,26 @@ def test_what_is_no_regular_file_is_no_store(tmp_path, name):
     assert Store(tmp_path / "missing").rows() == {}
     (tmp_path / "file").touch()
     assert Store(tmp_path / "file" / "runs.jsonl").rows() == {}
+
+
+@pytest.mark.parametrize(
+    "text", [Store.__doc__, (ROOT / "docs" / "reproduction.md").read_text()], ids=["class", "docs"]
+)
+def test_polars_reads_fields_that_only_late_rows_have(tmp_path, text):
+    path = tmp_path / "reproduce" / "runs.jsonl"
+    path.parent.mkdir()
+    late = row("late", certificate={"verdict": "proven"}) | {"best_test": {"answer": {"loss": 0.5}}}
+    rows = [row(str(number)) for number in range(101)] + [late]
+    path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    (call,) = re.findall(r"polars\.read_ndjson\([^`]*\)", text)
+    # Polars starts threads, which the processes that other tests fork would not have.
+    code = f"import polars; path = 'reproduce/runs.jsonl'; print({call}.row(-1, named=True))"
+    said = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    ).stdout
+    found = ast.literal_eval(said)
+    assert found["certificate"] == {"verdict": "proven"}
+    assert found["best_test"] == {"product": None, "answer": {"loss": 0.5}}
 
 
 def _write(path, name):

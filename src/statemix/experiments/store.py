@@ -65,7 +65,7 @@ class Store:
 
     Every row is one line of JSON. A row is written whole or not at all: writers take turns, and the
     remains of a writer that was killed are removed by the next one. Other programs read the file
-    without this library, for instance ``polars.read_ndjson(path)``.
+    without this library, for instance ``polars.read_ndjson(path, infer_schema_length=None)``.
 
     Args:
         path: the file. It is made by the first row.

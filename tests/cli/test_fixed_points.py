@@ -75,11 +75,17 @@ def test_a_suite_is_run_shown_and_reported(capsys, tmp_path):
     assert f"1 of 108 figures of Movahedi et al. measured, {found['agree']} agree" in out
     assert re.search(r"^fp-budget +S_3 +FP-RNN +9 +laptop +3 +\.\d+ +\.17 +\w+$", out, re.M)
 
+    store = tmp_path / "reproduce/runs.jsonl"
+    rows = [json.loads(line) for line in store.read_text().splitlines()]
+    for row in rows:
+        row["environment"] |= {"commit": "0123456789abcdef", "tree_clean": row["seed"] != 2}
+    store.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(["report", "--results", "reproduce", "--output", "page.html"]) == 0
     html = (tmp_path / "page.html").read_text()
     section = html[html.index('id="fp-budget-laptop"') :]
     assert 'fp-budget: tiny, size "laptop"' in section.replace("&#34;", '"')
     assert section.count('<tr><th scope="row"><code>') == 6
+    assert (section.count("<td>0123456</td>"), section.count("<td>0123456+</td>")) == (4, 2)
     assert "Of the 108 figures of Movahedi et al., 1" in html
     assert 'id="fp-budget-paper"' not in html
 

@@ -52,7 +52,8 @@ def rows(monkeypatch):
                 for length, value in ((16, 1.0), (1024, 0.5))
             },
             "best_test": {},
-            "environment": provenance.describe() | {"commit": "0123456789abcdef"},
+            "environment": provenance.describe()
+            | {"commit": "0123456789abcdef", "tree_clean": config.seed != 1},
         }
         for config, certificate in zip(CONFIGS, CERTIFICATES, strict=True)
     }
@@ -71,7 +72,8 @@ def test_a_suite_is_on_the_page_with_every_run(rows):
         "1.000 … .500",
     ]
     assert html.count("data:image/png") == 4
-    assert "<td>refuted: 2 5</td><td>2 attempts</td><td>1 min 10 s</td><td>0123456</td>" in html
+    assert "<td>refuted: 2 5</td><td>2 attempts</td><td>1 min 10 s</td><td>0123456+</td>" in html
+    assert "<td>open</td><td>3 attempts</td><td>1 min 20 s</td><td>0123456</td>" in html
 
 
 def test_a_suite_without_results_is_not_on_the_page(rows):

@@ -61,6 +61,20 @@ def environment_parts(environment: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def commit_text(environment: Mapping[str, Any]) -> str:
+    """Write seven digits of the commit of a run, and "+" if its code had uncommitted changes.
+
+    Args:
+        environment: result of ``provenance.describe`` on that machine.
+
+    Example:
+        >>> commit_text({"commit": "0123456789abcdef", "tree_clean": False})
+        '0123456+'
+    """
+    commit = (environment.get("commit") or "")[:7]
+    return f"{commit}+" if environment.get("tree_clean") is False else commit
+
+
 def write(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
     """Write each file atomically into an existing folder, and return the paths."""
     paths = []

@@ -87,7 +87,19 @@ def test_every_link_leads_to_the_runs_of_its_cell(html, rows):
         assert (f"<code>{name}</code>" in html) == (one["status"] == "done")
     assert "2 of 3 runs; chosen: learning rate 0.001; without result: diverged" in html
     assert "1 min 1 s" in html
-    assert "0123456" in html
+    assert "<td>0123456</td>" in html
+
+
+def test_a_commit_whose_code_was_changed_is_marked(rows, monkeypatch):
+    monkeypatch.setattr(page, "_figures", lambda _: [])
+    more = [{"tree_clean": True}, {"tree_clean": False}, {"commit": None, "tree_clean": None}]
+    changed = {
+        name: one | {"environment": ENVIRONMENT | more[one["seed"]]} for name, one in rows.items()
+    }
+    html = page.render(changed)
+    shown = re.findall(r"<td>seed (\d)</td><td>[^<]*</td><td>[^<]*</td><td>([^<]*)</td></tr>", html)
+    assert set(shown) == {("0", "0123456"), ("1", "0123456+"), ("2", "")}
+    assert html.count('a "+" after it') == 1
 
 
 def test_a_claim_is_shown_with_what_decides_it(html):

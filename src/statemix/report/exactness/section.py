@@ -47,7 +47,7 @@ def _runs(found: Tally) -> Iterator[dict[str, Any]]:
             "verdict": _verdict(row),
             "attempts": counted(len(attempts), "attempt") if attempts else "",
             "time": duration_text(seconds(row)),
-            "commit": (row["environment"].get("commit") or "")[:7],
+            "commit": page.commit_text(row["environment"]),
         }
 
 

@@ -47,5 +47,5 @@ def _runs(found: ConditionScore) -> Iterator[dict[str, Any]]:
             "verdict": f"{accuracy_text(accuracy)} at {found.lengths[-1]}",
             "attempts": "",
             "time": duration_text(row["time_s"] or 0.0),
-            "commit": (row["environment"].get("commit") or "")[:7],
+            "commit": page.commit_text(row["environment"]),
         }

@@ -154,7 +154,7 @@ def _parts(rows: Mapping[str, Row], scored: CellScore) -> list[dict[str, Any]]:
                     "setting": setting,
                     "accuracy": accuracy_text(value_of(rows[key][which], metrics[name])),
                     "time": duration_text(rows[key]["time_s"] or 0.0),
-                    "commit": (rows[key]["environment"].get("commit") or "")[:7],
+                    "commit": page.commit_text(rows[key]["environment"]),
                 }
                 for key, setting in part.settings.items()
             ],

@@ -406,6 +406,13 @@ def test_without_a_worker_left_no_run_blames_the_time(jobs, monkeypatch):
     assert (rows[2].message, rows[2].started) == ("every worker process died", False)
 
 
+def test_no_run_begins_after_the_time(jobs):
+    rows = run_all(jobs, until=time.monotonic())
+    assert [(row.status, row.started) for row in rows] == [("interrupted", False)] * 2
+    assert {row.message for row in rows} == {"the time was up"}
+    assert not jobs[0].folder.exists()
+
+
 @pytest.mark.parametrize("error", [AssertionError("odd"), KeyError("odd"), MemoryError("odd")])
 @pytest.mark.parametrize("where", ["here", "in a worker"])
 def test_an_unexpected_error_comes_with_its_traceback(jobs, monkeypatch, error, where):

@@ -265,6 +265,8 @@ def _share_out(
     # Of the groups in training, the jobs that have not ended, by their places.
     busy: dict[int, dict[int, Job]] = {}
     begun: set[Path] = set()
+    # A worker that is alive has a run until none is waiting.
+    reason = "every worker process died"
     with _terminable(), team as workers:
         while until is None or time.monotonic() < until:
             while waiting and workers.has_room():
@@ -290,8 +292,8 @@ def _share_out(
                         raise KeyboardInterrupt
                     if not jobs:
                         del busy[told.group]
-    # A worker that is alive has a run until none is waiting, so only the time ends a busy one.
-    reason = "the time was up" if busy else "every worker process died"
+        else:
+            reason = "the time was up"
     for left in busy.values():
         for job in left.values():
             note(Ended(job, "interrupted", reason, started=job.folder in begun))

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
@@ -364,6 +365,21 @@ def test_minutes_are_said_and_kept(capsys):
     text = capsys.readouterr().out
     assert "6 runs to do, 1 at a time, for 5 min; predicted for all: " in text
     assert "6 runs finished" in text
+
+
+@pytest.mark.parametrize(("options", "until"), [([], None), (["--minutes", "5"], 1300.0)])
+def test_minutes_begin_with_the_command(monkeypatch, options, until):
+    now, asked = [1000.0], []
+
+    def seconds(*_):
+        now[0] += 10
+        return 1.0
+
+    monkeypatch.setattr("statemix.cli.reproduce.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(forecast.Forecast, "seconds", seconds)
+    monkeypatch.setattr(reproduce, "fill", lambda *_, **options: asked.append(options["until"]))
+    assert main(["reproduce", "table4", "--workers", "1", *options]) == 0
+    assert (asked, now) == ([until], [1060.0])
 
 
 def test_a_run_without_a_result_is_named_and_the_exit_code_says_so(capsys, tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from filelock import FileLock
 
 from statemix.experiments import forecast, published, runner
 from statemix.experiments.forecast import Forecast
-from statemix.experiments.reproduction import claims, reproduce, short, tables
+from statemix.experiments.reproduction import claims, short, tables
 from statemix.experiments.reproduction.contenders import CONTENDERS, ORDERS
 from statemix.experiments.reproduction.figures import FIGURES
 from statemix.experiments.reproduction.overview import overview
@@ -642,12 +642,11 @@ def test_the_end_of_the_time_saves_active_runs_and_begins_no_others(
     began = time.monotonic()
     clock = SimpleNamespace(monotonic=lambda: began + (61 if "step" in stepped else 59))
     monkeypatch.setattr(runner, "time", clock)
-    monkeypatch.setattr(reproduce, "time", SimpleNamespace(monotonic=lambda: began))
     fill(
         planned,
         store,
         num_workers=1,
-        minutes=1,
+        until=began + 60,
         on_end=ended.append,
         on_event=lambda job, event: stepped.append(event.kind),
     )

@@ -72,7 +72,8 @@ class Reproduce:
     of their own, those of Movahedi et al. only that of the paper."""
 
     minutes: float | None = None
-    """Time to spend; the most informative cells come first. (All runs if not given.)"""
+    """Time to spend, planning included; the most informative cells come first. (All runs if not
+    given.)"""
 
     columns: tuple[str, ...] = ()
     """Columns of the table, their panels of the figure, or groups of a suite, such as "A_5" (all if
@@ -114,14 +115,15 @@ class Reproduce:
             RunsFailedError: if runs of this call have no result; the table shows the others.
             KeyboardInterrupt: after Ctrl-C; the same command resumes.
         """
+        until = None if self.minutes is None else time.monotonic() + 60 * self.minutes
         self._check()
         # Slow imports wait until the options have been checked.
         from statemix.experiments.cluster import connected
 
         with nullcontext() if self.ray is None or self.dry_run else connected(self.ray):
-            self._run()
+            self._run(until)
 
-    def _run(self) -> None:
+    def _run(self, until: float | None) -> None:
         import torch
 
         from statemix.cli.studies import Choice, study
@@ -182,7 +184,7 @@ class Reproduce:
                 num_workers=workers,
                 ray=self.ray,
                 replicas=self.replicas or (1 if self.ray else USUAL[chosen_device("auto")]),
-                minutes=self.minutes,
+                until=until,
                 retry=self.retry,
                 on_event=watch.on_event,
                 on_end=end,

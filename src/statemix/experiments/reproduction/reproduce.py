@@ -1,6 +1,5 @@
 """Fill a table: run what its cells need, and store a row for every run."""
 
-import time
 from collections.abc import Callable, Sequence
 
 from statemix.experiments.reproduction.plan import Planned
@@ -16,7 +15,7 @@ def fill(
     num_workers: int | None = None,
     ray: str | None = None,
     replicas: int = 1,
-    minutes: float | None = None,
+    until: float | None = None,
     retry: bool = False,
     on_event: Callable[[Job, Event], None] | None = None,
     on_end: Callable[[Ended], None] | None = None,
@@ -34,7 +33,7 @@ def fill(
         num_workers: as in :func:`statemix.experiments.runner.run_all`.
         ray: as in :func:`statemix.experiments.runner.run_all`.
         replicas: as in :func:`statemix.experiments.runner.run_all`.
-        minutes: time after which active runs are saved and the call returns. None means no limit.
+        until: as in :func:`statemix.experiments.runner.run_all`.
         retry: train runs again that diverged or failed.
         on_event: as in :func:`statemix.experiments.runner.run_all`.
         on_end: called with each run that has ended, its row being stored, or was interrupted.
@@ -57,7 +56,7 @@ def fill(
         num_workers=num_workers,
         ray=ray,
         replicas=replicas,
-        until=None if minutes is None else time.monotonic() + 60 * minutes,
+        until=until,
         retry=("diverged", "failed") if retry else (),
         on_event=on_event,
         on_end=note,

@@ -10,9 +10,11 @@ import re
 import subprocess
 import sys
 import tracemalloc
+from functools import partial
 from pathlib import Path
 
 import pytest
+from filelock import FileLock, Timeout
 
 from statemix.experiments.runner import Job, run_all
 from statemix.experiments.store import Store, key, merged, row_of
@@ -209,6 +211,18 @@ def test_polars_reads_fields_that_only_late_rows_have(tmp_path, text):
     found = ast.literal_eval(said)
     assert found["certificate"] == {"verdict": "proven"}
     assert found["best_test"] == {"product": None, "answer": {"loss": 0.5}}
+
+
+def test_nothing_is_written_while_another_writer_has_its_turn(tmp_path, monkeypatch):
+    store = Store(tmp_path / "runs.jsonl")
+    store.path.write_text('{"key": "b", "sta')
+    # The lock of another writer, which has not finished its line; no wait for its end.
+    monkeypatch.setattr("statemix.experiments.store.FileLock", partial(FileLock, timeout=0))
+    with FileLock(f"{store.path}.lock"), pytest.raises(Timeout):
+        store.append(row("a"))
+    assert store.path.read_text() == '{"key": "b", "sta'
+    store.append(row("a"))
+    assert list(store.rows()) == ["a"]
 
 
 def _write(path, name):

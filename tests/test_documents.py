@@ -12,6 +12,7 @@ import pytest
 
 from statemix.cli import main
 from statemix.experiments.reproduction.claims import CLAIMS, decide
+from statemix.experiments.reproduction.figures import FIGURES
 from statemix.experiments.reproduction.overview import overview
 from statemix.experiments.reproduction.protocols import SIZES
 from statemix.experiments.reproduction.tables import TABLES
@@ -136,6 +137,16 @@ def test_the_counts_of_measured_cells_are_those_of_the_results():
             and cell["verdict"] not in ("empty", "partial")
         }
         assert counts == (len(cells), list(cells.values()).count("agrees"))
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_shorter_sequences_of_a_figure_at_size_laptop_are_stated(name):
+    text = (ROOT / "docs" / "reproduction.md").read_text()
+    rows = dict(re.findall(r"^\| `(fig\d\w?)` \|.*\| (.*) \|$", text, re.M))
+    shown = rows["fig1c"] if rows[name] == "the same" else rows[name]
+    columns = set(FIGURES[name].columns("laptop")) - set(FIGURES[name].columns("paper"))
+    lengths = sorted({c.data[0].task.build().length for c in columns if len(c.data) == 1})
+    assert f"at size laptop of {' and '.join(map(str, lengths))} tokens)" in shown
 
 
 def test_the_verdicts_on_claims_are_those_of_the_results():

@@ -21,6 +21,7 @@ from statemix.experiments.reproduction import claims, figures, protocols, reprod
 from statemix.experiments.reproduction.claims import Claim, Condition
 from statemix.experiments.reproduction.contenders import CONTENDERS, bd_lru
 from statemix.experiments.reproduction.figures import Figure, View
+from statemix.experiments.reproduction.prices import prices
 from statemix.experiments.reproduction.protocols import SIZES, Data
 from statemix.experiments.reproduction.spectra import SpectraFigure
 from statemix.experiments.reproduction.tables import Column, Table
@@ -249,10 +250,13 @@ def test_protocol_and_size_choose_runs(capsys, arguments, plan):
 
 
 def test_the_output_folder_holds_runs_store_and_picture_of_the_protocol_and_size(
-    capsys, tmp_path, monkeypatch
+    capsys, tmp_path, monkeypatch, request
 ):
     one_run = dataclasses.replace(SIZES["laptop"], seeds=(7,), num_settings=1)
     monkeypatch.setitem(SIZES, "workstation", one_run)
+    # Prices are kept by the name of a size.
+    request.addfinalizer(prices.cache_clear)
+    prices.cache_clear()
     options = ["--protocol", "tuned", "--size", "workstation", "--models", "BD-LRU m=2"]
     assert main(["reproduce", "fig2", "--workers", "1", "--output", "out", *options]) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

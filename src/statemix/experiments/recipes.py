@@ -79,8 +79,8 @@ def exact(task: TaskSpec) -> RunConfig:
             # Late attempts that track have passed this. Those that track a quotient of the group,
             # and the rest on short words alone, stay below (results/LOG.md).
             accept_last=0.75,
-            # Networks that track have all but a few tokens in ten thousand right; those that have
-            # lost track had .95 at most (results/LOG.md).
+            # Networks that track have .998 at least; those that have lost track had .95 at most
+            # (results/LOG.md).
             confirm=0.99,
             attributes=Assignments(gate_temperature=_SHARP),
         ),

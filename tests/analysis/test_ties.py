@@ -1,5 +1,7 @@
 """A proof needs gates that no order of sums can move."""
 
+import sys
+
 import pytest
 import torch
 
@@ -69,6 +71,20 @@ def test_all_units_of_all_layers_count_where_none_can_be_removed():
         with torch.no_grad():
             projection.bias.uniform_(-1, 1)
     assert seen > 0
+
+
+def test_a_network_with_all_its_blocks_is_not_proven_either_if_rounding_may_swap_gates(
+    of_group, monkeypatch
+):
+    # As for a stack, whose blocks cannot be removed.
+    # The package's function of this name hides the module.
+    module = sys.modules["statemix.analysis.certified"]
+    monkeypatch.setattr(module, "can_prune", lambda _: False)
+    found = certified(of_group("S_3"), AUTOMATON)
+    assert (found.certificate.verdict, found.network) == ("proven", "hardened")
+    near = certified(with_gap(of_group("S_3"), 2e-6), AUTOMATON)
+    assert (near.certificate.verdict, near.network) == ("open", "hardened")
+    assert "rounding may swap two gates" in near.certificate.reason
 
 
 def test_models_as_trained_and_gates_of_one_channel_state_no_gap(of_group):

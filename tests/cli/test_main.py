@@ -27,7 +27,8 @@ FLAGS = {
         --schedules.epochs --schedules.num-steps --schedules.learning-rate
         --schedules.min-learning-rate --schedules.warmup-steps --schedules.attributes
         --search.attempts --search.max-steps --search.plateau --search.every --search.tests
-        --search.accept --search.accept-last --search.length --search.size --search.attributes
+        --search.accept --search.accept-last --search.confirm --search.length --search.size
+        --search.attributes
         --evaluation.every --evaluation.test-size --evaluation.validation-size
         --evaluation.lengths --evaluation.validation-lengths --evaluation.tokens
         --evaluation.stop-at --evaluation.attributes

@@ -290,7 +290,7 @@ def test_each_condition_of_the_factorial_is_one_change_of_the_recipe():
             recipe.optimizer,
             recipe.batches,
         )
-        assert first.search == dataclasses.replace(recipe.search, attempts=1)
+        assert first.search == dataclasses.replace(recipe.search, attempts=1, confirm=None)
 
 
 def test_the_table_of_a_factorial_counts_steps(trained):

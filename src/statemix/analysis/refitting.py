@@ -11,7 +11,7 @@ from statemix.models import SyntheticModel
 from statemix.tasks import IGNORED
 from statemix.tasks.automaton import Automaton
 
-# Two initial values of a block that are nearly equal took 700 (results/LOG.md).
+# To tell nearly equal initial values apart, 200 were too few and 1,000 enough (results/LOG.md).
 _ITERATIONS = 2000
 
 

@@ -15,7 +15,7 @@ from statemix.training import (
     ScheduleConfig,
 )
 from statemix.training.reading import import_modules
-from statemix.training.run import _Run
+from statemix.training.running import Running
 
 TINY = RunConfig(
     task=TaskSpec("permutation", group="S_3", length=5, train_size=20),
@@ -61,6 +61,6 @@ def begun(tmp_path):
 
     def begin(config):
         import_modules(config.imports)
-        return _Run(config.resolved(), tmp_path / "begun", lambda _: None, 1000.0)
+        return Running(config.resolved(), tmp_path / "begun", lambda _: None, 1000.0)
 
     return begin

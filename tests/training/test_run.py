@@ -539,7 +539,7 @@ def test_a_value_refused_in_the_middle_names_its_step_and_loses_none(tiny, tmp_p
 
 def test_the_time_of_a_run_is_that_of_all_its_sessions(tiny, tmp_path, monkeypatch):
     now = 1000.5
-    monkeypatch.setattr("statemix.training.run.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("statemix.training.running.time", SimpleNamespace(monotonic=lambda: now))
 
     def takes(seconds, stop_at=None):
         def on_event(event):

@@ -16,7 +16,8 @@ from statemix.training.events import Event
 from statemix.training.life import Ask, Score
 from statemix.training.outcome import Outcome, finished, load_outcome, resolved_config
 from statemix.training.request import request
-from statemix.training.run import CHECKPOINT_EVERY_S, _Run
+from statemix.training.run import CHECKPOINT_EVERY_S
+from statemix.training.running import Running
 from statemix.training.schedules import attributes_set
 from statemix.training.size import check_run_fits
 from statemix.training.stack import Stack
@@ -106,7 +107,9 @@ def train_replicas(
         check_alike(list(whole.values()))
     for place, config in whole.items():
         emit = group.emitter(place)
-        group.runs[place] = _Run(config, places[place], emit, checkpoint_every_s, group.interrupts)
+        group.runs[place] = Running(
+            config, places[place], emit, checkpoint_every_s, group.interrupts
+        )
     group.check()
     for place in ended:
         group.end(place, finished(places[place], group.emitter(place)))
@@ -149,8 +152,8 @@ def shape(config: RunConfig) -> dict[str, Any]:
 class _Group:
     """Replicas under way.
 
-    Each is a generator (:meth:`_Run.life`) that waits for a step or for scores; the group computes
-    them for all replicas that wait for the same at the same step.
+    Each is a generator (:meth:`Running.life`) that waits for a step or for scores; the group
+    computes them for all replicas that wait for the same at the same step.
     """
 
     def __init__(
@@ -159,7 +162,7 @@ class _Group:
         on_end: Callable[[int, Result], None] | None,
     ) -> None:
         self.results: dict[int, Result] = {}
-        self.runs: dict[int, _Run] = {}
+        self.runs: dict[int, Running] = {}
         self.interrupts = Interrupts()
         self._on_event, self._on_end = on_event, on_end
         self._lives: dict[int, Generator[Ask, Any, Outcome]] = {}
@@ -227,7 +230,7 @@ class _Group:
         self.interrupts.check()
 
     def _whole(
-        self, run: _Run, stored: runs.StoredConfig, described: dict[str, Any]
+        self, run: Running, stored: runs.StoredConfig, described: dict[str, Any]
     ) -> Generator[Ask, Any, Outcome]:
         """Claim a replica's folder, and train."""
         with runs.claimed(run.folder, stored, described):
@@ -273,7 +276,7 @@ class _Group:
         for place, answer in zip(served, answers, strict=True):
             self._tell(place, answer)
 
-    def _answers(self, ask: Ask, those: Sequence[_Run]) -> Sequence[Any]:
+    def _answers(self, ask: Ask, those: Sequence[Running]) -> Sequence[Any]:
         """Return a loss, a score or an error for each of these runs."""
         if len(those) == 1 or (ask != "step" and not those[0].evaluators(ask)):
             self._stack = None
@@ -283,14 +286,14 @@ class _Group:
             return stack.train_step()
         return _scores(stack, ask, those)
 
-    def _stack_of(self, those: Sequence[_Run]) -> Stack:
+    def _stack_of(self, those: Sequence[Running]) -> Stack:
         trainers = tuple(run.trainer for run in those)
         if self._stack is None or self._stack.trainers != trainers:
             self._stack = Stack(trainers)
         return self._stack
 
 
-def _scores(stack: Stack, ask: Ask, those: Sequence[_Run]) -> list[Score]:
+def _scores(stack: Stack, ask: Ask, those: Sequence[Running]) -> list[Score]:
     """Score all models of a stack; return for each run a function that looks its scores up."""
     listed = [run.evaluators(ask) for run in those]
     with contextlib.ExitStack() as attributes:

@@ -102,7 +102,7 @@ class Report:
 
 
 def _table(cells: "list[CellRow]") -> str:
-    from statemix.report.numbers import accuracy_text, published_text
+    from statemix.report.numbers import accuracy_text, counts_text, published_text
     from statemix.report.tables import Line, Table
 
     head = (
@@ -127,8 +127,8 @@ def _table(cells: "list[CellRow]") -> str:
                     cell["table"],
                     cell["column"],
                     cell["model"],
-                    " to ".join(f"{count:,}" for count in dict.fromkeys(cell["parameters"])),
-                    " to ".join(f"{count:,.0f}" for count in dict.fromkeys(cell["flops"])),
+                    counts_text(cell["parameters"]),
+                    counts_text(cell["flops"]),
                     cell["protocol"],
                     cell["size"],
                     str(cell["seeds"]),

@@ -52,6 +52,17 @@ def spread_text(spread: Spread) -> str:
     return accuracy_text(spread.mean) + (f" ({between})" if between else "")
 
 
+def counts_text(values: Iterable[float]) -> str:
+    """Write whole numbers as the least and the most, or as one if these look alike.
+
+    Example:
+        >>> counts_text([3400, 1200])
+        '1,200 to 3,400'
+    """
+    spread = Spread.over(values)
+    return " to ".join(dict.fromkeys(f"{value:,.0f}" for value in (spread.low, spread.high)))
+
+
 def published_text(value: float | None) -> str:
     """Write a published number with the decimals that it has, at least two."""
     if value is None:

@@ -8,7 +8,7 @@ from statemix.experiments.reproduction.figures import Point
 from statemix.experiments.reproduction.prices import prices
 from statemix.experiments.reproduction.protocols import SizeName
 from statemix.experiments.reproduction.scores import CellScore, Verdict
-from statemix.report.numbers import accuracy_text, published_text
+from statemix.report.numbers import accuracy_text, counts_text, published_text
 from statemix.report.tables import Line, Table
 
 MARKS: Mapping[Verdict, str] = {
@@ -72,12 +72,7 @@ def price_texts(contender: Contender, size: SizeName) -> tuple[str, str]:
     paid = prices(contender, size)
     flops = [one.flops for one in paid]
     parameters = [one.num_parameters for one in paid]
-    return _range(parameters), _range([one.total for one in flops if one is not None])
-
-
-def _range(values: Sequence[float]) -> str:
-    low, high = (f"{value:,.0f}" for value in (min(values), max(values)))
-    return low if low == high else f"{low} to {high}"
+    return counts_text(parameters), counts_text(one.total for one in flops if one is not None)
 
 
 def cell_text(score: CellScore | None) -> str:

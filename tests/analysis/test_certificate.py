@@ -104,6 +104,23 @@ def test_the_margin_is_the_smallest_of_all_levels(passing):
     assert found.margin == pytest.approx(0.5)
 
 
+def test_tokens_that_cannot_follow_do_not_count_in_a_block(tracker):
+    """Token 1 loads what the block holds at place 0, where alone it can stand; 2 is the last."""
+    sources = [[[1, 0], [-1, -1], [-1, -1], [-1, -1]]]
+    values = [[[0.0, 0.0], [1.0, 2.0], [3.0, 3.0], [1.0, 2.0]]]
+    model = hardened(tracker(sources, values, [[-1, 1], [1, -1]], 2))
+    transitions = np.array([[1, 0, 2], [0, NEVER, 2], [NEVER] * 3])
+    outputs = np.array([[1, 0, IGNORED], [0, IGNORED, IGNORED], [IGNORED] * 3])
+    automaton = Automaton(0, transitions, outputs)
+    assert pruned(model, automaton).tracking == (0,)
+    # Both classes have the same logit after the last token, where nothing is scored.
+    found = certify(model, automaton)
+    assert (found.verdict, found.margin) == ("proven", 2.0)
+    # At place 1 the block does not hold what token 1 loads.
+    transitions[1, 1] = 1
+    assert pruned(model, Automaton(0, transitions, outputs)).tracking == ()
+
+
 def test_blocks_that_do_not_track_are_pruned(of_group):
     # One block keeps the last token but one of {1, 2}, the other is shifted by every token.
     keeps = [[-1 if token in (1, 2, 6) else entry for entry in range(3)] for token in range(7)]

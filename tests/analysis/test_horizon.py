@@ -162,6 +162,43 @@ def test_what_a_layer_norm_takes_away_does_not_count(of_group):
     assert lengths[0] > 100
 
 
+def test_the_bias_of_a_layer_norm_is_one_of_the_readout(of_group):
+    """The readout of a norm's bias is a constant, whichever of the two holds it."""
+    lengths = []
+    for held in ("nowhere", "in the norm", "in the readout"):
+        model = of_group("S_3")
+        read = model.readouts["answer"]
+        model.final_norm = torch.nn.LayerNorm(read.in_features, eps=1e-5)
+        model.blocks[0].layer.gate_temperature = TEMPERATURE
+        bias = torch.rand(read.in_features, generator=torch.Generator().manual_seed(6)) / 5
+        with torch.no_grad():
+            if held == "in the norm":
+                model.final_norm.bias.copy_(bias)
+            elif held == "in the readout":
+                read.bias.copy_(read.weight @ bias)
+        lengths.append(length_of(model))
+    without, in_norm, in_readout = lengths
+    assert in_norm == pytest.approx(in_readout, rel=1e-3)
+    assert in_norm < 0.9 * without
+
+
+def test_the_rounding_of_the_mean_counts_where_no_class_reads_what_is_large(of_group):
+    """A block of equal constants is read with both signs, by a channel of no class."""
+    lengths = []
+    for size in (0.0, 1e3, 1e6):
+        model = of_group("S_3", [*[[0, 1, 2]] * 6, [-1] * 3])
+        layer, read = model.blocks[0].layer, model.readouts["answer"].weight
+        model.final_norm = torch.nn.LayerNorm(read.shape[1], eps=1e-5)
+        layer.gate_temperature = TEMPERATURE
+        with torch.no_grad():
+            out = layer.out_proj.weight.view(-1, 3, 2)
+            out[-1, 0, 1], out[-1, 1, 1] = size, -size
+            # The mean of its row, so that subtracting the mean leaves 0.
+            read[:, -1] = read[:, :-1].mean(1)
+        lengths.append(length_of(model))
+    assert lengths[0] > lengths[1] > lengths[2] == 0
+
+
 def test_rounding_makes_the_error_itself_grow(of_group):
     """Rows of gates that add up to 1 + u multiply what has gone wrong before."""
     model = of_group("S_3")

@@ -76,8 +76,7 @@ def test_all_units_of_all_layers_count_where_none_can_be_removed():
 def test_a_network_with_all_its_blocks_is_not_proven_either_if_rounding_may_swap_gates(
     of_group, monkeypatch
 ):
-    # As for a stack, whose blocks cannot be removed.
-    # The package's function of this name hides the module.
+    # As if it were a stack. The package's function of this name hides the module.
     module = sys.modules["statemix.analysis.certified"]
     monkeypatch.setattr(module, "can_prune", lambda _: False)
     found = certified(of_group("S_3"), AUTOMATON)
@@ -93,6 +92,23 @@ def test_models_as_trained_and_gates_of_one_channel_state_no_gap(of_group):
     constant = SyntheticModel(6, {"answer": 6}, 8, [layer], bos=True)
     found = certified(constant, AUTOMATON)
     assert (found.network, found.gate_margin) == ("hardened", None)
+
+
+def test_the_bound_is_that_of_the_equation():
+    model = torch.nn.ModuleList(
+        [LayerSpec("bd_lru", num_blocks=1, block_size=1).build(hidden_size=3)]
+    )
+    with torch.no_grad():
+        model[0].gate_proj.weight.copy_(torch.tensor([[1.0, -2.0, 4.0], [0.0, 0.0, 0.0]]))
+        model[0].gate_proj.bias.copy_(torch.tensor([8.0, -16.0]))
+    with watched(model) as gaps:
+        model[0](torch.tensor([[[1.0, 1.0, -1.0]]]))
+    # The raw gates are 1 - 2 - 4 + 8 and -16.
+    assert gaps.smallest == 19.0
+    roundings = (2 * 3 + 32) * torch.finfo(torch.float32).eps / 2
+    # Both gates may move, each by no more than the larger error: 16, of terms 1, 2, 4, 8 or of 16.
+    # The float32 numbers near 19 are 2e-6 apart.
+    assert gaps.nearest == pytest.approx(19.0 - 2 * roundings * 16, rel=0, abs=1e-6)
 
 
 @pytest.mark.parametrize("hidden_size", [1, 7, 300])

@@ -29,6 +29,9 @@ def test_a_fixed_training_set_is_repeated_as_long_as_fresh_words_last():
     few, fresh = exact(TaskSpec("permutation", train_size=250)), exact(TaskSpec("permutation"))
     assert (few.schedules.epochs, few.schedules.num_steps) == (350, None)
     assert (fresh.schedules.epochs, fresh.schedules.num_steps) == (None, 700)
+    # Three batches an epoch: no fewer than 700 steps, and evaluations no more often than every 50.
+    three = exact(TaskSpec("permutation", train_size=300))
+    assert (three.schedules.epochs, three.evaluation.every) == (234, 17)
 
 
 def test_the_recipe_is_the_one_that_was_measured():

@@ -148,8 +148,6 @@ def walk(model: SyntheticModel, automaton: Automaton) -> Iterator[Step]:
     while waiting:
         place, before = waiting.pop()
         allowed = transitions[place] != NEVER
-        if not allowed.any():
-            continue
         read = tokens[allowed]
         copies = torch.zeros_like(read)
         state = None if before is None else take_rows(before, copies)

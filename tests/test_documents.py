@@ -17,7 +17,7 @@ from statemix.experiments.reproduction.overview import overview
 from statemix.experiments.reproduction.protocols import SIZES
 from statemix.experiments.reproduction.tables import TABLES
 from statemix.experiments.store import merged
-from statemix.layers import LAYERS
+from statemix.layers import LAYERS, LayerSpec, price
 from statemix.report.demo import scores
 from statemix.report.numbers import published_text
 from statemix.training import RunConfig, config_from_plain
@@ -185,6 +185,24 @@ def test_the_printed_tree_is_the_tree(code):
     listed = {line.split()[0] for line in lines}
     present = {f"{p.parent.name}/" for p in package.glob("*/__init__.py")} | {"tests/", "results/"}
     assert listed == present
+
+
+def test_the_prices_of_the_demos_layers_are_stated():
+    runs = json.loads((ROOT / "results" / "demo" / "S_3.json").read_text())["runs"]
+    layers = {json.dumps(run["layers"]): run["layers"][0] for run in runs}
+    width = RunConfig().model.hidden_size
+    paid = [
+        price(LayerSpec(layer.pop("name"), **layer), hidden_size=width, length=1)
+        for layer in sorted(layers.values(), key=lambda one: -one.get("block_size", 0))
+    ]
+
+    def listed(texts):
+        return f"{', '.join(texts[:-1])} and {texts[-1]}"
+
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    parameters = listed([f"{one.num_parameters:,}" for one in paid])
+    flops = listed([f"{one.flops.total / 1000:.0f}k" for one in paid])
+    assert f"layers have {parameters} parameters, and take {flops} FLOPs per token" in readme
 
 
 def test_the_demo_table_is_that_of_the_committed_results():

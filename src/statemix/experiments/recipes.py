@@ -32,9 +32,9 @@ def exact(task: TaskSpec) -> RunConfig:
     One layer has six blocks. Their initial states are learned, and their input gates begin closed,
     so that tokens only mix what the blocks hold. Attempts from new weights are trained until one
     still answers words of four times the length with sharp gates. Then the gates are sharpened
-    while the learning rate falls, and the attempt is tested again; if it has lost track, the next
-    one begins. ``statemix certify`` sets the gates to 0 and 1, keeps the blocks
-    that track, and proves the result.
+    while the learning rate falls, and the attempt is tested again; if it fails, the next one
+    begins. ``statemix certify`` sets the gates to 0 and 1, keeps the blocks that track, and proves
+    the result.
 
     A block has an entry for each point of a permutation group; otherwise, for each state of the
     automaton. Why this works is in ``docs/state_tracking.md``.
@@ -79,8 +79,7 @@ def exact(task: TaskSpec) -> RunConfig:
             # Late attempts that track have passed this. Those that track a quotient of the group,
             # and the rest on short words alone, stay below (results/LOG.md).
             accept_last=0.75,
-            # Networks that track have .998 at least; those that have lost track had .95 at most
-            # (results/LOG.md).
+            # Networks that were proven had .998 at least, others .95 at most (results/LOG.md).
             confirm=0.99,
             attributes=Assignments(gate_temperature=_SHARP),
         ),

@@ -2,6 +2,7 @@
 
 import pytest
 
+from statemix.experiments import recipes
 from statemix.experiments.recipes import exact
 from statemix.settings import RequestError
 from statemix.tasks import TaskSpec
@@ -81,3 +82,13 @@ def test_tasks_without_an_automaton_are_refused():
     message = r"task must have a finite automaton \(permutation, parity, .*\), got compression"
     with pytest.raises(RequestError, match=message):
         exact(TaskSpec("compression"))
+
+
+def test_automata_of_many_states_are_refused(monkeypatch):
+    with pytest.raises(RequestError, match=r"at most 16 states, .* got modular_arithmetic with 62"):
+        exact(TaskSpec("modular_arithmetic"))
+    monkeypatch.setattr(recipes, "_MOST_STATES", 5)
+    exact(TaskSpec("cycle_navigation"))
+    monkeypatch.setattr(recipes, "_MOST_STATES", 4)
+    with pytest.raises(RequestError, match=r"at most 4 states, .* got cycle_navigation with 5"):
+        exact(TaskSpec("cycle_navigation"))

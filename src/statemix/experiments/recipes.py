@@ -24,6 +24,8 @@ _STEPS = 700
 _SHARP = 1 / 8
 # Steps between evaluations: often enough to see an attempt leave its plateau.
 _EVERY = 50
+# Beyond what was measured, and within what the kernels are made for.
+_MOST_STATES = 16
 
 
 def exact(task: TaskSpec) -> RunConfig:
@@ -43,7 +45,8 @@ def exact(task: TaskSpec) -> RunConfig:
         task: a task with a finite automaton.
 
     Raises:
-        RequestError: if the task has none, or an option does not fit it.
+        RequestError: if the task has none or one of more than 16 states, or an option does not fit
+            it.
     """
     built = task.build()
     block_size = _num_entries(task.name, built)
@@ -94,7 +97,13 @@ def _num_entries(name: str, task: Task) -> int:
     if not isinstance(task, HasAutomaton):
         having = [known for known in TASKS if issubclass(TASKS[known], HasAutomaton)]
         raise RequestError(f"task must have a finite automaton ({', '.join(having)}), got {name}")
-    return task.automaton().num_states
+    num_states = task.automaton().num_states
+    if num_states > _MOST_STATES:
+        raise RequestError(
+            f"task must have an automaton of at most {_MOST_STATES} states, as blocks have an "
+            f"entry for each, got {name} with {num_states}"
+        )
+    return num_states
 
 
 DESCRIPTIONS = {

@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 KERNELS := $(wildcard src/statemix/ops/cpu/*.h src/statemix/ops/cpu/*.cpp)
 PROJECT := pyproject.toml setup.py constraints.txt $(KERNELS)
 
-.PHONY: demo test test-without-kernels lint format faults mutants fuzz clean
+.PHONY: demo test test-without-kernels test-triton lint format faults mutants fuzz clean
 
 demo: $(VENV)/installed
 	$(BIN)/statemix demo
@@ -31,6 +31,10 @@ test-without-kernels: $(VENV)/installed-dev
 	CXX=none $(PIP) install --no-deps --target $(COPY)/installed $(COPY)
 	cd $(COPY) && CXX=none PYTHONPATH=$(COPY)/installed \
 	  $(CURDIR)/$(BIN)/python -m pytest -n auto --dist worksteal -rs $(TESTS)
+
+# Test the Triton kernels in Triton's interpreter, which must be chosen before Triton is imported.
+test-triton: $(VENV)/installed-dev
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/ops/triton
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -19,6 +19,7 @@ from statemix.ops.gates import GATES, GateFamily, normalize
 from statemix.ops.lag import REALIZATIONS, h_lru, h_lru_step, lag_scan, lag_step
 from statemix.ops.loop import LOOP
 from statemix.ops.reference import REFERENCE
+from statemix.ops.triton import TRITON
 
 __all__ = [
     "BACKENDS",
@@ -43,6 +44,7 @@ __all__ = [
 
 # In order of preference.
 BACKENDS.register(CPU)
+BACKENDS.register(TRITON)
 BACKENDS.register(LOOP)
 BACKENDS.register(ASSOCIATIVE)
 BACKENDS.register(REFERENCE)

@@ -35,8 +35,8 @@ class Kernel:
 
     Attributes:
         forward: (coefficients, inputs, initial_state, cu_seqlens) -> states, final_state, both in
-            the initial state's dtype. ``cu_seqlens`` has been validated on the CPU; on other
-            devices its values must not be read back.
+            the initial state's dtype, unless the backend is ``narrow``. ``cu_seqlens`` has been
+            validated on the CPU; on other devices its values must not be read back.
         backward: (d_states, d_final_state, coefficients, inputs, states, initial_state, cu_seqlens)
             -> gradients of coefficients, inputs and initial_state, each in its argument's dtype.
             None means that autograd differentiates ``forward``, which consists of PyTorch
@@ -78,6 +78,8 @@ class Backend:
         slow: True if the automatic choice of the backend deserves a warning.
         stepwise: True if the backend computes one step after another, so that splitting a sequence
             anywhere gives bit-identical results.
+        narrow: True if the kernels return states in the dtype of the inputs, which saves the time
+            of writing and rounding wider ones.
     """
 
     name: str
@@ -90,6 +92,7 @@ class Backend:
     automatic: bool = False
     slow: bool = False
     stepwise: bool = True
+    narrow: bool = False
 
     def add(self, operator: str, kernel: Kernel) -> None:
         """Add the kernel of an operator.

@@ -29,6 +29,8 @@ def scan_forward(
 ) -> tuple[Tensor, Tensor]:
     """Return states and final state, both in the initial state's dtype.
 
+    States have the dtype of the values if the backend is narrow.
+
     Args:
         gates: raw gates, or for ``gate="given"`` the un-normalised coefficients, (B, T, H, ...).
         values: v, (B, T, H, ...).
@@ -96,9 +98,11 @@ def _(
     gates: Tensor,  # noqa: ARG001
     values: Tensor,
     initial_state: Tensor,
-    *others: Any,  # noqa: ARG001
+    *others: Any,
 ) -> tuple[Tensor, Tensor]:
-    return empty_innermost(values.shape, initial_state), _empty_state(initial_state)
+    *_, backend, _ = others
+    states = empty_innermost(values.shape, values if BACKENDS[backend].narrow else initial_state)
+    return states, _empty_state(initial_state)
 
 
 @scan_backward.register_fake

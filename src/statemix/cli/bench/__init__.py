@@ -1,4 +1,4 @@
-"""``statemix bench``: speed and memory against baselines, prices of layers, replicas."""
+"""``statemix bench``: speed and memory against baselines, prices of layers, replicas, kernels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from typing import Annotated
 
 import tyro
 
+from statemix.cli.bench.kernels import Kernels
 from statemix.cli.bench.layers import Layers
 from statemix.cli.bench.ops import Ops
 from statemix.cli.bench.replicas import Replicas
@@ -24,6 +25,7 @@ class Bench:
         | Annotated[Steps, tyro.conf.subcommand("steps")]
         | Annotated[Layers, tyro.conf.subcommand("layers")]
         | Annotated[Replicas, tyro.conf.subcommand("replicas")]
+        | Annotated[Kernels, tyro.conf.subcommand("kernels")]
     )
     """What to measure."""
 

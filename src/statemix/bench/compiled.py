@@ -1,0 +1,262 @@
+"""Compile the Triton kernels ahead of time, and read from the machine code what they cost.
+
+No GPU is needed. Times are a model: bytes that must move, and instructions that must be issued.
+"""
+
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from statemix.ops.dispatch import GIVEN
+from statemix.ops.triton import TRITON
+from statemix.ops.triton.plan import shape_of
+from statemix.settings import RequestError, SettingError
+
+KERNELS = ("local_forward", "local_backward", "chunk_forward", "chunk_backward")
+OPERATORS = ("block", "lag")
+# Target -> backend, architecture and threads of a warp, as Triton calls them.
+TARGETS: dict[str, tuple[str, int | str, int]] = {
+    "sm_80": ("cuda", 80, 32),
+    "sm_90": ("cuda", 90, 32),
+    "sm_100": ("cuda", 100, 32),
+    "gfx942": ("hip", "gfx942", 64),
+}
+_POINTERS = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32"}
+_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+# An H200: measured bytes per second of a copy, and lanes of instructions issued per second (132
+# processors of 128 lanes at 1.755 GHz).
+_BYTES_PER_S = 4.3e12
+_LANES_PER_S = 132 * 128 * 1.755e9
+
+# Arguments by what they are; the others are integers.
+_ELEMENTS = ("gates", "values", "states", "d_states", "d_gates", "d_values")
+_STATES = (
+    "entering", "final", "initial", "maps", "leaving", "d_final", "d_initial", "temperature",
+)  # fmt: skip
+_PLACES = ("sequences", "positions", "ends")
+# Sizes that are multiples of 16 in common models, and all strides, as blocks are innermost.
+_ANY = ("T", "num_rows", "num_chunks", "chunk")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One kernel as it may be chosen.
+
+    Attributes:
+        operator: "block" or "lag".
+        kernel: name of the kernel.
+        size: m.
+        dtype: name of the dtype of gates.
+        gate: gate family.
+        target: a name in :data:`TARGETS`.
+        packed: whether sequences are packed.
+    """
+
+    operator: str
+    kernel: str
+    size: int
+    dtype: str = "bfloat16"
+    gate: str = "softmax"
+    target: str = "sm_90"
+    packed: bool = False
+
+    def __post_init__(self) -> None:
+        for name, known in (
+            ("operator", OPERATORS),
+            ("kernel", KERNELS),
+            ("dtype", tuple(_POINTERS)),
+            ("gate", (*TRITON.families, GIVEN)),
+            ("target", tuple(TARGETS)),
+        ):
+            if getattr(self, name) not in known:
+                raise SettingError(name, f"must be one of {list(known)}", getattr(self, name))
+        if self.size < 1:
+            raise SettingError("size", "must be at least 1", self.size)
+
+    @property
+    def gates(self) -> int:
+        """Gates of a step of a lane."""
+        return (self.size + 1) * (self.size if self.operator == "block" else 1)
+
+    @property
+    def entries(self) -> int:
+        """Entries of the state that a step of a lane writes."""
+        return self.size if self.operator == "block" else 1
+
+    @property
+    def moved(self) -> int:
+        """Bytes that a step of a lane must read and write."""
+        gates, states = {
+            "local_forward": (1, 2),
+            "local_backward": (2, 4),
+            "chunk_forward": (1, 1),
+            "chunk_backward": (1, 1),
+        }[self.kernel]
+        return _BYTES[self.dtype] * (gates * self.gates + states * self.entries)
+
+
+class Compiled(NamedTuple):
+    """What the machine code of a variant says.
+
+    Attributes:
+        registers: registers of a thread.
+        spilled: bytes of registers that a thread keeps in memory.
+        shared: bytes of shared memory of a program.
+        load: bytes that a thread loads of the gates at once; None if the target is not NVIDIA's.
+        instructions: instructions of a step, per gate and lane, over all columns of maps; None if
+            the target is not NVIDIA's.
+        issue: time to issue them over the time to move the bytes, on an H200; None likewise.
+        seconds: time to compile.
+    """
+
+    registers: int
+    spilled: int
+    shared: int
+    load: int | None
+    instructions: float | None
+    issue: float | None
+    seconds: float
+
+
+def check_compiler() -> None:
+    """Check that kernels can be compiled here.
+
+    Raises:
+        RequestError: if Triton is not installed, or interprets.
+    """
+    from importlib.util import find_spec
+
+    if find_spec("triton") is None:
+        raise RequestError("kernels must have Triton to be compiled: pip install triton")
+    from triton import knobs
+
+    if knobs.runtime.interpret:
+        raise RequestError("TRITON_INTERPRET must be unset to compile kernels, got 1")
+
+
+def compiled(variant: Variant) -> Compiled:
+    """Compile a variant and read its machine code."""
+    from triton import compile as build
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from statemix.ops.triton.kernels import block, lag
+    from statemix.ops.triton.launch import OPTIONS
+
+    function = getattr({"block": block, "lag": lag}[variant.operator], variant.kernel)
+    shape = shape_of(variant.operator, variant.kernel, variant.size, 4)
+    lanes = min(64, 32 * shape.lanes)
+    constants = {
+        "M": variant.size,
+        "COLUMNS": shape.columns,
+        "FAMILY": variant.gate,
+        "PART": 2.0 ** -(variant.size.bit_length() + 2),
+        "R": 32 * shape.lanes // lanes,
+        "L": lanes,
+        "RAGGED": True,
+        "PACKED": variant.packed,
+        "TEMPERED": False,
+    }
+    names = function.arg_names
+    kinds = {name: _kind(name, variant, constants) for name in names}
+    source = ASTSource(
+        function,
+        kinds,
+        constexprs={name: constants[name] for name in names if name in constants},
+        attrs={
+            (place,): [["tt.divisibility", 16]]
+            for place, name in enumerate(names)
+            if name not in constants and name not in _ANY
+        },
+    )
+    begun = time.monotonic()
+    kernel = build(source, target=GPUTarget(*TARGETS[variant.target]), options=dict(OPTIONS))
+    seconds = time.monotonic() - begun
+    if "cubin" not in kernel.asm:
+        text = kernel.asm["amdgcn"]
+        registers, spilled = (
+            int(re.search(rf"\.{name}:\s+(\d+)", text).group(1))  # type: ignore[union-attr]
+            for name in ("vgpr_count", "vgpr_spill_count")
+        )
+        return Compiled(registers, 4 * spilled, kernel.metadata.shared, None, None, None, seconds)
+    usage, code = _disassembled(kernel.asm["cubin"])
+    groups = -(-(variant.size + 1) // shape.columns) if shape.columns else 1
+    instructions = groups * _step(code, variant) / (variant.gates * shape.lanes)
+    issue = instructions * variant.gates / _LANES_PER_S / (variant.moved / _BYTES_PER_S)
+    return Compiled(
+        usage["REG"],
+        usage["STACK"],
+        usage["SHARED"],
+        _load_bytes(code),
+        round(instructions, 2),
+        round(issue, 3),
+        round(seconds, 2),
+    )
+
+
+def _kind(name: str, variant: Variant, constants: dict[str, Any]) -> str:
+    if name in constants:
+        return "constexpr"
+    if name in _ELEMENTS:
+        return _POINTERS[variant.dtype]
+    if name in _STATES:
+        return "*fp32"
+    return "*i32" if name in _PLACES else "i32"
+
+
+def _disassembled(cubin: bytes) -> tuple[dict[str, int], Sequence[str]]:
+    """Return the resources of a kernel, and its lines of machine code."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        usage = _run(_tool("cuobjdump"), "--dump-resource-usage", file.name)
+        code = _run(_tool("nvdisasm"), "-c", file.name)
+    return {name: int(count) for name, count in re.findall(r"(REG|STACK|SHARED):(\d+)", usage)}, (
+        code.splitlines()
+    )
+
+
+@cache
+def _tool(name: str) -> str:
+    import triton
+
+    return str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name)
+
+
+def _run(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def _load_bytes(code: Sequence[str]) -> int:
+    """Return the bytes of the most common load from global memory."""
+    widths = [re.search(r"\bLDG\.E(?:\.(\d+|U8|U16))?", line) for line in code]
+    bits = [(found.group(1) or "32").removeprefix("U") for found in widths if found]
+    return int(max(set(bits), key=bits.count)) // 8
+
+
+def _step(code: Sequence[str], variant: Variant) -> int:
+    """Return the instructions of a step of time: the outer loop, with m rounds of the inner one."""
+    labels: dict[str, int] = {}
+    loops: list[tuple[int, int]] = []
+    count = 0
+    for line in code:
+        if label := re.match(r"\s*(\.L_x_\d+):", line):
+            labels[label.group(1)] = count
+        elif re.search(r"/\*[0-9a-f]{4,}\*/\s+\S", line):
+            jump = re.search(r"\bBRA\b.*(\.L_x_\d+)", line)
+            if jump and labels.get(jump.group(1), count) < count:
+                loops.append((labels[jump.group(1)], count + 1))
+            count += 1
+    loops.sort(key=lambda loop: loop[1] - loop[0])
+    for inner, outer in pairwise(loops[-2:]):
+        if outer[0] <= inner[0] and inner[1] <= outer[1] and variant.operator == "block":
+            within = inner[1] - inner[0]
+            return outer[1] - outer[0] + (variant.size - 1) * within
+    return loops[-1][1] - loops[-1][0]

@@ -1,0 +1,84 @@
+"""``statemix bench kernels``: what the machine code of the Triton kernels costs, without a GPU."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from statemix.bench import compiled
+from statemix.bench.compiled import KERNELS, OPERATORS, Variant
+from statemix.bench.rows import append, describe_process
+
+_REMARK = """\
+Instructions: of a step, per gate and lane, over all columns of maps. Issue: time to issue them over
+the time to move the bytes of the step, on an H200; above 1, instructions are the limit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernels:
+    """Compile the Triton kernels ahead of time, and read their machine code.
+
+    No GPU is needed. The table shows registers and spills of a thread, the bytes that it loads at
+    once, and the instructions of a step against the time in which a GPU moves the step's bytes.
+    """
+
+    operators: tuple[str, ...] = OPERATORS
+    """Recurrences: block (BD-LRU) and lag (H-LRU)."""
+
+    kernels: tuple[str, ...] = KERNELS
+    """Kernels: local scans, and the maps of chunks."""
+
+    sizes: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8, 16)
+    """Sizes m."""
+
+    dtypes: tuple[str, ...] = ("bfloat16",)
+    """Dtypes of the gates: bfloat16, float16, float32."""
+
+    targets: tuple[str, ...] = ("sm_90",)
+    """Targets: sm_80, sm_90, sm_100, gfx942."""
+
+    gates: tuple[str, ...] = ("softmax",)
+    """Gate families."""
+
+    packed: bool = False
+    """Compile the variants for packed sequences."""
+
+    output: Path | None = None
+    """JSON-lines file to append a row per kernel to."""
+
+    def run(self) -> None:
+        """Compile and print, kernel by kernel.
+
+        Raises:
+            RequestError: if a choice is unknown, Triton is not installed or interprets, or the
+                output cannot be written.
+        """
+        variants = [
+            Variant(operator, kernel, size, dtype, gate, target, self.packed)
+            for target in self.targets
+            for operator in self.operators
+            for dtype in self.dtypes
+            for gate in self.gates
+            for kernel in self.kernels
+            for size in self.sizes
+        ]
+        compiled.check_compiler()
+        process = describe_process()
+        table = Table(box=SIMPLE_HEAD, collapse_padding=True)
+        for name in ("operator", "kernel", "m", "dtype", "gate", "target"):
+            table.add_column(name)
+        for name in ("registers", "spilled", "shared", "load", "instructions", "issue", "s"):
+            table.add_column(name, justify="right")
+        for variant in variants:
+            found = compiled.compiled(variant)
+            if self.output is not None:
+                append(self.output, [{**asdict(variant), **found._asdict()}], process)
+            chosen = asdict(variant)
+            del chosen["packed"]
+            table.add_row(
+                *map(str, chosen.values()), *("" if x is None else f"{x:g}" for x in found)
+            )
+        Console().print(table)
+        print(_REMARK)

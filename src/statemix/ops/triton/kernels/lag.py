@@ -1,0 +1,250 @@
+"""Triton kernels of the lag recurrence, over chunks of time, as those of blocks (block.py).
+
+The state is the window of the last m states, newest first: m tiles in registers. A map has a column
+for each entry of the window before the chunk, so no companion matrix is ever formed. The kernels
+take the arguments of those of blocks; ``gates_i``, ``values_i`` and ``d_states_i`` are not used.
+``sequences`` and ``positions`` hold, for each step of a packed row, the number of its sequence and
+its place there.
+"""
+
+import triton
+import triton.language as tl
+
+from statemix.ops.triton.kernels.rows import inverse_of, row_backward, row_forward, row_weights
+from statemix.ops.triton.kernels.tiles import chosen, load_all, store_all, tile
+
+
+@triton.jit
+def _shifted(first, window, M: tl.constexpr):
+    """Return the window with one more entry in front and without the last."""
+    result = (first,)
+    for i in tl.static_range(M - 1):
+        result = result + (window[i],)
+    return result
+
+
+@triton.jit
+def local_forward(
+    gates, values, entering, states, final, initial, temperature, sequences, positions, ends,
+    T, H, num_rows, num_chunks, chunk, gates_b, gates_t, gates_i, gates_j, values_b, values_t,
+    values_i,
+    M: tl.constexpr, FAMILY: tl.constexpr, PART: tl.constexpr, R: tl.constexpr, L: tl.constexpr,
+    RAGGED: tl.constexpr, PACKED: tl.constexpr, TEMPERED: tl.constexpr,
+):  # fmt: skip
+    """Run the recurrence in each chunk, from the windows that enter it."""
+    GATES: tl.constexpr = M if FAMILY == "given" else M + 1
+    S: tl.constexpr = initial.dtype.element_ty
+    rows, lanes, mask = tile(num_rows, H, R, L)
+    inverse = inverse_of(temperature, S, TEMPERED)
+    b, c = rows // num_chunks, rows % num_chunks
+    t = c * chunk
+    g_at = gates + b * gates_b + t * gates_t + lanes
+    v_at = values + b * values_b + t * values_t + lanes
+    h_at = states + (b * T + t) * H + lanes
+    window = load_all(entering + rows * M * H + lanes, H, mask, S, M)
+    for _ in tl.range(0, chunk):
+        live = mask & (t < T) if RAGGED else mask
+        if PACKED:
+            sequence = tl.load(sequences + t, mask=t < T, other=0).to(tl.int64)
+            fresh = live & (tl.load(positions + t, mask=t < T, other=1) == 0)
+            started = load_all(initial + sequence * M * H + lanes, H, fresh, S, M)
+            window = chosen(fresh, started, window, M)
+        v = tl.load(v_at, mask=live, other=0.0).to(S)
+        g = load_all(g_at, gates_j, live, S, GATES)
+        h = row_forward(g, window + (v,), inverse, M + 1, FAMILY, PART)
+        after = _shifted(h, window, M)
+        window = chosen(live, after, window, M) if RAGGED else after
+        tl.store(h_at, h.to(states.dtype.element_ty), mask=live)
+        if PACKED:
+            last = live & (tl.load(ends + t, mask=t < T, other=0) != 0)
+            store_all(final + sequence * M * H + lanes, H, window, last, M)
+        t += 1
+        g_at += gates_t
+        v_at += values_t
+        h_at += H
+    if not PACKED:
+        store_all(final + b * M * H + lanes, H, window, mask & (c == num_chunks - 1), M)
+
+
+@triton.jit
+def chunk_forward(
+    gates, values, maps, initial, temperature, sequences, positions,
+    T, H, num_rows, num_chunks, chunk, gates_b, gates_t, gates_i, gates_j, values_b, values_t,
+    values_i,
+    M: tl.constexpr, COLUMNS: tl.constexpr, FAMILY: tl.constexpr, PART: tl.constexpr,
+    R: tl.constexpr, L: tl.constexpr, RAGGED: tl.constexpr,
+    PACKED: tl.constexpr, TEMPERED: tl.constexpr,
+):  # fmt: skip
+    """Find where each chunk takes the unit windows, without inputs, and zero, with inputs."""
+    GATES: tl.constexpr = M if FAMILY == "given" else M + 1
+    S: tl.constexpr = maps.dtype.element_ty
+    rows, lanes, mask = tile(num_rows, H, R, L)
+    first = tl.program_id(2) * COLUMNS + tl.zeros_like(rows)
+    inverse = inverse_of(temperature, S, TEMPERED)
+    b, c = rows // num_chunks, rows % num_chunks
+    t = c * chunk
+    g_at = gates + b * gates_b + t * gates_t + lanes
+    v_at = values + b * values_b + t * values_t + lanes
+    zero = tl.zeros((R, L), S)
+    windows = ()
+    for k in tl.static_range(COLUMNS):
+        for i in tl.static_range(M):
+            windows = windows + (zero + (first + k == i).to(S),)
+    for _ in tl.range(0, chunk):
+        live = mask & (t < T) if RAGGED else mask
+        if PACKED:
+            sequence = tl.load(sequences + t, mask=t < T, other=0).to(tl.int64)
+            fresh = live & (tl.load(positions + t, mask=t < T, other=1) == 0)
+            started = load_all(initial + sequence * M * H + lanes, H, fresh, S, M)
+            reset = ()
+            for k in tl.static_range(COLUMNS):
+                for i in tl.static_range(M):
+                    reset = reset + (started[i] * (first + k == M).to(S),)
+            windows = chosen(fresh, reset, windows, COLUMNS * M)
+        v = tl.load(v_at, mask=live, other=0.0).to(S)
+        g = load_all(g_at, gates_j, live, S, GATES)
+        p = row_weights(g, inverse, M + 1, FAMILY, PART)
+        after = ()
+        for k in tl.static_range(COLUMNS):
+            x = p[M] * v * (first + k == M).to(S)
+            for j in tl.static_range(M):
+                x += p[j] * windows[k * M + j]
+            after = after + (x,)
+            for i in tl.static_range(M - 1):
+                after = after + (windows[k * M + i],)
+        windows = chosen(live, after, windows, COLUMNS * M) if RAGGED else after
+        t += 1
+        g_at += gates_t
+        v_at += values_t
+    m_at = maps + (rows * (M + 1) + first) * M * H + lanes
+    for k in tl.static_range(COLUMNS):
+        kept = mask & (first + k <= M)
+        for i in tl.static_range(M):
+            tl.store(m_at + (k * M + i) * H, windows[k * M + i], mask=kept)
+
+
+@triton.jit
+def local_backward(
+    gates, values, states, initial, leaving, d_states, d_final, d_gates, d_values, d_initial,
+    temperature, sequences, positions, ends,
+    T, H, num_rows, num_chunks, chunk, gates_b, gates_t, gates_i, gates_j, values_b, values_t,
+    values_i, d_states_b, d_states_t, d_states_i,
+    M: tl.constexpr, FAMILY: tl.constexpr, PART: tl.constexpr, R: tl.constexpr, L: tl.constexpr,
+    PACKED: tl.constexpr, TEMPERED: tl.constexpr,
+):  # fmt: skip
+    """Run the adjoint recurrence in each chunk, from the gradients that enter at its end.
+
+    ``pending`` holds what later steps have added to the gradients of h_t, h_{t-1}, ...
+    """
+    GATES: tl.constexpr = M if FAMILY == "given" else M + 1
+    S: tl.constexpr = initial.dtype.element_ty
+    rows, lanes, mask = tile(num_rows, H, R, L)
+    inverse = inverse_of(temperature, S, TEMPERED)
+    b, c = rows // num_chunks, rows % num_chunks
+    begun = c * chunk
+    t = tl.minimum(begun + chunk, T) - 1
+    g_at = gates + b * gates_b + t * gates_t + lanes
+    v_at = values + b * values_b + t * values_t + lanes
+    dy_at = d_states + b * d_states_b + t * d_states_t + lanes
+    dg_at = d_gates + (b * T + t) * GATES * H + lanes
+    dv_at = d_values + (b * T + t) * H + lanes
+    h_at = states + (b * T + t) * H + lanes
+    zero = tl.zeros((R, L), S)
+    pending = load_all(leaving + rows * M * H + lanes, H, mask, S, M)
+    for _ in tl.range(0, chunk):
+        live = mask & (t >= begun)
+        sequence = b
+        position = t
+        if PACKED:
+            sequence = tl.load(sequences + t, mask=t >= begun, other=0).to(tl.int64)
+            position = tl.load(positions + t, mask=t >= begun, other=0).to(tl.int64)
+            last = live & (tl.load(ends + t, mask=t >= begun, other=0) != 0)
+            d_window = load_all(d_final + sequence * M * H + lanes, H, last, S, M)
+            pending = chosen(last, d_window, pending, M)
+        # h_{t-1-k}, of the initial window where that is before the first step of the sequence.
+        u = ()
+        for k in tl.static_range(M):
+            within = k < position
+            before = tl.load(h_at - (k + 1) * H, mask=live & within, other=0.0).to(S)
+            i_at = initial + (sequence * M + k - position) * H + lanes
+            older = tl.load(i_at, mask=live & (k >= position), other=0.0).to(S)
+            u = u + (tl.where(within, before, older),)
+        v = tl.load(v_at, mask=live, other=0.0).to(S)
+        dy = tl.load(dy_at, mask=live, other=0.0).to(S)
+        g = load_all(g_at, gates_j, live, S, GATES)
+        lam = pending[0] + dy
+        d_g, d_u = row_backward(g, u + (v,), lam, inverse, M + 1, FAMILY, PART)
+        store_all(dg_at, H, d_g, live, GATES)
+        tl.store(dv_at, d_u[M].to(d_values.dtype.element_ty), mask=live)
+        pushed = ()
+        for i in tl.static_range(M):
+            later = pending[i + 1] if i + 1 < M else zero
+            pushed = pushed + (later + d_u[i],)
+        pending = pushed
+        if PACKED:
+            store_all(d_initial + sequence * M * H + lanes, H, pending, live & (position == 0), M)
+        t -= 1
+        g_at -= gates_t
+        v_at -= values_t
+        dy_at -= d_states_t
+        dg_at -= GATES * H
+        dv_at -= H
+        h_at -= H
+    if not PACKED:
+        store_all(d_initial + b * M * H + lanes, H, pending, mask & (c == 0), M)
+
+
+@triton.jit
+def chunk_backward(
+    gates, d_states, d_final, maps, temperature, sequences, ends,
+    T, H, num_rows, num_chunks, chunk, gates_b, gates_t, gates_i, gates_j, d_states_b, d_states_t,
+    d_states_i,
+    M: tl.constexpr, COLUMNS: tl.constexpr, FAMILY: tl.constexpr, PART: tl.constexpr,
+    R: tl.constexpr, L: tl.constexpr, PACKED: tl.constexpr,
+    TEMPERED: tl.constexpr,
+):  # fmt: skip
+    """Find where the adjoint recurrence of each chunk takes the unit windows, and zero."""
+    GATES: tl.constexpr = M if FAMILY == "given" else M + 1
+    S: tl.constexpr = maps.dtype.element_ty
+    rows, lanes, mask = tile(num_rows, H, R, L)
+    first = tl.program_id(2) * COLUMNS + tl.zeros_like(rows)
+    inverse = inverse_of(temperature, S, TEMPERED)
+    b, c = rows // num_chunks, rows % num_chunks
+    begun = c * chunk
+    t = tl.minimum(begun + chunk, T) - 1
+    g_at = gates + b * gates_b + t * gates_t + lanes
+    dy_at = d_states + b * d_states_b + t * d_states_t + lanes
+    zero = tl.zeros((R, L), S)
+    pending = ()
+    for k in tl.static_range(COLUMNS):
+        for i in tl.static_range(M):
+            pending = pending + (zero + (first + k == i).to(S),)
+    for _ in tl.range(0, chunk):
+        live = mask & (t >= begun)
+        if PACKED:
+            sequence = tl.load(sequences + t, mask=t >= begun, other=0).to(tl.int64)
+            last = live & (tl.load(ends + t, mask=t >= begun, other=0) != 0)
+            d_window = load_all(d_final + sequence * M * H + lanes, H, last, S, M)
+            reset = ()
+            for k in tl.static_range(COLUMNS):
+                for i in tl.static_range(M):
+                    reset = reset + (d_window[i] * (first + k == M).to(S),)
+            pending = chosen(last, reset, pending, COLUMNS * M)
+        dy = tl.load(dy_at, mask=live, other=0.0).to(S)
+        g = load_all(g_at, gates_j, live, S, GATES)
+        p = row_weights(g, inverse, M + 1, FAMILY, PART)
+        pushed = ()
+        for k in tl.static_range(COLUMNS):
+            lam = pending[k * M] + dy * (first + k == M).to(S)
+            for i in tl.static_range(M):
+                later = pending[k * M + i + 1] if i + 1 < M else zero
+                pushed = pushed + (later + p[i] * lam,)
+        pending = chosen(live, pushed, pending, COLUMNS * M)
+        t -= 1
+        g_at -= gates_t
+        dy_at -= d_states_t
+    m_at = maps + (rows * (M + 1) + first) * M * H + lanes
+    for k in tl.static_range(COLUMNS):
+        kept = mask & (first + k <= M)
+        for i in tl.static_range(M):
+            tl.store(m_at + (k * M + i) * H, pending[k * M + i], mask=kept)

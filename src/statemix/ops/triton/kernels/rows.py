@@ -1,0 +1,264 @@
+"""One row of raw gates in a Triton kernel: its weighted sum, and the closed-form backward.
+
+    forward   h = sum_j p_j u_j,  with p = f(g / T) / S and S = sum_j |f(g_j / T)|
+    backward  du_j = p_j lam,  dg_j = lam f'(g_j) / S (u_j - s_j h)
+
+with u the previous states and, last, the value, and s the sign inside |f|. Each number of a row is
+a tile of lanes, so a row is a tuple of tiles. The families are defined in ops/gates.py, and kept
+from overflowing as in the CPU kernels (ops/cpu/gates.h): weights are measured in a unit of their
+row, and in PART, a power of two no larger than 1 / (4 (m+1)), so that no weighted sum overflows.
+"""
+
+import triton
+import triton.language as tl
+
+# Keeps the division finite where the normaliser can vanish: ops/gates.py, EPSILON.
+EPSILON: tl.constexpr = tl.constexpr(1e-6)
+LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
+# The smallest normal and the largest number of float32 and of float64.
+TINY: tl.constexpr = tl.constexpr(1.1754943508222875e-38)
+LARGEST: tl.constexpr = tl.constexpr(3.4028234663852886e38)
+TINY_64: tl.constexpr = tl.constexpr(2.2250738585072014e-308)
+LARGEST_64: tl.constexpr = tl.constexpr(1.7976931348623157e308)
+
+
+@triton.jit
+def _normal(x):
+    """Return a positive number, or the nearest one that is finite and not denormal."""
+    if x.dtype == tl.float64:
+        normal = tl.minimum(tl.maximum(x, TINY_64), LARGEST_64)
+    else:
+        normal = tl.minimum(tl.maximum(x, TINY), LARGEST)
+    return normal
+
+
+@triton.jit
+def inverse_of(temperature, S: tl.constexpr, TEMPERED: tl.constexpr):
+    """Return 1 / T in dtype S, from a pointer to T, kept finite; 1 if there is no temperature."""
+    inverse = tl.full((1, 1), 1.0, S)
+    if TEMPERED:
+        inverse = _normal(inverse / tl.load(temperature).to(S))
+    return inverse
+
+
+@triton.jit
+def _exponential(x, inverse, PART: tl.constexpr):
+    """Return PART e^{x / T} for x <= 0."""
+    return tl.exp2(x * _normal(inverse * LOG2_E)) * PART
+
+
+@triton.jit
+def _tanh(x):
+    """Return tanh(x), with all digits near 0, where the quotient of exponentials loses them."""
+    e = tl.exp2(tl.abs(x) * (-2.0 * LOG2_E))
+    large = (1.0 - e) / (1.0 + e)
+    z = tl.minimum(x * x, 1.0)
+    if x.dtype == tl.float64:
+        # Lambert's continued fraction.
+        small = z * 0.0 + 19.0
+        for k in tl.static_range(9):
+            small = (17.0 - 2.0 * k) + z / small
+        small = x / small
+    else:
+        # Cephes, tanhf: a minimax polynomial for |x| < 0.625.
+        small = ((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z
+        small = ((small + 1.33314422036e-1) * z - 3.33332819422e-1) * z * x + x
+    return tl.where(tl.abs(x) < 0.625, small, tl.where(x < 0, -large, large))
+
+
+@triton.jit
+def _measure(g, FAMILY: tl.constexpr):
+    """Return what is largest at the entry that sets the scale of a row."""
+    m = g
+    if FAMILY == "sigmoid":
+        m = tl.minimum(g, 0.0)
+    elif FAMILY == "relu":
+        m = tl.maximum(g, 0.0)
+    elif FAMILY == "signed":
+        m = tl.abs(g)
+    return m
+
+
+@triton.jit
+def _scale(g, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr, PART: tl.constexpr):
+    """Return the largest measure of a row and the factor of its gates."""
+    top = _measure(g[0], FAMILY)
+    for j in tl.static_range(1, COUNT):
+        top = tl.maximum(top, _measure(g[j], FAMILY))
+    factor = top * 0.0 + inverse
+    if FAMILY == "relu" or FAMILY == "signed":
+        # The largest of their products is 1, less where gates are small for the temperature, and at
+        # most 4 where the factor would be no normal number.
+        factor = _normal(tl.minimum(1.0 / _normal(top), inverse))
+    return top, factor
+
+
+@triton.jit
+def _weight(g, top, factor, inverse, FAMILY: tl.constexpr, PART: tl.constexpr):
+    """Return f(g / T) in the unit of its row."""
+    f = g
+    if FAMILY == "softmax":
+        f = _exponential(g - top, inverse, PART)
+    elif FAMILY == "sigmoid":
+        f = _exponential(tl.minimum(g, 0.0) - top, inverse, PART)
+        f = f / (1.0 + _exponential(-tl.abs(g), inverse, 1.0))
+    elif FAMILY == "relu":
+        f = tl.maximum(g, 0.0) * factor * PART
+    elif FAMILY == "signed":
+        f = g * factor * PART
+    elif FAMILY == "tanh":
+        f = _tanh(g * inverse) * PART
+    elif FAMILY == "none":
+        f = g * inverse
+    return f
+
+
+@triton.jit
+def _share(f, FAMILY: tl.constexpr):
+    """Return |f|, which the normaliser sums."""
+    share = f
+    if FAMILY == "signed" or FAMILY == "tanh":
+        share = tl.abs(f)
+    return share
+
+
+@triton.jit
+def _epsilon(factor, inverse, FAMILY: tl.constexpr, PART: tl.constexpr):
+    """Return epsilon in the unit of the row."""
+    epsilon = factor * 0.0
+    if FAMILY == "relu" or FAMILY == "signed":
+        epsilon = factor / inverse * (EPSILON * PART)
+    elif FAMILY == "tanh":
+        epsilon += EPSILON * PART
+    return epsilon
+
+
+@triton.jit
+def _gradient(g, f, half, common, factor, inverse, FAMILY: tl.constexpr, PART: tl.constexpr):
+    """Return f'(g) times lam / S times twice ``half``, with f' the derivative by g."""
+    if FAMILY == "given":
+        gradient = common * half
+    elif FAMILY == "none":
+        gradient = common * inverse * half
+    elif FAMILY == "softmax":
+        gradient = common * inverse * f * half
+    elif FAMILY == "sigmoid":
+        e = _exponential(-tl.abs(g), inverse, 1.0)
+        gradient = common * (inverse * (tl.where(g < 0, 1.0, e) / (1.0 + e)) * f) * half
+    else:
+        slope = factor
+        if FAMILY == "relu":
+            slope = tl.where(g > 0, factor, 0.0)
+        elif FAMILY == "tanh":
+            slope = (1.0 - f / PART * (f / PART)) * inverse
+        # The product of the first two may be no normal number, or that of the last two overflow.
+        steep = common * PART
+        gradient = tl.where(slope < 1, steep * (slope * half), steep * slope * half)
+    return gradient + gradient
+
+
+@triton.jit
+def row_forward(g, u, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr, PART: tl.constexpr):
+    """Return h of one row.
+
+    Args:
+        g: raw gates, COUNT tiles, the input gate last; for "given" one fewer.
+        u: what they weigh, COUNT tiles: the previous states and, last, the value.
+        inverse: 1 / T.
+        COUNT: m + 1.
+        FAMILY: gate family.
+        PART: unit of the weights.
+    """
+    if FAMILY == "given":
+        h = u[COUNT - 1]
+        for j in tl.static_range(COUNT - 1):
+            h += g[j] * u[j]
+    else:
+        top, factor = _scale(g, inverse, COUNT, FAMILY, PART)
+        f = _weight(g[0], top, factor, inverse, FAMILY, PART)
+        h = f * u[0]
+        total = _epsilon(factor, inverse, FAMILY, PART) + _share(f, FAMILY)
+        for j in tl.static_range(1, COUNT):
+            f = _weight(g[j], top, factor, inverse, FAMILY, PART)
+            h += f * u[j]
+            total += _share(f, FAMILY)
+        if FAMILY != "none":
+            h = h / total
+    return h
+
+
+@triton.jit
+def row_weights(g, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr, PART: tl.constexpr):
+    """Return the weights p of one row, COUNT tiles; 1 for the input of "given"."""
+    p = g
+    if FAMILY == "given":
+        p = g + (g[0] * 0.0 + 1.0,)
+    else:
+        top, factor = _scale(g, inverse, COUNT, FAMILY, PART)
+        f = ()
+        total = _epsilon(factor, inverse, FAMILY, PART)
+        for j in tl.static_range(COUNT):
+            f = f + (_weight(g[j], top, factor, inverse, FAMILY, PART),)
+            total += _share(f[j], FAMILY)
+        p = f
+        if FAMILY != "none":
+            p = ()
+            for j in tl.static_range(COUNT):
+                p = p + (f[j] / total,)
+    return p
+
+
+@triton.jit
+def row_backward(g, u, lam, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr, PART: tl.constexpr):
+    """Return the gradients of one row's gates, and of what they weigh.
+
+    The result h is computed again: if the states u were rounded when they were stored, u - h keeps
+    its digits, which the difference from a rounded h would not.
+
+    Args:
+        g: as in :func:`row_forward`.
+        u: as in :func:`row_forward`.
+        lam: gradient of the result.
+        inverse: 1 / T.
+        COUNT: as in :func:`row_forward`.
+        FAMILY: as in :func:`row_forward`.
+        PART: as in :func:`row_forward`.
+
+    Returns:
+        d_g: as many tiles as ``g``.
+        d_u: COUNT tiles.
+    """
+    d_g = ()
+    d_u = ()
+    top = lam
+    factor = lam
+    common = lam
+    GATES: tl.constexpr = COUNT - 1 if FAMILY == "given" else COUNT
+    if FAMILY != "given":
+        top, factor = _scale(g, inverse, COUNT, FAMILY, PART)
+    f = ()
+    for j in tl.static_range(GATES):
+        f = f + (_weight(g[j], top, factor, inverse, FAMILY, PART),)
+    half_h = lam
+    if FAMILY != "given" and FAMILY != "none":
+        total = _epsilon(factor, inverse, FAMILY, PART)
+        h = f[0] * u[0]
+        for j in tl.static_range(COUNT):
+            total += _share(f[j], FAMILY)
+        for j in tl.static_range(1, COUNT):
+            h += f[j] * u[j]
+        common = lam / total
+        # Halved, because u - h may overflow although the gradient is finite.
+        half_h = h / total * 0.5
+    for j in tl.static_range(GATES):
+        half = u[j] * 0.5
+        if FAMILY == "softmax" or FAMILY == "sigmoid" or FAMILY == "relu":
+            half -= half_h
+        elif FAMILY == "signed" or FAMILY == "tanh":
+            half -= tl.where(f[j] > 0, half_h, tl.where(f[j] < 0, -half_h, 0.0))
+        gradient = _gradient(g[j], f[j], half, common, factor, inverse, FAMILY, PART)
+        d_g = d_g + (gradient,)
+        d_u = d_u + (common * f[j],)
+    if FAMILY == "given":
+        d_u = d_u + (lam,)
+    return d_g, d_u

@@ -1,0 +1,65 @@
+"""What the Triton kernels of all operators share: tiles of rows and lanes, and loads of tuples.
+
+A program handles a tile of R rows and L lanes: a row is a chunk of time of one sequence, a lane is
+a block or channel. All tensors have lanes innermost in memory.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def tile(num_rows, H, R: tl.constexpr, L: tl.constexpr):
+    """Return the rows (R, 1) and lanes (1, L) of a program, int64, and which of them exist."""
+    rows = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
+    lanes = tl.program_id(1).to(tl.int64) * L + tl.arange(0, L)[None, :]
+    return rows, lanes, (rows < num_rows) & (lanes < H)
+
+
+@triton.jit
+def load_all(pointers, stride, mask, S: tl.constexpr, COUNT: tl.constexpr):
+    """Return COUNT tiles, a stride apart, in dtype S."""
+    tiles = ()
+    for i in tl.static_range(COUNT):
+        tiles = tiles + (tl.load(pointers + i * stride, mask=mask, other=0.0).to(S),)
+    return tiles
+
+
+@triton.jit
+def store_all(pointers, stride, tiles, mask, COUNT: tl.constexpr):
+    """Store COUNT tiles a stride apart."""
+    for i in tl.static_range(COUNT):
+        tl.store(pointers + i * stride, tiles[i].to(pointers.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def chosen(condition, tiles, others, COUNT: tl.constexpr):
+    """Return ``tiles`` where a condition holds, and ``others`` elsewhere."""
+    result = ()
+    for i in tl.static_range(COUNT):
+        result = result + (tl.where(condition, tiles[i], others[i]),)
+    return result
+
+
+@triton.jit
+def added(tiles, others, COUNT: tl.constexpr):
+    """Return the sums of the first COUNT tiles of two tuples."""
+    result = ()
+    for i in tl.static_range(COUNT):
+        result = result + (tiles[i] + others[i],)
+    return result
+
+
+@triton.jit
+def pushed(tiles, last, COUNT: tl.constexpr, BY: tl.constexpr):
+    """Return COUNT tiles without the first BY of them, and with BY others at the end.
+
+    A loop that does so COUNT / BY times replaces all of them in order, and needs no index that is
+    known when the kernel is compiled. A loop that is not unrolled keeps fewer gates in registers.
+    """
+    result = ()
+    for i in tl.static_range(BY, COUNT):
+        result = result + (tiles[i],)
+    for i in tl.static_range(BY):
+        result = result + (last[i],)
+    return result

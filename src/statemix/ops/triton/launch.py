@@ -1,0 +1,236 @@
+"""Run the Triton kernels on tensors: memory order, chunks of time, and results."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from statemix.ops.layout import STATE_BLOCK_AXIS, dense, empty_innermost, innermost
+from statemix.ops.packing import Packing
+from statemix.ops.triton.kernels import block, lag
+from statemix.ops.triton.kernels.carries import carries
+from statemix.ops.triton.plan import Tile, chunk_of, shape_of, tile_of
+
+OPTIONS = {
+    # Warps that share nothing need not wait for each other.
+    "num_warps": 1,
+    "enable_fp_fusion": True,
+}
+"""Options of the compiler."""
+
+_KERNELS: dict[str, Any] = {"block": block, "lag": lag}
+
+
+def forward(
+    operator: str,
+    gates: Tensor,
+    values: Tensor,
+    initial_state: Tensor,
+    cu_seqlens: Tensor | None,
+    gate: str,
+    temperature: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Return states, in the dtype of the values, and final state."""
+    gates, values = innermost(gates), innermost(values)
+    initial = dense(initial_state, STATE_BLOCK_AXIS)
+    states, final = empty_innermost(values.shape, values), initial.clone()
+    if not values.numel():
+        return states, final
+    problem = _Problem.of(operator, values, initial, cu_seqlens, gate, temperature)
+    strides = (*_strides(gates, 2), *_strides(values, 1))
+    entering = initial
+    if problem.num_chunks > 1:
+        tile, columns = problem.tile("chunk_forward")
+        maps = problem.empty_maps(initial)
+        problem.kernels.chunk_forward[problem.grid(tile, columns)](
+            *(gates, values, maps, initial, problem.temperature),
+            *problem.places[:2],
+            *problem.sizes,
+            *strides,
+            **problem.options,
+            **_of(tile),
+            COLUMNS=columns,
+            RAGGED=problem.ragged,
+        )
+        entering = problem.carried(maps, initial, reverse=False)
+    tile, _ = problem.tile("local_forward")
+    problem.kernels.local_forward[problem.grid(tile)](
+        *(gates, values, entering, states, final, initial, problem.temperature),
+        *problem.places,
+        *problem.sizes,
+        *strides,
+        **problem.options,
+        **_of(tile),
+        RAGGED=problem.ragged,
+    )
+    return states, final
+
+
+def backward(
+    operator: str,
+    d_states: Tensor,
+    d_final_state: Tensor,
+    gates: Tensor,
+    values: Tensor,
+    states: Tensor,
+    initial_state: Tensor,
+    cu_seqlens: Tensor | None,
+    gate: str,
+    temperature: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of gates, values and initial state."""
+    gates, values, d_states = innermost(gates), innermost(values), innermost(d_states)
+    # The forward wrote the states densely, but vmap may have permuted them.
+    states = dense(states)
+    initial, d_final = (dense(one, STATE_BLOCK_AXIS) for one in (initial_state, d_final_state))
+    d_gates, d_values = (empty_innermost(one.shape, one) for one in (gates, values))
+    d_initial = d_final.clone()
+    if not values.numel():
+        return d_gates, d_values, d_initial
+    problem = _Problem.of(operator, values, initial, cu_seqlens, gate, temperature)
+    leaving = d_final
+    if problem.num_chunks > 1:
+        tile, columns = problem.tile("chunk_backward")
+        maps = problem.empty_maps(initial)
+        problem.kernels.chunk_backward[problem.grid(tile, columns)](
+            *(gates, d_states, d_final, maps, problem.temperature),
+            *(problem.places[0], problem.places[2]),
+            *problem.sizes,
+            *(*_strides(gates, 2), *_strides(d_states, 1)),
+            **problem.options,
+            **_of(tile),
+            COLUMNS=columns,
+        )
+        leaving = problem.carried(maps, d_final, reverse=True)
+    tile, _ = problem.tile("local_backward")
+    problem.kernels.local_backward[problem.grid(tile)](
+        *(gates, values, states, initial, leaving, d_states, d_final),
+        *(d_gates, d_values, d_initial, problem.temperature),
+        *problem.places,
+        *problem.sizes,
+        *(*_strides(gates, 2), *_strides(values, 1), *_strides(d_states, 1)),
+        **problem.options,
+        **_of(tile),
+    )
+    return d_gates, d_values, d_initial
+
+
+class _Problem(NamedTuple):
+    """What the kernels of one call share.
+
+    Attributes:
+        operator: name of the operator.
+        num_sequences: rows of the batch, B.
+        length: steps T.
+        num_units: blocks or channels H.
+        m: entries of a state.
+        state_dtype: dtype of carried states.
+        chunk: steps of a chunk.
+        options: constant arguments of all kernels.
+        temperature: 0-d tensor; any tensor if there is none.
+        places: sequence, place in it and whether that is the last, of each step of a packed row;
+            any tensors if not packed.
+    """
+
+    operator: str
+    num_sequences: int
+    length: int
+    num_units: int
+    m: int
+    state_dtype: torch.dtype
+    chunk: int
+    options: dict[str, Any]
+    temperature: Tensor
+    places: tuple[Tensor, Tensor, Tensor]
+
+    @classmethod
+    def of(
+        cls,
+        operator: str,
+        values: Tensor,
+        initial_state: Tensor,
+        cu_seqlens: Tensor | None,
+        gate: str,
+        temperature: Tensor | None,
+    ) -> "_Problem":
+        """Cut a problem of at least one step."""
+        (B, T, H), m = values.shape[:3], initial_state.shape[-1]
+        places = (initial_state,) * 3
+        if cu_seqlens is not None:
+            packing = Packing.of(cu_seqlens, T)
+            position = torch.arange(T, device=values.device) - cu_seqlens[packing.sequence]
+            places = (packing.sequence.int(), position.int(), packing.last.int())
+        options = {
+            "M": m,
+            "FAMILY": gate,
+            # A power of two of at most 1 / (4 (m+1)).
+            "PART": 2.0 ** -(m.bit_length() + 2),
+            "PACKED": cu_seqlens is not None,
+            "TEMPERED": temperature is not None,
+        }
+        tau = initial_state if temperature is None else temperature
+        chunk = chunk_of(T, B * H)
+        return cls(operator, B, T, H, m, initial_state.dtype, chunk, options, tau, places)
+
+    @property
+    def kernels(self) -> Any:
+        """The module of the operator's kernels."""
+        return _KERNELS[self.operator]
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks of a sequence."""
+        return -(-self.length // self.chunk)
+
+    @property
+    def num_rows(self) -> int:
+        """Chunks of all sequences."""
+        return self.num_sequences * self.num_chunks
+
+    @property
+    def ragged(self) -> bool:
+        """Whether the last chunk is shorter than the others."""
+        return self.num_chunks * self.chunk != self.length
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The arguments T, H, num_rows, num_chunks and chunk of the kernels."""
+        return self.length, self.num_units, self.num_rows, self.num_chunks, self.chunk
+
+    def tile(self, kernel: str) -> tuple[Tile, int]:
+        """Return the tile of a program of a kernel, and its columns of maps."""
+        state_bytes = self.state_dtype.itemsize
+        lanes, columns = shape_of(self.operator, kernel, self.m, state_bytes)
+        return tile_of(self.num_rows, self.num_units, lanes), columns
+
+    def grid(self, tile: Tile, columns: int = 0) -> tuple[int, ...]:
+        """Return the numbers of programs, for maps with so many columns each."""
+        grid = tile.grid(self.num_rows, self.num_units)
+        return (*grid, -(-(self.m + 1) // columns)) if columns else grid
+
+    def empty_maps(self, like: Tensor) -> Tensor:
+        """Return room for the maps of all chunks."""
+        return like.new_empty(self.num_rows, self.m + 1, self.m, self.num_units)
+
+    def carried(self, maps: Tensor, outer: Tensor, *, reverse: bool) -> Tensor:
+        """Return what enters each chunk, in memory (rows, m, H)."""
+        entering = outer.new_empty(self.num_rows, self.m, self.num_units)
+        # If packed, the first sequence enters, and every other one where it begins.
+        tile = tile_of(self.num_sequences, self.num_units, 1)
+        carries[tile.grid(self.num_sequences, self.num_units)](
+            *(maps, outer, entering, self.num_units, self.num_sequences, self.num_chunks),
+            M=self.m,
+            REVERSE=reverse,
+            **_of(tile),
+        )
+        return entering
+
+
+def _strides(tensor: Tensor, inner: int) -> tuple[int, ...]:
+    """Return the strides of batch and time, and of the last axes, 0 for an axis that lags lack."""
+    of_rows = tensor.stride()[3:]
+    return (*tensor.stride()[:2], *(0,) * (inner - len(of_rows)), *of_rows)
+
+
+def _of(tile: Tile) -> dict[str, int]:
+    return {"R": tile.rows, "L": tile.lanes, **OPTIONS}

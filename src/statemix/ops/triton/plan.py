@@ -1,0 +1,134 @@
+"""How a problem is cut for the Triton kernels: chunks of time, and tiles of rows and lanes."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NamedTuple
+
+# Lanes (sequences times units) from which on one thread per few lanes reads memory fast enough: 3.4
+# MB in flight hide the latency of an H200, and a lane has the gates of one step in flight.
+SEQUENTIAL_LANES = 34_000
+# The first and the last phase of a scan in chunks read the gates once each; shorter chunks would
+# spend more on their maps than they read.
+_SHORTEST_CHUNK = 16
+
+_forced: ContextVar[int | None] = ContextVar("chunk", default=None)
+
+
+@contextmanager
+def forced_chunk(length: int | None) -> Iterator[None]:
+    """Cut time into chunks of this length, whatever the rule says; 0 means one chunk.
+
+    Args:
+        length: steps of a chunk; None gives the choice back to the rule.
+
+    Raises:
+        ValueError: if it is negative.
+    """
+    if length is not None and length < 0:
+        raise ValueError(f"length must be at least 0, got {length}")
+    token = _forced.set(length)
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
+def chunk_of(length: int, lanes: int) -> int:
+    """Return the steps of a chunk of a sequence of ``length`` steps, for so many lanes.
+
+    One chunk, the cheapest way, if there are lanes enough to keep the device busy, else as many as
+    make up for it.
+    """
+    forced = _forced.get()
+    if forced is not None:
+        return min(forced, length) or length
+    count = -(-SEQUENTIAL_LANES // max(lanes, 1))
+    if count == 1 or length < 2 * _SHORTEST_CHUNK:
+        return length
+    return min(max(-(-length // count), _SHORTEST_CHUNK), length)
+
+
+class Shape(NamedTuple):
+    """How much of a problem one thread holds.
+
+    Attributes:
+        lanes: neighbouring lanes, a power of two. Eight of 16 bits, or four of 32, are one load of
+            16 bytes.
+        columns: columns of the map of a chunk; 0 for kernels without maps.
+    """
+
+    lanes: int
+    columns: int = 0
+
+
+# Kernel -> the largest m, and the most that a thread can hold there without spilling registers on
+# an H200 (tests/ops/triton/test_compiled.py).
+_SHAPES = {
+    ("block", "local_forward"): ((8, Shape(8)), (16, Shape(2))),
+    ("block", "local_backward"): ((4, Shape(8)), (8, Shape(4)), (16, Shape(2))),
+    ("block", "chunk_forward"): (
+        (4, Shape(4, 5)),
+        (8, Shape(2, 4)),
+        (12, Shape(1, 4)),
+        (16, Shape(1, 2)),
+    ),
+    ("block", "chunk_backward"): (
+        (3, Shape(4, 4)),
+        (4, Shape(2, 5)),
+        (8, Shape(2, 3)),
+        (16, Shape(2, 2)),
+    ),
+    ("lag", "local_forward"): ((8, Shape(8)), (16, Shape(4))),
+    ("lag", "local_backward"): ((4, Shape(8)), (8, Shape(4)), (16, Shape(1))),
+    ("lag", "chunk_forward"): ((4, Shape(4, 5)), (8, Shape(2, 5)), (16, Shape(2, 3))),
+    ("lag", "chunk_backward"): ((4, Shape(4, 5)), (8, Shape(4, 3)), (16, Shape(2, 3))),
+}
+
+
+def shape_of(operator: str, kernel: str, size: int, state_bytes: int) -> Shape:
+    """Return how much one thread of a kernel holds.
+
+    Args:
+        operator: "block" or "lag".
+        kernel: name of the kernel.
+        size: m. Above 16, registers spill.
+        state_bytes: bytes of a number of the state.
+    """
+    shapes = _SHAPES[operator, kernel]
+    shape = next((shape for most, shape in shapes if size <= most), Shape(1, 1))
+    columns = min(shape.columns, size + 1)
+    return Shape(max(1, shape.lanes * 4 // state_bytes), columns)
+
+
+class Tile(NamedTuple):
+    """Tile of one program: R rows and L lanes, in one warp.
+
+    Attributes:
+        rows: R.
+        lanes: L.
+    """
+
+    rows: int
+    lanes: int
+
+    def grid(self, num_rows: int, num_lanes: int) -> tuple[int, int]:
+        """Return the numbers of programs along rows and lanes."""
+        return -(-num_rows // self.rows), -(-num_lanes // self.lanes)
+
+
+def tile_of(num_rows: int, num_lanes: int, per_thread: int) -> Tile:
+    """Return the tile that covers a problem with the fewest places that do not exist.
+
+    Args:
+        num_rows: rows of the problem.
+        num_lanes: lanes of the problem.
+        per_thread: neighbouring lanes of each of the 32 threads of a warp, a power of two.
+    """
+
+    def places(tile: Tile) -> int:
+        along_rows, along_lanes = tile.grid(num_rows, num_lanes)
+        return along_rows * along_lanes
+
+    tiles = [Tile(2**k, 32 // 2**k * per_thread) for k in range(6)]
+    return min(tiles, key=places)

@@ -1,0 +1,132 @@
+"""Triton kernels against the reference, in Triton's interpreter or on a GPU.
+
+The interpreter must be chosen before Triton is imported: ``make test-triton``.
+"""
+
+import os
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from statemix import ops
+from statemix.ops.backends import reason_of
+from statemix.ops.triton.plan import forced_chunk
+
+pytestmark = pytest.mark.skipif(reason_of("triton") is not None, reason=str(reason_of("triton")))
+
+DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+# One chunk, or chunks of three steps, the last of which may be shorter.
+CHUNKS = [0, 3]
+
+
+def outcomes(p, gate="softmax", *, chunk=0, dtype=torch.float32, temperature=None):
+    """Results of the kernels on a problem in some dtype, and those of the reference in float64."""
+    rounded = p.to(dtype)
+    exact = rounded.to(torch.float64)
+    expected = exact.outcome(gate, temperature=temperature, backend="reference")
+    moved = rounded.replace(
+        **{
+            name: getattr(rounded, name).to(DEVICE)
+            for name in ("gates", "values", "initial_state", "d_states", "d_final_state")
+        },
+        cu_seqlens=None if rounded.cu_seqlens is None else rounded.cu_seqlens.to(DEVICE),
+    )
+    with forced_chunk(chunk):
+        actual = moved.outcome(gate, temperature=temperature, backend="triton")
+    return {name: tensor.cpu() for name, tensor in actual.items()}, expected
+
+
+@pytest.mark.parametrize("size", range(1, 17))
+def test_every_size_equals_the_reference(problem, agree, kind, size):
+    agree(*outcomes(problem(kind, batch=1, length=4, size=size)))
+
+
+# Maps of large blocks take minutes in the interpreter; up to 9, every choice of plan.py is met.
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 9] if DEVICE == "cpu" else range(1, 17))
+def test_chunks_of_every_size_equal_the_reference(problem, agree, kind, size):
+    agree(*outcomes(problem(kind, batch=1, length=4, blocks=2, size=size), chunk=3))
+
+
+@pytest.mark.parametrize("lengths", [None, [3, 0, 4, 1]], ids=["batch", "packed"])
+@pytest.mark.parametrize("chunk", CHUNKS)
+@pytest.mark.parametrize("temperature", [None, 0.7])
+def test_every_family_equals_the_reference(problem, agree, kind, gate, lengths, chunk, temperature):
+    p = problem(kind, lengths=lengths, gate=gate)
+    agree(*outcomes(p, gate, chunk=chunk, temperature=temperature, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_every_dtype_equals_the_reference(problem, agree, kind, dtype, chunk):
+    """Gradients of 16 bits are computed from states of 16 bits: within 2e-2 of a block."""
+    found, expected = outcomes(problem(kind, length=8, size=4), chunk=chunk, dtype=dtype)
+    assert found["states"].dtype == found["d_gates"].dtype == dtype
+    assert found["final_state"].dtype == found["d_initial_state"].dtype == torch.float32
+    near = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+    agree(found, expected, near | ({} if dtype == torch.float32 else {torch.float32: 2e-2}))
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+@pytest.mark.parametrize("shape", [(0, 3, 2), (2, 0, 3), (2, 3, 0), (1, 1, 1), (3, 2, 33)])
+def test_odd_shapes_equal_the_reference(problem, agree, kind, shape, chunk):
+    batch, length, blocks = shape
+    p = problem(kind, batch=batch, length=length, blocks=blocks, size=2)
+    agree(*outcomes(p, chunk=chunk))
+
+
+@pytest.mark.parametrize("lengths", [[], [0], [0, 0], [1], [5, 0], [0, 5], [2, 2, 2]], ids=str)
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_packed_sequences_of_any_length_equal_the_reference(problem, agree, kind, lengths, chunk):
+    agree(*outcomes(problem(kind, lengths=lengths), chunk=chunk))
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_any_memory_order_will_do(problem, agree, kind, chunk):
+    p = problem(kind, batch=2, length=5, blocks=4, size=2)
+    strided = p.replace(
+        gates=p.gates.repeat_interleave(2, 1)[:, ::2],
+        values=p.values.transpose(0, 1).contiguous().transpose(0, 1),
+        d_states=p.d_states[:, :1].expand_as(p.d_states),
+    )
+    agree(*outcomes(strided, chunk=chunk))
+    innermost = p.replace(gates=p.gates.movedim(2, -1).contiguous().movedim(-1, 2))
+    agree(*outcomes(innermost, chunk=chunk))
+
+
+@pytest.mark.parametrize("lengths", [None, [3, 0, 4]], ids=["batch", "packed"])
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_every_entry_is_written(problem, agree, kind, lengths, chunk):
+    """Memory that is not initialised holds NaN in this mode."""
+    p = problem(kind, blocks=5, lengths=lengths)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.empty(1).isnan()
+        found, expected = outcomes(p, chunk=chunk)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    agree(found, expected)
+
+
+@settings(max_examples=20 if DEVICE == "cpu" else 200, deadline=None)
+@given(
+    st.sampled_from(["blocks", "lags"]),
+    *(st.integers(low, high) for low, high in ((1, 3), (0, 6), (1, 9), (1, 5), (0, 4))),
+)
+def test_random_shapes_equal_the_reference(
+    problem, agree, kind, batch, length, blocks, size, chunk
+):
+    p = problem(kind, batch=batch, length=length, blocks=blocks, size=size)
+    agree(*outcomes(p, chunk=chunk))
+
+
+def test_results_are_the_same_every_time(problem, identical, kind):
+    p = problem(kind, length=9, blocks=5)
+    first, second = (outcomes(p, chunk=4)[0] for _ in range(2))
+    identical(first, second)
+
+
+def test_the_backend_is_listed():
+    assert ops.BACKENDS["triton"].narrow
+    assert ops.BACKENDS["triton"].kernels.keys() == {"block", "lag"}

@@ -1,0 +1,74 @@
+"""How a problem is cut for the Triton kernels."""
+
+import pytest
+
+from statemix.ops.triton.plan import chunk_of, forced_chunk, shape_of, tile_of
+
+
+@pytest.mark.parametrize(
+    ("length", "lanes", "chunk"),
+    [
+        # Lanes enough: one chunk.
+        (2048, 34_000, 2048),
+        (1 << 20, 40_000, 1 << 20),
+        # 23 chunks make up for the lanes.
+        (2048, 1536, 90),
+        # No chunk is shorter than 16 steps, and few steps are one chunk.
+        (1024, 10, 16),
+        (31, 10, 31),
+        (1, 1, 1),
+        (64, 17_000, 32),
+    ],
+)
+def test_chunks_make_up_for_missing_lanes(length, lanes, chunk):
+    assert chunk_of(length, lanes) == chunk
+
+
+def test_the_rule_can_be_overruled():
+    with forced_chunk(10):
+        assert chunk_of(2048, 10**6) == 10
+        assert chunk_of(7, 1) == 7
+        with forced_chunk(0):
+            assert chunk_of(2048, 1) == 2048
+        with forced_chunk(None):
+            assert chunk_of(2048, 1536) == 90
+        assert chunk_of(2048, 10**6) == 10
+    assert chunk_of(2048, 10**6) == 2048
+    with pytest.raises(ValueError, match="length must be at least 0, got -1"), forced_chunk(-1):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("rows", "lanes", "per_thread", "tile"),
+    [
+        (100, 192, 8, (4, 64)),
+        (100, 256, 8, (1, 256)),
+        (100, 384, 8, (2, 128)),
+        (100, 48, 4, (8, 16)),
+        (100, 3, 2, (16, 4)),
+        # No rows that do not exist.
+        (1, 192, 8, (1, 256)),
+        (1, 1, 8, (1, 256)),
+    ],
+)
+def test_tiles_waste_few_lanes(rows, lanes, per_thread, tile):
+    found = tile_of(rows, lanes, per_thread)
+    assert (found.rows, found.lanes) == tile
+    assert found.rows * found.lanes == 32 * per_thread
+    grid = found.grid(rows, lanes)
+    assert all(
+        count * size >= most > (count - 1) * size
+        for count, size, most in zip(grid, tile, (rows, lanes), strict=True)
+    )
+
+
+def test_threads_hold_less_of_larger_problems():
+    for operator in ("block", "lag"):
+        for kernel in ("local_forward", "local_backward", "chunk_forward", "chunk_backward"):
+            shapes = [shape_of(operator, kernel, m, 4) for m in range(1, 20)]
+            lanes = [shape.lanes for shape in shapes]
+            assert lanes == sorted(lanes, reverse=True)
+            for m, shape in enumerate(shapes, 1):
+                assert shape.columns <= m + 1
+                assert (shape.columns > 0) == kernel.startswith("chunk") or m > 16
+                assert shape_of(operator, kernel, m, 8).lanes == max(1, shape.lanes // 2)

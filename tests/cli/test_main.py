@@ -63,6 +63,9 @@ FLAGS = {
         --recurrences --batch-sizes --hidden-sizes --block-sizes --rounds --budget-s --threads
         --output
         """,
+    "bench kernels": """
+        --operators --kernels --sizes --dtypes --targets --gates --packed --no-packed --output
+        """,
 }
 
 

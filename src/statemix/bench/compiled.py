@@ -144,6 +144,7 @@ def check_compiler() -> None:
 def compiled(variant: Variant) -> Compiled:
     """Compile a variant and read its machine code."""
     from triton import compile as build
+    from triton import knobs
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -177,7 +178,10 @@ def compiled(variant: Variant) -> Compiled:
         },
     )
     begun = time.monotonic()
-    kernel = build(source, target=GPUTarget(*TARGETS[variant.target]), options=dict(OPTIONS))
+    with knobs.compilation.scope():
+        # Not from the cache, so that the time is that of a first call.
+        knobs.compilation.always_compile = True
+        kernel = build(source, target=GPUTarget(*TARGETS[variant.target]), options=dict(OPTIONS))
     seconds = time.monotonic() - begun
     if "cubin" not in kernel.asm:
         text = kernel.asm["amdgcn"]

@@ -1,12 +1,14 @@
 """``statemix bench kernels``: what the machine code of the Triton kernels costs, without a GPU."""
 
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from statemix import files
 from statemix.bench import compiled
 from statemix.bench.compiled import KERNELS, OPERATORS, Variant
 from statemix.bench.rows import append, describe_process
@@ -14,6 +16,8 @@ from statemix.bench.rows import append, describe_process
 _REMARK = """\
 Instructions: of a step, per gate and lane, over all columns of maps. Issue: time to issue them over
 the time to move the bytes of the step, on an H200; above 1, instructions are the limit."""
+
+_COLUMNS = ("m", "registers", "spilled", "shared", "load", "instructions", "issue", "compile s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,27 +62,33 @@ class Kernels:
         variants = [
             Variant(operator, kernel, size, dtype, gate, target, self.packed)
             for target in self.targets
-            for operator in self.operators
             for dtype in self.dtypes
             for gate in self.gates
+            for operator in self.operators
             for kernel in self.kernels
             for size in self.sizes
         ]
         compiled.check_compiler()
+        if self.output is not None:
+            files.open_for_append("output", self.output)
         process = describe_process()
-        table = Table(box=SIMPLE_HEAD, collapse_padding=True)
-        for name in ("operator", "kernel", "m", "dtype", "gate", "target"):
-            table.add_column(name)
-        for name in ("registers", "spilled", "shared", "load", "instructions", "issue", "s"):
-            table.add_column(name, justify="right")
-        for variant in variants:
-            found = compiled.compiled(variant)
-            if self.output is not None:
-                append(self.output, [{**asdict(variant), **found._asdict()}], process)
-            chosen = asdict(variant)
-            del chosen["packed"]
-            table.add_row(
-                *map(str, chosen.values()), *("" if x is None else f"{x:g}" for x in found)
-            )
-        Console().print(table)
+        for about, group in groupby(variants, key=_about):
+            table = Table(title=about, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True)
+            table.add_column("operator")
+            table.add_column("kernel")
+            for name in _COLUMNS:
+                table.add_column(name, justify="right")
+            for variant in group:
+                found = compiled.compiled(variant)
+                if self.output is not None:
+                    append(self.output, [{**asdict(variant), **found._asdict()}], process)
+                cells = (variant.size, *found)
+                texts = ("" if cell is None else f"{cell:g}" for cell in cells)
+                table.add_row(variant.operator, variant.kernel, *texts)
+            Console().print(table)
         print(_REMARK)
+
+
+def _about(variant: Variant) -> str:
+    packed = ", packed" if variant.packed else ""
+    return f"{variant.target}, {variant.dtype}, {variant.gate}{packed}"

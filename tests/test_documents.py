@@ -15,11 +15,13 @@ from statemix.experiments.reproduction.claims import CLAIMS, decide
 from statemix.experiments.reproduction.figures import FIGURES
 from statemix.experiments.reproduction.overview import overview
 from statemix.experiments.reproduction.protocols import SIZES
+from statemix.experiments.reproduction.scores import score
 from statemix.experiments.reproduction.tables import TABLES
+from statemix.experiments.reproduction.wrapper import WRAPPER
 from statemix.experiments.store import merged
 from statemix.layers import LAYERS, LayerSpec, price
 from statemix.report.demo import scores
-from statemix.report.numbers import published_text
+from statemix.report.numbers import accuracy_text, published_text
 from statemix.training import RunConfig, config_from_plain
 from statemix.training.config import SCHEMA
 
@@ -162,6 +164,30 @@ def test_the_verdicts_on_claims_are_those_of_the_results():
     holding, failing = (verdicts[name] for name in ("holds", "does not hold"))
     assert sum(stated.values()) == len(CLAIMS)
     assert (stated["hold"], stated.get("do not", stated.get("does not", 0))) == (holding, failing)
+
+
+def test_the_table_of_what_the_paper_leaves_open_is_that_of_the_results():
+    stores = merged(sorted((ROOT / "results" / "reproduce").glob("*.jsonl")))
+    text = (ROOT / "docs" / "reproduction.md").read_text()
+    lines = text.partition("| cell | as above |")[2].partition("\n\n")[0].splitlines()[2:]
+    names = {"S_3 from 250": "s3_250", "cycle navigation": "cycle_navigation"}
+    names["recall"] = "in_context_recall"
+    found = {
+        (one.column.name.partition(",")[0], one.model, one.change): score(one, stores)
+        for one in WRAPPER.cells("paper", "laptop")
+    }
+    assert len(lines) == 9
+    for line in lines:
+        name, *shown, paper = (cell.strip() for cell in line.strip("|").split("|"))
+        task, _, model = name.rpartition(", ")
+        cells = [
+            found[names[task], model, change]
+            for change in ("", "constant rate", "start token", "SwiGLU")
+        ]
+        assert shown == [accuracy_text(cell.best) for cell in cells]
+        assert {cell.seeds for cell in cells} == {3}
+        published = cells[1].cell.published
+        assert paper == ("" if published is None else published_text(published))
 
 
 def test_the_readme_counts_what_the_documents_count():

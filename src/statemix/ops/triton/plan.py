@@ -63,7 +63,7 @@ class Shape(NamedTuple):
 
 
 # Kernel -> the largest m, and the most that a thread can hold there without spilling registers on
-# an H200 (tests/ops/triton/test_compiled.py).
+# an H200, but for a few bytes at some m (results/bench/kernels-f088348.jsonl).
 _SHAPES = {
     ("block", "local_forward"): ((8, Shape(8)), (16, Shape(2))),
     ("block", "local_backward"): ((4, Shape(8)), (8, Shape(4)), (16, Shape(2))),

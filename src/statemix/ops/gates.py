@@ -19,7 +19,8 @@ from statemix.ops.temperature import check_temperature, divided
 from statemix.registry import Registry
 from statemix.settings import SettingError
 
-# Keeps the division finite where the normaliser can vanish. Mirrored in cpu/gates.h.
+# Keeps the division finite where the normaliser can vanish. Mirrored in cpu/gates.h and
+# triton/kernels/rows.py.
 EPSILON = 1e-6
 
 

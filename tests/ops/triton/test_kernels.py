@@ -83,30 +83,52 @@ def test_packed_sequences_of_any_length_equal_the_reference(problem, agree, kind
 
 
 @pytest.mark.parametrize("chunk", CHUNKS)
-def test_any_memory_order_will_do(problem, agree, kind, chunk):
+@pytest.mark.parametrize("order", [(0, 1, 3, 4), (1, 0, 4, 3), (4, 3, 1, 0)], ids=str)
+def test_any_order_of_the_outer_axes_will_do(problem, agree, kind, order, chunk):
+    """Units are innermost, as the kernels want them; other axes lie as they like, with gaps."""
     p = problem(kind, batch=2, length=5, blocks=4, size=2)
-    strided = p.replace(
-        gates=p.gates.repeat_interleave(2, 1)[:, ::2],
-        values=p.values.transpose(0, 1).contiguous().transpose(0, 1),
-        d_states=p.d_states[:, :1].expand_as(p.d_states),
+
+    def stored(x):
+        axes = [axis for axis in order if axis < x.ndim] + [2]
+        apart = x.permute(axes).contiguous().repeat_interleave(2, 0)[::2]
+        assert apart.stride(-1) == 1
+        back = [axes.index(axis) for axis in range(x.ndim)]
+        return apart.permute(back)
+
+    scattered = p.replace(
+        gates=stored(p.gates), values=stored(p.values), d_states=stored(p.d_states)
     )
-    agree(*outcomes(strided, chunk=chunk))
-    innermost = p.replace(gates=p.gates.movedim(2, -1).contiguous().movedim(-1, 2))
-    agree(*outcomes(innermost, chunk=chunk))
+    # In float64 a problem is not copied before it is run.
+    agree(*outcomes(scattered, chunk=chunk, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("lengths", [None, [3, 0, 4]], ids=["batch", "packed"])
 @pytest.mark.parametrize("chunk", CHUNKS)
-def test_every_entry_is_written(problem, agree, kind, lengths, chunk):
-    """Memory that is not initialised holds NaN in this mode."""
-    p = problem(kind, blocks=5, lengths=lengths)
-    torch.use_deterministic_algorithms(True)
-    try:
-        assert torch.empty(1).isnan()
-        found, expected = outcomes(p, chunk=chunk)
-    finally:
-        torch.use_deterministic_algorithms(False)
-    agree(found, expected)
+def test_units_need_not_be_innermost(problem, agree, kind, chunk):
+    p = problem(kind, batch=2, length=5, blocks=4, size=2)
+    agree(*outcomes(p.replace(d_states=p.d_states[:, :1].expand_as(p.d_states)), chunk=chunk))
+
+
+@pytest.mark.parametrize("chunk", [0, 3, 5])
+def test_sequences_do_not_touch_each_other(problem, identical, kind, chunk):
+    """Not even by a NaN, which 0 does not stop."""
+    p = problem(kind, lengths=[4, 8, 3]).to(torch.float32)
+    p.values[0, 1] = torch.nan
+    p.d_states[0, 13] = torch.nan
+    found, _ = outcomes(p, chunk=chunk)
+    assert found["states"][0, 1:4].isnan().any()
+    assert found["d_values"][0, 12:].isnan().any()
+    for name in ("states", "d_gates", "d_values"):
+        assert found[name][0, 4:12].isfinite().all()
+    for name in ("final_state", "d_initial_state"):
+        assert found[name][1].isfinite().all()
+
+
+def test_a_gate_that_is_no_number_is_not_hidden(problem, kind, gate):
+    p = problem(kind, gate=gate).to(torch.float32)
+    p.gates[0, 2, 1, ..., 0] = torch.nan
+    found, _ = outcomes(p, gate)
+    assert found["states"][0, 2, 1].isnan().all()
+    assert found["states"][:, :2].isfinite().all()
 
 
 @settings(max_examples=20 if DEVICE == "cpu" else 200, deadline=None)

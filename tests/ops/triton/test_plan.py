@@ -6,34 +6,42 @@ from statemix.ops.triton.plan import chunk_of, forced_chunk, shape_of, tile_of
 
 
 @pytest.mark.parametrize(
-    ("length", "lanes", "chunk"),
+    ("length", "lanes", "size", "chunk"),
     [
         # Lanes enough: one chunk.
-        (2048, 34_000, 2048),
-        (1 << 20, 40_000, 1 << 20),
+        (2048, 34_000, 4, 2048),
+        (1 << 20, 40_000, 1, 1 << 20),
         # 23 chunks make up for the lanes.
-        (2048, 1536, 90),
+        (2048, 1536, 4, 90),
+        (2048, 1536, 16, 90),
+        # Two would cost as much as they bring, with larger blocks more.
+        (2048, 17_000, 4, 2048),
+        (2048, 11_000, 4, 512),
+        (2048, 6_000, 5, 2048),
+        (2048, 3_000, 9, 2048),
+        (2048, 1, 17, 2048),
         # No chunk is shorter than 16 steps, and few steps are one chunk.
-        (1024, 10, 16),
-        (31, 10, 31),
-        (1, 1, 1),
-        (64, 17_000, 32),
+        (1024, 10, 4, 16),
+        (31, 10, 4, 31),
+        (1, 1, 1, 1),
+        # Nor are there many thousands.
+        (1 << 20, 1, 4, 256),
     ],
 )
-def test_chunks_make_up_for_missing_lanes(length, lanes, chunk):
-    assert chunk_of(length, lanes) == chunk
+def test_chunks_make_up_for_missing_lanes(length, lanes, size, chunk):
+    assert chunk_of(length, lanes, size) == chunk
 
 
 def test_the_rule_can_be_overruled():
     with forced_chunk(10):
-        assert chunk_of(2048, 10**6) == 10
-        assert chunk_of(7, 1) == 7
+        assert chunk_of(2048, 10**6, 4) == 10
+        assert chunk_of(7, 1, 4) == 7
         with forced_chunk(0):
-            assert chunk_of(2048, 1) == 2048
+            assert chunk_of(2048, 1, 4) == 2048
         with forced_chunk(None):
-            assert chunk_of(2048, 1536) == 90
-        assert chunk_of(2048, 10**6) == 10
-    assert chunk_of(2048, 10**6) == 2048
+            assert chunk_of(2048, 1536, 4) == 90
+        assert chunk_of(2048, 10**6, 4) == 10
+    assert chunk_of(2048, 10**6, 4) == 2048
     with pytest.raises(ValueError, match="length must be at least 0, got -1"), forced_chunk(-1):
         pass
 

@@ -33,13 +33,16 @@ def _detail() -> str:
 def _forward(operator: str, *arguments: Any) -> tuple[Tensor, Tensor]:
     from statemix.ops.triton import launch
 
-    return launch.forward(operator, *arguments)
+    # Kernels run on the current device.
+    with torch.cuda.device_of(arguments[0]):  # type: ignore[no-untyped-call]
+        return launch.forward(operator, *arguments)
 
 
 def _backward(operator: str, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     from statemix.ops.triton import launch
 
-    return launch.backward(operator, *arguments)
+    with torch.cuda.device_of(arguments[0]):  # type: ignore[no-untyped-call]
+        return launch.backward(operator, *arguments)
 
 
 TRITON = Backend(
@@ -55,6 +58,8 @@ TRITON = Backend(
     detail=_detail,
     # Not before a GPU has run them: so far they are tested in Triton's interpreter.
     automatic=False,
+    # Chunks round otherwise than steps do.
+    stepwise=False,
     narrow=True,
 )
 """Fused kernels for GPUs, to be asked for by name."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from statemix.ops.layout import STATE_BLOCK_AXIS, dense, empty_innermost, innermost
-from statemix.ops.packing import Packing
+from statemix.ops.packing import positions
 from statemix.ops.triton.kernels import block, lag
 from statemix.ops.triton.kernels.carries import carries
 from statemix.ops.triton.plan import Tile, chunk_of, shape_of, tile_of
@@ -31,7 +31,7 @@ def forward(
     temperature: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Return states, in the dtype of the values, and final state."""
-    gates, values = innermost(gates), innermost(values)
+    gates, values = _ordered(gates), _ordered(values)
     initial = dense(initial_state, STATE_BLOCK_AXIS)
     states, final = empty_innermost(values.shape, values), initial.clone()
     if not values.numel():
@@ -79,7 +79,7 @@ def backward(
     temperature: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of gates, values and initial state."""
-    gates, values, d_states = innermost(gates), innermost(values), innermost(d_states)
+    gates, values, d_states = _ordered(gates), _ordered(values), _ordered(d_states)
     # The forward wrote the states densely, but vmap may have permuted them.
     states = dense(states)
     initial, d_final = (dense(one, STATE_BLOCK_AXIS) for one in (initial_state, d_final_state))
@@ -157,9 +157,11 @@ class _Problem(NamedTuple):
         (B, T, H), m = values.shape[:3], initial_state.shape[-1]
         places = (initial_state,) * 3
         if cu_seqlens is not None:
-            packing = Packing.of(cu_seqlens, T)
-            position = torch.arange(T, device=values.device) - cu_seqlens[packing.sequence]
-            places = (packing.sequence.int(), position.int(), packing.last.int())
+            sequence, position = positions(cu_seqlens, T)
+            # Bounds on a GPU are not checked; whatever they are, no other memory is written.
+            sequence = sequence.clamp(0, len(initial_state) - 1)
+            last = position + 1 == cu_seqlens.diff()[sequence]
+            places = (sequence.int(), position.int(), last.int())
         options = {
             "M": m,
             "FAMILY": gate,
@@ -169,7 +171,7 @@ class _Problem(NamedTuple):
             "TEMPERED": temperature is not None,
         }
         tau = initial_state if temperature is None else temperature
-        chunk = chunk_of(T, B * H)
+        chunk = chunk_of(T, B * H, m)
         return cls(operator, B, T, H, m, initial_state.dtype, chunk, options, tau, places)
 
     @property
@@ -215,15 +217,32 @@ class _Problem(NamedTuple):
     def carried(self, maps: Tensor, outer: Tensor, *, reverse: bool) -> Tensor:
         """Return what enters each chunk, in memory (rows, m, H)."""
         entering = outer.new_empty(self.num_rows, self.m, self.num_units)
+        restarts = outer
+        if self.options["PACKED"]:
+            there = self.places[2] if reverse else self.places[1] == 0
+            padded = torch.nn.functional.pad(there.int(), (0, -self.length % self.chunk))
+            restarts = padded.view(self.num_chunks, self.chunk).amax(1)
         # If packed, the first sequence enters, and every other one where it begins.
         tile = tile_of(self.num_sequences, self.num_units, 1)
         carries[tile.grid(self.num_sequences, self.num_units)](
-            *(maps, outer, entering, self.num_units, self.num_sequences, self.num_chunks),
+            *(maps, outer, entering, restarts),
+            *(self.num_units, self.num_sequences, self.num_chunks),
             M=self.m,
+            PACKED=self.options["PACKED"],
             REVERSE=reverse,
             **_of(tile),
         )
         return entering
+
+
+def _ordered(tensor: Tensor) -> Tensor:
+    """Return a tensor with lanes innermost, and rows so near that 32 bits count what is between."""
+    tensor = innermost(tensor)
+    far = any(
+        size * stride >= 2**31
+        for size, stride in zip(tensor.shape[3:], tensor.stride()[3:], strict=True)
+    )
+    return dense(tensor) if far else tensor
 
 
 def _strides(tensor: Tensor, inner: int) -> tuple[int, ...]:

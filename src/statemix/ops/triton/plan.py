@@ -1,18 +1,20 @@
 """How a problem is cut for the Triton kernels: chunks of time, and tiles of rows and lanes."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import NamedTuple
 
 # Lanes (sequences times units) from which on one thread per few lanes reads memory fast enough: 3.4
 # MB in flight hide the latency of an H200, and a lane has the gates of one step in flight.
 SEQUENTIAL_LANES = 34_000
-# The first and the last phase of a scan in chunks read the gates once each; shorter chunks would
-# spend more on their maps than they read.
+# Chunks read the gates twice, and their maps take instructions: the largest m, and how many times
+# slower than the scan all of that may be (results/bench/kernels-f088348.jsonl).
+_COSTS = ((4, 2), (8, 6), (16, 14))
 _SHORTEST_CHUNK = 16
 
-_forced: ContextVar[int | None] = ContextVar("chunk", default=None)
+# Autograd calls the backward from threads of its own, so that no context variable would do.
+_forced: int | None = None
 
 
 @contextmanager
@@ -25,28 +27,35 @@ def forced_chunk(length: int | None) -> Iterator[None]:
     Raises:
         ValueError: if it is negative.
     """
+    global _forced
     if length is not None and length < 0:
         raise ValueError(f"length must be at least 0, got {length}")
-    token = _forced.set(length)
+    before, _forced = _forced, length
     try:
         yield
     finally:
-        _forced.reset(token)
+        _forced = before
 
 
-def chunk_of(length: int, lanes: int) -> int:
-    """Return the steps of a chunk of a sequence of ``length`` steps, for so many lanes.
+def chunk_of(length: int, lanes: int, size: int) -> int:
+    """Return the steps of a chunk of a sequence.
 
-    One chunk, the cheapest way, if there are lanes enough to keep the device busy, else as many as
-    make up for it.
+    One chunk, unless so few lanes leave the device idle for longer than chunks cost. Their number
+    then makes up for the lanes; but following their maps one after another must stay short.
+
+    Args:
+        length: steps T of the sequence, at least 1.
+        lanes: sequences times units.
+        size: m.
     """
-    forced = _forced.get()
-    if forced is not None:
-        return min(forced, length) or length
-    count = -(-SEQUENTIAL_LANES // max(lanes, 1))
-    if count == 1 or length < 2 * _SHORTEST_CHUNK:
+    if _forced is not None:
+        return min(_forced, length) or length
+    count = -(-SEQUENTIAL_LANES // lanes)
+    cost = next((cost for most, cost in _COSTS if size <= most), math.inf)
+    shortest = max(_SHORTEST_CHUNK, math.isqrt(length) // 4)
+    if count <= cost or length < 2 * shortest:
         return length
-    return min(max(-(-length // count), _SHORTEST_CHUNK), length)
+    return max(-(-length // count), shortest)
 
 
 class Shape(NamedTuple):

@@ -95,7 +95,7 @@ def chunk_forward(
             reset = ()
             for i in tl.static_range(M):
                 for k in tl.static_range(COLUMNS):
-                    reset = reset + (started[i] * (first + k == M).to(S),)
+                    reset = reset + (tl.where(first + k == M, started[i], zero),)
             h = chosen(fresh, reset, h, COLUMNS * M)
         after = h
         for row in tl.range(0, M):
@@ -223,7 +223,7 @@ def chunk_backward(
             reset = ()
             for i in tl.static_range(M):
                 for k in tl.static_range(COLUMNS):
-                    reset = reset + (d_h[i] * (first + k == M).to(S),)
+                    reset = reset + (tl.where(first + k == M, d_h[i], zero),)
             carry = chosen(last, reset, carry, COLUMNS * M)
         lams = carry
         sums = ()

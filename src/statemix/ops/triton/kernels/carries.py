@@ -3,37 +3,42 @@
 import triton
 import triton.language as tl
 
-from statemix.ops.triton.kernels.tiles import load_all, store_all, tile
+from statemix.ops.triton.kernels.tiles import chosen, load_all, store_all, tile
 
 
 @triton.jit
 def carries(
-    maps, outer, entering, H, num_rows, num_chunks,
-    M: tl.constexpr, REVERSE: tl.constexpr, R: tl.constexpr, L: tl.constexpr,
-
+    maps, outer, entering, restarts, H, num_rows, num_chunks,
+    M: tl.constexpr, PACKED: tl.constexpr, REVERSE: tl.constexpr, R: tl.constexpr,
+    L: tl.constexpr,
 ):  # fmt: skip
     """Store what enters each chunk: ``outer`` into the first, then P x + q of the one before.
 
     ``maps`` has shape (rows, chunks, m+1, m, H), with the columns of P and then q, ``outer``
     (rows, m, H) and ``entering``, the result, (rows, chunks, m, H). In reverse, the last chunk is
-    the first one.
+    the first one. ``restarts`` holds 1 for chunks of a packed row that nothing passes, as a
+    sequence begins in them, or in reverse ends: 0 times a NaN would pass.
     """
     S: tl.constexpr = maps.dtype.element_ty
     rows, lanes, mask = tile(num_rows, H, R, L)
     x = load_all(outer + rows * M * H + lanes, H, mask, S, M)
-    begin = num_chunks - 1 if REVERSE else 0
+    chunk = num_chunks - 1 if REVERSE else 0
     step = -1 if REVERSE else 1
-    m_at = maps + (rows * num_chunks + begin) * (M + 1) * M * H + lanes
-    x_at = entering + (rows * num_chunks + begin) * M * H + lanes
+    m_at = maps + (rows * num_chunks + chunk) * (M + 1) * M * H + lanes
+    x_at = entering + (rows * num_chunks + chunk) * M * H + lanes
     for _ in tl.range(0, num_chunks):
         store_all(x_at, H, x, mask, M)
-        after = load_all(m_at + M * M * H, H, mask, S, M)
+        q = load_all(m_at + M * M * H, H, mask, S, M)
+        after = q
         for k in tl.static_range(M):
             column = load_all(m_at + k * M * H, H, mask, S, M)
             sums = ()
             for i in tl.static_range(M):
                 sums = sums + (after[i] + column[i] * x[k],)
             after = sums
+        if PACKED:
+            after = chosen(tl.load(restarts + chunk) != 0, q, after, M)
+            chunk += step
         x = after
         m_at += step * (M + 1) * M * H
         x_at += step * M * H

@@ -99,7 +99,7 @@ def chunk_forward(
             reset = ()
             for k in tl.static_range(COLUMNS):
                 for i in tl.static_range(M):
-                    reset = reset + (started[i] * (first + k == M).to(S),)
+                    reset = reset + (tl.where(first + k == M, started[i], zero),)
             windows = chosen(fresh, reset, windows, COLUMNS * M)
         v = tl.load(v_at, mask=live, other=0.0).to(S)
         g = load_all(g_at, gates_j, live, S, GATES)
@@ -228,7 +228,7 @@ def chunk_backward(
             reset = ()
             for k in tl.static_range(COLUMNS):
                 for i in tl.static_range(M):
-                    reset = reset + (d_window[i] * (first + k == M).to(S),)
+                    reset = reset + (tl.where(first + k == M, d_window[i], zero),)
             pending = chosen(last, reset, pending, COLUMNS * M)
         dy = tl.load(dy_at, mask=live, other=0.0).to(S)
         g = load_all(g_at, gates_j, live, S, GATES)

@@ -73,7 +73,8 @@ def _measure(g, FAMILY: tl.constexpr):
     if FAMILY == "sigmoid":
         m = tl.minimum(g, 0.0)
     elif FAMILY == "relu":
-        m = tl.maximum(g, 0.0)
+        # Not the maximum, which would hide a NaN.
+        m = tl.where(g < 0, 0.0, g)
     elif FAMILY == "signed":
         m = tl.abs(g)
     return m
@@ -103,7 +104,7 @@ def _weight(g, top, factor, inverse, FAMILY: tl.constexpr, PART: tl.constexpr):
         f = _exponential(tl.minimum(g, 0.0) - top, inverse, PART)
         f = f / (1.0 + _exponential(-tl.abs(g), inverse, 1.0))
     elif FAMILY == "relu":
-        f = tl.maximum(g, 0.0) * factor * PART
+        f = tl.where(g < 0, 0.0, g) * factor * PART
     elif FAMILY == "signed":
         f = g * factor * PART
     elif FAMILY == "tanh":

@@ -27,7 +27,7 @@ def test_without_a_change_the_runs_are_those_of_the_tables():
 
 def test_a_change_is_the_only_difference():
     cells = list(WRAPPER.cells("paper", "laptop"))
-    assert len(cells) == 9 * 4 + 3 * 2
+    assert len(cells) == 9 * 4 + 3 * 5
     assert {cell.change for cell in cells} == set(CHANGES)
     assert len({key(run) for cell in cells for run in runs(cell)}) == 3 * len(cells)
     of = {(cell.model, cell.column.data[0].name, cell.change): cell for cell in cells}

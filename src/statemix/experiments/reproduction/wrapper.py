@@ -28,7 +28,7 @@ _CELLS = (
     ("table4", "s3_250", ("BD-LRU m=3", "BD-LRU m=2", "LSTM"), _WRAPPERS),
     ("table6", "cycle_navigation", ("BD-LRU m=5", "BD-LRU m=4", "LSTM"), _WRAPPERS),
     ("table3", "in_context_recall", ("BD-LRU m=1", "H-LRU m=4", "LSTM"), _WRAPPERS),
-    ("table4", "s3_10k", ("BD-LRU m=1", "BD-LRU m=2", "H-LRU m=4"), ("", "200 epochs")),
+    ("table4", "s3_10k", ("BD-LRU m=1", "BD-LRU m=2", "H-LRU m=4"), tuple(CHANGES)),
 )
 
 

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 from statemix.ops.dispatch import GIVEN
 from statemix.ops.triton import TRITON
-from statemix.ops.triton.plan import shape_of
+from statemix.ops.triton.plan import part_of, shape_of, tile_of
 from statemix.settings import RequestError, SettingError
 
 KERNELS = ("local_forward", "local_backward", "chunk_forward", "chunk_backward")
-OPERATORS = ("block", "lag")
+OPERATORS = tuple(TRITON.kernels)
 # Target -> backend, architecture and threads of a warp, as Triton calls them.
 TARGETS: dict[str, tuple[str, int | str, int]] = {
     "sm_80": ("cuda", 80, 32),
@@ -41,8 +41,10 @@ _STATES = (
     "entering", "final", "initial", "maps", "leaving", "d_final", "d_initial", "temperature",
 )  # fmt: skip
 _PLACES = ("sequences", "positions", "ends")
-# Sizes that are multiples of 16 in common models, and all strides, as blocks are innermost.
+# Arguments of any size. The others, H and all strides, are multiples of 16 in common models.
 _ANY = ("T", "num_rows", "num_chunks", "chunk")
+# Rows and lanes of a problem that is large enough for every tile.
+_ROWS, _LANES = 1024, 192
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ def check_compiler() -> None:
     from importlib.util import find_spec
 
     if find_spec("triton") is None:
-        raise RequestError("kernels must have Triton to be compiled: pip install triton")
+        raise RequestError("kernels must have Triton to be compiled: pip install 'statemix[gpu]'")
     from triton import knobs
 
     if knobs.runtime.interpret:
@@ -153,14 +155,14 @@ def compiled(variant: Variant) -> Compiled:
 
     function = getattr({"block": block, "lag": lag}[variant.operator], variant.kernel)
     shape = shape_of(variant.operator, variant.kernel, variant.size, 4)
-    lanes = min(64, 32 * shape.lanes)
+    tile = tile_of(_ROWS, _LANES, shape.lanes)
     constants = {
         "M": variant.size,
         "COLUMNS": shape.columns,
         "FAMILY": variant.gate,
-        "PART": 2.0 ** -(variant.size.bit_length() + 2),
-        "R": 32 * shape.lanes // lanes,
-        "L": lanes,
+        "PART": part_of(variant.size),
+        "R": tile.rows,
+        "L": tile.lanes,
         "RAGGED": True,
         "PACKED": variant.packed,
         "TEMPERED": False,

@@ -61,13 +61,9 @@ class Measured:
         Raises:
             RequestError: if the output cannot be written.
         """
-        if self.output is not None:
-            files.open_for_append("output", self.output)
+        console = open_console(self.output)
         if self.threads is not None:
             torch.set_num_threads(self.threads)
-        console = Console(markup=False, highlight=False)
-        if not console.is_terminal:
-            console = Console(markup=False, highlight=False, width=WIDTH)
         return console, rows.describe_process()
 
     def each(
@@ -117,6 +113,20 @@ class Measured:
         console.print(table(outcomes))
         if self.output is not None:
             console.print(f"rows appended to {self.output}", soft_wrap=True)
+
+
+def open_console(output: Path | None) -> Console:
+    """Return a console as wide as tables may be, and check that rows can be appended to a file.
+
+    Raises:
+        RequestError: if the output cannot be written.
+    """
+    if output is not None:
+        files.open_for_append("output", output)
+    console = Console(markup=False, highlight=False)
+    if not console.is_terminal:
+        console = Console(markup=False, highlight=False, width=WIDTH)
+    return console
 
 
 def print_setting(console: Console, process: Mapping[str, Any], dtype: str, remark: str) -> None:

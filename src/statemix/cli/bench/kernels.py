@@ -1,17 +1,17 @@
 """``statemix bench kernels``: what the machine code of the Triton kernels costs, without a GPU."""
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
-from statemix import files
 from statemix.bench import compiled
-from statemix.bench.compiled import KERNELS, OPERATORS, Variant
+from statemix.bench.compiled import KERNELS, OPERATORS, Compiled, Variant
 from statemix.bench.rows import append, describe_process
+from statemix.cli.bench.common import open_console, progress
 
 _REMARK = """\
 Instructions: of a step, per gate and lane, over all columns of maps. Issue: time to issue them over
@@ -69,24 +69,33 @@ class Kernels:
             for size in self.sizes
         ]
         compiled.check_compiler()
-        if self.output is not None:
-            files.open_for_append("output", self.output)
-        process = describe_process()
-        for about, group in groupby(variants, key=_about):
-            table = Table(title=about, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True)
-            table.add_column("operator")
-            table.add_column("kernel")
-            for name in _COLUMNS:
-                table.add_column(name, justify="right")
-            for variant in group:
+        console, process = open_console(self.output), describe_process()
+        outcomes = []
+        with progress(console, len(variants)) as start_case:
+            for variant in variants:
+                start_case(f"{variant.operator}, {variant.kernel}, m={variant.size}")("compiling")
                 found = compiled.compiled(variant)
+                outcomes.append((variant, found))
                 if self.output is not None:
                     append(self.output, [{**asdict(variant), **found._asdict()}], process)
-                cells = (variant.size, *found)
-                texts = ("" if cell is None else f"{cell:g}" for cell in cells)
-                table.add_row(variant.operator, variant.kernel, *texts)
-            Console().print(table)
-        print(_REMARK)
+        for about, group in groupby(outcomes, key=lambda outcome: _about(outcome[0])):
+            console.print(_table(about, group))
+        console.print(_REMARK)
+        if self.output is not None:
+            console.print(f"rows appended to {self.output}", soft_wrap=True)
+
+
+def _table(about: str, outcomes: Iterable[tuple[Variant, Compiled]]) -> Table:
+    table = Table(title=about, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True)
+    table.add_column("operator")
+    table.add_column("kernel")
+    for name in _COLUMNS:
+        table.add_column(name, justify="right")
+    for variant, found in outcomes:
+        cells = (variant.size, *found)
+        texts = ("" if cell is None else f"{cell:g}" for cell in cells)
+        table.add_row(variant.operator, variant.kernel, *texts)
+    return table
 
 
 def _about(variant: Variant) -> str:

@@ -19,7 +19,7 @@ _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 def _unavailable() -> str | None:
     """Return why the kernels cannot run here, or None."""
     if find_spec("triton") is None:
-        return "backend 'triton' needs Triton: pip install triton"
+        return "backend 'triton' needs Triton: pip install 'statemix[gpu]'"
     if not _INTERPRETED and not torch.cuda.is_available():
         return "backend 'triton' needs a GPU, and PyTorch finds none"
     return None

@@ -9,7 +9,7 @@ from statemix.ops.layout import STATE_BLOCK_AXIS, dense, empty_innermost, innerm
 from statemix.ops.packing import positions
 from statemix.ops.triton.kernels import block, lag
 from statemix.ops.triton.kernels.carries import carries
-from statemix.ops.triton.plan import Tile, chunk_of, shape_of, tile_of
+from statemix.ops.triton.plan import Tile, chunk_of, part_of, shape_of, tile_of
 
 OPTIONS = {
     # Warps that share nothing need not wait for each other.
@@ -30,7 +30,10 @@ def forward(
     gate: str,
     temperature: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Return states, in the dtype of the values, and final state."""
+    """Return states, in the dtype of the values, and final state.
+
+    Shapes, dtypes and the recurrences are those of :func:`statemix.ops.registered.scan_forward`.
+    """
     gates, values = _ordered(gates), _ordered(values)
     initial = dense(initial_state, STATE_BLOCK_AXIS)
     states, final = empty_innermost(values.shape, values), initial.clone()
@@ -78,7 +81,11 @@ def backward(
     gate: str,
     temperature: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of gates, values and initial state."""
+    """Return the gradients of gates, values and initial state, in the dtypes of these.
+
+    Arguments are those of :func:`statemix.ops.registered.scan_backward`, and the closed form is
+    that of ``docs/kernels.md``.
+    """
     gates, values, d_states = _ordered(gates), _ordered(values), _ordered(d_states)
     # The forward wrote the states densely, but vmap may have permuted them.
     states = dense(states)
@@ -165,8 +172,7 @@ class _Problem(NamedTuple):
         options = {
             "M": m,
             "FAMILY": gate,
-            # A power of two of at most 1 / (4 (m+1)).
-            "PART": 2.0 ** -(m.bit_length() + 2),
+            "PART": part_of(m),
             "PACKED": cu_seqlens is not None,
             "TEMPERED": temperature is not None,
         }

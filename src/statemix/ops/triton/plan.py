@@ -110,6 +110,11 @@ def shape_of(operator: str, kernel: str, size: int, state_bytes: int) -> Shape:
     return Shape(max(1, shape.lanes * 4 // state_bytes), columns)
 
 
+def part_of(size: int) -> float:
+    """Return the unit of a row's weights: a power of two of at most 1 / (4 (m+1))."""
+    return 2.0 ** -(size.bit_length() + 2)
+
+
 class Tile(NamedTuple):
     """Tile of one program: R rows and L lanes, in one warp.
 

@@ -81,7 +81,7 @@ def _measure(g, FAMILY: tl.constexpr):
 
 
 @triton.jit
-def _scale(g, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr, PART: tl.constexpr):
+def _scale(g, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr):
     """Return the largest measure of a row and the factor of its gates."""
     top = _measure(g[0], FAMILY)
     for j in tl.static_range(1, COUNT):
@@ -175,7 +175,7 @@ def row_forward(g, u, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr, PART: 
         for j in tl.static_range(COUNT - 1):
             h += g[j] * u[j]
     else:
-        top, factor = _scale(g, inverse, COUNT, FAMILY, PART)
+        top, factor = _scale(g, inverse, COUNT, FAMILY)
         f = _weight(g[0], top, factor, inverse, FAMILY, PART)
         h = f * u[0]
         total = _epsilon(factor, inverse, FAMILY, PART) + _share(f, FAMILY)
@@ -195,7 +195,7 @@ def row_weights(g, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr, PART: tl.
     if FAMILY == "given":
         p = g + (g[0] * 0.0 + 1.0,)
     else:
-        top, factor = _scale(g, inverse, COUNT, FAMILY, PART)
+        top, factor = _scale(g, inverse, COUNT, FAMILY)
         f = ()
         total = _epsilon(factor, inverse, FAMILY, PART)
         for j in tl.static_range(COUNT):
@@ -236,7 +236,7 @@ def row_backward(g, u, lam, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr, 
     common = lam
     GATES: tl.constexpr = COUNT - 1 if FAMILY == "given" else COUNT
     if FAMILY != "given":
-        top, factor = _scale(g, inverse, COUNT, FAMILY, PART)
+        top, factor = _scale(g, inverse, COUNT, FAMILY)
     f = ()
     for j in tl.static_range(GATES):
         f = f + (_weight(g[j], top, factor, inverse, FAMILY, PART),)

@@ -108,6 +108,16 @@ def test_units_need_not_be_innermost(problem, agree, kind, chunk):
     agree(*outcomes(p.replace(d_states=p.d_states[:, :1].expand_as(p.d_states)), chunk=chunk))
 
 
+def test_rows_that_32_bits_cannot_reach_are_copied():
+    """Products of a stride and a place in a row are numbers of 32 bits."""
+    # Imports Triton.
+    from statemix.ops.triton.launch import _ordered
+
+    for stride, copied in ((2**31 // 3 + 1, True), (2**31 // 3, False)):
+        far = torch.empty_strided((1, 1, 1, 3), (1, 1, 1, stride), device="meta")
+        assert (_ordered(far).stride() == (3, 3, 1, 1)) == copied
+
+
 @pytest.mark.parametrize("chunk", [0, 3, 5])
 def test_sequences_do_not_touch_each_other(problem, identical, kind, chunk):
     """Not even by a NaN, which 0 does not stop."""

@@ -90,8 +90,8 @@ _SHAPES = {
     ),
     ("lag", "local_forward"): ((8, Shape(8)), (16, Shape(4))),
     ("lag", "local_backward"): ((4, Shape(8)), (8, Shape(4)), (16, Shape(1))),
-    ("lag", "chunk_forward"): ((4, Shape(4, 5)), (8, Shape(2, 5)), (16, Shape(2, 3))),
-    ("lag", "chunk_backward"): ((4, Shape(4, 5)), (8, Shape(4, 3)), (16, Shape(2, 3))),
+    ("lag", "chunk_forward"): ((4, Shape(4, 5)), (8, Shape(2, 5)), (16, Shape(2, 2))),
+    ("lag", "chunk_backward"): ((4, Shape(4, 5)), (8, Shape(4, 3)), (16, Shape(2, 2))),
 }
 
 

@@ -15,7 +15,17 @@ import triton
 import triton.language as tl
 
 from statemix.ops.triton.kernels.rows import inverse_of, row_backward, row_forward, row_weights
-from statemix.ops.triton.kernels.tiles import added, chosen, load_all, pushed, store_all, tile
+from statemix.ops.triton.kernels.tiles import (
+    added,
+    chosen,
+    last_column,
+    load_all,
+    pushed,
+    store_all,
+    store_columns,
+    tile,
+    unit_columns,
+)
 
 
 @triton.jit
@@ -82,20 +92,14 @@ def chunk_forward(
     g_at = gates + b * gates_b + t * gates_t + lanes
     v_at = values + b * values_b + t * values_t + lanes
     zero = tl.zeros((R, L), S)
-    h = ()
-    for i in tl.static_range(M):
-        for k in tl.static_range(COLUMNS):
-            h = h + (zero + (first + k == i).to(S),)
+    h = unit_columns(first, zero, M, COLUMNS)
     for _ in tl.range(0, chunk):
         live = mask & (t < T) if RAGGED else mask
         if PACKED:
             sequence = tl.load(sequences + t, mask=t < T, other=0).to(tl.int64)
             fresh = live & (tl.load(positions + t, mask=t < T, other=1) == 0)
             started = load_all(initial + sequence * M * H + lanes, H, fresh, S, M)
-            reset = ()
-            for i in tl.static_range(M):
-                for k in tl.static_range(COLUMNS):
-                    reset = reset + (tl.where(first + k == M, started[i], zero),)
+            reset = last_column(first, started, zero, M, COLUMNS)
             h = chosen(fresh, reset, h, COLUMNS * M)
         after = h
         for row in tl.range(0, M):
@@ -113,11 +117,7 @@ def chunk_forward(
         t += 1
         g_at += gates_t
         v_at += values_t
-    m_at = maps + (rows * (M + 1) + first) * M * H + lanes
-    for k in tl.static_range(COLUMNS):
-        kept = mask & (first + k <= M)
-        for i in tl.static_range(M):
-            tl.store(m_at + (k * M + i) * H, h[i * COLUMNS + k], mask=kept)
+    store_columns(maps, rows, lanes, first, h, mask, H, M, COLUMNS)
 
 
 @triton.jit
@@ -210,20 +210,14 @@ def chunk_backward(
     g_at = gates + b * gates_b + t * gates_t + lanes
     dy_at = d_states + b * d_states_b + t * d_states_t + lanes
     zero = tl.zeros((R, L), S)
-    carry = ()
-    for i in tl.static_range(M):
-        for k in tl.static_range(COLUMNS):
-            carry = carry + (zero + (first + k == i).to(S),)
+    carry = unit_columns(first, zero, M, COLUMNS)
     for _ in tl.range(0, chunk):
         live = mask & (t >= begun)
         if PACKED:
             sequence = tl.load(sequences + t, mask=t >= begun, other=0).to(tl.int64)
             last = live & (tl.load(ends + t, mask=t >= begun, other=0) != 0)
             d_h = load_all(d_final + sequence * M * H + lanes, H, last, S, M)
-            reset = ()
-            for i in tl.static_range(M):
-                for k in tl.static_range(COLUMNS):
-                    reset = reset + (tl.where(first + k == M, d_h[i], zero),)
+            reset = last_column(first, d_h, zero, M, COLUMNS)
             carry = chosen(last, reset, carry, COLUMNS * M)
         lams = carry
         sums = ()
@@ -244,8 +238,4 @@ def chunk_backward(
         t -= 1
         g_at -= gates_t
         dy_at -= d_states_t
-    m_at = maps + (rows * (M + 1) + first) * M * H + lanes
-    for k in tl.static_range(COLUMNS):
-        kept = mask & (first + k <= M)
-        for i in tl.static_range(M):
-            tl.store(m_at + (k * M + i) * H, carry[i * COLUMNS + k], mask=kept)
+    store_columns(maps, rows, lanes, first, carry, mask, H, M, COLUMNS)

@@ -11,7 +11,15 @@ import triton
 import triton.language as tl
 
 from statemix.ops.triton.kernels.rows import inverse_of, row_backward, row_forward, row_weights
-from statemix.ops.triton.kernels.tiles import chosen, load_all, store_all, tile
+from statemix.ops.triton.kernels.tiles import (
+    chosen,
+    last_column,
+    load_all,
+    store_all,
+    store_columns,
+    tile,
+    unit_columns,
+)
 
 
 @triton.jit
@@ -86,20 +94,14 @@ def chunk_forward(
     g_at = gates + b * gates_b + t * gates_t + lanes
     v_at = values + b * values_b + t * values_t + lanes
     zero = tl.zeros((R, L), S)
-    windows = ()
-    for k in tl.static_range(COLUMNS):
-        for i in tl.static_range(M):
-            windows = windows + (zero + (first + k == i).to(S),)
+    windows = unit_columns(first, zero, M, COLUMNS)
     for _ in tl.range(0, chunk):
         live = mask & (t < T) if RAGGED else mask
         if PACKED:
             sequence = tl.load(sequences + t, mask=t < T, other=0).to(tl.int64)
             fresh = live & (tl.load(positions + t, mask=t < T, other=1) == 0)
             started = load_all(initial + sequence * M * H + lanes, H, fresh, S, M)
-            reset = ()
-            for k in tl.static_range(COLUMNS):
-                for i in tl.static_range(M):
-                    reset = reset + (tl.where(first + k == M, started[i], zero),)
+            reset = last_column(first, started, zero, M, COLUMNS)
             windows = chosen(fresh, reset, windows, COLUMNS * M)
         v = tl.load(v_at, mask=live, other=0.0).to(S)
         g = load_all(g_at, gates_j, live, S, GATES)
@@ -108,19 +110,15 @@ def chunk_forward(
         for k in tl.static_range(COLUMNS):
             x = p[M] * v * (first + k == M).to(S)
             for j in tl.static_range(M):
-                x += p[j] * windows[k * M + j]
+                x += p[j] * windows[j * COLUMNS + k]
             after = after + (x,)
-            for i in tl.static_range(M - 1):
-                after = after + (windows[k * M + i],)
+        for i in tl.static_range(COLUMNS * (M - 1)):
+            after = after + (windows[i],)
         windows = chosen(live, after, windows, COLUMNS * M) if RAGGED else after
         t += 1
         g_at += gates_t
         v_at += values_t
-    m_at = maps + (rows * (M + 1) + first) * M * H + lanes
-    for k in tl.static_range(COLUMNS):
-        kept = mask & (first + k <= M)
-        for i in tl.static_range(M):
-            tl.store(m_at + (k * M + i) * H, windows[k * M + i], mask=kept)
+    store_columns(maps, rows, lanes, first, windows, mask, H, M, COLUMNS)
 
 
 @triton.jit
@@ -215,36 +213,26 @@ def chunk_backward(
     g_at = gates + b * gates_b + t * gates_t + lanes
     dy_at = d_states + b * d_states_b + t * d_states_t + lanes
     zero = tl.zeros((R, L), S)
-    pending = ()
-    for k in tl.static_range(COLUMNS):
-        for i in tl.static_range(M):
-            pending = pending + (zero + (first + k == i).to(S),)
+    pending = unit_columns(first, zero, M, COLUMNS)
     for _ in tl.range(0, chunk):
         live = mask & (t >= begun)
         if PACKED:
             sequence = tl.load(sequences + t, mask=t >= begun, other=0).to(tl.int64)
             last = live & (tl.load(ends + t, mask=t >= begun, other=0) != 0)
             d_window = load_all(d_final + sequence * M * H + lanes, H, last, S, M)
-            reset = ()
-            for k in tl.static_range(COLUMNS):
-                for i in tl.static_range(M):
-                    reset = reset + (tl.where(first + k == M, d_window[i], zero),)
+            reset = last_column(first, d_window, zero, M, COLUMNS)
             pending = chosen(last, reset, pending, COLUMNS * M)
         dy = tl.load(dy_at, mask=live, other=0.0).to(S)
         g = load_all(g_at, gates_j, live, S, GATES)
         p = row_weights(g, inverse, M + 1, FAMILY, PART)
         pushed = ()
-        for k in tl.static_range(COLUMNS):
-            lam = pending[k * M] + dy * (first + k == M).to(S)
-            for i in tl.static_range(M):
-                later = pending[k * M + i + 1] if i + 1 < M else zero
+        for i in tl.static_range(M):
+            for k in tl.static_range(COLUMNS):
+                lam = pending[k] + dy * (first + k == M).to(S)
+                later = pending[(i + 1) * COLUMNS + k] if i + 1 < M else zero
                 pushed = pushed + (later + p[i] * lam,)
         pending = chosen(live, pushed, pending, COLUMNS * M)
         t -= 1
         g_at -= gates_t
         dy_at -= d_states_t
-    m_at = maps + (rows * (M + 1) + first) * M * H + lanes
-    for k in tl.static_range(COLUMNS):
-        kept = mask & (first + k <= M)
-        for i in tl.static_range(M):
-            tl.store(m_at + (k * M + i) * H, pending[k * M + i], mask=kept)
+    store_columns(maps, rows, lanes, first, pending, mask, H, M, COLUMNS)

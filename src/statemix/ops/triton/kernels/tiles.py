@@ -51,6 +51,41 @@ def added(tiles, others, COUNT: tl.constexpr):
 
 
 @triton.jit
+def unit_columns(first, zero, M: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return columns of the identity, from column ``first`` on, and behind its last one zeros.
+
+    Of M entries, the first of all columns comes first, then the second of all, and so on.
+    """
+    columns = ()
+    for i in tl.static_range(M):
+        for k in tl.static_range(COLUMNS):
+            columns = columns + (zero + (first + k == i).to(zero.dtype),)
+    return columns
+
+
+@triton.jit
+def last_column(first, state, zero, M: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return columns of zeros, but for column M, the one with inputs, which holds a state."""
+    columns = ()
+    for i in tl.static_range(M):
+        for k in tl.static_range(COLUMNS):
+            columns = columns + (tl.where(first + k == M, state[i], zero),)
+    return columns
+
+
+@triton.jit
+def store_columns(
+    maps, rows, lanes, first, columns, mask, H, M: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Store columns of the maps of rows, those up to column M."""
+    at = maps + (rows * (M + 1) + first) * M * H + lanes
+    for k in tl.static_range(COLUMNS):
+        kept = mask & (first + k <= M)
+        for i in tl.static_range(M):
+            tl.store(at + (k * M + i) * H, columns[i * COLUMNS + k], mask=kept)
+
+
+@triton.jit
 def pushed(tiles, last, COUNT: tl.constexpr, BY: tl.constexpr):
     """Return COUNT tiles without the first BY of them, and with BY others at the end.
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 # MB in flight hide the latency of an H200, and a lane has the gates of one step in flight.
 SEQUENTIAL_LANES = 34_000
 # Chunks read the gates twice, and their maps take instructions: the largest m, and how many times
-# slower than the scan all of that may be (results/bench/kernels-f088348.jsonl).
+# slower than the scan all of that may be (results/bench/kernels-60b8df0.jsonl).
 _COSTS = ((4, 2), (8, 6), (16, 14))
 _SHORTEST_CHUNK = 16
 
@@ -72,7 +72,7 @@ class Shape(NamedTuple):
 
 
 # Kernel -> the largest m, and the most that a thread can hold there without spilling registers on
-# an H200, but for a few bytes at some m (results/bench/kernels-f088348.jsonl).
+# an H200, but for a few bytes at some m (results/bench/kernels-60b8df0.jsonl).
 _SHAPES = {
     ("block", "local_forward"): ((8, Shape(8)), (16, Shape(2))),
     ("block", "local_backward"): ((4, Shape(8)), (8, Shape(4)), (16, Shape(2))),

@@ -253,6 +253,25 @@ def test_the_only_class_has_no_margin():
     json.dumps(found.to_plain(), allow_nan=False)
 
 
+def test_an_lstm_that_has_learned_its_task_stays_open():
+    """Its answers are right as far as the search goes, and its states never repeat."""
+    torch.manual_seed(0)
+    model = SyntheticModel(2, {"answer": 2}, 16, [LayerSpec("lstm")])
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(200):
+        tokens = torch.randint(0, 2, (64, 12))
+        logits = model(tokens)["answer"].flatten(0, 1)
+        loss = torch.nn.functional.cross_entropy(logits, (tokens.cumsum(1) % 2).flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    parity = np.array([[0, 1], [1, 0]])
+    found = certify(model.eval(), Automaton(0, parity, parity), max_pairs=1000)
+    assert (found.verdict, found.word, found.checked) == ("open", (), 8)
+    assert found.margin > 1
+    assert found.reason == "more than 1000 pairs of states"
+
+
 @pytest.mark.parametrize(("most", "length"), [(5, 0), (6, 1), (41, 1), (42, 2), (257, 2)])
 def test_whole_lengths_are_checked_before_the_search_gives_up(most, length):
     """No two words lead an LSTM to one state, so there are 6, 42, 258 ... of them."""

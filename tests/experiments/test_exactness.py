@@ -197,6 +197,12 @@ def test_the_suite_trains_every_group_with_twenty_seeds():
         assert [config.seed for config in condition.runs] == [0, 1, 2]
         schedules = condition.runs[0].schedules
         assert (schedules.num_steps or 2 * schedules.epochs) == 2500
+    controls = [one for one in suite.conditions if one.model == "BD-LRU, start token, open gates"]
+    assert [one.column for one in controls] == ["A_5", "S_5"]
+    for condition in controls:
+        assert [config.seed for config in condition.runs] == list(range(10))
+        (usual,) = [one for one in recipe if one.column == condition.column]
+        assert changes_of(condition.runs[0], usual.runs[0]) == OPENED
     keys = [key(config) for condition in suite.conditions for config in condition.runs]
     assert len(keys) == len(set(keys))
 
@@ -222,17 +228,18 @@ FROZEN = {
     "optimizer.groups.0.learning_rate_factor": 0.0,
     "optimizer.groups.0.weight_decay": 0.0,
 }
+OPENED = {
+    "model.layers.0.num_blocks": 20,
+    "model.layers.0.initial_state": "zero",
+    "model.layers.0.initial_std": 0.0,
+    "model.layers.0.input_gate_bias": 0.0,
+    "model.bos": True,
+    "optimizer.learning_rate": 1e-3,
+    "search.max_steps": 3500,
+    "search.every": 200,
+}
 CHANGES = {
-    "start token, open gates, 20 blocks, rate 1e-3": {
-        "model.layers.0.num_blocks": 20,
-        "model.layers.0.initial_state": "zero",
-        "model.layers.0.initial_std": 0.0,
-        "model.layers.0.input_gate_bias": 0.0,
-        "model.bos": True,
-        "optimizer.learning_rate": 1e-3,
-        "search.max_steps": 3500,
-        "search.every": 200,
-    },
+    "start token, open gates, 20 blocks, rate 1e-3": OPENED,
     "embedding frozen": FROZEN,
     "embedding frozen, width 256": {"model.hidden_size": 256, **FROZEN},
     "20 blocks": {"model.layers.0.num_blocks": 20},

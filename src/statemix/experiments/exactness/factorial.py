@@ -1,17 +1,15 @@
 """The suite exact-factorial: what raises the chance of a single attempt, one change at a time."""
 
 from dataclasses import replace
-from typing import Any
 
 from statemix.experiments.conditions import Condition
+from statemix.experiments.exactness.changes import at_rate, opened, with_layer
 from statemix.experiments.exactness.suite import ExactSuite
 from statemix.experiments.recipes import exact
-from statemix.layers import LayerSpec
 from statemix.tasks import TaskSpec
 from statemix.training import (
     EvaluationConfig,
     ObjectiveConfig,
-    OptimizerConfig,
     ParameterGroup,
     RunConfig,
     RuntimeConfig,
@@ -44,23 +42,6 @@ def _attempt(group: str) -> RunConfig:
     )
 
 
-def _layer(config: RunConfig, **options: Any) -> RunConfig:
-    (layer,) = config.model.layers
-    changed = LayerSpec(layer.name, **{**layer.options, **options})
-    return replace(config, model=replace(config.model, layers=(changed,)))
-
-
-def _rate(config: RunConfig, rate: float) -> RunConfig:
-    """Change the learning rate, and allow slower attempts more steps, also between tests."""
-    slower = max(config.optimizer.learning_rate / rate, 1.0)
-    search = replace(
-        config.search,
-        max_steps=round(slower * config.search.max_steps),
-        every=round(slower * config.search.every),
-    )
-    return replace(config, optimizer=OptimizerConfig(learning_rate=rate), search=search)
-
-
 def _objective(config: RunConfig, **fields: float) -> RunConfig:
     return replace(config, objective=ObjectiveConfig(**fields))
 
@@ -85,38 +66,30 @@ def _frozen(config: RunConfig, hidden_size: int) -> RunConfig:
     )
 
 
-def _open(config: RunConfig) -> RunConfig:
-    """Return the setting before closed gates: a start token writes the first state."""
-    opened = _layer(
-        config, num_blocks=20, initial_state="zero", initial_std=0.0, input_gate_bias=0.0
-    )
-    return _rate(replace(opened, model=replace(opened.model, bos=True)), 1e-3)
-
-
 def _changes(config: RunConfig) -> dict[str, RunConfig]:
     return {
         _USUAL: config,
-        "start token, open gates, 20 blocks, rate 1e-3": _open(config),
+        "start token, open gates, 20 blocks, rate 1e-3": opened(config),
         "embedding frozen": _frozen(config, 128),
         "embedding frozen, width 256": _frozen(config, 256),
-        "20 blocks": _layer(config, num_blocks=20),
-        "gate noise 0.5": _layer(config, gate_noise=0.5),
-        "learning rate 1e-3": _rate(config, 1e-3),
-        "learning rate 4e-3": _rate(config, 4e-3),
+        "20 blocks": with_layer(config, num_blocks=20),
+        "gate noise 0.5": with_layer(config, gate_noise=0.5),
+        "learning rate 1e-3": at_rate(config, 1e-3),
+        "learning rate 4e-3": at_rate(config, 4e-3),
         "positions weighted by t": _objective(config, position_power=1.0),
         "positions weighted by 1/t": _objective(config, position_power=-1.0),
         "20,000 words, repeated": _repeated(config, 20_000),
         "penalty 0.02 from the exit": _objective(config, permutation_penalty=0.02),
-        "temperature 1/2": _layer(config, gate_temperature=0.5),
-        "10 blocks": _layer(config, num_blocks=10),
-        "gate noise 0.25": _layer(config, gate_noise=0.25),
-        "learning rate 5e-4": _rate(config, 5e-4),
-        "64 blocks": _layer(config, num_blocks=64),
+        "temperature 1/2": with_layer(config, gate_temperature=0.5),
+        "10 blocks": with_layer(config, num_blocks=10),
+        "gate noise 0.25": with_layer(config, gate_noise=0.25),
+        "learning rate 5e-4": at_rate(config, 5e-4),
+        "64 blocks": with_layer(config, num_blocks=64),
         # Both groups also permute 6 and 10 objects, and A_5 permutes the 12 vertices of an
         # icosahedron, which represents further irreducible parts.
-        "blocks of 6": _layer(config, block_size=6),
-        "blocks of 10": _layer(config, block_size=10),
-        "blocks of 12": _layer(config, block_size=12),
+        "blocks of 6": with_layer(config, block_size=6),
+        "blocks of 10": with_layer(config, block_size=10),
+        "blocks of 12": with_layer(config, block_size=12),
         "6 tests": replace(config, search=replace(config.search, tests=6)),
     }
 

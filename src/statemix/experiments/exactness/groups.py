@@ -1,9 +1,11 @@
-"""The suite exact-groups: the recipe on every group, and an LSTM beside it."""
+"""The suite exact-groups: the recipe on every group; an LSTM and a control beside it."""
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 from statemix.experiments.conditions import Condition
+from statemix.experiments.exactness.changes import opened
 from statemix.experiments.exactness.suite import ExactSuite
 from statemix.experiments.recipes import exact
 from statemix.layers import LayerSpec
@@ -20,8 +22,6 @@ _NAME = "exact-groups"
 _LENGTHS = (64, 256, 1024, 4096, 16_384, 65_536, 262_144, 1_048_576)
 # Steps between evaluations.
 _EVERY = 250
-_NETWORK_SEEDS = tuple(range(20))
-_PEER_SEEDS = (0, 1, 2)
 # About as many steps as the recipe needs with its restarts.
 _PEER_STEPS = 2500
 
@@ -53,9 +53,20 @@ def _lstm(task: TaskSpec) -> RunConfig:
     )
 
 
-_WAYS: dict[str, tuple[Callable[[TaskSpec], RunConfig], tuple[int, ...]]] = {
-    "BD-LRU, recipe exact": (exact, _NETWORK_SEEDS),
-    "LSTM": (_lstm, _PEER_SEEDS),
+class _Way(NamedTuple):
+    """How a group is learned, with which seeds, and which groups are learned so."""
+
+    configured: Callable[[TaskSpec], RunConfig]
+    seeds: tuple[int, ...]
+    columns: tuple[str, ...] = tuple(_TASKS)
+
+
+_WAYS = {
+    "BD-LRU, recipe exact": _Way(exact, tuple(range(20))),
+    "LSTM": _Way(_lstm, (0, 1, 2)),
+    "BD-LRU, start token, open gates": _Way(
+        lambda task: opened(exact(task)), tuple(range(10)), ("A_5", "S_5")
+    ),
 }
 
 
@@ -76,8 +87,8 @@ GROUPS = ExactSuite(
     _NAME,
     "permutation groups, learned from words of 16",
     tuple(
-        Condition(_NAME, column, model, _seeded(configured(task), seeds))
-        for model, (configured, seeds) in _WAYS.items()
-        for column, task in _TASKS.items()
+        Condition(_NAME, column, model, _seeded(way.configured(_TASKS[column]), way.seeds))
+        for model, way in _WAYS.items()
+        for column in way.columns
     ),
 )

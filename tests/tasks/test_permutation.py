@@ -53,6 +53,34 @@ def test_sizes_follow_from_the_group(name):
     assert set(tokens.ravel()) == set(targets.ravel()) == set(range(order))
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "S_2"])
+def test_words_of_generators_reach_the_whole_group(name):
+    task = Permutation(group=name, generators=True, length=40)
+    found = group(name)
+    first, second = (found.elements[place] for place in task.letters)
+    points = tuple(range(1, found.degree + 1))
+    assert first == ((2, 1, *points[2:]) if name.startswith("S") else (2, 3, 1, *points[3:]))
+    assert second == (*points[1:], 1)
+    assert (task.vocab_size, task.heads) == (2, {"product": found.order})
+    assert task.title == f"{name}, two generators"
+    tokens, targets = product(task.examples("train", 0, 500))
+    assert as_set(tokens[:, :1]) == {(0,), (1,)}
+    letters = np.array(task.letters)[tokens]
+    np.testing.assert_array_equal(targets, found.running_products(letters))
+    assert set(targets.ravel()) == set(range(found.order))
+    automaton = task.automaton()
+    assert automaton.num_tokens == 2
+    assert automaton.answers(tokens[0].tolist()) == targets[0].tolist()
+    shown = task.describe(3).splitlines()
+    (word,) = (line.split()[1:] for line in shown[1:2])
+    assert word == ["".join(map(str, found.elements[place])) for place in letters[3, :8]]
+    # A mixture of lengths, and the spaces of short words.
+    mixed = Permutation(group=name, generators=True, length=6, min_length=2)
+    assert (mixed.examples("train", 0, 40).targets["product"] == IGNORED).any()
+    with pytest.raises(ValueError, match=r"64 words of length 6 over .*, two generators\), got 60"):
+        Permutation(group=name, generators=True, length=6, train_size=60)
+
+
 def test_all_positions_are_scored():
     _, targets = product(Permutation().examples("test", 0, 100))
     assert (targets >= 0).all()
@@ -205,6 +233,12 @@ def test_description_fits_a_terminal():
         ({"length": 10**30}, ValueError, f"length must be at most 16777216, got {10**30}"),
         ({"length": 16.0}, TypeError, "length must be an integer, got 16.0"),
         ({"length": True}, TypeError, "length must be an integer, got True"),
+        (
+            {"group": "S_2", "generators": True},
+            ValueError,
+            "generators must be false for S_2, which has only one, got true",
+        ),
+        ({"generators": 1}, TypeError, "generators must be true or false, got 1"),
         ({"min_length": 0}, ValueError, "min_length must be at least 1, got 0"),
         ({"min_length": 17}, ValueError, "min_length must be at most length=16, got 17"),
         ({"min_length": 2.0}, TypeError, "min_length must be an integer, got 2.0"),

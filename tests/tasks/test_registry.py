@@ -102,6 +102,7 @@ def test_permutation_lists_its_options():
         "group": "S_3",
         "length": 16,
         "min_length": None,
+        "generators": False,
         "train_size": None,
         "seed": 0,
     }

@@ -144,6 +144,7 @@ def test_resolved_says_the_whole_run(tiny):
         "group": "S_3",
         "length": 5,
         "min_length": None,
+        "generators": False,
         "train_size": 20,
     }
     assert resolved.build_task().seed == 3
@@ -302,6 +303,7 @@ def test_completing_writes_out_the_options_of_the_task():
         "group": "S_3",
         "length": 16,
         "min_length": None,
+        "generators": False,
         "train_size": 9,
     }
     given = RunConfig(task=TaskSpec("permutation", train_size=9, seed=2)).completed()

@@ -42,6 +42,18 @@ class Group:
         """Number of points that the elements permute."""
         return len(self.elements[0])
 
+    @property
+    def generators(self) -> tuple[int, ...]:
+        """Ids of (1 2) and (1 2 ... n) for S_n, of (1 2 3) and (1 2 ... n) for A_n.
+
+        Every element is a product of these if n is odd or the group is S_n. For S_2 both are one.
+        """
+        points = tuple(range(1, self.degree + 1))
+        moved = 2 if self.name.startswith("S") else 3
+        short = (*points[1:moved], 1, *points[moved:])
+        long = (*points[1:], 1)
+        return tuple(dict.fromkeys(self.elements.index(one) for one in (short, long)))
+
     def running_products(self, words: NDArray[np.int64]) -> NDArray[np.int64]:
         r"""Multiply every prefix of every word.
 

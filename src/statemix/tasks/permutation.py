@@ -49,18 +49,25 @@ class Permutation:
     trains on words of all lengths 2 ... k and holds out words of length k. Its lengths are equally
     frequent, except short ones that have too few words.
 
+    With ``generators``, words are made of two elements only, whose products are the whole group.
+    States are the same, but a model need not learn what every pair of elements makes, which takes
+    most of the training otherwise. Ours; not comparable with scores on words of all elements.
+
     Args:
         group: name of the group, one of ``groups.NAMES``.
         length: elements per word in training, at most ``addressing.MAX_LENGTH``. ``examples`` also
             makes words of other lengths.
         min_length: elements of the shortest training word, at most ``length``; None means that all
             training words have ``length`` elements.
+        generators: whether words are over (1 2) and (1 2 ... n) in S_n, n > 2, or (1 2 3) and
+            (1 2 3 4 5) in A_5, instead of over all elements.
         train_size: number of training words; None means an endless stream of fresh words (in a
             small space they repeat once all training words are used).
         seed: seed of the words, 0 <= seed < 2^64.
 
     Attributes:
-        vocab_size: number of tokens, the order of the group.
+        letters: ids of the elements of words, by token.
+        vocab_size: number of tokens: 2 with ``generators``, or the order of the group.
         heads: "product" -> the order of the group.
         chance: "product" -> the accuracy of guessing.
 
@@ -87,6 +94,7 @@ class Permutation:
         group: GroupName = "S_3",
         length: int = 16,
         min_length: int | None = None,
+        generators: bool = False,
         train_size: int | None = None,
         seed: int = 0,
     ) -> None:
@@ -101,6 +109,12 @@ class Permutation:
                 raise ValueError(
                     f"min_length must be at most length={self.length}, got {self.min_length}"
                 )
+        if not isinstance(generators, bool):
+            raise TypeError(f"generators must be true or false, got {generators!r}")
+        self.generators = generators
+        self.letters = self.group.generators if generators else tuple(range(self.group.order))
+        if len(self.letters) < 2:
+            raise ValueError(f"generators must be false for {group}, which has only one, got true")
         self.seed = checks.seed(seed)
         self.train_size: int | None = None
         if train_size is not None:
@@ -109,7 +123,7 @@ class Permutation:
 
     @property
     def vocab_size(self) -> int:
-        return self.group.order
+        return len(self.letters)
 
     @property
     def heads(self) -> dict[str, int]:
@@ -121,7 +135,7 @@ class Permutation:
 
     @property
     def title(self) -> str:
-        return self.group.name
+        return f"{self.group.name}, two generators" if self.generators else self.group.name
 
     def examples(
         self, split: addressing.Split, start: int, stop: int, length: int | None = None
@@ -139,8 +153,9 @@ class Permutation:
                 length.
 
         Returns:
-            Tokens are element ids, shape (stop - start, length), int64; the targets of "product"
-            are the ids of the running products. All words are of one length, except training words
+            Tokens are places in ``letters``, which are element ids but for generators, shape
+            (stop - start, length), int64; the targets of "product" are the ids of the running
+            products. All words are of one length, except training words
             at the training length if the task has a ``min_length``.
 
         Raises:
@@ -160,9 +175,9 @@ class Permutation:
                 raise ValueError(f"stop must be at most train_size={self.train_size}, got {stop}")
             self._check_space("stop", stop, split, length)
         tokens = addressing.words(
-            self.group.order, length, seed=self.seed, split=split, start=start, stop=stop
+            self.vocab_size, length, seed=self.seed, split=split, start=start, stop=stop
         )
-        targets = self.group.running_products(tokens)
+        targets = self.group.running_products(np.array(self.letters)[tokens])
         if split != "train" or length != self.length or self.min_length is None:
             return Examples(tokens, {"product": targets})
         lengths = self._training_lengths(self.min_length, start, stop)
@@ -171,7 +186,8 @@ class Permutation:
 
     def automaton(self) -> Automaton:
         """Return the automaton whose states are the products."""
-        return Automaton(0, self.group.table, self.group.table)
+        moves = self.group.table[:, self.letters]
+        return Automaton(0, moves, moves)
 
     def describe(self, index: int, split: addressing.Split = "train") -> str:
         """Return one example as text: permutations and ids of the word and of its running product.
@@ -184,10 +200,11 @@ class Permutation:
         examples = self.examples(split, index, index + 1)
         length = self.length if examples.lengths is None else int(examples.lengths[0])
         tokens, targets = examples.tokens[0], examples.targets["product"][0]
-        lines = [f"{split} word {index} over {self.group.name}, {length} elements"]
+        lines = [f"{split} word {index} over {self.title}, {length} elements"]
         for first in range(0, length, _CELLS_PER_LINE):
             here = slice(first, min(first + _CELLS_PER_LINE, length))
-            lines.append(self._row("word", [self._permutation(i) for i in tokens[here]]))
+            word = [self.letters[token] for token in tokens[here]]
+            lines.append(self._row("word", [self._permutation(i) for i in word]))
             lines.append(self._row("token", [str(i) for i in tokens[here]]))
             lines.append(self._row("product", [self._permutation(i) for i in targets[here]]))
             lines.append(self._row("target", [str(i) for i in targets[here]]))
@@ -209,10 +226,10 @@ class Permutation:
         return f"  {title:<8}" + " ".join(cell.rjust(width) for cell in cells)
 
     def _check_space(self, name: str, count: int, split: addressing.Split, length: int) -> None:
-        size = addressing.split_size(self.group.order, length, split)
+        size = addressing.split_size(self.vocab_size, length, split)
         if size is not None and count > size:
             raise ValueError(
                 f"{name} must be at most {size} (share of the {split} split in the "
-                f"{self.group.order**length} words of length {length} over {self.group.name}), "
+                f"{self.vocab_size**length} words of length {length} over {self.title}), "
                 f"got {count}"
             )

@@ -28,10 +28,13 @@ def representations(model: SyntheticModel, task: Task) -> dict[str, float]:
     Returns:
         Name of each representation but the constant one
         (:func:`statemix.tasks.irreps.components`) -> its share of the table's energy; empty if the
-        task is not about a group, the first layer has no gates of its own, or they are too many.
+        task is not about all elements of a group, the first layer has no gates of its own, or they
+        are too many.
     """
     layer = model.get_submodule("blocks.0.layer")
-    if not isinstance(task, Permutation) or not isinstance(layer, GatedRecurrence):
+    if not isinstance(task, Permutation) or task.generators:
+        return {}
+    if not isinstance(layer, GatedRecurrence):
         return {}
     first = token_transitions(model, 1)
     assert first is not None

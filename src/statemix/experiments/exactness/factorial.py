@@ -58,6 +58,11 @@ def _repeated(config: RunConfig, size: int) -> RunConfig:
     )
 
 
+def _other_words(config: RunConfig) -> RunConfig:
+    """Keep the initial weights, which the seed of the run decides, and change the words."""
+    return replace(config, task=TaskSpec(config.task.name, **{**config.task.options, "seed": 1}))
+
+
 def _frozen(config: RunConfig, hidden_size: int) -> RunConfig:
     return replace(
         config,
@@ -91,6 +96,7 @@ def _changes(config: RunConfig) -> dict[str, RunConfig]:
         "blocks of 10": with_layer(config, block_size=10),
         "blocks of 12": with_layer(config, block_size=12),
         "6 tests": replace(config, search=replace(config.search, tests=6)),
+        "other words": _other_words(config),
     }
 
 

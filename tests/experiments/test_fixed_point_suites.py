@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +22,7 @@ from statemix.settings import Assignments
 from statemix.tasks import TaskSpec
 from statemix.training import BatchConfig, EvaluationConfig, ModelConfig, RunConfig, ScheduleConfig
 
+ROOT = Path(__file__).parents[2]
 EVERY = [(suite, size) for suite in suites.SUITES.values() for size in SIZES]
 
 
@@ -142,7 +144,7 @@ def test_budgets_differ_only_in_the_iterations_of_training():
             model=dataclasses.replace(condition.runs[0].model, layers=(same,)),
         )
         evaluated = condition.runs[0].evaluation.attributes
-        assert dict(evaluated) == {"max_iterations": 1000, "quantile": 1.0}
+        assert dict(evaluated) == {"max_iterations": 256, "quantile": 1.0}
     assert sorted(found) == [2, 6, 8, 10, 12, 14, 16]
     assert len(set(map(key, found.values()))) == 1
 
@@ -156,6 +158,35 @@ def test_models_that_are_compared_have_about_as_many_parameters():
         built = LAYERS[layer.name](hidden_size=run.model.hidden_size, **layer.options)
         sizes[condition.model] = sum(one.numel() for one in built.parameters())
     assert max(sizes.values()) < 1.1 * min(sizes.values())
+
+
+def test_models_that_are_compared_train_for_about_as_long():
+    """By the steps that were timed one beside the other."""
+    path = ROOT / "results" / "fixed_point" / "step-times.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    times = {row["model"]: row["cpu_ms_per_step"] for row in rows}
+    seconds = {
+        condition.model: condition.runs[0].schedules.num_steps * times[condition.model] / 1e3
+        for condition in suites.SUITES["fp-a5"].conditions("laptop")
+    }
+    assert seconds.keys() == times.keys()
+    assert max(seconds.values()) < 1.1 * min(seconds.values())  # two digits each
+
+
+def test_a_laptop_reads_words_of_generators_and_is_not_compared():
+    found = {size: suites.SUITES["fp-budget"].conditions(size)[0] for size in SIZES}
+    for size, condition in found.items():
+        small = size == "laptop"
+        assert bool(condition.runs[0].task.options.get("generators")) == small
+        assert condition.column == ("A_5, two generators" if small else "A_5")
+        assert condition.published_for == ("words of all elements" if small else "")
+    configs = [tiny(FIXED_POINT, seed) for seed in range(3)]
+    rows = {key(one): row(one, 0.5, 10) for one in configs}
+    other = measured(*configs, published={6: Number(0.5, 7)}, published_for="other words")
+    assert score(other, rows).at(6).verdict == "measured"
+    assert score(other, rows).at(6).published is None
+    lines = text.table([score(other, rows)]).lines
+    assert lines[1].cells[:4] == ("  paper", "other words", "", ".50 @7")
 
 
 def test_rows_say_how_networks_iterate(tmp_path):

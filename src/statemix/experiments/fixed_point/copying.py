@@ -8,7 +8,7 @@ from statemix.tasks import TaskSpec
 
 _NAME = "fp-copy"
 _SCALES: Scales = {
-    "laptop": Scale(64, 8, 64, 2000, 2e-3, seeds=(0, 1, 2), warmup_steps=100),
+    "laptop": Scale(64, 8, 64, 2000, 2e-3, seeds=(0, 1, 2), warmup_steps=100, test_iterations=256),
     "workstation": Scale(256, 32, 64, 10_000, 1e-3, seeds=(0, 1, 2), warmup_steps=300),
     "paper": Scale(1024, 32, 8, 100_000, 1e-4, seeds=(0, 1, 2), warmup_steps=300, weight_decay=0.1),
 }

@@ -17,8 +17,6 @@ from statemix.training import (
     ScheduleConfig,
 )
 
-# Iterations of a test: as many as the paper's code allows.
-_MOST = 1000
 # The paper's code trains until three quarters of a batch have converged.
 _TRAINED = 0.75
 _EVALUATIONS = 5
@@ -37,6 +35,7 @@ class Scale:
         seeds: seeds of every condition.
         warmup_steps: steps of a linear warm-up.
         weight_decay: that of AdamW.
+        test_iterations: iterations of a test; by default as many as the paper's code allows.
     """
 
     hidden_size: int
@@ -47,6 +46,7 @@ class Scale:
     seeds: tuple[int, ...]
     warmup_steps: int = 0
     weight_decay: float = 0.01
+    test_iterations: int = 1000
 
     def runs(
         self,
@@ -57,11 +57,12 @@ class Scale:
         bos: bool = False,
         num_layers: int = 1,
         hidden_size: int | None = None,
+        num_steps: int | None = None,
     ) -> tuple[RunConfig, ...]:
         """Return a run for each seed.
 
         A layer that iterates stops in training when three quarters of a batch have converged, and
-        in tests when all have, within 1,000 iterations.
+        in tests when all have.
 
         Args:
             task: the task.
@@ -70,7 +71,9 @@ class Scale:
             bos: whether a learned token precedes each sequence.
             num_layers: number of such layers.
             hidden_size: width of the model; None means that of the scale.
+            num_steps: optimiser steps; None means those of the scale.
         """
+        steps = num_steps or self.num_steps
         options: Mapping[str, object] = layer.options
         iterates = "max_iterations" in options
         config = RunConfig(
@@ -86,17 +89,17 @@ class Scale:
                 learning_rate=self.learning_rate, weight_decay=self.weight_decay, clip_norm=1.0
             ),
             schedules=ScheduleConfig(
-                num_steps=self.num_steps,
+                num_steps=steps,
                 warmup_steps=self.warmup_steps,
                 learning_rate="cosine",
                 min_learning_rate=0.0,
             ),
             evaluation=EvaluationConfig(
-                every=-(-self.num_steps // _EVALUATIONS),
+                every=-(-steps // _EVALUATIONS),
                 test_size=512,
                 validation_size=512,
                 lengths=tuple(lengths),
-                attributes=Assignments(max_iterations=_MOST, quantile=1.0)
+                attributes=Assignments(max_iterations=self.test_iterations, quantile=1.0)
                 if iterates
                 else Assignments(),
             ),
@@ -104,6 +107,21 @@ class Scale:
             runtime=RuntimeConfig(num_threads=1),
         )
         return tuple(replace(config, seed=seed) for seed in self.seeds)
+
+
+def words(group: str, length: int, size: SizeName) -> TaskSpec:
+    """Return the task of words over a group, of all lengths from 2.
+
+    On a laptop words are over two generators. No fixed-point RNN learns words of all elements there
+    (results/LOG.md, 2026-11-23).
+
+    Args:
+        group: name of the group.
+        length: elements of the longest words in training.
+        size: size of the suite.
+    """
+    options = {"group": group, "length": length, "min_length": 2}
+    return TaskSpec("permutation", **options, **({"generators": True} if size == "laptop" else {}))
 
 
 def fp_mamba(version: int, scale: Scale, **options: object) -> LayerSpec:

@@ -23,7 +23,7 @@ class LengthScore:
         length: tokens of a test sequence.
         values: accuracies, one per seed.
         iterations: iterations of a batch, one per seed; empty if no layer iterates.
-        published: what the paper has; None if nothing.
+        published: what the paper has for the same task; None if nothing.
     """
 
     length: int
@@ -73,7 +73,7 @@ class ConditionScore:
             length,
             tuple(values),
             tuple(numbers["iterations"] for numbers in iterated if numbers is not None),
-            self.condition.published.get(length),
+            None if self.condition.published_for else self.condition.published.get(length),
         )
 
 

@@ -12,7 +12,7 @@ _ARCHIVE = "tasks_1-20_v1-2.tar.gz"
 _FOLDER = f"{_ARCHIVE}/en-valid-10k"
 _LENGTH = 200
 _SCALES: Scales = {
-    "laptop": Scale(64, 8, 32, 2000, 2e-3, seeds=(0, 1, 2), weight_decay=0.0),
+    "laptop": Scale(64, 8, 32, 2000, 2e-3, seeds=(0, 1, 2), weight_decay=0.0, test_iterations=256),
     "workstation": Scale(256, 16, 64, 15_000, 1e-3, seeds=(0, 1, 2), weight_decay=0.0),
     "paper": Scale(512, 16, 256, 15_000, 1e-3, seeds=(0, 1, 2), weight_decay=0.0),
 }

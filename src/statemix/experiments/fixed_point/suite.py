@@ -19,11 +19,14 @@ class Measured(Condition):
         size: name of the size.
         metric: the accuracy that counts.
         published: tokens of a test sequence -> what the paper has.
+        published_for: what the paper's numbers are about, if that is another task. They are then
+            shown, but not compared.
     """
 
     size: SizeName = "laptop"
     metric: Metric = "token_accuracy"
     published: Mapping[int, Number] = field(default_factory=dict)
+    published_for: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,15 @@
 """The suite fp-a5: dense state mixing by fixed points, beside BD-LRU and others, on A_5 and S_5."""
 
-from statemix.experiments.fixed_point.scales import Scale, Scales, fp_mamba
+from statemix.experiments.fixed_point.scales import Scale, Scales, fp_mamba, words
 from statemix.experiments.fixed_point.suite import FixedPointSuite, Measured
 from statemix.experiments.published.fixed_points import Number, state_tracking
 from statemix.experiments.reproduction.protocols import SizeName
 from statemix.layers import LayerSpec
-from statemix.tasks import TaskSpec
 
 _NAME = "fp-a5"
 _GROUPS = ("A_5", "S_5")
 _SCALES: Scales = {
-    "laptop": Scale(64, 4, 64, 3000, 2e-3, seeds=(0, 1, 2)),
+    "laptop": Scale(64, 4, 64, 1500, 2e-3, seeds=(0, 1, 2), test_iterations=256),
     "workstation": Scale(128, 16, 128, 20_000, 1e-3, seeds=(0, 1, 2)),
     "paper": Scale(512, 16, 512, 20_000, 1e-4, seeds=(0, 1, 2)),
 }
@@ -24,6 +23,20 @@ _WIDTHS = {
     "FP-Mamba1 Householder_4": 42,
     "FP-Mamba2 Householder": 44,
     "LSTM": 98,
+}
+# Model -> steps that take a laptop as long as 1,500 of FP-Mamba1 with one reflection, to two digits
+# (results/fixed_point/step-times.jsonl).
+_STEPS = {
+    "FP-Mamba1 Kronecker": 640,
+    "BD-LRU m=5 softmax": 7700,
+    "LSTM": 9500,
+    "DeltaProduct_4": 1000,
+    "BD-LRU m=5 signed": 7800,
+    "BD-LRU m=5 householder": 1400,
+    "FP-Mamba1 Householder_4": 990,
+    "GatedDeltaProduct_4": 890,
+    "FP-Mamba2 Kronecker": 1100,
+    "FP-Mamba2 Householder": 1600,
 }
 
 
@@ -54,14 +67,17 @@ def _conditions(size: SizeName) -> tuple[Measured, ...]:
     scale, length, numbers = _SCALES[size], _LENGTHS[size], state_tracking()
     found = []
     for group in _GROUPS:
-        task = TaskSpec("permutation", group=group, length=length, min_length=2)
+        task = words(group, length, size)
         lengths = [factor * length for factor in (2, 4, 8)]
         for model, layer in _layers(scale, length).items():
             known = numbers.get(model, {}) if _PUBLISHED_AT in lengths else {}
             published = {_PUBLISHED_AT: Number(known[group])} if known else {}
-            width = _WIDTHS.get(model) if size == "laptop" else None
-            runs = scale.runs(task, layer, lengths, bos=True, hidden_size=width)
-            found.append(Measured(_NAME, group, model, runs, size=size, published=published))
+            width, steps = None, None
+            if size == "laptop":
+                width, steps = _WIDTHS.get(model), _STEPS.get(model)
+            runs = scale.runs(task, layer, lengths, bos=True, hidden_size=width, num_steps=steps)
+            column = task.build().title
+            found.append(Measured(_NAME, column, model, runs, size=size, published=published))
     return tuple(found)
 
 

@@ -28,7 +28,7 @@ def table(scores: Sequence[ConditionScore]) -> Table:
         lines.append(Line((*name, _seeds(score), *cells, _cost(score))))
         if condition.published:
             numbers = [_published(score, length) for length in lengths]
-            lines.append(Line(("  paper", "", "", *numbers, ""), quiet=True))
+            lines.append(Line(("  paper", condition.published_for, "", *numbers, ""), quiet=True))
     return Table(("trained on", "model", "seeds", *map(str, lengths), "cost"), tuple(lines))
 
 

@@ -78,6 +78,9 @@ def test_every_condition_can_be_run_and_is_tested_where_the_paper_has_numbers(su
         for run in condition.runs:
             tested = {run.task.options["length"], *run.evaluation.lengths}
             assert set(condition.published) <= tested
+            if suite.name != "catbabi":  # whose archive is not here
+                for length in tested:
+                    run.build_task().examples("test", 511, 512, length)
             for layer in run.model.layers:
                 LAYERS[layer.name](
                     hidden_size=8,
@@ -136,7 +139,8 @@ def test_budgets_differ_only_in_the_iterations_of_training():
         (layer,) = condition.runs[0].model.layers
         budget = layer.options["max_iterations"]
         assert condition.model.endswith(f"at most {budget} iterations")
-        assert condition.published == fixed_points.iteration_budgets()[budget]
+        published = fixed_points.iteration_budgets()[budget]
+        assert condition.published == {n: published[n] for n in range(15, 65, 5)}
         assert condition.metric == "sequence_accuracy"
         same = LayerSpec(layer.name, **{**layer.options, "max_iterations": 1})
         found[budget] = dataclasses.replace(

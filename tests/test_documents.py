@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from statemix.cli import main
+from statemix.experiments.exactness.suites import SUITES as EXACT
+from statemix.experiments.exactness.tally import passed
 from statemix.experiments.reproduction.claims import CLAIMS, decide
 from statemix.experiments.reproduction.figures import FIGURES
 from statemix.experiments.reproduction.overview import overview
@@ -18,7 +20,7 @@ from statemix.experiments.reproduction.protocols import SIZES
 from statemix.experiments.reproduction.scores import score
 from statemix.experiments.reproduction.tables import TABLES
 from statemix.experiments.reproduction.wrapper import WRAPPER
-from statemix.experiments.store import merged
+from statemix.experiments.store import Store, key, merged
 from statemix.layers import LAYERS, LayerSpec, price
 from statemix.report.demo import scores
 from statemix.report.numbers import accuracy_text, published_text
@@ -188,6 +190,34 @@ def test_the_table_of_what_the_paper_leaves_open_is_that_of_the_results():
         assert {cell.seeds for cell in cells} == {3}
         published = cells[1].cell.published
         assert paper == ("" if published is None else published_text(published))
+
+
+def test_the_table_of_the_factorial_is_that_of_the_results():
+    rows = Store(ROOT / "results" / "reproduce" / "exact-factorial.jsonl").rows()
+    text = (ROOT / "docs" / "state_tracking.md").read_text()
+    lines = text.partition("| end as without it |")[2].partition("\n\n")[0].splitlines()[2:]
+    shown = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    ended = collections.defaultdict(dict)
+    for condition in EXACT["exact-factorial"].conditions:
+        for run in condition.runs:
+            row = rows[key(run)]
+            assert row["status"] == "done"
+            ended[condition.model][condition.column, run.seed] = passed(row)
+    usual, alike = ended["as in the recipe"], collections.Counter()
+    for (change, *cells), name in zip(shown, ended, strict=True):
+        found = ended[name]
+        assert change == name
+        for cell, column in zip(cells, ("A_5", "S_5"), strict=False):
+            these = [one for (group, _), one in found.items() if group == column]
+            assert cell == f"{sum(these)} of {len(these)}"
+        alike[name] = sum(found[place] == usual[place] for place in found)
+        if name != "as in the recipe":
+            assert cells[2] == f"{alike[name]} of {len(found)}"
+    same_weights = [name for name in ended if name.startswith(("gate noise", "learning rate"))]
+    same_weights += ["positions weighted by 1/t", "20,000 words, repeated", "temperature 1/2"]
+    same_weights += ["penalty 0.02 from the exit", "6 tests", "other words"]
+    told = f"{sum(alike[name] for name in same_weights)} of {20 * len(same_weights)} attempts end"
+    assert told in " ".join(text.split())
 
 
 def test_the_readme_counts_what_the_documents_count():

@@ -96,6 +96,33 @@ def hard_tracker(sources, values, readout, num_classes, initial_state="zero"):
     return model
 
 
+def behind_an_idle_layer(model):
+    """A hard tracker of one block as the second layer of a stack whose first holds zeros."""
+    (tracking,) = model.blocks
+    m, num_tokens = tracking.layer.block_size, model.vocab_size + 1
+    (head,) = model.heads.items()
+    layers = [LayerSpec("bd_lru", num_blocks=1, block_size=size) for size in (2, m)]
+    stack = SyntheticModel(
+        model.vocab_size, dict([head]), m + num_tokens, layers, bos=True, norm="none"
+    )
+    idle, second = (block.layer for block in stack.blocks)
+    with torch.no_grad():
+        for parameter in stack.parameters():
+            parameter.zero_()
+        # Tokens behind the entries that the second layer writes.
+        stack.embedding.weight[:, m:] = torch.eye(num_tokens)
+        for entry in range(2):
+            idle.gate_proj.weight.view(2, 3, 1, -1)[entry, entry, 0, m:] = SHARP
+        for ours, theirs in ((second.gate_proj, "gate_proj"), (second.value_proj, "value_proj")):
+            weight = tracking.layer.get_parameter(f"{theirs}.weight")
+            ours.weight[:, m:] = weight[:, :num_tokens]
+        second.out_proj.weight[:m] = tracking.layer.out_proj.weight[:m]
+        read = model.readouts[head[0]]
+        stack.readouts[head[0]].weight[:, :m] = read.weight[:, :m]
+        stack.readouts[head[0]].bias.copy_(read.bias)
+    return stack
+
+
 def group_tracker(name, *more_sources, initial_state="zero"):
     """The exact tracker of a permutation group: one block, written by the learned token."""
     elements = np.array(group(name).elements)
@@ -132,6 +159,12 @@ def passing():
 def tracker():
     """Build a model of hard blocks, written down gate by gate."""
     return hard_tracker
+
+
+@pytest.fixture(scope="session")
+def stacked():
+    """Put a tracker behind an idle layer."""
+    return behind_an_idle_layer
 
 
 @pytest.fixture(scope="session")

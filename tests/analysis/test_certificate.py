@@ -77,6 +77,36 @@ def test_soft_gates_are_proven_where_they_round_to_hard_ones(of_group):
     assert certify(model, task.automaton()) == certify(hardened(model), task.automaton())
 
 
+def test_a_stack_of_layers_is_proven_as_a_whole(of_group, stacked):
+    automaton = Permutation(group="S_3").automaton()
+    model = stacked(of_group("S_3"))
+    found = certify(hardened(model), automaton)
+    assert (found.verdict, found.pairs, found.margin) == ("proven", 6, 1)
+    # No block of a stack is pruned, as other layers read it.
+    whole = certified(model, automaton)
+    assert (whole.certificate.verdict, whole.network) == ("proven", "hardened")
+
+
+def test_states_of_all_layers_tell_words_apart(tracker, stacked):
+    """The first layer is always in one state; the second writes a 5 that tokens push out."""
+    sources = [[[-1, 0, 1, 2], [-1, -1, -1, -1]]]
+    values = [[[0.0] * 4, [5.0, 0.0, 0.0, 0.0]]]
+    model = tracker(sources, values, [[0, 0, 0, 0], [0, 0, 0, 1]], 2)
+    with torch.no_grad():
+        model.readouts["answer"].bias[0] = 1
+    always = Automaton(0, np.zeros((1, 1), np.int64), np.zeros((1, 1), np.int64))
+    found = certify(hardened(stacked(model)), always)
+    assert (found.verdict, found.word) == ("refuted", (0, 0, 0))
+
+
+def test_a_model_is_certified_as_it_is_evaluated(of_group):
+    model = hardened(of_group("S_3"))
+    layer = model.blocks[0].layer
+    layer.out_proj = torch.nn.Sequential(layer.out_proj, torch.nn.Dropout(0.5))
+    found = certify(model.train(), Permutation(group="S_3").automaton())
+    assert (found.verdict, found.pairs) == ("proven", 6)
+
+
 @pytest.mark.parametrize("token", [1, 3, 5])
 def test_one_gate_swapped_is_refuted_by_a_shortest_word(of_group, token):
     model = of_group("S_3")

@@ -190,7 +190,8 @@ def test_the_suite_trains_every_group_with_twenty_seeds():
             assert config.model == exact(config.task).model
             assert config.search == exact(config.task).search
             assert config.schedules == exact(config.task).schedules
-            assert max(config.evaluation.lengths) == 1_048_576
+            assert config.evaluation.lengths == tuple(4**power for power in range(3, 11))
+            assert config.runtime.num_threads == 1
     peers = [one for one in suite.conditions if one.model == "LSTM"]
     assert [one.column for one in peers] == [one.column for one in recipe]
     for condition in peers:
@@ -290,6 +291,7 @@ def test_each_condition_of_the_factorial_is_one_change_of_the_recipe():
         assert [config.seed for config in condition.runs] == list(range(100, 100 + seeds))
         assert changes_of(condition.runs[0], first) == CHANGES.get(name, {})
         assert condition.runs[0].search.attempts == 1
+        assert condition.runs[0].runtime.num_threads == 1
     for group, condition in usual.items():
         recipe = exact(TaskSpec("permutation", group=group))
         first = condition.runs[0]

@@ -19,6 +19,7 @@ from statemix.ops.gates import GATES, GateFamily, normalize
 from statemix.ops.lag import REALIZATIONS, h_lru, h_lru_step, lag_scan, lag_step
 from statemix.ops.loop import LOOP
 from statemix.ops.reference import REFERENCE
+from statemix.ops.sequence_parallel import sequence_parallel
 from statemix.ops.triton import TRITON
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "lag_scan",
     "lag_step",
     "normalize",
+    "sequence_parallel",
 ]
 
 # In order of preference.

@@ -1,0 +1,149 @@
+"""One sequence over many processes: every rank scans a slice of its time."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Scan = Callable[..., tuple[Tensor, Tensor]]
+
+
+def sequence_parallel(
+    scan: Scan,
+    coefficients: Tensor,
+    inputs: Tensor,
+    initial_state: Tensor | None = None,
+    *,
+    group: dist.ProcessGroup | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor]:
+    r"""Run an operator on a sequence whose time axis is split over the ranks of a group.
+
+    Rank r holds the tokens after those of rank r - 1; slices may differ in length, and may be
+    empty. The states of a slice are affine in the state before it,
+
+    .. math:: h_{r+1} = P_r h_r + q_r
+
+    so ranks exchange one product P and one state q each, about (m + 1) m numbers for each block of
+    a sequence, and every rank computes the state that its slice begins with. The backward pass
+    exchanges one state more, for
+
+    .. math:: g_r = \bar h_r + P_r^\top g_{r+1}
+
+    where :math:`\bar h_r` is what rank r's own outputs add to the gradient of h_r. Both passes read
+    the coefficients m + 1 times more than the operator alone, which writes nothing of size m x m.
+    Source: Martin and Cundy (2018), "Parallelizing linear recurrent neural nets over sequence
+    length".
+
+    All ranks must call this together, and all must run its backward pass if one does: every rank's
+    loss must depend on its states.
+
+    Args:
+        scan: :func:`bd_lru`, :func:`h_lru`, :func:`block_scan` or :func:`lag_scan`, or a function
+            alike: linear in its second argument and ``initial_state`` together, the latter of shape
+            (B, H, m).
+        coefficients: first argument of the operator for this rank's slice.
+        inputs: the second, likewise.
+        initial_state: the state before the whole sequence, as the operator takes it. That of rank 0
+            counts, and gets a gradient there; None means zeros.
+        group: the ranks, in the order of their slices; None means all.
+        **options: of the operator, the same on all ranks.
+
+    Returns:
+        states: those of this rank's slice, as the operator returns them.
+        final_state: the state after this rank's slice.
+
+    Raises:
+        ValueError: if sequences are packed, or an option wants a gradient, which would lack what
+            other ranks add.
+        RuntimeError: if no group of processes was begun (``torch.distributed``).
+
+    Example:
+        >>> from statemix import ops
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> gates, values = torch.randn(1, 4, 2, 3, 4), torch.randn(1, 4, 2, 3)
+        >>> states, last = sequence_parallel(ops.bd_lru, gates, values, gate="signed")
+        >>> states.shape, last.shape
+        (torch.Size([1, 4, 2, 3]), torch.Size([1, 2, 3]))
+        >>> dist.destroy_process_group()
+    """
+    if "cu_seqlens" in options:
+        raise ValueError("cu_seqlens cannot be split over ranks; split every sequence by itself")
+    for name, value in options.items():
+        if isinstance(value, Tensor) and value.requires_grad:
+            raise ValueError(f"{name} must not want a gradient across ranks")
+
+    def run(coefficients: Tensor, inputs: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
+        return scan(coefficients, inputs, initial_state=before, **options)
+
+    before: Tensor = _StateBefore.apply(run, group, coefficients, inputs, initial_state)  # type: ignore[no-untyped-call]
+    return run(coefficients, inputs, before)
+
+
+class _StateBefore(torch.autograd.Function):
+    """The state that a rank's slice begins with."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        run: Scan,
+        group: dist.ProcessGroup | None,
+        coefficients: Tensor,
+        inputs: Tensor,
+        initial_state: Tensor | None,
+    ) -> Tensor:
+        _, moved = run(coefficients, inputs, None)
+        start = torch.zeros_like(moved) if initial_state is None else initial_state.to(moved.dtype)
+        product = _product(run, coefficients, torch.zeros_like(inputs), moved)
+        everyone = _gathered(torch.cat([product, moved[..., None], start[..., None]], -1), group)
+        products = [one[..., :-2] for one in everyone]
+        before = everyone[0][..., -1]
+        rank = dist.get_rank(group)
+        for product, one in zip(products[:rank], everyone, strict=False):
+            before = _applied(product, before) + one[..., -2]
+        ctx.run, ctx.group, ctx.rank, ctx.products = run, group, rank, products
+        ctx.initial_dtype = None if initial_state is None else initial_state.dtype
+        ctx.save_for_backward(coefficients, inputs, before)
+        return before
+
+    @staticmethod
+    def backward(ctx: Any, d_before: Tensor) -> tuple[Tensor | None, ...]:
+        coefficients, inputs, before = ctx.saved_tensors
+        gradients = _gathered(d_before, ctx.group)
+        after = [torch.zeros_like(d_before)]
+        for product, gradient in zip(reversed(ctx.products), reversed(gradients), strict=True):
+            after.append(gradient + _applied(product.mT, after[-1]))
+        after.reverse()  # after[r]: what the state before slice r gets from all slices since.
+        with torch.enable_grad():
+            leaves = [coefficients.detach().requires_grad_(), inputs.detach().requires_grad_()]
+            _, final = ctx.run(*leaves, before)
+            found = torch.autograd.grad(final, leaves, after[ctx.rank + 1], allow_unused=True)
+        d_initial = None
+        if ctx.needs_input_grad[4]:
+            d_initial = after[0] if ctx.rank == 0 else torch.zeros_like(after[0])
+            d_initial = d_initial.to(ctx.initial_dtype)
+        return None, None, *found, d_initial
+
+
+def _product(run: Scan, coefficients: Tensor, zeros: Tensor, like: Tensor) -> Tensor:
+    """Return what a slice makes of states: (B, H, m, m), column j of the unit state j."""
+    columns = []
+    for place in range(like.shape[-1]):
+        unit = torch.zeros_like(like)
+        unit[..., place] = 1
+        columns.append(run(coefficients, zeros, unit)[1])
+    return torch.stack(columns, -1)
+
+
+def _applied(product: Tensor, state: Tensor) -> Tensor:
+    return (product @ state.unsqueeze(-1)).squeeze(-1)
+
+
+def _gathered(tensor: Tensor, group: dist.ProcessGroup | None) -> Sequence[Tensor]:
+    """Return the tensors of all ranks, which have one shape."""
+    mine = tensor.contiguous()
+    found = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(found, mine, group=group)
+    return found

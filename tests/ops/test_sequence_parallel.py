@@ -1,0 +1,125 @@
+"""Scans whose time is split over processes equal the scan of one process."""
+
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+from torch import distributed
+
+from statemix import ops
+
+B, H = 2, 3
+# Operator, m, its options, dtype.
+CASES = {
+    "bd_lru": (ops.bd_lru, 3, {"gate": "signed", "temperature": 0.7}, torch.float64),
+    "bd_lru-float32": (ops.bd_lru, 4, {}, torch.float32),
+    "h_lru": (ops.h_lru, 3, {}, torch.float64),
+    "h_lru-observer": (ops.h_lru, 2, {"realization": "observer"}, torch.float64),
+    "block_scan": (ops.block_scan, 2, {}, torch.float64),
+    "lag_scan": (ops.lag_scan, 4, {}, torch.float64),
+}
+SLICES = {2: (5, 2), 4: (3, 0, 4, 1)}
+
+
+def problem(name, length):
+    """Leaves, and cotangents of all states and of the last one."""
+    operator, m, options, dtype = CASES[name]
+    generator = torch.Generator().manual_seed(length)
+
+    def draw(*shape):
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    block = operator in (ops.bd_lru, ops.block_scan)
+    gated = operator in (ops.bd_lru, ops.h_lru)
+    values = draw(B, length, H, m) if block else draw(B, length, H)
+    shape = (m, m + gated) if block else (m + gated,)
+    gates = draw(B, length, H, *shape) * (1 if gated else 0.4)
+    leaves = [gates, values, draw(B, H, m)]
+    cotangents = [draw(*values.shape), draw(B, H, m)]
+    return operator, options, [one.requires_grad_() for one in leaves], cotangents
+
+
+def whole(name, length, learned):
+    """Results and gradients in one process."""
+    operator, options, (gates, values, initial), (d_states, d_final) = problem(name, length)
+    states, final = operator(gates, values, initial_state=initial if learned else None, **options)
+    ((states * d_states).sum() + (final * d_final).sum()).backward()
+    return states, final, gates.grad, values.grad, initial.grad
+
+
+def part(name, slices, rank, learned):
+    """The same on one rank of several, which holds a slice."""
+    operator, options, leaves, (d_states, d_final) = problem(name, sum(slices))
+    begin = sum(slices[:rank])
+    here = slice(begin, begin + slices[rank])
+    gates, values = (one.detach()[:, here].requires_grad_() for one in leaves[:2])
+    initial = leaves[2] if learned else None
+    states, final = ops.sequence_parallel(operator, gates, values, initial, **options)
+    last = d_final if rank == len(slices) - 1 else torch.zeros_like(d_final)
+    ((states * d_states[:, here]).sum() + (final * last).sum()).backward()
+    return states, final, gates.grad, values.grad, leaves[2].grad
+
+
+def work(rank, world_size, folder):
+    """Run all cases as one rank, and store what they give."""
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/meeting",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=60),
+    )
+    found = {
+        (name, learned): [
+            None if one is None else one.detach()
+            for one in part(name, SLICES[world_size], rank, learned)
+        ]
+        for name in CASES
+        for learned in (True, False)
+    }
+    torch.save(found, Path(folder) / f"{rank}.pt")
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("world_size", SLICES)
+def test_ranks_together_are_one_process(world_size, tmp_path):
+    workers = [
+        subprocess.Popen([sys.executable, __file__, str(rank), str(world_size), str(tmp_path)])
+        for rank in range(world_size)
+    ]
+    try:
+        assert [worker.wait(timeout=120) for worker in workers] == [0] * world_size
+    finally:
+        for worker in workers:
+            worker.kill()
+    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(world_size)]
+    for name, (*_, dtype) in CASES.items():
+        tolerance = 1e-10 if dtype == torch.float64 else 1e-5
+        for learned in (True, False):
+            parts = [one[name, learned] for one in found]
+            states, final, *gradients, d_initial = whole(name, sum(SLICES[world_size]), learned)
+            for place, expected in ((0, states), (2, gradients[0]), (3, gradients[1])):
+                together = torch.cat([one[place] for one in parts], 1)
+                assert together.dtype == expected.dtype
+                torch.testing.assert_close(together, expected, rtol=0, atol=tolerance)
+            torch.testing.assert_close(parts[-1][1], final, rtol=0, atol=tolerance)
+            if learned:
+                torch.testing.assert_close(parts[0][4], d_initial, rtol=0, atol=tolerance)
+                assert all((one[4] == 0).all() for one in parts[1:])
+
+
+def test_what_cannot_be_split_is_named():
+    _, _, (gates, values, _), _ = problem("bd_lru", 3)
+    with pytest.raises(ValueError, match="cu_seqlens cannot be split over ranks"):
+        ops.sequence_parallel(ops.bd_lru, gates, values, cu_seqlens=torch.tensor([0, 3]))
+    learned = torch.ones((), requires_grad=True)
+    with pytest.raises(ValueError, match="temperature must not want a gradient across ranks"):
+        ops.sequence_parallel(ops.bd_lru, gates, values, temperature=learned)
+
+
+if __name__ == "__main__":
+    work(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -119,6 +119,24 @@ def test_what_cannot_be_split_is_named():
     learned = torch.ones((), requires_grad=True)
     with pytest.raises(ValueError, match="temperature must not want a gradient across ranks"):
         ops.sequence_parallel(ops.bd_lru, gates, values, temperature=learned)
+    with pytest.raises(ValueError, match="process group has not been initialized"):
+        ops.sequence_parallel(ops.bd_lru, gates, values)
+
+
+def test_the_state_before_the_sequence_is_checked_and_may_have_another_dtype():
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        _, _, (gates, values, initial), _ = problem("bd_lru", 3)
+        with pytest.raises(ValueError, match="initial_state"):
+            ops.sequence_parallel(ops.bd_lru, gates, values, initial[:1])
+        low = initial.detach().to(torch.float32).requires_grad_()
+        states, _ = ops.sequence_parallel(ops.bd_lru, gates, values, low)
+        states.sum().backward()
+        expected, _ = ops.bd_lru(gates, values, initial_state=low)
+        torch.testing.assert_close(states, expected, rtol=0, atol=1e-10)
+        assert low.grad.dtype == torch.float32
+    finally:
+        distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

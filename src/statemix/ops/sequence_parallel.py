@@ -16,7 +16,7 @@ def sequence_parallel(
     inputs: Tensor,
     initial_state: Tensor | None = None,
     *,
-    group: dist.ProcessGroup | None = None,
+    group: "dist.ProcessGroup | None" = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
     r"""Run an operator on a sequence whose time axis is split over the ranks of a group.
@@ -28,12 +28,13 @@ def sequence_parallel(
 
     so ranks exchange one product P and one state q each, about (m + 1) m numbers for each block of
     a sequence, and every rank computes the state that its slice begins with. The backward pass
-    exchanges one state more, for
+    exchanges one vector more, for
 
     .. math:: g_r = \bar h_r + P_r^\top g_{r+1}
 
-    where :math:`\bar h_r` is what rank r's own outputs add to the gradient of h_r. Both passes read
-    the coefficients m + 1 times more than the operator alone, which writes nothing of size m x m.
+    where :math:`\bar h_r` is what rank r's own outputs add to the gradient of h_r. P is found
+    by running the operator on the m unit states: the forward pass runs it m + 1 times more than one
+    process would, and the backward pass once more, forward and backward.
     Source: Martin and Cundy (2018), "Parallelizing linear recurrent neural nets over sequence
     length".
 
@@ -56,9 +57,9 @@ def sequence_parallel(
         final_state: the state after this rank's slice.
 
     Raises:
-        ValueError: if sequences are packed, or an option wants a gradient, which would lack what
-            other ranks add.
-        RuntimeError: if no group of processes was begun (``torch.distributed``).
+        ValueError: if sequences are packed, an option wants a gradient, which would lack what other
+            ranks add, or no group of processes was begun (``torch.distributed``); and what the
+            operator raises.
 
     Example:
         >>> from statemix import ops
@@ -89,12 +90,14 @@ class _StateBefore(torch.autograd.Function):
     def forward(
         ctx: Any,
         run: Scan,
-        group: dist.ProcessGroup | None,
+        group: "dist.ProcessGroup | None",
         coefficients: Tensor,
         inputs: Tensor,
         initial_state: Tensor | None,
     ) -> Tensor:
-        _, moved = run(coefficients, inputs, None)
+        # Zeros in its place, so that the operator checks the state that was given.
+        zeros = None if initial_state is None else torch.zeros_like(initial_state)
+        _, moved = run(coefficients, inputs, zeros)
         start = torch.zeros_like(moved) if initial_state is None else initial_state.to(moved.dtype)
         product = _product(run, coefficients, torch.zeros_like(inputs), moved)
         everyone = _gathered(torch.cat([product, moved[..., None], start[..., None]], -1), group)
@@ -141,7 +144,7 @@ def _applied(product: Tensor, state: Tensor) -> Tensor:
     return (product @ state.unsqueeze(-1)).squeeze(-1)
 
 
-def _gathered(tensor: Tensor, group: dist.ProcessGroup | None) -> Sequence[Tensor]:
+def _gathered(tensor: Tensor, group: "dist.ProcessGroup | None") -> Sequence[Tensor]:
     """Return the tensors of all ranks, which have one shape."""
     mine = tensor.contiguous()
     found = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]

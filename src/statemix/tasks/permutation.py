@@ -155,8 +155,8 @@ class Permutation:
         Returns:
             Tokens are places in ``letters``, which are element ids but for generators, shape
             (stop - start, length), int64; the targets of "product" are the ids of the running
-            products. All words are of one length, except training words
-            at the training length if the task has a ``min_length``.
+            products. All words are of one length, except training words at the training length if
+            the task has a ``min_length``.
 
         Raises:
             ValueError: if the split is unknown, the range is not within it, or the length is out of

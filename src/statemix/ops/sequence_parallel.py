@@ -107,7 +107,6 @@ class _StateBefore(torch.autograd.Function):
         for product, one in zip(products[:rank], everyone, strict=False):
             before = _applied(product, before) + one[..., -2]
         ctx.run, ctx.group, ctx.rank, ctx.products = run, group, rank, products
-        ctx.initial_dtype = None if initial_state is None else initial_state.dtype
         ctx.save_for_backward(coefficients, inputs, before)
         return before
 
@@ -126,7 +125,6 @@ class _StateBefore(torch.autograd.Function):
         d_initial = None
         if ctx.needs_input_grad[4]:
             d_initial = after[0] if ctx.rank == 0 else torch.zeros_like(after[0])
-            d_initial = d_initial.to(ctx.initial_dtype)
         return None, None, *found, d_initial
 
 

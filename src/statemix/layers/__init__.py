@@ -4,6 +4,7 @@ from statemix.layers.attention import Attention, AttentionState
 from statemix.layers.bd_lru import BDLRU
 from statemix.layers.causal_conv import CausalConv
 from statemix.layers.delta_product import DeltaNet, DeltaProduct, DeltaState
+from statemix.layers.exporting import DecodeStep, WholeSequence
 from statemix.layers.fixed_point.fp_mamba import FPMambaState
 from statemix.layers.fixed_point.fp_mamba1 import FPMamba1
 from statemix.layers.fixed_point.fp_mamba2 import FPMamba2
@@ -27,6 +28,7 @@ __all__ = [
     "Attention",
     "AttentionState",
     "CausalConv",
+    "DecodeStep",
     "DeltaNet",
     "DeltaProduct",
     "DeltaState",
@@ -42,6 +44,7 @@ __all__ = [
     "Price",
     "Recurrence",
     "State",
+    "WholeSequence",
     "build",
     "map_state",
     "price",

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from statemix.layers import any_length
 from statemix.layers.decays import decays_between
 
 CHUNK_SIZE = 64
@@ -38,8 +39,13 @@ def delta_rule(
         memory: memory after the last token.
     """
     batch, length, n = k.shape[:3]
+    if any_length.is_open(length):
+        o, memory = _of_any_length(q, k, v, beta, g, memory)
+        return o, memory
     if length == 0:
         return v[:, :, 0], memory
+    if length == 1:
+        return _of_one_token(q, k, v, beta, g, memory)
     size = min(length, max(CHUNK_SIZE // n, 1))
     num_chunks = -(-length // size)
 
@@ -83,3 +89,29 @@ def delta_rule(
         memory = (memory if factor is None else factor * memory) + written.mT @ u
     o = torch.stack(outputs, 1).transpose(2, 3)  # (B, chunks, size, H, V)
     return o.flatten(1, 2)[:, :length], memory
+
+
+def _of_one_token(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None, memory: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Apply the updates of a single token one after the other."""
+    if g is not None:
+        memory = g[:, 0].exp()[..., None, None] * memory
+    for key, value, strength in zip(
+        k[:, 0].unbind(1), v[:, 0].unbind(1), beta[:, 0].unbind(1), strict=True
+    ):
+        known = (key.unsqueeze(-2) @ memory).squeeze(-2)
+        u = strength.unsqueeze(-1) * (value - known)
+        memory = memory + key.unsqueeze(-1) * u.unsqueeze(-2)
+    o = (q[:, 0].unsqueeze(-2) @ memory).squeeze(-2)
+    return o.unsqueeze(1), memory
+
+
+_of_any_length = any_length.register(
+    "delta_rule",
+    delta_rule,
+    lambda q, k, v, beta, g, memory: (  # noqa: ARG005
+        v.new_empty(*q.shape[:3], v.shape[-1]),
+        memory.new_empty(memory.shape),
+    ),
+)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import rnn
 
+from statemix.layers import any_length
 from statemix.layers.flops import Flops
 from statemix.layers.layer import (
     Layer,
@@ -127,11 +128,43 @@ class LSTM(Layer):
     def _run(self, x: Sequences, state: LSTMState) -> tuple[Sequences, LSTMState]:
         dtype = a_parameter(self.lstm).dtype
         h_c = tuple(part.to(dtype).unsqueeze(0).contiguous() for part in state)
-        y, (h, c) = self.lstm(x, h_c)
+        if isinstance(x, Tensor) and torch.compiler.is_exporting():
+            # The module would leave a copy of its parameters in the graph's.
+            run = _of_any_length if any_length.is_open(x.shape[1]) else _lstm
+            y, h, c = run(x, h_c[0], h_c[1], list(self.lstm.parameters()))
+        else:
+            y, (h, c) = self.lstm(x, h_c)
         return y, LSTMState(h[0].to(state.h.dtype), c[0].to(state.c.dtype))
 
     def extra_repr(self) -> str:
         return f"hidden_size={self.hidden_size}"
+
+
+def _lstm(x: Tensor, h: Tensor, c: Tensor, weights: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Run what ``torch.nn.LSTM`` runs, in evaluation mode."""
+    y, h, c = torch.lstm(
+        x,
+        (h, c),
+        weights,
+        has_biases=True,
+        num_layers=1,
+        dropout=0.0,
+        train=False,
+        bidirectional=False,
+        batch_first=True,
+    )
+    return y, h, c
+
+
+_of_any_length = any_length.register(
+    "lstm",
+    _lstm,
+    lambda x, h, c, weights: (  # noqa: ARG005
+        x.new_empty(*x.shape[:2], h.shape[-1]),
+        h.new_empty(h.shape),
+        c.new_empty(c.shape),
+    ),
+)
 
 
 def _widened(state: LSTMState) -> LSTMState:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from statemix.layers import fla
+from statemix.layers import any_length, fla
 from statemix.layers.decays import decays_between, log_decays
 from statemix.layers.flops import Flops
 from statemix.layers.layer import (
@@ -261,7 +261,7 @@ class _Projected(NamedTuple):
 def _readout_scale(C: Tensor, z: Tensor) -> Tensor:
     """Return the inverse of the size of C silu(z), at most 1: shape (B, T, 1)."""
     size = C.abs().amax(-1, keepdim=True) * z.amax(-1, keepdim=True).clamp(min=1)
-    return size.clamp(min=1, max=1 / torch.finfo(size.dtype).tiny).reciprocal()
+    return size.clamp(min=1).clamp(max=1 / torch.finfo(size.dtype).tiny).reciprocal()
 
 
 def ssd(x: Tensor, g: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -279,6 +279,9 @@ def ssd(x: Tensor, g: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tens
         state: state after the last token.
     """
     batch, length = x.shape[:2]
+    if any_length.is_open(length):
+        o, state = _of_any_length(x, g, B, C, state)
+        return o, state
     if length == 0:
         return x, state
     size = min(length, CHUNK_SIZE)
@@ -302,3 +305,10 @@ def ssd(x: Tensor, g: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tens
         state = since_start[:, :, c, -1:] * state + added[:, :, c]
     o = torch.stack(outputs, 1).transpose(2, 3)  # (B, chunks, size, H, P)
     return o.flatten(1, 2)[:, :length], state
+
+
+_of_any_length = any_length.register(
+    "ssd",
+    ssd,
+    lambda x, g, B, C, state: (x.new_empty(x.shape), state.new_empty(state.shape)),  # noqa: ARG005
+)

@@ -278,7 +278,7 @@ class SyntheticModel(nn.Module):
         """Prepend the learned token, if there is one, to sequences that begin here."""
         if state is not None or not self.bos:
             return tokens
-        return torch.cat([tokens.new_full((len(tokens), 1), self.vocab_size), tokens], dim=1)
+        return torch.cat([tokens.new_full((tokens.shape[0], 1), self.vocab_size), tokens], dim=1)
 
     def _check_tokens(self, tokens: Tensor) -> None:
         bind({}, "tokens", tokens, "B T")

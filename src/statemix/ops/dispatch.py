@@ -50,7 +50,7 @@ def run_gated(
     """
     if finite:
         check_finite(gates=gates, values=values, initial_state=initial_state)
-    record = resolve(backend, operator, values.device, values.dtype)
+    record = _resolved(backend, operator, values)
     h_0 = initial_state_of(initial_state, values, cu_seqlens, sizes)
     if gate in record.families:
         if isinstance(temperature, float):
@@ -77,7 +77,7 @@ def run_given(
     backend: str | None,
 ) -> tuple[Tensor, Tensor]:
     """Run an operator on given coefficients; other arguments as in :func:`run_gated`."""
-    record = resolve(backend, operator, inputs.device, inputs.dtype)
+    record = _resolved(backend, operator, inputs)
     h_0 = initial_state_of(initial_state, inputs, cu_seqlens, sizes)
     a, b = coefficients, inputs
     if b.dtype not in record.dtypes:
@@ -119,6 +119,20 @@ def check_bounds(cu_seqlens: Tensor | None, length: int) -> None:
             if "vmap" not in str(error):
                 raise
             raise ValueError("cu_seqlens must not be mapped by vmap, got a mapped axis") from error
+
+
+def _resolved(backend: str | None, operator: str, values: Tensor) -> Backend:
+    if backend is None and _is_exported_step(values):
+        backend = "reference"
+    return resolve(backend, operator, values.device, values.dtype)
+
+
+def _is_exported_step(values: Tensor) -> bool:
+    """Return whether the graph should have PyTorch's own operators, to run anywhere."""
+    if not torch.compiler.is_exporting():
+        return False
+    length = values.shape[1]
+    return isinstance(length, int) and length == 1
 
 
 def _run(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from statemix import ops
+from statemix.layers import any_length
 from statemix.layers.fixed_point.solver import (
     Gradient,
     Solution,
@@ -150,6 +151,8 @@ class FixedPointLayer(PaddedLayer):
             gradient=self.gradient,
         )
         length = start.shape[1]
+        if any_length.is_open(length):
+            self._check_open()
         before = 0.0
         if self.window is not None and self.window < length:
             start, before = self._by_windows(piece, carried, start, valid, config)
@@ -160,6 +163,8 @@ class FixedPointLayer(PaddedLayer):
             config,
             valid,
         )
+        if torch.compiler.is_exporting():
+            return found
         residual = found.residual.max() if len(found.residual) else found.residual.new_zeros(())
         self._found = {
             "iterations": torch.tensor(before + found.iterations),
@@ -176,6 +181,15 @@ class FixedPointLayer(PaddedLayer):
                 stacklevel=2,
             )
         return found
+
+    def _check_open(self) -> None:
+        """Check that the number of iterations does not depend on that of tokens."""
+        if self.max_iterations is None:
+            raise ValueError("max_iterations must be given to export sequences of any length")
+        if self.window is not None:
+            raise ValueError(
+                f"window must be None to export sequences of any length, got {self.window}"
+            )
 
     @torch.no_grad()
     def _by_windows(

@@ -106,12 +106,15 @@ class _Iteration:
         self._config, self._valid = config, valid
         self.value = self.best = start
         self.iterations = 0
-        self.residual = start.new_full((len(start),), torch.inf)
-        self._share = start.new_full((len(start),), config.damping)
-        self._waited = start.new_zeros(len(start))
+        self.residual = start.new_full(start.shape[:1], torch.inf)
+        self._share = start.new_full(start.shape[:1], config.damping)
+        self._waited = start.new_zeros(start.shape[:1])
 
     def has_converged(self) -> bool:
         """Return whether enough sequences have; a NaN never does, and moves no further."""
+        # An exported graph has no branches: it uses up the budget.
+        if torch.compiler.is_exporting():
+            return False
         # Tensors without data have nothing to converge.
         if not len(self.residual) or self.residual.is_meta:
             return True

@@ -1,0 +1,147 @@
+"""Calls of a layer with plain tensors in and out, as ``torch.export`` and what builds on it want.
+
+The graph of a decoding step has only operators of PyTorch. That of whole sequences of any length
+calls the library's own, which are registered by ``import statemix.layers``.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from statemix.layers.layer import Layer, a_parameter, check_sizes
+from statemix.layers.state import State, map_state, tensors
+
+Shape = dict[int, Any]
+"""Axis of a tensor -> its name in the graph; other axes are constant."""
+
+
+class _Call(nn.Module):
+    """What both kinds of calls share.
+
+    Args:
+        layer: the layer, whose parameters are shared and whose mode becomes evaluation.
+    """
+
+    def __init__(self, layer: Layer) -> None:
+        super().__init__()
+        if not isinstance(layer, Layer):
+            raise TypeError(f"layer must be a Layer, got {type(layer).__name__}")
+        self.layer = layer
+        self.eval()
+
+    def _state(self, parts: tuple[Tensor, ...]) -> State:
+        """Return the state with these tensors."""
+        template = self.layer.init_state(1, device="meta")
+        wanted = sum(1 for _ in tensors(template))
+        if len(parts) != wanted:
+            raise ValueError(f"state must be {wanted} tensors, got {len(parts)}")
+        rest: Iterator[Tensor] = iter(parts)
+        return map_state(lambda _: next(rest), template)
+
+    def _example(self, batch_size: int, *length: int) -> tuple[Tensor, ...]:
+        check_sizes(batch_size=batch_size)
+        like = a_parameter(self.layer)
+        x = torch.zeros(
+            batch_size, *length, self.layer.hidden_size, device=like.device, dtype=like.dtype
+        )
+        # A state that grows must have begun to, or its length would look like a constant.
+        parts = [part for _, part in tensors(self.layer.state_after(3))]
+        state = [
+            torch.zeros(batch_size, *part.shape[1:], device=like.device, dtype=part.dtype)
+            for part in parts
+        ]
+        return x, *state
+
+    def _shapes(self, *axes: Any) -> dict[str, Any]:
+        batch, growing = Dim("B", min=1), Dim("S", min=0)
+        found = []
+        for (_, short), (_, long) in zip(
+            tensors(self.layer.state_after(3)), tensors(self.layer.state_after(5)), strict=True
+        ):
+            sizes = enumerate(zip(short.shape, long.shape, strict=True))
+            longer = {axis: growing for axis, (one, other) in sizes if one != other}
+            found.append({0: batch, **longer})
+        return {"x": {0: batch, **dict(enumerate(axes, 1))}, "state": tuple(found)}
+
+
+class DecodeStep(_Call):
+    """``Layer.step`` with a state of plain tensors, in a graph of PyTorch's own operators.
+
+    (A backend that the layer names is kept, as an operator of this library.) Layers that iterate
+    take as many iterations as their budget allows.
+
+    Args:
+        layer: the layer. Its parameters are shared, and it is put into evaluation mode.
+
+    Shape:
+        x (B, hidden_size) and the tensors of the state -> y (B, hidden_size) and the tensors of the
+        next state.
+
+    Raises:
+        TypeError: if ``layer`` is no layer.
+
+    Example:
+        >>> from statemix.layers import BDLRU
+        >>> step = DecodeStep(BDLRU(hidden_size=8, num_blocks=4, block_size=2))
+        >>> program = torch.export.export(
+        ...     step, step.inputs(), dynamic_shapes=step.dynamic_shapes()
+        ... )
+        >>> y, state = program.module()(torch.randn(3, 8), torch.zeros(3, 4, 2))
+        >>> y.shape, state.shape
+        (torch.Size([3, 8]), torch.Size([3, 4, 2]))
+    """
+
+    def forward(self, x: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        y, after = self.layer.step(x, self._state(state))
+        return y, *(part for _, part in tensors(after))
+
+    def inputs(self, batch_size: int = 2) -> tuple[Tensor, ...]:
+        """Return examples of all arguments, zeros."""
+        return self._example(batch_size)
+
+    def dynamic_shapes(self) -> dict[str, Any]:
+        """Return the axes that may have any size: the batch "B", and that of a growing state."""
+        return self._shapes()
+
+
+class WholeSequence(_Call):
+    """``Layer.forward`` with a state of plain tensors, in a graph for any number of tokens.
+
+    A graph has no limit to the iterations of a layer but what ``max_iterations`` says, which must
+    be given, and takes them all.
+
+    Args:
+        layer: the layer. Its parameters are shared, and it is put into evaluation mode.
+
+    Shape:
+        x (B, T, hidden_size) and the tensors of the state -> y (B, T, hidden_size) and the tensors
+        of the state after the last token.
+
+    Raises:
+        TypeError: if ``layer`` is no layer.
+
+    Example:
+        >>> from statemix.layers import BDLRU
+        >>> whole = WholeSequence(BDLRU(hidden_size=8, num_blocks=4, block_size=2))
+        >>> program = torch.export.export(
+        ...     whole, whole.inputs(), dynamic_shapes=whole.dynamic_shapes()
+        ... )
+        >>> program.module()(torch.randn(1, 100, 8), torch.zeros(1, 4, 2))[0].shape
+        torch.Size([1, 100, 8])
+    """
+
+    def forward(self, x: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        y, after = self.layer(x, self._state(state))
+        return y, *(part for _, part in tensors(after))
+
+    def inputs(self, batch_size: int = 2, length: int = 7) -> tuple[Tensor, ...]:
+        """Return examples of all arguments, zeros."""
+        check_sizes(length=length)
+        return self._example(batch_size, length)
+
+    def dynamic_shapes(self) -> dict[str, Any]:
+        """Return the axes that may have any size: "B", the tokens "T", and a growing state's."""
+        return self._shapes(Dim("T", min=1))

@@ -1,0 +1,187 @@
+"""Layers in exported graphs: any length, single steps, other runtimes."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from statemix import layers
+from statemix.layers import LAYERS
+from statemix.layers.exporting import DecodeStep, WholeSequence
+
+WIDTH = 8
+# Few of everything: a graph has as many nodes for large sizes, but runtimes take longer.
+OPTIONS = {
+    "bd_lru": {"num_blocks": 3, "block_size": 3},
+    "h_lru": {"num_channels": 4, "order": 3},
+    "delta_net": {"num_heads": 2, "use_forget_gate": True},
+    "delta_product": {"num_heads": 2, "num_householder": 2},
+    "mamba2": {"head_dim": 4, "d_state": 3},
+    "conv": {"kernel_size": 3},
+    "attention": {"num_heads": 2, "rope": True},
+    "fp_rnn": {"max_iterations": 2},
+    "fp_mamba1": {"max_iterations": 2, "d_state": 3},
+    "fp_mamba2": {"max_iterations": 2, "d_state": 3, "head_dim": 4},
+}
+# An exported graph takes all iterations, and nobody is told that they were too few.
+pytestmark = pytest.mark.filterwarnings("ignore:FP-.* has not converged")
+
+
+@pytest.fixture(params=list(LAYERS))
+def layer(request):
+    built = layers.build(request.param, hidden_size=WIDTH, **OPTIONS.get(request.param, {}))
+    built.reset_parameters(torch.Generator().manual_seed(0))
+    return built
+
+
+def exported(call):
+    return torch.export.export(call, call.inputs(), dynamic_shapes=call.dynamic_shapes())
+
+
+def arguments(call, *sizes):
+    """Random input and state; a cache holds tokens only."""
+    generator = torch.Generator().manual_seed(1)
+    found = [torch.randn(x.shape, dtype=x.dtype, generator=generator) for x in call.inputs(*sizes)]
+    if call.layer.name == "attention":
+        found[-1] = torch.ones_like(found[-1])
+    return found
+
+
+def operators(program):
+    """Names of all operators of a graph and of the graphs within it."""
+    return {
+        str(node.target)
+        for module in program.graph_module.modules()
+        if isinstance(module, torch.fx.GraphModule)
+        for node in module.graph.nodes
+        if node.op == "call_function"
+    }
+
+
+def near(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_graph_of_whole_sequences_serves_any_length(layer):
+    whole = WholeSequence(layer)
+    graph = exported(whole).module()
+    # A single token, chunks that end within a sequence, and one example of the same length.
+    for batch, length in ((3, 1), (1, 131), (2, 7)):
+        given = arguments(whole, batch, length)
+        near(graph(*given), whole(*given))
+
+
+@torch.no_grad()
+def test_a_graph_of_a_step_has_only_operators_of_pytorch(layer):
+    step = DecodeStep(layer)
+    program = exported(step)
+    assert not [name for name in operators(program) if name.startswith("statemix")]
+    for batch in (1, 3):
+        given = arguments(step, batch)
+        near(program.module()(*given), step(*given))
+
+
+@torch.no_grad()
+def test_steps_of_a_graph_follow_a_sequence(layer):
+    if layer.iterative:
+        pytest.skip("what is iterated to the end is, as tested elsewhere")
+    step, whole = DecodeStep(layer), WholeSequence(layer)
+    graph = exported(step).module()
+    x, *state = arguments(whole, 2, 5)
+    expected, *after = whole(x, *state)
+    outputs = []
+    for x_t in x.unbind(1):
+        y, *state = graph(x_t, *state)
+        outputs.append(y)
+    near([torch.stack(outputs, 1), *state], [expected, *after])
+
+
+@torch.no_grad()
+def test_a_backend_that_is_named_is_kept():
+    layer = layers.BDLRU(WIDTH, 3, 3, backend="loop")
+    assert "statemix.scan_forward.default" in operators(exported(DecodeStep(layer)))
+
+
+@pytest.mark.slow
+@torch.no_grad()
+@pytest.mark.filterwarnings("default")
+def test_a_step_runs_in_onnxruntime(layer, tmp_path):
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    step = DecodeStep(layer)
+    program = torch.onnx.export(
+        step, step.inputs(), dynamic_shapes=step.dynamic_shapes(), dynamo=True, verbose=False
+    )
+    program.save(tmp_path / "step.onnx")
+    session = runtime.InferenceSession(tmp_path / "step.onnx")
+    assert not [node.domain for node in program.model.graph if "statemix" in node.domain]
+    for batch in (1, 3):
+        given = arguments(step, batch)
+        named = {one.name: x.numpy() for one, x in zip(session.get_inputs(), given, strict=True)}
+        near(map(torch.from_numpy, session.run(None, named)), step(*given))
+
+
+# Loads a package where the modules named after it cannot be imported.
+LOADER = """
+import sys
+package, tensors, *hidden = sys.argv[1:]
+sys.modules.update(dict.fromkeys(hidden))
+import torch
+if "statemix" not in hidden:
+    import statemix.ops
+given, expected = torch.load(tensors)
+model = torch._inductor.aoti_load_package(package)
+for found, wanted in zip(model(*given), expected, strict=True):
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+print("equal")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.compiler
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    ("call", "sizes", "hidden"),
+    [(DecodeStep, (3,), ["statemix"]), (WholeSequence, (3, 21), ["statemix.layers"])],
+    ids=["step", "sequence"],
+)
+@torch.no_grad()
+def test_packages_load_without_the_source_of_the_model(call, sizes, hidden, tmp_path):
+    """A step needs PyTorch alone; a sequence, the operators of this library."""
+    built = call(layers.BDLRU(WIDTH, 3, 3))
+    package = str(tmp_path / "layer.pt2")
+    torch._inductor.aoti_compile_and_package(exported(built), package_path=package)
+    given = arguments(built, *sizes)
+    torch.save((given, built(*given)), tmp_path / "tensors.pt")
+    command = [sys.executable, "-c", LOADER, package, str(tmp_path / "tensors.pt"), *hidden]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.stdout == "equal\n", done.stderr
+
+
+@pytest.mark.parametrize("name", ["fp_rnn", "fp_mamba1", "fp_mamba2"])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "max_iterations must be given to export sequences of any length"),
+        ({"max_iterations": 2, "window": 4}, "window must be None to export .* got 4"),
+    ],
+)
+def test_iterations_must_not_depend_on_the_length(name, options, message):
+    whole = WholeSequence(layers.build(name, hidden_size=64, **options))
+    with pytest.raises(ValueError, match=message):
+        exported(whole)
+
+
+def test_bad_arguments_are_named():
+    layer = layers.LSTM(WIDTH)
+    with pytest.raises(TypeError, match="layer must be a Layer, got Linear"):
+        DecodeStep(torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="state must be 2 tensors, got 1"):
+        DecodeStep(layer)(torch.zeros(1, WIDTH), torch.zeros(1, WIDTH))
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        DecodeStep(layer).inputs(0)
+    with pytest.raises(ValueError, match="length must be at least 1, got 0"):
+        WholeSequence(layer).inputs(2, 0)

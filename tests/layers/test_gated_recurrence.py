@@ -9,7 +9,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.utils.parametrize import register_parametrization
 
 from statemix import ops
-from statemix.layers import BDLRU, HLRU
+from statemix.layers import BDLRU, HLRU, gated_recurrence
 
 HIDDEN_SIZE = 6
 # Tracing an autograd.Function makes Dynamo itself instantiate the class.
@@ -364,9 +364,79 @@ def test_neither_evaluation_nor_steps_nor_analysis_have_noise(build_gated):
     torch.testing.assert_close(layer.train()(x), layer.eval()(x), **TIGHT)
 
 
+@pytest.mark.parametrize("bounds", [None, [0, 3, 3, 10]], ids=["batch", "packed"])
+@pytest.mark.parametrize("every", [1, 4, 10, 99])
+def test_what_is_computed_again_has_the_same_gradients(build_gated, bounds, every):
+    cu_seqlens = None if bounds is None else torch.tensor(bounds)
+    found = []
+    for options in ({}, {"checkpoint_every": every}):
+        layer = build_gated(**options)
+        x = tokens(2 if bounds is None else 1, 10).requires_grad_()
+        state = layer.init_state(2 if bounds is None else 3).detach() + 0.1
+        state.requires_grad_()
+        y, final = layer(x, state, cu_seqlens)
+        (y.square().sum() + final.pow(3).sum()).backward()
+        # The learned initial state is not used here.
+        grads = [p.grad for n, p in layer.named_parameters() if n != "learned_state"]
+        found.append([y, final, x.grad, state.grad, *grads])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, **TIGHT)
+
+
+def saved(layer, x):
+    """Bytes that the forward pass keeps, of tensors that are no parameters."""
+    known = {one.untyped_storage().data_ptr() for one in (*layer.parameters(), x)}
+    kept = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        outputs = layer(x)
+    assert outputs[0].requires_grad
+    return sum(kept.values())
+
+
+def test_only_the_states_between_pieces_are_kept(build_gated):
+    x = tokens(3, 32)
+    whole, pieces = build_gated(), build_gated(checkpoint_every=8)
+    states = 4 * pieces.init_state(3).numel() * x.element_size()
+    assert saved(pieces, x) <= states < saved(whole, x) / 8
+
+
+def test_under_transforms_nothing_is_computed_again(build_gated):
+    layer, plain = build_gated(checkpoint_every=3), build_gated()
+    parameters = dict(layer.named_parameters())
+
+    def loss(p, of):
+        return torch.func.functional_call(of, p, (tokens(2, 7),))[0].square().sum()
+
+    found, expected = (torch.func.grad(loss)(parameters, of) for of in (layer, plain))
+    torch.testing.assert_close(found, expected, **TIGHT)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_noise_is_drawn_once(monkeypatch, build_gated, training):
+    """What is computed again sees the noise of the first time."""
+    gradients = []
+    for run in (gated_recurrence.checkpoint, lambda function, *given, **_: function(*given)):
+        monkeypatch.setattr(gated_recurrence, "checkpoint", run)
+        layer = build_gated(checkpoint_every=3, gate_noise=0.5).train(training)
+        torch.manual_seed(0)
+        x = tokens(2, 7).requires_grad_()
+        layer(x)[0].sum().backward()
+        gradients.append(x.grad)
+    torch.testing.assert_close(*gradients, **TIGHT)
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
+        ({"checkpoint_every": 0}, ValueError, "checkpoint_every must be at least 1, got 0"),
+        ({"checkpoint_every": 2.0}, TypeError, "checkpoint_every must be an int, got 2.0"),
         ({"initial_std": -1.0}, ValueError, "initial_std must be at least 0, got -1.0"),
         ({"initial_std": 1.0}, ValueError, "initial_std must be 0 with initial_state='zero'"),
         ({"initial_std": math.nan}, ValueError, "initial_std must be finite, got nan"),

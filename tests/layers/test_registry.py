@@ -66,6 +66,7 @@ def test_options_reach_the_layer():
         "initial_std": 0.5,
         "input_gate_bias": -2.0,
         "gate_noise": 0.125,
+        "checkpoint_every": 7,
         "gate_temperature": 0.25,
         "backend": "loop",
     }

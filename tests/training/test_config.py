@@ -158,6 +158,7 @@ def test_resolved_says_the_whole_run(tiny):
         "initial_std": 0.0,
         "input_gate_bias": 0.0,
         "gate_noise": 0.0,
+        "checkpoint_every": None,
         "backend": None,
     }
     assert dict(resolved.model.channel_mixer.options) == {"intermediate_size": None}

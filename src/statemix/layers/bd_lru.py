@@ -46,6 +46,10 @@ class BDLRU(GatedRecurrence):
             learned initial state holds.
         gate_noise: standard deviation of normal noise that is added to the raw gates in training,
             the attribute of the same name.
+        checkpoint_every: None keeps the gates, values and states of all tokens for the backward
+            pass. A number keeps the state after every so many tokens, and computes all else again:
+            less memory, more time. Packed sequences are computed again as a whole, and under
+            ``torch.func`` nothing is.
         backend: as in ``ops.bd_lru``; None chooses the fastest for the device.
         device: device of the parameters.
         dtype: dtype of the parameters. The state is always float32 or wider.
@@ -92,6 +96,7 @@ class BDLRU(GatedRecurrence):
         initial_std: float = 0.0,
         input_gate_bias: float = 0.0,
         gate_noise: float = 0.0,
+        checkpoint_every: int | None = None,
         backend: str | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -113,6 +118,7 @@ class BDLRU(GatedRecurrence):
             initial_std=initial_std,
             input_gate_bias=input_gate_bias,
             gate_noise=gate_noise,
+            checkpoint_every=checkpoint_every,
             backend=backend,
             device=device,
             dtype=dtype,
@@ -126,12 +132,7 @@ class BDLRU(GatedRecurrence):
     def _state_axes(self) -> Mapping[str, int]:
         return {"num_blocks": self.num_blocks, "block_size": self.block_size}
 
-    def forward(
-        self, x: Tensor, state: Tensor | None = None, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        num_sequences = self._check_sequence(x, state, cu_seqlens)
-        if state is None:
-            state = self.init_state(num_sequences)
+    def _run(self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         values = self._values(x)
         gates = self._noisy(self._raw_gates(x, values.dtype))
         states, state = ops.bd_lru(

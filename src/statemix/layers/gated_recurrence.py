@@ -9,6 +9,7 @@ from typing import Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from statemix import ops
 from statemix.layers.flops import Flops
@@ -56,6 +57,7 @@ class GatedRecurrence(Layer):
         initial_std: standard deviation from which a learned initial state is drawn.
         input_gate_bias: what the biases of the raw input gates start at, beyond their own draw.
         gate_noise: standard deviation of what is added to the raw gates in training.
+        checkpoint_every: tokens between states that the backward pass starts from, or None.
         backend: backend of the operators.
         device: device of the parameters.
         dtype: dtype of the parameters.
@@ -81,6 +83,7 @@ class GatedRecurrence(Layer):
         initial_std: float,
         input_gate_bias: float,
         gate_noise: float,
+        checkpoint_every: int | None,
         backend: str | None,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
@@ -113,6 +116,9 @@ class GatedRecurrence(Layer):
                 f"{math.prod(gate_shape)} gates"
             )
         _check_temperature(gate_temperature, dtype)
+        if checkpoint_every is not None:
+            check_sizes(checkpoint_every=checkpoint_every)
+        self.checkpoint_every = checkpoint_every
         self.gate_noise = gate_noise
         self.hidden_size = hidden_size
         self.gate = gate
@@ -160,6 +166,36 @@ class GatedRecurrence(Layer):
     @abstractmethod
     def _state_axes(self) -> Mapping[str, int]:
         """Name and size of each axis of the state of one sequence, in order."""
+
+    @abstractmethod
+    def _run(self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Run over checked arguments of ``forward``."""
+
+    def forward(
+        self, x: Tensor, state: Tensor | None = None, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        num_sequences = self._check_sequence(x, state, cu_seqlens)
+        if state is None:
+            state = self.init_state(num_sequences)
+        if self.checkpoint_every is None or not _checkpoints():
+            return self._run(x, state, cu_seqlens)
+        # Bounds of packed sequences may lie anywhere, so that these are one piece.
+        whole = cu_seqlens is not None
+        pieces = (x,) if whole else torch.split(x, self.checkpoint_every, dim=1)
+        outputs = []
+        for piece in pieces:
+            y, state = checkpoint(
+                self._run,
+                piece,
+                state,
+                cu_seqlens,
+                use_reentrant=False,
+                preserve_rng_state=self.training and self._gate_noise > 0,
+            )
+            outputs.append(y)
+            # It may be a view, which would keep the states of a whole piece.
+            state = state.clone()
+        return torch.cat(outputs, dim=1), state
 
     def check_state(self, state: State, num_sequences: int, axis: str = "B") -> None:
         sizes = {axis: num_sequences, **self._state_axes}
@@ -352,9 +388,15 @@ class GatedRecurrence(Layer):
             f"gate={self.gate!r}, gate_temperature={self.gate_temperature:g}, "
             f"selective={self.selective!r}, initial_state={self.initial_state!r}, "
             f"initial_std={self.initial_std!r}, input_gate_bias={self.input_gate_bias!r}, "
-            f"gate_noise={self.gate_noise!r}, "
+            f"gate_noise={self.gate_noise!r}, checkpoint_every={self.checkpoint_every!r}, "
             f"backend={self.backend!r}"
         )
+
+
+def _checkpoints() -> bool:
+    """Return whether PyTorch can compute again here: not in exported graphs or transforms."""
+    exporting = torch.compiler.is_exporting()
+    return not exporting and not torch._C._are_functorch_transforms_active()
 
 
 def _check_finite(name: str, value: object, dtype: torch.dtype | None) -> None:

@@ -55,6 +55,10 @@ class HLRU(GatedRecurrence):
             learned initial state holds.
         gate_noise: standard deviation of normal noise that is added to the raw gates in training,
             the attribute of the same name.
+        checkpoint_every: None keeps the gates, values and states of all tokens for the backward
+            pass. A number keeps the state after every so many tokens, and computes all else again:
+            less memory, more time. Packed sequences are computed again as a whole, and under
+            ``torch.func`` nothing is.
         realization: "controller" is the first equation, "observer" the second. The observer has
             the same eigenvalues, but coefficient i acts i - 1 steps late and the states are not
             bounded by the values. With constant gates both give the same h.
@@ -106,6 +110,7 @@ class HLRU(GatedRecurrence):
         initial_std: float = 0.0,
         input_gate_bias: float = 0.0,
         gate_noise: float = 0.0,
+        checkpoint_every: int | None = None,
         realization: Realization = "controller",
         readout: Readout = "lags",
         backend: str | None = None,
@@ -133,6 +138,7 @@ class HLRU(GatedRecurrence):
             initial_std=initial_std,
             input_gate_bias=input_gate_bias,
             gate_noise=gate_noise,
+            checkpoint_every=checkpoint_every,
             backend=backend,
             device=device,
             dtype=dtype,
@@ -146,12 +152,7 @@ class HLRU(GatedRecurrence):
     def _state_axes(self) -> Mapping[str, int]:
         return {"num_channels": self.num_channels, "order": self.order}
 
-    def forward(
-        self, x: Tensor, state: Tensor | None = None, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        num_sequences = self._check_sequence(x, state, cu_seqlens)
-        if state is None:
-            state = self.init_state(num_sequences)
+    def _run(self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         values: Tensor = self.value_proj(x)
         gates = self._noisy(self._raw_gates(x, values.dtype))
         states, final = ops.h_lru(

@@ -13,7 +13,7 @@ from statemix.layers.fixed_point import layer as layer_module
 from statemix.layers.fixed_point.layer import LEAST_BUDGET, diagonal_scan, shifted
 from statemix.layers.fixed_point.mixers import build_mixer
 from statemix.layers.fixed_point.normed import NormedLinear
-from statemix.layers.fixed_point.solver import SolverConfig, solve
+from statemix.layers.fixed_point.solver import SolverConfig, _residuals, solve
 from statemix.settings import SettingError
 from statemix.training import AttributeSchedule
 from statemix.training.schedules import Attributes
@@ -312,6 +312,75 @@ def test_damping_grows_until_an_oscillation_converges():
     assert damped.iterations < 200
 
 
+@pytest.mark.parametrize(
+    ("gradient", "expected"), [(1, 10), (2, -80), ("implicit", 1), ("unrolled", 1)]
+)
+def test_what_converges_only_if_damped_is_returned_as_it_has_converged(gradient, expected):
+    """y -> c - 9 (y - c): undamped, each application moves away from c by a factor of 9."""
+    c = torch.full((2, 3, 4), 1.5, dtype=torch.float64, requires_grad=True)
+    config = SolverConfig(tolerance=1e-3, gradient=gradient)
+
+    def function(y):
+        return c - 9 * (y - c)
+
+    found = solve(function, torch.zeros_like(c), 1000, config)
+    own = _residuals(found.value, function(found.value), None)
+    torch.testing.assert_close(found.residual, own.detach())
+    assert 0 < found.residual.max() < 1e-3
+    (slope,) = torch.autograd.grad(found.value.sum(), c)
+    torch.testing.assert_close(slope, torch.full_like(c, expected), rtol=2e-3, atol=0)
+
+
+def test_the_residual_is_that_of_the_last_application_while_nothing_has_converged():
+    fixed = torch.ones(1, 1, 2, dtype=torch.float64)
+    with torch.no_grad():
+        found = solve(linear_map(-3.0, fixed), fixed * 1.1, 3, SolverConfig())
+    last = linear_map(-3.0, fixed)(found.value)
+    change = (found.value - fixed).abs().max() / 3 + (found.value - fixed).abs().max()
+    assert found.residual.item() == pytest.approx((change / found.value.abs().max()).item())
+    assert (last - found.value).abs().max() > change
+
+
+def test_residuals_are_the_largest_change_of_a_token_against_its_largest_channel():
+    value = torch.tensor([[[1.0, 2.0], [0.0, 3e-6]], [[5.0, 5.0], [1.0, 1.0]]], dtype=torch.float64)
+    mapped = torch.tensor(
+        [[[1.5, 2.0], [0.0, 1e-6]], [[5.0, 4.0], [1.0, 1.0]]], dtype=torch.float64
+    )
+    first = max(0.5 / (2 + 1e-8), 2e-6 / (1e-6 + 1e-8))
+    expected = torch.tensor([first, 1 / (5 + 1e-8)], dtype=torch.float64)
+    torch.testing.assert_close(_residuals(value, mapped, None), expected)
+    padded = torch.tensor([[True, False], [False, True]])
+    expected = torch.tensor([0.5 / (2 + 1e-8), 0.0], dtype=torch.float64)
+    torch.testing.assert_close(_residuals(value, mapped, padded), expected)
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1.0, 1e20])
+def test_the_implicit_gradient_does_not_depend_on_the_size_of_the_loss(scale):
+    c = torch.full((1, 2, 3), 0.5, dtype=torch.float64, requires_grad=True)
+    config = SolverConfig(tolerance=1e-6, gradient="implicit")
+    found = solve(lambda y: 0.5 * y + c, torch.zeros_like(c), 100, config)
+    (slope,) = torch.autograd.grad(scale * found.value.sum(), c)
+    torch.testing.assert_close(slope / scale, torch.full_like(c, 2.0), rtol=1e-5, atol=0)
+
+
+def test_an_implicit_gradient_that_has_not_converged_warns():
+    c = torch.ones(1, 1, 1, dtype=torch.float64, requires_grad=True)
+    config = SolverConfig(tolerance=1e-3, gradient="implicit")
+    found = solve(lambda y: 0.99 * y + c, torch.full_like(c, 100.0), 20, config)
+    assert found.residual.max() < 1e-3
+    with pytest.warns(UserWarning, match="implicit gradient has not converged: residual 0.04"):
+        found.value.sum().backward()
+
+
+def test_an_implicit_gradient_that_is_no_number_stays_so():
+    c = torch.ones(1, 1, 2, dtype=torch.float64, requires_grad=True)
+    config = SolverConfig(gradient="implicit")
+    found = solve(lambda y: 0.5 * y + c, torch.zeros_like(c), 100, config)
+    with pytest.warns(UserWarning, match="has not converged: residual inf"):
+        (found.value * torch.tensor([torch.nan, 1.0])).sum().backward()
+    assert c.grad[..., 0].isnan().all()
+
+
 def test_of_a_diverging_iteration_the_best_iterate_counts():
     fixed = torch.ones(1, 1, 2, dtype=torch.float64)
     with torch.no_grad():
@@ -402,6 +471,14 @@ def test_evaluation_that_has_not_converged_warns_once(recwarn):
     with pytest.warns(UserWarning, match=message):
         layer.eval()(x)
     layer(x)
+    assert len(recwarn.list) == 0
+    # Something far worse is news.
+    layer.max_iterations = 1
+    with pytest.warns(UserWarning, match="after 1 iterations"):
+        layer(x)
+    with pytest.warns(UserWarning, match="residual nan"):
+        layer(x * torch.nan)
+    layer(x * torch.nan)
     assert len(recwarn.list) == 0
     converged = build(**CONVERGED).eval()
     converged(x)

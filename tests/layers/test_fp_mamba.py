@@ -66,20 +66,26 @@ def convolved(layer, x):
     )
 
 
-def oracle(layer, x, iterations=200):
-    """Outputs by a loop over tokens; y_t is iterated while the token before stays as it is."""
+def oracle(layer, x, iterations=200, *, feedback=True):
+    """Outputs by a loop over tokens; y_t is iterated while the token before stays as it is.
+
+    Without feedback no token sees the output of the one before.
+    """
     values, z, B, C, steps, A = projected(layer, x)
     skip = layer.D if isinstance(layer, FPMamba1) else layer.D.repeat_interleave(layer.head_dim)
     prepared = layer.state_mixer.prepare(values)
-    rows = layer.map_proj.gain.unsqueeze(-1) * functional.normalize(layer.map_proj.weight, dim=1)
+    if feedback:
+        maps = layer.map_proj
+        rows = maps.gain.unsqueeze(-1) * functional.normalize(maps.weight, dim=1)
     state = torch.zeros(len(x), layer.inner_size, layer.d_state, dtype=torch.float64)
     before = torch.zeros(len(x), layer.inner_size, dtype=torch.float64)
     outputs = []
     for t in range(x.shape[1]):
+        last = before if feedback else torch.zeros_like(before)
         at_t = [p._replace(constant=p.constant[:, t]) for p in prepared]
-        coefficients = layer.state_mixer.coefficients([p(before) for p in at_t])
-        by_y, by_y_too = (before @ rows.T).chunk(2, -1)
-        b, c = normalised(B[:, t] + by_y), normalised(C[:, t] + by_y_too)
+        coefficients = layer.state_mixer.coefficients([p(last) for p in at_t])
+        both = torch.cat([B[:, t], C[:, t]], -1)
+        b, c = map(normalised, (both + last @ rows.T if feedback else both).chunk(2, -1))
         step, value = steps[:, t], values[:, t]
         share = 1.0
         if layer.contraction is not None:
@@ -95,9 +101,12 @@ def oracle(layer, x, iterations=200):
                 y = normed(layer, y, z[:, t])
         read = y if layer.contraction is None else normed(layer, y, z[:, t])
         if isinstance(layer, FPMamba1):
-            gate = layer.gate_proj
-            rows_of_gate = gate.gain.unsqueeze(-1) * functional.normalize(gate.weight, dim=1)
-            read = functional.silu(z[:, t] + before @ rows_of_gate.T) * read
+            opened = z[:, t]
+            if feedback:
+                gate = layer.gate_proj
+                rows_of_gate = gate.gain.unsqueeze(-1) * functional.normalize(gate.weight, dim=1)
+                opened = opened + last @ rows_of_gate.T
+            read = functional.silu(opened) * read
         outputs.append(layer.out_proj(read))
         state, before = new, y
     return torch.stack(outputs, 1), state, before
@@ -123,13 +132,32 @@ def test_a_sequence_equals_tokens_that_are_iterated_one_by_one(kind, mixer, rank
 
 
 @pytest.mark.parametrize("kind", BOTH)
-def test_a_single_iteration_of_a_token_is_the_published_layer_without_feedback(kind):
-    layer = build(kind, max_iterations=1)
-    x = tokens(3, 1, 6)
-    expected, _, output = oracle(layer, x, iterations=1)
+def test_without_dependence_on_the_state_tokens_see_no_outputs(kind):
+    layer = build(kind, mixer_inputs="token", **CONVERGED)
+    x = tokens(3, 8, 6)
     y, state = layer(x)
-    torch.testing.assert_close(y, expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(state.output, output, rtol=0, atol=1e-12)
+    expected, ssm, output = oracle(layer, x, feedback=False)
+    torch.testing.assert_close(y, expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(state.ssm.flatten(1), ssm.flatten(1), rtol=0, atol=1e-10)
+    torch.testing.assert_close(state.output, output, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("mixer_inputs", ["both", "token"])
+@pytest.mark.parametrize("contraction", [None, 0.5])
+@pytest.mark.parametrize("kind", [*BOTH, FPRNN])
+def test_a_single_iteration_is_the_diagonal_layer(kind, contraction, mixer_inputs):
+    layer = build(kind, max_iterations=1, mixer_inputs=mixer_inputs, contraction=contraction)
+    x = tokens(3, 8, 6)
+    y, state = layer(x)
+    assert layer.reports()["iterations"] == 1
+    if kind is not FPRNN:
+        expected, ssm, _ = oracle(layer, x, iterations=1, feedback=False)
+        torch.testing.assert_close(y, expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(state.ssm.flatten(1), ssm.flatten(1), rtol=0, atol=1e-12)
+    # Nor do pieces see the outputs of earlier ones, but through the state of the scan.
+    first, between = layer(x[:, :3])
+    second, _ = layer(x[:, 3:], between)
+    torch.testing.assert_close(torch.cat([first, second], 1), y, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", BOTH)

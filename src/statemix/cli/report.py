@@ -40,8 +40,8 @@ class Report:
 
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print as JSON: cells as {"measured": n, "agree": k, "of": 196, "cells": [...],
-    "fixed_point": {"measured": n, "agree": k, "of": 108, "cells": [...]}}, where the first list
-    also has the cells without results, with "verdict": "empty"; claims as
+    "fixed_point": {"measured": n, "agree": k, "of": 108, "cells": [...]}}, where both lists
+    also have the cells without results, with "verdict": "empty"; claims as
     [{"claim": name, "verdict": "holds" | "does not hold" | "open", ...}]."""
 
     output: Path = Path("report/index.html")
@@ -89,8 +89,9 @@ class Report:
         console.print(_table([cell for cell in found["cells"] if cell["verdict"] != "empty"]))
         of = f"{fixed_point['of']} figures of Movahedi et al."
         console.print(f"{fixed_point['measured']} of {of} measured, {fixed_point['agree']} agree")
-        if fixed_point["cells"]:
-            console.print(_figures(fixed_point["cells"]))
+        figures = [cell for cell in fixed_point["cells"] if cell["verdict"] != "empty"]
+        if figures:
+            console.print(_figures(figures))
 
     def _print_claims(self, rows: "Mapping[str, Row]") -> None:
         from statemix.experiments.reproduction.claims import decide, to_rows
@@ -155,7 +156,7 @@ def _figures(cells: "list[FigureRow]") -> str:
     from statemix.report.numbers import accuracy_text, published_text
     from statemix.report.tables import Line, Table
 
-    head = ("suite", "column", "model", "tokens", "size", "seeds", "mean", "paper", "")
+    head = ("suite", "column", "model", "tokens", "protocol", "size", "seeds", "mean", "paper", "")
     return Table(
         head,
         tuple(
@@ -165,9 +166,10 @@ def _figures(cells: "list[FigureRow]") -> str:
                     cell["column"],
                     cell["model"],
                     str(cell["length"]),
+                    cell["protocol"],
                     cell["size"],
                     str(cell["seeds"]),
-                    accuracy_text(cell["mean"]),
+                    "" if cell["mean"] is None else accuracy_text(cell["mean"]),
                     published_text(cell["published"]),
                     cell["verdict"],
                 )

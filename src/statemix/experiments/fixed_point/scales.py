@@ -62,7 +62,7 @@ class Scale:
         """Return a run for each seed.
 
         A layer that iterates stops in training when three quarters of a batch have converged, and
-        in tests when all have.
+        in tests when all have. A layer of a single iteration is tested as such.
 
         Args:
             task: the task.
@@ -75,7 +75,7 @@ class Scale:
         """
         steps = num_steps or self.num_steps
         options: Mapping[str, object] = layer.options
-        iterates = "max_iterations" in options
+        iterates = options.get("max_iterations", 1) != 1
         config = RunConfig(
             task=task,
             model=ModelConfig(

@@ -91,24 +91,28 @@ def score(condition: Measured, rows: Mapping[str, Row]) -> ConditionScore:
 
 
 class FigureRow(TypedDict):
-    """A figure of the paper, or a number beside one, that has results at one size."""
+    """A figure of the paper, or a number beside one, at one size.
+
+    Its protocol is "paper", or "reduced" if the task is another than the paper's, which a laptop
+    can learn.
+    """
 
     suite: str
     column: str
     model: str
-    length: int
+    length: int | None
     size: str
     protocol: str
     metric: str
     seeds: int
-    mean: float
+    mean: float | None
     iterations: list[float]
     published: float | None
     verdict: str
 
 
 class FixedPointOverview(TypedDict):
-    """Figures with results. Every figure of the paper counts once in the first three numbers."""
+    """All figures. Every one of the paper counts once in the first three numbers."""
 
     measured: int
     agree: int
@@ -119,20 +123,21 @@ class FixedPointOverview(TypedDict):
 def overview(rows: Mapping[str, Row]) -> FixedPointOverview:
     """Return every number of the suites that has results, with the paper's where there is one.
 
-    A figure that was measured at several sizes agrees if it does at the largest of them.
+    A figure that was measured at several sizes agrees if it does at the largest of them. One that
+    was not measured has the verdict "empty".
 
     Args:
         rows: rows of results stores, by key.
     """
     cells: list[FigureRow] = []
-    verdicts: dict[tuple[str, str, str, int], str] = {}
+    verdicts: dict[tuple[str, str, str, int | None], str] = {}
     for size in SIZES:
         for found in scores(size, rows):
             for cell in _figures(found, size):
                 cells.append(cell)
                 if cell["published"] is not None and cell["verdict"] != "partial":
-                    place = (cell["suite"], cell["column"], cell["model"], cell["length"])
-                    verdicts[place] = cell["verdict"]
+                    verdicts[_place(cell)] = cell["verdict"]
+    cells += (cell for cell in _published() if _place(cell) not in verdicts)
     return {
         "measured": len(verdicts),
         "agree": sum(verdict == "agrees" for verdict in verdicts.values()),
@@ -159,8 +164,7 @@ def _figures(found: ConditionScore, size: SizeName) -> Iterator[FigureRow]:
             "model": condition.model,
             "length": length,
             "size": size,
-            # The suites follow the paper; there is no other protocol.
-            "protocol": "paper",
+            "protocol": "reduced" if condition.published_for else "paper",
             "metric": condition.metric,
             "seeds": len(numbers.values),
             "mean": numbers.mean,
@@ -168,3 +172,36 @@ def _figures(found: ConditionScore, size: SizeName) -> Iterator[FigureRow]:
             "published": None if numbers.published is None else numbers.published.accuracy,
             "verdict": numbers.verdict,
         }
+
+
+def _published() -> Iterator[FigureRow]:
+    """Yield all figures of the paper, as yet without results."""
+    for suite in SUITES.values():
+        for one in suite.conditions("paper"):
+            for length, number in one.published.items():
+                yield _empty(one.suite, one.column, one.model, length, one.metric, number.accuracy)
+    for model, perplexity in fixed_points.language().items():
+        yield _empty("language", "FineWeb", model, None, "perplexity", perplexity)
+
+
+def _empty(
+    suite: str, column: str, model: str, length: int | None, metric: str, published: float
+) -> FigureRow:
+    return {
+        "suite": suite,
+        "column": column,
+        "model": model,
+        "length": length,
+        "size": "paper",
+        "protocol": "paper",
+        "metric": metric,
+        "seeds": 0,
+        "mean": None,
+        "iterations": [],
+        "published": published,
+        "verdict": "empty",
+    }
+
+
+def _place(cell: FigureRow) -> tuple[str, str, str, int | None]:
+    return cell["suite"], cell["column"], cell["model"], cell["length"]

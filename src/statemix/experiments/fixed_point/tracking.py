@@ -70,14 +70,24 @@ def _conditions(size: SizeName) -> tuple[Measured, ...]:
         task = words(group, length, size)
         lengths = [factor * length for factor in (2, 4, 8)]
         for model, layer in _layers(scale, length).items():
-            known = numbers.get(model, {}) if _PUBLISHED_AT in lengths else {}
+            known = numbers.get(model)
             published = {_PUBLISHED_AT: Number(known[group])} if known else {}
             width, steps = None, None
             if size == "laptop":
                 width, steps = _WIDTHS.get(model), _STEPS.get(model)
             runs = scale.runs(task, layer, lengths, bos=True, hidden_size=width, num_steps=steps)
             column = task.build().title
-            found.append(Measured(_NAME, column, model, runs, size=size, published=published))
+            found.append(
+                Measured(
+                    _NAME,
+                    column,
+                    model,
+                    runs,
+                    size=size,
+                    published=published,
+                    published_for="words of all elements" if size == "laptop" else "",
+                )
+            )
     return tuple(found)
 
 

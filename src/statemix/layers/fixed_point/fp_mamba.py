@@ -140,7 +140,8 @@ class FPMamba(FixedPointLayer):
         self.state_mixer = build_mixer(
             mixer, inner, mixer_inputs, rank, contractive=contraction is not None, **placed
         )
-        self.map_proj = NormedLinear(inner, 2 * d_state, "token", **placed)
+        if mixer_inputs != "token":
+            self.map_proj = NormedLinear(inner, 2 * d_state, "token", **placed)
         self.conv = ShortConvolution(self._conv_channels, d_conv, bias=True, **placed)
         self.norm_weight = nn.Parameter(torch.empty(inner, **placed))
         self.out_proj = nn.Linear(inner, hidden_size, bias=False, **placed)
@@ -174,13 +175,19 @@ class FPMamba(FixedPointLayer):
         """Return y of readouts o: what the iteration feeds back, if there is no contraction."""
 
     @abstractmethod
-    def _gated(self, z: Tensor, y: Tensor, before: Tensor) -> Tensor:
-        """Return the gated y, shape (B, T, N), given z, y and y one token earlier."""
+    def _gated(self, z: Tensor, y: Tensor, before: Tensor | None) -> Tensor:
+        """Return the gated y, shape (B, T, N), given z, y and y one token earlier, if it counts."""
+
+    @property
+    def _feeds_back(self) -> bool:
+        """Whether tokens depend on the output before them."""
+        return self.mixer_inputs != "token" and self.max_iterations != 1
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Redraw the parameters that both layers have."""
         self.state_mixer.reset_parameters(generator)
-        self.map_proj.reset_parameters(generator)
+        if self.mixer_inputs != "token":
+            self.map_proj.reset_parameters(generator)
         self.conv.reset_parameters(generator)
         nn.init.ones_(self.norm_weight)
         reset_linear(self.out_proj, generator)
@@ -202,19 +209,21 @@ class FPMamba(FixedPointLayer):
         valid = None if lengths is None else valid_tokens(x, lengths)
         prepared = [one.to(dtype) for one in self.state_mixer.prepare(p.values.to(x.dtype))]
         with without_autocast(x.device):
-            maps = self.map_proj.rows().to(dtype)
+            feeds_back = self._feeds_back
+            maps = self.map_proj.rows().to(dtype) if feeds_back else None
             share = self._share(p)
             first = state.output.to(dtype)
 
             def piece(y: Tensor, carried: Tensors, span: slice) -> tuple[Tensor, Tensors]:
                 part = p.during(span)
                 ssm, last = carried
-                before = shifted(y, last)
+                before = shifted(y, last) if feeds_back else torch.zeros_like(y)
                 raw = [one.during(span)(before) for one in prepared]
                 difference = part.values - y
                 change = self.state_mixer.deviation(self.state_mixer.coefficients(raw), difference)
-                by_y = functional.linear(before, maps)
-                both = torch.cat([part.B, part.C], -1) + by_y
+                both = torch.cat([part.B, part.C], -1)
+                if maps is not None:
+                    both = both + functional.linear(before, maps)
                 B, C = (unit_length(one) for one in both.chunk(2, -1))
                 o, ssm = self._scan(part, part.values - share[:, span] * change, B, C, ssm)
                 if self.contraction is None:
@@ -222,12 +231,15 @@ class FPMamba(FixedPointLayer):
                 return o, (ssm, y[:, -1] if y.shape[1] else last)
 
             carried = (state.ssm.to(dtype), first)
-            y = self._solved(piece, carried, torch.zeros_like(p.values), valid).value
+            start = torch.zeros_like(p.values)
+            y = self._solved(piece, carried, start, valid).value
             # The state that belongs to y, through which gradients flow as through y.
-            _, (ssm, _) = piece(y, carried, slice(y.shape[1]))
+            argument = start if self.max_iterations == 1 else y
+            _, (ssm, _) = piece(argument, carried, slice(y.shape[1]))
             final = last_inputs(torch.cat([first.unsqueeze(1), y], 1), 1, lengths)[:, 0]
             read = y if self.contraction is None else self._normalised(p, y)
-        gated = self._gated(p.z, read.to(x.dtype), shifted(y, first).to(x.dtype))
+        before = shifted(y, first).to(x.dtype) if feeds_back else None
+        gated = self._gated(p.z, read.to(x.dtype), before)
         out: Tensor = self.out_proj(gated)
         return out, FPMambaState(ssm.to(state.ssm.dtype), final.to(state.output.dtype), p.conv)
 
@@ -242,7 +254,7 @@ class FPMamba(FixedPointLayer):
         """FLOPs of one iteration for a token, but for the scan and the norm."""
         seen = 0 if self.mixer_inputs == "token" else self._mixer_projections
         # What y adds to both maps, and their lengths; the sums around the mixer.
-        maps = 2 * self.inner_size * 2 * self.d_state + 2 * self.d_state
+        maps = 2 * self.d_state * (2 * self.inner_size + 1) if self._feeds_back else 0
         lengths = 2 * flops.l2_norm(self.d_state)
         share = 0 if self.contraction is None else self.inner_size
         return seen + self.state_mixer.flops + maps + lengths + 2 * self.inner_size + share

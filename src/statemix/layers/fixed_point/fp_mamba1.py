@@ -48,7 +48,8 @@ class FPMamba1(FPMamba):
         expand: N, the width of x, divided by ``hidden_size``.
         mixer: "householder", "dplr", "kronecker" or "monarch".
         rank: vectors of the first two, size of the last one's blocks.
-        mixer_inputs: "both" (x_t and y_{t-1}), "sum" (x_t + y_{t-1}) or "token" (x_t alone).
+        mixer_inputs: "both" (x_t and y_{t-1}), "sum" (x_t + y_{t-1}) or "token" (x_t alone,
+            and neither B, C nor the gate depend on y_{t-1} either).
         contraction: None is the layer as published. A number in (0, 1) makes each iteration a
             contraction by at least that factor at each token, given the one before: Q_t comes as
             much nearer to I as the scan requires, and the LayerNorm follows the iteration.
@@ -127,7 +128,8 @@ class FPMamba1(FPMamba):
         self.in_proj = nn.Linear(hidden_size, 2 * inner, bias=False, **placed)
         self.x_proj = nn.Linear(inner, self._low + 2 * d_state, bias=False, **placed)
         self.dt_proj = nn.Linear(self._low, inner, **placed)
-        self.gate_proj = NormedLinear(inner, inner, "token", **placed)
+        if mixer_inputs != "token":
+            self.gate_proj = NormedLinear(inner, inner, "token", **placed)
         self.A_log = nn.Parameter(torch.empty((inner, d_state), **placed))
         self.D = nn.Parameter(torch.empty(inner, **placed))
         self.norm_bias = nn.Parameter(torch.empty(inner, **placed))
@@ -147,7 +149,8 @@ class FPMamba1(FPMamba):
         for linear in (self.in_proj, self.x_proj, self.dt_proj):
             reset_linear(linear, generator)
         reset_steps(self.dt_proj.bias, generator)
-        self.gate_proj.reset_parameters(generator)
+        if self.mixer_inputs != "token":
+            self.gate_proj.reset_parameters(generator)
         with torch.no_grad():
             self.A_log.copy_(torch.arange(1, self.d_state + 1).log().expand_as(self.A_log))
         nn.init.ones_(self.D)
@@ -160,7 +163,7 @@ class FPMamba1(FPMamba):
         scan = inner + (1 + 2 + 2) * entries + 2 * inner
         # The mean, its difference, the length and the bias.
         norm = 3 * inner + flops.rms_norm(inner)
-        maps = 3 * self.hidden_size + 2 * self._low + 2 * self.d_state + inner
+        maps = 3 * self.hidden_size + 2 * self._low + 2 * self.d_state + inner * self._feeds_back
         steps = inner * (flops.SOFTPLUS + 1) + 2 * entries
         return Flops(
             projections=2 * inner * maps + self._mixer_projections,
@@ -205,5 +208,7 @@ class FPMamba1(FPMamba):
         centred = o - o.mean(-1, keepdim=True)
         return rms_norm(centred, self.norm_weight.to(o.dtype)) + self.norm_bias.to(o.dtype)
 
-    def _gated(self, z: Tensor, y: Tensor, before: Tensor) -> Tensor:
-        return functional.silu(z + self.gate_proj(before).constant) * y
+    def _gated(self, z: Tensor, y: Tensor, before: Tensor | None) -> Tensor:
+        if before is not None:
+            z = z + self.gate_proj(before).constant
+        return functional.silu(z) * y

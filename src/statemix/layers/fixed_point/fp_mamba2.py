@@ -53,7 +53,8 @@ class FPMamba2(FPMamba):
         head_dim: channels of a head; must divide N. None means 64, or the largest divisor of both.
         mixer: "householder", "dplr", "kronecker" or "monarch".
         rank: vectors of the first two, size of the last one's blocks.
-        mixer_inputs: "both" (x_t and y_{t-1}), "sum" (x_t + y_{t-1}) or "token" (x_t alone).
+        mixer_inputs: "both" (x_t and y_{t-1}), "sum" (x_t + y_{t-1}) or "token" (x_t alone,
+            and neither B nor C depend on y_{t-1} either).
         contraction: None is the layer as published. A number in (0, 1) makes each iteration a
             contraction by at least that factor at each token, given the one before: Q_t comes as
             much nearer to I as the scan requires, and gate and norm follow the iteration.
@@ -204,6 +205,6 @@ class FPMamba2(FPMamba):
         gated = o * functional.silu(projected.z.to(o.dtype))
         return rms_norm(gated, self.norm_weight.to(o.dtype))
 
-    def _gated(self, z: Tensor, y: Tensor, before: Tensor) -> Tensor:
+    def _gated(self, z: Tensor, y: Tensor, before: Tensor | None) -> Tensor:
         del z, before
         return y

@@ -209,7 +209,7 @@ class FPRNN(FixedPointLayer):
             initial = state.to(dtype)
 
             def piece(h: Tensor, carried: Tensors, span: slice) -> tuple[Tensor, Tensors]:
-                before = shifted(h, carried[0])
+                before = shifted(h, carried[0]) if self.max_iterations != 1 else torch.zeros_like(h)
                 raw = [one.during(span)(before) for one in prepared]
                 difference = inputs[:, span] - h
                 change = self.state_mixer.deviation(self.state_mixer.coefficients(raw), difference)

@@ -40,10 +40,11 @@ class FixedPointLayer(PaddedLayer):
 
     Args:
         max_iterations: most iterations, at least 1; None means the length of the sequence, at least
-            16.
+            16. With 1 no token depends on the outputs of others: the layer is the diagonal one.
         window: None iterates the whole sequence at once. A number of tokens first iterates windows
-            of so many, one after the other, and the whole from there. Tokens converge one after
-            the other, so that this takes T (W + k) applications to tokens instead of T (T + k).
+            of so many, one after the other, and the whole from there; the budget is that of each.
+            Tokens converge one after the other, so that this takes T (W + k) applications to tokens
+            instead of T (T + k).
         budget: "fixed", or "gamma": in training, draw the budget of each batch from a Gamma
             distribution of shape 4 whose mean is the fixed one, rounded up.
         tolerance: residual below which a sequence has converged, above 0.
@@ -52,7 +53,8 @@ class FixedPointLayer(PaddedLayer):
         gradient: number of last iterations that are differentiated, "implicit" for the gradient of
             the fixed point, or "unrolled" for all iterations.
 
-    In evaluation, a call that ends above the tolerance warns, once for each layer.
+    In evaluation, a call that ends above the tolerance warns, and a later one if its residual is
+    more than twice the largest that the layer has warned of.
     """
 
     schedulable = ("max_iterations", "tolerance", "quantile")
@@ -85,7 +87,7 @@ class FixedPointLayer(PaddedLayer):
         self.quantile = quantile
         self.damping = damping
         self.gradient = gradient
-        self._warned = False
+        self._warned_of = 0.0
         self._found: dict[str, Tensor] = {}
 
     @property
@@ -154,7 +156,7 @@ class FixedPointLayer(PaddedLayer):
         if any_length.is_open(length):
             self._check_open()
         before = 0.0
-        if self.window is not None and self.window < length:
+        if self.window is not None and self.window < length and self.max_iterations != 1:
             start, before = self._by_windows(piece, carried, start, valid, config)
         found = solve(
             partial(_first_of, piece, carried, slice(length)),
@@ -170,10 +172,12 @@ class FixedPointLayer(PaddedLayer):
             "iterations": torch.tensor(before + found.iterations),
             "residual": residual,
         }
-        if self.training or self._warned or residual.is_meta:
+        if self.training or residual.is_meta:
             return found
-        if not bool(residual < self.tolerance):
-            self._warned = True
+        # A NaN is more than any number.
+        most = math.inf if residual.isnan() else float(residual)
+        if most >= self.tolerance and most > 2 * self._warned_of:
+            self._warned_of = most
             warnings.warn(
                 f"{self.display_name} has not converged: residual {residual:.2g} after "
                 f"{found.iterations} iterations, tolerance {self.tolerance:.2g}; its outputs "

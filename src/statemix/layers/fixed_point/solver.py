@@ -1,5 +1,6 @@
 """Fixed points of maps on sequences, by damped iteration, and gradients through them."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -62,8 +63,9 @@ def solve(
         r = \max_t \frac{|y_t - F(y)_t|_\infty}{|F(y)_t|_\infty + 10^{-8}}
 
     for each sequence by itself. Of a sequence's iterates, the one with the lowest residual counts.
-    The last application of the map is always to that one and undamped, so that ``budget=1`` returns
-    F(start).
+    The last application of the map is always to its value and undamped, so that ``budget=1``
+    returns F(start). If a sequence has converged and that raises its residual, its map converges
+    only if damped, and the iterate itself is returned, with the gradient of the last application.
 
     Source: Movahedi et al., "Fixed-Point RNNs", Appendix B.4. There, the iterate that counts may
     have a larger residual than the one that has met the tolerance, and the gradient needs further
@@ -92,10 +94,10 @@ def solve(
         value = function(value)
     before = value
     value = function(value)
-    residual = torch.minimum(state.residual, _residuals(before, value, valid).detach())
+    value, residual = state.better_of(before, value)
     iterations = state.iterations + last
     if value.requires_grad and config.gradient == "implicit" and budget > 1:
-        value = _with_implicit_gradient(function, value, best, budget, config)
+        value = _with_implicit_gradient(function, value, budget, config)
     return Solution(value, iterations, residual)
 
 
@@ -104,7 +106,7 @@ class _Iteration:
 
     def __init__(self, start: Tensor, config: SolverConfig, valid: Tensor | None) -> None:
         self._config, self._valid = config, valid
-        self.value = self.best = start
+        self.value = self.best = self._argument = start
         self.iterations = 0
         self.residual = start.new_full(start.shape[:1], torch.inf)
         self._share = start.new_full(start.shape[:1], config.damping)
@@ -128,6 +130,7 @@ class _Iteration:
         lower = residual < self.residual
         # F(y) is the better guess of the two whose difference the residual is.
         self.best = torch.where(_each(lower), mapped, self.best)
+        self._argument = torch.where(_each(lower), self.value, self._argument)
         self.residual = torch.where(lower, residual, self.residual)
         self._waited = torch.where(lower, 0, self._waited + 1)
         tired = self._waited >= self._config.patience
@@ -137,6 +140,22 @@ class _Iteration:
         self.value = mapped + (1 - share) * (self.value - mapped)
         self.iterations += 1
 
+    def better_of(self, before: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Return F(y), or the iterate that has converged where y has not, and its residual.
+
+        Args:
+            before: y.
+            value: F(y), whose gradient the result has unless iterates have their own.
+        """
+        residual = _residuals(before, value, self._valid).detach()
+        has_converged = self.residual < self._config.tolerance
+        kept = has_converged & ~(residual < self._config.tolerance)
+        iterate = self._argument
+        if not iterate.requires_grad:
+            iterate = iterate + (value - value.detach())
+        value = torch.where(_each(kept), iterate, value)
+        return value, torch.where(kept, self.residual, residual)
+
 
 def _unrolled(
     function: Map, start: Tensor, budget: int, config: SolverConfig, valid: Tensor | None
@@ -144,26 +163,30 @@ def _unrolled(
     state = _Iteration(start, config, valid)
     while state.iterations < budget - 1 and not state.has_converged():
         state.advance(function(state.value))
-    value = function(state.best)
-    residual = torch.minimum(state.residual, _residuals(state.best, value, valid))
+    value, residual = state.better_of(state.best, function(state.best))
     return Solution(value, state.iterations + 1, residual.detach())
 
 
 def _with_implicit_gradient(
-    function: Map, value: Tensor, fixed: Tensor, budget: int, config: SolverConfig
+    function: Map, value: Tensor, budget: int, config: SolverConfig
 ) -> Tensor:
     r"""Let the gradient of a fixed point be that of the implicit function theorem.
 
     .. math:: \frac{dy}{d\theta} = (I - J)^{-1} \frac{\partial F}{\partial \theta}, \qquad
         J = \frac{\partial F}{\partial y}
 
-    by iterating g = v + J^T g for an incoming gradient v.
+    by iterating g = v + J^T g for an incoming gradient v. It warns if that does not converge.
     """
-    point = fixed.detach().requires_grad_()
+    point = value.detach().requires_grad_()
     with torch.enable_grad():
         mapped = function(point)
 
     def backward(gradient: Tensor) -> Tensor:
+        # Residuals are relative, but for numbers as small as gradients may be.
+        unit = gradient.abs().amax((1, 2), keepdim=True)
+        unit = torch.where(unit > 0, unit, 1)
+        gradient = gradient / unit
+
         def adjoint(g: Tensor) -> Tensor:
             (product,) = torch.autograd.grad(mapped, point, g, retain_graph=True)
             return gradient + product
@@ -171,7 +194,16 @@ def _with_implicit_gradient(
         state = _Iteration(gradient, config, None)
         while state.iterations < budget and not state.has_converged():
             state.advance(adjoint(state.value))
-        return state.best
+        worst = state.residual.max() if len(state.residual) else state.residual.new_zeros(())
+        if not bool(worst < config.tolerance):
+            warnings.warn(
+                f"the implicit gradient has not converged: residual {worst:.2g} after "
+                f"{state.iterations} iterations, tolerance {config.tolerance:.2g}",
+                stacklevel=2,
+            )
+        # No residual of a NaN is lower than another, and it must not become a gradient of one step.
+        lost = _each(state.residual.isinf())
+        return torch.where(lost, state.value, state.best) * unit
 
     value.register_hook(backward)  # type: ignore[no-untyped-call]
     return value

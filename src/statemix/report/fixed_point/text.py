@@ -19,7 +19,13 @@ def table(scores: Sequence[ConditionScore]) -> Table:
     Args:
         scores: conditions of one suite.
     """
-    lengths = sorted({length for score in scores for length in score.lengths})
+    lengths = sorted(
+        {
+            length
+            for one in scores
+            for length in (*one.lengths, *(one.condition.published if one.rows else ()))
+        }
+    )
     lines = []
     for score in scores:
         condition, tested = score.condition, score.lengths

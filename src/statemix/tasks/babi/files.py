@@ -1,5 +1,6 @@
 """The text files of bAbI, in a folder or in an archive."""
 
+import lzma
 import re
 import tarfile
 import zlib
@@ -134,7 +135,7 @@ def _unpacked(archive: str, inside: PurePosixPath) -> dict[str, bytes]:
                 if stream is not None:
                     contents[path.name] = stream.read()
             return contents
-    except (tarfile.TarError, EOFError, zlib.error) as error:
+    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise ValueError(
             f"folder must be a folder or a complete .tar.gz archive, got {archive!r} ({error})"
         ) from error

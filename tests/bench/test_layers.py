@@ -7,6 +7,7 @@ import torch
 
 from statemix import ops
 from statemix.bench import layers, memory
+from statemix.bench.devices import Cpu
 from statemix.bench.harness import Measurement, Spread
 from statemix.layers import LAYERS, LayerSpec, price
 from statemix.ops import BackendUnavailableError
@@ -19,7 +20,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 
 
 def entries(specs, case=CASE, dtype=torch.float32):
-    return layers.entries({spec.name: spec for spec in specs}, case, dtype)
+    return layers.entries({spec.name: spec for spec in specs}, case, dtype, Cpu())
 
 
 def test_every_registered_layer_is_compared(toys):
@@ -76,8 +77,8 @@ def test_the_gradients_are_those_of_the_whole_sequence():
     (entry,) = entries([LayerSpec("bd_lru", num_blocks=4, block_size=2)], dtype=torch.float64)
     (provider,) = layers.providers([entry], CASE, torch.float64)
     y, d_x = provider.prepare()()
-    layer = layers._layer(entry.spec, CASE, torch.float64)
-    x, d_y = layers._problem(CASE, torch.float64)
+    layer = layers._layer(entry.spec, CASE, torch.float64, "cpu")
+    x, d_y = layers._problem(CASE, torch.float64, "cpu")
     expected, _ = layer(x)
     torch.testing.assert_close(y, expected)
     torch.testing.assert_close(d_x, torch.autograd.grad(expected, x, d_y)[0])

@@ -151,9 +151,10 @@ def test_help_shows_every_option(capsys):
 
 
 def test_steps_are_timed_against_their_projections(capsys, tmp_path, monkeypatch):
-    path = tmp_path / "steps.jsonl"
+    path = tmp_path / "decode.jsonl"
     options = ["--hidden-sizes", "8", "--batch-sizes", "1", "3", "--rounds", "3", "--threads", "1"]
-    parse(["steps", *options, "--output", str(path)]).run()
+    peers = ["--peers", "lstm", "delta_net", "num_heads=2"]
+    parse(["decode", *options, *peers, "--output", str(path)]).run()
     text = capsys.readouterr().out
     assert table_width(text) <= 100
     kept = [json.loads(line) for line in path.read_text().splitlines()]
@@ -163,14 +164,24 @@ def test_steps_are_timed_against_their_projections(capsys, tmp_path, monkeypatch
         (recurrence, batch_size, provider)
         for recurrence in ("bd_lru", "h_lru")
         for batch_size in (1, 3)
-        for provider in ("projections", "statemix")
+        for provider in ("projections", "statemix", "lstm", "delta_net num_heads=2")
     ]
     for row in kept:
         assert (row["status"], row["rounds"], row["threads"]) == ("measured", 3, 1)
-        assert (row["provider"] == "statemix") == ("projections" in row["ratios"])
+        assert (row["provider"] != "projections") == ("projections" in row["ratios"])
+        assert (row["device"], row["graphs"]) == ("cpu", False)
     assert "H-LRU m=4, width 8, B=3" in text
     with pytest.raises(RequestError, match=r"rounds must be in 1\.\.1000000, got 0"):
-        parse(["steps", "--rounds", "0"]).run()
+        parse(["decode", "--rounds", "0"]).run()
+    with pytest.raises(RequestError, match="graphs must be used with --device cuda, got cpu"):
+        parse(["decode", "--graphs"]).run()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("benchmark", ["ops", "layers", "decode"])
+def test_a_gpu_that_is_missing_is_said_before_anything_is_measured(benchmark):
+    with pytest.raises(RequestError, match=r"device must be available .* got cuda"):
+        parse([benchmark, "--device", "cuda"]).run()
 
 
 def test_replicas_are_timed_against_their_runs(capsys, tmp_path):

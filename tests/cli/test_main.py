@@ -48,20 +48,20 @@ FLAGS = {
         """,
     "report": "--results --json --output",
     "bench ops": """
-        --recurrences --shapes --block-sizes --orders --dtype --compiled --rounds --budget-s
-        --threads --quick --output
+        --recurrences --shapes --block-sizes --orders --dtype --providers --compiled --rounds
+        --budget-s --threads --quick --device --graphs --output
         """,
     "bench layers": """
         --layers --hidden-size --batch-size --length --dtype --imports --rounds --budget-s
-        --threads --output
+        --threads --device --graphs --output
         """,
     "bench replicas": """
         --layers --replicas --hidden-size --batch-size --length --num-scored --device --imports
         --rounds --budget-s --threads --output
         """,
-    "bench steps": """
-        --recurrences --batch-sizes --hidden-sizes --block-sizes --rounds --budget-s --threads
-        --output
+    "bench decode": """
+        --recurrences --batch-sizes --hidden-sizes --block-sizes --peers --rounds --budget-s
+        --threads --device --graphs --output
         """,
     "bench kernels": """
         --operators --kernels --sizes --dtypes --targets --gates --packed --no-packed --output

@@ -142,7 +142,7 @@ _BENCH = {
         "--length": [["1"], ["7"]],
         "--dtype": [["float32"], ["float64"]],
     },
-    "steps": {
+    "decode": {
         "--recurrences": [["bd_lru"], ["h_lru"]],
         "--batch-sizes": [["1"]],
         "--hidden-sizes": [["4"]],

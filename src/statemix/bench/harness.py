@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from statemix.bench import memory
+from statemix.bench.devices import BenchDevice, Cpu
 from statemix.memory import is_shortage
 from statemix.ops import BackendUnavailableError
 
@@ -100,6 +100,7 @@ def measure(
     tolerance: float,
     seed: int,
     on_step: Callable[[str], None],
+    device: BenchDevice | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Measurement]:
     """Check every provider, then time the correct ones in rounds of random order.
@@ -118,16 +119,18 @@ def measure(
         tolerance: largest relative error of a correct result.
         seed: seed of the order within each round.
         on_step: called with a description of the next step, for a progress display.
+        device: where the providers run; None means the CPU.
         clock: returns seconds; tests replace it.
 
     Returns:
         One measurement per provider, in the order given.
     """
+    device = device or Cpu()
     outcomes: dict[str, Measurement] = {}
     ready: dict[str, _Ready] = {}
     for provider in providers:
         on_step(f"checking {provider.name}")
-        outcome, admitted = _admit(provider, tolerance, clock)
+        outcome, admitted = _admit(provider, device, tolerance, clock)
         outcomes[provider.name] = outcome
         if admitted is not None:
             ready[provider.name] = admitted
@@ -148,11 +151,11 @@ def measure(
 
 
 def _admit(
-    provider: Provider, tolerance: float, clock: Callable[[], float]
+    provider: Provider, device: BenchDevice, tolerance: float, clock: Callable[[], float]
 ) -> tuple[Measurement, _Ready | None]:
     """Prepare one provider, check its result and measure its memory, if it can run."""
     try:
-        return _checked(provider, tolerance, clock)
+        return _checked(provider, device, tolerance, clock)
     except BackendUnavailableError as error:
         reason = str(error)
     except (MemoryError, RuntimeError) as error:
@@ -164,19 +167,19 @@ def _admit(
 
 
 def _checked(
-    provider: Provider, tolerance: float, clock: Callable[[], float]
+    provider: Provider, device: BenchDevice, tolerance: float, clock: Callable[[], float]
 ) -> tuple[Measurement, _Ready | None]:
-    memory.release()
-    free = int(_USABLE_SHARE * memory.available_bytes())
+    device.release()
+    free = int(_USABLE_SHARE * device.usable_bytes())
     if provider.required_bytes > free:
         needed = provider.required_bytes / 1e9
         reason = f"needs about {needed:.1f} GB, {free / 1e9:.1f} GB are usable"
         return Measurement(provider.name, provider.note, "skipped", reason), None
 
     fits_fragmented = provider.required_bytes * _FRAGMENTATION <= free
-    set_allocator = memory.reuse_freed_memory if fits_fragmented else memory.map_large_blocks
+    set_allocator = device.allocator(keeps=fits_fragmented)
     memory_reused = set_allocator() and fits_fragmented
-    call = provider.prepare()
+    call = device.waiting(provider.prepare())
     start = clock()
     result = call()
     first_call_s = clock() - start
@@ -192,7 +195,7 @@ def _checked(
         "measured",
         relative_error=relative_error,
         first_call_s=first_call_s,
-        memory_bytes=memory.peak_bytes(call),
+        memory_bytes=device.peak_bytes(call),
         memory_reused=memory_reused,
     )
     return outcome, _Ready(call, set_allocator)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from statemix.bench import memory
+from statemix.bench.devices import BenchDevice, DeviceName
 from statemix.bench.harness import Measurement, Provider
 from statemix.bench.ops import TOLERANCES
 from statemix.layers import LAYERS, Layer, LayerSpec, Price, price
@@ -113,13 +114,16 @@ def check_case(case: Case, dtype: torch.dtype) -> None:
     )
 
 
-def entries(specs: Mapping[str, LayerSpec], case: Case, dtype: torch.dtype) -> list[Entry]:
+def entries(
+    specs: Mapping[str, LayerSpec], case: Case, dtype: torch.dtype, device: BenchDevice
+) -> list[Entry]:
     """Return the layers with their prices, after checking that each can be run here.
 
     Args:
         specs: name of each layer -> the layer.
         case: the sizes, which :func:`check_case` has checked.
         dtype: dtype of parameters and activations.
+        device: where to run.
 
     Raises:
         RequestError: if options do not fit a layer, it does not fit into memory, it would take
@@ -136,7 +140,7 @@ def entries(specs: Mapping[str, LayerSpec], case: Case, dtype: torch.dtype) -> l
     for name, spec in specs.items():
         _check_time(name, spec, case)
     return [
-        Entry(name, spec, prices[name], _saved_bytes(name, spec, case, dtype))
+        Entry(name, spec, prices[name], _saved_bytes(name, spec, case, dtype, device))
         for name, spec in specs.items()
     ]
 
@@ -192,22 +196,26 @@ def _check_fits(name: str, shown: str, needed: int) -> None:
         )
 
 
-def _saved_bytes(name: str, spec: LayerSpec, case: Case, dtype: torch.dtype) -> float:
+def _saved_bytes(
+    name: str, spec: LayerSpec, case: Case, dtype: torch.dtype, device: BenchDevice
+) -> float:
     one = Case(case.hidden_size, 1, min(case.length, _SAVED_TOKENS))
-    layer, (x, _) = _layer(spec, one, dtype), _problem(one, dtype)
+    layer, (x, _) = _layer(spec, one, dtype, device.name), _problem(one, dtype, device.name)
     try:
         return memory.saved_bytes(lambda: layer(x), layer.parameters()) / one.length
     except (MemoryError, RuntimeError) as error:
         if not is_shortage(error):
             raise
         # The estimate counts the largest tensor alone.
-        total = gigabytes(memory.total_bytes())
+        total = gigabytes(device.total_bytes())
         raise RequestError(
             f"layers must fit into memory ({total}), got {_of_width(name, case)}: {error}"
         ) from error
 
 
-def providers(listed: Sequence[Entry], case: Case, dtype: torch.dtype) -> list[Provider]:
+def providers(
+    listed: Sequence[Entry], case: Case, dtype: torch.dtype, device: DeviceName = "cpu"
+) -> list[Provider]:
     """Return a provider for each entry: forward and backward of the layer alone.
 
     A call computes the output and the gradients of the input and of all parameters, from the same
@@ -218,11 +226,11 @@ def providers(listed: Sequence[Entry], case: Case, dtype: torch.dtype) -> list[P
 
     @cache
     def problem() -> tuple[Tensor, Tensor]:
-        return _problem(case, dtype)
+        return _problem(case, dtype, device)
 
     def provider(entry: Entry) -> Provider:
         def prepare() -> Callable[[], tuple[Tensor, Tensor]]:
-            layer, (x, d_y) = _layer(entry.spec, case, dtype), problem()
+            layer, (x, d_y) = _layer(entry.spec, case, dtype, device), problem()
             leaves = [x, *layer.parameters()]
 
             def call() -> tuple[Tensor, Tensor]:
@@ -234,7 +242,7 @@ def providers(listed: Sequence[Entry], case: Case, dtype: torch.dtype) -> list[P
 
         def error(result: tuple[Tensor, Tensor]) -> float:
             exact = _last_of_all if LAYERS[entry.spec.name].iterative else _last_steps
-            expected = exact(_layer(entry.spec, case, dtype), *problem())
+            expected = exact(_layer(entry.spec, case, dtype, device), *problem())
             return max(
                 _relative_error(actual[0, -len(right) :], right)
                 for actual, right in zip(result, expected, strict=True)
@@ -274,17 +282,17 @@ def row(entry: Entry, case: Case, measurement: Measurement, dtype: str) -> dict[
     }
 
 
-def _layer(spec: LayerSpec, case: Case, dtype: torch.dtype) -> Layer:
+def _layer(spec: LayerSpec, case: Case, dtype: torch.dtype, device: DeviceName) -> Layer:
     layer: Layer = spec.build(hidden_size=case.hidden_size, dtype=dtype)
     layer.reset_parameters(torch.Generator().manual_seed(0))
-    return layer
+    return layer.to(device)
 
 
-def _problem(case: Case, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _problem(case: Case, dtype: torch.dtype, device: DeviceName) -> tuple[Tensor, Tensor]:
     """Return the input, which requires its gradient, and the gradient of the output."""
     generator = torch.Generator().manual_seed(1)
     shape = (case.batch_size, case.length, case.hidden_size)
-    x, d_y = (torch.randn(shape, generator=generator, dtype=dtype) for _ in range(2))
+    x, d_y = (torch.randn(shape, generator=generator, dtype=dtype).to(device) for _ in range(2))
     return x.requires_grad_(), d_y
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from statemix import ops
-from statemix.bench import memory
+from statemix.bench.devices import DeviceName
 from statemix.bench.harness import Measurement, Provider
 from statemix.memory import gigabytes
 from statemix.settings import RequestError
@@ -20,6 +20,9 @@ Direction = Literal["forward", "forward_backward"]
 Operator = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 OURS, PAPER, COMPILED, LOOP, COPY = "statemix", "paper", "paper-compiled", "torch-loop", "copy"
+ProviderName = Literal["copy", "statemix", "torch-loop", "paper"]
+# Backend of our kernels.
+_KERNELS: dict[DeviceName, str] = {"cpu": "cpu", "cuda": "triton"}
 
 # Largest relative error of a correct result. bfloat16 has 8 bits; float32 and float64 leave room
 # for the order of summation over the longest case.
@@ -128,8 +131,13 @@ def cases(
     ]
 
 
-def check_fits(case: Case, dtype: torch.dtype) -> None:
+def check_fits(case: Case, dtype: torch.dtype, total: int) -> None:
     """Check that the inputs of a case fit into memory; providers are checked later.
+
+    Args:
+        case: operation and size.
+        dtype: dtype of gates, values and states.
+        total: memory of the device.
 
     Raises:
         RequestError: otherwise, or if the loop over time would take hours.
@@ -137,7 +145,7 @@ def check_fits(case: Case, dtype: torch.dtype) -> None:
     if case.length >= 2**20:
         raise RequestError(f"shapes must have lengths below 2^20, got {case.length}")
     entries = case.batch_size * case.length * (case.num_gates + 2 * case.num_values)
-    needed, total = entries * dtype.itemsize, memory.total_bytes()
+    needed = entries * dtype.itemsize
     if needed > total:
         shape = f"{case.batch_size}x{case.length}x{case.num_blocks}x{case.block_size}"
         raise RequestError(
@@ -146,7 +154,9 @@ def check_fits(case: Case, dtype: torch.dtype) -> None:
         )
 
 
-def providers(case: Case, dtype: torch.dtype, *, compiled: bool) -> list[Provider]:
+def providers(
+    case: Case, dtype: torch.dtype, *, compiled: bool, device: DeviceName = "cpu"
+) -> list[Provider]:
     """Return the providers of ``case``, the copy first.
 
     All operators compute the same states and gradients from the same random gates and values. Our
@@ -157,11 +167,12 @@ def providers(case: Case, dtype: torch.dtype, *, compiled: bool) -> list[Provide
         case: operation and size.
         dtype: dtype of gates, values and states.
         compiled: add the published scan under ``torch.compile``.
+        device: where to run.
     """
 
     @cache
     def problem() -> tuple[Tensor, Tensor, Tensor]:
-        return _problem(case, dtype)
+        return _problem(case, dtype, device)
 
     @cache
     def expected() -> tuple[Tensor, ...]:
@@ -173,7 +184,7 @@ def providers(case: Case, dtype: torch.dtype, *, compiled: bool) -> list[Provide
         return max(map(_relative_error, results, expected()))
 
     def ours() -> Callable[[], Sequence[Tensor]]:
-        return _call(case.direction, _operator(case, "cpu"), *problem())
+        return _call(case.direction, _operator(case, _KERNELS[device]), *problem())
 
     def loop() -> Callable[[], Sequence[Tensor]]:
         return _call(case.direction, _operator(case, "loop"), *problem())
@@ -195,7 +206,7 @@ def providers(case: Case, dtype: torch.dtype, *, compiled: bool) -> list[Provide
         return _call(case.direction, operator, *arguments)
 
     def copy() -> Callable[[], None]:
-        return _copy(case.moved_entries * dtype.itemsize)
+        return _copy(case.moved_entries * dtype.itemsize, device)
 
     def provider(
         name: str, prepare: Callable[[], Callable[[], Sequence[Tensor]]], note: str
@@ -204,7 +215,7 @@ def providers(case: Case, dtype: torch.dtype, *, compiled: bool) -> list[Provide
 
     listed = [
         Provider(COPY, copy, note="reads and writes as many bytes as the operator must"),
-        provider(OURS, ours, "backend cpu, blocks innermost in memory"),
+        provider(OURS, ours, f"backend {_KERNELS[device]}, blocks innermost in memory"),
         provider(LOOP, loop, "backend loop, blocks innermost in memory"),
         provider(PAPER, paper, "backend associative, contiguous"),
     ]
@@ -225,13 +236,13 @@ def row(case: Case, measurement: Measurement, dtype: str) -> dict[str, Any]:
     return {"benchmark": "ops", "case": asdict(case), "dtype": dtype, **outcome}
 
 
-def _problem(case: Case, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def _problem(case: Case, dtype: torch.dtype, device: DeviceName) -> tuple[Tensor, Tensor, Tensor]:
     """Return gates, values and the gradient of the states, with blocks innermost in memory."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(device).manual_seed(0)
     outer, size, blocks = (case.batch_size, case.length), case.block_size, case.num_blocks
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=dtype)
+        return torch.randn(*shape, generator=generator, dtype=dtype, device=device)
 
     if case.recurrence == "h_lru":
         gates = normal(*outer, size + 1, blocks).movedim(-1, 2)
@@ -268,11 +279,12 @@ def _call(
     return forward if direction == "forward" else forward_backward
 
 
-def _copy(moved_bytes: int) -> Callable[[], None]:
+def _copy(moved_bytes: int, device: DeviceName) -> Callable[[], None]:
     """Return a function that copies until ``moved_bytes`` have been read or written."""
     # torch copies floats faster than bytes.
     total = max(1, moved_bytes // 2 // torch.float32.itemsize)
-    source = torch.ones(min(total, _COPY_BUFFER_BYTES // torch.float32.itemsize))
+    size = min(total, _COPY_BUFFER_BYTES // torch.float32.itemsize)
+    source = torch.ones(size, device=device)
     target = torch.empty_like(source)
     repeats, rest = divmod(total, source.numel())
 

@@ -12,13 +12,21 @@ from typing import Any
 import torch
 
 from statemix import files, provenance
+from statemix.bench.devices import BenchDevice, Cpu
 
 
-def describe_process() -> dict[str, Any]:
-    """Describe this process: provenance, command, threads and the time of this call."""
+def describe_process(device: BenchDevice | None = None) -> dict[str, Any]:
+    """Describe this process: provenance, command, device, threads and the time of this call.
+
+    Args:
+        device: what is measured; None means the processor.
+    """
+    device = device or Cpu()
     return {
         **provenance.describe(),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "device": device.model,
+        "graphs": device.graphs,
         "threads": torch.get_num_threads(),
         "omp_proc_bind": os.environ.get("OMP_PROC_BIND"),
         "started_utc": _now(),

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import tyro
 
+from statemix.cli.bench.decode import Decode
 from statemix.cli.bench.kernels import Kernels
 from statemix.cli.bench.layers import Layers
 from statemix.cli.bench.ops import Ops
 from statemix.cli.bench.replicas import Replicas
-from statemix.cli.bench.steps import Steps
 from statemix.cli.imports import import_named
 from statemix.cli.options import registry
 
@@ -22,7 +22,7 @@ class Bench:
 
     benchmark: (
         Annotated[Ops, tyro.conf.subcommand("ops")]
-        | Annotated[Steps, tyro.conf.subcommand("steps")]
+        | Annotated[Decode, tyro.conf.subcommand("decode")]
         | Annotated[Layers, tyro.conf.subcommand("layers")]
         | Annotated[Replicas, tyro.conf.subcommand("replicas")]
         | Annotated[Kernels, tyro.conf.subcommand("kernels")]

@@ -5,16 +5,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import torch
+import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from statemix import files
 from statemix.bench import rows
+from statemix.bench.devices import BenchDevice, Cpu, DeviceName, device_of
 from statemix.bench.harness import Measurement, Provider, Spread, measure
+from statemix.cli.options import words_of
+from statemix.layers import LayerSpec
 from statemix.settings import RequestError
 from statemix.training.devices import check_threads
 
@@ -55,6 +59,10 @@ class Measured:
         if self.threads is not None:
             check_threads("threads", self.threads)
 
+    def place(self) -> BenchDevice:
+        """Return the device that the harness looks at."""
+        return Cpu()
+
     def begin(self) -> tuple[Console, dict[str, Any]]:
         """Open the output, set the threads, and return the console and the rows' provenance.
 
@@ -64,7 +72,7 @@ class Measured:
         console = open_console(self.output)
         if self.threads is not None:
             torch.set_num_threads(self.threads)
-        return console, rows.describe_process()
+        return console, rows.describe_process(self.place())
 
     def each(
         self,
@@ -106,6 +114,7 @@ class Measured:
                     tolerance=tolerance,
                     seed=0,
                     on_step=start_case(label(case)),
+                    device=self.place(),
                 )
                 outcomes.append((case, measured))
                 if self.output is not None:
@@ -113,6 +122,29 @@ class Measured:
         console.print(table(outcomes))
         if self.output is not None:
             console.print(f"rows appended to {self.output}", soft_wrap=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredAnywhere(Measured):
+    """Options of benchmarks that also run on a GPU."""
+
+    device: DeviceName = "cpu"
+    """Where to run."""
+
+    graphs: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """On a GPU, replay every call as a CUDA graph: times are then without those of launching."""
+
+    def check(self) -> None:
+        """Check the options, and that there is such a device.
+
+        Raises:
+            RequestError: if an option is out of range, or the device is not available.
+        """
+        super().check()
+        self.place()
+
+    def place(self) -> BenchDevice:
+        return device_of(self.device, graphs=self.graphs)
 
 
 def open_console(output: Path | None) -> Console:
@@ -136,7 +168,8 @@ def print_setting(console: Console, process: Mapping[str, Any], dtype: str, rema
     )
     binding = process["omp_proc_bind"] or "not set (`close` gives steadier times)"
     console.print(
-        f"{process['cpu']}, {process['cpu_count']} cores, {process['threads']} threads, {dtype}, "
+        f"{process['cpu']}, {process['cpu_count']} cores, {process['threads']} threads, "
+        f"device {process['device']}{', as graphs' if process['graphs'] else ''}, {dtype}, "
         f"torch {process['packages']['torch']}, backends: {backends}.\n"
         f"OMP_PROC_BIND is {binding}.\n"
         "Calls reuse freed memory (mallopt: no mapping, no trimming). Providers marked * need\n"
@@ -178,6 +211,11 @@ def progress(console: Console, total: int) -> Iterator[Callable[[str], Callable[
 def _say_nothing(step: str) -> None:
     """Ignore the step: plain output has one line per case."""
     del step
+
+
+def name_of(spec: LayerSpec) -> str:
+    """Return a layer with its options, as users write them."""
+    return " ".join(words_of(spec.asked(), "name"))
 
 
 def ratio_text(ratio: Spread | None) -> str:

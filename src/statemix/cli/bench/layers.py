@@ -11,8 +11,7 @@ from rich.table import Table
 
 from statemix.bench import layers, rows
 from statemix.bench.harness import Measurement, measure
-from statemix.cli.bench.common import Measured, print_setting, progress, ratio_text
-from statemix.cli.options import words_of
+from statemix.cli.bench.common import MeasuredAnywhere, name_of, print_setting, progress, ratio_text
 from statemix.layers import LAYERS, LayerSpec
 
 _REMARK = """\
@@ -37,7 +36,7 @@ forward for the backward, per token. k, M and G are powers of 1000."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layers(Measured):
+class Layers(MeasuredAnywhere):
     """State what each layer costs, and time training with it.
 
     By default every registered layer appears, with a state of about four entries per channel where
@@ -78,20 +77,21 @@ class Layers(Measured):
         case = layers.Case(self.hidden_size, self.batch_size, self.length)
         layers.check_case(case, dtype)
         listed = self.layers or layers.registered(self.hidden_size, dtype)
-        baseline = _name(layers.BASELINE)
-        specs = {baseline: layers.BASELINE, **{_name(spec): spec for spec in listed}}
-        entries = layers.entries(specs, case, dtype)
+        baseline = name_of(layers.BASELINE)
+        specs = {baseline: layers.BASELINE, **{name_of(spec): spec for spec in listed}}
+        entries = layers.entries(specs, case, dtype, self.place())
         console, process = self.begin()
         print_setting(console, process, self.dtype, _REMARK)
         with progress(console, 1) as start_case:
             measured = measure(
-                layers.providers(entries, case, dtype),
+                layers.providers(entries, case, dtype, self.device),
                 relative_to=(baseline,),
                 rounds=self.rounds,
                 budget_s=self.budget_s,
                 tolerance=layers.TOLERANCES[dtype],
                 seed=0,
                 on_step=start_case(_title(case)),
+                device=self.place(),
             )
         outcomes = list(zip(entries, measured, strict=True))
         console.print(_table(case, baseline, outcomes))
@@ -100,10 +100,6 @@ class Layers(Measured):
             kept = (layers.row(entry, case, one, self.dtype) for entry, one in outcomes)
             rows.append(self.output, kept, process)
             console.print(f"rows appended to {self.output}", soft_wrap=True)
-
-
-def _name(spec: LayerSpec) -> str:
-    return " ".join(words_of(spec.asked(), "name"))
 
 
 def _title(case: layers.Case) -> str:

@@ -14,7 +14,13 @@ from rich.table import Table
 from statemix.bench import ops, rows
 from statemix.bench.harness import Measurement, measure
 from statemix.bench.targets import FIRST_VERSION, verdicts
-from statemix.cli.bench.common import Measured, number_text, print_setting, progress, ratio_text
+from statemix.cli.bench.common import (
+    MeasuredAnywhere,
+    number_text,
+    print_setting,
+    progress,
+    ratio_text,
+)
 from statemix.layers import LAYERS
 
 Outcome = tuple[ops.Case, Sequence[Measurement]]
@@ -27,7 +33,7 @@ loop read gates with the blocks innermost in memory, the published scan contiguo
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ops(Measured):
+class Ops(MeasuredAnywhere):
     """Time the operators against the published scan, a loop over time and a copy.
 
     Every provider is first checked against the float64 reference; a wrong one is not timed. One
@@ -51,6 +57,9 @@ class Ops(Measured):
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     """Data type of gates, values and states."""
 
+    providers: tuple[ops.ProviderName, ...] = ("copy", "statemix", "torch-loop", "paper")
+    """What to time."""
+
     compiled: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Also time the published scan under torch.compile with max-autotune. Each case compiles
     for one to three minutes."""
@@ -70,7 +79,7 @@ class Ops(Measured):
         self.check()
         cases = ops.cases(self.recurrences, self._shapes(), self.block_sizes, self.orders)
         for case in cases:
-            ops.check_fits(case, getattr(torch, self.dtype))
+            ops.check_fits(case, getattr(torch, self.dtype), self.place().total_bytes())
         console, process = self.begin()
         print_setting(console, process, self.dtype, _REMARK)
         outcomes = []
@@ -99,14 +108,16 @@ class Ops(Measured):
 
     def _measure(self, case: ops.Case, on_step: Callable[[str], None]) -> list[Measurement]:
         dtype: torch.dtype = getattr(torch, self.dtype)
+        every = ops.providers(case, dtype, compiled=self.compiled, device=self.device)
         return measure(
-            ops.providers(case, dtype, compiled=self.compiled),
+            [one for one in every if one.name in (*self.providers, ops.COMPILED)],
             relative_to=(ops.COPY, ops.OURS),
             rounds=min(self.rounds, 5) if self.quick else self.rounds,
             budget_s=min(self.budget_s, 1.0) if self.quick else self.budget_s,
             tolerance=ops.TOLERANCES[dtype],
             seed=0,
             on_step=on_step,
+            device=self.place(),
         )
 
 

@@ -1,31 +1,32 @@
-"""``statemix bench steps``: the speed of decoding steps against their projections."""
+"""``statemix bench decode``: the speed of decoding steps against projections and other layers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from statemix.bench import steps
+from statemix.bench import decode
 from statemix.bench.harness import Measurement
-from statemix.cli.bench.common import Measured, number_text, ratio_text
-from statemix.layers import LAYERS
+from statemix.cli.bench.common import MeasuredAnywhere, name_of, number_text, ratio_text
+from statemix.layers import LAYERS, LayerSpec
 
 _REMARK = f"""\
-Every call makes {steps.STEPS_PER_CALL} steps in inference mode; times are per step.
+Every call makes {decode.STEPS_PER_CALL} steps in inference mode; times are per step.
 The state has as many entries as the layer is wide."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Steps(Measured):
-    """Time a layer's ``step`` against its projections alone, as in decoding.
+class Decode(MeasuredAnywhere):
+    """Time a layer's ``step`` against its projections alone, and against other layers.
 
     A step is first checked against the float64 reference; a wrong one is not timed. One process
     then calls both in rounds, each in random order. Times are medians over rounds, and ratios are
     medians of the ratios within a round.
     """
 
-    recurrences: tuple[steps.Recurrence, ...] = ("bd_lru", "h_lru")
+    recurrences: tuple[decode.Recurrence, ...] = ("bd_lru", "h_lru")
     """Layers to time."""
 
     batch_sizes: tuple[int, ...] = (1, 16)
@@ -37,6 +38,9 @@ class Steps(Measured):
     block_sizes: tuple[int, ...] = (4,)
     """Block sizes m of BD-LRU, orders m of H-LRU."""
 
+    peers: tuple[LayerSpec, ...] = (LayerSpec("lstm"),)
+    """Other layers of the same width, as in `statemix train --model.layers`."""
+
     def run(self) -> None:
         """Measure and print, case by case.
 
@@ -45,25 +49,28 @@ class Steps(Measured):
                 output cannot be written.
         """
         self.check()
-        cases = steps.cases(self.recurrences, self.batch_sizes, self.hidden_sizes, self.block_sizes)
+        peers = {name_of(spec): spec for spec in self.peers}
+        cases = decode.cases(
+            self.recurrences, self.batch_sizes, self.hidden_sizes, self.block_sizes
+        )
         self.each(
             cases,
             label=_label,
-            providers=steps.providers,
-            row=steps.row,
-            relative_to=steps.PROJECTIONS,
-            tolerance=steps.TOLERANCE,
+            providers=partial(decode.providers, peers=peers, device=self.device),
+            row=decode.row,
+            relative_to=decode.PROJECTIONS,
+            tolerance=decode.TOLERANCE,
             remark=_REMARK,
             table=_table,
         )
 
 
-def _label(case: steps.Case) -> str:
+def _label(case: decode.Case) -> str:
     name = LAYERS[case.recurrence].display_name
     return f"{name} m={case.block_size}, width {case.hidden_size}, B={case.batch_size}"
 
 
-def _table(outcomes: Sequence[tuple[steps.Case, Sequence[Measurement]]]) -> Table:
+def _table(outcomes: Sequence[tuple[decode.Case, Sequence[Measurement]]]) -> Table:
     table = Table(title="One decoding step", title_justify="left", box=SIMPLE_HEAD)
     table.add_column("layer")
     table.add_column("provider")
@@ -83,10 +90,10 @@ def _table(outcomes: Sequence[tuple[steps.Case, Sequence[Measurement]]]) -> Tabl
 def _cells(one: Measurement) -> list[str]:
     if one.time_s is None:
         return [one.status, one.reason]
-    p20, p50, p80 = (1e6 * time_s / steps.STEPS_PER_CALL for time_s in one.time_s)
+    p20, p50, p80 = (1e6 * time_s / decode.STEPS_PER_CALL for time_s in one.time_s)
     return [
         number_text(p50),
         f"{number_text(p20)} - {number_text(p80)}",
-        ratio_text(one.ratios.get(steps.PROJECTIONS)),
+        ratio_text(one.ratios.get(decode.PROJECTIONS)),
         str(one.rounds),
     ]

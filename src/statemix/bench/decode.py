@@ -1,15 +1,17 @@
-"""Time decoding steps of the layers against their projections alone."""
+"""Time decoding steps of the layers against their projections alone, and against other layers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from statemix.bench import memory
+from statemix.bench.devices import DeviceName
 from statemix.bench.harness import Measurement, Provider
-from statemix.layers import BDLRU, HLRU
+from statemix.layers import BDLRU, HLRU, Layer, LayerSpec
 from statemix.layers.gated_recurrence import GatedRecurrence
 from statemix.memory import gigabytes
 from statemix.settings import RequestError
@@ -86,16 +88,23 @@ def _required_bytes(case: Case) -> int:
     return 16 * weights + 8 * STEPS_PER_CALL * case.batch_size * per_token
 
 
-def providers(case: Case) -> list[Provider]:
-    """Return the layer's projections alone, then its ``step``.
+def providers(
+    case: Case, peers: Mapping[str, LayerSpec] | None = None, device: DeviceName = "cpu"
+) -> list[Provider]:
+    """Return the layer's projections alone, its ``step``, and those of other layers.
 
     Every call makes :data:`STEPS_PER_CALL` steps in inference mode on one token per sequence. The
     state of the layer has ``hidden_size`` entries.
+
+    Args:
+        case: layer and sizes.
+        peers: name -> another layer, which gets the same width.
+        device: where to run.
     """
 
     def projections() -> Callable[[], Tensor]:
-        layer, x = _layer(case), _token(case)
-        state = torch.zeros(case.batch_size, layer.out_proj.in_features)
+        layer, x = _layer(case).to(device), _token(case).to(device)
+        state = torch.zeros(case.batch_size, layer.out_proj.in_features, device=device)
 
         def call() -> Tensor:
             with torch.inference_mode():
@@ -107,8 +116,8 @@ def providers(case: Case) -> list[Provider]:
 
         return call
 
-    def step() -> Callable[[], Tensor]:
-        layer, x = _layer(case), _token(case)
+    def steps_of(layer: Layer) -> Callable[[], Tensor]:
+        layer, x = layer.to(device), _token(case).to(device)
 
         def call() -> Tensor:
             with torch.inference_mode():
@@ -124,12 +133,28 @@ def providers(case: Case) -> list[Provider]:
         tokens = _token(case).double().unsqueeze(1).expand(-1, STEPS_PER_CALL, -1)
         with torch.no_grad():
             expected = exact(tokens)[0][:, -1]
-        return float((y.double() - expected).abs().max() / expected.abs().max())
+        return float((y.double().cpu() - expected).abs().max() / expected.abs().max())
 
     return [
         Provider(PROJECTIONS, projections, note="gates, values and output, without the recurrence"),
-        Provider(STEP, step, error, note="layer.step with the state of the step before"),
+        Provider(
+            STEP,
+            lambda: steps_of(_layer(case)),
+            error,
+            note="layer.step with the state of the step before",
+        ),
+        *(
+            Provider(name, partial(_steps_of_peer, steps_of, spec, case), note="step of that layer")
+            for name, spec in (peers or {}).items()
+        ),
     ]
+
+
+def _steps_of_peer(
+    steps_of: Callable[[Layer], Callable[[], Tensor]], spec: LayerSpec, case: Case
+) -> Callable[[], Tensor]:
+    layer: Layer = spec.build(hidden_size=case.hidden_size)
+    return steps_of(layer)
 
 
 def row(case: Case, measurement: Measurement) -> dict[str, Any]:
@@ -139,7 +164,7 @@ def row(case: Case, measurement: Measurement) -> dict[str, Any]:
     outcome["time_s"] = time_s and {k: t / STEPS_PER_CALL for k, t in time_s._asdict().items()}
     outcome["ratios"] = {name: ratio._asdict() for name, ratio in measurement.ratios.items()}
     return {
-        "benchmark": "steps",
+        "benchmark": "decode",
         "case": asdict(case),
         "dtype": "float32",
         "steps_per_call": STEPS_PER_CALL,

@@ -5,22 +5,22 @@ import json
 import pytest
 import torch
 
-from statemix.bench import steps
+from statemix.bench import decode
 from statemix.bench.harness import Measurement, Spread
 from statemix.layers import BDLRU, HLRU
 from statemix.settings import RequestError
 
-TINY = [steps.Case(recurrence, 2, 6, 3) for recurrence in ("bd_lru", "h_lru")]
+TINY = [decode.Case(recurrence, 2, 6, 3) for recurrence in ("bd_lru", "h_lru")]
 
 
 @pytest.mark.parametrize("case", TINY, ids=lambda case: case.recurrence)
 def test_the_step_gives_the_reference_result_and_a_wrong_one_is_noticed(case, monkeypatch):
-    monkeypatch.setattr(steps, "STEPS_PER_CALL", 7)
-    projections, step = steps.providers(case)
-    assert (projections.name, step.name) == (steps.PROJECTIONS, steps.STEP)
+    monkeypatch.setattr(decode, "STEPS_PER_CALL", 7)
+    projections, step = decode.providers(case)
+    assert (projections.name, step.name) == (decode.PROJECTIONS, decode.STEP)
     assert projections.prepare()().shape == (2, 6)
     y = step.prepare()()
-    assert step.error(y) <= steps.TOLERANCE
+    assert step.error(y) <= decode.TOLERANCE
     assert step.error(1.1 * y) > 0.05
 
 
@@ -35,13 +35,13 @@ def test_a_call_makes_the_steps_that_its_time_is_divided_by(case, monkeypatch):
             return original(self, x_t, state)
 
         monkeypatch.setattr(layer, "step", counted)
-    steps.providers(case)[1].prepare()()
-    assert calls == [(True, (2, 6))] * steps.STEPS_PER_CALL
+    decode.providers(case)[1].prepare()()
+    assert calls == [(True, (2, 6))] * decode.STEPS_PER_CALL
     one = Measurement("statemix", "", "measured", rounds=3, time_s=Spread(2.0, 4.0, 6.0))
-    row = json.loads(json.dumps(steps.row(case, one)))
-    n = steps.STEPS_PER_CALL
+    row = json.loads(json.dumps(decode.row(case, one)))
+    n = decode.STEPS_PER_CALL
     assert row["time_s"] == {"p20": 2 / n, "p50": 4 / n, "p80": 6 / n}
-    assert (row["benchmark"], row["steps_per_call"]) == ("steps", n)
+    assert (row["benchmark"], row["steps_per_call"]) == ("decode", n)
     assert row["case"] == {
         "recurrence": case.recurrence, "batch_size": 2, "hidden_size": 6, "block_size": 3
     }  # fmt: skip
@@ -54,7 +54,7 @@ def test_gates_are_counted_as_the_layers_have_them():
 
 
 def test_all_combinations_are_cases():
-    listed = steps.cases(("bd_lru", "h_lru"), (1, 2), (4, 8), (2, 4))
+    listed = decode.cases(("bd_lru", "h_lru"), (1, 2), (4, 8), (2, 4))
     assert len(set(listed)) == 16
 
 
@@ -71,4 +71,4 @@ def test_all_combinations_are_cases():
 )
 def test_sizes_are_refused(sizes, message):
     with pytest.raises(RequestError, match=message):
-        steps.cases(("bd_lru",), *sizes)
+        decode.cases(("bd_lru",), *sizes)

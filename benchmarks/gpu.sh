@@ -57,7 +57,7 @@ part 100 "layers of 33M parameters" bash -c '
     --hidden-size 1024 --batch-size 8 --length 2048 --layers \
     bd_lru num_blocks=8056 block_size=1 backend=triton bd_lru num_blocks=3224 block_size=2 backend=triton \
     bd_lru num_blocks=1152 block_size=4 backend=triton bd_lru num_blocks=368 block_size=8 backend=triton \
-    bd_lru num_blocks=106 block_size=16 backend=triton h_lru num_channels=1696 order=16 backend=triton \
+    bd_lru num_blocks=106 block_size=16 backend=triton h_lru num_channels=1696 order=16 readout=current backend=triton \
     mamba2 expand=10 delta_net num_heads=63 head_dim=128 use_forget_gate=True \
     delta_product num_heads=25 head_dim=128'
 part 40 "decoding" bash -c '

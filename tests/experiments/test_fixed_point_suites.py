@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from statemix.experiments.fixed_point import scores, suites
-from statemix.experiments.fixed_point.rows import row_of
+from statemix.experiments.fixed_point.rows import _iterations, row_of
 from statemix.experiments.fixed_point.scores import overview, score
 from statemix.experiments.fixed_point.suite import FixedPointSuite, Measured
 from statemix.experiments.published import fixed_points
@@ -16,7 +16,8 @@ from statemix.experiments.reproduction.plan import plan
 from statemix.experiments.reproduction.protocols import SIZES
 from statemix.experiments.runner import Ended, run_all
 from statemix.experiments.store import key
-from statemix.layers import LAYERS, LayerSpec
+from statemix.layers import FPRNN, LAYERS, LayerSpec
+from statemix.models import SyntheticModel
 from statemix.report.fixed_point import drawing, text
 from statemix.settings import Assignments
 from statemix.tasks import TaskSpec
@@ -256,6 +257,16 @@ def test_rows_say_how_networks_iterate(tmp_path):
     failed = row_of(Ended(planned[0].job, "diverged", "loss must be finite"))
     assert failed["status"] == "diverged"
     assert "iterated" not in failed
+
+
+def test_rows_hold_the_mean_iterations_and_the_largest_residual_of_the_layers():
+    layers = [LayerSpec("fp_rnn", max_iterations=most, tolerance=1e-9) for most in (2, 3)]
+    model = SyntheticModel(6, {"product": 6}, 8, layers)
+    found = _iterations(model, tiny(FIXED_POINT).build_task().examples("test", 0, 8, 6))
+    reports = [layer.reports() for layer in model.modules() if isinstance(layer, FPRNN)]
+    first, second = (float(report["residual"]) for report in reports)
+    assert found == {"iterations": 2.5, "residual": max(first, second)}
+    assert first != second
 
 
 def test_scores_are_means_over_seeds_beside_the_papers():

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statemix.layers import FPRNN
+from statemix.layers import FPRNN, FPMamba1, FPMamba2
 from statemix.layers.fixed_point import layer as layer_module
 from statemix.layers.fixed_point.layer import LEAST_BUDGET, diagonal_scan, shifted
-from statemix.layers.fixed_point.mixers import build_mixer
+from statemix.layers.fixed_point.mixers import _shortened, build_mixer
 from statemix.layers.fixed_point.normed import NormedLinear
 from statemix.layers.fixed_point.solver import SolverConfig, _residuals, solve
 from statemix.settings import SettingError
@@ -90,6 +90,11 @@ def test_the_fixed_point_is_the_closed_dense_form(mixer, rank, mixer_inputs):
 )
 def test_under_the_switch_every_iteration_is_a_contraction(seed, case, scale, contraction):
     layer = build(*case, seed=seed, scale=scale, contraction=contraction)
+    with torch.no_grad():
+        for name, parameter in layer.state_mixer.named_parameters():
+            if name.endswith("bias"):
+                # Strengths near 1, where the bounds are needed.
+                parameter.add_(3)
     v = tokens(4, 5, 6, seed=seed)
     Q = matrices(layer.state_mixer, v, tokens(4, 5, 6, seed=seed + 1))
     deviation = torch.eye(6) - Q
@@ -97,6 +102,14 @@ def test_under_the_switch_every_iteration_is_a_contraction(seed, case, scale, co
     assert norms.max() <= layer.state_mixer.bound * (1 + 1e-9)
     kept = torch.diag_embed(1 - layer._decays(v)) @ deviation
     assert torch.linalg.matrix_norm(kept, 2).max() <= contraction * (1 + 1e-9)
+
+
+def test_long_matrices_are_divided_by_the_root_of_their_largest_row_times_column():
+    """For a single row or column that is the 2-norm."""
+    row = torch.tensor([[3.0, -3.0], [0.0, 0.0]])
+    for matrix in (row, row.mT):
+        torch.testing.assert_close(_shortened(matrix), matrix / 18**0.5)
+        assert _shortened(matrix / 6).equal(matrix / 6)
 
 
 def rows(matrix):
@@ -292,14 +305,93 @@ def test_a_share_of_the_sequences_may_be_late():
     assert most.residual[3] > 0.1
 
 
-def test_padding_does_not_keep_an_iteration_going():
+def test_three_of_four_sequences_are_less_than_four_fifths():
+    factors = torch.tensor([0.1, 0.1, 0.1, 0.999], dtype=torch.float64)[:, None, None]
+    fixed, start = tokens(4, 2, 3), torch.zeros(4, 2, 3, dtype=torch.float64)
+    with torch.no_grad():
+        found = solve(linear_map(factors, fixed), start, 60, SolverConfig(quantile=0.8))
+    assert found.iterations == 60
+
+
+def test_evaluation_ends_as_early_with_many_differentiated_iterations():
+    fixed, start, calls = tokens(2, 2, 3), torch.zeros(2, 2, 3, dtype=torch.float64), []
+
+    def function(y):
+        calls.append(y)
+        return linear_map(0.1, fixed)(y)
+
+    with torch.no_grad():
+        once = solve(function, start, 50, SolverConfig())
+        assert len(calls) == once.iterations < 10
+        calls.clear()
+        found = solve(function, start, 50, SolverConfig(gradient=20))
+    assert len(calls) == found.iterations == once.iterations
+
+
+@pytest.mark.parametrize("gradient", [1, "unrolled"])
+def test_padding_does_not_keep_an_iteration_going(gradient):
     factors = torch.full((2, 3, 1), 0.1, dtype=torch.float64)
     factors[1, 2] = 0.999
     valid = torch.tensor([[True, True, True], [True, True, False]])
     fixed, start = tokens(2, 3, 4), torch.zeros(2, 3, 4, dtype=torch.float64)
+    function, config = linear_map(factors, fixed), SolverConfig(gradient=gradient)
     with torch.no_grad():
-        found = solve(linear_map(factors, fixed), start, 50, SolverConfig(), valid)
+        found = solve(function, start, 50, config, valid)
+        short = solve(function, start, 3, config, valid)
     assert found.iterations < 8
+    assert found.residual.max() < 1e-3
+    expected = fixed * (1 - 0.1**found.iterations)
+    torch.testing.assert_close(found.value[valid], expected[valid])
+    assert short.residual.max() < 0.01
+
+
+def test_an_iterate_moves_by_the_damping():
+    fixed, start, seen = tokens(2, 3, 4), tokens(2, 3, 4, seed=2), []
+
+    def function(y):
+        seen.append(y)
+        return linear_map(0.5, fixed)(y)
+
+    with torch.no_grad():
+        solve(function, start, 3, SolverConfig(damping=0.25))
+    mapped = linear_map(0.5, fixed)(start)
+    torch.testing.assert_close(seen[1], 0.25 * mapped + 0.75 * start)
+
+
+def test_damping_grows_once_after_as_many_failures_as_patience():
+    """Of y -> -3 y, a share s makes y (1 - 4 s) y, and no residual is below the first."""
+    seen = []
+
+    def function(y):
+        seen.append(y.item())
+        return -3 * y
+
+    with torch.no_grad():
+        solve(function, torch.ones(1, 1, 1), 9, SolverConfig(patience=3, decay=0.75))
+    shares = [1, 1, 1, 0.75, 0.75, 0.75, 0.75**2]
+    assert seen[:8] == [1, *np.cumprod([1 - 4 * share for share in shares])]
+
+
+def test_an_iteration_that_no_longer_moves_ends():
+    """The residual of y -> 2 y is never below the first."""
+    with torch.no_grad():
+        found = solve(
+            lambda y: 2 * y, torch.ones(1, 1, 1), 200, SolverConfig(patience=3, decay=0.1)
+        )
+    assert found.iterations < 20
+
+
+def test_sequences_do_not_depend_on_their_neighbours():
+    """One oscillates until it is damped, the other is slow and needs no damping."""
+    factors = torch.tensor([-1.5, 0.9], dtype=torch.float64)[:, None, None]
+    fixed, start = tokens(2, 2, 3), torch.zeros(2, 2, 3, dtype=torch.float64)
+    config = SolverConfig(tolerance=1e-300, patience=3, decay=0.5)
+    with torch.no_grad():
+        both = solve(linear_map(factors, fixed), start, 30, config)
+        for place in ([0], [1]):
+            alone = solve(linear_map(factors[place], fixed[place]), start[place], 30, config)
+            assert both.value[place].equal(alone.value)
+            assert both.residual[place].equal(alone.residual)
 
 
 def test_damping_grows_until_an_oscillation_converges():
@@ -419,7 +511,18 @@ def test_training_and_evaluation_agree_where_the_iteration_converges():
     torch.testing.assert_close(layer.eval()(x), trained, rtol=0, atol=1e-11)
 
 
-def test_settings_of_the_layer_are_those_of_the_iteration(monkeypatch):
+def test_the_reported_residual_is_that_of_the_slowest_sequence():
+    layer = build(max_iterations=3, tolerance=1e-9, quantile=0.9)
+    slow, fast = tokens(1, 5, 6), torch.zeros(2, 5, 6, dtype=torch.float64)
+    layer(slow)
+    expected = layer.reports()["residual"]
+    layer(torch.cat([slow, fast]))
+    torch.testing.assert_close(layer.reports()["residual"], expected)
+    assert expected > 1e-3
+
+
+@pytest.mark.parametrize("kind", [FPRNN, FPMamba1, FPMamba2])
+def test_settings_of_the_layer_are_those_of_the_iteration(kind, monkeypatch):
     options = {"tolerance": 0.25, "quantile": 0.5, "damping": 0.75, "gradient": "unrolled"}
     seen = []
 
@@ -428,18 +531,19 @@ def test_settings_of_the_layer_are_those_of_the_iteration(monkeypatch):
         return solve(function, start, budget, config, valid)
 
     monkeypatch.setattr(layer_module, "solve", spy)
-    layer = build(max_iterations=7, **options)
-    layer(tokens(2, 5, 6))
-    assert seen == [(7, SolverConfig(**options))]
-    layer.max_iterations, layer.tolerance, layer.quantile = 9, 0.125, 1.0
-    layer.budget = "gamma"
+    layer = kind(6, max_iterations=7, budget="gamma", dtype=torch.float64, **options)
+    assert layer.max_iterations == 7
     torch.manual_seed(3)
     expected = layer._drawn(5)
     torch.manual_seed(3)
     layer(tokens(2, 5, 6))
+    assert seen == [(expected, SolverConfig(**options))]
+    assert expected != 7
+    layer.max_iterations, layer.tolerance, layer.quantile = 9, 0.125, 1.0
+    layer.budget = "fixed"
+    layer(tokens(2, 5, 6))
     changed = {**options, "tolerance": 0.125, "quantile": 1.0}
-    assert seen[1] == (expected, SolverConfig(**changed))
-    assert expected != 9
+    assert seen[1] == (9, SolverConfig(**changed))
 
 
 def test_budget_and_tolerance_may_be_scheduled():

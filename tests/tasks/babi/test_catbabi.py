@@ -1,5 +1,6 @@
 """The stream of stories: every scored answer is the file's, and files that do not fit are named."""
 
+import os
 import tarfile
 
 import numpy as np
@@ -219,6 +220,15 @@ def test_files_are_read_once_and_again_after_a_change(folder, monkeypatch):
     assert len(reads) == 2
 
 
+def test_files_are_read_again_after_a_change_that_leaves_their_size(folder):
+    path = folder / "qa1_test.txt"
+    CatBabi(folder=str(folder))
+    before = path.stat()
+    path.write_text(STORY.replace("Mary", "Anna"))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 10**10))
+    assert "anna" in CatBabi(folder=str(folder)).words
+
+
 def test_an_archive_is_read_like_its_folder(folder, tmp_path):
     archive = tmp_path / "tasks.tar.gz"
     with tarfile.open(archive, "w:gz") as packed:
@@ -259,6 +269,28 @@ def test_a_broken_archive_is_named(folder, tmp_path):
         archive.write_bytes(content)
         with pytest.raises(ValueError, match=r"^folder must .*tasks\.tar\.gz"):
             CatBabi(folder=str(archive))
+
+
+@pytest.mark.parametrize(("kind", "options"), [("gz", {"compresslevel": 0}), ("xz", {"preset": 0})])
+def test_an_archive_with_a_damaged_body_is_named(tmp_path, kind, options):
+    """The damage lies beyond what opening the archive reads."""
+    path, archive = tmp_path / "qa1_train.txt", tmp_path / f"tasks.tar.{kind}"
+    path.write_bytes(np.random.default_rng(0).bytes(600_000))
+    with tarfile.open(archive, f"w:{kind}", **options) as packed:
+        packed.add(path, path.name)
+    whole = archive.read_bytes()
+    archive.write_bytes(whole[: len(whole) // 2] + bytes(len(whole) // 2))
+    with pytest.raises(ValueError, match=r"^folder must be .* a complete .tar.gz archive, got"):
+        CatBabi(folder=str(archive))
+
+
+def test_links_of_an_archive_are_no_files(tmp_path):
+    archive, link = tmp_path / "tasks.tar.gz", tarfile.TarInfo("en/qa1_train.txt")
+    link.type, link.linkname = tarfile.SYMTYPE, "absent.txt"
+    with tarfile.open(archive, "w:gz") as packed:
+        packed.addfile(link)
+    with pytest.raises(ValueError, match=r"^folder must hold bAbI's files .*, got none in"):
+        CatBabi(folder=str(archive))
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,7 @@ def _prepare(
     shape, state_shape = values.shape, state.shape
     if (
         gate not in GATES
+        or (GATES[gate].blocks_only and operator != "block")
         or len(shape) != rank
         or len(state_shape) != 3
         or state_shape[-1] < 1

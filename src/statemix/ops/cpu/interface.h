@@ -4,9 +4,18 @@
 
 // Increase with every change below. Python then rejects a library built from older sources (as in
 // an editable installation after an update) instead of passing arguments that it misreads.
-constexpr int64_t kInterfaceVersion = 2;
+constexpr int64_t kInterfaceVersion = 3;
 
-enum Family { SOFTMAX = 0, SIGMOID = 1, RELU = 2, SIGNED = 3, TANH = 4, NONE = 5, GIVEN = 6 };
+enum Family {
+  SOFTMAX = 0,
+  SIGMOID = 1,
+  RELU = 2,
+  SIGNED = 3,
+  TANH = 4,
+  NONE = 5,
+  HOUSEHOLDER = 6,  // of blocks
+  GIVEN = 7
+};
 // Return value of an exported function.
 enum Status { DONE = 0, UNKNOWN = 1, OUT_OF_MEMORY = 2 };
 enum Element { FLOAT32 = 0, FLOAT64 = 1, BFLOAT16 = 2 };

@@ -2,6 +2,7 @@
 
 #include "block_scan.h"
 #include "lag_scan.h"
+#include "reflect_scan.h"
 
 #define CONCATENATE_(a, b) a##b
 #define CONCATENATE(a, b) CONCATENATE_(a, b)
@@ -18,6 +19,18 @@ struct BlockBackward {
   template <int Family, int Size, bool Partial, class Element>
   static int call(const Problem& p, int64_t width) {
     return run<block_backward<Family, Size, Partial, Element>>(p, width, sizeof(Element));
+  }
+};
+struct ReflectForward {
+  template <int Size, bool Partial, class Element>
+  static int call(const Problem& p, int64_t width) {
+    return run<reflect_forward<Size, Partial, Element>>(p, width, sizeof(Element));
+  }
+};
+struct ReflectBackward {
+  template <int Size, bool Partial, class Element>
+  static int call(const Problem& p, int64_t width) {
+    return run<reflect_backward<Size, Partial, Element>>(p, width, sizeof(Element));
   }
 };
 struct LagForward {
@@ -51,6 +64,20 @@ template <class Kernel, int Family, class Element> int by_size(const Problem& p)
   return Kernel::template call<Family, 0, false, Element>(p, width);
 }
 
+template <class Kernel, class Element> int reflected(const Problem& p) {
+  constexpr int64_t width = Lanes<typename Compute<Element>::Scalar>::count;
+  if (p.blocks < width) return Kernel::template call<0, true, Element>(p, width);
+  switch (p.size) {
+    case 2: return Kernel::template call<2, false, Element>(p, width);
+    case 3: return Kernel::template call<3, false, Element>(p, width);
+    case 4: return Kernel::template call<4, false, Element>(p, width);
+    case 5: return Kernel::template call<5, false, Element>(p, width);
+    case 6: return Kernel::template call<6, false, Element>(p, width);
+    case 8: return Kernel::template call<8, false, Element>(p, width);
+  }
+  return Kernel::template call<0, false, Element>(p, width);
+}
+
 template <class Kernel, class Element> int by_family(const Problem& p) {
   switch (p.family) {
     case SOFTMAX: return by_size<Kernel, SOFTMAX, Element>(p);
@@ -73,12 +100,25 @@ template <class Kernel> int by_element(const Problem& p) {
   return UNKNOWN;
 }
 
+template <class Kernel> int reflected_by_element(const Problem& p) {
+  switch (p.element) {
+    case FLOAT32: return reflected<Kernel, float>(p);
+    case FLOAT64: return reflected<Kernel, double>(p);
+    case BFLOAT16: return reflected<Kernel, bfloat16>(p);
+  }
+  return UNKNOWN;
+}
+
 }  // namespace ISA_NAMESPACE
 
 int CONCATENATE(ISA_NAMESPACE, _block_forward)(const Problem& p) {
+  if (p.family == HOUSEHOLDER)
+    return ISA_NAMESPACE::reflected_by_element<ISA_NAMESPACE::ReflectForward>(p);
   return ISA_NAMESPACE::by_element<ISA_NAMESPACE::BlockForward>(p);
 }
 int CONCATENATE(ISA_NAMESPACE, _block_backward)(const Problem& p) {
+  if (p.family == HOUSEHOLDER)
+    return ISA_NAMESPACE::reflected_by_element<ISA_NAMESPACE::ReflectBackward>(p);
   return ISA_NAMESPACE::by_element<ISA_NAMESPACE::BlockBackward>(p);
 }
 int CONCATENATE(ISA_NAMESPACE, _lag_forward)(const Problem& p) {

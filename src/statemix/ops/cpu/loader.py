@@ -14,8 +14,8 @@ from statemix.settings import RequestError
 
 LIBRARY = Path(__file__).with_name("kernels.so")
 # Mirrors interface.h.
-INTERFACE_VERSION = 2
-FAMILIES = ("softmax", "sigmoid", "relu", "signed", "tanh", "none")
+INTERFACE_VERSION = 3
+FAMILIES = ("softmax", "sigmoid", "relu", "signed", "tanh", "none", "householder")
 GIVEN = len(FAMILIES)
 # The axis of a block's rows in gates, values and states (B, T, H, ...).
 ROW_AXES = {"block": 3, "lag": None}

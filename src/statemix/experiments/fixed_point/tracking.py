@@ -32,7 +32,7 @@ _STEPS = {
     "LSTM": 9500,
     "DeltaProduct_4": 1000,
     "BD-LRU m=5 signed": 7800,
-    "BD-LRU m=5 householder": 1400,
+    "BD-LRU m=5 householder": 7300,
     "FP-Mamba1 Householder_4": 990,
     "GatedDeltaProduct_4": 890,
     "FP-Mamba2 Kronecker": 1100,

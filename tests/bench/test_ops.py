@@ -9,16 +9,20 @@ import torch
 from statemix import ops as operators
 from statemix.bench import ops
 from statemix.bench.harness import Measurement, Spread
+from statemix.settings import SettingError
 
 TINY = [
     ops.Case(recurrence, direction, batch_size=2, length=5, num_blocks=3, block_size=2)
     for recurrence in ("bd_lru", "h_lru")
     for direction in ("forward", "forward_backward")
 ]
+REFLECTED = ops.Case("bd_lru", "forward_backward", 2, 5, 3, 2, gate="householder")
 
 
 @pytest.mark.parametrize("dtype", ops.TOLERANCES)
-@pytest.mark.parametrize("case", TINY, ids=lambda case: f"{case.recurrence}-{case.direction}")
+@pytest.mark.parametrize(
+    "case", [*TINY, REFLECTED], ids=lambda case: f"{case.recurrence}-{case.direction}-{case.gate}"
+)
 def test_every_provider_gives_the_reference_result(case, dtype):
     for provider in ops.providers(case, dtype, compiled=False):
         if provider.name == ops.COPY:
@@ -44,7 +48,8 @@ def test_compiled_scan_is_offered_only_when_asked_for():
 def test_providers_receive_their_memory_order(monkeypatch):
     seen = {}
 
-    def spy(gates, values, *, backend):
+    def spy(gates, values, gate, *, backend):
+        assert gate == "softmax"
         seen[backend] = (gates, values)
         return values, values
 
@@ -149,3 +154,13 @@ def test_rows_are_whole_and_valid_json():
     assert row["time_s"] is None
     assert row["relative_error"] is None
     assert row["reason"] == "relative error nan"
+
+
+def test_the_gate_family_reaches_every_provider_and_must_fit():
+    (forward, backward) = ops.cases(["bd_lru"], [ops.Shape(1, 2, 3, 2)], (), (), "householder")
+    assert (forward.gate, backward.gate) == ("householder", "householder")
+    assert ops.row(forward, Measurement("a", "", "skipped"), "float32")["case"]["gate"] == (
+        "householder"
+    )
+    with pytest.raises(SettingError, match=r"gate must be one of .* got 'householder'"):
+        ops.cases(["h_lru"], [ops.Shape(1, 2, 3, 2)], (), (), "householder")

@@ -48,7 +48,7 @@ FLAGS = {
         """,
     "report": "--results --json --output",
     "bench ops": """
-        --recurrences --shapes --block-sizes --orders --dtype --providers --compiled --rounds
+        --recurrences --shapes --block-sizes --orders --gate --dtype --providers --compiled --rounds
         --budget-s --threads --quick --device --graphs --output
         """,
     "bench layers": """

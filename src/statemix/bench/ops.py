@@ -13,6 +13,7 @@ from statemix import ops
 from statemix.bench.devices import DeviceName
 from statemix.bench.harness import Measurement, Provider
 from statemix.memory import gigabytes
+from statemix.ops.gates import check_gate
 from statemix.settings import RequestError
 
 Recurrence = Literal["bd_lru", "h_lru"]
@@ -50,6 +51,7 @@ class Case:
     length: int
     num_blocks: int
     block_size: int
+    gate: str = "softmax"
 
     @property
     def num_gates(self) -> int:
@@ -103,6 +105,7 @@ def cases(
     shapes: Sequence[Shape],
     block_sizes: Sequence[int],
     orders: Sequence[int],
+    gate: str = "softmax",
 ) -> list[Case]:
     """Return all cases, those of one table next to each other.
 
@@ -111,15 +114,19 @@ def cases(
         shapes: shapes to run each of them at.
         block_sizes: values of m for BD-LRU in shapes without a block size.
         orders: values of m for H-LRU in shapes without a block size.
+        gate: gate family.
 
     Raises:
-        RequestError: if a block size or an order is not positive.
+        RequestError: if a block size or an order is not positive, or a recurrence does not have the
+            family.
     """
+    for recurrence in recurrences:
+        check_gate(gate, blocks=recurrence == "bd_lru")
     for name, sizes in (("block_sizes", block_sizes), ("orders", orders)):
         if any(size < 1 for size in sizes):
             raise RequestError(f"{name} must be at least 1, got {tuple(sizes)}")
     return [
-        Case(recurrence, direction, shape.batch_size, shape.length, shape.num_blocks, size)
+        Case(recurrence, direction, shape.batch_size, shape.length, shape.num_blocks, size, gate)
         for recurrence in recurrences
         for shape in shapes
         for direction in get_args(Direction)
@@ -256,7 +263,7 @@ def _operator(case: Case, backend: str) -> Operator:
     operator = ops.bd_lru if case.recurrence == "bd_lru" else ops.h_lru
 
     def scan(gates: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        return operator(gates, values, backend=backend)
+        return operator(gates, values, case.gate, backend=backend)
 
     return scan
 

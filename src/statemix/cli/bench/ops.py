@@ -54,6 +54,9 @@ class Ops(MeasuredAnywhere):
     orders: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8, 16)
     """Orders m of H-LRU."""
 
+    gate: str = "softmax"
+    """Gate family."""
+
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     """Data type of gates, values and states."""
 
@@ -77,7 +80,9 @@ class Ops(MeasuredAnywhere):
                 output cannot be written.
         """
         self.check()
-        cases = ops.cases(self.recurrences, self._shapes(), self.block_sizes, self.orders)
+        cases = ops.cases(
+            self.recurrences, self._shapes(), self.block_sizes, self.orders, self.gate
+        )
         for case in cases:
             ops.check_fits(case, getattr(torch, self.dtype), self.place().total_bytes())
         console, process = self.begin()
@@ -132,7 +137,8 @@ def _shortened(length: int) -> int:
 
 
 def _label(case: ops.Case) -> str:
-    return f"{_TITLES[case.recurrence]}, {_DIRECTIONS[case.direction]}, {_size(case)}"
+    gates = "" if case.gate == "softmax" else f", {case.gate} gates"
+    return f"{_TITLES[case.recurrence]}{gates}, {_DIRECTIONS[case.direction]}, {_size(case)}"
 
 
 def _size(case: ops.Case) -> str:

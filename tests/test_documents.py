@@ -13,6 +13,8 @@ import pytest
 from statemix.cli import main
 from statemix.experiments.exactness.suites import SUITES as EXACT
 from statemix.experiments.exactness.tally import passed
+from statemix.experiments.fixed_point.scores import score as fixed_point_score
+from statemix.experiments.fixed_point.suites import SUITES as FIXED_POINTS
 from statemix.experiments.reproduction.claims import CLAIMS, decide
 from statemix.experiments.reproduction.figures import FIGURES
 from statemix.experiments.reproduction.overview import overview
@@ -319,3 +321,63 @@ def test_the_table_of_sizes_is_that_of_the_code():
     assert rows == [
         [row, *(cell(name, size) for name, size in SIZES.items())] for row, cell in expected.items()
     ]
+
+
+def fixed_point_scores(suite):
+    stores = merged(sorted((ROOT / "results" / "reproduce").glob("fp-*.jsonl")))
+    every = (fixed_point_score(one, stores) for one in FIXED_POINTS[suite].conditions("laptop"))
+    return [found for found in every if found.rows]
+
+
+def test_the_accuracies_of_layers_to_choose_are_those_of_the_results():
+    models = {}
+    for found in fixed_point_scores("fp-a5"):
+        assert len(found.rows) == 3
+        means = [accuracy_text(found.at(n).mean) for n in (16, 32, 64, 128)]
+        models.setdefault(found.condition.model, []).extend(means)
+    text = (ROOT / "docs" / "choosing.md").read_text()
+    assert len(models) == 8
+    for model, means in models.items():
+        assert len(means) == 8
+        assert f"| {model} | {' | '.join(means)} |\n" in text
+
+
+def test_what_layers_cost_is_what_was_measured():
+    path = ROOT / "results" / "fixed_point" / "costs.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    found = {(row["model"], row["work"]): row for row in rows}
+    table = re.findall(
+        r"^\| (.+) \| ([\d,]+) \| (\d+) MB \| ([\d,]+) \| ([\d,]+) \|$",
+        (ROOT / "docs" / "choosing.md").read_text(),
+        re.MULTILINE,
+    )
+    assert len(table) == 8
+    for model, training, memory, short, long in table:
+        works = {"train": training, "answer": short, "answer long": long}
+        for work, stated in works.items():
+            measured = found[model, work]["tokens_per_s"]
+            assert int(stated.replace(",", "")) == float(f"{measured:.2g}")
+        assert int(memory) == round(found[model, "train"]["memory_bytes"] / 1e6)
+
+
+def test_what_budgets_and_copies_took_is_that_of_the_results():
+    text = (ROOT / "docs" / "reproduction.md").read_text()
+    for found in fixed_point_scores("fp-budget"):
+        (layer,) = found.condition.runs[0].model.layers
+        means = [
+            sum(next(iter(row["test"][n].values()))["token_accuracy"] for row in found.rows) / 3
+            for n in ("16", "30", "60")
+        ]
+        taken = [
+            sum(row["iterated"][n]["iterations"] for row in found.rows) / 3
+            for n in ("15", "30", "60")
+        ]
+        cells = [*map(accuracy_text, means), *(f"{number:.0f}" for number in taken)]
+        assert f"| {layer.options['max_iterations']} | {' | '.join(cells)} |\n" in text
+    for found in fixed_point_scores("fp-copy"):
+        cells = []
+        for n in (8, 14, 26, 50):
+            one = found.at(n)
+            taken = f" @{sum(one.iterations) / 3:.0f}" if one.iterations else ""
+            cells.append(accuracy_text(one.mean) + taken)
+        assert f"| {found.condition.model} | {' | '.join(cells)} |\n" in text

@@ -138,13 +138,13 @@ def device_of(name: DeviceName, *, graphs: bool) -> BenchDevice:
     Raises:
         RequestError: if there is no GPU, or graphs are asked of a CPU.
     """
-    if name == "cpu":
-        if graphs:
-            raise RequestError("graphs must be used with --device cuda, got cpu")
-        return Cpu()
-    if not torch.cuda.is_available():
-        raise RequestError("device must be available (PyTorch cannot use a GPU here), got cuda")
-    return Cuda(graphs=graphs)
+    if name == "cuda":
+        if not torch.cuda.is_available():
+            raise RequestError("device must be available (PyTorch cannot use a GPU here), got cuda")
+        return Cuda(graphs=graphs)
+    if graphs:
+        raise RequestError("graphs must be used with --device cuda, got cpu")
+    return Cpu()
 
 
 def _captured(call: Call) -> Call:

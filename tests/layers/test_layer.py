@@ -216,6 +216,8 @@ def test_bfloat16_module_keeps_a_float32_state(build):
     torch.testing.assert_close(y_t, y[:, 0], rtol=0.05, atol=0.02)
 
 
+# Rounding may keep iterates in float32 from meeting the tolerance of those in float64.
+@pytest.mark.filterwarnings("ignore:.*not converged:UserWarning")
 @pytest.mark.parametrize("x_dtype", [torch.float32, torch.bfloat16])
 def test_autocast_computes_in_bfloat16_and_keeps_a_float32_state(build, x_dtype):
     layer = build(torch.float32)
@@ -556,7 +558,7 @@ def test_a_layer_needs_every_method_of_the_interface():
         with pytest.raises(TypeError, match=f"abstract method '?{missing}"):
             type("Incomplete", (layers.Layer,), some)()
     # A class between the interface and its layers has methods of its own to be given.
-    assert GatedRecurrence.__abstractmethods__ == {"forward", "step", "_unit_name", "_state_axes"}
+    assert GatedRecurrence.__abstractmethods__ == {"_run", "step", "_unit_name", "_state_axes"}
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 4), (2, 4, 1), (8,), ()])

@@ -182,6 +182,8 @@ def _with_implicit_gradient(
         mapped = function(point)
 
     def backward(gradient: Tensor) -> Tensor:
+        if not gradient.numel():
+            return gradient
         # Residuals are relative, but for numbers as small as gradients may be.
         unit = gradient.abs().amax((1, 2), keepdim=True)
         unit = torch.where(unit > 0, unit, 1)
@@ -194,7 +196,7 @@ def _with_implicit_gradient(
         state = _Iteration(gradient, config, None)
         while state.iterations < budget and not state.has_converged():
             state.advance(adjoint(state.value))
-        worst = state.residual.max() if len(state.residual) else state.residual.new_zeros(())
+        worst = state.residual.max()
         if not bool(worst < config.tolerance):
             warnings.warn(
                 f"the implicit gradient has not converged: residual {worst:.2g} after "

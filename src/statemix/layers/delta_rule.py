@@ -110,8 +110,8 @@ def _of_one_token(
 _of_any_length = any_length.register(
     "delta_rule",
     delta_rule,
-    lambda q, k, v, beta, g, memory: (  # noqa: ARG005
+    lambda q, _k, v, *others: (
         v.new_empty(*q.shape[:3], v.shape[-1]),
-        memory.new_empty(memory.shape),
+        others[-1].new_empty(others[-1].shape),
     ),
 )

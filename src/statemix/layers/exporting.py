@@ -14,9 +14,6 @@ from torch.export import Dim
 from statemix.layers.layer import Layer, a_parameter, check_sizes
 from statemix.layers.state import State, map_state, tensors
 
-Shape = dict[int, Any]
-"""Axis of a tensor -> its name in the graph; other axes are constant."""
-
 
 class _Call(nn.Module):
     """What both kinds of calls share.
@@ -70,8 +67,8 @@ class _Call(nn.Module):
 class DecodeStep(_Call):
     """``Layer.step`` with a state of plain tensors, in a graph of PyTorch's own operators.
 
-    (A backend that the layer names is kept, as an operator of this library.) Layers that iterate
-    take as many iterations as their budget allows.
+    If the layer names a backend, the graph keeps it, as an operator of this library. Layers that
+    iterate take as many iterations as their budget allows.
 
     Args:
         layer: the layer. Its parameters are shared, and it is put into evaluation mode.
@@ -82,6 +79,7 @@ class DecodeStep(_Call):
 
     Raises:
         TypeError: if ``layer`` is no layer.
+        ValueError: by a call, if the state has another number of tensors.
 
     Example:
         >>> from statemix.layers import BDLRU
@@ -99,19 +97,35 @@ class DecodeStep(_Call):
         return y, *(part for _, part in tensors(after))
 
     def inputs(self, batch_size: int = 2) -> tuple[Tensor, ...]:
-        """Return examples of all arguments, zeros."""
+        """Return examples of all arguments: zeros, on the device of the layer.
+
+        Args:
+            batch_size: number of sequences.
+
+        Returns:
+            x, shape (batch_size, hidden_size), in the dtype of the parameters, and the tensors of a
+            state; one that grows holds three tokens.
+
+        Raises:
+            TypeError: if ``batch_size`` is not an int.
+            ValueError: if it is below 1.
+        """
         return self._example(batch_size)
 
     def dynamic_shapes(self) -> dict[str, Any]:
-        """Return the axes that may have any size: the batch "B", and that of a growing state."""
+        """Return the axes that may have any size, as ``torch.export.export`` wants them.
+
+        They are the batch, "B", and that of a growing state, "S".
+        """
         return self._shapes()
 
 
 class WholeSequence(_Call):
     """``Layer.forward`` with a state of plain tensors, in a graph for any number of tokens.
 
-    A graph has no limit to the iterations of a layer but what ``max_iterations`` says, which must
-    be given, and takes them all.
+    Layers that iterate must have ``max_iterations``, and no ``window``: a graph always takes that
+    many iterations. Layers that loop over time are operators of this library in the graph, which
+    has no gradients there.
 
     Args:
         layer: the layer. Its parameters are shared, and it is put into evaluation mode.
@@ -122,6 +136,8 @@ class WholeSequence(_Call):
 
     Raises:
         TypeError: if ``layer`` is no layer.
+        ValueError: by a call, if the state has another number of tensors; by an export, if a
+            layer that iterates does so as often as there are tokens, or in windows.
 
     Example:
         >>> from statemix.layers import BDLRU
@@ -138,10 +154,26 @@ class WholeSequence(_Call):
         return y, *(part for _, part in tensors(after))
 
     def inputs(self, batch_size: int = 2, length: int = 7) -> tuple[Tensor, ...]:
-        """Return examples of all arguments, zeros."""
+        """Return examples of all arguments: zeros, on the device of the layer.
+
+        Args:
+            batch_size: number of sequences.
+            length: tokens of a sequence.
+
+        Returns:
+            x, shape (batch_size, length, hidden_size), in the dtype of the parameters, and the
+            tensors of a state; one that grows holds three tokens.
+
+        Raises:
+            TypeError: if a size is not an int.
+            ValueError: if a size is below 1.
+        """
         check_sizes(length=length)
         return self._example(batch_size, length)
 
     def dynamic_shapes(self) -> dict[str, Any]:
-        """Return the axes that may have any size: "B", the tokens "T", and a growing state's."""
+        """Return the axes that may have any size, as ``torch.export.export`` wants them.
+
+        They are the batch, "B", the tokens, "T", and that of a growing state, "S".
+        """
         return self._shapes(Dim("T", min=1))

@@ -1,8 +1,6 @@
 """Common base of BDLRU and HLRU: projections, selectivity, gate temperature, initial state."""
 
 import math
-import numbers
-import reprlib
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Literal, Self, get_args
@@ -13,11 +11,11 @@ from torch.utils.checkpoint import checkpoint
 
 from statemix import ops
 from statemix.layers.flops import Flops
+from statemix.layers.gate_numbers import check_finite_number, check_gate_temperature
 from statemix.layers.layer import (
     Layer,
     at_least_float32,
     check_init_state,
-    check_number,
     check_placement,
     check_sizes,
 )
@@ -96,8 +94,8 @@ class GatedRecurrence(Layer):
             raise ValueError(f"selective must be one of {choices}, got {selective!r}")
         check_choice("initial_state", initial_state, get_args(InitialState))
         ops.check_backend(backend)
-        _check_finite("initial_std", initial_std, dtype)
-        _check_finite("input_gate_bias", input_gate_bias, dtype)
+        check_finite_number("initial_std", initial_std, dtype)
+        check_finite_number("input_gate_bias", input_gate_bias, dtype)
         if initial_std < 0:
             raise ValueError(f"initial_std must be at least 0, got {initial_std}")
         if initial_std and initial_state != "learned":
@@ -115,7 +113,7 @@ class GatedRecurrence(Layer):
                 f"{self._unit_name} must give fewer than 2^31 gates per token, got {num_units} of "
                 f"{math.prod(gate_shape)} gates"
             )
-        _check_temperature(gate_temperature, dtype)
+        check_gate_temperature(gate_temperature, dtype)
         if checkpoint_every is not None:
             check_sizes(checkpoint_every=checkpoint_every)
         self.checkpoint_every = checkpoint_every
@@ -234,7 +232,7 @@ class GatedRecurrence(Layer):
 
     @gate_temperature.setter
     def gate_temperature(self, value: float) -> None:
-        stored = _check_temperature(value, self.temperature.dtype)
+        stored = check_gate_temperature(value, self.temperature.dtype)
         # In place, so that compiled graphs and replicas keep reading the same tensor.
         with torch.no_grad():
             self.temperature.fill_(stored)
@@ -250,7 +248,7 @@ class GatedRecurrence(Layer):
 
     @gate_noise.setter
     def gate_noise(self, value: float) -> None:
-        _check_finite("gate_noise", value, None)
+        check_finite_number("gate_noise", value, None)
         if value < 0:
             raise ValueError(f"gate_noise must be at least 0, got {value}")
         self._gate_noise = float(value)
@@ -397,30 +395,3 @@ def _checkpoints() -> bool:
     """Return whether PyTorch can compute again here: not in exported graphs or transforms."""
     exporting = torch.compiler.is_exporting()
     return not exporting and not torch._C._are_functorch_transforms_active()
-
-
-def _check_finite(name: str, value: object, dtype: torch.dtype | None) -> None:
-    """Check a number that parameters of a dtype are to hold, with room for random factors."""
-    value = check_number(name, value)
-    most = torch.finfo(torch.get_default_dtype() if dtype is None else dtype).max / 100
-    if not abs(_as_float(value)) <= most:
-        raise ValueError(f"{name} must be finite, got {reprlib.repr(value)}")
-
-
-def _check_temperature(value: object, dtype: torch.dtype | None) -> float:
-    """Check a gate temperature for parameters of a dtype; return it as it will be stored."""
-    value = check_number("gate_temperature", value)
-    dtype = at_least_float32(torch.get_default_dtype() if dtype is None else dtype)
-    stored = torch.tensor(_as_float(value), dtype=dtype, device="cpu").item()
-    if not 0 < stored < math.inf:
-        shown = reprlib.repr(value)
-        raise ValueError(f"gate_temperature must be positive and finite, got {shown}")
-    return stored
-
-
-def _as_float(value: numbers.Real) -> float:
-    """Return a number as a float; integers beyond the range of floats are infinite."""
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf

@@ -159,7 +159,7 @@ def _lstm(x: Tensor, h: Tensor, c: Tensor, weights: list[Tensor]) -> tuple[Tenso
 _of_any_length = any_length.register(
     "lstm",
     _lstm,
-    lambda x, h, c, weights: (  # noqa: ARG005
+    lambda x, h, c, _weights: (
         x.new_empty(*x.shape[:2], h.shape[-1]),
         h.new_empty(h.shape),
         c.new_empty(c.shape),

@@ -310,5 +310,5 @@ def ssd(x: Tensor, g: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tens
 _of_any_length = any_length.register(
     "ssd",
     ssd,
-    lambda x, g, B, C, state: (x.new_empty(x.shape), state.new_empty(state.shape)),  # noqa: ARG005
+    lambda x, *others: (x.new_empty(x.shape), others[-1].new_empty(others[-1].shape)),
 )

@@ -54,8 +54,29 @@ KERNELS = [
     Fault(
         "kernel: gradient of the final state dropped (blocks)",
         CPU + "block_scan.h",
-        "load<Partial>(d_final + i * blocks + work.lane(k), work.lanes)",
-        "V{}",
+        "load_state<Partial>(d_final, carry, work, size);",
+        "for (int64_t n = 0; n < work.tiles * size; ++n) carry[n] = V{};",
+        KERNEL_TESTS,
+    ),
+    Fault(
+        "kernel: gradient of the final state dropped (reflections)",
+        CPU + "reflect_scan.h",
+        "load_state<Partial>(d_final, carry, work, size);",
+        "for (int64_t n = 0; n < work.tiles * size; ++n) carry[n] = V{};",
+        KERNEL_TESTS,
+    ),
+    Fault(
+        "kernel: a reflection does not bend with the length of its vector",
+        CPU + "reflect_scan.h",
+        "before[i] * along + bent * w[i]",
+        "before[i] * along",
+        KERNEL_TESTS,
+    ),
+    Fault(
+        "kernel: the input gate of a block is a gate of its first row",
+        CPU + "reflect_scan.h",
+        "mean += load<Partial>(gates + i * row, lanes) * share",
+        "mean += load<Partial>(gates, lanes) * share",
         KERNEL_TESTS,
     ),
     Fault(
@@ -800,7 +821,7 @@ TRAINING_FAULTS = [
     ),
     Fault(
         "objective: the penalty acts on the plateau, too",
-        TRAINING + "run.py",
+        TRAINING + "running.py",
         "self.losses.penalised = not self.search.on_plateau",
         "self.losses.penalised = True",
         _training("objective"),
@@ -842,7 +863,7 @@ TRAINING_FAULTS = [
     ),
     Fault(
         "search: an attempt begins with the weights of the first one",
-        TRAINING + "run.py",
+        TRAINING + "running.py",
         "build_model(self.config, self.task, number)",
         "build_model(self.config, self.task)",
         _training("search"),
@@ -856,7 +877,7 @@ TRAINING_FAULTS = [
     ),
     Fault(
         "search: schedules do not wait for its end",
-        TRAINING + "run.py",
+        TRAINING + "running.py",
         "        self.trainer.origin = self.search.origin\n",
         "",
         _training("search"),
@@ -870,14 +891,14 @@ TRAINING_FAULTS = [
     ),
     Fault(
         "search: a failed attempt may be the best of the run",
-        TRAINING + "run.py",
+        TRAINING + "running.py",
         "            self.selections.forget()\n",
         "",
         _training("search"),
     ),
     Fault(
         "search: a checkpoint forgets the attempts",
-        TRAINING + "run.py",
+        TRAINING + "running.py",
         '            self.search.restore(state["search"])\n',
         "            pass\n",
         _training("resume"),
@@ -947,7 +968,7 @@ TRAINING_FAULTS = [
     ),
     Fault(
         "resume: a run that stopped early goes on",
-        TRAINING + "run.py",
+        TRAINING + "running.py",
         'self.stopped = state["stopped"]',
         "self.stopped = False",
         _training("resume"),

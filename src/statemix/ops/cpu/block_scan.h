@@ -23,9 +23,7 @@ bool block_forward(const Problem& problem, const Work& work) {
   V* next = state + work.tiles * size;
 
   const S* initial = (const S*)problem.initial_state + work.sequence * size * blocks;
-  for (int64_t k = 0; k < work.tiles; ++k)
-    for (int64_t i = 0; i < size; ++i)
-      state[k * size + i] = load<Partial>(initial + i * blocks + work.lane(k), work.lanes);
+  load_state<Partial>(initial, state, work, size);
 
   for (int64_t t = work.start; t < work.stop; ++t) {
     const Element* gates =
@@ -65,9 +63,7 @@ bool block_forward(const Problem& problem, const Work& work) {
   }
 
   S* final = (S*)problem.final_state + work.sequence * size * blocks;
-  for (int64_t k = 0; k < work.tiles; ++k)
-    for (int64_t i = 0; i < size; ++i)
-      store<Partial>(final + i * blocks + work.lane(k), state[k * size + i], work.lanes);
+  store_state<Partial>(final, state, work, size);
   return true;
 }
 
@@ -85,9 +81,7 @@ bool block_backward(const Problem& problem, const Work& work) {
   V* numerators = next + work.tiles * size;
 
   const S* d_final = (const S*)problem.d_final_state + work.sequence * size * blocks;
-  for (int64_t k = 0; k < work.tiles; ++k)
-    for (int64_t i = 0; i < size; ++i)
-      carry[k * size + i] = load<Partial>(d_final + i * blocks + work.lane(k), work.lanes);
+  load_state<Partial>(d_final, carry, work, size);
 
   const S* initial = (const S*)problem.initial_state + work.sequence * size * blocks;
   for (int64_t t = work.stop - 1; t >= work.start; --t) {
@@ -150,9 +144,7 @@ bool block_backward(const Problem& problem, const Work& work) {
   }
 
   S* d_initial = (S*)problem.d_initial_state + work.sequence * size * blocks;
-  for (int64_t k = 0; k < work.tiles; ++k)
-    for (int64_t i = 0; i < size; ++i)
-      store<Partial>(d_initial + i * blocks + work.lane(k), carry[k * size + i], work.lanes);
+  store_state<Partial>(d_initial, carry, work, size);
   return true;
 }
 

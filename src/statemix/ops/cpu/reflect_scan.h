@@ -84,9 +84,7 @@ bool reflect_forward(const Problem& problem, const Work& work) {
   V* w = state + work.tiles * size;
 
   const S* initial = (const S*)problem.initial_state + work.sequence * size * blocks;
-  for (int64_t k = 0; k < work.tiles; ++k)
-    for (int64_t i = 0; i < size; ++i)
-      state[k * size + i] = load<Partial>(initial + i * blocks + work.lane(k), work.lanes);
+  load_state<Partial>(initial, state, work, size);
 
   for (int64_t t = work.start; t < work.stop; ++t) {
     const Element* gates =
@@ -121,9 +119,7 @@ bool reflect_forward(const Problem& problem, const Work& work) {
   }
 
   S* final = (S*)problem.final_state + work.sequence * size * blocks;
-  for (int64_t k = 0; k < work.tiles; ++k)
-    for (int64_t i = 0; i < size; ++i)
-      store<Partial>(final + i * blocks + work.lane(k), state[k * size + i], work.lanes);
+  store_state<Partial>(final, state, work, size);
   return true;
 }
 
@@ -141,9 +137,7 @@ bool reflect_backward(const Problem& problem, const Work& work) {
   V* x = w + size;                   // x[j * size]: the state that H_1 ... H_j are still to change
 
   const S* d_final = (const S*)problem.d_final_state + work.sequence * size * blocks;
-  for (int64_t k = 0; k < work.tiles; ++k)
-    for (int64_t i = 0; i < size; ++i)
-      carry[k * size + i] = load<Partial>(d_final + i * blocks + work.lane(k), work.lanes);
+  load_state<Partial>(d_final, carry, work, size);
 
   const S* initial = (const S*)problem.initial_state + work.sequence * size * blocks;
   for (int64_t t = work.stop - 1; t >= work.start; --t) {
@@ -209,9 +203,7 @@ bool reflect_backward(const Problem& problem, const Work& work) {
   }
 
   S* d_initial = (S*)problem.d_initial_state + work.sequence * size * blocks;
-  for (int64_t k = 0; k < work.tiles; ++k)
-    for (int64_t i = 0; i < size; ++i)
-      store<Partial>(d_initial + i * blocks + work.lane(k), carry[k * size + i], work.lanes);
+  store_state<Partial>(d_initial, carry, work, size);
   return true;
 }
 

@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "interface.h"
+#include "vectors.h"
 
 namespace ISA_NAMESPACE {
 
@@ -24,6 +25,20 @@ struct Work {
 
 constexpr int64_t kStreamedBytes = 8 << 20;
 constexpr int64_t kPrefetchedBytes = 8 << 10;
+
+// Copy the state of a sequence, [size, blocks] in memory, to the tiles of a piece, or back.
+template <bool Partial, class S, class V>
+inline void load_state(const S* from, V* tiles, const Work& work, int64_t size) {
+  for (int64_t k = 0; k < work.tiles; ++k)
+    for (int64_t i = 0; i < size; ++i)
+      tiles[k * size + i] = load<Partial>(from + i * work.blocks + work.lane(k), work.lanes);
+}
+template <bool Partial, class S, class V>
+inline void store_state(S* to, const V* tiles, const Work& work, int64_t size) {
+  for (int64_t k = 0; k < work.tiles; ++k)
+    for (int64_t i = 0; i < size; ++i)
+      store<Partial>(to + i * work.blocks + work.lane(k), tiles[k * size + i], work.lanes);
+}
 
 template <class Vector> struct Scratch {
   Vector* data;  // null if memory is exhausted

@@ -116,8 +116,27 @@ def providers(
 
         return call
 
-    def steps_of(layer: Layer) -> Callable[[], Tensor]:
-        layer, x = layer.to(device), _token(case).to(device)
+    listed = [
+        Provider(PROJECTIONS, projections, note="gates, values and output, without the recurrence"),
+        _steps(STEP, case, device, partial(_layer, case), partial(_layer, case, "reference")),
+    ]
+    for name, spec in (peers or {}).items():
+        build = partial(_peer, spec, case)
+        listed.append(_steps(name, case, device, build, build))
+    return listed
+
+
+def _steps(
+    name: str,
+    case: Case,
+    device: DeviceName,
+    build: Callable[[], Layer],
+    build_exact: Callable[[], Layer],
+) -> Provider:
+    """Return the provider of a layer's steps, checked against whole sequences in float64."""
+
+    def prepare() -> Callable[[], Tensor]:
+        layer, x = build().to(device), _token(case).to(device)
 
         def call() -> Tensor:
             with torch.inference_mode():
@@ -129,32 +148,12 @@ def providers(
         return call
 
     def error(y: Tensor) -> float:
-        exact = _layer(case, backend="reference").double()
         tokens = _token(case).double().unsqueeze(1).expand(-1, STEPS_PER_CALL, -1)
         with torch.no_grad():
-            expected = exact(tokens)[0][:, -1]
+            expected = build_exact().double()(tokens)[0][:, -1]
         return float((y.double().cpu() - expected).abs().max() / expected.abs().max())
 
-    return [
-        Provider(PROJECTIONS, projections, note="gates, values and output, without the recurrence"),
-        Provider(
-            STEP,
-            lambda: steps_of(_layer(case)),
-            error,
-            note="layer.step with the state of the step before",
-        ),
-        *(
-            Provider(name, partial(_steps_of_peer, steps_of, spec, case), note="step of that layer")
-            for name, spec in (peers or {}).items()
-        ),
-    ]
-
-
-def _steps_of_peer(
-    steps_of: Callable[[Layer], Callable[[], Tensor]], spec: LayerSpec, case: Case
-) -> Callable[[], Tensor]:
-    layer: Layer = spec.build(hidden_size=case.hidden_size)
-    return steps_of(layer)
+    return Provider(name, prepare, error, note="layer.step with the state of the step before")
 
 
 def row(case: Case, measurement: Measurement) -> dict[str, Any]:
@@ -176,6 +175,12 @@ def _layer(case: Case, backend: str | None = None) -> GatedRecurrence:
     units = case.hidden_size // case.block_size
     build = BDLRU if case.recurrence == "bd_lru" else HLRU
     layer: GatedRecurrence = build(case.hidden_size, units, case.block_size, backend=backend)
+    layer.reset_parameters(torch.Generator().manual_seed(0))
+    return layer
+
+
+def _peer(spec: LayerSpec, case: Case) -> Layer:
+    layer: Layer = spec.build(hidden_size=case.hidden_size)
     layer.reset_parameters(torch.Generator().manual_seed(0))
     return layer
 

@@ -21,9 +21,9 @@ The state has as many entries as the layer is wide."""
 class Decode(MeasuredAnywhere):
     """Time a layer's ``step`` against its projections alone, and against other layers.
 
-    A step is first checked against the float64 reference; a wrong one is not timed. One process
-    then calls both in rounds, each in random order. Times are medians over rounds, and ratios are
-    medians of the ratios within a round.
+    Steps are first checked against whole sequences in float64; wrong ones are not timed. One
+    process then calls all of them in rounds, each in random order. Times are medians over rounds,
+    and ratios are medians of the ratios within a round.
     """
 
     recurrences: tuple[decode.Recurrence, ...] = ("bd_lru", "h_lru")

@@ -345,3 +345,6 @@ def test_every_figure_of_the_paper_counts_once(monkeypatch):
     ]
     few = {name: one for name, one in rows.items() if one["seed"] in (0, 1)}
     assert overview(few)["measured"] == 0
+    # What has begun is not empty.
+    assert verdicts(overview(few))[0] == ("laptop", 6, "partial")
+    assert "empty" not in {verdict for *_, verdict in verdicts(overview(few))}

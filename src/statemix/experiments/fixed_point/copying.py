@@ -44,6 +44,7 @@ def _conditions(size: SizeName) -> tuple[Measured, ...]:
             model,
             scale.runs(task, layer, lengths, num_layers=_LAYERS[size]),
             size=size,
+            published_for="strings of 5 to 20 letters" if size == "laptop" else "",
         )
         for model, layer in layers.items()
     )

@@ -124,7 +124,7 @@ def overview(rows: Mapping[str, Row]) -> FixedPointOverview:
     """Return every number of the suites that has results, with the paper's where there is one.
 
     A figure that was measured at several sizes agrees if it does at the largest of them. One that
-    was not measured has the verdict "empty".
+    has no results has the verdict "empty".
 
     Args:
         rows: rows of results stores, by key.
@@ -137,7 +137,8 @@ def overview(rows: Mapping[str, Row]) -> FixedPointOverview:
                 cells.append(cell)
                 if cell["published"] is not None and cell["verdict"] != "partial":
                     verdicts[_place(cell)] = cell["verdict"]
-    cells += (cell for cell in _published() if _place(cell) not in verdicts)
+    listed = {_place(cell) for cell in cells if cell["published"] is not None}
+    cells += (cell for cell in _published() if _place(cell) not in listed)
     return {
         "measured": len(verdicts),
         "agree": sum(verdict == "agrees" for verdict in verdicts.values()),

@@ -65,6 +65,16 @@ def test_every_case_has_a_row_per_provider_in_a_table_of_100_columns(capsys, tmp
     assert "[10/10]" in text
 
 
+def test_only_the_providers_asked_for_are_measured(capsys, tmp_path):
+    path = tmp_path / "ops.jsonl"
+    options = ["--shapes", "1x2x2", "--block-sizes", "1", "--orders", "2", "--rounds", "3"]
+    text = bench(capsys, *options, "--providers", COPY, LOOP, "--output", str(path))
+    kept = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["provider"] for row in kept] == [COPY, LOOP] * 4
+    assert {row["device"] for row in kept} == {"cpu"}
+    assert "device cpu, float32" in text
+
+
 def test_rows_of_two_runs_are_both_kept(capsys, tmp_path):
     path = tmp_path / "ops.jsonl"
     options = ["--shapes", "1x2x2", "--recurrences", "bd_lru", "--block-sizes", "1"]

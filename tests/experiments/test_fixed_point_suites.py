@@ -233,6 +233,10 @@ def test_a_laptop_reads_words_of_generators_and_is_not_compared():
         assert bool(condition.runs[0].task.options.get("generators")) == small
         assert condition.column == ("A_5, two generators" if small else "A_5")
         assert condition.published_for == ("words of all elements" if small else "")
+    for size in SIZES:
+        for condition in suites.SUITES["fp-copy"].conditions(size):
+            shorter = condition.runs[0].task.options["length"] < 2 * 20 + 2
+            assert bool(condition.published_for) == shorter == (size == "laptop")
     configs = [tiny(FIXED_POINT, seed) for seed in range(3)]
     rows = {key(one): row(one, 0.5, 10) for one in configs}
     other = measured(*configs, published={6: Number(0.5, 7)}, published_for="other words")

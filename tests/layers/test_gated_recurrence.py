@@ -517,6 +517,23 @@ def test_compiled_layer_has_no_graph_break_and_the_same_gradients(build_gated):
 
 
 @compiling
+@pytest.mark.parametrize("kind", [BDLRU, HLRU])
+def test_a_compiled_layer_may_compute_its_gates_again(kind):
+    torch.compiler.reset()
+    layer = kind(6, 6, 3, checkpoint_every=2, dtype=torch.float64)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+
+    def outputs_and_gradients(call):
+        y, final = call(tokens(2, 5))
+        loss = y.square().sum() + final.sin().sum()
+        return y, final, torch.autograd.grad(loss, list(layer.parameters()))
+
+    torch.testing.assert_close(
+        outputs_and_gradients(compiled), outputs_and_gradients(layer), **TIGHT
+    )
+
+
+@compiling
 @torch.no_grad()
 def test_compiled_steps_and_packed_sequences_have_no_graph_break(build_gated):
     torch.compiler.reset()

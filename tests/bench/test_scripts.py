@@ -1,0 +1,96 @@
+"""The scripts in ``benchmarks/`` run, and their rows say what was measured."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from statemix.experiments.fixed_point import suites
+from statemix.experiments.fixed_point.suite import FixedPointSuite, Measured
+from statemix.experiments.store import key
+from statemix.layers import LayerSpec
+from statemix.tasks import TaskSpec
+from statemix.training import (
+    BatchConfig,
+    EvaluationConfig,
+    ModelConfig,
+    RunConfig,
+    ScheduleConfig,
+    train,
+)
+
+SCRIPTS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(autouse=True)
+def _keep_the_threads():
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def rows_of(monkeypatch, tmp_path):
+    def run(script, *options):
+        path = tmp_path / "rows.jsonl"
+        monkeypatch.setattr(sys, "argv", [script, str(path), *options])
+        names = runpy.run_path(SCRIPTS / script)
+        names["main"]()
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    return run
+
+
+def test_a_long_sequence_is_measured_with_gates_kept_and_computed_again(rows_of, capsys):
+    size = {"length": 2**17, "hidden_size": 4, "block_size": 2}
+    options = [part for name, n in size.items() for part in (f"--{name.replace('_', '-')}", str(n))]
+    rows = rows_of(
+        "long_context.py", "--device", "cpu", "--backend", "associative", "--rounds", "3", *options
+    )
+    kept, again = rows
+    for row in rows:
+        assert row["status"] == "measured", row["reason"]
+        assert row["case"].items() >= size.items()
+        assert 0 < row["time_s"]["p20"] <= row["time_s"]["p50"]
+        assert (row["device"], row["dtype"]) == ("cpu", "bfloat16")
+    assert (kept["checkpoint_every"], again["checkpoint_every"]) == (None, 2**16)
+    assert again["memory_bytes"] < 0.8 * kept["memory_bytes"]
+    assert capsys.readouterr().out.count("measured") == 2
+
+
+def test_models_that_track_are_timed_in_training_and_once_trained(rows_of, monkeypatch, tmp_path):
+    def config(layer):
+        return RunConfig(
+            task=TaskSpec("permutation", group="S_3", length=6, min_length=2),
+            model=ModelConfig(layers=(layer,), hidden_size=8, bos=True),
+            batches=BatchConfig(size=4),
+            schedules=ScheduleConfig(num_steps=2),
+            evaluation=EvaluationConfig(test_size=8, validation_size=8),
+        )
+
+    plain, iterating = config(LayerSpec("lstm")), config(LayerSpec("fp_rnn", max_iterations=2))
+    conditions = (
+        Measured("fp-a5", "S_3, two generators", "LSTM", (plain,)),
+        Measured("fp-a5", "S_3, two generators", "FP-RNN", (iterating,)),
+        Measured("fp-a5", "A_5, two generators", "LSTM", (plain,)),
+    )
+    suite = FixedPointSuite("fp-a5", "tiny", lambda size: conditions)
+    monkeypatch.setitem(suites.SUITES, "fp-a5", suite)
+    train(plain, tmp_path / "runs" / key(plain))
+    rows = rows_of(
+        "tracking_costs.py", "--runs", str(tmp_path / "runs"), "--group", "S_3", "--rounds", "3"
+    )
+    # Only one of the two has been trained.
+    assert [(row["work"], row["model"], row["length"]) for row in rows] == [
+        ("train", "LSTM", 6),
+        ("train", "FP-RNN", 6),
+        ("answer", "LSTM", 6),
+        ("answer long", "LSTM", 48),
+    ]
+    for row in rows:
+        assert row["tokens_per_s"] == pytest.approx(4 * row["length"] / row["time_s"]["p50"])
+        assert ("LSTM" in row["ratios"]) == (row["model"] == "FP-RNN")
+        assert row["threads"] == 1

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 from statemix.ops.dispatch import GIVEN
 from statemix.ops.triton import TRITON
-from statemix.ops.triton.plan import part_of, shape_of, tile_of
+from statemix.ops.triton.plan import Shape, shape_of, shift_of, tile_of
 from statemix.settings import RequestError, SettingError
 
-KERNELS = ("local_forward", "local_backward", "chunk_forward", "chunk_backward")
+KERNELS = ("local_forward", "local_backward", "chunk_forward", "chunk_backward", "carries")
 OPERATORS = tuple(TRITON.kernels)
 # Target -> backend, architecture and threads of a warp, as Triton calls them.
 TARGETS: dict[str, tuple[str, int | str, int]] = {
@@ -28,8 +28,8 @@ TARGETS: dict[str, tuple[str, int | str, int]] = {
     "sm_100": ("cuda", 100, 32),
     "gfx942": ("hip", "gfx942", 64),
 }
-_POINTERS = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32"}
-_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+_POINTERS = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32", "float64": "*fp64"}
+_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 # An H200: measured bytes per second of a copy, and lanes of instructions issued per second (132
 # processors of 128 lanes at 1.755 GHz).
 _BYTES_PER_S = 4.3e12
@@ -39,10 +39,11 @@ _LANES_PER_S = 132 * 128 * 1.755e9
 _ELEMENTS = ("gates", "values", "states", "d_states", "d_gates", "d_values")
 _STATES = (
     "entering", "final", "initial", "maps", "leaving", "d_final", "d_initial", "temperature",
+    "outer",
 )  # fmt: skip
-_PLACES = ("sequences", "positions", "ends")
+_PLACES = ("sequences", "positions", "ends", "restarts")
 # Arguments of any size. The others, H and all strides, are multiples of 16 in common models.
-_ANY = ("T", "num_rows", "num_chunks", "chunk")
+_ANY = ("T", "num_rows", "num_chunks", "num_maps", "maps_of_row", "chunk")
 # Rows and lanes of a problem that is large enough for every tile.
 _ROWS, _LANES = 1024, 192
 
@@ -59,6 +60,7 @@ class Variant:
         gate: gate family.
         target: a name in :data:`TARGETS`.
         packed: whether sequences are packed.
+        ragged: whether the last chunk is shorter than the others.
     """
 
     operator: str
@@ -68,6 +70,7 @@ class Variant:
     gate: str = "softmax"
     target: str = "sm_90"
     packed: bool = False
+    ragged: bool = False
 
     def __post_init__(self) -> None:
         for name, known in (
@@ -84,7 +87,9 @@ class Variant:
 
     @property
     def gates(self) -> int:
-        """Gates of a step of a lane."""
+        """Gates of a step of a lane; for "carries", entries of the map of a chunk."""
+        if self.kernel == "carries":
+            return (self.size + 1) * self.size
         return (self.size + 1) * (self.size if self.operator == "block" else 1)
 
     @property
@@ -94,7 +99,9 @@ class Variant:
 
     @property
     def moved(self) -> int:
-        """Bytes that a step of a lane must read and write."""
+        """Bytes that a step of a lane must read and write; for "carries", those of a chunk."""
+        if self.kernel == "carries":
+            return self.state_bytes * (self.gates + self.size)
         gates, states = {
             "local_forward": (1, 2),
             "local_backward": (2, 4),
@@ -102,6 +109,11 @@ class Variant:
             "chunk_backward": (1, 1),
         }[self.kernel]
         return _BYTES[self.dtype] * (gates * self.gates + states * self.entries)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a number of a carried state."""
+        return max(4, _BYTES[self.dtype])
 
 
 class Compiled(NamedTuple):
@@ -150,22 +162,29 @@ def compiled(variant: Variant) -> Compiled:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from statemix.ops.triton.kernels import block, lag
+    from statemix.ops.triton.kernels import block, carries, lag
     from statemix.ops.triton.launch import OPTIONS
 
-    function = getattr({"block": block, "lag": lag}[variant.operator], variant.kernel)
-    shape = shape_of(variant.operator, variant.kernel, variant.size, 4)
+    module = {"block": block, "lag": lag}[variant.operator]
+    shape = Shape(1)
+    if variant.kernel == "carries":
+        module = carries
+    else:
+        shape = shape_of(variant.operator, variant.kernel, variant.size, variant.state_bytes)
+    function = getattr(module, variant.kernel)
     tile = tile_of(_ROWS, _LANES, shape.lanes)
     constants = {
         "M": variant.size,
         "COLUMNS": shape.columns,
+        "UNROLL": shape.unroll,
         "FAMILY": variant.gate,
-        "PART": part_of(variant.size),
+        "SHIFT": shift_of(variant.size),
         "R": tile.rows,
         "L": tile.lanes,
-        "RAGGED": True,
+        "RAGGED": variant.ragged,
         "PACKED": variant.packed,
         "TEMPERED": False,
+        "REVERSE": False,
     }
     names = function.arg_names
     kinds = {name: _kind(name, variant, constants) for name in names}
@@ -194,7 +213,7 @@ def compiled(variant: Variant) -> Compiled:
         return Compiled(registers, 4 * spilled, kernel.metadata.shared, None, None, None, seconds)
     usage, code = _disassembled(kernel.asm["cubin"])
     groups = -(-(variant.size + 1) // shape.columns) if shape.columns else 1
-    instructions = groups * _step(code, variant) / (variant.gates * shape.lanes)
+    instructions = groups * _step(code, variant, shape.unroll) / (variant.gates * shape.lanes)
     issue = instructions * variant.gates / _LANES_PER_S / (variant.moved / _BYTES_PER_S)
     return Compiled(
         usage["REG"],
@@ -213,7 +232,7 @@ def _kind(name: str, variant: Variant, constants: dict[str, Any]) -> str:
     if name in _ELEMENTS:
         return _POINTERS[variant.dtype]
     if name in _STATES:
-        return "*fp32"
+        return "*fp64" if variant.state_bytes == 8 else "*fp32"
     return "*i32" if name in _PLACES else "i32"
 
 
@@ -247,8 +266,12 @@ def _load_bytes(code: Sequence[str]) -> int:
     return int(max(set(bits), key=bits.count)) // 8
 
 
-def _step(code: Sequence[str], variant: Variant) -> int:
-    """Return the instructions of a step of time: the outer loop, with m rounds of the inner one."""
+def _step(code: Sequence[str], variant: Variant, unrolled: int) -> float:
+    """Return the instructions of a step of time.
+
+    For blocks, the outer loop is a step, and the inner one some of its rows. For lags, the only
+    loop is some steps.
+    """
     labels: dict[str, int] = {}
     loops: list[tuple[int, int]] = []
     count = 0
@@ -264,5 +287,6 @@ def _step(code: Sequence[str], variant: Variant) -> int:
     for inner, outer in pairwise(loops[-2:]):
         if outer[0] <= inner[0] and inner[1] <= outer[1] and variant.operator == "block":
             within = inner[1] - inner[0]
-            return outer[1] - outer[0] + (variant.size - 1) * within
-    return loops[-1][1] - loops[-1][0]
+            return outer[1] - outer[0] + (variant.size // unrolled - 1) * within
+    steps = 1 if variant.operator == "block" else unrolled
+    return (loops[-1][1] - loops[-1][0]) / steps

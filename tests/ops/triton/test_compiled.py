@@ -15,17 +15,16 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("operator", OPERATORS)
-@pytest.mark.parametrize("size", [1, 4, 8])
+@pytest.mark.parametrize("size", [1, 4])
 def test_no_register_is_spilled_and_loads_are_wide(operator, kernel, size):
     found = compiled(Variant(operator, kernel, size))
     assert found.spilled == 0
     assert found.registers <= 255
     # Eight neighbouring gates of 16 bits are one load.
-    if kernel == "local_forward" or (kernel == "local_backward" and size <= 4):
-        assert found.load == 16
     if kernel.startswith("local"):
-        # Issuing takes less time than moving the bytes.
-        assert found.issue < 1
+        assert found.load == 16
+    # Issuing takes less time than moving the bytes.
+    assert found.issue < 1
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_100", "gfx942"])
@@ -46,7 +45,7 @@ def test_kernels_compile_for_every_family(gate):
     [
         ({"operator": "blocks"}, "operator must be one of"),
         ({"kernel": "forward"}, "kernel must be one of"),
-        ({"dtype": "float64"}, "dtype must be one of"),
+        ({"dtype": "int8"}, "dtype must be one of"),
         ({"target": "sm_1"}, "target must be one of"),
         ({"gate": "soft"}, "gate must be one of"),
         ({"size": 0}, "size must be at least 1, got 0"),

@@ -11,14 +11,17 @@ from statemix.ops.triton.plan import chunk_of, forced_chunk, shape_of, tile_of
         # Lanes enough: one chunk.
         (2048, 34_000, 4, 2048),
         (1 << 20, 40_000, 1, 1 << 20),
-        # 23 chunks make up for the lanes.
-        (2048, 1536, 4, 90),
-        (2048, 1536, 16, 90),
-        # Two would cost as much as they bring, with larger blocks more.
+        # 23 chunks of 90 steps make up for the lanes; 32 chunks of 64 have no shorter one.
+        (2048, 1536, 4, 64),
+        (2048, 1536, 16, 64),
+        # Nothing divides a prime. A multiple of 8 can be unrolled.
+        (2039, 1536, 4, 88),
+        # Two would cost as much as they bring, with large blocks five.
         (2048, 17_000, 4, 2048),
-        (2048, 11_000, 4, 512),
-        (2048, 6_000, 5, 2048),
-        (2048, 3_000, 9, 2048),
+        (2048, 17_000, 8, 2048),
+        (2048, 11_000, 8, 512),
+        (2048, 7_000, 9, 2048),
+        (2048, 5_000, 16, 256),
         (2048, 1, 17, 2048),
         # No chunk is shorter than 16 steps, and few steps are one chunk.
         (1024, 10, 4, 16),
@@ -39,7 +42,7 @@ def test_the_rule_can_be_overruled():
         with forced_chunk(0):
             assert chunk_of(2048, 1, 4) == 2048
         with forced_chunk(None):
-            assert chunk_of(2048, 1536, 4) == 90
+            assert chunk_of(2048, 1536, 4) == 64
         assert chunk_of(2048, 10**6, 4) == 10
     assert chunk_of(2048, 10**6, 4) == 2048
     with pytest.raises(ValueError, match="length must be at least 0, got -1"), forced_chunk(-1):
@@ -79,4 +82,6 @@ def test_threads_hold_less_of_larger_problems():
             for m, shape in enumerate(shapes, 1):
                 assert shape.columns <= m + 1
                 assert (shape.columns > 0) == kernel.startswith("chunk") or m > 16
+                # Rows of a step are unrolled in equal parts.
+                assert operator == "lag" or m % shape.unroll == 0
                 assert shape_of(operator, kernel, m, 8).lanes == max(1, shape.lanes // 2)

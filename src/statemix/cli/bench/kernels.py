@@ -32,13 +32,13 @@ class Kernels:
     """Recurrences: block (BD-LRU) and lag (H-LRU)."""
 
     kernels: tuple[str, ...] = KERNELS
-    """Kernels: local scans, and the maps of chunks."""
+    """Kernels: local scans, the maps of chunks, and what follows the maps."""
 
     sizes: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8, 16)
     """Sizes m."""
 
     dtypes: tuple[str, ...] = ("bfloat16",)
-    """Dtypes of the gates: bfloat16, float16, float32."""
+    """Dtypes of the gates: bfloat16, float16, float32, float64."""
 
     targets: tuple[str, ...] = ("sm_90",)
     """Targets: sm_80, sm_90, sm_100, gfx942."""

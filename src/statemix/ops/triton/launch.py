@@ -1,5 +1,6 @@
 """Run the Triton kernels on tensors: memory order, chunks of time, and results."""
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -9,12 +10,13 @@ from statemix.ops.layout import STATE_BLOCK_AXIS, dense, empty_innermost, innerm
 from statemix.ops.packing import positions
 from statemix.ops.triton.kernels import block, lag
 from statemix.ops.triton.kernels.carries import carries
-from statemix.ops.triton.plan import Tile, chunk_of, part_of, shape_of, tile_of
+from statemix.ops.triton.plan import Shape, Tile, chunk_of, shape_of, shift_of, tile_of
 
 OPTIONS = {
     # Warps that share nothing need not wait for each other.
     "num_warps": 1,
     "enable_fp_fusion": True,
+    "num_stages": 1,
 }
 """Options of the compiler."""
 
@@ -43,27 +45,25 @@ def forward(
     strides = (*_strides(gates, 2), *_strides(values, 1))
     entering = initial
     if problem.num_chunks > 1:
-        tile, columns = problem.tile("chunk_forward")
+        cut = problem.cut_maps("chunk_forward")
         maps = problem.empty_maps(initial)
-        problem.kernels.chunk_forward[problem.grid(tile, columns)](
+        problem.kernels.chunk_forward[cut.grid](
             *(gates, values, maps, initial, problem.temperature),
             *problem.places[:2],
-            *problem.sizes,
+            *problem.sizes_of_maps,
             *strides,
             **problem.options,
-            **_of(tile),
-            COLUMNS=columns,
-            RAGGED=problem.ragged,
+            **cut.options,
         )
         entering = problem.carried(maps, initial, reverse=False)
-    tile, _ = problem.tile("local_forward")
-    problem.kernels.local_forward[problem.grid(tile)](
+    cut = problem.cut("local_forward")
+    problem.kernels.local_forward[cut.grid](
         *(gates, values, entering, states, final, initial, problem.temperature),
         *problem.places,
         *problem.sizes,
         *strides,
         **problem.options,
-        **_of(tile),
+        **cut.options,
         RAGGED=problem.ragged,
     )
     return states, final
@@ -97,29 +97,37 @@ def backward(
     problem = _Problem.of(operator, values, initial, cu_seqlens, gate, temperature)
     leaving = d_final
     if problem.num_chunks > 1:
-        tile, columns = problem.tile("chunk_backward")
+        cut = problem.cut_maps("chunk_backward")
         maps = problem.empty_maps(initial)
-        problem.kernels.chunk_backward[problem.grid(tile, columns)](
+        problem.kernels.chunk_backward[cut.grid](
             *(gates, d_states, d_final, maps, problem.temperature),
             *(problem.places[0], problem.places[2]),
-            *problem.sizes,
+            problem.length,
+            *problem.sizes_of_maps,
             *(*_strides(gates, 2), *_strides(d_states, 1)),
             **problem.options,
-            **_of(tile),
-            COLUMNS=columns,
+            **cut.options,
+            RAGGED=problem.ragged,
         )
         leaving = problem.carried(maps, d_final, reverse=True)
-    tile, _ = problem.tile("local_backward")
-    problem.kernels.local_backward[problem.grid(tile)](
+    cut = problem.cut("local_backward")
+    problem.kernels.local_backward[cut.grid](
         *(gates, values, states, initial, leaving, d_states, d_final),
         *(d_gates, d_values, d_initial, problem.temperature),
         *problem.places,
         *problem.sizes,
         *(*_strides(gates, 2), *_strides(values, 1), *_strides(d_states, 1)),
         **problem.options,
-        **_of(tile),
+        **cut.options,
     )
     return d_gates, d_values, d_initial
+
+
+class _Cut(NamedTuple):
+    """Programs of a kernel, and their constant arguments."""
+
+    grid: tuple[int, ...]
+    options: dict[str, int]
 
 
 class _Problem(NamedTuple):
@@ -172,7 +180,7 @@ class _Problem(NamedTuple):
         options = {
             "M": m,
             "FAMILY": gate,
-            "PART": part_of(m),
+            "SHIFT": shift_of(m),
             "PACKED": cu_seqlens is not None,
             "TEMPERED": temperature is not None,
         }
@@ -196,6 +204,11 @@ class _Problem(NamedTuple):
         return self.num_sequences * self.num_chunks
 
     @property
+    def num_maps(self) -> int:
+        """Chunks from which something is carried into another: all but one of a sequence."""
+        return self.num_sequences * (self.num_chunks - 1)
+
+    @property
     def ragged(self) -> bool:
         """Whether the last chunk is shorter than the others."""
         return self.num_chunks * self.chunk != self.length
@@ -205,20 +218,33 @@ class _Problem(NamedTuple):
         """The arguments T, H, num_rows, num_chunks and chunk of the kernels."""
         return self.length, self.num_units, self.num_rows, self.num_chunks, self.chunk
 
-    def tile(self, kernel: str) -> tuple[Tile, int]:
-        """Return the tile of a program of a kernel, and its columns of maps."""
-        state_bytes = self.state_dtype.itemsize
-        lanes, columns = shape_of(self.operator, kernel, self.m, state_bytes)
-        return tile_of(self.num_rows, self.num_units, lanes), columns
+    @property
+    def sizes_of_maps(self) -> tuple[int, ...]:
+        """The arguments H, num_maps, maps_of_row and chunk of the kernels."""
+        return self.num_units, self.num_maps, self.num_chunks - 1, self.chunk
 
-    def grid(self, tile: Tile, columns: int = 0) -> tuple[int, ...]:
-        """Return the numbers of programs, for maps with so many columns each."""
-        grid = tile.grid(self.num_rows, self.num_units)
-        return (*grid, -(-(self.m + 1) // columns)) if columns else grid
+    def cut(self, kernel: str) -> "_Cut":
+        """Cut the work of a kernel of local scans."""
+        shape = self._shape(kernel)
+        tile = tile_of(self.num_rows, self.num_units, shape.lanes)
+        return _Cut(tile.grid(self.num_rows, self.num_units), _of(tile))
+
+    def cut_maps(self, kernel: str) -> "_Cut":
+        """Cut the work of a kernel of maps."""
+        shape = self._shape(kernel)
+        tile = tile_of(self.num_maps, self.num_units, shape.lanes)
+        grid = (*tile.grid(self.num_maps, self.num_units), -(-(self.m + 1) // shape.columns))
+        # Blocks unroll the rows of a step, lags the steps of a chunk.
+        rounds = self.m if self.operator == "block" else self.chunk
+        unroll = math.gcd(rounds, shape.unroll)
+        return _Cut(grid, {**_of(tile), "COLUMNS": shape.columns, "UNROLL": unroll})
+
+    def _shape(self, kernel: str) -> Shape:
+        return shape_of(self.operator, kernel, self.m, self.state_dtype.itemsize)
 
     def empty_maps(self, like: Tensor) -> Tensor:
-        """Return room for the maps of all chunks."""
-        return like.new_empty(self.num_rows, self.m + 1, self.m, self.num_units)
+        """Return room for the maps."""
+        return like.new_empty(self.num_maps, self.m + 1, self.m, self.num_units)
 
     def carried(self, maps: Tensor, outer: Tensor, *, reverse: bool) -> Tensor:
         """Return what enters each chunk, in memory (rows, m, H)."""

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import NamedTuple
 
 # Lanes (sequences times units) from which on one thread per few lanes reads memory fast enough: 3.4
@@ -10,8 +11,9 @@ from typing import NamedTuple
 SEQUENTIAL_LANES = 34_000
 # Chunks read the gates twice, and their maps take instructions: the largest m, and how many times
 # slower than the scan all of that may be (results/bench/kernels-60b8df0.jsonl).
-_COSTS = ((4, 2), (8, 6), (16, 14))
+_COSTS = ((8, 2), (16, 5))
 _SHORTEST_CHUNK = 16
+_MOST_UNROLLED = 8
 
 # Autograd calls the backward from threads of its own, so that no context variable would do.
 _forced: int | None = None
@@ -50,12 +52,20 @@ def chunk_of(length: int, lanes: int, size: int) -> int:
     """
     if _forced is not None:
         return min(_forced, length) or length
+    return _chosen_chunk(length, lanes, size)
+
+
+@cache
+def _chosen_chunk(length: int, lanes: int, size: int) -> int:
     count = -(-SEQUENTIAL_LANES // lanes)
     cost = next((cost for most, cost in _COSTS if size <= most), math.inf)
     shortest = max(_SHORTEST_CHUNK, math.isqrt(length) // 4)
     if count <= cost or length < 2 * shortest:
         return length
-    return max(-(-length // count), shortest)
+    chunk = max(-(-length // count), shortest)
+    # If the last chunk is as long as the others, no step needs to ask whether it exists.
+    even = (part for part in range(chunk, chunk // 2, -1) if length % part == 0)
+    return next(even, chunk // _MOST_UNROLLED * _MOST_UNROLLED)
 
 
 class Shape(NamedTuple):
@@ -65,10 +75,13 @@ class Shape(NamedTuple):
         lanes: neighbouring lanes, a power of two. Eight of 16 bits, or four of 32, are one load of
             16 bytes.
         columns: columns of the map of a chunk; 0 for kernels without maps.
+        unroll: for maps, rows of a step of blocks, or steps of lags, without a loop: in a loop, a
+            map moves through the registers. The compiler takes seconds for each hundred gates.
     """
 
     lanes: int
     columns: int = 0
+    unroll: int = 1
 
 
 # Kernel -> the largest m, and the most that a thread can hold there without spilling registers on
@@ -77,21 +90,39 @@ _SHAPES = {
     ("block", "local_forward"): ((8, Shape(8)), (16, Shape(2))),
     ("block", "local_backward"): ((4, Shape(8)), (8, Shape(4)), (16, Shape(2))),
     ("block", "chunk_forward"): (
-        (4, Shape(4, 5)),
-        (8, Shape(2, 4)),
-        (12, Shape(1, 4)),
-        (16, Shape(1, 2)),
+        (2, Shape(8, 3, 2)),
+        (4, Shape(4, 5, 4)),
+        (6, Shape(1, 7, 6)),
+        (7, Shape(1, 8, 7)),
+        (8, Shape(1, 9, 4)),
+        (16, Shape(1, 5, 2)),
     ),
     ("block", "chunk_backward"): (
-        (3, Shape(4, 4)),
-        (4, Shape(2, 5)),
-        (8, Shape(2, 3)),
-        (16, Shape(2, 2)),
+        (2, Shape(8, 3, 2)),
+        (4, Shape(4, 5, 4)),
+        (6, Shape(2, 7, 6)),
+        (7, Shape(1, 8, 7)),
+        (8, Shape(1, 9, 4)),
+        (16, Shape(1, 5, 2)),
     ),
     ("lag", "local_forward"): ((8, Shape(8)), (16, Shape(4))),
-    ("lag", "local_backward"): ((4, Shape(8)), (8, Shape(4)), (16, Shape(1))),
-    ("lag", "chunk_forward"): ((4, Shape(4, 5)), (8, Shape(2, 5)), (16, Shape(2, 2))),
-    ("lag", "chunk_backward"): ((4, Shape(4, 5)), (8, Shape(4, 3)), (16, Shape(2, 2))),
+    ("lag", "local_backward"): ((4, Shape(8)), (8, Shape(4)), (16, Shape(2))),
+    ("lag", "chunk_forward"): (
+        (2, Shape(8, 3, 4)),
+        (4, Shape(4, 5, 4)),
+        (6, Shape(2, 7, 4)),
+        (7, Shape(1, 8, 2)),
+        (8, Shape(1, 9, 4)),
+        (16, Shape(1, 5, 2)),
+    ),
+    ("lag", "chunk_backward"): (
+        (2, Shape(8, 3, 4)),
+        (4, Shape(4, 5, 4)),
+        (7, Shape(2, 8, 4)),
+        (8, Shape(1, 9, 4)),
+        (15, Shape(1, 5, 2)),
+        (16, Shape(1, 4, 2)),
+    ),
 }
 
 
@@ -107,12 +138,15 @@ def shape_of(operator: str, kernel: str, size: int, state_bytes: int) -> Shape:
     shapes = _SHAPES[operator, kernel]
     shape = next((shape for most, shape in shapes if size <= most), Shape(1, 1))
     columns = min(shape.columns, size + 1)
-    return Shape(max(1, shape.lanes * 4 // state_bytes), columns)
+    unroll = shape.unroll
+    if operator == "block":
+        unroll = size if size <= unroll else math.gcd(size, unroll)
+    return Shape(max(1, shape.lanes * 4 // state_bytes), columns, unroll)
 
 
-def part_of(size: int) -> float:
-    """Return the unit of a row's weights: a power of two of at most 1 / (4 (m+1))."""
-    return 2.0 ** -(size.bit_length() + 2)
+def shift_of(size: int) -> int:
+    """Return s for which a row's weights are measured in 2^-s, at most 1 / (4 (m+1))."""
+    return size.bit_length() + 2
 
 
 class Tile(NamedTuple):

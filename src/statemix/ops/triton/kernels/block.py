@@ -20,11 +20,13 @@ from statemix.ops.triton.kernels.tiles import (
     chosen,
     last_column,
     load_all,
+    load_row,
     pushed,
     store_all,
     store_columns,
     tile,
     unit_columns,
+    with_input,
 )
 
 
@@ -33,7 +35,7 @@ def local_forward(
     gates, values, entering, states, final, initial, temperature, sequences, positions, ends,
     T, H, num_rows, num_chunks, chunk, gates_b, gates_t, gates_i, gates_j, values_b, values_t,
     values_i,
-    M: tl.constexpr, FAMILY: tl.constexpr, PART: tl.constexpr, R: tl.constexpr, L: tl.constexpr,
+    M: tl.constexpr, FAMILY: tl.constexpr, SHIFT: tl.constexpr, R: tl.constexpr, L: tl.constexpr,
     RAGGED: tl.constexpr, PACKED: tl.constexpr, TEMPERED: tl.constexpr,
 ):  # fmt: skip
     """Run the recurrence in each chunk, from the states that enter it."""
@@ -57,7 +59,7 @@ def local_forward(
         for row in tl.range(0, M):
             g = load_all(g_at + row * gates_i, gates_j, live, S, GATES)
             v = tl.load(v_at + row * values_i, mask=live, other=0.0).to(S)
-            h_i = row_forward(g, h + (v,), inverse, M + 1, FAMILY, PART)
+            h_i = row_forward(g, h + (v,), inverse, M + 1, FAMILY, SHIFT)
             after = pushed(after, (h_i,), M, 1)
         h = chosen(live, after, h, M) if RAGGED else after
         store_all(h_at, H, h, live, M)
@@ -75,46 +77,49 @@ def local_forward(
 @triton.jit
 def chunk_forward(
     gates, values, maps, initial, temperature, sequences, positions,
-    T, H, num_rows, num_chunks, chunk, gates_b, gates_t, gates_i, gates_j, values_b, values_t,
+    H, num_maps, maps_of_row, chunk, gates_b, gates_t, gates_i, gates_j, values_b, values_t,
     values_i,
-    M: tl.constexpr, COLUMNS: tl.constexpr, FAMILY: tl.constexpr, PART: tl.constexpr,
-    R: tl.constexpr, L: tl.constexpr, RAGGED: tl.constexpr,
-    PACKED: tl.constexpr, TEMPERED: tl.constexpr,
+    M: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr, FAMILY: tl.constexpr,
+    SHIFT: tl.constexpr, R: tl.constexpr, L: tl.constexpr, PACKED: tl.constexpr,
+    TEMPERED: tl.constexpr,
 ):  # fmt: skip
-    """Find where each chunk takes the unit vectors, without inputs, and zero, with inputs."""
+    """Find where all chunks but the last take the unit vectors, without inputs, and zero, with."""
     GATES: tl.constexpr = M if FAMILY == "given" else M + 1
     S: tl.constexpr = maps.dtype.element_ty
-    rows, lanes, mask = tile(num_rows, H, R, L)
+    rows, lanes, mask = tile(num_maps, H, R, L)
     first = tl.program_id(2) * COLUMNS + tl.zeros_like(rows)
     inverse = inverse_of(temperature, S, TEMPERED)
-    b, c = rows // num_chunks, rows % num_chunks
+    b, c = rows // maps_of_row, rows % maps_of_row
     t = c * chunk
     g_at = gates + b * gates_b + t * gates_t + lanes
     v_at = values + b * values_b + t * values_t + lanes
     zero = tl.zeros((R, L), S)
     h = unit_columns(first, zero, M, COLUMNS)
     for _ in tl.range(0, chunk):
-        live = mask & (t < T) if RAGGED else mask
         if PACKED:
-            sequence = tl.load(sequences + t, mask=t < T, other=0).to(tl.int64)
-            fresh = live & (tl.load(positions + t, mask=t < T, other=1) == 0)
+            sequence = tl.load(sequences + t).to(tl.int64)
+            fresh = mask & (tl.load(positions + t) == 0)
             started = load_all(initial + sequence * M * H + lanes, H, fresh, S, M)
             reset = last_column(first, started, zero, M, COLUMNS)
             h = chosen(fresh, reset, h, COLUMNS * M)
+            t += 1
         after = h
-        for row in tl.range(0, M):
-            g = load_all(g_at + row * gates_i, gates_j, live, S, GATES)
-            v = tl.load(v_at + row * values_i, mask=live, other=0.0).to(S)
-            p = row_weights(g, inverse, M + 1, FAMILY, PART)
-            of_row = ()
-            for k in tl.static_range(COLUMNS):
-                x = p[M] * v * (first + k == M).to(S)
-                for j in tl.static_range(M):
-                    x += p[j] * h[j * COLUMNS + k]
-                of_row = of_row + (x,)
-            after = pushed(after, of_row, COLUMNS * M, COLUMNS)
-        h = chosen(live, after, h, COLUMNS * M) if RAGGED else after
-        t += 1
+        row_at = g_at
+        v_row = v_at
+        for _ in tl.range(0, M // UNROLL):
+            of_rows = ()
+            for _ in tl.static_range(UNROLL):
+                g, row_at = load_row(row_at, gates_i, gates_j, mask, S, GATES)
+                v = tl.load(v_row, mask=mask).to(S)
+                v_row += values_i
+                p = row_weights(g, inverse, M + 1, FAMILY, SHIFT)
+                for k in tl.static_range(COLUMNS):
+                    x = p[0] * h[k]
+                    for j in tl.static_range(1, M):
+                        x += p[j] * h[j * COLUMNS + k]
+                    of_rows = of_rows + (with_input(x, p[M], v, first, k, M, COLUMNS),)
+            after = pushed(after, of_rows, COLUMNS * M, COLUMNS * UNROLL)
+        h = after
         g_at += gates_t
         v_at += values_t
     store_columns(maps, rows, lanes, first, h, mask, H, M, COLUMNS)
@@ -126,7 +131,7 @@ def local_backward(
     temperature, sequences, positions, ends,
     T, H, num_rows, num_chunks, chunk, gates_b, gates_t, gates_i, gates_j, values_b, values_t,
     values_i, d_states_b, d_states_t, d_states_i,
-    M: tl.constexpr, FAMILY: tl.constexpr, PART: tl.constexpr, R: tl.constexpr, L: tl.constexpr,
+    M: tl.constexpr, FAMILY: tl.constexpr, SHIFT: tl.constexpr, R: tl.constexpr, L: tl.constexpr,
     PACKED: tl.constexpr, TEMPERED: tl.constexpr,
 ):  # fmt: skip
     """Run the adjoint recurrence in each chunk, from the gradients that enter at its end."""
@@ -171,7 +176,7 @@ def local_backward(
             v = tl.load(v_at + row * values_i, mask=live, other=0.0).to(S)
             lam = carry[0] + tl.load(dy_at + row * d_states_i, mask=live, other=0.0).to(S)
             carry = pushed(carry, carry, M, 1)
-            d_g, d_u = row_backward(g, h + (v,), lam, inverse, M + 1, FAMILY, PART)
+            d_g, d_u = row_backward(g, h + (v,), lam, inverse, M + 1, FAMILY, SHIFT)
             store_all(dg_at + row * GATES * H, H, d_g, live, GATES)
             tl.store(dv_at + row * H, d_u[M].to(d_values.dtype.element_ty), mask=live)
             sums = added(sums, d_u, M)
@@ -192,19 +197,19 @@ def local_backward(
 @triton.jit
 def chunk_backward(
     gates, d_states, d_final, maps, temperature, sequences, ends,
-    T, H, num_rows, num_chunks, chunk, gates_b, gates_t, gates_i, gates_j, d_states_b, d_states_t,
+    T, H, num_maps, maps_of_row, chunk, gates_b, gates_t, gates_i, gates_j, d_states_b, d_states_t,
     d_states_i,
-    M: tl.constexpr, COLUMNS: tl.constexpr, FAMILY: tl.constexpr, PART: tl.constexpr,
-    R: tl.constexpr, L: tl.constexpr, PACKED: tl.constexpr,
-    TEMPERED: tl.constexpr,
+    M: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr, FAMILY: tl.constexpr,
+    SHIFT: tl.constexpr, R: tl.constexpr, L: tl.constexpr, RAGGED: tl.constexpr,
+    PACKED: tl.constexpr, TEMPERED: tl.constexpr,
 ):  # fmt: skip
-    """Find where the adjoint recurrence of each chunk takes the unit vectors, and zero."""
+    """Find where all chunks but the first take unit vectors of the adjoint, and zero."""
     GATES: tl.constexpr = M if FAMILY == "given" else M + 1
     S: tl.constexpr = maps.dtype.element_ty
-    rows, lanes, mask = tile(num_rows, H, R, L)
+    rows, lanes, mask = tile(num_maps, H, R, L)
     first = tl.program_id(2) * COLUMNS + tl.zeros_like(rows)
     inverse = inverse_of(temperature, S, TEMPERED)
-    b, c = rows // num_chunks, rows % num_chunks
+    b, c = rows // maps_of_row, rows % maps_of_row + 1
     begun = c * chunk
     t = tl.minimum(begun + chunk, T) - 1
     g_at = gates + b * gates_b + t * gates_t + lanes
@@ -212,7 +217,7 @@ def chunk_backward(
     zero = tl.zeros((R, L), S)
     carry = unit_columns(first, zero, M, COLUMNS)
     for _ in tl.range(0, chunk):
-        live = mask & (t >= begun)
+        live = mask & (t >= begun) if RAGGED else mask
         if PACKED:
             sequence = tl.load(sequences + t, mask=t >= begun, other=0).to(tl.int64)
             last = live & (tl.load(ends + t, mask=t >= begun, other=0) != 0)
@@ -223,18 +228,25 @@ def chunk_backward(
         sums = ()
         for _ in tl.static_range(COLUMNS * M):
             sums = sums + (zero,)
-        for row in tl.range(0, M):
-            g = load_all(g_at + row * gates_i, gates_j, live, S, GATES)
-            dy = tl.load(dy_at + row * d_states_i, mask=live, other=0.0).to(S)
-            p = row_weights(g, inverse, M + 1, FAMILY, PART)
-            terms = ()
-            for j in tl.static_range(M):
+        row_at = g_at
+        dy_row = dy_at
+        for _ in tl.range(0, M // UNROLL):
+            for row in tl.static_range(UNROLL):
+                g, row_at = load_row(row_at, gates_i, gates_j, live, S, GATES)
+                dy = tl.load(dy_row, mask=live).to(S)
+                dy_row += d_states_i
+                p = row_weights(g, inverse, M + 1, FAMILY, SHIFT)
+                lam = ()
                 for k in tl.static_range(COLUMNS):
-                    lam = lams[k] + dy * (first + k == M).to(S)
-                    terms = terms + (p[j] * lam,)
-            sums = added(sums, terms, COLUMNS * M)
-            lams = pushed(lams, lams, COLUMNS * M, COLUMNS)
-        carry = chosen(live, sums, carry, COLUMNS * M)
+                    x = lams[row * COLUMNS + k]
+                    lam = lam + (with_input(x, 1.0, dy, first, k, M, COLUMNS),)
+                terms = ()
+                for j in tl.static_range(M):
+                    for k in tl.static_range(COLUMNS):
+                        terms = terms + (p[j] * lam[k],)
+                sums = added(sums, terms, COLUMNS * M)
+            lams = pushed(lams, lams, COLUMNS * M, COLUMNS * UNROLL)
+        carry = chosen(live, sums, carry, COLUMNS * M) if RAGGED else sums
         t -= 1
         g_at -= gates_t
         dy_at -= d_states_t

@@ -15,10 +15,13 @@ from statemix.ops.triton.kernels.tiles import (
     chosen,
     last_column,
     load_all,
+    load_row,
+    pushed,
     store_all,
     store_columns,
     tile,
     unit_columns,
+    with_input,
 )
 
 
@@ -32,11 +35,31 @@ def _shifted(first, window, M: tl.constexpr):
 
 
 @triton.jit
+def _before(h_at, initial, sequence, position, k, lanes, H, mask, S: tl.constexpr, M: tl.constexpr):
+    """Return h_{t-1-k}, of the initial window where that is before the first step."""
+    within = k < position
+    before = tl.load(h_at - (k + 1) * H, mask=mask & within, other=0.0).to(S)
+    i_at = initial + (sequence * M + k - position) * H + lanes
+    older = tl.load(i_at, mask=mask & (k >= position), other=0.0).to(S)
+    return tl.where(within, before, older)
+
+
+@triton.jit
+def _window(h_at, initial, sequence, position, lanes, H, mask, S: tl.constexpr, M: tl.constexpr):
+    """Return h_{t-1}, ..., h_{t-m}."""
+    window = ()
+    for k in tl.static_range(M):
+        older = _before(h_at, initial, sequence, position, k, lanes, H, mask, S, M)
+        window = window + (older,)
+    return window
+
+
+@triton.jit
 def local_forward(
     gates, values, entering, states, final, initial, temperature, sequences, positions, ends,
     T, H, num_rows, num_chunks, chunk, gates_b, gates_t, gates_i, gates_j, values_b, values_t,
     values_i,
-    M: tl.constexpr, FAMILY: tl.constexpr, PART: tl.constexpr, R: tl.constexpr, L: tl.constexpr,
+    M: tl.constexpr, FAMILY: tl.constexpr, SHIFT: tl.constexpr, R: tl.constexpr, L: tl.constexpr,
     RAGGED: tl.constexpr, PACKED: tl.constexpr, TEMPERED: tl.constexpr,
 ):  # fmt: skip
     """Run the recurrence in each chunk, from the windows that enter it."""
@@ -59,7 +82,7 @@ def local_forward(
             window = chosen(fresh, started, window, M)
         v = tl.load(v_at, mask=live, other=0.0).to(S)
         g = load_all(g_at, gates_j, live, S, GATES)
-        h = row_forward(g, window + (v,), inverse, M + 1, FAMILY, PART)
+        h = row_forward(g, window + (v,), inverse, M + 1, FAMILY, SHIFT)
         after = _shifted(h, window, M)
         window = chosen(live, after, window, M) if RAGGED else after
         tl.store(h_at, h.to(states.dtype.element_ty), mask=live)
@@ -77,47 +100,46 @@ def local_forward(
 @triton.jit
 def chunk_forward(
     gates, values, maps, initial, temperature, sequences, positions,
-    T, H, num_rows, num_chunks, chunk, gates_b, gates_t, gates_i, gates_j, values_b, values_t,
+    H, num_maps, maps_of_row, chunk, gates_b, gates_t, gates_i, gates_j, values_b, values_t,
     values_i,
-    M: tl.constexpr, COLUMNS: tl.constexpr, FAMILY: tl.constexpr, PART: tl.constexpr,
-    R: tl.constexpr, L: tl.constexpr, RAGGED: tl.constexpr,
-    PACKED: tl.constexpr, TEMPERED: tl.constexpr,
+    M: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr, FAMILY: tl.constexpr,
+    SHIFT: tl.constexpr, R: tl.constexpr, L: tl.constexpr, PACKED: tl.constexpr,
+    TEMPERED: tl.constexpr,
 ):  # fmt: skip
-    """Find where each chunk takes the unit windows, without inputs, and zero, with inputs."""
+    """Find where all chunks but the last take the unit windows, without inputs, and zero, with."""
     GATES: tl.constexpr = M if FAMILY == "given" else M + 1
     S: tl.constexpr = maps.dtype.element_ty
-    rows, lanes, mask = tile(num_rows, H, R, L)
+    rows, lanes, mask = tile(num_maps, H, R, L)
     first = tl.program_id(2) * COLUMNS + tl.zeros_like(rows)
     inverse = inverse_of(temperature, S, TEMPERED)
-    b, c = rows // num_chunks, rows % num_chunks
+    b, c = rows // maps_of_row, rows % maps_of_row
     t = c * chunk
     g_at = gates + b * gates_b + t * gates_t + lanes
     v_at = values + b * values_b + t * values_t + lanes
     zero = tl.zeros((R, L), S)
     windows = unit_columns(first, zero, M, COLUMNS)
-    for _ in tl.range(0, chunk):
-        live = mask & (t < T) if RAGGED else mask
-        if PACKED:
-            sequence = tl.load(sequences + t, mask=t < T, other=0).to(tl.int64)
-            fresh = live & (tl.load(positions + t, mask=t < T, other=1) == 0)
-            started = load_all(initial + sequence * M * H + lanes, H, fresh, S, M)
-            reset = last_column(first, started, zero, M, COLUMNS)
-            windows = chosen(fresh, reset, windows, COLUMNS * M)
-        v = tl.load(v_at, mask=live, other=0.0).to(S)
-        g = load_all(g_at, gates_j, live, S, GATES)
-        p = row_weights(g, inverse, M + 1, FAMILY, PART)
-        after = ()
-        for k in tl.static_range(COLUMNS):
-            x = p[M] * v * (first + k == M).to(S)
-            for j in tl.static_range(M):
-                x += p[j] * windows[j * COLUMNS + k]
-            after = after + (x,)
-        for i in tl.static_range(COLUMNS * (M - 1)):
-            after = after + (windows[i],)
-        windows = chosen(live, after, windows, COLUMNS * M) if RAGGED else after
-        t += 1
-        g_at += gates_t
-        v_at += values_t
+    for _ in tl.range(0, chunk // UNROLL):
+        for _ in tl.static_range(UNROLL):
+            if PACKED:
+                sequence = tl.load(sequences + t).to(tl.int64)
+                fresh = mask & (tl.load(positions + t) == 0)
+                started = load_all(initial + sequence * M * H + lanes, H, fresh, S, M)
+                reset = last_column(first, started, zero, M, COLUMNS)
+                windows = chosen(fresh, reset, windows, COLUMNS * M)
+                t += 1
+            g, g_at = load_row(g_at, gates_t, gates_j, mask, S, GATES)
+            v = tl.load(v_at, mask=mask).to(S)
+            v_at += values_t
+            p = row_weights(g, inverse, M + 1, FAMILY, SHIFT)
+            after = ()
+            for k in tl.static_range(COLUMNS):
+                x = p[0] * windows[k]
+                for j in tl.static_range(1, M):
+                    x += p[j] * windows[j * COLUMNS + k]
+                after = after + (with_input(x, p[M], v, first, k, M, COLUMNS),)
+            for i in tl.static_range(COLUMNS * (M - 1)):
+                after = after + (windows[i],)
+            windows = after
     store_columns(maps, rows, lanes, first, windows, mask, H, M, COLUMNS)
 
 
@@ -127,7 +149,7 @@ def local_backward(
     temperature, sequences, positions, ends,
     T, H, num_rows, num_chunks, chunk, gates_b, gates_t, gates_i, gates_j, values_b, values_t,
     values_i, d_states_b, d_states_t, d_states_i,
-    M: tl.constexpr, FAMILY: tl.constexpr, PART: tl.constexpr, R: tl.constexpr, L: tl.constexpr,
+    M: tl.constexpr, FAMILY: tl.constexpr, SHIFT: tl.constexpr, R: tl.constexpr, L: tl.constexpr,
     PACKED: tl.constexpr, TEMPERED: tl.constexpr,
 ):  # fmt: skip
     """Run the adjoint recurrence in each chunk, from the gradients that enter at its end.
@@ -149,6 +171,8 @@ def local_backward(
     h_at = states + (b * T + t) * H + lanes
     zero = tl.zeros((R, L), S)
     pending = load_all(leaving + rows * M * H + lanes, H, mask, S, M)
+    if not PACKED:
+        window = _window(h_at, initial, b, t, lanes, H, mask & (t >= 0), S, M)
     for _ in tl.range(0, chunk):
         live = mask & (t >= begun)
         sequence = b
@@ -159,26 +183,19 @@ def local_backward(
             last = live & (tl.load(ends + t, mask=t >= begun, other=0) != 0)
             d_window = load_all(d_final + sequence * M * H + lanes, H, last, S, M)
             pending = chosen(last, d_window, pending, M)
-        # h_{t-1-k}, of the initial window where that is before the first step of the sequence.
-        u = ()
-        for k in tl.static_range(M):
-            within = k < position
-            before = tl.load(h_at - (k + 1) * H, mask=live & within, other=0.0).to(S)
-            i_at = initial + (sequence * M + k - position) * H + lanes
-            older = tl.load(i_at, mask=live & (k >= position), other=0.0).to(S)
-            u = u + (tl.where(within, before, older),)
+            window = _window(h_at, initial, sequence, position, lanes, H, live, S, M)
         v = tl.load(v_at, mask=live, other=0.0).to(S)
         dy = tl.load(dy_at, mask=live, other=0.0).to(S)
         g = load_all(g_at, gates_j, live, S, GATES)
         lam = pending[0] + dy
-        d_g, d_u = row_backward(g, u + (v,), lam, inverse, M + 1, FAMILY, PART)
+        d_g, d_u = row_backward(g, window + (v,), lam, inverse, M + 1, FAMILY, SHIFT)
         store_all(dg_at, H, d_g, live, GATES)
         tl.store(dv_at, d_u[M].to(d_values.dtype.element_ty), mask=live)
-        pushed = ()
+        moved = ()
         for i in tl.static_range(M):
             later = pending[i + 1] if i + 1 < M else zero
-            pushed = pushed + (later + d_u[i],)
-        pending = pushed
+            moved = moved + (later + d_u[i],)
+        pending = moved
         if PACKED:
             store_all(d_initial + sequence * M * H + lanes, H, pending, live & (position == 0), M)
         t -= 1
@@ -188,6 +205,9 @@ def local_backward(
         dg_at -= GATES * H
         dv_at -= H
         h_at -= H
+        if not PACKED:
+            older = _before(h_at, initial, b, t, M - 1, lanes, H, mask & (t >= begun), S, M)
+            window = pushed(window, (older,), M, 1)
     if not PACKED:
         store_all(d_initial + b * M * H + lanes, H, pending, mask & (c == 0), M)
 
@@ -195,44 +215,46 @@ def local_backward(
 @triton.jit
 def chunk_backward(
     gates, d_states, d_final, maps, temperature, sequences, ends,
-    T, H, num_rows, num_chunks, chunk, gates_b, gates_t, gates_i, gates_j, d_states_b, d_states_t,
+    T, H, num_maps, maps_of_row, chunk, gates_b, gates_t, gates_i, gates_j, d_states_b, d_states_t,
     d_states_i,
-    M: tl.constexpr, COLUMNS: tl.constexpr, FAMILY: tl.constexpr, PART: tl.constexpr,
-    R: tl.constexpr, L: tl.constexpr, PACKED: tl.constexpr,
-    TEMPERED: tl.constexpr,
+    M: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr, FAMILY: tl.constexpr,
+    SHIFT: tl.constexpr, R: tl.constexpr, L: tl.constexpr, RAGGED: tl.constexpr,
+    PACKED: tl.constexpr, TEMPERED: tl.constexpr,
 ):  # fmt: skip
-    """Find where the adjoint recurrence of each chunk takes the unit windows, and zero."""
+    """Find where all chunks but the first take unit windows of the adjoint, and zero."""
     GATES: tl.constexpr = M if FAMILY == "given" else M + 1
     S: tl.constexpr = maps.dtype.element_ty
-    rows, lanes, mask = tile(num_rows, H, R, L)
+    rows, lanes, mask = tile(num_maps, H, R, L)
     first = tl.program_id(2) * COLUMNS + tl.zeros_like(rows)
     inverse = inverse_of(temperature, S, TEMPERED)
-    b, c = rows // num_chunks, rows % num_chunks
+    b, c = rows // maps_of_row, rows % maps_of_row + 1
     begun = c * chunk
     t = tl.minimum(begun + chunk, T) - 1
     g_at = gates + b * gates_b + t * gates_t + lanes
     dy_at = d_states + b * d_states_b + t * d_states_t + lanes
     zero = tl.zeros((R, L), S)
     pending = unit_columns(first, zero, M, COLUMNS)
-    for _ in tl.range(0, chunk):
-        live = mask & (t >= begun)
-        if PACKED:
-            sequence = tl.load(sequences + t, mask=t >= begun, other=0).to(tl.int64)
-            last = live & (tl.load(ends + t, mask=t >= begun, other=0) != 0)
-            d_window = load_all(d_final + sequence * M * H + lanes, H, last, S, M)
-            reset = last_column(first, d_window, zero, M, COLUMNS)
-            pending = chosen(last, reset, pending, COLUMNS * M)
-        dy = tl.load(dy_at, mask=live, other=0.0).to(S)
-        g = load_all(g_at, gates_j, live, S, GATES)
-        p = row_weights(g, inverse, M + 1, FAMILY, PART)
-        pushed = ()
-        for i in tl.static_range(M):
+    for _ in tl.range(0, chunk // UNROLL):
+        for _ in tl.static_range(UNROLL):
+            live = mask & (t >= begun) if RAGGED else mask
+            if PACKED:
+                sequence = tl.load(sequences + t, mask=t >= begun, other=0).to(tl.int64)
+                last = live & (tl.load(ends + t, mask=t >= begun, other=0) != 0)
+                d_window = load_all(d_final + sequence * M * H + lanes, H, last, S, M)
+                reset = last_column(first, d_window, zero, M, COLUMNS)
+                pending = chosen(last, reset, pending, COLUMNS * M)
+            g, g_at = load_row(g_at, -gates_t, gates_j, live, S, GATES)
+            dy = tl.load(dy_at, mask=live).to(S)
+            dy_at -= d_states_t
+            p = row_weights(g, inverse, M + 1, FAMILY, SHIFT)
+            lam = ()
             for k in tl.static_range(COLUMNS):
-                lam = pending[k] + dy * (first + k == M).to(S)
-                later = pending[(i + 1) * COLUMNS + k] if i + 1 < M else zero
-                pushed = pushed + (later + p[i] * lam,)
-        pending = chosen(live, pushed, pending, COLUMNS * M)
-        t -= 1
-        g_at -= gates_t
-        dy_at -= d_states_t
+                lam = lam + (with_input(pending[k], 1.0, dy, first, k, M, COLUMNS),)
+            moved = ()
+            for i in tl.static_range(M):
+                for k in tl.static_range(COLUMNS):
+                    later = pending[(i + 1) * COLUMNS + k] if i + 1 < M else zero
+                    moved = moved + (later + p[i] * lam[k],)
+            pending = chosen(live, moved, pending, COLUMNS * M) if RAGGED else moved
+            t -= 1
     store_columns(maps, rows, lanes, first, pending, mask, H, M, COLUMNS)

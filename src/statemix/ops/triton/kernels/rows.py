@@ -6,7 +6,7 @@
 with u the previous states and, last, the value, and s the sign inside |f|. Each number of a row is
 a tile of lanes, so a row is a tuple of tiles. The families are defined in ops/gates.py, and kept
 from overflowing as in the CPU kernels (ops/cpu/gates.h): weights are measured in a unit of their
-row, and in PART, a power of two no larger than 1 / (4 (m+1)), so that no weighted sum overflows.
+row, and in 2^-SHIFT, at most 1 / (4 (m+1)), so that no weighted sum overflows.
 """
 
 import triton
@@ -42,9 +42,9 @@ def inverse_of(temperature, S: tl.constexpr, TEMPERED: tl.constexpr):
 
 
 @triton.jit
-def _exponential(x, inverse, PART: tl.constexpr):
-    """Return PART e^{x / T} for x <= 0."""
-    return tl.exp2(x * _normal(inverse * LOG2_E)) * PART
+def _exponential(x, inverse, SHIFT: tl.constexpr):
+    """Return 2^-SHIFT e^{x / T} for x <= 0."""
+    return tl.exp2(x * _normal(inverse * LOG2_E) - SHIFT)
 
 
 @triton.jit
@@ -95,20 +95,21 @@ def _scale(g, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr):
 
 
 @triton.jit
-def _weight(g, top, factor, inverse, FAMILY: tl.constexpr, PART: tl.constexpr):
+def _weight(g, top, factor, inverse, FAMILY: tl.constexpr, SHIFT: tl.constexpr):
     """Return f(g / T) in the unit of its row."""
+    UNIT: tl.constexpr = 2.0**-SHIFT
     f = g
     if FAMILY == "softmax":
-        f = _exponential(g - top, inverse, PART)
+        f = _exponential(g - top, inverse, SHIFT)
     elif FAMILY == "sigmoid":
-        f = _exponential(tl.minimum(g, 0.0) - top, inverse, PART)
-        f = f / (1.0 + _exponential(-tl.abs(g), inverse, 1.0))
+        f = _exponential(tl.minimum(g, 0.0) - top, inverse, SHIFT)
+        f = f / (1.0 + _exponential(-tl.abs(g), inverse, 0))
     elif FAMILY == "relu":
-        f = tl.where(g < 0, 0.0, g) * factor * PART
+        f = tl.where(g < 0, 0.0, g) * factor * UNIT
     elif FAMILY == "signed":
-        f = g * factor * PART
+        f = g * factor * UNIT
     elif FAMILY == "tanh":
-        f = _tanh(g * inverse) * PART
+        f = _tanh(g * inverse) * UNIT
     elif FAMILY == "none":
         f = g * inverse
     return f
@@ -124,19 +125,21 @@ def _share(f, FAMILY: tl.constexpr):
 
 
 @triton.jit
-def _epsilon(factor, inverse, FAMILY: tl.constexpr, PART: tl.constexpr):
+def _epsilon(factor, inverse, FAMILY: tl.constexpr, SHIFT: tl.constexpr):
     """Return epsilon in the unit of the row."""
+    UNIT: tl.constexpr = 2.0**-SHIFT
     epsilon = factor * 0.0
     if FAMILY == "relu" or FAMILY == "signed":
-        epsilon = factor / inverse * (EPSILON * PART)
+        epsilon = factor / inverse * (EPSILON * UNIT)
     elif FAMILY == "tanh":
-        epsilon += EPSILON * PART
+        epsilon += EPSILON * UNIT
     return epsilon
 
 
 @triton.jit
-def _gradient(g, f, half, common, factor, inverse, FAMILY: tl.constexpr, PART: tl.constexpr):
+def _gradient(g, f, half, common, factor, inverse, FAMILY: tl.constexpr, SHIFT: tl.constexpr):
     """Return f'(g) times lam / S times twice ``half``, with f' the derivative by g."""
+    UNIT: tl.constexpr = 2.0**-SHIFT
     if FAMILY == "given":
         gradient = common * half
     elif FAMILY == "none":
@@ -144,22 +147,22 @@ def _gradient(g, f, half, common, factor, inverse, FAMILY: tl.constexpr, PART: t
     elif FAMILY == "softmax":
         gradient = common * inverse * f * half
     elif FAMILY == "sigmoid":
-        e = _exponential(-tl.abs(g), inverse, 1.0)
+        e = _exponential(-tl.abs(g), inverse, 0)
         gradient = common * (inverse * (tl.where(g < 0, 1.0, e) / (1.0 + e)) * f) * half
     else:
         slope = factor
         if FAMILY == "relu":
             slope = tl.where(g > 0, factor, 0.0)
         elif FAMILY == "tanh":
-            slope = (1.0 - f / PART * (f / PART)) * inverse
+            slope = (1.0 - f / UNIT * (f / UNIT)) * inverse
         # The product of the first two may be no normal number, or that of the last two overflow.
-        steep = common * PART
+        steep = common * UNIT
         gradient = tl.where(slope < 1, steep * (slope * half), steep * slope * half)
     return gradient + gradient
 
 
 @triton.jit
-def row_forward(g, u, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr, PART: tl.constexpr):
+def row_forward(g, u, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr, SHIFT: tl.constexpr):
     """Return h of one row.
 
     Args:
@@ -168,7 +171,7 @@ def row_forward(g, u, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr, PART: 
         inverse: 1 / T.
         COUNT: m + 1.
         FAMILY: gate family.
-        PART: unit of the weights.
+        SHIFT: the weights are measured in 2^-SHIFT.
     """
     if FAMILY == "given":
         h = u[COUNT - 1]
@@ -176,11 +179,11 @@ def row_forward(g, u, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr, PART: 
             h += g[j] * u[j]
     else:
         top, factor = _scale(g, inverse, COUNT, FAMILY)
-        f = _weight(g[0], top, factor, inverse, FAMILY, PART)
+        f = _weight(g[0], top, factor, inverse, FAMILY, SHIFT)
         h = f * u[0]
-        total = _epsilon(factor, inverse, FAMILY, PART) + _share(f, FAMILY)
+        total = _epsilon(factor, inverse, FAMILY, SHIFT) + _share(f, FAMILY)
         for j in tl.static_range(1, COUNT):
-            f = _weight(g[j], top, factor, inverse, FAMILY, PART)
+            f = _weight(g[j], top, factor, inverse, FAMILY, SHIFT)
             h += f * u[j]
             total += _share(f, FAMILY)
         if FAMILY != "none":
@@ -189,7 +192,7 @@ def row_forward(g, u, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr, PART: 
 
 
 @triton.jit
-def row_weights(g, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr, PART: tl.constexpr):
+def row_weights(g, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr, SHIFT: tl.constexpr):
     """Return the weights p of one row, COUNT tiles; 1 for the input of "given"."""
     p = g
     if FAMILY == "given":
@@ -197,20 +200,23 @@ def row_weights(g, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr, PART: tl.
     else:
         top, factor = _scale(g, inverse, COUNT, FAMILY)
         f = ()
-        total = _epsilon(factor, inverse, FAMILY, PART)
+        total = _epsilon(factor, inverse, FAMILY, SHIFT)
         for j in tl.static_range(COUNT):
-            f = f + (_weight(g[j], top, factor, inverse, FAMILY, PART),)
+            f = f + (_weight(g[j], top, factor, inverse, FAMILY, SHIFT),)
             total += _share(f[j], FAMILY)
         p = f
         if FAMILY != "none":
             p = ()
+            share = 1.0 / total
             for j in tl.static_range(COUNT):
-                p = p + (f[j] / total,)
+                p = p + (f[j] * share,)
     return p
 
 
 @triton.jit
-def row_backward(g, u, lam, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr, PART: tl.constexpr):
+def row_backward(
+    g, u, lam, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr, SHIFT: tl.constexpr
+):
     """Return the gradients of one row's gates, and of what they weigh.
 
     The result h is computed again: if the states u were rounded when they were stored, u - h keeps
@@ -223,7 +229,7 @@ def row_backward(g, u, lam, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr, 
         inverse: 1 / T.
         COUNT: as in :func:`row_forward`.
         FAMILY: as in :func:`row_forward`.
-        PART: as in :func:`row_forward`.
+        SHIFT: as in :func:`row_forward`.
 
     Returns:
         d_g: as many tiles as ``g``.
@@ -239,10 +245,10 @@ def row_backward(g, u, lam, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr, 
         top, factor = _scale(g, inverse, COUNT, FAMILY)
     f = ()
     for j in tl.static_range(GATES):
-        f = f + (_weight(g[j], top, factor, inverse, FAMILY, PART),)
+        f = f + (_weight(g[j], top, factor, inverse, FAMILY, SHIFT),)
     half_h = lam
     if FAMILY != "given" and FAMILY != "none":
-        total = _epsilon(factor, inverse, FAMILY, PART)
+        total = _epsilon(factor, inverse, FAMILY, SHIFT)
         h = f[0] * u[0]
         for j in tl.static_range(COUNT):
             total += _share(f[j], FAMILY)
@@ -257,7 +263,7 @@ def row_backward(g, u, lam, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr, 
             half -= half_h
         elif FAMILY == "signed" or FAMILY == "tanh":
             half -= tl.where(f[j] > 0, half_h, tl.where(f[j] < 0, -half_h, 0.0))
-        gradient = _gradient(g[j], f[j], half, common, factor, inverse, FAMILY, PART)
+        gradient = _gradient(g[j], f[j], half, common, factor, inverse, FAMILY, SHIFT)
         d_g = d_g + (gradient,)
         d_u = d_u + (common * f[j],)
     if FAMILY == "given":

@@ -26,6 +26,20 @@ def load_all(pointers, stride, mask, S: tl.constexpr, COUNT: tl.constexpr):
 
 
 @triton.jit
+def load_row(pointers, row_stride, stride, mask, S: tl.constexpr, COUNT: tl.constexpr):
+    """Return COUNT tiles, a stride apart, in dtype S, and pointers to the next row.
+
+    A pointer that moves takes fewer instructions than a product of strides for each tile.
+    """
+    tiles = ()
+    at = pointers
+    for i in tl.static_range(COUNT):
+        tiles = tiles + (tl.load(at, mask=mask).to(S),)
+        at += stride if i + 1 < COUNT else row_stride - (COUNT - 1) * stride
+    return tiles, at
+
+
+@triton.jit
 def store_all(pointers, stride, tiles, mask, COUNT: tl.constexpr):
     """Store COUNT tiles a stride apart."""
     for i in tl.static_range(COUNT):
@@ -61,6 +75,17 @@ def unit_columns(first, zero, M: tl.constexpr, COLUMNS: tl.constexpr):
         for k in tl.static_range(COLUMNS):
             columns = columns + (zero + (first + k == i).to(zero.dtype),)
     return columns
+
+
+@triton.jit
+def with_input(x, p, v, first, k: tl.constexpr, M: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return x, plus p v if ``first`` + k is column M, the one with inputs."""
+    if COLUMNS == M + 1:
+        if k == M:
+            x += p * v
+    else:
+        x += p * v * (first + k == M).to(x.dtype)
+    return x
 
 
 @triton.jit

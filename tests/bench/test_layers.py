@@ -16,6 +16,7 @@ from statemix.settings import RequestError
 CASE = layers.Case(hidden_size=8, batch_size=2, length=70)
 # The test's own layers register themselves later.
 COMPARED = list(LAYERS)
+F32 = torch.float32
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 
 
@@ -234,3 +235,53 @@ def test_a_row_without_a_time_keeps_the_price(toys):
     row = json.loads(json.dumps(layers.row(entry, CASE, measured, "float32"), allow_nan=False))
     assert row["flops"] is row["time_s"] is row["tokens_per_s"] is row["relative_error"] is None
     assert row["num_parameters"] == 72
+
+
+def scanned(*sizes):
+    return [LayerSpec("bd_lru", num_blocks=2, block_size=m, backend="associative") for m in sizes]
+
+
+def named_entries(specs):
+    return layers.entries({f"m{one.options['block_size']}": one for one in specs}, CASE, F32, Cpu())
+
+
+def test_layers_of_the_papers_scan_are_compiled_beside_the_others():
+    loop = LayerSpec("bd_lru", num_blocks=2, block_size=3, backend="loop")
+    found = layers.with_compiled(named_entries([*scanned(2), loop]))
+    assert [(one.name, one.compiled, one.title) for one in found] == [
+        ("m2", False, "BD-LRU m=2, associative"),
+        ("m2 compiled", True, "BD-LRU m=2, compiled"),
+        ("m3", False, "BD-LRU m=3, loop"),
+    ]
+
+
+@pytest.mark.parametrize(("sizes", "count"), [((), 0), (range(1, 10), 9)])
+def test_a_number_of_layers_that_cannot_be_compiled_is_refused(sizes, count):
+    listed = named_entries(scanned(*sizes))
+    with pytest.raises(RequestError, match=f"^compiled must be used with 1 to 8 .*, got {count}$"):
+        layers.with_compiled(listed)
+    if count:
+        assert len(layers.with_compiled(listed[:-1])) == 16
+
+
+def test_compiled_layers_alone_go_through_the_compiler(monkeypatch):
+    compiled = []
+
+    def autotuned(layer):
+        compiled.append(layer)
+        return lambda x: (2 * layer(x)[0], None)
+
+    monkeypatch.setattr(layers, "autotuned", autotuned)
+    entries = layers.with_compiled(named_entries(scanned(2)))
+    plain, twice = (one.prepare() for one in layers.providers(entries, CASE, F32))
+    torch.testing.assert_close(twice()[0], 2 * plain()[0])
+    assert len(compiled) == 1
+
+
+def test_a_row_of_a_compiled_layer_states_no_saved_bytes():
+    measured = Measurement("a", "", "measured", rounds=3, time_s=Spread(0.5, 2.0, 4.0))
+    entries = layers.with_compiled(named_entries(scanned(2)))
+    plain, compiled = (layers.row(one, CASE, measured, "float32") for one in entries)
+    assert (plain["compiled"], compiled["compiled"]) == (False, True)
+    assert plain["saved_bytes_per_token"] > 0
+    assert compiled["saved_bytes_per_token"] is None

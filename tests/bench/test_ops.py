@@ -164,3 +164,11 @@ def test_the_gate_family_reaches_every_provider_and_must_fit():
     )
     with pytest.raises(SettingError, match=r"gate must be one of .* got 'householder'"):
         ops.cases(["h_lru"], [ops.Shape(1, 2, 3, 2)], (), (), "householder")
+
+
+def test_functions_are_compiled_with_max_autotune_for_one_shape(monkeypatch):
+    given = {}
+    monkeypatch.setattr(torch, "compile", lambda function, **options: given.update(options))
+    ops.autotuned(lambda: None)
+    assert given["options"]["max_autotune"] is True
+    assert (given["fullgraph"], given["dynamic"]) == (True, False)

@@ -274,6 +274,45 @@ def test_a_layer_of_ones_own_is_imported_and_compared(capsys, toys, tmp_path):
     assert (row["layer"]["iterations"], row["flops"], row["dtype"]) == (2, None, "float64")
 
 
+def test_layers_are_measured_at_every_batch_size_and_length(capsys, tmp_path):
+    path = tmp_path / "layers.jsonl"
+    words = ["--layers", "conv", "kernel_size=2", "--batch-size", "1", "3", "--length", "4", "6"]
+    options = ["--hidden-size", "8", "--rounds", "3", "--output", str(path)]
+    parse(["layers", *words, *options]).run()
+    text = capsys.readouterr().out
+    kept = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(row["provider"], *row["case"].values()) for row in kept] == [
+        (name, 8, batch_size, length)
+        for batch_size in (1, 3)
+        for length in (4, 6)
+        for name in ("lstm", "conv kernel_size=2")
+    ]
+    # A convolution keeps its input, with one token of padding.
+    saved = {row["case"]["length"]: row["saved_bytes_per_token"] for row in kept[1::2]}
+    assert saved == {length: 4 * 8 * (length + 1) / length for length in (4, 6)}
+    assert "[4/4] Training with one layer, width 8, B=3 T=6" in text
+    assert text.count("  Convolution K=2: conv kernel_size=2\n") == 1
+
+
+def test_layers_of_the_papers_scan_are_also_compiled_if_asked(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("statemix.bench.layers.autotuned", lambda layer: layer)
+    path = tmp_path / "layers.jsonl"
+    words = ["bd_lru", "num_blocks=2", "block_size=3", "backend=associative"]
+    options = ["--compiled", "--output", str(path), *TINY_LAYERS]
+    parse(["layers", "--layers", *words, *options]).run()
+    kept = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(row["provider"], row["compiled"]) for row in kept] == [
+        ("lstm", False),
+        (" ".join(words), False),
+        (f"{' '.join(words)} compiled", True),
+    ]
+    text = capsys.readouterr().out
+    (shown,) = [line.split() for line in text.splitlines() if "BD-LRU m=3, compiled" in line]
+    assert shown[8] == "-"  # saved bytes
+    # It is no layer that --layers reads.
+    assert "associative compiled" not in text
+
+
 def test_a_layer_too_large_for_memory_keeps_its_price(capsys, monkeypatch, tmp_path):
     free = iter([10**12, 1])
     monkeypatch.setattr("statemix.bench.memory.available_bytes", lambda: next(free))
@@ -281,7 +320,8 @@ def test_a_layer_too_large_for_memory_keeps_its_price(capsys, monkeypatch, tmp_p
     text = capsys.readouterr().out
     (shown,) = [line.split() for line in text.splitlines() if line.startswith("  Convolution K=2 ")]
     assert shown[-1] == "skipped"
-    assert "Convolution K=2: conv kernel_size=2 (skipped: needs about" in text
+    assert "  Convolution K=2: conv kernel_size=2\n" in text
+    assert "  Convolution K=2, B=2 T=5 skipped: needs about" in text
 
 
 @pytest.mark.parametrize(
@@ -293,6 +333,8 @@ def test_a_layer_too_large_for_memory_keeps_its_price(capsys, monkeypatch, tmp_p
         (["--batch-size", "1000000000"], "batch_size x length x hidden_size must fit into memory"),
         (["--layers", "bd_lru", "num_blocks=0", "block_size=1"], "num_blocks must be at least 1"),
         (["--layers", "conv", "kernel_size=2000000000"], "layers must fit into memory"),
+        (["--batch-size", "2", "0"], "batch_size must be in 1"),
+        (["--compiled"], "compiled must be used with 1 to 8 layers of backend=associative, got 0"),
         (["--rounds", "0"], r"rounds must be in 1\.\.1000000, got 0"),
         (["--imports", "no_such_module"], "imports must name importable modules"),
     ],

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from math import isfinite
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor
 from statemix.bench import memory
 from statemix.bench.devices import BenchDevice, DeviceName
 from statemix.bench.harness import Measurement, Provider
-from statemix.bench.ops import TOLERANCES
+from statemix.bench.ops import TOLERANCES, autotuned
 from statemix.layers import LAYERS, Layer, LayerSpec, Price, price
 from statemix.memory import gigabytes, is_shortage
 from statemix.ops import BackendUnavailableError
@@ -22,6 +22,7 @@ from statemix.settings import RequestError, built
 
 __all__ = [
     "BASELINE",
+    "SCAN",
     "TOLERANCES",
     "Case",
     "Entry",
@@ -30,10 +31,14 @@ __all__ = [
     "providers",
     "registered",
     "row",
+    "with_compiled",
 ]
 
 BASELINE = LayerSpec("lstm")
 """Layer of the same width that every other one is compared with."""
+
+SCAN = "associative"
+"""Backend of the paper's parallel scan."""
 
 # Steps that are checked: the last ones of the first sequence.
 _CHECKED_STEPS = 32
@@ -67,18 +72,27 @@ class Entry:
         name: name and options as users write them, distinct within a comparison.
         spec: the layer.
         price: price of the last token of a sequence.
-        saved_bytes: bytes per token that the forward keeps for the backward, parameters excluded.
+        saved_bytes: bytes per token that the forward keeps for the backward, parameters excluded;
+            of a compiled layer those that it would keep if it were not compiled.
+        compiled: whether the whole layer is compiled with max-autotune, as in the paper.
     """
 
     name: str
     spec: LayerSpec
     price: Price
     saved_bytes: float
+    compiled: bool = False
 
     @property
     def label(self) -> str:
-        """Name of the layer in tables."""
+        """Name of the layer."""
         return LAYERS[self.spec.name].label(self.spec.options)
+
+    @property
+    def title(self) -> str:
+        """Name of the layer in tables, with the backend if one was chosen."""
+        backend = "compiled" if self.compiled else self.spec.options.get("backend")
+        return self.label if backend is None else f"{self.label}, {backend}"
 
 
 def registered(hidden_size: int, dtype: torch.dtype) -> list[LayerSpec]:
@@ -143,6 +157,25 @@ def entries(
         Entry(name, spec, prices[name], _saved_bytes(name, spec, case, dtype, device))
         for name, spec in specs.items()
     ]
+
+
+def with_compiled(listed: Sequence[Entry]) -> list[Entry]:
+    """Return the entries, each one that runs the paper's scan followed by its compiled form.
+
+    Raises:
+        RequestError: if none runs the paper's scan, or more do than PyTorch compiles at once.
+    """
+    found = []
+    for entry in listed:
+        found.append(entry)
+        if entry.spec.options.get("backend") == SCAN:
+            found.append(replace(entry, name=f"{entry.name} compiled", compiled=True))
+    count, most = len(found) - len(listed), torch._dynamo.config.recompile_limit
+    if not 1 <= count <= most:
+        raise RequestError(
+            f"compiled must be used with 1 to {most} layers of backend={SCAN}, got {count}"
+        )
+    return found
 
 
 def _is_lost(kind: type[Layer], dtype: torch.dtype) -> bool:
@@ -223,6 +256,9 @@ def providers(
     against single steps of the layer in float64; those of a layer that iterates, whose steps agree
     only as far as the iteration has converged, against whole sequences in float64.
     """
+    if any(entry.compiled for entry in listed):
+        # Otherwise this case would count as a recompilation of earlier ones.
+        torch.compiler.reset()
 
     @cache
     def problem() -> tuple[Tensor, Tensor]:
@@ -232,9 +268,11 @@ def providers(
         def prepare() -> Callable[[], tuple[Tensor, Tensor]]:
             layer, (x, d_y) = _layer(entry.spec, case, dtype, device), problem()
             leaves = [x, *layer.parameters()]
+            run: Callable[[Tensor], tuple[Tensor, Any]]
+            run = autotuned(layer) if entry.compiled else layer
 
             def call() -> tuple[Tensor, Tensor]:
-                y, _ = layer(x)
+                y, _ = run(x)
                 d_x, *_ = torch.autograd.grad(y, leaves, d_y, allow_unused=True)
                 return y.detach(), d_x
 
@@ -274,9 +312,10 @@ def row(entry: Entry, case: Case, measurement: Measurement, dtype: str) -> dict[
         "dtype": dtype,
         "layer": entry.spec.complete().to_plain(),
         "label": entry.label,
+        "compiled": entry.compiled,
         **asdict(entry.price),
         "flops": flops and {**flops._asdict(), "total": flops.total},
-        "saved_bytes_per_token": entry.saved_bytes,
+        "saved_bytes_per_token": None if entry.compiled else entry.saved_bytes,
         "tokens_per_s": time_s and case.num_tokens / time_s.p50,
         **outcome,
     }

@@ -204,12 +204,7 @@ def providers(
         arguments = [tensor.contiguous() for tensor in problem()]
         # Otherwise this case would count as a recompilation of earlier ones.
         torch.compiler.reset()
-        operator = torch.compile(
-            _operator(case, "associative"),
-            fullgraph=True,
-            dynamic=False,
-            options={**torch._inductor.list_mode_options("max-autotune"), **_SILENT_AUTOTUNING},
-        )
+        operator = autotuned(_operator(case, "associative"))
         return _call(case.direction, operator, *arguments)
 
     def copy() -> Callable[[], None]:
@@ -230,6 +225,16 @@ def providers(
         note = "backend associative, contiguous, compiled with max-autotune"
         listed.append(provider(COMPILED, paper_compiled, note))
     return listed
+
+
+def autotuned(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function or module compiled as in the paper: with max-autotune, for one shape."""
+    return torch.compile(
+        function,
+        fullgraph=True,
+        dynamic=False,
+        options={**torch._inductor.list_mode_options("max-autotune"), **_SILENT_AUTOTUNING},
+    )
 
 
 def row(case: Case, measurement: Measurement, dtype: str) -> dict[str, Any]:

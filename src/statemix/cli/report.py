@@ -1,6 +1,7 @@
-"""``statemix report``: what the results stores say about the paper's tables."""
+"""``statemix report``: what the stored results say about the paper's tables and figures."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,14 +27,22 @@ class Report:
     prints every cell of the tables of Dubinin et al. and every figure of Movahedi et al. that has
     results, "claims" the claims of the former with the comparisons that decide them.
 
+    "bench" draws Figure 3 of Dubinin et al., a figure for each device and data type that `statemix
+    bench layers` has measured, and prints its numbers: (A) BD-LRU of 128 blocks by implementation,
+    layers (B) of hidden size 768 and (C) of 33M parameters (at most 5% more or less), against the
+    length and against the batch size. Panels without measurements are left out and named.
+
     A cell counts as measured if one setting has three seeds on each of its data sets. Where that is
     so under several protocols or at several sizes, protocol "paper" decides whether the cell
     agrees, which means within 0.05; of its sizes, the largest whose runs are complete, or else the
     largest.
     """
 
-    kind: tyro.conf.Positional[Literal["page", "cells", "claims"]] = "page"
+    kind: tyro.conf.Positional[Literal["page", "cells", "claims", "bench"]] = "page"
     """What to make."""
+
+    files: tyro.conf.Positional[tuple[Path, ...]] = ()
+    """For "bench": JSON-lines files of measurements (results/bench/*.jsonl if none is given)."""
 
     results: Path = Path("results/reproduce")
     """Folder of results stores (JSON-lines files), with eigenvalues in its folder "spectra"."""
@@ -44,17 +53,23 @@ class Report:
     also have the cells without results, with "verdict": "empty"; claims as
     [{"claim": name, "verdict": "holds" | "does not hold" | "open", ...}]."""
 
-    output: Path = Path("report/index.html")
-    """File of the page."""
+    output: Path | None = None
+    """File of the page (report/index.html if not given), or folder of the figures of "bench"
+    (report)."""
 
     def run(self) -> None:
-        """Write the page, or print the cells.
+        """Write the page or the figures, or print the cells.
 
         Raises:
-            RequestError: if the folder cannot be read, a file is not a results store, or the page
-                cannot be written.
-            OSError: if the page cannot be written later.
+            RequestError: if the folder or a file cannot be read, a file does not hold such results,
+                or the page or a figure cannot be written.
+            OSError: if the page or a figure cannot be written later.
         """
+        if self.kind == "bench":
+            self._draw_throughput()
+            return
+        if self.files:
+            raise RequestError(f"files must be given for bench alone, got {self.files[0]}")
         from statemix.experiments.store import merged
 
         if not self.results.is_dir():
@@ -70,9 +85,43 @@ class Report:
         from statemix.report.reproduction import page
 
         spectra = SpectraFolder(self.results / "spectra").read()
-        files.open_for_append("output", self.output)
-        page.write(rows, self.output, spectra)
-        print(f"wrote {self.output}")
+        output = self.output or Path("report/index.html")
+        files.open_for_append("output", output)
+        page.write(rows, output, spectra)
+        print(f"wrote {output}")
+
+    def _draw_throughput(self) -> None:
+        from statemix.report import figures
+        from statemix.report.throughput import drawing, text
+        from statemix.report.throughput.panels import panels
+        from statemix.report.throughput.points import read
+
+        if self.json:
+            raise RequestError("json must not be used with bench, whose rows are JSON")
+        paths = self.files or tuple(sorted(Path("results/bench").glob("*.jsonl")))
+        points = read(paths)
+        if not points:
+            raise RequestError(
+                "files must hold rows of `statemix bench layers`, got none in "
+                f"{', '.join(map(str, paths)) or 'results/bench'}"
+            )
+        folder = self.output or Path("report")
+        files.make_folder("output", folder)
+        console = Console(highlight=False, markup=False, soft_wrap=True)
+        for setting in dict.fromkeys(point.setting for point in points):
+            found, missing = panels([point for point in points if point.setting == setting])
+            console.print(f"{setting.title}\n")
+            for panel in found:
+                console.print(f"{panel.title}\n{text.panel_table(panel).as_text()}\n")
+            for line in missing:
+                console.print(f"left out: {line}")
+            if found:
+                path = folder / f"throughput-{_slug(setting.title)}.png"
+                files.open_for_append("output", path)
+                path.write_bytes(figures.png(drawing.draw(setting, found), figures.DPI))
+                console.print(f"wrote {path}")
+            console.print()
+        console.print(text.LEGEND)
 
     def _print_cells(self, rows: "Mapping[str, Row]") -> None:
         from statemix.experiments.fixed_point.scores import overview as fixed_point_overview
@@ -100,6 +149,16 @@ class Report:
 
         decisions = [decision for protocol in PROTOCOLS for decision in decide(rows, protocol)]
         print(json.dumps(to_rows(decisions), indent=1) if self.json else text.claims(decisions))
+
+
+def _slug(text: str) -> str:
+    """Return a part of a file name.
+
+    Example:
+        >>> _slug("AMD EPYC, 2 threads, float32")
+        'amd-epyc-2-threads-float32'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def _table(cells: "list[CellRow]") -> str:

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal, NamedTuple
 
 import torch
+import tyro
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -35,6 +36,14 @@ token for a single sequence (parameters and state read, state written). saved by
 forward for the backward, per token. k, M and G are powers of 1000."""
 
 
+class Outcome(NamedTuple):
+    """A measurement of a layer at one size."""
+
+    case: layers.Case
+    entry: layers.Entry
+    measured: Measurement
+
+
 @dataclass(frozen=True, kw_only=True)
 class Layers(MeasuredAnywhere):
     """State what each layer costs, and time training with it.
@@ -44,7 +53,8 @@ class Layers(MeasuredAnywhere):
     and options. A layer is first checked against its own single steps in float64, or against whole
     sequences if it iterates; a wrong one is not timed. One process then calls all layers in rounds,
     each in random order. Speeds are medians over rounds, and ratios to an LSTM of the same width
-    are medians of the ratios within a round.
+    are medians of the ratios within a round. `statemix report bench` draws the rows as Figure 3 of
+    the paper.
     """
 
     layers: tuple[LayerSpec, ...] = ()
@@ -53,11 +63,16 @@ class Layers(MeasuredAnywhere):
     hidden_size: int = 256
     """Width of every layer."""
 
-    batch_size: int = 8
-    """Sequences of a call."""
+    batch_size: tuple[int, ...] = (8,)
+    """Sequences of a call. Several are measured one after the other."""
 
-    length: int = 512
-    """Tokens of a sequence."""
+    length: tuple[int, ...] = (512,)
+    """Tokens of a sequence. Several are measured one after the other, each with every batch
+    size."""
+
+    compiled: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Also time each layer of backend=associative as the paper runs it: the whole layer under
+    torch.compile with max-autotune. Each case compiles for one to three minutes."""
 
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     """Data type of parameters and activations."""
@@ -74,31 +89,48 @@ class Layers(MeasuredAnywhere):
         """
         self.check()
         dtype: torch.dtype = getattr(torch, self.dtype)
-        case = layers.Case(self.hidden_size, self.batch_size, self.length)
-        layers.check_case(case, dtype)
+        cases = [
+            layers.Case(self.hidden_size, batch_size, length)
+            for batch_size in self.batch_size
+            for length in self.length
+        ]
+        for case in cases:
+            layers.check_case(case, dtype)
         listed = self.layers or layers.registered(self.hidden_size, dtype)
         baseline = name_of(layers.BASELINE)
         specs = {baseline: layers.BASELINE, **{name_of(spec): spec for spec in listed}}
-        entries = layers.entries(specs, case, dtype, self.place())
+        # Of the cases of one length, the largest batch asks for most.
+        entries = {
+            case.length: layers.entries(specs, case, dtype, self.place())
+            for case in cases
+            if case.batch_size == max(self.batch_size)
+        }
+        if self.compiled:
+            entries = {length: layers.with_compiled(each) for length, each in entries.items()}
         console, process = self.begin()
         print_setting(console, process, self.dtype, _REMARK)
-        with progress(console, 1) as start_case:
-            measured = measure(
-                layers.providers(entries, case, dtype, self.device),
-                relative_to=(baseline,),
-                rounds=self.rounds,
-                budget_s=self.budget_s,
-                tolerance=layers.TOLERANCES[dtype],
-                seed=0,
-                on_step=start_case(_title(case)),
-                device=self.place(),
-            )
-        outcomes = list(zip(entries, measured, strict=True))
-        console.print(_table(case, baseline, outcomes))
+        outcomes: list[Outcome] = []
+        with progress(console, len(cases)) as start_case:
+            for case in cases:
+                each = entries[case.length]
+                measured = measure(
+                    layers.providers(each, case, dtype, self.device),
+                    relative_to=(baseline,),
+                    rounds=self.rounds,
+                    budget_s=self.budget_s,
+                    tolerance=layers.TOLERANCES[dtype],
+                    seed=0,
+                    on_step=start_case(_title(case)),
+                    device=self.place(),
+                )
+                found = [Outcome(case, *pair) for pair in zip(each, measured, strict=True)]
+                console.print(_table(case, baseline, found))
+                if self.output is not None:
+                    kept = (layers.row(one.entry, case, one.measured, self.dtype) for one in found)
+                    rows.append(self.output, kept, process)
+                outcomes.extend(found)
         _print_notes(console, outcomes)
         if self.output is not None:
-            kept = (layers.row(entry, case, one, self.dtype) for entry, one in outcomes)
-            rows.append(self.output, kept, process)
             console.print(f"rows appended to {self.output}", soft_wrap=True)
 
 
@@ -106,36 +138,39 @@ def _title(case: layers.Case) -> str:
     return f"Training with one layer, width {case.hidden_size}, B={case.batch_size} T={case.length}"
 
 
-def _table(
-    case: layers.Case, baseline: str, outcomes: Sequence[tuple[layers.Entry, Measurement]]
-) -> Table:
+def _table(case: layers.Case, baseline: str, outcomes: Sequence[Outcome]) -> Table:
     table = Table(title=_title(case), title_justify="left", box=SIMPLE_HEAD, collapse_padding=True)
     reference = LAYERS[layers.BASELINE.name].display_name
     table.add_column("layer")
     for name in _HEADINGS:
         table.add_column(name, justify="right")
     table.add_column(f"x time\nof {reference}", justify="right")
-    for entry, one in outcomes:
+    for _, entry, one in outcomes:
         price = entry.price
         flops = price.flops and (price.flops.total, price.flops.transition)
         table.add_row(
-            entry.label + ("*" if one.memory_reused is False else ""),
+            entry.title + ("*" if one.memory_reused is False else ""),
             *map(_short, (price.num_parameters, price.state_size)),
             *(map(_short, flops) if flops else ("-", "-")),
-            *map(_short, (price.decode_bytes, entry.saved_bytes)),
+            _short(price.decode_bytes),
+            "-" if entry.compiled else _short(entry.saved_bytes),
             one.status if one.time_s is None else _short(case.num_tokens / one.time_s.p50),
             ratio_text(one.ratios.get(baseline)),
         )
     return table
 
 
-def _print_notes(console: Console, outcomes: Sequence[tuple[layers.Entry, Measurement]]) -> None:
+def _print_notes(console: Console, outcomes: Sequence[Outcome]) -> None:
     """Explain the columns, the options of the layers, and times that are missing."""
     console.print(_COLUMNS)
     console.print("Layers, as --layers reads them:")
-    for entry, one in outcomes:
-        reason = f" ({one.status}: {one.reason})" if one.reason else ""
-        console.print(f"  {entry.label}: {entry.name}{reason}", soft_wrap=True)
+    entries = [one.entry for one in outcomes if not one.entry.compiled]
+    for title, name in dict.fromkeys((entry.title, entry.name) for entry in entries):
+        console.print(f"  {title}: {name}", soft_wrap=True)
+    for case, entry, one in outcomes:
+        if one.reason:
+            place = f"{entry.title}, B={case.batch_size} T={case.length}"
+            console.print(f"  {place} {one.status}: {one.reason}", soft_wrap=True)
 
 
 def _short(number: float) -> str:

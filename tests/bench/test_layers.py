@@ -285,3 +285,30 @@ def test_a_row_of_a_compiled_layer_states_no_saved_bytes():
     assert (plain["compiled"], compiled["compiled"]) == (False, True)
     assert plain["saved_bytes_per_token"] > 0
     assert compiled["saved_bytes_per_token"] is None
+
+
+@pytest.mark.parametrize("name", ["bd_lru", "h_lru"])
+def test_projections_alone_are_all_of_a_layer_but_its_recurrence(name, monkeypatch):
+    (entry,) = entries([LayerSpec(name, **LAYERS[name].compared(8))])
+    listed = layers.with_projections([entry, *entries([LayerSpec("lstm")])])
+    assert [one.name for one in listed] == [name, f"{name} projections", "lstm"]
+    _, provider, _ = layers.providers(listed, CASE, torch.float32)
+    call = provider.prepare()
+
+    def refused(*args, **kwargs):
+        raise AssertionError("the recurrence is run")
+
+    monkeypatch.setattr(LAYERS[name], "forward", refused)
+    d_x, d_states, *gradients = call()
+    assert d_x.shape == (2, 70, 8)
+    layer = entry.spec.build(hidden_size=8)
+    assert d_states.shape == (2, 70, layer.out_proj.in_features)
+    projections = [layer.gate_proj, layer.value_proj, layer.out_proj]
+    expected = [part.shape for linear in projections for part in linear.parameters()]
+    assert [gradient.shape for gradient in gradients] == expected
+    assert all(float(gradient.abs().max()) > 0 for gradient in gradients)
+
+
+def test_projections_need_a_layer_that_has_them():
+    with pytest.raises(RequestError, match="projections must be used with a layer bd_lru or h_lru"):
+        layers.with_projections(entries([LayerSpec("lstm")]))

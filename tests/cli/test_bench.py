@@ -11,6 +11,7 @@ from statemix.bench.ops import COPY, LOOP, OURS, PAPER
 from statemix.cli.bench import parse
 from statemix.cli.bench.layers import _short
 from statemix.layers import LAYERS
+from statemix.report.throughput.points import read
 from statemix.settings import RequestError
 
 TINY = ["--shapes", "2x6x4", "3x2x4x5", "--block-sizes", "1", "2", "--orders", "3", "--rounds", "4"]
@@ -294,6 +295,30 @@ def test_layers_are_measured_at_every_batch_size_and_length(capsys, tmp_path):
     assert text.count("  Convolution K=2: conv kernel_size=2\n") == 1
 
 
+def test_a_layer_stands_beside_its_projections_if_asked(capsys, tmp_path):
+    path = tmp_path / "layers.jsonl"
+    words = ["h_lru", "num_channels=4", "order=2"]
+    parse(
+        ["layers", "--layers", *words, "--projections", "--output", str(path), *TINY_LAYERS]
+    ).run()
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    part = f"{' '.join(words)} projections"
+    assert [(row["provider"], row["projections"]) for row in rows] == [
+        ("lstm", False),
+        (" ".join(words), False),
+        (part, True),
+    ]
+    assert rows[1]["ratios"][part]["p50"] > 0
+    assert rows[2]["saved_bytes_per_token"] is None
+    text = capsys.readouterr().out
+    above = next(line.split() for line in text.splitlines() if "H-LRU" in line)
+    assert above[-1] != "-"
+    (alone,) = [line.split() for line in text.splitlines() if "its projections" in line]
+    assert alone[2:8] == ["-"] * 6
+    # Figures show layers only.
+    assert [point.provider for point in read([path])] == ["lstm", " ".join(words)]
+
+
 def test_layers_of_the_papers_scan_are_also_compiled_if_asked(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("statemix.bench.layers.autotuned", lambda layer: layer)
     path = tmp_path / "layers.jsonl"
@@ -334,6 +359,10 @@ def test_a_layer_too_large_for_memory_keeps_its_price(capsys, monkeypatch, tmp_p
         (["--layers", "bd_lru", "num_blocks=0", "block_size=1"], "num_blocks must be at least 1"),
         (["--layers", "conv", "kernel_size=2000000000"], "layers must fit into memory"),
         (["--batch-size", "2", "0"], "batch_size must be in 1"),
+        (
+            ["--projections", "--layers", "lstm"],
+            "projections must be used with a layer bd_lru or h_lru, got none",
+        ),
         (["--compiled"], "compiled must be used with 1 to 8 layers of backend=associative, got 0"),
         (["--rounds", "0"], r"rounds must be in 1\.\.1000000, got 0"),
         (["--imports", "no_such_module"], "imports must name importable modules"),

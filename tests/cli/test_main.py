@@ -52,8 +52,8 @@ FLAGS = {
         --budget-s --threads --quick --device --graphs --output
         """,
     "bench layers": """
-        --layers --hidden-size --batch-size --length --compiled --dtype --imports --rounds
-        --budget-s --threads --device --graphs --output
+        --layers --hidden-size --batch-size --length --compiled --projections --dtype --imports
+        --rounds --budget-s --threads --device --graphs --output
         """,
     "bench replicas": """
         --layers --replicas --hidden-size --batch-size --length --num-scored --device --imports

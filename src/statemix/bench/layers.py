@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from math import isfinite
 from typing import Any
 
@@ -15,6 +15,7 @@ from statemix.bench.devices import BenchDevice, DeviceName
 from statemix.bench.harness import Measurement, Provider
 from statemix.bench.ops import TOLERANCES, autotuned
 from statemix.layers import LAYERS, Layer, LayerSpec, Price, price
+from statemix.layers.gated_recurrence import GatedRecurrence
 from statemix.memory import gigabytes, is_shortage
 from statemix.ops import BackendUnavailableError
 from statemix.registry import REQUIRED
@@ -32,6 +33,7 @@ __all__ = [
     "registered",
     "row",
     "with_compiled",
+    "with_projections",
 ]
 
 BASELINE = LayerSpec("lstm")
@@ -75,6 +77,7 @@ class Entry:
         saved_bytes: bytes per token that the forward keeps for the backward, parameters excluded;
             of a compiled layer those that it would keep if it were not compiled.
         compiled: whether the whole layer is compiled with max-autotune, as in the paper.
+        projections: whether only its projections are timed, without the recurrence.
     """
 
     name: str
@@ -82,6 +85,7 @@ class Entry:
     price: Price
     saved_bytes: float
     compiled: bool = False
+    projections: bool = False
 
     @property
     def label(self) -> str:
@@ -91,6 +95,8 @@ class Entry:
     @property
     def title(self) -> str:
         """Name of the layer in tables, with the backend if one was chosen."""
+        if self.projections:
+            return "its projections"
         backend = "compiled" if self.compiled else self.spec.options.get("backend")
         return self.label if backend is None else f"{self.label}, {backend}"
 
@@ -178,6 +184,22 @@ def with_compiled(listed: Sequence[Entry]) -> list[Entry]:
     return found
 
 
+def with_projections(listed: Sequence[Entry]) -> list[Entry]:
+    """Return the entries, each one of BD-LRU or H-LRU followed by its projections alone.
+
+    Raises:
+        RequestError: if there is none.
+    """
+    found = []
+    for entry in listed:
+        found.append(entry)
+        if issubclass(LAYERS[entry.spec.name], GatedRecurrence) and not entry.compiled:
+            found.append(replace(entry, name=f"{entry.name} projections", projections=True))
+    if len(found) == len(listed):
+        raise RequestError("projections must be used with a layer bd_lru or h_lru, got none")
+    return found
+
+
 def _is_lost(kind: type[Layer], dtype: torch.dtype) -> bool:
     return kind.iterative and dtype.itemsize < torch.float32.itemsize
 
@@ -254,7 +276,8 @@ def providers(
     A call computes the output and the gradients of the input and of all parameters, from the same
     random input and gradient of the output. Outputs and gradients of the last tokens are checked
     against single steps of the layer in float64; those of a layer that iterates, whose steps agree
-    only as far as the iteration has converged, against whole sequences in float64.
+    only as far as the iteration has converged, against whole sequences in float64. Projections
+    alone are applied to random input, values and states, with random gradients.
     """
     if any(entry.compiled for entry in listed):
         # Otherwise this case would count as a recompilation of earlier ones.
@@ -286,9 +309,33 @@ def providers(
                 for actual, right in zip(result, expected, strict=True)
             )
 
-        return Provider(entry.name, prepare, error, _required_bytes(entry, case, dtype))
+        needed = _required_bytes(entry, case, dtype)
+        if entry.projections:
+            prepare_part = partial(_projections, entry, case, dtype, device)
+            return Provider(entry.name, prepare_part, required_bytes=needed)
+        return Provider(entry.name, prepare, error, needed)
 
     return [provider(entry) for entry in listed]
+
+
+def _projections(
+    entry: Entry, case: Case, dtype: torch.dtype, device: DeviceName
+) -> Callable[[], Any]:
+    """Return a call of all that a gated layer does but for its recurrence."""
+    layer, (x, d_y) = _layer(entry.spec, case, dtype, device), _problem(case, dtype, device)
+    assert isinstance(layer, GatedRecurrence)
+    states = x.new_empty(*x.shape[:2], layer.out_proj.in_features).normal_().requires_grad_()
+    used = [layer.gate_proj, layer.value_proj, layer.out_proj]
+    leaves = [x, states, *(parameter for linear in used for parameter in linear.parameters())]
+    d_gates, d_values = (
+        torch.randn_like(linear(x)).detach() for linear in (layer.gate_proj, layer.value_proj)
+    )
+
+    def call() -> Any:
+        results = layer.gate_proj(x), layer.value_proj(x), layer.out_proj(states)
+        return torch.autograd.grad(results, leaves, (d_gates, d_values, d_y))
+
+    return call
 
 
 def _required_bytes(entry: Entry, case: Case, dtype: torch.dtype) -> int:
@@ -313,9 +360,12 @@ def row(entry: Entry, case: Case, measurement: Measurement, dtype: str) -> dict[
         "layer": entry.spec.complete().to_plain(),
         "label": entry.label,
         "compiled": entry.compiled,
+        "projections": entry.projections,
         **asdict(entry.price),
         "flops": flops and {**flops._asdict(), "total": flops.total},
-        "saved_bytes_per_token": None if entry.compiled else entry.saved_bytes,
+        "saved_bytes_per_token": (
+            None if entry.compiled or entry.projections else entry.saved_bytes
+        ),
         "tokens_per_s": time_s and case.num_tokens / time_s.p50,
         **outcome,
     }

@@ -74,6 +74,9 @@ class Layers(MeasuredAnywhere):
     """Also time each layer of backend=associative as the paper runs it: the whole layer under
     torch.compile with max-autotune. Each case compiles for one to three minutes."""
 
+    projections: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Also time the projections of each BD-LRU and H-LRU alone, and the layer relative to them."""
+
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     """Data type of parameters and activations."""
 
@@ -107,6 +110,8 @@ class Layers(MeasuredAnywhere):
         }
         if self.compiled:
             entries = {length: layers.with_compiled(each) for length, each in entries.items()}
+        if self.projections:
+            entries = {length: layers.with_projections(each) for length, each in entries.items()}
         console, process = self.begin()
         print_setting(console, process, self.dtype, _REMARK)
         outcomes: list[Outcome] = []
@@ -115,7 +120,7 @@ class Layers(MeasuredAnywhere):
                 each = entries[case.length]
                 measured = measure(
                     layers.providers(each, case, dtype, self.device),
-                    relative_to=(baseline,),
+                    relative_to=(baseline, *(one.name for one in each if one.projections)),
                     rounds=self.rounds,
                     budget_s=self.budget_s,
                     tolerance=layers.TOLERANCES[dtype],
@@ -145,26 +150,39 @@ def _table(case: layers.Case, baseline: str, outcomes: Sequence[Outcome]) -> Tab
     for name in _HEADINGS:
         table.add_column(name, justify="right")
     table.add_column(f"x time\nof {reference}", justify="right")
+    parts = {one.entry.name for one in outcomes if one.entry.projections}
+    if parts:
+        table.add_column("x of\nprojections", justify="right")
     for _, entry, one in outcomes:
-        price = entry.price
-        flops = price.flops and (price.flops.total, price.flops.transition)
         table.add_row(
             entry.title + ("*" if one.memory_reused is False else ""),
-            *map(_short, (price.num_parameters, price.state_size)),
-            *(map(_short, flops) if flops else ("-", "-")),
-            _short(price.decode_bytes),
-            "-" if entry.compiled else _short(entry.saved_bytes),
+            *_paid(entry),
             one.status if one.time_s is None else _short(case.num_tokens / one.time_s.p50),
             ratio_text(one.ratios.get(baseline)),
+            *([ratio_text(one.ratios.get(f"{entry.name} projections"))] if parts else []),
         )
     return table
+
+
+def _paid(entry: layers.Entry) -> list[str]:
+    """Return the counted columns of a layer; of projections alone nothing is counted."""
+    if entry.projections:
+        return ["-"] * 6
+    price = entry.price
+    flops = price.flops and (price.flops.total, price.flops.transition)
+    return [
+        *map(_short, (price.num_parameters, price.state_size)),
+        *(map(_short, flops) if flops else ("-", "-")),
+        _short(price.decode_bytes),
+        "-" if entry.compiled else _short(entry.saved_bytes),
+    ]
 
 
 def _print_notes(console: Console, outcomes: Sequence[Outcome]) -> None:
     """Explain the columns, the options of the layers, and times that are missing."""
     console.print(_COLUMNS)
     console.print("Layers, as --layers reads them:")
-    entries = [one.entry for one in outcomes if not one.entry.compiled]
+    entries = [one.entry for one in outcomes if one.entry.name == name_of(one.entry.spec)]
     for title, name in dict.fromkeys((entry.title, entry.name) for entry in entries):
         console.print(f"  {title}: {name}", soft_wrap=True)
     for case, entry, one in outcomes:

@@ -116,14 +116,14 @@ def _lines(path: Path) -> list[str]:
 
 
 def _point(place: str, line: str) -> Point | None:
-    """Return the point of a line, or None if it is a row of another benchmark."""
+    """Return the point of a line, or None if it is a row of another benchmark, or of a part."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"{place} must be a row of a benchmark, got {error}") from error
     if not isinstance(row, dict):
         raise RequestError(f"{place} must be a row of a benchmark, got {reprlib.repr(row)}")
-    if row.get("benchmark") != "layers":
+    if row.get("benchmark") != "layers" or row.get("projections") is True:
         return None
     fields = _Fields(place, row)
     case, layer = fields.inside("case"), fields.inside("layer")

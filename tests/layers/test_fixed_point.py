@@ -1,6 +1,7 @@
 """Fixed points: mixers, solver and layer, against matrices and against each other."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -577,8 +578,8 @@ def test_evaluation_that_has_not_converged_warns_once(recwarn):
     layer(x)
     assert len(recwarn.list) == 0
     # Something far worse is news.
-    layer.max_iterations = 1
-    with pytest.warns(UserWarning, match="after 1 iterations"):
+    layer.max_iterations = 2
+    with pytest.warns(UserWarning, match="after 2 iterations"):
         layer(x)
     with pytest.warns(UserWarning, match="residual nan"):
         layer(x * torch.nan)
@@ -587,6 +588,28 @@ def test_evaluation_that_has_not_converged_warns_once(recwarn):
     converged = build(**CONVERGED).eval()
     converged(x)
     assert not recwarn.list
+
+
+@pytest.mark.parametrize("kind", [FPRNN, FPMamba1, FPMamba2])
+def test_a_single_iteration_is_not_meant_to_converge(kind, recwarn):
+    layer = kind(6, max_iterations=1, tolerance=1e-6).eval()
+    layer(torch.randn(2, 6, 6))
+    assert layer.reports()["residual"] > 1e-6
+    assert not recwarn.list
+
+
+def test_a_residual_is_news_at_more_than_twice_the_one_warned_of(monkeypatch, recwarn):
+    def solved(*arguments):
+        return replace(solve(*arguments), residual=torch.tensor([residual]))
+
+    monkeypatch.setattr(layer_module, "solve", solved)
+    layer = build().eval()
+    warned = []
+    for residual in (0.25, 0.5, 0.75, 1.25, 1.75):
+        recwarn.clear()
+        layer(tokens(1, 3, 6))
+        warned.append(len(recwarn))
+    assert warned == [1, 0, 1, 0, 1]
 
 
 def test_random_budgets_have_the_fixed_one_as_their_mean():

@@ -547,6 +547,25 @@ def test_settings_of_the_layer_are_those_of_the_iteration(kind, monkeypatch):
     assert seen[1] == (9, SolverConfig(**changed))
 
 
+def test_windows_have_the_budget_and_the_padding_of_their_tokens(monkeypatch):
+    seen = []
+
+    def spy(function, start, budget, config, valid):
+        seen.append((start.shape[1], budget, valid))
+        return solve(function, start, budget, config, valid)
+
+    monkeypatch.setattr(layer_module, "solve", spy)
+    layer = build(window=18)
+    layer(tokens(1, 40, 6))
+    budgets = [(length, budget) for length, budget, _ in seen]
+    assert budgets == [(18, 18), (18, 18), (4, 16), (40, 40)]
+    seen.clear()
+    layer(tokens(1, 60, 6), cu_seqlens=torch.tensor([0, 40, 60]))
+    whole = torch.arange(40) < torch.tensor([[40], [20]])
+    windows = [whole[:, :18], whole[:, 18:36], whole[:, 36:], whole]
+    assert all(one.equal(part) for (*_, one), part in zip(seen, windows, strict=True))
+
+
 def test_budget_and_tolerance_may_be_scheduled():
     model = torch.nn.Sequential(build())
     attributes = Attributes(
@@ -649,6 +668,7 @@ def test_the_budget_is_the_length_unless_given():
         ({"mixer_inputs": "x"}, ValueError, "mixer_inputs must be one of .*, got 'x'"),
         ({"mixer": "monarch", "rank": 4}, ValueError, "rank must divide .*, got 4 and 6"),
         ({"rank": 0}, ValueError, "rank must be at least 1, got 0"),
+        ({"mixer": "kronecker", "rank": 2}, ValueError, "rank must be absent with a .*, got 2"),
         ({"contraction": 1.0}, ValueError, "contraction must be between 0 and 1, got 1.0"),
         ({"contraction": True}, TypeError, "contraction must be a number, got True"),
     ],

@@ -618,13 +618,14 @@ def test_a_single_iteration_is_not_meant_to_converge(kind, recwarn):
 
 
 def test_a_residual_is_news_at_more_than_twice_the_one_warned_of(monkeypatch, recwarn):
+    residuals, warned = (0.25, 0.5, 0.75, 1.25, 1.75), []
+
     def solved(*arguments):
-        return replace(solve(*arguments), residual=torch.tensor([residual]))
+        return replace(solve(*arguments), residual=torch.tensor([residuals[len(warned)]]))
 
     monkeypatch.setattr(layer_module, "solve", solved)
     layer = build().eval()
-    warned = []
-    for residual in (0.25, 0.5, 0.75, 1.25, 1.75):
+    for _ in residuals:
         recwarn.clear()
         layer(tokens(1, 3, 6))
         warned.append(len(recwarn))

@@ -1,11 +1,14 @@
 """``statemix reproduce`` and ``report`` with the suites of fixed points."""
 
+import io
 import json
 import re
+import tarfile
 
 import pytest
 
 from statemix.cli.main import main
+from statemix.experiments.fixed_point.stories import STORIES
 from statemix.experiments.fixed_point.suite import FixedPointSuite, Measured
 from statemix.experiments.fixed_point.suites import SUITES
 from statemix.experiments.published.fixed_points import Number
@@ -110,6 +113,34 @@ def test_bad_requests_are_one_line(capsys, tmp_path, request_, message):
     assert main(["reproduce", *request_]) == 2
     assert re.search(message, capsys.readouterr().err)
     assert not list(tmp_path.iterdir())
+
+
+def archive(path, num_stories):
+    """An archive of bAbI's format, whose stories have nine tokens."""
+    with tarfile.open(path, "w:gz") as packed:
+        for split in ("train", "valid", "test"):
+            text = "1 A box holds it.\n2 What?\tball\t1\n" * num_stories
+            member = tarfile.TarInfo(f"tasks_1-20_v1-2/en-valid-10k/qa1_{split}.txt")
+            member.size = len(text)
+            packed.addfile(member, io.BytesIO(text.encode()))
+
+
+def test_an_archive_with_too_few_stories_is_one_line(capsys, tmp_path):
+    archive(tmp_path / STORIES.archive, 200)
+    for options in ([], ["--dry-run"]):
+        assert main(["reproduce", "catbabi", "--size", "workstation", *options]) == 2
+        assert capsys.readouterr().err == (
+            f"statemix: {STORIES.archive} has too few stories: validation_size must be at most 9 "
+            "(sequences of 200 tokens in the stories of the validation split), got 512\n"
+        )
+    assert [path.name for path in tmp_path.iterdir()] == [STORIES.archive]
+
+
+def test_an_archive_without_stories_is_one_line(capsys, tmp_path):
+    (tmp_path / STORIES.archive).write_bytes(b"none")
+    assert main(["reproduce", "catbabi"]) == 2
+    assert "task: folder must be a folder or a complete .tar.gz" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == [STORIES.archive]
 
 
 def test_a_forecast_does_not_speak_of_convergence(capsys, recwarn):

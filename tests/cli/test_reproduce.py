@@ -401,10 +401,18 @@ def test_a_run_without_a_result_is_named_and_the_exit_code_says_so(capsys, tmp_p
     monkeypatch.setattr(protocols, "_config", wild)
     assert main(["reproduce", "table4", "--workers", "1"]) == 1
     said = capsys.readouterr()
-    assert "3 of 6 runs have no result" in said.err
+    lost = "3 of 6 ended runs have no result; --retry repeats them\n"
+    assert said.err == f"statemix: {lost}"
     assert "3 without result" in said.out
-    # They are repeated only on request.
-    assert main(["reproduce", "table4", "--workers", "1"]) == 0
+    # They are repeated only on request, and are still lost.
+    assert main(["reproduce", "table4", "--workers", "1"]) == 1
+    said = capsys.readouterr()
+    assert said.err == f"statemix: {lost}"
+    assert "to do" not in said.out
+    assert main(["reproduce", "table4", "--dry-run"]) == 0
+    assert capsys.readouterr().out.endswith(lost)
+    # The others are not.
+    assert main(["reproduce", "table4", "--workers", "1", "--models", "LSTM"]) == 0
     asked = []
 
     def noting(*arguments, **options):

@@ -294,8 +294,13 @@ def test_a_loss_that_is_not_finite_is_exit_code_1(tmp_path, tiny_arguments, caps
         "--optimizer.learning-rate", "3e38", "--schedules.learning-rate", "constant",
         "--batches.size", "4",
     ]  # fmt: skip
-    assert main(["train", "--folder", str(tmp_path / "run"), *tiny_arguments, *wild]) == 1
-    assert "loss must be finite, got nan at step" in capsys.readouterr().err
+    command = ["train", "--folder", str(tmp_path / "run"), *tiny_arguments, *wild]
+    assert main([*command, "--checkpoint-every-s", "0"]) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "loss must be finite, got nan at step" in said
+    good = said.partition("; the last good checkpoint is ")[2]
+    assert good.startswith(f"{tmp_path}/run/checkpoints/step-")
+    assert (Path(good) / "model.safetensors").exists()
 
 
 def test_a_grid_trains_every_pair_and_names_the_best(tmp_path, tiny_arguments, capsys):

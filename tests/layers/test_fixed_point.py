@@ -1,6 +1,7 @@
 """Fixed points: mixers, solver and layer, against matrices and against each other."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -546,6 +547,25 @@ def test_settings_of_the_layer_are_those_of_the_iteration(kind, monkeypatch):
     assert seen[1] == (9, SolverConfig(**changed))
 
 
+def test_windows_have_the_budget_and_the_padding_of_their_tokens(monkeypatch):
+    seen = []
+
+    def spy(function, start, budget, config, valid):
+        seen.append((start.shape[1], budget, valid))
+        return solve(function, start, budget, config, valid)
+
+    monkeypatch.setattr(layer_module, "solve", spy)
+    layer = build(window=18)
+    layer(tokens(1, 40, 6))
+    budgets = [(length, budget) for length, budget, _ in seen]
+    assert budgets == [(18, 18), (18, 18), (4, 16), (40, 40)]
+    seen.clear()
+    layer(tokens(1, 60, 6), cu_seqlens=torch.tensor([0, 40, 60]))
+    whole = torch.arange(40) < torch.tensor([[40], [20]])
+    windows = [whole[:, :18], whole[:, 18:36], whole[:, 36:], whole]
+    assert all(one.equal(part) for (*_, one), part in zip(seen, windows, strict=True))
+
+
 def test_budget_and_tolerance_may_be_scheduled():
     model = torch.nn.Sequential(build())
     attributes = Attributes(
@@ -577,8 +597,8 @@ def test_evaluation_that_has_not_converged_warns_once(recwarn):
     layer(x)
     assert len(recwarn.list) == 0
     # Something far worse is news.
-    layer.max_iterations = 1
-    with pytest.warns(UserWarning, match="after 1 iterations"):
+    layer.max_iterations = 2
+    with pytest.warns(UserWarning, match="after 2 iterations"):
         layer(x)
     with pytest.warns(UserWarning, match="residual nan"):
         layer(x * torch.nan)
@@ -587,6 +607,29 @@ def test_evaluation_that_has_not_converged_warns_once(recwarn):
     converged = build(**CONVERGED).eval()
     converged(x)
     assert not recwarn.list
+
+
+@pytest.mark.parametrize("kind", [FPRNN, FPMamba1, FPMamba2])
+def test_a_single_iteration_is_not_meant_to_converge(kind, recwarn):
+    layer = kind(6, max_iterations=1, tolerance=1e-6).eval()
+    layer(torch.randn(2, 6, 6))
+    assert layer.reports()["residual"] > 1e-6
+    assert not recwarn.list
+
+
+def test_a_residual_is_news_at_more_than_twice_the_one_warned_of(monkeypatch, recwarn):
+    residuals, warned = (0.25, 0.5, 0.75, 1.25, 1.75), []
+
+    def solved(*arguments):
+        return replace(solve(*arguments), residual=torch.tensor([residuals[len(warned)]]))
+
+    monkeypatch.setattr(layer_module, "solve", solved)
+    layer = build().eval()
+    for _ in residuals:
+        recwarn.clear()
+        layer(tokens(1, 3, 6))
+        warned.append(len(recwarn))
+    assert warned == [1, 0, 1, 0, 1]
 
 
 def test_random_budgets_have_the_fixed_one_as_their_mean():
@@ -626,6 +669,7 @@ def test_the_budget_is_the_length_unless_given():
         ({"mixer_inputs": "x"}, ValueError, "mixer_inputs must be one of .*, got 'x'"),
         ({"mixer": "monarch", "rank": 4}, ValueError, "rank must divide .*, got 4 and 6"),
         ({"rank": 0}, ValueError, "rank must be at least 1, got 0"),
+        ({"mixer": "kronecker", "rank": 2}, ValueError, "rank must be absent with a .*, got 2"),
         ({"contraction": 1.0}, ValueError, "contraction must be between 0 and 1, got 1.0"),
         ({"contraction": True}, TypeError, "contraction must be a number, got True"),
     ],

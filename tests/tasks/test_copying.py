@@ -53,6 +53,14 @@ def test_training_lengths_are_uniform_over_their_range():
     np.testing.assert_allclose(counts / 8000, 1 / 16, rtol=0.2)
 
 
+@pytest.mark.parametrize(("length", "fewest"), [(None, 5), (42, 5), (12, 5), (402, 200)])
+def test_training_strings_are_shorter_only_at_the_training_length(length, fewest):
+    examples = Copying().examples("train", 0, 200, length)
+    letters = (examples.targets["token"] != IGNORED).sum(1) - 1
+    assert letters.min() == fewest
+    assert (examples.lengths is None) == (length in (12, 402))
+
+
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_held_out_examples_are_of_one_length(split):
     for length, letters in ((None, 20), (42, 20), (12, 5), (402, 200)):

@@ -23,6 +23,7 @@ from statemix.training import (
 )
 from statemix.training.checkpoint import load_checkpoint
 from statemix.training.folder import read_metrics, read_status
+from statemix.training.trainer import Trainer
 
 
 def test_a_finished_run_leaves_everything(tiny, tmp_path):
@@ -331,9 +332,27 @@ def test_loss_that_is_not_finite_ends_with_step_and_rate_and_loses_nothing(tiny,
         messages.append(str(e.value))
     assert "learning rate 3e+38" in messages[0]
     assert messages[0] == messages[1]
-    assert list((tmp_path / "checkpoints").glob("step-*"))
+    # The only one holds the weights whose loss is not finite.
+    assert len(list((tmp_path / "checkpoints").glob("step-*"))) == 1
+    assert messages[0].endswith("; no good checkpoint was saved yet")
     status = read_status(tmp_path)
     assert (status.status, status.message) == ("diverged", messages[0])
+
+
+def test_a_loss_that_is_not_finite_names_the_checkpoint_before_that_step(
+    tiny, tmp_path, monkeypatch
+):
+    def refusal(trainer, loss, norm):
+        return FloatingPointError("loss must be finite") if trainer.step == 5 else None
+
+    monkeypatch.setattr(Trainer, "refusal", refusal)
+    with pytest.raises(FloatingPointError) as found:
+        train(tiny(), tmp_path, checkpoint_every_s=0.0)
+    good = tmp_path / "checkpoints" / "step-000000004"
+    assert str(found.value) == f"loss must be finite; the last good checkpoint is {good}"
+    _, state = load_checkpoint(tmp_path / "checkpoints", pytest.fail)
+    assert (good.is_dir(), state["trainer"]["step"]) == (True, 5)
+    assert read_status(tmp_path).message == str(found.value)
 
 
 @pytest.mark.parametrize("clip_norm", [None, 1.0])
@@ -357,6 +376,7 @@ def test_gradient_that_is_not_finite_never_reaches_the_weights(
 
     message = (
         r"^norm of the gradient must be finite, got .* at step 5 of 12 with learning rate 0\.0"
+        ".*; no good checkpoint was saved yet$"
     )
     with monkeypatch.context() as patch:
         from statemix.training import objective

@@ -17,8 +17,10 @@ from statemix.cli.watch import watched
 from statemix.settings import RequestError, RunsFailedError
 
 if TYPE_CHECKING:
+    from statemix.cli.studies import Study
     from statemix.experiments.reproduction.plan import Planned
     from statemix.experiments.runner import Ended
+    from statemix.experiments.store import Store
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,8 @@ class Reproduce:
         Raises:
             RequestError: if an option is out of range, or a file cannot be read or written.
             OSError: if a file cannot be written.
-            RunsFailedError: if runs of this call have no result; the table shows the others.
+            RunsFailedError: if runs ended without a result, now or in an earlier call; the table
+                shows the others.
             KeyboardInterrupt: after Ctrl-C; the same command resumes.
         """
         until = None if self.minutes is None else time.monotonic() + 60 * self.minutes
@@ -170,6 +173,8 @@ class Reproduce:
         if self.dry_run:
             for one, time_s in zip(left, seconds, strict=True):
                 console.print(f"  {duration_text(time_s):>12}  {one.job.name}")
+            if lost := _lost(chosen, store):
+                console.print(lost)
             return
         ended: Counter[str] = Counter()
         began = time.monotonic()
@@ -197,9 +202,8 @@ class Reproduce:
             # The report reads all stores with this suffix in a folder, by default in another one.
             folder = shlex.quote(str(store.path.parent))
             console.print(f"a page of all results: statemix report --results {folder}")
-        lost = ended["diverged"] + ended["failed"]
-        if lost:
-            raise RunsFailedError(f"{lost} of {sum(ended.values())} runs have no result")
+        if lost := _lost(chosen, store):
+            raise RunsFailedError(lost)
 
     def _check(self) -> None:
         if self.minutes is not None and not 0 < self.minutes < 1e6:
@@ -212,6 +216,15 @@ class Reproduce:
             check_threads("workers", self.workers)
         if self.replicas is not None and self.replicas < 1:
             raise RequestError(f"replicas must be at least 1, got {self.replicas}")
+
+
+def _lost(chosen: "Study", store: "Store") -> str:
+    """Say how many runs have ended without a result; empty if none has."""
+    endings = chosen.endings(store)
+    lost = sum(status != "done" for status in endings)
+    if not lost:
+        return ""
+    return f"{lost} of {len(endings)} ended runs have no result; --retry repeats them"
 
 
 def _predicted(console: Console, planned: "Sequence[Planned]") -> list[float]:

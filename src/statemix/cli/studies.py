@@ -40,6 +40,8 @@ from statemix.report.reproduction import drawing, text
 from statemix.report.reproduction.spectra import panels as spectra_panels
 from statemix.report.tables import Table
 from statemix.settings import RequestError
+from statemix.tasks.addressing import Split
+from statemix.training import RunConfig
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -102,6 +104,11 @@ class Study(ABC):
     def due(self, store: Store, *, retry: bool) -> list[Planned]:
         """Return the runs that are still to be trained."""
         return due(self.planned, store.rows(), retry=retry)
+
+    def endings(self, store: Store) -> list[str]:
+        """Return the status of every run that has ended."""
+        rows = store.rows()
+        return [rows[one.key]["status"] for one in self.planned if one.key in rows]
 
     def row_of(self, ended: Ended) -> Row:
         """Return the row of a run that has ended."""
@@ -262,6 +269,8 @@ class FixedPointStudy(Study):
             )
         every = self.suite.conditions(choice.size)
         choice.check((one.column for one in every), (one.model for one in every))
+        if archive:
+            _check_stories(archive, every[0].runs[0])
         self.conditions = [one for one in every if choice.includes(one.column, one.model)]
         self.num_cells = len(self.conditions)
         self.planned = plan(self.conditions, choice.output / "runs")
@@ -282,11 +291,36 @@ class FixedPointStudy(Study):
             console.print(f"drawn: {path}")
 
 
+def _check_stories(archive: str, config: RunConfig) -> None:
+    """Check that an archive has as many sequences as the runs of a suite are scored on.
+
+    Args:
+        archive: its name, for the message.
+        config: one of the runs, which all read and score the same.
+
+    Raises:
+        RequestError: if it has fewer, or is no archive of the task.
+    """
+    task = config.build_task()
+    splits: tuple[tuple[Split, int], ...] = (
+        ("validation", config.evaluation.validation_size),
+        ("test", config.evaluation.test_size),
+    )
+    for split, size in splits:
+        try:
+            task.examples(split, size - 1, size)
+        except ValueError as error:
+            raise RequestError(
+                f"{archive} has too few stories: {split}_size{str(error).removeprefix('stop')}"
+            ) from error
+
+
 def study(choice: Choice) -> Study:
     """Return what was asked for.
 
     Raises:
-        RequestError: if a column, a model, the protocol or the size does not fit it.
+        RequestError: if a column, a model, the protocol or the size does not fit it, or an archive
+            that it reads is absent, another or too small.
     """
     what = choice.what
     if what in SUITES:

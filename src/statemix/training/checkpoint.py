@@ -76,7 +76,7 @@ def save_checkpoint(
     for name, content in files.items():
         _write_synced(unfinished / name, content)
     _sync_directory(unfinished)
-    final = folder / f"{_PREFIX}{step:09d}"
+    final = folder / _name(step)
     if final.exists():
         # A resumed run that is interrupted before its next step saves the same step again.
         _remove(final)
@@ -120,9 +120,24 @@ def load_checkpoint(
     return found
 
 
+def newest_before(folder: Path, step: int) -> Path | None:
+    """Return the newest checkpoint of fewer steps, or None if there is none.
+
+    Args:
+        folder: folder of the run's checkpoints.
+        step: optimiser steps.
+    """
+    older = (path for path in _newest_first(folder) if path.name < _name(step))
+    return next(older, None)
+
+
 def remove_checkpoints(folder: Path) -> None:
     """Remove the checkpoints of a finished run."""
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _name(step: int) -> str:
+    return f"{_PREFIX}{step:09d}"
 
 
 def _remove(path: Path) -> None:

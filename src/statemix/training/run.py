@@ -49,7 +49,7 @@ def train(
             use, holds other files or cannot be written.
         OSError: if a file cannot be written later, for instance because the disk is full.
         FloatingPointError: if the loss or the gradient is not finite; the state before that step
-            is saved.
+            is saved, and the message names the last checkpoint before it.
         KeyboardInterrupt: after Ctrl-C or SIGTERM, once a checkpoint is saved.
     """
     folder = Path(folder)

@@ -16,7 +16,12 @@ from statemix.plain import to_plain
 from statemix.settings import RequestError
 from statemix.training import folder as runs
 from statemix.training.backbone import check_backbone
-from statemix.training.checkpoint import load_checkpoint, remove_checkpoints, save_checkpoint
+from statemix.training.checkpoint import (
+    load_checkpoint,
+    newest_before,
+    remove_checkpoints,
+    save_checkpoint,
+)
 from statemix.training.config import RunConfig
 from statemix.training.devices import build_fabric
 from statemix.training.evaluation import SplitEvaluator, accuracy, check_finite
@@ -141,9 +146,11 @@ class Running:
                 self._save()
                 last = self._at_further_lengths((yield "lengths"))
             # None of these is raised while the optimiser changes the weights.
-            except (KeyboardInterrupt, FloatingPointError, RequestError):
+            except (KeyboardInterrupt, FloatingPointError, RequestError) as error:
                 if not self.interrupts.forced:
                     self._save()
+                if isinstance(error, FloatingPointError):
+                    raise FloatingPointError(f"{error}; {self._last_good()}") from error
                 raise
             self._finish(last)
         self.interrupts.check()
@@ -296,6 +303,13 @@ class Running:
         save_checkpoint(self.folder / runs.CHECKPOINTS, self.trainer.step, tensors, state)
         self.saved_at = time.monotonic()
         self.emit(self.event("saved", f"checkpoint at step {self.trainer.step}"))
+
+    def _last_good(self) -> str:
+        """Say where the last checkpoint is whose weights have made a finite step."""
+        found = newest_before(self.folder / runs.CHECKPOINTS, self.trainer.step)
+        if found is None:
+            return "no good checkpoint was saved yet"
+        return f"the last good checkpoint is {found}"
 
     def _restore(self, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> int:
         """Continue from a checkpoint; return the size of the metrics at that time."""

@@ -123,6 +123,13 @@ def test_bracket_expressions_have_the_grammar(length):
             assert (text[0], text[-1]) == ("(", ")")
 
 
+def test_brackets_divide_tokens_uniformly():
+    """Of three tokens the left expression has one or two, and then begins with a sign."""
+    task = BracketArithmetic(min_length=7, length=7)
+    second = [task.word(token) for token in task.examples("train", 0, 400).tokens[:, 1]]
+    assert second.count("-") == pytest.approx(200, abs=50)
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [

@@ -47,7 +47,7 @@ class FPMamba1(FPMamba):
         d_conv: taps of the short convolution; 0 leaves only SiLU.
         expand: N, the width of x, divided by ``hidden_size``.
         mixer: "householder", "dplr", "kronecker" or "monarch".
-        rank: vectors of the first two, size of the last one's blocks.
+        rank: vectors of the first two, size of the last one's blocks; "kronecker" has none.
         mixer_inputs: "both" (x_t and y_{t-1}), "sum" (x_t + y_{t-1}) or "token" (x_t alone,
             and neither B, C nor the gate depend on y_{t-1} either).
         contraction: None is the layer as published. A number in (0, 1) makes each iteration a
@@ -69,7 +69,7 @@ class FPMamba1(FPMamba):
 
     Raises:
         ValueError: if a size or a number is out of range, a name is unknown, or ``rank`` does not
-            divide the state of a Monarch mixer.
+            divide the state of a Monarch mixer or is given for a Kronecker mixer.
         TypeError: if a size is not an int or a number not a number.
 
     Example:

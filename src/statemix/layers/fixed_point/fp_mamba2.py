@@ -52,7 +52,7 @@ class FPMamba2(FPMamba):
         expand: N, the width of x, divided by ``hidden_size``.
         head_dim: channels of a head; must divide N. None means 64, or the largest divisor of both.
         mixer: "householder", "dplr", "kronecker" or "monarch".
-        rank: vectors of the first two, size of the last one's blocks.
+        rank: vectors of the first two, size of the last one's blocks; "kronecker" has none.
         mixer_inputs: "both" (x_t and y_{t-1}), "sum" (x_t + y_{t-1}) or "token" (x_t alone,
             and neither B nor C depend on y_{t-1} either).
         contraction: None is the layer as published. A number in (0, 1) makes each iteration a
@@ -73,8 +73,9 @@ class FPMamba2(FPMamba):
         shape (B, N / head_dim, head_dim, d_state).
 
     Raises:
-        ValueError: if a size or a number is out of range, a name is unknown, or ``head_dim`` or the
-            ``rank`` of a Monarch mixer does not divide N.
+        ValueError: if a size or a number is out of range, a name is unknown, ``head_dim`` or the
+            ``rank`` of a Monarch mixer does not divide N, or ``rank`` is given for a Kronecker
+            mixer.
         TypeError: if a size is not an int or a number not a number.
 
     Example:

@@ -69,7 +69,7 @@ class FPRNN(FixedPointLayer):
     Args:
         hidden_size: width of input and output.
         mixer: "householder", "dplr", "kronecker" or "monarch".
-        rank: vectors of the first two, size of the last one's blocks.
+        rank: vectors of the first two, size of the last one's blocks; "kronecker" has none.
         mixer_inputs: "both" (v_t and h_{t-1}), "sum" (v_t + h_{t-1}) or "token" (v_t alone, which
             leaves the recurrence linear).
         expand: N divided by ``hidden_size``.
@@ -90,7 +90,7 @@ class FPRNN(FixedPointLayer):
 
     Raises:
         ValueError: if a size or a number is out of range, a name is unknown, or ``rank`` does not
-            divide the state of a Monarch mixer.
+            divide the state of a Monarch mixer or is given for a Kronecker mixer.
         TypeError: if a size is not an int or a number not a number.
 
     Example:

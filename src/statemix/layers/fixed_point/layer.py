@@ -54,7 +54,8 @@ class FixedPointLayer(PaddedLayer):
             the fixed point, or "unrolled" for all iterations.
 
     In evaluation, a call that ends above the tolerance warns, and a later one if its residual is
-    more than twice the largest that the layer has warned of.
+    more than twice the largest that the layer has warned of. With ``max_iterations=1`` no call
+    warns: nothing is meant to converge.
     """
 
     schedulable = ("max_iterations", "tolerance", "quantile")
@@ -172,7 +173,7 @@ class FixedPointLayer(PaddedLayer):
             "iterations": torch.tensor(before + found.iterations),
             "residual": residual,
         }
-        if self.training or residual.is_meta:
+        if self.training or residual.is_meta or self.max_iterations == 1:
             return found
         # A NaN is more than any number.
         most = math.inf if residual.isnan() else float(residual)

@@ -321,20 +321,22 @@ def build_mixer(
         name: "householder", "dplr", "kronecker" or "monarch".
         size: N.
         inputs: as in :class:`NormedLinear`.
-        rank: number of vectors, or size of a block; "kronecker" has none.
+        rank: number of vectors, or size of a block; "kronecker" has none, which is 1.
         contractive: as in :class:`StateMixer`.
         device: device of the parameters.
         dtype: dtype of the parameters.
 
     Raises:
-        ValueError: if the name is unknown, ``rank`` is out of range or does not divide ``size``
-            where it must.
+        ValueError: if the name is unknown, ``rank`` is out of range, does not divide ``size``
+            where it must, or is given where there is none.
         TypeError: if ``rank`` is not an int.
     """
     check_choice("mixer", name, list(get_args(MixerName)))
     check_choice("mixer_inputs", inputs, list(get_args(MixerInputs)))
     check_sizes(rank=rank)
     if name == "kronecker":
+        if rank != 1:
+            raise ValueError(f"rank must be absent with a Kronecker mixer, got {rank}")
         return Kronecker(size, inputs, contractive=contractive, device=device, dtype=dtype)
     kinds: dict[str, Callable[..., StateMixer]]
     kinds = {"householder": Householder, "dplr": DPLR, "monarch": Monarch}

@@ -20,11 +20,7 @@ def table(scores: Sequence[ConditionScore]) -> Table:
         scores: conditions of one suite.
     """
     lengths = sorted(
-        {
-            length
-            for one in scores
-            for length in (*one.lengths, *(one.condition.published if one.rows else ()))
-        }
+        {length for one in scores for length in (*one.lengths, *one.condition.published)}
     )
     lines = []
     for score in scores:

@@ -95,6 +95,8 @@ _SHAPES = {
         (6, Shape(1, 7, 6)),
         (7, Shape(1, 8, 7)),
         (8, Shape(1, 9, 4)),
+        (14, Shape(1, 5, 2)),
+        (15, Shape(1, 4, 3)),
         (16, Shape(1, 5, 2)),
     ),
     ("block", "chunk_backward"): (

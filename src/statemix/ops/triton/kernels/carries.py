@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from statemix.ops.triton.kernels.tiles import chosen, load_all, store_all, tile
+from statemix.ops.triton.kernels.tiles import added, chosen, load_all, pushed, store_all, tile
 
 
 @triton.jit
@@ -31,12 +31,16 @@ def carries(
     for _ in tl.range(1, num_chunks):
         q = load_all(m_at + M * M * H, H, mask, S, M)
         after = q
-        for k in tl.static_range(M):
-            column = load_all(m_at + k * M * H, H, mask, S, M)
-            sums = ()
+        column_at = m_at
+        # Not unrolled, so that the columns of a map are not in registers all at once.
+        for _ in tl.range(0, M):
+            column = load_all(column_at, H, mask, S, M)
+            terms = ()
             for i in tl.static_range(M):
-                sums = sums + (after[i] + column[i] * x[k],)
-            after = sums
+                terms = terms + (column[i] * x[0],)
+            after = added(after, terms, M)
+            x = pushed(x, x, M, 1)
+            column_at += M * H
         if PACKED:
             after = chosen(tl.load(restarts + chunk) != 0, q, after, M)
             chunk += step

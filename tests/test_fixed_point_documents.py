@@ -137,3 +137,19 @@ def test_pilots_of_words_of_all_elements(reproduction):
     assert max(one) < min(two)
     text = "of four pilots, two got as far as the first two answers of a word, and two"
     assert text in reproduction
+
+
+def test_how_much_less_a_laptop_trains_on_stories(reproduction):
+    runs = {size: SUITES["catbabi"].conditions(size)[1].runs[0] for size in ("laptop", "paper")}
+
+    def numbers(run):
+        (layer,) = run.model.layers
+        steps, most = run.schedules.num_steps, layer.options["max_iterations"]
+        return run.model.hidden_size, f"{steps:,}", run.batches.size, most
+
+    few, many = numbers(runs["laptop"]), numbers(runs["paper"])
+    assert (
+        f"width {few[0]} instead of {many[0]} and train for {few[1]} steps of {few[2]} sequences "
+        f"instead of {many[1]} of {many[2]}, with at most {few[3]} iterations instead of {many[3]};"
+    ) in reproduction
+    assert f"tests have {runs['laptop'].evaluation.test_size} sequences" in reproduction

@@ -25,7 +25,7 @@ from statemix.experiments.reproduction.prices import prices
 from statemix.experiments.reproduction.protocols import SIZES, Data
 from statemix.experiments.reproduction.spectra import SpectraFigure
 from statemix.experiments.reproduction.tables import Column, Table
-from statemix.experiments.runner import run_all
+from statemix.experiments.runner import Ended, run_all
 from statemix.layers import LayerSpec
 from statemix.tasks import TaskSpec
 from statemix.training import (
@@ -369,6 +369,48 @@ def test_minutes_are_said_and_kept(capsys):
     text = capsys.readouterr().out
     assert "6 runs to do, 1 at a time, for 5 min; predicted for all: " in text
     assert "6 runs finished" in text
+
+
+def test_the_prediction_takes_a_tenth_of_the_minutes_and_says_what_it_lacks(capsys, monkeypatch):
+    limits = []
+
+    def known(limit_s):
+        limits.append(limit_s)
+        seconds = iter([60.0, 120.0, None, None, None, None])
+        return SimpleNamespace(seconds=lambda _: next(seconds))
+
+    monkeypatch.setattr(forecast, "Forecast", known)
+    options = ["--workers", "1", "--dry-run"]
+    assert main(["reproduce", "table4", "--minutes", "5", *options]) == 0
+    said = capsys.readouterr().out
+    assert "6 runs to do, 1 at a time, for 5 min; predicted for 2 of them: 3 min 0 s\n" in said
+    assert said.count("     unknown  ") == 4
+    assert main(["reproduce", "table4", *options]) == 0
+    assert limits == [30.0, None]
+
+
+def test_a_run_begins_whatever_planning_took_and_the_end_of_the_time_is_said(
+    capsys, monkeypatch, tmp_path
+):
+    now = [1000.0]
+    until = []
+
+    def seconds(*_):
+        now[0] += 10
+        return 1.0
+
+    def fill(planned, store, *, on_end, **options):
+        until.append(options["until"])
+        on_end(Ended(planned[0].job, "interrupted", "the time was up"))
+        now[0] = options["until"]
+
+    monkeypatch.setattr("statemix.cli.reproduce.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(forecast.Forecast, "seconds", seconds)
+    monkeypatch.setattr(reproduce, "fill", fill)
+    assert main(["reproduce", "table4", "--workers", "1", "--minutes", "0.5"]) == 0
+    assert until == [1060 + 15]
+    said = capsys.readouterr().out
+    assert "the time was up: 6 runs are left; the same command continues\n" in said
 
 
 @pytest.mark.parametrize(("options", "until"), [([], None), (["--minutes", "5"], 1300.0)])

@@ -237,6 +237,10 @@ def test_a_laptop_reads_words_of_generators_and_is_not_compared():
         for condition in suites.SUITES["fp-copy"].conditions(size):
             shorter = condition.runs[0].task.options["length"] < 2 * 20 + 2
             assert bool(condition.published_for) == shorter == (size == "laptop")
+        for condition in suites.SUITES["catbabi"].conditions(size):
+            assert condition.published_for == (
+                "width 512, 15,000 steps" if size == "laptop" else ""
+            )
     configs = [tiny(FIXED_POINT, seed) for seed in range(3)]
     rows = {key(one): row(one, 0.5, 10) for one in configs}
     other = measured(*configs, published={6: Number(0.5, 7)}, published_for="other words")

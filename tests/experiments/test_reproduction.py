@@ -25,7 +25,9 @@ from statemix.experiments.reproduction.reproduce import fill
 from statemix.experiments.reproduction.scores import score
 from statemix.experiments.reproduction.tables import TABLES, Cell, Column, Table
 from statemix.experiments.store import Store, key
+from statemix.layers import FPRNN, LayerSpec
 from statemix.report.reproduction import text
+from statemix.settings import Assignments
 from statemix.tasks import TaskSpec
 from statemix.training import ScheduleConfig, SearchConfig
 
@@ -512,7 +514,12 @@ def clocked(monkeypatch):
 
 @pytest.mark.parametrize(
     ("durations", "counts"),
-    [((0.09, 0.05, 0.02, 0.03), 0.02), ((0.01, 0.7), 0.7), ((0.01, 0.3, 0.2), 0.2)],
+    [
+        ((0.09, 0.05, 0.02, 0.03), 0.02),
+        ((0.01, 0.7), 0.7),
+        ((0.01, 0.3, 0.2), 0.2),
+        ((0.6,), 0.6),
+    ],
 )
 @pytest.mark.parametrize("what", ["step", "evaluation"])
 def test_the_fastest_of_three_calls_counts_or_of_half_a_second(clocked, what, durations, counts):
@@ -533,6 +540,38 @@ def test_a_forecast_counts_steps_and_both_evaluations(clocked):
     config = dataclasses.replace(config, evaluation=evaluation)
     seconds = (2 * 10 * 0.02 + 2 * (300 + 50) * 0.01) / config.batches.size
     assert Forecast().seconds(config) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("limit_s", "known"), [(None, 3), (0.3, 3), (0.2, 2), (0.01, 1)])
+def test_a_forecast_measures_no_network_after_its_limit(clocked, limit_s, known):
+    """A network takes four steps of .02 s and four evaluations of .01 s."""
+    (config, *_) = next(trials("paper", "laptop", CONTENDERS["LSTM"], S3)).runs
+    one = Forecast(limit_s)
+    sizes = [
+        dataclasses.replace(config, model=dataclasses.replace(config.model, hidden_size=size))
+        for size in (4, 8, 16)
+    ]
+    found = [one.seconds(each) for each in sizes]
+    assert [seconds is not None for seconds in found] == [n < known for n in range(3)]
+    # What has been measured stays known.
+    assert one.seconds(sizes[0]) == found[0]
+
+
+def test_a_forecast_evaluates_with_the_attributes_of_tests(monkeypatch):
+    layer = LayerSpec("fp_rnn", max_iterations=2)
+    (config, *_) = next(trials("paper", "laptop", CONTENDERS["LSTM"], S3)).runs
+    evaluation = dataclasses.replace(config.evaluation, attributes=Assignments(max_iterations=7))
+    model = dataclasses.replace(config.model, layers=(layer,), hidden_size=8)
+    seen = []
+
+    def evaluator(*_, **__):
+        return lambda model: seen.extend(
+            layer.max_iterations for layer in model.modules() if isinstance(layer, FPRNN)
+        )
+
+    monkeypatch.setattr(forecast, "SplitEvaluator", evaluator)
+    Forecast().seconds(dataclasses.replace(config, model=model, evaluation=evaluation))
+    assert set(seen) == {7}
 
 
 def test_a_run_of_one_step_has_a_price():

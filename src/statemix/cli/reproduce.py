@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from statemix.experiments.store import Store
 
 
+# Share of the minutes that measuring for the prediction may take.
+_FOR_PREDICTION = 0.1
+# Least time for the runs, whatever planning took: a process that trains takes seconds to start.
+_TO_BEGIN_S = 15.0
+
+
 @dataclass(frozen=True)
 class Reproduce:
     """Run a table or figure of Dubinin et al., what decides its claims, or a suite.
@@ -75,8 +81,8 @@ class Reproduce:
     of their own, those of Movahedi et al. only that of the paper."""
 
     minutes: float | None = None
-    """Time to spend, planning included; the most informative cells come first. (All runs if not
-    given.)"""
+    """Time to spend, planning included; the most informative cells come first. At least one run
+    begins. (All runs if not given.)"""
 
     columns: tuple[str, ...] = ()
     """Columns of the table, their panels of the figure, or groups of a suite, such as "A_5" (all if
@@ -161,23 +167,28 @@ class Reproduce:
             f"{self.what}, {chosen.heading}: {counted(chosen.num_cells, 'cell')}, "
             f"{counted(num_runs, 'run')}, of which {num_runs - len(left)} are in {store.path}"
         )
-        seconds = _predicted(console, left)
+        seconds = self._predicted(console, left)
         if left:
+            known = [time_s for time_s in seconds if time_s is not None]
+            which = "all" if len(known) == len(left) else f"{len(known)} of them"
             limit = f", for {self.minutes:g} min" if self.minutes else ""
             many = f"{workers} at a time" if workers else "on the cluster"
             one_by_one = "" if workers else " (one by one on this machine)"
             console.print(
-                f"{len(left)} runs to do, {many}{limit}; predicted for all: "
-                f"{duration_text(sum(seconds) / (workers or 1))}{one_by_one}"
+                f"{len(left)} runs to do, {many}{limit}; predicted for {which}: "
+                f"{duration_text(sum(known) / (workers or 1))}{one_by_one}"
             )
         if self.dry_run:
             for one, time_s in zip(left, seconds, strict=True):
-                console.print(f"  {duration_text(time_s):>12}  {one.job.name}")
+                text = "unknown" if time_s is None else duration_text(time_s)
+                console.print(f"  {text:>12}  {one.job.name}")
             if lost := _lost(chosen, store):
                 console.print(lost)
             return
         ended: Counter[str] = Counter()
         began = time.monotonic()
+        if until is not None:
+            until = max(until, began + _TO_BEGIN_S)
         with watched(console, len(left)) as watch:
 
             def end(row: "Ended") -> None:
@@ -196,7 +207,11 @@ class Reproduce:
                 on_end=end,
                 make_row=chosen.row_of,
             )
-        console.print(f"{ended['done']} runs finished in {time.monotonic() - began:.0f} s")
+        if left:
+            console.print(f"{ended['done']} runs finished in {time.monotonic() - began:.0f} s")
+        num_open = len(left) - ended["done"] - ended["diverged"] - ended["failed"]
+        if num_open and until is not None and time.monotonic() >= until:
+            console.print(f"the time was up: {num_open} runs are left; the same command continues")
         chosen.show(console, store)
         if store.path.suffix == ".jsonl":
             # The report reads all stores with this suffix in a folder, by default in another one.
@@ -204,6 +219,14 @@ class Reproduce:
             console.print(f"a page of all results: statemix report --results {folder}")
         if lost := _lost(chosen, store):
             raise RunsFailedError(lost)
+
+    def _predicted(self, console: Console, planned: "Sequence[Planned]") -> list[float | None]:
+        """Return the predicted seconds of each run; None where the time did not suffice."""
+        from statemix.experiments.forecast import Forecast
+
+        forecast = Forecast(None if self.minutes is None else 60 * self.minutes * _FOR_PREDICTION)
+        with console.status("timing a few steps of each network"):
+            return [forecast.seconds(one.job.config) for one in planned]
 
     def _check(self) -> None:
         if self.minutes is not None and not 0 < self.minutes < 1e6:
@@ -225,12 +248,3 @@ def _lost(chosen: "Study", store: "Store") -> str:
     if not lost:
         return ""
     return f"{lost} of {len(endings)} ended runs have no result; --retry repeats them"
-
-
-def _predicted(console: Console, planned: "Sequence[Planned]") -> list[float]:
-    """Return the predicted seconds of each run."""
-    from statemix.experiments.forecast import Forecast
-
-    forecast = Forecast()
-    with console.status("timing a few steps of each network"):
-        return [forecast.seconds(one.job.config) for one in planned]

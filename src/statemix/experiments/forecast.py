@@ -1,6 +1,7 @@
 """How long runs will take on this machine, from a few steps of each network."""
 
 import json
+import math
 import time
 import warnings
 from collections.abc import Callable
@@ -10,10 +11,12 @@ from statemix.training import OptimizerConfig, RunConfig
 from statemix.training.devices import build_fabric, threads
 from statemix.training.evaluation import SplitEvaluator
 from statemix.training.parts import build_model, build_trainer
+from statemix.training.schedules import attributes_set
 
 # Calls that are timed, after one that is not; the fastest counts, as other programs only slow down.
 _CALLS = 3
-# Seconds after which no further call is timed: a table has dozens of networks.
+# Seconds after which no further call is timed, and that make the first one count: a table has
+# dozens of networks.
 _ENOUGH_S = 0.5
 # Tokens of a step: enough that its overhead does not count.
 _TOKENS = 2048
@@ -34,6 +37,10 @@ class Forecast:
     stopping, further test lengths, and whatever else uses the machine. A search is expected to take
     as long as an attempt that never leaves its plateau.
 
+    Args:
+        limit_s: seconds of measuring after which no further network is measured; None means all
+            are.
+
     Example:
         >>> from statemix.training import ScheduleConfig
         >>> config = RunConfig(schedules=ScheduleConfig(num_steps=10))
@@ -41,11 +48,12 @@ class Forecast:
         True
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit_s: float | None = None) -> None:
         self._known: dict[str, _Price] = {}
+        self._left_s = math.inf if limit_s is None else limit_s
 
-    def seconds(self, config: RunConfig) -> float:
-        """Return the seconds that a run will take.
+    def seconds(self, config: RunConfig) -> float | None:
+        """Return the seconds that a run will take; None if its network is not measured.
 
         Raises:
             RequestError: if the run cannot be built.
@@ -58,19 +66,24 @@ class Forecast:
             steps += config.search.max_steps
         evaluations = -(-steps // ((evaluation.every or 1) * per_epoch))
         price = self._price(config)
+        if price is None:
+            return None
         trained = steps * min(config.batches.size, task.train_size or config.batches.size)
         scored = evaluations * (evaluation.test_size + evaluation.validation_size)
         return task.length * (trained * price.step + scored * price.evaluation)
 
-    def _price(self, config: RunConfig) -> _Price:
+    def _price(self, config: RunConfig) -> _Price | None:
         plain = config.to_plain()
-        network = json.dumps([plain[name] for name in ("model", "batches", "runtime")])
-        if network not in self._known:
+        parts = [plain[name] for name in ("model", "batches", "runtime")]
+        network = json.dumps([*parts, plain["evaluation"]["attributes"]])
+        if network not in self._known and self._left_s > 0:
+            began = time.perf_counter()
             with threads(config.runtime.num_threads), warnings.catch_warnings():
                 # Layers that iterate say so, and untrained ones rarely converge.
                 warnings.filterwarnings("ignore", message=".* has not converged")
                 self._known[network] = _measure(config)
-        return self._known[network]
+            self._left_s -= time.perf_counter() - began
+        return self._known.get(network)
 
 
 def _measure(config: RunConfig) -> _Price:
@@ -95,16 +108,24 @@ def _measure(config: RunConfig) -> _Price:
     trainer = build_trainer(still, task, model, fabric)
     evaluator = SplitEvaluator(task, "test", count, batch_size=count, autocast=fabric.autocast)
     tokens = task.length * count
-    step, evaluation = _fastest(trainer.train_step), _fastest(lambda: evaluator(model))
+    step = _fastest(trainer.train_step)
+    with attributes_set(model, config.evaluation.attributes):
+        evaluation = _fastest(lambda: evaluator(model))
     return _Price(step / tokens, evaluation / tokens)
 
 
 def _fastest(call: Callable[[], object]) -> float:
     """Return the seconds of the fastest of a few calls."""
-    call()
+    first = _timed(call)
+    if first >= _ENOUGH_S:
+        return first
     times: list[float] = []
     while len(times) < _CALLS and sum(times) < _ENOUGH_S:
-        began = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - began)
+        times.append(_timed(call))
     return min(times)
+
+
+def _timed(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began

@@ -36,6 +36,7 @@ class Scale:
         warmup_steps: steps of a linear warm-up.
         weight_decay: that of AdamW.
         test_iterations: iterations of a test; by default as many as the paper's code allows.
+        num_scored: sequences of a test, and of a validation.
     """
 
     hidden_size: int
@@ -47,6 +48,7 @@ class Scale:
     warmup_steps: int = 0
     weight_decay: float = 0.01
     test_iterations: int = 1000
+    num_scored: int = 512
 
     def runs(
         self,
@@ -96,8 +98,8 @@ class Scale:
             ),
             evaluation=EvaluationConfig(
                 every=-(-steps // _EVALUATIONS),
-                test_size=512,
-                validation_size=512,
+                test_size=self.num_scored,
+                validation_size=self.num_scored,
                 lengths=tuple(lengths),
                 attributes=Assignments(max_iterations=self.test_iterations, quantile=1.0)
                 if iterates

@@ -93,8 +93,8 @@ def score(condition: Measured, rows: Mapping[str, Row]) -> ConditionScore:
 class FigureRow(TypedDict):
     """A figure of the paper, or a number beside one, at one size.
 
-    Its protocol is "paper", or "reduced" if the task is another than the paper's, which a laptop
-    can learn.
+    Its protocol is "paper", or "reduced" if task or training are so much less than the paper's, for
+    a laptop, that its numbers are not compared.
     """
 
     suite: str

@@ -19,8 +19,8 @@ class Measured(Condition):
         size: name of the size.
         metric: the accuracy that counts.
         published: tokens of a test sequence -> what the paper has.
-        published_for: what the paper's numbers are about, if that is another task. They are then
-            shown, but not compared.
+        published_for: what the paper's numbers are about, if that is another task or far more
+            training. They are then shown, but not compared.
     """
 
     size: SizeName = "laptop"

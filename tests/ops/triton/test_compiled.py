@@ -1,10 +1,15 @@
 """The machine code of the Triton kernels, which compile without a GPU."""
 
+import json
 import os
+from itertools import product
+from pathlib import Path
 
 import pytest
 
-from statemix.bench.compiled import KERNELS, OPERATORS, Variant, compiled
+from statemix.bench.compiled import KERNELS, OPERATORS, TARGETS, Variant, compiled
+from statemix.ops.dispatch import GIVEN
+from statemix.ops.triton import TRITON
 from statemix.settings import SettingError
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -55,3 +60,63 @@ def test_unknown_variants_are_named(options, message):
     known = {"operator": "block", "kernel": "local_forward", "size": 2}
     with pytest.raises(SettingError, match=message):
         Variant(**(known | options))
+
+
+ROOT = Path(__file__).parents[3]
+# The table of the kernels as they are.
+TABLE = ROOT / "results" / "bench" / "kernels-a28adab.jsonl"
+
+
+def committed():
+    return [json.loads(line) for line in TABLE.read_text().splitlines()]
+
+
+def test_the_committed_table_has_every_choice_on_an_h200():
+    rows = {
+        (row["operator"], row["kernel"], row["size"]): row
+        for row in committed()
+        if (row["target"], row["dtype"], row["gate"]) == ("sm_90", "bfloat16", "softmax")
+        and not row["packed"]
+    }
+    assert rows.keys() == set(product(OPERATORS, KERNELS, range(1, 17)))
+    for (_, kernel, size), row in rows.items():
+        assert row["spilled"] == 0
+        if not kernel.startswith("chunk") or size <= 4:
+            assert row["issue"] < 1
+
+
+def test_the_committed_table_has_every_target_family_and_dtype():
+    rows = committed()
+    for name, wanted in (
+        ("target", set(TARGETS)),
+        ("gate", {*TRITON.families, GIVEN}),
+        ("dtype", {"bfloat16", "float16", "float32", "float64"}),
+        ("packed", {True, False}),
+    ):
+        for operator, kernel in product(OPERATORS, KERNELS[:4]):
+            assert wanted == {
+                row[name] for row in rows if (row["operator"], row["kernel"]) == (operator, kernel)
+            }
+
+
+def test_the_document_shows_the_committed_table():
+    text = (ROOT / "docs" / "kernels.md").read_text()
+    table = text.partition("<!-- issue -->\n")[2].partition("\n\n")[0].splitlines()
+    sizes = [int(cell.strip(" m=")) for cell in table[0].split("|")[2:-1]]
+    issue = {
+        (row["operator"], row["kernel"], row["size"]): row["issue"]
+        for row in committed()
+        if (row["target"], row["dtype"], row["gate"]) == ("sm_90", "bfloat16", "softmax")
+        and not row["packed"]
+    }
+    names = {"BD-LRU": "block", "H-LRU": "lag"}
+    shown = {}
+    for line in table[2:]:
+        name, *cells = (cell.strip() for cell in line.split("|")[1:-1])
+        model, _, kernel = name.partition(", ")
+        for size, cell in zip(sizes, cells, strict=True):
+            shown[names[model], kernel.replace(" ", "_"), size] = cell
+    assert shown == {
+        key: f"{value:.2f}" for key, value in issue.items() if key[1:] in {k[1:] for k in shown}
+    }
+    assert len(shown) == len(OPERATORS) * 4 * len(sizes)

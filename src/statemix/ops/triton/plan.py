@@ -10,7 +10,7 @@ from typing import NamedTuple
 # MB in flight hide the latency of an H200, and a lane has the gates of one step in flight.
 SEQUENTIAL_LANES = 34_000
 # Chunks read the gates twice, and their maps take instructions: the largest m, and how many times
-# slower than the scan all of that may be (results/bench/kernels-60b8df0.jsonl).
+# slower than the scan all of that may be (results/bench/kernels-a28adab.jsonl).
 _COSTS = ((8, 2), (16, 5))
 _SHORTEST_CHUNK = 16
 _MOST_UNROLLED = 8
@@ -84,8 +84,8 @@ class Shape(NamedTuple):
     unroll: int = 1
 
 
-# Kernel -> the largest m, and the most that a thread can hold there without spilling registers on
-# an H200, but for a few bytes at some m (results/bench/kernels-60b8df0.jsonl).
+# Kernel -> the largest m, and what takes fewest instructions there without spilling registers on an
+# H200 (results/bench/kernels-a28adab.jsonl).
 _SHAPES = {
     ("block", "local_forward"): ((8, Shape(8)), (16, Shape(2))),
     ("block", "local_backward"): ((4, Shape(8)), (8, Shape(4)), (16, Shape(2))),

@@ -1,0 +1,68 @@
+"""The numbers of docs/kernels.md are those of committed rows."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "docs" / "kernels.md").read_text()
+
+
+def rows(name):
+    lines = (ROOT / "results" / "bench" / f"{name}.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def table(name):
+    """The cells of the table behind a mark, without its head."""
+    lines = TEXT.partition(f"<!-- {name} -->\n")[2].partition("\n\n")[0].splitlines()
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:]]
+
+
+def test_operators_that_are_slower_than_a_copy():
+    found = {}
+    for row in rows("ops-a28adab"):
+        case = row["case"]
+        if row["provider"] == "statemix" and case["direction"] == "forward_backward":
+            sizes = [case[name] for name in ("batch_size", "length", "num_blocks", "block_size")]
+            key = (row["dtype"], case["gate"], "x".join(map(str, sizes)), case["recurrence"])
+            found[key] = f"{row['ratios']['copy']['p50']:.1f}"
+    shown = table("slower")
+    assert len(shown) == 9
+    for dtype, gate, sizes, blocks, lags in shown:
+        assert blocks == found[dtype, gate, sizes, "bd_lru"]
+        assert lags == found.get((dtype, gate, sizes, "h_lru"), "")
+
+
+def test_layers_beside_their_projections():
+    found = {}
+    for row in rows("layers-a28adab"):
+        part = row["ratios"].get(f"{row['provider']} projections")
+        if part is not None:
+            case = row["case"]
+            sizes = f"{case['batch_size']}x{case['length']}x{case['hidden_size']}"
+            ratios = part["p50"], row["ratios"]["lstm"]["p50"]
+            found[row["provider"], sizes] = [f"{ratio:.2f}" for ratio in ratios]
+    shown = table("layers")
+    assert len(shown) == len(found) == 6
+    for layer, sizes, *cells in shown:
+        assert cells == found[layer.strip("`"), sizes]
+
+
+def test_steps_beside_their_projections():
+    found = {}
+    for row in rows("decode-a28adab"):
+        case = row["case"]
+        if row["provider"] == "statemix" and case["recurrence"] == "bd_lru":
+            sizes = case["hidden_size"], case["block_size"], case["batch_size"]
+            found[sizes] = f"{row['ratios']['projections']['p50']:.2f}"
+    shown = table("steps")
+    assert len(shown) == 6
+    for width, size, *cells in shown:
+        assert cells == [found.get((int(width), int(size), batch), "") for batch in (1, 16)]
+
+
+@pytest.mark.parametrize("name", ["slower", "layers", "steps"])
+def test_every_table_has_its_mark_once(name):
+    assert TEXT.count(f"<!-- {name} -->") == 1

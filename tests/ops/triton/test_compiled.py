@@ -109,6 +109,9 @@ def test_the_document_shows_the_committed_table():
         if (row["target"], row["dtype"], row["gate"]) == ("sm_90", "bfloat16", "softmax")
         and not row["packed"]
     }
+    spilled = [row["spilled"] for row in committed() if row["spilled"]]
+    among = f"Of its {len(committed())} kernels, for all\ntargets, families and dtypes"
+    assert f"{among}, {len(spilled)} spill {min(spilled)} to {max(spilled)} bytes" in text
     names = {"BD-LRU": "block", "H-LRU": "lag"}
     shown = {}
     for line in table[2:]:

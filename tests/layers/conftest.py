@@ -68,7 +68,11 @@ def _variants(name):
         if get_origin(annotation) is Literal or annotation is bool:
             for choice in get_args(annotation) or (False, True):
                 if choice != default:
-                    yield f"{name}-{option}={choice}", required | {option: choice}
+                    chosen = required | {option: choice}
+                    if choice == "kronecker":
+                        # It has no vectors.
+                        del chosen["rank"]
+                    yield f"{name}-{option}={choice}", chosen
     for more in VARIANTS.get(name, []):
         shown = "-".join(f"{option}={choice}" for option, choice in more.items())
         yield f"{name}-{shown}", required | more

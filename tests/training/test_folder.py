@@ -208,7 +208,9 @@ def test_how_a_run_stands_is_noted(tiny, tmp_path, monkeypatch):
     ]:
         with pytest.raises(type(error)):
             train(tiny(), folder, on_event=look)
-        assert read_status(folder) == runs.Status(status, message)
+        found = read_status(folder)
+        # Where a loss is not finite, the last good checkpoint is named, too.
+        assert (found.status, found.message.partition(";")[0]) == (status, message)
     train(tiny(), folder)
     assert read_status(folder) == runs.Status("done")
     assert json.loads((folder / "status.json").read_text())["status"] == "done"

@@ -60,7 +60,6 @@ class Variant:
         gate: gate family.
         target: a name in :data:`TARGETS`.
         packed: whether sequences are packed.
-        ragged: whether the last chunk is shorter than the others.
     """
 
     operator: str
@@ -70,7 +69,6 @@ class Variant:
     gate: str = "softmax"
     target: str = "sm_90"
     packed: bool = False
-    ragged: bool = False
 
     def __post_init__(self) -> None:
         for name, known in (
@@ -181,7 +179,8 @@ def compiled(variant: Variant) -> Compiled:
         "SHIFT": shift_of(variant.size),
         "R": tile.rows,
         "L": tile.lanes,
-        "RAGGED": variant.ragged,
+        # The rule of plan.py prefers chunks of equal length.
+        "RAGGED": False,
         "PACKED": variant.packed,
         "TEMPERED": False,
         "REVERSE": False,

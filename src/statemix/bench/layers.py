@@ -29,6 +29,7 @@ __all__ = [
     "Entry",
     "check_case",
     "entries",
+    "projections_of",
     "providers",
     "registered",
     "row",
@@ -184,6 +185,11 @@ def with_compiled(listed: Sequence[Entry]) -> list[Entry]:
     return found
 
 
+def projections_of(name: str) -> str:
+    """Return the name of the projections of a layer with this name."""
+    return f"{name} projections"
+
+
 def with_projections(listed: Sequence[Entry]) -> list[Entry]:
     """Return the entries, each one of BD-LRU or H-LRU followed by its projections alone.
 
@@ -194,7 +200,7 @@ def with_projections(listed: Sequence[Entry]) -> list[Entry]:
     for entry in listed:
         found.append(entry)
         if issubclass(LAYERS[entry.spec.name], GatedRecurrence) and not entry.compiled:
-            found.append(replace(entry, name=f"{entry.name} projections", projections=True))
+            found.append(replace(entry, name=projections_of(entry.name), projections=True))
     if len(found) == len(listed):
         raise RequestError("projections must be used with a layer bd_lru or h_lru, got none")
     return found

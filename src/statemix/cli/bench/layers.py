@@ -150,16 +150,17 @@ def _table(case: layers.Case, baseline: str, outcomes: Sequence[Outcome]) -> Tab
     for name in _HEADINGS:
         table.add_column(name, justify="right")
     table.add_column(f"x time\nof {reference}", justify="right")
-    parts = {one.entry.name for one in outcomes if one.entry.projections}
-    if parts:
+    beside_projections = any(one.entry.projections for one in outcomes)
+    if beside_projections:
         table.add_column("x of\nprojections", justify="right")
     for _, entry, one in outcomes:
+        projections = layers.projections_of(entry.name)
         table.add_row(
             entry.title + ("*" if one.memory_reused is False else ""),
             *_paid(entry),
             one.status if one.time_s is None else _short(case.num_tokens / one.time_s.p50),
             ratio_text(one.ratios.get(baseline)),
-            *([ratio_text(one.ratios.get(f"{entry.name} projections"))] if parts else []),
+            *([ratio_text(one.ratios.get(projections))] if beside_projections else []),
         )
     return table
 

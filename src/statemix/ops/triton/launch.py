@@ -16,7 +16,6 @@ OPTIONS = {
     # Warps that share nothing need not wait for each other.
     "num_warps": 1,
     "enable_fp_fusion": True,
-    "num_stages": 1,
 }
 """Options of the compiler."""
 

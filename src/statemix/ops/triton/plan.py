@@ -13,7 +13,8 @@ SEQUENTIAL_LANES = 34_000
 # slower than the scan all of that may be (results/bench/kernels-a28adab.jsonl).
 _COSTS = ((8, 2), (16, 5))
 _SHORTEST_CHUNK = 16
-_MOST_UNROLLED = 8
+# The most steps of lags that maps unroll, below.
+_MOST_UNROLLED = 4
 
 # Autograd calls the backward from threads of its own, so that no context variable would do.
 _forced: int | None = None

@@ -10,13 +10,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from statemix.ops.dispatch import GIVEN
+from statemix.ops.gates import GATES
 from statemix.ops.triton import TRITON
-from statemix.ops.triton.plan import Shape, shape_of, shift_of, tile_of
+from statemix.ops.triton.plan import Shape, kernels_of, shape_of, shift_of, tile_of
 from statemix.settings import RequestError, SettingError
 
 KERNELS = ("local_forward", "local_backward", "chunk_forward", "chunk_backward", "carries")
@@ -48,6 +48,14 @@ _ANY = ("T", "num_rows", "num_chunks", "num_maps", "maps_of_row", "chunk")
 _ROWS, _LANES = 1024, 192
 
 
+def families_of(operator: str) -> tuple[str, ...]:
+    """Return the gate families that the kernels of an operator have."""
+    fitting = (
+        name for name in TRITON.families if operator == "block" or not GATES[name].blocks_only
+    )
+    return (*fitting, GIVEN)
+
+
 @dataclass(frozen=True)
 class Variant:
     """One kernel as it may be chosen.
@@ -57,7 +65,7 @@ class Variant:
         kernel: name of the kernel.
         size: m.
         dtype: name of the dtype of gates.
-        gate: gate family.
+        gate: gate family, one that the operator has.
         target: a name in :data:`TARGETS`.
         packed: whether sequences are packed.
     """
@@ -75,7 +83,7 @@ class Variant:
             ("operator", OPERATORS),
             ("kernel", KERNELS),
             ("dtype", tuple(_POINTERS)),
-            ("gate", (*TRITON.families, GIVEN)),
+            ("gate", families_of(self.operator)),
             ("target", tuple(TARGETS)),
         ):
             if getattr(self, name) not in known:
@@ -160,15 +168,16 @@ def compiled(variant: Variant) -> Compiled:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from statemix.ops.triton.kernels import block, carries, lag
+    from statemix.ops.triton.kernels import carries
+    from statemix.ops.triton.launch import KERNELS as MODULES
     from statemix.ops.triton.launch import OPTIONS
 
-    module = {"block": block, "lag": lag}[variant.operator]
-    shape = Shape(1)
+    name = kernels_of(variant.operator, variant.gate)
+    module, shape = MODULES[name], Shape(1)
     if variant.kernel == "carries":
         module = carries
     else:
-        shape = shape_of(variant.operator, variant.kernel, variant.size, variant.state_bytes)
+        shape = shape_of(name, variant.kernel, variant.size, variant.state_bytes)
     function = getattr(module, variant.kernel)
     tile = tile_of(_ROWS, _LANES, shape.lanes)
     constants = {
@@ -185,6 +194,13 @@ def compiled(variant: Variant) -> Compiled:
         "TEMPERED": False,
         "REVERSE": False,
     }
+    if variant.kernel.startswith("chunk"):
+        # Dense, in memory (B, T, m, m+1, H).
+        row = (variant.size + 1) * _LANES
+        constants |= {"H": _LANES, "gates_t": variant.gates * _LANES, "gates_i": row}
+        constants |= {"gates_j": _LANES}
+        for name in ("values", "d_states"):
+            constants |= {f"{name}_t": variant.entries * _LANES, f"{name}_i": _LANES}
     names = function.arg_names
     kinds = {name: _kind(name, variant, constants) for name in names}
     source = ASTSource(
@@ -268,24 +284,28 @@ def _load_bytes(code: Sequence[str]) -> int:
 def _step(code: Sequence[str], variant: Variant, unrolled: int) -> float:
     """Return the instructions of a step of time.
 
-    For blocks, the outer loop is a step, and the inner one some of its rows. For lags, the only
-    loop is some steps.
+    For blocks, the outer loop is a step, and a round of an inner one some of its rows. For lags,
+    the only loop is some steps.
     """
     labels: dict[str, int] = {}
     loops: list[tuple[int, int]] = []
+    loads: list[int] = []
     count = 0
     for line in code:
         if label := re.match(r"\s*(\.L_x_\d+):", line):
             labels[label.group(1)] = count
         elif re.search(r"/\*[0-9a-f]{4,}\*/\s+\S", line):
+            if "LDG" in line:
+                loads.append(count)
             jump = re.search(r"\bBRA\b.*(\.L_x_\d+)", line)
             if jump and labels.get(jump.group(1), count) < count:
                 loops.append((labels[jump.group(1)], count + 1))
             count += 1
-    loops.sort(key=lambda loop: loop[1] - loop[0])
-    for inner, outer in pairwise(loops[-2:]):
-        if outer[0] <= inner[0] and inner[1] <= outer[1] and variant.operator == "block":
-            within = inner[1] - inner[0]
-            return outer[1] - outer[0] + (variant.size // unrolled - 1) * within
-    steps = 1 if variant.operator == "block" else unrolled
-    return (loops[-1][1] - loops[-1][0]) / steps
+    loops = [loop for loop in loops if any(loop[0] <= load < loop[1] for load in loads)]
+    outer = max(loops, key=lambda loop: loop[1] - loop[0])
+    length = outer[1] - outer[0]
+    if variant.operator == "lag":
+        return length / unrolled
+    rounds = variant.size // unrolled
+    inner = (stop - start for start, stop in loops if outer[0] <= start < stop < outer[1])
+    return length + (rounds - 1) * sum(inner)

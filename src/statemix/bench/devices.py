@@ -7,6 +7,8 @@ from typing import Any, Literal
 import torch
 
 from statemix.bench import memory
+from statemix.memory import is_shortage
+from statemix.ops import BackendUnavailableError
 from statemix.settings import RequestError
 
 DeviceName = Literal["cpu", "cuda"]
@@ -148,7 +150,11 @@ def device_of(name: DeviceName, *, graphs: bool) -> BenchDevice:
 
 
 def _captured(call: Call) -> Call:
-    """Return a call that replays another one as a graph, and returns its results."""
+    """Return a call that replays another one as a graph, and returns its results.
+
+    Raises:
+        BackendUnavailableError: if the call does what no graph can, such as waiting for the device.
+    """
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -156,8 +162,13 @@ def _captured(call: Call) -> Call:
             call()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = call()
+    try:
+        with torch.cuda.graph(graph):
+            result = call()
+    except RuntimeError as error:
+        if is_shortage(error):
+            raise
+        raise BackendUnavailableError(f"cannot be replayed as a CUDA graph: {error}") from error
 
     def replay() -> Any:
         graph.replay()

@@ -1,4 +1,4 @@
-"""Speed targets of the operators, forward and backward together, and verdicts on them."""
+"""Speed targets of the operators on a CPU, forward and backward together, and verdicts on them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -21,6 +21,10 @@ DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 CHUNKS = [0, 3]
 # Lags unroll four steps.
 MORE_CHUNKS = [*CHUNKS, 4]
+# One family for each module of kernels.
+every_kernel = pytest.mark.parametrize(
+    ("kind", "gate"), [("blocks", "softmax"), ("lags", "softmax"), ("blocks", "householder")]
+)
 
 
 def outcomes(p, gate="softmax", *, chunk=0, dtype=torch.float32, temperature=None):
@@ -40,16 +44,23 @@ def outcomes(p, gate="softmax", *, chunk=0, dtype=torch.float32, temperature=Non
     return {name: tensor.cpu() for name, tensor in actual.items()}, expected
 
 
+@every_kernel
 @pytest.mark.parametrize("size", range(1, 17))
-def test_every_size_equals_the_reference(problem, agree, kind, size):
-    agree(*outcomes(problem(kind, batch=1, length=4, size=size)))
+def test_every_size_equals_the_reference(problem, agree, kind, gate, size):
+    agree(*outcomes(problem(kind, batch=1, length=4, size=size), gate))
 
 
 # Maps of large blocks take minutes in the interpreter. Of these sizes, 8 and 10 unroll a part of
 # their rows, and 10 has several groups of columns.
+@every_kernel
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 10] if DEVICE == "cpu" else range(1, 17))
-def test_chunks_of_every_size_equal_the_reference(problem, agree, kind, size):
-    agree(*outcomes(problem(kind, batch=1, length=4, blocks=2, size=size), chunk=3))
+def test_chunks_of_every_size_equal_the_reference(problem, agree, kind, gate, size):
+    agree(*outcomes(problem(kind, batch=1, length=4, blocks=2, size=size), gate, chunk=3))
+
+
+def test_groups_of_columns_of_reflections_equal_the_reference(problem, agree):
+    """Their maps are divided among threads only above m = 12."""
+    agree(*outcomes(problem("blocks", lengths=[1, 2], blocks=1, size=16), "householder", chunk=2))
 
 
 @pytest.mark.parametrize("lengths", [None, [3, 0, 4, 1]], ids=["batch", "packed"])
@@ -60,34 +71,40 @@ def test_every_family_equals_the_reference(problem, agree, kind, gate, lengths, 
     agree(*outcomes(p, gate, chunk=chunk, temperature=temperature, dtype=torch.float64))
 
 
+@every_kernel
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("chunk", CHUNKS)
-def test_every_dtype_equals_the_reference(problem, agree, kind, dtype, chunk):
+def test_every_dtype_equals_the_reference(problem, agree, kind, gate, dtype, chunk):
     """Gradients of 16 bits are computed from states of 16 bits: within 2e-2 of a block."""
-    found, expected = outcomes(problem(kind, length=8, size=4), chunk=chunk, dtype=dtype)
+    found, expected = outcomes(problem(kind, length=8, size=4), gate, chunk=chunk, dtype=dtype)
     assert found["states"].dtype == found["d_gates"].dtype == dtype
     assert found["final_state"].dtype == found["d_initial_state"].dtype == torch.float32
     near = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
     agree(found, expected, near | ({} if dtype == torch.float32 else {torch.float32: 2e-2}))
 
 
+@every_kernel
 @pytest.mark.parametrize("chunk", MORE_CHUNKS)
 @pytest.mark.parametrize("shape", [(0, 3, 2), (2, 0, 3), (2, 3, 0), (1, 1, 1), (3, 2, 33)])
-def test_odd_shapes_equal_the_reference(problem, agree, kind, shape, chunk):
+def test_odd_shapes_equal_the_reference(problem, agree, kind, gate, shape, chunk):
     batch, length, blocks = shape
     p = problem(kind, batch=batch, length=length, blocks=blocks, size=2)
-    agree(*outcomes(p, chunk=chunk))
+    agree(*outcomes(p, gate, chunk=chunk))
 
 
+@every_kernel
 @pytest.mark.parametrize("lengths", [[], [0], [0, 0], [1], [5, 0], [0, 5], [2, 2, 2]], ids=str)
 @pytest.mark.parametrize("chunk", MORE_CHUNKS)
-def test_packed_sequences_of_any_length_equal_the_reference(problem, agree, kind, lengths, chunk):
-    agree(*outcomes(problem(kind, lengths=lengths), chunk=chunk))
+def test_packed_sequences_of_any_length_equal_the_reference(
+    problem, agree, kind, gate, lengths, chunk
+):
+    agree(*outcomes(problem(kind, lengths=lengths), gate, chunk=chunk))
 
 
+@every_kernel
 @pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("order", [(0, 1, 3, 4), (1, 0, 4, 3), (4, 3, 1, 0)], ids=str)
-def test_any_order_of_the_outer_axes_will_do(problem, agree, kind, order, chunk):
+def test_any_order_of_the_outer_axes_will_do(problem, agree, kind, gate, order, chunk):
     """Units are innermost, as the kernels want them; other axes lie as they like, with gaps."""
     p = problem(kind, batch=2, length=5, blocks=4, size=2)
 
@@ -102,7 +119,7 @@ def test_any_order_of_the_outer_axes_will_do(problem, agree, kind, order, chunk)
         gates=stored(p.gates), values=stored(p.values), d_states=stored(p.d_states)
     )
     # In float64 a problem is not copied before it is run.
-    agree(*outcomes(scattered, chunk=chunk, dtype=torch.float64))
+    agree(*outcomes(scattered, gate, chunk=chunk, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("chunk", CHUNKS)
@@ -121,19 +138,33 @@ def test_rows_that_32_bits_cannot_reach_are_copied():
         assert (_ordered(far).stride() == (3, 3, 1, 1)) == copied
 
 
+@every_kernel
 @pytest.mark.parametrize("chunk", [0, 3, 5])
-def test_sequences_do_not_touch_each_other(problem, identical, kind, chunk):
+def test_sequences_do_not_touch_each_other(problem, kind, gate, chunk):
     """Not even by a NaN, which 0 does not stop."""
     p = problem(kind, lengths=[4, 8, 3]).to(torch.float32)
     p.values[0, 1] = torch.nan
     p.d_states[0, 13] = torch.nan
-    found, _ = outcomes(p, chunk=chunk)
+    found, _ = outcomes(p, gate, chunk=chunk)
     assert found["states"][0, 1:4].isnan().any()
     assert found["d_values"][0, 12:].isnan().any()
     for name in ("states", "d_gates", "d_values"):
         assert found[name][0, 4:12].isfinite().all()
     for name in ("final_state", "d_initial_state"):
         assert found[name][1].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("scale", [2.0**20, 2.0**30, 2.0**59, "largest"])
+# Differences of gates may be minus infinity, whose exponential is 0.
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+def test_maps_of_huge_gates_equal_the_reference(problem, agree, kind, dtype, scale):
+    """Products of gates and log2 e round, and those near the largest number overflow."""
+    p = problem(kind, length=8, size=4)
+    unit = torch.finfo(dtype).max / p.gates.abs().max() if scale == "largest" else scale
+    found, expected = outcomes(p.replace(gates=p.gates * unit), chunk=3, dtype=dtype)
+    near = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2}
+    agree(found, expected, near | ({} if dtype != torch.bfloat16 else {torch.float32: 2e-2}))
 
 
 def test_a_gate_that_is_no_number_is_not_hidden(problem, kind, gate):
@@ -144,21 +175,59 @@ def test_a_gate_that_is_no_number_is_not_hidden(problem, kind, gate):
     assert found["states"][:, :2].isfinite().all()
 
 
+def test_vectors_of_every_length_reflect_as_in_the_reference(problem, agree):
+    """Short vectors, one of length 0, and a temperature that makes long ones of short ones."""
+    p = problem("blocks", batch=1, length=3, blocks=50, size=3)
+    lengths = torch.logspace(-30, 30, 49, dtype=torch.float64)
+    p.gates[:, 1, 1:, :, :3] *= lengths[:, None, None]
+    p.gates[:, :, 0, :, :3] = 0
+    for chunk in CHUNKS:
+        for temperature in (None, 1e-20, 1e20):
+            options = {"chunk": chunk, "temperature": temperature}
+            agree(*outcomes(p, "householder", dtype=torch.float64, **options))
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+@pytest.mark.parametrize("largest", [False, True], ids=["zero", "largest"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_extreme_vectors_reflect_the_largest_states(problem, agree, dtype, largest, chunk):
+    """Reflections lengthen nothing: gates and entries may be as large as their dtype allows."""
+    p = problem("blocks", batch=1, length=7, blocks=5, size=3)
+    top = torch.finfo(dtype).max
+    p = p.replace(
+        gates=p.gates.sign() * (top if largest else 0.0),
+        values=p.values.sign() * (top / 2),
+        initial_state=p.initial_state.sign() * (top / 2),
+        d_states=p.d_states / 64,
+    )
+    p.gates[..., -1] = 1.5
+    for temperature in (None, 0.5, torch.finfo(dtype).tiny):
+        found, expected = outcomes(
+            p, "householder", chunk=chunk, dtype=dtype, temperature=temperature
+        )
+        assert all(tensor.isfinite().all() for tensor in found.values())
+        # The reference forms products, whose sums are finite only in a wider dtype.
+        if dtype == torch.float32:
+            agree(found, expected)
+
+
 @settings(max_examples=20 if DEVICE == "cpu" else 200, deadline=None)
 @given(
-    st.sampled_from(["blocks", "lags"]),
+    st.sampled_from(["blocks softmax", "lags softmax", "blocks householder"]),
     *(st.integers(low, high) for low, high in ((1, 3), (0, 6), (1, 9), (1, 5), (0, 4))),
 )
 def test_random_shapes_equal_the_reference(
-    problem, agree, kind, batch, length, blocks, size, chunk
+    problem, agree, kernels, batch, length, blocks, size, chunk
 ):
+    kind, gate = kernels.split()
     p = problem(kind, batch=batch, length=length, blocks=blocks, size=size)
-    agree(*outcomes(p, chunk=chunk))
+    agree(*outcomes(p, gate, chunk=chunk))
 
 
-def test_results_are_the_same_every_time(problem, identical, kind):
+@every_kernel
+def test_results_are_the_same_every_time(problem, identical, kind, gate):
     p = problem(kind, length=9, blocks=5)
-    first, second = (outcomes(p, chunk=4)[0] for _ in range(2))
+    first, second = (outcomes(p, gate, chunk=4)[0] for _ in range(2))
     identical(first, second)
 
 

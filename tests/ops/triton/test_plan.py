@@ -74,7 +74,7 @@ def test_tiles_waste_few_lanes(rows, lanes, per_thread, tile):
 
 
 def test_threads_hold_less_of_larger_problems():
-    for operator in ("block", "lag"):
+    for operator in ("block", "lag", "reflect"):
         for kernel in ("local_forward", "local_backward", "chunk_forward", "chunk_backward"):
             shapes = [shape_of(operator, kernel, m, 4) for m in range(1, 20)]
             lanes = [shape.lanes for shape in shapes]

@@ -44,7 +44,7 @@ class Kernels:
     """Targets: sm_80, sm_90, sm_100, gfx942."""
 
     gates: tuple[str, ...] = ("softmax",)
-    """Gate families."""
+    """Gate families; householder only for block."""
 
     packed: bool = False
     """Compile the variants for packed sequences."""

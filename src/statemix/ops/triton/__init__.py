@@ -53,7 +53,7 @@ TRITON = Backend(
     },
     devices=("cuda", "cpu") if _INTERPRETED else ("cuda",),
     dtypes=(torch.float32, torch.float64, torch.bfloat16, torch.float16),
-    families=("softmax", "sigmoid", "relu", "signed", "tanh", "none"),
+    families=("softmax", "sigmoid", "relu", "signed", "tanh", "none", "householder"),
     unavailable=_unavailable,
     detail=_detail,
     # Not before a GPU has run them: so far they are tested in Triton's interpreter.

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from statemix.ops.layout import STATE_BLOCK_AXIS, dense, empty_innermost, innermost
 from statemix.ops.packing import positions
-from statemix.ops.triton.kernels import block, lag
+from statemix.ops.triton.kernels import block, lag, reflect
 from statemix.ops.triton.kernels.carries import carries
-from statemix.ops.triton.plan import Shape, Tile, chunk_of, shape_of, shift_of, tile_of
+from statemix.ops.triton.plan import Shape, Tile, chunk_of, kernels_of, shape_of, shift_of, tile_of
 
 OPTIONS = {
     # Warps that share nothing need not wait for each other.
@@ -19,7 +19,8 @@ OPTIONS = {
 }
 """Options of the compiler."""
 
-_KERNELS: dict[str, Any] = {"block": block, "lag": lag}
+KERNELS: dict[str, Any] = {"block": block, "lag": lag, "reflect": reflect}
+"""The modules of kernels, by the names of :func:`statemix.ops.triton.plan.kernels_of`."""
 
 
 def forward(
@@ -133,7 +134,7 @@ class _Problem(NamedTuple):
     """What the kernels of one call share.
 
     Attributes:
-        operator: name of the operator.
+        name: name of the kernels.
         num_sequences: rows of the batch, B.
         length: steps T.
         num_units: blocks or channels H.
@@ -146,7 +147,7 @@ class _Problem(NamedTuple):
             any tensors if not packed.
     """
 
-    operator: str
+    name: str
     num_sequences: int
     length: int
     num_units: int
@@ -185,12 +186,13 @@ class _Problem(NamedTuple):
         }
         tau = initial_state if temperature is None else temperature
         chunk = chunk_of(T, B * H, m)
-        return cls(operator, B, T, H, m, initial_state.dtype, chunk, options, tau, places)
+        name = kernels_of(operator, gate)
+        return cls(name, B, T, H, m, initial_state.dtype, chunk, options, tau, places)
 
     @property
     def kernels(self) -> Any:
-        """The module of the operator's kernels."""
-        return _KERNELS[self.operator]
+        """The module of the kernels."""
+        return KERNELS[self.name]
 
     @property
     def num_chunks(self) -> int:
@@ -234,12 +236,12 @@ class _Problem(NamedTuple):
         tile = tile_of(self.num_maps, self.num_units, shape.lanes)
         grid = (*tile.grid(self.num_maps, self.num_units), -(-(self.m + 1) // shape.columns))
         # Blocks unroll the rows of a step, lags the steps of a chunk.
-        rounds = self.m if self.operator == "block" else self.chunk
+        rounds = self.chunk if self.name == "lag" else self.m
         unroll = math.gcd(rounds, shape.unroll)
         return _Cut(grid, {**_of(tile), "COLUMNS": shape.columns, "UNROLL": unroll})
 
     def _shape(self, kernel: str) -> Shape:
-        return shape_of(self.operator, kernel, self.m, self.state_dtype.itemsize)
+        return shape_of(self.name, kernel, self.m, self.state_dtype.itemsize)
 
     def empty_maps(self, like: Tensor) -> Tensor:
         """Return room for the maps."""

@@ -10,11 +10,11 @@ from typing import NamedTuple
 # MB in flight hide the latency of an H200, and a lane has the gates of one step in flight.
 SEQUENTIAL_LANES = 34_000
 # Chunks read the gates twice, and their maps take instructions: the largest m, and how many times
-# slower than the scan all of that may be (results/bench/kernels-a28adab.jsonl).
+# slower than the scan all of that may be (results/bench/kernels-798e486.jsonl).
 _COSTS = ((8, 2), (16, 5))
 _SHORTEST_CHUNK = 16
 # The most steps of lags that maps unroll, below.
-_MOST_UNROLLED = 4
+_MOST_UNROLLED = 8
 
 # Autograd calls the backward from threads of its own, so that no context variable would do.
 _forced: int | None = None
@@ -69,6 +69,19 @@ def _chosen_chunk(length: int, lanes: int, size: int) -> int:
     return next(even, chunk // _MOST_UNROLLED * _MOST_UNROLLED)
 
 
+def kernels_of(operator: str, gate: str) -> str:
+    """Return the name of the kernels that run an operator with a gate family.
+
+    Args:
+        operator: "block" or "lag".
+        gate: name of the family.
+
+    Returns:
+        "reflect" for reflections, whose blocks have no rows of their own; else the operator's name.
+    """
+    return "reflect" if gate == "householder" else operator
+
+
 class Shape(NamedTuple):
     """How much of a problem one thread holds.
 
@@ -77,7 +90,7 @@ class Shape(NamedTuple):
             16 bytes.
         columns: columns of the map of a chunk; 0 for kernels without maps.
         unroll: for maps, rows of a step of blocks, or steps of lags, without a loop: in a loop, a
-            map moves through the registers. The compiler takes seconds for each hundred gates.
+            map moves through the registers. The compiler takes 3 seconds for a hundred gates.
     """
 
     lanes: int
@@ -85,17 +98,16 @@ class Shape(NamedTuple):
     unroll: int = 1
 
 
+# Lags that unroll m steps or more move nothing: a new state takes the place of the oldest.
 # Kernel -> the largest m, and what takes fewest instructions there without spilling registers on an
-# H200 (results/bench/kernels-a28adab.jsonl).
+# H200 (results/bench/kernels-798e486.jsonl).
 _SHAPES = {
     ("block", "local_forward"): ((8, Shape(8)), (16, Shape(2))),
     ("block", "local_backward"): ((4, Shape(8)), (8, Shape(4)), (16, Shape(2))),
     ("block", "chunk_forward"): (
         (2, Shape(8, 3, 2)),
         (4, Shape(4, 5, 4)),
-        (6, Shape(1, 7, 6)),
-        (7, Shape(1, 8, 7)),
-        (8, Shape(1, 9, 4)),
+        (8, Shape(1, 9, 8)),
         (14, Shape(1, 5, 2)),
         (15, Shape(1, 4, 3)),
         (16, Shape(1, 5, 2)),
@@ -103,46 +115,59 @@ _SHAPES = {
     ("block", "chunk_backward"): (
         (2, Shape(8, 3, 2)),
         (4, Shape(4, 5, 4)),
-        (6, Shape(2, 7, 6)),
-        (7, Shape(1, 8, 7)),
-        (8, Shape(1, 9, 4)),
+        (8, Shape(1, 9, 8)),
         (16, Shape(1, 5, 2)),
+    ),
+    ("reflect", "local_forward"): ((9, Shape(8)), (16, Shape(4))),
+    ("reflect", "local_backward"): ((4, Shape(8)), (9, Shape(4)), (16, Shape(2))),
+    ("reflect", "chunk_forward"): (
+        (3, Shape(8, 4, 3)),
+        (5, Shape(4, 6, 5)),
+        (6, Shape(4, 7)),
+        (8, Shape(2, 9, 2)),
+        (12, Shape(1, 13)),
+        (16, Shape(1, 9)),
+    ),
+    ("reflect", "chunk_backward"): (
+        (3, Shape(8, 4, 3)),
+        (5, Shape(4, 6, 5)),
+        (6, Shape(4, 7)),
+        (8, Shape(2, 9, 2)),
+        (12, Shape(1, 13)),
+        (16, Shape(1, 9)),
     ),
     ("lag", "local_forward"): ((8, Shape(8)), (16, Shape(4))),
     ("lag", "local_backward"): ((4, Shape(8)), (8, Shape(4)), (16, Shape(2))),
     ("lag", "chunk_forward"): (
         (2, Shape(8, 3, 4)),
         (4, Shape(4, 5, 4)),
-        (6, Shape(2, 7, 4)),
-        (7, Shape(1, 8, 2)),
-        (8, Shape(1, 9, 4)),
+        (8, Shape(1, 9, 8)),
         (16, Shape(1, 5, 2)),
     ),
     ("lag", "chunk_backward"): (
         (2, Shape(8, 3, 4)),
         (4, Shape(4, 5, 4)),
-        (7, Shape(2, 8, 4)),
-        (8, Shape(1, 9, 4)),
+        (8, Shape(1, 9, 8)),
         (15, Shape(1, 5, 2)),
         (16, Shape(1, 4, 2)),
     ),
 }
 
 
-def shape_of(operator: str, kernel: str, size: int, state_bytes: int) -> Shape:
+def shape_of(kernels: str, kernel: str, size: int, state_bytes: int) -> Shape:
     """Return how much one thread of a kernel holds.
 
     Args:
-        operator: "block" or "lag".
+        kernels: "block", "lag" or "reflect", from :func:`kernels_of`.
         kernel: name of the kernel.
         size: m. Above 16, registers spill.
         state_bytes: bytes of a number of the state.
     """
-    shapes = _SHAPES[operator, kernel]
+    shapes = _SHAPES[kernels, kernel]
     shape = next((shape for most, shape in shapes if size <= most), Shape(1, 1))
     columns = min(shape.columns, size + 1)
     unroll = shape.unroll
-    if operator == "block":
+    if kernels != "lag":
         unroll = size if size <= unroll else math.gcd(size, unroll)
     return Shape(max(1, shape.lanes * 4 // state_bytes), columns, unroll)
 

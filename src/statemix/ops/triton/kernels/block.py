@@ -9,6 +9,10 @@ The m entries of a block are m tiles in registers. Maps have shape (rows, m+1, m
 column for each entry of the state before, and q last; carried states have shape (rows, m, H).
 ``sequences``, ``positions`` and ``ends`` hold, for each step of a packed row, the number of its
 sequence, its place there, and whether it is the last one.
+
+The kernels of maps are limited by instructions, so H and all strides but that of the batch are
+constants there: addresses are parts of the loads. They are compiled once for each layout: for a
+layer, once for each width.
 """
 
 import triton
@@ -17,11 +21,14 @@ import triton.language as tl
 from statemix.ops.triton.kernels.rows import inverse_of, row_backward, row_forward, row_weights
 from statemix.ops.triton.kernels.tiles import (
     added,
+    advanced,
+    apart,
     chosen,
     last_column,
     load_all,
-    load_row,
+    load_part,
     pushed,
+    readable,
     store_all,
     store_columns,
     tile,
@@ -77,22 +84,31 @@ def local_forward(
 @triton.jit
 def chunk_forward(
     gates, values, maps, initial, temperature, sequences, positions,
-    H, num_maps, maps_of_row, chunk, gates_b, gates_t, gates_i, gates_j, values_b, values_t,
-    values_i,
+    H: tl.constexpr, num_maps, maps_of_row, chunk, gates_b, gates_t: tl.constexpr,
+    gates_i: tl.constexpr, gates_j: tl.constexpr, values_b, values_t: tl.constexpr,
+    values_i: tl.constexpr,
     M: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr, FAMILY: tl.constexpr,
     SHIFT: tl.constexpr, R: tl.constexpr, L: tl.constexpr, PACKED: tl.constexpr,
     TEMPERED: tl.constexpr,
 ):  # fmt: skip
-    """Find where all chunks but the last take the unit vectors, without inputs, and zero, with."""
+    """Find where all chunks but the last take the unit vectors, without inputs, and zero, with.
+
+    All weights of the rows first, then column by column all rows at once, entry by entry: the last
+    entry of a column is read where the first results are complete, so that these take the places of
+    the entries before, and no copies are made.
+    """
     GATES: tl.constexpr = M if FAMILY == "given" else M + 1
     S: tl.constexpr = maps.dtype.element_ty
-    rows, lanes, mask = tile(num_maps, H, R, L)
+    rows, lanes, mask = readable(num_maps, H, R, L)
     first = tl.program_id(2) * COLUMNS + tl.zeros_like(rows)
     inverse = inverse_of(temperature, S, TEMPERED)
     b, c = rows // maps_of_row, rows % maps_of_row
     t = c * chunk
-    g_at = gates + b * gates_b + t * gates_t + lanes
-    v_at = values + b * values_b + t * values_t + lanes
+    g_at = ()
+    for i in tl.static_range(UNROLL):
+        row_at = gates + b * gates_b + t * gates_t + lanes + i * gates_i
+        g_at = g_at + apart(row_at, gates_j, GATES)
+    v_at = apart(values + b * values_b + t * values_t + lanes, values_i, UNROLL)
     zero = tl.zeros((R, L), S)
     h = unit_columns(first, zero, M, COLUMNS)
     for _ in tl.range(0, chunk):
@@ -104,24 +120,37 @@ def chunk_forward(
             h = chosen(fresh, reset, h, COLUMNS * M)
             t += 1
         after = h
-        row_at = g_at
+        g_row = g_at
         v_row = v_at
         for _ in tl.range(0, M // UNROLL):
+            p = ()
+            for i in tl.static_range(UNROLL):
+                g = load_part(g_row, mask, S, i * GATES, GATES)
+                p = p + row_weights(g, inverse, M + 1, FAMILY, SHIFT, TEMPERED)
+            v = load_part(v_row, mask, S, 0, UNROLL)
+            columns = ()
+            for k in tl.static_range(COLUMNS):
+                x = ()
+                for i in tl.static_range(UNROLL):
+                    x = x + (p[i * (M + 1)] * h[k],)
+                for j in tl.static_range(1, M):
+                    y = ()
+                    for i in tl.static_range(UNROLL):
+                        y = y + (p[i * (M + 1) + j] * h[j * COLUMNS + k] + x[i],)
+                    x = y
+                for i in tl.static_range(UNROLL):
+                    y = (with_input(x[i], p[i * (M + 1) + M], v[i], first, k, M, COLUMNS),)
+                    columns = columns + y
             of_rows = ()
-            for _ in tl.static_range(UNROLL):
-                g, row_at = load_row(row_at, gates_i, gates_j, mask, S, GATES)
-                v = tl.load(v_row, mask=mask).to(S)
-                v_row += values_i
-                p = row_weights(g, inverse, M + 1, FAMILY, SHIFT)
+            for i in tl.static_range(UNROLL):
                 for k in tl.static_range(COLUMNS):
-                    x = p[0] * h[k]
-                    for j in tl.static_range(1, M):
-                        x += p[j] * h[j * COLUMNS + k]
-                    of_rows = of_rows + (with_input(x, p[M], v, first, k, M, COLUMNS),)
+                    of_rows = of_rows + (columns[k * UNROLL + i],)
             after = pushed(after, of_rows, COLUMNS * M, COLUMNS * UNROLL)
+            g_row = advanced(g_row, UNROLL * gates_i, UNROLL * GATES)
+            v_row = advanced(v_row, UNROLL * values_i, UNROLL)
         h = after
-        g_at += gates_t
-        v_at += values_t
+        g_at = advanced(g_at, gates_t, UNROLL * GATES)
+        v_at = advanced(v_at, values_t, UNROLL)
     store_columns(maps, rows, lanes, first, h, mask, H, M, COLUMNS)
 
 
@@ -197,23 +226,30 @@ def local_backward(
 @triton.jit
 def chunk_backward(
     gates, d_states, d_final, maps, temperature, sequences, ends,
-    T, H, num_maps, maps_of_row, chunk, gates_b, gates_t, gates_i, gates_j, d_states_b, d_states_t,
-    d_states_i,
+    T, H: tl.constexpr, num_maps, maps_of_row, chunk, gates_b, gates_t: tl.constexpr,
+    gates_i: tl.constexpr, gates_j: tl.constexpr, d_states_b, d_states_t: tl.constexpr,
+    d_states_i: tl.constexpr,
     M: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr, FAMILY: tl.constexpr,
     SHIFT: tl.constexpr, R: tl.constexpr, L: tl.constexpr, RAGGED: tl.constexpr,
     PACKED: tl.constexpr, TEMPERED: tl.constexpr,
 ):  # fmt: skip
-    """Find where all chunks but the first take unit vectors of the adjoint, and zero."""
+    """Find where all chunks but the first take unit vectors of the adjoint, and zero.
+
+    The order is that of :func:`chunk_forward`, for the same reason.
+    """
     GATES: tl.constexpr = M if FAMILY == "given" else M + 1
     S: tl.constexpr = maps.dtype.element_ty
-    rows, lanes, mask = tile(num_maps, H, R, L)
+    rows, lanes, mask = readable(num_maps, H, R, L)
     first = tl.program_id(2) * COLUMNS + tl.zeros_like(rows)
     inverse = inverse_of(temperature, S, TEMPERED)
     b, c = rows // maps_of_row, rows % maps_of_row + 1
     begun = c * chunk
     t = tl.minimum(begun + chunk, T) - 1
-    g_at = gates + b * gates_b + t * gates_t + lanes
-    dy_at = d_states + b * d_states_b + t * d_states_t + lanes
+    g_at = ()
+    for i in tl.static_range(UNROLL):
+        row_at = gates + b * gates_b + t * gates_t + lanes + i * gates_i
+        g_at = g_at + apart(row_at, gates_j, GATES)
+    dy_at = apart(d_states + b * d_states_b + t * d_states_t + lanes, d_states_i, UNROLL)
     zero = tl.zeros((R, L), S)
     carry = unit_columns(first, zero, M, COLUMNS)
     for _ in tl.range(0, chunk):
@@ -228,26 +264,35 @@ def chunk_backward(
         sums = ()
         for _ in tl.static_range(COLUMNS * M):
             sums = sums + (zero,)
-        row_at = g_at
+        g_row = g_at
         dy_row = dy_at
         for _ in tl.range(0, M // UNROLL):
-            for row in tl.static_range(UNROLL):
-                g, row_at = load_row(row_at, gates_i, gates_j, live, S, GATES)
-                dy = tl.load(dy_row, mask=live).to(S)
-                dy_row += d_states_i
-                p = row_weights(g, inverse, M + 1, FAMILY, SHIFT)
-                lam = ()
-                for k in tl.static_range(COLUMNS):
-                    x = lams[row * COLUMNS + k]
-                    lam = lam + (with_input(x, 1.0, dy, first, k, M, COLUMNS),)
-                terms = ()
+            p = ()
+            for i in tl.static_range(UNROLL):
+                g = load_part(g_row, mask, S, i * GATES, GATES)
+                p = p + row_weights(g, inverse, M + 1, FAMILY, SHIFT, TEMPERED)
+            dy = load_part(dy_row, mask, S, 0, UNROLL)
+            columns = ()
+            for k in tl.static_range(COLUMNS):
+                x = ()
                 for j in tl.static_range(M):
-                    for k in tl.static_range(COLUMNS):
-                        terms = terms + (p[j] * lam[k],)
-                sums = added(sums, terms, COLUMNS * M)
+                    x = x + (sums[j * COLUMNS + k],)
+                for i in tl.static_range(UNROLL):
+                    lam = with_input(lams[i * COLUMNS + k], 1.0, dy[i], first, k, M, COLUMNS)
+                    y = ()
+                    for j in tl.static_range(M):
+                        y = y + (x[j] + p[i * (M + 1) + j] * lam,)
+                    x = y
+                columns = columns + x
+            sums = ()
+            for j in tl.static_range(M):
+                for k in tl.static_range(COLUMNS):
+                    sums = sums + (columns[k * M + j],)
             lams = pushed(lams, lams, COLUMNS * M, COLUMNS * UNROLL)
+            g_row = advanced(g_row, UNROLL * gates_i, UNROLL * GATES)
+            dy_row = advanced(dy_row, UNROLL * d_states_i, UNROLL)
         carry = chosen(live, sums, carry, COLUMNS * M) if RAGGED else sums
         t -= 1
-        g_at -= gates_t
-        dy_at -= d_states_t
+        g_at = advanced(g_at, -gates_t, UNROLL * GATES)
+        dy_at = advanced(dy_at, -d_states_t, UNROLL)
     store_columns(maps, rows, lanes, first, carry, mask, H, M, COLUMNS)

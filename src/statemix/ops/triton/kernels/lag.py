@@ -12,11 +12,14 @@ import triton.language as tl
 
 from statemix.ops.triton.kernels.rows import inverse_of, row_backward, row_forward, row_weights
 from statemix.ops.triton.kernels.tiles import (
+    advanced,
+    apart,
     chosen,
     last_column,
     load_all,
-    load_row,
+    load_part,
     pushed,
+    readable,
     store_all,
     store_columns,
     tile,
@@ -100,8 +103,9 @@ def local_forward(
 @triton.jit
 def chunk_forward(
     gates, values, maps, initial, temperature, sequences, positions,
-    H, num_maps, maps_of_row, chunk, gates_b, gates_t, gates_i, gates_j, values_b, values_t,
-    values_i,
+    H: tl.constexpr, num_maps, maps_of_row, chunk, gates_b, gates_t: tl.constexpr,
+    gates_i: tl.constexpr, gates_j: tl.constexpr, values_b, values_t: tl.constexpr,
+    values_i: tl.constexpr,
     M: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr, FAMILY: tl.constexpr,
     SHIFT: tl.constexpr, R: tl.constexpr, L: tl.constexpr, PACKED: tl.constexpr,
     TEMPERED: tl.constexpr,
@@ -109,17 +113,20 @@ def chunk_forward(
     """Find where all chunks but the last take the unit windows, without inputs, and zero, with."""
     GATES: tl.constexpr = M if FAMILY == "given" else M + 1
     S: tl.constexpr = maps.dtype.element_ty
-    rows, lanes, mask = tile(num_maps, H, R, L)
+    rows, lanes, mask = readable(num_maps, H, R, L)
     first = tl.program_id(2) * COLUMNS + tl.zeros_like(rows)
     inverse = inverse_of(temperature, S, TEMPERED)
     b, c = rows // maps_of_row, rows % maps_of_row
     t = c * chunk
-    g_at = gates + b * gates_b + t * gates_t + lanes
-    v_at = values + b * values_b + t * values_t + lanes
+    g_first = gates + b * gates_b + t * gates_t + lanes
+    g_at = ()
+    for i in tl.static_range(UNROLL):
+        g_at = g_at + apart(g_first + i * gates_t, gates_j, GATES)
+    v_at = apart(values + b * values_b + t * values_t + lanes, values_t, UNROLL)
     zero = tl.zeros((R, L), S)
     windows = unit_columns(first, zero, M, COLUMNS)
     for _ in tl.range(0, chunk // UNROLL):
-        for _ in tl.static_range(UNROLL):
+        for i in tl.static_range(UNROLL):
             if PACKED:
                 sequence = tl.load(sequences + t).to(tl.int64)
                 fresh = mask & (tl.load(positions + t) == 0)
@@ -127,19 +134,20 @@ def chunk_forward(
                 reset = last_column(first, started, zero, M, COLUMNS)
                 windows = chosen(fresh, reset, windows, COLUMNS * M)
                 t += 1
-            g, g_at = load_row(g_at, gates_t, gates_j, mask, S, GATES)
-            v = tl.load(v_at, mask=mask).to(S)
-            v_at += values_t
-            p = row_weights(g, inverse, M + 1, FAMILY, SHIFT)
+            g = load_part(g_at, mask, S, i * GATES, GATES)
+            v = tl.load(v_at[i], mask=mask).to(S)
+            p = row_weights(g, inverse, M + 1, FAMILY, SHIFT, TEMPERED)
             after = ()
             for k in tl.static_range(COLUMNS):
                 x = p[0] * windows[k]
                 for j in tl.static_range(1, M):
                     x += p[j] * windows[j * COLUMNS + k]
                 after = after + (with_input(x, p[M], v, first, k, M, COLUMNS),)
-            for i in tl.static_range(COLUMNS * (M - 1)):
-                after = after + (windows[i],)
+            for k in tl.static_range(COLUMNS * (M - 1)):
+                after = after + (windows[k],)
             windows = after
+        g_at = advanced(g_at, UNROLL * gates_t, UNROLL * GATES)
+        v_at = advanced(v_at, UNROLL * values_t, UNROLL)
     store_columns(maps, rows, lanes, first, windows, mask, H, M, COLUMNS)
 
 
@@ -215,8 +223,9 @@ def local_backward(
 @triton.jit
 def chunk_backward(
     gates, d_states, d_final, maps, temperature, sequences, ends,
-    T, H, num_maps, maps_of_row, chunk, gates_b, gates_t, gates_i, gates_j, d_states_b, d_states_t,
-    d_states_i,
+    T, H: tl.constexpr, num_maps, maps_of_row, chunk, gates_b, gates_t: tl.constexpr,
+    gates_i: tl.constexpr, gates_j: tl.constexpr, d_states_b, d_states_t: tl.constexpr,
+    d_states_i: tl.constexpr,
     M: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr, FAMILY: tl.constexpr,
     SHIFT: tl.constexpr, R: tl.constexpr, L: tl.constexpr, RAGGED: tl.constexpr,
     PACKED: tl.constexpr, TEMPERED: tl.constexpr,
@@ -224,18 +233,21 @@ def chunk_backward(
     """Find where all chunks but the first take unit windows of the adjoint, and zero."""
     GATES: tl.constexpr = M if FAMILY == "given" else M + 1
     S: tl.constexpr = maps.dtype.element_ty
-    rows, lanes, mask = tile(num_maps, H, R, L)
+    rows, lanes, mask = readable(num_maps, H, R, L)
     first = tl.program_id(2) * COLUMNS + tl.zeros_like(rows)
     inverse = inverse_of(temperature, S, TEMPERED)
     b, c = rows // maps_of_row, rows % maps_of_row + 1
     begun = c * chunk
     t = tl.minimum(begun + chunk, T) - 1
-    g_at = gates + b * gates_b + t * gates_t + lanes
-    dy_at = d_states + b * d_states_b + t * d_states_t + lanes
+    g_first = gates + b * gates_b + t * gates_t + lanes
+    g_at = ()
+    for i in tl.static_range(UNROLL):
+        g_at = g_at + apart(g_first - i * gates_t, gates_j, GATES)
+    dy_at = apart(d_states + b * d_states_b + t * d_states_t + lanes, -d_states_t, UNROLL)
     zero = tl.zeros((R, L), S)
     pending = unit_columns(first, zero, M, COLUMNS)
     for _ in tl.range(0, chunk // UNROLL):
-        for _ in tl.static_range(UNROLL):
+        for step in tl.static_range(UNROLL):
             live = mask & (t >= begun) if RAGGED else mask
             if PACKED:
                 sequence = tl.load(sequences + t, mask=t >= begun, other=0).to(tl.int64)
@@ -243,18 +255,19 @@ def chunk_backward(
                 d_window = load_all(d_final + sequence * M * H + lanes, H, last, S, M)
                 reset = last_column(first, d_window, zero, M, COLUMNS)
                 pending = chosen(last, reset, pending, COLUMNS * M)
-            g, g_at = load_row(g_at, -gates_t, gates_j, live, S, GATES)
-            dy = tl.load(dy_at, mask=live).to(S)
-            dy_at -= d_states_t
-            p = row_weights(g, inverse, M + 1, FAMILY, SHIFT)
+            g = load_part(g_at, mask, S, step * GATES, GATES)
+            dy = tl.load(dy_at[step], mask=mask).to(S)
+            p = row_weights(g, inverse, M + 1, FAMILY, SHIFT, TEMPERED)
             lam = ()
             for k in tl.static_range(COLUMNS):
                 lam = lam + (with_input(pending[k], 1.0, dy, first, k, M, COLUMNS),)
-            moved = ()
+            after = ()
             for i in tl.static_range(M):
                 for k in tl.static_range(COLUMNS):
                     later = pending[(i + 1) * COLUMNS + k] if i + 1 < M else zero
-                    moved = moved + (later + p[i] * lam[k],)
-            pending = chosen(live, moved, pending, COLUMNS * M) if RAGGED else moved
+                    after = after + (later + p[i] * lam[k],)
+            pending = chosen(live, after, pending, COLUMNS * M) if RAGGED else after
             t -= 1
+        g_at = advanced(g_at, -UNROLL * gates_t, UNROLL * GATES)
+        dy_at = advanced(dy_at, -UNROLL * d_states_t, UNROLL)
     store_columns(maps, rows, lanes, first, pending, mask, H, M, COLUMNS)

@@ -192,11 +192,55 @@ def row_forward(g, u, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr, SHIFT:
 
 
 @triton.jit
-def row_weights(g, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr, SHIFT: tl.constexpr):
+def _normalised(f, total, COUNT: tl.constexpr):
+    """Return COUNT tiles divided by a positive normal number.
+
+    A root and its square are two instructions; a division takes eight, for all other numbers.
+    """
+    root = tl.rsqrt(total)
+    share = root * root
+    p = ()
+    for j in tl.static_range(COUNT):
+        p = p + (f[j] * share,)
+    return p
+
+
+@triton.jit
+def _exponentials(g, COUNT: tl.constexpr):
+    """Return e^g in a unit of the row, which :func:`_normalised` cancels, COUNT tiles, and the sum.
+
+    They are 2^(g c - b) with c = log2 e and b = top c: one instruction before the power. Only b is
+    rounded. So the largest is not 1, but between 2^-64 and 2^64 while top is less than LAST. From
+    there on, gates that differ do so by 64 or more, and all but the largest vanish beside it with
+    base 2 as they do with base e: with c = 1 nothing is rounded, and nothing overflows.
+    """
+    LAST: tl.constexpr = 2.0**59 if g[0].dtype == tl.float64 else 2.0**30
+    top = g[0]
+    for j in tl.static_range(1, COUNT):
+        top = tl.maximum(top, g[j])
+    one = tl.full((1, 1), 1.0, top.dtype)
+    c = tl.where(tl.abs(top) < LAST, one * LOG2_E, one)
+    b = top * c
+    f = (tl.exp2(tl.fma(g[0], c, -b)),)
+    total = f[0]
+    for j in tl.static_range(1, COUNT):
+        f = f + (tl.exp2(tl.fma(g[j], c, -b)),)
+        total += f[j]
+    return f, total
+
+
+@triton.jit
+def row_weights(
+    g, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr, SHIFT: tl.constexpr,
+    TEMPERED: tl.constexpr,
+):  # fmt: skip
     """Return the weights p of one row, COUNT tiles; 1 for the input of "given"."""
     p = g
     if FAMILY == "given":
         p = g + (g[0] * 0.0 + 1.0,)
+    elif FAMILY == "softmax" and not TEMPERED:
+        f, total = _exponentials(g, COUNT)
+        p = _normalised(f, total, COUNT)
     else:
         top, factor = _scale(g, inverse, COUNT, FAMILY)
         f = ()
@@ -206,10 +250,7 @@ def row_weights(g, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr, SHIFT: tl
             total += _share(f[j], FAMILY)
         p = f
         if FAMILY != "none":
-            p = ()
-            share = 1.0 / total
-            for j in tl.static_range(COUNT):
-                p = p + (f[j] * share,)
+            p = _normalised(f, total, COUNT)
     return p
 
 

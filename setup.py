@@ -17,7 +17,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 SOURCES = Path("src/statemix/ops/cpu")
-# STATEMIX_BASELINE_ONLY builds one copy instead of three, when build time matters more than speed.
+# STATEMIX_BASELINE_ONLY builds one copy instead of all, when build time matters more than speed.
 X86 = platform.machine().lower() in {"x86_64", "amd64"} and not os.environ.get(
     "STATEMIX_BASELINE_ONLY"
 )
@@ -29,6 +29,8 @@ if X86:
         ("avx2", 32, ["-mavx2", "-mfma"]),
         ("avx512", 64, ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"]),
     ]
+# A further copy for compilers that know the instructions.
+BFLOAT16 = ("avx512_bf16", 64, [*INSTRUCTION_SETS[-1][2], "-mavx512bf16", "-DONLY_BFLOAT16"])
 
 
 class BuildKernels(build_ext):
@@ -68,6 +70,8 @@ class BuildKernels(build_ext):
         openmp = _links([*compiler, "-fopenmp"], objects / "probe")
         if openmp:
             flags.append("-fopenmp")
+        bfloat16 = X86 and _links([*compiler, "-mavx512bf16"], objects / "probe")
+        copies = [BFLOAT16, *INSTRUCTION_SETS] if bfloat16 else INSTRUCTION_SETS
 
         def compile_source(source: str, name: str, extra: list[str]) -> str:
             target = str(objects / f"{name}.o")
@@ -80,9 +84,10 @@ class BuildKernels(build_ext):
                 name,
                 [f"-DISA_NAMESPACE={name}", f"-DVECTOR_BYTES={width}", *extra],
             )
-            for name, width, extra in reversed(INSTRUCTION_SETS)
+            for name, width, extra in reversed(copies)
         ]
-        jobs.append(("dispatch.cpp", "dispatch", ["-DSTATEMIX_X86"] if X86 else []))
+        known = ["-DSTATEMIX_X86"] * X86 + ["-DSTATEMIX_AVX512_BF16"] * bfloat16
+        jobs.append(("dispatch.cpp", "dispatch", known))
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             compiled = list(pool.map(lambda job: compile_source(*job), jobs))
         # Link under another name first: a running process must keep the library that it has loaded.

@@ -166,6 +166,19 @@ def test_steps_equal_the_sequence_bit_for_bit_at_any_temperature(gate, backend, 
                 torch.testing.assert_close(state, final, rtol=0, atol=0)
 
 
+@torch.inference_mode()
+def test_direct_steps_take_no_sequences_and_states_negated_by_a_flag():
+    for layer in layers_of_units(dtype=torch.float32)[:2]:
+        x_t = tokens(2, 1, dtype=torch.float32)[:, 0]
+        state = torch.randn(layer.init_state(2).shape)
+        innermost = (-state).transpose(1, 2).contiguous().transpose(1, 2)
+        negated = torch._neg_view(innermost)
+        expected = layer.step(x_t, state)
+        torch.testing.assert_close(layer.step(x_t, negated), expected, rtol=0, atol=0)
+        y_t, after = layer.step(x_t[:0], state[:0])
+        assert (y_t.shape, after.shape) == (x_t[:0].shape, state[:0].shape)
+
+
 def raw_gates(layer, x):
     """The raw gates as the operator receives them, beside the temperature: (B, T, H, ...)."""
     return layer._raw_gates(x, x.dtype)

@@ -3,6 +3,8 @@
 import pytest
 import torch
 from torch.func import grad, jacrev, vmap
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from statemix import ops
 from statemix.ops.registered import scan_backward, scan_forward
@@ -46,15 +48,113 @@ def test_operators_pass_opcheck(problem, kind, lengths, dtype, registered_backen
         problem, kind, registered_backend, dtype=dtype, lengths=lengths, temperature=temperature
     )
     torch.library.opcheck(scan_forward, inputs)
-    states, final_state = scan_forward(*inputs)
+    states, final_state, wide_states = scan_forward(*inputs)
     gates, values, *rest = inputs
     cotangents = (torch.ones_like(states), torch.ones_like(final_state))
-    torch.library.opcheck(scan_backward, (*cotangents, gates, values, states, *rest))
+    kept = wide_states if wide_states.numel() else states
+    torch.library.opcheck(scan_backward, (*cotangents, gates, values, kept, *rest))
 
 
 def test_operators_without_steps_pass_opcheck(problem, kind, registered_backend):
     inputs = arguments(problem, kind, registered_backend, length=0)
     torch.library.opcheck(scan_forward, inputs)
+
+
+class Wrapped(torch.Tensor):
+    """Holds a tensor without memory of its own, and sees every operator that it is passed to."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(
+            cls, inner.shape, dtype=inner.dtype, strides=inner.stride()
+        )
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        args, kwargs = pytree.tree_map_only(Wrapped, lambda x: x.inner, (args, kwargs or {}))
+        return pytree.tree_map_only(torch.Tensor, Wrapped, function(*args, **kwargs))
+
+
+@pytest.mark.parametrize("place", range(3), ids=["gates", "values", "initial_state"])
+def test_wrapped_arguments_reach_the_operator(problem, identical, kind, place, registered_backend):
+    p = problem(kind)
+    arguments = [p.gates, p.values, p.initial_state]
+    expected = run_on(registered_backend, kind, arguments)
+    arguments[place] = Wrapped(arguments[place])
+    found = run_on(registered_backend, kind, arguments)
+    identical(*({0: states, 1: final} for states, final in (map(inner_of, found), expected)))
+
+
+def run_on(backend, kind, arguments):
+    gates, values, initial_state = arguments
+    return RECURRENCES[kind](gates, values, "softmax", initial_state, backend=backend)
+
+
+def inner_of(tensor):
+    assert type(tensor) is Wrapped
+    return tensor.inner
+
+
+class Recorded(TorchDispatchMode):
+    """Names of the operators that run in it."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def test_dispatch_modes_and_profilers_see_operators(problem, kind, registered_backend):
+    p = problem(kind)
+    gates = p.gates.requires_grad_()
+    with Recorded() as mode:
+        states, _ = RECURRENCES[kind](gates, p.values, backend=registered_backend)
+        states.sum().backward()
+    assert {"statemix.scan_forward.default", "statemix.scan_backward.default"} <= set(mode.names)
+    with torch.profiler.profile() as profile:
+        RECURRENCES[kind](p.gates, p.values, backend=registered_backend)
+    assert "statemix::scan_forward" in {event.key for event in profile.key_averages()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("result", [0, 1], ids=["states", "final_state"])
+def test_batched_gradients_equal_a_loop(
+    problem, identical, kind, result, dtype, registered_backend
+):
+    p = problem(kind).to(dtype)
+    gates = p.gates.requires_grad_()
+    y = RECURRENCES[kind](gates, p.values, backend=registered_backend)[result]
+    cotangents = torch.randn(3, *y.shape).to(y.dtype)
+    options = {"retain_graph": True}
+    (batched,) = torch.autograd.grad(y, gates, cotangents, is_grads_batched=True, **options)
+    single = [torch.autograd.grad(y, gates, one, **options)[0] for one in cotangents]
+    identical({0: batched}, {0: torch.stack(single)})
+    (none,) = torch.autograd.grad(y, gates, torch._efficientzerotensor(y.shape, dtype=y.dtype))
+    assert not none.any()
+
+
+def test_negations_by_a_flag_are_applied(problem, identical, kind, registered_backend):
+    p = problem(kind, blocks=1)
+
+    def negated(tensor):
+        view = torch.complex(0 * tensor, -tensor).conj().imag
+        assert view.is_neg()
+        return view
+
+    def gradients(gates, d_states):
+        states, _ = RECURRENCES[kind](gates, p.values, backend=registered_backend)
+        return dict(enumerate((states, *torch.autograd.grad(states, gates, d_states))))
+
+    gates = p.gates.requires_grad_()
+    expected = gradients(gates, p.d_states)
+    identical(gradients(gates, negated(p.d_states)), expected)
+    identical(gradients(negated(p.gates.detach()).requires_grad_(), p.d_states), expected)
 
 
 def trained(scan, p, gate, **options):
@@ -192,6 +292,19 @@ def test_vmap_of_the_gradient_equals_a_loop_of_gradients(problem, agree, variant
     )
     expected = map(torch.stack, zip(*(gradient(*p.leaves) for p in problems), strict=True))
     agree(dict(enumerate(vmap(gradient)(*leaves))), dict(enumerate(expected)))
+
+
+def test_vmap_of_the_gradient_in_16_bits_equals_a_loop(
+    problem, identical, kind, registered_backend
+):
+    """A backend may keep wider states for the backward, which are mapped, too."""
+    p = problem(kind, batch=3).to(torch.bfloat16)
+    gradient = grad(loss(kind, backend=registered_backend), argnums=(0, 1, 2))
+    leaves = [leaf.unsqueeze(1) for leaf in p.leaves]
+    expected = [gradient(*one) for one in zip(*leaves, strict=True)]
+    actual = vmap(gradient)(*leaves)
+    stacks = map(torch.stack, zip(*expected, strict=True))
+    identical(dict(enumerate(actual)), dict(enumerate(stacks)))
 
 
 @pytest.mark.parametrize("lengths", [None, (2, 0, 3)], ids=["dense", "packed"])

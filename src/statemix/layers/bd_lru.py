@@ -148,10 +148,18 @@ class BDLRU(GatedRecurrence):
 
     def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         self._check_step(x_t, state)
-        values = self._values(x_t)
-        gates = self._raw_gates(x_t, values.dtype)
+        values, gates = self.value_proj(x_t), self._projected_gates(x_t)
+        direct = self._direct_step("block", self.block_size, gates, values, state)
+        if direct is not None:
+            h_t, state = direct
+            return self.out_proj(h_t), state
         h_t, state = ops.bd_lru_step(
-            gates, values, state, self.gate, temperature=self.temperature, backend=self.backend
+            self._of_units(gates, values.dtype),
+            self._split_values(values),
+            state,
+            self.gate,
+            temperature=self.temperature,
+            backend=self.backend,
         )
         return self._read(h_t), state
 
@@ -170,7 +178,10 @@ class BDLRU(GatedRecurrence):
         )
 
     def _values(self, x: Tensor) -> Tensor:
-        return split_units(self.value_proj(x), (self.block_size,), self.num_blocks)
+        return self._split_values(self.value_proj(x))
+
+    def _split_values(self, flat: Tensor) -> Tensor:
+        return split_units(flat, (self.block_size,), self.num_blocks)
 
     def _read(self, states: Tensor) -> Tensor:
         y: Tensor = self.out_proj(join_units(states))

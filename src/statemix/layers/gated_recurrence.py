@@ -21,6 +21,7 @@ from statemix.layers.layer import (
 )
 from statemix.layers.state import State
 from statemix.ops.checks import FLOATING, bind, check_choice, check_floating
+from statemix.ops.decoding import projected_step
 from statemix.ops.layout import split_units
 from statemix.ops.shortcuts import is_plain
 
@@ -345,11 +346,28 @@ class GatedRecurrence(Layer):
         share this code. Autocast may compute gates and values in two dtypes: ``dtype`` is that of
         the values.
         """
+        return self._of_units(self._projected_gates(x), dtype)
+
+    def _projected_gates(self, x: Tensor) -> Tensor:
+        """Return what :meth:`_of_units` turns into gates: the projection, if there is one."""
+        gates: Tensor = self.gate_proj(x) if self.selective is True else self._elementwise_gates(x)
+        return gates
+
+    def _of_units(self, gates: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return :meth:`_raw_gates` of projected gates."""
         if self.selective is True:
-            gates = self.split_gates(self.gate_proj(x))
-        else:
-            gates = self._elementwise_gates(x)
+            gates = self.split_gates(gates)
         return gates if gates.dtype == dtype else gates.to(dtype)
+
+    def _direct_step(
+        self, operator: str, num_rows: int | None, gates: Tensor, values: Tensor, state: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        """Run :func:`statemix.ops.decoding.projected_step` if it can take these projections."""
+        if self.selective is not True:
+            return None
+        return projected_step(
+            operator, num_rows, gates, values, state, self.gate, self.temperature, self.backend
+        )
 
     def _noisy(self, gates: Tensor) -> Tensor:
         """Return raw gates with noise in training."""

@@ -176,10 +176,12 @@ class HLRU(GatedRecurrence):
 
     def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         self._check_step(x_t, state)
-        values: Tensor = self.value_proj(x_t)
-        gates = self._raw_gates(x_t, values.dtype)
-        h_t, state = ops.h_lru_step(
-            gates,
+        values, gates = self.value_proj(x_t), self._projected_gates(x_t)
+        direct = None
+        if self.realization == "controller":
+            direct = self._direct_step("lag", None, gates, values, state)
+        h_t, state = direct or ops.h_lru_step(
+            self._of_units(gates, values.dtype),
             values,
             state,
             self.gate,

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from statemix.ops.backends import BACKENDS
-from statemix.ops.registered import scan_backward, scan_forward
+from statemix.ops.registered import run_backward, run_forward, scan_backward, scan_forward
+from statemix.ops.shortcuts import is_plain, unobserved
 
 
 def scan(
@@ -29,15 +30,15 @@ def scan(
     compiling = torch.compiler.is_compiling()
     if compiling or not torch.is_inference_mode_enabled():
         function = _Scan if compiling else _EagerScan
-        result: tuple[Tensor, Tensor] = function.apply(*arguments)  # type: ignore[no-untyped-call]
-        return result
+        states, final_state, _ = function.apply(*arguments)  # type: ignore[no-untyped-call]
+        return states, final_state
     # In decoding, the bookkeeping of a Function costs more than the step itself.
-    states, final_state = scan_forward(*arguments)
+    states, final_state, _ = scan_forward(*arguments)
     return states, final_state
 
 
 class _Scan(torch.autograd.Function):
-    """States and final state of any operator, with all gradients.
+    """States and final state of any operator, with all gradients; the third result is private.
 
     A Function wraps the raw operators because ``register_autograd`` does not support ``vmap`` of
     ``grad``.
@@ -56,26 +57,45 @@ class _Scan(torch.autograd.Function):
         operator: str,
         backend: str,
         gate: str,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """See :func:`statemix.ops.registered.scan_forward`."""
-        states, final_state = scan_forward(
+        states, final_state, wide_states = scan_forward(
             gates, values, initial_state, cu_seqlens, temperature, operator, backend, gate
         )
-        return states, final_state
+        return states, final_state, wide_states
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         """Save raw gates, values and states: the closed form reads nothing else."""
         *tensors, operator, backend, gate = inputs
+        states, _, wide_states = output
         ctx.names = operator, backend, gate
-        ctx.save_for_backward(*tensors, output[0])
+        ctx.states_dtype = states.dtype
+        ctx.mark_non_differentiable(wide_states)
+        ctx.save_for_backward(*tensors, wide_states if wide_states.numel() else states)
 
     @staticmethod
-    def backward(ctx: Any, d_states: Tensor, d_final_state: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any,
+        d_states: Tensor | None,
+        d_final_state: Tensor | None,
+        _: None,
+    ) -> tuple[Tensor | None, ...]:
         """See :func:`statemix.ops.registered.scan_backward`."""
         gates, values, initial_state, cu_seqlens, temperature, states = ctx.saved_tensors
         # Under create_graph=True or torch.func, a second derivative must raise, not be wrong.
-        backward: Any = _ScanBackward.apply if torch.is_grad_enabled() else scan_backward
+        if d_states is None:
+            d_states = torch.zeros_like(values, dtype=ctx.states_dtype)
+        if d_final_state is None:
+            d_final_state = torch.zeros_like(initial_state)
+        backward: Any = scan_backward
+        if torch.is_grad_enabled():
+            backward = _ScanBackward.apply
+        elif _bypasses(
+            *(d_states, d_final_state, gates, values),
+            *(states, initial_state, cu_seqlens, temperature),
+        ):
+            backward = run_backward
         d_gates, d_values, d_initial_state = backward(
             d_states,
             d_final_state,
@@ -96,10 +116,17 @@ class _EagerScan(_Scan):
     # PyTorch binds the arguments anew in every call, which takes as long as a small problem if
     # they are listed.
     @staticmethod
-    def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+    def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
         """See :func:`statemix.ops.registered.scan_forward`."""
-        states, final_state = scan_forward(*arguments)
-        return states, final_state
+        run = run_forward if _bypasses(*arguments[:5]) else scan_forward
+        states, final_state, wide_states = run(*arguments)
+        return states, final_state, wide_states
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        """Let undefined gradients be None: PyTorch's zeros would have another memory order."""
+        ctx.set_materialize_grads(False)
+        _Scan.setup_context(ctx, inputs, output)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> None:
@@ -149,6 +176,14 @@ class _ScanBackward(torch.autograd.Function):
             "the gradient of the recurrence cannot be differentiated again: "
             f"{_differentiated_by_hand(*ctx.names[:2])}"
         )
+
+
+def _bypasses(*tensors: Tensor | None) -> bool:
+    """Return whether kernels may be called directly.
+
+    The bookkeeping of a registered operator takes as long as a small problem.
+    """
+    return unobserved() and all(tensor is None or is_plain(tensor) for tensor in tensors)
 
 
 def _differentiated_by_hand(operator: str, backend: str) -> str:

@@ -35,18 +35,20 @@ class Kernel:
 
     Attributes:
         forward: (coefficients, inputs, initial_state, cu_seqlens) -> states, final_state, both in
-            the initial state's dtype, unless the backend is ``narrow``. ``cu_seqlens`` has been
-            validated on the CPU; on other devices its values must not be read back.
+            the initial state's dtype, unless the backend is ``narrow``. If it also ``keeps_wide``,
+            states in the initial state's dtype come third, or None where those above have it.
+            ``cu_seqlens`` has been validated on the CPU; on other devices its values must not be
+            read back.
         backward: (d_states, d_final_state, coefficients, inputs, states, initial_state, cu_seqlens)
             -> gradients of coefficients, inputs and initial_state, each in its argument's dtype.
-            None means that autograd differentiates ``forward``, which consists of PyTorch
-            functions.
+            ``states`` are the widest that ``forward`` returned. None means that autograd
+            differentiates ``forward``, which consists of PyTorch functions.
         prepare_step: (coefficients, inputs, state, gate) -> :data:`Step`, for decoding without
             derivatives. The step serves all arguments that share shapes, strides, dtypes and
             device with these, under the same number of threads. None means ``forward`` with T = 1.
     """
 
-    forward: Callable[..., tuple[Tensor, Tensor]]
+    forward: Callable[..., tuple[Any, ...]]
     backward: Callable[..., tuple[Tensor, Tensor, Tensor]] | None = None
     prepare_step: Callable[..., Step] | None = None
 
@@ -80,6 +82,8 @@ class Backend:
             anywhere gives bit-identical results.
         narrow: True if the kernels return states in the dtype of the inputs, which saves the time
             of writing and rounding wider ones.
+        keeps_wide: True if the kernels of a narrow backend return wider states for the backward,
+            too, whose gradients then lose no more than one rounding.
     """
 
     name: str
@@ -93,6 +97,7 @@ class Backend:
     slow: bool = False
     stepwise: bool = True
     narrow: bool = False
+    keeps_wide: bool = False
 
     def add(self, operator: str, kernel: Kernel) -> None:
         """Add the kernel of an operator.

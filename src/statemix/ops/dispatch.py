@@ -105,7 +105,8 @@ def initial_state_of(
     sizes["N"] = sizes["B"] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     dtype = state_dtype(values.dtype)
     if initial_state is None:
-        return values.new_zeros(sizes["N"], sizes["H"], sizes["m"], dtype=dtype)
+        # The kernels would copy zeros of another memory order.
+        return values.new_zeros(sizes["N"], sizes["m"], sizes["H"], dtype=dtype).transpose(1, 2)
     check_initial_state(initial_state, values, sizes, "N H m")
     return initial_state.to(dtype)
 

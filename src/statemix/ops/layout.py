@@ -33,6 +33,9 @@ def innermost(tensor: Tensor, axis: int = BLOCK_AXIS) -> Tensor:
 
 def dense(tensor: Tensor, axis: int = BLOCK_AXIS) -> Tensor:
     """Return ``tensor`` contiguous with ``axis`` innermost and the other axes in order."""
+    # Asking costs a small problem less than two views. A compiler would remember the answer.
+    if not torch.compiler.is_compiling() and tensor.stride() == dense_strides(tensor.shape, axis):
+        return tensor
     return tensor.movedim(axis, -1).contiguous().movedim(-1, axis)
 
 

@@ -16,8 +16,7 @@ from statemix.ops.folding import Folding, in_front
 from statemix.ops.layout import BLOCK_AXIS, STATE_BLOCK_AXIS, dense, empty_innermost
 
 
-@torch.library.custom_op("statemix::scan_forward", mutates_args=())
-def scan_forward(
+def run_forward(
     gates: Tensor,
     values: Tensor,
     initial_state: Tensor,
@@ -26,10 +25,11 @@ def scan_forward(
     operator: str,
     backend: str,
     gate: str,
-) -> tuple[Tensor, Tensor]:
-    """Return states and final state, both in the initial state's dtype.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run an operator on a backend, and return what the backward needs, too.
 
-    States have the dtype of the values if the backend is narrow.
+    States and final state have the dtype of the initial state, but states have that of the values
+    if the backend is narrow.
 
     Args:
         gates: raw gates, or for ``gate="given"`` the un-normalised coefficients, (B, T, H, ...).
@@ -44,18 +44,20 @@ def scan_forward(
     Returns:
         states: like ``values``, blocks innermost in memory.
         final_state: (N, H, m), blocks innermost in memory.
+        wide_states: states in the initial state's dtype, which the backward needs; without entries
+            if ``states`` serve.
     """
     if cu_seqlens is not None and cu_seqlens.is_cpu:
         check_cu_seqlens_values(cu_seqlens, values.shape[1])
     record = BACKENDS[backend]
-    states, final_state = record.kernels[operator].forward(
+    states, final_state, *wide = record.kernels[operator].forward(
         gates, values, initial_state, cu_seqlens, *_fusion(backend, gate, temperature)
     )
-    return dense(states, BLOCK_AXIS), dense(final_state, STATE_BLOCK_AXIS)
+    wide_states = wide[0] if wide and wide[0] is not None else initial_state.new_empty(0)
+    return dense(states, BLOCK_AXIS), dense(final_state, STATE_BLOCK_AXIS), wide_states
 
 
-@torch.library.custom_op("statemix::scan_backward", mutates_args=())
-def scan_backward(
+def run_backward(
     d_states: Tensor,
     d_final_state: Tensor,
     gates: Tensor,
@@ -88,6 +90,13 @@ def scan_backward(
     )
 
 
+scan_forward = torch.library.custom_op("statemix::scan_forward", run_forward, mutates_args=())
+"""``run_forward`` as an operator that compilers, transforms and tracers see."""
+
+scan_backward = torch.library.custom_op("statemix::scan_backward", run_backward, mutates_args=())
+"""``run_backward`` as such an operator."""
+
+
 def _fusion(backend: str, gate: str, temperature: Tensor | None) -> tuple[Any, ...]:
     """Return the additional arguments of a kernel that normalises gates itself."""
     return (gate, temperature) if BACKENDS[backend].families else ()
@@ -99,10 +108,14 @@ def _(
     values: Tensor,
     initial_state: Tensor,
     *others: Any,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     *_, backend, _ = others
-    states = empty_innermost(values.shape, values if BACKENDS[backend].narrow else initial_state)
-    return states, _empty_state(initial_state)
+    record = BACKENDS[backend]
+    states = empty_innermost(values.shape, values if record.narrow else initial_state)
+    wide_states = initial_state.new_empty(0)
+    if record.keeps_wide and values.dtype != initial_state.dtype:
+        wide_states = empty_innermost(values.shape, initial_state)
+    return states, _empty_state(initial_state), wide_states
 
 
 @scan_backward.register_fake
@@ -127,7 +140,9 @@ def _empty_state(like: Tensor) -> Tensor:
 
 
 @scan_forward.register_vmap
-def _(info: Any, in_dims: Any, *arguments: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+def _(
+    info: Any, in_dims: Any, *arguments: Any
+) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[int, int, int | None]]:
     tensors, (cu_seqlens, temperature, *names) = arguments[:3], arguments[3:]
     gates, values, initial_state = _all_in_front(tensors, in_dims, info.batch_size)
     _refuse_mapped(in_dims[3])
@@ -136,7 +151,7 @@ def _(info: Any, in_dims: Any, *arguments: Any) -> tuple[tuple[Tensor, Tensor], 
         wide = initial_state.dtype
         gates, values, temperature = gates.to(wide) / divisor, values.to(wide), None
     folding = Folding(info.batch_size, cu_seqlens, values.shape[2])
-    states, final_state = scan_forward(
+    states, final_state, wide_states = scan_forward(
         folding.fold(gates),
         folding.fold(values),
         initial_state.flatten(0, 1),
@@ -144,7 +159,12 @@ def _(info: Any, in_dims: Any, *arguments: Any) -> tuple[tuple[Tensor, Tensor], 
         temperature,
         *names,
     )
-    return (folding.unfold(states), folding.unfold_state(final_state)), (0, 0)
+    kept = wide_states.numel() > 0
+    return (
+        folding.unfold(states),
+        folding.unfold_state(final_state),
+        folding.unfold(wide_states) if kept else wide_states,
+    ), (0, 0, 0 if kept else None)
 
 
 @scan_backward.register_vmap

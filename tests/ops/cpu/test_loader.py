@@ -11,7 +11,7 @@ from statemix import ops
 from statemix.ops import cpu
 from statemix.ops.cpu import loader
 
-ACCEPTED = "baseline, avx2, avx512"
+ACCEPTED = "baseline, avx2, avx512, avx512_bf16"
 
 
 @pytest.mark.kernels

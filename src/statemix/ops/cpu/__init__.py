@@ -27,12 +27,15 @@ def _forward(
     cu_seqlens: Tensor | None,
     gate: str,
     temperature: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Return states and final state."""
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return states, in the dtype of the values, final state, and states for the backward."""
     gates, values = innermost(gates), innermost(values)
     initial_state = dense(initial_state, STATE_BLOCK_AXIS)
-    states = empty_innermost(values.shape, initial_state)
+    states = empty_innermost(values.shape, values)
     final_state = torch.empty_like(initial_state)
+    wide = {}
+    if values.dtype != initial_state.dtype:
+        wide["wide_states"] = empty_innermost(values.shape, initial_state)
     loader.call(
         operator,
         "forward",
@@ -44,8 +47,9 @@ def _forward(
         initial_state=initial_state,
         states=states,
         final_state=final_state,
+        **wide,
     )
-    return states, final_state
+    return states, final_state, wide.get("wide_states")
 
 
 def _backward(
@@ -61,6 +65,7 @@ def _backward(
     temperature: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of gates, values and initial state."""
+    assert states.dtype == initial_state.dtype or not states.numel(), "states must be the wide ones"
     gates, values = innermost(gates), innermost(values)
     initial_state = dense(initial_state, STATE_BLOCK_AXIS)
     d_gates = empty_innermost(gates.shape, gates)
@@ -104,10 +109,10 @@ def _prepare_step(operator: str, gates: Tensor, values: Tensor, state: Tensor, g
     ) -> tuple[Tensor, Tensor]:
         if copied:
             gates, values, state = _ordered(gates, values, state)
-        h_t = torch.empty_strided(h_t_shape, h_t_order, dtype=state_dtype)
+        h_t = torch.empty_strided(h_t_shape, h_t_order, dtype=dtype)
         next_state = torch.empty_strided(state_shape, state_order, dtype=state_dtype)
         run(temperature, gates, values, state, h_t, next_state)
-        return (h_t if dtype == state_dtype else h_t.to(dtype)), next_state
+        return h_t, next_state
 
     return step
 
@@ -142,5 +147,7 @@ CPU = Backend(
     unavailable=loader.unavailable,
     detail=instruction_set,
     automatic=True,
+    narrow=True,
+    keeps_wide=True,
 )
 """The preferred backend on the CPU."""

@@ -17,10 +17,11 @@ bool block_forward(const Problem& problem, const Work& work) {
   const int64_t size = Size ? Size : problem.size, blocks = problem.blocks;
   const int64_t row = size + (Family != GIVEN);
   const Rows<S> rows(problem);
-  Scratch<V> scratch(2 * work.tiles * size);
+  Scratch<V> scratch(2 * work.tiles * size + size);
   if (!scratch.data) return false;
   V* state = scratch.data;
   V* next = state + work.tiles * size;
+  HalfU* halves = (HalfU*)(next + work.tiles * size);
 
   const S* initial = (const S*)problem.initial_state + work.sequence * size * blocks;
   load_state<Partial>(initial, state, work, size);
@@ -30,7 +31,9 @@ bool block_forward(const Problem& problem, const Work& work) {
         (const Element*)problem.gates + work.batch * problem.gates_batch + t * problem.gates_time;
     const Element* values = (const Element*)problem.values + work.batch * problem.values_batch +
                             t * problem.values_time;
-    S* states = (S*)problem.states + (work.batch * problem.length + t) * size * blocks;
+    const int64_t step = work.batch * problem.length + t;
+    Element* states = (Element*)problem.states + step * size * blocks;
+    S* wide_states = problem.wide_states ? (S*)problem.wide_states + step * size * blocks : nullptr;
     auto row_of = [&](int64_t i, int64_t lane, auto before) {
       prefetch(values + work.ahead * problem.values_time + i * problem.values_row + lane);
       for (int64_t j = 0; j < row; ++j)
@@ -40,7 +43,9 @@ bool block_forward(const Problem& problem, const Work& work) {
       V mixed =
           row_forward<Family, Partial>(gates + i * problem.gates_row + lane, problem.gates_gate,
                                        size, work.lanes, rows, value, before);
-      write<Partial>(states + i * blocks + lane, mixed, work.lanes, work.streamed);
+      write<Partial>(states + i * blocks + lane, mixed, work.lanes, work.streamed, halves + i);
+      if (wide_states)
+        write<Partial>(wide_states + i * blocks + lane, mixed, work.lanes, work.streamed, halves);
       return mixed;
     };
     if (Size) {
@@ -74,11 +79,12 @@ bool block_backward(const Problem& problem, const Work& work) {
   const int64_t size = Size ? Size : problem.size, blocks = problem.blocks;
   const int64_t row = size + (Family != GIVEN);
   const Rows<S> rows(problem);
-  Scratch<V> scratch(2 * work.tiles * size + row);
+  Scratch<V> scratch(2 * work.tiles * size + 2 * (size + 1) + size * (row + 1));
   if (!scratch.data) return false;
   V* carry = scratch.data;  // A_{t+1}^T lam_{t+1}
   V* next = carry + work.tiles * size;
   V* numerators = next + work.tiles * size;
+  HalfU* halves = (HalfU*)(numerators + 2 * (size + 1));
 
   const S* d_final = (const S*)problem.d_final_state + work.sequence * size * blocks;
   load_state<Partial>(d_final, carry, work, size);
@@ -90,8 +96,8 @@ bool block_backward(const Problem& problem, const Work& work) {
         (const Element*)problem.gates + work.batch * problem.gates_batch + t * problem.gates_time;
     const Element* values = (const Element*)problem.values + work.batch * problem.values_batch +
                             t * problem.values_time;
-    const S* d_states = (const S*)problem.d_states + work.batch * problem.d_states_batch +
-                        t * problem.d_states_time;
+    const Element* d_states = (const Element*)problem.d_states +
+                              work.batch * problem.d_states_batch + t * problem.d_states_time;
     const S* states = (const S*)problem.states + step * size * blocks;
     const S* previous = t > work.start ? states - size * blocks : initial;
     Element* d_gates = (Element*)problem.d_gates + step * size * row * blocks;
@@ -107,16 +113,19 @@ bool block_backward(const Problem& problem, const Work& work) {
       V value = load<Partial>(values + i * problem.values_row + lane, work.lanes);
       V h = load<Partial>(states + i * blocks + lane, work.lanes);
       lam += load<Partial>(d_states + i * problem.d_states_row + lane, work.lanes);
+      for (int64_t j = 0; j < row && work.fetched; ++j)
+        prefetch(d_gates + ((i - work.ahead * size) * row + j) * blocks + lane);
+      HalfU* half = halves + i * (row + 1);
       V d_value = row_backward<Family, Partial>(
           gates + i * problem.gates_row + lane, problem.gates_gate,
-          d_gates + i * row * blocks + lane, blocks, work.streamed, size, work.lanes, rows, value,
-          h, lam, numbers, before, push);
-      write<Partial>(d_values + i * blocks + lane, d_value, work.lanes, work.streamed);
+          d_gates + i * row * blocks + lane, blocks, work.streamed, half, size, work.lanes, rows,
+          value, h, lam, numbers, before, push);
+      write<Partial>(d_values + i * blocks + lane, d_value, work.lanes, work.streamed, half + row);
     };
     if (Size) {
       for (int64_t k = 0; k < work.tiles; ++k) {
         const int64_t lane = work.lane(k);
-        V before[Size + 1], sums[Size + 1], numbers[Size + 1];
+        V before[Size + 1], sums[Size + 1], numbers[2 * (Size + 1)];
         for (int64_t j = 0; j < Size; ++j) {
           before[j] = load<Partial>(previous + j * blocks + lane, work.lanes);
           sums[j] = V{};

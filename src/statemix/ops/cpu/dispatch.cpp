@@ -18,10 +18,13 @@ DECLARE(baseline)
 DECLARE(avx2)
 DECLARE(avx512)
 #endif
+#ifdef STATEMIX_AVX512_BF16
+DECLARE(avx512_bf16)
+#endif
 
 namespace {
 
-enum Isa { BASELINE, AVX2, AVX512 };
+enum Isa { BASELINE, AVX2, AVX512, AVX512_BF16 };
 
 // STATEMIX_CPU_ISA lowers the choice, so that every copy can be tested on one machine.
 Isa choose() {
@@ -32,9 +35,13 @@ Isa choose() {
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
     best = AVX512;
 #endif
+#ifdef STATEMIX_AVX512_BF16
+  if (best == AVX512 && __builtin_cpu_supports("avx512bf16")) best = AVX512_BF16;
+#endif
   const char* asked = getenv("STATEMIX_CPU_ISA");
   if (asked && !strcmp(asked, "baseline")) best = BASELINE;
   if (asked && !strcmp(asked, "avx2") && best > AVX2) best = AVX2;
+  if (asked && !strcmp(asked, "avx512") && best > AVX512) best = AVX512;
   return best;
 }
 
@@ -42,10 +49,18 @@ const Isa isa = choose();
 
 }  // namespace
 
+// The instructions of AVX512_BF16 convert numbers, so that only kernels of bfloat16 have them.
+#ifdef STATEMIX_AVX512_BF16
+#define CALL_BF16(function) \
+  if (isa == AVX512_BF16 && p->element == BFLOAT16) return avx512_bf16_##function(*p);
+#else
+#define CALL_BF16(function)
+#endif
 #ifdef STATEMIX_X86
 #define EXPORT(function)                             \
   API int statemix_##function(const Problem* p) {    \
-    if (isa == AVX512) return avx512_##function(*p); \
+    CALL_BF16(function)                              \
+    if (isa >= AVX512) return avx512_##function(*p); \
     if (isa == AVX2) return avx2_##function(*p);     \
     return baseline_##function(*p);                  \
   }
@@ -62,5 +77,6 @@ EXPORT(lag_backward)
 API int64_t statemix_interface_version() { return kInterfaceVersion; }
 
 API const char* statemix_isa() {
-  return isa == AVX512 ? "avx512" : isa == AVX2 ? "avx2" : "baseline";
+  static const char* const names[] = {"baseline", "avx2", "avx512", "avx512_bf16"};
+  return names[isa];
 }

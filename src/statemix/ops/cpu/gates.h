@@ -23,6 +23,7 @@ constexpr double kEpsilon = 1e-6;  // gates.py: EPSILON
 // families measured from the top.
 template <class V> struct Scale {
   V half_top, factor, slope;
+  V shrunk = V{};  // e^{top / T}, for sigmoid
   typename ScalarOf<V>::type unit = 1;
 };
 
@@ -34,11 +35,13 @@ template <class S> struct Rows {
   // up to at most 1. Other numerators are less than 4, so they add up to less than 1 / part.
   S unit = 1;
   S part;
+  S lowered = 1;  // a power of two near 1 / T, at most 1
   explicit Rows(const Problem& problem) {
     while (unit * (problem.size + 1) > 1) unit /= 2;
     part = unit / 4;
     inverse = finite(problem.inverse_temperature);
     exponent = finite(problem.inverse_temperature * 2.88539008177792681472);
+    if (inverse < 1) lowered = std::ldexp((S)1, std::ilogb(inverse));
   }
   static S finite(double x) {
     return (S)std::fmin(std::fmax(x, std::numeric_limits<S>::min()), std::numeric_limits<S>::max());
@@ -52,16 +55,12 @@ template <class V> inline V exponential(V g, const Scale<V>& scale) {
   return exp2_nonpositive((g * (typename ScalarOf<V>::type)0.5 - scale.half_top) * scale.factor,
                           scale.unit);
 }
-// e^{-|g| / T}
-template <class V> inline V exponential_of_size(V g, const Scale<V>& scale) {
-  return exp2_nonpositive(absolute(g) * (scale.factor * (typename ScalarOf<V>::type)(-0.5)));
-}
 
 template <int Family> struct Gate;
 
 // Families whose gates are measured from the top of their row.
 struct FromTop {
-  static constexpr bool scans = true, divides = true, has_unit = true;
+  static constexpr bool scans = true, divides = true, has_unit = true, slope_is_kept = false;
   static constexpr double epsilon = 0;
   template <class V, class S> static Scale<V> scale(V top, const Rows<S>& rows) {
     return {top * (S)0.5, V{} + rows.exponent, V{} + rows.inverse};
@@ -73,7 +72,8 @@ struct FromTop {
 // Families whose gates are multiplied by the smaller of 1 / T and a power of two near the
 // reciprocal of the row's largest entry. The factor never rounds to zero; then numerators reach 4.
 struct InUnits {
-  static constexpr bool scans = true, divides = true, has_unit = false, slope_is_numerator = false;
+  static constexpr bool scans = true, divides = true, has_unit = false, slope_is_numerator = false,
+                        slope_is_kept = false;
   static constexpr double epsilon = kEpsilon;
   template <class V, class S> static Scale<V> scale(V top, const Rows<S>& rows) {
     V factor = power_of_two(1 / top);  // exact, so that it changes no ratio
@@ -86,7 +86,8 @@ struct InUnits {
 
 // Families that use f(g / T) unscaled.
 struct AsGiven {
-  static constexpr bool scans = false, has_unit = false, slope_is_numerator = false;
+  static constexpr bool scans = false, has_unit = false, slope_is_numerator = false,
+                        slope_is_kept = false;
   template <class V, class S> static Scale<V> scale(V, const Rows<S>& rows) {
     return {V{}, V{} + rows.inverse, V{} + rows.inverse};
   }
@@ -99,20 +100,32 @@ template <> struct Gate<SOFTMAX> : FromTop {
   template <class V> static V numerator(V g, const Scale<V>& scale) {
     return exponential(g, scale);
   }
-  template <class V> static V slope(V, V f, const Scale<V>& scale) { return f * scale.slope; }
 };
 
 // sigmoid(g) e^{-top} with top = max min(g, 0): the common factor cancels, so rows of very negative
-// gates keep their ratios instead of becoming 0/0.
+// gates keep their ratios instead of becoming 0/0. One exponential gives both factors and the
+// slope: where g is not negative, top is 0, and elsewhere e^g = e^{g - top} e^top.
 template <> struct Gate<SIGMOID> : FromTop {
-  static constexpr bool slope_is_numerator = false;
+  static constexpr bool slope_is_numerator = false, slope_is_kept = true;
+  template <class V, class S> static Scale<V> scale(V top, const Rows<S>& rows) {
+    Scale<V> scale = FromTop::scale(top, rows);
+    scale.shrunk = exp2_nonpositive(scale.half_top * scale.factor);
+    return scale;
+  }
   template <class V> static V measure(V g) { return g > 0 ? V{} : g; }
   template <class V> static V numerator(V g, const Scale<V>& scale) {
-    return exponential(measure(g), scale) / (1 + exponential_of_size(g, scale));
+    V slope;
+    return numerator_and_slope(g, scale, &slope);
   }
-  template <class V> static V slope(V g, V f, const Scale<V>& scale) {
-    V t = exponential_of_size(g, scale);
-    return f * (g < 0 ? t * 0 + 1 : t) / (1 + t) * scale.slope;
+  template <class V> static V numerator_and_slope(V g, const Scale<V>& scale, V* slope) {
+    const V one = V{} + 1;
+    const V half =
+        absolute(g) * (typename ScalarOf<V>::type)(-0.5) - (g < 0 ? scale.half_top : V{});
+    const V e = exp2_nonpositive(half * scale.factor);
+    const V below = 1 / (1 + (g < 0 ? e * scale.shrunk : e));
+    const V f = (g < 0 ? e : one) * below * scale.unit;
+    *slope = f * below * (g < 0 ? one : e) * scale.slope;
+    return f;
   }
 };
 

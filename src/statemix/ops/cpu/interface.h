@@ -4,7 +4,7 @@
 
 // Increase with every change below. Python then rejects a library built from older sources (as in
 // an editable installation after an update) instead of passing arguments that it misreads.
-constexpr int64_t kInterfaceVersion = 3;
+constexpr int64_t kInterfaceVersion = 4;
 
 enum Family {
   SOFTMAX = 0,
@@ -20,8 +20,9 @@ enum Family {
 enum Status { DONE = 0, UNKNOWN = 1, OUT_OF_MEMORY = 2 };
 enum Element { FLOAT32 = 0, FLOAT64 = 1, BFLOAT16 = 2 };
 
-// Strides count elements. Blocks (or channels) are innermost with stride 1 in every tensor. States,
-// initial and final states and their gradients are float32, or float64 if the elements are.
+// Strides count elements. Blocks (or channels) are innermost with stride 1 in every tensor. Initial
+// and final states and their gradients are float32, or float64 if the elements are; so are the
+// states that the backward reads. All other tensors hold elements.
 struct Problem {
   int64_t batch, length, blocks, size;
   int64_t sequences;          // length of cu_seqlens minus one, or batch
@@ -35,9 +36,10 @@ struct Problem {
   int64_t values_batch, values_time, values_row;
   const void* initial_state;  // [sequences, size, blocks], contiguous
   void* states;               // [batch, length, (row,) blocks], contiguous
+  void* wide_states;          // states for the backward, or null if those above serve
   void* final_state;          // [sequences, size, blocks], contiguous
 
-  const void* d_states;  // like values, float32 or float64
+  const void* d_states;  // like values
   int64_t d_states_batch, d_states_time, d_states_row;
   const void* d_final_state;  // like final_state
   void* d_gates;              // like gates, contiguous

@@ -1,4 +1,5 @@
-// The kernels for one instruction set, and the choice of a template for each problem.
+// The kernels for one instruction set, and the choice of a template for each problem. A copy made
+// with ONLY_BFLOAT16 has those of one dtype.
 
 #include "block_scan.h"
 #include "lag_scan.h"
@@ -93,8 +94,10 @@ template <class Kernel, class Element> int by_family(const Problem& p) {
 
 template <class Kernel> int by_element(const Problem& p) {
   switch (p.element) {
+#ifndef ONLY_BFLOAT16
     case FLOAT32: return by_family<Kernel, float>(p);
     case FLOAT64: return by_family<Kernel, double>(p);
+#endif
     case BFLOAT16: return by_family<Kernel, bfloat16>(p);
   }
   return UNKNOWN;
@@ -102,8 +105,10 @@ template <class Kernel> int by_element(const Problem& p) {
 
 template <class Kernel> int reflected_by_element(const Problem& p) {
   switch (p.element) {
+#ifndef ONLY_BFLOAT16
     case FLOAT32: return reflected<Kernel, float>(p);
     case FLOAT64: return reflected<Kernel, double>(p);
+#endif
     case BFLOAT16: return reflected<Kernel, bfloat16>(p);
   }
   return UNKNOWN;

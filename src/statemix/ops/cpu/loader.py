@@ -14,7 +14,7 @@ from statemix.settings import RequestError
 
 LIBRARY = Path(__file__).with_name("kernels.so")
 # Mirrors interface.h.
-INTERFACE_VERSION = 3
+INTERFACE_VERSION = 4
 FAMILIES = ("softmax", "sigmoid", "relu", "signed", "tanh", "none", "householder")
 GIVEN = len(FAMILIES)
 # The axis of a block's rows in gates, values and states (B, T, H, ...).
@@ -23,7 +23,7 @@ OPERATORS = tuple(ROW_AXES)
 ELEMENTS = (torch.float32, torch.float64, torch.bfloat16)
 
 # The choices of dispatch.cpp, which ignores other values.
-INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
+INSTRUCTION_SETS = ("baseline", "avx2", "avx512", "avx512_bf16")
 # Read when the library is loaded (below). Empty means unset.
 _asked = os.environ.get("STATEMIX_CPU_ISA", "")
 
@@ -42,6 +42,7 @@ class _Problem(ctypes.Structure):
         *((f"values_{axis}", ctypes.c_int64) for axis in ("batch", "time", "row")),
         ("initial_state", ctypes.c_void_p),
         ("states", ctypes.c_void_p),
+        ("wide_states", ctypes.c_void_p),
         ("final_state", ctypes.c_void_p),
         ("d_states", ctypes.c_void_p),
         *((f"d_states_{axis}", ctypes.c_int64) for axis in ("batch", "time", "row")),

@@ -78,10 +78,11 @@ bool reflect_forward(const Problem& problem, const Work& work) {
   const int64_t size = Size ? Size : problem.size, blocks = problem.blocks;
   const Rows<S> rows(problem);
   const S inverse = rows.inverse, part = rows.part, whole = 1 / part;
-  Scratch<V> scratch((work.tiles + 1) * size);
+  Scratch<V> scratch((work.tiles + 2) * size);
   if (!scratch.data) return false;
   V* state = scratch.data;
   V* w = state + work.tiles * size;
+  HalfU* halves = (HalfU*)(w + size);
 
   const S* initial = (const S*)problem.initial_state + work.sequence * size * blocks;
   load_state<Partial>(initial, state, work, size);
@@ -91,7 +92,9 @@ bool reflect_forward(const Problem& problem, const Work& work) {
         (const Element*)problem.gates + work.batch * problem.gates_batch + t * problem.gates_time;
     const Element* values = (const Element*)problem.values + work.batch * problem.values_batch +
                             t * problem.values_time;
-    S* states = (S*)problem.states + (work.batch * problem.length + t) * size * blocks;
+    const int64_t step = work.batch * problem.length + t;
+    Element* states = (Element*)problem.states + step * size * blocks;
+    S* wide_states = problem.wide_states ? (S*)problem.wide_states + step * size * blocks : nullptr;
     for (int64_t k = 0; k < work.tiles; ++k) {
       const int64_t lane = work.lane(k);
       V* h = state + k * size;
@@ -113,7 +116,9 @@ bool reflect_forward(const Problem& problem, const Work& work) {
       for (int64_t i = 0; i < size; ++i) {
         h[i] = gate.kept * h[i] * whole +
                gate.open * load<Partial>(values + i * problem.values_row + lane, work.lanes);
-        write<Partial>(states + i * blocks + lane, h[i], work.lanes, work.streamed);
+        write<Partial>(states + i * blocks + lane, h[i], work.lanes, work.streamed, halves + i);
+        if (wide_states)
+          write<Partial>(wide_states + i * blocks + lane, h[i], work.lanes, work.streamed, halves);
       }
     }
   }
@@ -130,11 +135,13 @@ bool reflect_backward(const Problem& problem, const Work& work) {
   const int64_t size = Size ? Size : problem.size, blocks = problem.blocks, row = size + 1;
   const Rows<S> rows(problem);
   const S inverse = rows.inverse, part = rows.part, whole = 1 / part;
-  Scratch<V> scratch((work.tiles + size + 2) * size);
-  if (!scratch.data) return false;
+  Scratch<V> scratch((work.tiles + 3 * size + 3) * size);
+  Scratch<Reflection<V>> reflections(size);
+  if (!scratch.data || !reflections.data) return false;
   V* carry = scratch.data;           // the adjoint of the state before the step
-  V* w = carry + work.tiles * size;  // of one reflection
-  V* x = w + size;                   // x[j * size]: the state that H_1 ... H_j are still to change
+  V* w = carry + work.tiles * size;  // w[j * size]: of H_{j+1}
+  V* x = w + size * size;            // x[j * size]: the state that H_1 ... H_j are still to change
+  HalfU* halves = (HalfU*)(x + (size + 1) * size);
 
   const S* d_final = (const S*)problem.d_final_state + work.sequence * size * blocks;
   load_state<Partial>(d_final, carry, work, size);
@@ -146,8 +153,8 @@ bool reflect_backward(const Problem& problem, const Work& work) {
         (const Element*)problem.gates + work.batch * problem.gates_batch + t * problem.gates_time;
     const Element* values = (const Element*)problem.values + work.batch * problem.values_batch +
                             t * problem.values_time;
-    const S* d_states = (const S*)problem.d_states + work.batch * problem.d_states_batch +
-                        t * problem.d_states_time;
+    const Element* d_states = (const Element*)problem.d_states +
+                              work.batch * problem.d_states_batch + t * problem.d_states_time;
     const S* previous =
         t > work.start ? (const S*)problem.states + (step - 1) * size * blocks : initial;
     Element* d_gates = (Element*)problem.d_gates + step * size * row * blocks;
@@ -155,21 +162,29 @@ bool reflect_backward(const Problem& problem, const Work& work) {
     for (int64_t k = 0; k < work.tiles; ++k) {
       const int64_t lane = work.lane(k);
       V* mu = carry + k * size;
+      auto write_gate = [&](int64_t i, int64_t j, V gradient) {
+        write<Partial>(d_gates + (i * row + j) * blocks + lane, gradient, work.lanes, work.streamed,
+                       halves + i * row + j);
+      };
       for (int64_t i = 0; i < size; ++i) {
         prefetch(values - work.ahead * problem.values_time + i * problem.values_row + lane);
         prefetch(d_states - work.ahead * problem.d_states_time + i * problem.d_states_row + lane);
         for (int64_t j = 0; j < row; ++j)
           prefetch(gates - work.ahead * problem.gates_time + i * problem.gates_row +
                    j * problem.gates_gate + lane);
+        for (int64_t j = 0; j < row && work.fetched; ++j)
+          prefetch(d_gates + ((i - work.ahead * size) * row + j) * blocks + lane);
         mu[i] += load<Partial>(d_states + i * problem.d_states_row + lane, work.lanes);
         x[size * size + i] = load<Partial>(previous + i * blocks + lane, work.lanes) * part;
       }
       for (int64_t j = size - 1; j >= 0; --j) {
         const V* before = x + (j + 1) * size;
-        const Reflection<V> one = reflection_of<Partial>(
-            gates + j * problem.gates_row + lane, problem.gates_gate, size, work.lanes, inverse, w);
-        const V along = one.factor * product(w, before, size);
-        for (int64_t i = 0; i < size; ++i) x[j * size + i] = before[i] - along * w[i];
+        V* along = w + j * size;
+        reflections.data[j] =
+            reflection_of<Partial>(gates + j * problem.gates_row + lane, problem.gates_gate, size,
+                                   work.lanes, inverse, along);
+        const V by_state = reflections.data[j].factor * product(along, before, size);
+        for (int64_t i = 0; i < size; ++i) x[j * size + i] = before[i] - by_state * along[i];
       }
       const Opening<V> gate = opening_of<Partial>(gates + size * problem.gates_gate + lane,
                                                   problem.gates_row, size, work.lanes, inverse);
@@ -178,26 +193,24 @@ bool reflect_backward(const Problem& problem, const Work& work) {
         const V value = load<Partial>(values + i * problem.values_row + lane, work.lanes);
         // Halved, because the difference may overflow although the gradient is finite.
         d_open += mu[i] * (value * (S)0.5 - x[i] * (whole / 2));
-        write<Partial>(d_values + i * blocks + lane, gate.open * mu[i], work.lanes, work.streamed);
+        write<Partial>(d_values + i * blocks + lane, gate.open * mu[i], work.lanes, work.streamed,
+                       halves + size * row + i);
         mu[i] *= gate.kept;
       }
       const V d_mean = d_open * (gate.open * gate.kept) * (inverse * 2 / size);
-      for (int64_t i = 0; i < size; ++i)
-        write<Partial>(d_gates + (i * row + size) * blocks + lane, d_mean, work.lanes,
-                       work.streamed);
+      for (int64_t i = 0; i < size; ++i) write_gate(i, size, d_mean);
       for (int64_t j = 0; j < size; ++j) {
-        const V* before = x + (j + 1) * size;
-        const Reflection<V> one = reflection_of<Partial>(
-            gates + j * problem.gates_row + lane, problem.gates_gate, size, work.lanes, inverse, w);
-        const V by_state = product(w, before, size), by_adjoint = product(w, mu, size);
-        const V bent = one.curve * by_adjoint * by_state, along = one.factor * by_adjoint;
+        const V *before = x + (j + 1) * size, *along = w + j * size;
+        const Reflection<V> one = reflections.data[j];
+        const V by_state = product(along, before, size), by_adjoint = product(along, mu, size);
+        const V bent = one.curve * by_adjoint * by_state;
+        // The gradient of u_j is scale (c mu (w.x) + c x (w.mu) + c' (w.mu) (w.x) w).
         const V scale = one.inverse_unit * -inverse;
-        for (int64_t i = 0; i < size; ++i) {
-          const V d_u = one.factor * mu[i] * by_state + before[i] * along + bent * w[i];
-          write<Partial>(d_gates + (j * row + i) * blocks + lane, scale * d_u * whole, work.lanes,
-                         work.streamed);
-        }
-        for (int64_t i = 0; i < size; ++i) mu[i] -= along * w[i];
+        const V of_state = one.factor * by_adjoint, of_adjoint = one.factor * by_state;
+        for (int64_t i = 0; i < size; ++i)
+          write_gate(j, i,
+                     scale * (mu[i] * of_adjoint + before[i] * of_state + bent * along[i]) * whole);
+        for (int64_t i = 0; i < size; ++i) mu[i] -= of_state * along[i];
       }
     }
   }

@@ -11,7 +11,8 @@
 //
 // This code is compiled once per instruction set: VECTOR_BYTES is the width of a register, and
 // ISA_NAMESPACE separates the copies. One vector lane is one block (BD-LRU) or channel (H-LRU).
-// Lanes never exchange data, so results depend neither on the width nor on the number of threads.
+// Lanes never exchange data, so results of an instruction set do not depend on the number of
+// threads.
 
 #pragma once
 #include "gates.h"
@@ -69,11 +70,11 @@ inline __attribute__((always_inline)) typename Compute<Element>::Vector row_forw
 }
 
 // Store the gate gradients of one row, add p_j lam to the adjoint of its j-th previous state by
-// push(j, p_j lam), and return the gradient of its value.
+// push(j, p_j lam), and return the gradient of its value. `numerators` is room for 2 (size + 1).
 template <int Family, bool Partial, class Element, class State, class Push>
 inline typename Compute<Element>::Vector row_backward(
     const Element* gates, int64_t stride, Element* d_gates, int64_t d_stride, bool streamed,
-    int64_t size, int64_t lanes, const Rows<typename Compute<Element>::Scalar>& rows,
+    HalfU* halves, int64_t size, int64_t lanes, const Rows<typename Compute<Element>::Scalar>& rows,
     typename Compute<Element>::Vector value, typename Compute<Element>::Vector h,
     typename Compute<Element>::Vector lam, typename Compute<Element>::Vector* numerators, State u,
     Push push) {
@@ -82,35 +83,46 @@ inline typename Compute<Element>::Vector row_backward(
   typedef Gate<Family> G;
   constexpr bool gated = Family != GIVEN;
   const Scale<V> scale = row_scale<Family, Partial>(gates, stride, size + gated, lanes, rows);
+  // u and h are measured in a unit, because u - h may overflow although the gradient is finite. For
+  // softmax f' is f / T, and the unit has the size of 1 / T if that is below 1.
+  const S unit = G::slope_is_numerator ? rows.lowered / 2 : (S)0.5;
+  const V mean = h * unit;
+  V* slopes = numerators + size + 1;
   V common = lam;  // lam / S
   if (G::divides) {
     V sum = row_epsilon<Family>(scale, rows);
     for (int64_t j = 0; j <= size; ++j) {
-      numerators[j] = G::numerator(load<Partial>(gates + j * stride, lanes), scale);
+      const V g = load<Partial>(gates + j * stride, lanes);
+      if constexpr (G::slope_is_kept)
+        numerators[j] = G::numerator_and_slope(g, scale, slopes + j);
+      else
+        numerators[j] = G::numerator(g, scale);
       sum += G::share(numerators[j]);
     }
     common = lam / sum;
   }
-  // For softmax f' is f / T: one product with lam / (S T) gives the gradient.
-  const V sloped = common * scale.slope;
-  const V half_h = h * (S)0.5;
   // For one gate applied to x: store its gradient and return p lam.
   auto differentiate = [&](int64_t j, V x) {
     V g = load<Partial>(gates + j * stride, lanes);
     V f = G::divides ? numerators[j] : G::numerator(g, scale);
-    // Halved, because x - h may overflow although the gradient is finite.
-    V half = x * (S)0.5 - G::signed_state(f, half_h);
-    V gradient;
-    if (G::slope_is_numerator) {
-      gradient = sloped * f * half;
+    V difference = x * unit - G::signed_state(f, mean);
+    const V p = common * f;
+    V gradient;  // of the gate
+    if constexpr (G::slope_is_numerator) {
+      gradient = p * difference * (rows.inverse / unit);
     } else {
-      // A slope may be so small that lam / S times it is not a normal number, or so large that half
-      // times it overflows.
-      V slope = G::slope(g, f, scale);
-      gradient = slope < 1 ? common * (slope * half) : common * slope * half;
+      // A slope may be so small that lam / S times it is not a normal number, or so large that the
+      // difference times it overflows.
+      V slope;
+      if constexpr (G::slope_is_kept)
+        slope = slopes[j];
+      else
+        slope = G::slope(g, f, scale);
+      gradient = slope < 1 ? common * (slope * difference) : common * slope * difference;
+      gradient *= 1 / unit;
     }
-    write<Partial>(d_gates + j * d_stride, gradient + gradient, lanes, streamed);
-    return common * f;
+    write<Partial>(d_gates + j * d_stride, gradient, lanes, streamed, halves + j);
+    return p;
   };
   for (int64_t j = 0; j < size; ++j) push(j, differentiate(j, u(j)));
   return gated ? differentiate(size, value) : lam;

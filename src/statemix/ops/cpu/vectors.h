@@ -52,49 +52,91 @@ template <class Vector> struct Unaligned {
   typedef Vector type __attribute__((aligned(1), may_alias));
 };
 
-inline VectorF widen(HalfU bits) { return (VectorF)(__builtin_convertvector(bits, VectorU) << 16); }
+// GCC converts a vector of 64 bytes in two halves.
+#if defined(__x86_64__) && VECTOR_BYTES == 64
+inline VectorU lengthen(HalfU bits) { return (VectorU)_mm512_cvtepu16_epi32((__m256i)bits); }
+inline HalfU shorten(VectorU bits) { return (HalfU)_mm512_cvtepi32_epi16((__m512i)bits); }
+#else
+inline VectorU lengthen(HalfU bits) { return __builtin_convertvector(bits, VectorU); }
+inline HalfU shorten(VectorU bits) { return __builtin_convertvector(bits, HalfU); }
+#endif
+inline VectorF widen(HalfU bits) { return (VectorF)(lengthen(bits) << 16); }
 
-// Round to nearest even; a NaN stays a NaN.
+// Round to nearest even; a NaN stays a NaN. The instruction of AVX512_BF16 rounds denormal numbers
+// to zero.
+#if defined(__AVX512BF16__) && VECTOR_BYTES == 64
+inline HalfU narrow(VectorF x) { return (HalfU)_mm512_cvtneps_pbh((__m512)x); }
+#else
 inline HalfU narrow(VectorF x) {
   VectorU bits = (VectorU)x;
   VectorU rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   VectorU quiet = (bits >> 16) | 0x40u;
-  return __builtin_convertvector((VectorU)(x == x ? (VectorI)rounded : (VectorI)quiet), HalfU);
+  return shorten((VectorU)(x == x ? (VectorI)rounded : (VectorI)quiet));
 }
+#endif
+
+// The first `lanes` numbers of a register, zeros behind them.
+#if defined(__x86_64__) && VECTOR_BYTES == 64
+inline __mmask16 first(int64_t lanes) { return (__mmask16)((1u << lanes) - 1); }
+inline VectorF load_some(const float* from, int64_t lanes) {
+  return (VectorF)_mm512_maskz_loadu_ps(first(lanes), from);
+}
+inline VectorD load_some(const double* from, int64_t lanes) {
+  return (VectorD)_mm512_maskz_loadu_pd((__mmask8)first(lanes), from);
+}
+inline HalfU load_some(const bfloat16* from, int64_t lanes) {
+  return (HalfU)_mm256_maskz_loadu_epi16(first(lanes), from);
+}
+inline void store_some(float* to, VectorF x, int64_t lanes) {
+  _mm512_mask_storeu_ps(to, first(lanes), (__m512)x);
+}
+inline void store_some(double* to, VectorD x, int64_t lanes) {
+  _mm512_mask_storeu_pd(to, (__mmask8)first(lanes), (__m512d)x);
+}
+inline void store_some(bfloat16* to, HalfU x, int64_t lanes) {
+  _mm256_mask_storeu_epi16(to, first(lanes), (__m256i)x);
+}
+#else
+template <class V, class Element> inline V copy_some(const Element* from, int64_t lanes) {
+  V x = {};
+  memcpy(&x, from, lanes * sizeof(Element));
+  return x;
+}
+inline VectorF load_some(const float* from, int64_t n) { return copy_some<VectorF>(from, n); }
+inline VectorD load_some(const double* from, int64_t n) { return copy_some<VectorD>(from, n); }
+inline HalfU load_some(const bfloat16* from, int64_t n) { return copy_some<HalfU>(from, n); }
+template <class Element, class V> inline void store_some(Element* to, V x, int64_t lanes) {
+  memcpy(to, &x, lanes * sizeof(Element));
+}
+#endif
 
 // `lanes` is the full width unless the problem has fewer blocks than a register has lanes.
 template <bool Partial> inline VectorF load(const float* from, int64_t lanes) {
-  if (!Partial) return *(const Unaligned<VectorF>::type*)from;
-  VectorF x = {};
-  memcpy(&x, from, lanes * sizeof(float));
-  return x;
+  return Partial ? load_some(from, lanes) : *(const Unaligned<VectorF>::type*)from;
 }
 template <bool Partial> inline VectorD load(const double* from, int64_t lanes) {
-  if (!Partial) return *(const Unaligned<VectorD>::type*)from;
-  VectorD x = {};
-  memcpy(&x, from, lanes * sizeof(double));
-  return x;
+  return Partial ? load_some(from, lanes) : *(const Unaligned<VectorD>::type*)from;
 }
 template <bool Partial> inline VectorF load(const bfloat16* from, int64_t lanes) {
-  HalfU bits = {};
-  memcpy(&bits, from, Partial ? lanes * sizeof(bfloat16) : sizeof bits);
-  return widen(bits);
+  return widen(Partial ? load_some(from, lanes) : *(const Unaligned<HalfU>::type*)from);
 }
 template <bool Partial> inline void store(float* to, VectorF x, int64_t lanes) {
-  if (!Partial)
-    *(Unaligned<VectorF>::type*)to = x;
+  if (Partial)
+    store_some(to, x, lanes);
   else
-    memcpy(to, &x, lanes * sizeof(float));
+    *(Unaligned<VectorF>::type*)to = x;
 }
 template <bool Partial> inline void store(double* to, VectorD x, int64_t lanes) {
-  if (!Partial)
-    *(Unaligned<VectorD>::type*)to = x;
+  if (Partial)
+    store_some(to, x, lanes);
   else
-    memcpy(to, &x, lanes * sizeof(double));
+    *(Unaligned<VectorD>::type*)to = x;
 }
 template <bool Partial> inline void store(bfloat16* to, VectorF x, int64_t lanes) {
-  HalfU bits = narrow(x);
-  memcpy(to, &bits, Partial ? lanes * sizeof(bfloat16) : sizeof bits);
+  if (Partial)
+    store_some(to, narrow(x), lanes);
+  else
+    *(Unaligned<HalfU>::type*)to = narrow(x);
 }
 
 // Prefetch a cache line for a later step into the second-level cache. It supports more outstanding
@@ -104,13 +146,20 @@ template <class Element> inline void prefetch(const Element* from) {
 }
 
 // Operations that vector types cannot express. A streaming store bypasses the caches, which saves
-// reading a line before overwriting it; `to` must be aligned to the vector. larger(a, b) returns b
-// if either is NaN.
+// reading a line before overwriting it; `to` must be aligned to the vector. Numbers of 16 bits fill
+// half a vector, and half a line costs more to write than a whole one: the first half waits in
+// `half` for the second, which the next tile brings. larger(a, b) returns b if either is NaN.
 #if defined(__x86_64__) && VECTOR_BYTES == 64
-inline void stream(float* to, VectorF x) { _mm512_stream_ps(to, (__m512)x); }
-inline void stream(double* to, VectorD x) { _mm512_stream_pd(to, (__m512d)x); }
-inline void stream(bfloat16* to, VectorF x) {
-  _mm256_stream_si256((__m256i*)to, (__m256i)narrow(x));
+inline void stream(float* to, VectorF x, HalfU*) { _mm512_stream_ps(to, (__m512)x); }
+inline void stream(double* to, VectorD x, HalfU*) { _mm512_stream_pd(to, (__m512d)x); }
+inline void stream(bfloat16* to, VectorF x, HalfU* half) {
+  if ((uintptr_t)to % VECTOR_BYTES == 0) {
+    *half = narrow(x);
+    return;
+  }
+  __m512i line = _mm512_castsi256_si512((__m256i)*half);
+  line = _mm512_inserti64x4(line, (__m256i)narrow(x), 1);
+  _mm512_stream_si512((__m512i*)(to - VECTOR_BYTES / 4), line);
 }
 inline VectorF larger(VectorF a, VectorF b) { return (VectorF)_mm512_max_ps((__m512)a, (__m512)b); }
 inline VectorD larger(VectorD a, VectorD b) {
@@ -118,24 +167,28 @@ inline VectorD larger(VectorD a, VectorD b) {
 }
 inline void finish_streams() { _mm_sfence(); }
 #elif defined(__x86_64__) && VECTOR_BYTES == 32
-inline void stream(float* to, VectorF x) { _mm256_stream_ps(to, (__m256)x); }
-inline void stream(double* to, VectorD x) { _mm256_stream_pd(to, (__m256d)x); }
-inline void stream(bfloat16* to, VectorF x) { _mm_stream_si128((__m128i*)to, (__m128i)narrow(x)); }
+inline void stream(float* to, VectorF x, HalfU*) { _mm256_stream_ps(to, (__m256)x); }
+inline void stream(double* to, VectorD x, HalfU*) { _mm256_stream_pd(to, (__m256d)x); }
+inline void stream(bfloat16* to, VectorF x, HalfU*) {
+  _mm_stream_si128((__m128i*)to, (__m128i)narrow(x));
+}
 inline VectorF larger(VectorF a, VectorF b) { return (VectorF)_mm256_max_ps((__m256)a, (__m256)b); }
 inline VectorD larger(VectorD a, VectorD b) {
   return (VectorD)_mm256_max_pd((__m256d)a, (__m256d)b);
 }
 inline void finish_streams() { _mm_sfence(); }
 #else
-template <class Element, class V> inline void stream(Element* to, V x) { store<false>(to, x, 0); }
+template <class Element, class V> inline void stream(Element* to, V x, HalfU*) {
+  store<false>(to, x, 0);
+}
 template <class V> inline V larger(V a, V b) { return a > b ? a : b; }
 inline void finish_streams() {}
 #endif
 
 template <bool Partial, class Element, class V>
-inline void write(Element* to, V x, int64_t lanes, bool streamed) {
+inline void write(Element* to, V x, int64_t lanes, bool streamed, HalfU* half) {
   if (!Partial && streamed)
-    stream(to, x);
+    stream(to, x, half);
   else
     store<Partial>(to, x, lanes);
 }
@@ -146,36 +199,40 @@ inline VectorD power_of_two(VectorD x) { return (VectorD)((VectorL)x & 0x7ff0000
 
 template <class V> inline V absolute(V x) { return x < 0 ? -x : x; }
 
-// unit * 2^y for y <= 0 and a unit that is a power of two, by 2^y = 2^n 2^r with |r| <= 1/2. The
+// unit * 2^y for y <= 0 and a unit that is a power of two, by 2^y = 2^n 2^r with an integer n. The
 // unit multiplies the coefficients of the polynomial, which changes no digit and costs nothing
 // within a loop. A NaN stays a NaN. Where 2^n is no normal number the result is 0: a gate that
-// underflows must not let anything through, however large. In float32 the polynomial is within
-// 1.2e-7 of 2^r.
-inline VectorF exp2_nonpositive(VectorF y, float unit = 1) {
+// underflows must not let anything through, however large. In float32 the polynomials are within
+// 1.5e-7 of 2^r, and exactly 1 at 0.
 #if defined(__x86_64__) && VECTOR_BYTES == 64
-  VectorF n = (VectorF)_mm512_roundscale_ps((__m512)y, _MM_FROUND_TO_NEAREST_INT);
+inline VectorF exp2_nonpositive(VectorF y, float unit = 1) {
+  // n is the integer below y, as in the instruction that multiplies by 2^n.
+  const VectorF r = (VectorF)_mm512_reduce_ps((__m512)y, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  VectorF p = r * (1.867130166e-03f * unit) + 9.017029777e-03f * unit;
+  p = p * r + 5.579991266e-02f * unit;
+  p = p * r + 2.401644439e-01f * unit;
+  p = p * r + 6.931512952e-01f * unit;
+  p = p * r + unit;
+  // "Not less" holds for a NaN too.
+  const __mmask16 normal = _mm512_cmp_ps_mask((__m512)y, _mm512_set1_ps(-126), _CMP_NLT_UQ);
+  return (VectorF)_mm512_maskz_scalef_ps(normal, (__m512)p, (__m512)y);
+}
 #else
+inline VectorF exp2_nonpositive(VectorF y, float unit = 1) {
   // 1.5 * 2^23 rounds its addend to an integer; 127 makes the last bits the exponent of 2^n. At
   // n = -127 these bits are those of 0.
   y = larger(VectorF{} - 127, y);
   const float shift = 12582912.0f + 127;
   VectorF rounded = y + shift;
-  VectorF n = rounded - shift;
-#endif
-  VectorF r = y - n;
+  VectorF r = y - (rounded - shift);
   VectorF p = r * (1.32647273e-03f * unit) + 9.67151299e-03f * unit;
   p = p * r + 5.55073358e-02f * unit;
   p = p * r + 2.40222424e-01f * unit;
   p = p * r + 6.93147004e-01f * unit;
   p = p * r + unit;
-#if defined(__x86_64__) && VECTOR_BYTES == 64
-  // "Not less" holds for a NaN too.
-  __mmask16 normal = _mm512_cmp_ps_mask((__m512)n, _mm512_set1_ps(-126), _CMP_NLT_UQ);
-  return (VectorF)_mm512_maskz_scalef_ps(normal, (__m512)p, (__m512)n);
-#else
   return p * (VectorF)((VectorI)rounded << 23);
-#endif
 }
+#endif
 inline VectorD exp2_nonpositive(VectorD y, double unit = 1) {
   y = larger(VectorD{} - 1023, y);
   const double shift = 6755399441055744.0 + 1023;  // 1.5 * 2^52

@@ -1,6 +1,7 @@
 // Split a problem into independent pieces: one sequence and a range of lane tiles each.
 
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 
@@ -14,6 +15,7 @@ struct Work {
   int64_t first_tile, tiles, width, blocks, lanes;
   int64_t ahead;  // steps between prefetch and use
   bool streamed;  // states and gradients bypass the caches
+  bool fetched;   // gradients of gates are too many for a cache, and not streamed
 
   // The last tile ends at the last block. If the width does not divide the number of blocks, it
   // repeats lanes of its neighbour and computes the same numbers for them.
@@ -63,13 +65,12 @@ inline int64_t count_gates(const Problem& problem) {
          (problem.gates_row ? problem.size : 1);
 }
 
-// Stream the outputs if every vector is aligned and the gates are so large that outputs would leave
-// the caches before they are read.
-inline bool streams_outputs(const Problem& problem, int64_t width, int64_t element_bytes) {
-  const uintptr_t addresses =
-      (uintptr_t)problem.states | (uintptr_t)problem.d_gates | (uintptr_t)problem.d_values;
-  return count_gates(problem) * element_bytes > kStreamedBytes && problem.blocks % width == 0 &&
-         addresses % VECTOR_BYTES == 0;
+// Outputs are streamed if every vector is aligned and there are so many gates that outputs would
+// leave the caches before they are read.
+inline bool can_stream(const Problem& problem, int64_t aligned) {
+  const uintptr_t addresses = (uintptr_t)problem.states | (uintptr_t)problem.wide_states |
+                              (uintptr_t)problem.d_gates | (uintptr_t)problem.d_values;
+  return problem.blocks % aligned == 0 && addresses % VECTOR_BYTES == 0;
 }
 
 // Far enough ahead to hide the latency of memory, near enough to stay in the cache until use.
@@ -85,10 +86,15 @@ constexpr int64_t kGatesPerTeam = 1 << 15;
 template <bool (*Kernel)(const Problem&, const Work&)>
 int run(const Problem& problem, int64_t width, int64_t element_bytes) {
   const int64_t tiles = (problem.blocks + width - 1) / width;
+  const bool large = count_gates(problem) * element_bytes > kStreamedBytes;
+  const int64_t tiles_per_vector = width * element_bytes < VECTOR_BYTES ? 2 : 1;
+  const bool streamed = large && can_stream(problem, width * tiles_per_vector);
+  // Tiles whose outputs are streamed in one vector stay together.
+  const int64_t together = streamed ? tiles_per_vector : 1;
+  const int64_t groups = (tiles + together - 1) / together;
   const int64_t threads = count_gates(problem) < kGatesPerTeam ? 1 : problem.threads;
-  const int64_t parts = parts_per_sequence(problem.sequences, tiles, threads);
+  const int64_t parts = parts_per_sequence(problem.sequences, groups, threads);
   const int64_t pieces = problem.sequences * parts;
-  const bool streamed = streams_outputs(problem, width, element_bytes);
   const int64_t ahead = steps_ahead(problem, element_bytes);
   int status = DONE;
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
@@ -96,11 +102,12 @@ int run(const Problem& problem, int64_t width, int64_t element_bytes) {
     Work work;
     work.sequence = piece / parts;
     const int64_t part = piece % parts;
-    work.first_tile = part * tiles / parts;
-    work.tiles = (part + 1) * tiles / parts - work.first_tile;
+    work.first_tile = part * groups / parts * together;
+    work.tiles = std::min((part + 1) * groups / parts * together, tiles) - work.first_tile;
     work.width = width;
     work.ahead = ahead;
     work.streamed = streamed;
+    work.fetched = large && !streamed;
     work.blocks = problem.blocks;
     work.lanes = problem.blocks < width ? problem.blocks : width;
     work.batch = problem.cu_seqlens ? 0 : work.sequence;

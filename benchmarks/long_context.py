@@ -41,7 +41,6 @@ def main() -> None:
         budget_s=20.0,
         tolerance=0.0,
         seed=0,
-        on_step=_say_nothing,
         device=device,
     )
     case = {name: value for name, value in vars(asked).items() if name != "output"}
@@ -73,10 +72,6 @@ def _prepare(asked: argparse.Namespace, every: int | None) -> Callable[[], Any]:
         return torch.autograd.grad(y, [x, *layer.parameters()], d_y)
 
     return call
-
-
-def _say_nothing(step: str) -> None:
-    del step
 
 
 if __name__ == "__main__":

@@ -61,7 +61,6 @@ def main() -> None:
             budget_s=20.0,
             tolerance=0.0,
             seed=0,
-            on_step=_say_nothing,
         )
         batch = chosen[0].runs[0].batches.size
         for one in found:
@@ -71,10 +70,6 @@ def main() -> None:
                 f"{work:12} {one.provider:26} {row['tokens_per_s']:10,.0f} tokens/s "
                 f"{row['memory_bytes'] / 1e6:8.1f} MB"
             )
-
-
-def _say_nothing(step: str) -> None:
-    del step
 
 
 def _row(one: Measurement, work: str, group: str, batch: int, tokens: int) -> dict[str, Any]:

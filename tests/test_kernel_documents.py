@@ -22,22 +22,39 @@ def table(name):
 
 def test_operators_that_are_slower_than_a_copy():
     found = {}
-    for row in rows("ops-a28adab"):
+    for row in rows("ops-5d8ac9e"):
         case = row["case"]
-        if row["provider"] == "statemix" and case["direction"] == "forward_backward":
+        if (
+            row["provider"] == "statemix"
+            and case["direction"] == "forward_backward"
+            and row["time_s"]
+        ):
             sizes = [case[name] for name in ("batch_size", "length", "num_blocks", "block_size")]
             key = (row["dtype"], case["gate"], "x".join(map(str, sizes)), case["recurrence"])
             found[key] = f"{row['ratios']['copy']['p50']:.1f}"
     shown = table("slower")
-    assert len(shown) == 9
+    assert len(shown) == 13
     for dtype, gate, sizes, blocks, lags in shown:
         assert blocks == found[dtype, gate, sizes, "bd_lru"]
         assert lags == found.get((dtype, gate, sizes, "h_lru"), "")
 
 
+def test_operators_of_peers():
+    cases = {
+        (row["provider"], row["case"]["direction"]): f"{1e3 * row['time_s']['p50']:.1f}"
+        for row in rows("ops-5d8ac9e")
+        if row["time_s"] and (row["case"]["length"], row["case"]["num_blocks"]) == (512, 192)
+    }
+    shown = table("peers")
+    assert len(shown) == len({name for name, _ in cases}) == 7
+    for operator, forward, both in shown:
+        name = operator.strip("`")
+        assert (forward, both) == (cases[name, "forward"], cases[name, "forward_backward"])
+
+
 def test_layers_beside_their_projections():
     found = {}
-    for row in rows("layers-a28adab"):
+    for row in rows("layers-5d8ac9e"):
         part = row["ratios"].get(f"{row['provider']} projections")
         if part is not None:
             case = row["case"]
@@ -45,14 +62,14 @@ def test_layers_beside_their_projections():
             ratios = part["p50"], row["ratios"]["lstm"]["p50"]
             found[row["provider"], sizes] = [f"{ratio:.2f}" for ratio in ratios]
     shown = table("layers")
-    assert len(shown) == len(found) == 6
+    assert len(shown) == len(found) == 9
     for layer, sizes, *cells in shown:
         assert cells == found[layer.strip("`"), sizes]
 
 
 def test_steps_beside_their_projections():
     found = {}
-    for row in rows("decode-a28adab"):
+    for row in rows("decode-5d8ac9e"):
         case = row["case"]
         if row["provider"] == "statemix" and case["recurrence"] == "bd_lru":
             sizes = case["hidden_size"], case["block_size"], case["batch_size"]
@@ -63,6 +80,6 @@ def test_steps_beside_their_projections():
         assert cells == [found.get((int(width), int(size), batch), "") for batch in (1, 16)]
 
 
-@pytest.mark.parametrize("name", ["slower", "layers", "steps"])
+@pytest.mark.parametrize("name", ["slower", "peers", "layers", "steps"])
 def test_every_table_has_its_mark_once(name):
     assert TEXT.count(f"<!-- {name} -->") == 1

@@ -1,19 +1,19 @@
-"""The comparison of layers: its prices, the checked training step, requests and rows."""
+"""The comparison of layers: the checked training step, and rows."""
 
 import json
 
 import pytest
 import torch
 
-from statemix import ops
+from statemix.bench import entries as bench_entries
 from statemix.bench import layers, memory
 from statemix.bench.devices import Cpu
+from statemix.bench.entries import build_layer, draw_problem
 from statemix.bench.harness import Measurement, Spread
-from statemix.layers import LAYERS, LayerSpec, price
-from statemix.ops import BackendUnavailableError
-from statemix.settings import RequestError
+from statemix.bench.ops import TOLERANCES
+from statemix.layers import LAYERS, LayerSpec
 
-CASE = layers.Case(hidden_size=8, batch_size=2, length=70)
+CASE = bench_entries.Case(hidden_size=8, batch_size=2, length=70)
 # The test's own layers register themselves later.
 COMPARED = list(LAYERS)
 F32 = torch.float32
@@ -21,24 +21,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 
 
 def entries(specs, case=CASE, dtype=torch.float32):
-    return layers.entries({spec.name: spec for spec in specs}, case, dtype, Cpu())
-
-
-def test_every_registered_layer_is_compared(toys):
-    every = list(LAYERS)
-    assert [spec.name for spec in layers.registered(8, torch.float32)] == every
-    assert "solver" in LAYERS
-    for entry in entries(layers.registered(8, torch.float32)):
-        options = {"hidden_size": 8, "length": 70, "dtype": torch.float32}
-        assert entry.price == price(entry.spec, **options)
-        assert entry.label == LAYERS[entry.spec.name].label(entry.spec.options)
-
-
-def test_a_layer_without_options_for_comparisons_is_left_out(monkeypatch):
-    monkeypatch.setattr(LAYERS["conv"], "compared", classmethod(lambda cls, hidden_size: {}))
-    monkeypatch.setattr(LAYERS["mamba2"], "compared", classmethod(lambda cls, hidden_size: {}))
-    names = [spec.name for spec in layers.registered(64, torch.float32)]
-    assert names == [name for name in COMPARED if name != "conv"]
+    return bench_entries.entries({spec.name: spec for spec in specs}, case, dtype, Cpu())
 
 
 @pytest.mark.parametrize(
@@ -56,7 +39,7 @@ def test_the_training_step_is_right_and_a_wrong_one_is_noticed(name, dtype):
     y, d_x = provider.prepare()()
     assert y.shape == d_x.shape == (2, 70, 8)
     assert not y.requires_grad
-    limit = layers.TOLERANCES[dtype]
+    limit = TOLERANCES[dtype]
     assert provider.error((y, d_x)) <= limit
     for place in (0, 1):
         wrong = [y.clone(), d_x.clone()]
@@ -65,21 +48,13 @@ def test_the_training_step_is_right_and_a_wrong_one_is_noticed(name, dtype):
         assert provider.error(tuple(wrong)) > limit
 
 
-def test_layers_that_iterate_are_not_compared_in_16_bits():
-    listed = {spec.name for spec in layers.registered(8, torch.bfloat16)}
-    assert listed == {name for name in COMPARED if not LAYERS[name].iterative} != set(COMPARED)
-    message = "^layers must not iterate in bfloat16, .*, got fp_rnn$"
-    with pytest.raises(RequestError, match=message):
-        entries([LayerSpec("fp_rnn")], dtype=torch.bfloat16)
-
-
 def test_the_gradients_are_those_of_the_whole_sequence():
     """Only the last tokens are checked, against gradients that reach only so far."""
     (entry,) = entries([LayerSpec("bd_lru", num_blocks=4, block_size=2)], dtype=torch.float64)
     (provider,) = layers.providers([entry], CASE, torch.float64)
     y, d_x = provider.prepare()()
-    layer = layers._layer(entry.spec, CASE, torch.float64, "cpu")
-    x, d_y = layers._problem(CASE, torch.float64, "cpu")
+    layer = build_layer(entry.spec, CASE, torch.float64, "cpu")
+    x, d_y = draw_problem(CASE, torch.float64, "cpu")
     expected, _ = layer(x)
     torch.testing.assert_close(y, expected)
     torch.testing.assert_close(d_x, torch.autograd.grad(expected, x, d_y)[0])
@@ -102,109 +77,26 @@ def test_a_call_computes_the_gradient_of_every_parameter(monkeypatch):
 
 
 def test_a_parameter_that_nothing_uses_does_not_stop_the_comparison(monkeypatch):
-    original = layers._layer
+    original = build_layer
 
     def with_a_spare(*arguments):
         layer = original(*arguments)
         layer.spare = torch.nn.Parameter(torch.zeros(1))
         return layer
 
-    monkeypatch.setattr(layers, "_layer", with_a_spare)
+    monkeypatch.setattr(layers, "build_layer", with_a_spare)
     (provider,) = layers.providers(entries([LayerSpec("lstm")]), CASE, torch.float32)
-    assert provider.error(provider.prepare()()) <= layers.TOLERANCES[torch.float32]
+    assert provider.error(provider.prepare()()) <= TOLERANCES[torch.float32]
 
 
 @pytest.mark.parametrize("name", COMPARED)
-@pytest.mark.parametrize("case", [layers.Case(16, 4, 64), layers.Case(16, 1, 200)])
+@pytest.mark.parametrize("case", [bench_entries.Case(16, 4, 64), bench_entries.Case(16, 1, 200)])
 def test_required_bytes_exceed_the_measured_peak(name, case):
     spec = LayerSpec(name, **LAYERS[name].compared(16))
     (provider,) = layers.providers(entries([spec], case), case, torch.float32)
     call = provider.prepare()
     call()
     assert memory.peak_bytes(call) < provider.required_bytes
-
-
-def test_saved_bytes_are_those_of_a_token():
-    (conv,) = entries([LayerSpec("conv", kernel_size=3)])
-    # The input, with two tokens of padding.
-    assert conv.saved_bytes == 4 * 8 * (70 + 2) / 70
-    short, long = (
-        entries([LayerSpec("lstm")], layers.Case(8, 2, length))[0].saved_bytes
-        for length in (512, 100_000)
-    )
-    # Longer sequences are not needed to measure it.
-    assert short == long
-
-
-def test_a_layer_that_asks_for_a_missing_backend_says_what_is_missing():
-    kernels = dict(ops.BACKENDS["loop"].kernels)
-    ops.BACKENDS.register(ops.Backend("broken", kernels, unavailable=lambda: "no such machine"))
-    try:
-        spec = LayerSpec("bd_lru", num_blocks=2, block_size=2, backend="broken")
-        with pytest.raises(BackendUnavailableError, match="no such machine"):
-            entries([spec])
-    finally:
-        ops.BACKENDS.remove("broken")
-
-
-@pytest.mark.parametrize(
-    ("case", "message"),
-    [
-        (layers.Case(0, 1, 1), r"hidden_size must be in 1\.\.2\^31 - 1, got 0"),
-        (layers.Case(1, -1, 1), r"batch_size must be in 1\.\.2\^31 - 1, got -1"),
-        (layers.Case(1, 2**31, 1), r"batch_size must be in 1\.\.2\^31 - 1, got 2147483648"),
-        (layers.Case(1, 1, 2**20), r"length must be in 1\.\.2\^20 - 1, got 1048576"),
-        (
-            layers.Case(256, 10**6, 10**5),
-            r"batch_size x length x hidden_size must fit into memory \(.* GB\), got "
-            r"1000000 x 100000 x 256, which needs",
-        ),
-    ],
-)
-def test_sizes_are_refused(case, message):
-    with pytest.raises(RequestError, match=message):
-        layers.check_case(case, torch.float32)
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        (LayerSpec("bd_lru", num_blocks=0, block_size=2), "layers: num_blocks must be at least 1"),
-        (LayerSpec("attention", num_heads=3), "layers: num_heads must divide hidden_size, got 3"),
-        (
-            LayerSpec("conv", kernel_size=2**31 - 1),
-            r"layers must fit into memory \(.*\), got conv of width 8, which needs",
-        ),
-        # Few weights, but the updates of a token form one matrix.
-        (
-            LayerSpec("delta_product", num_heads=1, num_householder=200_000, head_dim=1),
-            r"layers must fit into memory \(.*\), got delta_product of width 8, which needs 10,24",
-        ),
-        # Not even "meta" can hold the shape of its weights.
-        (LayerSpec("delta_net", num_heads=2**30, head_dim=2**30), "layers must fit into memory"),
-    ],
-)
-def test_layers_are_refused_before_anything_is_allocated(spec, message, monkeypatch):
-    monkeypatch.setattr(layers, "_saved_bytes", lambda *arguments: pytest.fail("allocated"))
-    with pytest.raises(RequestError, match=message):
-        entries([LayerSpec("lstm"), spec])
-
-
-def test_a_layer_that_needs_more_than_estimated_is_refused_by_name(monkeypatch):
-    def fail(*arguments):
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-
-    monkeypatch.setattr(memory, "saved_bytes", fail)
-    with pytest.raises(RequestError, match=r"layers must fit into memory .*, got lstm of width"):
-        entries([LayerSpec("lstm")])
-
-
-def test_a_call_that_would_take_hours_is_refused():
-    long = layers.Case(hidden_size=256, batch_size=1, length=300_000)
-    entries([LayerSpec("conv", kernel_size=2)], long)
-    message = r"layers must need at most 1e14 FLOPs .* 1 x 300000 tokens, got attention, .* 1.4e"
-    with pytest.raises(RequestError, match=message):
-        entries([LayerSpec("attention", num_heads=4)], long)
 
 
 def test_a_row_holds_the_price_beside_the_speed():
@@ -242,26 +134,9 @@ def scanned(*sizes):
 
 
 def named_entries(specs):
-    return layers.entries({f"m{one.options['block_size']}": one for one in specs}, CASE, F32, Cpu())
-
-
-def test_layers_of_the_papers_scan_are_compiled_beside_the_others():
-    loop = LayerSpec("bd_lru", num_blocks=2, block_size=3, backend="loop")
-    found = layers.with_compiled(named_entries([*scanned(2), loop]))
-    assert [(one.name, one.compiled, one.title) for one in found] == [
-        ("m2", False, "BD-LRU m=2, associative"),
-        ("m2 compiled", True, "BD-LRU m=2, compiled"),
-        ("m3", False, "BD-LRU m=3, loop"),
-    ]
-
-
-@pytest.mark.parametrize(("sizes", "count"), [((), 0), (range(1, 10), 9)])
-def test_a_number_of_layers_that_cannot_be_compiled_is_refused(sizes, count):
-    listed = named_entries(scanned(*sizes))
-    with pytest.raises(RequestError, match=f"^compiled must be used with 1 to 8 .*, got {count}$"):
-        layers.with_compiled(listed)
-    if count:
-        assert len(layers.with_compiled(listed[:-1])) == 16
+    return bench_entries.entries(
+        {f"m{one.options['block_size']}": one for one in specs}, CASE, F32, Cpu()
+    )
 
 
 def test_compiled_layers_alone_go_through_the_compiler(monkeypatch):
@@ -272,7 +147,7 @@ def test_compiled_layers_alone_go_through_the_compiler(monkeypatch):
         return lambda x: (2 * layer(x)[0], None)
 
     monkeypatch.setattr(layers, "autotuned", autotuned)
-    entries = layers.with_compiled(named_entries(scanned(2)))
+    entries = bench_entries.with_compiled(named_entries(scanned(2)))
     plain, twice = (one.prepare() for one in layers.providers(entries, CASE, F32))
     torch.testing.assert_close(twice()[0], 2 * plain()[0])
     assert len(compiled) == 1
@@ -280,7 +155,7 @@ def test_compiled_layers_alone_go_through_the_compiler(monkeypatch):
 
 def test_a_row_of_a_compiled_layer_states_no_saved_bytes():
     measured = Measurement("a", "", "measured", rounds=3, time_s=Spread(0.5, 2.0, 4.0))
-    entries = layers.with_compiled(named_entries(scanned(2)))
+    entries = bench_entries.with_compiled(named_entries(scanned(2)))
     plain, compiled = (layers.row(one, CASE, measured, "float32") for one in entries)
     assert (plain["compiled"], compiled["compiled"]) == (False, True)
     assert plain["saved_bytes_per_token"] > 0
@@ -290,7 +165,7 @@ def test_a_row_of_a_compiled_layer_states_no_saved_bytes():
 @pytest.mark.parametrize("name", ["bd_lru", "h_lru"])
 def test_projections_alone_are_all_of_a_layer_but_its_recurrence(name, monkeypatch):
     (entry,) = entries([LayerSpec(name, **LAYERS[name].compared(8))])
-    listed = layers.with_projections([entry, *entries([LayerSpec("lstm")])])
+    listed = bench_entries.with_projections([entry, *entries([LayerSpec("lstm")])])
     assert [one.name for one in listed] == [name, f"{name} projections", "lstm"]
     _, provider, _ = layers.providers(listed, CASE, torch.float32)
     call = provider.prepare()
@@ -307,8 +182,3 @@ def test_projections_alone_are_all_of_a_layer_but_its_recurrence(name, monkeypat
     expected = [part.shape for linear in projections for part in linear.parameters()]
     assert [gradient.shape for gradient in gradients] == expected
     assert all(float(gradient.abs().max()) > 0 for gradient in gradients)
-
-
-def test_projections_need_a_layer_that_has_them():
-    with pytest.raises(RequestError, match="projections must be used with a layer bd_lru or h_lru"):
-        layers.with_projections(entries([LayerSpec("lstm")]))

@@ -143,23 +143,29 @@ def test_rows_are_whole_and_valid_json():
         time_s=Spread(1.0, 2.0, 3.0),
         ratios={"copy": Spread(4.0, 5.0, 6.0)},
     )
-    row = json.loads(json.dumps(ops.row(TINY[0], timed, "float32"), allow_nan=False))
+    row = json.loads(json.dumps(ops.row(TINY[0], timed, torch.float32), allow_nan=False))
     assert row["case"]["block_size"] == 2
     assert row["time_s"] == {"p20": 1.0, "p50": 2.0, "p80": 3.0}
     assert row["ratios"] == {"copy": {"p20": 4.0, "p50": 5.0, "p80": 6.0}}
     assert (row["provider"], row["dtype"], row["memory_bytes"]) == ("paper", "float32", 10)
+    # As many bytes as the copy has, in five times the time.
+    assert row["moved_bytes"] == 4 * TINY[0].moved_entries
+    assert row["roofline"] == {"p20": 1 / 6, "p50": 1 / 5, "p80": 1 / 4}
+    # A tenth of the bytes in five times the time.
+    row = ops.row(TINY[0], timed, torch.float32, 4 * TINY[0].moved_entries // 10)
+    assert row["roofline"]["p50"] == pytest.approx(1 / 50)
 
     wrong = Measurement("paper", "", "wrong", "relative error nan", relative_error=math.nan)
-    row = json.loads(json.dumps(ops.row(TINY[0], wrong, "float32"), allow_nan=False))
+    row = json.loads(json.dumps(ops.row(TINY[0], wrong, torch.float32), allow_nan=False))
     assert row["time_s"] is None
-    assert row["relative_error"] is None
+    assert row["relative_error"] is row["roofline"] is None
     assert row["reason"] == "relative error nan"
 
 
 def test_the_gate_family_reaches_every_provider_and_must_fit():
     (forward, backward) = ops.cases(["bd_lru"], [ops.Shape(1, 2, 3, 2)], (), (), "householder")
     assert (forward.gate, backward.gate) == ("householder", "householder")
-    assert ops.row(forward, Measurement("a", "", "skipped"), "float32")["case"]["gate"] == (
+    assert ops.row(forward, Measurement("a", "", "skipped"), torch.float32)["case"]["gate"] == (
         "householder"
     )
     with pytest.raises(SettingError, match=r"gate must be one of .* got 'householder'"):

@@ -1,13 +1,17 @@
 """The scripts in ``benchmarks/`` run, and their rows say what was measured."""
 
 import json
+import os
+import re
 import runpy
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from statemix import ops as operators
 from statemix.experiments.fixed_point import suites
 from statemix.experiments.fixed_point.suite import FixedPointSuite, Measured
 from statemix.experiments.store import key
@@ -59,6 +63,194 @@ def test_a_long_sequence_is_measured_with_gates_kept_and_computed_again(rows_of,
     assert (kept["checkpoint_every"], again["checkpoint_every"]) == (None, 2**16)
     assert again["memory_bytes"] < 0.8 * kept["memory_bytes"]
     assert capsys.readouterr().out.count("measured") == 2
+
+
+def test_first_calls_are_timed_with_the_kernels_that_they_compile(rows_of, monkeypatch, capsys):
+    real = operators.bd_lru
+
+    def scan(gates, *arguments, backend):
+        # As Triton leaves machine code, and what belongs to it.
+        kernel = "both" if gates.requires_grad else "forward"
+        cache = Path(os.environ["TRITON_CACHE_DIR"])
+        if not (cache / kernel).exists():
+            time.sleep(0.2)
+            (cache / kernel).mkdir()
+            for suffix in ("cubin", "json"):
+                (cache / kernel / f"{kernel}.{suffix}").touch()
+        return real(gates, *arguments, backend="loop")
+
+    monkeypatch.setattr(operators, "bd_lru", scan)
+    lags = operators.h_lru
+    monkeypatch.setattr(operators, "h_lru", lambda *given, backend: lags(*given, backend="loop"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", "elsewhere")
+    rows = rows_of("cold_start.py", "--device", "cpu", "--dtype", "float32", "--shapes", "2x3x4x5")
+    found = [(row["case"]["recurrence"], row["case"]["direction"], row["kernels"]) for row in rows]
+    assert found == [
+        ("bd_lru", "forward", ["forward"]),
+        ("bd_lru", "forward_backward", ["both"]),
+        ("h_lru", "forward", []),
+        ("h_lru", "forward_backward", []),
+    ]
+    for row in rows:
+        assert row["case"].items() >= {"batch_size": 2, "length": 3, "block_size": 5}.items()
+        assert (row["first_call_s"] > 0.2) == bool(row["kernels"])
+        assert 0 < row["second_call_s"] < 0.2
+    text = capsys.readouterr().out
+    assert "compiled 1: both" in text
+
+
+def gpu_row(benchmark, case, **values):
+    return {
+        "benchmark": benchmark,
+        "device": "NVIDIA H200",
+        "dtype": "bfloat16",
+        "status": "measured",
+        "case": case,
+        **values,
+    }
+
+
+def operator_row(size, ratio, recurrence="bd_lru", num_blocks=None, provider="statemix", **values):
+    case = {
+        "recurrence": recurrence,
+        "direction": "forward_backward",
+        "batch_size": 8,
+        "length": 2048,
+        "num_blocks": num_blocks or 768 // size,
+        "block_size": size,
+    }
+    more = {"ratios": {"copy": {"p50": ratio}}, "time_s": {"p50": 6e-4}, "memory_bytes": 100}
+    return gpu_row("ops", case, provider=provider, **(more | values))
+
+
+def layer_row(speed, hidden_size=1024, **values):
+    case = {"hidden_size": hidden_size, "batch_size": 8, "length": 2048}
+    layer = values.pop("layer")
+    more = {"projections": False, "compiled": False, "num_parameters": 33_000_000}
+    more["saved_bytes_per_token"] = 30_700
+    return gpu_row("layers", case, layer=layer, tokens_per_s=speed, **(more | values))
+
+
+def block_layer(size, backend="triton"):
+    return {"name": "bd_lru", "block_size": size, "backend": backend}
+
+
+@pytest.fixture
+def verdicts(monkeypatch, tmp_path, capsys):
+    """Return a function: rows -> the lines of the table by the beginning of their names."""
+
+    def table(rows):
+        path = tmp_path / "gpu.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        monkeypatch.setattr(sys, "argv", ["gpu_targets.py", str(path)])
+        runpy.run_path(SCRIPTS / "gpu_targets.py")["main"]()
+        lines = capsys.readouterr().out.splitlines()
+        return lambda name: re.split(
+            r"  +", next(line for line in lines if line.startswith(name)).strip()
+        )[1:]
+
+    return table
+
+
+def test_without_rows_no_target_is_decided(verdicts):
+    of = verdicts([])
+    assert of("BD-LRU m=16, ") == ["not measured", "<= 2", "<= 1.5"]
+    assert of("spread") == ["not measured", "<= 20", "<= 10"]
+    assert of("float32") == ["not measured", "<= 1e-05", "<= 1e-06"]
+    assert of("kernels compiled") == ["not measured"]
+
+
+def test_the_last_row_of_an_operator_is_compared_with_both_limits(verdicts):
+    of = verdicts([operator_row(4, 9.0), operator_row(4, 1.5), operator_row(16, 1.5)])
+    assert of("BD-LRU m=4,") == ["1.5 x", "<= 1.6 met", "<= 1.25 missed"]
+    assert of("BD-LRU m=16,") == ["1.5 x", "<= 2 met", "<= 1.5 met"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"dtype": "float32"},
+        {"status": "wrong", "ratios": {}},
+        {"device": "cpu"},
+        {"provider": "paper"},
+        {"num_blocks": 64},
+        {"recurrence": "h_lru"},
+    ],
+)
+def test_rows_of_something_else_decide_nothing(verdicts, other):
+    assert verdicts([operator_row(4, 1.0, **other)])("BD-LRU m=4,")[0] == "not measured"
+
+
+def test_speeds_of_layers_and_their_spread(verdicts):
+    sizes = (1, 2, 3, 4, 5, 6, 8, 16)
+    rows = [layer_row(2.5e6 + 1e5 * size, layer=block_layer(size)) for size in sizes]
+    rows += [
+        layer_row(9e6, layer=block_layer(4), projections=True),
+        layer_row(5e5, layer=block_layer(4, "associative"), compiled=True),
+        layer_row(9e6, layer=block_layer(4), num_parameters=30_000_000),
+    ]
+    of = verdicts(rows)
+    assert of("layer of 33M parameters, m=1 ") == ["2.6 Mtok/s", ">= 2.2 met", ">= 2.7 missed"]
+    assert of("layer of 33M parameters, m=4 ") == ["2.9 Mtok/s", ">= 2.2 met", ">= 2.7 met"]
+    # From 2.6 to 4.1.
+    assert of("spread") == ["36.6 %", "<= 20 missed", "<= 10 missed"]
+    assert of("layer of 33M parameters, m=4: the paper's") == ["5.8 x"]
+    # Of some block sizes alone there is no spread.
+    assert verdicts(rows[1:])("spread")[0] == "not measured"
+
+
+def test_lags_are_compared_with_the_companion_form(verdicts):
+    lag = {"name": "h_lru", "num_channels": 768, "order": 16, "backend": "triton"}
+    of = verdicts(
+        [
+            operator_row(16, 1.5, "h_lru", 768),
+            operator_row(16, 99.0, "h_lru", 768, "paper", memory_bytes=1500),
+            layer_row(1e6, 768, layer=lag),
+        ]
+    )
+    name = "H-LRU m=16 of 768 channels, "
+    assert of(f"{name}forward and backward") == ["0.6 ms", "<= 1 met", "<= 0.5 missed"]
+    assert of(f"{name}peak memory") == ["15 x"]
+    assert of(f"{name}saved") == ["30.7 kB", "<= 32 met", "<= 32 met"]
+
+
+def test_a_layer_does_not_decide_what_is_asked_of_a_model(verdicts):
+    case = {"recurrence": "bd_lru", "batch_size": 2048, "hidden_size": 768, "block_size": 4}
+    rows = [
+        gpu_row("decode", case, provider=name, ratios={"projections": {"p50": ratio}})
+        for name, ratio in (
+            ("statemix", 1.5),
+            ("mamba2", 9.0),
+            ("delta_net num_heads=6", 99.0),
+            ("delta_net num_heads=6 use_forget_gate=True", 6.0),
+        )
+    ]
+    of = verdicts(rows)
+    assert of("decoding 2048 sequences, Mamba-2") == ["6 x", ">= 3 not decided", ">= 5 not decided"]
+    assert of("decoding 2048 sequences, Gated")[0] == "4 x"
+
+
+def test_long_sequences_and_first_steps(verdicts):
+    long = {"length": 2**20, "hidden_size": 768, "block_size": 4}
+    steps = [
+        gpu_row("cold_start", {"block_size": size, "direction": direction}, kernels=kernels)
+        | {"first_call_s": seconds}
+        for size, direction, seconds, kernels in (
+            (4, "forward", 0.5, ["local_forward"]),
+            (4, "forward_backward", 0.75, ["local_backward"]),
+            (16, "forward", 1.5, ["chunk_forward", "carries"]),
+            (16, "forward_backward", 1.0, []),
+            # Without its backward pass it is no step.
+            (8, "forward", 9.0, ["local_forward"]),
+        )
+    ]
+    times = {"provider": "kept", "time_s": {"p50": 0.06}}
+    of = verdicts([gpu_row("long_context", long, **times), *steps])
+    assert of("a million tokens") == ["60 ms", "<= 80 met", "<= 50 missed"]
+    assert of("first step, cold") == ["2.5 s", "<= 2 missed", "<= 2 missed"]
+    assert of("kernels compiled") == ["4 kernels"]
+    warm = [row | {"kernels": []} for row in steps]
+    assert of("first step, cold")[1] != verdicts(warm)("first step, cold")[1] == "<= 2 not decided"
 
 
 def test_models_that_track_are_timed_in_training_and_once_trained(rows_of, monkeypatch, tmp_path):

@@ -9,6 +9,7 @@ import torch
 from statemix.bench import memory
 from statemix.bench.ops import COPY, LOOP, OURS, PAPER
 from statemix.cli.bench import parse
+from statemix.cli.bench.common import open_console, print_setting
 from statemix.cli.bench.layers import _short
 from statemix.layers import LAYERS
 from statemix.report.throughput.points import read
@@ -74,6 +75,53 @@ def test_only_the_providers_asked_for_are_measured(capsys, tmp_path):
     assert [row["provider"] for row in kept] == [COPY, LOOP] * 4
     assert {row["device"] for row in kept} == {"cpu"}
     assert "device cpu, float32" in text
+
+
+def test_peers_are_measured_beside_the_operator_and_described(capsys, tmp_path):
+    path = tmp_path / "ops.jsonl"
+    options = ["--shapes", "2x6x8x4", "--recurrences", "bd_lru", "--rounds", "3"]
+    names = ["lstm", "gated_delta_product"]
+    text = bench(
+        capsys, *options, "--providers", COPY, OURS, "--peers", *names, "--output", str(path)
+    )
+    assert table_width(text) <= 100
+    kept = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["provider"] for row in kept] == [COPY, OURS, *names] * 2
+    for row in kept:
+        assert ("peer" in row) == (row["provider"] in names)
+        if row["provider"] in names:
+            assert (row["status"], row["rounds"]) == ("measured", 3)
+            assert row["roofline"]["p50"] > 0
+            assert COPY in row["ratios"]
+            assert row["memory_bytes"] > 0
+    lines = text.splitlines()
+    assert sum("gated_delta_product" in line for line in lines) == 2 + 1
+    assert (
+        "  lstm: torch.nn.LSTM of width 16 with its weights; entries of state: 32, ours 32" in lines
+    )
+
+
+@pytest.mark.parametrize(
+    ("device", "version", "said"),
+    [
+        ("cpu", None, "torch 2.13, backends: loop (PyTorch)"),
+        ("NVIDIA H200", None, "torch 2.13, flash-linear-attention not installed, backends"),
+        ("NVIDIA H200", "0.6.1", "torch 2.13, flash-linear-attention 0.6.1, backends"),
+    ],
+)
+def test_on_a_gpu_it_is_said_whether_the_kernels_of_peers_are_there(capsys, device, version, said):
+    process = {
+        "backends": {"loop": "PyTorch"},
+        "omp_proc_bind": None,
+        "cpu": "AMD EPYC",
+        "cpu_count": 2,
+        "threads": 1,
+        "device": device,
+        "graphs": False,
+        "packages": {"torch": "2.13", "flash-linear-attention": version},
+    }
+    print_setting(open_console(None), process, "bfloat16", "remark")
+    assert said in " ".join(capsys.readouterr().out.split())
 
 
 def test_rows_of_two_runs_are_both_kept(capsys, tmp_path):

@@ -48,8 +48,8 @@ FLAGS = {
         """,
     "report": "--results --json --output",
     "bench ops": """
-        --recurrences --shapes --block-sizes --orders --gate --dtype --providers --compiled --rounds
-        --budget-s --threads --quick --device --graphs --output
+        --recurrences --shapes --block-sizes --orders --gate --dtype --providers --peers --compiled
+        --rounds --budget-s --threads --quick --device --graphs --output
         """,
     "bench layers": """
         --layers --hidden-size --batch-size --length --compiled --projections --dtype --imports

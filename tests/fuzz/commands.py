@@ -130,6 +130,7 @@ _BENCH = {
         "--shapes": [["1x3x2x2"], ["1x2x1x1"]],
         "--recurrences": [["bd_lru"], ["h_lru"]],
         "--dtype": [["float32"], ["float64"]],
+        "--peers": [["lstm"], ["mamba2", "gated_delta_product"]],
     },
     "layers": {
         "--layers": [

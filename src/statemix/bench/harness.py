@@ -99,7 +99,7 @@ def measure(
     budget_s: float,
     tolerance: float,
     seed: int,
-    on_step: Callable[[str], None],
+    on_step: Callable[[str], None] | None = None,
     device: BenchDevice | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Measurement]:
@@ -118,7 +118,8 @@ def measure(
         budget_s: seconds for the calls of one provider, estimated from its earlier calls.
         tolerance: largest relative error of a correct result.
         seed: seed of the order within each round.
-        on_step: called with a description of the next step, for a progress display.
+        on_step: called with a description of the next step, for a progress display; None means no
+            display.
         device: where the providers run; None means the CPU.
         clock: returns seconds; tests replace it.
 
@@ -126,6 +127,7 @@ def measure(
         One measurement per provider, in the order given.
     """
     device = device or Cpu()
+    on_step = on_step or _say_nothing
     outcomes: dict[str, Measurement] = {}
     ready: dict[str, _Ready] = {}
     for provider in providers:
@@ -148,6 +150,10 @@ def measure(
         else outcomes[provider.name]
         for provider in providers
     ]
+
+
+def _say_nothing(step: str) -> None:
+    del step
 
 
 def _admit(

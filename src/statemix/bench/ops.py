@@ -11,7 +11,7 @@ from torch import Tensor
 
 from statemix import ops
 from statemix.bench.devices import DeviceName
-from statemix.bench.harness import Measurement, Provider
+from statemix.bench.harness import Measurement, Provider, Spread
 from statemix.memory import gigabytes
 from statemix.ops.gates import check_gate
 from statemix.settings import RequestError
@@ -64,6 +64,11 @@ class Case:
         return self.num_blocks * (self.block_size if self.recurrence == "bd_lru" else 1)
 
     @property
+    def state_size(self) -> int:
+        """Number of entries that a sequence carries after its last token, H m."""
+        return self.num_blocks * self.block_size
+
+    @property
     def moved_entries(self) -> int:
         """Number of entries that any implementation has to read or write.
 
@@ -72,6 +77,10 @@ class Case:
         """
         passes = 1 if self.direction == "forward" else 3
         return passes * self.batch_size * self.length * (self.num_gates + 2 * self.num_values)
+
+    def moved_bytes(self, dtype: torch.dtype) -> int:
+        """Return the number of bytes of these entries."""
+        return self.moved_entries * dtype.itemsize
 
 
 class Shape(NamedTuple):
@@ -208,7 +217,7 @@ def providers(
         return _call(case.direction, operator, *arguments)
 
     def copy() -> Callable[[], None]:
-        return _copy(case.moved_entries * dtype.itemsize, device)
+        return _copy(case.moved_bytes(dtype), device)
 
     def provider(
         name: str, prepare: Callable[[], Callable[[], Sequence[Tensor]]], note: str
@@ -237,15 +246,45 @@ def autotuned(function: Callable[..., Any]) -> Callable[..., Any]:
     )
 
 
-def row(case: Case, measurement: Measurement, dtype: str) -> dict[str, Any]:
-    """Return the stored row of a measurement, without its provenance."""
+def row(
+    case: Case, measurement: Measurement, dtype: torch.dtype, moved_bytes: int | None = None
+) -> dict[str, Any]:
+    """Return the stored row of a measurement, without its provenance.
+
+    Args:
+        case: operation and size.
+        measurement: outcome of one provider.
+        dtype: dtype of gates, values and states.
+        moved_bytes: bytes that the provider has to move; None means those of our operator.
+    """
+    if moved_bytes is None:
+        moved_bytes = case.moved_bytes(dtype)
     outcome = asdict(measurement)
     outcome["time_s"] = measurement.time_s and measurement.time_s._asdict()
     outcome["ratios"] = {name: ratio._asdict() for name, ratio in measurement.ratios.items()}
     error = measurement.relative_error
     # JSON has no NaN; the reason reports it.
     outcome["relative_error"] = error if error is not None and isfinite(error) else None
-    return {"benchmark": "ops", "case": asdict(case), "dtype": dtype, **outcome}
+    share = roofline(measurement, moved_bytes / case.moved_bytes(dtype))
+    return {
+        "benchmark": "ops",
+        "case": asdict(case),
+        "dtype": str(dtype).removeprefix("torch."),
+        "moved_bytes": moved_bytes,
+        "roofline": share and share._asdict(),
+        **outcome,
+    }
+
+
+def roofline(measurement: Measurement, share: float = 1.0) -> Spread | None:
+    """Return the fraction of the memory roofline that a provider reaches: 1 is as fast as a copy.
+
+    Args:
+        measurement: outcome of the provider; the copy itself has no fraction.
+        share: bytes that the provider has to move, relative to those of the copy.
+    """
+    ratio = measurement.ratios.get(COPY)
+    return ratio and Spread(share / ratio.p80, share / ratio.p50, share / ratio.p20)
 
 
 def _problem(case: Case, dtype: torch.dtype, device: DeviceName) -> tuple[Tensor, Tensor, Tensor]:

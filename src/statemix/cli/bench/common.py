@@ -166,11 +166,16 @@ def print_setting(console: Console, process: Mapping[str, Any], dtype: str, rema
     backends = ", ".join(
         f"{name} ({detail or 'unavailable'})" for name, detail in process["backends"].items()
     )
+    peers = ""
+    if process["device"] != Cpu().model:
+        version = process["packages"]["flash-linear-attention"]
+        # Without it, layers such as DeltaNet run their forms in PyTorch.
+        peers = f", flash-linear-attention {version or 'not installed'}"
     binding = process["omp_proc_bind"] or "not set (`close` gives steadier times)"
     console.print(
         f"{process['cpu']}, {process['cpu_count']} cores, {process['threads']} threads, "
         f"device {process['device']}{', as graphs' if process['graphs'] else ''}, {dtype}, "
-        f"torch {process['packages']['torch']}, backends: {backends}.\n"
+        f"torch {process['packages']['torch']}{peers}, backends: {backends}.\n"
         f"OMP_PROC_BIND is {binding}.\n"
         "Calls reuse freed memory (mallopt: no mapping, no trimming). Providers marked * need\n"
         "blocks too large for that; every call maps them anew.\n"

@@ -10,8 +10,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from statemix.bench import layers, rows
+from statemix.bench import entries, layers, rows
 from statemix.bench.harness import Measurement, measure
+from statemix.bench.ops import TOLERANCES
 from statemix.cli.bench.common import MeasuredAnywhere, name_of, print_setting, progress, ratio_text
 from statemix.layers import LAYERS, LayerSpec
 
@@ -39,8 +40,8 @@ forward for the backward, per token. k, M and G are powers of 1000."""
 class Outcome(NamedTuple):
     """A measurement of a layer at one size."""
 
-    case: layers.Case
-    entry: layers.Entry
+    case: entries.Case
+    entry: entries.Entry
     measured: Measurement
 
 
@@ -93,37 +94,37 @@ class Layers(MeasuredAnywhere):
         self.check()
         dtype: torch.dtype = getattr(torch, self.dtype)
         cases = [
-            layers.Case(self.hidden_size, batch_size, length)
+            entries.Case(self.hidden_size, batch_size, length)
             for batch_size in self.batch_size
             for length in self.length
         ]
         for case in cases:
-            layers.check_case(case, dtype)
-        listed = self.layers or layers.registered(self.hidden_size, dtype)
-        baseline = name_of(layers.BASELINE)
-        specs = {baseline: layers.BASELINE, **{name_of(spec): spec for spec in listed}}
+            entries.check_case(case, dtype)
+        listed = self.layers or entries.registered(self.hidden_size, dtype)
+        baseline = name_of(entries.BASELINE)
+        specs = {baseline: entries.BASELINE, **{name_of(spec): spec for spec in listed}}
         # Of the cases of one length, the largest batch asks for most.
-        entries = {
-            case.length: layers.entries(specs, case, dtype, self.place())
+        listed_at = {
+            case.length: entries.entries(specs, case, dtype, self.place())
             for case in cases
             if case.batch_size == max(self.batch_size)
         }
         if self.compiled:
-            entries = {length: layers.with_compiled(each) for length, each in entries.items()}
+            listed_at = {n: entries.with_compiled(each) for n, each in listed_at.items()}
         if self.projections:
-            entries = {length: layers.with_projections(each) for length, each in entries.items()}
+            listed_at = {n: entries.with_projections(each) for n, each in listed_at.items()}
         console, process = self.begin()
         print_setting(console, process, self.dtype, _REMARK)
         outcomes: list[Outcome] = []
         with progress(console, len(cases)) as start_case:
             for case in cases:
-                each = entries[case.length]
+                each = listed_at[case.length]
                 measured = measure(
                     layers.providers(each, case, dtype, self.device),
                     relative_to=(baseline, *(one.name for one in each if one.projections)),
                     rounds=self.rounds,
                     budget_s=self.budget_s,
-                    tolerance=layers.TOLERANCES[dtype],
+                    tolerance=TOLERANCES[dtype],
                     seed=0,
                     on_step=start_case(_title(case)),
                     device=self.place(),
@@ -139,13 +140,13 @@ class Layers(MeasuredAnywhere):
             console.print(f"rows appended to {self.output}", soft_wrap=True)
 
 
-def _title(case: layers.Case) -> str:
+def _title(case: entries.Case) -> str:
     return f"Training with one layer, width {case.hidden_size}, B={case.batch_size} T={case.length}"
 
 
-def _table(case: layers.Case, baseline: str, outcomes: Sequence[Outcome]) -> Table:
+def _table(case: entries.Case, baseline: str, outcomes: Sequence[Outcome]) -> Table:
     table = Table(title=_title(case), title_justify="left", box=SIMPLE_HEAD, collapse_padding=True)
-    reference = LAYERS[layers.BASELINE.name].display_name
+    reference = LAYERS[entries.BASELINE.name].display_name
     table.add_column("layer")
     for name in _HEADINGS:
         table.add_column(name, justify="right")
@@ -154,7 +155,7 @@ def _table(case: layers.Case, baseline: str, outcomes: Sequence[Outcome]) -> Tab
     if beside_projections:
         table.add_column("x of\nprojections", justify="right")
     for _, entry, one in outcomes:
-        projections = layers.projections_of(entry.name)
+        projections = entries.projections_of(entry.name)
         table.add_row(
             entry.title + ("*" if one.memory_reused is False else ""),
             *_paid(entry),
@@ -165,7 +166,7 @@ def _table(case: layers.Case, baseline: str, outcomes: Sequence[Outcome]) -> Tab
     return table
 
 
-def _paid(entry: layers.Entry) -> list[str]:
+def _paid(entry: entries.Entry) -> list[str]:
     """Return the counted columns of a layer; of projections alone nothing is counted."""
     if entry.projections:
         return ["-"] * 6
@@ -183,8 +184,8 @@ def _print_notes(console: Console, outcomes: Sequence[Outcome]) -> None:
     """Explain the columns, the options of the layers, and times that are missing."""
     console.print(_COLUMNS)
     console.print("Layers, as --layers reads them:")
-    entries = [one.entry for one in outcomes if one.entry.name == name_of(one.entry.spec)]
-    for title, name in dict.fromkeys((entry.title, entry.name) for entry in entries):
+    known = [one.entry for one in outcomes if one.entry.name == name_of(one.entry.spec)]
+    for title, name in dict.fromkeys((entry.title, entry.name) for entry in known):
         console.print(f"  {title}: {name}", soft_wrap=True)
     for case, entry, one in outcomes:
         if one.reason:

@@ -1,9 +1,9 @@
 """``statemix bench ops``: speed and memory of the operators against baselines."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 import tyro
@@ -11,8 +11,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from statemix.bench import ops, rows
+from statemix.bench import ops, peers, rows
 from statemix.bench.harness import Measurement, measure
+from statemix.bench.peers import PeerName
 from statemix.bench.targets import FIRST_VERSION, verdicts
 from statemix.cli.bench.common import (
     MeasuredAnywhere,
@@ -29,17 +30,19 @@ _TITLES = {name: LAYERS[name].display_name for name in get_args(ops.Recurrence)}
 _DIRECTIONS = {"forward": "forward", "forward_backward": "forward + backward"}
 _REMARK = """\
 Forward runs without an autograd graph; every call allocates its gradients. Ours and the
-loop read gates with the blocks innermost in memory, the published scan contiguous ones."""
+loop read gates with the blocks innermost in memory, the published scan contiguous ones.
+Roofline: bytes that must move, over those that a copy moves in the same time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ops(MeasuredAnywhere):
-    """Time the operators against the published scan, a loop over time and a copy.
+    """Time the operators against the published scan, a loop over time, a copy and other operators.
 
     Every provider is first checked against the float64 reference; a wrong one is not timed. One
     process then calls all providers in rounds, each in random order. Times are medians over rounds,
     and ratios are medians of the ratios within a round. Memory is the peak of one call above its
-    inputs.
+    inputs. --peers adds the operators of other layers at as many tokens and a state of as many
+    entries, or as few less as whole heads allow.
     """
 
     recurrences: tuple[ops.Recurrence, ...] = ("bd_lru", "h_lru")
@@ -63,6 +66,10 @@ class Ops(MeasuredAnywhere):
     providers: tuple[ops.ProviderName, ...] = ("copy", "statemix", "torch-loop", "paper")
     """What to time."""
 
+    peers: tuple[PeerName, ...] = ()
+    """Operators of other layers to time as well: on a CPU our own forms, on a GPU the kernels of
+    flash-linear-attention, which need --dtype bfloat16. An LSTM is PyTorch's."""
+
     compiled: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Also time the published scan under torch.compile with max-autotune. Each case compiles
     for one to three minutes."""
@@ -76,15 +83,16 @@ class Ops(MeasuredAnywhere):
         """Measure and print, case by case.
 
         Raises:
-            RequestError: if a size, the rounds, the threads or the budget is out of range, or the
-                output cannot be written.
+            RequestError: if a size, the rounds, the threads or the budget is out of range, a peer
+                does not know the dtype, or the output cannot be written.
         """
         self.check()
+        peers.check(self.peers, self._dtype, self.device)
         cases = ops.cases(
             self.recurrences, self._shapes(), self.block_sizes, self.orders, self.gate
         )
         for case in cases:
-            ops.check_fits(case, getattr(torch, self.dtype), self.place().total_bytes())
+            ops.check_fits(case, self._dtype, self.place().total_bytes())
         console, process = self.begin()
         print_setting(console, process, self.dtype, _REMARK)
         outcomes = []
@@ -97,13 +105,21 @@ class Ops(MeasuredAnywhere):
                     )
                     table.append((case, measured))
                     if self.output is not None:
-                        kept = (ops.row(case, one, self.dtype) for one in measured)
+                        kept = (self._row(case, one) for one in measured)
                         rows.append(self.output, kept, process)
-                console.print(_table(table))
+                console.print(self._table(table))
                 outcomes.extend(table)
-        _print_targets(console, outcomes)
+        _print_peers(console, outcomes)
+        if self.device != "cuda":
+            # Those of a GPU need more than operators: benchmarks/gpu.sh prints them.
+            _print_targets(console, outcomes)
         if self.output is not None:
             console.print(f"rows appended to {self.output}", soft_wrap=True)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
 
     def _shapes(self) -> list[ops.Shape]:
         shapes = [ops.parse_shape(text) for text in self.shapes]
@@ -112,18 +128,43 @@ class Ops(MeasuredAnywhere):
         return shapes
 
     def _measure(self, case: ops.Case, on_step: Callable[[str], None]) -> list[Measurement]:
-        dtype: torch.dtype = getattr(torch, self.dtype)
-        every = ops.providers(case, dtype, compiled=self.compiled, device=self.device)
+        every = ops.providers(case, self._dtype, compiled=self.compiled, device=self.device)
+        chosen = [one for one in every if one.name in (*self.providers, ops.COMPILED)]
         return measure(
-            [one for one in every if one.name in (*self.providers, ops.COMPILED)],
+            [*chosen, *peers.providers(self.peers, case, self._dtype, self.device)],
             relative_to=(ops.COPY, ops.OURS),
             rounds=min(self.rounds, 5) if self.quick else self.rounds,
             budget_s=min(self.budget_s, 1.0) if self.quick else self.budget_s,
-            tolerance=ops.TOLERANCES[dtype],
+            tolerance=ops.TOLERANCES[self._dtype],
             seed=0,
             on_step=on_step,
             device=self.place(),
         )
+
+    def _row(self, case: ops.Case, one: Measurement) -> dict[str, Any]:
+        row = peers.row if one.provider in peers.NAMES else ops.row
+        return row(case, one, self._dtype)
+
+    def _table(self, block: Sequence[Outcome]) -> Table:
+        """One recurrence, one direction, one shape: a row per block size and provider."""
+        table = Table(
+            title=_label(block[0][0]), title_justify="left", box=SIMPLE_HEAD, collapse_padding=True
+        )
+        table.add_column("m", justify="right")
+        table.add_column("provider", no_wrap=True)
+        for name in ("ms", "p20 - p80", "x of\ncopy", "roof-\nline", "x slower\nthan ours"):
+            table.add_column(name, justify="right")
+        for name in ("peak MB", "calls", "first\ncall s"):
+            table.add_column(name, justify="right")
+        for case, measured in block:
+            for position, one in enumerate(measured):
+                table.add_row(
+                    str(case.block_size) if position == 0 else "",
+                    one.provider + ("*" if one.memory_reused is False else ""),
+                    *_cells(one, self._row(case, one)["roofline"]),
+                    end_section=position == len(measured) - 1,
+                )
+        return table
 
 
 def _block(case: ops.Case) -> tuple[object, ...]:
@@ -145,26 +186,7 @@ def _size(case: ops.Case) -> str:
     return f"B={case.batch_size} T={case.length} H={case.num_blocks}"
 
 
-def _table(block: Sequence[Outcome]) -> Table:
-    """One recurrence, one direction, one shape: a row per block size and provider."""
-    table = Table(title=_label(block[0][0]), title_justify="left", box=SIMPLE_HEAD)
-    table.add_column("m", justify="right")
-    table.add_column("provider")
-    for name in ("ms", "p20 - p80", "x of\ncopy", "x slower\nthan ours", "peak MB", "calls"):
-        table.add_column(name, justify="right")
-    table.add_column("first\ncall s", justify="right")
-    for case, measured in block:
-        for position, one in enumerate(measured):
-            table.add_row(
-                str(case.block_size) if position == 0 else "",
-                one.provider + ("*" if one.memory_reused is False else ""),
-                *_cells(one),
-                end_section=position == len(measured) - 1,
-            )
-    return table
-
-
-def _cells(one: Measurement) -> list[str]:
+def _cells(one: Measurement, roofline: Mapping[str, float] | None) -> list[str]:
     if one.time_s is None or one.memory_bytes is None or one.first_call_s is None:
         return [one.status, one.reason]
     p20, p50, p80 = (1e3 * time_s for time_s in one.time_s)
@@ -172,6 +194,7 @@ def _cells(one: Measurement) -> list[str]:
         number_text(p50),
         f"{number_text(p20)} - {number_text(p80)}",
         ratio_text(one.ratios.get(ops.COPY)),
+        number_text(roofline["p50"]) if roofline else "",
         ratio_text(one.ratios.get(ops.OURS)),
         f"{one.memory_bytes / 1e6:.1f}",
         str(one.rounds),
@@ -179,8 +202,21 @@ def _cells(one: Measurement) -> list[str]:
     ]
 
 
+def _print_peers(console: Console, outcomes: Sequence[Outcome]) -> None:
+    notes = [
+        (one.provider, one.note)
+        for _, measured in outcomes
+        for one in measured
+        if one.provider in peers.NAMES
+    ]
+    if notes:
+        console.print("Peers, at as many tokens:")
+    for name, note in dict.fromkeys(notes):
+        console.print(f"  {name}: {note}", soft_wrap=True)
+
+
 def _print_targets(console: Console, outcomes: Sequence[Outcome]) -> None:
-    title = "Targets of the first version, forward + backward"
+    title = "Targets of the first version on a CPU, forward + backward"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     for name in ("case", "ratio", "target", "measured", ""):
         table.add_column(name)

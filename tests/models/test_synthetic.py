@@ -137,7 +137,7 @@ def test_extending_piece_by_piece_equals_the_whole(stack, bos):
 
 @each_stack
 def test_the_state_is_one_per_layer_and_its_rows_can_be_reordered(stack):
-    model = build(*stack, bos=True)
+    model = build(*stack, bos=True).double()
     tokens, more, rows = draw(), draw(seed=1), torch.tensor([2, 0, 2, 1])
     _, state = model.extend(tokens)
     assert [type(part) for part in state] == [

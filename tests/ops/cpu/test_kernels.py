@@ -34,7 +34,8 @@ def test_kernels_equal_the_reference(problem, agree, kind, gate, size, dtype):
     ("blocks", "size", "gate"),
     # 48 and 40 blocks are no whole numbers of vectors in bfloat16, and in any dtype.
     [(64, 4, "softmax"), (96, 7, "softmax"), (48, 3, "sigmoid"), (40, 4, "softmax"),
-     (96, 3, "householder"), (40, 3, "householder")],
+     (96, 3, "householder"), (40, 3, "householder"), (64, 2, "tanh"), (64, 5, "signed"),
+     (64, 3, "relu"), (64, 4, "none")],
 )  # fmt: skip
 def test_kernels_equal_themselves_on_parts_of_a_large_problem(
     problem, identical, threads, kind, blocks, size, gate, dtype

@@ -106,10 +106,9 @@ inline typename Compute<Element>::Vector row_backward(
     V g = load<Partial>(gates + j * stride, lanes);
     V f = G::divides ? numerators[j] : G::numerator(g, scale);
     V difference = x * unit - G::signed_state(f, mean);
-    const V p = common * f;
     V gradient;  // of the gate
     if constexpr (G::slope_is_numerator) {
-      gradient = p * difference * (rows.inverse / unit);
+      gradient = common * f * difference * (rows.inverse / unit);
     } else {
       // A slope may be so small that lam / S times it is not a normal number, or so large that the
       // difference times it overflows.
@@ -122,7 +121,9 @@ inline typename Compute<Element>::Vector row_backward(
       gradient *= 1 / unit;
     }
     write<Partial>(d_gates + j * d_stride, gradient, lanes, streamed, halves + j);
-    return p;
+    // Computed here, because the compiler fuses a product with the sum that it is added to only if
+    // no branch lies between them: results must not depend on `streamed`.
+    return common * f;
   };
   for (int64_t j = 0; j < size; ++j) push(j, differentiate(j, u(j)));
   return gated ? differentiate(size, value) : lam;

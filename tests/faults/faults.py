@@ -618,6 +618,20 @@ MODELS = [
         ("tests/ops/test_registered.py",),
     ),
     Fault(
+        "shortcuts: forward mode is overlooked",
+        "src/statemix/ops/autograd.py",
+        "forward_ad._current_level >= 0 or (",
+        "(",
+        ("tests/ops/test_registered.py",),
+    ),
+    Fault(
+        "shortcuts: inference keeps what only a backward pass reads",
+        "src/statemix/ops/registered.py",
+        "keeps=False",
+        "keeps=True",
+        KERNEL_TESTS,
+    ),
+    Fault(
         "decoding: a projected step mixes rows and columns",
         "src/statemix/ops/decoding.py",
         "gates.view(B, *rows, m + 1, H).movedim(-1, 1)",

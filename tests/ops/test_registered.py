@@ -369,18 +369,27 @@ def test_forward_mode_is_refused_rather_than_zero(problem, kind, registered_back
     for mode in (torch.enable_grad, torch.no_grad):
         with mode(), pytest.raises(ValueError, match=r"values.* must have no tangent \(jvp\)"):
             torch.func.jvp(states, (p.values,), (torch.ones_like(p.values),))
+        dual = torch.autograd.forward_ad
+        with mode(), dual.dual_level(), pytest.raises(ValueError, match=r"values.* no tangent"):
+            states(dual.make_dual(p.values, torch.ones_like(p.values)))
 
 
-def test_inference_mode_equals_training(problem, identical, kind, registered_backend):
-    p = problem(kind)
-    expected = RECURRENCES[kind](
-        p.gates, p.values, initial_state=p.initial_state, backend=registered_backend
-    )
-    with torch.inference_mode():
-        actual = RECURRENCES[kind](
-            p.gates, p.values, initial_state=p.initial_state, backend=registered_backend
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("disabled", [torch.no_grad, torch.inference_mode])
+def test_inference_equals_training(problem, identical, kind, disabled, dtype, registered_backend):
+    p = problem(kind).to(dtype)
+
+    def results():
+        return RECURRENCES[kind](
+            gates, p.values, initial_state=p.initial_state, backend=registered_backend
         )
-        identical([t.clone() for t in actual], [t.clone() for t in expected])
+
+    gates = p.gates.requires_grad_()
+    expected = [result.detach() for result in results()]
+    with disabled():
+        actual = results()
+        assert not any(result.requires_grad for result in actual)
+        identical([result.clone() for result in actual], expected)
 
 
 def test_gradient_of_the_gradient_is_refused_rather_than_wrong(problem, kind, registered_backend):

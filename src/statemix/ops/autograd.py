@@ -4,9 +4,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from statemix.ops.backends import BACKENDS
-from statemix.ops.registered import run_backward, run_forward, scan_backward, scan_forward
+from statemix.ops.registered import (
+    run_backward,
+    run_forward,
+    run_inference,
+    scan_backward,
+    scan_forward,
+)
 from statemix.ops.shortcuts import is_plain, unobserved
 
 
@@ -21,18 +28,24 @@ def scan(
     gate: str,
 ) -> tuple[Tensor, Tensor]:
     """The recurrence of :func:`statemix.ops.registered.scan_forward`, differentiable."""
-    # Only inference mode rules out every derivative: a tensor wrapped by vmap hides whether it
-    # requires a gradient, and forward mode works with gradients disabled. A compiled graph cannot
-    # query inference mode.
     arguments = (
         gates, values, initial_state, cu_seqlens, temperature, operator, backend, gate
     )  # fmt: skip
     compiling = torch.compiler.is_compiling()
+    if (
+        not compiling
+        and _bypasses(*arguments[:5])
+        and not _differentiated(gates, values, initial_state)
+    ):
+        # The bookkeeping of a Function costs more than a step of decoding, and states that only
+        # the backward reads cost memory.
+        return run_inference(*arguments)
+    # Inference mode rules out every derivative; a compiled graph cannot query it. A tensor wrapped
+    # by vmap hides whether it requires a gradient.
     if compiling or not torch.is_inference_mode_enabled():
         function = _Scan if compiling else _EagerScan
         states, final_state, _ = function.apply(*arguments)  # type: ignore[no-untyped-call]
         return states, final_state
-    # In decoding, the bookkeeping of a Function costs more than the step itself.
     states, final_state, _ = scan_forward(*arguments)
     return states, final_state
 
@@ -176,6 +189,14 @@ class _ScanBackward(torch.autograd.Function):
             "the gradient of the recurrence cannot be differentiated again: "
             f"{_differentiated_by_hand(*ctx.names[:2])}"
         )
+
+
+def _differentiated(*tensors: Tensor) -> bool:
+    """Return whether a derivative by one of the tensors may be asked for."""
+    # Forward mode works with gradients disabled.
+    return forward_ad._current_level >= 0 or (
+        torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    )
 
 
 def _bypasses(*tensors: Tensor | None) -> bool:

@@ -36,7 +36,8 @@ class Kernel:
     Attributes:
         forward: (coefficients, inputs, initial_state, cu_seqlens) -> states, final_state, both in
             the initial state's dtype, unless the backend is ``narrow``. If it also ``keeps_wide``,
-            states in the initial state's dtype come third, or None where those above have it.
+            states in the initial state's dtype come third, or None where those above have it or the
+            keyword ``keeps_wide`` is False: then no backward will follow.
             ``cu_seqlens`` has been validated on the CPU; on other devices its values must not be
             read back.
         backward: (d_states, d_final_state, coefficients, inputs, states, initial_state, cu_seqlens)

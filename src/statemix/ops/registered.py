@@ -47,14 +47,53 @@ def run_forward(
         wide_states: states in the initial state's dtype, which the backward needs; without entries
             if ``states`` serve.
     """
+    states, final_state, wide = _run_forward(
+        gates, values, initial_state, cu_seqlens, temperature, operator, backend, gate, keeps=True
+    )
+    return states, final_state, initial_state.new_empty(0) if wide is None else wide
+
+
+def run_inference(
+    gates: Tensor,
+    values: Tensor,
+    initial_state: Tensor,
+    cu_seqlens: Tensor | None,
+    temperature: Tensor | None,
+    operator: str,
+    backend: str,
+    gate: str,
+) -> tuple[Tensor, Tensor]:
+    """Run :func:`run_forward` without what the backward needs."""
+    states, final_state, _ = _run_forward(
+        gates, values, initial_state, cu_seqlens, temperature, operator, backend, gate, keeps=False
+    )
+    return states, final_state
+
+
+def _run_forward(
+    gates: Tensor,
+    values: Tensor,
+    initial_state: Tensor,
+    cu_seqlens: Tensor | None,
+    temperature: Tensor | None,
+    operator: str,
+    backend: str,
+    gate: str,
+    *,
+    keeps: bool,
+) -> tuple[Tensor, Tensor, Tensor | None]:
     if cu_seqlens is not None and cu_seqlens.is_cpu:
         check_cu_seqlens_values(cu_seqlens, values.shape[1])
     record = BACKENDS[backend]
+    options = {"keeps_wide": keeps} if record.keeps_wide else {}
     states, final_state, *wide = record.kernels[operator].forward(
-        gates, values, initial_state, cu_seqlens, *_fusion(backend, gate, temperature)
+        gates, values, initial_state, cu_seqlens, *_fusion(backend, gate, temperature), **options
     )
-    wide_states = wide[0] if wide and wide[0] is not None else initial_state.new_empty(0)
-    return dense(states, BLOCK_AXIS), dense(final_state, STATE_BLOCK_AXIS), wide_states
+    return (
+        dense(states, BLOCK_AXIS),
+        dense(final_state, STATE_BLOCK_AXIS),
+        wide[0] if wide else None,
+    )
 
 
 def run_backward(

@@ -63,6 +63,25 @@ def test_kernels_equal_themselves_on_parts_of_a_large_problem(
         identical(part.outcome(gate, backend="cpu"), expected)
 
 
+@pytest.mark.kernels
+def test_only_a_backward_pass_costs_states_of_32_bits(problem, kind, monkeypatch):
+    call, widened = loader.call, []
+
+    def recorded(*names, **tensors):
+        widened.append("wide_states" in tensors)
+        call(*names, **tensors)
+
+    monkeypatch.setattr(loader, "call", recorded)
+    p = problem(kind).to(torch.bfloat16)
+    scan = {"blocks": ops.bd_lru, "lags": ops.h_lru}[kind]
+    scan(p.gates, p.values)
+    with torch.no_grad():
+        scan(p.gates.requires_grad_(), p.values)
+    assert widened == [False, False]
+    scan(p.gates, p.values)
+    assert widened == [False, False, True]
+
+
 # NaNs whose last bits are ones: the exponential moves such bits into the exponent.
 NANS = {
     torch.float64: torch.tensor(0x7FF80000000003FF, dtype=torch.int64).view(torch.float64),

@@ -27,6 +27,8 @@ def _forward(
     cu_seqlens: Tensor | None,
     gate: str,
     temperature: Tensor | None,
+    *,
+    keeps_wide: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return states, in the dtype of the values, final state, and states for the backward."""
     gates, values = innermost(gates), innermost(values)
@@ -34,7 +36,7 @@ def _forward(
     states = empty_innermost(values.shape, values)
     final_state = torch.empty_like(initial_state)
     wide = {}
-    if values.dtype != initial_state.dtype:
+    if keeps_wide and values.dtype != initial_state.dtype:
         wide["wide_states"] = empty_innermost(values.shape, initial_state)
     loader.call(
         operator,

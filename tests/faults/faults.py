@@ -171,8 +171,15 @@ KERNELS = [
     Fault(
         "kernel: tanh inaccurate near zero",
         CPU + "vectors.h",
-        "return size < tanh_limit<V>() ? tanh_small(x) : large;",
-        "return large;",
+        "return size < 0.1 ? x + x * z * p : (x < 0 ? -large : large);",
+        "return x < 0 ? -large : large;",
+        KERNEL_TESTS,
+    ),
+    Fault(
+        "kernel: tanh of large gates is not 1",
+        CPU + "vectors.h",
+        "smaller(VectorF{} + 1.0f, size * p / q)",
+        "size * p / q",
         KERNEL_TESTS,
     ),
     Fault(

@@ -82,6 +82,16 @@ def test_only_a_backward_pass_costs_states_of_32_bits(problem, kind, monkeypatch
     assert widened == [False, False, True]
 
 
+@pytest.mark.kernels
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_kernels_are_flat_where_tanh_is_one(problem, kind, dtype):
+    """There 1 - tanh(g)^2 is less than the rounding of 1; its sign may not be that rounding's."""
+    p = problem(kind, blocks=21).to(dtype)
+    gates = p.gates.sign() * torch.linspace(10, 60, p.gates.numel()).view_as(p.gates).to(dtype)
+    d_gates = p.replace(gates=gates).outcome("tanh", backend="cpu")["d_gates"]
+    assert d_gates.abs().max() < 1e-8
+
+
 # NaNs whose last bits are ones: the exponential moves such bits into the exponent.
 NANS = {
     torch.float64: torch.tensor(0x7FF80000000003FF, dtype=torch.int64).view(torch.float64),

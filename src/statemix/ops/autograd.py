@@ -31,22 +31,19 @@ def scan(
     arguments = (
         gates, values, initial_state, cu_seqlens, temperature, operator, backend, gate
     )  # fmt: skip
-    compiling = torch.compiler.is_compiling()
-    if (
-        not compiling
-        and _bypasses(*arguments[:5])
-        and not _differentiated(gates, values, initial_state)
-    ):
-        # The bookkeeping of a Function costs more than a step of decoding, and states that only
-        # the backward reads cost memory.
-        return run_inference(*arguments)
-    # Inference mode rules out every derivative; a compiled graph cannot query it. A tensor wrapped
-    # by vmap hides whether it requires a gradient.
-    if compiling or not torch.is_inference_mode_enabled():
-        function = _Scan if compiling else _EagerScan
-        states, final_state, _ = function.apply(*arguments)  # type: ignore[no-untyped-call]
+    function: Any = _EagerScan
+    if torch.compiler.is_compiling():
+        function = _Scan
+    elif _bypasses(*arguments[:5]):
+        if not _differentiated(gates, values, initial_state):
+            return run_inference(*arguments)
+        function = _DirectScan
+    elif torch.is_inference_mode_enabled():
+        # It rules out every derivative. Nothing else does: a tensor wrapped by vmap hides whether
+        # it requires a gradient. A compiled graph cannot query it.
+        states, final_state, _ = scan_forward(*arguments)
         return states, final_state
-    states, final_state, _ = scan_forward(*arguments)
+    states, final_state, _ = function.apply(*arguments)
     return states, final_state
 
 
@@ -126,15 +123,6 @@ class _Scan(torch.autograd.Function):
 class _EagerScan(_Scan):
     """``_Scan`` with a clear error in forward mode; the compiler cannot trace a class with jvp."""
 
-    # PyTorch binds the arguments anew in every call, which takes as long as a small problem if
-    # they are listed.
-    @staticmethod
-    def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """See :func:`statemix.ops.registered.scan_forward`."""
-        run = run_forward if _bypasses(*arguments[:5]) else scan_forward
-        states, final_state, wide_states = run(*arguments)
-        return states, final_state, wide_states
-
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         """Let undefined gradients be None: PyTorch's zeros would have another memory order."""
@@ -156,6 +144,24 @@ class _EagerScan(_Scan):
             f"{' and '.join(given)} must have no tangent (jvp): "
             f"{_differentiated_by_hand(*ctx.names[:2])}"
         )
+
+
+class _DirectScan(torch.autograd.Function):
+    """``_EagerScan`` without operators that a compiler, transform or profiler would see.
+
+    PyTorch binds the arguments of a Function with ``setup_context`` anew in every call, which takes
+    as long as a small problem.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """See :func:`statemix.ops.registered.run_forward`."""
+        results = run_forward(*arguments)
+        _EagerScan.setup_context(ctx, arguments, results)
+        return results
+
+    backward = staticmethod(_Scan.backward)
+    jvp = staticmethod(_EagerScan.jvp)
 
 
 class _ScanBackward(torch.autograd.Function):

@@ -149,14 +149,19 @@ print("equal")
 @pytest.mark.compiler
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
-    ("call", "sizes", "hidden"),
-    [(DecodeStep, (3,), ["statemix"]), (WholeSequence, (3, 21), ["statemix.layers"])],
-    ids=["step", "sequence"],
+    ("name", "call", "sizes", "hidden"),
+    [
+        ("bd_lru", DecodeStep, (3,), ["statemix"]),
+        ("h_lru", DecodeStep, (3,), ["statemix"]),
+        ("delta_net", DecodeStep, (3,), ["statemix"]),
+        ("bd_lru", WholeSequence, (3, 21), ["statemix.layers"]),
+        ("h_lru", WholeSequence, (3, 21), ["statemix.layers"]),
+    ],
 )
 @torch.no_grad()
-def test_packages_load_without_the_source_of_the_model(call, sizes, hidden, tmp_path):
+def test_packages_load_without_the_source_of_the_model(name, call, sizes, hidden, tmp_path):
     """A step needs PyTorch alone; a sequence, the operators of this library."""
-    built = call(layers.BDLRU(WIDTH, 3, 3))
+    built = call(build(name))
     package = str(tmp_path / "layer.pt2")
     torch._inductor.aoti_compile_and_package(exported(built), package_path=package)
     given = arguments(built, *sizes)

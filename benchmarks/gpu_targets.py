@@ -102,6 +102,11 @@ def _first(rows: Iterator[Row], **wanted: Any) -> Row | None:
     return next((row for row in rows if wanted.items() <= row.items()), None)
 
 
+def _quotient(over: float | None, under: float | None) -> float | None:
+    """Return a ratio of two measurements; None if either is missing or zero."""
+    return over / under if over and under else None
+
+
 def _operators(rows: Iterable[Row]) -> Iterator[Line]:
     for size in SIZES:
         wanted = {"recurrence": "bd_lru", "direction": "forward_backward", "block_size": size}
@@ -133,7 +138,7 @@ def _layers(rows: Iterable[Row]) -> Iterator[Line]:
         _layer(rows, block_size=4, backend=backend, compiled=backend == "associative")
         for backend in ("triton", "associative")
     )
-    slower = ours and compiled and ours["tokens_per_s"] / compiled["tokens_per_s"]
+    slower = _quotient(*(row and row["tokens_per_s"] for row in (ours, compiled)))
     yield Line("layer of 33M parameters, m=4: the paper's compiled scan over ours", slower, "x")
 
 
@@ -159,7 +164,7 @@ def _lags(rows: Iterable[Row]) -> Iterator[Line]:
     )
     name = "H-LRU m=16 of 768 channels"
     yield Line(f"{name}, forward and backward", ours and 1e3 * ours["time_s"]["p50"], "ms", 1, 0.5)
-    more = ours and paper and paper["memory_bytes"] / ours["memory_bytes"]
+    more = _quotient(*(row and row["memory_bytes"] for row in (paper, ours)))
     yield Line(f"{name}, peak memory of the companion form over ours", more, "x")
     saved = [
         row["saved_bytes_per_token"] / 1e3
@@ -180,7 +185,7 @@ def _decoding(rows: Iterable[Row]) -> Iterator[Line]:
         ("Gated DeltaNet", {"delta_net", "use_forget_gate=True"}),
     ):
         peer = next((row for row in found if words <= set(row["provider"].split())), None)
-        ratio = ours and peer and _per_projections(peer) / _per_projections(ours)
+        ratio = _quotient(*(row and _per_projections(row) for row in (peer, ours)))
         remark = (
             "one layer of width 768 and our own form of the peer; the target is a model of 140M"
         )

@@ -214,6 +214,17 @@ def test_lags_are_compared_with_the_companion_form(verdicts):
     assert of(f"{name}saved") == ["30.7 kB", "<= 32 met", "<= 32 met"]
 
 
+@pytest.mark.parametrize(("ours", "paper"), [(0, 1500), (100, 0), (None, 1500), (0, 0)])
+def test_memory_of_nothing_is_not_measured(verdicts, ours, paper):
+    of = verdicts(
+        [
+            operator_row(16, 1.5, "h_lru", 768, memory_bytes=ours),
+            operator_row(16, 99.0, "h_lru", 768, "paper", memory_bytes=paper),
+        ]
+    )
+    assert of("H-LRU m=16 of 768 channels, peak memory")[0] == "not measured"
+
+
 def test_a_layer_does_not_decide_what_is_asked_of_a_model(verdicts):
     case = {"recurrence": "bd_lru", "batch_size": 2048, "hidden_size": 768, "block_size": 4}
     rows = [

@@ -10,8 +10,8 @@
 # the tests, but compiling the paper's scan (--compiled) takes minutes for every layer and length, so
 # only a layer of 33M parameters at m = 4 is planned, and one of hidden size 768 if time is left.
 #
-# Needs Statemix's dependencies, Triton, pytest and hypothesis in the Python named by PYTHON
-# (default: python3), and uses flash-linear-attention if it is there. Nothing is downloaded.
+# benchmarks/gpu_needs.py lists the packages that it needs in the Python named by PYTHON (default:
+# python3). flash-linear-attention is used if it is there. Nothing is downloaded.
 # GPU_SECONDS ends it earlier, or later.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -32,10 +32,7 @@ exec > >(tee "$folder/$name.log") 2>&1
 rows=$folder/$name.jsonl
 failed=0
 
-if ! "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
-  echo "benchmarks/gpu.sh needs a GPU that PyTorch can use"
-  exit 2
-fi
+"$python" benchmarks/gpu_needs.py || exit 2
 
 part() { # SECONDS TITLE COMMAND...
   local limit=$1 title=$2 left=$((ends - SECONDS))

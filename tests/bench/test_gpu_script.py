@@ -6,6 +6,7 @@ A stand-in for Python notes the commands that the script would run, and lets som
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -34,7 +35,7 @@ with open({log!r}, "a") as log:
 words = " ".join(sys.argv[1:])
 if "gpu_targets.py" in words:
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
-time.sleep({seconds} if "bench" in words else 0)
+time.sleep({seconds} if "bench" in words and "gpu_needs" not in words else 0)
 sys.exit({failing!r} in words)
 """
 
@@ -89,7 +90,8 @@ def test_it_checks_measures_and_prints_the_table(whole):
     assert all(one.device == "cuda" for one in kept + warming)
     scripts = [call[0] for call in calls if call[0].startswith("benchmarks/")]
     assert scripts == [
-        "benchmarks/cold_start.py", "benchmarks/long_context.py", "benchmarks/gpu_targets.py"
+        "benchmarks/gpu_needs.py", "benchmarks/cold_start.py", "benchmarks/long_context.py",
+        "benchmarks/gpu_targets.py",
     ]  # fmt: skip
     (tests,) = (call for call in calls if "pytest" in call[:2])
     assert Path(SCRIPT.parents[1], tests[-1]).exists()
@@ -246,6 +248,41 @@ def test_its_operators_have_the_entries_that_it_says(kept):
     (decode,) = (one for one in kept if isinstance(one, Decode))
     assert max(decode.batch_sizes) == 2048
     assert {spec.name for spec in decode.peers} == {"lstm", "mamba2", "delta_net"}
+
+
+def test_without_what_it_needs_it_starts_nothing(tmp_path):
+    done, calls = execute(tmp_path, failing="benchmarks/gpu_needs.py")
+    assert done.returncode == 2
+    assert calls == [["benchmarks/gpu_needs.py"]]
+
+
+def test_all_that_is_missing_is_named_in_one_line(monkeypatch, capsys):
+    names = runpy.run_path(SCRIPT.with_name("gpu_needs.py"))
+    found = {name: None if name in ("typeguard", "triton") else "" for name in names["NEEDED"]}
+    monkeypatch.setitem(names["main"].__globals__, "find_spec", found.get)
+    assert names["main"]() == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "benchmarks/gpu.sh needs packages that are not installed: typeguard triton"
+    ]
+
+
+def test_all_that_benchmarks_import_is_needed():
+    """Of other packages than Statemix's, with those that these import."""
+    words = ["layers", "--layers", "bd_lru", "num_blocks=2", "block_size=2", "--device", "cuda"]
+    code = f"""
+import sys
+from statemix.bench import compiled, decode, entries, layers, peers, rows
+from statemix.cli.bench import decode, layers, ops, parse
+parse({words})
+found = {{name: module for name, module in sys.modules.items() if "." not in name}}
+print(*(name for name in found if "site-packages" in str(getattr(found[name], "__file__", ""))))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    foreign = set(done.stdout.split())
+    needed = runpy.run_path(SCRIPT.with_name("gpu_needs.py"))["NEEDED"]
+    # The package itself may be installed, torch brings a package, and setuptools a hook.
+    foreign -= {"statemix", "torchgen", "_distutils_hack"}
+    assert {"torch", "tyro", "pydantic"} < foreign <= needed.keys()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

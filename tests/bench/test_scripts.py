@@ -15,7 +15,7 @@ from statemix import ops as operators
 from statemix.experiments.fixed_point import suites
 from statemix.experiments.fixed_point.suite import FixedPointSuite, Measured
 from statemix.experiments.store import key
-from statemix.layers import LayerSpec
+from statemix.layers import BDLRU, LayerSpec
 from statemix.tasks import TaskSpec
 from statemix.training import (
     BatchConfig,
@@ -60,9 +60,30 @@ def test_a_long_sequence_is_measured_with_gates_kept_and_computed_again(rows_of,
         assert row["case"].items() >= size.items()
         assert 0 < row["time_s"]["p20"] <= row["time_s"]["p50"]
         assert (row["device"], row["dtype"]) == ("cpu", "bfloat16")
+        assert 0 < row["relative_error"] <= 2e-2
     assert (kept["checkpoint_every"], again["checkpoint_every"]) == (None, 2**16)
     assert again["memory_bytes"] < 0.8 * kept["memory_bytes"]
     assert capsys.readouterr().out.count("measured") == 2
+
+
+@pytest.mark.parametrize("wrong", ["y", "state", "d_x"])
+def test_a_long_sequence_that_ends_wrong_has_no_time(rows_of, monkeypatch, wrong):
+    forward = BDLRU.forward
+
+    def spoil(self, x, *rest):
+        y, state = forward(self, x, *rest)
+        if x.shape[1] == 300 and wrong == "d_x":
+            # The same output, with twice its gradient.
+            y = 2 * y - y.detach()
+        elif x.shape[1] == 300:
+            y, state = y + (wrong == "y"), state + (wrong == "state")
+        return y, state
+
+    monkeypatch.setattr(BDLRU, "forward", spoil)
+    options = ["--device", "cpu", "--backend", "loop", "--length", "300", "--hidden-size", "8"]
+    for row in rows_of("long_context.py", *options):
+        assert row["status"] == "wrong"
+        assert row["relative_error"] > 2e-2
 
 
 def test_first_calls_are_timed_with_the_kernels_that_they_compile(rows_of, monkeypatch, capsys):

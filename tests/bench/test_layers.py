@@ -229,7 +229,7 @@ def test_a_layer_of_another_package_that_fails_ends_no_other(where, monkeypatch)
     reason = "flash-linear-attention cannot run mamba2 here: this GPU is too old"
     assert found[0].reason == reason
     row = layers.row(listed[0], CASE, found[0], "float32")
-    assert row["reason"] == reason
+    assert (row["reason"], row["foreign_kernels"]) == (reason, True)
     assert (row["saved_bytes_per_token"] is None) == (where == "entry")
 
 

@@ -57,7 +57,8 @@ class Entry:
             of a compiled layer those that it would keep if it were not compiled.
         compiled: whether the whole layer is compiled with max-autotune, as in the paper.
         projections: whether only its projections are timed, without the recurrence.
-        failure: why kernels of another package cannot run it here; empty if they can.
+        foreign: whether kernels of flash-linear-attention may run it here.
+        failure: why they cannot; empty if they can.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Entry:
     saved_bytes: float
     compiled: bool = False
     projections: bool = False
+    foreign: bool = False
     failure: str = ""
 
     @property
@@ -143,11 +145,6 @@ def entries(
     return [_entry(name, spec, prices[name], case, dtype, device) for name, spec in specs.items()]
 
 
-def runs_foreign_kernels(spec: LayerSpec, device: DeviceName) -> bool:
-    """Return whether kernels of flash-linear-attention may run a layer."""
-    return device == "cuda" and spec.name in _FOREIGN and fla.installed()
-
-
 def _entry(
     name: str,
     spec: LayerSpec,
@@ -156,15 +153,17 @@ def _entry(
     dtype: torch.dtype,
     device: BenchDevice,
 ) -> Entry:
+    foreign = device.name == "cuda" and spec.name in _FOREIGN and fla.installed()
     try:
-        return Entry(name, spec, its_price, _saved_bytes(name, spec, case, dtype, device))
+        saved_bytes = _saved_bytes(name, spec, case, dtype, device)
     except (RequestError, BackendUnavailableError):
         raise
     except Exception as error:
-        if not runs_foreign_kernels(spec, device.name):
+        if not foreign:
             raise
         # The others are measured.
-        return Entry(name, spec, its_price, 0.0, failure=failure_of(name, error))
+        return Entry(name, spec, its_price, 0.0, foreign=True, failure=failure_of(name, error))
+    return Entry(name, spec, its_price, saved_bytes, foreign=foreign)
 
 
 def failure_of(name: str, error: Exception) -> str:

@@ -17,7 +17,6 @@ from statemix.bench.entries import (
     build_layer,
     draw_problem,
     failure_of,
-    runs_foreign_kernels,
 )
 from statemix.bench.harness import Measurement, Provider
 from statemix.bench.ops import autotuned
@@ -62,8 +61,7 @@ def providers(
                 d_x, *_ = torch.autograd.grad(y, leaves, d_y, allow_unused=True)
                 return y.detach(), d_x
 
-            foreign = runs_foreign_kernels(entry.spec, device)
-            return partial(_skipped_if_it_fails, entry, call) if foreign else call
+            return partial(_skipped_if_it_fails, entry, call) if entry.foreign else call
 
         def error(result: tuple[Tensor, Tensor]) -> float:
             exact = _last_of_all if LAYERS[entry.spec.name].iterative else _last_steps
@@ -143,6 +141,7 @@ def row(entry: Entry, case: Case, measurement: Measurement, dtype: str) -> dict[
         "label": entry.label,
         "compiled": entry.compiled,
         "projections": entry.projections,
+        "foreign_kernels": entry.foreign,
         **asdict(entry.price),
         "flops": flops and {**flops._asdict(), "total": flops.total},
         "saved_bytes_per_token": (

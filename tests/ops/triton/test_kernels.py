@@ -256,7 +256,7 @@ def shapes(draw, packed, chunks):
 def test_random_shapes_equal_the_reference(
     problem, agree, kind, gate, size, blocks, dtype, packed, data
 ):
-    """On a GPU 200 shapes, for which 129 kernels are compiled."""
+    """On a GPU 200 shapes, for which about 120 kernels are compiled."""
     # Lags unroll four steps where they can.
     shape, chunk = data.draw(shapes(packed, chunks=[4] if kind == "lags" else [3, 5]))
     p = problem(kind, blocks=blocks, size=size, **shape)

@@ -5,13 +5,14 @@
 #   benchmarks/gpu.sh [FOLDER]     rows and log go to FOLDER (default: results/bench)
 #
 # It ends within nine minutes. Every part has a limit of its own, and what a part leaves goes to the
-# later ones, of which the most important come first; a part for which no time is left is named, and a
-# part that fails ends no other. Compiling is most of a first run: Triton's kernels are compiled beside
-# the tests, but compiling the paper's scan (--compiled) takes minutes for every layer and length, so
-# only a layer of 33M parameters at m = 4 is planned, and one of hidden size 768 if time is left.
+# later ones; a part for which no time is left is named, and a part that fails ends no other. The parts
+# that decide whether the kernels are done come first, and the sum of their limits is the time that
+# there is. Compiling is most of a first run: Triton's kernels are compiled side by side, but compiling
+# the paper's scan (--compiled) takes minutes for every layer and length, so only a layer of 33M
+# parameters at m = 4 is among the first parts, and one of hidden size 768 comes last.
 #
-# Needs Statemix's dependencies, Triton, pytest and hypothesis in the Python named by PYTHON
-# (default: python3), and uses flash-linear-attention if it is there. Nothing is downloaded.
+# benchmarks/gpu_needs.py lists the packages that it needs in the Python named by PYTHON (default:
+# python3). flash-linear-attention is used if it is there. Nothing is downloaded.
 # GPU_SECONDS ends it earlier, or later.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -25,17 +26,15 @@ trap 'rm -rf "$scratch"' EXIT
 export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 # Kernels that others have compiled here must not make this run shorter.
 export TRITON_CACHE_DIR="$scratch/triton" TORCHINDUCTOR_CACHE_DIR="$scratch/inductor"
-# Kernels of peers that were tuned beside the tests are tuned again when they are measured.
+# Kernels of peers that were tuned side by side are tuned again when they are measured.
 export FLA_CACHE_RESULTS=0
 name=gpu-$(git rev-parse --short HEAD 2>/dev/null || echo unknown)
 exec > >(tee "$folder/$name.log") 2>&1
 rows=$folder/$name.jsonl
+tests=$folder/$name-tests.log
 failed=0
 
-if ! "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
-  echo "benchmarks/gpu.sh needs a GPU that PyTorch can use"
-  exit 2
-fi
+"$python" benchmarks/gpu_needs.py || exit 2
 
 part() { # SECONDS TITLE COMMAND...
   local limit=$1 title=$2 left=$((ends - SECONDS))
@@ -66,7 +65,7 @@ warm() { # ARGUMENTS...
   # Its times are thrown away.
   local limit=$((ends - SECONDS))
   [ $limit -lt 1 ] && return
-  [ $limit -gt 150 ] && limit=150
+  [ $limit -gt 45 ] && limit=45
   timeout --kill-after=5 "$limit" "$python" -m statemix bench "$@" --rounds 1 --budget-s 0.001 \
     >/dev/null 2>&1 &
   warming+=($!)
@@ -74,56 +73,79 @@ warm() { # ARGUMENTS...
 
 gpu=(--device cuda --dtype bfloat16)
 operators=(ops "${gpu[@]}" --graphs --recurrences bd_lru)
-shapes=(8x2048x768x1 8x2048x384x2 8x2048x256x3 8x2048x192x4 8x2048x154x5 8x2048x128x6 8x2048x96x8 8x2048x48x16)
+shapes=(8x2048x768x1 8x2048x384x2 8x2048x256x3 8x2048x192x4 8x2048x160x5 8x2048x128x6 8x2048x96x8 8x2048x48x16)
 peers=(lstm mamba2 delta_net gated_delta_net gated_delta_product)
 lags=(ops "${gpu[@]}" --graphs --recurrences h_lru --shapes 8x2048x768)
-orders=(1 2 4 8 16)
 layers=(layers "${gpu[@]}" --hidden-size 1024 --batch-size 8 --length 2048)
-# Each has 33M parameters.
-blocks=("bd_lru num_blocks=8056 block_size=1" "bd_lru num_blocks=3224 block_size=2"
-  "bd_lru num_blocks=1790 block_size=3" "bd_lru num_blocks=1152 block_size=4" "bd_lru num_blocks=805 block_size=5"
-  "bd_lru num_blocks=597 block_size=6" "bd_lru num_blocks=368 block_size=8" "bd_lru num_blocks=106 block_size=16"
+# Each has 33M parameters, and a multiple of 16 blocks or channels. At m = 16 that takes another width.
+blocks=("bd_lru num_blocks=8064 block_size=1" "bd_lru num_blocks=3216 block_size=2"
+  "bd_lru num_blocks=1792 block_size=3" "bd_lru num_blocks=1152 block_size=4" "bd_lru num_blocks=800 block_size=5"
+  "bd_lru num_blocks=592 block_size=6" "bd_lru num_blocks=368 block_size=8"
   "h_lru num_channels=1696 order=16 readout=current")
 blocks=("${blocks[@]/%/ backend=triton}")
+widest=(layers "${gpu[@]}" --hidden-size 960 --batch-size 8 --length 2048)
+m16="bd_lru num_blocks=112 block_size=16 backend=triton"
 others=("mamba2 expand=10" "delta_net num_heads=63 head_dim=128"
   "delta_net num_heads=63 head_dim=128 use_forget_gate=True"
   "delta_product num_heads=25 head_dim=128 use_forget_gate=True")
 m4="bd_lru num_blocks=1152 block_size=4"
 
-part 10 "GPU" nvidia-smi
-part 30 "backends" "$python" -m statemix doctor
-"$python" -c 'import fla' 2>/dev/null ||
+part 5 "GPU" nvidia-smi
+part 10 "backends" "$python" -m statemix doctor
+# Importing it takes seconds.
+"$python" -c 'import sys; from importlib.util import find_spec; sys.exit(find_spec("fla") is None)' ||
   echo "flash-linear-attention is not installed: its peers are skipped, and layers run PyTorch's forms"
 # Before anything else is compiled, and alone.
-part 40 "cold start" "$python" benchmarks/cold_start.py "$rows"
+part 20 "cold start" "$python" benchmarks/cold_start.py "$rows"
+
+# Compiling keeps a core busy, and there is one process for each.
+cores=$(nproc)
+[ "$cores" -gt 16 ] && cores=16
+part 40 "gradients at every m, against the float64 reference" \
+  "$python" benchmarks/gradients.py "$rows" --workers "$cores"
+# For the gradients 304 kernels are compiled, and for the tests about 1,030; the seconds of each are in
+# results/bench/kernels-798e486.jsonl. Every test is printed when it has run, so that those are known
+# that ran before the time was over.
+beside=()
+"$python" -c 'import xdist' 2>/dev/null && beside=(-n "$cores" --dist worksteal)
+part 95 "correctness against the float64 reference" \
+  "$python" -m pytest -v "${beside[@]}" tests/ops/triton/test_kernels.py > >(tee "$tests")
 
 # One process each: Triton compiles kernels one after another, each for up to three seconds.
 for shape in "${shapes[@]}"; do warm "${operators[@]}" --providers statemix --shapes "$shape"; done
-for order in "${orders[@]}"; do warm "${lags[@]}" --providers statemix --orders "$order"; done
+warm "${lags[@]}" --providers statemix --orders 16
 for peer in "${peers[@]}"; do warm "${operators[@]}" --providers copy --shapes 8x2048x192x4 --peers "$peer"; done
 for layer in "${blocks[@]}" "${others[@]}"; do warm "${layers[@]}" --layers $layer; done
-# Side by side, if pytest-xdist is there.
-beside=$("$python" -c 'import xdist' 2>/dev/null && echo "-n 8")
-part 150 "correctness against the float64 reference" "$python" -m pytest -q $beside tests/ops/triton/test_kernels.py
+warm "${widest[@]}" --layers $m16
 # Without a name it would wait for the log.
 [ ${#warming[@]} -gt 0 ] && wait "${warming[@]}"
 
-bench 60 "operators, 16k tokens, 768 entries of state" "${operators[@]}" --shapes "${shapes[@]}" \
-  --providers copy statemix paper --rounds 11 --budget-s 0.5
-bench 50 "operators of peers, at equal tokens and state" "${operators[@]}" --shapes 8x2048x192x4 \
+bench 35 "operators, 16k tokens, 768 entries of state" "${operators[@]}" --shapes "${shapes[@]}" \
+  --providers copy statemix --rounds 11 --budget-s 0.5
+bench 30 "operators of peers, at equal tokens and state" "${operators[@]}" --shapes 8x2048x192x4 \
   --providers copy statemix --peers "${peers[@]}" --rounds 11 --budget-s 0.5
-bench 80 "layers of 33M parameters" "${layers[@]}" --rounds 11 --budget-s 1 --layers ${blocks[*]} ${others[*]} ||
-  bench 50 "layers of 33M parameters without peers" "${layers[@]}" --rounds 11 --budget-s 1 --layers ${blocks[*]}
-bench 50 "H-LRU of 768 channels, and the companion form" "${lags[@]}" --orders "${orders[@]}" \
+bench 50 "layers of 33M parameters" "${layers[@]}" --rounds 11 --budget-s 1 --layers ${blocks[*]} ${others[*]} ||
+  bench 40 "layers of 33M parameters without peers" "${layers[@]}" --rounds 11 --budget-s 1 --layers ${blocks[*]}
+bench 15 "a layer of 33M parameters, m=16" "${widest[@]}" --rounds 11 --budget-s 1 --layers $m16
+bench 25 "H-LRU of 768 channels, and the companion form" "${lags[@]}" --orders 16 \
   --providers copy statemix paper --rounds 7 --budget-s 0.5
-bench 25 "a layer of H-LRU m=16, and the companion form" layers "${gpu[@]}" --hidden-size 768 \
+bench 20 "a layer of H-LRU m=16, and the companion form" layers "${gpu[@]}" --hidden-size 768 \
   --batch-size 8 --length 2048 --rounds 7 --budget-s 0.5 --layers \
   h_lru num_channels=768 order=16 backend=triton h_lru num_channels=768 order=16 backend=associative
-part 50 "a million tokens, batch 1" "$python" benchmarks/long_context.py "$rows"
+part 25 "a million tokens, batch 1" "$python" benchmarks/long_context.py "$rows"
+bench 100 "a layer of 33M parameters, compiled as in the paper" "${layers[@]}" --rounds 11 --budget-s 1 --compiled \
+  --layers $m4 backend=triton $m4 backend=associative
+# Up to here, with 45 s of warming up, the limits add up to the time that there is.
 bench 40 "decoding" decode --device cuda --graphs --rounds 11 --budget-s 0.5 --hidden-sizes 768 \
   --batch-sizes 1 64 2048 --peers lstm mamba2 delta_net num_heads=6 delta_net num_heads=6 use_forget_gate=True
-bench 150 "a layer of 33M parameters, compiled as in the paper" "${layers[@]}" --rounds 11 --budget-s 1 --compiled \
-  --layers $m4 backend=triton $m4 backend=associative
+bench 20 "an operator, the loop and the paper's scan" "${operators[@]}" --shapes 8x2048x192x4 \
+  --providers copy statemix torch-loop paper --rounds 7 --budget-s 0.5
+bench 40 "H-LRU of every order, and the companion form" "${lags[@]}" --orders 1 2 4 8 \
+  --providers copy statemix paper --rounds 7 --budget-s 0.5
+bench 30 "a long sequence, batch 1, and the length of its chunks" "${operators[@]}" \
+  --providers copy statemix --shapes 1x32768x192x4 --chunks 0 64 128 256 512 --rounds 7 --budget-s 0.3
+bench 30 "more sequences, and the length of their chunks" "${operators[@]}" \
+  --providers copy statemix --shapes 32x1024x192x4 128x512x192x4 --chunks 0 64 128 256 --rounds 7 --budget-s 0.3
 bench 60 "layers of hidden size 768, against length and batch" layers "${gpu[@]}" --hidden-size 768 \
   --batch-size 8 1 --length 2048 512 8192 --rounds 7 --budget-s 0.5 --layers \
   bd_lru num_blocks=768 block_size=1 backend=triton bd_lru num_blocks=192 block_size=4 backend=triton \
@@ -135,14 +157,12 @@ bench 30 "128 blocks, against the block size" layers "${gpu[@]}" --hidden-size 1
   bd_lru num_blocks=128 block_size=1 backend=triton bd_lru num_blocks=128 block_size=4 backend=triton \
   bd_lru num_blocks=128 block_size=1 backend=associative bd_lru num_blocks=128 block_size=4 backend=associative \
   bd_lru num_blocks=128 block_size=1 backend=loop bd_lru num_blocks=128 block_size=4 backend=loop
-bench 30 "a long sequence, batch 1" "${operators[@]}" \
-  --providers copy statemix --shapes 1x32768x192x4 --rounds 7 --budget-s 0.5
 bench 150 "a layer of hidden size 768, compiled as in the paper" layers "${gpu[@]}" --hidden-size 768 \
   --batch-size 8 --length 2048 --rounds 7 --budget-s 0.5 --compiled --layers \
   bd_lru num_blocks=192 block_size=4 backend=triton bd_lru num_blocks=192 block_size=4 backend=associative
 
 echo
-timeout --kill-after=2 10 "$python" benchmarks/gpu_targets.py "$rows" || failed=1
+timeout --kill-after=2 10 "$python" benchmarks/gpu_targets.py "$rows" --tests "$tests" || failed=1
 echo
 [ $failed -eq 0 ] && echo "all parts ran; rows are in $rows" || echo "some parts did not run; rows are in $rows"
 exit $failed

@@ -1,13 +1,16 @@
 """Print the targets for an H200 beside what the rows of ``benchmarks/gpu.sh`` say.
 
-    python benchmarks/gpu_targets.py results/bench/gpu-1234567.jsonl
+    python benchmarks/gpu_targets.py results/bench/gpu-1234567.jsonl --tests tests.log
 
-A target is decided by a measurement of what it is about, and by nothing else: without one the line
-says so. Of repeated measurements the last counts.
+The second file is what ``pytest -v`` prints of the tests of the kernels. A target is decided by a
+measurement of what it is about, and by nothing else: without one the line says so. Of repeated
+measurements the last counts.
 """
 
 import argparse
 import json
+import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -16,7 +19,19 @@ Row = Mapping[str, Any]
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 16)
 _TOKENS = 8 * 2048
-_LAYER = {"hidden_size": 1024, "batch_size": 8, "length": 2048}
+_STEP = {"batch_size": 8, "length": 2048}
+# At m = 16 no multiple of 16 blocks has 33M parameters in a layer of width 1,024.
+_WIDTHS = dict.fromkeys(SIZES, 1024) | {16: 960}
+# Kernels whose gradients are checked: operator and gate family.
+_KERNELS = (("bd_lru", "softmax"), ("h_lru", "softmax"), ("bd_lru", "householder"))
+# Peer -> its operator, the beginning of the label of its layer, and the least time over ours.
+_PEERS = {
+    "Gated DeltaProduct, n=4": ("gated_delta_product", "Gated DeltaProduct n=4", 1.0),
+    "Gated DeltaNet": ("gated_delta_net", "Gated DeltaNet", 1.0),
+    "Mamba-2": ("mamba2", "Mamba-2", round(1 / 1.3, 3)),
+}
+# Shapes in each test of random shapes.
+_SHAPES_OF_A_TEST = 20
 
 
 class Line(NamedTuple):
@@ -47,16 +62,84 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("rows", type=Path)
-    path = parser.parse_args().rows
-    text = path.read_text() if path.exists() else ""
-    rows = [json.loads(line) for line in text.splitlines()]
-    print(table(lines([row for row in rows if row.get("device", "cpu") != "cpu"])))
+    parser.add_argument("--tests", type=Path)
+    asked = parser.parse_args()
+    rows = [json.loads(line) for line in _text(asked.rows).splitlines()]
+    found = lines([row for row in rows if row.get("device", "cpu") != "cpu"], _text(asked.tests))
+    print(table(found))
 
 
-def lines(rows: Iterable[Row]) -> list[Line]:
-    """Return all lines; ``rows`` are those of one GPU."""
-    kept = [row for row in rows if row.get("status", "measured") == "measured"]
-    return [*_operators(kept), *_layers(kept), *_lags(kept), *_decoding(kept), *_others(kept)]
+def _text(path: Path | None) -> str:
+    return path.read_text() if path is not None and path.exists() else ""
+
+
+def lines(rows: Iterable[Row], tests: str) -> list[Line]:
+    """Return all lines.
+
+    Args:
+        rows: those of one GPU.
+        tests: what pytest printed.
+    """
+    every = list(rows)
+    kept = [row for row in every if row.get("status", "measured") == "measured"]
+    parts = (_operators, _layers, _lags, _long, _first_steps, _decoding)
+    listed = [line for part in parts for line in part(kept)]
+    return [*_gradients(every), *_tests(tests), *listed]
+
+
+def _gradients(rows: Iterable[Row]) -> Iterator[Line]:
+    """Yield the lines of a check that covers every kernel and m; of repeated rows the last."""
+    last = {
+        (json.dumps(row["case"]), row["dtype"]): row
+        for row in rows
+        if row["benchmark"] == "gradients"
+    }
+    wanted = {(*kernel, size) for kernel in _KERNELS for size in range(1, 17)}
+    covered = []
+    for dtype, first, then in (("float32", 1e-5, 1e-6), ("bfloat16", 2e-2, None)):
+        found = [row for row in last.values() if row["dtype"] == dtype]
+        sizes = ("recurrence", "gate", "block_size")
+        covered.append({tuple(row["case"][size] for size in sizes) for row in found} & wanted)
+        # Without errors they were no numbers.
+        worst = max((max(row["errors"].values(), default=math.inf) for row in found), default=None)
+        remark = (
+            "outputs and gradients of softmax gates and reflections at m = 1 to 16, the largest "
+            f"error over the largest entry; {len(covered[-1])} of {len(wanted)} were checked"
+        )
+        name = f"{dtype} against float64, every kernel and m"
+        decides = covered[-1] == wanted
+        yield Line(name, worst, "", first, then, remark=remark if found else "", decides=decides)
+    decides = all(each == wanted for each in covered)
+    for name, count in (
+        ("results with entries that nothing wrote", _is_lost),
+        ("results that differ in a second run", _moved),
+    ):
+        counted = sum(map(count, last.values())) if last else None
+        yield Line(name, counted, "cases", 0, decides=decides)
+
+
+def _is_lost(row: Row) -> bool:
+    return bool(row["status"] != "measured")
+
+
+def _moved(row: Row) -> bool:
+    return not row["repeats"]
+
+
+def _tests(text: str) -> Iterator[Line]:
+    """Yield the lines of the tests; what was stopped decides nothing that wants all of them."""
+    run, *_ = text.partition("short test summary")
+    of_tests = re.findall(r"^.*::.*$", run, re.MULTILINE)
+    failed = sum(re.search(r"\b(FAILED|ERROR)\b", line) is not None for line in of_tests)
+    passed = [line for line in of_tests if re.search(r"\bPASSED\b", line)]
+    ended = re.search(r"^=+ .*\d+ (passed|failed).* in .*=+$", text, re.MULTILINE) is not None
+    shapes = _SHAPES_OF_A_TEST * sum("::test_random_shapes_equal" in line for line in passed)
+    name = "random shapes that equal the reference"
+    yield Line(name, shapes or None, "shapes", 200, bound="at least")
+    remark = "" if ended else f"the tests did not end; {len(passed)} passed"
+    known = failed if of_tests else None
+    name = "tests of the kernels that failed, in memory filled with NaN"
+    yield Line(name, known, "tests", 0, remark=remark if of_tests else "", decides=ended)
 
 
 def table(listed: Iterable[Line]) -> str:
@@ -102,6 +185,11 @@ def _first(rows: Iterator[Row], **wanted: Any) -> Row | None:
     return next((row for row in rows if wanted.items() <= row.items()), None)
 
 
+def _quotient(over: float | None, under: float | None) -> float | None:
+    """Return a ratio of two measurements; None if either is missing or zero."""
+    return over / under if over and under else None
+
+
 def _operators(rows: Iterable[Row]) -> Iterator[Line]:
     for size in SIZES:
         wanted = {"recurrence": "bd_lru", "direction": "forward_backward", "block_size": size}
@@ -109,13 +197,25 @@ def _operators(rows: Iterable[Row]) -> Iterator[Line]:
             row
             for row in _found(rows, "ops", **wanted)
             if row["case"]["batch_size"] * row["case"]["length"] == _TOKENS
-            and abs(row["case"]["num_blocks"] * size - 768) < 8
+            # 160 blocks of m = 5, which are a multiple of 16, have 800.
+            and abs(row["case"]["num_blocks"] * size - 768) <= 32
             and "copy" in row["ratios"]
         )
         row = _first(found, provider="statemix", dtype="bfloat16")
         limits = (2.0, 1.5) if size == 16 else (1.6, 1.25)
         ratio = row and row["ratios"]["copy"]["p50"]
         yield Line(f"BD-LRU m={size}, forward and backward over a copy", ratio, "x", *limits)
+    sizes = {"recurrence": "bd_lru", "direction": "forward_backward", "num_blocks": 192}
+    for name, (operator, _, least) in _PEERS.items():
+        found = (
+            row
+            for row in _found(rows, "ops", **sizes, **_STEP, block_size=4)
+            if "statemix" in row["ratios"]
+        )
+        row = _first(found, provider=operator, dtype="bfloat16")
+        ratio = row and row["ratios"]["statemix"]["p50"]
+        name = f"BD-LRU m=4, forward and backward, {name} over ours"
+        yield Line(name, ratio, "x", least, bound="at least")
 
 
 def _layers(rows: Iterable[Row]) -> Iterator[Line]:
@@ -129,25 +229,45 @@ def _layers(rows: Iterable[Row]) -> Iterator[Line]:
     spread = 100 * (1 - min(known) / max(known)) if len(known) == len(SIZES) else None
     remark = "the slowest below the fastest, of the eight m above"
     yield Line("spread of these layers", spread, "%", 20, 10, remark=remark)
-    ours, compiled = (
-        _layer(rows, block_size=4, backend=backend, compiled=backend == "associative")
-        for backend in ("triton", "associative")
-    )
-    slower = ours and compiled and ours["tokens_per_s"] / compiled["tokens_per_s"]
-    yield Line("layer of 33M parameters, m=4: the paper's compiled scan over ours", slower, "x")
+    name = "layer of 33M parameters, m=4:"
+    compiled = _layer(rows, block_size=4, backend="associative", compiled=True)
+    slower = _over_ours(rows, compiled)
+    yield Line(f"{name} the paper's compiled scan over ours", slower, "x", 5, bound="at least")
+    for peer, (_, label, least) in _PEERS.items():
+        found = (
+            row
+            for row in _layers_of_33m(rows, 1024)
+            # Our own forms in PyTorch are no peers.
+            if row["label"].startswith(label) and row["foreign_kernels"]
+        )
+        ratio = _over_ours(rows, next(found, None))
+        yield Line(f"{name} {peer} over ours", ratio, "x", least, bound="at least")
+
+
+def _over_ours(rows: Iterable[Row], other: Row | None) -> float | None:
+    """Return the time of another layer over that of ours at m = 4, measured in one process."""
+    if other is None:
+        return None
+    beside = [row for row in rows if row["started_utc"] == other["started_utc"]]
+    ours = _layer(beside, block_size=4, backend="triton")
+    return _quotient(ours and ours["tokens_per_s"], other["tokens_per_s"])
 
 
 def _layer(
     rows: Iterable[Row], *, block_size: int, backend: str, compiled: bool = False
 ) -> Row | None:
-    for row in _found(rows, "layers", **_LAYER):
-        wanted = {"name": "bd_lru", "block_size": block_size, "backend": backend}
-        is_whole = not row["projections"] and row["compiled"] == compiled
-        is_large = abs(row["num_parameters"] - 33e6) < 0.05 * 33e6
-        is_timed = is_whole and is_large and row["dtype"] == "bfloat16"
-        if is_timed and wanted.items() <= row["layer"].items():
+    wanted = {"name": "bd_lru", "block_size": block_size, "backend": backend}
+    for row in _layers_of_33m(rows, _WIDTHS[block_size]):
+        if row["compiled"] == compiled and wanted.items() <= row["layer"].items():
             return row
     return None
+
+
+def _layers_of_33m(rows: Iterable[Row], hidden_size: int) -> Iterator[Row]:
+    for row in _found(rows, "layers", **_STEP, hidden_size=hidden_size):
+        is_large = abs(row["num_parameters"] - 33e6) < 0.05 * 33e6
+        if is_large and not row["projections"] and row["dtype"] == "bfloat16":
+            yield row
 
 
 def _lags(rows: Iterable[Row]) -> Iterator[Line]:
@@ -159,17 +279,25 @@ def _lags(rows: Iterable[Row]) -> Iterator[Line]:
     )
     name = "H-LRU m=16 of 768 channels"
     yield Line(f"{name}, forward and backward", ours and 1e3 * ours["time_s"]["p50"], "ms", 1, 0.5)
-    more = ours and paper and paper["memory_bytes"] / ours["memory_bytes"]
-    yield Line(f"{name}, peak memory of the companion form over ours", more, "x")
-    saved = [
-        row["saved_bytes_per_token"] / 1e3
-        for row in _found(rows, "layers", hidden_size=768, batch_size=8, length=2048)
-        if {"name": "h_lru", "num_channels": 768, "order": 16, "backend": "triton"}.items()
-        <= row["layer"].items()
-        and row["saved_bytes_per_token"] is not None
-        and row["dtype"] == "bfloat16"
-    ]
-    yield Line(f"{name}, saved by its layer per token", saved[0] if saved else None, "kB", 32, 32)
+    more = _quotient(*(row and row["memory_bytes"] for row in (paper, ours)))
+    what = "peak memory of the companion form over ours"
+    yield Line(f"{name}, {what}", more, "x", 8, bound="at least")
+    layers = {
+        backend: next(_lag_layers(rows, backend), None) for backend in ("triton", "associative")
+    }
+    companion, ours = layers["associative"], layers["triton"]
+    more = _quotient(*(row and row["memory_bytes"] for row in (companion, ours)))
+    yield Line(f"a layer of {name}, {what}", more, "x", 8, bound="at least")
+    saved = ours and ours["saved_bytes_per_token"] / 1e3
+    yield Line(f"{name}, saved by its layer per token", saved, "kB", 32, 32)
+
+
+def _lag_layers(rows: Iterable[Row], backend: str) -> Iterator[Row]:
+    wanted = {"name": "h_lru", "num_channels": 768, "order": 16, "backend": backend}
+    for row in _found(rows, "layers", hidden_size=768, **_STEP):
+        is_whole = not row["compiled"] and not row["projections"] and row["dtype"] == "bfloat16"
+        if is_whole and wanted.items() <= row["layer"].items():
+            yield row
 
 
 def _decoding(rows: Iterable[Row]) -> Iterator[Line]:
@@ -180,7 +308,7 @@ def _decoding(rows: Iterable[Row]) -> Iterator[Line]:
         ("Gated DeltaNet", {"delta_net", "use_forget_gate=True"}),
     ):
         peer = next((row for row in found if words <= set(row["provider"].split())), None)
-        ratio = ours and peer and _per_projections(peer) / _per_projections(ours)
+        ratio = _quotient(*(row and _per_projections(row) for row in (peer, ours)))
         remark = (
             "one layer of width 768 and our own form of the peer; the target is a model of 140M"
         )
@@ -193,11 +321,18 @@ def _per_projections(row: Row) -> float:
     return ratio
 
 
-def _others(rows: Iterable[Row]) -> Iterator[Line]:
+def _long(rows: Iterable[Row]) -> Iterator[Line]:
+    """Yield time and memory of each way to train on a long sequence; one way has to meet both."""
     wanted = {"length": 2**20, "hidden_size": 768, "block_size": 4}
-    long = _first(_found(rows, "long_context", **wanted), provider="kept")
-    took = long and 1e3 * long["time_s"]["p50"]
-    yield Line("a million tokens, batch 1, m=4, one layer", took, "ms", 80, 50)
+    for provider in ("kept", "computed again"):
+        long = _first(_found(rows, "long_context", **wanted), provider=provider)
+        name = f"a million tokens, batch 1, m=4, one layer, gates {provider}"
+        yield Line(f"{name}, time", long and 1e3 * long["time_s"]["p50"], "ms", 80, 50)
+        peak = long and (long["memory_bytes"] or None)
+        yield Line(f"{name}, peak memory", peak and peak / 1e9, "GB", 20, 20)
+
+
+def _first_steps(rows: Iterable[Row]) -> Iterator[Line]:
     steps: dict[str, dict[str, Row]] = {}
     for row in _found(rows, "cold_start"):
         case = dict(row["case"])
@@ -213,8 +348,6 @@ def _others(rows: Iterable[Row]) -> Iterator[Line]:
     cold = kernels > 0
     yield Line("first step, cold", slowest, "s", 2, 2, remark=remark, decides=cold)
     yield Line("kernels compiled in these first steps", kernels if whole else None, "kernels")
-    remark = "not a part of this script; its tests against the reference have limits of their own"
-    yield Line("float32 against float64, every m and gate", None, "", 1e-5, 1e-6, remark=remark)
 
 
 if __name__ == "__main__":

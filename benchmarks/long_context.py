@@ -2,22 +2,27 @@
 
     python benchmarks/long_context.py results/bench/long.jsonl
 
-One row keeps what the backward pass needs, the other computes it again every 65,536 tokens.
+One row keeps what the backward pass needs, the other computes it again every 65,536 tokens. Output,
+final state and gradient of the input are checked at the last tokens, against a reference in float64
+that starts from the state before them.
 """
 
 import argparse
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from statemix.bench import rows
 from statemix.bench.devices import device_of
 from statemix.bench.harness import Provider, measure
+from statemix.bench.ops import TOLERANCES
 from statemix.layers import BDLRU
 
+# Tokens that are checked.
+_LAST = 256
 _EVERY = {"kept": None, "computed again": 2**16}
 
 
@@ -35,11 +40,14 @@ def main() -> None:
     device = device_of(asked.device, graphs=False)
     process = rows.describe_process(device)
     found = measure(
-        [Provider(name, partial(_prepare, asked, every)) for name, every in _EVERY.items()],
+        [
+            Provider(name, partial(_prepare, asked, every), partial(_error, asked))
+            for name, every in _EVERY.items()
+        ],
         relative_to=("kept",),
         rounds=asked.rounds,
         budget_s=20.0,
-        tolerance=0.0,
+        tolerance=TOLERANCES[torch.bfloat16],
         seed=0,
         device=device,
     )
@@ -49,29 +57,67 @@ def main() -> None:
         row = {"benchmark": "long_context", "case": case, "dtype": "bfloat16", "time_s": time_s}
         row |= {"provider": one.provider, "status": one.status, "reason": one.reason}
         row |= {"checkpoint_every": _EVERY[one.provider], "memory_bytes": one.memory_bytes}
+        row |= {"relative_error": one.relative_error}
         rows.append(asked.output, [row], process)
-        print(one.provider, one.status, one.reason, time_s, one.memory_bytes)
+        shown = (time_s, one.memory_bytes, one.relative_error)
+        print(one.provider, one.status, one.reason, *shown)
 
 
-def _prepare(asked: argparse.Namespace, every: int | None) -> Callable[[], Any]:
+def _prepare(asked: argparse.Namespace, every: int | None) -> Callable[[], Sequence[Tensor]]:
+    layer = _layer(asked, asked.backend, every)
+    x, d_y = _problem(asked.length, asked.hidden_size, asked.device)
+
+    def call() -> Sequence[Tensor]:
+        y, state = layer(x)
+        d_x, *_ = torch.autograd.grad(y, [x, *layer.parameters()], d_y)
+        return y.detach(), state.detach(), d_x
+
+    return call
+
+
+def _error(asked: argparse.Namespace, result: Sequence[Tensor]) -> float:
+    """Return the largest error at the last tokens, relative to the largest entry.
+
+    No later token changes an output, so none of these depends on gradients of earlier tokens.
+    """
+    y, state, d_x = result
+    x, d_y = _problem(asked.length, asked.hidden_size, asked.device)
+    start = max(asked.length - _LAST, 0)
+    with torch.no_grad():
+        _, before = _layer(asked, asked.backend, None)(x[:, :start])
+    exact = _layer(asked, "reference", None).double()
+    last = x[:, start:].detach().double().requires_grad_()
+    expected_y, expected_state = exact(last, before.double())
+    (expected_d_x,) = torch.autograd.grad(expected_y, last, d_y[:, start:].double())
+    pairs = ((y[:, start:], expected_y), (state, expected_state), (d_x[:, start:], expected_d_x))
+    return max(
+        float((found.double() - wanted.detach()).abs().max() / wanted.detach().abs().max())
+        for found, wanted in pairs
+    )
+
+
+def _layer(asked: argparse.Namespace, backend: str, every: int | None) -> BDLRU:
     layer = BDLRU(
         asked.hidden_size,
         asked.hidden_size // asked.block_size,
         asked.block_size,
         checkpoint_every=every,
-        backend=asked.backend,
-        device=asked.device,
+        backend=backend,
         dtype=torch.bfloat16,
     )
-    shape = (1, asked.length, asked.hidden_size)
-    x = torch.randn(shape, device=asked.device, dtype=torch.bfloat16, requires_grad=True)
-    d_y = torch.randn_like(x)
+    layer.reset_parameters(torch.Generator().manual_seed(0))
+    return layer.to(asked.device)
 
-    def call() -> Any:
-        y, _ = layer(x)
-        return torch.autograd.grad(y, [x, *layer.parameters()], d_y)
 
-    return call
+@cache
+def _problem(length: int, hidden_size: int, device: str) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator(device).manual_seed(1)
+    shape = (1, length, hidden_size)
+    x, d_y = (
+        torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16)
+        for _ in range(2)
+    )
+    return x.requires_grad_(), d_y
 
 
 if __name__ == "__main__":

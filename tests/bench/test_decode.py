@@ -24,6 +24,46 @@ def test_the_step_gives_the_reference_result_and_a_wrong_one_is_noticed(case, mo
     assert step.error(1.1 * y) > 0.05
 
 
+@pytest.mark.parametrize("broken", range(9))
+def test_of_a_large_batch_the_first_sequences_and_the_last_are_checked(broken, monkeypatch):
+    monkeypatch.setattr(decode, "STEPS_PER_CALL", 2)
+    lengths = []
+    original = BDLRU.forward
+
+    def counted(self, x, *rest, **options):
+        lengths.append(len(x))
+        return original(self, x, *rest, **options)
+
+    monkeypatch.setattr(BDLRU, "forward", counted)
+    _, step = decode.providers(decode.Case("bd_lru", 9, 6, 3))
+    y = step.prepare()()
+    y = y.clone()
+    y[broken] += 1
+    assert (step.error(y) > decode.TOLERANCE) == (broken in (0, 1, 2, 3, 8))
+    assert lengths == [5]
+
+
+@pytest.mark.parametrize("case", TINY, ids=lambda case: case.recurrence)
+def test_on_a_gpu_the_step_is_that_of_the_kernels(case, monkeypatch):
+    asked = []
+
+    class Asked(Exception):
+        pass
+
+    def init(self, *sizes, backend=None, **options):
+        asked.append(backend)
+        raise Asked
+
+    for layer in (BDLRU, HLRU):
+        monkeypatch.setattr(layer, "__init__", init)
+    for device, backend in (("cuda", "triton"), ("cpu", None)):
+        _, step = decode.providers(case, device=device)
+        with pytest.raises(Asked):
+            step.prepare()
+        assert asked.pop() == backend
+        assert ("backend triton" in step.note) == (backend is not None)
+
+
 @pytest.mark.parametrize("case", TINY, ids=lambda case: case.recurrence)
 def test_a_call_makes_the_steps_that_its_time_is_divided_by(case, monkeypatch):
     calls = []

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from statemix.bench import memory
+from statemix.bench.devices import Cpu
 from statemix.bench.harness import Provider, measure, spread
 from statemix.ops import BackendUnavailableError
 
@@ -197,6 +198,25 @@ def test_provider_that_may_fragment_the_heap_is_mapped_afresh(monkeypatch, alloc
     timed = [call for call in clock.calls if call in "ab"][2 * UNTIMED :]
     expected = {"a": "reuse_freed_memory", "b": "map_large_blocks"}
     assert allocator[-12:] == [expected[name] for name in timed]
+
+
+def test_memory_is_that_of_the_call_and_not_of_its_replay():
+    """As graphs are: a replay does nothing that Python sees."""
+
+    class Replaying(Cpu):
+        def waiting(self, call):
+            result = call()
+            return lambda: result
+
+        def peak_bytes(self, call):
+            before = len(clock.calls)
+            call()
+            return 100 * (len(clock.calls) - before)
+
+    clock = FakeClock()
+    measured = run(clock, [clock.provider("a", [1.0])], device=Replaying())
+    assert measured["a"].memory_bytes == 100
+    assert measured["a"].rounds == 5
 
 
 def test_unavailable_backend_is_skipped_with_its_cure():

@@ -9,7 +9,7 @@ from statemix.bench import entries as bench_entries
 from statemix.bench import layers, memory
 from statemix.bench.devices import Cpu
 from statemix.bench.entries import build_layer, draw_problem
-from statemix.bench.harness import Measurement, Spread
+from statemix.bench.harness import Measurement, Spread, measure
 from statemix.bench.ops import TOLERANCES
 from statemix.layers import LAYERS, LayerSpec
 
@@ -182,3 +182,66 @@ def test_projections_alone_are_all_of_a_layer_but_its_recurrence(name, monkeypat
     expected = [part.shape for linear in projections for part in linear.parameters()]
     assert [gradient.shape for gradient in gradients] == expected
     assert all(float(gradient.abs().max()) > 0 for gradient in gradients)
+
+
+@pytest.mark.parametrize("where", ["entry", "forward", "backward"])
+def test_a_layer_of_another_package_that_fails_ends_no_other(where, monkeypatch):
+    class Failing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, d_y):
+            raise AssertionError("this GPU is too old")
+
+    class Gpu(Cpu):
+        name = "cuda"
+
+    monkeypatch.setattr(bench_entries.fla, "installed", lambda: True)
+    # There is no GPU to put it on.
+    original = build_layer
+    for module in (bench_entries, layers):
+        for name, wanted in (("build_layer", original), ("draw_problem", draw_problem)):
+            on_cpu = lambda *given, wanted=wanted: wanted(*given[:-1], "cpu")  # noqa: E731
+            monkeypatch.setattr(module, name, on_cpu)
+    forward, listed = LAYERS["mamba2"].forward, []
+
+    def fail(self, x, *rest, **options):
+        # Prices are found on "meta", where no kernel runs.
+        if not x.is_meta and (where == "entry" or (where == "forward" and listed)):
+            raise AssertionError("this GPU is too old")
+        return forward(self, Failing.apply(x) if where == "backward" else x, *rest, **options)
+
+    monkeypatch.setattr(LAYERS["mamba2"], "forward", fail)
+    options = LAYERS["mamba2"].compared(8)
+    specs = [LayerSpec("mamba2", **options), LayerSpec("bd_lru", num_blocks=4, block_size=2)]
+    listed += bench_entries.entries({spec.name: spec for spec in specs}, CASE, F32, Gpu())
+    found = measure(
+        layers.providers(listed, CASE, F32, "cuda"),
+        relative_to=(),
+        rounds=3,
+        budget_s=1,
+        tolerance=TOLERANCES[F32],
+        seed=0,
+    )
+    assert [one.status for one in found] == ["skipped", "measured"]
+    reason = "flash-linear-attention cannot run mamba2 here: this GPU is too old"
+    assert found[0].reason == reason
+    row = layers.row(listed[0], CASE, found[0], "float32")
+    assert (row["reason"], row["foreign_kernels"]) == (reason, True)
+    assert (row["saved_bytes_per_token"] is None) == (where == "entry")
+
+
+def test_our_own_failures_are_defects_on_a_gpu_too(monkeypatch):
+    class Gpu(Cpu):
+        name = "cuda"
+
+    def fail(*given, **options):
+        raise AssertionError("shapes disagree")
+
+    monkeypatch.setattr(bench_entries.fla, "installed", lambda: True)
+    monkeypatch.setattr(bench_entries, "build_layer", fail)
+    spec = LayerSpec("bd_lru", num_blocks=4, block_size=2)
+    with pytest.raises(AssertionError, match="shapes disagree"):
+        bench_entries.entries({"bd_lru": spec}, CASE, F32, Gpu())

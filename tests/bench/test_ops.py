@@ -9,7 +9,8 @@ import torch
 from statemix import ops as operators
 from statemix.bench import ops
 from statemix.bench.harness import Measurement, Spread
-from statemix.settings import SettingError
+from statemix.ops.triton import plan
+from statemix.settings import RequestError, SettingError
 
 TINY = [
     ops.Case(recurrence, direction, batch_size=2, length=5, num_blocks=3, block_size=2)
@@ -43,6 +44,45 @@ def test_compiled_scan_is_offered_only_when_asked_for():
     assert names == [ops.COPY, ops.OURS, ops.LOOP, ops.PAPER]
     names = [p.name for p in ops.providers(TINY[0], torch.float32, compiled=True)]
     assert names[-1] == ops.COMPILED
+
+
+def test_chunks_are_forced_forward_and_backward_and_kept_in_the_row(monkeypatch):
+    seen = []
+
+    def scan(gates, values, *arguments, backend):
+        h, final = real(gates, values, *arguments, backend="loop")
+        seen.append(plan._forced)
+        h.requires_grad and h.register_hook(lambda gradient: seen.append(plan._forced))
+        return h, final
+
+    real = operators.bd_lru
+    monkeypatch.setattr(operators, "bd_lru", scan)
+    case = next(one for one in TINY if one.direction == "forward_backward")
+    listed = ops.providers(case, torch.float32, compiled=False, chunks=(0, 64))
+    for provider in listed:
+        if provider.name in (ops.OURS, ops.chunked(0), ops.chunked(64)):
+            call = provider.prepare()
+            assert provider.error(call()) <= 1e-5
+            # Backward runs in the order of the calls; the reference forces nothing.
+            seen.append(provider.name)
+    calls = [one for one in seen if isinstance(one, str) or one is not None]
+    assert calls == [ops.OURS, 0, 0, ops.chunked(0), 64, 64, ops.chunked(64)]
+    for name, chunk in ((ops.OURS, None), (ops.chunked(0), 0), (ops.chunked(64), 64)):
+        assert ops.row(case, Measurement(name, "", "skipped"), torch.float32)["chunk"] == chunk
+
+
+@pytest.mark.parametrize(
+    ("chunks", "device", "message"),
+    [
+        ((64,), "cpu", "chunks must be used with --device cuda, got cpu"),
+        ((64, -1), "cuda", r"chunks must be at least 0, got \(64, -1\)"),
+    ],
+)
+def test_chunks_are_refused(chunks, device, message):
+    with pytest.raises(RequestError, match=message):
+        ops.check_chunks(chunks, device)
+    ops.check_chunks((), "cpu")
+    ops.check_chunks((0, 64), "cuda")
 
 
 def test_providers_receive_their_memory_order(monkeypatch):

@@ -1,6 +1,7 @@
 """Operators of other layers: what they compute, what they are compared at, and where they run."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -215,10 +216,12 @@ def measured(name):
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_without_the_package_a_peer_is_skipped_and_says_what_to_install(monkeypatch):
     monkeypatch.setattr(fla, "installed", lambda: False)
+    monkeypatch.setitem(sys.modules, "fla", None)
     one = measured("delta_net")
     assert one.status == "skipped"
     assert one.reason == (
-        "delta_net on a GPU needs flash-linear-attention: pip install 'statemix[peers]'"
+        "delta_net on a GPU needs flash-linear-attention, which is not installed: "
+        "pip install 'statemix[peers]'"
     )
     assert measured("lstm").status == "measured"
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import runpy
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from statemix import ops as operators
 from statemix.experiments.fixed_point import suites
 from statemix.experiments.fixed_point.suite import FixedPointSuite, Measured
 from statemix.experiments.store import key
-from statemix.layers import LayerSpec
+from statemix.layers import BDLRU, LayerSpec
 from statemix.tasks import TaskSpec
 from statemix.training import (
     BatchConfig,
@@ -60,9 +61,30 @@ def test_a_long_sequence_is_measured_with_gates_kept_and_computed_again(rows_of,
         assert row["case"].items() >= size.items()
         assert 0 < row["time_s"]["p20"] <= row["time_s"]["p50"]
         assert (row["device"], row["dtype"]) == ("cpu", "bfloat16")
+        assert 0 < row["relative_error"] <= 2e-2
     assert (kept["checkpoint_every"], again["checkpoint_every"]) == (None, 2**16)
     assert again["memory_bytes"] < 0.8 * kept["memory_bytes"]
     assert capsys.readouterr().out.count("measured") == 2
+
+
+@pytest.mark.parametrize("wrong", ["y", "state", "d_x"])
+def test_a_long_sequence_that_ends_wrong_has_no_time(rows_of, monkeypatch, wrong):
+    forward = BDLRU.forward
+
+    def spoil(self, x, *rest):
+        y, state = forward(self, x, *rest)
+        if x.shape[1] == 300 and wrong == "d_x":
+            # The same output, with twice its gradient.
+            y = 2 * y - y.detach()
+        elif x.shape[1] == 300:
+            y, state = y + (wrong == "y"), state + (wrong == "state")
+        return y, state
+
+    monkeypatch.setattr(BDLRU, "forward", spoil)
+    options = ["--device", "cpu", "--backend", "loop", "--length", "300", "--hidden-size", "8"]
+    for row in rows_of("long_context.py", *options):
+        assert row["status"] == "wrong"
+        assert row["relative_error"] > 2e-2
 
 
 def test_first_calls_are_timed_with_the_kernels_that_they_compile(rows_of, monkeypatch, capsys):
@@ -99,10 +121,59 @@ def test_first_calls_are_timed_with_the_kernels_that_they_compile(rows_of, monke
     assert "compiled 1: both" in text
 
 
+def test_gradients_of_every_kernel_are_checked(tmp_path):
+    options = ["--device", "cpu", "--backend", "loop", "--sizes", "1", "2", "--workers", "1"]
+    path = tmp_path / "rows.jsonl"
+    command = [sys.executable, SCRIPTS / "gradients.py", path, *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert done.stdout.count("measured") == len(rows) == 2 * 3 * 3
+    cases = [row["case"] for row in rows]
+    assert {(case["recurrence"], case["gate"], case["block_size"]) for case in cases} == {
+        (*kernel, size)
+        for kernel in (("bd_lru", "softmax"), ("h_lru", "softmax"), ("bd_lru", "householder"))
+        for size in (1, 2)
+    }
+    for row in rows:
+        assert row["repeats"] is True
+        assert row["errors"].keys() == {
+            "states", "final_state", "d_gates", "d_values", "d_initial_state"
+        }  # fmt: skip
+        assert max(row["errors"].values()) <= (1e-5 if row["dtype"] == "float32" else 2e-2)
+    assert {(row["dtype"], row["case"]["chunk"]) for row in rows} == {
+        ("float32", 0), ("float32", 48), ("bfloat16", 0)
+    }  # fmt: skip
+
+
+def test_gradients_that_are_not_written_or_not_repeated_are_noticed(monkeypatch):
+    names = runpy.run_path(SCRIPTS / "gradients.py")
+    case = names["Case"]("bd_lru", "softmax", 2, "float32", 0, length=3, num_blocks=2)
+    real = operators.bd_lru
+
+    def forget(gates, values, gate, initial, *, backend):
+        states, final = real(gates, values, gate, initial, backend="loop")
+        return states + 0 * torch.empty_like(states), final
+
+    monkeypatch.setattr(operators, "bd_lru", forget)
+    row = names["_row"](case, "cpu", "loop")
+    assert (row["status"], row["errors"]) == ("wrong", {})
+    runs = []
+
+    def wander(gates, values, gate, initial, *, backend):
+        runs.append(1e-7 * len(runs))
+        states, final = real(gates, values, gate, initial, backend="loop")
+        return states * (1 + runs[-1]), final
+
+    monkeypatch.setattr(operators, "bd_lru", wander)
+    row = names["_row"](case, "cpu", "loop")
+    assert (row["status"], row["repeats"]) == ("measured", False)
+
+
 def gpu_row(benchmark, case, **values):
     return {
         "benchmark": benchmark,
         "device": "NVIDIA H200",
+        "started_utc": "one process",
         "dtype": "bfloat16",
         "status": "measured",
         "case": case,
@@ -127,7 +198,8 @@ def layer_row(speed, hidden_size=1024, **values):
     case = {"hidden_size": hidden_size, "batch_size": 8, "length": 2048}
     layer = values.pop("layer")
     more = {"projections": False, "compiled": False, "num_parameters": 33_000_000}
-    more["saved_bytes_per_token"] = 30_700
+    more |= {"saved_bytes_per_token": 30_700, "memory_bytes": 100}
+    more |= {"label": layer["name"], "foreign_kernels": False}
     return gpu_row("layers", case, layer=layer, tokens_per_s=speed, **(more | values))
 
 
@@ -139,10 +211,11 @@ def block_layer(size, backend="triton"):
 def verdicts(monkeypatch, tmp_path, capsys):
     """Return a function: rows -> the lines of the table by the beginning of their names."""
 
-    def table(rows):
-        path = tmp_path / "gpu.jsonl"
+    def table(rows, tests=""):
+        path, log = tmp_path / "gpu.jsonl", tmp_path / "tests.log"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        monkeypatch.setattr(sys, "argv", ["gpu_targets.py", str(path)])
+        log.write_text(tests)
+        monkeypatch.setattr(sys, "argv", ["gpu_targets.py", str(path), "--tests", str(log)])
         runpy.run_path(SCRIPTS / "gpu_targets.py")["main"]()
         lines = capsys.readouterr().out.splitlines()
         return lambda name: re.split(
@@ -158,6 +231,8 @@ def test_without_rows_no_target_is_decided(verdicts):
     assert of("spread") == ["not measured", "<= 20", "<= 10"]
     assert of("float32") == ["not measured", "<= 1e-05", "<= 1e-06"]
     assert of("kernels compiled") == ["not measured"]
+    assert of("random shapes") == ["not measured", ">= 200"]
+    assert of("tests of the kernels") == of("results that differ") == ["not measured", "<= 0"]
 
 
 def test_the_last_row_of_an_operator_is_compared_with_both_limits(verdicts):
@@ -183,7 +258,10 @@ def test_rows_of_something_else_decide_nothing(verdicts, other):
 
 def test_speeds_of_layers_and_their_spread(verdicts):
     sizes = (1, 2, 3, 4, 5, 6, 8, 16)
-    rows = [layer_row(2.5e6 + 1e5 * size, layer=block_layer(size)) for size in sizes]
+    rows = [
+        layer_row(2.5e6 + 1e5 * size, 960 if size == 16 else 1024, layer=block_layer(size))
+        for size in sizes
+    ]
     rows += [
         layer_row(9e6, layer=block_layer(4), projections=True),
         layer_row(5e5, layer=block_layer(4, "associative"), compiled=True),
@@ -194,7 +272,11 @@ def test_speeds_of_layers_and_their_spread(verdicts):
     assert of("layer of 33M parameters, m=4 ") == ["2.9 Mtok/s", ">= 2.2 met", ">= 2.7 met"]
     # From 2.6 to 4.1.
     assert of("spread") == ["36.6 %", "<= 20 missed", "<= 10 missed"]
-    assert of("layer of 33M parameters, m=4: the paper's") == ["5.8 x"]
+    paper = "layer of 33M parameters, m=4: the paper's"
+    assert of(paper) == ["5.8 x", ">= 5 met"]
+    # Neither a form that is not compiled nor another process decides.
+    for other in ({"compiled": False}, {"started_utc": "another process"}):
+        assert verdicts([*rows[:-2], rows[-2] | other])(paper) == ["not measured", ">= 5"]
     # Of some block sizes alone there is no spread.
     assert verdicts(rows[1:])("spread")[0] == "not measured"
 
@@ -208,10 +290,29 @@ def test_lags_are_compared_with_the_companion_form(verdicts):
             layer_row(1e6, 768, layer=lag),
         ]
     )
+    companion = lag | {"backend": "associative"}
+    both = [
+        layer_row(1e6, 768, layer=lag),
+        layer_row(1e3, 768, layer=companion, memory_bytes=700, saved_bytes_per_token=1),
+        layer_row(1e3, 768, layer=companion, memory_bytes=9000, compiled=True),
+    ]
+    assert verdicts(both)("a layer of H-LRU m=16") == ["7 x", ">= 8 missed"]
     name = "H-LRU m=16 of 768 channels, "
     assert of(f"{name}forward and backward") == ["0.6 ms", "<= 1 met", "<= 0.5 missed"]
-    assert of(f"{name}peak memory") == ["15 x"]
+    assert of(f"{name}peak memory") == ["15 x", ">= 8 met"]
+    assert of(f"a layer of {name}peak memory")[0] == "not measured"
     assert of(f"{name}saved") == ["30.7 kB", "<= 32 met", "<= 32 met"]
+
+
+@pytest.mark.parametrize(("ours", "paper"), [(0, 1500), (100, 0), (None, 1500), (0, 0)])
+def test_memory_of_nothing_is_not_measured(verdicts, ours, paper):
+    of = verdicts(
+        [
+            operator_row(16, 1.5, "h_lru", 768, memory_bytes=ours),
+            operator_row(16, 99.0, "h_lru", 768, "paper", memory_bytes=paper),
+        ]
+    )
+    assert of("H-LRU m=16 of 768 channels, peak memory")[0] == "not measured"
 
 
 def test_a_layer_does_not_decide_what_is_asked_of_a_model(verdicts):
@@ -244,13 +345,112 @@ def test_long_sequences_and_first_steps(verdicts):
             (8, "forward", 9.0, ["local_forward"]),
         )
     ]
-    times = {"provider": "kept", "time_s": {"p50": 0.06}}
+    times = {"provider": "kept", "time_s": {"p50": 0.06}, "memory_bytes": 23_000_000_000}
     of = verdicts([gpu_row("long_context", long, **times), *steps])
-    assert of("a million tokens") == ["60 ms", "<= 80 met", "<= 50 missed"]
+    name = "a million tokens, batch 1, m=4, one layer, gates"
+    assert of(f"{name} kept, time") == ["60 ms", "<= 80 met", "<= 50 missed"]
+    assert of(f"{name} kept, peak") == ["23 GB", "<= 20 missed", "<= 20 missed"]
+    assert of(f"{name} computed again, peak")[0] == "not measured"
     assert of("first step, cold") == ["2.5 s", "<= 2 missed", "<= 2 missed"]
     assert of("kernels compiled") == ["4 kernels"]
     warm = [row | {"kernels": []} for row in steps]
     assert of("first step, cold")[1] != verdicts(warm)("first step, cold")[1] == "<= 2 not decided"
+
+
+def peer_row(label, speed, **values):
+    layer = {"name": label.split()[0].lower()}
+    return layer_row(speed, layer=layer, **{"label": label, "foreign_kernels": True} | values)
+
+
+def test_peers_are_compared_at_equal_parameters_and_in_one_process(verdicts):
+    ours = layer_row(3e6, layer=block_layer(4))
+    rows = [
+        ours,
+        peer_row("Gated DeltaProduct n=4 [-1, 1]", 1e6),
+        peer_row("Gated DeltaNet [-1, 1]", 4e6),
+        peer_row("DeltaNet [-1, 1]", 9e6),
+        peer_row("Mamba-2 S=128", 3.75e6),
+    ]
+    of = verdicts(rows)
+    name = "layer of 33M parameters, m=4: "
+    assert of(f"{name}Gated DeltaProduct") == ["3 x", ">= 1 met"]
+    assert of(f"{name}Gated DeltaNet") == ["0.75 x", ">= 1 missed"]
+    assert of(f"{name}Mamba-2") == ["0.8 x", ">= 0.769 met"]
+    for other in (
+        {"foreign_kernels": False},
+        {"started_utc": "another process"},
+        {"num_parameters": 30_000_000},
+        {"dtype": "float32"},
+        {"status": "skipped"},
+    ):
+        of = verdicts([ours, peer_row("Mamba-2 S=128", 3.75e6, **other)])
+        assert of(f"{name}Mamba-2") == ["not measured", ">= 0.769"]
+
+
+def test_operators_of_peers_are_compared_with_ours(verdicts):
+    ratios = {"gated_delta_product": 3.0, "gated_delta_net": 0.9, "mamba2": 0.5, "delta_net": 9.0}
+    of = verdicts(
+        [
+            operator_row(4, 1.0, provider=peer, ratios={"statemix": {"p50": ratio}})
+            for peer, ratio in ratios.items()
+        ]
+    )
+    name = "BD-LRU m=4, forward and backward, "
+    assert of(f"{name}Gated DeltaProduct") == ["3 x", ">= 1 met"]
+    assert of(f"{name}Gated DeltaNet") == ["0.9 x", ">= 1 missed"]
+    assert of(f"{name}Mamba-2") == ["0.5 x", ">= 0.769 missed"]
+
+
+def gradient_rows(**values):
+    names = ("bd_lru", "softmax"), ("h_lru", "softmax"), ("bd_lru", "householder")
+    return [
+        gpu_row("gradients", {"recurrence": recurrence, "gate": gate, "block_size": size})
+        | {"dtype": dtype, "errors": {"d_gates": error, "states": 0.0}, "repeats": True}
+        | values
+        for recurrence, gate in names
+        for size in range(1, 17)
+        for dtype, error in (("float32", 2e-6), ("bfloat16", 1e-2))
+    ]
+
+
+def test_gradients_are_judged_by_the_worst_of_every_kernel(verdicts):
+    rows = gradient_rows()
+    of = verdicts(rows)
+    assert of("float32") == ["2e-06", "<= 1e-05 met", "<= 1e-06 missed"]
+    assert of("bfloat16") == ["0.01", "<= 0.02 met"]
+    assert of("results with entries") == of("results that differ") == ["0 cases", "<= 0 met"]
+    # One that is missing, is no number, or wanders.
+    of = verdicts(rows[1:])
+    assert of("float32") == ["2e-06", "<= 1e-05 not decided", "<= 1e-06 not decided"]
+    assert of("bfloat16")[1] == "<= 0.02 met"
+    assert of("results that differ") == ["0 cases", "<= 0 not decided"]
+    of = verdicts([rows[0] | {"status": "wrong", "errors": {}}, *rows[1:]])
+    assert of("float32") == ["inf", "<= 1e-05 missed", "<= 1e-06 missed"]
+    assert of("results with entries") == ["1 cases", "<= 0 missed"]
+    of = verdicts([*rows[:-1], rows[-1] | {"repeats": False}])
+    assert of("results that differ") == ["1 cases", "<= 0 missed"]
+    # What was repeated counts alone.
+    assert verdicts([rows[0] | {"errors": {"states": 1.0}}, *rows])("float32")[0] == "2e-06"
+
+
+@pytest.mark.parametrize("workers", [False, True])
+def test_tests_are_counted_as_they_are_printed(verdicts, workers):
+    def line(name, outcome):
+        test = f"tests/ops/triton/test_kernels.py::{name}[[5, 0]-0]"
+        return f"[gw1] [  5%] {outcome} {test} \n" if workers else f"{test} {outcome}  [  5%]\n"
+
+    name = "test_random_shapes_equal_the_reference"
+    passed = "".join(line(name, "PASSED") for _ in range(10)) + line("test_a", "SKIPPED")
+    of = verdicts([], passed + "===== 10 passed, 1 skipped in 9.12s =====\n")
+    assert of("random shapes") == ["200 shapes", ">= 200 met"]
+    assert of("tests of the kernels") == ["0 tests", "<= 0 met"]
+    # Stopped.
+    of = verdicts([], passed)
+    assert of("random shapes") == ["200 shapes", ">= 200 met"]
+    assert of("tests of the kernels") == ["0 tests", "<= 0 not decided"]
+    text = passed + line(name, "FAILED") + "== short test summary info ==\nFAILED a::b\n"
+    of = verdicts([], text + "===== 1 failed, 10 passed in 9.12s =====\n")
+    assert of("tests of the kernels") == ["1 tests", "<= 0 missed"]
 
 
 def test_models_that_track_are_timed_in_training_and_once_trained(rows_of, monkeypatch, tmp_path):

@@ -203,7 +203,16 @@ def test_help_shows_every_option(capsys):
         parse(["ops", "--help"])
     assert stop.value.code == 0
     text = capsys.readouterr().out
-    for option in ("recurrences", "shapes", "block-sizes", "orders", "dtype", "compiled", "rounds"):
+    for option in (
+        "recurrences",
+        "shapes",
+        "block-sizes",
+        "orders",
+        "dtype",
+        "chunks",
+        "compiled",
+        "rounds",
+    ):
         assert f"--{option}" in text
     for option in ("budget-s", "threads", "quick", "output"):
         assert f"--{option}" in text

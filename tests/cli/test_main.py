@@ -48,7 +48,8 @@ FLAGS = {
         """,
     "report": "--results --json --output",
     "bench ops": """
-        --recurrences --shapes --block-sizes --orders --gate --dtype --providers --peers --compiled
+        --recurrences --shapes --block-sizes --orders --gate --dtype --providers --peers --chunks
+        --compiled
         --rounds --budget-s --threads --quick --device --graphs --output
         """,
     "bench layers": """

@@ -197,6 +197,20 @@ def test_they_do_not_serve_on_a_cpu_or_without_the_package(monkeypatch):
 def test_without_the_package_it_is_not_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "fla", None)
     assert not fla.installed.__wrapped__()
+    assert fla.missing() == "is not installed: pip install 'statemix[peers]'"
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("no driver"), ModuleNotFoundError("no driver", name="einops")], ids=str
+)
+def test_a_package_that_fails_to_be_imported_says_why(monkeypatch, error):
+    def fail(name):
+        assert name == "fla.ops"
+        raise error
+
+    monkeypatch.setattr(fla.importlib, "import_module", fail)
+    assert not fla.installed.__wrapped__()
+    assert fla.missing() == "cannot be imported: no driver"
 
 
 def drawn(*shape):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from statemix.bench import memory
 from statemix.bench.devices import BenchDevice, DeviceName
-from statemix.layers import LAYERS, Layer, LayerSpec, Price, price
+from statemix.layers import LAYERS, Layer, LayerSpec, Price, fla, price
 from statemix.layers.gated_recurrence import GatedRecurrence
 from statemix.memory import gigabytes, is_shortage
 from statemix.ops import BackendUnavailableError
@@ -21,6 +21,8 @@ BASELINE = LayerSpec("lstm")
 SCAN = "associative"
 """Backend of the paper's parallel scan."""
 
+# Layers that kernels of flash-linear-attention may run.
+_FOREIGN = ("mamba2", "delta_net", "delta_product")
 # Saved bytes are measured on one sequence of at most so many tokens.
 _SAVED_TOKENS = 512
 # Entries of activations per output of a projection, at most.
@@ -55,6 +57,8 @@ class Entry:
             of a compiled layer those that it would keep if it were not compiled.
         compiled: whether the whole layer is compiled with max-autotune, as in the paper.
         projections: whether only its projections are timed, without the recurrence.
+        foreign: whether kernels of flash-linear-attention may run it here.
+        failure: why they cannot; empty if they can.
     """
 
     name: str
@@ -63,6 +67,8 @@ class Entry:
     saved_bytes: float
     compiled: bool = False
     projections: bool = False
+    foreign: bool = False
+    failure: str = ""
 
     @property
     def label(self) -> str:
@@ -136,10 +142,33 @@ def entries(
     prices = {name: _price(name, spec, case, dtype) for name, spec in specs.items()}
     for name, spec in specs.items():
         _check_time(name, spec, case)
-    return [
-        Entry(name, spec, prices[name], _saved_bytes(name, spec, case, dtype, device))
-        for name, spec in specs.items()
-    ]
+    return [_entry(name, spec, prices[name], case, dtype, device) for name, spec in specs.items()]
+
+
+def _entry(
+    name: str,
+    spec: LayerSpec,
+    its_price: Price,
+    case: Case,
+    dtype: torch.dtype,
+    device: BenchDevice,
+) -> Entry:
+    foreign = device.name == "cuda" and spec.name in _FOREIGN and fla.installed()
+    try:
+        saved_bytes = _saved_bytes(name, spec, case, dtype, device)
+    except (RequestError, BackendUnavailableError):
+        raise
+    except Exception as error:
+        if not foreign:
+            raise
+        # The others are measured.
+        return Entry(name, spec, its_price, 0.0, foreign=True, failure=failure_of(name, error))
+    return Entry(name, spec, its_price, saved_bytes, foreign=foreign)
+
+
+def failure_of(name: str, error: Exception) -> str:
+    """Return the words for an error of another package's kernels."""
+    return f"flash-linear-attention cannot run {name} here: {error}"
 
 
 def with_compiled(listed: Sequence[Entry]) -> list[Entry]:

@@ -11,11 +11,18 @@ import torch
 from torch import Tensor
 
 from statemix.bench.devices import DeviceName
-from statemix.bench.entries import Case, Entry, build_layer, draw_problem
+from statemix.bench.entries import (
+    Case,
+    Entry,
+    build_layer,
+    draw_problem,
+    failure_of,
+)
 from statemix.bench.harness import Measurement, Provider
 from statemix.bench.ops import autotuned
 from statemix.layers import LAYERS, Layer
 from statemix.layers.gated_recurrence import GatedRecurrence
+from statemix.ops import BackendUnavailableError
 
 # Steps that are checked: the last ones of the first sequence.
 _CHECKED_STEPS = 32
@@ -42,6 +49,8 @@ def providers(
 
     def provider(entry: Entry) -> Provider:
         def prepare() -> Callable[[], tuple[Tensor, Tensor]]:
+            if entry.failure:
+                raise BackendUnavailableError(entry.failure)
             layer, (x, d_y) = build_layer(entry.spec, case, dtype, device), problem()
             leaves = [x, *layer.parameters()]
             run: Callable[[Tensor], tuple[Tensor, Any]]
@@ -52,7 +61,7 @@ def providers(
                 d_x, *_ = torch.autograd.grad(y, leaves, d_y, allow_unused=True)
                 return y.detach(), d_x
 
-            return call
+            return partial(_skipped_if_it_fails, entry, call) if entry.foreign else call
 
         def error(result: tuple[Tensor, Tensor]) -> float:
             exact = _last_of_all if LAYERS[entry.spec.name].iterative else _last_steps
@@ -69,6 +78,21 @@ def providers(
         return Provider(entry.name, prepare, error, needed)
 
     return [provider(entry) for entry in listed]
+
+
+def _skipped_if_it_fails(
+    entry: Entry, call: Callable[[], tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor]:
+    """Call a layer whose kernels are another package's.
+
+    Raises:
+        BackendUnavailableError: if they fail, forward or backward, so that the other layers are
+            still measured.
+    """
+    try:
+        return call()
+    except Exception as error:
+        raise BackendUnavailableError(failure_of(entry.name, error)) from error
 
 
 def _projections(
@@ -117,10 +141,11 @@ def row(entry: Entry, case: Case, measurement: Measurement, dtype: str) -> dict[
         "label": entry.label,
         "compiled": entry.compiled,
         "projections": entry.projections,
+        "foreign_kernels": entry.foreign,
         **asdict(entry.price),
         "flops": flops and {**flops._asdict(), "total": flops.total},
         "saved_bytes_per_token": (
-            None if entry.compiled or entry.projections else entry.saved_bytes
+            None if entry.compiled or entry.projections or entry.failure else entry.saved_bytes
         ),
         "tokens_per_s": time_s and case.num_tokens / time_s.p50,
         **outcome,

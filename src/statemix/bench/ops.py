@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from math import isfinite
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -14,6 +14,7 @@ from statemix.bench.devices import DeviceName
 from statemix.bench.harness import Measurement, Provider, Spread
 from statemix.memory import gigabytes
 from statemix.ops.gates import check_gate
+from statemix.ops.triton.plan import forced_chunk
 from statemix.settings import RequestError
 
 Recurrence = Literal["bd_lru", "h_lru"]
@@ -170,8 +171,30 @@ def check_fits(case: Case, dtype: torch.dtype, total: int) -> None:
         )
 
 
+def check_chunks(chunks: Sequence[int], device: DeviceName) -> None:
+    """Check that the kernels of a device cut time into such chunks.
+
+    Raises:
+        RequestError: if they do not.
+    """
+    if any(chunk < 0 for chunk in chunks):
+        raise RequestError(f"chunks must be at least 0, got {tuple(chunks)}")
+    if chunks and device != "cuda":
+        raise RequestError(f"chunks must be used with --device cuda, got {device}")
+
+
+def chunked(chunk: int) -> str:
+    """Return the name of our kernels with chunks of this length."""
+    return f"{OURS}-chunk-{chunk}"
+
+
 def providers(
-    case: Case, dtype: torch.dtype, *, compiled: bool, device: DeviceName = "cpu"
+    case: Case,
+    dtype: torch.dtype,
+    *,
+    compiled: bool,
+    device: DeviceName = "cpu",
+    chunks: Sequence[int] = (),
 ) -> list[Provider]:
     """Return the providers of ``case``, the copy first.
 
@@ -184,6 +207,8 @@ def providers(
         dtype: dtype of gates, values and states.
         compiled: add the published scan under ``torch.compile``.
         device: where to run.
+        chunks: add our kernels with chunks of so many steps, 0 for one chunk, instead of the rule's
+            choice. :func:`check_chunks` has accepted them.
     """
 
     @cache
@@ -201,6 +226,15 @@ def providers(
 
     def ours() -> Callable[[], Sequence[Tensor]]:
         return _call(case.direction, _operator(case, _KERNELS[device]), *problem())
+
+    def forced(chunk: int) -> Callable[[], Sequence[Tensor]]:
+        run = ours()
+
+        def call() -> Sequence[Tensor]:
+            with forced_chunk(chunk):
+                return run()
+
+        return call
 
     def loop() -> Callable[[], Sequence[Tensor]]:
         return _call(case.direction, _operator(case, "loop"), *problem())
@@ -230,6 +264,9 @@ def providers(
         provider(LOOP, loop, "backend loop, blocks innermost in memory"),
         provider(PAPER, paper, "backend associative, contiguous"),
     ]
+    for chunk in chunks:
+        note = f"backend {_KERNELS[device]}, chunks of {chunk or case.length} steps"
+        listed.append(provider(chunked(chunk), partial(forced, chunk), note))
     if compiled:
         note = "backend associative, contiguous, compiled with max-autotune"
         listed.append(provider(COMPILED, paper_compiled, note))
@@ -266,9 +303,12 @@ def row(
     # JSON has no NaN; the reason reports it.
     outcome["relative_error"] = error if error is not None and isfinite(error) else None
     share = roofline(measurement, moved_bytes / case.moved_bytes(dtype))
+    before, _, chunk = measurement.provider.rpartition("-chunk-")
     return {
         "benchmark": "ops",
         "case": asdict(case),
+        # Forced; None is the choice of the rule.
+        "chunk": int(chunk) if before == OURS else None,
         "dtype": str(dtype).removeprefix("torch."),
         "moved_bytes": moved_bytes,
         "roofline": share and share._asdict(),
@@ -362,7 +402,7 @@ def _required_bytes(case: Case, name: str, dtype: torch.dtype) -> int:
     copies of them.
     """
     size, forward = case.block_size, case.direction == "forward"
-    if name == OURS:
+    if name.startswith(OURS):
         factor = 2.5
     elif name == LOOP:
         factor = 5.0

@@ -140,7 +140,7 @@ def _provider(name: str, case: ops.Case, dtype: torch.dtype, device: DeviceName)
         foreign = device == "cuda" and name != LSTM
         if foreign and not fla.installed():
             raise BackendUnavailableError(
-                f"{name} on a GPU needs flash-linear-attention: pip install 'statemix[peers]'"
+                f"{name} on a GPU needs flash-linear-attention, which {fla.missing()}"
             )
         problem = _problem(name, case, dtype, device)
         run = _operator(name, case, problem, dtype, device)

@@ -13,11 +13,23 @@ _MOST_KEYS = 256
 @functools.cache
 def installed() -> bool:
     """Return whether flash-linear-attention can be imported."""
+    return missing() is None
+
+
+def missing() -> str | None:
+    """Return why flash-linear-attention cannot be imported, or None.
+
+    A copy that does not fit the other packages here may fail with any error.
+    """
     try:
         importlib.import_module("fla.ops")
-    except ImportError:
-        return False
-    return True
+    except ModuleNotFoundError as error:
+        if error.name in ("fla", "fla.ops"):
+            return "is not installed: pip install 'statemix[peers]'"
+        return f"cannot be imported: {error}"
+    except Exception as error:  # noqa: BLE001 - its errors are its own, and are told
+        return f"cannot be imported: {error}"
+    return None
 
 
 def serves(x: Tensor, dtype: torch.dtype, num_keys: int) -> bool:

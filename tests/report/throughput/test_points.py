@@ -89,6 +89,11 @@ def test_files_that_had_changed_are_marked(row, write):
     assert point.commit == "abcdef0+"
 
 
+def test_rows_of_no_checkout_have_an_unknown_commit(row, write):
+    (point,) = read([write([row("lstm", **SIZES, commit=None, tree_clean=None)])])
+    assert point.commit == "unknown"
+
+
 def test_rows_of_other_benchmarks_are_skipped(row, write):
     assert read([write([{"benchmark": "ops"}, {"operator": "block"}])]) == []
 

@@ -176,7 +176,7 @@ def _paid(entry: entries.Entry) -> list[str]:
         *map(_short, (price.num_parameters, price.state_size)),
         *(map(_short, flops) if flops else ("-", "-")),
         _short(price.decode_bytes),
-        "-" if entry.compiled else _short(entry.saved_bytes),
+        "-" if entry.compiled or entry.failure else _short(entry.saved_bytes),
     ]
 
 

@@ -70,6 +70,10 @@ class Ops(MeasuredAnywhere):
     """Operators of other layers to time as well: on a CPU our own forms, on a GPU the kernels of
     flash-linear-attention, which need --dtype bfloat16. An LSTM is PyTorch's."""
 
+    chunks: tuple[int, ...] = ()
+    """On a GPU, also time our kernels with time cut into chunks of so many steps, 0 for one chunk,
+    instead of the choice that their rule makes."""
+
     compiled: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Also time the published scan under torch.compile with max-autotune. Each case compiles
     for one to three minutes."""
@@ -84,10 +88,11 @@ class Ops(MeasuredAnywhere):
 
         Raises:
             RequestError: if a size, the rounds, the threads or the budget is out of range, a peer
-                does not know the dtype, or the output cannot be written.
+                does not know the dtype, chunks are asked of a CPU, or the output cannot be written.
         """
         self.check()
         peers.check(self.peers, self._dtype, self.device)
+        ops.check_chunks(self.chunks, self.device)
         cases = ops.cases(
             self.recurrences, self._shapes(), self.block_sizes, self.orders, self.gate
         )
@@ -128,8 +133,11 @@ class Ops(MeasuredAnywhere):
         return shapes
 
     def _measure(self, case: ops.Case, on_step: Callable[[str], None]) -> list[Measurement]:
-        every = ops.providers(case, self._dtype, compiled=self.compiled, device=self.device)
-        chosen = [one for one in every if one.name in (*self.providers, ops.COMPILED)]
+        every = ops.providers(
+            case, self._dtype, compiled=self.compiled, device=self.device, chunks=self.chunks
+        )
+        asked = (*self.providers, ops.COMPILED, *map(ops.chunked, self.chunks))
+        chosen = [one for one in every if one.name in asked]
         return measure(
             [*chosen, *peers.providers(self.peers, case, self._dtype, self.device)],
             relative_to=(ops.COPY, ops.OURS),

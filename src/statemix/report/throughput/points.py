@@ -63,7 +63,8 @@ class Point:
         speed: tokens per second, forward and backward; None if it has no time.
         ratio: its time over that of an LSTM of the same width; None for the LSTM itself.
         missing: why it has no time.
-        commit: commit of the code that was measured, marked "+" if files had changed.
+        commit: commit of the code that was measured, marked "+" if files had changed; "unknown" if
+            it was no checkout.
     """
 
     setting: Setting
@@ -149,8 +150,15 @@ def _point(place: str, line: str) -> Point | None:
         speed=time_s and Spread(*(tokens / one for one in reversed(time_s))),
         ratio=fields.inside("ratios").spread("lstm"),
         missing="" if time_s else f"{fields.text('status')}: {fields.text('reason')}",
-        commit=fields.text("commit")[:7] + "+" * (row.get("tree_clean") is False),
+        commit=_commit(fields),
     )
+
+
+def _commit(fields: "_Fields") -> str:
+    # A package that no checkout tracks has none.
+    if fields.row.get("commit", "") is None:
+        return "unknown"
+    return fields.text("commit")[:7] + "+" * (fields.row.get("tree_clean") is False)
 
 
 def _setting(fields: "_Fields") -> Setting:

@@ -18,11 +18,18 @@ TINY = [
     for direction in ("forward", "forward_backward")
 ]
 REFLECTED = ops.Case("bd_lru", "forward_backward", 2, 5, 3, 2, gate="householder")
+# So long that states of rows that nothing bounds are no numbers.
+UNBOUNDED = [
+    ops.Case(recurrence, "forward_backward", 2, 300, 3, 2, gate="none")
+    for recurrence in ("bd_lru", "h_lru")
+]
 
 
 @pytest.mark.parametrize("dtype", ops.TOLERANCES)
 @pytest.mark.parametrize(
-    "case", [*TINY, REFLECTED], ids=lambda case: f"{case.recurrence}-{case.direction}-{case.gate}"
+    "case",
+    [*TINY, REFLECTED, *UNBOUNDED],
+    ids=lambda case: f"{case.recurrence}-{case.direction}-{case.gate}",
 )
 def test_every_provider_gives_the_reference_result(case, dtype):
     for provider in ops.providers(case, dtype, compiled=False):

@@ -335,10 +335,12 @@ def _problem(case: Case, dtype: torch.dtype, device: DeviceName) -> tuple[Tensor
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=dtype, device=device)
 
+    # Rows that nothing normalises must be short, or states grow without bound.
+    scale = 0.5 / (size + 1) if case.gate == "none" else 1.0
     if case.recurrence == "h_lru":
-        gates = normal(*outer, size + 1, blocks).movedim(-1, 2)
+        gates = normal(*outer, size + 1, blocks).mul_(scale).movedim(-1, 2)
         return gates, normal(*outer, blocks), normal(*outer, blocks)
-    gates = normal(*outer, size, size + 1, blocks).movedim(-1, 2)
+    gates = normal(*outer, size, size + 1, blocks).mul_(scale).movedim(-1, 2)
     values, d_states = (normal(*outer, size, blocks).movedim(-1, 2) for _ in range(2))
     return gates, values, d_states
 

@@ -6,7 +6,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from statemix.ops.layout import STATE_BLOCK_AXIS, dense, empty_innermost, innermost
+from statemix.ops.backends import Step
+from statemix.ops.layout import (
+    BLOCK_AXIS,
+    STATE_BLOCK_AXIS,
+    dense,
+    dense_strides,
+    empty_innermost,
+    innermost,
+)
 from statemix.ops.packing import positions
 from statemix.ops.triton.kernels import block, lag, reflect
 from statemix.ops.triton.kernels.carries import carries
@@ -121,6 +129,50 @@ def backward(
         **cut.options,
     )
     return d_gates, d_values, d_initial
+
+
+def prepare_step(operator: str, gates: Tensor, values: Tensor, state: Tensor, gate: str) -> Step:
+    """Return a function that runs one step on arguments like these, by one launch.
+
+    The step is ``local_forward`` with T = 1, so that it rounds as a sequence of one chunk does. It
+    allocates its results and waits for nothing: a CUDA graph can capture it.
+
+    Shapes, dtypes and the step are those of :class:`statemix.ops.backends.Kernel`.
+    """
+    if not values.numel():
+        return lambda gates, values, state, temperature: (values.clone(), state.clone())  # noqa: ARG005
+    given = gates, values, state
+    ordered = gates, values, state = _ordered_step(*given)
+    copied = any(one is not other for one, other in zip(ordered, given, strict=True))
+    sequence = gates.unsqueeze(1), values.unsqueeze(1)
+    problem = _Problem.of(operator, sequence[1], state, None, gate, None)
+    cut = problem.cut("local_forward")
+    launch = problem.kernels.local_forward[cut.grid]
+    numbers = (*problem.sizes, *_strides(sequence[0], 2), *_strides(sequence[1], 1))
+    options = {**problem.options, **cut.options, "RAGGED": False}
+    h_t_like = values.shape, dense_strides(values.shape, STATE_BLOCK_AXIS)
+    state_like = state.shape, dense_strides(state.shape, STATE_BLOCK_AXIS)
+    device, dtype, state_dtype = values.device, values.dtype, state.dtype
+
+    def step(
+        gates: Tensor, values: Tensor, state: Tensor, temperature: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        if copied:
+            gates, values, state = _ordered_step(gates, values, state)
+        h_t = torch.empty_strided(*h_t_like, dtype=dtype, device=device)
+        next_state = torch.empty_strided(*state_like, dtype=state_dtype, device=device)
+        tempered = temperature is not None
+        # Kernels run on the current device.
+        with torch.cuda.device_of(values):  # type: ignore[no-untyped-call]
+            launch(
+                *(gates, values, state, h_t, next_state, state, temperature if tempered else state),
+                *(state,) * 3,
+                *numbers,
+                **(options | {"TEMPERED": tempered}),
+            )
+        return h_t, next_state
+
+    return step
 
 
 class _Cut(NamedTuple):
@@ -268,14 +320,24 @@ class _Problem(NamedTuple):
         return entering
 
 
-def _ordered(tensor: Tensor) -> Tensor:
+def _ordered(tensor: Tensor, axis: int = BLOCK_AXIS) -> Tensor:
     """Return a tensor with lanes innermost, and rows so near that 32 bits count what is between."""
-    tensor = innermost(tensor)
+    tensor = innermost(tensor, axis)
+    rows = slice(axis + 1, None)
     far = any(
         size * stride >= 2**31
-        for size, stride in zip(tensor.shape[3:], tensor.stride()[3:], strict=True)
+        for size, stride in zip(tensor.shape[rows], tensor.stride()[rows], strict=True)
     )
-    return dense(tensor) if far else tensor
+    return dense(tensor, axis) if far else tensor
+
+
+def _ordered_step(gates: Tensor, values: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the arguments of a step, which have no axis of time, as the kernels read them."""
+    return (
+        _ordered(gates, STATE_BLOCK_AXIS),
+        _ordered(values, STATE_BLOCK_AXIS),
+        dense(state, STATE_BLOCK_AXIS),
+    )
 
 
 def _strides(tensor: Tensor, inner: int) -> tuple[int, ...]:

@@ -167,6 +167,27 @@ def test_maps_of_huge_gates_equal_the_reference(problem, agree, kind, dtype, sca
     agree(found, expected, near | ({} if dtype != torch.bfloat16 else {torch.float32: 2e-2}))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("scale", [2.0**-64, 1.0, 2.0**31, "largest"])
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+def test_maps_follow_every_temperature(problem, agree, dtype, scale):
+    """One number divides gates and is the base of powers, whatever the sizes of both."""
+    p = problem("lags", length=4, blocks=9, size=4)
+    unit = torch.finfo(dtype).max / p.gates.abs().max() if scale == "largest" else scale
+    p = p.replace(gates=p.gates * unit).to(dtype)
+    # The quotients of the reference may overflow: weights depend on differences alone.
+    exact = p.to(torch.float64)
+    exact = exact.replace(gates=exact.gates - exact.gates.amax(-1, keepdim=True))
+    for temperature in (0.7, 1e-9, 1e-30, 1e30):
+        found, _ = outcomes(p, chunk=2, dtype=dtype, temperature=temperature)
+        expected = exact.outcome(temperature=temperature, backend="reference")
+        near = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2}
+        near |= {} if dtype != torch.bfloat16 else {torch.float32: 2e-2}
+        # Gradients of gates are divided by the temperature: those of the reference may overflow.
+        names = found.keys() - {"d_gates"}
+        agree(*({name: one[name] for name in names} for one in (found, expected)), near)
+
+
 def test_a_gate_that_is_no_number_is_not_hidden(problem, kind, gate):
     p = problem(kind, gate=gate).to(torch.float32)
     p.gates[0, 2, 1, ..., 0] = torch.nan

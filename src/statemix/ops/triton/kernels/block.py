@@ -126,7 +126,7 @@ def chunk_forward(
             p = ()
             for i in tl.static_range(UNROLL):
                 g = load_part(g_row, mask, S, i * GATES, GATES)
-                p = p + row_weights(g, inverse, M + 1, FAMILY, SHIFT, TEMPERED)
+                p = p + row_weights(g, inverse, M + 1, FAMILY, SHIFT)
             v = load_part(v_row, mask, S, 0, UNROLL)
             columns = ()
             for k in tl.static_range(COLUMNS):
@@ -270,7 +270,7 @@ def chunk_backward(
             p = ()
             for i in tl.static_range(UNROLL):
                 g = load_part(g_row, mask, S, i * GATES, GATES)
-                p = p + row_weights(g, inverse, M + 1, FAMILY, SHIFT, TEMPERED)
+                p = p + row_weights(g, inverse, M + 1, FAMILY, SHIFT)
             dy = load_part(dy_row, mask, S, 0, UNROLL)
             columns = ()
             for k in tl.static_range(COLUMNS):

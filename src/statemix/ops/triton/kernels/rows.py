@@ -215,7 +215,7 @@ def _exponentials(g, inverse, COUNT: tl.constexpr):
     They are 2^(g c - b) with c = log2(e) / T and b = top c: one instruction before the power. Only
     b is rounded. So the largest is not 1, but between 2^-64 and 2^64, as |b| stays below 2^31, or
     in float64 2^60: c is smaller where |b| would be more than half of that. There, gates that
-    differ do so by 64 or more in the power, with either c, and all but the largest vanish beside it.
+    differ do so by 64 or more in the power with either c, and all but the largest vanish.
 
     Returns:
         COUNT tiles, and their sum.

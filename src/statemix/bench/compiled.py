@@ -16,7 +16,15 @@ from typing import Any, NamedTuple
 from statemix.ops.dispatch import GIVEN
 from statemix.ops.gates import GATES
 from statemix.ops.triton import TRITON
-from statemix.ops.triton.plan import Shape, kernels_of, shape_of, shift_of, tile_of
+from statemix.ops.triton.plan import (
+    Shape,
+    alignment,
+    crowded,
+    kernels_of,
+    shape_of,
+    shift_of,
+    tile_of,
+)
 from statemix.settings import RequestError, SettingError
 
 KERNELS = ("local_forward", "local_backward", "chunk_forward", "chunk_backward", "carries")
@@ -30,7 +38,7 @@ TARGETS: dict[str, tuple[str, int | str, int]] = {
 }
 _POINTERS = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32", "float64": "*fp64"}
 _BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
-# An H200: measured bytes per second of a copy, and lanes of instructions issued per second (132
+# An H200: assumed bytes per second of a copy, and lanes of instructions issued per second (132
 # processors of 128 lanes at 1.755 GHz).
 _BYTES_PER_S = 4.3e12
 _LANES_PER_S = 132 * 128 * 1.755e9
@@ -42,10 +50,10 @@ _STATES = (
     "outer",
 )  # fmt: skip
 _PLACES = ("sequences", "positions", "ends", "restarts")
-# Arguments of any size. The others, H and all strides, are multiples of 16 in common models.
+# Arguments of any size. The others are H and strides, whose factors Triton looks for.
 _ANY = ("T", "num_rows", "num_chunks", "num_maps", "maps_of_row", "chunk")
-# Rows and lanes of a problem that is large enough for every tile.
-_ROWS, _LANES = 1024, 192
+# Sequences, and their steps, of a problem that is large enough for every tile.
+_ROWS, _STEPS = 1024, 1024
 
 
 def families_of(operator: str) -> tuple[str, ...]:
@@ -68,6 +76,9 @@ class Variant:
         gate: gate family, one that the operator has.
         target: a name in :data:`TARGETS`.
         packed: whether sequences are packed.
+        ragged: whether the last chunk is shorter than the others; the rule of plan.py avoids that.
+        tempered: whether there is a temperature: layers have one, even if it is 1.
+        width: units H. Loads are as wide as its powers of two allow.
     """
 
     operator: str
@@ -77,6 +88,9 @@ class Variant:
     gate: str = "softmax"
     target: str = "sm_90"
     packed: bool = False
+    ragged: bool = False
+    tempered: bool = True
+    width: int = 192
 
     def __post_init__(self) -> None:
         for name, known in (
@@ -88,8 +102,9 @@ class Variant:
         ):
             if getattr(self, name) not in known:
                 raise SettingError(name, f"must be one of {list(known)}", getattr(self, name))
-        if self.size < 1:
-            raise SettingError("size", "must be at least 1", self.size)
+        for name in ("size", "width"):
+            if getattr(self, name) < 1:
+                raise SettingError(name, "must be at least 1", getattr(self, name))
 
     @property
     def gates(self) -> int:
@@ -102,6 +117,19 @@ class Variant:
     def entries(self) -> int:
         """Entries of the state that a step of a lane writes."""
         return self.size if self.operator == "block" else 1
+
+    @property
+    def strides(self) -> dict[str, int]:
+        """H and the strides of dense tensors, in memory (B, T, m, m+1, H), by their arguments."""
+        row = (self.size + 1) * self.width
+        strides = {"H": self.width, "gates_i": row, "gates_j": self.width}
+        for name, numbers in (
+            ("gates", self.gates), ("values", self.entries), ("d_states", self.entries)
+        ):  # fmt: skip
+            step = numbers * self.width
+            strides |= {f"{name}_b": _STEPS * step, f"{name}_t": step}
+            strides.setdefault(f"{name}_i", self.width)
+        return strides
 
     @property
     def moved(self) -> int:
@@ -130,6 +158,7 @@ class Compiled(NamedTuple):
         spilled: bytes of registers that a thread keeps in memory.
         shared: bytes of shared memory of a program.
         load: bytes that a thread loads of the gates at once; None if the target is not NVIDIA's.
+        store: bytes that a thread stores at once; None likewise.
         instructions: instructions of a step, per gate and lane, over all columns of maps; None if
             the target is not NVIDIA's.
         issue: time to issue them over the time to move the bytes, on an H200; None likewise.
@@ -140,6 +169,7 @@ class Compiled(NamedTuple):
     spilled: int
     shared: int
     load: int | None
+    store: int | None
     instructions: float | None
     issue: float | None
     seconds: float
@@ -174,12 +204,23 @@ def compiled(variant: Variant) -> Compiled:
 
     name = kernels_of(variant.operator, variant.gate)
     module, shape = MODULES[name], Shape(1)
+    strides = variant.strides
+    align = alignment(*strides.values())
     if variant.kernel == "carries":
         module = carries
     else:
-        shape = shape_of(name, variant.kernel, variant.size, variant.state_bytes)
+        full = crowded(
+            variant.kernel,
+            variant.gate,
+            _BYTES[variant.dtype],
+            packed=variant.packed,
+            ragged=variant.ragged,
+        )
+        shape = shape_of(
+            name, variant.kernel, variant.size, variant.state_bytes, align=align, crowded=full
+        )
     function = getattr(module, variant.kernel)
-    tile = tile_of(_ROWS, _LANES, shape.lanes)
+    tile = tile_of(_ROWS, variant.width, shape.lanes)
     constants = {
         "M": variant.size,
         "COLUMNS": shape.columns,
@@ -188,19 +229,14 @@ def compiled(variant: Variant) -> Compiled:
         "SHIFT": shift_of(variant.size),
         "R": tile.rows,
         "L": tile.lanes,
-        # The rule of plan.py prefers chunks of equal length.
-        "RAGGED": False,
+        "RAGGED": variant.ragged,
         "PACKED": variant.packed,
-        "TEMPERED": False,
+        "TEMPERED": variant.tempered,
+        "ALIGN": align,
         "REVERSE": False,
     }
     if variant.kernel.startswith("chunk"):
-        # Dense, in memory (B, T, m, m+1, H).
-        row = (variant.size + 1) * _LANES
-        constants |= {"H": _LANES, "gates_t": variant.gates * _LANES, "gates_i": row}
-        constants |= {"gates_j": _LANES}
-        for name in ("values", "d_states"):
-            constants |= {f"{name}_t": variant.entries * _LANES, f"{name}_i": _LANES}
+        constants |= {name: size for name, size in strides.items() if not name.endswith("_b")}
     names = function.arg_names
     kinds = {name: _kind(name, variant, constants) for name in names}
     source = ASTSource(
@@ -210,7 +246,7 @@ def compiled(variant: Variant) -> Compiled:
         attrs={
             (place,): [["tt.divisibility", 16]]
             for place, name in enumerate(names)
-            if name not in constants and name not in _ANY
+            if name not in constants and name not in _ANY and strides.get(name, 0) % 16 == 0
         },
     )
     begun = time.monotonic()
@@ -225,7 +261,8 @@ def compiled(variant: Variant) -> Compiled:
             int(re.search(rf"\.{name}:\s+(\d+)", text).group(1))  # type: ignore[union-attr]
             for name in ("vgpr_count", "vgpr_spill_count")
         )
-        return Compiled(registers, 4 * spilled, kernel.metadata.shared, None, None, None, seconds)
+        shared = kernel.metadata.shared
+        return Compiled(registers, 4 * spilled, shared, None, None, None, None, seconds)
     usage, code = _disassembled(kernel.asm["cubin"])
     groups = -(-(variant.size + 1) // shape.columns) if shape.columns else 1
     instructions = groups * _step(code, variant, shape.unroll) / (variant.gates * shape.lanes)
@@ -234,7 +271,8 @@ def compiled(variant: Variant) -> Compiled:
         usage["REG"],
         usage["STACK"],
         usage["SHARED"],
-        _load_bytes(code),
+        _bytes_of("LDG", code),
+        _bytes_of("STG", code),
         round(instructions, 2),
         round(issue, 3),
         round(seconds, 2),
@@ -274,9 +312,9 @@ def _run(*command: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def _load_bytes(code: Sequence[str]) -> int:
-    """Return the bytes of the most common load from global memory."""
-    widths = [re.search(r"\bLDG\.E(?:\.(\d+|U8|U16))?", line) for line in code]
+def _bytes_of(access: str, code: Sequence[str]) -> int:
+    """Return the bytes of the most common load (LDG) or store (STG) of global memory."""
+    widths = [re.search(rf"\b{access}\.E(?:\.(\d+|U8|U16))?", line) for line in code]
     bits = [(found.group(1) or "32").removeprefix("U") for found in widths if found]
     return int(max(set(bits), key=bits.count)) // 8
 

@@ -2,7 +2,14 @@
 
 import pytest
 
-from statemix.ops.triton.plan import chunk_of, forced_chunk, shape_of, tile_of
+from statemix.ops.triton.plan import (
+    alignment,
+    chunk_of,
+    crowded,
+    forced_chunk,
+    shape_of,
+    tile_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -85,3 +92,38 @@ def test_threads_hold_less_of_larger_problems():
                 # Rows of a step are unrolled in equal parts.
                 assert operator == "lag" or m % shape.unroll == 0
                 assert shape_of(operator, kernel, m, 8).lanes == max(1, shape.lanes // 2)
+                for align in (1, 2, 4, 8):
+                    found = shape_of(operator, kernel, m, 4, align=align)
+                    assert found == shape._replace(lanes=min(shape.lanes, align))
+
+
+@pytest.mark.parametrize(
+    ("strides", "align"),
+    [((192, 960), 16), ((200, 1000), 8), ((196, 980, 0), 4), ((191,), 1), ((64, 0, 66), 2)],
+)
+def test_neighbouring_lanes_are_one_load_if_all_strides_are_multiples(strides, align):
+    assert alignment(*strides) == align
+
+
+@pytest.mark.parametrize(
+    ("kernel", "gate", "element_bytes", "options", "wanted"),
+    [
+        ("local_forward", "sigmoid", 4, {}, False),
+        ("local_forward", "softmax", 2, {"ragged": True}, True),
+        ("local_backward", "softmax", 2, {"ragged": True}, False),
+        ("local_backward", "softmax", 2, {"packed": True}, True),
+        ("local_backward", "softmax", 4, {}, True),
+        ("local_backward", "relu", 2, {}, True),
+        ("chunk_forward", "relu", 4, {"packed": True}, False),
+    ],
+)
+def test_local_scans_that_keep_much_hold_fewer_lanes(kernel, gate, element_bytes, options, wanted):
+    options = {"packed": False, "ragged": False} | options
+    assert crowded(kernel, gate, element_bytes, **options) == wanted
+    if wanted:
+        for operator in ("block", "lag", "reflect"):
+            for m in range(1, 17):
+                few, many = (
+                    shape_of(operator, kernel, m, 4, crowded=full) for full in (True, False)
+                )
+                assert few.lanes <= many.lanes

@@ -17,15 +17,18 @@ _REMARK = """\
 Instructions: of a step, per gate and lane, over all columns of maps. Issue: time to issue them over
 the time to move the bytes of the step, on an H200; above 1, instructions are the limit."""
 
-_COLUMNS = ("m", "registers", "spilled", "shared", "load", "instructions", "issue", "compile s")
+_COLUMNS = (
+    "m", "registers", "spilled", "shared", "load", "store", "instructions", "issue", "compile s",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kernels:
     """Compile the Triton kernels ahead of time, and read their machine code.
 
-    No GPU is needed. The table shows registers and spills of a thread, the bytes that it loads at
-    once, and the instructions of a step against the time in which a GPU moves the step's bytes.
+    No GPU is needed. The table shows registers and spills of a thread, the bytes that it loads and
+    stores at once, and the instructions of a step against the time in which a GPU moves the step's
+    bytes.
     """
 
     operators: tuple[str, ...] = OPERATORS
@@ -49,6 +52,15 @@ class Kernels:
     packed: bool = False
     """Compile the variants for packed sequences."""
 
+    ragged: bool = False
+    """Compile the variants for a last chunk that is shorter than the others."""
+
+    tempered: bool = True
+    """Compile the variants for gates with a temperature, as layers have them."""
+
+    widths: tuple[int, ...] = (192,)
+    """Units H. Loads are as wide as their powers of two allow."""
+
     output: Path | None = None
     """JSON-lines file to append a row per kernel to."""
 
@@ -60,14 +72,18 @@ class Kernels:
                 output cannot be written.
         """
         variants = [
-            Variant(operator, kernel, size, dtype, gate, target, self.packed)
+            Variant(
+                operator, kernel, size, dtype, gate, target,
+                packed=self.packed, ragged=self.ragged, tempered=self.tempered, width=width,
+            )
+            for width in self.widths
             for target in self.targets
             for dtype in self.dtypes
             for gate in self.gates
             for operator in self.operators
             for kernel in self.kernels
             for size in self.sizes
-        ]
+        ]  # fmt: skip
         compiled.check_compiler()
         console, process = open_console(self.output), describe_process()
         outcomes = []
@@ -99,5 +115,10 @@ def _table(about: str, outcomes: Iterable[tuple[Variant, Compiled]]) -> Table:
 
 
 def _about(variant: Variant) -> str:
-    packed = ", packed" if variant.packed else ""
-    return f"{variant.target}, {variant.dtype}, {variant.gate}{packed}"
+    marks = (
+        ("packed", variant.packed),
+        ("ragged", variant.ragged),
+        ("no temperature", not variant.tempered),
+    )
+    about = [variant.target, variant.dtype, variant.gate, f"H = {variant.width}"]
+    return ", ".join([*about, *(name for name, holds in marks if holds)])

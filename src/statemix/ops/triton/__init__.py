@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from statemix.ops.backends import Backend, Kernel
+from statemix.ops.backends import Backend, Kernel, Step
 
 __all__ = ["TRITON"]
 
@@ -45,10 +45,20 @@ def _backward(operator: str, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
         return launch.backward(operator, *arguments)
 
 
+def _prepare_step(operator: str, *arguments: Any) -> Step:
+    from statemix.ops.triton import launch
+
+    return launch.prepare_step(operator, *arguments)
+
+
 TRITON = Backend(
     "triton",
     kernels={
-        operator: Kernel(partial(_forward, operator), partial(_backward, operator))
+        operator: Kernel(
+            partial(_forward, operator),
+            partial(_backward, operator),
+            partial(_prepare_step, operator),
+        )
         for operator in ("block", "lag")
     },
     devices=("cuda", "cpu") if _INTERPRETED else ("cuda",),

@@ -6,11 +6,29 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from statemix.ops.layout import STATE_BLOCK_AXIS, dense, empty_innermost, innermost
+from statemix.ops.backends import Step
+from statemix.ops.layout import (
+    BLOCK_AXIS,
+    STATE_BLOCK_AXIS,
+    dense,
+    dense_strides,
+    empty_innermost,
+    innermost,
+)
 from statemix.ops.packing import positions
 from statemix.ops.triton.kernels import block, lag, reflect
 from statemix.ops.triton.kernels.carries import carries
-from statemix.ops.triton.plan import Shape, Tile, chunk_of, kernels_of, shape_of, shift_of, tile_of
+from statemix.ops.triton.plan import (
+    Shape,
+    Tile,
+    alignment,
+    chunk_of,
+    crowded,
+    kernels_of,
+    shape_of,
+    shift_of,
+    tile_of,
+)
 
 OPTIONS = {
     # Warps that share nothing need not wait for each other.
@@ -41,8 +59,8 @@ def forward(
     states, final = empty_innermost(values.shape, values), initial.clone()
     if not values.numel():
         return states, final
-    problem = _Problem.of(operator, values, initial, cu_seqlens, gate, temperature)
     strides = (*_strides(gates, 2), *_strides(values, 1))
+    problem = _Problem.of(operator, values, initial, cu_seqlens, gate, temperature, strides)
     entering = initial
     if problem.num_chunks > 1:
         cut = problem.cut_maps("chunk_forward")
@@ -65,6 +83,7 @@ def forward(
         **problem.options,
         **cut.options,
         RAGGED=problem.ragged,
+        ALIGN=problem.align,
     )
     return states, final
 
@@ -94,7 +113,11 @@ def backward(
     d_initial = d_final.clone()
     if not values.numel():
         return d_gates, d_values, d_initial
-    problem = _Problem.of(operator, values, initial, cu_seqlens, gate, temperature)
+    of_gates, of_values, of_d_states = (
+        _strides(gates, 2), _strides(values, 1), _strides(d_states, 1)
+    )  # fmt: skip
+    strides = (*of_gates, *of_values, *of_d_states)
+    problem = _Problem.of(operator, values, initial, cu_seqlens, gate, temperature, strides)
     leaving = d_final
     if problem.num_chunks > 1:
         cut = problem.cut_maps("chunk_backward")
@@ -104,7 +127,7 @@ def backward(
             *(problem.places[0], problem.places[2]),
             problem.length,
             *problem.sizes_of_maps,
-            *(*_strides(gates, 2), *_strides(d_states, 1)),
+            *(*of_gates, *of_d_states),
             **problem.options,
             **cut.options,
             RAGGED=problem.ragged,
@@ -116,11 +139,57 @@ def backward(
         *(d_gates, d_values, d_initial, problem.temperature),
         *problem.places,
         *problem.sizes,
-        *(*_strides(gates, 2), *_strides(values, 1), *_strides(d_states, 1)),
+        *strides,
         **problem.options,
         **cut.options,
+        ALIGN=problem.align,
     )
     return d_gates, d_values, d_initial
+
+
+def prepare_step(operator: str, gates: Tensor, values: Tensor, state: Tensor, gate: str) -> Step:
+    """Return a function that runs one step on arguments like these, by one launch.
+
+    The step is ``local_forward`` with T = 1, so that it rounds as a sequence of one chunk does. It
+    allocates its results and waits for nothing: a CUDA graph can capture it.
+
+    Shapes, dtypes and the step are those of :class:`statemix.ops.backends.Kernel`.
+    """
+    if not values.numel():
+        return lambda gates, values, state, temperature: (values.clone(), state.clone())  # noqa: ARG005
+    given = gates, values, state
+    ordered = gates, values, state = _ordered_step(*given)
+    copied = any(one is not other for one, other in zip(ordered, given, strict=True))
+    sequence = gates.unsqueeze(1), values.unsqueeze(1)
+    strides = (*_strides(sequence[0], 2), *_strides(sequence[1], 1))
+    problem = _Problem.of(operator, sequence[1], state, None, gate, None, strides)
+    cut = problem.cut("local_forward")
+    launch = problem.kernels.local_forward[cut.grid]
+    numbers = (*problem.sizes, *strides)
+    options = {**problem.options, **cut.options, "RAGGED": False, "ALIGN": problem.align}
+    h_t_like = values.shape, dense_strides(values.shape, STATE_BLOCK_AXIS)
+    state_like = state.shape, dense_strides(state.shape, STATE_BLOCK_AXIS)
+    device, dtype, state_dtype = values.device, values.dtype, state.dtype
+
+    def step(
+        gates: Tensor, values: Tensor, state: Tensor, temperature: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        if copied:
+            gates, values, state = _ordered_step(gates, values, state)
+        h_t = torch.empty_strided(*h_t_like, dtype=dtype, device=device)
+        next_state = torch.empty_strided(*state_like, dtype=state_dtype, device=device)
+        tempered = temperature is not None
+        # Kernels run on the current device.
+        with torch.cuda.device_of(values):  # type: ignore[no-untyped-call]
+            launch(
+                *(gates, values, state, h_t, next_state, state, temperature if tempered else state),
+                *(state,) * 3,
+                *numbers,
+                **(options | {"TEMPERED": tempered}),
+            )
+        return h_t, next_state
+
+    return step
 
 
 class _Cut(NamedTuple):
@@ -139,8 +208,10 @@ class _Problem(NamedTuple):
         length: steps T.
         num_units: blocks or channels H.
         m: entries of a state.
+        dtype: dtype of the values.
         state_dtype: dtype of carried states.
         chunk: steps of a chunk.
+        align: power of two of which H and the strides are multiples.
         options: constant arguments of all kernels.
         temperature: 0-d tensor; any tensor if there is none.
         places: sequence, place in it and whether that is the last, of each step of a packed row;
@@ -152,8 +223,10 @@ class _Problem(NamedTuple):
     length: int
     num_units: int
     m: int
+    dtype: torch.dtype
     state_dtype: torch.dtype
     chunk: int
+    align: int
     options: dict[str, Any]
     temperature: Tensor
     places: tuple[Tensor, Tensor, Tensor]
@@ -167,8 +240,9 @@ class _Problem(NamedTuple):
         cu_seqlens: Tensor | None,
         gate: str,
         temperature: Tensor | None,
+        strides: tuple[int, ...],
     ) -> "_Problem":
-        """Cut a problem of at least one step."""
+        """Cut a problem of at least one step, whose arguments have these strides."""
         (B, T, H), m = values.shape[:3], initial_state.shape[-1]
         places = (initial_state,) * 3
         if cu_seqlens is not None:
@@ -186,8 +260,9 @@ class _Problem(NamedTuple):
         }
         tau = initial_state if temperature is None else temperature
         chunk = chunk_of(T, B * H, m)
-        name = kernels_of(operator, gate)
-        return cls(name, B, T, H, m, initial_state.dtype, chunk, options, tau, places)
+        name, align = kernels_of(operator, gate), alignment(H, *strides)
+        dtypes = values.dtype, initial_state.dtype
+        return cls(name, B, T, H, m, *dtypes, chunk, align, options, tau, places)
 
     @property
     def kernels(self) -> Any:
@@ -241,7 +316,16 @@ class _Problem(NamedTuple):
         return _Cut(grid, {**_of(tile), "COLUMNS": shape.columns, "UNROLL": unroll})
 
     def _shape(self, kernel: str) -> Shape:
-        return shape_of(self.name, kernel, self.m, self.state_dtype.itemsize)
+        options = self.options
+        full = crowded(
+            kernel,
+            options["FAMILY"],
+            self.dtype.itemsize,
+            packed=options["PACKED"],
+            ragged=self.ragged,
+        )
+        size = self.state_dtype.itemsize
+        return shape_of(self.name, kernel, self.m, size, align=self.align, crowded=full)
 
     def empty_maps(self, like: Tensor) -> Tensor:
         """Return room for the maps."""
@@ -268,20 +352,36 @@ class _Problem(NamedTuple):
         return entering
 
 
-def _ordered(tensor: Tensor) -> Tensor:
+def _ordered(tensor: Tensor, axis: int = BLOCK_AXIS) -> Tensor:
     """Return a tensor with lanes innermost, and rows so near that 32 bits count what is between."""
-    tensor = innermost(tensor)
+    tensor = innermost(tensor, axis)
+    rows = slice(axis + 1, None)
     far = any(
         size * stride >= 2**31
-        for size, stride in zip(tensor.shape[3:], tensor.stride()[3:], strict=True)
+        for size, stride in zip(tensor.shape[rows], tensor.stride()[rows], strict=True)
     )
-    return dense(tensor) if far else tensor
+    return dense(tensor, axis) if far else tensor
+
+
+def _ordered_step(gates: Tensor, values: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the arguments of a step, which have no axis of time, as the kernels read them."""
+    return (
+        _ordered(gates, STATE_BLOCK_AXIS),
+        _ordered(values, STATE_BLOCK_AXIS),
+        dense(state, STATE_BLOCK_AXIS),
+    )
 
 
 def _strides(tensor: Tensor, inner: int) -> tuple[int, ...]:
-    """Return the strides of batch and time, and of the last axes, 0 for an axis that lags lack."""
-    of_rows = tensor.stride()[3:]
-    return (*tensor.stride()[:2], *(0,) * (inner - len(of_rows)), *of_rows)
+    """Return the strides of batch and time, and of the last axes.
+
+    They are 0 for an axis that lags lack, and for one of a single entry, whatever is stored there.
+    """
+    strides = [
+        stride if size > 1 else 0
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    ]
+    return (*strides[:2], *(0,) * (3 + inner - tensor.ndim), *strides[3:])
 
 
 def _of(tile: Tile) -> dict[str, int]:

@@ -103,7 +103,7 @@ class Shape(NamedTuple):
 # H200 (results/bench/kernels-798e486.jsonl).
 _SHAPES = {
     ("block", "local_forward"): ((8, Shape(8)), (16, Shape(2))),
-    ("block", "local_backward"): ((4, Shape(8)), (8, Shape(4)), (16, Shape(2))),
+    ("block", "local_backward"): ((4, Shape(8)), (8, Shape(4)), (15, Shape(2)), (16, Shape(1))),
     ("block", "chunk_forward"): (
         (2, Shape(8, 3, 2)),
         (4, Shape(4, 5, 4)),
@@ -137,7 +137,7 @@ _SHAPES = {
         (16, Shape(1, 9)),
     ),
     ("lag", "local_forward"): ((8, Shape(8)), (16, Shape(4))),
-    ("lag", "local_backward"): ((4, Shape(8)), (8, Shape(4)), (16, Shape(2))),
+    ("lag", "local_backward"): ((4, Shape(8)), (8, Shape(4)), (15, Shape(2)), (16, Shape(1))),
     ("lag", "chunk_forward"): (
         (2, Shape(8, 3, 4)),
         (4, Shape(4, 5, 4)),
@@ -154,7 +154,51 @@ _SHAPES = {
 }
 
 
-def shape_of(kernels: str, kernel: str, size: int, state_bytes: int) -> Shape:
+# The same where :func:`crowded` holds.
+_CROWDED = {
+    ("block", "local_forward"): ((4, Shape(8)), (8, Shape(4)), (16, Shape(1))),
+    ("block", "local_backward"): ((1, Shape(8)), (6, Shape(4)), (12, Shape(2)), (16, Shape(1))),
+    ("reflect", "local_forward"): ((6, Shape(8)), (9, Shape(4)), (16, Shape(2))),
+    ("reflect", "local_backward"): ((2, Shape(8)), (8, Shape(4)), (12, Shape(2)), (16, Shape(1))),
+    ("lag", "local_forward"): ((4, Shape(8)), (8, Shape(4)), (16, Shape(2))),
+    ("lag", "local_backward"): ((2, Shape(8)), (6, Shape(4)), (9, Shape(2)), (16, Shape(1))),
+}
+
+
+def crowded(kernel: str, gate: str, element_bytes: int, *, packed: bool, ragged: bool) -> bool:
+    """Return whether a local scan keeps much more in registers than the state and a row of gates.
+
+    Args:
+        kernel: name of the kernel.
+        gate: name of the family.
+        element_bytes: bytes of a gate.
+        packed: whether sequences are packed.
+        ragged: whether the last chunk is shorter than the others.
+    """
+    if kernel == "local_forward":
+        return packed or ragged
+    if kernel == "local_backward":
+        return packed or element_bytes > 2 or gate in ("sigmoid", "relu")
+    return False
+
+
+def alignment(*strides: int) -> int:
+    """Return the power of two, at most 16, that divides H and all strides but that of lanes.
+
+    So many neighbouring lanes can be one load.
+    """
+    return math.gcd(16, *strides)
+
+
+def shape_of(
+    kernels: str,
+    kernel: str,
+    size: int,
+    state_bytes: int,
+    *,
+    align: int = 16,
+    crowded: bool = False,
+) -> Shape:
     """Return how much one thread of a kernel holds.
 
     Args:
@@ -162,14 +206,17 @@ def shape_of(kernels: str, kernel: str, size: int, state_bytes: int) -> Shape:
         kernel: name of the kernel.
         size: m. Above 16, registers spill.
         state_bytes: bytes of a number of the state.
+        align: what :func:`alignment` returns. Lanes that several loads read take more registers.
+        crowded: what :func:`crowded` returns.
     """
-    shapes = _SHAPES[kernels, kernel]
+    shapes = (_CROWDED if crowded else _SHAPES)[kernels, kernel]
     shape = next((shape for most, shape in shapes if size <= most), Shape(1, 1))
     columns = min(shape.columns, size + 1)
     unroll = shape.unroll
     if kernels != "lag":
         unroll = size if size <= unroll else math.gcd(size, unroll)
-    return Shape(max(1, shape.lanes * 4 // state_bytes), columns, unroll)
+    lanes = min(max(1, shape.lanes * 4 // state_bytes), align)
+    return Shape(lanes, columns, unroll)
 
 
 def shift_of(size: int) -> int:

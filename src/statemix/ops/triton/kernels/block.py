@@ -27,6 +27,7 @@ from statemix.ops.triton.kernels.tiles import (
     last_column,
     load_all,
     load_part,
+    multiples,
     pushed,
     readable,
     store_all,
@@ -43,11 +44,14 @@ def local_forward(
     T, H, num_rows, num_chunks, chunk, gates_b, gates_t, gates_i, gates_j, values_b, values_t,
     values_i,
     M: tl.constexpr, FAMILY: tl.constexpr, SHIFT: tl.constexpr, R: tl.constexpr, L: tl.constexpr,
-    RAGGED: tl.constexpr, PACKED: tl.constexpr, TEMPERED: tl.constexpr,
+    RAGGED: tl.constexpr, PACKED: tl.constexpr, TEMPERED: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     """Run the recurrence in each chunk, from the states that enter it."""
     GATES: tl.constexpr = M if FAMILY == "given" else M + 1
     S: tl.constexpr = initial.dtype.element_ty
+    H, gates_b, gates_t, gates_i, gates_j, values_b, values_t, values_i = multiples(
+        (H, gates_b, gates_t, gates_i, gates_j, values_b, values_t, values_i), ALIGN, 8
+    )
     rows, lanes, mask = tile(num_rows, H, R, L)
     inverse = inverse_of(temperature, S, TEMPERED)
     b, c = rows // num_chunks, rows % num_chunks
@@ -126,7 +130,7 @@ def chunk_forward(
             p = ()
             for i in tl.static_range(UNROLL):
                 g = load_part(g_row, mask, S, i * GATES, GATES)
-                p = p + row_weights(g, inverse, M + 1, FAMILY, SHIFT, TEMPERED)
+                p = p + row_weights(g, inverse, M + 1, FAMILY, SHIFT)
             v = load_part(v_row, mask, S, 0, UNROLL)
             columns = ()
             for k in tl.static_range(COLUMNS):
@@ -161,11 +165,15 @@ def local_backward(
     T, H, num_rows, num_chunks, chunk, gates_b, gates_t, gates_i, gates_j, values_b, values_t,
     values_i, d_states_b, d_states_t, d_states_i,
     M: tl.constexpr, FAMILY: tl.constexpr, SHIFT: tl.constexpr, R: tl.constexpr, L: tl.constexpr,
-    PACKED: tl.constexpr, TEMPERED: tl.constexpr,
+    PACKED: tl.constexpr, TEMPERED: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     """Run the adjoint recurrence in each chunk, from the gradients that enter at its end."""
     GATES: tl.constexpr = M if FAMILY == "given" else M + 1
     S: tl.constexpr = initial.dtype.element_ty
+    H, gates_b, gates_t, gates_i, gates_j, values_b, values_t, values_i = multiples(
+        (H, gates_b, gates_t, gates_i, gates_j, values_b, values_t, values_i), ALIGN, 8
+    )
+    d_states_b, d_states_t, d_states_i = multiples((d_states_b, d_states_t, d_states_i), ALIGN, 3)
     rows, lanes, mask = tile(num_rows, H, R, L)
     inverse = inverse_of(temperature, S, TEMPERED)
     b, c = rows // num_chunks, rows % num_chunks
@@ -270,7 +278,7 @@ def chunk_backward(
             p = ()
             for i in tl.static_range(UNROLL):
                 g = load_part(g_row, mask, S, i * GATES, GATES)
-                p = p + row_weights(g, inverse, M + 1, FAMILY, SHIFT, TEMPERED)
+                p = p + row_weights(g, inverse, M + 1, FAMILY, SHIFT)
             dy = load_part(dy_row, mask, S, 0, UNROLL)
             columns = ()
             for k in tl.static_range(COLUMNS):

@@ -18,6 +18,7 @@ from statemix.ops.triton.kernels.tiles import (
     last_column,
     load_all,
     load_part,
+    multiples,
     pushed,
     readable,
     store_all,
@@ -63,11 +64,14 @@ def local_forward(
     T, H, num_rows, num_chunks, chunk, gates_b, gates_t, gates_i, gates_j, values_b, values_t,
     values_i,
     M: tl.constexpr, FAMILY: tl.constexpr, SHIFT: tl.constexpr, R: tl.constexpr, L: tl.constexpr,
-    RAGGED: tl.constexpr, PACKED: tl.constexpr, TEMPERED: tl.constexpr,
+    RAGGED: tl.constexpr, PACKED: tl.constexpr, TEMPERED: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     """Run the recurrence in each chunk, from the windows that enter it."""
     GATES: tl.constexpr = M if FAMILY == "given" else M + 1
     S: tl.constexpr = initial.dtype.element_ty
+    H, gates_b, gates_t, gates_i, gates_j, values_b, values_t, values_i = multiples(
+        (H, gates_b, gates_t, gates_i, gates_j, values_b, values_t, values_i), ALIGN, 8
+    )
     rows, lanes, mask = tile(num_rows, H, R, L)
     inverse = inverse_of(temperature, S, TEMPERED)
     b, c = rows // num_chunks, rows % num_chunks
@@ -136,7 +140,7 @@ def chunk_forward(
                 t += 1
             g = load_part(g_at, mask, S, i * GATES, GATES)
             v = tl.load(v_at[i], mask=mask).to(S)
-            p = row_weights(g, inverse, M + 1, FAMILY, SHIFT, TEMPERED)
+            p = row_weights(g, inverse, M + 1, FAMILY, SHIFT)
             after = ()
             for k in tl.static_range(COLUMNS):
                 x = p[0] * windows[k]
@@ -158,7 +162,7 @@ def local_backward(
     T, H, num_rows, num_chunks, chunk, gates_b, gates_t, gates_i, gates_j, values_b, values_t,
     values_i, d_states_b, d_states_t, d_states_i,
     M: tl.constexpr, FAMILY: tl.constexpr, SHIFT: tl.constexpr, R: tl.constexpr, L: tl.constexpr,
-    PACKED: tl.constexpr, TEMPERED: tl.constexpr,
+    PACKED: tl.constexpr, TEMPERED: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     """Run the adjoint recurrence in each chunk, from the gradients that enter at its end.
 
@@ -166,6 +170,10 @@ def local_backward(
     """
     GATES: tl.constexpr = M if FAMILY == "given" else M + 1
     S: tl.constexpr = initial.dtype.element_ty
+    H, gates_b, gates_t, gates_i, gates_j, values_b, values_t, values_i = multiples(
+        (H, gates_b, gates_t, gates_i, gates_j, values_b, values_t, values_i), ALIGN, 8
+    )
+    d_states_b, d_states_t, d_states_i = multiples((d_states_b, d_states_t, d_states_i), ALIGN, 3)
     rows, lanes, mask = tile(num_rows, H, R, L)
     inverse = inverse_of(temperature, S, TEMPERED)
     b, c = rows // num_chunks, rows % num_chunks
@@ -179,8 +187,10 @@ def local_backward(
     h_at = states + (b * T + t) * H + lanes
     zero = tl.zeros((R, L), S)
     pending = load_all(leaving + rows * M * H + lanes, H, mask, S, M)
+    window = pending
     if not PACKED:
         window = _window(h_at, initial, b, t, lanes, H, mask & (t >= 0), S, M)
+    entered = t
     for _ in tl.range(0, chunk):
         live = mask & (t >= begun)
         sequence = b
@@ -191,7 +201,14 @@ def local_backward(
             last = live & (tl.load(ends + t, mask=t >= begun, other=0) != 0)
             d_window = load_all(d_final + sequence * M * H + lanes, H, last, S, M)
             pending = chosen(last, d_window, pending, M)
-            window = _window(h_at, initial, sequence, position, lanes, H, live, S, M)
+            # The first window, or that of another sequence, replaces all entries: in a loop, as
+            # their addresses take many registers.
+            new = last | (live & (t == entered))
+            older = _before(h_at, initial, sequence, position, M - 1, lanes, H, live, S, M)
+            window = pushed(window, (older,), M, 1)
+            for k in tl.range(0, M):
+                older = _before(h_at, initial, sequence, position, k, lanes, H, new, S, M)
+                window = pushed(window, (tl.where(new, older, window[0]),), M, 1)
         v = tl.load(v_at, mask=live, other=0.0).to(S)
         dy = tl.load(dy_at, mask=live, other=0.0).to(S)
         g = load_all(g_at, gates_j, live, S, GATES)
@@ -257,7 +274,7 @@ def chunk_backward(
                 pending = chosen(last, reset, pending, COLUMNS * M)
             g = load_part(g_at, mask, S, step * GATES, GATES)
             dy = tl.load(dy_at[step], mask=mask).to(S)
-            p = row_weights(g, inverse, M + 1, FAMILY, SHIFT, TEMPERED)
+            p = row_weights(g, inverse, M + 1, FAMILY, SHIFT)
             lam = ()
             for k in tl.static_range(COLUMNS):
                 lam = lam + (with_input(pending[k], 1.0, dy, first, k, M, COLUMNS),)

@@ -24,6 +24,7 @@ from statemix.ops.triton.kernels.tiles import (
     last_column,
     load_all,
     load_row,
+    multiples,
     pushed,
     store_all,
     store_columns,
@@ -39,10 +40,13 @@ def local_forward(
     T, H, num_rows, num_chunks, chunk, gates_b, gates_t, gates_i, gates_j, values_b, values_t,
     values_i,
     M: tl.constexpr, FAMILY: tl.constexpr, SHIFT: tl.constexpr, R: tl.constexpr, L: tl.constexpr,
-    RAGGED: tl.constexpr, PACKED: tl.constexpr, TEMPERED: tl.constexpr,
+    RAGGED: tl.constexpr, PACKED: tl.constexpr, TEMPERED: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     """Run the recurrence in each chunk, from the states that enter it."""
     S: tl.constexpr = initial.dtype.element_ty
+    H, gates_b, gates_t, gates_i, gates_j, values_b, values_t, values_i = multiples(
+        (H, gates_b, gates_t, gates_i, gates_j, values_b, values_t, values_i), ALIGN, 8
+    )
     rows, lanes, mask = tile(num_rows, H, R, L)
     inverse = inverse_of(temperature, S, TEMPERED)
     b, c = rows // num_chunks, rows % num_chunks
@@ -142,7 +146,7 @@ def local_backward(
     T, H, num_rows, num_chunks, chunk, gates_b, gates_t, gates_i, gates_j, values_b, values_t,
     values_i, d_states_b, d_states_t, d_states_i,
     M: tl.constexpr, FAMILY: tl.constexpr, SHIFT: tl.constexpr, R: tl.constexpr, L: tl.constexpr,
-    PACKED: tl.constexpr, TEMPERED: tl.constexpr,
+    PACKED: tl.constexpr, TEMPERED: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     """Run the adjoint recurrence in each chunk, from the gradients that enter at its end.
 
@@ -150,6 +154,10 @@ def local_backward(
     vectors: with these, each reflection is undone before its gradient is formed.
     """
     S: tl.constexpr = initial.dtype.element_ty
+    H, gates_b, gates_t, gates_i, gates_j, values_b, values_t, values_i = multiples(
+        (H, gates_b, gates_t, gates_i, gates_j, values_b, values_t, values_i), ALIGN, 8
+    )
+    d_states_b, d_states_t, d_states_i = multiples((d_states_b, d_states_t, d_states_i), ALIGN, 3)
     rows, lanes, mask = tile(num_rows, H, R, L)
     inverse = inverse_of(temperature, S, TEMPERED)
     b, c = rows // num_chunks, rows % num_chunks

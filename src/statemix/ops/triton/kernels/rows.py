@@ -34,17 +34,20 @@ def _normal(x):
 
 @triton.jit
 def inverse_of(temperature, S: tl.constexpr, TEMPERED: tl.constexpr):
-    """Return 1 / T in dtype S, from a pointer to T, kept finite; 1 if there is no temperature."""
+    """Return 1 / T in dtype S, from a pointer to T; 1 if there is no temperature.
+
+    It is a normal number, and at most half of the largest, so that its product with log2 e is one.
+    """
     inverse = tl.full((1, 1), 1.0, S)
     if TEMPERED:
-        inverse = _normal(inverse / tl.load(temperature).to(S))
+        inverse = _normal(0.5 * _normal(2.0 * inverse / tl.load(temperature).to(S)))
     return inverse
 
 
 @triton.jit
 def _exponential(x, inverse, SHIFT: tl.constexpr):
     """Return 2^-SHIFT e^{x / T} for x <= 0."""
-    return tl.exp2(x * _normal(inverse * LOG2_E) - SHIFT)
+    return tl.exp2(x * (inverse * LOG2_E) - SHIFT)
 
 
 @triton.jit
@@ -206,20 +209,29 @@ def _normalised(f, total, COUNT: tl.constexpr):
 
 
 @triton.jit
-def _exponentials(g, COUNT: tl.constexpr):
-    """Return e^g in a unit of the row, which :func:`_normalised` cancels, COUNT tiles, and the sum.
+def _exponentials(g, inverse, COUNT: tl.constexpr):
+    """Return e^(g / T) in a unit of the row, which :func:`_normalised` cancels, and the sum.
 
-    They are 2^(g c - b) with c = log2 e and b = top c: one instruction before the power. Only b is
-    rounded. So the largest is not 1, but between 2^-64 and 2^64 while top is less than LAST. From
-    there on, gates that differ do so by 64 or more, and all but the largest vanish beside it with
-    base 2 as they do with base e: with c = 1 nothing is rounded, and nothing overflows.
+    They are 2^(g c - b) with c = log2(e) / T and b = top c: one instruction before the power. Only
+    b is rounded. So the largest is not 1, but between 2^-64 and 2^64, as |b| stays below 2^31, or
+    in float64 2^60: c is smaller where |b| would be more than half of that. There, gates that
+    differ do so by 64 or more in the power with either c, and all but the largest vanish.
+
+    Returns:
+        COUNT tiles, and their sum.
     """
-    LAST: tl.constexpr = 2.0**59 if g[0].dtype == tl.float64 else 2.0**30
     top = g[0]
     for j in tl.static_range(1, COUNT):
         top = tl.maximum(top, g[j])
-    one = tl.full((1, 1), 1.0, top.dtype)
-    c = tl.where(tl.abs(top) < LAST, one * LOG2_E, one)
+    # The difference of the bits of 2^k and |top| is that of a number from 2^k / |top| to 9/8 of it.
+    # It is unsigned: if k is too large for a number of its own, so may the difference be.
+    c = inverse * LOG2_E
+    if top.dtype == tl.float64:
+        most = 0x8390000000000000 - (top.to(tl.uint64, bitcast=True) & 0x7FFFFFFFFFFFFFFF)
+        c = tl.minimum(c.to(tl.uint64, bitcast=True), most).to(tl.float64, bitcast=True)
+    else:
+        most = 0x8E000000 - (top.to(tl.uint32, bitcast=True) & 0x7FFFFFFF)
+        c = tl.minimum(c.to(tl.uint32, bitcast=True), most).to(tl.float32, bitcast=True)
     b = top * c
     f = (tl.exp2(tl.fma(g[0], c, -b)),)
     total = f[0]
@@ -230,16 +242,13 @@ def _exponentials(g, COUNT: tl.constexpr):
 
 
 @triton.jit
-def row_weights(
-    g, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr, SHIFT: tl.constexpr,
-    TEMPERED: tl.constexpr,
-):  # fmt: skip
+def row_weights(g, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr, SHIFT: tl.constexpr):
     """Return the weights p of one row, COUNT tiles; 1 for the input of "given"."""
     p = g
     if FAMILY == "given":
         p = g + (g[0] * 0.0 + 1.0,)
-    elif FAMILY == "softmax" and not TEMPERED:
-        f, total = _exponentials(g, COUNT)
+    elif FAMILY == "softmax":
+        f, total = _exponentials(g, inverse, COUNT)
         p = _normalised(f, total, COUNT)
     else:
         top, factor = _scale(g, inverse, COUNT, FAMILY)

@@ -1,0 +1,225 @@
+"""Steps of the Triton kernels: a sequence bit for bit, by one launch, ready for CUDA graphs.
+
+The interpreter must be chosen before Triton is imported: ``make test-triton``.
+"""
+
+import os
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from statemix import ops
+from statemix.layers import BDLRU, HLRU
+from statemix.ops.backends import reason_of
+from statemix.ops.triton import TRITON
+from statemix.ops.triton.plan import forced_chunk
+
+pytestmark = pytest.mark.skipif(reason_of("triton") is not None, reason=str(reason_of("triton")))
+
+DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+STEPS = {"blocks": ops.bd_lru_step, "lags": ops.h_lru_step}
+OPERATORS = {"blocks": "block", "lags": "lag"}
+# One family for each module of kernels.
+every_kernel = pytest.mark.parametrize(
+    ("kind", "gate"), [("blocks", "softmax"), ("lags", "softmax"), ("blocks", "householder")]
+)
+
+
+def on_device(p):
+    names = "gates", "values", "initial_state"
+    return p.replace(**{name: getattr(p, name).to(DEVICE) for name in names})
+
+
+def check_steps(p, identical, monkeypatch, gate="softmax", temperature=None):
+    """Steps of inference, each prepared once, equal the sequence as one chunk."""
+    p, launches = on_device(p), []
+    module = modules()["reflect" if gate == "householder" else OPERATORS[p.kind]]
+    counted(monkeypatch, module, launches)
+    options = {"temperature": temperature, "backend": "triton"}
+    sequence = {"blocks": ops.bd_lru, "lags": ops.h_lru}[p.kind]
+    with torch.inference_mode(), forced_chunk(0):
+        expected = sequence(p.gates, p.values, gate, p.initial_state, **options)
+        del launches[:]
+        state, states = p.initial_state, []
+        for g_t, v_t in zip(p.gates.unbind(1), p.values.unbind(1), strict=True):
+            h_t, state = STEPS[p.kind](g_t, v_t, state, gate, **options)
+            states.append(h_t)
+    assert launches == ["local_forward"] * len(states)
+    identical((torch.stack(states, 1), state), expected)
+
+
+def modules():
+    # Imports Triton.
+    from statemix.ops.triton.launch import KERNELS
+
+    return KERNELS
+
+
+def counted(monkeypatch, module, launches, *, run=True):
+    """Add the names of launched kernels of a module to a list."""
+
+    class Counted:
+        def __init__(self, name):
+            self.name, self.kernel = name, getattr(module, name)
+
+        def __getitem__(self, grid):
+            def launch(*arguments, **options):
+                launches.append(self.name)
+                if run:
+                    self.kernel[grid](*arguments, **options)
+
+            return launch
+
+    for name in ("local_forward", "local_backward", "chunk_forward", "chunk_backward"):
+        monkeypatch.setattr(module, name, Counted(name))
+    # Steps that other tests have prepared launch the kernels themselves.
+    monkeypatch.setattr("statemix.ops.decoding._steps", {})
+
+
+@every_kernel
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [1, 3, 4, 8])
+def test_steps_equal_the_sequence_bit_for_bit(
+    problem, identical, monkeypatch, kind, gate, size, dtype
+):
+    p = problem(kind, length=3, blocks=5, size=size, gate=gate).to(dtype)
+    check_steps(p, identical, monkeypatch, gate)
+
+
+@pytest.mark.parametrize("temperature", [0.7, torch.tensor(0.3, dtype=torch.float64)])
+def test_steps_of_every_family_follow_the_temperature(
+    problem, identical, monkeypatch, kind, gate, temperature
+):
+    if isinstance(temperature, torch.Tensor):
+        temperature = temperature.to(DEVICE)
+    p = problem(kind, length=2, blocks=33, size=2, gate=gate).to(torch.float32)
+    check_steps(p, identical, monkeypatch, gate, temperature)
+
+
+@every_kernel
+@pytest.mark.parametrize("shape", [(1, 1), (3, 33), (0, 2), (2, 0)], ids=str)
+def test_steps_of_odd_shapes_equal_the_sequence(problem, identical, monkeypatch, kind, gate, shape):
+    batch, blocks = shape
+    p = problem(kind, batch=batch, length=2, blocks=blocks, size=2).to(torch.float32)
+    if batch * blocks:
+        check_steps(p, identical, monkeypatch, gate)
+    else:
+        with torch.inference_mode():
+            p = on_device(p)
+            arguments = p.gates[:, 0], p.values[:, 0], p.initial_state
+            h_t, state = STEPS[kind](*arguments, gate, backend="triton")
+        assert (h_t.shape, state.shape) == (arguments[1].shape, arguments[2].shape)
+
+
+@every_kernel
+@pytest.mark.parametrize("order", [(0, 2, 3, 1), (2, 0, 3, 1), (3, 0, 2, 1), (1, 0, 2, 3)], ids=str)
+def test_steps_read_any_strides(problem, identical, monkeypatch, kind, gate, order):
+    """Units innermost, as in projections, or not; with gaps between rows."""
+    p = problem(kind, batch=2, length=2, blocks=3, size=2).to(torch.float32)
+
+    def stored(x):
+        """Each step as it would lie alone, in this order of its axes."""
+        axes = [axis for axis in order if axis < x.ndim - 1]
+        steps = [one.permute(axes).contiguous() for one in x.unbind(1)]
+        apart = [one.repeat_interleave(2, 0)[::2] for one in steps]
+        back = [axes.index(axis) for axis in range(len(axes))]
+        return [one.permute(back) for one in apart]
+
+    p = on_device(p)
+    state, states, expected = p.initial_state, [], []
+    with torch.inference_mode(), forced_chunk(0):
+        for g_t, v_t, g, v in zip(
+            stored(p.gates), stored(p.values), p.gates.unbind(1), p.values.unbind(1), strict=True
+        ):
+            assert torch.equal(g_t, g)
+            expected.append(STEPS[kind](g, v, state, gate, backend="triton"))
+            states.append(STEPS[kind](g_t, v_t, state.contiguous(), gate, backend="triton"))
+            state = states[-1][1]
+    identical(states, expected)
+
+
+@every_kernel
+def test_a_step_launches_one_kernel_and_asks_pytorch_for_memory_alone(
+    problem, monkeypatch, kind, gate
+):
+    """Nothing is copied or read back, so that CUDA graphs can hold steps."""
+    launches, called = [], []
+    module = modules()["reflect" if gate == "householder" else OPERATORS[kind]]
+    counted(monkeypatch, module, launches, run=False)
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+            called.append(function)
+            return function(*arguments, **(options or {}))
+
+    p = on_device(problem(kind, length=1, blocks=5, size=3).to(torch.bfloat16))
+    # As projections write them, units innermost.
+    arguments = (
+        p.gates[:, 0].movedim(1, -1).contiguous().movedim(-1, 1),
+        p.values[:, 0].movedim(1, -1).contiguous().movedim(-1, 1),
+        p.initial_state.movedim(1, -1).contiguous().movedim(-1, 1),
+    )
+    step = TRITON.kernels[OPERATORS[kind]].prepare_step(*arguments, gate)
+    temperature = torch.ones((), device=DEVICE)
+    with Recorder():
+        h_t, state = step(*arguments, temperature)
+    assert launches == ["local_forward"]
+    assert called.count(torch.ops.aten.empty_strided.default) == 2
+    # What is empty is filled by conftest.py.
+    filled = torch.ops.aten.fill_.Scalar, torch.ops.aten.detach.default
+    assert {*called} <= {torch.ops.aten.empty_strided.default, *filled}
+    assert h_t.stride() == arguments[1].stride()
+    assert state.stride() == arguments[2].stride()
+    assert state.data_ptr() != arguments[2].data_ptr()
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: BDLRU(6, num_blocks=5, block_size=3, backend="triton"),
+        lambda: BDLRU(6, num_blocks=5, block_size=3, gate="householder", backend="triton"),
+        lambda: HLRU(6, num_channels=5, order=3, backend="triton"),
+    ],
+    ids=["blocks", "householder", "lags"],
+)
+def test_steps_of_layers_take_one_launch(monkeypatch, agree, layer):
+    torch.manual_seed(0)
+    layer = layer().to(DEVICE)
+    layer.gate_temperature = 0.5
+    x = torch.randn(2, 3, 6, device=DEVICE)
+    launches = []
+    for module in modules().values():
+        counted(monkeypatch, module, launches)
+    with torch.inference_mode():
+        y, final = layer(x)
+        del launches[:]
+        state, outputs = layer.init_state(2), []
+        for x_t in x.unbind(1):
+            y_t, state = layer.step(x_t, state)
+            outputs.append(y_t)
+    assert launches == ["local_forward"] * 3
+    # Projections of one token round otherwise.
+    torch.testing.assert_close(torch.stack(outputs, 1), y)
+    torch.testing.assert_close(state, final)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@every_kernel
+def test_a_graph_replays_a_step(problem, identical, kind, gate):
+    p = on_device(problem(kind, length=2, size=4).to(torch.float32))
+    with torch.inference_mode():
+        g, v, state = p.gates[:, 0].clone(), p.values[:, 0].clone(), p.initial_state.clone()
+        STEPS[kind](g, v, state, gate, backend="triton")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            h_t, after = STEPS[kind](g, v, state, gate, backend="triton")
+            state.copy_(after)
+        expected = p.initial_state
+        for t in range(2):
+            g.copy_(p.gates[:, t])
+            v.copy_(p.values[:, t])
+            graph.replay()
+            arguments = p.gates[:, t], p.values[:, t], expected
+            expected_h, expected = STEPS[kind](*arguments, gate, backend="triton")
+            identical((h_t, state), (expected_h, expected))

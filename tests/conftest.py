@@ -84,6 +84,9 @@ def pytest_configure(config):
     if ops.BACKENDS["cpu"].unavailable() is not None:
         # Only the first call in a process warns, and any test may make it.
         config.addinivalue_line("filterwarnings", "ignore:statemix uses the slow backend")
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        # NumPy computes what is not selected, too, and warns of it.
+        config.addinivalue_line("filterwarnings", "ignore:.* encountered in:RuntimeWarning")
 
 
 @functools.cache

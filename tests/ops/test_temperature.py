@@ -37,10 +37,13 @@ def test_gates_are_divided_and_so_are_their_gradients(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_temperature_divides_gates_of_any_dtype(problem, agree, kind, gate, dtype, backend):
+def test_temperature_divides_gates_of_any_dtype(
+    problem, agree, tolerances_of, kind, gate, dtype, backend
+):
     p = problem(kind, blocks=18, gate=gate).to(dtype)
     actual = p.outcome(gate, temperature=0.25, backend=backend)
-    agree(actual, expected_outcome(p.to(torch.float64), gate, 0.25))
+    expected = expected_outcome(p.to(torch.float64), gate, 0.25)
+    agree(actual, expected, tolerances_of(backend, dtype))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -108,7 +108,8 @@ def test_neighbouring_lanes_are_one_load_if_all_strides_are_multiples(strides, a
 @pytest.mark.parametrize(
     ("kernel", "gate", "element_bytes", "options", "wanted"),
     [
-        ("local_forward", "sigmoid", 4, {}, False),
+        ("local_forward", "householder", 4, {}, False),
+        ("local_forward", "signed", 2, {}, True),
         ("local_forward", "softmax", 2, {"ragged": True}, True),
         ("local_backward", "softmax", 2, {"ragged": True}, False),
         ("local_backward", "softmax", 2, {"packed": True}, True),

@@ -175,10 +175,11 @@ def crowded(kernel: str, gate: str, element_bytes: int, *, packed: bool, ragged:
         packed: whether sequences are packed.
         ragged: whether the last chunk is shorter than the others.
     """
+    long = gate in ("sigmoid", "relu", "signed", "tanh")
     if kernel == "local_forward":
-        return packed or ragged
+        return packed or ragged or long
     if kernel == "local_backward":
-        return packed or element_bytes > 2 or gate in ("sigmoid", "relu")
+        return packed or element_bytes > 2 or long
     return False
 
 

@@ -130,7 +130,7 @@ def chunk_forward(
             p = ()
             for i in tl.static_range(UNROLL):
                 g = load_part(g_row, mask, S, i * GATES, GATES)
-                p = p + row_weights(g, inverse, M + 1, FAMILY, SHIFT)
+                p = p + row_weights(g, inverse, M + 1, FAMILY)
             v = load_part(v_row, mask, S, 0, UNROLL)
             columns = ()
             for k in tl.static_range(COLUMNS):
@@ -278,7 +278,7 @@ def chunk_backward(
             p = ()
             for i in tl.static_range(UNROLL):
                 g = load_part(g_row, mask, S, i * GATES, GATES)
-                p = p + row_weights(g, inverse, M + 1, FAMILY, SHIFT)
+                p = p + row_weights(g, inverse, M + 1, FAMILY)
             dy = load_part(dy_row, mask, S, 0, UNROLL)
             columns = ()
             for k in tl.static_range(COLUMNS):

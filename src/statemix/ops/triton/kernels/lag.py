@@ -140,7 +140,7 @@ def chunk_forward(
                 t += 1
             g = load_part(g_at, mask, S, i * GATES, GATES)
             v = tl.load(v_at[i], mask=mask).to(S)
-            p = row_weights(g, inverse, M + 1, FAMILY, SHIFT)
+            p = row_weights(g, inverse, M + 1, FAMILY)
             after = ()
             for k in tl.static_range(COLUMNS):
                 x = p[0] * windows[k]
@@ -274,7 +274,7 @@ def chunk_backward(
                 pending = chosen(last, reset, pending, COLUMNS * M)
             g = load_part(g_at, mask, S, step * GATES, GATES)
             dy = tl.load(dy_at[step], mask=mask).to(S)
-            p = row_weights(g, inverse, M + 1, FAMILY, SHIFT)
+            p = row_weights(g, inverse, M + 1, FAMILY)
             lam = ()
             for k in tl.static_range(COLUMNS):
                 lam = lam + (with_input(pending[k], 1.0, dy, first, k, M, COLUMNS),)

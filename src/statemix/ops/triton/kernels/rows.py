@@ -15,6 +15,11 @@ import triton.language as tl
 # Keeps the division finite where the normaliser can vanish: ops/gates.py, EPSILON.
 EPSILON: tl.constexpr = tl.constexpr(1e-6)
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
+# tanh(x ln 2) = A1 x - A3 x^3 + A5 x^5 for |x| < NEAR, minimax in the relative error, 4.9e-7.
+A1: tl.constexpr = tl.constexpr(0.6931471805599453)
+A3: tl.constexpr = tl.constexpr(0.1109790378105774)
+A5: tl.constexpr = tl.constexpr(0.02060261941571482)
+NEAR: tl.constexpr = tl.constexpr(0.36067376022224085)
 # The smallest normal and the largest number of float32 and of float64.
 TINY: tl.constexpr = tl.constexpr(1.1754943508222875e-38)
 LARGEST: tl.constexpr = tl.constexpr(3.4028234663852886e38)
@@ -46,38 +51,61 @@ def inverse_of(temperature, S: tl.constexpr, TEMPERED: tl.constexpr):
 
 @triton.jit
 def _exponential(x, inverse, SHIFT: tl.constexpr):
-    """Return 2^-SHIFT e^{x / T} for x <= 0."""
+    """Return 2^-SHIFT e^{x / T}."""
     return tl.exp2(x * (inverse * LOG2_E) - SHIFT)
 
 
 @triton.jit
-def _tanh(x):
-    """Return tanh(x), with all digits near 0, where the quotient of exponentials loses them."""
-    e = tl.exp2(tl.abs(x) * (-2.0 * LOG2_E))
-    large = (1.0 - e) / (1.0 + e)
-    z = tl.minimum(x * x, 1.0)
-    if x.dtype == tl.float64:
+def _reciprocal(x):
+    """Return 1 / x for a positive normal number or infinity.
+
+    A root and its square are two instructions; a division takes eight, for all other numbers.
+    """
+    root = tl.rsqrt(x)
+    return root * root
+
+
+@triton.jit
+def _finite(x):
+    """Return a number that is not negative, or 2^100 if it is larger; a NaN stays one."""
+    return tl.minimum(x, 2.0**100, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _tanh(g, inverse, UNIT: tl.constexpr):
+    """Return tanh(g / T) times UNIT, with all digits near 0, where 1 - 2 / (1 + e^2x) loses them."""
+    e = _exponential(g, inverse, 0)
+    root = tl.rsqrt(e * e + 1.0)
+    large = UNIT - (root * (2.0 * UNIT)) * root
+    if g.dtype == tl.float64:
+        x = g * inverse
+        z = x * x
+        near = tl.abs(x) < 0.625
         # Lambert's continued fraction.
         small = z * 0.0 + 19.0
         for k in tl.static_range(9):
             small = (17.0 - 2.0 * k) + z / small
-        small = x / small
+        small = x / small * UNIT
     else:
-        # Cephes, tanhf: a minimax polynomial for |x| < 0.625.
-        small = ((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z
-        small = ((small + 1.33314422036e-1) * z - 3.33332819422e-1) * z * x + x
-    return tl.where(tl.abs(x) < 0.625, small, tl.where(x < 0, -large, large))
+        x = g * (inverse * LOG2_E)
+        z = x * x
+        near = tl.abs(x) < NEAR
+        small = x * (((A5 * UNIT) * z - A3 * UNIT) * z + A1 * UNIT)
+    return tl.where(near, small, large)
+
+
+@triton.jit
+def _ramp(g):
+    """Return max(g, 0); a NaN stays one."""
+    return tl.maximum(g, 0.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def _measure(g, FAMILY: tl.constexpr):
     """Return what is largest at the entry that sets the scale of a row."""
     m = g
-    if FAMILY == "sigmoid":
-        m = tl.minimum(g, 0.0)
-    elif FAMILY == "relu":
-        # Not the maximum, which would hide a NaN.
-        m = tl.where(g < 0, 0.0, g)
+    if FAMILY == "relu":
+        m = _ramp(g)
     elif FAMILY == "signed":
         m = tl.abs(g)
     return m
@@ -85,12 +113,16 @@ def _measure(g, FAMILY: tl.constexpr):
 
 @triton.jit
 def _scale(g, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr):
-    """Return the largest measure of a row and the factor of its gates."""
+    """Return what the gates of a row are measured from, if they are, and their factor."""
     top = _measure(g[0], FAMILY)
-    for j in tl.static_range(1, COUNT):
-        top = tl.maximum(top, _measure(g[j], FAMILY))
+    if FAMILY != "tanh" and FAMILY != "none":
+        for j in tl.static_range(1, COUNT):
+            top = tl.maximum(top, _measure(g[j], FAMILY))
     factor = top * 0.0 + inverse
-    if FAMILY == "relu" or FAMILY == "signed":
+    if FAMILY == "sigmoid":
+        # Where a gate is positive, its weight is at least 1/2.
+        top = tl.minimum(top, 0.0)
+    elif FAMILY == "relu" or FAMILY == "signed":
         # The largest of their products is 1, less where gates are small for the temperature, and at
         # most 4 where the factor would be no normal number.
         factor = _normal(tl.minimum(1.0 / _normal(top), inverse))
@@ -105,14 +137,15 @@ def _weight(g, top, factor, inverse, FAMILY: tl.constexpr, SHIFT: tl.constexpr):
     if FAMILY == "softmax":
         f = _exponential(g - top, inverse, SHIFT)
     elif FAMILY == "sigmoid":
-        f = _exponential(tl.minimum(g, 0.0) - top, inverse, SHIFT)
-        f = f / (1.0 + _exponential(-tl.abs(g), inverse, 0))
+        # 1 / (1 + e^-g), both terms of the sum in e^-top, which is the unit of the row.
+        f = _exponential(top, inverse, -SHIFT) + _exponential(top - g, inverse, -SHIFT)
+        f = _reciprocal(f)
     elif FAMILY == "relu":
-        f = tl.where(g < 0, 0.0, g) * factor * UNIT
+        f = _ramp(g) * (factor * UNIT)
     elif FAMILY == "signed":
-        f = g * factor * UNIT
+        f = g * (factor * UNIT)
     elif FAMILY == "tanh":
-        f = _tanh(g * inverse) * UNIT
+        f = _tanh(g, inverse, UNIT)
     elif FAMILY == "none":
         f = g * inverse
     return f
@@ -140,7 +173,7 @@ def _epsilon(factor, inverse, FAMILY: tl.constexpr, SHIFT: tl.constexpr):
 
 
 @triton.jit
-def _gradient(g, f, half, common, factor, inverse, FAMILY: tl.constexpr, SHIFT: tl.constexpr):
+def _gradient(g, f, half, common, top, factor, inverse, FAMILY: tl.constexpr, SHIFT: tl.constexpr):
     """Return f'(g) times lam / S times twice ``half``, with f' the derivative by g."""
     UNIT: tl.constexpr = 2.0**-SHIFT
     if FAMILY == "given":
@@ -150,14 +183,20 @@ def _gradient(g, f, half, common, factor, inverse, FAMILY: tl.constexpr, SHIFT: 
     elif FAMILY == "softmax":
         gradient = common * inverse * f * half
     elif FAMILY == "sigmoid":
-        e = _exponential(-tl.abs(g), inverse, 0)
-        gradient = common * (inverse * (tl.where(g < 0, 1.0, e) / (1.0 + e)) * f) * half
+        # The share of the second term is 1 - sigmoid, without cancellation.
+        share = _finite(_exponential(top - g, inverse, -SHIFT)) * f
+        gradient = common * (inverse * share * f) * half
+    elif FAMILY == "tanh":
+        # 1 - tanh^2 = sech^2, without cancellation. The factor of the row multiplies first what it
+        # does not make too large or too small.
+        e = _exponential(g, inverse, 0)
+        sech = 2.0 * _finite(e) * _reciprocal(e * e + 1.0)
+        steep = common * UNIT * tl.maximum(inverse, 1.0)
+        gradient = steep * ((sech * sech * tl.minimum(inverse, 1.0)) * half)
     else:
         slope = factor
         if FAMILY == "relu":
             slope = tl.where(g > 0, factor, 0.0)
-        elif FAMILY == "tanh":
-            slope = (1.0 - f / UNIT * (f / UNIT)) * inverse
         # The product of the first two may be no normal number, or that of the last two overflow.
         steep = common * UNIT
         gradient = tl.where(slope < 1, steep * (slope * half), steep * slope * half)
@@ -196,12 +235,8 @@ def row_forward(g, u, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr, SHIFT:
 
 @triton.jit
 def _normalised(f, total, COUNT: tl.constexpr):
-    """Return COUNT tiles divided by a positive normal number.
-
-    A root and its square are two instructions; a division takes eight, for all other numbers.
-    """
-    root = tl.rsqrt(total)
-    share = root * root
+    """Return COUNT tiles divided by a positive normal number."""
+    share = _reciprocal(total)
     p = ()
     for j in tl.static_range(COUNT):
         p = p + (f[j] * share,)
@@ -242,7 +277,7 @@ def _exponentials(g, inverse, COUNT: tl.constexpr):
 
 
 @triton.jit
-def row_weights(g, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr, SHIFT: tl.constexpr):
+def row_weights(g, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr):
     """Return the weights p of one row, COUNT tiles; 1 for the input of "given"."""
     p = g
     if FAMILY == "given":
@@ -253,9 +288,9 @@ def row_weights(g, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr, SHIFT: tl
     else:
         top, factor = _scale(g, inverse, COUNT, FAMILY)
         f = ()
-        total = _epsilon(factor, inverse, FAMILY, SHIFT)
+        total = _epsilon(factor, inverse, FAMILY, 0)
         for j in tl.static_range(COUNT):
-            f = f + (_weight(g[j], top, factor, inverse, FAMILY, SHIFT),)
+            f = f + (_weight(g[j], top, factor, inverse, FAMILY, 0),)
             total += _share(f[j], FAMILY)
         p = f
         if FAMILY != "none":
@@ -313,7 +348,7 @@ def row_backward(
             half -= half_h
         elif FAMILY == "signed" or FAMILY == "tanh":
             half -= tl.where(f[j] > 0, half_h, tl.where(f[j] < 0, -half_h, 0.0))
-        gradient = _gradient(g[j], f[j], half, common, factor, inverse, FAMILY, SHIFT)
+        gradient = _gradient(g[j], f[j], half, common, top, factor, inverse, FAMILY, SHIFT)
         d_g = d_g + (gradient,)
         d_u = d_u + (common * f[j],)
     if FAMILY == "given":

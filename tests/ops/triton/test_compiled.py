@@ -53,6 +53,7 @@ def test_maps_of_large_blocks_take_about_the_time_of_their_bytes(operator, kerne
         {"size": 4, "gate": "sigmoid"},
         {"size": 4, "gate": "relu"},
         {"size": 4, "dtype": "float32"},
+        {"size": 6, "gate": "signed"},
         {"size": 8, "gate": "sigmoid", "packed": True},
         {"size": 16},
     ],
@@ -63,10 +64,27 @@ def test_backward_passes_that_need_more_registers_hold_fewer_lanes(operator, opt
     assert compiled(Variant(operator, "local_backward", **options)).spilled == 0
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"size": 8, "gate": "sigmoid", "packed": True, "ragged": True},
+        {"size": 8, "gate": "signed"},
+        {"size": 16, "gate": "given"},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_forward_passes_that_need_more_registers_hold_fewer_lanes(operator):
-    variant = Variant(operator, "local_forward", 8, gate="sigmoid", packed=True, ragged=True)
-    assert compiled(variant).spilled == 0
+def test_forward_passes_that_need_more_registers_hold_fewer_lanes(operator, options):
+    assert compiled(Variant(operator, "local_forward", **options)).spilled == 0
+
+
+@pytest.mark.parametrize(("gate", "most"), [("sigmoid", 0.9), ("signed", 0.8), ("tanh", 1.05)])
+@pytest.mark.parametrize("kernel", ["local_forward", "local_backward"])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_local_scans_of_families_take_about_the_time_of_their_bytes(operator, kernel, gate, most):
+    found = compiled(Variant(operator, kernel, 4, gate=gate))
+    assert found.spilled == 0
+    assert found.issue < most
 
 
 @pytest.mark.parametrize(("width", "load", "most"), [(200, 16, 0.64), (196, 8, 0.7), (191, 2, 1.2)])

@@ -161,7 +161,7 @@ _CROWDED = {
     ("reflect", "local_forward"): ((6, Shape(8)), (9, Shape(4)), (16, Shape(2))),
     ("reflect", "local_backward"): ((2, Shape(8)), (8, Shape(4)), (12, Shape(2)), (16, Shape(1))),
     ("lag", "local_forward"): ((4, Shape(8)), (8, Shape(4)), (16, Shape(2))),
-    ("lag", "local_backward"): ((2, Shape(8)), (6, Shape(4)), (9, Shape(2)), (16, Shape(1))),
+    ("lag", "local_backward"): ((2, Shape(8)), (5, Shape(4)), (9, Shape(2)), (16, Shape(1))),
 }
 
 
@@ -175,11 +175,11 @@ def crowded(kernel: str, gate: str, element_bytes: int, *, packed: bool, ragged:
         packed: whether sequences are packed.
         ragged: whether the last chunk is shorter than the others.
     """
-    long = gate in ("sigmoid", "relu", "signed", "tanh")
+    more = gate not in ("softmax", "householder")
     if kernel == "local_forward":
-        return packed or ragged or long
+        return packed or ragged or more
     if kernel == "local_backward":
-        return packed or element_bytes > 2 or long
+        return packed or element_bytes > 2 or more
     return False
 
 

@@ -73,7 +73,7 @@ def _finite(x):
 
 @triton.jit
 def _tanh(g, inverse, UNIT: tl.constexpr):
-    """Return tanh(g / T) times UNIT, with all digits near 0, where 1 - 2 / (1 + e^2x) loses them."""
+    """Return tanh(g / T) times UNIT, with all digits near 0, where 1 - 2 / (1 + e^2g) has none."""
     e = _exponential(g, inverse, 0)
     root = tl.rsqrt(e * e + 1.0)
     large = UNIT - (root * (2.0 * UNIT)) * root

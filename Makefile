@@ -32,9 +32,12 @@ test-without-kernels: $(VENV)/installed-dev
 	cd $(COPY) && CXX=none PYTHONPATH=$(COPY)/installed \
 	  $(CURDIR)/$(BIN)/python -m pytest -n auto --dist worksteal -rs $(TESTS)
 
-# Test the Triton kernels in Triton's interpreter, which must be chosen before Triton is imported.
+# Test the Triton kernels in Triton's interpreter, which must be chosen before Triton is imported
+# (about three minutes), or run every test of operators on them (about a quarter of an hour):
+# make test-triton TRITON_TESTS="tests/ops -k triton"
+TRITON_TESTS := tests/ops/triton
 test-triton: $(VENV)/installed-dev
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/ops/triton
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n auto --dist worksteal $(TRITON_TESTS)
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -65,7 +65,8 @@ FLAGS = {
         --threads --device --graphs --output
         """,
     "bench kernels": """
-        --operators --kernels --sizes --dtypes --targets --gates --packed --no-packed --output
+        --operators --kernels --sizes --dtypes --targets --gates --widths --tempered --no-tempered
+        --packed --no-packed --ragged --no-ragged --output
         """,
 }
 

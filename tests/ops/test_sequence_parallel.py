@@ -16,6 +16,7 @@ B, H = 2, 3
 CASES = {
     "bd_lru": (ops.bd_lru, 3, {"gate": "signed", "temperature": 0.7}, torch.float64),
     "bd_lru-float32": (ops.bd_lru, 4, {}, torch.float32),
+    "bd_lru-householder": (ops.bd_lru, 3, {"gate": "householder"}, torch.float64),
     "h_lru": (ops.h_lru, 3, {}, torch.float64),
     "h_lru-observer": (ops.h_lru, 2, {"realization": "observer"}, torch.float64),
     "block_scan": (ops.block_scan, 2, {}, torch.float64),

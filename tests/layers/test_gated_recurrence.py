@@ -377,16 +377,18 @@ def test_neither_evaluation_nor_steps_nor_analysis_have_noise(build_gated):
     torch.testing.assert_close(layer.train()(x), layer.eval()(x), **TIGHT)
 
 
-@pytest.mark.parametrize("bounds", [None, [0, 3, 3, 10]], ids=["batch", "packed"])
-@pytest.mark.parametrize("every", [1, 4, 10, 99])
+@pytest.mark.parametrize(
+    "bounds", [None, [0, 3, 3, 10], [0, 0, 4, 8, 10, 10]], ids=["batch", "packed", "at the cuts"]
+)
+@pytest.mark.parametrize("every", [1, 4, 5, 10, 99])
 def test_what_is_computed_again_has_the_same_gradients(build_gated, bounds, every):
     cu_seqlens = None if bounds is None else torch.tensor(bounds)
     found = []
     for options in ({}, {"checkpoint_every": every}):
         layer = build_gated(**options)
         x = tokens(2 if bounds is None else 1, 10).requires_grad_()
-        state = layer.init_state(2 if bounds is None else 3).detach() + 0.1
-        state.requires_grad_()
+        state = layer.init_state(2 if bounds is None else len(bounds) - 1).detach()
+        state = (state + torch.linspace(0, 1, len(state)).view(-1, 1, 1)).requires_grad_()
         y, final = layer(x, state, cu_seqlens)
         (y.square().sum() + final.pow(3).sum()).backward()
         # The learned initial state is not used here.
@@ -396,7 +398,7 @@ def test_what_is_computed_again_has_the_same_gradients(build_gated, bounds, ever
         torch.testing.assert_close(one, other, **TIGHT)
 
 
-def saved(layer, x):
+def saved(run, x, layer):
     """Bytes that the forward pass keeps, of tensors that are no parameters."""
     known = {one.untyped_storage().data_ptr() for one in (*layer.parameters(), x)}
     kept = {}
@@ -408,7 +410,7 @@ def saved(layer, x):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        outputs = layer(x)
+        outputs = run(x)
     assert outputs[0].requires_grad
     return sum(kept.values())
 
@@ -417,7 +419,29 @@ def test_only_the_states_between_pieces_are_kept(build_gated):
     x = tokens(3, 32)
     whole, pieces = build_gated(), build_gated(checkpoint_every=8)
     states = 4 * pieces.init_state(3).numel() * x.element_size()
-    assert saved(pieces, x) <= states < saved(whole, x) / 8
+    assert saved(pieces, x, pieces) <= states < saved(whole, x, whole) / 8
+
+
+def test_packed_rows_are_cut_unless_their_states_are_as_many_as_tokens(build_gated):
+    x, layer, counts = tokens(1, 32), build_gated(checkpoint_every=8), []
+    for bounds in ([0, 5, 32], [*range(8), 32], [*range(9), 32]):
+        with pytest.MonkeyPatch.context() as patch:
+            pieces = []
+            run = layer._run
+            patch.setattr(layer, "_run", lambda *given: pieces.append(given) or run(*given))  # noqa: B023
+            layer(x, None, torch.tensor(bounds))
+        counts.append(len(pieces))
+    assert counts == [4, 4, 1]
+    states = 4 * layer.init_state(2).numel() * x.element_size()
+    cut = saved(lambda x: layer(x, None, torch.tensor([0, 5, 32])), x, layer)
+    assert cut <= states + 4 * 3 * 8
+
+
+def test_bounds_are_checked_before_a_row_is_cut(build_gated):
+    layer = build_gated(checkpoint_every=4)
+    for bounds in ([0, 3, 99], [1, 3, 10]):
+        with pytest.raises(ValueError, match="cu_seqlens must"):
+            layer(tokens(1, 10), None, torch.tensor(bounds))
 
 
 def test_under_transforms_nothing_is_computed_again(build_gated):

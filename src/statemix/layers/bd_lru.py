@@ -48,8 +48,8 @@ class BDLRU(GatedRecurrence):
             the attribute of the same name.
         checkpoint_every: None keeps the gates, values and states of all tokens for the backward
             pass. A number keeps the state after every so many tokens, and computes all else again:
-            less memory, more time. Packed sequences are computed again as a whole, and under
-            ``torch.func`` nothing is.
+            less memory, more time. A packed row of more sequences than that is computed again as a
+            whole, and under ``torch.func`` nothing is.
         backend: as in ``ops.bd_lru``; None chooses the fastest for the device.
         device: device of the parameters.
         dtype: dtype of the parameters. The state is always float32 or wider.

@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Literal, Self, get_args
 
 import torch
@@ -22,6 +22,7 @@ from statemix.layers.layer import (
 from statemix.layers.state import State
 from statemix.ops.checks import FLOATING, bind, check_choice, check_floating
 from statemix.ops.decoding import projected_step
+from statemix.ops.dispatch import check_bounds
 from statemix.ops.layout import split_units
 from statemix.ops.shortcuts import is_plain
 
@@ -178,16 +179,13 @@ class GatedRecurrence(Layer):
             state = self.init_state(num_sequences)
         if self.checkpoint_every is None or not _checkpoints():
             return self._run(x, state, cu_seqlens)
-        # Bounds of packed sequences may lie anywhere, so that these are one piece.
-        whole = cu_seqlens is not None
-        pieces = (x,) if whole else torch.split(x, self.checkpoint_every, dim=1)
         outputs = []
-        for piece in pieces:
+        for piece, bounds in _pieces(x, cu_seqlens, self.checkpoint_every):
             y, state = checkpoint(
                 self._run,
                 piece,
                 state,
-                cu_seqlens,
+                bounds,
                 use_reentrant=False,
                 preserve_rng_state=self.training and self._gate_noise > 0,
             )
@@ -407,6 +405,27 @@ class GatedRecurrence(Layer):
             f"gate_noise={self.gate_noise!r}, checkpoint_every={self.checkpoint_every!r}, "
             f"backend={self.backend!r}"
         )
+
+
+def _pieces(
+    x: Tensor, cu_seqlens: Tensor | None, length: int
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Cut x (B, T, hidden_size) into pieces of time, with their own bounds of packed sequences.
+
+    In a piece, sequences that lie elsewhere are empty: their states pass through. A piece keeps the
+    states of all sequences, so rows of more sequences than a piece has tokens stay whole.
+    """
+    if cu_seqlens is None:
+        yield from ((piece, None) for piece in torch.split(x, length, dim=1))
+        return
+    # Those of the pieces would hide wrong ones.
+    check_bounds(cu_seqlens, x.shape[1])
+    if len(cu_seqlens) > length + 1:
+        length = x.shape[1]
+    begun = 0
+    for piece in torch.split(x, length, dim=1):
+        yield piece, (cu_seqlens - begun).clamp(0, piece.shape[1])
+        begun += length
 
 
 def _checkpoints() -> bool:

@@ -57,8 +57,8 @@ class HLRU(GatedRecurrence):
             the attribute of the same name.
         checkpoint_every: None keeps the gates, values and states of all tokens for the backward
             pass. A number keeps the state after every so many tokens, and computes all else again:
-            less memory, more time. Packed sequences are computed again as a whole, and under
-            ``torch.func`` nothing is.
+            less memory, more time. A packed row of more sequences than that is computed again as a
+            whole, and under ``torch.func`` nothing is.
         realization: "controller" is the first equation, "observer" the second. The observer has
             the same eigenvalues, but coefficient i acts i - 1 steps late and the states are not
             bounded by the values. With constant gates both give the same h.

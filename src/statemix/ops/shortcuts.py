@@ -33,11 +33,19 @@ def is_plain(tensor: object) -> bool:
     Subclasses, batched tensors, and those that are zero, negated or conjugated by a flag are not. A
     compiler cannot ask.
     """
-    return (
-        not torch.compiler.is_compiling()
-        and type(tensor) is Tensor
-        and _keys(tensor) in _plain_keys(tensor.device.type)
-    )
+    if torch.compiler.is_compiling() or type(tensor) is not Tensor:
+        return False
+    keys = _keys(tensor)
+    try:
+        return _plainness[keys]
+    except KeyError:
+        _plainness[keys] = keys in _plain_keys(tensor.device.type)
+        return _plainness[keys]
+
+
+# Whether tensors with these dispatch keys are plain. The keys name the device, too; asking for its
+# type takes as long as the look-up.
+_plainness: dict[int, bool] = {}
 
 
 def _keys(tensor: Tensor) -> int:

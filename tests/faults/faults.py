@@ -605,9 +605,8 @@ MODELS = [
     Fault(
         "shortcuts: a pending sign is overlooked",
         "src/statemix/ops/shortcuts.py",
-        "        and _keys(tensor) in _plain_keys(tensor.device.type)\n",
-        "        and _keys(tensor if not tensor.is_neg() else tensor.resolve_neg())\n"
-        "        in _plain_keys(tensor.device.type)\n",
+        "    keys = _keys(tensor)\n",
+        "    keys = _keys(tensor if not tensor.is_neg() else tensor.resolve_neg())\n",
         ("tests/ops/test_decoding.py", "tests/ops/test_registered.py"),
     ),
     Fault(

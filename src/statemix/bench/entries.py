@@ -3,6 +3,7 @@
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -302,15 +303,16 @@ def _saved_bytes(
 
 
 def build_layer(spec: LayerSpec, case: Case, dtype: torch.dtype, device: DeviceName) -> Layer:
-    """Return the layer with the same parameters on every call."""
-    layer: Layer = spec.build(hidden_size=case.hidden_size, dtype=dtype)
-    layer.reset_parameters(torch.Generator().manual_seed(0))
-    return layer.to(device)
+    """Return the layer with the same parameters on every call, drawn on the device."""
+    layer: Layer = spec.build(hidden_size=case.hidden_size, device=device, dtype=dtype)
+    layer.reset_parameters(torch.Generator(device).manual_seed(0))
+    return layer
 
 
 def draw_problem(case: Case, dtype: torch.dtype, device: DeviceName) -> tuple[Tensor, Tensor]:
     """Return the input, which requires its gradient, and the gradient of the output."""
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator(device).manual_seed(1)
     shape = (case.batch_size, case.length, case.hidden_size)
-    x, d_y = (torch.randn(shape, generator=generator, dtype=dtype).to(device) for _ in range(2))
+    options: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
+    x, d_y = (torch.randn(shape, **options) for _ in range(2))
     return x.requires_grad_(), d_y

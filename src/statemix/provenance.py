@@ -22,6 +22,7 @@ _PACKAGES = (
     # Their kernels serve on GPUs.
     "triton",
     "flash-linear-attention",
+    "fla-core",
 )
 
 

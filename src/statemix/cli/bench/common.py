@@ -203,7 +203,8 @@ def print_setting(console: Console, process: Mapping[str, Any], dtype: str, rema
     )
     peers = ""
     if process["device"] != Cpu().model:
-        version = process["packages"]["flash-linear-attention"]
+        packages = process["packages"]
+        version = packages["flash-linear-attention"] or packages.get("fla-core")
         # Without it, layers such as DeltaNet run their forms in PyTorch.
         peers = f", TF32 is off, flash-linear-attention {version or 'not installed'}"
     binding = process["omp_proc_bind"] or "not set (`close` gives steadier times)"

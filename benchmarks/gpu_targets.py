@@ -394,7 +394,7 @@ def _decoding(rows: Iterable[Row]) -> Iterator[Line]:
     ours = _first(iter(found), provider="statemix")
     for label, words in (
         ("Mamba-2", {"mamba2"}),
-        ("Gated DeltaNet", {"delta_net", "use_forget_gate=True"}),
+        ("Gated DeltaNet", {"delta_net", "use_forget_gate=true"}),
     ):
         peer = next((row for row in found if words <= set(row["provider"].split())), None)
         ratio = _quotient(*(row and _per_projections(row) for row in (peer, ours)))

@@ -13,14 +13,17 @@ import sys
 import time
 import zipfile
 from collections import Counter
+from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 
-from statemix.bench import ops
+from statemix.bench import decode, ops
 from statemix.bench.peers import NAMES
 from statemix.cli.bench import parse
+from statemix.cli.bench.common import name_of
 from statemix.cli.bench.decode import Decode
 from statemix.cli.bench.layers import Layers
 from statemix.cli.bench.ops import Ops
@@ -153,6 +156,62 @@ def test_a_part_that_fails_ends_no_other(whole, tmp_path):
         for each in (calls, whole[1])
     ]
     assert named[0] == named[1]
+
+
+def rows_of(one, process):
+    """Rows as a benchmark would store them, with one time for all."""
+    common = {"device": "NVIDIA H200", "status": "measured", "dtype": one.dtype}
+    common |= {"started_utc": process, "time_s": {"p50": 1e-3}, "memory_bytes": 1}
+    if isinstance(one, Ops):
+        kind, cases = "ops", ops.cases(one.recurrences, one._shapes(), one.block_sizes, one.orders)
+        names = [(case, name) for case in cases for name in (*one.providers, *one.peers)]
+        relative = (ops.COPY, ops.OURS)
+    elif isinstance(one, Decode):
+        sizes = one.recurrences, one.batch_sizes, one.hidden_sizes, one.block_sizes
+        kind, cases = "decode", decode.cases(*sizes)
+        peers = [name_of(spec) for spec in one.peers]
+        names = [(case, name) for case in cases for name in (decode.STEP, *peers)]
+        relative = (decode.PROJECTIONS,)
+    else:
+        yield from layer_rows(one, common)
+        return
+    for case, name in names:
+        ratios = {other: {"p50": 1.0} for other in relative}
+        found = {"benchmark": kind, "case": asdict(case), "provider": name, "ratios": ratios}
+        yield common | found
+
+
+def layer_rows(one, common):
+    cases = [(b, t) for b in one.batch_size for t in one.length]
+    for (batch_size, length), spec, compiled in product(cases, one.layers, (False, True)):
+        if compiled and not (one.compiled and spec.options.get("backend") == "associative"):
+            continue
+        case = {"hidden_size": one.hidden_size, "batch_size": batch_size, "length": length}
+        foreign = spec.name in ("mamba2", "delta_net", "delta_product")
+        found = {"benchmark": "layers", "case": case, "layer": spec.to_plain(), "tokens_per_s": 1.0}
+        found |= {"label": LAYERS[spec.name].label(spec.options), "compiled": compiled}
+        found |= {"num_parameters": parameters(spec, one.hidden_size), "projections": False}
+        found |= {"foreign_kernels": foreign, "saved_bytes_per_token": 1}
+        yield common | found
+
+
+def test_what_it_measures_decides_every_target_of_the_table(kept):
+    targets = runpy.run_path(SCRIPT.with_name("gpu_targets.py"))
+    rows = [row for number, one in enumerate(kept) for row in rows_of(one, f"process {number}")]
+    for line in targets["lines"](rows, []):
+        # Other scripts measure these, and their rows have tests of their own.
+        others = ("float", "bfloat", "results", "decoding steps", "steps", "packed", "gradients")
+        others += ("random", "tests", "a million", "first step", "kernels compiled")
+        if not line.name.startswith(others):
+            assert line.measured is not None, line.name
+            assert line.decides == (not line.name.startswith("decoding")), line.name
+    # Before the paper's scan is compiled, which takes the longest.
+    early = [
+        row for number, one in enumerate(kept[:8]) for row in rows_of(one, f"process {number}")
+    ]
+    missing = [line.name for line in targets["lines"](early, []) if line.measured is None]
+    assert sum(name.startswith(("BD-LRU", "H-LRU", "layer", "spread")) for name in missing) == 1
+    assert "layer of 33M parameters, m=4: the paper's compiled scan over ours" in missing
 
 
 def test_peers_that_end_a_process_end_none_of_ours(kept):
@@ -366,10 +425,10 @@ def test_its_operators_have_the_entries_that_it_says(kept):
     assert [shape.batch_size for one in swept for shape in one._shapes()] == [1, 32, 128]
     # One chunk is among them.
     assert all(0 in one.chunks and "statemix" in one.providers for one in swept)
-    (decode,) = (one for one in kept if isinstance(one, Decode))
+    (steps,) = (one for one in kept if isinstance(one, Decode))
     # The batch of the target first, and in the dtype of the kernels.
-    assert (decode.batch_sizes[0], decode.dtype) == (2048, "bfloat16")
-    assert {spec.name for spec in decode.peers} == {"lstm", "mamba2", "delta_net"}
+    assert (steps.batch_sizes[0], steps.dtype) == (2048, "bfloat16")
+    assert {spec.name for spec in steps.peers} == {"lstm", "mamba2", "delta_net"}
 
 
 def test_without_what_it_needs_it_starts_nothing(tmp_path):

@@ -338,7 +338,7 @@ def test_a_layer_does_not_decide_what_is_asked_of_a_model(verdicts):
             ("statemix", 1.5),
             ("mamba2", 9.0),
             ("delta_net num_heads=6", 99.0),
-            ("delta_net num_heads=6 use_forget_gate=True", 6.0),
+            ("delta_net num_heads=6 use_forget_gate=true", 6.0),
         )
     ]
     of = verdicts(rows)

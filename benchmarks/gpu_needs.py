@@ -1,8 +1,16 @@
-"""Say in one line what ``benchmarks/gpu.sh`` needs and this machine lacks; exit status 1 if so."""
+"""Say what ``benchmarks/gpu.sh`` needs and this machine lacks; exit status 1 if so.
 
+All that is missing is named at once, with the command that fetches the wheels where there is a
+network.
+"""
+
+import os
+import shutil
 import sys
+import sysconfig
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
 # Modules that ``statemix bench`` and the tests of the kernels import, by the packages they are in.
 NEEDED = {
@@ -23,13 +31,28 @@ NEEDED = {
     "pytest": "pytest",
     "hypothesis": "hypothesis",
 }
+# Without these it measures less: tests run one after another, and without kernels of peers.
+USED = {
+    "xdist": "pytest-xdist",
+    "execnet": "execnet",
+    "fla": "fla-core",
+    "einops": "einops",
+}
 
 
 def main() -> int:
     """Print what is missing."""
-    missing = list(lacking(NEEDED))
+    missing, useful = list(lacking(NEEDED)), list(lacking(USED))
     if missing:
         print(f"benchmarks/gpu.sh needs packages that are not installed: {' '.join(missing)}")
+    if useful:
+        print(f"benchmarks/gpu.sh runs less without: {' '.join(useful)}")
+    if missing or useful:
+        print(_cure([*missing, *useful]))
+    tools = list(_lacking_tools())
+    for tool in tools:
+        print(f"benchmarks/gpu.sh needs {tool}, which Triton compiles its launchers with")
+    if missing or tools:
         return 1
     import torch
 
@@ -41,7 +64,27 @@ def main() -> int:
 
 def lacking(modules: Iterable[str]) -> Iterator[str]:
     """Yield the packages of the modules that cannot be found."""
-    return (NEEDED[module] for module in modules if find_spec(module) is None)
+    return ((NEEDED | USED)[module] for module in modules if find_spec(module) is None)
+
+
+def _cure(packages: Iterable[str]) -> str:
+    """Return the words that say how to bring the packages."""
+    major, minor = sys.version_info[:2]
+    return (
+        "Fetch them where there is a network, in the versions that fit each other:\n"
+        f"  pip download --no-deps --only-binary :all: --python-version {major}.{minor} "
+        f"-c constraints.txt -d wheels {' '.join(packages)}\n"
+        "then bring the folder and run WHEELS=wheels benchmarks/gpu.sh"
+    )
+
+
+def _lacking_tools() -> Iterator[str]:
+    """Yield what is missing to compile a C extension."""
+    if not any(map(shutil.which, filter(None, (os.environ.get("CC"), "gcc", "clang")))):
+        yield "a C compiler (gcc, clang or the one that CC names)"
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if not header.exists():
+        yield f"the headers of Python ({header})"
 
 
 if __name__ == "__main__":

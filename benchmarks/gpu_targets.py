@@ -1,17 +1,17 @@
 """Print the targets for an H200 beside what the rows of ``benchmarks/gpu.sh`` say.
 
-    python benchmarks/gpu_targets.py results/bench/gpu-1234567.jsonl --tests tests.log
+    python benchmarks/gpu_targets.py results/bench/gpu-1234567.jsonl --tests proofs.log tests.log
 
-The second file is what ``pytest -v`` prints of the tests of the kernels. A target is decided by a
+The other files are what ``pytest -v`` prints of the tests of the kernels. A target is decided by a
 measurement of what it is about, and by nothing else: without one the line says so. Of repeated
-measurements the last counts.
+measurements the last counts. Below the table are the errors at every m, and what has no time.
 """
 
 import argparse
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -20,6 +20,9 @@ Row = Mapping[str, Any]
 SIZES = (1, 2, 3, 4, 5, 6, 8, 16)
 _TOKENS = 8 * 2048
 _STEP = {"batch_size": 8, "length": 2048}
+# The companion form takes 10 GB for each sequence, so that two are compared.
+_FEW = {"batch_size": 2, "length": 2048}
+_CARD = "H200"
 # At m = 16 no multiple of 16 blocks has 33M parameters in a layer of width 1,024.
 _WIDTHS = dict.fromkeys(SIZES, 1024) | {16: 960}
 # Kernels whose gradients are checked: operator and gate family.
@@ -32,6 +35,21 @@ _PEERS = {
 }
 # Shapes in each test of random shapes.
 _SHAPES_OF_A_TEST = 20
+# What tests prove that need a GPU: the test, and how many there are.
+PROOFS = {
+    "decoding steps that equal a sequence bit for bit": (
+        "test_steps_equal_the_sequence_bit_for_bit", 48
+    ),
+    "steps that a CUDA graph replays": ("test_a_graph_replays_a_step", 3),
+    "packed sequences whose bounds are not read back": (
+        "test_bounds_of_packed_sequences_are_never_read_back", 6
+    ),
+    "gradients of 16 bits at m = 1 to 16, each kernel and dtype": (
+        "test_gradients_of_16_bits_are_near_those_of_float64", 96
+    ),
+}  # fmt: skip
+# Largest error over the largest entry, of any output or gradient at any m.
+BOUNDS = {"float32": (1e-5, 1e-6), "bfloat16": (2e-2, None)}
 
 
 class Line(NamedTuple):
@@ -62,23 +80,69 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("rows", type=Path)
-    parser.add_argument("--tests", type=Path)
+    parser.add_argument("--tests", type=Path, nargs="*", default=[])
     asked = parser.parse_args()
-    rows = [json.loads(line) for line in _text(asked.rows).splitlines()]
-    found = lines([row for row in rows if row.get("device", "cpu") != "cpu"], _text(asked.tests))
-    print(table(found))
+    every = [json.loads(line) for line in _text(asked.rows).splitlines()]
+    rows = [row for row in every if row.get("device", "cpu") != "cpu"]
+    print(card(rows))
+    print(table(lines(rows, [_text(path) for path in asked.tests])))
+    for part in (errors_by_size(rows), untimed(rows)):
+        if part:
+            print(f"\n{part}")
 
 
-def _text(path: Path | None) -> str:
-    return path.read_text() if path is not None and path.exists() else ""
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
 
 
-def lines(rows: Iterable[Row], tests: str) -> list[Line]:
+def card(rows: Iterable[Row]) -> str:
+    """Return the words that say which card was measured, and which one the targets are for."""
+    names = ", ".join(dict.fromkeys(row["device"] for row in rows)) or "none"
+    text = f"Targets of an {_CARD}; measured: {names}"
+    if names != "none" and _CARD not in names:
+        text += f"\nTimes and speeds of another card do not decide those of an {_CARD}."
+    return text
+
+
+def errors_by_size(rows: Iterable[Row]) -> str:
+    """Return a table of the largest errors at every m beside their bounds, or nothing."""
+    worst: dict[tuple[int, str], float] = {}
+    for row in _last_gradients(rows):
+        place = row["case"]["block_size"], row["dtype"]
+        worst[place] = max(worst.get(place, 0.0), _worst(row))
+    if not worst:
+        return ""
+    heads = "".join(f"{f'{dtype} (<= {first:g})':>22}" for dtype, (first, _) in BOUNDS.items())
+    text = [f"largest error over the largest entry, by m\n m{heads}"]
+    for size in sorted({size for size, _ in worst}):
+        found = {dtype: worst.get((size, dtype)) for dtype in BOUNDS}
+        cells = (
+            "-" if error is None else f"{error:.1e}{'' if error <= BOUNDS[dtype][0] else ' missed'}"
+            for dtype, error in found.items()
+        )
+        text.append(f"{size:2}" + "".join(f"{cell:>22}" for cell in cells))
+    return "\n".join(text)
+
+
+def untimed(rows: Iterable[Row]) -> str:
+    """Return a line for every row that has no time because something is wrong, or nothing."""
+    found = []
+    for row in rows:
+        if row.get("status", "measured") != "measured":
+            sizes = "x".join(str(size) for size in row["case"].values() if isinstance(size, int))
+            what = row["case"].get("recurrence", ""), row["case"].get("direction", "")
+            words = (row["benchmark"], *what, sizes, row.get("provider"), row["status"])
+            reason = " ".join(str(row.get("reason", "")).split())[:200]
+            found.append(f"  {' '.join(filter(None, words))}: {reason}")
+    return "\n".join(["without a time:", *dict.fromkeys(found)]) if found else ""
+
+
+def lines(rows: Iterable[Row], tests: Sequence[str]) -> list[Line]:
     """Return all lines.
 
     Args:
         rows: those of one GPU.
-        tests: what pytest printed.
+        tests: what pytest printed in each of its runs.
     """
     every = list(rows)
     kept = [row for row in every if row.get("status", "measured") == "measured"]
@@ -89,19 +153,14 @@ def lines(rows: Iterable[Row], tests: str) -> list[Line]:
 
 def _gradients(rows: Iterable[Row]) -> Iterator[Line]:
     """Yield the lines of a check that covers every kernel and m; of repeated rows the last."""
-    last = {
-        (json.dumps(row["case"]), row["dtype"]): row
-        for row in rows
-        if row["benchmark"] == "gradients"
-    }
+    last = _last_gradients(rows)
     wanted = {(*kernel, size) for kernel in _KERNELS for size in range(1, 17)}
     covered = []
-    for dtype, first, then in (("float32", 1e-5, 1e-6), ("bfloat16", 2e-2, None)):
-        found = [row for row in last.values() if row["dtype"] == dtype]
+    for dtype, (first, then) in BOUNDS.items():
+        found = [row for row in last if row["dtype"] == dtype]
         sizes = ("recurrence", "gate", "block_size")
         covered.append({tuple(row["case"][size] for size in sizes) for row in found} & wanted)
-        # Without errors they were no numbers.
-        worst = max((max(row["errors"].values(), default=math.inf) for row in found), default=None)
+        worst = max(map(_worst, found), default=None)
         remark = (
             "outputs and gradients of softmax gates and reflections at m = 1 to 16, the largest "
             f"error over the largest entry; {len(covered[-1])} of {len(wanted)} were checked"
@@ -114,8 +173,22 @@ def _gradients(rows: Iterable[Row]) -> Iterator[Line]:
         ("results with entries that nothing wrote", _is_lost),
         ("results that differ in a second run", _moved),
     ):
-        counted = sum(map(count, last.values())) if last else None
+        counted = sum(map(count, last)) if last else None
         yield Line(name, counted, "cases", 0, decides=decides)
+
+
+def _last_gradients(rows: Iterable[Row]) -> list[Row]:
+    last = {
+        (json.dumps(row["case"]), row["dtype"]): row
+        for row in rows
+        if row["benchmark"] == "gradients"
+    }
+    return list(last.values())
+
+
+def _worst(row: Row) -> float:
+    # Without errors they were no numbers.
+    return max(row["errors"].values(), default=math.inf)
 
 
 def _is_lost(row: Row) -> bool:
@@ -126,18 +199,29 @@ def _moved(row: Row) -> bool:
     return not row["repeats"]
 
 
-def _tests(text: str) -> Iterator[Line]:
+def _tests(texts: Sequence[str]) -> Iterator[Line]:
     """Yield the lines of the tests; what was stopped decides nothing that wants all of them."""
-    run, *_ = text.partition("short test summary")
-    of_tests = re.findall(r"^.*::.*$", run, re.MULTILINE)
-    failed = sum(re.search(r"\b(FAILED|ERROR)\b", line) is not None for line in of_tests)
+    of_tests = [
+        line
+        for text in texts
+        for line in re.findall(r"^.*::.*$", text.partition("short test summary")[0], re.MULTILINE)
+    ]
+    failures = [line for line in of_tests if re.search(r"\b(FAILED|ERROR)\b", line)]
     passed = [line for line in of_tests if re.search(r"\bPASSED\b", line)]
-    ended = re.search(r"^=+ .*\d+ (passed|failed).* in .*=+$", text, re.MULTILINE) is not None
+    ended = bool(texts) and all(
+        re.search(r"^=+ .*\d+ (passed|failed).* in .*=+$", text, re.MULTILINE) for text in texts
+    )
+    for name, (test, count) in PROOFS.items():
+        right = sum(f"::{test}[" in line for line in passed)
+        wrong = sum(f"::{test}[" in line for line in failures)
+        # Those that were not reached decide nothing, unless one that was has failed.
+        known, decides = right if right or wrong else None, right >= count or wrong > 0
+        yield Line(name, known, "tests", count, bound="at least", decides=decides)
     shapes = _SHAPES_OF_A_TEST * sum("::test_random_shapes_equal" in line for line in passed)
     name = "random shapes that equal the reference"
     yield Line(name, shapes or None, "shapes", 200, bound="at least")
     remark = "" if ended else f"the tests did not end; {len(passed)} passed"
-    known = failed if of_tests else None
+    known = len(failures) if of_tests else None
     name = "tests of the kernels that failed, in memory filled with NaN"
     yield Line(name, known, "tests", 0, remark=remark if of_tests else "", decides=ended)
 
@@ -271,46 +355,52 @@ def _layers_of_33m(rows: Iterable[Row], hidden_size: int) -> Iterator[Row]:
 
 
 def _lags(rows: Iterable[Row]) -> Iterator[Line]:
-    sizes = {"recurrence": "h_lru", "num_blocks": 768, "block_size": 16, "batch_size": 8}
-    sizes |= {"length": 2048, "direction": "forward_backward"}
-    ours, paper = (
-        _first(_found(rows, "ops", **sizes), provider=name, dtype="bfloat16")
-        for name in ("statemix", "paper")
-    )
-    name = "H-LRU m=16 of 768 channels"
-    yield Line(f"{name}, forward and backward", ours and 1e3 * ours["time_s"]["p50"], "ms", 1, 0.5)
-    more = _quotient(*(row and row["memory_bytes"] for row in (paper, ours)))
+    sizes = {"recurrence": "h_lru", "num_blocks": 768, "block_size": 16}
+    sizes |= {"direction": "forward_backward"}
+
+    def operator(provider: str, place: Mapping[str, int]) -> Row | None:
+        found = _found(rows, "ops", **sizes, **place)
+        return _first(found, provider=provider, dtype="bfloat16")
+
+    name, whole = "H-LRU m=16 of 768 channels", operator("statemix", _STEP)
+    time_ms = whole and 1e3 * whole["time_s"]["p50"]
+    yield Line(f"{name}, forward and backward", time_ms, "ms", 1, 0.5)
+    few = [operator(provider, _FEW) for provider in ("paper", "statemix")]
+    more = _quotient(*(row and row["memory_bytes"] for row in few))
     what = "peak memory of the companion form over ours"
-    yield Line(f"{name}, {what}", more, "x", 8, bound="at least")
+    remark = "two sequences of 2,048 tokens, because the companion form of 8 takes about 80 GB"
+    yield Line(f"{name}, {what}", more, "x", 8, bound="at least", remark=remark)
     layers = {
         backend: next(_lag_layers(rows, backend), None) for backend in ("triton", "associative")
     }
     companion, ours = layers["associative"], layers["triton"]
     more = _quotient(*(row and row["memory_bytes"] for row in (companion, ours)))
-    yield Line(f"a layer of {name}, {what}", more, "x", 8, bound="at least")
+    yield Line(f"a layer of {name}, {what}", more, "x", 8, bound="at least", remark=remark)
     saved = ours and ours["saved_bytes_per_token"] / 1e3
     yield Line(f"{name}, saved by its layer per token", saved, "kB", 32, 32)
 
 
 def _lag_layers(rows: Iterable[Row], backend: str) -> Iterator[Row]:
     wanted = {"name": "h_lru", "num_channels": 768, "order": 16, "backend": backend}
-    for row in _found(rows, "layers", hidden_size=768, **_STEP):
+    for row in _found(rows, "layers", hidden_size=768, **_FEW):
         is_whole = not row["compiled"] and not row["projections"] and row["dtype"] == "bfloat16"
         if is_whole and wanted.items() <= row["layer"].items():
             yield row
 
 
 def _decoding(rows: Iterable[Row]) -> Iterator[Line]:
-    found = list(_found(rows, "decode", recurrence="bd_lru", batch_size=2048, hidden_size=768))
+    sizes = {"recurrence": "bd_lru", "batch_size": 2048, "hidden_size": 768}
+    found = [row for row in _found(rows, "decode", **sizes) if row["dtype"] == "bfloat16"]
     ours = _first(iter(found), provider="statemix")
     for label, words in (
         ("Mamba-2", {"mamba2"}),
-        ("Gated DeltaNet", {"delta_net", "use_forget_gate=True"}),
+        ("Gated DeltaNet", {"delta_net", "use_forget_gate=true"}),
     ):
         peer = next((row for row in found if words <= set(row["provider"].split())), None)
         ratio = _quotient(*(row and _per_projections(row) for row in (peer, ours)))
         remark = (
-            "one layer of width 768 and our own form of the peer; the target is a model of 140M"
+            "not decided: one layer of width 768, and the peer in operators of PyTorch. The target "
+            "is of whole models with 140M parameters and the peers' own kernels"
         )
         name = f"decoding 2048 sequences, {label} over ours"
         yield Line(name, ratio, "x", 3, 5, "at least", remark, decides=False)

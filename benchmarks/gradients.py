@@ -5,14 +5,15 @@
 A row has the largest error of each result relative to its largest entry, and says whether a second
 run gave the same bits. Memory that is allocated while the kernels run is NaN before they write to
 it. Kernels are compiled in processes of their own, --workers at a time; rows are appended as they
-come.
+come. What fails is tried again in a process of its own: an error of a GPU spoils all that its
+process does later, and a crash ends all processes.
 """
 
 import argparse
 import math
 import sys
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
@@ -68,22 +69,36 @@ def main() -> int:
         for size in sorted(asked.sizes, reverse=True)
         for recurrence, gate in _KERNELS
     ]
-    with ProcessPoolExecutor(asked.workers, mp_context=get_context("spawn")) as pool:
-        begun = {
-            pool.submit(_checked, *group, asked.device, asked.backend): group for group in groups
-        }
-        failed = 0
+
+    def failed(begun: Mapping[Future[list[dict[str, Any]]], tuple[str, str, int]]) -> list[Any]:
+        """Append and print what comes, and return the groups that failed."""
+        lost = []
         for one in as_completed(begun):
             if error := one.exception():
-                # The others are still checked.
                 print(*begun[one], "failed:", error)
-                failed = 1
+                lost.append(begun[one])
                 continue
             found = one.result()
             rows.append(asked.output, found, process)
             for row in found:
-                print(*row["case"].values(), row["status"], row["errors"], row["repeats"])
-    return failed
+                case = row["case"].values()
+                print(*case, row["dtype"], row["status"], row["errors"], row["repeats"])
+        return lost
+
+    where = asked.device, asked.backend
+    with _processes(asked.workers) as pool:
+        again = failed({pool.submit(_checked, *group, *where): group for group in groups})
+    with ThreadPoolExecutor(asked.workers) as threads:
+        return int(bool(failed({threads.submit(_alone, *one, *where): one for one in again})))
+
+
+def _processes(count: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(count, mp_context=get_context("spawn"))
+
+
+def _alone(*arguments: Any) -> list[dict[str, Any]]:
+    with _processes(1) as pool:
+        return pool.submit(_checked, *arguments).result()
 
 
 def cases(recurrence: str, gate: str, size: int) -> Iterator[Case]:

@@ -8,6 +8,7 @@ that starts from the state before them.
 """
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -26,8 +27,8 @@ _LAST = 256
 _EVERY = {"kept": None, "computed again": 2**16}
 
 
-def main() -> None:
-    """Measure, and append and print a row for each provider."""
+def main() -> int:
+    """Measure, append and print a row for each provider, and return 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("output", type=Path)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
@@ -61,6 +62,7 @@ def main() -> None:
         rows.append(asked.output, [row], process)
         shown = (time_s, one.memory_bytes, one.relative_error)
         print(one.provider, one.status, one.reason, *shown)
+    return int(any(one.status == "failed" for one in found))
 
 
 def _prepare(asked: argparse.Namespace, every: int | None) -> Callable[[], Sequence[Tensor]]:
@@ -121,4 +123,4 @@ def _problem(length: int, hidden_size: int, device: str) -> tuple[Tensor, Tensor
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -38,6 +38,11 @@ def test_a_backend_that_cannot_run_has_no_detail():
     assert (described["abacus"], described["slate"]) == (None, "chalk")
 
 
+@pytest.fixture(autouse=True)
+def _nothing_in_the_environment(monkeypatch):
+    monkeypatch.delenv(provenance.COMMIT, raising=False)
+
+
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
     """A repository of one commit that tracks a copy of the module."""
@@ -83,3 +88,12 @@ def test_an_installed_copy_inside_another_checkout_has_no_commit(checkout, monke
 def test_without_git_there_is_no_commit(monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert commit() == (None, None)
+
+
+def test_a_copy_has_the_commit_that_the_environment_names(checkout, monkeypatch):
+    _, head = checkout
+    monkeypatch.setenv(provenance.COMMIT, "1234567")
+    # What the repository says is better.
+    assert commit() == (head, True)
+    monkeypatch.setenv("PATH", "")
+    assert commit() == ("1234567", None)

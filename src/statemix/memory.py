@@ -30,9 +30,13 @@ def available_bytes() -> int:
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Return whether an error says that memory was short, as Python's and PyTorch's do."""
+    """Return whether an error says that memory was short, as Python's and PyTorch's do.
+
+    An illegal memory access, as CUDA reports it, is a defect of a kernel.
+    """
+    text = str(error)
     return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and "memory" in str(error)
+        isinstance(error, RuntimeError) and "memory" in text and "memory access" not in text
     )
 
 

@@ -10,6 +10,9 @@ from typing import Any
 
 from statemix.ops import backends
 
+COMMIT = "STATEMIX_COMMIT"
+"""Environment variable that names the commit of a copy without its repository."""
+
 _PACKAGES = (
     "statemix",
     "torch",
@@ -19,6 +22,7 @@ _PACKAGES = (
     # Their kernels serve on GPUs.
     "triton",
     "flash-linear-attention",
+    "fla-core",
 )
 
 
@@ -26,7 +30,8 @@ def describe() -> dict[str, Any]:
     """Describe the code, packages and machine that every result depends on.
 
     Returns:
-        ``commit`` and ``tree_clean`` of the checkout (both None for an installed package),
+        ``commit`` and ``tree_clean`` of the checkout (both None for an installed package; for a
+        copy without its repository, ``commit`` is the variable :data:`COMMIT`, if it is set),
         ``python``, ``packages`` (name -> version, None if not installed), ``platform``, ``cpu``,
         ``cpu_count``, and ``backends`` (name -> detail, such as the instruction set of the kernels;
         None if the backend cannot run here).
@@ -47,8 +52,9 @@ def describe() -> dict[str, Any]:
 def _commit(file: Path) -> tuple[str | None, bool | None]:
     """Return the commit of the checkout that tracks ``file``, and whether its tree is clean.
 
-    Changes in ``results`` are ignored, because a benchmark appends to it while it runs. Both values
-    are None for an installed package, even inside the checkout of another project.
+    Changes in ``results`` are ignored, because a benchmark appends to it while it runs. For an
+    installed package, even inside the checkout of another project, the commit is that of the
+    environment or None, and whether the tree is clean is not known.
     """
 
     def git(*arguments: str) -> str | None:
@@ -60,7 +66,7 @@ def _commit(file: Path) -> tuple[str | None, bool | None]:
         return done.stdout.strip() if done.returncode == 0 else None
 
     if git("ls-files", "--error-unmatch", file.name) is None:
-        return None, None
+        return os.environ.get(COMMIT) or None, None
     changes = git("status", "--porcelain", "--", ":/", ":(top,exclude)results")
     return git("rev-parse", "HEAD"), changes == ""
 

@@ -7,7 +7,8 @@ import torch
 
 from statemix.bench import decode
 from statemix.bench.harness import Measurement, Spread
-from statemix.layers import BDLRU, HLRU
+from statemix.bench.ops import TOLERANCES
+from statemix.layers import BDLRU, HLRU, LayerSpec
 from statemix.settings import RequestError
 
 TINY = [decode.Case(recurrence, 2, 6, 3) for recurrence in ("bd_lru", "h_lru")]
@@ -20,7 +21,7 @@ def test_the_step_gives_the_reference_result_and_a_wrong_one_is_noticed(case, mo
     assert (projections.name, step.name) == (decode.PROJECTIONS, decode.STEP)
     assert projections.prepare()().shape == (2, 6)
     y = step.prepare()()
-    assert step.error(y) <= decode.TOLERANCE
+    assert step.error(y) <= 1e-5
     assert step.error(1.1 * y) > 0.05
 
 
@@ -39,7 +40,7 @@ def test_of_a_large_batch_the_first_sequences_and_the_last_are_checked(broken, m
     y = step.prepare()()
     y = y.clone()
     y[broken] += 1
-    assert (step.error(y) > decode.TOLERANCE) == (broken in (0, 1, 2, 3, 8))
+    assert (step.error(y) > 1e-5) == (broken in (0, 1, 2, 3, 8))
     assert lengths == [5]
 
 
@@ -85,6 +86,29 @@ def test_a_call_makes_the_steps_that_its_time_is_divided_by(case, monkeypatch):
     assert row["case"] == {
         "recurrence": case.recurrence, "batch_size": 2, "hidden_size": 6, "block_size": 3
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TINY, ids=lambda case: case.recurrence)
+def test_every_part_has_the_dtype_that_is_asked_for(case, monkeypatch):
+    monkeypatch.setattr(decode, "STEPS_PER_CALL", 7)
+    peers = {"delta": LayerSpec("delta_net", num_heads=1), "lstm": LayerSpec("lstm")}
+    for provider in decode.providers(case, torch.bfloat16, peers):
+        y = provider.prepare()()
+        assert y.dtype == torch.bfloat16
+        if provider.error is not None:
+            # The layer whose weights were rounded is the judge.
+            assert 0 < provider.error(y) <= TOLERANCES[torch.bfloat16]
+    one = Measurement("statemix", "", "measured", rounds=3, time_s=Spread(2.0, 4.0, 6.0))
+    assert decode.row(case, one, "bfloat16")["dtype"] == "bfloat16"
+
+
+def test_of_many_sequences_a_call_makes_fewer_steps():
+    """Their steps take milliseconds."""
+    few, many = (decode.Case("bd_lru", size, 4, 2) for size in (64, 2048))
+    assert few.steps_per_call == decode.STEPS_PER_CALL > many.steps_per_call
+    one = Measurement("statemix", "", "measured", rounds=3, time_s=Spread(2.0, 4.0, 6.0))
+    row = decode.row(many, one)
+    assert row["time_s"]["p50"] == 4 / row["steps_per_call"] == 4 / many.steps_per_call
 
 
 def test_gates_are_counted_as_the_layers_have_them():

@@ -33,6 +33,7 @@ def device(monkeypatch):
         yield
         captured.append("ends")
 
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     for name, stand_in in {
         "get_device_name": lambda: "a GPU",
         "Stream": _Stream,
@@ -83,3 +84,8 @@ def test_a_capture_without_memory_is_not_blamed_on_graphs(device):
     with pytest.raises(RuntimeError, match=r"^CUDA out of memory$") as caught:
         cuda.waiting(call)
     assert not isinstance(caught.value, BackendUnavailableError)
+
+
+def test_float32_is_float32_in_all_layers(device):
+    """cuDNN's LSTM, too, whose error would otherwise exceed the tolerance of the others."""
+    assert torch.backends.cudnn.allow_tf32 is False

@@ -11,15 +11,19 @@ import shutil
 import subprocess
 import sys
 import time
+import zipfile
 from collections import Counter
+from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 
-from statemix.bench import ops
+from statemix.bench import decode, ops
 from statemix.bench.peers import NAMES
 from statemix.cli.bench import parse
+from statemix.cli.bench.common import name_of
 from statemix.cli.bench.decode import Decode
 from statemix.cli.bench.layers import Layers
 from statemix.cli.bench.ops import Ops
@@ -33,32 +37,43 @@ import json, os, sys, time
 with open({log!r}, "a") as log:
     print(json.dumps(sys.argv[1:]), file=log)
 words = " ".join(sys.argv[1:])
-if "gpu_targets.py" in words:
+{then}
+if "zipfile" in words or "gpu_targets.py" in words:
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 time.sleep({seconds} if "bench" in words and "gpu_needs" not in words else 0)
 sys.exit({failing!r} in words)
 """
 
 
-def execute(folder, failing="nothing fails", seconds=0.0, limit=None):
+def execute(
+    folder,
+    failing="nothing fails",
+    seconds=0.0,
+    limit=None,
+    script=SCRIPT,
+    then="",
+    **environment,
+):
     """Return the finished process, and the arguments of every call of Python in order."""
     folder.mkdir(exist_ok=True)
     log, python = folder / "calls.jsonl", folder / "python"
+    log.unlink(missing_ok=True)
     values = {"python": sys.executable, "log": str(log), "failing": failing, "seconds": seconds}
-    python.write_text(STAND_IN.format(**values))
+    python.write_text(STAND_IN.format(**values, then=then))
     python.chmod(0o755)
     shutil.copy("/bin/true", folder / "nvidia-smi")
-    chosen = {"PYTHON": str(python), "PATH": f"{folder}:{os.environ['PATH']}"}
+    chosen = {"PYTHON": str(python), "PATH": f"{folder}:{os.environ['PATH']}", **environment}
     if limit is not None:
         chosen["GPU_SECONDS"] = str(limit)
     done = subprocess.run(
-        [SCRIPT, folder / "rows"],
+        [script, folder / "rows"],
         capture_output=True,
         text=True,
         env={**os.environ, **chosen},
         timeout=120,
     )
-    return done, [json.loads(line) for line in log.read_text().splitlines()]
+    calls = log.read_text().splitlines() if log.exists() else []
+    return done, [json.loads(line) for line in calls]
 
 
 @pytest.fixture(scope="module")
@@ -86,15 +101,19 @@ def test_it_checks_measures_and_prints_the_table(whole):
     assert done.returncode == 0, done.stdout
     kept, warming = benchmarks(calls)
     kinds = Counter(type(one).__name__ for one in kept)
-    assert kinds == {"Ops": 7, "Layers": 8, "Decode": 1}
+    assert kinds == {"Ops": 9, "Layers": 9, "Decode": 1}
     assert all(one.device == "cuda" for one in kept + warming)
     scripts = [call[0] for call in calls if call[0].startswith("benchmarks/")]
     assert scripts == [
         "benchmarks/gpu_needs.py", "benchmarks/cold_start.py", "benchmarks/gradients.py",
         "benchmarks/long_context.py", "benchmarks/gpu_targets.py",
     ]  # fmt: skip
-    (tests,) = (call for call in calls if "pytest" in call[:2])
-    assert Path(SCRIPT.parents[1], tests[-1]).exists()
+    proofs, tests = (call for call in calls if "pytest" in call[:2])
+    names = [Path(word).name for word in (*proofs, *tests) if word.startswith("tests/")]
+    # What only a GPU can prove comes first.
+    assert names == ["test_steps.py", "test_sizes.py", "test_kernels.py"]
+    for word in (*proofs, *tests):
+        assert not word.startswith("tests/") or Path(SCRIPT.parents[1], word).exists()
     assert "BD-LRU m=4, forward and backward over a copy" in done.stdout
     assert done.stdout.count("not measured") > 20
     assert "all parts ran" in done.stdout
@@ -103,11 +122,12 @@ def test_it_checks_measures_and_prints_the_table(whole):
 def places(one):
     """What a benchmark runs: recurrences or layers, at sizes."""
     if isinstance(one, Layers):
-        return {(one.hidden_size, repr(spec), one.dtype) for spec in one.layers}
+        size = one.hidden_size, one.batch_size, one.length
+        return {(size, repr(spec), one.dtype) for spec in one.layers}
     assert isinstance(one, Ops)
     cases = ops.cases(one.recurrences, one._shapes(), one.block_sizes, one.orders)
     kinds = [name for name in (*one.providers, *one.peers) if name != ops.COPY]
-    return {(name, case, one.dtype, one.graphs) for name in kinds for case in cases}
+    return {(name, repr(case), one.dtype) for name in kinds for case in cases}
 
 
 def test_what_is_compiled_side_by_side_is_measured_later(whole):
@@ -115,13 +135,13 @@ def test_what_is_compiled_side_by_side_is_measured_later(whole):
     measured = {place for one in kept if not isinstance(one, Decode) for place in places(one)}
     for one in warming:
         assert (one.rounds, one.output) == (1, None)
-        assert places(one) < measured
+        assert places(one) <= measured
     # All of ours and of peers in the first parts, each once; the paper's scan compiles nothing.
     early = [place for one in warming for place in places(one)]
     assert len(early) == len(set(early))
-    assert {place for one in kept[:5] for place in places(one) if place[0] != "paper"} == {
-        *early,
-        *(place for place in places(kept[1]) if place[0] == ops.OURS),
+    first = {place for one in kept[:8] for place in places(one)}
+    assert {place for place in first if "associative" not in place[1] and place[0] != "paper"} == {
+        *early
     }
 
 
@@ -138,18 +158,134 @@ def test_a_part_that_fails_ends_no_other(whole, tmp_path):
     assert named[0] == named[1]
 
 
-def test_ours_are_measured_even_if_a_layer_of_peers_fails(whole, tmp_path):
-    done, calls = execute(tmp_path, failing="delta_product num_heads=25")
-    (alone,) = (
-        parse(words.split()[3:]).benchmark
-        for words in map(" ".join, calls)
-        if " --output " in words and "delta_product" not in words and "num_blocks=8064" in words
-    )
-    (whole_part,) = (one for one in benchmarks(whole[1])[0] if len(getattr(one, "layers", ())) > 9)
-    assert alone.layers == whole_part.layers[:8]
-    assert "== layers of 33M parameters: exit status 1\n" in done.stdout
-    assert "some parts did not run" in done.stdout
-    assert "a million tokens" in done.stdout
+def rows_of(one, process):
+    """Rows as a benchmark would store them, with one time for all."""
+    common = {"device": "NVIDIA H200", "status": "measured", "dtype": one.dtype}
+    common |= {"started_utc": process, "time_s": {"p50": 1e-3}, "memory_bytes": 1}
+    if isinstance(one, Ops):
+        kind, cases = "ops", ops.cases(one.recurrences, one._shapes(), one.block_sizes, one.orders)
+        names = [(case, name) for case in cases for name in (*one.providers, *one.peers)]
+        relative = (ops.COPY, ops.OURS)
+    elif isinstance(one, Decode):
+        sizes = one.recurrences, one.batch_sizes, one.hidden_sizes, one.block_sizes
+        kind, cases = "decode", decode.cases(*sizes)
+        peers = [name_of(spec) for spec in one.peers]
+        names = [(case, name) for case in cases for name in (decode.STEP, *peers)]
+        relative = (decode.PROJECTIONS,)
+    else:
+        yield from layer_rows(one, common)
+        return
+    for case, name in names:
+        ratios = {other: {"p50": 1.0} for other in relative}
+        found = {"benchmark": kind, "case": asdict(case), "provider": name, "ratios": ratios}
+        yield common | found
+
+
+def layer_rows(one, common):
+    cases = [(b, t) for b in one.batch_size for t in one.length]
+    for (batch_size, length), spec, compiled in product(cases, one.layers, (False, True)):
+        if compiled and not (one.compiled and spec.options.get("backend") == "associative"):
+            continue
+        case = {"hidden_size": one.hidden_size, "batch_size": batch_size, "length": length}
+        foreign = spec.name in ("mamba2", "delta_net", "delta_product")
+        found = {"benchmark": "layers", "case": case, "layer": spec.to_plain(), "tokens_per_s": 1.0}
+        found |= {"label": LAYERS[spec.name].label(spec.options), "compiled": compiled}
+        found |= {"num_parameters": parameters(spec, one.hidden_size), "projections": False}
+        found |= {"foreign_kernels": foreign, "saved_bytes_per_token": 1}
+        yield common | found
+
+
+def test_what_it_measures_decides_every_target_of_the_table(kept):
+    targets = runpy.run_path(SCRIPT.with_name("gpu_targets.py"))
+    rows = [row for number, one in enumerate(kept) for row in rows_of(one, f"process {number}")]
+    for line in targets["lines"](rows, []):
+        # Other scripts measure these, and their rows have tests of their own.
+        others = ("float", "bfloat", "results", "decoding steps", "steps", "packed", "gradients")
+        others += ("random", "tests", "a million", "first step", "kernels compiled")
+        if not line.name.startswith(others):
+            assert line.measured is not None, line.name
+            assert line.decides == (not line.name.startswith("decoding")), line.name
+    # Before the paper's scan is compiled, which takes the longest.
+    early = [
+        row for number, one in enumerate(kept[:8]) for row in rows_of(one, f"process {number}")
+    ]
+    missing = [line.name for line in targets["lines"](early, []) if line.measured is None]
+    assert sum(name.startswith(("BD-LRU", "H-LRU", "layer", "spread")) for name in missing) == 1
+    assert "layer of 33M parameters, m=4: the paper's compiled scan over ours" in missing
+
+
+def test_peers_that_end_a_process_end_none_of_ours(kept):
+    """Ours have been measured before, but for one beside which the peers are measured."""
+    foreign = [
+        position
+        for position, one in enumerate(kept)
+        if getattr(one, "peers", ())
+        or any(spec.name not in ("bd_lru", "h_lru") for spec in getattr(one, "layers", ()))
+    ]
+    assert foreign[0] > 5
+    operators, layers = (kept[position] for position in foreign[:2])
+    assert ops.OURS in operators.providers
+    assert layers.layers[0].options["block_size"] == 4
+
+
+def test_what_is_not_ready_in_time_leaves_time_for_what_is(kept):
+    """Each benchmark has a limit that is shorter than its part's."""
+    limits = re.findall(r"^bench (\d+) ", SCRIPT.read_text(), re.MULTILINE)
+    for one, limit in zip(kept, map(int, limits), strict=True):
+        assert 5 <= one.limit_s <= limit - 9
+
+
+def test_rows_of_a_copy_have_the_commit_that_it_is_told(whole, tmp_path):
+    """A copy without its repository, even inside another one."""
+    copy = tmp_path / "copy" / "benchmarks" / "gpu.sh"
+    shutil.copytree(SCRIPT.parent, copy.parent)
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    for told, name in (("1234567890", "gpu-1234567"), ("", "gpu-unknown")):
+        done, _ = execute(tmp_path / "run", script=copy, STATEMIX_COMMIT=told)
+        assert f"{name}.jsonl" in done.stdout
+    done, calls = execute(tmp_path / "run", script=copy, STATEMIX_COMMIT="../main")
+    assert not calls
+    assert (done.returncode, done.stdout) == (2, "STATEMIX_COMMIT must be a commit, got ../main\n")
+    # The repository itself knows better.
+    head = subprocess.run(
+        ["git", "-C", SCRIPT.parent, "rev-parse", "HEAD"], capture_output=True, text=True
+    ).stdout
+    if head:
+        assert f"gpu-{head[:7]}.jsonl" in whole[0].stdout
+
+
+def test_kernels_are_compiled_by_as_many_processes_as_there_are_cores(tmp_path):
+    (tmp_path / "nproc").write_text("#!/bin/sh\necho 3\n")
+    (tmp_path / "nproc").chmod(0o755)
+    log = tmp_path / "beside"
+    count = f"""
+if "--rounds 1 " in words:
+    import glob, tempfile
+    with tempfile.NamedTemporaryFile(prefix="warm", dir={str(tmp_path)!r}):
+        time.sleep(0.2)
+        with open({str(log)!r}, "a") as found:
+            print(len(glob.glob({str(tmp_path / "warm*")!r})), file=found)
+"""
+    _, calls = execute(tmp_path, then=count)
+    beside = [int(line) for line in log.read_text().split()]
+    assert len(beside) == len(benchmarks(calls)[1]) > 20
+    assert max(beside) == 3
+
+
+def test_wheels_of_a_folder_are_used(tmp_path):
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    with zipfile.ZipFile(wheels / "toy-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("toy.py", "")
+    log = tmp_path / "path"
+    show = f"""
+import importlib.util
+open({str(log)!r}, "a").write(str(importlib.util.find_spec("toy") is not None) + " ")
+"""
+    execute(tmp_path / "run", then=show, limit=17, WHEELS=str(wheels))
+    assert {*log.read_text().split()[1:]} == {"True"}
+    execute(tmp_path / "run", then=show, limit=17)
+    assert log.read_text().endswith("False ")
 
 
 def test_it_ends_in_time_and_names_what_was_not_started(tmp_path):
@@ -192,10 +328,22 @@ def test_the_first_parts_have_the_time_that_their_limits_say():
     text = SCRIPT.read_text()
     first, _, _ = text.partition("Up to here")
     limits = re.findall(r"^(?:part|bench) (\d+) ", first, re.MULTILINE)
-    (warming,) = re.findall(r"-gt (\d+) \] && limit=\1", first)
+    (warming,) = re.findall(r"ends - SECONDS < (\d+) \? ends - SECONDS : \1", first)
     (seconds,) = re.findall(r"GPU_SECONDS:-(\d+)", first)
-    assert len(limits) == 13
+    assert len(limits) == 15
     assert sum(map(int, limits)) + int(warming) <= int(seconds) - 17
+
+
+def test_proofs_are_counted_as_there_are_tests():
+    targets = runpy.run_path(SCRIPT.with_name("gpu_targets.py"))
+    files = [f"tests/ops/triton/test_{name}.py" for name in ("steps", "sizes")]
+    command = [sys.executable, "-m", "pytest", "--collect-only", "--quiet", *files]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        command, cwd=SCRIPT.parents[1], env=environment, capture_output=True, text=True
+    )
+    for test, count in targets["PROOFS"].values():
+        assert done.stdout.count(f"::{test}[") == count, test
 
 
 def test_random_shapes_are_counted_as_the_tests_draw_them():
@@ -215,7 +363,7 @@ def parameters(spec, hidden_size):
 
 def test_layers_of_33m_parameters_have_them(kept):
     large = [one for one in kept if isinstance(one, Layers) and one.hidden_size == 1024]
-    assert len(large) == 3
+    assert len(large) == 4
     (widest,) = (one for one in kept if isinstance(one, Layers) and one.hidden_size == 960)
     for one in (*large, widest):
         for spec in one.layers:
@@ -229,13 +377,10 @@ def test_layers_of_33m_parameters_have_them(kept):
             assert parameters(spec, 1024) == pytest.approx(33e6, rel=0.06), spec
     sizes = [spec.options.get("block_size") for spec in large[0].layers if spec.name == "bd_lru"]
     assert sizes == [1, 2, 3, 4, 5, 6, 8]
-    labels = {LAYERS[spec.name].label(spec.options) for spec in large[0].layers}
-    assert {
-        "Mamba-2 S=128",
-        "DeltaNet [-1, 1]",
-        "Gated DeltaNet [-1, 1]",
-        "Gated DeltaProduct n=4 [-1, 1]",
-    } < labels
+    labels = [{LAYERS[spec.name].label(spec.options) for spec in one.layers} for one in large]
+    peers = {"Mamba-2 S=128", "Gated DeltaNet [-1, 1]", "Gated DeltaProduct n=4 [-1, 1]"}
+    assert labels[1] == {"BD-LRU m=4", *peers}
+    assert labels[3] == {*labels[1], "DeltaNet [-1, 1]"}
     # The limit of Figure 3.
     ours = [spec for one in large for spec in one.layers if spec.name == "bd_lru"]
     assert all(abs(parameters(spec, 1024) - 33e6) <= 0.05 * 33e6 for spec in ours)
@@ -260,24 +405,30 @@ def test_figure_3_gets_two_places_on_every_axis(kept):
 
 
 def test_its_operators_have_the_entries_that_it_says(kept):
-    plain, peers, lags, *others = (one for one in kept if isinstance(one, Ops))
+    plain, lags, few, peers, *others = (one for one in kept if isinstance(one, Ops))
     for shape in (*plain._shapes(), *peers._shapes()):
         # 160 blocks of m = 5 are a multiple of 16.
         assert shape.num_blocks * shape.block_size == pytest.approx(768, rel=0.05)
         assert shape.num_blocks % 16 == 0
         assert shape.batch_size * shape.length == 16_384
     assert [shape.block_size for shape in plain._shapes()] == [1, 2, 3, 4, 5, 6, 8, 16]
-    assert set(peers.peers) == set(NAMES)
-    assert (lags.recurrences, "paper" in lags.providers) == (("h_lru",), True)
-    assert lags._shapes() == [(8, 2048, 768, None)]
-    assert lags.orders == (16,)
+    assert {*peers.peers, *others[1].peers} == set(NAMES)
+    for one in (lags, few):
+        assert (one.recurrences, one.orders) == (("h_lru",), (16,))
+    assert (lags._shapes(), lags.graphs) == ([(8, 2048, 768, None)], True)
+    # A graph would keep the memory of the companion form, which is counted in another call.
+    assert (few._shapes(), few.graphs) == ([(2, 2048, 768, None)], False)
+    assert ("paper" in few.providers, "paper" in lags.providers) == (True, False)
+    (layers,) = (one for one in kept if isinstance(one, Layers) and one.batch_size == (2,))
+    assert [spec.options["backend"] for spec in layers.layers] == ["triton", "associative"]
     swept = [one for one in others if one.chunks]
     assert [shape.batch_size for one in swept for shape in one._shapes()] == [1, 32, 128]
     # One chunk is among them.
     assert all(0 in one.chunks and "statemix" in one.providers for one in swept)
-    (decode,) = (one for one in kept if isinstance(one, Decode))
-    assert max(decode.batch_sizes) == 2048
-    assert {spec.name for spec in decode.peers} == {"lstm", "mamba2", "delta_net"}
+    (steps,) = (one for one in kept if isinstance(one, Decode))
+    # The batch of the target first, and in the dtype of the kernels.
+    assert (steps.batch_sizes[0], steps.dtype) == (2048, "bfloat16")
+    assert {spec.name for spec in steps.peers} == {"lstm", "mamba2", "delta_net"}
 
 
 def test_without_what_it_needs_it_starts_nothing(tmp_path):
@@ -286,14 +437,48 @@ def test_without_what_it_needs_it_starts_nothing(tmp_path):
     assert calls == [["benchmarks/gpu_needs.py"]]
 
 
-def test_all_that_is_missing_is_named_in_one_line(monkeypatch, capsys):
+def needs(monkeypatch, missing):
+    """The names of the script that checks, where these modules are missing."""
     names = runpy.run_path(SCRIPT.with_name("gpu_needs.py"))
-    found = {name: None if name in ("typeguard", "triton") else "" for name in names["NEEDED"]}
+    every = {*names["NEEDED"], *names["USED"]}
+    found = {name: None if name in missing else "" for name in every}
     monkeypatch.setitem(names["main"].__globals__, "find_spec", found.get)
+    return names
+
+
+def test_all_that_is_missing_is_named_at_once_with_the_command_that_fetches_it(monkeypatch, capsys):
+    assert needs(monkeypatch, ("typeguard", "triton", "fla"))["main"]() == 1
+    needed, used, _, command, run = capsys.readouterr().out.splitlines()[:5]
+    assert needed == "benchmarks/gpu.sh needs packages that are not installed: typeguard triton"
+    assert used == "benchmarks/gpu.sh runs less without: fla-core"
+    version = ".".join(map(str, sys.version_info[:2]))
+    assert f"--python-version {version} -c constraints.txt " in command
+    assert command.endswith("-d wheels typeguard triton fla-core")
+    assert "WHEELS=wheels benchmarks/gpu.sh" in run
+
+
+@pytest.mark.parametrize("tool", ["a C compiler", "the headers of Python"])
+def test_a_compiler_is_needed_for_what_launches_kernels(monkeypatch, capsys, tool):
+    names = needs(monkeypatch, ())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.delenv("CC", raising=False)
+    paths = {"include": "/nowhere" if "headers" in tool else str(SCRIPT.parent)}
+    monkeypatch.setattr("sysconfig.get_path", paths.get)
+    monkeypatch.setattr(
+        "shutil.which", lambda name: "cc" if name == "clang" and "headers" in tool else None
+    )
+    monkeypatch.setattr("pathlib.Path.exists", lambda path: str(path) != "/nowhere/Python.h")
     assert names["main"]() == 1
-    assert capsys.readouterr().out.splitlines() == [
-        "benchmarks/gpu.sh needs packages that are not installed: typeguard triton"
-    ]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"benchmarks/gpu.sh needs {tool}")
+
+
+def test_without_what_makes_it_faster_it_runs(monkeypatch, capsys):
+    names = needs(monkeypatch, ("xdist", "fla"))
+    monkeypatch.setitem(names["main"].__globals__, "_lacking_tools", lambda: iter(()))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert names["main"]() == 0
+    assert "runs less without: pytest-xdist fla-core" in capsys.readouterr().out
 
 
 def test_all_that_benchmarks_import_is_needed():
@@ -325,4 +510,5 @@ def test_without_a_gpu_it_says_so(tmp_path):
         timeout=120,
     )
     assert done.returncode == 2
-    assert "needs a GPU that PyTorch can use" in done.stdout
+    # Or Triton, or its compiler.
+    assert "benchmarks/gpu.sh needs " in done.stdout

@@ -1,12 +1,15 @@
 """Comparisons are fair: common rounds, ratios by round, and no time for a wrong result."""
 
 import math
+import signal
+import time
 
 import pytest
 
 from statemix.bench import memory
+from statemix.bench.deadline import Deadline
 from statemix.bench.devices import Cpu
-from statemix.bench.harness import Provider, measure, spread
+from statemix.bench.harness import NOT_READY, Provider, measure, spread
 from statemix.ops import BackendUnavailableError
 
 
@@ -176,12 +179,65 @@ def test_provider_that_runs_out_of_memory_is_skipped_alone(where):
     assert measured["b"].reason.startswith("out of memory: DefaultCPUAllocator: can't")
 
 
-def test_other_failures_of_a_provider_are_defects():
-    def fail():
-        raise RuntimeError("shapes disagree")
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        AssertionError("shapes disagree"),
+    ],
+)
+@pytest.mark.parametrize("calls", [0, 1, 2, 5])
+def test_other_failures_of_a_provider_are_its_own(calls, error, capsys):
+    """In its first call, the one that counts memory, the one that warms up, or a timed one."""
+    clock, made = FakeClock(), []
 
-    with pytest.raises(RuntimeError, match="shapes disagree"):
-        run(FakeClock(), [Provider("a", lambda: fail)])
+    def fail():
+        made.append(1)
+        clock.now_s += 1
+        if len(made) > calls:
+            raise error
+
+    measured = run(clock, [clock.provider("a", [1.0]), Provider("b", lambda: fail, note="red")])
+    assert (measured["a"].status, measured["a"].rounds) == ("measured", 5)
+    failed = measured["b"]
+    assert (failed.status, failed.note, failed.time_s) == ("failed", "red", None)
+    assert failed.reason == f"{type(error).__name__}: {error}"
+    # It is not called again, and its traceback is kept.
+    assert len(made) == calls + 1
+    assert "test_harness.py" in capsys.readouterr().err
+    assert (measured["a"].ratios, measured["b"].ratios) == ({}, {})
+
+
+def test_what_is_not_ready_at_the_deadline_has_failed_and_the_others_are_timed():
+    """One provider takes for ever to compile, and the next one is not even prepared."""
+
+    def compile_for_ever():
+        try:
+            time.sleep(60)
+        except Exception:  # noqa: BLE001 - as autotuners do
+            pytest.fail("caught")
+
+    clock = FakeClock()
+    providers = [
+        clock.provider("a", [1.0]),
+        Provider("b", lambda: compile_for_ever),
+        Provider("c", lambda: pytest.fail("prepared")),
+    ]
+    start = time.monotonic()
+    measured = run(clock, providers, deadline=Deadline(0.2))
+    assert time.monotonic() - start < 30
+    assert measured["a"].rounds == 5
+    for name in "bc":
+        assert (measured[name].status, measured[name].reason) == ("failed", NOT_READY)
+
+
+def test_a_deadline_that_is_met_leaves_no_alarm():
+    before = signal.getsignal(signal.SIGALRM)
+    clock = FakeClock()
+    measured = run(clock, [clock.provider("a", [1.0])], deadline=Deadline(60))
+    assert measured["a"].status == "measured"
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+    assert signal.getsignal(signal.SIGALRM) == before
 
 
 def test_provider_that_may_fragment_the_heap_is_mapped_afresh(monkeypatch, allocator):

@@ -7,9 +7,10 @@ import torch
 
 from statemix.bench import entries as bench_entries
 from statemix.bench import layers, memory
+from statemix.bench.deadline import Deadline
 from statemix.bench.devices import Cpu
 from statemix.bench.entries import build_layer, draw_problem
-from statemix.bench.harness import Measurement, Spread, measure
+from statemix.bench.harness import NOT_READY, Measurement, Spread, measure
 from statemix.bench.ops import TOLERANCES
 from statemix.layers import LAYERS, LayerSpec
 
@@ -233,15 +234,61 @@ def test_a_layer_of_another_package_that_fails_ends_no_other(where, monkeypatch)
     assert (row["saved_bytes_per_token"] is None) == (where == "entry")
 
 
-def test_our_own_failures_are_defects_on_a_gpu_too(monkeypatch):
-    class Gpu(Cpu):
-        name = "cuda"
+class Gpu(Cpu):
+    name = "cuda"
 
-    def fail(*given, **options):
-        raise AssertionError("shapes disagree")
 
-    monkeypatch.setattr(bench_entries.fla, "installed", lambda: True)
-    monkeypatch.setattr(bench_entries, "build_layer", fail)
+@pytest.mark.parametrize("error", [AssertionError("shapes disagree"), RuntimeError("no memory")])
+def test_a_layer_of_ours_that_fails_on_a_gpu_ends_no_other(monkeypatch, capsys, error):
+    def build(spec, *given):
+        if spec.name == "bd_lru":
+            raise error
+        return build_layer(spec, *given[:-1], "cpu")
+
+    def draw(*given):
+        return draw_problem(*given[:-1], "cpu")
+
+    for module in (bench_entries, layers):
+        monkeypatch.setattr(module, "build_layer", build)
+        monkeypatch.setattr(module, "draw_problem", draw)
     spec = LayerSpec("bd_lru", num_blocks=4, block_size=2)
-    with pytest.raises(AssertionError, match="shapes disagree"):
-        bench_entries.entries({"bd_lru": spec}, CASE, F32, Gpu())
+    listed = bench_entries.entries({"a": spec, "b": LayerSpec("lstm")}, CASE, F32, Gpu())
+    providers = layers.providers(listed, CASE, F32, "cuda")
+    options = {"rounds": 3, "budget_s": 1.0, "tolerance": 1e-5, "seed": 0}
+    failed, other = measure(providers, relative_to=(), **options)
+    assert failed.status == ("skipped" if "memory" in str(error) else "failed")
+    assert str(error) in failed.reason
+    assert other.status == "measured"
+    assert layers.row(listed[0], CASE, failed, "float32")["saved_bytes_per_token"] is None
+    assert "build_layer" in capsys.readouterr().err
+
+
+def test_a_first_forward_has_to_end_before_the_deadline():
+    listed = bench_entries.entries({"a": LayerSpec("lstm")}, CASE, F32, Cpu(), Deadline(1e-9))
+    assert [entry.failure for entry in listed] == [NOT_READY]
+
+
+def test_on_a_gpu_no_kernel_is_compiled_but_those_that_are_timed(monkeypatch):
+    """Bytes are counted at the size that is timed, and float64 runs without kernels."""
+    built = []
+
+    def build(spec, case, dtype, device):
+        built.append((spec.options.get("backend"), case))
+        return build_layer(spec, case, dtype, "cpu")
+
+    def draw(*given):
+        return draw_problem(*given[:-1], "cpu")
+
+    for module in (bench_entries, layers):
+        monkeypatch.setattr(module, "build_layer", build)
+        monkeypatch.setattr(module, "draw_problem", draw)
+    for name, size in (
+        ("bd_lru", {"num_blocks": 4, "block_size": 2}),
+        ("delta_net", {"num_heads": 1}),
+    ):
+        backend = {"backend": "loop"} if name == "bd_lru" else {}
+        spec = LayerSpec(name, **size, **backend)
+        entry, *_ = bench_entries.entries({name: spec}, CASE, F32, Gpu())
+        (provider,) = layers.providers([entry], CASE, F32, "cuda")
+        assert provider.error(provider.prepare()()) <= TOLERANCES[F32]
+    assert built == [(one, CASE) for one in ("loop", "loop", "reference", None, None, None)]

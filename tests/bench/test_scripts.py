@@ -43,7 +43,7 @@ def rows_of(monkeypatch, tmp_path):
         path = tmp_path / "rows.jsonl"
         monkeypatch.setattr(sys, "argv", [script, str(path), *options])
         names = runpy.run_path(SCRIPTS / script)
-        names["main"]()
+        run.status = names["main"]()
         return [json.loads(line) for line in path.read_text().splitlines()]
 
     return run
@@ -181,11 +181,19 @@ def gpu_row(benchmark, case, **values):
     }
 
 
-def operator_row(size, ratio, recurrence="bd_lru", num_blocks=None, provider="statemix", **values):
+def operator_row(
+    size,
+    ratio,
+    recurrence="bd_lru",
+    num_blocks=None,
+    provider="statemix",
+    batch_size=8,
+    **values,
+):
     case = {
         "recurrence": recurrence,
         "direction": "forward_backward",
-        "batch_size": 8,
+        "batch_size": batch_size,
         "length": 2048,
         "num_blocks": num_blocks or 768 // size,
         "block_size": size,
@@ -194,8 +202,8 @@ def operator_row(size, ratio, recurrence="bd_lru", num_blocks=None, provider="st
     return gpu_row("ops", case, provider=provider, **(more | values))
 
 
-def layer_row(speed, hidden_size=1024, **values):
-    case = {"hidden_size": hidden_size, "batch_size": 8, "length": 2048}
+def layer_row(speed, hidden_size=1024, batch_size=8, **values):
+    case = {"hidden_size": hidden_size, "batch_size": batch_size, "length": 2048}
     layer = values.pop("layer")
     more = {"projections": False, "compiled": False, "num_parameters": 33_000_000}
     more |= {"saved_bytes_per_token": 30_700, "memory_bytes": 100}
@@ -211,11 +219,14 @@ def block_layer(size, backend="triton"):
 def verdicts(monkeypatch, tmp_path, capsys):
     """Return a function: rows -> the lines of the table by the beginning of their names."""
 
-    def table(rows, tests=""):
-        path, log = tmp_path / "gpu.jsonl", tmp_path / "tests.log"
+    def table(rows, tests=("",)):
+        path = tmp_path / "gpu.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        log.write_text(tests)
-        monkeypatch.setattr(sys, "argv", ["gpu_targets.py", str(path), "--tests", str(log)])
+        logs = [tmp_path / f"tests-{number}.log" for number in range(len(tests))]
+        for log, text in zip(logs, tests, strict=True):
+            log.write_text(text)
+        command = ["gpu_targets.py", str(path), "--tests", *map(str, logs)]
+        monkeypatch.setattr(sys, "argv", command)
         runpy.run_path(SCRIPTS / "gpu_targets.py")["main"]()
         lines = capsys.readouterr().out.splitlines()
         return lambda name: re.split(
@@ -285,16 +296,20 @@ def test_lags_are_compared_with_the_companion_form(verdicts):
     lag = {"name": "h_lru", "num_channels": 768, "order": 16, "backend": "triton"}
     of = verdicts(
         [
-            operator_row(16, 1.5, "h_lru", 768),
-            operator_row(16, 99.0, "h_lru", 768, "paper", memory_bytes=1500),
-            layer_row(1e6, 768, layer=lag),
+            operator_row(16, 1.5, "h_lru", 768, memory_bytes=400),
+            operator_row(16, 1.5, "h_lru", 768, batch_size=2, time_s={"p50": 9.0}),
+            operator_row(16, 99.0, "h_lru", 768, "paper", batch_size=2, memory_bytes=1500),
+            # Of another batch nothing is compared.
+            operator_row(16, 99.0, "h_lru", 768, "paper", memory_bytes=9999),
+            layer_row(1e6, 768, 2, layer=lag),
         ]
     )
     companion = lag | {"backend": "associative"}
     both = [
-        layer_row(1e6, 768, layer=lag),
-        layer_row(1e3, 768, layer=companion, memory_bytes=700, saved_bytes_per_token=1),
-        layer_row(1e3, 768, layer=companion, memory_bytes=9000, compiled=True),
+        layer_row(1e6, 768, 2, layer=lag),
+        layer_row(1e3, 768, 2, layer=companion, memory_bytes=700, saved_bytes_per_token=1),
+        layer_row(1e3, 768, 2, layer=companion, memory_bytes=9000, compiled=True),
+        layer_row(1e3, 768, 8, layer=companion, memory_bytes=9000),
     ]
     assert verdicts(both)("a layer of H-LRU m=16") == ["7 x", ">= 8 missed"]
     name = "H-LRU m=16 of 768 channels, "
@@ -308,8 +323,8 @@ def test_lags_are_compared_with_the_companion_form(verdicts):
 def test_memory_of_nothing_is_not_measured(verdicts, ours, paper):
     of = verdicts(
         [
-            operator_row(16, 1.5, "h_lru", 768, memory_bytes=ours),
-            operator_row(16, 99.0, "h_lru", 768, "paper", memory_bytes=paper),
+            operator_row(16, 1.5, "h_lru", 768, batch_size=2, memory_bytes=ours),
+            operator_row(16, 99.0, "h_lru", 768, "paper", batch_size=2, memory_bytes=paper),
         ]
     )
     assert of("H-LRU m=16 of 768 channels, peak memory")[0] == "not measured"
@@ -323,12 +338,14 @@ def test_a_layer_does_not_decide_what_is_asked_of_a_model(verdicts):
             ("statemix", 1.5),
             ("mamba2", 9.0),
             ("delta_net num_heads=6", 99.0),
-            ("delta_net num_heads=6 use_forget_gate=True", 6.0),
+            ("delta_net num_heads=6 use_forget_gate=true", 6.0),
         )
     ]
     of = verdicts(rows)
     assert of("decoding 2048 sequences, Mamba-2") == ["6 x", ">= 3 not decided", ">= 5 not decided"]
     assert of("decoding 2048 sequences, Gated")[0] == "4 x"
+    of = verdicts([row | {"dtype": "float32"} for row in rows])
+    assert of("decoding 2048 sequences, Mamba-2")[0] == "not measured"
 
 
 def test_long_sequences_and_first_steps(verdicts):
@@ -441,16 +458,123 @@ def test_tests_are_counted_as_they_are_printed(verdicts, workers):
 
     name = "test_random_shapes_equal_the_reference"
     passed = "".join(line(name, "PASSED") for _ in range(10)) + line("test_a", "SKIPPED")
-    of = verdicts([], passed + "===== 10 passed, 1 skipped in 9.12s =====\n")
+    end = "===== 10 passed, 1 skipped in 9.12s =====\n"
+    of = verdicts([], [passed + end, end])
     assert of("random shapes") == ["200 shapes", ">= 200 met"]
     assert of("tests of the kernels") == ["0 tests", "<= 0 met"]
-    # Stopped.
-    of = verdicts([], passed)
-    assert of("random shapes") == ["200 shapes", ">= 200 met"]
-    assert of("tests of the kernels") == ["0 tests", "<= 0 not decided"]
+    # Either was stopped.
+    for texts in ([passed, end], [passed + end, ""]):
+        of = verdicts([], texts)
+        assert of("random shapes") == ["200 shapes", ">= 200 met"]
+        assert of("tests of the kernels") == ["0 tests", "<= 0 not decided"]
     text = passed + line(name, "FAILED") + "== short test summary info ==\nFAILED a::b\n"
-    of = verdicts([], text + "===== 1 failed, 10 passed in 9.12s =====\n")
+    of = verdicts([], [end, text + "===== 1 failed, 10 passed in 9.12s =====\n"])
     assert of("tests of the kernels") == ["1 tests", "<= 0 missed"]
+    # Proofs that were not reached decide nothing, but one that failed does.
+    graph, proof = "test_a_graph_replays_a_step", "steps that a CUDA graph replays"
+    three, two = (line(graph, "PASSED") * count for count in (3, 2))
+    assert verdicts([], [three])(proof) == ["3 tests", ">= 3 met"]
+    assert verdicts([], [two])(proof) == ["2 tests", ">= 3 not decided"]
+    assert verdicts([], [two + line(graph, "FAILED")])(proof) == ["2 tests", ">= 3 missed"]
+    assert verdicts([], [line(graph, "FAILED")])(proof) == ["0 tests", ">= 3 missed"]
+    assert verdicts([], [line(graph, "SKIPPED")])(proof) == ["not measured", ">= 3"]
+
+
+def test_errors_are_shown_at_every_size_beside_their_bounds(monkeypatch):
+    names = runpy.run_path(SCRIPTS / "gpu_targets.py")
+    rows = gradient_rows()
+    rows[0]["errors"]["d_values"] = 3e-5
+    _, titles, *sizes = names["errors_by_size"](rows).splitlines()
+    assert titles.split() == ["m", "float32", "(<=", "1e-05)", "bfloat16", "(<=", "0.02)"]
+    assert sizes[0].split() == ["1", "3.0e-05", "missed", "1.0e-02"]
+    assert [line.split() for line in sizes[1:]] == [
+        [str(size), "2.0e-06", "1.0e-02"] for size in range(2, 17)
+    ]
+    assert names["errors_by_size"]([]) == ""
+
+
+def test_what_has_no_time_is_listed_with_its_reason():
+    names = runpy.run_path(SCRIPTS / "gpu_targets.py")
+    wrong = operator_row(4, 1.0, status="failed", reason="RuntimeError: an illegal\nmemory access")
+    skipped = layer_row(1.0, layer=block_layer(4), status="skipped", reason="out", provider="a")
+    _, *lines = names["untimed"]([operator_row(4, 1.0), wrong, skipped, wrong]).splitlines()
+    assert lines == [
+        "  ops bd_lru forward_backward 8x2048x192x4 statemix failed: RuntimeError: an illegal "
+        "memory access",
+        "  layers 1024x8x2048 a skipped: out",
+    ]
+    assert names["untimed"]([operator_row(4, 1.0)]) == ""
+
+
+def test_the_card_is_named_that_the_targets_are_for():
+    card = runpy.run_path(SCRIPTS / "gpu_targets.py")["card"]
+    row = operator_row(4, 1.0)
+    assert card([row, row]) == "Targets of an H200; measured: NVIDIA H200"
+    other = card([row | {"device": "NVIDIA H100 80GB HBM3"}])
+    assert other.startswith("Targets of an H200; measured: NVIDIA H100 80GB HBM3\n")
+    assert "do not decide those of an H200" in other
+    assert card([]) == "Targets of an H200; measured: none"
+
+
+def test_a_process_that_dies_loses_no_gradients(tmp_path):
+    """All processes of a pool end with it, and what they had is tried again."""
+    died = tmp_path / "died"
+    (tmp_path / "sitecustomize.py").write_text(f"""
+import os, sys
+if "spawn_main" in " ".join(sys.orig_argv) and not os.path.exists({str(died)!r}):
+    open({str(died)!r}, "w").close()
+    os._exit(1)
+""")
+    options = ["--device", "cpu", "--backend", "loop", "--sizes", "1", "--workers", "2"]
+    path = tmp_path / "rows.jsonl"
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / "gradients.py", path, *options],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
+    )
+    assert died.exists()
+    assert done.returncode == 0, done.stderr
+    assert "failed: " in done.stdout
+    kernels = {
+        tuple(json.loads(line)["case"].values())[:2] for line in path.read_text().split("\n")[:-1]
+    }
+    assert len(kernels) == 3
+
+
+def test_gradients_that_cannot_be_checked_are_named(tmp_path):
+    options = ["--device", "cpu", "--backend", "triton", "--sizes", "1", "--workers", "1"]
+    command = [sys.executable, SCRIPTS / "gradients.py", tmp_path / "rows.jsonl", *options]
+    environment = {name: value for name, value in os.environ.items() if "TRITON" not in name}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 1
+    # Each of them a second time, by itself.
+    assert done.stdout.count("bd_lru softmax 1 failed: ") == 2
+
+
+def test_a_first_call_that_fails_ends_no_other(rows_of, monkeypatch, capsys):
+    def fail(*given, **options):
+        raise RuntimeError("an illegal memory access")
+
+    monkeypatch.setattr(operators, "bd_lru", fail)
+    lags = operators.h_lru
+    monkeypatch.setattr(operators, "h_lru", lambda *given, backend: lags(*given, backend="loop"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", "elsewhere")
+    rows = rows_of("cold_start.py", "--device", "cpu", "--dtype", "float32", "--shapes", "2x3x4x5")
+    assert [row["case"]["recurrence"] for row in rows] == ["h_lru", "h_lru"]
+    assert rows_of.status == 1
+    assert capsys.readouterr().out.count("bd_lru forward failed") == 1
+
+
+def test_a_long_sequence_that_fails_is_a_row(rows_of, monkeypatch):
+    def fail(self, x, *rest):
+        raise AssertionError("shapes disagree")
+
+    monkeypatch.setattr(BDLRU, "forward", fail)
+    options = ["--device", "cpu", "--backend", "loop", "--length", "300", "--hidden-size", "8"]
+    rows = rows_of("long_context.py", *options)
+    assert [row["status"] for row in rows] == ["failed", "failed"]
+    assert rows_of.status == 1
 
 
 def test_models_that_track_are_timed_in_training_and_once_trained(rows_of, monkeypatch, tmp_path):

@@ -13,7 +13,7 @@ from statemix.cli.bench.common import open_console, print_setting
 from statemix.cli.bench.layers import _short
 from statemix.layers import LAYERS
 from statemix.report.throughput.points import read
-from statemix.settings import RequestError
+from statemix.settings import RequestError, RunsFailedError
 
 TINY = ["--shapes", "2x6x4", "3x2x4x5", "--block-sizes", "1", "2", "--orders", "3", "--rounds", "4"]
 
@@ -105,8 +105,12 @@ def test_peers_are_measured_beside_the_operator_and_described(capsys, tmp_path):
     ("device", "version", "said"),
     [
         ("cpu", None, "torch 2.13, backends: loop (PyTorch)"),
-        ("NVIDIA H200", None, "torch 2.13, flash-linear-attention not installed, backends"),
-        ("NVIDIA H200", "0.6.1", "torch 2.13, flash-linear-attention 0.6.1, backends"),
+        (
+            "NVIDIA H200",
+            None,
+            "TF32 is off, flash-linear-attention not installed, backends",
+        ),
+        ("NVIDIA H200", "0.6.1", "TF32 is off, flash-linear-attention 0.6.1, backends"),
     ],
 )
 def test_on_a_gpu_it_is_said_whether_the_kernels_of_peers_are_there(capsys, device, version, said):
@@ -481,3 +485,27 @@ def test_kernels_are_compiled_and_stored(capsys, tmp_path, monkeypatch):
 def test_kernels_that_cannot_be_compiled_are_named():
     with pytest.raises(RequestError, match=r"target must be one of .* got 'sm_1'"):
         parse(["kernels", "--targets", "sm_1"]).run()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["ops", "--shapes", "1x2x2x2", "--recurrences", "bd_lru"],
+        ["decode", "--batch-sizes", "1", "--hidden-sizes", "8", "--recurrences", "bd_lru"],
+        ["layers", "--layers", "conv", "kernel_size=2", "--hidden-size", "4"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_what_fails_is_a_row_and_the_command_says_so(command, capsys, tmp_path, monkeypatch):
+    path = tmp_path / "rows.jsonl"
+    more = ["--rounds", "3", "--output", str(path)]
+    with pytest.raises(RunsFailedError, match="of the measurements failed, the first"):
+        parse([*command, *more, "--limit-s", "1e-9"]).run()
+    kept = [json.loads(line) for line in path.read_text().splitlines()]
+    assert {row["status"] for row in kept} == {"failed"}
+    assert f"rows appended to {path}" in capsys.readouterr().out
+    with pytest.raises(RequestError, match=r"limit_s must be positive and finite, got -1\.0"):
+        parse([*command, *more, "--limit-s", "-1"]).run()
+    path.unlink()
+    parse([*command, *more, "--limit-s", "600"]).run()
+    assert all(json.loads(line)["status"] != "failed" for line in path.read_text().splitlines())

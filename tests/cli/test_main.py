@@ -50,19 +50,19 @@ FLAGS = {
     "bench ops": """
         --recurrences --shapes --block-sizes --orders --gate --dtype --providers --peers --chunks
         --compiled
-        --rounds --budget-s --threads --quick --device --graphs --output
+        --rounds --budget-s --threads --quick --device --graphs --limit-s --output
         """,
     "bench layers": """
         --layers --hidden-size --batch-size --length --compiled --projections --dtype --imports
-        --rounds --budget-s --threads --device --graphs --output
+        --rounds --budget-s --threads --device --graphs --limit-s --output
         """,
     "bench replicas": """
         --layers --replicas --hidden-size --batch-size --length --num-scored --device --imports
         --rounds --budget-s --threads --output
         """,
     "bench decode": """
-        --recurrences --batch-sizes --hidden-sizes --block-sizes --peers --rounds --budget-s
-        --threads --device --graphs --output
+        --recurrences --batch-sizes --hidden-sizes --block-sizes --peers --dtype --rounds --budget-s
+        --threads --device --graphs --limit-s --output
         """,
     "bench kernels": """
         --operators --kernels --sizes --dtypes --targets --gates --widths --tempered --no-tempered

@@ -19,9 +19,9 @@ from statemix.settings import RequestError
 Recurrence = Literal["bd_lru", "h_lru"]
 
 STEP, PROJECTIONS = "statemix", "projections"
-# A step takes microseconds: one timed call makes this many.
+# A step takes microseconds: one timed call makes this many, and fewer of more sequences.
 STEPS_PER_CALL = 200
-TOLERANCE = 1e-5
+_STEPS_OF_MANY, _MANY = 20, 256
 # Backend of our step; None means the one that is chosen by itself.
 _KERNELS: dict[DeviceName, str | None] = {"cpu": None, "cuda": "triton"}
 # Sequences that are checked: the first ones, and the last.
@@ -43,6 +43,11 @@ class Case:
         units = self.hidden_size // self.block_size
         per_unit = self.block_size if self.recurrence == "bd_lru" else 1
         return units * per_unit * (self.block_size + 1)
+
+    @property
+    def steps_per_call(self) -> int:
+        """Number of steps of a timed call."""
+        return STEPS_PER_CALL if self.batch_size < _MANY else min(STEPS_PER_CALL, _STEPS_OF_MANY)
 
 
 def cases(
@@ -89,30 +94,35 @@ def _required_bytes(case: Case) -> int:
     """Estimate the memory of the layers, in float32 and float64, and of the float64 reference."""
     weights = case.hidden_size * (case.gates_per_token + 2 * case.hidden_size)
     per_token = 2 * case.gates_per_token + 4 * case.hidden_size
-    return 16 * weights + 8 * STEPS_PER_CALL * case.batch_size * per_token
+    return 16 * weights + 8 * case.steps_per_call * case.batch_size * per_token
 
 
 def providers(
-    case: Case, peers: Mapping[str, LayerSpec] | None = None, device: DeviceName = "cpu"
+    case: Case,
+    dtype: torch.dtype = torch.float32,
+    peers: Mapping[str, LayerSpec] | None = None,
+    device: DeviceName = "cpu",
 ) -> list[Provider]:
     """Return the layer's projections alone, its ``step``, and those of other layers.
 
-    Every call makes :data:`STEPS_PER_CALL` steps in inference mode on one token per sequence. The
-    state of the layer has ``hidden_size`` entries. On a GPU its step is that of the Triton kernels.
+    Every call makes :attr:`Case.steps_per_call` steps in inference mode on one token per sequence.
+    The state of the layer has ``hidden_size`` entries. On a GPU its step is that of the Triton
+    kernels.
 
     Args:
         case: layer and sizes.
+        dtype: dtype of parameters and activations.
         peers: name -> another layer, which gets the same width.
         device: where to run.
     """
 
     def projections() -> Callable[[], Tensor]:
-        layer, x = _layer(case).to(device), _token(case).to(device)
-        state = torch.zeros(case.batch_size, layer.out_proj.in_features, device=device)
+        layer, x = _layer(case, dtype).to(device), _token(case, dtype).to(device)
+        state = x.new_zeros(case.batch_size, layer.out_proj.in_features)
 
         def call() -> Tensor:
             with torch.inference_mode():
-                for _ in range(STEPS_PER_CALL):
+                for _ in range(case.steps_per_call):
                     layer.value_proj(x)
                     layer.gate_proj(x)
                     y: Tensor = layer.out_proj(state)
@@ -122,20 +132,21 @@ def providers(
 
     backend = _KERNELS[device]
     chosen = "" if backend is None else f", backend {backend}"
-    ours, exact = (partial(_layer, case, name) for name in (backend, "reference"))
+    ours, exact = (partial(_layer, case, dtype, name) for name in (backend, "reference"))
     listed = [
         Provider(PROJECTIONS, projections, note="gates, values and output, without the recurrence"),
-        _steps(STEP, case, device, ours, exact, chosen),
+        _steps(STEP, case, dtype, device, ours, exact, chosen),
     ]
     for name, spec in (peers or {}).items():
-        build = partial(_peer, spec, case)
-        listed.append(_steps(name, case, device, build, build))
+        build = partial(_peer, spec, case, dtype)
+        listed.append(_steps(name, case, dtype, device, build, build))
     return listed
 
 
 def _steps(
     name: str,
     case: Case,
+    dtype: torch.dtype,
     device: DeviceName,
     build: Callable[[], Layer],
     build_exact: Callable[[], Layer],
@@ -147,12 +158,12 @@ def _steps(
     """
 
     def prepare() -> Callable[[], Tensor]:
-        layer, x = build().to(device), _token(case).to(device)
+        layer, x = build().to(device), _token(case, dtype).to(device)
 
         def call() -> Tensor:
             with torch.inference_mode():
                 state = layer.init_state(case.batch_size)
-                for _ in range(STEPS_PER_CALL):
+                for _ in range(case.steps_per_call):
                     y, state = layer.step(x, state)
             return y
 
@@ -160,7 +171,8 @@ def _steps(
 
     def error(y: Tensor) -> float:
         checked = [*range(case.batch_size)[:_CHECKED_SEQUENCES], case.batch_size - 1]
-        tokens = _token(case)[checked].double().unsqueeze(1).expand(-1, STEPS_PER_CALL, -1)
+        token = _token(case, dtype)[checked].double()
+        tokens = token.unsqueeze(1).expand(-1, case.steps_per_call, -1)
         with torch.no_grad():
             expected = build_exact().double()(tokens)[0][:, -1]
         return float((y.cpu()[checked].double() - expected).abs().max() / expected.abs().max())
@@ -169,35 +181,37 @@ def _steps(
     return Provider(name, prepare, error, note=note)
 
 
-def row(case: Case, measurement: Measurement) -> dict[str, Any]:
+def row(case: Case, measurement: Measurement, dtype: str = "float32") -> dict[str, Any]:
     """Return the stored row of a measurement, without its provenance; times are per step."""
     outcome = asdict(measurement)
-    time_s = measurement.time_s
-    outcome["time_s"] = time_s and {k: t / STEPS_PER_CALL for k, t in time_s._asdict().items()}
+    time_s, steps = measurement.time_s, case.steps_per_call
+    outcome["time_s"] = time_s and {k: t / steps for k, t in time_s._asdict().items()}
     outcome["ratios"] = {name: ratio._asdict() for name, ratio in measurement.ratios.items()}
     return {
         "benchmark": "decode",
         "case": asdict(case),
-        "dtype": "float32",
-        "steps_per_call": STEPS_PER_CALL,
+        "dtype": dtype,
+        "steps_per_call": steps,
         **outcome,
     }
 
 
-def _layer(case: Case, backend: str | None = None) -> GatedRecurrence:
+def _layer(case: Case, dtype: torch.dtype, backend: str | None = None) -> GatedRecurrence:
     units = case.hidden_size // case.block_size
     build = BDLRU if case.recurrence == "bd_lru" else HLRU
-    layer: GatedRecurrence = build(case.hidden_size, units, case.block_size, backend=backend)
+    layer: GatedRecurrence = build(
+        case.hidden_size, units, case.block_size, backend=backend, dtype=dtype
+    )
     layer.reset_parameters(torch.Generator().manual_seed(0))
     return layer
 
 
-def _peer(spec: LayerSpec, case: Case) -> Layer:
-    layer: Layer = spec.build(hidden_size=case.hidden_size)
+def _peer(spec: LayerSpec, case: Case, dtype: torch.dtype) -> Layer:
+    layer: Layer = spec.build(hidden_size=case.hidden_size, dtype=dtype)
     layer.reset_parameters(torch.Generator().manual_seed(0))
     return layer
 
 
-def _token(case: Case) -> Tensor:
+def _token(case: Case, dtype: torch.dtype) -> Tensor:
     generator = torch.Generator().manual_seed(1)
-    return torch.randn(case.batch_size, case.hidden_size, generator=generator)
+    return torch.randn(case.batch_size, case.hidden_size, generator=generator, dtype=dtype)

@@ -1,13 +1,17 @@
 """The layers of a comparison: whether each can be run, and what it costs without being timed."""
 
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from statemix.bench import memory
+from statemix.bench.deadline import Deadline, OutOfTime
 from statemix.bench.devices import BenchDevice, DeviceName
+from statemix.bench.harness import NOT_READY
 from statemix.layers import LAYERS, Layer, LayerSpec, Price, fla, price
 from statemix.layers.gated_recurrence import GatedRecurrence
 from statemix.memory import gigabytes, is_shortage
@@ -23,7 +27,7 @@ SCAN = "associative"
 
 # Layers that kernels of flash-linear-attention may run.
 _FOREIGN = ("mamba2", "delta_net", "delta_product")
-# Saved bytes are measured on one sequence of at most so many tokens.
+# On a CPU, saved bytes are measured on one sequence of at most so many tokens.
 _SAVED_TOKENS = 512
 # Entries of activations per output of a projection, at most.
 _PER_OUTPUT = 4
@@ -58,7 +62,7 @@ class Entry:
         compiled: whether the whole layer is compiled with max-autotune, as in the paper.
         projections: whether only its projections are timed, without the recurrence.
         foreign: whether kernels of flash-linear-attention may run it here.
-        failure: why they cannot; empty if they can.
+        failure: why the layer cannot run here; empty if it can.
     """
 
     name: str
@@ -118,15 +122,22 @@ def check_case(case: Case, dtype: torch.dtype) -> None:
 
 
 def entries(
-    specs: Mapping[str, LayerSpec], case: Case, dtype: torch.dtype, device: BenchDevice
+    specs: Mapping[str, LayerSpec],
+    case: Case,
+    dtype: torch.dtype,
+    device: BenchDevice,
+    deadline: Deadline | None = None,
 ) -> list[Entry]:
     """Return the layers with their prices, after checking that each can be run here.
+
+    A layer that raises an error has a failure, and the others can be run.
 
     Args:
         specs: name of each layer -> the layer.
         case: the sizes, which :func:`check_case` has checked.
         dtype: dtype of parameters and activations.
         device: where to run.
+        deadline: when the first forward of a layer must have ended; None means no deadline.
 
     Raises:
         RequestError: if options do not fit a layer, it does not fit into memory, it would take
@@ -142,7 +153,11 @@ def entries(
     prices = {name: _price(name, spec, case, dtype) for name, spec in specs.items()}
     for name, spec in specs.items():
         _check_time(name, spec, case)
-    return [_entry(name, spec, prices[name], case, dtype, device) for name, spec in specs.items()]
+    deadline = deadline or Deadline(None)
+    return [
+        _entry(name, spec, prices[name], case, dtype, device, deadline)
+        for name, spec in specs.items()
+    ]
 
 
 def _entry(
@@ -152,18 +167,21 @@ def _entry(
     case: Case,
     dtype: torch.dtype,
     device: BenchDevice,
+    deadline: Deadline,
 ) -> Entry:
     foreign = device.name == "cuda" and spec.name in _FOREIGN and fla.installed()
+    saved_bytes, failure = 0.0, ""
     try:
-        saved_bytes = _saved_bytes(name, spec, case, dtype, device)
+        with deadline.enforced():
+            saved_bytes = _saved_bytes(name, spec, case, dtype, device)
     except (RequestError, BackendUnavailableError):
         raise
-    except Exception as error:
-        if not foreign:
-            raise
-        # The others are measured.
-        return Entry(name, spec, its_price, 0.0, foreign=True, failure=failure_of(name, error))
-    return Entry(name, spec, its_price, saved_bytes, foreign=foreign)
+    except OutOfTime:
+        failure = NOT_READY
+    except Exception as error:  # noqa: BLE001 - the others are measured
+        traceback.print_exception(error)
+        failure = failure_of(name, error) if foreign else f"{type(error).__name__}: {error}"
+    return Entry(name, spec, its_price, saved_bytes, foreign=foreign, failure=failure)
 
 
 def failure_of(name: str, error: Exception) -> str:
@@ -265,15 +283,17 @@ def _check_fits(name: str, shown: str, needed: int) -> None:
 def _saved_bytes(
     name: str, spec: LayerSpec, case: Case, dtype: torch.dtype, device: BenchDevice
 ) -> float:
-    one = Case(case.hidden_size, 1, min(case.length, _SAVED_TOKENS))
+    on_cpu = device.name == "cpu"
+    # On a GPU, every size of the problem has kernels of its own: compile only those that are timed.
+    one = Case(case.hidden_size, 1, min(case.length, _SAVED_TOKENS)) if on_cpu else case
     layer, (x, _) = (
         build_layer(spec, one, dtype, device.name),
         draw_problem(one, dtype, device.name),
     )
     try:
-        return memory.saved_bytes(lambda: layer(x), layer.parameters()) / one.length
+        return memory.saved_bytes(lambda: layer(x), layer.parameters()) / one.num_tokens
     except (MemoryError, RuntimeError) as error:
-        if not is_shortage(error):
+        if not (on_cpu and is_shortage(error)):
             raise
         # The estimate counts the largest tensor alone.
         total = gigabytes(device.total_bytes())
@@ -283,15 +303,16 @@ def _saved_bytes(
 
 
 def build_layer(spec: LayerSpec, case: Case, dtype: torch.dtype, device: DeviceName) -> Layer:
-    """Return the layer with the same parameters on every call."""
-    layer: Layer = spec.build(hidden_size=case.hidden_size, dtype=dtype)
-    layer.reset_parameters(torch.Generator().manual_seed(0))
-    return layer.to(device)
+    """Return the layer with the same parameters on every call, drawn on the device."""
+    layer: Layer = spec.build(hidden_size=case.hidden_size, device=device, dtype=dtype)
+    layer.reset_parameters(torch.Generator(device).manual_seed(0))
+    return layer
 
 
 def draw_problem(case: Case, dtype: torch.dtype, device: DeviceName) -> tuple[Tensor, Tensor]:
     """Return the input, which requires its gradient, and the gradient of the output."""
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator(device).manual_seed(1)
     shape = (case.batch_size, case.length, case.hidden_size)
-    x, d_y = (torch.randn(shape, generator=generator, dtype=dtype).to(device) for _ in range(2))
+    options: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
+    x, d_y = (torch.randn(shape, **options) for _ in range(2))
     return x.requires_grad_(), d_y

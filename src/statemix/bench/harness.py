@@ -2,6 +2,7 @@
 
 import math
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -9,9 +10,13 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from statemix.bench.deadline import Deadline, OutOfTime
 from statemix.bench.devices import BenchDevice, Cpu
 from statemix.memory import is_shortage
 from statemix.ops import BackendUnavailableError
+
+NOT_READY = "was not compiled and checked before the time was over"
+"""Reason of a provider that missed the deadline."""
 
 # Slow providers run fewer rounds, but a median needs at least this many.
 _FEWEST_ROUNDS = 3
@@ -57,7 +62,8 @@ class Measurement:
         provider: name of the provider.
         note: the provider's note.
         status: "measured"; "wrong" if the result was incorrect; "skipped" if the provider cannot
-            run here or memory is short.
+            run here or memory is short; "failed" if it raised another error or was not ready
+            before the deadline.
         reason: reason for a missing time.
         relative_error: relative error of the first result.
         first_call_s: duration of the first call, including one-time work such as compilation.
@@ -72,7 +78,7 @@ class Measurement:
 
     provider: str
     note: str
-    status: Literal["measured", "wrong", "skipped"]
+    status: Literal["measured", "wrong", "skipped", "failed"]
     reason: str = ""
     relative_error: float | None = None
     first_call_s: float | None = None
@@ -101,9 +107,13 @@ def measure(
     seed: int,
     on_step: Callable[[str], None] | None = None,
     device: BenchDevice | None = None,
+    deadline: Deadline | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Measurement]:
     """Check every provider, then time the correct ones in rounds of random order.
+
+    A provider that raises an error has no time, and the others are measured. The error is a
+    measurement's reason, and its traceback is printed to stderr.
 
     Machines are noisy: the ratio of two times from one round means more than either time alone.
     Each round therefore calls every provider once, and ratios are computed round by round. Freed
@@ -121,32 +131,44 @@ def measure(
         on_step: called with a description of the next step, for a progress display; None means no
             display.
         device: where the providers run; None means the CPU.
+        deadline: when a provider must have passed its check; None means no deadline.
         clock: returns seconds; tests replace it.
 
     Returns:
         One measurement per provider, in the order given.
     """
     device = device or Cpu()
+    deadline = deadline or Deadline(None)
     on_step = on_step or _say_nothing
     outcomes: dict[str, Measurement] = {}
     ready: dict[str, _Ready] = {}
     for provider in providers:
         on_step(f"checking {provider.name}")
-        outcome, admitted = _admit(provider, device, tolerance, clock)
+        outcome, admitted = _admit(provider, device, tolerance, deadline, clock)
         outcomes[provider.name] = outcome
         if admitted is not None:
             ready[provider.name] = admitted
 
+    def timed(name: str) -> float | None:
+        try:
+            return _time(ready[name], clock)
+        except Exception as error:  # noqa: BLE001 - the others are timed
+            outcomes[name] = _without_time(outcomes[name].provider, outcomes[name].note, error)
+            del ready[name]
+            return None
+
     on_step("warming up")
     shares = {}
-    for name, one in ready.items():
-        # Growing the heap may slow down either call, but not later ones.
-        call_s = min(_time(one, clock), outcomes[name].first_call_s or math.inf)
-        shares[name] = _share(call_s, rounds=rounds, budget_s=budget_s)
-    times = _interleave(ready, shares, rounds=rounds, seed=seed, clock=clock, on_step=on_step)
+    for name in tuple(ready):
+        warm_s = timed(name)
+        if warm_s is not None:
+            # Growing the heap may slow down either call, but not later ones.
+            call_s = min(warm_s, outcomes[name].first_call_s or math.inf)
+            shares[name] = _share(call_s, rounds=rounds, budget_s=budget_s)
+    times = _interleave(timed, shares, rounds=rounds, seed=seed, on_step=on_step)
     return [
         _with_times(outcomes[provider.name], times, relative_to)
-        if provider.name in times
+        if provider.name in ready
         else outcomes[provider.name]
         for provider in providers
     ]
@@ -157,19 +179,31 @@ def _say_nothing(step: str) -> None:
 
 
 def _admit(
-    provider: Provider, device: BenchDevice, tolerance: float, clock: Callable[[], float]
+    provider: Provider,
+    device: BenchDevice,
+    tolerance: float,
+    deadline: Deadline,
+    clock: Callable[[], float],
 ) -> tuple[Measurement, _Ready | None]:
     """Prepare one provider, check its result and measure its memory, if it can run."""
     try:
-        return _checked(provider, device, tolerance, clock)
-    except BackendUnavailableError as error:
-        reason = str(error)
-    except (MemoryError, RuntimeError) as error:
+        with deadline.enforced():
+            return _checked(provider, device, tolerance, clock)
+    except OutOfTime:
+        return Measurement(provider.name, provider.note, "failed", NOT_READY), None
+    except Exception as error:  # noqa: BLE001 - the others are measured
+        return _without_time(provider.name, provider.note, error), None
+
+
+def _without_time(name: str, note: str, error: Exception) -> Measurement:
+    """Return the outcome of a provider that raised an error."""
+    if isinstance(error, BackendUnavailableError):
+        return Measurement(name, note, "skipped", str(error))
+    if is_shortage(error):
         # The provider's own estimate of its memory may be too low.
-        if not is_shortage(error):
-            raise
-        reason = f"out of memory: {error}"
-    return Measurement(provider.name, provider.note, "skipped", reason), None
+        return Measurement(name, note, "skipped", f"out of memory: {error}")
+    traceback.print_exception(error)
+    return Measurement(name, note, "failed", f"{type(error).__name__}: {error}")
 
 
 def _checked(
@@ -226,30 +260,35 @@ def _share(call_s: float, *, rounds: int, budget_s: float) -> int:
 
 
 def _interleave(
-    ready: Mapping[str, _Ready],
+    timed: Callable[[str], float | None],
     shares: Mapping[str, int],
     *,
     rounds: int,
     seed: int,
-    clock: Callable[[], float],
     on_step: Callable[[str], None],
 ) -> dict[str, dict[int, float]]:
     """Return the time of every provider in each of its rounds.
+
+    ``timed`` times a call of one provider; None means that it failed and must not run again.
 
     A provider with a share of n runs in the first n rounds of a fixed order, in which any prefix is
     spread evenly (multiples of the golden ratio). The rounds of a slow provider are thus a subset
     of those of a fast one, so each of them gives ratios.
     """
     spread_out = sorted(range(rounds), key=lambda r: r * 0.6180339887 % 1)
-    of_provider = {name: set(spread_out[: shares[name]]) for name in ready}
+    of_provider = {name: set(spread_out[:share]) for name, share in shares.items()}
     random = Random(seed)
-    times: dict[str, dict[int, float]] = {name: {} for name in ready}
+    times: dict[str, dict[int, float]] = {name: {} for name in shares}
     for r in range(rounds):
-        present = [name for name in ready if r in of_provider[name]]
+        present = [name for name in times if r in of_provider[name]]
         random.shuffle(present)
         on_step(f"round {r + 1} of {rounds}")
         for name in present:
-            times[name][r] = _time(ready[name], clock)
+            elapsed_s = timed(name)
+            if elapsed_s is None:
+                del times[name]
+            else:
+                times[name][r] = elapsed_s
     return times
 
 

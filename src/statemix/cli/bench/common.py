@@ -1,7 +1,7 @@
 """What the benchmarks share: options, progress, and the cells of their tables."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +15,12 @@ from rich.table import Table
 
 from statemix import files
 from statemix.bench import rows
+from statemix.bench.deadline import Deadline
 from statemix.bench.devices import BenchDevice, Cpu, DeviceName, device_of
 from statemix.bench.harness import Measurement, Provider, Spread, measure
 from statemix.cli.options import words_of
 from statemix.layers import LayerSpec
-from statemix.settings import RequestError
+from statemix.settings import RequestError, RunsFailedError
 from statemix.training.devices import check_threads
 
 C = TypeVar("C")
@@ -63,6 +64,10 @@ class Measured:
         """Return the device that the harness looks at."""
         return Cpu()
 
+    def deadline(self) -> Deadline:
+        """Return the time by which everything must be ready to be timed, from now on."""
+        return Deadline(None)
+
     def begin(self) -> tuple[Console, dict[str, Any]]:
         """Open the output, set the threads, and return the console and the rows' provenance.
 
@@ -81,18 +86,20 @@ class Measured:
         label: Callable[[C], str],
         providers: Callable[[C], list[Provider]],
         row: Callable[[C, Measurement], dict[str, Any]],
+        dtype: str,
         relative_to: str,
         tolerance: float,
         remark: str,
         table: Callable[[Sequence[tuple[C, Sequence[Measurement]]]], Table],
     ) -> None:
-        """Measure case by case in float32, keep the rows, and print a table of all cases.
+        """Measure case by case, keep the rows, and print a table of all cases.
 
         Args:
             cases: what to measure.
             label: returns the words of a case for the progress.
             providers: returns the providers of a case.
             row: returns the row of a case and one of its measurements.
+            dtype: name of the data type.
             relative_to: provider to whose times those of the others are compared.
             tolerance: largest relative error of a provider that is timed.
             remark: what the reader of the table has to know.
@@ -100,9 +107,11 @@ class Measured:
 
         Raises:
             RequestError: if the output cannot be written.
+            RunsFailedError: if a provider failed; the others have been measured.
         """
+        deadline = self.deadline()
         console, process = self.begin()
-        print_setting(console, process, "float32", remark)
+        print_setting(console, process, dtype, remark)
         outcomes = []
         with progress(console, len(cases)) as start_case:
             for case in cases:
@@ -115,6 +124,7 @@ class Measured:
                     seed=0,
                     on_step=start_case(label(case)),
                     device=self.place(),
+                    deadline=deadline,
                 )
                 outcomes.append((case, measured))
                 if self.output is not None:
@@ -122,6 +132,7 @@ class Measured:
         console.print(table(outcomes))
         if self.output is not None:
             console.print(f"rows appended to {self.output}", soft_wrap=True)
+        check_all_ran(one for _, measured in outcomes for one in measured)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +145,10 @@ class MeasuredAnywhere(Measured):
     graphs: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """On a GPU, replay every call as a CUDA graph: times are then without those of launching."""
 
+    limit_s: float | None = None
+    """Seconds after which nothing more is compiled and checked. What is ready by then is timed, and
+    the rest counts as failed (no limit if not given)."""
+
     def check(self) -> None:
         """Check the options, and that there is such a device.
 
@@ -141,10 +156,30 @@ class MeasuredAnywhere(Measured):
             RequestError: if an option is out of range, or the device is not available.
         """
         super().check()
+        if self.limit_s is not None and not 0 < self.limit_s < math.inf:
+            raise RequestError(f"limit_s must be positive and finite, got {self.limit_s}")
         self.place()
+
+    def deadline(self) -> Deadline:
+        return Deadline(self.limit_s)
 
     def place(self) -> BenchDevice:
         return device_of(self.device, graphs=self.graphs)
+
+
+def check_all_ran(measured: Iterable[Measurement]) -> None:
+    """Check that no provider failed.
+
+    Raises:
+        RunsFailedError: otherwise.
+    """
+    failures = [one for one in measured if one.status == "failed"]
+    if failures:
+        first = failures[0]
+        raise RunsFailedError(
+            f"{len(failures)} of the measurements failed, the first of them {first.provider}: "
+            f"{first.reason}"
+        )
 
 
 def open_console(output: Path | None) -> Console:
@@ -168,9 +203,10 @@ def print_setting(console: Console, process: Mapping[str, Any], dtype: str, rema
     )
     peers = ""
     if process["device"] != Cpu().model:
-        version = process["packages"]["flash-linear-attention"]
+        packages = process["packages"]
+        version = packages["flash-linear-attention"] or packages.get("fla-core")
         # Without it, layers such as DeltaNet run their forms in PyTorch.
-        peers = f", flash-linear-attention {version or 'not installed'}"
+        peers = f", TF32 is off, flash-linear-attention {version or 'not installed'}"
     binding = process["omp_proc_bind"] or "not set (`close` gives steadier times)"
     console.print(
         f"{process['cpu']}, {process['cpu_count']} cores, {process['threads']} threads, "

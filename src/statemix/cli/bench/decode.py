@@ -3,17 +3,20 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
+import torch
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from statemix.bench import decode
 from statemix.bench.harness import Measurement
+from statemix.bench.ops import TOLERANCES
 from statemix.cli.bench.common import MeasuredAnywhere, name_of, number_text, ratio_text
 from statemix.layers import LAYERS, LayerSpec
 
-_REMARK = f"""\
-Every call makes {decode.STEPS_PER_CALL} steps in inference mode; times are per step.
+_REMARK = """\
+Every call makes many steps in inference mode; times are per step.
 The state has as many entries as the layer is wide."""
 
 
@@ -41,14 +44,19 @@ class Decode(MeasuredAnywhere):
     peers: tuple[LayerSpec, ...] = (LayerSpec("lstm"),)
     """Other layers of the same width, as in `statemix train --model.layers`."""
 
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    """Data type of parameters and activations. States have float32 at least."""
+
     def run(self) -> None:
         """Measure and print, case by case.
 
         Raises:
             RequestError: if a size, the rounds, the threads or the budget is out of range, or the
                 output cannot be written.
+            RunsFailedError: if a layer failed; the others have been measured.
         """
         self.check()
+        dtype: torch.dtype = getattr(torch, self.dtype)
         peers = {name_of(spec): spec for spec in self.peers}
         cases = decode.cases(
             self.recurrences, self.batch_sizes, self.hidden_sizes, self.block_sizes
@@ -56,10 +64,11 @@ class Decode(MeasuredAnywhere):
         self.each(
             cases,
             label=_label,
-            providers=partial(decode.providers, peers=peers, device=self.device),
-            row=decode.row,
+            providers=partial(decode.providers, dtype=dtype, peers=peers, device=self.device),
+            row=partial(decode.row, dtype=self.dtype),
+            dtype=self.dtype,
             relative_to=decode.PROJECTIONS,
-            tolerance=decode.TOLERANCE,
+            tolerance=TOLERANCES[dtype],
             remark=_REMARK,
             table=_table,
         )
@@ -81,16 +90,16 @@ def _table(outcomes: Sequence[tuple[decode.Case, Sequence[Measurement]]]) -> Tab
             table.add_row(
                 _label(case) if position == 0 else "",
                 one.provider,
-                *_cells(one),
+                *_cells(case, one),
                 end_section=position == len(measured) - 1,
             )
     return table
 
 
-def _cells(one: Measurement) -> list[str]:
+def _cells(case: decode.Case, one: Measurement) -> list[str]:
     if one.time_s is None:
         return [one.status, one.reason]
-    p20, p50, p80 = (1e6 * time_s / decode.STEPS_PER_CALL for time_s in one.time_s)
+    p20, p50, p80 = (1e6 * time_s / case.steps_per_call for time_s in one.time_s)
     return [
         number_text(p50),
         f"{number_text(p20)} - {number_text(p80)}",

@@ -13,7 +13,14 @@ from rich.table import Table
 from statemix.bench import entries, layers, rows
 from statemix.bench.harness import Measurement, measure
 from statemix.bench.ops import TOLERANCES
-from statemix.cli.bench.common import MeasuredAnywhere, name_of, print_setting, progress, ratio_text
+from statemix.cli.bench.common import (
+    MeasuredAnywhere,
+    check_all_ran,
+    name_of,
+    print_setting,
+    progress,
+    ratio_text,
+)
 from statemix.layers import LAYERS, LayerSpec
 
 _REMARK = """\
@@ -90,8 +97,10 @@ class Layers(MeasuredAnywhere):
         Raises:
             RequestError: if a size, an option of a layer, the rounds, the threads or the budget is
                 out of range, a layer does not fit into memory, or the output cannot be written.
+            RunsFailedError: if a layer failed; the others have been measured.
         """
         self.check()
+        deadline = self.deadline()
         dtype: torch.dtype = getattr(torch, self.dtype)
         cases = [
             entries.Case(self.hidden_size, batch_size, length)
@@ -105,7 +114,7 @@ class Layers(MeasuredAnywhere):
         specs = {baseline: entries.BASELINE, **{name_of(spec): spec for spec in listed}}
         # Of the cases of one length, the largest batch asks for most.
         listed_at = {
-            case.length: entries.entries(specs, case, dtype, self.place())
+            case.length: entries.entries(specs, case, dtype, self.place(), deadline)
             for case in cases
             if case.batch_size == max(self.batch_size)
         }
@@ -128,6 +137,7 @@ class Layers(MeasuredAnywhere):
                     seed=0,
                     on_step=start_case(_title(case)),
                     device=self.place(),
+                    deadline=deadline,
                 )
                 found = [Outcome(case, *pair) for pair in zip(each, measured, strict=True)]
                 console.print(_table(case, baseline, found))
@@ -138,6 +148,7 @@ class Layers(MeasuredAnywhere):
         _print_notes(console, outcomes)
         if self.output is not None:
             console.print(f"rows appended to {self.output}", soft_wrap=True)
+        check_all_ran(one.measured for one in outcomes)
 
 
 def _title(case: entries.Case) -> str:

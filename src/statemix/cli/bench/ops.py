@@ -12,11 +12,13 @@ from rich.console import Console
 from rich.table import Table
 
 from statemix.bench import ops, peers, rows
+from statemix.bench.deadline import Deadline
 from statemix.bench.harness import Measurement, measure
 from statemix.bench.peers import PeerName
 from statemix.bench.targets import FIRST_VERSION, verdicts
 from statemix.cli.bench.common import (
     MeasuredAnywhere,
+    check_all_ran,
     number_text,
     print_setting,
     progress,
@@ -89,8 +91,10 @@ class Ops(MeasuredAnywhere):
         Raises:
             RequestError: if a size, the rounds, the threads or the budget is out of range, a peer
                 does not know the dtype, chunks are asked of a CPU, or the output cannot be written.
+            RunsFailedError: if a provider failed; the others have been measured.
         """
         self.check()
+        deadline = self.deadline()
         peers.check(self.peers, self._dtype, self.device)
         ops.check_chunks(self.chunks, self.device)
         cases = ops.cases(
@@ -105,9 +109,8 @@ class Ops(MeasuredAnywhere):
             for _, block in groupby(cases, key=_block):
                 table = []
                 for case in block:
-                    measured = self._measure(
-                        case, start_case(f"{_label(case)} m={case.block_size}")
-                    )
+                    on_step = start_case(f"{_label(case)} m={case.block_size}")
+                    measured = self._measure(case, on_step, deadline)
                     table.append((case, measured))
                     if self.output is not None:
                         kept = (self._row(case, one) for one in measured)
@@ -120,6 +123,7 @@ class Ops(MeasuredAnywhere):
             _print_targets(console, outcomes)
         if self.output is not None:
             console.print(f"rows appended to {self.output}", soft_wrap=True)
+        check_all_ran(one for _, measured in outcomes for one in measured)
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -132,7 +136,9 @@ class Ops(MeasuredAnywhere):
             return [shape._replace(length=_shortened(shape.length)) for shape in shapes]
         return shapes
 
-    def _measure(self, case: ops.Case, on_step: Callable[[str], None]) -> list[Measurement]:
+    def _measure(
+        self, case: ops.Case, on_step: Callable[[str], None], deadline: Deadline
+    ) -> list[Measurement]:
         every = ops.providers(
             case, self._dtype, compiled=self.compiled, device=self.device, chunks=self.chunks
         )
@@ -147,6 +153,7 @@ class Ops(MeasuredAnywhere):
             seed=0,
             on_step=on_step,
             device=self.place(),
+            deadline=deadline,
         )
 
     def _row(self, case: ops.Case, one: Measurement) -> dict[str, Any]:

@@ -79,6 +79,7 @@ class Replicas(Measured):
             label=lambda case: f"{_label(case)}, {case.work}",
             providers=replicas.providers,
             row=replicas.row,
+            dtype="float32",
             relative_to=replicas.STACKED,
             tolerance=replicas.TOLERANCE,
             remark=_REMARK,

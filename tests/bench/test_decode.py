@@ -66,6 +66,19 @@ def test_on_a_gpu_the_step_is_that_of_the_kernels(case, monkeypatch):
 
 
 @pytest.mark.parametrize("case", TINY, ids=lambda case: case.recurrence)
+def test_steps_of_backends_are_timed_beside_the_one_chosen(case, monkeypatch):
+    monkeypatch.setattr(decode, "STEPS_PER_CALL", 3)
+    asked, build = [], decode._layer
+    monkeypatch.setattr(decode, "_layer", lambda *given: asked.append(given[-1]) or build(*given))
+    _, chosen, *others = decode.providers(case, backends=("loop", "reference"))
+    assert [one.name for one in others] == ["statemix backend=loop", "statemix backend=reference"]
+    for one, backend in zip((chosen, *others), (None, "loop", "reference"), strict=True):
+        y = one.prepare()()
+        assert asked.pop() == backend
+        assert one.error(y) <= 1e-5 < 0.05 < one.error(1.1 * y)
+
+
+@pytest.mark.parametrize("case", TINY, ids=lambda case: case.recurrence)
 def test_a_call_makes_the_steps_that_its_time_is_divided_by(case, monkeypatch):
     calls = []
     for layer in (BDLRU, HLRU):
@@ -136,3 +149,9 @@ def test_all_combinations_are_cases():
 def test_sizes_are_refused(sizes, message):
     with pytest.raises(RequestError, match=message):
         decode.cases(("bd_lru",), *sizes)
+
+
+def test_unknown_backends_are_refused():
+    decode.check_backends(("cpu", "triton"))
+    with pytest.raises(RequestError, match=r"backends must be among \['cpu', .*\], got 'gpu'"):
+        decode.check_backends(("cpu", "gpu"))

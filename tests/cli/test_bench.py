@@ -226,6 +226,7 @@ def test_steps_are_timed_against_their_projections(capsys, tmp_path, monkeypatch
     path = tmp_path / "decode.jsonl"
     options = ["--hidden-sizes", "8", "--batch-sizes", "1", "3", "--rounds", "3", "--threads", "1"]
     peers = ["--peers", "lstm", "delta_net", "num_heads=2"]
+    options += ["--backends", "loop"]
     parse(["decode", *options, *peers, "--output", str(path)]).run()
     text = capsys.readouterr().out
     assert table_width(text) <= 100
@@ -236,7 +237,10 @@ def test_steps_are_timed_against_their_projections(capsys, tmp_path, monkeypatch
         (recurrence, batch_size, provider)
         for recurrence in ("bd_lru", "h_lru")
         for batch_size in (1, 3)
-        for provider in ("projections", "statemix", "lstm", "delta_net num_heads=2")
+        for provider in (
+            *("projections", "statemix", "statemix backend=loop"),
+            *("lstm", "delta_net num_heads=2"),
+        )
     ]
     for row in kept:
         assert (row["status"], row["rounds"], row["threads"]) == ("measured", 3, 1)
@@ -247,6 +251,8 @@ def test_steps_are_timed_against_their_projections(capsys, tmp_path, monkeypatch
         parse(["decode", "--rounds", "0"]).run()
     with pytest.raises(RequestError, match="graphs must be used with --device cuda, got cpu"):
         parse(["decode", "--graphs"]).run()
+    with pytest.raises(RequestError, match="backends must be among .* got 'gpu'"):
+        parse(["decode", "--backends", "gpu"]).run()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -61,8 +61,8 @@ FLAGS = {
         --rounds --budget-s --threads --output
         """,
     "bench decode": """
-        --recurrences --batch-sizes --hidden-sizes --block-sizes --peers --dtype --rounds --budget-s
-        --threads --device --graphs --limit-s --output
+        --recurrences --batch-sizes --hidden-sizes --block-sizes --backends --peers --dtype
+        --rounds --budget-s --threads --device --graphs --limit-s --output
         """,
     "bench kernels": """
         --operators --kernels --sizes --dtypes --targets --gates --widths --tempered --no-tempered

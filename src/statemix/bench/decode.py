@@ -14,6 +14,7 @@ from statemix.bench.harness import Measurement, Provider
 from statemix.layers import BDLRU, HLRU, Layer, LayerSpec
 from statemix.layers.gated_recurrence import GatedRecurrence
 from statemix.memory import gigabytes
+from statemix.ops import BACKENDS
 from statemix.settings import RequestError
 
 Recurrence = Literal["bd_lru", "h_lru"]
@@ -90,6 +91,17 @@ def cases(
     return listed
 
 
+def check_backends(backends: Sequence[str]) -> None:
+    """Check the names of backends.
+
+    Raises:
+        RequestError: if a name is not one of a backend.
+    """
+    unknown = [name for name in backends if name not in BACKENDS]
+    if unknown:
+        raise RequestError(f"backends must be among {list(BACKENDS)}, got {unknown[0]!r}")
+
+
 def _required_bytes(case: Case) -> int:
     """Estimate the memory of the layers, in float32 and float64, and of the float64 reference."""
     weights = case.hidden_size * (case.gates_per_token + 2 * case.hidden_size)
@@ -102,6 +114,7 @@ def providers(
     dtype: torch.dtype = torch.float32,
     peers: Mapping[str, LayerSpec] | None = None,
     device: DeviceName = "cpu",
+    backends: Sequence[str] = (),
 ) -> list[Provider]:
     """Return the layer's projections alone, its ``step``, and those of other layers.
 
@@ -114,6 +127,7 @@ def providers(
         dtype: dtype of parameters and activations.
         peers: name -> another layer, which gets the same width.
         device: where to run.
+        backends: backends whose steps are timed beside that of the one that is chosen by itself.
     """
 
     def projections() -> Callable[[], Tensor]:
@@ -137,6 +151,10 @@ def providers(
         Provider(PROJECTIONS, projections, note="gates, values and output, without the recurrence"),
         _steps(STEP, case, dtype, device, ours, exact, chosen),
     ]
+    for name in backends:
+        build = partial(_layer, case, dtype, name)
+        of_backend = f"{STEP} backend={name}"
+        listed.append(_steps(of_backend, case, dtype, device, build, exact, f", backend {name}"))
     for name, spec in (peers or {}).items():
         build = partial(_peer, spec, case, dtype)
         listed.append(_steps(name, case, dtype, device, build, build))

@@ -41,6 +41,9 @@ class Decode(MeasuredAnywhere):
     block_sizes: tuple[int, ...] = (4,)
     """Block sizes m of BD-LRU, orders m of H-LRU."""
 
+    backends: tuple[str, ...] = ()
+    """Backends to time as well; the first line is the one that is chosen by itself."""
+
     peers: tuple[LayerSpec, ...] = (LayerSpec("lstm"),)
     """Other layers of the same width, as in `statemix train --model.layers`."""
 
@@ -51,11 +54,12 @@ class Decode(MeasuredAnywhere):
         """Measure and print, case by case.
 
         Raises:
-            RequestError: if a size, the rounds, the threads or the budget is out of range, or the
-                output cannot be written.
+            RequestError: if a size, the rounds, the threads or the budget is out of range, a
+                backend is unknown, or the output cannot be written.
             RunsFailedError: if a layer failed; the others have been measured.
         """
         self.check()
+        decode.check_backends(self.backends)
         dtype: torch.dtype = getattr(torch, self.dtype)
         peers = {name_of(spec): spec for spec in self.peers}
         cases = decode.cases(
@@ -64,7 +68,13 @@ class Decode(MeasuredAnywhere):
         self.each(
             cases,
             label=_label,
-            providers=partial(decode.providers, dtype=dtype, peers=peers, device=self.device),
+            providers=partial(
+                decode.providers,
+                dtype=dtype,
+                peers=peers,
+                device=self.device,
+                backends=self.backends,
+            ),
             row=partial(decode.row, dtype=self.dtype),
             dtype=self.dtype,
             relative_to=decode.PROJECTIONS,

@@ -152,9 +152,9 @@ def providers(
         _steps(STEP, case, dtype, device, ours, exact, chosen),
     ]
     for name in backends:
-        build = partial(_layer, case, dtype, name)
+        named = partial(_layer, case, dtype, name)
         of_backend = f"{STEP} backend={name}"
-        listed.append(_steps(of_backend, case, dtype, device, build, exact, f", backend {name}"))
+        listed.append(_steps(of_backend, case, dtype, device, named, exact, f", backend {name}"))
     for name, spec in (peers or {}).items():
         build = partial(_peer, spec, case, dtype)
         listed.append(_steps(name, case, dtype, device, build, build))

@@ -7,7 +7,7 @@ import os
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from statemix import ops
@@ -284,7 +284,12 @@ def shapes(draw, packed, chunks):
 
 
 @pytest.mark.parametrize(("kind", "gate", "size", "blocks", "dtype", "packed"), LAYOUTS)
-@settings(max_examples=2 if DEVICE == "cpu" else 20, deadline=None)
+@settings(
+    max_examples=2 if DEVICE == "cpu" else 20,
+    deadline=None,
+    # Problems are drawn afresh for every example.
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(data=st.data())
 def test_random_shapes_equal_the_reference(
     problem, agree, kind, gate, size, blocks, dtype, packed, data

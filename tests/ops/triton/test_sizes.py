@@ -21,9 +21,9 @@ every_kernel = pytest.mark.parametrize(
 )
 
 
-# Largest error of a gradient over its largest entry, by the size m: about 1.3 times that of 3 seeds
-# in the interpreter, which truncates to bfloat16 where GPUs round to the nearest. Two roundings, of
-# the states before and of the result, make at most 2 epsilons, 1.56e-2, at any m.
+# Largest error of a gradient over its largest entry, by the size m: about 1.3 times the largest of
+# three seeds in the interpreter, which truncates to bfloat16, but no less than two roundings to the
+# nearest, of the states before and of the result: 2^-7.
 SIZES = range(1, 17)
 OF_BFLOAT16 = (
     0.0095, 0.0085, 0.011, 0.0098, 0.0086, 0.008, 0.008, 0.0085,

@@ -104,13 +104,29 @@ def pytest_collection_modifyitems(items):
         if item.get_closest_marker("compiler") and not has_compiler():
             reason = "torch.compile needs a C++ compiler: install g++ or clang++"
             item.add_marker(pytest.mark.skip(reason=reason))
-        arguments = item.callspec.params if hasattr(item, "callspec") else {}
-        names = [value for name, value in arguments.items() if name.endswith("backend")]
-        names += ["cpu"] if item.get_closest_marker("kernels") else []
-        for name in set(names) & set(ops.BACKENDS):
-            reason = ops.BACKENDS[name].unavailable()
+        for backend in backends_of(item):
+            reason = backend.unavailable()
             if reason is not None:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def backends_of(item):
+    """Records of the backends that a test names."""
+    arguments = item.callspec.params if hasattr(item, "callspec") else {}
+    names = [value for name, value in arguments.items() if name.endswith("backend")]
+    names += ["cpu"] if item.get_closest_marker("kernels") else []
+    return [ops.BACKENDS[name] for name in sorted(set(names) & set(ops.BACKENDS))]
+
+
+def runs_on(backend):
+    """The type of the device on which a backend is tested: the CPU if it runs there."""
+    return "cpu" if backend.devices is None or "cpu" in backend.devices else backend.devices[0]
+
+
+@pytest.fixture
+def device(request):
+    """The device of the backend that the test names; the CPU if it names none."""
+    return next((runs_on(backend) for backend in backends_of(request.node)), "cpu")
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from pathlib import Path
 
 CPU = "src/statemix/ops/cpu/"
 OPS = "src/statemix/ops/"
+TRITON = "src/statemix/ops/triton/"
 TRAINING = "src/statemix/training/"
 
 
@@ -25,6 +26,11 @@ class Fault:
     old: str
     new: str
     tests: tuple[str, ...]
+
+    @property
+    def interpreted(self) -> bool:
+        """Whether the tests run in Triton's interpreter."""
+        return self.file.startswith(TRITON)
 
 
 KERNEL_TESTS = (
@@ -1509,8 +1515,115 @@ DEMO = [
     ),
 ]
 
+TRITON_TESTS = tuple(
+    f"tests/ops/triton/test_{name}.py" for name in ("launch", "kernels", "sizes", "steps")
+)
+
+TRITON_KERNELS = [
+    Fault(
+        "triton: a million steps need more than 32 bits",
+        TRITON + "kernels/tiles.py",
+        "tl.program_id(0).to(tl.int64) * R",
+        "tl.program_id(0) * R",
+        TRITON_TESTS,
+    ),
+    Fault(
+        "triton: entries are added where others may add, too",
+        TRITON + "kernels/tiles.py",
+        "tl.store(pointers + i * stride, tiles",
+        "tl.atomic_xchg(pointers + i * stride, tiles",
+        TRITON_TESTS,
+    ),
+    Fault(
+        "triton: a chunk reads states that another program writes",
+        TRITON + "kernels/block.py",
+        "    h = load_all(entering + rows * M * H + lanes, H, mask, S, M)\n",
+        "    h = load_all(entering + rows * M * H + lanes, H, mask, S, M)\n"
+        "    h = chosen(c > 0, load_all(h_at - M * H, H, mask & (c > 0), S, M), h, M)\n",
+        TRITON_TESTS,
+    ),
+    Fault(
+        "triton: gradient of the final state dropped",
+        TRITON + "kernels/block.py",
+        "carry = load_all(leaving + rows * M * H + lanes, H, mask, S, M)",
+        "carry = load_all(leaving + rows * M * H + lanes, H, mask & False, S, M)",
+        TRITON_TESTS,
+    ),
+    Fault(
+        "triton: gradient of the gates misses the normaliser",
+        TRITON + "kernels/rows.py",
+        "half -= half_h",
+        "half -= 0 * half_h",
+        TRITON_TESTS,
+    ),
+    Fault(
+        "triton: sign dropped from the normaliser's gradient",
+        TRITON + "kernels/rows.py",
+        "half -= tl.where(f[j] > 0, half_h, tl.where(f[j] < 0, -half_h, 0.0))",
+        "half -= half_h",
+        TRITON_TESTS,
+    ),
+    Fault(
+        "triton: all coefficients weigh the first entry of a state",
+        TRITON + "kernels/rows.py",
+        "h += g[j] * u[j]",
+        "h += g[j] * u[0]",
+        ("tests/ops/triton/test_sizes.py",),
+    ),
+    Fault(
+        "triton: the map of a chunk is transposed",
+        TRITON + "kernels/carries.py",
+        "column_at += M * H",
+        "column_at += H",
+        TRITON_TESTS,
+    ),
+    Fault(
+        "triton: maps of 16 bits",
+        TRITON + "launch.py",
+        "self.m + 1, self.m, self.num_units)\n",
+        "self.m + 1, self.m, self.num_units, dtype=self.dtype)\n",
+        ("tests/ops/triton/test_sizes.py",),
+    ),
+    Fault(
+        "triton: a chunk passes states although a sequence begins in it",
+        TRITON + "launch.py",
+        ".amax(1)",
+        ".amin(1)",
+        TRITON_TESTS,
+    ),
+    Fault(
+        "triton: bounds of packed sequences are read back",
+        TRITON + "launch.py",
+        "sequence = sequence.clamp(0, len(initial_state) - 1)",
+        "sequence = sequence.clamp(0, int(sequence.max()))",
+        TRITON_TESTS,
+    ),
+    Fault(
+        "triton: what a lag adds to the adjoint does not move a step",
+        TRITON + "kernels/lag.py",
+        "later = pending[i + 1] if i + 1 < M else zero",
+        "later = pending[i] if i + 1 < M else zero",
+        TRITON_TESTS,
+    ),
+    Fault(
+        "triton: a reflection does not bend with the length of its vector",
+        TRITON + "kernels/reflect.py",
+        " + bent * w[i]",
+        "",
+        TRITON_TESTS,
+    ),
+    Fault(
+        "triton: steps ignore the temperature",
+        TRITON + "launch.py",
+        'options | {"TEMPERED": tempered}',
+        'options | {"TEMPERED": False}',
+        ("tests/ops/triton/test_steps.py",),
+    ),
+]
+
 FAULTS = [
     *KERNELS,
+    *TRITON_KERNELS,
     *PYTHON_OPS,
     *MODELS,
     *TRAINING_FAULTS,

@@ -41,7 +41,7 @@ def caught_by(tree: Tree, fault: Fault) -> str | None:
         path.write_text(broken(fault, whole))
         if KERNELS in path.relative_to(tree.folder).parents and path.suffix != ".py":
             tree.build()
-        return tree.first_red(fault.tests)
+        return tree.first_red(fault.tests, interpreted=fault.interpreted)
     finally:
         path.write_text(whole)
         spare.replace(library)
@@ -70,9 +70,12 @@ def main() -> int:
         tree.build()
         tree.check_import()
         say("without a fault ...")
-        red = tree.first_red(tuple(dict.fromkeys(test for fault in chosen for test in fault.tests)))
-        if red is not None:
-            raise SystemExit(f"a test fails without any fault: {red}")
+        for interpreted in sorted({fault.interpreted for fault in chosen}):
+            same = [fault for fault in chosen if fault.interpreted == interpreted]
+            tests = tuple(dict.fromkeys(test for fault in same for test in fault.tests))
+            red = tree.first_red(tests, interpreted=interpreted)
+            if red is not None:
+                raise SystemExit(f"a test fails without any fault: {red}")
         for number, fault in enumerate(chosen, 1):
             start = time.monotonic()
             test = caught_by(tree, fault)

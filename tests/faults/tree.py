@@ -49,14 +49,14 @@ class Tree:
         if found != expected:
             raise SystemExit(f"tests would import {found}, not {expected}")
 
-    def first_red(self, tests: tuple[str, ...]) -> str | None:
-        """The first test that fails, or None if all pass."""
+    def first_red(self, tests: tuple[str, ...], *, interpreted: bool = False) -> str | None:
+        """The first test that fails, or None if all pass; Triton's kernels may be interpreted."""
         options = ["-q", "-x", "--tb=no", "-rfE", "-p", "no:cacheprovider", "-p", "no:xdist"]
         try:
             result = subprocess.run(
                 [sys.executable, "-m", "pytest", *options, *tests],
                 cwd=self.folder,
-                env=self.environment,
+                env=self.environment | ({"TRITON_INTERPRET": "1"} if interpreted else {}),
                 capture_output=True,
                 text=True,
                 timeout=TIME_LIMIT_S,

@@ -39,7 +39,8 @@ def layer_options(r: random.Random) -> tuple[str, dict[str, Any]]:
     units = hidden if options["selective"] == "pointwise" else r.choice([1, 2, 5, 8])
     options["gate_temperature"] = r.choice([1.0, 0.125, 3, 10 ** r.uniform(-2, 2)])
     options["initial_state"] = r.choice(["zero", "learned"])
-    usable = [b.name for b in ops.BACKENDS.values() if b.unavailable() is None]
+    backends = ops.BACKENDS.values()
+    usable = [b.name for b in backends if b.obstacle("block", "cpu", torch.float32) is None]
     options["backend"] = r.choice([None, *usable])
     if kind == "bd_lru":
         options |= {"num_blocks": units, "block_size": r.choice([1, 2, 3, 4, 5])}

@@ -174,7 +174,8 @@ def draw(r: random.Random) -> Problem:
         bounds = torch.tensor([0, *lengths], dtype=r.choice([torch.int32, torch.int64]))
         options["cu_seqlens"] = arranged(r, bounds.cumsum(0).to(bounds.dtype))
     dtype = r.choice(DTYPES)
-    usable = [b.name for b in ops.BACKENDS.values() if b.unavailable() is None]
+    backends = ops.BACKENDS.values()
+    usable = [b.name for b in backends if b.obstacle("block", "cpu", torch.float32) is None]
     options["backend"] = r.choice([None, *usable, "cpu" if "cpu" in usable else None])
     generator = torch.Generator().manual_seed(r.getrandbits(63))
 

@@ -144,19 +144,22 @@ class Exact(torch.nn.Module):
 
     def forward(self, x):
         columns = x.repeat(*(1,) * (x.ndim - 1), self.repeats)[..., : len(self.factors)]
-        return columns * self.factors.to(x.dtype)
+        return columns * self.factors.to(x)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.3, 1 / 64, 7.0])
 @pytest.mark.parametrize("backend", [b.name for b in ops.BACKENDS.values() if b.stepwise])
 @pytest.mark.parametrize("gate", [name for name, g in ops.GATES.items() if not g.blocks_only])
 @torch.no_grad()
-def test_steps_equal_the_sequence_bit_for_bit_at_any_temperature(gate, backend, temperature):
-    x = tokens(3, 5, dtype=torch.float32)
+def test_steps_equal_the_sequence_bit_for_bit_at_any_temperature(
+    gate, device, backend, temperature
+):
+    x = tokens(3, 5, dtype=torch.float32).to(device)
     options = {"gate": gate, "backend": backend, "gate_temperature": temperature}
     for layer in layers_of_units(dtype=torch.float32, **options)[:2]:
         layer.gate_proj = Exact(layer.gate_proj)
         layer.value_proj = Exact(layer.value_proj)
+        layer.to(device)
         _, final = layer(x)
         for mode in (torch.no_grad, torch.inference_mode):
             with mode():
@@ -494,15 +497,14 @@ def test_bad_beginnings_are_refused(options, error, message):
 
 
 @pytest.mark.parametrize("backend", list(ops.BACKENDS))
-def test_the_backend_is_passed_on_and_agrees(build_gated, backend):
+def test_the_backend_is_passed_on_and_agrees(build_gated, device, backend):
     x = tokens(2, 5)
     layer = build_gated()
-    twin = build_gated(backend=backend)
-    torch.testing.assert_close(twin(x), layer(x), rtol=1e-10, atol=1e-12)
     state = layer.init_state(2)
-    torch.testing.assert_close(
-        twin.step(x[:, 0], state), layer.step(x[:, 0], state), rtol=1e-10, atol=1e-12
-    )
+    twin = build_gated(backend=backend).to(device)
+    found = twin(x.to(device)), twin.step(x[:, 0].to(device), state.to(device))
+    expected = layer(x), layer.step(x[:, 0], state)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12, check_device=False)
 
 
 @pytest.mark.parametrize("backend", ["reference", "loop", None])

@@ -45,6 +45,11 @@ class Problem:
     def replace(self, **changes):
         return dataclasses.replace(self, **changes)
 
+    def on(self, device):
+        """On another device."""
+        tensors = {name: value for name, value in vars(self).items() if torch.is_tensor(value)}
+        return self.replace(**{name: tensor.to(device) for name, tensor in tensors.items()})
+
     def to(self, dtype):
         """Rounded to ``dtype``; the states to float32 at least, as the library carries them."""
         wide = torch.promote_types(dtype, torch.float32)
@@ -57,7 +62,12 @@ class Problem:
         )
 
     def outcome(self, gate="softmax", *, cotangents=("states", "final_state"), **options):
-        """States, final state and all gradients, by name."""
+        """States, final state and all gradients, by name; of the reference, on the CPU."""
+        if options.get("backend") == "reference" and not self.values.is_meta:
+            return self.on("cpu")._outcome(gate, cotangents, options)
+        return self._outcome(gate, cotangents, options)
+
+    def _outcome(self, gate, cotangents, options):
         leaves = [leaf.detach().requires_grad_() for leaf in self.leaves]
         gates, values, initial_state = leaves
         results = RECURRENCES[self.kind](
@@ -110,12 +120,12 @@ ROUNDINGS = 16
 def check_agreement(actual, expected, tolerances=None):
     """Each block of ``actual`` equals that of ``expected``, up to its own dtype's tolerance.
 
-    A block is one unit at one step, or the state of one unit.
+    A block is one unit at one step, or the state of one unit. Devices may differ.
     """
     assert actual.keys() == expected.keys()
     errors = {}
     for name, tensor in actual.items():
-        tensor, wanted = tensor.detach(), expected[name].detach().double()
+        tensor, wanted = tensor.detach().cpu(), expected[name].detach().cpu().double()
         assert tensor.shape == wanted.shape, name
         if tensor.numel():
             axes = 2 if name in ("final_state", "d_initial_state") else 3
@@ -151,9 +161,14 @@ def check_equality(actual, expected):
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
-@pytest.fixture(scope="session")
-def problem():
-    return make_problem
+@pytest.fixture
+def problem(device):
+    """Makes problems on the device of the backend under test."""
+
+    def make(*arguments, **options):
+        return make_problem(*arguments, **options).on(device)
+
+    return make
 
 
 @pytest.fixture(scope="session")

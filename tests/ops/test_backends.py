@@ -174,3 +174,7 @@ def test_records_of_backends_do_not_change():
     for one, name in ((record, "automatic"), (record.kernels["block"], "step")):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(one, name, None)
+
+
+def test_problems_lie_where_the_backend_under_test_runs(problem, kind, backend):
+    ops.check_backend(backend, problem(kind).values.device)

@@ -71,7 +71,9 @@ def test_backend_equals_the_reference_with_extreme_gates(
         # a small error beside these terms, |lam| |u| f'/S, not beside what is left of them.
         terms = actual["d_values"].abs().max() + p.d_states.abs().max() * p.values.abs().max()
         terms = terms * (1e-4 if gate in ("relu", "signed") else 1.0)
-        expected["d_gates"] = torch.cat([expected["d_gates"].flatten(), terms.double().view(1)])
+        expected["d_gates"] = torch.cat(
+            [expected["d_gates"].flatten(), terms.double().cpu().view(1)]
+        )
         actual["d_gates"] = torch.cat([actual["d_gates"].flatten(), terms.view(1)])
     agree(actual, expected)
 
@@ -135,10 +137,10 @@ def test_scan_of_16_bits_carries_float32(problem, agree, tolerances_of, kind, dt
     agree(actual, expected, near and near | {torch.float32: 1e-5})
 
 
-def test_autocast_does_not_round_float32_arguments(problem, identical, kind, other_backend):
+def test_autocast_does_not_round_float32_arguments(problem, identical, device, kind, other_backend):
     p = problem(kind).to(torch.float32)
     expected = p.outcome(backend=other_backend)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(device, torch.bfloat16):
         identical(p.outcome(backend=other_backend), expected)
 
 
@@ -192,9 +194,9 @@ def test_gradients_through_a_split_equal_those_of_the_whole(problem, agree, kind
     agree(dict(zip(whole, (*results, *gradients), strict=True)), whole)
 
 
-def test_permuted_blocks_give_permuted_outcomes(problem, agree, kind, gate, backend):
+def test_permuted_blocks_give_permuted_outcomes(problem, agree, device, kind, gate, backend):
     p = problem(kind, blocks=21, gate=gate)
-    order = torch.randperm(21)
+    order = torch.randperm(21, device=device)
 
     def permuted(name, tensor):
         return tensor[:, order] if tensor.ndim == 3 and "state" in name else tensor[:, :, order]

@@ -33,11 +33,13 @@ def huge(p, scale, dtype):
     limit = torch.finfo(dtype).max if scale == "largest" else scale
     generator = torch.Generator().manual_seed(3)
     size = torch.rand(p.gates.shape, generator=generator, dtype=torch.float64) * 0.9 + 0.1
+    size = size.to(p.gates.device)
     gates = (size * p.gates.sign() * limit).to(dtype)
     # The second and the third row: two equal tops, and tops one apart where that can be told.
     gates[:, 1] = gates[:, 1, ..., :1]
     top = gates[:, 2].abs().amax(-1, keepdim=True)
-    gates[:, 2] = torch.where(torch.arange(gates.shape[-1]) < 2, top, -top)
+    first_two = torch.arange(gates.shape[-1], device=gates.device) < 2
+    gates[:, 2] = torch.where(first_two, top, -top)
     gates[:, 2, ..., 1] -= 1
     return p.to(dtype).replace(gates=gates)
 
@@ -90,7 +92,8 @@ def test_large_values_and_steep_gates_equal_stable_sums(problem, kind, gate, bac
 def test_what_underflows_is_zero_as_in_stable_sums(problem, kind, gate, dtype, backend):
     """No value passes a gate whose exponential is far below the smallest number."""
     p = problem(kind, batch=1, length=6, blocks=18, size=3).to(dtype)
-    gates = torch.where(torch.arange(4) < 3, p.gates, -1e4)
+    gates = p.gates.clone()
+    gates[..., 3] = -1e4
     huge_values = p.values.sign() * torch.finfo(dtype).max
     closed = p.replace(
         gates=gates, values=huge_values, initial_state=torch.zeros_like(p.initial_state)
@@ -213,7 +216,7 @@ def check_reflections(p, backend):
     limit = float(g.detach().abs().max())
     u = g[..., :-1] / limit
     n = u / u.norm(dim=-1, keepdim=True)  # |u|^4 / (1 + |u|^4) is 1 to all digits
-    A = torch.eye(3, dtype=torch.float64).expand(1, 4, 5, 3, 3)
+    A = torch.eye(3, dtype=torch.float64, device=g.device).expand(1, 4, 5, 3, 3)
     for j in range(3):
         A = A - 2 * (A @ n[..., j, :, None]) * n[..., j, None, :]
     a_0 = torch.sigmoid(g[..., -1].mean(-1) - 3)
@@ -234,12 +237,11 @@ def check_reflections(p, backend):
 
 
 @pytest.mark.parametrize("length", [0.0, 1e-30, 1e-10])
-def test_short_householder_vectors_leave_the_identity_and_finite_gradients(length, backend):
-    gates = torch.full((1, 2, 3, 2, 3), length, requires_grad=True)
-    states, _ = ops.bd_lru(
-        gates, torch.zeros(1, 2, 3, 2), "householder", torch.ones(1, 3, 2), backend=backend
-    )
+def test_short_householder_vectors_leave_the_identity_and_finite_gradients(length, device, backend):
+    gates = torch.full((1, 2, 3, 2, 3), length, device=device, requires_grad=True)
+    values, before = torch.zeros_like(gates[..., 0]), torch.ones_like(gates[:, 0, ..., 0])
+    states, _ = ops.bd_lru(gates, values, "householder", before, backend=backend)
     kept = 1 - torch.sigmoid(torch.tensor(length - 3))
-    torch.testing.assert_close(states[:, 1], torch.full((1, 3, 2), float(kept**2)))
+    torch.testing.assert_close(states[:, 1], torch.full_like(before, float(kept**2)))
     states.sum().backward()
     assert gates.grad.isfinite().all()

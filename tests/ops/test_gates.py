@@ -149,17 +149,17 @@ def test_row_without_any_share_gives_zero_and_finite_gradients(problem, kind, ga
 
 
 @pytest.mark.parametrize("gate", ["relu", "signed", "tanh"])
-def test_epsilon_halves_a_gate_of_its_own_size(gate, backend):
-    gates = torch.tensor([0.0, EPSILON], dtype=torch.float64).view(1, 1, 1, 2)
-    states, _ = ops.h_lru(gates, torch.ones(1, 1, 1, dtype=torch.float64), gate, backend=backend)
+def test_epsilon_halves_a_gate_of_its_own_size(gate, device, backend):
+    gates = torch.tensor([0.0, EPSILON], dtype=torch.float64, device=device).view(1, 1, 1, 2)
+    states, _ = ops.h_lru(gates, torch.ones_like(gates[..., 0]), gate, backend=backend)
     torch.testing.assert_close(states.item(), 0.5, rtol=1e-9, atol=0)
 
 
-def test_very_negative_sigmoid_gates_keep_their_ratios(backend):
+def test_very_negative_sigmoid_gates_keep_their_ratios(device, backend):
     """sigmoid(g) ~ e^g there, so the row equals a softmax instead of 0 / 0."""
-    gates = torch.tensor([-9000.0, -9001.0, -9002.0], dtype=torch.float64).view(1, 1, 1, 3)
-    values = torch.ones(1, 1, 1, dtype=torch.float64)
-    state = torch.tensor([[[2.0, -3.0]]], dtype=torch.float64)
+    numbers = [-9000.0, -9001.0, -9002.0], [1.0], [2.0, -3.0]
+    gates, values, state = (torch.tensor(x, dtype=torch.float64, device=device) for x in numbers)
+    gates, values, state = gates.view(1, 1, 1, 3), values.view(1, 1, 1), state.view(1, 1, 2)
     arguments = (gates, values)
     sigmoid = ops.h_lru(*arguments, "sigmoid", state, backend=backend)
     torch.testing.assert_close(sigmoid, ops.h_lru(*arguments, "softmax", state, backend=backend))

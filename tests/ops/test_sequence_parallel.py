@@ -23,6 +23,8 @@ CASES = {
     "lag_scan": (ops.lag_scan, 4, {}, torch.float64),
 }
 SLICES = {2: (5, 2), 4: (3, 0, 4, 1)}
+# Of four ranks, in the order of a group that leaves the others out.
+GROUP = [1, 3]
 
 
 def problem(name, length):
@@ -44,28 +46,32 @@ def problem(name, length):
 
 
 def whole(name, length, learned):
-    """Results and gradients in one process."""
+    """Results and gradients in one process, by the backend of choice."""
     operator, options, (gates, values, initial), (d_states, d_final) = problem(name, length)
     states, final = operator(gates, values, initial_state=initial if learned else None, **options)
     ((states * d_states).sum() + (final * d_final).sum()).backward()
     return states, final, gates.grad, values.grad, initial.grad
 
 
-def part(name, slices, rank, learned):
-    """The same on one rank of several, which holds a slice."""
+def part(name, slices, learned, backend, group):
+    """The same on one rank of a group, which holds a slice."""
+    rank = distributed.get_rank(group)
     operator, options, leaves, (d_states, d_final) = problem(name, sum(slices))
     begin = sum(slices[:rank])
     here = slice(begin, begin + slices[rank])
     gates, values = (one.detach()[:, here].requires_grad_() for one in leaves[:2])
     initial = leaves[2] if learned else None
-    states, final = ops.sequence_parallel(operator, gates, values, initial, **options)
+    states, final = ops.sequence_parallel(
+        operator, gates, values, initial, group=group, backend=backend, **options
+    )
     last = d_final if rank == len(slices) - 1 else torch.zeros_like(d_final)
     ((states * d_states[:, here]).sum() + (final * last).sum()).backward()
     return states, final, gates.grad, values.grad, leaves[2].grad
 
 
-def work(rank, world_size, folder):
+def work(rank, world_size, folder, backend):
     """Run all cases as one rank, and store what they give."""
+    rank, world_size, backend = int(rank), int(world_size), backend or None
     torch.set_num_threads(1)
     distributed.init_process_group(
         "gloo",
@@ -74,22 +80,33 @@ def work(rank, world_size, folder):
         world_size=world_size,
         timeout=timedelta(seconds=60),
     )
+    groups = [None]
+    if world_size > len(GROUP):
+        # All ranks must take part.
+        group = distributed.new_group(GROUP)
+        groups += [group] if rank in GROUP else []
     found = {
-        (name, learned): [
+        (name, learned, group is not None): [
             None if one is None else one.detach()
-            for one in part(name, SLICES[world_size], rank, learned)
+            for one in part(
+                name, SLICES[distributed.get_world_size(group)], learned, backend, group
+            )
         ]
         for name in CASES
         for learned in (True, False)
+        for group in groups
     }
     torch.save(found, Path(folder) / f"{rank}.pt")
     distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("world_size", SLICES)
-def test_ranks_together_are_one_process(world_size, tmp_path):
+@pytest.mark.parametrize(("world_size", "backend"), [(2, None), (4, None), (2, "triton")])
+def test_ranks_together_are_one_process(world_size, device, backend, tmp_path):
+    if device != "cpu":
+        pytest.skip("gloo gathers tensors on the CPU")
+    arguments = [str(world_size), str(tmp_path), backend or ""]
     workers = [
-        subprocess.Popen([sys.executable, __file__, str(rank), str(world_size), str(tmp_path)])
+        subprocess.Popen([sys.executable, __file__, str(rank), *arguments])
         for rank in range(world_size)
     ]
     try:
@@ -98,11 +115,18 @@ def test_ranks_together_are_one_process(world_size, tmp_path):
         for worker in workers:
             worker.kill()
     found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(world_size)]
+    check_parts(found, SLICES[world_size], grouped=False)
+    if world_size > len(GROUP):
+        check_parts([found[rank] for rank in GROUP], SLICES[len(GROUP)], grouped=True)
+
+
+def check_parts(found, slices, *, grouped):
+    """What ranks have found, in the order of their slices, is what one process finds."""
     for name, (*_, dtype) in CASES.items():
         tolerance = 1e-10 if dtype == torch.float64 else 1e-5
         for learned in (True, False):
-            parts = [one[name, learned] for one in found]
-            states, final, *gradients, d_initial = whole(name, sum(SLICES[world_size]), learned)
+            parts = [one[name, learned, grouped] for one in found]
+            states, final, *gradients, d_initial = whole(name, sum(slices), learned)
             for place, expected in ((0, states), (2, gradients[0]), (3, gradients[1])):
                 together = torch.cat([one[place] for one in parts], 1)
                 assert together.dtype == expected.dtype
@@ -141,4 +165,4 @@ def test_the_state_before_the_sequence_is_checked_and_may_have_another_dtype():
 
 
 if __name__ == "__main__":
-    work(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    work(*sys.argv[1:])

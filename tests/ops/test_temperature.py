@@ -28,12 +28,13 @@ def expected_outcome(p, gate, temperature, **options):
 @pytest.mark.parametrize("given", [torch.tensor, float], ids=["tensor", "number"])
 @pytest.mark.parametrize("temperature", [1 / 8, 0.3, 4.0])
 def test_gates_are_divided_and_so_are_their_gradients(
-    problem, agree, kind, gate, temperature, given, backend
+    problem, agree, device, kind, gate, temperature, given, backend
 ):
     p = problem(kind, blocks=5, gate=gate)
-    actual = p.outcome(gate, temperature=given(temperature), backend=backend)
-    exact = float(given(temperature))
-    agree(actual, expected_outcome(p, gate, exact))
+    number = given(temperature)
+    tau = number.to(device) if torch.is_tensor(number) else number
+    actual = p.outcome(gate, temperature=tau, backend=backend)
+    agree(actual, expected_outcome(p, gate, float(number)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -48,17 +49,18 @@ def test_temperature_divides_gates_of_any_dtype(
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("lengths", [None, (2, 0, 3)], ids=["dense", "packed"])
-def test_every_variant_divides(problem, agree, variant, lengths, backend):
+def test_every_variant_divides(problem, agree, device, variant, lengths, backend):
     kind, options = VARIANTS[variant]
     p = problem(kind, lengths=lengths)
-    actual = p.outcome(temperature=torch.tensor(0.3), backend=backend, **options)
-    agree(actual, expected_outcome(p, "softmax", float(torch.tensor(0.3)), **options))
+    tau = torch.tensor(0.3, device=device)
+    actual = p.outcome(temperature=tau, backend=backend, **options)
+    agree(actual, expected_outcome(p, "softmax", float(tau), **options))
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_steps_divide(problem, identical, kind, mode, stepwise_backend):
+def test_steps_divide(problem, identical, device, kind, mode, stepwise_backend):
     p = problem(kind, length=3)
-    options = {"temperature": torch.tensor(0.3), "backend": stepwise_backend}
+    options = {"temperature": torch.tensor(0.3, device=device), "backend": stepwise_backend}
     with mode():
         state = p.initial_state
         for g_t, v_t in zip(p.gates.unbind(1), p.values.unbind(1), strict=True):
@@ -74,9 +76,9 @@ def test_normalize_divides(gate):
 
 
 @pytest.mark.parametrize("gate", ["softmax", "tanh", "relu"])
-def test_vmap_over_temperatures_equals_a_loop(problem, agree, kind, gate, backend):
+def test_vmap_over_temperatures_equals_a_loop(problem, agree, device, kind, gate, backend):
     p = problem(kind, gate=gate)
-    temperatures = torch.tensor([0.25, 1.0, 3.0])
+    temperatures = torch.tensor([0.25, 1.0, 3.0], device=device)
 
     def loss(gates, values, temperature):
         states, final = RECURRENCES[kind](
@@ -92,10 +94,10 @@ def test_vmap_over_temperatures_equals_a_loop(problem, agree, kind, gate, backen
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-def test_a_compiled_graph_follows_the_value(problem, kind, registered_backend):
+def test_a_compiled_graph_follows_the_value(problem, device, kind, registered_backend):
     torch._dynamo.reset()
     p = problem(kind)
-    temperature = torch.tensor(1.0)
+    temperature = torch.tensor(1.0, device=device)
     counter = CompileCounterWithBackend("aot_eager")
 
     def run(gates, values):
@@ -148,9 +150,10 @@ def test_numbers_of_any_kind_are_temperatures():
         ops.bd_lru(gates, values, temperature=10**400)
 
 
-def test_a_temperature_of_zero_divides_as_it_does_in_pytorch(backend):
-    gates, values = torch.tensor([[[[[1.0, 2.0]]]]]), torch.ones(1, 1, 1, 1)
-    states, _ = ops.bd_lru(gates, values, temperature=torch.tensor(0.0), backend=backend)
+def test_a_temperature_of_zero_divides_as_it_does_in_pytorch(device, backend):
+    gates = torch.tensor([[[[[1.0, 2.0]]]]], device=device)
+    values, zero = torch.ones_like(gates[..., 0]), torch.zeros((), device=device)
+    states, _ = ops.bd_lru(gates, values, temperature=zero, backend=backend)
     assert not bool(torch.isfinite(states).all()) or float(states) == 1.0
 
 

@@ -11,8 +11,8 @@ from statemix.ops.lag import functions, history, realizations
 def transposed_companions(coefficients):
     """Coefficients in the first column, ones above the diagonal: the observer form as a block."""
     size = coefficients.shape[-1]
-    shift = torch.ones(size - 1, dtype=coefficients.dtype).diag(1)
-    column = torch.zeros(size, dtype=coefficients.dtype)
+    shift = coefficients.new_ones(size - 1).diag(1)
+    column = coefficients.new_zeros(size)
     column[0] = 1.0
     return shift + coefficients.unsqueeze(-1) * column
 
@@ -92,12 +92,14 @@ def test_both_realizations_differ_for_selective_gates(problem):
 
 
 @pytest.mark.parametrize("length", [10, 100])
-def test_proposition_fails_in_the_observer_form_and_holds_in_the_controller_form(length, backend):
+def test_proposition_fails_in_the_observer_form_and_holds_in_the_controller_form(
+    length, device, backend
+):
     """Alternating a_0 = 1 and a_2 = 1 stores every value and adds it to the next: T/2 exactly."""
-    gates = torch.zeros(1, length, 1, 3, dtype=torch.float64)
+    gates = torch.zeros(1, length, 1, 3, dtype=torch.float64, device=device)
     gates[:, 0::2, :, 2] = 1.0
     gates[:, 1::2, :, 1] = 1.0
-    ones = torch.ones(1, length, 1, dtype=torch.float64)
+    ones = torch.ones_like(gates[..., 0])
     observer, _ = ops.h_lru(gates, ones, "none", realization="observer", backend=backend)
     assert observer.max() == length / 2
     controller, _ = ops.h_lru(gates, ones, "none", backend=backend)

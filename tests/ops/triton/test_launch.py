@@ -1,0 +1,225 @@
+"""Launches of the Triton kernels: far memory, bounds that stay on their device, no atomics.
+
+The interpreter must be chosen before Triton is imported: ``make test-triton``.
+"""
+
+import dataclasses
+import os
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from statemix import ops
+from statemix.ops.layout import dense_strides
+from statemix.ops.triton import TRITON
+from statemix.ops.triton.plan import forced_chunk
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+needs_interpreter = pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter")
+# One family for each module of kernels.
+every_kernel = pytest.mark.parametrize(
+    ("kind", "gate"), [("blocks", "softmax"), ("lags", "softmax"), ("blocks", "householder")]
+)
+FOLDER = Path(ops.__file__).parent / "triton" / "kernels"
+KERNELS = ("local_forward", "local_backward", "chunk_forward", "chunk_backward")
+
+
+def stubbed(monkeypatch, launched):
+    """Replace each kernel by ``launched(name, kernel, grid, arguments, options)``."""
+    # Imports Triton.
+    from statemix.ops.triton import launch
+
+    class Stub:
+        def __init__(self, name, kernel):
+            self.name, self.kernel = name, kernel
+
+        def __getitem__(self, grid):
+            return lambda *arguments, **options: launched(
+                self.name, self.kernel, grid, arguments, options
+            )
+
+    stubs = {
+        operator: SimpleNamespace(**{name: Stub(name, getattr(module, name)) for name in KERNELS})
+        for operator, module in launch.KERNELS.items()
+    }
+    monkeypatch.setattr(launch, "KERNELS", stubs)
+    monkeypatch.setattr(launch, "carries", Stub("carries", launch.carries))
+    return launch
+
+
+@pytest.mark.parametrize("chunk", [0, 3])
+@every_kernel
+def test_bounds_of_packed_sequences_are_not_read_back(problem, monkeypatch, kind, gate, chunk):
+    """Tensors on meta have no values: copying one to the CPU, by item, tolist or an if, fails."""
+    launches = []
+    stubbed(monkeypatch, lambda name, *_: launches.append(name))
+    ops.BACKENDS.register(
+        dataclasses.replace(TRITON, name="ghost", devices=("meta",), unavailable=lambda: None)
+    )
+    try:
+        with forced_chunk(chunk):
+            p = problem(kind, lengths=[4, 0, 3], gate=gate).on("meta")
+            found = p.outcome(gate, backend="ghost")
+    finally:
+        ops.BACKENDS.remove("ghost")
+    wanted = [("chunk_forward", "carries"), ("chunk_backward", "carries")] if chunk else [(), ()]
+    assert launches == [*wanted[0], "local_forward", *wanted[1], "local_backward"]
+    assert found["d_gates"].shape == p.gates.shape
+
+
+@needs_interpreter
+@every_kernel
+def test_entries_beyond_the_reach_of_32_bits_are_found(
+    problem, agree, monkeypatch, tmp_path, kind, gate
+):
+    """Only the last program of each kernel runs: on the last of a million steps, and last units.
+
+    Memory that nothing touches takes none. In front of a tensor, there is as much as a number of 32
+    bits that overflows can miss it by: zeros.
+    """
+    from triton.runtime.interpreter import interpreter_builder
+
+    length, chunk, units, reach = 2**20, 16, {"blocks": 1152, "lags": 2304}[kind], 2**31
+
+    def far(shape, like, *_):
+        # Blocks are innermost: the last axis of maps.
+        strides = dense_strides(shape, 2 if like.ndim else len(shape) - 1)
+        name = str(tmp_path / str(len(list(tmp_path.iterdir()))))
+        size = reach + torch.Size(shape).numel()
+        memory = torch.from_file(name, shared=True, size=size, dtype=like.dtype)
+        return memory.as_strided(shape, strides, reach)
+
+    set_index = interpreter_builder.set_grid_idx
+    maps = []
+
+    def last_program(name, kernel, grid, arguments, options):
+        last = (*grid, 1)[:3]
+
+        def moved(x, y, z):
+            interpreter_builder.set_grid_dim(*last)
+            set_index(last[0] - 1, last[1] - 1, z)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(interpreter_builder, "set_grid_idx", moved)
+            kernel[1, 1, last[2]](*arguments, **options)
+
+    launch = stubbed(monkeypatch, last_program)
+    wide = torch.empty((), dtype=torch.float32)
+    monkeypatch.setattr(launch, "empty_innermost", far)
+    monkeypatch.setattr(
+        launch._Problem,
+        "empty_maps",
+        lambda self, _: far((self.num_maps, self.m + 1, self.m, self.num_units), wide),
+    )
+
+    def carried(self, found, outer, *, reverse):
+        """Zeros enter every chunk."""
+        maps.append(found)
+        return far((self.num_rows, self.m, self.num_units), wide)
+
+    monkeypatch.setattr(launch._Problem, "carried", carried)
+    end = problem(kind, batch=1, length=2 * chunk, blocks=32, size=2, gate=gate).to(torch.float32)
+    given = {}
+    for name in ("gates", "values", "d_states"):
+        part = getattr(end, name)
+        given[name] = far((1, length, units, *part.shape[3:]), part)
+        given[name][:, -2 * chunk :, -32:] = part
+    assert all(tensor.numel() > reach for tensor in given.values())
+    state = torch.zeros(1, units, 2)
+    operator = {"blocks": "block", "lags": "lag"}[kind]
+    rest = (state, None, gate, None)
+    with forced_chunk(chunk):
+        states, final = launch.forward(operator, given["gates"], given["values"], *rest)
+        # A program may run several chunks, and nothing enters the last one.
+        states[:, -2 * chunk : -chunk] = 0
+        d_gates, d_values, _ = launch.backward(
+            operator, given["d_states"], state, given["gates"], given["values"], states, *rest
+        )
+
+    def expected(steps, initial_state, d_final_state):
+        one = {name: getattr(end, name)[:, steps].double() for name in given}
+        p = end.replace(**one, initial_state=initial_state, d_final_state=d_final_state)
+        return p.outcome(gate, backend="reference")
+
+    zero = torch.zeros(1, 32, 2, dtype=torch.float64)
+    last = expected(slice(chunk, None), zero, zero)
+    found = {"states": states, "d_gates": d_gates, "d_values": d_values}
+    found = {name: tensor[:, -chunk:, -32:] for name, tensor in found.items()}
+    agree(found, {name: last[name] for name in found})
+    agree({"final_state": final[:, -32:]}, {"final_state": last["final_state"]})
+    # The map of the last chunk, but the one that nothing follows, applied to a state.
+    forward, backward = (found[-1, ..., -32:].double() for found in maps)
+    x = end.initial_state.double()
+    for columns, steps, arguments, name in (
+        (forward, slice(0, chunk), (x, zero), "final_state"),
+        (backward, slice(chunk, None), (zero, x), "d_initial_state"),
+    ):
+        after = torch.einsum("kih,hk->hi", columns[:2], x[0]) + columns[2].mT
+        agree({name: after[None].float()}, {name: expected(steps, *arguments)[name]})
+
+
+@needs_interpreter
+@pytest.mark.parametrize("lengths", [None, [3, 0, 2]], ids=["whole", "packed"])
+@every_kernel
+def test_programs_of_a_kernel_may_run_in_any_order(
+    problem, identical, monkeypatch, kind, gate, lengths
+):
+    """None reads what another one writes, and no two add to one number."""
+    from triton.runtime.interpreter import interpreter_builder
+
+    sizes = {"batch": 1, "length": 5, "blocks": 300, "size": 2, "lengths": lengths}
+    p = problem(kind, gate=gate, **sizes).to(torch.float32)
+    with forced_chunk(2):
+        expected = p.outcome(gate, backend="triton")
+        set_index, many = interpreter_builder.set_grid_idx, []
+
+        def backwards(*index):
+            grid = interpreter_builder.grid_dim
+            many.append(grid != (1, 1, 1))
+            set_index(*(count - 1 - i for count, i in zip(grid, index, strict=True)))
+
+        monkeypatch.setattr(interpreter_builder, "set_grid_idx", backwards)
+        found = p.outcome(gate, backend="triton")
+    assert all(many)
+    identical(found, expected)
+
+
+def test_no_kernel_adds_atomically():
+    """Atomic additions come in another order every time, and round otherwise."""
+    files = list(FOLDER.glob("*.py"))
+    assert "tl.store(" in "".join(file.read_text() for file in files)
+    assert [file.name for file in files if "atomic" in file.read_text()] == []
+
+
+@pytest.mark.skipif(INTERPRETED, reason="Triton interprets")
+@pytest.mark.parametrize(
+    ("operator", "kernel", "options"),
+    [
+        ("block", "local_backward", {"packed": True}),
+        ("lag", "local_backward", {}),
+        ("block", "chunk_backward", {"gate": "householder"}),
+        ("block", "carries", {}),
+    ],
+    ids=str,
+)
+def test_no_machine_code_adds_atomically(monkeypatch, operator, kernel, options):
+    import triton
+
+    from statemix.bench.compiled import Variant, compiled
+
+    build, built = triton.compile, []
+
+    def kept(*arguments, **options):
+        built.append(build(*arguments, **options))
+        return built[-1]
+
+    monkeypatch.setattr(triton, "compile", kept)
+    compiled(Variant(operator, kernel, 2, **options))
+    (code,) = (one.asm["ptx"] for one in built)
+    assert "st.global" in code
+    assert re.findall(r"\b(?:atom|red)\.\S*", code) == []

@@ -51,7 +51,7 @@ format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/clang-format -i $(KERNELS)
 
-# Break the code in known ways and check that the tests notice every fault (about half an hour).
+# Break the code in known ways and check that the tests notice every fault (half an hour or more).
 faults: $(VENV)/installed-dev
 	$(BIN)/python tests/faults/run.py
 

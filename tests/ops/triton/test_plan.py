@@ -1,12 +1,17 @@
 """How a problem is cut for the Triton kernels."""
 
-import pytest
+import os
+from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+import torch
+
+from statemix import ops
+from statemix.ops.backends import reason_of
 from statemix.ops.triton.plan import (
     alignment,
     chunk_of,
     crowded,
-    forced_chunk,
     shape_of,
     tile_of,
 )
@@ -42,18 +47,37 @@ def test_chunks_make_up_for_missing_lanes(length, lanes, size, chunk):
     assert chunk_of(length, lanes, size) == chunk
 
 
-def test_the_rule_can_be_overruled():
-    with forced_chunk(10):
-        assert chunk_of(2048, 10**6, 4) == 10
-        assert chunk_of(7, 1, 4) == 7
-        with forced_chunk(0):
-            assert chunk_of(2048, 1, 4) == 2048
-        with forced_chunk(None):
-            assert chunk_of(2048, 1536, 4) == 64
-        assert chunk_of(2048, 10**6, 4) == 10
-    assert chunk_of(2048, 10**6, 4) == 2048
-    with pytest.raises(ValueError, match="length must be at least 0, got -1"), forced_chunk(-1):
-        pass
+def test_a_backend_in_chunks_is_registered_once():
+    name = ops.in_chunks(7)
+    assert (name, ops.in_chunks(7)) == ("triton_7", "triton_7")
+    backend, rule = ops.BACKENDS[name], ops.BACKENDS["triton"]
+    assert backend.kernels.keys() == rule.kernels.keys()
+    assert (backend.devices, backend.families) == (rule.devices, rule.families)
+    assert not backend.automatic
+    ops.BACKENDS.remove(name)
+    with pytest.raises(ValueError, match="length must be at least 0, got -1"):
+        ops.in_chunks(-1)
+
+
+@pytest.mark.skipif(reason_of("triton") is not None, reason=str(reason_of("triton")))
+@pytest.mark.parametrize(
+    ("backend", "chunked"), [("triton", False), ("triton_0", False), ("triton_3", True)]
+)
+def test_a_backward_cuts_time_as_its_forward_did_wherever_it_runs(monkeypatch, backend, chunked):
+    """The forward is over, and the backward runs in another thread."""
+    from statemix.ops.triton.launch import _Problem
+
+    launched, cut = [], _Problem.cut_maps
+    monkeypatch.setattr(
+        _Problem, "cut_maps", lambda self, kernel: launched.append(kernel) or cut(self, kernel)
+    )
+    assert backend in ("triton", ops.in_chunks(0), ops.in_chunks(3))
+    device = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+    gates = torch.randn(1, 5, 2, 1, 2, device=device, requires_grad=True)
+    states, _ = ops.bd_lru(gates, torch.randn(1, 5, 2, 1, device=device), backend=backend)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(states.sum().backward).result()
+    assert launched == (["chunk_forward", "chunk_backward"] if chunked else [])
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 """How a problem is cut for the Triton kernels: chunks of time, and tiles of rows and lanes."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import NamedTuple
 
@@ -16,32 +14,10 @@ _SHORTEST_CHUNK = 16
 # The most steps of lags that maps unroll, below.
 _MOST_UNROLLED = 8
 
-# Autograd calls the backward from threads of its own, so that no context variable would do.
-_forced: int | None = None
 
-
-@contextmanager
-def forced_chunk(length: int | None) -> Iterator[None]:
-    """Cut time into chunks of this length, whatever the rule says; 0 means one chunk.
-
-    Args:
-        length: steps of a chunk; None gives the choice back to the rule.
-
-    Raises:
-        ValueError: if it is negative.
-    """
-    global _forced
-    if length is not None and length < 0:
-        raise ValueError(f"length must be at least 0, got {length}")
-    before, _forced = _forced, length
-    try:
-        yield
-    finally:
-        _forced = before
-
-
+@cache
 def chunk_of(length: int, lanes: int, size: int) -> int:
-    """Return the steps of a chunk of a sequence.
+    """Return the steps of a chunk of a sequence, by the rule.
 
     One chunk, unless so few lanes leave the device idle for longer than chunks cost. Their number
     then makes up for the lanes; but following their maps one after another must stay short.
@@ -51,13 +27,6 @@ def chunk_of(length: int, lanes: int, size: int) -> int:
         lanes: sequences times units.
         size: m.
     """
-    if _forced is not None:
-        return min(_forced, length) or length
-    return _chosen_chunk(length, lanes, size)
-
-
-@cache
-def _chosen_chunk(length: int, lanes: int, size: int) -> int:
     count = -(-SEQUENTIAL_LANES // lanes)
     cost = next((cost for most, cost in _COSTS if size <= most), math.inf)
     shortest = max(_SHORTEST_CHUNK, math.isqrt(length) // 4)

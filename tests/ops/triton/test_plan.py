@@ -28,7 +28,7 @@ from statemix.ops.triton.plan import (
         (2048, 1536, 16, 64),
         # Nothing divides a prime. A multiple of 8 can be unrolled.
         (2039, 1536, 4, 88),
-        # Chunks take 1.7 times as long as one pass on a full device, with large blocks 3 or 4 times.
+        # Chunks take 1.7 times as long as one pass on a full device, large blocks 3 or 4.
         (2048, 20_000, 4, 2048),
         (2048, 20_000, 8, 2048),
         (2048, 19_999, 8, 1024),

@@ -5,6 +5,7 @@ be issued.
 """
 
 import hashlib
+import math
 import random
 import re
 import subprocess
@@ -225,13 +226,16 @@ def _options(operator: str, kernel: str, size: int, gate: str, target: str) -> I
         )  # fmt: skip
 
 
-def may_spill(variant: Variant) -> bool:
-    """Return whether registers of a variant are known to spill on NVIDIA GPUs.
+def spill_limit(variant: Variant) -> float:
+    """Return how many bytes of registers a variant is known to spill at most on sm_90.
 
     In float64, the local scans backward of large blocks have more numbers in registers than fit,
-    even with one lane of a thread.
+    even with one lane of a thread. Packed sequences, and widths that are no multiples of 16, take
+    some registers more for addresses.
     """
-    return (variant.dtype, variant.kernel) == ("float64", "local_backward") and variant.size > 8
+    if (variant.dtype, variant.kernel) == ("float64", "local_backward") and variant.size > 8:
+        return math.inf
+    return 16 if variant.packed or variant.width % 16 else 0
 
 
 def check_compiler() -> None:

@@ -94,6 +94,7 @@ def in_chunks(length: int) -> str:
     Example:
         >>> in_chunks(64)
         'triton_64'
+        >>> BACKENDS.remove("triton_64")
     """
     if length < 0:
         raise ValueError(f"length must be at least 0, got {length}")

@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 KERNELS := $(wildcard src/statemix/ops/cpu/*.h src/statemix/ops/cpu/*.cpp)
 PROJECT := pyproject.toml setup.py constraints.txt $(KERNELS)
 
-.PHONY: demo test test-without-kernels test-triton lint format faults mutants fuzz clean
+.PHONY: demo test test-without-kernels test-triton test-compiled lint format faults mutants fuzz clean
 
 demo: $(VENV)/installed
 	$(BIN)/statemix demo
@@ -38,6 +38,12 @@ test-without-kernels: $(VENV)/installed-dev
 TRITON_TESTS := tests/ops/triton tests/ops/test_sequence_parallel.py
 test-triton: $(VENV)/installed-dev
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n auto --dist worksteal $(TRITON_TESTS)
+
+# Compile the Triton kernels for all targets, without a GPU, in every configuration that can be chosen:
+# for MINUTES, in an order that has something of everything first; the same command continues.
+test-compiled: MINUTES ?= 60
+test-compiled: $(VENV)/installed-dev
+	$(BIN)/python tests/compiled/run.py --minutes $(MINUTES) $(COMPILED)
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

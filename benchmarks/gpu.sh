@@ -125,7 +125,7 @@ cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)
 part 40 "gradients at every m, against the float64 reference" \
   "$python" benchmarks/gradients.py "$rows" --workers "$cores"
 # For the gradients 304 kernels are compiled, for the proofs about 540, and for the other tests about
-# 1,050; the seconds of each are in results/bench/kernels-798e486.jsonl. Every test is printed when it
+# 1,050; the seconds of each are in results/bench/kernels-*.jsonl. Every test is printed when it
 # has run, so that those are known that ran before the time was over.
 beside=()
 "$python" -c 'import xdist' 2>/dev/null && beside=(-n "$cores" --dist worksteal)

@@ -27,7 +27,6 @@ from torch import Tensor
 from statemix import ops
 from statemix.bench import rows
 from statemix.bench.devices import device_of
-from statemix.ops.triton.plan import forced_chunk
 
 _KERNELS = (("bd_lru", "softmax"), ("h_lru", "softmax"), ("bd_lru", "householder"))
 # m at which time is also cut into chunks, in float32: maps take longest to compile.
@@ -120,8 +119,9 @@ def _row(case: Case, device: str, backend: str) -> dict[str, Any]:
     arguments = _problem(case, device)
     exact = [part.double() for part in arguments]
     expected = _outcome(case, exact, "reference")
-    with forced_chunk(case.chunk), poisoned():
-        first, second = (_outcome(case, arguments, backend) for _ in range(2))
+    run = ops.in_chunks(case.chunk) if backend == "triton" else backend
+    with poisoned():
+        first, second = (_outcome(case, arguments, run) for _ in range(2))
     errors = {name: _error(first[name], expected[name]) for name in _NAMES}
     whole = all(map(math.isfinite, errors.values()))
     return {

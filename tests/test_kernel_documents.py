@@ -1,12 +1,34 @@
 """The numbers of docs/kernels.md are those of committed rows."""
 
 import json
+from dataclasses import fields
+from itertools import product
 from pathlib import Path
 
 import pytest
 
+from statemix.bench.compiled import (
+    KERNELS,
+    OPERATORS,
+    TARGETS,
+    Compiled,
+    Variant,
+    families_of,
+    sources,
+    spill_limit,
+)
+from statemix.bench.predicted import predicted
+
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "kernels.md").read_text()
+# The table of the kernels as they are; there is no other one.
+(KERNEL_ROWS,) = (path.stem for path in (ROOT / "results" / "bench").glob("kernels-*.jsonl"))
+LAYERS = {
+    "target": "sm_90", "dtype": "bfloat16", "gate": "softmax", "packed": False, "ragged": False,
+    "tempered": True, "width": 192,
+}  # fmt: skip
+NAMES = {"block": "BD-LRU", "lag": "H-LRU"}
+SHOWN = (1, 2, 3, 4, 5, 6, 8, 16)
 
 
 def rows(name):
@@ -78,6 +100,122 @@ def test_steps_beside_their_projections():
     assert not found
 
 
-@pytest.mark.parametrize("name", ["operators", "peers", "layers", "steps"])
+def kernels(**choices):
+    """The rows of the kernels that layers run, or of those with other choices."""
+    wanted = LAYERS | choices
+    return [
+        row
+        for row in rows(KERNEL_ROWS)
+        if all(row[name] == value for name, value in wanted.items())
+    ]
+
+
+def test_the_table_is_of_the_present_kernels():
+    """If not: `statemix bench kernels` makes the rows of a commit, which docs/kernels.md names."""
+    found = rows(KERNEL_ROWS)
+    assert {row["sources"] for row in found} == {sources()}
+    assert {(row["commit"][:7], row["tree_clean"]) for row in found} == {
+        (KERNEL_ROWS.removeprefix("kernels-"), True)
+    }
+    assert f"results/bench/{KERNEL_ROWS}.jsonl" in TEXT
+    assert f"results/bench/{KERNEL_ROWS}.jsonl" in (ROOT / "results" / "LOG.md").read_text()
+
+
+def test_no_row_lacks_a_column():
+    columns = {field.name for field in fields(Variant)} | set(Compiled._fields) | {"sources"}
+    for row in rows(KERNEL_ROWS):
+        empty = {name for name in columns if row[name] is None}
+        amd = {"load", "store", "instructions", "issue", "predicted_us"}
+        assert empty == (amd if row["target"] == "gfx942" else set())
+
+
+def test_the_table_has_every_kernel_of_layers_at_every_size_on_every_target():
+    for target in TARGETS:
+        found = [(row["operator"], row["kernel"], row["size"]) for row in kernels(target=target)]
+        assert len(set(found)) == len(found)
+        assert set(found) == set(product(OPERATORS, KERNELS, range(1, 17)))
+
+
+def test_the_table_has_every_family_and_dtype():
+    for operator, kernel, size in product(OPERATORS, KERNELS[:4], (1, 4, 8)):
+        for choices in (
+            *({"gate": gate} for gate in families_of(operator)),
+            *({"dtype": dtype} for dtype in ("float16", "float32", "float64")),
+            {"packed": True, "ragged": True},
+            {"tempered": False},
+        ):
+            found = [(row["operator"], row["kernel"], row["size"]) for row in kernels(**choices)]
+            assert found.count((operator, kernel, size)) == 1
+
+
+def test_registers_are_spilled_only_where_it_is_said():
+    for row in rows(KERNEL_ROWS):
+        variant = Variant(**{field.name: row[field.name] for field in fields(Variant)})
+        if variant.target == "sm_90":
+            assert row["spilled"] <= spill_limit(variant)
+    spilled = [row for row in rows(KERNEL_ROWS) if row["spilled"]]
+    assert f"Of the table's {len(rows(KERNEL_ROWS)):,} kernels, {len(spilled)} spill" in TEXT
+
+
+def test_gates_of_layers_are_read_by_loads_of_16_bytes():
+    for row in kernels():
+        if row["kernel"].startswith("local") and row["size"] <= 4:
+            assert (row["load"], row["store"]) == (16, 16)
+
+
+def test_local_scans_and_maps_wait_for_memory():
+    for row in kernels():
+        if not row["kernel"].startswith("chunk") or row["size"] <= 7:
+            assert row["issue"] < 1
+            assert row["predicted_us"] == row["roofline_us"]
+        elif row["size"] == 8:
+            assert row["issue"] < 1.06
+    for row in kernels(gate="householder"):
+        if row["kernel"].startswith("local") or row["size"] in (2, 3):
+            assert row["issue"] < 1
+    for gate, most in (("sigmoid", 1), ("signed", 1), ("relu", 1), ("tanh", 1.3)):
+        for row in kernels(gate=gate):
+            if row["kernel"].startswith("local"):
+                assert row["issue"] < most
+
+
+@pytest.mark.parametrize(
+    ("mark", "gate", "operators", "sizes"),
+    [("issue", "softmax", OPERATORS, SHOWN), ("reflected", "householder", ("block",), SHOWN[:-1])],
+)
+def test_instructions_against_bytes(mark, gate, operators, sizes):
+    issue = {
+        (row["operator"], row["kernel"], row["size"]): f"{row['issue']:.2f}"
+        for row in kernels(gate=gate)
+    }
+    assert table(mark) == [
+        [f"{NAMES[operator]}, {kernel.replace('_', ' ')}"]
+        + [issue[operator, kernel, size] for size in sizes]
+        for operator, kernel in product(operators, KERNELS[:4])
+    ]
+
+
+def test_predicted_times():
+    lines = []
+    for operator in OPERATORS:
+        found = [predicted(kernels(), operator, size) for size in SHOWN]
+        for name, cells in zip(
+            ("one pass, over a copy", "chunks, over a copy", "a layer, Mtok/s"),
+            zip(*found, strict=True),
+            strict=True,
+        ):
+            lines.append([f"{NAMES[operator]}, {name}", *(f"{cell:.2f}" for cell in cells)])
+    assert table("predicted") == lines
+
+
+def test_predictions_want_every_kernel():
+    some = [row for row in kernels() if row["kernel"] != "carries"]
+    with pytest.raises(ValueError, match=r"rows must have \['carries'\] of block at m = 4"):
+        predicted(some, "block", 4)
+
+
+@pytest.mark.parametrize(
+    "name", ["operators", "peers", "layers", "steps", "issue", "reflected", "predicted"]
+)
 def test_every_table_has_its_mark_once(name):
     assert TEXT.count(f"<!-- {name} -->") == 1

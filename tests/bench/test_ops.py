@@ -9,7 +9,6 @@ import torch
 from statemix import ops as operators
 from statemix.bench import ops
 from statemix.bench.harness import Measurement, Spread
-from statemix.ops.triton import plan
 from statemix.settings import RequestError, SettingError
 
 TINY = [
@@ -53,27 +52,23 @@ def test_compiled_scan_is_offered_only_when_asked_for():
     assert names[-1] == ops.COMPILED
 
 
-def test_chunks_are_forced_forward_and_backward_and_kept_in_the_row(monkeypatch):
+def test_chunks_are_forced_by_the_backend_and_kept_in_the_row(monkeypatch):
     seen = []
 
     def scan(gates, values, *arguments, backend):
-        h, final = real(gates, values, *arguments, backend="loop")
-        seen.append(plan._forced)
-        h.requires_grad and h.register_hook(lambda gradient: seen.append(plan._forced))
-        return h, final
+        seen.append(backend)
+        return real(gates, values, *arguments, backend="loop")
 
     real = operators.bd_lru
     monkeypatch.setattr(operators, "bd_lru", scan)
     case = next(one for one in TINY if one.direction == "forward_backward")
-    listed = ops.providers(case, torch.float32, compiled=False, chunks=(0, 64))
-    for provider in listed:
+    for provider in ops.providers(case, torch.float32, compiled=False, chunks=(0, 64)):
         if provider.name in (ops.OURS, ops.chunked(0), ops.chunked(64)):
             call = provider.prepare()
             assert provider.error(call()) <= 1e-5
-            # Backward runs in the order of the calls; the reference forces nothing.
-            seen.append(provider.name)
-    calls = [one for one in seen if isinstance(one, str) or one is not None]
-    assert calls == [ops.OURS, 0, 0, ops.chunked(0), 64, 64, ops.chunked(64)]
+    assert [name for name in seen if name != "reference"] == ["cpu", "triton_0", "triton_64"]
+    for length in (0, 64):
+        operators.BACKENDS.remove(operators.in_chunks(length))
     for name, chunk in ((ops.OURS, None), (ops.chunked(0), 0), (ops.chunked(64), 64)):
         assert ops.row(case, Measurement(name, "", "skipped"), torch.float32)["chunk"] == chunk
 

@@ -1,18 +1,25 @@
 """Compile the Triton kernels ahead of time, and read from the machine code what they cost.
 
-No GPU is needed. Times are a model: bytes that must move, and instructions that must be issued.
+No GPU is needed. Times are a model (predicted.py): bytes that must move, and instructions that must
+be issued.
 """
 
+import hashlib
+import math
+import random
 import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import product, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from statemix.bench.predicted import CARRIES, KERNELS, Pass, issued_s, moved_s, problem_of
+from statemix.ops import triton
 from statemix.ops.dispatch import GIVEN
 from statemix.ops.gates import GATES
 from statemix.ops.triton import TRITON
@@ -27,7 +34,6 @@ from statemix.ops.triton.plan import (
 )
 from statemix.settings import RequestError, SettingError
 
-KERNELS = ("local_forward", "local_backward", "chunk_forward", "chunk_backward", "carries")
 OPERATORS = tuple(TRITON.kernels)
 # Target -> backend, architecture and threads of a warp, as Triton calls them.
 TARGETS: dict[str, tuple[str, int | str, int]] = {
@@ -38,11 +44,6 @@ TARGETS: dict[str, tuple[str, int | str, int]] = {
 }
 _POINTERS = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32", "float64": "*fp64"}
 _BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
-# An H200: assumed bytes per second of a copy, and lanes of instructions issued per second (132
-# processors of 128 lanes at 1.755 GHz).
-_BYTES_PER_S = 4.3e12
-_LANES_PER_S = 132 * 128 * 1.755e9
-
 # Arguments by what they are; the others are integers.
 _ELEMENTS = ("gates", "values", "states", "d_states", "d_gates", "d_values")
 _STATES = (
@@ -54,6 +55,15 @@ _PLACES = ("sequences", "positions", "ends", "restarts")
 _ANY = ("T", "num_rows", "num_chunks", "num_maps", "maps_of_row", "chunk")
 # Sequences, and their steps, of a problem that is large enough for every tile.
 _ROWS, _STEPS = 1024, 1024
+# Units whose largest powers of two, up to 16, are 16, 8, 4, 2 and 1.
+_WIDTHS = (192, 200, 196, 194, 191)
+
+
+def sources() -> str:
+    """Return a digest of the sources of the kernels and of what cuts problems for them."""
+    folder = Path(triton.__file__).parent
+    files = [folder / "plan.py", *sorted((folder / "kernels").glob("*.py"))]
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
 def families_of(operator: str) -> tuple[str, ...]:
@@ -70,7 +80,7 @@ class Variant:
 
     Attributes:
         operator: "block" or "lag".
-        kernel: name of the kernel.
+        kernel: name of the kernel; "carries_back" is "carries" in reverse.
         size: m.
         dtype: name of the dtype of gates.
         gate: gate family, one that the operator has.
@@ -108,8 +118,8 @@ class Variant:
 
     @property
     def gates(self) -> int:
-        """Gates of a step of a lane; for "carries", entries of the map of a chunk."""
-        if self.kernel == "carries":
+        """Gates of a step of a lane; for carries, entries of the map of a chunk."""
+        if self.kernel in CARRIES:
             return (self.size + 1) * self.size
         return (self.size + 1) * (self.size if self.operator == "block" else 1)
 
@@ -133,8 +143,8 @@ class Variant:
 
     @property
     def moved(self) -> int:
-        """Bytes that a step of a lane must read and write; for "carries", those of a chunk."""
-        if self.kernel == "carries":
+        """Bytes that a step of a lane must read and write; for carries, those of a chunk."""
+        if self.kernel in CARRIES:
             return self.state_bytes * (self.gates + self.size)
         gates, states = {
             "local_forward": (1, 2),
@@ -162,6 +172,9 @@ class Compiled(NamedTuple):
         instructions: instructions of a step, per gate and lane, over all columns of maps; None if
             the target is not NVIDIA's.
         issue: time to issue them over the time to move the bytes, on an H200; None likewise.
+        roofline_us: time to move the bytes of a pass over the problem of predicted.py, on an H200.
+        predicted_us: the longer one of that and of the time to issue its instructions; None if the
+            target is not NVIDIA's.
         seconds: time to compile.
     """
 
@@ -172,7 +185,57 @@ class Compiled(NamedTuple):
     store: int | None
     instructions: float | None
     issue: float | None
+    roofline_us: float
+    predicted_us: float | None
     seconds: float
+
+
+def configurations() -> Iterator[Variant]:
+    """Yield every configuration that can be chosen at m from 1 to 16.
+
+    They come in rounds: each round has each kernel, family, m and target at most once, with other
+    choices of dtype, packing, ragged chunks, temperature and width, so that a part of the list has
+    something of everything. The order is always the same.
+    """
+    kinds = product(range(1, 17), KERNELS, OPERATORS, TARGETS)
+    columns = (
+        _options(operator, kernel, size, gate, target)
+        for size, kernel, operator, target in kinds
+        for gate in (("softmax",) if kernel in CARRIES else families_of(operator))
+    )
+    for found in zip_longest(*columns):
+        yield from (variant for variant in found if variant is not None)
+
+
+def _options(operator: str, kernel: str, size: int, gate: str, target: str) -> Iterator[Variant]:
+    """Yield a kernel with all choices that make another one of it, in an order of its own."""
+    choices = list(
+        product(
+            ("float32", "float64") if kernel in CARRIES else _POINTERS,
+            (False, True),
+            (False, True) if kernel in ("local_forward", "chunk_backward") else (False,),
+            (False,) if kernel in CARRIES or gate == GIVEN else (True, False),
+            _WIDTHS[:1] if kernel in CARRIES else _WIDTHS,
+        )
+    )
+    random.Random(f"{operator} {kernel} {size} {gate} {target}").shuffle(choices)
+    for dtype, packed, ragged, tempered, width in choices:
+        yield Variant(
+            operator, kernel, size, dtype, gate, target,
+            packed=packed, ragged=ragged, tempered=tempered, width=width,
+        )  # fmt: skip
+
+
+def spill_limit(variant: Variant) -> float:
+    """Return how many bytes of registers a variant is known to spill at most on sm_90.
+
+    In float64, the local scans backward of large blocks have more numbers in registers than fit,
+    even with one lane of a thread. Packed sequences, and widths that are no multiples of 16, take
+    some registers more for addresses.
+    """
+    if (variant.dtype, variant.kernel) == ("float64", "local_backward") and variant.size > 8:
+        return math.inf
+    return 16 if variant.packed or variant.width % 16 else 0
 
 
 def check_compiler() -> None:
@@ -206,7 +269,7 @@ def compiled(variant: Variant) -> Compiled:
     module, shape = MODULES[name], Shape(1)
     strides = variant.strides
     align = alignment(*strides.values())
-    if variant.kernel == "carries":
+    if variant.kernel in CARRIES:
         module = carries
     else:
         full = crowded(
@@ -219,7 +282,7 @@ def compiled(variant: Variant) -> Compiled:
         shape = shape_of(
             name, variant.kernel, variant.size, variant.state_bytes, align=align, crowded=full
         )
-    function = getattr(module, variant.kernel)
+    function = getattr(module, variant.kernel.removesuffix("_back"))
     tile = tile_of(_ROWS, variant.width, shape.lanes)
     constants = {
         "M": variant.size,
@@ -233,7 +296,7 @@ def compiled(variant: Variant) -> Compiled:
         "PACKED": variant.packed,
         "TEMPERED": variant.tempered,
         "ALIGN": align,
-        "REVERSE": False,
+        "REVERSE": variant.kernel == "carries_back",
     }
     if variant.kernel.startswith("chunk"):
         constants |= {name: size for name, size in strides.items() if not name.endswith("_b")}
@@ -255,6 +318,7 @@ def compiled(variant: Variant) -> Compiled:
         knobs.compilation.always_compile = True
         kernel = build(source, target=GPUTarget(*TARGETS[variant.target]), options=dict(OPTIONS))
     seconds = time.monotonic() - begun
+    work = _pass_of(variant)
     if "cubin" not in kernel.asm:
         text = kernel.asm["amdgcn"]
         registers, spilled = (
@@ -262,11 +326,15 @@ def compiled(variant: Variant) -> Compiled:
             for name in ("vgpr_count", "vgpr_spill_count")
         )
         shared = kernel.metadata.shared
-        return Compiled(registers, 4 * spilled, shared, None, None, None, None, seconds)
+        return Compiled(
+            *(registers, 4 * spilled, shared, None, None, None, None),
+            *(_microseconds(moved_s(work)), None, round(seconds, 2)),
+        )
     usage, code = _disassembled(kernel.asm["cubin"])
     groups = -(-(variant.size + 1) // shape.columns) if shape.columns else 1
     instructions = groups * _step(code, variant, shape.unroll) / (variant.gates * shape.lanes)
-    issue = instructions * variant.gates / _LANES_PER_S / (variant.moved / _BYTES_PER_S)
+    issued = issued_s(work, instructions * variant.gates)
+    step = Pass(1, variant.moved, 0)
     return Compiled(
         usage["REG"],
         usage["STACK"],
@@ -274,9 +342,25 @@ def compiled(variant: Variant) -> Compiled:
         _bytes_of("LDG", code),
         _bytes_of("STG", code),
         round(instructions, 2),
-        round(issue, 3),
+        round(issued_s(step, instructions * variant.gates) / moved_s(step), 3),
+        _microseconds(moved_s(work)),
+        _microseconds(max(moved_s(work), issued)),
         round(seconds, 2),
     )
+
+
+def _pass_of(variant: Variant) -> Pass:
+    problem = problem_of(variant.operator, variant.size)
+    if variant.kernel in CARRIES:
+        return Pass(problem.maps, variant.moved, 0)
+    if variant.kernel.startswith("chunk"):
+        of_map = variant.state_bytes * variant.size * (variant.size + 1)
+        return Pass(problem.maps * problem.chunk, variant.moved, problem.maps * of_map)
+    return Pass(problem.steps, variant.moved, 0)
+
+
+def _microseconds(seconds: float) -> float:
+    return round(1e6 * seconds, 2)
 
 
 def _kind(name: str, variant: Variant, constants: dict[str, Any]) -> str:

@@ -14,7 +14,6 @@ from statemix.bench.devices import DeviceName
 from statemix.bench.harness import Measurement, Provider, Spread
 from statemix.memory import gigabytes
 from statemix.ops.gates import check_gate
-from statemix.ops.triton.plan import forced_chunk
 from statemix.settings import RequestError
 
 Recurrence = Literal["bd_lru", "h_lru"]
@@ -228,13 +227,7 @@ def providers(
         return _call(case.direction, _operator(case, _KERNELS[device]), *problem())
 
     def forced(chunk: int) -> Callable[[], Sequence[Tensor]]:
-        run = ours()
-
-        def call() -> Sequence[Tensor]:
-            with forced_chunk(chunk):
-                return run()
-
-        return call
+        return _call(case.direction, _operator(case, ops.in_chunks(chunk)), *problem())
 
     def loop() -> Callable[[], Sequence[Tensor]]:
         return _call(case.direction, _operator(case, "loop"), *problem())

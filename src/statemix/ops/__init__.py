@@ -20,7 +20,7 @@ from statemix.ops.lag import REALIZATIONS, h_lru, h_lru_step, lag_scan, lag_step
 from statemix.ops.loop import LOOP
 from statemix.ops.reference import REFERENCE
 from statemix.ops.sequence_parallel import sequence_parallel
-from statemix.ops.triton import TRITON
+from statemix.ops.triton import TRITON, in_chunks
 
 __all__ = [
     "BACKENDS",
@@ -38,6 +38,7 @@ __all__ = [
     "default_backend",
     "h_lru",
     "h_lru_step",
+    "in_chunks",
     "lag_scan",
     "lag_step",
     "normalize",

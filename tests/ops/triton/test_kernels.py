@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from statemix import ops
 from statemix.ops.backends import reason_of
-from statemix.ops.triton.plan import forced_chunk
 
 pytestmark = pytest.mark.skipif(reason_of("triton") is not None, reason=str(reason_of("triton")))
 
@@ -39,8 +38,7 @@ def outcomes(p, gate="softmax", *, chunk=0, dtype=torch.float32, temperature=Non
         },
         cu_seqlens=None if rounded.cu_seqlens is None else rounded.cu_seqlens.to(DEVICE),
     )
-    with forced_chunk(chunk):
-        actual = moved.outcome(gate, temperature=temperature, backend="triton")
+    actual = moved.outcome(gate, temperature=temperature, backend=ops.in_chunks(chunk))
     return {name: tensor.cpu() for name, tensor in actual.items()}, expected
 
 

@@ -1,12 +1,17 @@
 """How a problem is cut for the Triton kernels."""
 
-import pytest
+import os
+from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+import torch
+
+from statemix import ops
+from statemix.ops.backends import reason_of
 from statemix.ops.triton.plan import (
     alignment,
     chunk_of,
     crowded,
-    forced_chunk,
     shape_of,
     tile_of,
 )
@@ -23,12 +28,14 @@ from statemix.ops.triton.plan import (
         (2048, 1536, 16, 64),
         # Nothing divides a prime. A multiple of 8 can be unrolled.
         (2039, 1536, 4, 88),
-        # Two would cost as much as they bring, with large blocks five.
-        (2048, 17_000, 4, 2048),
-        (2048, 17_000, 8, 2048),
-        (2048, 11_000, 8, 512),
-        (2048, 7_000, 9, 2048),
-        (2048, 5_000, 16, 256),
+        # Chunks take 1.7 times as long as one pass on a full device, large blocks 3 or 4.
+        (2048, 20_000, 4, 2048),
+        (2048, 20_000, 8, 2048),
+        (2048, 19_999, 8, 1024),
+        (2048, 11_334, 9, 2048),
+        (2048, 11_333, 12, 512),
+        (2048, 8_500, 16, 2048),
+        (2048, 8_499, 13, 256),
         (2048, 1, 17, 2048),
         # No chunk is shorter than 16 steps, and few steps are one chunk.
         (1024, 10, 4, 16),
@@ -42,18 +49,37 @@ def test_chunks_make_up_for_missing_lanes(length, lanes, size, chunk):
     assert chunk_of(length, lanes, size) == chunk
 
 
-def test_the_rule_can_be_overruled():
-    with forced_chunk(10):
-        assert chunk_of(2048, 10**6, 4) == 10
-        assert chunk_of(7, 1, 4) == 7
-        with forced_chunk(0):
-            assert chunk_of(2048, 1, 4) == 2048
-        with forced_chunk(None):
-            assert chunk_of(2048, 1536, 4) == 64
-        assert chunk_of(2048, 10**6, 4) == 10
-    assert chunk_of(2048, 10**6, 4) == 2048
-    with pytest.raises(ValueError, match="length must be at least 0, got -1"), forced_chunk(-1):
-        pass
+def test_a_backend_in_chunks_is_registered_once():
+    name = ops.in_chunks(7)
+    assert (name, ops.in_chunks(7)) == ("triton_7", "triton_7")
+    backend, rule = ops.BACKENDS[name], ops.BACKENDS["triton"]
+    assert backend.kernels.keys() == rule.kernels.keys()
+    assert (backend.devices, backend.families) == (rule.devices, rule.families)
+    assert not backend.automatic
+    ops.BACKENDS.remove(name)
+    with pytest.raises(ValueError, match="length must be at least 0, got -1"):
+        ops.in_chunks(-1)
+
+
+@pytest.mark.skipif(reason_of("triton") is not None, reason=str(reason_of("triton")))
+@pytest.mark.parametrize(
+    ("backend", "chunked"), [("triton", False), ("triton_0", False), ("triton_3", True)]
+)
+def test_a_backward_cuts_time_as_its_forward_did_wherever_it_runs(monkeypatch, backend, chunked):
+    """The forward is over, and the backward runs in another thread."""
+    from statemix.ops.triton.launch import _Problem
+
+    launched, cut = [], _Problem.cut_maps
+    monkeypatch.setattr(
+        _Problem, "cut_maps", lambda self, kernel: launched.append(kernel) or cut(self, kernel)
+    )
+    assert backend in ("triton", ops.in_chunks(0), ops.in_chunks(3))
+    device = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+    gates = torch.randn(1, 5, 2, 1, 2, device=device, requires_grad=True)
+    states, _ = ops.bd_lru(gates, torch.randn(1, 5, 2, 1, device=device), backend=backend)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(states.sum().backward).result()
+    assert launched == (["chunk_forward", "chunk_backward"] if chunked else [])
 
 
 @pytest.mark.parametrize(
@@ -88,10 +114,12 @@ def test_threads_hold_less_of_larger_problems():
             assert lanes == sorted(lanes, reverse=True)
             for m, shape in enumerate(shapes, 1):
                 assert shape.columns <= m + 1
-                assert (shape.columns > 0) == kernel.startswith("chunk") or m > 16
+                assert (shape.columns > 0) == kernel.startswith("chunk")
                 # Rows of a step are unrolled in equal parts.
                 assert operator == "lag" or m % shape.unroll == 0
-                assert shape_of(operator, kernel, m, 8).lanes == max(1, shape.lanes // 2)
+                # Numbers of 64 bits take the registers of twice as many.
+                twice = shape_of(operator, kernel, 2 * m, 4)
+                assert shape_of(operator, kernel, m, 8).lanes == max(1, twice.lanes // 2)
                 for align in (1, 2, 4, 8):
                     found = shape_of(operator, kernel, m, 4, align=align)
                     assert found == shape._replace(lanes=min(shape.lanes, align))
@@ -115,10 +143,12 @@ def test_neighbouring_lanes_are_one_load_if_all_strides_are_multiples(strides, a
         ("local_backward", "softmax", 2, {"packed": True}, True),
         ("local_backward", "softmax", 4, {}, True),
         ("local_backward", "relu", 2, {}, True),
-        ("chunk_forward", "relu", 4, {"packed": True}, False),
+        ("chunk_forward", "relu", 4, {}, False),
+        ("chunk_forward", "softmax", 2, {"packed": True}, True),
+        ("chunk_backward", "softmax", 2, {"ragged": True}, True),
     ],
 )
-def test_local_scans_that_keep_much_hold_fewer_lanes(kernel, gate, element_bytes, options, wanted):
+def test_kernels_that_keep_much_hold_fewer_lanes(kernel, gate, element_bytes, options, wanted):
     options = {"packed": False, "ragged": False} | options
     assert crowded(kernel, gate, element_bytes, **options) == wanted
     if wanted:

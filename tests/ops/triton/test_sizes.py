@@ -10,7 +10,6 @@ import torch
 
 from statemix import ops
 from statemix.ops.backends import reason_of
-from statemix.ops.triton.plan import forced_chunk
 
 pytestmark = pytest.mark.skipif(reason_of("triton") is not None, reason=str(reason_of("triton")))
 
@@ -43,8 +42,7 @@ def moved(p):
 
 
 def outcome(p, gate, chunk):
-    with forced_chunk(chunk):
-        found = moved(p).outcome(gate, backend="triton")
+    found = moved(p).outcome(gate, backend=ops.in_chunks(chunk))
     return {name: tensor.cpu() for name, tensor in found.items()}
 
 
@@ -122,10 +120,10 @@ def test_maps_of_every_size_equal_the_reference(problem, agree, kind, gate, size
 @pytest.mark.parametrize("chunk", [0, 3])
 def test_bounds_of_packed_sequences_are_never_read_back(problem, kind, gate, chunk):
     p = moved(problem(kind, lengths=[4, 0, 3]).to(torch.float32))
-    with forced_chunk(chunk):
-        p.outcome(gate, backend="triton")  # compiles
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            p.outcome(gate, backend="triton")
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+    backend = ops.in_chunks(chunk)
+    p.outcome(gate, backend=backend)  # compiles
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        p.outcome(gate, backend=backend)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -13,7 +13,6 @@ from statemix import ops
 from statemix.layers import BDLRU, HLRU
 from statemix.ops.backends import reason_of
 from statemix.ops.triton import TRITON
-from statemix.ops.triton.plan import forced_chunk
 
 pytestmark = pytest.mark.skipif(reason_of("triton") is not None, reason=str(reason_of("triton")))
 
@@ -36,9 +35,9 @@ def check_steps(p, identical, monkeypatch, gate="softmax", temperature=None):
     p, launches = on_device(p), []
     module = modules()["reflect" if gate == "householder" else OPERATORS[p.kind]]
     counted(monkeypatch, module, launches)
-    options = {"temperature": temperature, "backend": "triton"}
+    options = {"temperature": temperature, "backend": ops.in_chunks(0)}
     sequence = {"blocks": ops.bd_lru, "lags": ops.h_lru}[p.kind]
-    with torch.inference_mode(), forced_chunk(0):
+    with torch.inference_mode():
         expected = sequence(p.gates, p.values, gate, p.initial_state, **options)
         del launches[:]
         state, states = p.initial_state, []
@@ -128,7 +127,7 @@ def test_steps_read_any_strides(problem, identical, monkeypatch, kind, gate, ord
 
     p = on_device(p)
     state, states, expected = p.initial_state, [], []
-    with torch.inference_mode(), forced_chunk(0):
+    with torch.inference_mode():
         for g_t, v_t, g, v in zip(
             stored(p.gates), stored(p.values), p.gates.unbind(1), p.values.unbind(1), strict=True
         ):

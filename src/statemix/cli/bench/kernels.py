@@ -9,16 +9,19 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from statemix.bench import compiled
-from statemix.bench.compiled import KERNELS, OPERATORS, Compiled, Variant
+from statemix.bench.compiled import OPERATORS, Compiled, Variant
+from statemix.bench.predicted import KERNELS
 from statemix.bench.rows import append, describe_process
 from statemix.cli.bench.common import open_console, progress
 
 _REMARK = """\
-Instructions: of a step, per gate and lane, over all columns of maps. Issue: time to issue them over
-the time to move the bytes of the step, on an H200; above 1, instructions are the limit."""
+Per gate: instructions of a step, per gate and lane, over all columns of maps. Issue: time to issue
+them over the time to move the bytes of the step, on an H200; above 1, instructions are the limit.
+Bytes us: time to move the bytes of 16,384 tokens with 768 entries of state; us: the longer one of
+that and of the time to issue. Both are a model."""
 
 _COLUMNS = (
-    "m", "registers", "spilled", "shared", "load", "store", "instructions", "issue", "compile s",
+    "m", "registers", "spilled", "load", "store", "per gate", "issue", "bytes us", "us", "seconds",
 )  # fmt: skip
 
 
@@ -86,6 +89,7 @@ class Kernels:
         ]  # fmt: skip
         compiled.check_compiler()
         console, process = open_console(self.output), describe_process()
+        sources = compiled.sources()
         outcomes = []
         with progress(console, len(variants)) as start_case:
             for variant in variants:
@@ -93,7 +97,8 @@ class Kernels:
                 found = compiled.compiled(variant)
                 outcomes.append((variant, found))
                 if self.output is not None:
-                    append(self.output, [{**asdict(variant), **found._asdict()}], process)
+                    row = {**asdict(variant), **found._asdict(), "sources": sources}
+                    append(self.output, [row], process)
         for about, group in groupby(outcomes, key=lambda outcome: _about(outcome[0])):
             console.print(_table(about, group))
         console.print(_REMARK)
@@ -108,7 +113,10 @@ def _table(about: str, outcomes: Iterable[tuple[Variant, Compiled]]) -> Table:
     for name in _COLUMNS:
         table.add_column(name, justify="right")
     for variant, found in outcomes:
-        cells = (variant.size, *found)
+        shown = found._asdict()
+        # None has any so far; rows keep it.
+        del shown["shared"]
+        cells = (variant.size, *shown.values())
         texts = ("" if cell is None else f"{cell:g}" for cell in cells)
         table.add_row(variant.operator, variant.kernel, *texts)
     return table

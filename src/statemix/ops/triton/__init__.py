@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from statemix.ops.backends import Backend, Kernel, Step
+from statemix.ops.backends import BACKENDS, Backend, Kernel, Step
 
-__all__ = ["TRITON"]
+__all__ = ["TRITON", "in_chunks"]
 
 # Triton reads it when a kernel is defined.
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -30,19 +30,19 @@ def _detail() -> str:
 
 
 # Triton is imported with the first call.
-def _forward(operator: str, *arguments: Any) -> tuple[Tensor, Tensor]:
+def _forward(operator: str, chunk: int | None, *arguments: Any) -> tuple[Tensor, Tensor]:
     from statemix.ops.triton import launch
 
     # Kernels run on the current device.
     with torch.cuda.device_of(arguments[0]):  # type: ignore[no-untyped-call]
-        return launch.forward(operator, *arguments)
+        return launch.forward(operator, *arguments, chunk=chunk)
 
 
-def _backward(operator: str, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _backward(operator: str, chunk: int | None, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     from statemix.ops.triton import launch
 
     with torch.cuda.device_of(arguments[0]):  # type: ignore[no-untyped-call]
-        return launch.backward(operator, *arguments)
+        return launch.backward(operator, *arguments, chunk=chunk)
 
 
 def _prepare_step(operator: str, *arguments: Any) -> Step:
@@ -51,25 +51,54 @@ def _prepare_step(operator: str, *arguments: Any) -> Step:
     return launch.prepare_step(operator, *arguments)
 
 
-TRITON = Backend(
-    "triton",
-    kernels={
-        operator: Kernel(
-            partial(_forward, operator),
-            partial(_backward, operator),
-            partial(_prepare_step, operator),
-        )
-        for operator in ("block", "lag")
-    },
-    devices=("cuda", "cpu") if _INTERPRETED else ("cuda",),
-    dtypes=(torch.float32, torch.float64, torch.bfloat16, torch.float16),
-    families=("softmax", "sigmoid", "relu", "signed", "tanh", "none", "householder"),
-    unavailable=_unavailable,
-    detail=_detail,
-    # Not before a GPU has run them: so far they are tested in Triton's interpreter.
-    automatic=False,
-    # Chunks round otherwise than steps do.
-    stepwise=False,
-    narrow=True,
-)
+def _backend(name: str, chunk: int | None) -> Backend:
+    return Backend(
+        name,
+        kernels={
+            operator: Kernel(
+                partial(_forward, operator, chunk),
+                partial(_backward, operator, chunk),
+                partial(_prepare_step, operator),
+            )
+            for operator in ("block", "lag")
+        },
+        devices=("cuda", "cpu") if _INTERPRETED else ("cuda",),
+        dtypes=(torch.float32, torch.float64, torch.bfloat16, torch.float16),
+        families=("softmax", "sigmoid", "relu", "signed", "tanh", "none", "householder"),
+        unavailable=_unavailable,
+        detail=_detail,
+        # Not before a GPU has run them: so far they are tested in Triton's interpreter.
+        automatic=False,
+        # Chunks round otherwise than steps do.
+        stepwise=False,
+        narrow=True,
+    )
+
+
+TRITON = _backend("triton", None)
 """Fused kernels for GPUs, to be asked for by name."""
+
+
+def in_chunks(length: int) -> str:
+    """Return the name of backend "triton" with time cut into chunks of one length.
+
+    The backend is registered at the first call. As its name carries the choice, a backward pass
+    cuts time as its forward did, wherever it runs.
+
+    Args:
+        length: steps of a chunk, whatever the rule of backend "triton" says; 0 means one chunk.
+
+    Raises:
+        ValueError: if it is negative.
+
+    Example:
+        >>> in_chunks(64)
+        'triton_64'
+        >>> BACKENDS.remove("triton_64")
+    """
+    if length < 0:
+        raise ValueError(f"length must be at least 0, got {length}")
+    name = f"{TRITON.name}_{length}"
+    if name not in BACKENDS:
+        BACKENDS.register(_backend(name, length))
+    return name

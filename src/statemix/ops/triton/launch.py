@@ -49,10 +49,13 @@ def forward(
     cu_seqlens: Tensor | None,
     gate: str,
     temperature: Tensor | None,
+    *,
+    chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return states, in the dtype of the values, and final state.
 
     Shapes, dtypes and the recurrences are those of :func:`statemix.ops.registered.scan_forward`.
+    ``chunk`` is the steps of a chunk, 0 for one chunk, or None for what the rule says.
     """
     gates, values = _ordered(gates), _ordered(values)
     initial = dense(initial_state, STATE_BLOCK_AXIS)
@@ -60,7 +63,7 @@ def forward(
     if not values.numel():
         return states, final
     strides = (*_strides(gates, 2), *_strides(values, 1))
-    problem = _Problem.of(operator, values, initial, cu_seqlens, gate, temperature, strides)
+    problem = _Problem.of(operator, values, initial, cu_seqlens, gate, temperature, strides, chunk)
     entering = initial
     if problem.num_chunks > 1:
         cut = problem.cut_maps("chunk_forward")
@@ -99,11 +102,13 @@ def backward(
     cu_seqlens: Tensor | None,
     gate: str,
     temperature: Tensor | None,
+    *,
+    chunk: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of gates, values and initial state, in the dtypes of these.
 
-    Arguments are those of :func:`statemix.ops.registered.scan_backward`, and the closed form is
-    that of ``docs/kernels.md``.
+    Arguments are those of :func:`statemix.ops.registered.scan_backward` and :func:`forward`, and
+    the closed form is that of ``docs/kernels.md``.
     """
     gates, values, d_states = _ordered(gates), _ordered(values), _ordered(d_states)
     # The forward wrote the states densely, but vmap may have permuted them.
@@ -117,7 +122,7 @@ def backward(
         _strides(gates, 2), _strides(values, 1), _strides(d_states, 1)
     )  # fmt: skip
     strides = (*of_gates, *of_values, *of_d_states)
-    problem = _Problem.of(operator, values, initial, cu_seqlens, gate, temperature, strides)
+    problem = _Problem.of(operator, values, initial, cu_seqlens, gate, temperature, strides, chunk)
     leaving = d_final
     if problem.num_chunks > 1:
         cut = problem.cut_maps("chunk_backward")
@@ -162,7 +167,7 @@ def prepare_step(operator: str, gates: Tensor, values: Tensor, state: Tensor, ga
     copied = any(one is not other for one, other in zip(ordered, given, strict=True))
     sequence = gates.unsqueeze(1), values.unsqueeze(1)
     strides = (*_strides(sequence[0], 2), *_strides(sequence[1], 1))
-    problem = _Problem.of(operator, sequence[1], state, None, gate, None, strides)
+    problem = _Problem.of(operator, sequence[1], state, None, gate, None, strides, None)
     cut = problem.cut("local_forward")
     launch = problem.kernels.local_forward[cut.grid]
     numbers = (*problem.sizes, *strides)
@@ -241,8 +246,12 @@ class _Problem(NamedTuple):
         gate: str,
         temperature: Tensor | None,
         strides: tuple[int, ...],
+        forced: int | None,
     ) -> "_Problem":
-        """Cut a problem of at least one step, whose arguments have these strides."""
+        """Cut a problem of at least one step, whose arguments have these strides.
+
+        ``forced`` is the steps of a chunk, as in :func:`forward`.
+        """
         (B, T, H), m = values.shape[:3], initial_state.shape[-1]
         places = (initial_state,) * 3
         if cu_seqlens is not None:
@@ -259,7 +268,7 @@ class _Problem(NamedTuple):
             "TEMPERED": temperature is not None,
         }
         tau = initial_state if temperature is None else temperature
-        chunk = chunk_of(T, B * H, m)
+        chunk = chunk_of(T, B * H, m) if forced is None else min(forced, T) or T
         name, align = kernels_of(operator, gate), alignment(H, *strides)
         dtypes = values.dtype, initial_state.dtype
         return cls(name, B, T, H, m, *dtypes, chunk, align, options, tau, places)

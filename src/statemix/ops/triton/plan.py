@@ -1,8 +1,6 @@
 """How a problem is cut for the Triton kernels: chunks of time, and tiles of rows and lanes."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import NamedTuple
 
@@ -10,59 +8,31 @@ from typing import NamedTuple
 # MB in flight hide the latency of an H200, and a lane has the gates of one step in flight.
 SEQUENTIAL_LANES = 34_000
 # Chunks read the gates twice, and their maps take instructions: the largest m, and how many times
-# slower than the scan all of that may be (results/bench/kernels-798e486.jsonl).
-_COSTS = ((8, 2), (16, 5))
+# slower than one pass on a full device all of that is (docs/kernels.md has the model).
+_COSTS = ((8, 1.7), (12, 3), (16, 4))
 _SHORTEST_CHUNK = 16
 # The most steps of lags that maps unroll, below.
 _MOST_UNROLLED = 8
 
-# Autograd calls the backward from threads of its own, so that no context variable would do.
-_forced: int | None = None
 
-
-@contextmanager
-def forced_chunk(length: int | None) -> Iterator[None]:
-    """Cut time into chunks of this length, whatever the rule says; 0 means one chunk.
-
-    Args:
-        length: steps of a chunk; None gives the choice back to the rule.
-
-    Raises:
-        ValueError: if it is negative.
-    """
-    global _forced
-    if length is not None and length < 0:
-        raise ValueError(f"length must be at least 0, got {length}")
-    before, _forced = _forced, length
-    try:
-        yield
-    finally:
-        _forced = before
-
-
+@cache
 def chunk_of(length: int, lanes: int, size: int) -> int:
-    """Return the steps of a chunk of a sequence.
+    """Return the steps of a chunk of a sequence, by the rule.
 
     One chunk, unless so few lanes leave the device idle for longer than chunks cost. Their number
     then makes up for the lanes; but following their maps one after another must stay short.
+    docs/kernels.md states the rule with its numbers.
 
     Args:
         length: steps T of the sequence, at least 1.
         lanes: sequences times units.
         size: m.
     """
-    if _forced is not None:
-        return min(_forced, length) or length
-    return _chosen_chunk(length, lanes, size)
-
-
-@cache
-def _chosen_chunk(length: int, lanes: int, size: int) -> int:
-    count = -(-SEQUENTIAL_LANES // lanes)
     cost = next((cost for most, cost in _COSTS if size <= most), math.inf)
     shortest = max(_SHORTEST_CHUNK, math.isqrt(length) // 4)
-    if count <= cost or length < 2 * shortest:
+    if lanes * cost >= SEQUENTIAL_LANES or length < 2 * shortest:
         return length
+    count = -(-SEQUENTIAL_LANES // lanes)
     chunk = max(-(-length // count), shortest)
     # If the last chunk is as long as the others, no step needs to ask whether it exists.
     even = (part for part in range(chunk, chunk // 2, -1) if length % part == 0)
@@ -100,7 +70,7 @@ class Shape(NamedTuple):
 
 # Lags that unroll m steps or more move nothing: a new state takes the place of the oldest.
 # Kernel -> the largest m, and what takes fewest instructions there without spilling registers on an
-# H200 (results/bench/kernels-798e486.jsonl).
+# H200 (`statemix bench kernels`).
 _SHAPES = {
     ("block", "local_forward"): ((8, Shape(8)), (16, Shape(2))),
     ("block", "local_backward"): ((4, Shape(8)), (8, Shape(4)), (15, Shape(2)), (16, Shape(1))),
@@ -108,6 +78,7 @@ _SHAPES = {
         (2, Shape(8, 3, 2)),
         (4, Shape(4, 5, 4)),
         (8, Shape(1, 9, 8)),
+        (9, Shape(1, 5, 3)),
         (14, Shape(1, 5, 2)),
         (15, Shape(1, 4, 3)),
         (16, Shape(1, 5, 2)),
@@ -116,6 +87,7 @@ _SHAPES = {
         (2, Shape(8, 3, 2)),
         (4, Shape(4, 5, 4)),
         (8, Shape(1, 9, 8)),
+        (9, Shape(1, 5, 3)),
         (16, Shape(1, 5, 2)),
     ),
     ("reflect", "local_forward"): ((9, Shape(8)), (16, Shape(4))),
@@ -162,11 +134,53 @@ _CROWDED = {
     ("reflect", "local_backward"): ((2, Shape(8)), (8, Shape(4)), (12, Shape(2)), (16, Shape(1))),
     ("lag", "local_forward"): ((4, Shape(8)), (8, Shape(4)), (16, Shape(2))),
     ("lag", "local_backward"): ((2, Shape(8)), (5, Shape(4)), (9, Shape(2)), (16, Shape(1))),
+    ("block", "chunk_forward"): (
+        (2, Shape(8, 3, 2)),
+        (4, Shape(4, 5, 4)),
+        (8, Shape(1, 9, 8)),
+        (9, Shape(1, 5, 3)),
+        (14, Shape(1, 5, 2)),
+        (16, Shape(1, 4, 3)),
+    ),
+    ("block", "chunk_backward"): (
+        (2, Shape(8, 3, 2)),
+        (4, Shape(4, 5, 4)),
+        (8, Shape(1, 9, 8)),
+        (9, Shape(1, 5, 3)),
+        (12, Shape(1, 5, 2)),
+        (16, Shape(1, 4, 2)),
+    ),
+    ("reflect", "chunk_forward"): (
+        (3, Shape(4, 4, 3)),
+        (5, Shape(4, 6, 5)),
+        (8, Shape(2, 9)),
+        (12, Shape(1, 13)),
+        (16, Shape(1, 9)),
+    ),
+    ("reflect", "chunk_backward"): (
+        (3, Shape(4, 4, 3)),
+        (5, Shape(2, 6)),
+        (8, Shape(1, 9, 2)),
+        (11, Shape(1, 6)),
+        (16, Shape(1, 6)),
+    ),
+    ("lag", "chunk_forward"): (
+        (2, Shape(8, 3, 4)),
+        (4, Shape(4, 5, 4)),
+        (8, Shape(1, 9, 2)),
+        (16, Shape(1, 4, 2)),
+    ),
+    ("lag", "chunk_backward"): (
+        (2, Shape(8, 3, 4)),
+        (4, Shape(4, 5, 4)),
+        (8, Shape(1, 9, 2)),
+        (16, Shape(1, 4, 2)),
+    ),
 }
 
 
 def crowded(kernel: str, gate: str, element_bytes: int, *, packed: bool, ragged: bool) -> bool:
-    """Return whether a local scan keeps much more in registers than the state and a row of gates.
+    """Return whether a kernel keeps much more in registers than states and a row of gates.
 
     Args:
         kernel: name of the kernel.
@@ -180,7 +194,7 @@ def crowded(kernel: str, gate: str, element_bytes: int, *, packed: bool, ragged:
         return packed or ragged or more
     if kernel == "local_backward":
         return packed or element_bytes > 2 or more
-    return False
+    return packed or ragged
 
 
 def alignment(*strides: int) -> int:
@@ -211,13 +225,16 @@ def shape_of(
         crowded: what :func:`crowded` returns.
     """
     shapes = (_CROWDED if crowded else _SHAPES)[kernels, kernel]
-    shape = next((shape for most, shape in shapes if size <= most), Shape(1, 1))
+    # A float64 takes two registers, as two numbers of a block of twice the size do.
+    registers = state_bytes // 4
+    shape = next((shape for most, shape in shapes if registers * size <= most), None)
+    if shape is None:
+        shape = Shape(1, 1 if kernel.startswith("chunk") else 0)
     columns = min(shape.columns, size + 1)
     unroll = shape.unroll
     if kernels != "lag":
         unroll = size if size <= unroll else math.gcd(size, unroll)
-    lanes = min(max(1, shape.lanes * 4 // state_bytes), align)
-    return Shape(lanes, columns, unroll)
+    return Shape(min(max(1, shape.lanes // registers), align), columns, unroll)
 
 
 def shift_of(size: int) -> int:

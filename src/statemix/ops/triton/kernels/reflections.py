@@ -14,7 +14,7 @@ not overflow either.
 import triton
 import triton.language as tl
 
-from statemix.ops.triton.kernels.rows import LOG2_E
+from statemix.ops.triton.kernels.rows import LOG2_E, reciprocal
 
 
 @triton.jit
@@ -65,7 +65,8 @@ def reflection(g, inverse, M: tl.constexpr, SHIFT: tl.constexpr):
     fourth = scale * (1.0 / inverse)
     fourth = fourth * fourth
     fourth = fourth * fourth
-    below = 1.0 / (fourth + q * q)
+    # At least 1, as q is if s is not 1.
+    below = reciprocal(fourth + q * q)
     return w, scale, 2.0 * q * below, 4.0 * (fourth - q * q) * below * below
 
 
@@ -108,7 +109,7 @@ def opening(mean, inverse):
     """Return the input gate a, and 1 - a with all its digits, from the mean of raw gates."""
     x = mean * inverse - 3.0
     e = tl.exp2(tl.abs(x) * -LOG2_E)
-    more = 1.0 / (1.0 + e)
+    more = reciprocal(1.0 + e)
     less = e * more
     return tl.where(x > 0, more, less), tl.where(x > 0, less, more)
 

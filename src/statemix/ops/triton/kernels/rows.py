@@ -56,7 +56,7 @@ def _exponential(x, inverse, SHIFT: tl.constexpr):
 
 
 @triton.jit
-def _reciprocal(x):
+def reciprocal(x):
     """Return 1 / x for a positive normal number or infinity.
 
     A root and its square are two instructions; a division takes eight, for all other numbers.
@@ -139,7 +139,7 @@ def _weight(g, top, factor, inverse, FAMILY: tl.constexpr, SHIFT: tl.constexpr):
     elif FAMILY == "sigmoid":
         # 1 / (1 + e^-g), both terms of the sum in e^-top, which is the unit of the row.
         f = _exponential(top, inverse, -SHIFT) + _exponential(top - g, inverse, -SHIFT)
-        f = _reciprocal(f)
+        f = reciprocal(f)
     elif FAMILY == "relu":
         f = _ramp(g) * (factor * UNIT)
     elif FAMILY == "signed":
@@ -190,7 +190,7 @@ def _gradient(g, f, half, common, top, factor, inverse, FAMILY: tl.constexpr, SH
         # 1 - tanh^2 = sech^2, without cancellation. The factor of the row multiplies first what it
         # does not make too large or too small.
         e = _exponential(g, inverse, 0)
-        sech = 2.0 * _finite(e) * _reciprocal(e * e + 1.0)
+        sech = 2.0 * _finite(e) * reciprocal(e * e + 1.0)
         steep = common * UNIT * tl.maximum(inverse, 1.0)
         gradient = steep * ((sech * sech * tl.minimum(inverse, 1.0)) * half)
     else:
@@ -236,7 +236,7 @@ def row_forward(g, u, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr, SHIFT:
 @triton.jit
 def _normalised(f, total, COUNT: tl.constexpr):
     """Return COUNT tiles divided by a positive normal number."""
-    share = _reciprocal(total)
+    share = reciprocal(total)
     p = ()
     for j in tl.static_range(COUNT):
         p = p + (f[j] * share,)

@@ -108,12 +108,19 @@ def test_it_checks_measures_and_prints_the_table(whole):
         "benchmarks/gpu_needs.py", "benchmarks/cold_start.py", "benchmarks/gradients.py",
         "benchmarks/long_context.py", "benchmarks/gpu_targets.py",
     ]  # fmt: skip
-    proofs, tests = (call for call in calls if "pytest" in call[:2])
-    names = [Path(word).name for word in (*proofs, *tests) if word.startswith("tests/")]
-    # What only a GPU can prove comes first.
-    assert names == ["test_steps.py", "test_sizes.py", "test_kernels.py"]
-    for word in (*proofs, *tests):
-        assert not word.startswith("tests/") or Path(SCRIPT.parents[1], word).exists()
+    tests = [call for call in calls if "pytest" in call[:2]]
+    assert [[Path(word).name for word in call if word.startswith("tests/")] for call in tests] == [
+        # What only a GPU can prove comes first.
+        ["test_steps.py", "test_sizes.py"], ["test_kernels.py"], ["test_sizes.py", "test_launch.py"]
+    ]  # fmt: skip
+    for word in (word for call in tests for word in call if word.startswith("tests/")):
+        assert Path(SCRIPT.parents[1], word).exists()
+    # Every proof is selected, and no test of sizes is left out.
+    targets = runpy.run_path(SCRIPT.with_name("gpu_targets.py"))
+    chosen, others = (call[call.index("-k") + 1] for call in (tests[0], tests[2]))
+    assert others == f"not ({chosen.removeprefix('test_steps or ')})"
+    for test, _ in targets["PROOFS"].values():
+        assert "step" in test or any(word in test for word in chosen.split(" or "))
     assert "BD-LRU m=4, forward and backward over a copy" in done.stdout
     assert done.stdout.count("not measured") > 20
     assert "all parts ran" in done.stdout
@@ -350,9 +357,8 @@ def test_random_shapes_are_counted_as_the_tests_draw_them():
     targets = runpy.run_path(SCRIPT.with_name("gpu_targets.py"))
     text = Path(SCRIPT.parents[1], "tests/ops/triton/test_kernels.py").read_text()
     (layouts,) = re.findall(r"^LAYOUTS = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL)
-    (shapes,) = re.findall(r'max_examples=\d+ if DEVICE == "cpu" else (\d+)', text)
-    assert int(shapes) == targets["_SHAPES_OF_A_TEST"]
-    assert int(shapes) * layouts.count("\n") == 200
+    (shapes,) = re.findall(r"^EXAMPLES = -\(-(\d+) // len\(LAYOUTS\)\)", text, re.MULTILINE)
+    assert int(shapes) == targets["_SHAPES_OF_A_TEST"] * layouts.count("\n") == 200
 
 
 def parameters(spec, hidden_size):

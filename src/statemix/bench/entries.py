@@ -283,7 +283,7 @@ def _check_fits(name: str, shown: str, needed: int) -> None:
 def _saved_bytes(
     name: str, spec: LayerSpec, case: Case, dtype: torch.dtype, device: BenchDevice
 ) -> float:
-    on_cpu = device.name == "cpu"
+    on_cpu = device.name != "cuda"
     # On a GPU, every size of the problem has kernels of its own: compile only those that are timed.
     one = Case(case.hidden_size, 1, min(case.length, _SAVED_TOKENS)) if on_cpu else case
     layer, (x, _) = (

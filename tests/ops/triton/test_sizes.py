@@ -47,11 +47,21 @@ def outcome(p, gate, chunk):
 
 
 @every_kernel
-@pytest.mark.parametrize("chunk", [0, 1])
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 @pytest.mark.parametrize("size", SIZES)
-def test_gradients_of_16_bits_are_near_those_of_float64(problem, kind, gate, size, dtype, chunk):
-    p = problem(kind, batch=1, length=2, size=size, gate=gate).to(dtype)
+def test_gradients_of_16_bits_are_near_those_of_float64(problem, kind, gate, size, dtype):
+    check_16_bits(problem(kind, batch=1, length=2, size=size, gate=gate).to(dtype), gate, 0)
+
+
+@every_kernel
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize("size", SIZES)
+def test_gradients_of_16_bits_in_chunks_are_as_near(problem, kind, gate, size, dtype):
+    check_16_bits(problem(kind, batch=1, length=2, size=size, gate=gate).to(dtype), gate, 1)
+
+
+def check_16_bits(p, gate, chunk):
+    size, dtype = p.initial_state.shape[-1], p.values.dtype
     found = outcome(p, gate, chunk)
     expected = p.to(torch.float64).outcome(gate, backend="reference")
     for name, bound in (
@@ -100,8 +110,7 @@ def test_coefficients_of_every_size_equal_the_reference(problem, agree, kind, si
         return dict(enumerate((*results, *torch.autograd.grad(results, leaves, cotangents))))
 
     p = problem(kind, length=5, size=size, gate="none", lengths=lengths).to(torch.float32)
-    with forced_chunk(chunk):
-        actual = found(moved(p), "triton")
+    actual = found(moved(p), ops.in_chunks(chunk))
     agree(actual, found(p.to(torch.float64), "reference"))
 
 

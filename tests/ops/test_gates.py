@@ -97,7 +97,8 @@ def test_householder_blocks_have_spectral_norm_below_one_minus_the_input_gate(si
     kept = torch.sigmoid(3 - mean)
     torch.testing.assert_close(kept, 1 - a_0[..., 0])
     error = 1e-12 + size * torch.finfo(torch.float64).eps * mean.abs()
-    assert (norms <= kept * (1 + error)).all()
+    # Below the normal numbers, digits are lost.
+    assert (norms <= kept * (1 + error) + torch.finfo(torch.float64).tiny).all()
     assert a_0.eq(a_0[..., :1]).all()
 
 

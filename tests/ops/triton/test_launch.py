@@ -14,8 +14,6 @@ import torch
 
 from statemix import ops
 from statemix.ops.layout import dense_strides
-from statemix.ops.triton import TRITON
-from statemix.ops.triton.plan import forced_chunk
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -58,13 +56,13 @@ def test_bounds_of_packed_sequences_are_not_read_back(problem, monkeypatch, kind
     """Tensors on meta have no values: copying one to the CPU, by item, tolist or an if, fails."""
     launches = []
     stubbed(monkeypatch, lambda name, *_: launches.append(name))
+    chunked = ops.BACKENDS[ops.in_chunks(chunk)]
     ops.BACKENDS.register(
-        dataclasses.replace(TRITON, name="ghost", devices=("meta",), unavailable=lambda: None)
+        dataclasses.replace(chunked, name="ghost", devices=("meta",), unavailable=lambda: None)
     )
     try:
-        with forced_chunk(chunk):
-            p = problem(kind, lengths=[4, 0, 3], gate=gate).on("meta")
-            found = p.outcome(gate, backend="ghost")
+        p = problem(kind, lengths=[4, 0, 3], gate=gate).on("meta")
+        found = p.outcome(gate, backend="ghost")
     finally:
         ops.BACKENDS.remove("ghost")
     wanted = [("chunk_forward", "carries"), ("chunk_backward", "carries")] if chunk else [(), ()]
@@ -133,13 +131,13 @@ def test_entries_beyond_the_reach_of_32_bits_are_found(
     state = torch.zeros(1, units, 2)
     operator = {"blocks": "block", "lags": "lag"}[kind]
     rest = (state, None, gate, None)
-    with forced_chunk(chunk):
-        states, final = launch.forward(operator, given["gates"], given["values"], *rest)
-        # A program may run several chunks, and nothing enters the last one.
-        states[:, -2 * chunk : -chunk] = 0
-        d_gates, d_values, _ = launch.backward(
-            operator, given["d_states"], state, given["gates"], given["values"], states, *rest
-        )
+    states, final = launch.forward(operator, given["gates"], given["values"], *rest, chunk=chunk)
+    # A program may run several chunks, and nothing enters the last one.
+    states[:, -2 * chunk : -chunk] = 0
+    cotangents = given["d_states"], state
+    d_gates, d_values, _ = launch.backward(
+        operator, *cotangents, given["gates"], given["values"], states, *rest, chunk=chunk
+    )
 
     def expected(steps, initial_state, d_final_state):
         one = {name: getattr(end, name)[:, steps].double() for name in given}
@@ -174,17 +172,17 @@ def test_programs_of_a_kernel_may_run_in_any_order(
 
     sizes = {"batch": 1, "length": 5, "blocks": 300, "size": 2, "lengths": lengths}
     p = problem(kind, gate=gate, **sizes).to(torch.float32)
-    with forced_chunk(2):
-        expected = p.outcome(gate, backend="triton")
-        set_index, many = interpreter_builder.set_grid_idx, []
+    backend = ops.in_chunks(2)
+    expected = p.outcome(gate, backend=backend)
+    set_index, many = interpreter_builder.set_grid_idx, []
 
-        def backwards(*index):
-            grid = interpreter_builder.grid_dim
-            many.append(grid != (1, 1, 1))
-            set_index(*(count - 1 - i for count, i in zip(grid, index, strict=True)))
+    def backwards(*index):
+        grid = interpreter_builder.grid_dim
+        many.append(grid != (1, 1, 1))
+        set_index(*(count - 1 - i for count, i in zip(grid, index, strict=True)))
 
-        monkeypatch.setattr(interpreter_builder, "set_grid_idx", backwards)
-        found = p.outcome(gate, backend="triton")
+    monkeypatch.setattr(interpreter_builder, "set_grid_idx", backwards)
+    found = p.outcome(gate, backend=backend)
     assert all(many)
     identical(found, expected)
 

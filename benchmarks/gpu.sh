@@ -51,6 +51,8 @@ failed=0
 for wheel in ${WHEELS:+"$WHEELS"/*.whl}; do
   "$python" -m zipfile -e "$wheel" "$scratch/packages" || exit 2
 done
+# That forgets which files are programs: the tools of Triton.
+find "$scratch" -path '*/bin/*' -type f -exec chmod +x {} +
 [ -n "${WHEELS:-}" ] && PYTHONPATH=$PYTHONPATH:$scratch/packages
 "$python" benchmarks/gpu_needs.py || exit 2
 

@@ -29,7 +29,12 @@ NEEDED = {
     "filelock": "filelock",
     "triton": "triton",
     "pytest": "pytest",
+    "pluggy": "pluggy",
+    "iniconfig": "iniconfig",
+    "packaging": "packaging",
+    "pygments": "pygments",
     "hypothesis": "hypothesis",
+    "sortedcontainers": "sortedcontainers",
 }
 # Without these it measures less: tests run one after another, and without kernels of peers.
 USED = {

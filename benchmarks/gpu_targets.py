@@ -97,9 +97,9 @@ def _text(path: Path) -> str:
 
 def card(rows: Iterable[Row]) -> str:
     """Return the words that say which card was measured, and which one the targets are for."""
-    names = ", ".join(dict.fromkeys(row["device"] for row in rows)) or "none"
-    text = f"Targets of an {_CARD}; measured: {names}"
-    if names != "none" and _CARD not in names:
+    names = list(dict.fromkeys(row["device"] for row in rows))
+    text = f"Targets of an {_CARD}; measured: {', '.join(names) or 'none'}"
+    if not all(re.search(rf"\b{_CARD}\b", name) for name in names):
         text += f"\nTimes and speeds of another card do not decide those of an {_CARD}."
     return text
 

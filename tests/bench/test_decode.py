@@ -70,7 +70,7 @@ def test_steps_of_backends_are_timed_beside_the_one_chosen(case, monkeypatch):
     monkeypatch.setattr(decode, "STEPS_PER_CALL", 3)
     asked, build = [], decode._layer
     monkeypatch.setattr(decode, "_layer", lambda *given: asked.append(given[-1]) or build(*given))
-    _, chosen, *others = decode.providers(case, backends=("loop", "reference"))
+    _, chosen, *others = decode.providers(case, backends=("loop", "reference", "loop"))
     assert [one.name for one in others] == ["statemix backend=loop", "statemix backend=reference"]
     for one, backend in zip((chosen, *others), (None, "loop", "reference"), strict=True):
         y = one.prepare()()
@@ -122,6 +122,22 @@ def test_of_many_sequences_a_call_makes_fewer_steps():
     one = Measurement("statemix", "", "measured", rounds=3, time_s=Spread(2.0, 4.0, 6.0))
     row = decode.row(many, one)
     assert row["time_s"]["p50"] == 4 / row["steps_per_call"] == 4 / many.steps_per_call
+
+
+@pytest.mark.parametrize("provider", [decode.PROJECTIONS, decode.STEP])
+def test_many_sequences_make_as_many_steps_as_their_time_is_divided_by(monkeypatch, provider):
+    case, calls, build = decode.Case("bd_lru", 256, 4, 2), [], decode._layer
+
+    def noted(*given):
+        layer = build(*given)
+        layer.out_proj.register_forward_hook(lambda *_: calls.append(1))
+        return layer
+
+    monkeypatch.setattr(decode, "_layer", noted)
+    (one,) = (one for one in decode.providers(case) if one.name == provider)
+    one.prepare()()
+    assert len(calls) == case.steps_per_call == 20
+    assert decode.Case("bd_lru", 255, 4, 2).steps_per_call == 200
 
 
 def test_gates_are_counted_as_the_layers_have_them():

@@ -14,11 +14,13 @@ import time
 import zipfile
 from collections import Counter
 from dataclasses import asdict
+from importlib import metadata
 from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
+from packaging.requirements import Requirement
 
 from statemix.bench import decode, ops
 from statemix.bench.peers import NAMES
@@ -284,10 +286,15 @@ def test_wheels_of_a_folder_are_used(tmp_path):
     wheels.mkdir()
     with zipfile.ZipFile(wheels / "toy-1.0-py3-none-any.whl", "w") as wheel:
         wheel.writestr("toy.py", "")
+        program = zipfile.ZipInfo("toys/bin/tool")
+        program.external_attr = 0o755 << 16
+        wheel.writestr(program, "")
     log = tmp_path / "path"
     show = f"""
 import importlib.util
-open({str(log)!r}, "a").write(str(importlib.util.find_spec("toy") is not None) + " ")
+toy = importlib.util.find_spec("toy")
+tool = toy and os.access(os.path.join(os.path.dirname(toy.origin), "toys/bin/tool"), os.X_OK)
+open({str(log)!r}, "a").write(str(bool(tool)) + " ")
 """
     execute(tmp_path / "run", then=show, limit=17, WHEELS=str(wheels))
     assert {*log.read_text().split()[1:]} == {"True"}
@@ -504,6 +511,15 @@ print(*(name for name in found if "site-packages" in str(getattr(found[name], "_
     # The package itself may be installed, torch brings a package, and setuptools a hook.
     foreign -= {"statemix", "torchgen", "_distutils_hack"}
     assert {"torch", "tyro", "pydantic"} < foreign <= needed.keys()
+
+
+def test_all_that_the_tests_need_is_needed():
+    needed = runpy.run_path(SCRIPT.with_name("gpu_needs.py"))["NEEDED"]
+    for package in ("pytest", "hypothesis"):
+        for line in metadata.requires(package):
+            required = Requirement(line)
+            if required.marker is None or required.marker.evaluate({"extra": ""}):
+                assert required.name.lower() in needed.values(), package
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

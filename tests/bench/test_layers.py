@@ -263,6 +263,29 @@ def test_a_layer_of_ours_that_fails_on_a_gpu_ends_no_other(monkeypatch, capsys, 
     assert "build_layer" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("most", [0, 1, 8])
+def test_a_batch_too_large_for_a_gpu_fails_no_smaller_one(monkeypatch, most):
+    monkeypatch.setattr(
+        bench_entries, "build_layer", lambda *given: build_layer(*given[:-1], "cpu")
+    )
+    monkeypatch.setattr(
+        bench_entries, "draw_problem", lambda *given: draw_problem(*given[:-1], "cpu")
+    )
+    forward = LAYERS["lstm"].forward
+
+    def short(self, x, *rest, **options):
+        if len(x) > most and not x.is_meta:
+            raise RuntimeError("CUDA out of memory")
+        return forward(self, x, *rest, **options)
+
+    monkeypatch.setattr(LAYERS["lstm"], "forward", short)
+    (entry,) = bench_entries.entries({"a": LayerSpec("lstm")}, entries.Case(4, 8, 6), F32, Gpu())
+    assert ("out of memory" in entry.failure) == (most == 0)
+    # Of all sequences, per token.
+    assert (entry.saved_bytes > 0) == (most > 0)
+    assert entry.saved_bytes < 4 * 200
+
+
 def test_a_first_forward_has_to_end_before_the_deadline():
     listed = bench_entries.entries({"a": LayerSpec("lstm")}, CASE, F32, Cpu(), Deadline(1e-9))
     assert [entry.failure for entry in listed] == [NOT_READY]

@@ -513,6 +513,8 @@ def test_the_card_is_named_that_the_targets_are_for():
     other = card([row | {"device": "NVIDIA H100 80GB HBM3"}])
     assert other.startswith("Targets of an H200; measured: NVIDIA H100 80GB HBM3\n")
     assert "do not decide those of an H200" in other
+    for device in ("NVIDIA GH200 480GB", "NVIDIA A100"):
+        assert "do not decide" in card([row, row | {"device": device}])
     assert card([]) == "Targets of an H200; measured: none"
 
 

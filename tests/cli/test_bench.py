@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from statemix.bench import memory
+from statemix.bench import decode, memory
+from statemix.bench.harness import Measurement, Spread
 from statemix.bench.ops import COPY, LOOP, OURS, PAPER
-from statemix.cli.bench import parse
+from statemix.cli.bench import common, parse
+from statemix.cli.bench import decode as decode_command
 from statemix.cli.bench.common import open_console, print_setting
 from statemix.cli.bench.layers import _short
 from statemix.layers import LAYERS
@@ -253,6 +255,47 @@ def test_steps_are_timed_against_their_projections(capsys, tmp_path, monkeypatch
         parse(["decode", "--graphs"]).run()
     with pytest.raises(RequestError, match=r"backends must be among .* got 'gpu'"):
         parse(["decode", "--backends", "gpu"]).run()
+
+
+def test_decoding_in_16_bits_says_so_everywhere(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(decode, "STEPS_PER_CALL", 5)
+    tolerances, dtypes = [], []
+    measure, build = common.measure, decode._layer
+    monkeypatch.setattr(
+        common,
+        "measure",
+        lambda *given, **options: (
+            tolerances.append(options["tolerance"]) or measure(*given, **options)
+        ),
+    )
+    monkeypatch.setattr(
+        decode,
+        "_layer",
+        lambda case, dtype, *rest: dtypes.append(dtype) or build(case, dtype, *rest),
+    )
+    path = tmp_path / "rows.jsonl"
+    words = ["--hidden-sizes", "8", "--batch-sizes", "1", "--recurrences", "bd_lru", "--peers"]
+    words += ["--dtype", "bfloat16", "--rounds", "3", "--output", str(path)]
+    parse(["decode", *words]).run()
+    kept = [json.loads(line) for line in path.read_text().splitlines()]
+    assert {row["dtype"] for row in kept} == {"bfloat16"}
+    assert {*dtypes} == {torch.bfloat16}
+    assert tolerances == [2e-2]
+    assert "device cpu, bfloat16, torch" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("batch_size", [64, 2048])
+def test_times_of_decoding_are_per_step(batch_size):
+    case = decode.Case("bd_lru", batch_size, 4, 2)
+    one = Measurement("statemix", "", "measured", rounds=3, time_s=Spread(1.0, 2.0, 3.0))
+    shown = decode_command._cells(case, one)[0]
+    assert shown == common.number_text(1e6 * 2.0 / case.steps_per_call)
+
+
+@pytest.mark.parametrize("limit", ["0", "inf", "nan", "-1"])
+def test_limits_that_are_none_are_refused(limit):
+    with pytest.raises(RequestError, match="limit_s must be positive and finite"):
+        parse(["decode", "--hidden-sizes", "8", "--rounds", "3", "--limit-s", limit]).run()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from statemix import ops
+from statemix.ops.shortcuts import is_plain
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
@@ -142,3 +143,19 @@ def test_a_temperature_given_as_a_number_is_rounded_alike_in_inference_mode(
         expected = step(*arguments, temperature=temperature)
         with torch.inference_mode():
             identical(step(*arguments, temperature=temperature), expected)
+
+
+def test_only_dense_tensors_of_torch_itself_are_plain():
+    class Sub(torch.Tensor):
+        pass
+
+    assert is_plain(torch.ones(2))
+    for other in (
+        torch.nn.Parameter(torch.ones(2)),
+        torch.ones(2).as_subclass(Sub),
+        torch.ones(2, dtype=torch.cfloat).conj(),
+        torch._neg_view(torch.ones(2)),
+        torch.ones(2).to_sparse(),
+        3,
+    ):
+        assert not is_plain(other)

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+# An alarm cannot be set much later.
+_LONGEST_S = 1e8
+
 
 class OutOfTime(BaseException):
     """The deadline has passed. Handlers of errors do not catch it."""
@@ -40,7 +43,8 @@ class Deadline:
             yield
             return
         before = signal.signal(signal.SIGALRM, _ring)
-        signal.setitimer(signal.ITIMER_REAL, left_s)
+        # Again every second, because a callback that ignores exceptions may be what it interrupts.
+        signal.setitimer(signal.ITIMER_REAL, min(left_s, _LONGEST_S), 1.0)
         try:
             yield
         finally:

@@ -127,7 +127,7 @@ def providers(
         dtype: dtype of parameters and activations.
         peers: name -> another layer, which gets the same width.
         device: where to run.
-        backends: backends whose steps are timed beside that of the one that is chosen by itself.
+        backends: backends whose steps are timed as well.
     """
 
     def projections() -> Callable[[], Tensor]:
@@ -151,7 +151,7 @@ def providers(
         Provider(PROJECTIONS, projections, note="gates, values and output, without the recurrence"),
         _steps(STEP, case, dtype, device, ours, exact, chosen),
     ]
-    for name in backends:
+    for name in dict.fromkeys(backends):
         named = partial(_layer, case, dtype, name)
         of_backend = f"{STEP} backend={name}"
         listed.append(_steps(of_backend, case, dtype, device, named, exact, f", backend {name}"))

@@ -293,8 +293,11 @@ def _saved_bytes(
     try:
         return memory.saved_bytes(lambda: layer(x), layer.parameters()) / one.num_tokens
     except (MemoryError, RuntimeError) as error:
-        if not (on_cpu and is_shortage(error)):
+        if not is_shortage(error) or (not on_cpu and case.batch_size == 1):
             raise
+        if not on_cpu:
+            # Smaller batches may be asked for, too, and each is tried by itself.
+            return _saved_bytes(name, spec, Case(case.hidden_size, 1, case.length), dtype, device)
         # The estimate counts the largest tensor alone.
         total = gigabytes(device.total_bytes())
         raise RequestError(

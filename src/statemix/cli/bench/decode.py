@@ -42,7 +42,7 @@ class Decode(MeasuredAnywhere):
     """Block sizes m of BD-LRU, orders m of H-LRU."""
 
     backends: tuple[str, ...] = ()
-    """Backends to time as well; the first line is the one that is chosen by itself."""
+    """Backends to time as well, beside the fastest of the device."""
 
     peers: tuple[LayerSpec, ...] = (LayerSpec("lstm"),)
     """Other layers of the same width, as in `statemix train --model.layers`."""

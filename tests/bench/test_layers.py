@@ -279,7 +279,8 @@ def test_a_batch_too_large_for_a_gpu_fails_no_smaller_one(monkeypatch, most):
         return forward(self, x, *rest, **options)
 
     monkeypatch.setattr(LAYERS["lstm"], "forward", short)
-    (entry,) = bench_entries.entries({"a": LayerSpec("lstm")}, bench_entries.Case(4, 8, 6), F32, Gpu())
+    case = bench_entries.Case(4, 8, 6)
+    (entry,) = bench_entries.entries({"a": LayerSpec("lstm")}, case, F32, Gpu())
     assert ("out of memory" in entry.failure) == (most == 0)
     # 5 KB per token of one sequence, and 1 KB of eight, which share what is set up.
     assert (entry.saved_bytes > 0) == (most > 0)

@@ -123,6 +123,8 @@ def test_it_checks_measures_and_prints_the_table(whole):
     assert others == f"not ({chosen.removeprefix('test_steps or ')})"
     for test, _ in targets["PROOFS"].values():
         assert "step" in test or any(word in test for word in chosen.split(" or "))
+    logs = calls[-1][calls[-1].index("--tests") + 1 :]
+    assert [log.rpartition("-")[2] for log in logs] == ["proofs.log", "tests.log"]
     assert "BD-LRU m=4, forward and backward over a copy" in done.stdout
     assert done.stdout.count("not measured") > 20
     assert "all parts ran" in done.stdout

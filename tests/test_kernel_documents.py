@@ -74,7 +74,7 @@ def test_operators_of_peers():
 
 def test_layers_beside_their_projections():
     found = {}
-    for row in rows("layers-f0bf39e"):
+    for row in rows("layers-d6aef0c"):
         part = row["ratios"].get(f"{row['provider']} projections")
         if part is not None:
             case = row["case"]
@@ -82,7 +82,7 @@ def test_layers_beside_their_projections():
             ratios = part["p50"], row["ratios"]["lstm"]["p50"]
             found[row["provider"], sizes] = [f"{ratio:.2f}" for ratio in ratios]
     shown = table("layers")
-    assert len(shown) == len(found) == 9
+    assert len(shown) == len(found) == 10
     for layer, sizes, *cells in shown:
         assert cells == found[layer.strip("`"), sizes]
 

@@ -15,8 +15,8 @@ from statemix.bench.compiled import (
     Variant,
     families_of,
     sources,
-    spill_limit,
 )
+from statemix.bench.configurations import spill_limit
 from statemix.bench.predicted import predicted
 
 ROOT = Path(__file__).parents[1]

@@ -1,6 +1,7 @@
 """Calls as CUDA graphs, with stand-ins for what only a GPU has."""
 
 import contextlib
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -34,6 +35,7 @@ def device(monkeypatch):
         captured.append("ends")
 
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(allow_tf32=True))
     for name, stand_in in {
         "get_device_name": lambda: "a GPU",
         "Stream": _Stream,
@@ -87,5 +89,6 @@ def test_a_capture_without_memory_is_not_blamed_on_graphs(device):
 
 
 def test_float32_is_float32_in_all_layers(device):
-    """cuDNN's LSTM, too, whose error would otherwise exceed the tolerance of the others."""
+    """In cuDNN's LSTM, too, whose error would otherwise exceed the tolerance of the others."""
     assert torch.backends.cudnn.allow_tf32 is False
+    assert torch.backends.cuda.matmul.allow_tf32 is False

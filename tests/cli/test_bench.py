@@ -253,7 +253,7 @@ def test_steps_are_timed_against_their_projections(capsys, tmp_path, monkeypatch
         parse(["decode", "--rounds", "0"]).run()
     with pytest.raises(RequestError, match="graphs must be used with --device cuda, got cpu"):
         parse(["decode", "--graphs"]).run()
-    with pytest.raises(RequestError, match=r"backends must be among .* got 'gpu'"):
+    with pytest.raises(RequestError, match=r"backend must be one of .* got 'gpu'"):
         parse(["decode", "--backends", "gpu"]).run()
 
 

@@ -2,7 +2,7 @@
 
 ``make test-compiled`` continues where the last run stopped, until MINUTES are over: what has been
 compiled is kept in ``build/``. It fails if a kernel does not compile, or spills more registers on
-sm_90 than :func:`statemix.bench.compiled.spill_limit` says.
+sm_90 than :func:`statemix.bench.configurations.spill_limit` says.
 """
 
 import argparse
@@ -22,10 +22,9 @@ from statemix.bench.compiled import (
     Variant,
     check_compiler,
     compiled,
-    configurations,
     sources,
-    spill_limit,
 )
+from statemix.bench.configurations import configurations, spill_limit
 
 ROWS = Path(__file__).parents[2] / "build" / "compiled.jsonl"
 

@@ -9,7 +9,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.utils.parametrize import register_parametrization
 
 from statemix import ops
-from statemix.layers import BDLRU, HLRU, gated_recurrence
+from statemix.layers import BDLRU, HLRU, pieces
 
 HIDDEN_SIZE = 6
 # Tracing an autograd.Function makes Dynamo itself instantiate the class.
@@ -426,15 +426,14 @@ def test_only_the_states_between_pieces_are_kept(build_gated):
 
 
 def test_packed_rows_are_cut_unless_their_states_are_as_many_as_tokens(build_gated):
-    x, layer, counts = tokens(1, 32), build_gated(checkpoint_every=8), []
-    for bounds in ([0, 5, 32], [*range(8), 32], [*range(9), 32]):
-        with pytest.MonkeyPatch.context() as patch:
-            pieces = []
-            run = layer._run
-            patch.setattr(layer, "_run", lambda *given: pieces.append(given) or run(*given))  # noqa: B023
+    x, layer, counted = tokens(1, 32), build_gated(checkpoint_every=8), []
+    run = layer._run
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layer, "_run", lambda *given: counted.append(given) or run(*given))
+        for bounds, count in (([0, 5, 32], 4), ([*range(8), 32], 4), ([*range(9), 32], 1)):
             layer(x, None, torch.tensor(bounds))
-        counts.append(len(pieces))
-    assert counts == [4, 4, 1]
+            assert len(counted) == count
+            counted.clear()
     states = 4 * layer.init_state(2).numel() * x.element_size()
     cut = saved(lambda x: layer(x, None, torch.tensor([0, 5, 32])), x, layer)
     assert cut <= states + 4 * 3 * 8
@@ -462,8 +461,8 @@ def test_under_transforms_nothing_is_computed_again(build_gated):
 def test_noise_is_drawn_once(monkeypatch, build_gated, training):
     """What is computed again sees the noise of the first time."""
     gradients = []
-    for run in (gated_recurrence.checkpoint, lambda function, *given, **_: function(*given)):
-        monkeypatch.setattr(gated_recurrence, "checkpoint", run)
+    for run in (pieces.checkpoint, lambda function, *given, **_: function(*given)):
+        monkeypatch.setattr(pieces, "checkpoint", run)
         layer = build_gated(checkpoint_every=3, gate_noise=0.5).train(training)
         torch.manual_seed(0)
         x = tokens(2, 7).requires_grad_()

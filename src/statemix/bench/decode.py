@@ -14,7 +14,6 @@ from statemix.bench.harness import Measurement, Provider
 from statemix.layers import BDLRU, HLRU, Layer, LayerSpec
 from statemix.layers.gated_recurrence import GatedRecurrence
 from statemix.memory import gigabytes
-from statemix.ops import BACKENDS
 from statemix.settings import RequestError
 
 Recurrence = Literal["bd_lru", "h_lru"]
@@ -89,17 +88,6 @@ def cases(
                 f"{case.hidden_size} and {case.batch_size}, which need {gigabytes(needed)}"
             )
     return listed
-
-
-def check_backends(backends: Sequence[str]) -> None:
-    """Check the names of backends.
-
-    Raises:
-        RequestError: if a name is not one of a backend.
-    """
-    unknown = [name for name in backends if name not in BACKENDS]
-    if unknown:
-        raise RequestError(f"backends must be among {list(BACKENDS)}, got {unknown[0]!r}")
 
 
 def _required_bytes(case: Case) -> int:

@@ -87,8 +87,8 @@ class Cpu(BenchDevice):
 class Cuda(BenchDevice):
     """The current GPU, whose allocator always keeps freed memory.
 
-    An LSTM of cuDNN computes float32 without TF32, as all other layers do: with TF32 its results
-    are not those of float32.
+    Matrix products and cuDNN's LSTM compute float32 without TF32, whose results are not those of
+    float32.
 
     Args:
         graphs: replay calls as CUDA graphs, which leaves out what launching kernels costs.
@@ -100,6 +100,7 @@ class Cuda(BenchDevice):
         self.graphs = graphs
         self.model = torch.cuda.get_device_name()
         torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cuda.matmul.allow_tf32 = False
 
     def waiting(self, call: Call) -> Call:
         run = _captured(call) if self.graphs else call

@@ -104,10 +104,7 @@ def predicted(rows: Iterable[Mapping[str, Any]], operator: str, size: int) -> Pr
     found = {
         row["kernel"]: row for row in rows if (row["operator"], row["size"]) == (operator, size)
     }
-    missing = {
-        f"{part}_{way}" for part in ("local", "chunk") for way in ("forward", "backward")
-    } | {"carries", "carries_back"}
-    if missing := missing - found.keys():
+    if missing := set(KERNELS) - found.keys():
         raise ValueError(f"rows must have {sorted(missing)} of {operator} at m = {size}")
     local = [row for kernel, row in found.items() if kernel.startswith("local")]
     copy_us = sum(row["roofline_us"] for row in local)

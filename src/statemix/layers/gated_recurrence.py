@@ -2,12 +2,11 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from statemix import ops
 from statemix.layers.flops import Flops
@@ -19,10 +18,10 @@ from statemix.layers.layer import (
     check_placement,
     check_sizes,
 )
+from statemix.layers.pieces import can_run_in_pieces, run_in_pieces
 from statemix.layers.state import State
 from statemix.ops.checks import FLOATING, bind, check_choice, check_floating
 from statemix.ops.decoding import projected_step
-from statemix.ops.dispatch import check_bounds
 from statemix.ops.layout import split_units
 from statemix.ops.shortcuts import is_plain
 
@@ -177,22 +176,10 @@ class GatedRecurrence(Layer):
         num_sequences = self._check_sequence(x, state, cu_seqlens)
         if state is None:
             state = self.init_state(num_sequences)
-        if self.checkpoint_every is None or not _checkpoints():
+        if self.checkpoint_every is None or not can_run_in_pieces():
             return self._run(x, state, cu_seqlens)
-        outputs = []
-        for piece, bounds in _pieces(x, cu_seqlens, self.checkpoint_every):
-            y, state = checkpoint(
-                self._run,
-                piece,
-                state,
-                bounds,
-                use_reentrant=False,
-                preserve_rng_state=self.training and self._gate_noise > 0,
-            )
-            outputs.append(y)
-            # It may be a view, which would keep the states of a whole piece.
-            state = state.clone()
-        return torch.cat(outputs, dim=1), state
+        draws = self.training and self._gate_noise > 0
+        return run_in_pieces(self._run, x, state, cu_seqlens, self.checkpoint_every, draws=draws)
 
     def check_state(self, state: State, num_sequences: int, axis: str = "B") -> None:
         sizes = {axis: num_sequences, **self._state_axes}
@@ -405,30 +392,3 @@ class GatedRecurrence(Layer):
             f"gate_noise={self.gate_noise!r}, checkpoint_every={self.checkpoint_every!r}, "
             f"backend={self.backend!r}"
         )
-
-
-def _pieces(
-    x: Tensor, cu_seqlens: Tensor | None, length: int
-) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Cut x (B, T, hidden_size) into pieces of time, with their own bounds of packed sequences.
-
-    In a piece, sequences that lie elsewhere are empty: their states pass through. A piece keeps the
-    states of all sequences, so rows of more sequences than a piece has tokens stay whole.
-    """
-    if cu_seqlens is None:
-        yield from ((piece, None) for piece in torch.split(x, length, dim=1))
-        return
-    # Those of the pieces would hide wrong ones.
-    check_bounds(cu_seqlens, x.shape[1])
-    if len(cu_seqlens) > length + 1:
-        length = x.shape[1]
-    begun = 0
-    for piece in torch.split(x, length, dim=1):
-        yield piece, (cu_seqlens - begun).clamp(0, piece.shape[1])
-        begun += length
-
-
-def _checkpoints() -> bool:
-    """Return whether PyTorch can compute again here: not in exported graphs or transforms."""
-    exporting = torch.compiler.is_exporting()
-    return not exporting and not torch._C._are_functorch_transforms_active()

@@ -19,9 +19,9 @@ from statemix.bench.compiled import (
     TARGETS,
     Variant,
     compiled,
-    configurations,
     families_of,
 )
+from statemix.bench.configurations import configurations
 from statemix.ops.triton import plan
 from statemix.settings import SettingError
 

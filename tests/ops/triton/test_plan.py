@@ -59,6 +59,9 @@ def test_a_backend_in_chunks_is_registered_once():
     ops.BACKENDS.remove(name)
     with pytest.raises(ValueError, match="length must be at least 0, got -1"):
         ops.in_chunks(-1)
+    for length in (2.0, True, "4"):
+        with pytest.raises(TypeError, match=f"length must be an int, got {length!r}"):
+            ops.in_chunks(length)
 
 
 @pytest.mark.skipif(reason_of("triton") is not None, reason=str(reason_of("triton")))

@@ -14,6 +14,7 @@ from statemix.bench.harness import Measurement
 from statemix.bench.ops import TOLERANCES
 from statemix.cli.bench.common import MeasuredAnywhere, name_of, number_text, ratio_text
 from statemix.layers import LAYERS, LayerSpec
+from statemix.ops import BACKENDS
 
 _REMARK = """\
 Every call makes many steps in inference mode; times are per step.
@@ -59,7 +60,8 @@ class Decode(MeasuredAnywhere):
             RunsFailedError: if a layer failed; the others have been measured.
         """
         self.check()
-        decode.check_backends(self.backends)
+        for name in self.backends:
+            BACKENDS.find(name)
         dtype: torch.dtype = getattr(torch, self.dtype)
         peers = {name_of(spec): spec for spec in self.peers}
         cases = decode.cases(

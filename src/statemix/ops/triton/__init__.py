@@ -89,6 +89,7 @@ def in_chunks(length: int) -> str:
         length: steps of a chunk, whatever the rule of backend "triton" says; 0 means one chunk.
 
     Raises:
+        TypeError: if it is not an int.
         ValueError: if it is negative.
 
     Example:
@@ -96,6 +97,8 @@ def in_chunks(length: int) -> str:
         'triton_64'
         >>> BACKENDS.remove("triton_64")
     """
+    if not isinstance(length, int) or isinstance(length, bool):
+        raise TypeError(f"length must be an int, got {length!r}")
     if length < 0:
         raise ValueError(f"length must be at least 0, got {length}")
     name = f"{TRITON.name}_{length}"

@@ -1,0 +1,69 @@
+"""Run a layer in pieces of time, and run each again in the backward pass instead of keeping it."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from statemix.ops.dispatch import check_bounds
+
+
+def run_in_pieces(
+    run: Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]],
+    x: Tensor,
+    state: Tensor,
+    cu_seqlens: Tensor | None,
+    length: int,
+    *,
+    draws: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return what ``run`` returns of a whole sequence, and keep only the states between pieces.
+
+    Args:
+        run: returns the output and the state after it, of x, the state before it and bounds.
+        x: shape (B, T, hidden_size).
+        state: state of each sequence, shape (N, ...).
+        cu_seqlens: bounds of N packed sequences, shape (N+1,), or None.
+        length: tokens of a piece.
+        draws: whether ``run`` draws random numbers, which must be the same when it runs again.
+
+    Raises:
+        ValueError: if ``cu_seqlens`` has wrong values.
+    """
+    outputs = []
+    for piece, bounds in _pieces(x, cu_seqlens, length):
+        y, state = checkpoint(
+            run, piece, state, bounds, use_reentrant=False, preserve_rng_state=draws
+        )
+        outputs.append(y)
+        # It may be a view, which would keep the states of a whole piece.
+        state = state.clone()
+    return torch.cat(outputs, dim=1), state
+
+
+def _pieces(
+    x: Tensor, cu_seqlens: Tensor | None, length: int
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Cut x (B, T, hidden_size) into pieces of time, with their own bounds of packed sequences.
+
+    In a piece, sequences that lie elsewhere are empty: their states pass through. A piece keeps the
+    states of all sequences, so rows of more sequences than a piece has tokens stay whole.
+    """
+    if cu_seqlens is None:
+        yield from ((piece, None) for piece in torch.split(x, length, dim=1))
+        return
+    # Those of the pieces would hide wrong ones.
+    check_bounds(cu_seqlens, x.shape[1])
+    if len(cu_seqlens) > length + 1:
+        length = x.shape[1]
+    begun = 0
+    for piece in torch.split(x, length, dim=1):
+        yield piece, (cu_seqlens - begun).clamp(0, piece.shape[1])
+        begun += length
+
+
+def can_run_in_pieces() -> bool:
+    """Return whether PyTorch can run a piece again: not in exported graphs or transforms."""
+    exporting = torch.compiler.is_exporting()
+    return not exporting and not torch._C._are_functorch_transforms_active()

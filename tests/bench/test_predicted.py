@@ -39,3 +39,5 @@ def test_a_layer_takes_its_projections_and_its_scan(operator, size, one_pass):
     # performance model: projections take 4.1 ms, and bytes of the scan 0.74 ms.
     scan = found.whole if one_pass else found.chunked
     assert found.layer == pytest.approx(16.384 / (4.107 + 0.737 * scan), rel=2e-3)
+    with pytest.raises(ValueError, match=rf"rows must have .*'carries_back'.* of {operator} at"):
+        predicted(rows[:-1], operator, size)

@@ -1,7 +1,6 @@
 """Compile the Triton kernels ahead of time, and read from the machine code what they cost.
 
-No GPU is needed. Times are a model (predicted.py): bytes that must move, and instructions that must
-be issued.
+No GPU is needed. Times are a model (predicted.py).
 """
 
 import hashlib
@@ -15,15 +14,25 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from statemix.bench.predicted import CARRIES, KERNELS, Pass, issued_s, moved_s, problem_of
+from statemix.bench.predicted import (
+    BYTES,
+    CARRIES,
+    KERNELS,
+    Code,
+    gates_of,
+    moved_s,
+    problem_of,
+    times_of,
+)
 from statemix.ops import triton
 from statemix.ops.dispatch import GIVEN
 from statemix.ops.gates import GATES
 from statemix.ops.triton import TRITON
 from statemix.ops.triton.plan import (
     Shape,
+    Tile,
+    ahead_of,
     alignment,
-    crowded,
     kernels_of,
     shape_of,
     shift_of,
@@ -41,7 +50,6 @@ TARGETS: dict[str, tuple[str, int | str, int]] = {
 }
 _POINTERS = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32", "float64": "*fp64"}
 DTYPES = tuple(_POINTERS)
-_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 # Arguments by what they are; the others are integers.
 _ELEMENTS = ("gates", "values", "states", "d_states", "d_gates", "d_values")
 _STATES = (
@@ -49,8 +57,6 @@ _STATES = (
     "outer",
 )  # fmt: skip
 _PLACES = ("sequences", "positions", "ends", "restarts")
-# Arguments of any size. The others are H and strides, whose factors Triton looks for.
-_ANY = ("T", "num_rows", "num_chunks", "num_maps", "maps_of_row", "chunk")
 # Sequences, and their steps, of a problem that is large enough for every tile.
 _ROWS, _STEPS = 1024, 1024
 
@@ -82,9 +88,12 @@ class Variant:
         gate: gate family, one that the operator has.
         target: a name in :data:`TARGETS`.
         packed: whether sequences are packed.
-        ragged: whether the last chunk is shorter than the others; the rule of plan.py avoids that.
+        ragged: whether a chunk ends before the steps that are read at once; the rule of plan.py
+            avoids that where it can.
         tempered: whether there is a temperature: layers have one, even if it is 1.
         width: units H. Loads are as wide as its powers of two allow.
+        full: whether sequences fill the device, so that a thread holds as many lanes as it can;
+            for local scans.
     """
 
     operator: str
@@ -97,6 +106,7 @@ class Variant:
     ragged: bool = False
     tempered: bool = True
     width: int = 192
+    full: bool = False
 
     def __post_init__(self) -> None:
         for name, known in (
@@ -115,14 +125,27 @@ class Variant:
     @property
     def gates(self) -> int:
         """Gates of a step of a lane; for carries, entries of the map of a chunk."""
-        if self.kernel in CARRIES:
-            return (self.size + 1) * self.size
-        return (self.size + 1) * (self.size if self.operator == "block" else 1)
+        return gates_of(self.operator, self.kernel, self.size)
 
     @property
     def entries(self) -> int:
         """Entries of the state that a step of a lane writes."""
         return self.size if self.operator == "block" else 1
+
+    @property
+    def shape(self) -> Shape:
+        """How much one thread holds."""
+        if self.kernel in CARRIES:
+            return Shape(1)
+        return shape_of(
+            kernels_of(self.operator, self.gate),
+            self.kernel,
+            self.size,
+            BYTES[self.dtype],
+            align=alignment(*self.strides.values()),
+            packed=self.packed,
+            full=self.full,
+        )
 
     @property
     def strides(self) -> dict[str, int]:
@@ -138,28 +161,19 @@ class Variant:
         return strides
 
     @property
-    def moved(self) -> int:
-        """Bytes that a step of a lane must read and write; for carries, those of a chunk."""
-        if self.kernel in CARRIES:
-            return self.state_bytes * (self.gates + self.size)
-        gates, states = {
-            "local_forward": (1, 2),
-            "local_backward": (2, 4),
-            "chunk_forward": (1, 1),
-            "chunk_backward": (1, 1),
-        }[self.kernel]
-        return _BYTES[self.dtype] * (gates * self.gates + states * self.entries)
-
-    @property
     def state_bytes(self) -> int:
         """Bytes of a number of a carried state."""
-        return max(4, _BYTES[self.dtype])
+        return max(4, BYTES[self.dtype])
 
 
 class Compiled(NamedTuple):
     """What the machine code of a variant says.
 
     Attributes:
+        lanes: lanes of a program, which is one warp.
+        steps: steps that a thread reads at once.
+        rows: rows of a step of blocks that it reads at once.
+        columns: columns of maps of a thread; 0 if it has none.
         registers: registers of a thread.
         spilled: bytes of registers that a thread keeps in memory.
         shared: bytes of shared memory of a program.
@@ -168,12 +182,17 @@ class Compiled(NamedTuple):
         instructions: instructions of a step, per gate and lane, over all columns of maps; None if
             the target is not NVIDIA's.
         issue: time to issue them over the time to move the bytes, on an H200; None likewise.
+        wait: time to wait for what is read over the time to move the bytes; None likewise.
         roofline_us: time to move the bytes of a pass over the problem of predicted.py, on an H200.
-        predicted_us: the longer one of that and of the time to issue its instructions; None if the
-            target is not NVIDIA's.
+        predicted_us: the longest of that, of the time to issue the instructions and of the time to
+            wait; None if the target is not NVIDIA's.
         seconds: time to compile.
     """
 
+    lanes: int
+    steps: int
+    rows: int
+    columns: int
     registers: int
     spilled: int
     shared: int
@@ -181,6 +200,7 @@ class Compiled(NamedTuple):
     store: int | None
     instructions: float | None
     issue: float | None
+    wait: float | None
     roofline_us: float
     predicted_us: float | None
     seconds: float
@@ -210,32 +230,23 @@ def compiled(variant: Variant) -> Compiled:
     from triton.compiler import ASTSource
 
     from statemix.ops.triton.kernels import carries
+    from statemix.ops.triton.kernels.tiles import SIZES
     from statemix.ops.triton.launch import KERNELS as MODULES
     from statemix.ops.triton.launch import OPTIONS
 
-    name = kernels_of(variant.operator, variant.gate)
-    module, shape = MODULES[name], Shape(1)
-    strides = variant.strides
-    align = alignment(*strides.values())
-    if variant.kernel in CARRIES:
-        module = carries
-    else:
-        full = crowded(
-            variant.kernel,
-            variant.gate,
-            _BYTES[variant.dtype],
-            packed=variant.packed,
-            ragged=variant.ragged,
-        )
-        shape = shape_of(
-            name, variant.kernel, variant.size, variant.state_bytes, align=align, crowded=full
-        )
-    function = getattr(module, variant.kernel.removesuffix("_back"))
+    shape, strides = variant.shape, variant.strides
+    module = MODULES[kernels_of(variant.operator, variant.gate)]
     tile = tile_of(_ROWS, variant.width, shape.lanes)
-    constants = {
+    constants: dict[str, Any] = {}
+    if variant.kernel in CARRIES:
+        module, ahead = carries, ahead_of(variant.size, variant.state_bytes)
+        tile, constants = Tile(1, ahead.lanes), ahead.options
+    function = getattr(module, variant.kernel.removesuffix("_back"))
+    constants |= {
         "M": variant.size,
+        "STEPS": shape.steps,
+        "ROWS": shape.rows,
         "COLUMNS": shape.columns,
-        "UNROLL": shape.unroll,
         "FAMILY": variant.gate,
         "SHIFT": shift_of(variant.size),
         "R": tile.rows,
@@ -243,11 +254,10 @@ def compiled(variant: Variant) -> Compiled:
         "RAGGED": variant.ragged,
         "PACKED": variant.packed,
         "TEMPERED": variant.tempered,
-        "ALIGN": align,
+        "ALIGN": alignment(*strides.values()),
         "REVERSE": variant.kernel == "carries_back",
     }
-    if variant.kernel.startswith("chunk"):
-        constants |= {name: size for name, size in strides.items() if not name.endswith("_b")}
+    constants |= {name: size for name, size in strides.items() if not name.endswith("_b")}
     names = function.arg_names
     kinds = {name: _kind(name, variant, constants) for name in names}
     source = ASTSource(
@@ -257,7 +267,7 @@ def compiled(variant: Variant) -> Compiled:
         attrs={
             (place,): [["tt.divisibility", 16]]
             for place, name in enumerate(names)
-            if name not in constants and name not in _ANY and strides.get(name, 0) % 16 == 0
+            if name not in constants and name not in SIZES and strides.get(name, 0) % 16 == 0
         },
     )
     begun = time.monotonic()
@@ -266,7 +276,9 @@ def compiled(variant: Variant) -> Compiled:
         knobs.compilation.always_compile = True
         kernel = build(source, target=GPUTarget(*TARGETS[variant.target]), options=dict(OPTIONS))
     seconds = time.monotonic() - begun
-    work = _pass_of(variant)
+    cut = (tile.rows * tile.lanes, shape.steps, shape.rows, shape.columns)
+    problem = problem_of(variant.operator, variant.size, full=variant.full)
+    bytes_s = moved_s(variant.operator, variant.kernel, variant.size, BYTES[variant.dtype], problem)
     if "cubin" not in kernel.asm:
         text = kernel.asm["amdgcn"]
         registers, spilled = (
@@ -275,36 +287,38 @@ def compiled(variant: Variant) -> Compiled:
         )
         shared = kernel.metadata.shared
         return Compiled(
-            *(registers, 4 * spilled, shared, None, None, None, None),
-            *(_microseconds(moved_s(work)), None, round(seconds, 2)),
-        )
+            *cut, registers, 4 * spilled, shared, None, None, None, None, None,
+            _microseconds(bytes_s), None, round(seconds, 2),
+        )  # fmt: skip
     usage, code = _disassembled(kernel.asm["cubin"])
     groups = -(-(variant.size + 1) // shape.columns) if shape.columns else 1
-    instructions = groups * _step(code, variant, shape.unroll) / (variant.gates * shape.lanes)
-    issued = issued_s(work, instructions * variant.gates)
-    step = Pass(1, variant.moved, 0)
+    instructions = 32 * groups * _step(code, variant) / (variant.gates * cut[0])
+    times = times_of(
+        Code(
+            variant.operator,
+            variant.kernel,
+            variant.size,
+            BYTES[variant.dtype],
+            *cut,
+            usage["REG"],
+            instructions,
+        ),
+        problem,
+    )
     return Compiled(
+        *cut,
         usage["REG"],
         usage["STACK"],
-        usage["SHARED"],
-        _bytes_of("LDG", code),
+        kernel.metadata.shared,
+        _bytes_of("LDG(?:STS)?", code),
         _bytes_of("STG", code),
         round(instructions, 2),
-        round(issued_s(step, instructions * variant.gates) / moved_s(step), 3),
-        _microseconds(moved_s(work)),
-        _microseconds(max(moved_s(work), issued)),
+        round(times.issued / times.moved, 3),
+        round(times.waited / times.moved, 3),
+        _microseconds(times.moved),
+        _microseconds(max(times)),
         round(seconds, 2),
     )
-
-
-def _pass_of(variant: Variant) -> Pass:
-    problem = problem_of(variant.operator, variant.size)
-    if variant.kernel in CARRIES:
-        return Pass(problem.maps, variant.moved, 0)
-    if variant.kernel.startswith("chunk"):
-        of_map = variant.state_bytes * variant.size * (variant.size + 1)
-        return Pass(problem.maps * problem.chunk, variant.moved, problem.maps * of_map)
-    return Pass(problem.steps, variant.moved, 0)
 
 
 def _microseconds(seconds: float) -> float:
@@ -346,16 +360,16 @@ def _run(*command: str) -> str:
 
 def _bytes_of(access: str, code: Sequence[str]) -> int:
     """Return the bytes of the most common load (LDG) or store (STG) of global memory."""
-    widths = [re.search(rf"\b{access}\.E(?:\.(\d+|U8|U16))?", line) for line in code]
+    widths = [re.search(rf"\b{access}\.E(?:\.BYPASS)?(?:\.(\d+|U8|U16))?", line) for line in code]
     bits = [(found.group(1) or "32").removeprefix("U") for found in widths if found]
     return int(max(set(bits), key=bits.count)) // 8
 
 
-def _step(code: Sequence[str], variant: Variant, unrolled: int) -> float:
-    """Return the instructions of a step of time.
+def _step(code: Sequence[str], variant: Variant) -> float:
+    """Return the instructions of a step of time; for carries, of a chunk.
 
-    For blocks, the outer loop is a step, and a round of an inner one some of its rows. For lags,
-    the only loop is some steps.
+    The outer loop is one or some steps. If it has an inner one, a round of that is some rows of a
+    block.
     """
     labels: dict[str, int] = {}
     loops: list[tuple[int, int]] = []
@@ -374,8 +388,7 @@ def _step(code: Sequence[str], variant: Variant, unrolled: int) -> float:
     loops = [loop for loop in loops if any(loop[0] <= load < loop[1] for load in loads)]
     outer = max(loops, key=lambda loop: loop[1] - loop[0])
     length = outer[1] - outer[0]
-    if variant.operator == "lag":
-        return length / unrolled
-    rounds = variant.size // unrolled
+    blocks = variant.operator == "block" and variant.kernel not in CARRIES
+    rounds = variant.size // variant.shape.rows if blocks else 1
     inner = (stop - start for start, stop in loops if outer[0] <= start < stop < outer[1])
-    return length + (rounds - 1) * sum(inner)
+    return (length + (rounds - 1) * sum(inner)) / variant.shape.steps

@@ -8,6 +8,7 @@ from itertools import product, zip_longest
 from statemix.bench.compiled import DTYPES, OPERATORS, TARGETS, Variant, families_of
 from statemix.bench.predicted import CARRIES, KERNELS
 from statemix.ops.dispatch import GIVEN
+from statemix.ops.triton.plan import FULL_SIZE
 
 # Units whose largest powers of two, up to 16, are 16, 8, 4, 2 and 1.
 _WIDTHS = (192, 200, 196, 194, 191)
@@ -32,20 +33,23 @@ def configurations() -> Iterator[Variant]:
 
 def _options(operator: str, kernel: str, size: int, gate: str, target: str) -> Iterator[Variant]:
     """Yield a kernel with all choices that make another one of it, in an order of its own."""
+    local = kernel.startswith("local")
     choices = list(
         product(
             ("float32", "float64") if kernel in CARRIES else DTYPES,
             (False, True),
-            (False, True) if kernel in ("local_forward", "chunk_backward") else (False,),
+            (False, True) if local or kernel == "chunk_backward" else (False,),
             (False,) if kernel in CARRIES or gate == GIVEN else (True, False),
             _WIDTHS[:1] if kernel in CARRIES else _WIDTHS,
+            (False, True) if local and size <= FULL_SIZE else (False,),
         )
     )
     random.Random(f"{operator} {kernel} {size} {gate} {target}").shuffle(choices)
-    for dtype, packed, ragged, tempered, width in choices:
+    for dtype, packed, ragged, tempered, width, full in choices:
         yield Variant(
             operator, kernel, size, dtype, gate, target,
             packed=packed, ragged=ragged, tempered=tempered, width=width,
+            full=full,
         )  # fmt: skip
 
 

@@ -1,79 +1,170 @@
-"""What the Triton kernels should take on an H200: a model of bytes and instructions.
+"""What the Triton kernels should take on an H200: a model of bytes, instructions and waiting.
 
-It counts bytes that must move and instructions that must be issued, as if memory and all processors
-were always busy. It does not know how long loads are waited for: no GPU has judged it.
+A kernel takes the longest of three times: that of the bytes that must move, that of the
+instructions that must be issued, and that for which its warps wait for what they read, one read
+after another. No GPU has judged it.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from statemix.ops.triton.plan import SEQUENTIAL_LANES, chunk_of
+from statemix.ops.triton.plan import ahead_of, chunk_of
 
 CARRIES = ("carries", "carries_back")
 KERNELS = ("local_forward", "local_backward", "chunk_forward", "chunk_backward", *CARRIES)
 """Local scans, the maps of chunks, and what follows the maps, forward and backward."""
 
-# Assumed bytes per second of a copy and multiplications of matrices, and lanes of instructions
-# issued per second (132 processors of 128 lanes at 1.755 GHz).
+BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+"""Bytes of a number."""
+
+# Assumed bytes per second of a copy, multiplications of matrices, and seconds of a load.
 _BYTES_PER_S = 4.3e12
 _FLOPS_PER_S = 790e12
-_LANES_PER_S = 132 * 128 * 1.755e9
+_LATENCY_S = 0.8e-6
+# Processors, each of which issues for four warps of 32 lanes at a time, has so many registers, and
+# keeps so many programs, of one warp here.
+_PROCESSORS, _SCHEDULERS, _HERTZ = 132, 4, 1.755e9
+_REGISTERS, _PROGRAMS = 65_536, 32
 # The problem: sequences, steps of each, and entries of the state. m need not divide these.
 _SEQUENCES, _STEPS, _STATE = 8, 2048, 768
+# The problem of one pass, with as many lanes as fill the device at every m.
+_MANY_SEQUENCES, _FEW_STEPS = 8192, 128
 # The layer: entries of its weights, and its width.
 _PARAMETERS, _HIDDEN_SIZE = 33_000_000, 1024
 _ELEMENT_BYTES = 2
 
 
-class Pass(NamedTuple):
-    """What a kernel does in a pass over a problem.
-
-    Attributes:
-        steps: steps of all lanes.
-        step_bytes: bytes that a step of a lane moves.
-        other_bytes: bytes that are moved besides.
-    """
-
-    steps: float
-    step_bytes: int
-    other_bytes: float
-
-
-def moved_s(work: Pass) -> float:
-    """Return the time to move the bytes of a pass."""
-    return (work.steps * work.step_bytes + work.other_bytes) / _BYTES_PER_S
-
-
-def issued_s(work: Pass, instructions: float) -> float:
-    """Return the time to issue the instructions of a pass, so many for a step of a lane."""
-    return work.steps * instructions / _LANES_PER_S
-
-
 class Problem(NamedTuple):
-    """16,384 tokens with 768 entries of state, as the rule of plan.py cuts them.
+    """A problem, as it is cut.
 
     Attributes:
+        lanes: sequences times units.
+        length: steps.
         chunk: steps of a chunk.
-        steps: steps of all lanes.
-        maps: maps of chunks of all lanes.
     """
 
+    lanes: float
+    length: int
     chunk: int
-    steps: float
-    maps: float
+
+    @property
+    def maps(self) -> int:
+        """Maps of chunks of a lane."""
+        return -(-self.length // self.chunk) - 1
 
 
-def problem_of(operator: str, size: int, state: float = _STATE) -> Problem:
-    """Return how the problem is cut.
+def problem_of(operator: str, size: int, *, full: bool = False) -> Problem:
+    """Return 16,384 tokens with 768 entries of state, as the rule of plan.py cuts them.
 
     Args:
         operator: "block" or "lag".
         size: m.
-        state: entries of the state.
+        full: return 64 times as many tokens of short sequences instead, in one pass.
     """
-    lanes = _SEQUENCES * (state / size if operator == "block" else state)
-    chunk = chunk_of(_STEPS, int(lanes), size)
-    return Problem(chunk, lanes * _STEPS, lanes * (-(-_STEPS // chunk) - 1))
+    units = _STATE / size if operator == "block" else _STATE
+    if full:
+        return Problem(_MANY_SEQUENCES * units, _FEW_STEPS, _FEW_STEPS)
+    lanes = _SEQUENCES * units
+    return Problem(lanes, _STEPS, chunk_of(_STEPS, int(lanes), size))
+
+
+class Code(NamedTuple):
+    """A kernel of an operator at one m, and what its machine code says.
+
+    Attributes:
+        operator: "block" or "lag".
+        kernel: a name in :data:`KERNELS`.
+        size: m.
+        element_bytes: bytes of a gate.
+        lanes: lanes of a program, which is one warp.
+        steps: steps that are read at once.
+        rows: rows of a step of blocks that are read at once.
+        columns: columns of maps of a thread; 0 if it has none.
+        registers: registers of a thread.
+        instructions: instructions of a step, per gate and lane, over all columns of maps.
+    """
+
+    operator: str
+    kernel: str
+    size: int
+    element_bytes: int
+    lanes: int
+    steps: int
+    rows: int
+    columns: int
+    registers: int
+    instructions: float
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> "Code":
+        """Return what a row of ``statemix bench kernels`` says, of a target of NVIDIA's."""
+        found = {name: row[name] for name in cls._fields if name in row}
+        return cls(**found, element_bytes=BYTES[row["dtype"]])
+
+
+class Times(NamedTuple):
+    """Seconds of a pass of a kernel over a problem.
+
+    Attributes:
+        moved: to move the bytes.
+        issued: to issue the instructions.
+        waited: to wait for what is read.
+    """
+
+    moved: float
+    issued: float
+    waited: float
+
+
+def gates_of(operator: str, kernel: str, size: int) -> int:
+    """Return the gates of a step of a lane; for carries, the entries of the map of a chunk."""
+    return (size + 1) * (size if operator == "block" or kernel in CARRIES else 1)
+
+
+def moved_s(operator: str, kernel: str, size: int, element_bytes: int, problem: Problem) -> float:
+    """Return the seconds in which the bytes of a pass move."""
+    gates, entries = gates_of(operator, kernel, size), size if operator == "block" else 1
+    state_bytes, maps = max(4, element_bytes), problem.lanes * problem.maps
+    if kernel in CARRIES:
+        return maps * state_bytes * (gates + size) / _BYTES_PER_S
+    of_gates, of_states = {
+        "local_forward": (1, 2),
+        "local_backward": (2, 4),
+        "chunk_forward": (1, 1),
+        "chunk_backward": (1, 1),
+    }[kernel]
+    step_bytes = element_bytes * (of_gates * gates + of_states * entries)
+    if kernel.startswith("local"):
+        return problem.lanes * problem.length * step_bytes / _BYTES_PER_S
+    map_bytes = state_bytes * size * (size + 1)
+    return maps * (problem.chunk * step_bytes + map_bytes) / _BYTES_PER_S
+
+
+def times_of(code: Code, problem: Problem) -> Times:
+    """Return what a pass of a kernel should take."""
+    gates = gates_of(code.operator, code.kernel, code.size)
+    if code.kernel in CARRIES:
+        places, steps = problem.lanes, problem.maps
+    elif code.columns:
+        places, steps = problem.lanes * problem.maps, problem.chunk
+    else:
+        places, steps = problem.lanes * (problem.maps + 1), problem.chunk
+    groups = -(-(code.size + 1) // code.columns) if code.columns else 1
+    warps = groups * places / code.lanes
+    of_warp = code.instructions * gates * code.lanes / 32 / groups / _HERTZ
+    of_processor = min(_PROGRAMS, _REGISTERS // (32 * -(-code.registers // 8) * 8))
+    turns = max(1, warps / (_PROCESSORS * of_processor))
+    if code.kernel in CARRIES:
+        ahead = ahead_of(code.size, max(4, code.element_bytes)).stages - 1
+        waited = max(_LATENCY_S / ahead, of_warp)
+    else:
+        rounds = (code.size // code.rows if code.operator == "block" else 1) / code.steps
+        waited = rounds * _LATENCY_S + of_warp
+    return Times(
+        moved_s(code.operator, code.kernel, code.size, code.element_bytes, problem),
+        warps * steps * of_warp / (_PROCESSORS * _SCHEDULERS),
+        turns * steps * waited,
+    )
 
 
 class Predicted(NamedTuple):
@@ -94,28 +185,35 @@ def predicted(rows: Iterable[Mapping[str, Any]], operator: str, size: int) -> Pr
     """Return what operator and layer should take.
 
     Args:
-        rows: rows of ``statemix bench kernels`` for one target, dtype and family.
+        rows: rows of ``statemix bench kernels`` for one target of NVIDIA's, dtype and family.
         operator: "block" or "lag".
         size: m.
 
     Raises:
         ValueError: if a kernel has no row.
     """
-    found = {
-        row["kernel"]: row for row in rows if (row["operator"], row["size"]) == (operator, size)
-    }
-    if missing := set(KERNELS) - found.keys():
+    of_size = [row for row in rows if (row["operator"], row["size"]) == (operator, size)]
+    few, full = (
+        {row["kernel"]: Code.of(row) for row in of_size if row["full"] == wanted}
+        for wanted in (False, True)
+    )
+    missing = (set(KERNELS) - few.keys()) | (set(KERNELS[:2]) - full.keys())
+    if missing:
         raise ValueError(f"rows must have {sorted(missing)} of {operator} at m = {size}")
-    local = [row for kernel, row in found.items() if kernel.startswith("local")]
-    copy_us = sum(row["roofline_us"] for row in local)
-    whole = sum(row["predicted_us"] for row in local) / copy_us
-    chunked = sum(row["predicted_us"] for row in found.values()) / copy_us
+    whole = _over_a_copy(full, problem_of(operator, size, full=True))
+    chunked = _over_a_copy(few, problem_of(operator, size))
     # A layer projects to m + 1 gates, and to and from one value, for each entry of the state.
     state = _PARAMETERS / _HIDDEN_SIZE / (size + 3)
     lanes = _SEQUENCES * state / (size if operator == "block" else 1)
-    one_chunk = chunk_of(_STEPS, int(lanes), size) == _STEPS
-    scan = whole * max(1, SEQUENTIAL_LANES / lanes) if one_chunk else chunked
+    scan = _over_a_copy(few, Problem(lanes, _STEPS, chunk_of(_STEPS, int(lanes), size)))
     tokens = _SEQUENCES * _STEPS
     scan_s = scan * 3 * _ELEMENT_BYTES * _PARAMETERS / _HIDDEN_SIZE * tokens / _BYTES_PER_S
     projections_s = 6 * _PARAMETERS * tokens / _FLOPS_PER_S
     return Predicted(whole, chunked, tokens / 1e6 / (projections_s + scan_s))
+
+
+def _over_a_copy(codes: Mapping[str, Code], problem: Problem) -> float:
+    """Return the time of all kernels that a problem needs over that of the bytes of one pass."""
+    needed = KERNELS if problem.maps else KERNELS[:2]
+    times = {kernel: times_of(codes[kernel], problem) for kernel in needed}
+    return sum(map(max, times.values())) / sum(times[kernel].moved for kernel in KERNELS[:2])

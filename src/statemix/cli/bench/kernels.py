@@ -15,13 +15,15 @@ from statemix.bench.rows import append, describe_process
 from statemix.cli.bench.common import open_console, progress
 
 _REMARK = """\
-Per gate: instructions of a step, per gate and lane, over all columns of maps. Issue: time to issue
-them over the time to move the bytes of the step, on an H200; above 1, instructions are the limit.
-Bytes us: time to move the bytes of 16,384 tokens with 768 entries of state; us: the longer one of
-that and of the time to issue. Both are a model."""
+Lanes: of a program, one warp. Steps, rows: read at once. Per gate: instructions of a step, per gate
+and lane, over all columns of maps. Issue, wait: time to issue them, and time for which warps wait
+for what they read, over the time to move the bytes, on an H200; above 1, that is the limit. Bytes
+us: time to move the bytes of 16,384 tokens with 768 entries of state; us: the longest of the three.
+With --full, there are 64 times as many tokens, in short sequences. All times are a model."""
 
 _COLUMNS = (
-    "m", "registers", "spilled", "load", "store", "per gate", "issue", "bytes us", "us", "seconds",
+    "m", "lanes", "steps", "rows", "columns", "registers", "spilled", "load", "store", "per gate",
+    "issue", "wait", "bytes us", "us", "seconds",
 )  # fmt: skip
 
 
@@ -56,13 +58,16 @@ class Kernels:
     """Compile the variants for packed sequences."""
 
     ragged: bool = False
-    """Compile the variants for a last chunk that is shorter than the others."""
+    """Compile the variants for chunks that end before the steps that are read at once."""
 
     tempered: bool = True
     """Compile the variants for gates with a temperature, as layers have them."""
 
     widths: tuple[int, ...] = (192,)
     """Units H. Loads are as wide as their powers of two allow."""
+
+    full: bool = False
+    """Compile the local scans for so many sequences that a thread holds several lanes."""
 
     output: Path | None = None
     """JSON-lines file to append a row per kernel to."""
@@ -74,17 +79,19 @@ class Kernels:
             RequestError: if a choice is unknown, Triton is not installed or interprets, or the
                 output cannot be written.
         """
+        kernels = [k for k in self.kernels if k.startswith("local") or not self.full]
         variants = [
             Variant(
                 operator, kernel, size, dtype, gate, target,
                 packed=self.packed, ragged=self.ragged, tempered=self.tempered, width=width,
+                full=self.full,
             )
             for width in self.widths
             for target in self.targets
             for dtype in self.dtypes
             for gate in self.gates
             for operator in self.operators
-            for kernel in self.kernels
+            for kernel in kernels
             for size in self.sizes
         ]  # fmt: skip
         compiled.check_compiler()
@@ -114,7 +121,7 @@ def _table(about: str, outcomes: Iterable[tuple[Variant, Compiled]]) -> Table:
         table.add_column(name, justify="right")
     for variant, found in outcomes:
         shown = found._asdict()
-        # None has any so far; rows keep it.
+        # Only what follows maps has any; rows keep it.
         del shown["shared"]
         cells = (variant.size, *shown.values())
         texts = ("" if cell is None else f"{cell:g}" for cell in cells)
@@ -124,6 +131,7 @@ def _table(about: str, outcomes: Iterable[tuple[Variant, Compiled]]) -> Table:
 
 def _about(variant: Variant) -> str:
     marks = (
+        ("many sequences", variant.full),
         ("packed", variant.packed),
         ("ragged", variant.ragged),
         ("no temperature", not variant.tempered),

@@ -21,9 +21,10 @@ from statemix.ops.triton.kernels.carries import carries
 from statemix.ops.triton.plan import (
     Shape,
     Tile,
+    ahead_of,
     alignment,
     chunk_of,
-    crowded,
+    fills,
     kernels_of,
     shape_of,
     shift_of,
@@ -85,8 +86,6 @@ def forward(
         *strides,
         **problem.options,
         **cut.options,
-        RAGGED=problem.ragged,
-        ALIGN=problem.align,
     )
     return states, final
 
@@ -135,7 +134,6 @@ def backward(
             *(*of_gates, *of_d_states),
             **problem.options,
             **cut.options,
-            RAGGED=problem.ragged,
         )
         leaving = problem.carried(maps, d_final, reverse=True)
     cut = problem.cut("local_backward")
@@ -147,7 +145,6 @@ def backward(
         *strides,
         **problem.options,
         **cut.options,
-        ALIGN=problem.align,
     )
     return d_gates, d_values, d_initial
 
@@ -171,7 +168,7 @@ def prepare_step(operator: str, gates: Tensor, values: Tensor, state: Tensor, ga
     cut = problem.cut("local_forward")
     launch = problem.kernels.local_forward[cut.grid]
     numbers = (*problem.sizes, *strides)
-    options = {**problem.options, **cut.options, "RAGGED": False, "ALIGN": problem.align}
+    options = {**problem.options, **cut.options}
     h_t_like = values.shape, dense_strides(values.shape, STATE_BLOCK_AXIS)
     state_like = state.shape, dense_strides(state.shape, STATE_BLOCK_AXIS)
     device, dtype, state_dtype = values.device, values.dtype, state.dtype
@@ -311,30 +308,33 @@ class _Problem(NamedTuple):
     def cut(self, kernel: str) -> "_Cut":
         """Cut the work of a kernel of local scans."""
         shape = self._shape(kernel)
+        steps = min(shape.steps, 1 << self.chunk.bit_length() - 1)
         tile = tile_of(self.num_rows, self.num_units, shape.lanes)
-        return _Cut(tile.grid(self.num_rows, self.num_units), _of(tile))
+        options = {**_of(tile), "STEPS": steps, "ROWS": shape.rows, "ALIGN": self.align}
+        options["RAGGED"] = self.ragged or self.chunk % steps != 0
+        return _Cut(tile.grid(self.num_rows, self.num_units), options)
 
     def cut_maps(self, kernel: str) -> "_Cut":
         """Cut the work of a kernel of maps."""
         shape = self._shape(kernel)
         tile = tile_of(self.num_maps, self.num_units, shape.lanes)
         grid = (*tile.grid(self.num_maps, self.num_units), -(-(self.m + 1) // shape.columns))
-        # Blocks unroll the rows of a step, lags the steps of a chunk.
-        rounds = self.chunk if self.name == "lag" else self.m
-        unroll = math.gcd(rounds, shape.unroll)
-        return _Cut(grid, {**_of(tile), "COLUMNS": shape.columns, "UNROLL": unroll})
+        options = {**_of(tile), "STEPS": math.gcd(self.chunk, shape.steps), "ROWS": shape.rows}
+        options |= {"COLUMNS": shape.columns, "ALIGN": self.align}
+        if kernel == "chunk_backward":
+            options["RAGGED"] = self.ragged
+        return _Cut(grid, options)
 
     def _shape(self, kernel: str) -> Shape:
-        options = self.options
-        full = crowded(
+        return shape_of(
+            self.name,
             kernel,
-            options["FAMILY"],
+            self.m,
             self.dtype.itemsize,
-            packed=options["PACKED"],
-            ragged=self.ragged,
+            align=self.align,
+            packed=self.options["PACKED"],
+            full=fills(self.num_rows * self.num_units),
         )
-        size = self.state_dtype.itemsize
-        return shape_of(self.name, kernel, self.m, size, align=self.align, crowded=full)
 
     def empty_maps(self, like: Tensor) -> Tensor:
         """Return room for the maps."""
@@ -349,14 +349,14 @@ class _Problem(NamedTuple):
             padded = torch.nn.functional.pad(there.int(), (0, -self.length % self.chunk))
             restarts = padded.view(self.num_chunks, self.chunk).amax(1)
         # If packed, the first sequence enters, and every other one where it begins.
-        tile = tile_of(self.num_sequences, self.num_units, 1)
-        carries[tile.grid(self.num_sequences, self.num_units)](
-            *(maps, outer, entering, restarts),
-            *(self.num_units, self.num_sequences, self.num_chunks),
+        ahead = ahead_of(self.m, self.state_dtype.itemsize)
+        carries[self.num_sequences, -(-self.num_units // ahead.lanes)](
+            *(maps, outer, entering, restarts, self.num_units, self.num_chunks),
             M=self.m,
             PACKED=self.options["PACKED"],
             REVERSE=reverse,
-            **_of(tile),
+            **ahead.options,
+            **OPTIONS,
         )
         return entering
 

@@ -4,15 +4,18 @@ import math
 from functools import cache
 from typing import NamedTuple
 
-# Lanes (sequences times units) from which on one thread per few lanes reads memory fast enough: 3.4
-# MB in flight hide the latency of an H200, and a lane has the gates of one step in flight.
-SEQUENTIAL_LANES = 34_000
+# Lanes (sequences times units) from which on one pass reads memory fast enough. A thread has one or
+# two, and reads a hundred gates at once before it waits: then 3.4 MB are in flight, which hide the
+# latency of an H200.
+SEQUENTIAL_LANES = 40_000
+# So many warps, three for each scheduler of an H200, keep it busy.
+_BUSY_WARPS = 1_500
 # Chunks read the gates twice, and their maps take instructions: the largest m, and how many times
 # slower than one pass on a full device all of that is (docs/kernels.md has the model).
 _COSTS = ((8, 1.7), (12, 3), (16, 4))
-_SHORTEST_CHUNK = 16
-# The most steps of lags that maps unroll, below.
-_MOST_UNROLLED = 8
+_SHORTEST_CHUNK = 32
+# Chunks are multiples of it, where nothing near divides T: threads read so many steps at once.
+_MULTIPLE = 16
 
 
 @cache
@@ -32,11 +35,13 @@ def chunk_of(length: int, lanes: int, size: int) -> int:
     shortest = max(_SHORTEST_CHUNK, math.isqrt(length) // 4)
     if lanes * cost >= SEQUENTIAL_LANES or length < 2 * shortest:
         return length
-    count = -(-SEQUENTIAL_LANES // lanes)
-    chunk = max(-(-length // count), shortest)
+    wanted = max(length * lanes / SEQUENTIAL_LANES, shortest)
     # If the last chunk is as long as the others, no step needs to ask whether it exists.
-    even = (part for part in range(chunk, chunk // 2, -1) if length % part == 0)
-    return next(even, chunk // _MOST_UNROLLED * _MOST_UNROLLED)
+    near = range(_MULTIPLE, int(1.5 * wanted) + 1, _MULTIPLE)
+    even = [part for part in near if 1.5 * part >= wanted and length % part == 0]
+    if even:
+        return min(even, key=lambda part: max(part / wanted, wanted / part))
+    return round(wanted / _MULTIPLE) * _MULTIPLE
 
 
 def kernels_of(operator: str, gate: str) -> str:
@@ -56,145 +61,163 @@ class Shape(NamedTuple):
     """How much of a problem one thread holds.
 
     Attributes:
-        lanes: neighbouring lanes, a power of two. Eight of 16 bits, or four of 32, are one load of
-            16 bytes.
+        lanes: neighbouring lanes of 16 bits, a power of two: eight are one load of 16 bytes.
+        steps: steps that are read at once. Above 1, all rows of a step are.
+        rows: rows of a step of blocks that are read at once; of lags, 1.
         columns: columns of the map of a chunk; 0 for kernels without maps.
-        unroll: for maps, rows of a step of blocks, or steps of lags, without a loop: in a loop, a
-            map moves through the registers. The compiler takes 3 seconds for a hundred gates.
     """
 
     lanes: int
+    steps: int = 1
+    rows: int = 1
     columns: int = 0
-    unroll: int = 1
 
 
-# Lags that unroll m steps or more move nothing: a new state takes the place of the oldest.
-# Kernel -> the largest m, and what takes fewest instructions there without spilling registers on an
-# H200 (`statemix bench kernels`).
+# Kernel -> the largest m, and what `statemix bench kernels` predicts to be fastest there on an H200
+# without spilling registers.
 _SHAPES = {
-    ("block", "local_forward"): ((8, Shape(8)), (16, Shape(2))),
-    ("block", "local_backward"): ((4, Shape(8)), (8, Shape(4)), (15, Shape(2)), (16, Shape(1))),
-    ("block", "chunk_forward"): (
-        (2, Shape(8, 3, 2)),
-        (4, Shape(4, 5, 4)),
-        (8, Shape(1, 9, 8)),
-        (9, Shape(1, 5, 3)),
-        (14, Shape(1, 5, 2)),
-        (15, Shape(1, 4, 3)),
-        (16, Shape(1, 5, 2)),
+    ("block", "local_forward"): (
+        (1, Shape(2, 16)),
+        (2, Shape(2, 8, 2)),
+        (3, Shape(2, 8, 3)),
+        (4, Shape(2, 2, 4)),
+        (6, Shape(1, 2, 6)),
+        (8, Shape(2, 1, 8)),
+        (9, Shape(1, 1, 9)),
+        (10, Shape(1, 1, 5)),
+        (11, Shape(1, 1, 11)),
+        (12, Shape(1, 1, 6)),
+        (13, Shape(1)),
+        (14, Shape(1, 1, 7)),
+        (15, Shape(1, 1, 5)),
+        (16, Shape(1, 1, 8)),
     ),
-    ("block", "chunk_backward"): (
-        (2, Shape(8, 3, 2)),
-        (4, Shape(4, 5, 4)),
-        (8, Shape(1, 9, 8)),
-        (9, Shape(1, 5, 3)),
-        (16, Shape(1, 5, 2)),
+    ("block", "local_backward"): (
+        (1, Shape(2, 8)),
+        (2, Shape(2, 4, 2)),
+        (3, Shape(2, 4, 3)),
+        (7, Shape(2, 1, 7)),
+        (8, Shape(1, 1, 8)),
+        (9, Shape(1, 1, 3)),
+        (11, Shape(1, 1, 5)),
+        (12, Shape(1, 1, 4)),
+        (14, Shape(1, 1, 2)),
+        (15, Shape(1, 1, 5)),
+        (16, Shape(1, 1, 4)),
     ),
-    ("reflect", "local_forward"): ((9, Shape(8)), (16, Shape(4))),
-    ("reflect", "local_backward"): ((4, Shape(8)), (9, Shape(4)), (16, Shape(2))),
-    ("reflect", "chunk_forward"): (
-        (3, Shape(8, 4, 3)),
-        (5, Shape(4, 6, 5)),
-        (6, Shape(4, 7)),
-        (8, Shape(2, 9, 2)),
-        (12, Shape(1, 13)),
-        (16, Shape(1, 9)),
+    ("block", "chunk"): (
+        (1, Shape(1, 16, 1, 2)),
+        (2, Shape(1, 8, 2, 3)),
+        (3, Shape(1, 8, 3, 4)),
+        (6, Shape(1, 2, 6, 7)),
+        (8, Shape(1, 1, 8, 9)),
+        (9, Shape(1, 1, 3, 5)),
+        (11, Shape(1, 1, 5, 5)),
+        (12, Shape(1, 1, 4, 5)),
+        (14, Shape(1, 1, 2, 5)),
+        (15, Shape(1, 1, 3, 5)),
+        (16, Shape(1, 1, 4, 5)),
     ),
-    ("reflect", "chunk_backward"): (
-        (3, Shape(8, 4, 3)),
-        (5, Shape(4, 6, 5)),
-        (6, Shape(4, 7)),
-        (8, Shape(2, 9, 2)),
-        (12, Shape(1, 13)),
-        (16, Shape(1, 9)),
+    ("lag", "local_forward"): (
+        (3, Shape(2, 16)),
+        (8, Shape(2, 8)),
+        (16, Shape(1, 4)),
     ),
-    ("lag", "local_forward"): ((8, Shape(8)), (16, Shape(4))),
-    ("lag", "local_backward"): ((4, Shape(8)), (8, Shape(4)), (15, Shape(2)), (16, Shape(1))),
-    ("lag", "chunk_forward"): (
-        (2, Shape(8, 3, 4)),
-        (4, Shape(4, 5, 4)),
-        (8, Shape(1, 9, 8)),
-        (16, Shape(1, 5, 2)),
+    ("lag", "local_backward"): (
+        (3, Shape(2, 8)),
+        (8, Shape(2, 4)),
+        (16, Shape(1, 2)),
     ),
-    ("lag", "chunk_backward"): (
-        (2, Shape(8, 3, 4)),
-        (4, Shape(4, 5, 4)),
-        (8, Shape(1, 9, 8)),
-        (15, Shape(1, 5, 2)),
-        (16, Shape(1, 4, 2)),
+    ("lag", "chunk"): (
+        (2, Shape(1, 16, 1, 3)),
+        (8, Shape(1, 8, 1, 9)),
+        (11, Shape(1, 4, 1, 6)),
+        (13, Shape(1, 4, 1, 7)),
+        (16, Shape(1, 4, 1, 6)),
     ),
+    ("reflect", "local_forward"): (
+        (1, Shape(2, 16)),
+        (2, Shape(2, 8, 2)),
+        (3, Shape(2, 8, 3)),
+        (4, Shape(2, 2, 4)),
+        (6, Shape(1, 2, 6)),
+        (8, Shape(1, 1, 8)),
+        (9, Shape(1, 1, 3)),
+        (10, Shape(1, 1, 5)),
+        (14, Shape(1, 1, 2)),
+        (15, Shape(1, 1, 3)),
+        (16, Shape(1, 1, 4)),
+    ),
+    ("reflect", "local_backward"): (
+        (1, Shape(2, 8)),
+        (2, Shape(2, 4, 2)),
+        (3, Shape(1, 4, 3)),
+        (4, Shape(2, 1, 4)),
+        (7, Shape(1, 1, 7)),
+        (8, Shape(1, 1, 4)),
+        (9, Shape(1, 1, 3)),
+        (14, Shape(1, 1, 2)),
+        (15, Shape(1, 1, 3)),
+        (16, Shape(1, 1, 2)),
+    ),
+    ("reflect", "chunk"): (
+        (1, Shape(1, 16, 1, 2)),
+        (2, Shape(1, 8, 2, 3)),
+        (3, Shape(1, 8, 3, 4)),
+        (6, Shape(1, 2, 6, 7)),
+        (8, Shape(1, 1, 8, 9)),
+        (9, Shape(1, 1, 3, 10)),
+        (12, Shape(1, 1, 2, 7)),
+        (14, Shape(1, 1, 2, 8)),
+        (16, Shape(1, 1, 1, 6)),
+    ),
+}
+# The same for local scans of so many lanes that they keep the device busy with eight for a thread;
+# above FULL_SIZE, a thread has too few registers for more lanes than above.
+FULL_SIZE = 4
+_FULL = {
+    ("block", "local_forward"): ((1, Shape(8, 4)), (2, Shape(8, 2, 2)), (4, Shape(8, 1, 4))),
+    ("block", "local_backward"): ((1, Shape(8, 4)), (2, Shape(8, 2, 2)), (4, Shape(4, 1, 4))),
+    ("lag", "local_forward"): ((2, Shape(8, 4)), (4, Shape(8, 2))),
+    ("lag", "local_backward"): ((2, Shape(8, 2)), (4, Shape(4, 2))),
+    ("reflect", "local_forward"): ((1, Shape(8, 4)), (2, Shape(8, 2, 2)), (4, Shape(8, 1, 4))),
+    ("reflect", "local_backward"): ((1, Shape(8, 2)), (2, Shape(4, 2, 2)), (4, Shape(4, 1, 4))),
 }
 
 
-# The same where :func:`crowded` holds.
-_CROWDED = {
-    ("block", "local_forward"): ((4, Shape(8)), (8, Shape(4)), (16, Shape(1))),
-    ("block", "local_backward"): ((1, Shape(8)), (6, Shape(4)), (12, Shape(2)), (16, Shape(1))),
-    ("reflect", "local_forward"): ((6, Shape(8)), (9, Shape(4)), (16, Shape(2))),
-    ("reflect", "local_backward"): ((2, Shape(8)), (8, Shape(4)), (12, Shape(2)), (16, Shape(1))),
-    ("lag", "local_forward"): ((4, Shape(8)), (8, Shape(4)), (16, Shape(2))),
-    ("lag", "local_backward"): ((2, Shape(8)), (5, Shape(4)), (9, Shape(2)), (16, Shape(1))),
-    ("block", "chunk_forward"): (
-        (2, Shape(8, 3, 2)),
-        (4, Shape(4, 5, 4)),
-        (8, Shape(1, 9, 8)),
-        (9, Shape(1, 5, 3)),
-        (14, Shape(1, 5, 2)),
-        (16, Shape(1, 4, 3)),
-    ),
-    ("block", "chunk_backward"): (
-        (2, Shape(8, 3, 2)),
-        (4, Shape(4, 5, 4)),
-        (8, Shape(1, 9, 8)),
-        (9, Shape(1, 5, 3)),
-        (12, Shape(1, 5, 2)),
-        (16, Shape(1, 4, 2)),
-    ),
-    ("reflect", "chunk_forward"): (
-        (3, Shape(4, 4, 3)),
-        (5, Shape(4, 6, 5)),
-        (8, Shape(2, 9)),
-        (12, Shape(1, 13)),
-        (16, Shape(1, 9)),
-    ),
-    ("reflect", "chunk_backward"): (
-        (3, Shape(4, 4, 3)),
-        (5, Shape(2, 6)),
-        (8, Shape(1, 9, 2)),
-        (11, Shape(1, 6)),
-        (16, Shape(1, 6)),
-    ),
-    ("lag", "chunk_forward"): (
-        (2, Shape(8, 3, 4)),
-        (4, Shape(4, 5, 4)),
-        (8, Shape(1, 9, 2)),
-        (16, Shape(1, 4, 2)),
-    ),
-    ("lag", "chunk_backward"): (
-        (2, Shape(8, 3, 4)),
-        (4, Shape(4, 5, 4)),
-        (8, Shape(1, 9, 2)),
-        (16, Shape(1, 4, 2)),
-    ),
-}
+def fills(lanes: int) -> bool:
+    """Return whether so many lanes, times chunks, keep a device busy with eight for a thread."""
+    return lanes >= 8 * 32 * _BUSY_WARPS
 
 
-def crowded(kernel: str, gate: str, element_bytes: int, *, packed: bool, ragged: bool) -> bool:
-    """Return whether a kernel keeps much more in registers than states and a row of gates.
+class Ahead(NamedTuple):
+    """How maps of chunks are followed.
 
-    Args:
-        kernel: name of the kernel.
-        gate: name of the family.
-        element_bytes: bytes of a gate.
-        packed: whether sequences are packed.
-        ragged: whether the last chunk is shorter than the others.
+    Attributes:
+        places: places for the entries of a state, a power of two.
+        lanes: lanes of a program.
+        stages: maps in flight are one fewer.
     """
-    more = gate not in ("softmax", "householder")
-    if kernel == "local_forward":
-        return packed or ragged or more
-    if kernel == "local_backward":
-        return packed or element_bytes > 2 or more
-    return packed or ragged
+
+    places: int
+    lanes: int
+    stages: int
+
+    @property
+    def options(self) -> dict[str, int]:
+        """The constant arguments of the kernel."""
+        return {"PLACES": self.places, "L": self.lanes, "STAGES": self.stages}
+
+
+def ahead_of(size: int, state_bytes: int) -> Ahead:
+    """Return how maps of blocks of size m are followed.
+
+    The maps in flight are in shared memory, of which every GPU has 48 KB for a program.
+    """
+    places = 1 << (size - 1).bit_length()
+    lanes = 32 if size <= 8 else 8
+    of_map = state_bytes * (size + 1) * places * lanes
+    return Ahead(places, lanes, 1 + max(1, min(7, 49_152 // of_map)))
 
 
 def alignment(*strides: int) -> int:
@@ -209,10 +232,11 @@ def shape_of(
     kernels: str,
     kernel: str,
     size: int,
-    state_bytes: int,
+    element_bytes: int,
     *,
     align: int = 16,
-    crowded: bool = False,
+    packed: bool = False,
+    full: bool = False,
 ) -> Shape:
     """Return how much one thread of a kernel holds.
 
@@ -220,21 +244,29 @@ def shape_of(
         kernels: "block", "lag" or "reflect", from :func:`kernels_of`.
         kernel: name of the kernel.
         size: m. Above 16, registers spill.
-        state_bytes: bytes of a number of the state.
+        element_bytes: bytes of a gate.
         align: what :func:`alignment` returns. Lanes that several loads read take more registers.
-        crowded: what :func:`crowded` returns.
+        packed: whether sequences are packed: then each step takes more code and registers.
+        full: what :func:`fills` returns.
     """
-    shapes = (_CROWDED if crowded else _SHAPES)[kernels, kernel]
-    # A float64 takes two registers, as two numbers of a block of twice the size do.
-    registers = state_bytes // 4
+    maps = kernel.startswith("chunk")
+    shapes = _SHAPES[kernels, "chunk" if maps else kernel]
+    if full and not maps:
+        shapes = _FULL[kernels, kernel] + shapes
+    # A state in float64 takes two registers, as two numbers of a block of twice the size do.
+    registers = max(1, element_bytes // 4)
     shape = next((shape for most, shape in shapes if registers * size <= most), None)
     if shape is None:
-        shape = Shape(1, 1 if kernel.startswith("chunk") else 0)
-    columns = min(shape.columns, size + 1)
-    unroll = shape.unroll
+        shape = Shape(1, columns=1 if maps else 0)
+    lanes, steps, rows, columns = shape
+    if packed:
+        steps = min(steps, 2 if kernels == "lag" and maps and size > 4 else 4)
+        columns = columns if size <= 12 else min(columns, 4)
     if kernels != "lag":
-        unroll = size if size <= unroll else math.gcd(size, unroll)
-    return Shape(min(max(1, shape.lanes // registers), align), columns, unroll)
+        rows = size if size <= rows else math.gcd(size, rows)
+    return Shape(
+        min(max(1, 2 * lanes // element_bytes), align), steps, rows, min(columns, size + 1)
+    )
 
 
 def shift_of(size: int) -> int:

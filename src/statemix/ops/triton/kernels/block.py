@@ -10,9 +10,11 @@ column for each entry of the state before, and q last; carried states have shape
 ``sequences``, ``positions`` and ``ends`` hold, for each step of a packed row, the number of its
 sequence, its place there, and whether it is the last one.
 
-The kernels of maps are limited by instructions, so H and all strides but that of the batch are
-constants there: addresses are parts of the loads. They are compiled once for each layout: for a
-layer, once for each width.
+A thread reads ``STEPS`` steps with all their rows, or of large blocks ``ROWS`` rows of a step,
+before it uses the first number of them, so that it waits for memory once. H and all strides but
+that of the batch are constants, so that addresses are parts of the loads, and take neither
+registers nor instructions. Kernels are compiled once for each layout: for a layer, once for each
+width.
 """
 
 import triton
@@ -20,6 +22,7 @@ import triton.language as tl
 
 from statemix.ops.triton.kernels.rows import inverse_of, row_backward, row_forward, row_weights
 from statemix.ops.triton.kernels.tiles import (
+    SIZES,
     added,
     advanced,
     apart,
@@ -27,9 +30,12 @@ from statemix.ops.triton.kernels.tiles import (
     last_column,
     load_all,
     load_part,
+    load_steps,
     multiples,
+    part,
     pushed,
-    readable,
+    steps_ahead,
+    steps_back,
     store_all,
     store_columns,
     tile,
@@ -38,62 +44,87 @@ from statemix.ops.triton.kernels.tiles import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def local_forward(
     gates, values, entering, states, final, initial, temperature, sequences, positions, ends,
-    T, H, num_rows, num_chunks, chunk, gates_b, gates_t, gates_i, gates_j, values_b, values_t,
-    values_i,
-    M: tl.constexpr, FAMILY: tl.constexpr, SHIFT: tl.constexpr, R: tl.constexpr, L: tl.constexpr,
-    RAGGED: tl.constexpr, PACKED: tl.constexpr, TEMPERED: tl.constexpr, ALIGN: tl.constexpr,
+    T, H: tl.constexpr, num_rows, num_chunks, chunk, gates_b, gates_t: tl.constexpr,
+    gates_i: tl.constexpr, gates_j: tl.constexpr, values_b, values_t: tl.constexpr,
+    values_i: tl.constexpr,
+    M: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, FAMILY: tl.constexpr,
+    SHIFT: tl.constexpr, R: tl.constexpr, L: tl.constexpr, RAGGED: tl.constexpr,
+    PACKED: tl.constexpr, TEMPERED: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     """Run the recurrence in each chunk, from the states that enter it."""
     GATES: tl.constexpr = M if FAMILY == "given" else M + 1
     S: tl.constexpr = initial.dtype.element_ty
-    H, gates_b, gates_t, gates_i, gates_j, values_b, values_t, values_i = multiples(
-        (H, gates_b, gates_t, gates_i, gates_j, values_b, values_t, values_i), ALIGN, 8
-    )
+    gates_b, values_b = multiples((gates_b, values_b), ALIGN, 2)
     rows, lanes, mask = tile(num_rows, H, R, L)
     inverse = inverse_of(temperature, S, TEMPERED)
     b, c = rows // num_chunks, rows % num_chunks
     t = c * chunk
-    g_at = gates + b * gates_b + t * gates_t + lanes
-    v_at = values + b * values_b + t * values_t + lanes
+    end = tl.minimum(t + chunk, T)
+    g_at = ()
+    v_at = ()
+    for step in tl.static_range(STEPS):
+        for i in tl.static_range(ROWS):
+            row_at = gates + b * gates_b + (t + step) * gates_t + lanes + i * gates_i
+            g_at = g_at + apart(row_at, gates_j, GATES)
+            v_at = v_at + (values + b * values_b + (t + step) * values_t + lanes + i * values_i,)
     h_at = states + (b * T + t) * M * H + lanes
     h = load_all(entering + rows * M * H + lanes, H, mask, S, M)
-    for _ in tl.range(0, chunk):
-        live = mask & (t < T) if RAGGED else mask
-        if PACKED:
-            sequence = tl.load(sequences + t, mask=t < T, other=0).to(tl.int64)
-            fresh = live & (tl.load(positions + t, mask=t < T, other=1) == 0)
-            h = chosen(fresh, load_all(initial + sequence * M * H + lanes, H, fresh, S, M), h, M)
-        after = h
-        for row in tl.range(0, M):
-            g = load_all(g_at + row * gates_i, gates_j, live, S, GATES)
-            v = tl.load(v_at + row * values_i, mask=live, other=0.0).to(S)
-            h_i = row_forward(g, h + (v,), inverse, M + 1, FAMILY, SHIFT)
-            after = pushed(after, (h_i,), M, 1)
-        h = chosen(live, after, h, M) if RAGGED else after
-        store_all(h_at, H, h, live, M)
-        if PACKED:
-            last = live & (tl.load(ends + t, mask=t < T, other=0) != 0)
-            store_all(final + sequence * M * H + lanes, H, h, last, M)
-        t += 1
-        g_at += gates_t
-        v_at += values_t
-        h_at += M * H
+    for _ in tl.range(0, tl.cdiv(chunk, STEPS)):
+        # All that is read at once, before the first number of it is used: what a thread waits for.
+        if ROWS == M:
+            all_live = steps_ahead(t, end, mask, STEPS, RAGGED)
+            g_all = load_steps(g_at, all_live, S, STEPS, M * GATES)
+            v_all = load_steps(v_at, all_live, S, STEPS, M)
+        for step in tl.static_range(STEPS):
+            live = mask & (t < end) if RAGGED else mask
+            if PACKED:
+                sequence = tl.load(sequences + t, mask=t < end, other=0).to(tl.int64)
+                fresh = live & (tl.load(positions + t, mask=t < end, other=1) == 0)
+                begun = load_all(initial + sequence * M * H + lanes, H, fresh, S, M)
+                h = chosen(fresh, begun, h, M)
+            after = h
+            g_row = g_at
+            v_row = v_at
+            for _ in tl.range(0, M // ROWS):
+                if ROWS == M:
+                    g = part(g_all, step * M * GATES, M * GATES)
+                    v = part(v_all, step * M, M)
+                else:
+                    g = load_part(g_row, live, S, 0, ROWS * GATES)
+                    v = load_part(v_row, live, S, 0, ROWS)
+                    g_row = advanced(g_row, ROWS * gates_i, ROWS * GATES)
+                    v_row = advanced(v_row, ROWS * values_i, ROWS)
+                of_rows = ()
+                for i in tl.static_range(ROWS):
+                    row = part(g, i * GATES, GATES)
+                    h_i = row_forward(row, h + (v[i],), inverse, M + 1, FAMILY, SHIFT)
+                    of_rows = of_rows + (h_i,)
+                after = pushed(after, of_rows, M, ROWS)
+            h = chosen(live, after, h, M) if RAGGED else after
+            store_all(h_at, H, h, live, M)
+            if PACKED:
+                last = live & (tl.load(ends + t, mask=t < end, other=0) != 0)
+                store_all(final + sequence * M * H + lanes, H, h, last, M)
+            t += 1
+            h_at += M * H
+        g_at = advanced(g_at, STEPS * gates_t, STEPS * ROWS * GATES)
+        v_at = advanced(v_at, STEPS * values_t, STEPS * ROWS)
     if not PACKED:
         store_all(final + b * M * H + lanes, H, h, mask & (c == num_chunks - 1), M)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def chunk_forward(
     gates, values, maps, initial, temperature, sequences, positions,
     H: tl.constexpr, num_maps, maps_of_row, chunk, gates_b, gates_t: tl.constexpr,
     gates_i: tl.constexpr, gates_j: tl.constexpr, values_b, values_t: tl.constexpr,
     values_i: tl.constexpr,
-    M: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr, FAMILY: tl.constexpr,
-    SHIFT: tl.constexpr, R: tl.constexpr, L: tl.constexpr, PACKED: tl.constexpr,
-    TEMPERED: tl.constexpr,
+    M: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    FAMILY: tl.constexpr, SHIFT: tl.constexpr, R: tl.constexpr, L: tl.constexpr,
+    PACKED: tl.constexpr, TEMPERED: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     """Find where all chunks but the last take the unit vectors, without inputs, and zero, with.
 
@@ -103,143 +134,186 @@ def chunk_forward(
     """
     GATES: tl.constexpr = M if FAMILY == "given" else M + 1
     S: tl.constexpr = maps.dtype.element_ty
-    rows, lanes, mask = readable(num_maps, H, R, L)
+    gates_b, values_b = multiples((gates_b, values_b), ALIGN, 2)
+    rows, lanes, mask = tile(num_maps, H, R, L)
     first = tl.program_id(2) * COLUMNS + tl.zeros_like(rows)
     inverse = inverse_of(temperature, S, TEMPERED)
     b, c = rows // maps_of_row, rows % maps_of_row
     t = c * chunk
     g_at = ()
-    for i in tl.static_range(UNROLL):
-        row_at = gates + b * gates_b + t * gates_t + lanes + i * gates_i
-        g_at = g_at + apart(row_at, gates_j, GATES)
-    v_at = apart(values + b * values_b + t * values_t + lanes, values_i, UNROLL)
+    v_at = ()
+    for step in tl.static_range(STEPS):
+        for i in tl.static_range(ROWS):
+            row_at = gates + b * gates_b + (t + step) * gates_t + lanes + i * gates_i
+            g_at = g_at + apart(row_at, gates_j, GATES)
+            v_at = v_at + (values + b * values_b + (t + step) * values_t + lanes + i * values_i,)
     zero = tl.zeros((R, L), S)
     h = unit_columns(first, zero, M, COLUMNS)
-    for _ in tl.range(0, chunk):
-        if PACKED:
-            sequence = tl.load(sequences + t).to(tl.int64)
-            fresh = mask & (tl.load(positions + t) == 0)
-            started = load_all(initial + sequence * M * H + lanes, H, fresh, S, M)
-            reset = last_column(first, started, zero, M, COLUMNS)
-            h = chosen(fresh, reset, h, COLUMNS * M)
-            t += 1
-        after = h
-        g_row = g_at
-        v_row = v_at
-        for _ in tl.range(0, M // UNROLL):
-            p = ()
-            for i in tl.static_range(UNROLL):
-                g = load_part(g_row, mask, S, i * GATES, GATES)
-                p = p + row_weights(g, inverse, M + 1, FAMILY)
-            v = load_part(v_row, mask, S, 0, UNROLL)
-            columns = ()
-            for k in tl.static_range(COLUMNS):
-                x = ()
-                for i in tl.static_range(UNROLL):
-                    x = x + (p[i * (M + 1)] * h[k],)
-                for j in tl.static_range(1, M):
-                    y = ()
-                    for i in tl.static_range(UNROLL):
-                        y = y + (p[i * (M + 1) + j] * h[j * COLUMNS + k] + x[i],)
-                    x = y
-                for i in tl.static_range(UNROLL):
-                    y = (with_input(x[i], p[i * (M + 1) + M], v[i], first, k, M, COLUMNS),)
-                    columns = columns + y
-            of_rows = ()
-            for i in tl.static_range(UNROLL):
+    for _ in tl.range(0, chunk // STEPS):
+        if ROWS == M:
+            g_all = load_part(g_at, mask, S, 0, STEPS * M * GATES)
+            v_all = load_part(v_at, mask, S, 0, STEPS * M)
+        for step in tl.static_range(STEPS):
+            if PACKED:
+                sequence = tl.load(sequences + t).to(tl.int64)
+                fresh = mask & (tl.load(positions + t) == 0)
+                started = load_all(initial + sequence * M * H + lanes, H, fresh, S, M)
+                reset = last_column(first, started, zero, M, COLUMNS)
+                h = chosen(fresh, reset, h, COLUMNS * M)
+                t += 1
+            after = h
+            g_row = g_at
+            v_row = v_at
+            for _ in tl.range(0, M // ROWS):
+                if ROWS == M:
+                    g = part(g_all, step * M * GATES, M * GATES)
+                    v = part(v_all, step * M, M)
+                else:
+                    g = load_part(g_row, mask, S, 0, ROWS * GATES)
+                    v = load_part(v_row, mask, S, 0, ROWS)
+                    g_row = advanced(g_row, ROWS * gates_i, ROWS * GATES)
+                    v_row = advanced(v_row, ROWS * values_i, ROWS)
+                p = ()
+                for i in tl.static_range(ROWS):
+                    row = part(g, i * GATES, GATES)
+                    p = p + row_weights(row, inverse, M + 1, FAMILY)
+                columns = ()
                 for k in tl.static_range(COLUMNS):
-                    of_rows = of_rows + (columns[k * UNROLL + i],)
-            after = pushed(after, of_rows, COLUMNS * M, COLUMNS * UNROLL)
-            g_row = advanced(g_row, UNROLL * gates_i, UNROLL * GATES)
-            v_row = advanced(v_row, UNROLL * values_i, UNROLL)
-        h = after
-        g_at = advanced(g_at, gates_t, UNROLL * GATES)
-        v_at = advanced(v_at, values_t, UNROLL)
+                    x = ()
+                    for i in tl.static_range(ROWS):
+                        x = x + (p[i * (M + 1)] * h[k],)
+                    for j in tl.static_range(1, M):
+                        y = ()
+                        for i in tl.static_range(ROWS):
+                            y = y + (p[i * (M + 1) + j] * h[j * COLUMNS + k] + x[i],)
+                        x = y
+                    for i in tl.static_range(ROWS):
+                        y = (with_input(x[i], p[i * (M + 1) + M], v[i], first, k, M, COLUMNS),)
+                        columns = columns + y
+                of_rows = ()
+                for i in tl.static_range(ROWS):
+                    for k in tl.static_range(COLUMNS):
+                        of_rows = of_rows + (columns[k * ROWS + i],)
+                after = pushed(after, of_rows, COLUMNS * M, COLUMNS * ROWS)
+            h = after
+        g_at = advanced(g_at, STEPS * gates_t, STEPS * ROWS * GATES)
+        v_at = advanced(v_at, STEPS * values_t, STEPS * ROWS)
     store_columns(maps, rows, lanes, first, h, mask, H, M, COLUMNS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def local_backward(
     gates, values, states, initial, leaving, d_states, d_final, d_gates, d_values, d_initial,
     temperature, sequences, positions, ends,
-    T, H, num_rows, num_chunks, chunk, gates_b, gates_t, gates_i, gates_j, values_b, values_t,
-    values_i, d_states_b, d_states_t, d_states_i,
-    M: tl.constexpr, FAMILY: tl.constexpr, SHIFT: tl.constexpr, R: tl.constexpr, L: tl.constexpr,
+    T, H: tl.constexpr, num_rows, num_chunks, chunk, gates_b, gates_t: tl.constexpr,
+    gates_i: tl.constexpr, gates_j: tl.constexpr, values_b, values_t: tl.constexpr,
+    values_i: tl.constexpr, d_states_b, d_states_t: tl.constexpr, d_states_i: tl.constexpr,
+    M: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, FAMILY: tl.constexpr,
+    SHIFT: tl.constexpr, R: tl.constexpr, L: tl.constexpr, RAGGED: tl.constexpr,
     PACKED: tl.constexpr, TEMPERED: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     """Run the adjoint recurrence in each chunk, from the gradients that enter at its end."""
     GATES: tl.constexpr = M if FAMILY == "given" else M + 1
     S: tl.constexpr = initial.dtype.element_ty
-    H, gates_b, gates_t, gates_i, gates_j, values_b, values_t, values_i = multiples(
-        (H, gates_b, gates_t, gates_i, gates_j, values_b, values_t, values_i), ALIGN, 8
-    )
-    d_states_b, d_states_t, d_states_i = multiples((d_states_b, d_states_t, d_states_i), ALIGN, 3)
+    gates_b, values_b, d_states_b = multiples((gates_b, values_b, d_states_b), ALIGN, 3)
     rows, lanes, mask = tile(num_rows, H, R, L)
     inverse = inverse_of(temperature, S, TEMPERED)
     b, c = rows // num_chunks, rows % num_chunks
     begun = c * chunk
     t = tl.minimum(begun + chunk, T) - 1
-    g_at = gates + b * gates_b + t * gates_t + lanes
-    v_at = values + b * values_b + t * values_t + lanes
-    dy_at = d_states + b * d_states_b + t * d_states_t + lanes
+    g_at = ()
+    v_at = ()
+    dy_at = ()
+    h_at = ()
+    for step in tl.static_range(STEPS):
+        for i in tl.static_range(ROWS):
+            row_at = gates + b * gates_b + (t - step) * gates_t + lanes + i * gates_i
+            g_at = g_at + apart(row_at, gates_j, GATES)
+            v_at = v_at + (values + b * values_b + (t - step) * values_t + lanes + i * values_i,)
+            of_row = d_states + b * d_states_b + (t - step) * d_states_t + lanes
+            dy_at = dy_at + (of_row + i * d_states_i,)
+        # One step earlier.
+        h_at = h_at + apart(states + (b * T + t - step - 1) * M * H + lanes, H, M)
     dg_at = d_gates + (b * T + t) * (M * GATES) * H + lanes
     dv_at = d_values + (b * T + t) * M * H + lanes
-    # One step earlier.
-    h_at = states + (b * T + t - 1) * M * H + lanes
     carry = load_all(leaving + rows * M * H + lanes, H, mask, S, M)
-    for _ in tl.range(0, chunk):
-        live = mask & (t >= begun)
-        if PACKED:
-            sequence = tl.load(sequences + t, mask=t >= begun, other=0).to(tl.int64)
-            first = live & (tl.load(positions + t, mask=t >= begun, other=1) == 0)
-            last = live & (tl.load(ends + t, mask=t >= begun, other=0) != 0)
-            carry = chosen(
-                last, load_all(d_final + sequence * M * H + lanes, H, last, S, M), carry, M
-            )
-        else:
-            sequence = b
-            first = live & (t == 0)
-        h = chosen(
-            first,
-            load_all(initial + sequence * M * H + lanes, H, first, S, M),
-            load_all(h_at, H, live & (t > 0), S, M),
-            M,
-        )
-        sums = ()
-        for _ in tl.static_range(M):
-            sums = sums + (tl.zeros((R, L), S),)
-        for row in tl.range(0, M):
-            g = load_all(g_at + row * gates_i, gates_j, live, S, GATES)
-            v = tl.load(v_at + row * values_i, mask=live, other=0.0).to(S)
-            lam = carry[0] + tl.load(dy_at + row * d_states_i, mask=live, other=0.0).to(S)
-            carry = pushed(carry, carry, M, 1)
-            d_g, d_u = row_backward(g, h + (v,), lam, inverse, M + 1, FAMILY, SHIFT)
-            store_all(dg_at + row * GATES * H, H, d_g, live, GATES)
-            tl.store(dv_at + row * H, d_u[M].to(d_values.dtype.element_ty), mask=live)
-            sums = added(sums, d_u, M)
-        carry = sums
-        if PACKED:
-            store_all(d_initial + sequence * M * H + lanes, H, carry, first, M)
-        t -= 1
-        g_at -= gates_t
-        v_at -= values_t
-        dy_at -= d_states_t
-        dg_at -= M * GATES * H
-        dv_at -= M * H
-        h_at -= M * H
+    if not PACKED:
+        started = load_all(initial + b * M * H + lanes, H, mask & (c == 0), S, M)
+    for _ in tl.range(0, tl.cdiv(chunk, STEPS)):
+        if ROWS == M:
+            all_live = steps_back(t, begun, mask, STEPS, RAGGED)
+            g_all = load_steps(g_at, all_live, S, STEPS, M * GATES)
+            v_all = load_steps(v_at, all_live, S, STEPS, M)
+            dy_all = load_steps(dy_at, all_live, S, STEPS, M)
+        later = steps_back(t, tl.maximum(begun, 1), mask, STEPS, RAGGED=True)
+        h_all = load_steps(h_at, later, S, STEPS, M)
+        for step in tl.static_range(STEPS):
+            live = mask & (t >= begun) if RAGGED else mask
+            h = part(h_all, step * M, M)
+            if PACKED:
+                sequence = tl.load(sequences + t, mask=t >= begun, other=0).to(tl.int64)
+                first = live & (tl.load(positions + t, mask=t >= begun, other=1) == 0)
+                last = live & (tl.load(ends + t, mask=t >= begun, other=0) != 0)
+                d_h = load_all(d_final + sequence * M * H + lanes, H, last, S, M)
+                carry = chosen(last, d_h, carry, M)
+                started = load_all(initial + sequence * M * H + lanes, H, first, S, M)
+                h = chosen(first, started, h, M)
+            else:
+                h = chosen(t == 0, started, h, M)
+            sums = ()
+            for _ in tl.static_range(M):
+                sums = sums + (tl.zeros((R, L), S),)
+            before = carry
+            g_row = g_at
+            v_row = v_at
+            dy_row = dy_at
+            dg_row = dg_at
+            dv_row = dv_at
+            for _ in tl.range(0, M // ROWS):
+                if ROWS == M:
+                    g = part(g_all, step * M * GATES, M * GATES)
+                    v = part(v_all, step * M, M)
+                    dy = part(dy_all, step * M, M)
+                else:
+                    g = load_part(g_row, live, S, 0, ROWS * GATES)
+                    v = load_part(v_row, live, S, 0, ROWS)
+                    dy = load_part(dy_row, live, S, 0, ROWS)
+                    g_row = advanced(g_row, ROWS * gates_i, ROWS * GATES)
+                    v_row = advanced(v_row, ROWS * values_i, ROWS)
+                    dy_row = advanced(dy_row, ROWS * d_states_i, ROWS)
+                for i in tl.static_range(ROWS):
+                    row = part(g, i * GATES, GATES)
+                    lam = carry[i] + dy[i]
+                    d_g, d_u = row_backward(row, h + (v[i],), lam, inverse, M + 1, FAMILY, SHIFT)
+                    store_all(dg_row + i * GATES * H, H, d_g, live, GATES)
+                    tl.store(dv_row + i * H, d_u[M].to(d_values.dtype.element_ty), mask=live)
+                    sums = added(sums, d_u, M)
+                carry = pushed(carry, carry, M, ROWS)
+                dg_row += ROWS * GATES * H
+                dv_row += ROWS * H
+            carry = chosen(live, sums, before, M) if RAGGED else sums
+            if PACKED:
+                store_all(d_initial + sequence * M * H + lanes, H, carry, first, M)
+            t -= 1
+            dg_at -= M * GATES * H
+            dv_at -= M * H
+        g_at = advanced(g_at, -STEPS * gates_t, STEPS * ROWS * GATES)
+        v_at = advanced(v_at, -STEPS * values_t, STEPS * ROWS)
+        dy_at = advanced(dy_at, -STEPS * d_states_t, STEPS * ROWS)
+        h_at = advanced(h_at, -STEPS * M * H, STEPS * M)
     if not PACKED:
         store_all(d_initial + b * M * H + lanes, H, carry, mask & (c == 0), M)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def chunk_backward(
     gates, d_states, d_final, maps, temperature, sequences, ends,
     T, H: tl.constexpr, num_maps, maps_of_row, chunk, gates_b, gates_t: tl.constexpr,
     gates_i: tl.constexpr, gates_j: tl.constexpr, d_states_b, d_states_t: tl.constexpr,
     d_states_i: tl.constexpr,
-    M: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr, FAMILY: tl.constexpr,
-    SHIFT: tl.constexpr, R: tl.constexpr, L: tl.constexpr, RAGGED: tl.constexpr,
-    PACKED: tl.constexpr, TEMPERED: tl.constexpr,
+    M: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    FAMILY: tl.constexpr, SHIFT: tl.constexpr, R: tl.constexpr, L: tl.constexpr,
+    RAGGED: tl.constexpr, PACKED: tl.constexpr, TEMPERED: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     """Find where all chunks but the first take unit vectors of the adjoint, and zero.
 
@@ -247,60 +321,74 @@ def chunk_backward(
     """
     GATES: tl.constexpr = M if FAMILY == "given" else M + 1
     S: tl.constexpr = maps.dtype.element_ty
-    rows, lanes, mask = readable(num_maps, H, R, L)
+    gates_b, d_states_b = multiples((gates_b, d_states_b), ALIGN, 2)
+    rows, lanes, mask = tile(num_maps, H, R, L)
     first = tl.program_id(2) * COLUMNS + tl.zeros_like(rows)
     inverse = inverse_of(temperature, S, TEMPERED)
     b, c = rows // maps_of_row, rows % maps_of_row + 1
     begun = c * chunk
     t = tl.minimum(begun + chunk, T) - 1
     g_at = ()
-    for i in tl.static_range(UNROLL):
-        row_at = gates + b * gates_b + t * gates_t + lanes + i * gates_i
-        g_at = g_at + apart(row_at, gates_j, GATES)
-    dy_at = apart(d_states + b * d_states_b + t * d_states_t + lanes, d_states_i, UNROLL)
+    dy_at = ()
+    for step in tl.static_range(STEPS):
+        for i in tl.static_range(ROWS):
+            row_at = gates + b * gates_b + (t - step) * gates_t + lanes + i * gates_i
+            g_at = g_at + apart(row_at, gates_j, GATES)
+            of_row = d_states + b * d_states_b + (t - step) * d_states_t + lanes
+            dy_at = dy_at + (of_row + i * d_states_i,)
     zero = tl.zeros((R, L), S)
     carry = unit_columns(first, zero, M, COLUMNS)
-    for _ in tl.range(0, chunk):
-        live = mask & (t >= begun) if RAGGED else mask
-        if PACKED:
-            sequence = tl.load(sequences + t, mask=t >= begun, other=0).to(tl.int64)
-            last = live & (tl.load(ends + t, mask=t >= begun, other=0) != 0)
-            d_h = load_all(d_final + sequence * M * H + lanes, H, last, S, M)
-            reset = last_column(first, d_h, zero, M, COLUMNS)
-            carry = chosen(last, reset, carry, COLUMNS * M)
-        lams = carry
-        sums = ()
-        for _ in tl.static_range(COLUMNS * M):
-            sums = sums + (zero,)
-        g_row = g_at
-        dy_row = dy_at
-        for _ in tl.range(0, M // UNROLL):
-            p = ()
-            for i in tl.static_range(UNROLL):
-                g = load_part(g_row, mask, S, i * GATES, GATES)
-                p = p + row_weights(g, inverse, M + 1, FAMILY)
-            dy = load_part(dy_row, mask, S, 0, UNROLL)
-            columns = ()
-            for k in tl.static_range(COLUMNS):
-                x = ()
-                for j in tl.static_range(M):
-                    x = x + (sums[j * COLUMNS + k],)
-                for i in tl.static_range(UNROLL):
-                    lam = with_input(lams[i * COLUMNS + k], 1.0, dy[i], first, k, M, COLUMNS)
-                    y = ()
-                    for j in tl.static_range(M):
-                        y = y + (x[j] + p[i * (M + 1) + j] * lam,)
-                    x = y
-                columns = columns + x
+    for _ in tl.range(0, chunk // STEPS):
+        # Steps before the chunk, of another one, can be read: all chunks but the first are here.
+        if ROWS == M:
+            g_all = load_part(g_at, mask, S, 0, STEPS * M * GATES)
+            dy_all = load_part(dy_at, mask, S, 0, STEPS * M)
+        for step in tl.static_range(STEPS):
+            live = mask & (t >= begun) if RAGGED else mask
+            if PACKED:
+                sequence = tl.load(sequences + t, mask=t >= begun, other=0).to(tl.int64)
+                last = live & (tl.load(ends + t, mask=t >= begun, other=0) != 0)
+                d_h = load_all(d_final + sequence * M * H + lanes, H, last, S, M)
+                reset = last_column(first, d_h, zero, M, COLUMNS)
+                carry = chosen(last, reset, carry, COLUMNS * M)
+            lams = carry
             sums = ()
-            for j in tl.static_range(M):
+            for _ in tl.static_range(COLUMNS * M):
+                sums = sums + (zero,)
+            g_row = g_at
+            dy_row = dy_at
+            for _ in tl.range(0, M // ROWS):
+                if ROWS == M:
+                    g = part(g_all, step * M * GATES, M * GATES)
+                    dy = part(dy_all, step * M, M)
+                else:
+                    g = load_part(g_row, mask, S, 0, ROWS * GATES)
+                    dy = load_part(dy_row, mask, S, 0, ROWS)
+                    g_row = advanced(g_row, ROWS * gates_i, ROWS * GATES)
+                    dy_row = advanced(dy_row, ROWS * d_states_i, ROWS)
+                p = ()
+                for i in tl.static_range(ROWS):
+                    row = part(g, i * GATES, GATES)
+                    p = p + row_weights(row, inverse, M + 1, FAMILY)
+                columns = ()
                 for k in tl.static_range(COLUMNS):
-                    sums = sums + (columns[k * M + j],)
-            lams = pushed(lams, lams, COLUMNS * M, COLUMNS * UNROLL)
-            g_row = advanced(g_row, UNROLL * gates_i, UNROLL * GATES)
-            dy_row = advanced(dy_row, UNROLL * d_states_i, UNROLL)
-        carry = chosen(live, sums, carry, COLUMNS * M) if RAGGED else sums
-        t -= 1
-        g_at = advanced(g_at, -gates_t, UNROLL * GATES)
-        dy_at = advanced(dy_at, -d_states_t, UNROLL)
+                    x = ()
+                    for j in tl.static_range(M):
+                        x = x + (sums[j * COLUMNS + k],)
+                    for i in tl.static_range(ROWS):
+                        lam = with_input(lams[i * COLUMNS + k], 1.0, dy[i], first, k, M, COLUMNS)
+                        y = ()
+                        for j in tl.static_range(M):
+                            y = y + (x[j] + p[i * (M + 1) + j] * lam,)
+                        x = y
+                    columns = columns + x
+                sums = ()
+                for j in tl.static_range(M):
+                    for k in tl.static_range(COLUMNS):
+                        sums = sums + (columns[k * M + j],)
+                lams = pushed(lams, lams, COLUMNS * M, COLUMNS * ROWS)
+            carry = chosen(live, sums, carry, COLUMNS * M) if RAGGED else sums
+            t -= 1
+        g_at = advanced(g_at, -STEPS * gates_t, STEPS * ROWS * GATES)
+        dy_at = advanced(dy_at, -STEPS * d_states_t, STEPS * ROWS)
     store_columns(maps, rows, lanes, first, carry, mask, H, M, COLUMNS)

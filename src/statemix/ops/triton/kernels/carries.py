@@ -3,14 +3,14 @@
 import triton
 import triton.language as tl
 
-from statemix.ops.triton.kernels.tiles import added, chosen, load_all, pushed, store_all, tile
+from statemix.ops.triton.kernels.tiles import SIZES
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def carries(
-    maps, outer, entering, restarts, H, num_rows, num_chunks,
-    M: tl.constexpr, PACKED: tl.constexpr, REVERSE: tl.constexpr, R: tl.constexpr,
-    L: tl.constexpr,
+    maps, outer, entering, restarts, H: tl.constexpr, num_chunks,
+    M: tl.constexpr, PLACES: tl.constexpr, L: tl.constexpr, STAGES: tl.constexpr,
+    PACKED: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
     """Store what enters each chunk: ``outer`` into the first, then P x + q of the one before.
 
@@ -18,33 +18,33 @@ def carries(
     (rows, m, H) and ``entering``, the result, (rows, chunks, m, H). Nothing is carried out of the
     last chunk. In reverse, that is the first one. ``restarts`` holds 1 for chunks of a packed row
     that nothing passes, as a sequence begins in them, or in reverse ends: 0 times a NaN would pass.
+
+    Few lanes follow many maps, and would wait for each; but a map depends on no state, so the
+    compiler reads STAGES - 1 maps ahead. A state is one tile, with PLACES >= m places for its
+    entries, because each load takes the compiler some time for every stage.
     """
-    S: tl.constexpr = maps.dtype.element_ty
-    rows, lanes, mask = tile(num_rows, H, R, L)
-    x = load_all(outer + rows * M * H + lanes, H, mask, S, M)
+    STEP: tl.constexpr = -1 if REVERSE else 1
+    row = tl.program_id(0).to(tl.int64)
+    entry = tl.arange(0, PLACES)[:, None]
+    lanes = tl.program_id(1).to(tl.int64) * L + tl.arange(0, L)[None, :]
+    mask = (entry < M) & (lanes < H)
+    at = entry * H + lanes
+    x = tl.load(outer + row * M * H + at, mask=mask, other=0.0)
     chunk = num_chunks - 1 if REVERSE else 0
-    step = -1 if REVERSE else 1
-    m_at = maps + (rows * (num_chunks - 1) + (num_chunks - 2 if REVERSE else 0)) * (M + 1) * M * H
-    m_at += lanes
-    x_at = entering + (rows * num_chunks + chunk) * M * H + lanes
-    store_all(x_at, H, x, mask, M)
-    for _ in tl.range(1, num_chunks):
-        q = load_all(m_at + M * M * H, H, mask, S, M)
+    m_at = maps + (row * (num_chunks - 1) + (num_chunks - 2 if REVERSE else 0)) * (M + 1) * M * H
+    m_at += at
+    x_at = entering + (row * num_chunks + chunk) * M * H + at
+    tl.store(x_at, x, mask=mask)
+    for _ in tl.range(1, num_chunks, num_stages=STAGES):
+        q = tl.load(m_at + M * M * H, mask=mask, other=0.0)
         after = q
-        column_at = m_at
-        # Not unrolled, so that the columns of a map are not in registers all at once.
-        for _ in tl.range(0, M):
-            column = load_all(column_at, H, mask, S, M)
-            terms = ()
-            for i in tl.static_range(M):
-                terms = terms + (column[i] * x[0],)
-            after = added(after, terms, M)
-            x = pushed(x, x, M, 1)
-            column_at += M * H
+        for j in tl.static_range(M):
+            x_j = tl.sum(tl.where(entry == j, x, 0.0), axis=0)[None, :]
+            after += tl.load(m_at + j * M * H, mask=mask, other=0.0) * x_j
         if PACKED:
-            after = chosen(tl.load(restarts + chunk) != 0, q, after, M)
-            chunk += step
+            after = tl.where(tl.load(restarts + chunk) != 0, q, after)
+            chunk += STEP
         x = after
-        m_at += step * (M + 1) * M * H
-        x_at += step * M * H
-        store_all(x_at, H, x, mask, M)
+        m_at += STEP * (M + 1) * M * H
+        x_at += STEP * M * H
+        tl.store(x_at, x, mask=mask)

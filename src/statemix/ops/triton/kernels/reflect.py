@@ -20,12 +20,19 @@ from statemix.ops.triton.kernels.reflections import (
 )
 from statemix.ops.triton.kernels.rows import inverse_of
 from statemix.ops.triton.kernels.tiles import (
+    SIZES,
+    advanced,
+    apart,
     chosen,
     last_column,
     load_all,
-    load_row,
+    load_part,
+    load_steps,
     multiples,
+    part,
     pushed,
+    steps_ahead,
+    steps_back,
     store_all,
     store_columns,
     tile,
@@ -34,118 +41,155 @@ from statemix.ops.triton.kernels.tiles import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def local_forward(
     gates, values, entering, states, final, initial, temperature, sequences, positions, ends,
-    T, H, num_rows, num_chunks, chunk, gates_b, gates_t, gates_i, gates_j, values_b, values_t,
-    values_i,
-    M: tl.constexpr, FAMILY: tl.constexpr, SHIFT: tl.constexpr, R: tl.constexpr, L: tl.constexpr,
-    RAGGED: tl.constexpr, PACKED: tl.constexpr, TEMPERED: tl.constexpr, ALIGN: tl.constexpr,
+    T, H: tl.constexpr, num_rows, num_chunks, chunk, gates_b, gates_t: tl.constexpr,
+    gates_i: tl.constexpr, gates_j: tl.constexpr, values_b, values_t: tl.constexpr,
+    values_i: tl.constexpr,
+    M: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, FAMILY: tl.constexpr,
+    SHIFT: tl.constexpr, R: tl.constexpr, L: tl.constexpr, RAGGED: tl.constexpr,
+    PACKED: tl.constexpr, TEMPERED: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     """Run the recurrence in each chunk, from the states that enter it."""
+    GATES: tl.constexpr = M + 1
     S: tl.constexpr = initial.dtype.element_ty
-    H, gates_b, gates_t, gates_i, gates_j, values_b, values_t, values_i = multiples(
-        (H, gates_b, gates_t, gates_i, gates_j, values_b, values_t, values_i), ALIGN, 8
-    )
+    gates_b, values_b = multiples((gates_b, values_b), ALIGN, 2)
     rows, lanes, mask = tile(num_rows, H, R, L)
     inverse = inverse_of(temperature, S, TEMPERED)
     b, c = rows // num_chunks, rows % num_chunks
     t = c * chunk
-    g_at = gates + b * gates_b + t * gates_t + (M - 1) * gates_i + lanes
-    v_at = values + b * values_b + t * values_t + lanes
+    end = tl.minimum(t + chunk, T)
+    g_at = ()
+    v_at = ()
+    for step in tl.static_range(STEPS):
+        for i in tl.static_range(ROWS):
+            row_at = gates + b * gates_b + (t + step) * gates_t + lanes + (M - 1 - i) * gates_i
+            g_at = g_at + apart(row_at, gates_j, GATES)
+        v_at = v_at + apart(values + b * values_b + (t + step) * values_t + lanes, values_i, M)
     h_at = states + (b * T + t) * M * H + lanes
     h = load_all(entering + rows * M * H + lanes, H, mask, S, M)
-    for _ in tl.range(0, chunk):
-        live = mask & (t < T) if RAGGED else mask
-        if PACKED:
-            sequence = tl.load(sequences + t, mask=t < T, other=0).to(tl.int64)
-            fresh = live & (tl.load(positions + t, mask=t < T, other=1) == 0)
-            h = chosen(fresh, load_all(initial + sequence * M * H + lanes, H, fresh, S, M), h, M)
-        x = scaled(h, 2.0**-SHIFT, M)
-        mean = tl.zeros((R, L), S)
-        row_at = g_at
-        for _ in tl.range(0, M):
-            g, row_at = load_row(row_at, -gates_i, gates_j, live, S, M + 1)
-            mean += g[M] * (1.0 / M)
-            w, _, factor, _ = reflection(g, inverse, M, SHIFT)
-            x = reflected(x, w, factor, M, 1)
-        a, kept = opening(mean, inverse)
-        kept *= 2.0**SHIFT
-        v, _ = load_row(v_at, 0, values_i, live, S, M)
-        after = ()
-        for i in tl.static_range(M):
-            after = after + (kept * x[i] + a * v[i],)
-        h = chosen(live, after, h, M) if RAGGED else after
-        store_all(h_at, H, h, live, M)
-        if PACKED:
-            last = live & (tl.load(ends + t, mask=t < T, other=0) != 0)
-            store_all(final + sequence * M * H + lanes, H, h, last, M)
-        t += 1
-        g_at += gates_t
-        v_at += values_t
-        h_at += M * H
+    for _ in tl.range(0, tl.cdiv(chunk, STEPS)):
+        all_live = steps_ahead(t, end, mask, STEPS, RAGGED)
+        if ROWS == M:
+            g_all = load_steps(g_at, all_live, S, STEPS, M * GATES)
+        v_all = load_steps(v_at, all_live, S, STEPS, M)
+        for step in tl.static_range(STEPS):
+            live = mask & (t < end) if RAGGED else mask
+            if PACKED:
+                sequence = tl.load(sequences + t, mask=t < end, other=0).to(tl.int64)
+                fresh = live & (tl.load(positions + t, mask=t < end, other=1) == 0)
+                begun = load_all(initial + sequence * M * H + lanes, H, fresh, S, M)
+                h = chosen(fresh, begun, h, M)
+            x = scaled(h, 2.0**-SHIFT, M)
+            mean = tl.zeros((R, L), S)
+            g_row = g_at
+            for _ in tl.range(0, M // ROWS):
+                if ROWS == M:
+                    g = part(g_all, step * M * GATES, M * GATES)
+                else:
+                    g = load_part(g_row, live, S, 0, ROWS * GATES)
+                    g_row = advanced(g_row, -ROWS * gates_i, ROWS * GATES)
+                for i in tl.static_range(ROWS):
+                    row = part(g, i * GATES, GATES)
+                    mean += row[M] * (1.0 / M)
+                    w, _, factor, _ = reflection(row, inverse, M, SHIFT)
+                    x = reflected(x, w, factor, M, 1)
+            a, kept = opening(mean, inverse)
+            kept *= 2.0**SHIFT
+            after = ()
+            for i in tl.static_range(M):
+                after = after + (kept * x[i] + a * v_all[step * M + i],)
+            h = chosen(live, after, h, M) if RAGGED else after
+            store_all(h_at, H, h, live, M)
+            if PACKED:
+                last = live & (tl.load(ends + t, mask=t < end, other=0) != 0)
+                store_all(final + sequence * M * H + lanes, H, h, last, M)
+            t += 1
+            h_at += M * H
+        g_at = advanced(g_at, STEPS * gates_t, STEPS * ROWS * GATES)
+        v_at = advanced(v_at, STEPS * values_t, STEPS * M)
     if not PACKED:
         store_all(final + b * M * H + lanes, H, h, mask & (c == num_chunks - 1), M)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def chunk_forward(
     gates, values, maps, initial, temperature, sequences, positions,
-    H, num_maps, maps_of_row, chunk, gates_b, gates_t, gates_i, gates_j, values_b, values_t,
-    values_i,
-    M: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr, FAMILY: tl.constexpr,
-    SHIFT: tl.constexpr, R: tl.constexpr, L: tl.constexpr, PACKED: tl.constexpr,
-    TEMPERED: tl.constexpr,
+    H: tl.constexpr, num_maps, maps_of_row, chunk, gates_b, gates_t: tl.constexpr,
+    gates_i: tl.constexpr, gates_j: tl.constexpr, values_b, values_t: tl.constexpr,
+    values_i: tl.constexpr,
+    M: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    FAMILY: tl.constexpr, SHIFT: tl.constexpr, R: tl.constexpr, L: tl.constexpr,
+    PACKED: tl.constexpr, TEMPERED: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     """Find where all chunks but the last take the unit vectors, without inputs, and zero, with."""
+    GATES: tl.constexpr = M + 1
     S: tl.constexpr = maps.dtype.element_ty
     UNIT: tl.constexpr = 2.0**-SHIFT
+    gates_b, values_b = multiples((gates_b, values_b), ALIGN, 2)
     rows, lanes, mask = tile(num_maps, H, R, L)
     first = tl.program_id(2) * COLUMNS + tl.zeros_like(rows)
     inverse = inverse_of(temperature, S, TEMPERED)
     b, c = rows // maps_of_row, rows % maps_of_row
     t = c * chunk
-    g_at = gates + b * gates_b + t * gates_t + (M - 1) * gates_i + lanes
-    v_at = values + b * values_b + t * values_t + lanes
+    g_at = ()
+    v_at = ()
+    for step in tl.static_range(STEPS):
+        for i in tl.static_range(ROWS):
+            row_at = gates + b * gates_b + (t + step) * gates_t + lanes + (M - 1 - i) * gates_i
+            g_at = g_at + apart(row_at, gates_j, GATES)
+        v_at = v_at + apart(values + b * values_b + (t + step) * values_t + lanes, values_i, M)
     zero = tl.zeros((R, L), S)
     x = scaled(unit_columns(first, zero, M, COLUMNS), UNIT, COLUMNS * M)
-    for _ in tl.range(0, chunk):
-        if PACKED:
-            sequence = tl.load(sequences + t).to(tl.int64)
-            fresh = mask & (tl.load(positions + t) == 0)
-            started = load_all(initial + sequence * M * H + lanes, H, fresh, S, M)
-            reset = last_column(first, scaled(started, UNIT, M), zero, M, COLUMNS)
-            x = chosen(fresh, reset, x, COLUMNS * M)
-            t += 1
-        mean = zero
-        row_at = g_at
-        for _ in tl.range(0, M // UNROLL):
-            for _ in tl.static_range(UNROLL):
-                g, row_at = load_row(row_at, -gates_i, gates_j, mask, S, M + 1)
-                mean += g[M] * (1.0 / M)
-                w, _, factor, _ = reflection(g, inverse, M, SHIFT)
-                x = reflected(x, w, factor, M, COLUMNS)
-        a, kept = opening(mean, inverse)
-        v, _ = load_row(v_at, 0, values_i, mask, S, M)
-        after = ()
-        for i in tl.static_range(M):
-            for k in tl.static_range(COLUMNS):
-                y = kept * x[i * COLUMNS + k]
-                after = after + (with_input(y, a * UNIT, v[i], first, k, M, COLUMNS),)
-        x = after
-        g_at += gates_t
-        v_at += values_t
+    for _ in tl.range(0, chunk // STEPS):
+        if ROWS == M:
+            g_all = load_part(g_at, mask, S, 0, STEPS * M * GATES)
+        v_all = load_part(v_at, mask, S, 0, STEPS * M)
+        for step in tl.static_range(STEPS):
+            if PACKED:
+                sequence = tl.load(sequences + t).to(tl.int64)
+                fresh = mask & (tl.load(positions + t) == 0)
+                started = load_all(initial + sequence * M * H + lanes, H, fresh, S, M)
+                reset = last_column(first, scaled(started, UNIT, M), zero, M, COLUMNS)
+                x = chosen(fresh, reset, x, COLUMNS * M)
+                t += 1
+            mean = zero
+            g_row = g_at
+            for _ in tl.range(0, M // ROWS):
+                if ROWS == M:
+                    g = part(g_all, step * M * GATES, M * GATES)
+                else:
+                    g = load_part(g_row, mask, S, 0, ROWS * GATES)
+                    g_row = advanced(g_row, -ROWS * gates_i, ROWS * GATES)
+                for i in tl.static_range(ROWS):
+                    row = part(g, i * GATES, GATES)
+                    mean += row[M] * (1.0 / M)
+                    w, _, factor, _ = reflection(row, inverse, M, SHIFT)
+                    x = reflected(x, w, factor, M, COLUMNS)
+            a, kept = opening(mean, inverse)
+            after = ()
+            for i in tl.static_range(M):
+                v = v_all[step * M + i]
+                for k in tl.static_range(COLUMNS):
+                    y = kept * x[i * COLUMNS + k]
+                    after = after + (with_input(y, a * UNIT, v, first, k, M, COLUMNS),)
+            x = after
+        g_at = advanced(g_at, STEPS * gates_t, STEPS * ROWS * GATES)
+        v_at = advanced(v_at, STEPS * values_t, STEPS * M)
     h = scaled(x, 2.0**SHIFT, COLUMNS * M)
     store_columns(maps, rows, lanes, first, h, mask, H, M, COLUMNS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def local_backward(
     gates, values, states, initial, leaving, d_states, d_final, d_gates, d_values, d_initial,
     temperature, sequences, positions, ends,
-    T, H, num_rows, num_chunks, chunk, gates_b, gates_t, gates_i, gates_j, values_b, values_t,
-    values_i, d_states_b, d_states_t, d_states_i,
-    M: tl.constexpr, FAMILY: tl.constexpr, SHIFT: tl.constexpr, R: tl.constexpr, L: tl.constexpr,
+    T, H: tl.constexpr, num_rows, num_chunks, chunk, gates_b, gates_t: tl.constexpr,
+    gates_i: tl.constexpr, gates_j: tl.constexpr, values_b, values_t: tl.constexpr,
+    values_i: tl.constexpr, d_states_b, d_states_t: tl.constexpr, d_states_i: tl.constexpr,
+    M: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, FAMILY: tl.constexpr,
+    SHIFT: tl.constexpr, R: tl.constexpr, L: tl.constexpr, RAGGED: tl.constexpr,
     PACKED: tl.constexpr, TEMPERED: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     """Run the adjoint recurrence in each chunk, from the gradients that enter at its end.
@@ -153,147 +197,188 @@ def local_backward(
     The states between the reflections of a step are not kept, but only their products with the
     vectors: with these, each reflection is undone before its gradient is formed.
     """
+    GATES: tl.constexpr = M + 1
     S: tl.constexpr = initial.dtype.element_ty
-    H, gates_b, gates_t, gates_i, gates_j, values_b, values_t, values_i = multiples(
-        (H, gates_b, gates_t, gates_i, gates_j, values_b, values_t, values_i), ALIGN, 8
-    )
-    d_states_b, d_states_t, d_states_i = multiples((d_states_b, d_states_t, d_states_i), ALIGN, 3)
+    gates_b, values_b, d_states_b = multiples((gates_b, values_b, d_states_b), ALIGN, 3)
     rows, lanes, mask = tile(num_rows, H, R, L)
     inverse = inverse_of(temperature, S, TEMPERED)
     b, c = rows // num_chunks, rows % num_chunks
     begun = c * chunk
     t = tl.minimum(begun + chunk, T) - 1
-    g_at = gates + b * gates_b + t * gates_t + lanes
-    v_at = values + b * values_b + t * values_t + lanes
-    dy_at = d_states + b * d_states_b + t * d_states_t + lanes
-    dg_at = d_gates + (b * T + t) * (M * (M + 1)) * H + lanes
+    # Rows in the order of the adjoint; the states take the opposite one.
+    g_at = ()
+    v_at = ()
+    dy_at = ()
+    h_at = ()
+    for step in tl.static_range(STEPS):
+        for i in tl.static_range(ROWS):
+            row_at = gates + b * gates_b + (t - step) * gates_t + lanes + i * gates_i
+            g_at = g_at + apart(row_at, gates_j, GATES)
+        v_at = v_at + apart(values + b * values_b + (t - step) * values_t + lanes, values_i, M)
+        of_step = d_states + b * d_states_b + (t - step) * d_states_t + lanes
+        dy_at = dy_at + apart(of_step, d_states_i, M)
+        # One step earlier.
+        h_at = h_at + apart(states + (b * T + t - step - 1) * M * H + lanes, H, M)
+    dg_at = d_gates + (b * T + t) * (M * GATES) * H + lanes
     dv_at = d_values + (b * T + t) * M * H + lanes
-    # One step earlier.
-    h_at = states + (b * T + t - 1) * M * H + lanes
     zero = tl.zeros((R, L), S)
     carry = load_all(leaving + rows * M * H + lanes, H, mask, S, M)
-    for _ in tl.range(0, chunk):
-        live = mask & (t >= begun)
-        if PACKED:
-            sequence = tl.load(sequences + t, mask=t >= begun, other=0).to(tl.int64)
-            first = live & (tl.load(positions + t, mask=t >= begun, other=1) == 0)
-            last = live & (tl.load(ends + t, mask=t >= begun, other=0) != 0)
-            carry = chosen(
-                last, load_all(d_final + sequence * M * H + lanes, H, last, S, M), carry, M
-            )
-        else:
-            sequence = b
-            first = live & (t == 0)
-        h = chosen(
-            first,
-            load_all(initial + sequence * M * H + lanes, H, first, S, M),
-            load_all(h_at, H, live & (t > 0), S, M),
-            M,
-        )
-        x = scaled(h, 2.0**-SHIFT, M)
-        mean = zero
-        products = x
-        row_at = g_at + (M - 1) * gates_i
-        for _ in tl.range(0, M):
-            g, row_at = load_row(row_at, -gates_i, gates_j, live, S, M + 1)
-            mean += g[M] * (1.0 / M)
-            w, _, factor, _ = reflection(g, inverse, M, SHIFT)
-            by_state = product(w, x, M)
-            x = plus(x, -factor * by_state, w, M)
-            products = unshifted(by_state, products, M)
-        a, kept = opening(mean, inverse)
-        dy, _ = load_row(dy_at, 0, d_states_i, live, S, M)
-        v, _ = load_row(v_at, 0, values_i, live, S, M)
-        d_a = zero
-        d_v = ()
-        mu = ()
-        for i in tl.static_range(M):
-            lam = carry[i] + dy[i]
-            # Scaled, because the difference may overflow although the gradient is finite.
-            d_a += lam * (v[i] * 2.0**-SHIFT - x[i])
-            d_v = d_v + (a * lam,)
-            mu = mu + (kept * lam,)
-        store_all(dv_at, H, d_v, live, M)
-        d_mean = d_a * (a * kept) * 2.0**SHIFT * (inverse * (1.0 / M))
-        row_at = g_at
-        d_row_at = dg_at
-        for _ in tl.range(0, M):
-            g, row_at = load_row(row_at, gates_i, gates_j, live, S, M + 1)
-            w, scale, factor, curve = reflection(g, inverse, M, SHIFT)
-            by_state = products[0]
-            products = pushed(products, products, M, 1)
-            by_adjoint = product(w, mu, M)
-            x = plus(x, factor * by_state, w, M)
-            bent = curve * by_adjoint * by_state
-            back = scale * -(2.0**SHIFT)
-            d_g = ()
+    if not PACKED:
+        started = load_all(initial + b * M * H + lanes, H, mask & (c == 0), S, M)
+    for _ in tl.range(0, tl.cdiv(chunk, STEPS)):
+        all_live = steps_back(t, begun, mask, STEPS, RAGGED)
+        if ROWS == M:
+            g_all = load_steps(g_at, all_live, S, STEPS, M * GATES)
+        v_all = load_steps(v_at, all_live, S, STEPS, M)
+        dy_all = load_steps(dy_at, all_live, S, STEPS, M)
+        later = steps_back(t, tl.maximum(begun, 1), mask, STEPS, RAGGED=True)
+        h_all = load_steps(h_at, later, S, STEPS, M)
+        for step in tl.static_range(STEPS):
+            live = mask & (t >= begun) if RAGGED else mask
+            h = part(h_all, step * M, M)
+            if PACKED:
+                sequence = tl.load(sequences + t, mask=t >= begun, other=0).to(tl.int64)
+                first = live & (tl.load(positions + t, mask=t >= begun, other=1) == 0)
+                last = live & (tl.load(ends + t, mask=t >= begun, other=0) != 0)
+                d_h = load_all(d_final + sequence * M * H + lanes, H, last, S, M)
+                carry = chosen(last, d_h, carry, M)
+                started = load_all(initial + sequence * M * H + lanes, H, first, S, M)
+                h = chosen(first, started, h, M)
+            else:
+                h = chosen(t == 0, started, h, M)
+            x = scaled(h, 2.0**-SHIFT, M)
+            mean = zero
+            products = x
+            g_row = advanced(g_at, (M - ROWS) * gates_i, STEPS * ROWS * GATES)
+            for _ in tl.range(0, M // ROWS):
+                if ROWS == M:
+                    g = part(g_all, step * M * GATES, M * GATES)
+                else:
+                    g = load_part(g_row, live, S, 0, ROWS * GATES)
+                    g_row = advanced(g_row, -ROWS * gates_i, ROWS * GATES)
+                for i in tl.static_range(ROWS):
+                    row = part(g, (ROWS - 1 - i) * GATES, GATES)
+                    mean += row[M] * (1.0 / M)
+                    w, _, factor, _ = reflection(row, inverse, M, SHIFT)
+                    by_state = product(w, x, M)
+                    x = plus(x, -factor * by_state, w, M)
+                    products = unshifted(by_state, products, M)
+            a, kept = opening(mean, inverse)
+            d_a = zero
+            d_v = ()
+            mu = ()
             for i in tl.static_range(M):
-                d_u = factor * by_state * mu[i] + factor * by_adjoint * x[i] + bent * w[i]
-                d_g = d_g + (back * d_u,)
-            store_all(d_row_at, H, d_g + (d_mean,), live, M + 1)
-            mu = plus(mu, -factor * by_adjoint, w, M)
-            d_row_at += (M + 1) * H
-        carry = mu
-        if PACKED:
-            store_all(d_initial + sequence * M * H + lanes, H, carry, first, M)
-        t -= 1
-        g_at -= gates_t
-        v_at -= values_t
-        dy_at -= d_states_t
-        dg_at -= M * (M + 1) * H
-        dv_at -= M * H
-        h_at -= M * H
+                lam = carry[i] + dy_all[step * M + i]
+                # Scaled, because the difference may overflow although the gradient is finite.
+                d_a += lam * (v_all[step * M + i] * 2.0**-SHIFT - x[i])
+                d_v = d_v + (a * lam,)
+                mu = mu + (kept * lam,)
+            store_all(dv_at, H, d_v, live, M)
+            d_mean = d_a * (a * kept) * 2.0**SHIFT * (inverse * (1.0 / M))
+            g_row = g_at
+            dg_row = dg_at
+            for _ in tl.range(0, M // ROWS):
+                if ROWS == M:
+                    g = part(g_all, step * M * GATES, M * GATES)
+                else:
+                    g = load_part(g_row, live, S, 0, ROWS * GATES)
+                    g_row = advanced(g_row, ROWS * gates_i, ROWS * GATES)
+                for i in tl.static_range(ROWS):
+                    row = part(g, i * GATES, GATES)
+                    w, scale, factor, curve = reflection(row, inverse, M, SHIFT)
+                    by_state = products[i]
+                    by_adjoint = product(w, mu, M)
+                    x = plus(x, factor * by_state, w, M)
+                    bent = curve * by_adjoint * by_state
+                    back = scale * -(2.0**SHIFT)
+                    d_g = ()
+                    for j in tl.static_range(M):
+                        d_u = factor * by_state * mu[j] + factor * by_adjoint * x[j] + bent * w[j]
+                        d_g = d_g + (back * d_u,)
+                    store_all(dg_row + i * GATES * H, H, d_g + (d_mean,), live, GATES)
+                    mu = plus(mu, -factor * by_adjoint, w, M)
+                products = pushed(products, products, M, ROWS)
+                dg_row += ROWS * GATES * H
+            carry = chosen(live, mu, carry, M) if RAGGED else mu
+            if PACKED:
+                store_all(d_initial + sequence * M * H + lanes, H, carry, first, M)
+            t -= 1
+            dg_at -= M * GATES * H
+            dv_at -= M * H
+        g_at = advanced(g_at, -STEPS * gates_t, STEPS * ROWS * GATES)
+        v_at = advanced(v_at, -STEPS * values_t, STEPS * M)
+        dy_at = advanced(dy_at, -STEPS * d_states_t, STEPS * M)
+        h_at = advanced(h_at, -STEPS * M * H, STEPS * M)
     if not PACKED:
         store_all(d_initial + b * M * H + lanes, H, carry, mask & (c == 0), M)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def chunk_backward(
     gates, d_states, d_final, maps, temperature, sequences, ends,
-    T, H, num_maps, maps_of_row, chunk, gates_b, gates_t, gates_i, gates_j, d_states_b, d_states_t,
-    d_states_i,
-    M: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr, FAMILY: tl.constexpr,
-    SHIFT: tl.constexpr, R: tl.constexpr, L: tl.constexpr, RAGGED: tl.constexpr,
-    PACKED: tl.constexpr, TEMPERED: tl.constexpr,
+    T, H: tl.constexpr, num_maps, maps_of_row, chunk, gates_b, gates_t: tl.constexpr,
+    gates_i: tl.constexpr, gates_j: tl.constexpr, d_states_b, d_states_t: tl.constexpr,
+    d_states_i: tl.constexpr,
+    M: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    FAMILY: tl.constexpr, SHIFT: tl.constexpr, R: tl.constexpr, L: tl.constexpr,
+    RAGGED: tl.constexpr, PACKED: tl.constexpr, TEMPERED: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     """Find where all chunks but the first take unit vectors of the adjoint, and zero."""
+    GATES: tl.constexpr = M + 1
     S: tl.constexpr = maps.dtype.element_ty
+    gates_b, d_states_b = multiples((gates_b, d_states_b), ALIGN, 2)
     rows, lanes, mask = tile(num_maps, H, R, L)
     first = tl.program_id(2) * COLUMNS + tl.zeros_like(rows)
     inverse = inverse_of(temperature, S, TEMPERED)
     b, c = rows // maps_of_row, rows % maps_of_row + 1
     begun = c * chunk
     t = tl.minimum(begun + chunk, T) - 1
-    g_at = gates + b * gates_b + t * gates_t + lanes
-    dy_at = d_states + b * d_states_b + t * d_states_t + lanes
+    g_at = ()
+    dy_at = ()
+    for step in tl.static_range(STEPS):
+        for i in tl.static_range(ROWS):
+            row_at = gates + b * gates_b + (t - step) * gates_t + lanes + i * gates_i
+            g_at = g_at + apart(row_at, gates_j, GATES)
+        of_step = d_states + b * d_states_b + (t - step) * d_states_t + lanes
+        dy_at = dy_at + apart(of_step, d_states_i, M)
     zero = tl.zeros((R, L), S)
     carry = unit_columns(first, zero, M, COLUMNS)
-    for _ in tl.range(0, chunk):
-        live = mask & (t >= begun) if RAGGED else mask
-        if PACKED:
-            sequence = tl.load(sequences + t, mask=t >= begun, other=0).to(tl.int64)
-            last = live & (tl.load(ends + t, mask=t >= begun, other=0) != 0)
-            d_h = load_all(d_final + sequence * M * H + lanes, H, last, S, M)
-            reset = last_column(first, d_h, zero, M, COLUMNS)
-            carry = chosen(last, reset, carry, COLUMNS * M)
-        dy, _ = load_row(dy_at, 0, d_states_i, live, S, M)
-        mu = ()
-        for i in tl.static_range(M):
-            for k in tl.static_range(COLUMNS):
-                lam = with_input(carry[i * COLUMNS + k], 1.0, dy[i], first, k, M, COLUMNS)
-                mu = mu + (lam,)
-        mean = zero
-        row_at = g_at
-        for _ in tl.range(0, M // UNROLL):
-            for _ in tl.static_range(UNROLL):
-                g, row_at = load_row(row_at, gates_i, gates_j, live, S, M + 1)
-                mean += g[M] * (1.0 / M)
-                w, _, factor, _ = reflection(g, inverse, M, SHIFT)
-                mu = reflected(mu, w, factor, M, COLUMNS)
-        _, kept = opening(mean, inverse)
-        after = scaled(mu, kept, COLUMNS * M)
-        carry = chosen(live, after, carry, COLUMNS * M) if RAGGED else after
-        t -= 1
-        g_at -= gates_t
-        dy_at -= d_states_t
+    for _ in tl.range(0, chunk // STEPS):
+        # Steps before the chunk, of another one, can be read: all chunks but the first are here.
+        if ROWS == M:
+            g_all = load_part(g_at, mask, S, 0, STEPS * M * GATES)
+        dy_all = load_part(dy_at, mask, S, 0, STEPS * M)
+        for step in tl.static_range(STEPS):
+            live = mask & (t >= begun) if RAGGED else mask
+            if PACKED:
+                sequence = tl.load(sequences + t, mask=t >= begun, other=0).to(tl.int64)
+                last = live & (tl.load(ends + t, mask=t >= begun, other=0) != 0)
+                d_h = load_all(d_final + sequence * M * H + lanes, H, last, S, M)
+                reset = last_column(first, d_h, zero, M, COLUMNS)
+                carry = chosen(last, reset, carry, COLUMNS * M)
+            mu = ()
+            for i in tl.static_range(M):
+                dy = dy_all[step * M + i]
+                for k in tl.static_range(COLUMNS):
+                    lam = with_input(carry[i * COLUMNS + k], 1.0, dy, first, k, M, COLUMNS)
+                    mu = mu + (lam,)
+            mean = zero
+            g_row = g_at
+            for _ in tl.range(0, M // ROWS):
+                if ROWS == M:
+                    g = part(g_all, step * M * GATES, M * GATES)
+                else:
+                    g = load_part(g_row, mask, S, 0, ROWS * GATES)
+                    g_row = advanced(g_row, ROWS * gates_i, ROWS * GATES)
+                for i in tl.static_range(ROWS):
+                    row = part(g, i * GATES, GATES)
+                    mean += row[M] * (1.0 / M)
+                    w, _, factor, _ = reflection(row, inverse, M, SHIFT)
+                    mu = reflected(mu, w, factor, M, COLUMNS)
+            _, kept = opening(mean, inverse)
+            after = scaled(mu, kept, COLUMNS * M)
+            carry = chosen(live, after, carry, COLUMNS * M) if RAGGED else after
+            t -= 1
+        g_at = advanced(g_at, -STEPS * gates_t, STEPS * ROWS * GATES)
+        dy_at = advanced(dy_at, -STEPS * d_states_t, STEPS * M)
     store_columns(maps, rows, lanes, first, carry, mask, H, M, COLUMNS)

@@ -7,23 +7,20 @@ a block or channel. All tensors have lanes innermost in memory.
 import triton
 import triton.language as tl
 
+# Arguments that differ from call to call: none of their values makes another kernel.
+SIZES = ["T", "num_rows", "num_chunks", "num_maps", "maps_of_row", "chunk"]
+
 
 @triton.jit
 def tile(num_rows, H, R: tl.constexpr, L: tl.constexpr):
-    """Return the rows (R, 1) and lanes (1, L) of a program, int64, and which of them exist."""
-    rows = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
-    lanes = tl.program_id(1).to(tl.int64) * L + tl.arange(0, L)[None, :]
-    return rows, lanes, (rows < num_rows) & (lanes < H)
-
-
-@triton.jit
-def readable(num_rows, H, R: tl.constexpr, L: tl.constexpr):
-    """Return what :func:`tile` does, but with a mask of what can be read.
+    """Return the rows (R, 1) and lanes (1, L) of a program, int64, and which can be read.
 
     If a thread has one lane, places that do not exist repeat the last one, and all can be read and
     written: a load of 16 bits with a mask takes another instruction, which clears the register.
     """
-    rows, lanes, mask = tile(num_rows, H, R, L)
+    rows = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)[:, None]
+    lanes = tl.program_id(1).to(tl.int64) * L + tl.arange(0, L)[None, :]
+    mask = (rows < num_rows) & (lanes < H)
     if R * L == 32:
         rows = tl.minimum(rows, num_rows - 1)
         lanes = tl.minimum(lanes, H - 1)
@@ -66,6 +63,42 @@ def load_part(pointers, mask, S: tl.constexpr, BEGIN: tl.constexpr, COUNT: tl.co
 
 
 @triton.jit
+def load_steps(pointers, masks, S: tl.constexpr, STEPS: tl.constexpr, COUNT: tl.constexpr):
+    """Return COUNT tiles of each of several steps, in dtype S; each step has a mask."""
+    tiles = ()
+    for step in tl.static_range(STEPS):
+        tiles = tiles + load_part(pointers, masks[step], S, step * COUNT, COUNT)
+    return tiles
+
+
+@triton.jit
+def steps_ahead(t, end, mask, STEPS: tl.constexpr, RAGGED: tl.constexpr):
+    """Return the masks of the steps from t on; if ragged, those from ``end`` on do not exist."""
+    masks = ()
+    for step in tl.static_range(STEPS):
+        masks = masks + (mask & (t + step < end) if RAGGED else mask,)
+    return masks
+
+
+@triton.jit
+def steps_back(t, begun, mask, STEPS: tl.constexpr, RAGGED: tl.constexpr):
+    """Return the masks of the steps back from t; if ragged, those before ``begun`` do not exist."""
+    masks = ()
+    for step in tl.static_range(STEPS):
+        masks = masks + (mask & (t - step >= begun) if RAGGED else mask,)
+    return masks
+
+
+@triton.jit
+def part(tiles, BEGIN: tl.constexpr, COUNT: tl.constexpr):
+    """Return COUNT tiles, from number BEGIN on."""
+    result = ()
+    for i in tl.static_range(COUNT):
+        result = result + (tiles[BEGIN + i],)
+    return result
+
+
+@triton.jit
 def apart(pointers, stride, COUNT: tl.constexpr):
     """Return COUNT pointers, a stride apart.
 
@@ -86,20 +119,6 @@ def advanced(pointers, by, COUNT: tl.constexpr):
     for i in tl.static_range(COUNT):
         result = result + (pointers[i] + by,)
     return result
-
-
-@triton.jit
-def load_row(pointers, row_stride, stride, mask, S: tl.constexpr, COUNT: tl.constexpr):
-    """Return COUNT tiles, a stride apart, in dtype S, and pointers to the next row.
-
-    A pointer that moves takes fewer instructions than a product of strides for each tile.
-    """
-    tiles = ()
-    at = pointers
-    for i in tl.static_range(COUNT):
-        tiles = tiles + (tl.load(at, mask=mask).to(S),)
-        at += stride if i + 1 < COUNT else row_stride - (COUNT - 1) * stride
-    return tiles, at
 
 
 @triton.jit

@@ -1571,10 +1571,10 @@ TRITON_KERNELS = [
         ("tests/ops/triton/test_sizes.py",),
     ),
     Fault(
-        "triton: the map of a chunk is transposed",
+        "triton: columns of the map of a chunk multiply other entries",
         TRITON + "kernels/carries.py",
-        "column_at += M * H",
-        "column_at += H",
+        "tl.where(entry == j, x, 0.0)",
+        "tl.where(entry == (j + 1) % M, x, 0.0)",
         TRITON_TESTS,
     ),
     Fault(
@@ -1608,8 +1608,33 @@ TRITON_KERNELS = [
     Fault(
         "triton: a reflection does not bend with the length of its vector",
         TRITON + "kernels/reflect.py",
-        " + bent * w[i]",
+        " + bent * w[j]",
         "",
+        TRITON_TESTS,
+    ),
+    Fault(
+        "triton: the steps that are read at once are the first one, many times",
+        TRITON + "kernels/block.py",
+        "row_at = gates + b * gates_b + (t + step) * gates_t + lanes + i * gates_i\n"
+        "            g_at = g_at + apart(row_at, gates_j, GATES)\n"
+        "            v_at = v_at + (values + b * values_b + (t + step) * values_t",
+        "row_at = gates + b * gates_b + (t + step) * gates_t + lanes + i * gates_i\n"
+        "            g_at = g_at + apart(row_at, gates_j, GATES)\n"
+        "            v_at = v_at + (values + b * values_b + (t + 0) * values_t",
+        TRITON_TESTS,
+    ),
+    Fault(
+        "triton: a step that does not exist changes the gradient of the initial state",
+        TRITON + "kernels/block.py",
+        "carry = chosen(live, sums, before, M) if RAGGED else sums",
+        "carry = sums",
+        TRITON_TESTS,
+    ),
+    Fault(
+        "triton: a length that steps do not divide is read beyond its end",
+        TRITON + "launch.py",
+        "self.ragged or self.chunk % steps != 0",
+        "self.ragged",
         TRITON_TESTS,
     ),
     Fault(

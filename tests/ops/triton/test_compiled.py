@@ -34,32 +34,38 @@ ROOT = Path(__file__).parents[3]
 (TABLE,) = (ROOT / "results" / "bench").glob("kernels-*.jsonl")
 
 
-def buckets():
+def entries():
     """Yield each entry of the plan, at the largest block size for which it is chosen.
 
-    Large blocks take up to ten seconds to compile. Those of reflections and of packed sequences are
-    left to ``make test-compiled``.
+    Blocks above 8 take up to ten seconds to compile, packed ones longer: they are left to ``make
+    test-compiled``.
     """
-    for table, crowded in ((plan._SHAPES, False), (plan._CROWDED, True)):
-        for (kernels, kernel), shapes in table.items():
-            for size, _ in shapes:
-                if size <= 8 or not (crowded or kernels == "reflect"):
-                    yield kernels, kernel, size, crowded
+    for table, full in ((plan._SHAPES, False), (plan._FULL, True)):
+        for (kernels, name), shapes in table.items():
+            kernel = "chunk_backward" if name == "chunk" else name
+            yield from ((kernels, kernel, size, full) for size, _ in shapes if size <= 8)
 
 
-@pytest.mark.parametrize(("kernels", "kernel", "size", "crowded"), list(buckets()))
-def test_every_entry_of_the_plan_spills_no_register(kernels, kernel, size, crowded):
-    gates = {"reflect": "householder", "block": "sigmoid", "lag": "signed"}
-    options = {"gate": "householder" if kernels == "reflect" else "softmax"}
-    if crowded:
-        ragged = kernel in ("local_forward", "chunk_backward")
-        options = {"gate": gates[kernels], "dtype": "float32", "packed": True, "ragged": ragged}
-    found = compiled(Variant("lag" if kernels == "lag" else "block", kernel, size, **options))
+@pytest.mark.parametrize(("kernels", "kernel", "size", "full"), list(entries()))
+def test_every_entry_of_the_plan_spills_no_register(kernels, kernel, size, full):
+    gate = "householder" if kernels == "reflect" else "softmax"
+    operator = "lag" if kernels == "lag" else "block"
+    found = compiled(Variant(operator, kernel, size, gate=gate, full=full))
     assert found.spilled == 0
     assert found.registers <= 255
-    # Eight neighbouring gates of 16 bits are one load.
-    if not crowded and kernel.startswith("local") and size <= 4:
-        assert found.load == 16
+    # Neighbouring gates of 16 bits are one load.
+    assert found.load == 2 * found.lanes // 32
+    assert found.wait < 1.3
+
+
+@pytest.mark.parametrize("kernels", ["block", "lag", "reflect"])
+@pytest.mark.parametrize("kernel", KERNELS[:4])
+def test_packed_sequences_and_odd_lengths_spill_no_register(kernels, kernel):
+    gate = {"reflect": "householder", "block": "sigmoid", "lag": "signed"}[kernels]
+    operator = "lag" if kernels == "lag" else "block"
+    ragged = kernel != "chunk_forward"
+    options = {"dtype": "float32", "packed": True, "ragged": ragged}
+    assert compiled(Variant(operator, kernel, 4, gate=gate, **options)).spilled == 0
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_100", "gfx942"])
@@ -70,12 +76,27 @@ def test_kernels_compile_for_every_target(kernel, target):
     assert (found.predicted_us is None) == (target == "gfx942")
 
 
-@pytest.mark.parametrize(("width", "load", "most"), [(200, 16, 0.64), (196, 8, 0.7), (191, 2, 1.2)])
+@pytest.mark.parametrize(
+    ("width", "full", "load", "most"),
+    [(200, True, 16, 0.54), (196, True, 8, 0.56), (194, False, 4, 0.57), (191, False, 2, 0.6)],
+)
 @pytest.mark.parametrize("kernel", ["local_forward", "local_backward"])
-def test_loads_are_as_wide_as_the_number_of_units_allows(kernel, width, load, most):
-    found = compiled(Variant("block", kernel, 4, width=width))
+def test_loads_are_as_wide_as_the_number_of_units_allows(kernel, width, full, load, most):
+    found = compiled(Variant("block", kernel, 2, width=width, full=full))
     assert (found.spilled, found.load) == (0, load)
     assert found.issue < most
+
+
+def test_a_number_of_steps_or_chunks_makes_no_other_kernel():
+    from statemix.ops.triton.launch import KERNELS as MODULES
+
+    for module in MODULES.values():
+        for kernel in KERNELS[:4]:
+            parameters = getattr(module, kernel).params
+            sizes = {p.name for p in parameters if p.do_not_specialize}
+            assert sizes == {p.name for p in parameters} & {
+                "T", "num_rows", "num_chunks", "num_maps", "maps_of_row", "chunk"
+            }  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
@@ -122,7 +143,7 @@ def test_every_configuration_is_listed_once_and_in_rounds():
     first = list(islice(every, len(round_of)))
     assert len({(v.operator, v.kernel, v.size, v.gate, v.target) for v in first}) == len(round_of)
     assert {v.dtype for v in first} == {"bfloat16", "float16", "float32", "float64"}
-    assert (len(every), len(round_of)) == (431_104, 4_096)
+    assert (len(every), len(round_of)) == (574_464, 4_096)
     assert f"{len(every):,} configurations" in (text := (ROOT / "docs" / "kernels.md").read_text())
     assert f"round of {len(round_of):,}" in text
 

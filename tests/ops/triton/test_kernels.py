@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from statemix import ops
 from statemix.ops.backends import reason_of
+from statemix.ops.triton.plan import FULL_SIZE, shape_of
 
 pytestmark = pytest.mark.skipif(reason_of("triton") is not None, reason=str(reason_of("triton")))
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 # One chunk, or chunks of three steps, the last of which may be shorter.
 CHUNKS = [0, 3]
-# Lags unroll four steps.
+# Threads read up to four steps of packed sequences at once.
 MORE_CHUNKS = [*CHUNKS, 4]
 # One family for each module of kernels.
 every_kernel = pytest.mark.parametrize(
@@ -48,7 +49,7 @@ def test_every_size_equals_the_reference(problem, agree, kind, gate, size):
     agree(*outcomes(problem(kind, batch=1, length=3, size=size), gate))
 
 
-# Of these sizes, 8 and 10 unroll a part of their rows, and 10 has several groups of columns; the
+# Of these sizes, 10 reads a part of its rows at once, and has several groups of columns; the
 # others are in test_sizes.py, with a single step, because those of large blocks take long.
 @every_kernel
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 10] if DEVICE == "cpu" else range(1, 17))
@@ -56,9 +57,33 @@ def test_chunks_of_every_size_equal_the_reference(problem, agree, kind, gate, si
     agree(*outcomes(problem(kind, batch=1, length=4, blocks=2, size=size), gate, chunk=3))
 
 
+@every_kernel
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("chunked", [False, True])
+def test_steps_that_are_read_at_once_equal_the_reference(problem, agree, kind, gate, size, chunked):
+    """Twice as many steps as a thread reads at once, and one that is left; or chunks of so many."""
+    kernels = {"blocks": "block", "lags": "lag"}[kind] if gate == "softmax" else "reflect"
+    kernel = "chunk_forward" if chunked else "local_forward"
+    steps = shape_of(kernels, kernel, size, 4).steps
+    length, chunk = (4 * steps + 1, 2 * steps) if chunked else (2 * steps + 1, 0)
+    p = problem(kind, batch=1, length=length, blocks=3, size=size)
+    agree(*outcomes(p, gate, chunk=chunk))
+
+
+@every_kernel
+@pytest.mark.parametrize("size", range(1, FULL_SIZE + 1))
+def test_eight_lanes_of_a_thread_equal_the_reference(problem, agree, monkeypatch, kind, gate, size):
+    """As where sequences are many."""
+    # Imports Triton.
+    from statemix.ops.triton import launch
+
+    monkeypatch.setattr(launch, "fills", lambda _: True)
+    agree(*outcomes(problem(kind, batch=1, length=9, blocks=16, size=size), gate))
+
+
 def test_groups_of_columns_of_reflections_equal_the_reference(problem, agree):
-    """Their maps are divided among threads only above m = 12."""
-    agree(*outcomes(problem("blocks", lengths=[1, 2], blocks=1, size=16), "householder", chunk=2))
+    """Their maps are divided among threads only above m = 9."""
+    agree(*outcomes(problem("blocks", lengths=[1, 2], blocks=1, size=10), "householder", chunk=2))
 
 
 @pytest.mark.parametrize("lengths", [None, [3, 0, 4, 1]], ids=["batch", "packed"])
@@ -299,7 +324,7 @@ def test_random_shapes_equal_the_reference(
     problem, agree, kind, gate, size, blocks, dtype, packed, data
 ):
     """On a GPU, about 120 kernels are compiled for them."""
-    # Lags unroll four steps where they can.
+    # Threads read up to four steps of packed sequences at once.
     chunks = [4] if kind == "lags" else [3, 5]
     shape, chunk = data.draw(shapes(packed, blocks, chunks))
     p = problem(kind, size=size, **shape)

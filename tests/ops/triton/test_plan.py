@@ -9,9 +9,11 @@ import torch
 from statemix import ops
 from statemix.ops.backends import reason_of
 from statemix.ops.triton.plan import (
+    FULL_SIZE,
+    ahead_of,
     alignment,
     chunk_of,
-    crowded,
+    fills,
     shape_of,
     tile_of,
 )
@@ -21,25 +23,30 @@ from statemix.ops.triton.plan import (
     ("length", "lanes", "size", "chunk"),
     [
         # Lanes enough: one chunk.
-        (2048, 34_000, 4, 2048),
+        (2048, 40_000, 4, 2048),
         (1 << 20, 40_000, 1, 1 << 20),
-        # 23 chunks of 90 steps make up for the lanes; 32 chunks of 64 have no shorter one.
+        # 26 chunks of 79 steps make up for the lanes; 64 is the divisor nearest to it.
         (2048, 1536, 4, 64),
-        (2048, 1536, 16, 64),
-        # Nothing divides a prime. A multiple of 8 can be unrolled.
-        (2039, 1536, 4, 88),
+        # 40 and 7 chunks: the nearest divisors are a half and a third longer.
+        (2048, 1000, 5, 64),
+        (2048, 6144, 4, 256),
+        # Chunks of 20 steps would be too many.
+        (2048, 384, 16, 32),
+        # Nothing divides a prime, and nothing near divides 1000. Multiples of 16 are read at once.
+        (2039, 1536, 4, 80),
+        (1000, 1536, 4, 32),
         # Chunks take 1.7 times as long as one pass on a full device, large blocks 3 or 4.
-        (2048, 20_000, 4, 2048),
-        (2048, 20_000, 8, 2048),
-        (2048, 19_999, 8, 1024),
-        (2048, 11_334, 9, 2048),
-        (2048, 11_333, 12, 512),
-        (2048, 8_500, 16, 2048),
-        (2048, 8_499, 13, 256),
+        (2048, 23_530, 4, 2048),
+        (2048, 23_530, 8, 2048),
+        (2048, 23_529, 8, 1024),
+        (2048, 13_334, 9, 2048),
+        (2048, 13_333, 12, 512),
+        (2048, 10_000, 16, 2048),
+        (2048, 9_999, 13, 512),
         (2048, 1, 17, 2048),
-        # No chunk is shorter than 16 steps, and few steps are one chunk.
-        (1024, 10, 4, 16),
-        (31, 10, 4, 31),
+        # No chunk is shorter than 32 steps, and few steps are one chunk.
+        (1024, 10, 4, 32),
+        (63, 10, 4, 63),
         (1, 1, 1, 1),
         # Nor are there many thousands.
         (1 << 20, 1, 4, 256),
@@ -109,23 +116,52 @@ def test_tiles_waste_few_lanes(rows, lanes, per_thread, tile):
     )
 
 
-def test_threads_hold_less_of_larger_problems():
-    for operator in ("block", "lag", "reflect"):
-        for kernel in ("local_forward", "local_backward", "chunk_forward", "chunk_backward"):
-            shapes = [shape_of(operator, kernel, m, 4) for m in range(1, 20)]
-            lanes = [shape.lanes for shape in shapes]
-            assert lanes == sorted(lanes, reverse=True)
-            for m, shape in enumerate(shapes, 1):
-                assert shape.columns <= m + 1
-                assert (shape.columns > 0) == kernel.startswith("chunk")
-                # Rows of a step are unrolled in equal parts.
-                assert operator == "lag" or m % shape.unroll == 0
-                # Numbers of 64 bits take the registers of twice as many.
-                twice = shape_of(operator, kernel, 2 * m, 4)
-                assert shape_of(operator, kernel, m, 8).lanes == max(1, twice.lanes // 2)
-                for align in (1, 2, 4, 8):
-                    found = shape_of(operator, kernel, m, 4, align=align)
-                    assert found == shape._replace(lanes=min(shape.lanes, align))
+@pytest.mark.parametrize("operator", ["block", "lag", "reflect"])
+@pytest.mark.parametrize(
+    "kernel", ["local_forward", "local_backward", "chunk_forward", "chunk_backward"]
+)
+def test_what_a_thread_holds(operator, kernel):
+    for m in range(1, 20):
+        shape = shape_of(operator, kernel, m, 2)
+        assert (shape.columns > 0) == kernel.startswith("chunk")
+        assert shape.columns <= m + 1
+        # Rows are read in equal parts, and steps only with all rows.
+        assert m % shape.rows == 0
+        assert operator == "lag" or shape.steps == 1 or shape.rows == m
+        # A thread reads 16 gates or more at once, but of blocks of a prime size above 8.
+        gates = shape.lanes * shape.steps * shape.rows * (m + 1)
+        assert gates >= 16 or m >= 11
+        # Numbers of 32 bits are half as many lanes, and of 64 those of twice the size.
+        assert shape_of(operator, kernel, m, 4) == shape._replace(lanes=max(1, shape.lanes // 2))
+        assert shape_of(operator, kernel, m, 8)[1] == shape_of(operator, kernel, 2 * m, 2).steps
+        for align in (1, 2):
+            found = shape_of(operator, kernel, m, 2, align=align)
+            assert found == shape._replace(lanes=min(shape.lanes, align))
+        packed = shape_of(operator, kernel, m, 2, packed=True)
+        assert packed.steps <= shape.steps
+        assert packed.steps == 1 or packed.steps * packed.rows * (m + 1) <= 48
+        assert packed.columns <= (shape.columns if m <= 11 else 3)
+        full = shape_of(operator, kernel, m, 2, full=True)
+        if m <= FULL_SIZE and not shape.columns:
+            assert full.lanes >= 4
+        else:
+            assert full == shape
+
+
+def test_many_lanes_are_eight_for_a_thread():
+    assert fills(1500 * 32 * 8)
+    assert not fills(1500 * 32 * 8 - 1)
+
+
+def test_maps_in_flight_fit_shared_memory():
+    for m in range(1, 17):
+        for state_bytes in (4, 8):
+            ahead = ahead_of(m, state_bytes)
+            assert ahead.places // 2 < m <= ahead.places
+            of_map = state_bytes * (m + 1) * ahead.places * ahead.lanes
+            assert of_map * (ahead.stages - 1) <= 49_152
+            assert 2 <= ahead.stages <= 8
+            assert m > 8 or state_bytes > 4 or ahead.stages >= 6
 
 
 @pytest.mark.parametrize(
@@ -134,30 +170,3 @@ def test_threads_hold_less_of_larger_problems():
 )
 def test_neighbouring_lanes_are_one_load_if_all_strides_are_multiples(strides, align):
     assert alignment(*strides) == align
-
-
-@pytest.mark.parametrize(
-    ("kernel", "gate", "element_bytes", "options", "wanted"),
-    [
-        ("local_forward", "householder", 4, {}, False),
-        ("local_forward", "signed", 2, {}, True),
-        ("local_forward", "softmax", 2, {"ragged": True}, True),
-        ("local_backward", "softmax", 2, {"ragged": True}, False),
-        ("local_backward", "softmax", 2, {"packed": True}, True),
-        ("local_backward", "softmax", 4, {}, True),
-        ("local_backward", "relu", 2, {}, True),
-        ("chunk_forward", "relu", 4, {}, False),
-        ("chunk_forward", "softmax", 2, {"packed": True}, True),
-        ("chunk_backward", "softmax", 2, {"ragged": True}, True),
-    ],
-)
-def test_kernels_that_keep_much_hold_fewer_lanes(kernel, gate, element_bytes, options, wanted):
-    options = {"packed": False, "ragged": False} | options
-    assert crowded(kernel, gate, element_bytes, **options) == wanted
-    if wanted:
-        for operator in ("block", "lag", "reflect"):
-            for m in range(1, 17):
-                few, many = (
-                    shape_of(operator, kernel, m, 4, crowded=full) for full in (True, False)
-                )
-                assert few.lanes <= many.lanes

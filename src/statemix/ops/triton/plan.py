@@ -112,11 +112,12 @@ _SHAPES = {
         (6, Shape(1, 2, 6, 7)),
         (8, Shape(1, 1, 8, 9)),
         (9, Shape(1, 1, 3, 5)),
-        (11, Shape(1, 1, 5, 5)),
-        (12, Shape(1, 1, 4, 5)),
+        (10, Shape(1, 1, 5, 6)),
+        (11, Shape(1, 1, 1, 5)),
+        (12, Shape(1, 1, 4, 7)),
         (14, Shape(1, 1, 2, 5)),
-        (15, Shape(1, 1, 3, 5)),
-        (16, Shape(1, 1, 4, 5)),
+        (15, Shape(1, 1, 3, 6)),
+        (16, Shape(1, 1, 4, 6)),
     ),
     ("lag", "local_forward"): (
         (3, Shape(2, 16)),
@@ -129,7 +130,7 @@ _SHAPES = {
         (16, Shape(1, 2)),
     ),
     ("lag", "chunk"): (
-        (2, Shape(1, 16, 1, 3)),
+        (3, Shape(1, 16, 1, 4)),
         (8, Shape(1, 8, 1, 9)),
         (11, Shape(1, 4, 1, 6)),
         (13, Shape(1, 4, 1, 7)),
@@ -259,11 +260,14 @@ def shape_of(
     if shape is None:
         shape = Shape(1, columns=1 if maps else 0)
     lanes, steps, rows, columns = shape
-    if packed:
-        steps = min(steps, 2 if kernels == "lag" and maps and size > 4 else 4)
-        columns = columns if size <= 12 else min(columns, 4)
     if kernels != "lag":
         rows = size if size <= rows else math.gcd(size, rows)
+    if packed:
+        # More would be compiled for ten seconds and longer.
+        most = 48 // (rows * (size + 1)) if kernels != "lag" or not maps or size <= 4 else 2
+        steps = min(steps, 1 << max(1, most).bit_length() - 1)
+    if (packed or registers > 1) and registers * size > 11:
+        columns = min(columns, 3)
     return Shape(
         min(max(1, 2 * lanes // element_bytes), align), steps, rows, min(columns, size + 1)
     )

@@ -126,8 +126,8 @@ cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)
 [ "$cores" -gt 16 ] && cores=16
 part 40 "gradients at every m, against the float64 reference" \
   "$python" benchmarks/gradients.py "$rows" --workers "$cores"
-# For the gradients 304 kernels are compiled, for the proofs about 540, and for the other tests about
-# 1,050; the seconds of each are in results/bench/kernels-*.jsonl. Every test is printed when it
+# For the gradients 304 kernels are compiled, for the proofs about 370, and for the other tests about
+# 1,100; the seconds of each are in results/bench/kernels-*.jsonl. Every test is printed when it
 # has run, so that those are known that ran before the time was over.
 beside=()
 of_sizes="16_bits_are_near or never_read_back"

@@ -1613,14 +1613,10 @@ TRITON_KERNELS = [
         TRITON_TESTS,
     ),
     Fault(
-        "triton: the steps that are read at once are the first one, many times",
+        "triton: of the steps that are read at once, all have the states of the first",
         TRITON + "kernels/block.py",
-        "row_at = gates + b * gates_b + (t + step) * gates_t + lanes + i * gates_i\n"
-        "            g_at = g_at + apart(row_at, gates_j, GATES)\n"
-        "            v_at = v_at + (values + b * values_b + (t + step) * values_t",
-        "row_at = gates + b * gates_b + (t + step) * gates_t + lanes + i * gates_i\n"
-        "            g_at = g_at + apart(row_at, gates_j, GATES)\n"
-        "            v_at = v_at + (values + b * values_b + (t + 0) * values_t",
+        "apart(states + (b * T + t - step - 1) * M * H + lanes, H, M)",
+        "apart(states + (b * T + t - 1) * M * H + lanes, H, M)",
         TRITON_TESTS,
     ),
     Fault(

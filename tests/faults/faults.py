@@ -595,6 +595,13 @@ MODELS = [
         ("tests/layers/test_gated_recurrence.py",),
     ),
     Fault(
+        "layout: joined units keep their rows together",
+        "src/statemix/ops/layout.py",
+        "units.mT.flatten(-2)",
+        "units.flatten(-2)",
+        ("tests/ops/test_layout.py",),
+    ),
+    Fault(
         "decoding: a prepared step serves states of any memory order",
         "src/statemix/ops/decoding.py",
         "*(state.shape, state.stride(), state.dtype, state.device),",
@@ -614,6 +621,13 @@ MODELS = [
         "    keys = _keys(tensor)\n",
         "    keys = _keys(tensor if not tensor.is_neg() else tensor.resolve_neg())\n",
         ("tests/ops/test_decoding.py", "tests/ops/test_registered.py"),
+    ),
+    Fault(
+        "shortcuts: the first tensor alone is asked whether it is plain",
+        "src/statemix/ops/shortcuts.py",
+        "    for tensor in tensors:\n",
+        "    for tensor in tensors[:1]:\n",
+        ("tests/ops/test_decoding.py", "tests/layers/test_gated_recurrence.py"),
     ),
     Fault(
         "shortcuts: a profiler sees no operator",

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from statemix import ops
-from statemix.ops.shortcuts import is_plain
+from statemix.ops.shortcuts import are_plain
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
@@ -149,7 +149,8 @@ def test_only_dense_tensors_of_torch_itself_are_plain():
     class Sub(torch.Tensor):
         pass
 
-    assert is_plain(torch.ones(2))
+    assert are_plain(torch.ones(2))
+    assert are_plain(torch.ones(2), torch.zeros(3))
     for other in (
         torch.nn.Parameter(torch.ones(2)),
         torch.ones(2).as_subclass(Sub),
@@ -158,4 +159,6 @@ def test_only_dense_tensors_of_torch_itself_are_plain():
         torch.ones(2).to_sparse(),
         3,
     ):
-        assert not is_plain(other)
+        assert not are_plain(other)
+        assert not are_plain(torch.ones(2), other)
+        assert not are_plain(other, torch.ones(2))

@@ -147,8 +147,7 @@ class BDLRU(GatedRecurrence):
         return self._read(states), state
 
     def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        self._check_step(x_t, state)
-        values, gates = self.value_proj(x_t), self._projected_gates(x_t)
+        values, gates = self._project(x_t, state)
         direct = self._direct_step("block", self.block_size, gates, values, state)
         if direct is not None:
             h_t, state = direct

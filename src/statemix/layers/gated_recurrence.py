@@ -23,7 +23,7 @@ from statemix.layers.state import State
 from statemix.ops.checks import FLOATING, bind, check_choice, check_floating
 from statemix.ops.decoding import projected_step
 from statemix.ops.layout import split_units
-from statemix.ops.shortcuts import is_plain
+from statemix.ops.shortcuts import are_plain
 
 Selectivity = Literal[True, False, "pointwise"]
 InitialState = Literal["zero", "learned"]
@@ -189,21 +189,25 @@ class GatedRecurrence(Layer):
         if state.device != device:
             raise ValueError(f"state must be on {device}, got {state.device}")
 
-    def _check_step(self, x_t: Tensor, state: State) -> None:
+    def _project(self, x_t: Tensor, state: State) -> tuple[Tensor, Tensor]:
+        """Check the arguments of ``step``, and return values and :meth:`_projected_gates`."""
+        value_proj = self.value_proj
         # What fits is recognised by few comparisons: the general check takes as long as a product
         # with a small matrix. It words the error, and knows what autocast accepts.
-        weight = self.value_proj.weight  # a method after dynamic quantisation
-        if is_plain(x_t) and is_plain(state) and x_t.ndim == 2 and isinstance(weight, Tensor):
-            fits = (
-                x_t.shape[1] == self.hidden_size
-                and state.shape == (x_t.shape[0], *self._state_shape)
-                and x_t.dtype == weight.dtype
-                and state.dtype in FLOATING
-                and x_t.device == state.device == weight.device
-            )
-            if fits:
-                return
-        super()._check_step(x_t, state)
+        weight = value_proj.weight  # a method after dynamic quantisation
+        fits = (
+            are_plain(x_t, state)
+            and isinstance(weight, Tensor)
+            and x_t.ndim == 2
+            and x_t.shape[1] == self.hidden_size
+            and state.shape == (x_t.shape[0], *self._state_shape)
+            and x_t.dtype == weight.dtype
+            and state.dtype in FLOATING
+            and x_t.device == state.device == weight.device
+        )
+        if not fits:
+            self._check_step(x_t, state)
+        return value_proj(x_t), self._projected_gates(x_t)
 
     @property
     def gate_temperature(self) -> float:

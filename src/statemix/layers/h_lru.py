@@ -175,8 +175,7 @@ class HLRU(GatedRecurrence):
         return self._read(window.to(states.dtype)), final
 
     def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        self._check_step(x_t, state)
-        values, gates = self.value_proj(x_t), self._projected_gates(x_t)
+        values, gates = self._project(x_t, state)
         direct = None
         if self.realization == "controller":
             direct = self._direct_step("lag", None, gates, values, state)
@@ -191,7 +190,7 @@ class HLRU(GatedRecurrence):
         )
         if self.readout == "current":
             return self.out_proj(h_t), state
-        return self._read(state.to(h_t.dtype)), state
+        return self._read(state if state.dtype == h_t.dtype else state.to(h_t.dtype)), state
 
     def recurrence(self, x: Tensor) -> Recurrence:
         num_sequences = self._check_sequence(x, None, None)

@@ -14,7 +14,7 @@ from statemix.ops.registered import (
     scan_backward,
     scan_forward,
 )
-from statemix.ops.shortcuts import is_plain, unobserved
+from statemix.ops.shortcuts import are_plain, unobserved
 
 
 def scan(
@@ -210,7 +210,7 @@ def _bypasses(*tensors: Tensor | None) -> bool:
 
     The bookkeeping of a registered operator takes as long as a small problem.
     """
-    return unobserved() and all(tensor is None or is_plain(tensor) for tensor in tensors)
+    return unobserved() and are_plain(*(tensor for tensor in tensors if tensor is not None))
 
 
 def _differentiated_by_hand(operator: str, backend: str) -> str:

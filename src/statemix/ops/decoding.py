@@ -5,7 +5,6 @@ can observe the difference, a step bypasses it and calls the kernel directly.
 """
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from statemix.ops.backends import BACKENDS, Step, resolve
 from statemix.ops.checks import FLOATING
 from statemix.ops.gates import GATES
 from statemix.ops.layout import state_dtype
-from statemix.ops.shortcuts import allowed, is_plain
+from statemix.ops.shortcuts import allowed, are_plain
 from statemix.ops.temperature import check_temperature
 
 # Prepared steps by everything that their preparation depends on; None: the operator must run
@@ -47,18 +46,15 @@ def direct_step(
         temperature: divisor of the gates, or None.
         backend: name of a backend, or None.
     """
-    if not (allowed() and is_plain(gates) and is_plain(values) and is_plain(state)):
+    step = _prepared(_prepare, operator, rank, gates, values, state, gate, backend)
+    if step is None:
         return None
-    return _run(
-        partial(_prepare, operator, rank),
-        operator,
-        gates,
-        values,
-        state,
-        gate,
-        temperature,
-        backend,
-    )
+    if temperature is not None:
+        temperature = check_temperature(temperature, gates)
+    if isinstance(temperature, float):
+        # The operator rounds it to the dtype of the states, too.
+        temperature = state.new_full((), temperature)
+    return step(gates, values, state, temperature)
 
 
 def projected_step(
@@ -82,60 +78,46 @@ def projected_step(
         values: v_t, (B, num_rows * H), with units innermost.
         state: state before the step, (B, H, m).
         gate: name of a family.
-        temperature: divisor of the gates, or None.
+        temperature: 0-d divisor of the gates, which is trusted, or None.
         backend: name of a backend, or None.
 
     Returns:
         h_t: as ``values``.
         state: (B, H, m).
     """
-    if not (allowed() and is_plain(gates) and is_plain(values) and is_plain(state)):
-        return None
-    return _run(
-        partial(_prepare_projected, operator, num_rows),
-        (operator, num_rows),
-        gates,
-        values,
-        state,
-        gate,
-        temperature,
-        backend,
-    )
+    step = _prepared(_prepare_projected, operator, num_rows, gates, values, state, gate, backend)
+    return None if step is None else step(gates, values, state, temperature)
 
 
-def _run(
+def _prepared(
     prepare: Callable[..., Step | None],
-    name: object,
+    operator: str,
+    axes: int | None,
     gates: Tensor,
     values: Tensor,
     state: Tensor,
     gate: str,
-    temperature: Tensor | float | None,
     backend: str | None,
-) -> tuple[Tensor, Tensor] | None:
+) -> Step | None:
+    """Return the step that ``prepare`` returns for such arguments, or None: run the operator."""
+    if not (allowed() and are_plain(gates, values, state)):
+        return None
     key = (
-        *(name, gate, backend, BACKENDS.revision, torch.get_num_threads()),
+        *(prepare, operator, axes, gate, backend, BACKENDS.revision, torch.get_num_threads()),
         *(gates.shape, gates.stride(), gates.dtype, gates.device),
         *(values.shape, values.stride(), values.dtype, values.device),
         *(state.shape, state.stride(), state.dtype, state.device),
     )
     try:
-        step = _steps[key]
+        return _steps[key]
     except KeyError:
         if len(_steps) >= _STEPS_KEPT:
             _steps.clear()
-        step = _steps[key] = prepare(gates, values, state, gate, backend)
+        step = _steps[key] = prepare(operator, axes, gates, values, state, gate, backend)
+        return step
     except TypeError:
         # A name that cannot be hashed is no name.
         return None
-    if step is None:
-        return None
-    if temperature is not None:
-        temperature = check_temperature(temperature, gates)
-    if isinstance(temperature, float):
-        # The operator rounds it to the dtype of the states, too.
-        temperature = state.new_full((), temperature)
-    return step(gates, values, state, temperature)
 
 
 def _prepare_projected(
@@ -157,8 +139,9 @@ def _prepare_projected(
         values.view(B, *rows, H).movedim(-1, 1),
     )
     step = _prepare(operator, 2 + len(rows), *of_units, state, gate, backend)
-    if step is None:
-        return None
+    if step is None or num_rows is None:
+        # Without rows, units have the shape of their projections.
+        return step
 
     def projected(
         gates: Tensor, values: Tensor, state: Tensor, temperature: Tensor | None

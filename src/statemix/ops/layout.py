@@ -72,7 +72,7 @@ def split_units(flat: Tensor, shape: tuple[int, ...], num_units: int) -> Tensor:
         num_units: number H of units.
     """
     batch = flat.shape[:-1]
-    if shortcuts.allowed() and shortcuts.is_plain(flat) and flat.is_contiguous():
+    if shortcuts.allowed() and shortcuts.are_plain(flat) and flat.is_contiguous():
         # One view instead of two: a decoding step consists of little else.
         strides = [num_units]
         for size in shape[:0:-1]:
@@ -83,9 +83,4 @@ def split_units(flat: Tensor, shape: tuple[int, ...], num_units: int) -> Tensor:
 
 def join_units(units: Tensor) -> Tensor:
     """Return units (..., H, m) as (..., m * H), the inverse of :func:`split_units`."""
-    if shortcuts.allowed() and shortcuts.is_plain(units):
-        *batch, num_units, size = units.shape
-        *strides, inner, outer = units.stride()
-        if inner == 1 and outer == num_units:
-            return units.as_strided((*batch, size * num_units), (*strides, 1))
-    return units.transpose(-1, -2).flatten(-2)
+    return units.mT.flatten(-2)

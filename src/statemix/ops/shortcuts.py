@@ -15,7 +15,7 @@ def allowed() -> bool:
 def unobserved() -> bool:
     """Return whether no compiler, transform, tracer, profiler, function or dispatch mode is active.
 
-    The tensors of a call may still ask for operators: see :func:`is_plain`.
+    The tensors of a call may still ask for operators: see :func:`are_plain`.
     """
     return (
         not torch.compiler.is_compiling()
@@ -27,20 +27,24 @@ def unobserved() -> bool:
     )
 
 
-def is_plain(tensor: object) -> bool:
-    """Return whether this is a dense ``torch.Tensor`` whose memory holds its values.
+def are_plain(*tensors: object) -> bool:
+    """Return whether these are dense ``torch.Tensor`` whose memory holds their values.
 
     Subclasses, batched tensors, and those that are zero, negated or conjugated by a flag are not. A
     compiler cannot ask.
     """
-    if torch.compiler.is_compiling() or type(tensor) is not Tensor:
+    if torch.compiler.is_compiling():
         return False
-    keys = _keys(tensor)
-    try:
-        return _plainness[keys]
-    except KeyError:
-        _plainness[keys] = keys in _plain_keys(tensor.device.type)
-        return _plainness[keys]
+    for tensor in tensors:
+        if type(tensor) is not Tensor:
+            return False
+        keys = _keys(tensor)
+        plain = _plainness.get(keys)
+        if plain is None:
+            plain = _plainness[keys] = keys in _plain_keys(tensor.device.type)
+        if not plain:
+            return False
+    return True
 
 
 # Whether tensors with these dispatch keys are plain. The keys name the device, too; asking for its

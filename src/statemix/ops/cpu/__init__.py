@@ -102,17 +102,16 @@ def _prepare_step(operator: str, gates: Tensor, values: Tensor, state: Tensor, g
     ordered = gates, values, state = _ordered(gates, values, state)
     copied = any(one is not other for one, other in zip(ordered, given, strict=True))
     run = loader.prepare_step(operator, gate, gates, values, state)
-    dtype, state_dtype = values.dtype, state.dtype
-    h_t_shape, h_t_order = values.shape, dense_strides(values.shape, STATE_BLOCK_AXIS)
-    state_shape, state_order = state.shape, state.stride()
+    dtype, shape = values.dtype, values.shape
+    order = dense_strides(shape, STATE_BLOCK_AXIS)
 
     def step(
         gates: Tensor, values: Tensor, state: Tensor, temperature: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         if copied:
             gates, values, state = _ordered(gates, values, state)
-        h_t = torch.empty_strided(h_t_shape, h_t_order, dtype=dtype)
-        next_state = torch.empty_strided(state_shape, state_order, dtype=state_dtype)
+        h_t = torch.empty_strided(shape, order, dtype=dtype)
+        next_state = torch.empty_like(state)
         run(temperature, gates, values, state, h_t, next_state)
         return h_t, next_state
 

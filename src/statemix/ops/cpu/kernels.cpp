@@ -13,37 +13,37 @@ namespace ISA_NAMESPACE {
 struct BlockForward {
   template <int Family, int Size, bool Partial, class Element>
   static int call(const Problem& p, int64_t width) {
-    return run<block_forward<Family, Size, Partial, Element>>(p, width, sizeof(Element));
+    return run(block_forward<Family, Size, Partial, Element>, p, width, sizeof(Element));
   }
 };
 struct BlockBackward {
   template <int Family, int Size, bool Partial, class Element>
   static int call(const Problem& p, int64_t width) {
-    return run<block_backward<Family, Size, Partial, Element>>(p, width, sizeof(Element));
+    return run(block_backward<Family, Size, Partial, Element>, p, width, sizeof(Element));
   }
 };
 struct ReflectForward {
   template <int Size, bool Partial, class Element>
   static int call(const Problem& p, int64_t width) {
-    return run<reflect_forward<Size, Partial, Element>>(p, width, sizeof(Element));
+    return run(reflect_forward<Size, Partial, Element>, p, width, sizeof(Element));
   }
 };
 struct ReflectBackward {
   template <int Size, bool Partial, class Element>
   static int call(const Problem& p, int64_t width) {
-    return run<reflect_backward<Size, Partial, Element>>(p, width, sizeof(Element));
+    return run(reflect_backward<Size, Partial, Element>, p, width, sizeof(Element));
   }
 };
 struct LagForward {
   template <int Family, int Size, bool Partial, class Element>
   static int call(const Problem& p, int64_t width) {
-    return run<lag_forward<Family, Size, Partial, Element>>(p, width, sizeof(Element));
+    return run(lag_forward<Family, Size, Partial, Element>, p, width, sizeof(Element));
   }
 };
 struct LagBackward {
   template <int Family, int Size, bool Partial, class Element>
   static int call(const Problem& p, int64_t width) {
-    return run<lag_backward<Family, Size, Partial, Element>>(p, width, sizeof(Element));
+    return run(lag_backward<Family, Size, Partial, Element>, p, width, sizeof(Element));
   }
 };
 

@@ -173,7 +173,7 @@ def call(
             setattr(problem, f"{name}_row", 0 if row_axis is None else strides[row_axis])
     for name, tensor in tensors.items():
         setattr(problem, name, tensor.data_ptr())
-    _run(operator, direction, problem)
+    _run(_function(operator, direction), problem)
 
 
 def prepare_step(
@@ -204,6 +204,8 @@ def prepare_step(
     if row_axis is not None:
         common.gates_row, common.values_row = strides[row_axis - 1], value_strides[row_axis - 1]
 
+    function = _function(operator, "forward")
+
     def run(
         temperature: Tensor | None,
         gates: Tensor,
@@ -218,7 +220,7 @@ def prepare_step(
         problem.gates, problem.values = gates.data_ptr(), values.data_ptr()
         problem.initial_state = state.data_ptr()
         problem.states, problem.final_state = h_t.data_ptr(), next_state.data_ptr()
-        _run(operator, "forward", problem)
+        _run(function, problem)
 
     return run
 
@@ -232,9 +234,13 @@ def _inverse(temperature: Tensor | None) -> float:
 _OUT_OF_MEMORY = 2
 
 
-def _run(operator: str, direction: str, problem: _Problem) -> None:
-    library = require()
-    status: int = getattr(library, f"statemix_{operator}_{direction}")(ctypes.byref(problem))
+def _function(operator: str, direction: str) -> Callable[..., int]:
+    function: Callable[..., int] = getattr(require(), f"statemix_{operator}_{direction}")
+    return function
+
+
+def _run(function: Callable[..., int], problem: _Problem) -> None:
+    status = function(ctypes.byref(problem))
     if status == _OUT_OF_MEMORY:
         raise MemoryError(
             f"the scratch space of {problem.size} x {problem.blocks} states could not be allocated"

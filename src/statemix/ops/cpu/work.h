@@ -83,8 +83,8 @@ inline int64_t steps_ahead(const Problem& problem, int64_t element_bytes) {
 // it has to be woken (results/LOG.md).
 constexpr int64_t kGatesPerTeam = 1 << 15;
 
-template <bool (*Kernel)(const Problem&, const Work&)>
-int run(const Problem& problem, int64_t width, int64_t element_bytes) {
+inline int run(bool (*kernel)(const Problem&, const Work&), const Problem& problem, int64_t width,
+               int64_t element_bytes) {
   const int64_t tiles = (problem.blocks + width - 1) / width;
   const bool large = count_gates(problem) * element_bytes > kStreamedBytes;
   const int64_t tiles_per_vector = width * element_bytes < VECTOR_BYTES ? 2 : 1;
@@ -97,8 +97,7 @@ int run(const Problem& problem, int64_t width, int64_t element_bytes) {
   const int64_t pieces = problem.sequences * parts;
   const int64_t ahead = steps_ahead(problem, element_bytes);
   int status = DONE;
-#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
-  for (int64_t piece = 0; piece < pieces; ++piece) {
+  auto run_piece = [&](int64_t piece) {
     Work work;
     work.sequence = piece / parts;
     const int64_t part = piece % parts;
@@ -113,11 +112,18 @@ int run(const Problem& problem, int64_t width, int64_t element_bytes) {
     work.batch = problem.cu_seqlens ? 0 : work.sequence;
     work.start = problem.cu_seqlens ? problem.cu_seqlens[work.sequence] : 0;
     work.stop = problem.cu_seqlens ? problem.cu_seqlens[work.sequence + 1] : problem.length;
-    if (!Kernel(problem, work)) {
+    if (!kernel(problem, work)) {
 #pragma omp atomic write
       status = OUT_OF_MEMORY;
     }
     if (streamed) finish_streams();
+  };
+  // OpenMP takes longer to set up a team of one thread than the kernels for a decoding step.
+  if (threads > 1) {
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+    for (int64_t piece = 0; piece < pieces; ++piece) run_piece(piece);
+  } else {
+    for (int64_t piece = 0; piece < pieces; ++piece) run_piece(piece);
   }
   return status;
 }

@@ -6,14 +6,16 @@ A row has the largest error of each result relative to its largest entry, and sa
 run gave the same bits. Memory that is allocated while the kernels run is NaN before they write to
 it. Kernels are compiled in processes of their own, --workers at a time; rows are appended as they
 come. What fails is tried again in a process of its own: an error of a GPU spoils all that its
-process does later, and a crash ends all processes.
+process does later.
 """
 
 import argparse
 import math
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
@@ -85,19 +87,38 @@ def main() -> int:
         return lost
 
     where = asked.device, asked.backend
-    with _processes(asked.workers) as pool:
-        again = failed({pool.submit(_checked, *group, *where): group for group in groups})
+    with ThreadPoolExecutor(asked.workers) as threads:
+        again = failed({threads.submit(_beside, *group, *where): group for group in groups})
+        # Threads that end leave their processes without work, which then end, too.
     with ThreadPoolExecutor(asked.workers) as threads:
         return int(bool(failed({threads.submit(_alone, *one, *where): one for one in again})))
 
 
-def _processes(count: int) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(count, mp_context=get_context("spawn"))
+_of_thread = threading.local()
+
+
+def _beside(*arguments: Any) -> list[dict[str, Any]]:
+    """Check in the process of this thread.
+
+    One pool of all processes would end if one of them dies, and may hang if others are being
+    started.
+    """
+    if not hasattr(_of_thread, "process"):
+        _of_thread.process = _process()
+    try:
+        return _of_thread.process.submit(_checked, *arguments).result()
+    except BrokenProcessPool:
+        del _of_thread.process
+        raise
 
 
 def _alone(*arguments: Any) -> list[dict[str, Any]]:
-    with _processes(1) as pool:
-        return pool.submit(_checked, *arguments).result()
+    with _process() as process:
+        return process.submit(_checked, *arguments).result()
+
+
+def _process() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
 
 
 def cases(recurrence: str, gate: str, size: int) -> Iterator[Case]:

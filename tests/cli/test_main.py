@@ -66,7 +66,7 @@ FLAGS = {
         """,
     "bench kernels": """
         --operators --kernels --sizes --dtypes --targets --gates --widths --tempered --no-tempered
-        --packed --no-packed --ragged --no-ragged --output
+        --packed --no-packed --ragged --no-ragged --full --no-full --output
         """,
 }
 

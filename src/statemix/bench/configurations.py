@@ -1,4 +1,9 @@
-"""Every configuration of the Triton kernels that can be chosen, and what of it may spill."""
+"""Every configuration of the Triton kernels that can be chosen, and what of it may spill.
+
+Threads of all of them read as many steps at once as plan.py says. They read fewer where a sequence
+or a forced chunk is shorter than these, or a forced chunk is no multiple: such kernels are parts of
+those that are listed.
+"""
 
 import math
 import random

@@ -21,7 +21,7 @@ from statemix.bench.compiled import (
     compiled,
     families_of,
 )
-from statemix.bench.configurations import configurations
+from statemix.bench.configurations import configurations, spill_limit
 from statemix.ops.triton import plan
 from statemix.settings import SettingError
 
@@ -42,8 +42,9 @@ def entries():
     """
     for table, full in ((plan._SHAPES, False), (plan._FULL, True)):
         for (kernels, name), shapes in table.items():
-            kernel = "chunk_backward" if name == "chunk" else name
-            yield from ((kernels, kernel, size, full) for size, _ in shapes if size <= 8)
+            of_name = KERNELS[2:4] if name == "chunk" else (name,)
+            sizes = (size for size, _ in shapes if size <= 8)
+            yield from ((kernels, kernel, size, full) for size in sizes for kernel in of_name)
 
 
 @pytest.mark.parametrize(("kernels", "kernel", "size", "full"), list(entries()))
@@ -60,12 +61,14 @@ def test_every_entry_of_the_plan_spills_no_register(kernels, kernel, size, full)
 
 @pytest.mark.parametrize("kernels", ["block", "lag", "reflect"])
 @pytest.mark.parametrize("kernel", KERNELS[:4])
-def test_packed_sequences_and_odd_lengths_spill_no_register(kernels, kernel):
+def test_packed_sequences_and_odd_lengths_spill_as_little_as_is_said(kernels, kernel):
     gate = {"reflect": "householder", "block": "sigmoid", "lag": "signed"}[kernels]
     operator = "lag" if kernels == "lag" else "block"
     ragged = kernel != "chunk_forward"
-    options = {"dtype": "float32", "packed": True, "ragged": ragged}
-    assert compiled(Variant(operator, kernel, 4, gate=gate, **options)).spilled == 0
+    options = {"gate": gate, "dtype": "float32", "packed": True, "ragged": ragged}
+    for size in (4, 8) if kernels == "lag" else (4, 6):
+        variant = Variant(operator, kernel, size, **options)
+        assert compiled(variant).spilled <= spill_limit(variant)
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_100", "gfx942"])

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(reason_of("triton") is not None, reason=str(reas
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 # One chunk, or chunks of three steps, the last of which may be shorter.
 CHUNKS = [0, 3]
-# Threads read up to four steps of packed sequences at once.
+# Steps that threads read at once, also of packed sequences.
 MORE_CHUNKS = [*CHUNKS, 4]
 # One family for each module of kernels.
 every_kernel = pytest.mark.parametrize(
@@ -71,14 +71,25 @@ def test_steps_that_are_read_at_once_equal_the_reference(problem, agree, kind, g
 
 
 @every_kernel
+def test_packed_steps_that_are_read_at_once_equal_the_reference(problem, agree, kind, gate):
+    """Sequences end within the 16 steps that a thread reads at once, and between two chunks."""
+    p = problem(kind, lengths=[5, 11, 0, 7, 1, 9], blocks=2, size=1)
+    agree(*outcomes(p, gate, chunk=16))
+
+
+@every_kernel
 @pytest.mark.parametrize("size", range(1, FULL_SIZE + 1))
-def test_eight_lanes_of_a_thread_equal_the_reference(problem, agree, monkeypatch, kind, gate, size):
-    """As where sequences are many."""
+def test_eight_lanes_of_a_thread_equal_the_reference(
+    problem, agree, monkeypatch, tolerances_of, kind, gate, size
+):
+    """As where sequences are many, in 16 bits."""
     # Imports Triton.
     from statemix.ops.triton import launch
 
     monkeypatch.setattr(launch, "fills", lambda _: True)
-    agree(*outcomes(problem(kind, batch=1, length=9, blocks=16, size=size), gate))
+    p = problem(kind, batch=1, length=9, blocks=16, size=size)
+    found = outcomes(p, gate, dtype=torch.bfloat16)
+    agree(*found, tolerances_of("triton", torch.bfloat16))
 
 
 def test_groups_of_columns_of_reflections_equal_the_reference(problem, agree):
@@ -323,8 +334,8 @@ def shapes(draw, packed, blocks, chunks):
 def test_random_shapes_equal_the_reference(
     problem, agree, kind, gate, size, blocks, dtype, packed, data
 ):
-    """On a GPU, about 120 kernels are compiled for them."""
-    # Threads read up to four steps of packed sequences at once.
+    """On a GPU, some hundred kernels are compiled for them, few of them anew for a shape."""
+    # Threads read steps of lags at once, but no more than a chunk has.
     chunks = [4] if kind == "lags" else [3, 5]
     shape, chunk = data.draw(shapes(packed, blocks, chunks))
     p = problem(kind, size=size, **shape)

@@ -4,14 +4,14 @@ import math
 from functools import cache
 from typing import NamedTuple
 
-# Lanes (sequences times units) from which on one pass reads memory fast enough. A thread has one or
-# two, and reads a hundred gates at once before it waits: then 3.4 MB are in flight, which hide the
-# latency of an H200.
+# Lanes (sequences times units) from which on one pass reads memory fast enough. Some forty gates of
+# each are read at once: then 3.4 MB are in flight, which hide the latency of an H200.
 SEQUENTIAL_LANES = 40_000
-# So many warps, three for each scheduler of an H200, keep it busy.
+# So many warps, nearly three for each scheduler of an H200, keep it busy.
 _BUSY_WARPS = 1_500
-# Chunks read the gates twice, and their maps take instructions: the largest m, and how many times
-# slower than one pass on a full device all of that is (docs/kernels.md has the model).
+# Chunks read the gates twice, and their maps take instructions: the largest m, and about how many
+# times slower than one pass on a full device all of that is, by the model of docs/kernels.md.
+# Blocks of 11, 13 and 14 take longer.
 _COSTS = ((8, 1.7), (12, 3), (16, 4))
 _SHORTEST_CHUNK = 32
 # Chunks are multiples of it, where nothing near divides T: threads read so many steps at once.
@@ -61,7 +61,7 @@ class Shape(NamedTuple):
     """How much of a problem one thread holds.
 
     Attributes:
-        lanes: neighbouring lanes of 16 bits, a power of two: eight are one load of 16 bytes.
+        lanes: neighbouring lanes, a power of two: eight of 16 bits are one load of 16 bytes.
         steps: steps that are read at once. Above 1, all rows of a step are.
         rows: rows of a step of blocks that are read at once; of lags, 1.
         columns: columns of the map of a chunk; 0 for kernels without maps.
@@ -74,7 +74,7 @@ class Shape(NamedTuple):
 
 
 # Kernel -> the largest m, and what `statemix bench kernels` predicts to be fastest there on an H200
-# without spilling registers.
+# without spilling registers, for gates of 16 bits.
 _SHAPES = {
     ("block", "local_forward"): (
         (1, Shape(2, 16)),
@@ -187,7 +187,7 @@ _FULL = {
 
 
 def fills(lanes: int) -> bool:
-    """Return whether so many lanes, times chunks, keep a device busy with eight for a thread."""
+    """Return whether so many lanes, of all chunks, keep a device busy with eight for a thread."""
     return lanes >= 8 * 32 * _BUSY_WARPS
 
 
@@ -213,12 +213,13 @@ class Ahead(NamedTuple):
 def ahead_of(size: int, state_bytes: int) -> Ahead:
     """Return how maps of blocks of size m are followed.
 
-    The maps in flight are in shared memory, of which every GPU has 48 KB for a program.
+    The maps in flight are in shared memory, of which every GPU has 48 KB for a program. If not even
+    one fits, with one stage, none is read ahead.
     """
     places = 1 << (size - 1).bit_length()
     lanes = 32 if size <= 8 else 8
     of_map = state_bytes * (size + 1) * places * lanes
-    return Ahead(places, lanes, 1 + max(1, min(7, 49_152 // of_map)))
+    return Ahead(places, lanes, 1 + min(7, 49_152 // of_map))
 
 
 def alignment(*strides: int) -> int:

@@ -13,8 +13,7 @@ sequence, its place there, and whether it is the last one.
 A thread reads ``STEPS`` steps with all their rows, or of large blocks ``ROWS`` rows of a step,
 before it uses the first number of them, so that it waits for memory once. H and all strides but
 that of the batch are constants, so that addresses are parts of the loads, and take neither
-registers nor instructions. Kernels are compiled once for each layout: for a layer, once for each
-width.
+registers nor instructions. So kernels are compiled for each layout: for a layer, for each width.
 """
 
 import triton

@@ -7,7 +7,8 @@ a block or channel. All tensors have lanes innermost in memory.
 import triton
 import triton.language as tl
 
-# Arguments that differ from call to call: none of their values makes another kernel.
+# Arguments that differ from call to call. A kernel is not compiled again for their values, but for
+# what plan.py makes of them: tiles, steps that are read at once, and whether these divide a chunk.
 SIZES = ["T", "num_rows", "num_chunks", "num_maps", "maps_of_row", "chunk"]
 
 

@@ -43,6 +43,16 @@ def outcomes(p, gate="softmax", *, chunk=0, dtype=torch.float32, temperature=Non
     return {name: tensor.cpu() for name, tensor in actual.items()}, expected
 
 
+def nearly_agree(found, expected):
+    """Results in 16 bits are near the reference, measured by their largest entries.
+
+    A block of gradients may be a difference of rounded states.
+    """
+    for name, wanted in expected.items():
+        error = (found[name].double() - wanted).abs().max()
+        assert error <= 2e-2 * wanted.abs().max(), name
+
+
 @every_kernel
 @pytest.mark.parametrize("size", range(1, 17))
 def test_every_size_equals_the_reference(problem, agree, kind, gate, size):
@@ -79,17 +89,14 @@ def test_packed_steps_that_are_read_at_once_equal_the_reference(problem, agree, 
 
 @every_kernel
 @pytest.mark.parametrize("size", range(1, FULL_SIZE + 1))
-def test_eight_lanes_of_a_thread_equal_the_reference(
-    problem, agree, monkeypatch, tolerances_of, kind, gate, size
-):
+def test_eight_lanes_of_a_thread_equal_the_reference(problem, monkeypatch, kind, gate, size):
     """As where sequences are many, in 16 bits."""
     # Imports Triton.
     from statemix.ops.triton import launch
 
     monkeypatch.setattr(launch, "fills", lambda _: True)
     p = problem(kind, batch=1, length=9, blocks=16, size=size)
-    found = outcomes(p, gate, dtype=torch.bfloat16)
-    agree(*found, tolerances_of("triton", torch.bfloat16))
+    nearly_agree(*outcomes(p, gate, dtype=torch.bfloat16))
 
 
 def test_groups_of_columns_of_reflections_equal_the_reference(problem, agree):
@@ -308,7 +315,7 @@ def shapes(draw, packed, blocks, chunks):
     """
     if DEVICE == "cpu":
         blocks = draw(st.integers(1, 9))
-        chunk, length = draw(st.integers(0, 5)), draw(st.integers(1, 7))
+        chunk, length = draw(st.integers(0, 4)), draw(st.integers(1, 5))
         batches = [1, 2, 3]
     else:
         chunk = draw(st.sampled_from([0, *chunks]))
@@ -342,11 +349,8 @@ def test_random_shapes_equal_the_reference(
     found, expected = outcomes(p, gate, chunk=chunk, dtype=dtype)
     if dtype == torch.float32:
         agree(found, expected)
-        return
-    for name, wanted in expected.items():
-        # Of the largest entry: a block of gradients may be a difference of rounded states.
-        error = (found[name].double() - wanted).abs().max()
-        assert error <= 2e-2 * wanted.abs().max(), name
+    else:
+        nearly_agree(found, expected)
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU: the interpreter repeats itself")

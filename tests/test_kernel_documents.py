@@ -218,6 +218,43 @@ def test_predicted_times():
     assert table("predicted") == lines
 
 
+def at_every_size(operator):
+    """Predictions at m = 1 to 16. One pass, which the table has not at all of them, is not used."""
+    few = kernels()
+    both = [*few, *({**row, "full": True} for row in few)]
+    return [predicted(both, operator, size) for size in range(1, 17)]
+
+
+def test_predictions_that_are_told_in_words():
+    words = " ".join(TEXT.split())
+    blocks, lags = (at_every_size(operator) for operator in OPERATORS)
+    slow = {11, 13, 14}
+    assert {m for m, found in enumerate(blocks, 1) if found.layer < 2.2} == slow
+    assert min(found.layer for found in lags) >= 2.77
+    layers = [found.layer for m, found in enumerate(blocks, 1) if m not in slow]
+    assert f"({min(layers):.2f} to {max(layers):.2f} for BD-LRU, 2.77 and more for H-LRU)" in words
+    of_slow = [f"{blocks[m - 1].layer:.2f}" for m in sorted(slow)]
+    assert "BD-LRU has {}, {} and {}".format(*of_slow) in words
+    chunked = [found.chunked for found in blocks]
+    assert max(chunked[:3]) < 1.6 < min(chunked[3:8])
+    assert f"BD-LRU has {min(chunked[:3]):.2f} to {max(chunked[:3]):.2f} up to m = 3" in words
+    assert f"m = 4 to 8 ({min(chunked[3:8]):.2f} to {max(chunked[3:8]):.2f})" in words
+    assert {5, 8} <= {round(chunked[m - 1]) for m in slow} <= {5, 6, 7, 8}
+    few = [found.chunked for found in lags[:8]]
+    assert f"H-LRU has {min(few):.2f} to {max(few):.2f}." in words
+
+
+def test_what_following_maps_takes():
+    following = {
+        row["size"]: row
+        for row in kernels()
+        if (row["operator"], row["kernel"]) == ("block", "carries")
+    }
+    found = (f"{following[size]['predicted_us']:.2g}" for size in (1, 4, 8))
+    told = "for BD-LRU {} microseconds forward at m = 1, {} at 4 and {} at 8".format(*found)
+    assert told.replace(" 0.", " .") in " ".join(TEXT.split())
+
+
 def test_predictions_want_every_kernel():
     some = [row for row in [*kernels(), *kernels(full=True)] if row["kernel"] != "carries"]
     with pytest.raises(ValueError, match=r"rows must have \['carries'\] of block at m = 4"):

@@ -359,17 +359,20 @@ def _run(*command: str) -> str:
 
 
 def _bytes_of(access: str, code: Sequence[str]) -> int:
-    """Return the bytes of the most common load (LDG) or store (STG) of global memory."""
+    """Return the bytes of the most common load (LDG) or store (STG) of global memory.
+
+    Of widths that are equally common, the narrowest.
+    """
     widths = [re.search(rf"\b{access}\.E(?:\.BYPASS)?(?:\.(\d+|U8|U16))?", line) for line in code]
-    bits = [(found.group(1) or "32").removeprefix("U") for found in widths if found]
-    return int(max(set(bits), key=bits.count)) // 8
+    bits = [int((found.group(1) or "32").removeprefix("U")) for found in widths if found]
+    return max(sorted(set(bits)), key=bits.count) // 8
 
 
 def _step(code: Sequence[str], variant: Variant) -> float:
     """Return the instructions of a step of time; for carries, of a chunk.
 
-    The outer loop is one or some steps. If it has inner ones, a round of such a one is some rows of
-    a block, or in a packed lag's backward one entry of the window.
+    The outer loop is one or some steps. If it has an inner one, a round of that is some rows of a
+    block.
     """
     labels: dict[str, int] = {}
     loops: list[tuple[int, int]] = []
@@ -388,10 +391,7 @@ def _step(code: Sequence[str], variant: Variant) -> float:
     loops = [loop for loop in loops if any(loop[0] <= load < loop[1] for load in loads)]
     outer = max(loops, key=lambda loop: loop[1] - loop[0])
     length = outer[1] - outer[0]
-    rounds = 1
-    if variant.operator == "block" and variant.kernel not in CARRIES:
-        rounds = variant.size // variant.shape.rows
-    elif variant.kernel == "local_backward" and variant.packed:
-        rounds = variant.size
+    blocks = variant.operator == "block" and variant.kernel not in CARRIES
+    rounds = variant.size // variant.shape.rows if blocks else 1
     inner = (stop - start for start, stop in loops if outer[0] <= start < stop < outer[1])
     return (length + (rounds - 1) * sum(inner)) / variant.shape.steps

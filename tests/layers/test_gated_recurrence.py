@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils.parametrize import register_parametrization
 
 from statemix import ops
@@ -237,35 +238,91 @@ class Doubled(torch.nn.Module):
         return 2 * weight
 
 
-def wrap(layer):
-    layer.gate_proj = Adapted(layer.gate_proj)
+def wrap(layer, name):
+    setattr(layer, name, Adapted(getattr(layer, name)))
 
 
-def replace_forward(layer):
-    forward = layer.gate_proj.forward
-    layer.gate_proj.forward = lambda x: forward(x).square()
+def replace_forward(layer, name):
+    projection = getattr(layer, name)
+    forward = projection.forward
+    projection.forward = lambda x: forward(x).square()
+
+
+def compile_doubled(layer, name):
+    projection = getattr(layer, name)
+    # What `projection.compile()` sets; the compiler passes over modules of torch.nn by themselves.
+    projection._compiled_call_impl = lambda x: 2 * projection.forward(x)
+
+
+def drop_bias(layer, name):
+    getattr(layer, name).register_parameter("bias", None)
 
 
 CHANGES = {
     "wrapper": wrap,
     "other forward": replace_forward,
-    "parametrisation": lambda layer: register_parametrization(layer.gate_proj, "weight", Doubled()),
-    "forward hook": lambda layer: layer.gate_proj.register_forward_hook(lambda *call: call[2] ** 2),
-    "forward pre-hook": lambda layer: layer.gate_proj.register_forward_pre_hook(
+    "parametrisation": lambda layer, name: register_parametrization(
+        getattr(layer, name), "weight", Doubled()
+    ),
+    "forward hook": lambda layer, name: getattr(layer, name).register_forward_hook(
+        lambda *call: call[2] ** 2
+    ),
+    "forward pre-hook": lambda layer, name: getattr(layer, name).register_forward_pre_hook(
         lambda _, x: (2 * x[0],)
     ),
-    "no bias": lambda layer: layer.gate_proj.register_parameter("bias", None),
 }
 
 
+@pytest.mark.parametrize("name", ["value_proj", "gate_proj", "out_proj"])
+@pytest.mark.parametrize("change", [*CHANGES.values(), compile_doubled], ids=[*CHANGES, "compiled"])
+@torch.inference_mode()
+def test_a_changed_projection_acts_in_direct_steps(change, name):
+    x = tokens(2, 1)
+    for layer in layers_of_units():
+        state = torch.randn_like(layer.init_state(2))
+        before, _ = layer.step(x[:, 0], state)
+        change(layer, name)
+        y, final = layer.step(x[:, 0], state)
+        assert not torch.allclose(y, before)
+        expected, last = layer(x, state)
+        torch.testing.assert_close(y, expected[:, 0], **TIGHT)
+        torch.testing.assert_close(final, last, **TIGHT)
+
+
+@torch.inference_mode()
+def test_hooks_of_all_modules_see_the_projections_of_a_step():
+    for layer in layers_of_units():
+        seen = []
+        hook = register_module_forward_hook(lambda module, *_, seen=seen: seen.append(module))
+        try:
+            layer.step(tokens(2, 1)[:, 0], layer.init_state(2))
+        finally:
+            hook.remove()
+        assert set(seen) == {layer.value_proj, layer.gate_proj, layer.out_proj}
+
+
+@torch.inference_mode()
+def test_plain_projections_of_a_step_are_not_called_as_modules(monkeypatch):
+    """Else the tests of changed projections would not tell whether the direct way looks."""
+
+    def refuse(*_):
+        raise AssertionError("called as a module")
+
+    x_t = tokens(2, 1)[:, 0]
+    for layer in layers_of_units():
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.nn.Linear, "__call__", refuse)
+            layer.step(x_t, layer.init_state(2))
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.25])
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+@pytest.mark.parametrize("change", [*CHANGES.values(), drop_bias], ids=[*CHANGES, "no bias"])
 @torch.no_grad()
 def test_a_changed_projection_of_the_gates_acts_in_sequences_and_steps_alike(change, temperature):
     x = tokens(2, 4)
     for layer in layers_of_units(gate_temperature=temperature):
         before, _ = layer(x)
-        change(layer)
+        change(layer, "gate_proj")
         y, final = layer(x)
         assert not torch.allclose(y, before)
         gates = raw_gates(layer, x)

@@ -11,6 +11,7 @@ from statemix.layers.gated_recurrence import GatedRecurrence, InitialState, Sele
 from statemix.layers.layer import COMPARED_STATE, at_least_float32, check_sizes
 from statemix.layers.recurrence import Recurrence
 from statemix.ops.checks import check_choice
+from statemix.ops.decoding import projected_step
 from statemix.ops.layout import join_units, split_units
 
 
@@ -146,21 +147,28 @@ class BDLRU(GatedRecurrence):
         )
         return self._read(states), state
 
-    def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        values, gates = self._project(x_t, state)
-        direct = self._direct_step("block", self.block_size, gates, values, state)
-        if direct is not None:
-            h_t, state = direct
-            return self.out_proj(h_t), state
+    def _direct_step(
+        self, gates: Tensor, values: Tensor, state: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        return projected_step(
+            *("block", self.block_size, gates, values, state),
+            *(self.gate, self.temperature, self.backend),
+        )
+
+    def _step_of_units(self, gates: Tensor, values: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         h_t, state = ops.bd_lru_step(
-            self._of_units(gates, values.dtype),
+            gates,
             self._split_values(values),
             state,
             self.gate,
             temperature=self.temperature,
             backend=self.backend,
         )
-        return self._read(h_t), state
+        return join_units(h_t), state
+
+    def _read_out(self, h_t: Tensor, state: Tensor) -> Tensor:
+        del state
+        return h_t
 
     def recurrence(self, x: Tensor) -> Recurrence:
         num_sequences = self._check_sequence(x, None, None)

@@ -18,15 +18,17 @@ from statemix.layers.layer import (
     check_placement,
     check_sizes,
 )
+from statemix.layers.linear import is_linear, linear
 from statemix.layers.pieces import can_run_in_pieces, run_in_pieces
 from statemix.layers.state import State
 from statemix.ops.checks import FLOATING, bind, check_choice, check_floating
-from statemix.ops.decoding import projected_step
 from statemix.ops.layout import split_units
-from statemix.ops.shortcuts import are_plain
+from statemix.ops.shortcuts import allowed, are_plain
 
 Selectivity = Literal[True, False, "pointwise"]
 InitialState = Literal["zero", "learned"]
+
+_MAPS = ("value_proj", "gate_proj", "out_proj")
 
 
 class GatedRecurrence(Layer):
@@ -189,15 +191,49 @@ class GatedRecurrence(Layer):
         if state.device != device:
             raise ValueError(f"state must be on {device}, got {state.device}")
 
-    def _project(self, x_t: Tensor, state: State) -> tuple[Tensor, Tensor]:
-        """Check the arguments of ``step``, and return values and :meth:`_projected_gates`."""
-        value_proj = self.value_proj
-        # What fits is recognised by few comparisons: the general check takes as long as a product
-        # with a small matrix. It words the error, and knows what autocast accepts.
-        weight = value_proj.weight  # a method after dynamic quantisation
-        fits = (
-            are_plain(x_t, state)
-            and isinstance(weight, Tensor)
+    def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        fits = self._fits(x_t, state)
+        if not fits:
+            self._check_step(x_t, state)
+        maps = self._modules
+        direct = fits and allowed() and all(is_linear(maps.get(name)) for name in _MAPS)
+        stepped = None
+        if direct:
+            values, gates = linear(maps["value_proj"], x_t), linear(maps["gate_proj"], x_t)
+            stepped = self._direct_step(gates, values, state)
+        else:
+            values, gates = self.value_proj(x_t), self._projected_gates(x_t)
+        if stepped is None:
+            stepped = self._step_of_units(self._of_units(gates, values.dtype), values, state)
+        h_t, state = stepped
+        read = self._read_out(h_t, state)
+        return linear(maps["out_proj"], read) if direct else self.out_proj(read), state
+
+    @abstractmethod
+    def _direct_step(
+        self, gates: Tensor, values: Tensor, state: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        """Run :func:`statemix.ops.decoding.projected_step`, if it knows the recurrence."""
+
+    @abstractmethod
+    def _step_of_units(self, gates: Tensor, values: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Advance by one token: gates of units, projected values -> h_t like these, state."""
+
+    @abstractmethod
+    def _read_out(self, h_t: Tensor, state: Tensor) -> Tensor:
+        """Return what the output projection reads of :meth:`_step_of_units`."""
+
+    def _fits(self, x_t: Tensor, state: Tensor) -> bool:
+        """Return whether few comparisons show that these are arguments of ``step``.
+
+        The general check takes as long as a product with a small matrix. It words the error, and
+        knows what autocast accepts.
+        """
+        value_proj = self._modules["value_proj"]
+        weight = None if value_proj is None else value_proj._parameters.get("weight")
+        return (
+            weight is not None
+            and are_plain(x_t, state)
             and x_t.ndim == 2
             and x_t.shape[1] == self.hidden_size
             and state.shape == (x_t.shape[0], *self._state_shape)
@@ -205,9 +241,6 @@ class GatedRecurrence(Layer):
             and state.dtype in FLOATING
             and x_t.device == state.device == weight.device
         )
-        if not fits:
-            self._check_step(x_t, state)
-        return value_proj(x_t), self._projected_gates(x_t)
 
     @property
     def gate_temperature(self) -> float:
@@ -258,9 +291,9 @@ class GatedRecurrence(Layer):
             if self.selective == "pointwise":
                 nn.init.uniform_(self.gate_weight, -1, 1, generator=generator)
             nn.init.uniform_(self.gate_bias, -1, 1, generator=generator)
-        for linear in (self.value_proj, self.out_proj):
-            bound = 1 / math.sqrt(linear.in_features)
-            nn.init.uniform_(linear.weight, -bound, bound, generator=generator)
+        for projection in (self.value_proj, self.out_proj):
+            bound = 1 / math.sqrt(projection.in_features)
+            nn.init.uniform_(projection.weight, -bound, bound, generator=generator)
         if self.learned_state is not None and self.initial_std:
             nn.init.normal_(self.learned_state, std=self.initial_std, generator=generator)
         elif self.learned_state is not None:
@@ -347,16 +380,6 @@ class GatedRecurrence(Layer):
         if self.selective is True:
             gates = self.split_gates(gates)
         return gates if gates.dtype == dtype else gates.to(dtype)
-
-    def _direct_step(
-        self, operator: str, num_rows: int | None, gates: Tensor, values: Tensor, state: Tensor
-    ) -> tuple[Tensor, Tensor] | None:
-        """Run :func:`statemix.ops.decoding.projected_step` if it can take these projections."""
-        if self.selective is not True:
-            return None
-        return projected_step(
-            operator, num_rows, gates, values, state, self.gate, self.temperature, self.backend
-        )
 
     def _noisy(self, gates: Tensor) -> Tensor:
         """Return raw gates with noise in training."""

@@ -11,6 +11,7 @@ from statemix.layers.gated_recurrence import GatedRecurrence, InitialState, Sele
 from statemix.layers.layer import COMPARED_STATE, at_least_float32, check_sizes
 from statemix.layers.recurrence import Recurrence
 from statemix.ops.checks import check_choice
+from statemix.ops.decoding import projected_step
 from statemix.ops.lag.associative import companions
 from statemix.ops.lag.history import lagged
 from statemix.ops.lag.realizations import partial_sums
@@ -174,13 +175,18 @@ class HLRU(GatedRecurrence):
             window = partial_sums(coefficients, states.to(final.dtype), state, cu_seqlens)
         return self._read(window.to(states.dtype)), final
 
-    def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        values, gates = self._project(x_t, state)
-        direct = None
-        if self.realization == "controller":
-            direct = self._direct_step("lag", None, gates, values, state)
-        h_t, state = direct or ops.h_lru_step(
-            self._of_units(gates, values.dtype),
+    def _direct_step(
+        self, gates: Tensor, values: Tensor, state: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        if self.realization == "observer":
+            return None
+        return projected_step(
+            "lag", None, gates, values, state, self.gate, self.temperature, self.backend
+        )
+
+    def _step_of_units(self, gates: Tensor, values: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        return ops.h_lru_step(
+            gates,
             values,
             state,
             self.gate,
@@ -188,9 +194,11 @@ class HLRU(GatedRecurrence):
             realization=self.realization,
             backend=self.backend,
         )
+
+    def _read_out(self, h_t: Tensor, state: Tensor) -> Tensor:
         if self.readout == "current":
-            return self.out_proj(h_t), state
-        return self._read(state if state.dtype == h_t.dtype else state.to(h_t.dtype)), state
+            return h_t
+        return join_units(state if state.dtype == h_t.dtype else state.to(h_t.dtype))
 
     def recurrence(self, x: Tensor) -> Recurrence:
         num_sequences = self._check_sequence(x, None, None)

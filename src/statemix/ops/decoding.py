@@ -46,6 +46,8 @@ def direct_step(
         temperature: divisor of the gates, or None.
         backend: name of a backend, or None.
     """
+    if not (allowed() and are_plain(gates, values, state)):
+        return None
     step = _prepared(_prepare, operator, rank, gates, values, state, gate, backend)
     if step is None:
         return None
@@ -69,7 +71,8 @@ def projected_step(
 ) -> tuple[Tensor, Tensor] | None:
     """Run :func:`direct_step` on what projections return, without views of their units.
 
-    Views of the arguments and the result take a tenth of the time of a small step.
+    Views of the arguments and the result take a tenth of the time of a small step. So do the
+    questions of :mod:`statemix.ops.shortcuts`, to which the caller knows the answers.
 
     Args:
         operator: name of the operator.
@@ -100,8 +103,6 @@ def _prepared(
     backend: str | None,
 ) -> Step | None:
     """Return the step that ``prepare`` returns for such arguments, or None: run the operator."""
-    if not (allowed() and are_plain(gates, values, state)):
-        return None
     key = (
         *(prepare, operator, axes, gate, backend, BACKENDS.revision, torch.get_num_threads()),
         *(gates.shape, gates.stride(), gates.dtype, gates.device),

@@ -89,7 +89,7 @@ def test_layers_beside_their_projections():
 
 def test_steps_beside_their_projections():
     found = {}
-    for row in rows("decode-f0bf39e"):
+    for row in rows("decode-c80c6c9"):
         case = row["case"]
         if row["provider"] == "statemix":
             name = {"bd_lru": "BD-LRU", "h_lru": "H-LRU"}[case["recurrence"]]

@@ -90,8 +90,10 @@ def test_columns_of_maps_are_warps_of_their_own():
 
 def test_maps_are_read_ahead():
     problem = Problem(1000, 2048, 64)
-    # Seven maps are in flight, or the instructions for one take longer.
-    assert times_of(code("carries"), problem).waited == pytest.approx(31 * 0.8e-6 / 7)
+    # Fifteen maps are in flight, or the instructions for one take longer.
+    assert times_of(code("carries", instructions=1.0), problem).waited == pytest.approx(
+        31 * 0.8e-6 / 15
+    )
     slow = times_of(code("carries", instructions=100.0), problem)
     assert slow.waited == pytest.approx(31 * 100 * 20 / 1.755e9)
 

@@ -1595,10 +1595,32 @@ TRITON_KERNELS = [
         TRITON_TESTS,
     ),
     Fault(
+        "triton: backward, maps are followed without being transposed",
+        TRITON + "kernels/carries.py",
+        "ENTRY: tl.constexpr = M * H if REVERSE else H",
+        "ENTRY: tl.constexpr = H",
+        TRITON_TESTS,
+    ),
+    Fault(
+        "triton: the gradient of the final state does not enter the last chunk",
+        TRITON + "kernels/block.py",
+        "mask & (c == maps_of_row)",
+        "mask & (c < 0)",
+        TRITON_TESTS,
+    ),
+    Fault(
+        "triton: maps that were lost are not found again",
+        TRITON + "launch.py",
+        "        if maps is None:\n            maps = problem.mapped(",
+        "        if maps is None:\n            maps = initial.new_zeros(problem.num_maps, "
+        "problem.m + 1, problem.m, problem.num_units)\n            problem.mapped(",
+        TRITON_TESTS,
+    ),
+    Fault(
         "triton: maps of 16 bits",
         TRITON + "launch.py",
-        "self.m + 1, self.m, self.num_units)\n",
-        "self.m + 1, self.m, self.num_units, dtype=self.dtype)\n",
+        "like.new_empty(*counts, self.m, self.num_units)\n",
+        "like.new_empty(*counts, self.m, self.num_units, dtype=self.dtype)\n",
         ("tests/ops/triton/test_sizes.py",),
     ),
     Fault(
@@ -1618,8 +1640,8 @@ TRITON_KERNELS = [
     Fault(
         "triton: what a lag adds to the adjoint does not move a step",
         TRITON + "kernels/lag.py",
-        "later = pending[i + 1] if i + 1 < M else zero",
-        "later = pending[i] if i + 1 < M else zero",
+        "later = pending[i + 1] if i + 1 < M else zero\n                moved",
+        "later = pending[i] if i + 1 < M else zero\n                moved",
         TRITON_TESTS,
     ),
     Fault(
@@ -1639,8 +1661,8 @@ TRITON_KERNELS = [
     Fault(
         "triton: a step that does not exist changes the gradient of the initial state",
         TRITON + "kernels/block.py",
-        "carry = chosen(live, sums, before, M) if RAGGED else sums",
-        "carry = sums",
+        "carry = chosen(live, sums, before, M) if RAGGED else sums\n            if PACKED",
+        "carry = sums\n            if PACKED",
         TRITON_TESTS,
     ),
     Fault(

@@ -227,3 +227,10 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("kind", list(RECURRENCES))
     elif wanted == ["gate"]:
         metafunc.parametrize("gate", list(ops.GATES))
+
+
+@pytest.fixture
+def fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()

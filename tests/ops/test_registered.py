@@ -48,11 +48,11 @@ def test_operators_pass_opcheck(problem, device, kind, lengths, dtype, registere
         problem, kind, registered_backend, dtype=dtype, lengths=lengths, temperature=temperature
     )
     torch.library.opcheck(scan_forward, inputs)
-    states, final_state, wide_states = scan_forward(*inputs)
+    states, final_state, wide_states, maps = scan_forward(*inputs)
     gates, values, *rest = inputs
     cotangents = (torch.ones_like(states), torch.ones_like(final_state))
     kept = wide_states if wide_states.numel() else states
-    torch.library.opcheck(scan_backward, (*cotangents, gates, values, kept, *rest))
+    torch.library.opcheck(scan_backward, (*cotangents, gates, values, kept, maps, *rest))
 
 
 def test_operators_without_steps_pass_opcheck(problem, kind, registered_backend):
@@ -164,13 +164,6 @@ def trained(scan, p, gate, **options):
     results = scan(leaves[0], leaves[1], gate, leaves[2], p.cu_seqlens, **options)
     gradients = torch.autograd.grad(results, leaves, (p.d_states, p.d_final_state))
     return dict(enumerate((*results, *gradients)))
-
-
-@pytest.fixture
-def fresh_compiler():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 # torch 2.13's tracer instantiates the autograd function, which torch itself warns of.

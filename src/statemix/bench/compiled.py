@@ -53,8 +53,8 @@ DTYPES = tuple(_POINTERS)
 # Arguments by what they are; the others are integers.
 _ELEMENTS = ("gates", "values", "states", "d_states", "d_gates", "d_values")
 _STATES = (
-    "entering", "final", "initial", "maps", "leaving", "d_final", "d_initial", "temperature",
-    "outer",
+    "entering", "final", "initial", "maps", "offsets", "leaving", "d_final", "d_initial",
+    "temperature", "outer",
 )  # fmt: skip
 _PLACES = ("sequences", "positions", "ends", "restarts")
 # Sequences, and their steps, of a problem that is large enough for every tile.

@@ -12,7 +12,7 @@ from statemix.ops.triton.plan import ahead_of, chunk_of
 
 CARRIES = ("carries", "carries_back")
 KERNELS = ("local_forward", "local_backward", "chunk_forward", "chunk_backward", *CARRIES)
-"""Local scans, the maps of chunks, and what follows the maps, forward and backward."""
+"""Local scans, the maps of chunks, what leaves chunks backward, and what follows the maps."""
 
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 """Bytes of a number."""
@@ -136,7 +136,7 @@ def moved_s(operator: str, kernel: str, size: int, element_bytes: int, problem: 
     step_bytes = element_bytes * (of_gates * gates + of_states * entries)
     if kernel.startswith("local"):
         return problem.lanes * problem.length * step_bytes / _BYTES_PER_S
-    map_bytes = state_bytes * size * (size + 1)
+    map_bytes = state_bytes * size * (size + 1 if kernel == "chunk_forward" else 1)
     return maps * (problem.chunk * step_bytes + map_bytes) / _BYTES_PER_S
 
 
@@ -145,7 +145,7 @@ def times_of(code: Code, problem: Problem) -> Times:
     gates = gates_of(code.operator, code.kernel, code.size)
     if code.kernel in CARRIES:
         places, steps = problem.lanes, problem.maps
-    elif code.columns:
+    elif code.kernel.startswith("chunk"):
         places, steps = problem.lanes * problem.maps, problem.chunk
     else:
         places, steps = problem.lanes * (problem.maps + 1), problem.chunk

@@ -41,14 +41,14 @@ def scan(
     elif torch.is_inference_mode_enabled():
         # It rules out every derivative. Nothing else does: a tensor wrapped by vmap hides whether
         # it requires a gradient. A compiled graph cannot query it.
-        states, final_state, _ = scan_forward(*arguments)
+        states, final_state, *_ = scan_forward(*arguments)
         return states, final_state
-    states, final_state, _ = function.apply(*arguments)
+    states, final_state, *_ = function.apply(*arguments)
     return states, final_state
 
 
 class _Scan(torch.autograd.Function):
-    """States and final state of any operator, with all gradients; the third result is private.
+    """States and final state of any operator, with all gradients; other results are private.
 
     A Function wraps the raw operators because ``register_autograd`` does not support ``vmap`` of
     ``grad``.
@@ -67,32 +67,32 @@ class _Scan(torch.autograd.Function):
         operator: str,
         backend: str,
         gate: str,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """See :func:`statemix.ops.registered.scan_forward`."""
-        states, final_state, wide_states = scan_forward(
+        states, final_state, wide_states, maps = scan_forward(
             gates, values, initial_state, cu_seqlens, temperature, operator, backend, gate
         )
-        return states, final_state, wide_states
+        return states, final_state, wide_states, maps
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        """Save raw gates, values and states: the closed form reads nothing else."""
+        """Save raw gates, values, states and maps: the closed form reads nothing else."""
         *tensors, operator, backend, gate = inputs
-        states, _, wide_states = output
+        states, _, wide_states, maps = output
         ctx.names = operator, backend, gate
         ctx.states_dtype = states.dtype
-        ctx.mark_non_differentiable(wide_states)
-        ctx.save_for_backward(*tensors, wide_states if wide_states.numel() else states)
+        ctx.mark_non_differentiable(wide_states, maps)
+        ctx.save_for_backward(*tensors, wide_states if wide_states.numel() else states, maps)
 
     @staticmethod
     def backward(
         ctx: Any,
         d_states: Tensor | None,
         d_final_state: Tensor | None,
-        _: None,
+        *_: None,
     ) -> tuple[Tensor | None, ...]:
         """See :func:`statemix.ops.registered.scan_backward`."""
-        gates, values, initial_state, cu_seqlens, temperature, states = ctx.saved_tensors
+        gates, values, initial_state, cu_seqlens, temperature, states, maps = ctx.saved_tensors
         # Under create_graph=True or torch.func, a second derivative must raise, not be wrong.
         if d_states is None:
             d_states = torch.zeros_like(values, dtype=ctx.states_dtype)
@@ -103,7 +103,7 @@ class _Scan(torch.autograd.Function):
             backward = _ScanBackward.apply
         elif _bypasses(
             *(d_states, d_final_state, gates, values),
-            *(states, initial_state, cu_seqlens, temperature),
+            *(states, maps, initial_state, cu_seqlens, temperature),
         ):
             backward = run_backward
         d_gates, d_values, d_initial_state = backward(
@@ -112,6 +112,7 @@ class _Scan(torch.autograd.Function):
             gates,
             values,
             states,
+            maps,
             initial_state,
             cu_seqlens,
             temperature,
@@ -154,7 +155,7 @@ class _DirectScan(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
         """See :func:`statemix.ops.registered.run_forward`."""
         results = run_forward(*arguments)
         _EagerScan.setup_context(ctx, arguments, results)

@@ -36,14 +36,17 @@ class Kernel:
     Attributes:
         forward: (coefficients, inputs, initial_state, cu_seqlens) -> states, final_state, both in
             the initial state's dtype, unless the backend is ``narrow``. If it also ``keeps_wide``,
-            states in the initial state's dtype come third, or None where those above have it or the
-            keyword ``keeps_wide`` is False: then no backward will follow.
+            states in the initial state's dtype come third, or None where those above have it. If it
+            keeps ``maps``, these come third. Both have the keyword ``keeps``; if that is False, the
+            third is None, and no backward will follow.
             ``cu_seqlens`` has been validated on the CPU; on other devices its values must not be
             read back.
         backward: (d_states, d_final_state, coefficients, inputs, states, initial_state, cu_seqlens)
             -> gradients of coefficients, inputs and initial_state, each in its argument's dtype.
-            ``states`` are the widest that ``forward`` returned. None means that autograd
-            differentiates ``forward``, which consists of PyTorch functions.
+            ``states`` are the widest that ``forward`` returned. A backend that keeps ``maps`` has
+            them as a keyword, which is None if they were lost, as under ``vmap``. None in place of
+            the function means that autograd differentiates ``forward``, which consists of PyTorch
+            functions.
         prepare_step: (coefficients, inputs, state, gate) -> :data:`Step`, for decoding without
             derivatives. The step serves all arguments that share shapes, strides, dtypes and
             device with these, under the same number of threads. None means ``forward`` with T = 1.
@@ -85,6 +88,8 @@ class Backend:
             of writing and rounding wider ones.
         keeps_wide: True if the kernels of a narrow backend return wider states for the backward,
             too, whose gradients then lose no more than one rounding.
+        maps: (values, initial_state) -> room for the maps of chunks of time that ``forward`` keeps
+            for the backward, by arithmetic on sizes alone; None if the kernels keep none.
     """
 
     name: str
@@ -99,6 +104,7 @@ class Backend:
     stepwise: bool = True
     narrow: bool = False
     keeps_wide: bool = False
+    maps: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def add(self, operator: str, kernel: Kernel) -> None:
         """Add the kernel of an operator.

@@ -25,7 +25,7 @@ def run_forward(
     operator: str,
     backend: str,
     gate: str,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Run an operator on a backend, and return what the backward needs, too.
 
     States and final state have the dtype of the initial state, but states have that of the values
@@ -46,11 +46,18 @@ def run_forward(
         final_state: (N, H, m), blocks innermost in memory.
         wide_states: states in the initial state's dtype, which the backward needs; without entries
             if ``states`` serve.
+        maps: what the backend keeps of chunks of time, in the initial state's dtype; without
+            entries if there is nothing.
     """
-    states, final_state, wide = _run_forward(
+    states, final_state, kept = _run_forward(
         gates, values, initial_state, cu_seqlens, temperature, operator, backend, gate, keeps=True
     )
-    return states, final_state, initial_state.new_empty(0) if wide is None else wide
+    wide_states, maps = initial_state.new_empty(0), initial_state.new_empty(0)
+    if kept is not None and BACKENDS[backend].keeps_wide:
+        wide_states = kept
+    elif kept is not None:
+        maps = kept
+    return states, final_state, wide_states, maps
 
 
 def run_inference(
@@ -85,14 +92,14 @@ def _run_forward(
     if cu_seqlens is not None and cu_seqlens.is_cpu:
         check_cu_seqlens_values(cu_seqlens, values.shape[1])
     record = BACKENDS[backend]
-    options = {"keeps_wide": keeps} if record.keeps_wide else {}
-    states, final_state, *wide = record.kernels[operator].forward(
+    options = {"keeps": keeps} if record.keeps_wide or record.maps else {}
+    states, final_state, *kept = record.kernels[operator].forward(
         gates, values, initial_state, cu_seqlens, *_fusion(backend, gate, temperature), **options
     )
     return (
         dense(states, BLOCK_AXIS),
         dense(final_state, STATE_BLOCK_AXIS),
-        wide[0] if wide else None,
+        kept[0] if kept else None,
     )
 
 
@@ -102,6 +109,7 @@ def run_backward(
     gates: Tensor,
     values: Tensor,
     states: Tensor,
+    maps: Tensor,
     initial_state: Tensor,
     cu_seqlens: Tensor | None,
     temperature: Tensor | None,
@@ -109,9 +117,14 @@ def run_backward(
     backend: str,
     gate: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of gates, values and initial state, blocks innermost in memory."""
-    backward = BACKENDS[backend].kernels[operator].backward
+    """Return the gradients of gates, values and initial state, blocks innermost in memory.
+
+    ``maps`` are those of :func:`run_forward`, or without entries if they were lost.
+    """
+    record = BACKENDS[backend]
+    backward = record.kernels[operator].backward
     assert backward is not None
+    options = {"maps": maps if maps.numel() else None} if record.maps else {}
     d_gates, d_values, d_initial_state = backward(
         d_states,
         d_final_state,
@@ -121,6 +134,7 @@ def run_backward(
         initial_state,
         cu_seqlens,
         *_fusion(backend, gate, temperature),
+        **options,
     )
     return (
         dense(d_gates, BLOCK_AXIS),
@@ -147,14 +161,15 @@ def _(
     values: Tensor,
     initial_state: Tensor,
     *others: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     *_, backend, _ = others
     record = BACKENDS[backend]
     states = empty_innermost(values.shape, values if record.narrow else initial_state)
     wide_states = initial_state.new_empty(0)
     if record.keeps_wide and values.dtype != initial_state.dtype:
         wide_states = empty_innermost(values.shape, initial_state)
-    return states, _empty_state(initial_state), wide_states
+    maps = record.maps(values, initial_state) if record.maps else initial_state.new_empty(0)
+    return states, _empty_state(initial_state), wide_states, maps
 
 
 @scan_backward.register_fake
@@ -164,6 +179,7 @@ def _(
     gates: Tensor,
     values: Tensor,
     states: Tensor,  # noqa: ARG001
+    maps: Tensor,  # noqa: ARG001
     initial_state: Tensor,
     *others: Any,  # noqa: ARG001
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -181,7 +197,7 @@ def _empty_state(like: Tensor) -> Tensor:
 @scan_forward.register_vmap
 def _(
     info: Any, in_dims: Any, *arguments: Any
-) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[int, int, int | None]]:
+) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], tuple[int, int, int | None, None]]:
     tensors, (cu_seqlens, temperature, *names) = arguments[:3], arguments[3:]
     gates, values, initial_state = _all_in_front(tensors, in_dims, info.batch_size)
     _refuse_mapped(in_dims[3])
@@ -190,7 +206,7 @@ def _(
         wide = initial_state.dtype
         gates, values, temperature = gates.to(wide) / divisor, values.to(wide), None
     folding = Folding(info.batch_size, cu_seqlens, values.shape[2])
-    states, final_state, wide_states = scan_forward(
+    states, final_state, wide_states, maps = scan_forward(
         folding.fold(gates),
         folding.fold(values),
         initial_state.flatten(0, 1),
@@ -203,20 +219,23 @@ def _(
         folding.unfold(states),
         folding.unfold_state(final_state),
         folding.unfold(wide_states) if kept else wide_states,
-    ), (0, 0, 0 if kept else None)
+        # Those of a folded problem are not those of its parts.
+        maps.new_empty(0),
+    ), (0, 0, 0 if kept else None, None)
 
 
 @scan_backward.register_vmap
 def _(
     info: Any, in_dims: Any, *arguments: Any
 ) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[int, int, int]]:
-    tensors, (cu_seqlens, temperature, *names) = arguments[:6], arguments[6:]
+    maps, dims = arguments[5], (*in_dims[:5], in_dims[6])
+    tensors, (cu_seqlens, temperature, *names) = arguments[:5] + arguments[6:7], arguments[7:]
     d_states, d_final_state, gates, values, states, initial_state = _all_in_front(
-        tensors, in_dims, info.batch_size
+        tensors, dims, info.batch_size
     )
-    _refuse_mapped(in_dims[6])
+    _refuse_mapped(in_dims[7])
     dtype = gates.dtype
-    divisor = _divisor(temperature, in_dims[7], gates)
+    divisor = _divisor(temperature, in_dims[8], gates)
     if divisor is not None:
         wide = initial_state.dtype
         gates, values, temperature = gates.to(wide) / divisor, values.to(wide), None
@@ -227,6 +246,7 @@ def _(
         folding.fold(gates),
         folding.fold(values),
         folding.fold(states),
+        maps.new_empty(0),
         initial_state.flatten(0, 1),
         folding.cu_seqlens,
         temperature,

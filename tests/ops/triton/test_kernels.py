@@ -9,9 +9,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from statemix import ops
 from statemix.ops.backends import reason_of
+from statemix.ops.registered import run_backward, run_forward
 from statemix.ops.triton.plan import FULL_SIZE, shape_of
 
 pytestmark = pytest.mark.skipif(reason_of("triton") is not None, reason=str(reason_of("triton")))
@@ -64,7 +66,7 @@ def test_every_size_equals_the_reference(problem, agree, kind, gate, size):
 @every_kernel
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 10] if DEVICE == "cpu" else range(1, 17))
 def test_chunks_of_every_size_equal_the_reference(problem, agree, kind, gate, size):
-    agree(*outcomes(problem(kind, batch=1, length=4, blocks=2, size=size), gate, chunk=3))
+    agree(*outcomes(problem(kind, batch=1, length=7, blocks=2, size=size), gate, chunk=3))
 
 
 @every_kernel
@@ -351,6 +353,56 @@ def test_random_shapes_equal_the_reference(
         agree(found, expected)
     else:
         nearly_agree(found, expected)
+
+
+@every_kernel
+def test_maps_that_were_lost_are_found_again(problem, identical, monkeypatch, kind, gate):
+    """A transform of the forward loses them; else the backward takes those of the forward."""
+    from statemix.ops.triton.launch import _Problem
+
+    found, mapped = [], _Problem.mapped
+    monkeypatch.setattr(
+        _Problem, "mapped", lambda self, *rest: found.append(1) or mapped(self, *rest)
+    )
+    p = problem(kind, length=7, blocks=3, gate=gate).to(torch.float32).on(DEVICE)
+    names = ({"blocks": "block", "lags": "lag"}[kind], ops.in_chunks(2), gate)
+    rest = (p.initial_state, None, None, *names)
+    states, _, _, maps = run_forward(p.gates, p.values, *rest)
+    assert maps.shape[1:] == (p.initial_state.shape[-1] + 1, *p.initial_state.mT.shape[1:])
+    arguments = p.d_states, p.d_final_state, p.gates, p.values, states
+    kept = run_backward(*arguments, maps, *rest)
+    assert len(found) == 1
+    lost = run_backward(*arguments, maps.new_empty(0), *rest)
+    assert len(found) == 2
+    identical(kept, lost)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.usefixtures("fresh_compiler")
+def test_compiled_calls_of_any_length_keep_their_maps(problem, identical, monkeypatch):
+    from statemix.ops.triton.launch import _Problem
+
+    found, mapped = [], _Problem.mapped
+    monkeypatch.setattr(
+        _Problem, "mapped", lambda self, *rest: found.append(1) or mapped(self, *rest)
+    )
+    graphs = CompileCounterWithBackend("aot_eager")
+
+    def trained(scan, p):
+        leaves = [leaf.clone().requires_grad_() for leaf in p.leaves]
+        gates, values, initial = leaves
+        results = scan(gates, values, "softmax", initial, backend=ops.in_chunks(2))
+        gradients = torch.autograd.grad(results, leaves, (p.d_states, p.d_final_state))
+        return (*results, *gradients)
+
+    compiled = torch.compile(ops.bd_lru, backend=graphs, fullgraph=True, dynamic=True)
+    for length in (5, 8, 11):
+        p = problem("blocks", length=length, blocks=3, size=2).to(torch.float32).on(DEVICE)
+        found.clear()
+        results = trained(compiled, p)
+        assert len(found) == 1
+        identical(results, trained(ops.bd_lru, p))
+    assert graphs.frame_count == 1
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU: the interpreter repeats itself")

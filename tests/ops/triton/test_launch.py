@@ -93,7 +93,7 @@ def test_entries_beyond_the_reach_of_32_bits_are_found(
         return memory.as_strided(shape, strides, reach)
 
     set_index = interpreter_builder.set_grid_idx
-    maps = []
+    offsets = []
 
     def last_program(name, kernel, grid, arguments, options):
         last = (*grid, 1)[:3]
@@ -111,14 +111,14 @@ def test_entries_beyond_the_reach_of_32_bits_are_found(
     monkeypatch.setattr(launch, "empty_innermost", far)
     monkeypatch.setattr(
         launch._Problem,
-        "empty_maps",
-        lambda self, _: far((self.num_maps, self.m + 1, self.m, self.num_units), wide),
+        "empty",
+        lambda self, _, *counts: far((*counts, self.m, self.num_units), wide),
     )
 
-    def carried(self, found, outer, *, reverse):
+    def carried(self, _, found, outer, *, reverse):
         """Zeros enter every chunk."""
-        maps.append(found)
-        return far((self.num_rows, self.m, self.num_units), wide)
+        offsets.append(found)
+        return self.empty(outer, self.num_rows)
 
     monkeypatch.setattr(launch._Problem, "carried", carried)
     end = problem(kind, batch=1, length=2 * chunk, blocks=32, size=2, gate=gate).to(torch.float32)
@@ -131,12 +131,14 @@ def test_entries_beyond_the_reach_of_32_bits_are_found(
     state = torch.zeros(1, units, 2)
     operator = {"blocks": "block", "lags": "lag"}[kind]
     rest = (state, None, gate, None)
-    states, final = launch.forward(operator, given["gates"], given["values"], *rest, chunk=chunk)
+    maps = far((length // chunk - 1, 3, 2, units), wide)
+    options = {"chunk": chunk, "maps": maps}
+    states, final = launch.forward(operator, given["gates"], given["values"], *rest, **options)
     # A program may run several chunks, and nothing enters the last one.
     states[:, -2 * chunk : -chunk] = 0
     cotangents = given["d_states"], state
     d_gates, d_values, _ = launch.backward(
-        operator, *cotangents, given["gates"], given["values"], states, *rest, chunk=chunk
+        operator, *cotangents, given["gates"], given["values"], states, *rest, **options
     )
 
     def expected(steps, initial_state, d_final_state):
@@ -150,15 +152,15 @@ def test_entries_beyond_the_reach_of_32_bits_are_found(
     found = {name: tensor[:, -chunk:, -32:] for name, tensor in found.items()}
     agree(found, {name: last[name] for name in found})
     agree({"final_state": final[:, -32:]}, {"final_state": last["final_state"]})
-    # The map of the last chunk, but the one that nothing follows, applied to a state.
-    forward, backward = (found[-1, ..., -32:].double() for found in maps)
+    # The map of the last chunk but one, applied to a state.
+    forward, backward = (found[-1, ..., -32:].double() for found in offsets)
     x = end.initial_state.double()
-    for columns, steps, arguments, name in (
-        (forward, slice(0, chunk), (x, zero), "final_state"),
-        (backward, slice(chunk, None), (zero, x), "d_initial_state"),
-    ):
-        after = torch.einsum("kih,hk->hi", columns[:2], x[0]) + columns[2].mT
-        agree({name: after[None].float()}, {name: expected(steps, *arguments)[name]})
+    after = torch.einsum("kih,hk->hi", forward[:2], x[0]) + forward[2].mT
+    before = expected(slice(0, chunk), x, zero)
+    agree({"final_state": after[None].float()}, {"final_state": before["final_state"]})
+    # What leaves the last chunk, backward.
+    found = {"d_initial_state": backward.mT[None].float()}
+    agree(found, {"d_initial_state": last["d_initial_state"]})
 
 
 @needs_interpreter

@@ -5,6 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from statemix import ops
 from statemix.ops.backends import reason_of
@@ -14,6 +16,7 @@ from statemix.ops.triton.plan import (
     alignment,
     chunk_of,
     fills,
+    most_maps,
     shape_of,
     tile_of,
 )
@@ -35,14 +38,14 @@ from statemix.ops.triton.plan import (
         # Nothing divides a prime, and nothing near divides 1000. Multiples of 16 are read at once.
         (2039, 1536, 4, 80),
         (1000, 1536, 4, 32),
-        # Chunks take 1.7 times as long as one pass on a full device, large blocks 3 or 4.
+        # Chunks take 1.7 times as long as one pass on a full device, large blocks 2 or 2.5.
         (2048, 23_530, 4, 2048),
         (2048, 23_530, 8, 2048),
         (2048, 23_529, 8, 1024),
-        (2048, 13_334, 9, 2048),
-        (2048, 13_333, 12, 512),
-        (2048, 10_000, 16, 2048),
-        (2048, 9_999, 13, 512),
+        (2048, 20_000, 9, 2048),
+        (2048, 19_999, 12, 1024),
+        (2048, 16_000, 16, 2048),
+        (2048, 15_999, 13, 1024),
         (2048, 1, 17, 2048),
         # No chunk is shorter than 32 steps, and few steps are one chunk.
         (1024, 10, 4, 32),
@@ -79,9 +82,9 @@ def test_a_backward_cuts_time_as_its_forward_did_wherever_it_runs(monkeypatch, b
     """The forward is over, and the backward runs in another thread."""
     from statemix.ops.triton.launch import _Problem
 
-    launched, cut = [], _Problem.cut_maps
+    launched, shape = [], _Problem.shape
     monkeypatch.setattr(
-        _Problem, "cut_maps", lambda self, kernel: launched.append(kernel) or cut(self, kernel)
+        _Problem, "shape", lambda self, kernel: launched.append(kernel) or shape(self, kernel)
     )
     assert backend in ("triton", ops.in_chunks(0), ops.in_chunks(3))
     device = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
@@ -89,7 +92,35 @@ def test_a_backward_cuts_time_as_its_forward_did_wherever_it_runs(monkeypatch, b
     states, _ = ops.bd_lru(gates, torch.randn(1, 5, 2, 1, device=device), backend=backend)
     with ThreadPoolExecutor(1) as pool:
         pool.submit(states.sum().backward).result()
-    assert launched == (["chunk_forward", "chunk_backward"] if chunked else [])
+    chunks = [kernel for kernel in launched if kernel.startswith("chunk")]
+    assert chunks == (["chunk_forward", "chunk_backward"] if chunked else [])
+
+
+@given(
+    length=st.one_of(st.integers(1, 300), st.integers(1, 2**21)),
+    lanes=st.integers(1, 100_000),
+    size=st.integers(1, 20),
+)
+def test_room_for_maps_is_enough_and_little(length, lanes, size):
+    maps = -(-length // chunk_of(length, lanes, size)) - 1
+    most = most_maps(length, lanes, size)
+    assert most >= maps
+    # A map has no more numbers than the gates of one step, and not even one in 32 steps has one.
+    assert most <= length / 32
+    for forced in (1, 3, 64):
+        assert most_maps(length, lanes, size, forced) == -(-length // forced) - 1
+    assert most_maps(length, lanes, size, 0) == most_maps(0, lanes, size, 3) == 0
+    assert most_maps(length, 0, size) >= 0
+
+
+def test_room_for_maps_needs_no_sizes():
+    """A compiled program for any length is not split by a question about it."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    shapes = ShapeEnv()
+    length, lanes = (shapes.create_unbacked_symint() for _ in range(2))
+    for forced in (None, 64, 0):
+        most_maps(length, lanes, 4, forced)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +154,7 @@ def test_tiles_waste_few_lanes(rows, lanes, per_thread, tile):
 def test_what_a_thread_holds(operator, kernel):
     for m in range(1, 20):
         shape = shape_of(operator, kernel, m, 2)
-        assert (shape.columns > 0) == kernel.startswith("chunk")
+        assert (shape.columns > 0) == (kernel == "chunk_forward")
         assert shape.columns <= m + 1
         # Rows are read in equal parts, and steps only with all rows.
         assert m % shape.rows == 0
@@ -142,7 +173,7 @@ def test_what_a_thread_holds(operator, kernel):
         assert packed.steps == 1 or packed.steps * packed.rows * (m + 1) <= 48
         assert packed.columns <= (shape.columns if m <= 11 else 3)
         full = shape_of(operator, kernel, m, 2, full=True)
-        if m <= FULL_SIZE and not shape.columns:
+        if m <= FULL_SIZE and kernel.startswith("local"):
             assert full.lanes >= 4
         else:
             assert full == shape
@@ -160,9 +191,11 @@ def test_maps_in_flight_fit_shared_memory():
             assert ahead.places // 2 < m <= ahead.places
             of_map = state_bytes * (m + 1) * ahead.places * ahead.lanes
             assert of_map * (ahead.stages - 1) <= 49_152
-            assert 1 <= ahead.stages <= 8
+            assert 1 <= ahead.stages <= 16
             # Of every size that the rule cuts, some are in flight.
-            assert ahead.stages >= (6 if m <= 8 and state_bytes == 4 else 2) or m > 16
+            assert ahead.stages >= (12 if m <= 8 else 5) or m > 16
+            # No thread of a warp is without an entry.
+            assert ahead.places * ahead.lanes >= 32
 
 
 @pytest.mark.parametrize(

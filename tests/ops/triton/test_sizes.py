@@ -90,10 +90,10 @@ FAMILIES = [
 
 @pytest.mark.parametrize(("kind", "gate", "size"), FAMILIES)
 def test_every_family_of_every_size_equals_the_reference(problem, agree, kind, gate, size):
-    """In two chunks of one step, so that every kernel runs."""
-    p = problem(kind, batch=1, length=2, blocks=9, size=size, gate=gate).to(torch.float32)
+    """In three chunks, so that every kernel runs and a map is followed backward."""
+    p = problem(kind, batch=1, length=5, blocks=9, size=size, gate=gate).to(torch.float32)
     expected = p.to(torch.float64).outcome(gate, backend="reference")
-    agree(outcome(p, gate, 1), expected)
+    agree(outcome(p, gate, 2), expected)
 
 
 @pytest.mark.parametrize("lengths", [None, [2, 0, 3]], ids=["batch", "packed"])
@@ -117,7 +117,7 @@ def test_coefficients_of_every_size_equal_the_reference(problem, agree, kind, si
 @every_kernel
 @pytest.mark.parametrize("size", [6, 7, 9, *range(11, 17)])
 def test_maps_of_every_size_equal_the_reference(problem, agree, kind, gate, size):
-    p = problem(kind, batch=1, length=2, blocks=1, size=size)
+    p = problem(kind, batch=1, length=3, blocks=1, size=size)
     found = outcome(p.to(torch.float32), gate, 1)
     agree(found, p.to(torch.float32).to(torch.float64).outcome(gate, backend="reference"))
 

@@ -28,7 +28,7 @@ def _forward(
     gate: str,
     temperature: Tensor | None,
     *,
-    keeps_wide: bool,
+    keeps: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return states, in the dtype of the values, final state, and states for the backward."""
     gates, values = innermost(gates), innermost(values)
@@ -36,7 +36,7 @@ def _forward(
     states = empty_innermost(values.shape, values)
     final_state = torch.empty_like(initial_state)
     wide = {}
-    if keeps_wide and values.dtype != initial_state.dtype:
+    if keeps and values.dtype != initial_state.dtype:
         wide["wide_states"] = empty_innermost(values.shape, initial_state)
     loader.call(
         operator,

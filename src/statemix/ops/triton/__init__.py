@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from statemix.ops.backends import BACKENDS, Backend, Kernel, Step
+from statemix.ops.triton.plan import most_maps
 
 __all__ = ["TRITON", "in_chunks"]
 
@@ -30,19 +31,30 @@ def _detail() -> str:
 
 
 # Triton is imported with the first call.
-def _forward(operator: str, chunk: int | None, *arguments: Any) -> tuple[Tensor, Tensor]:
+def _forward(
+    operator: str, chunk: int | None, *arguments: Any, keeps: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
     from statemix.ops.triton import launch
 
     # Kernels run on the current device.
     with torch.cuda.device_of(arguments[0]):  # type: ignore[no-untyped-call]
-        return launch.forward(operator, *arguments, chunk=chunk)
+        maps = _maps(chunk, *arguments[1:3]) if keeps else None
+        return *launch.forward(operator, *arguments, chunk=chunk, maps=maps), maps
 
 
-def _backward(operator: str, chunk: int | None, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _backward(
+    operator: str, chunk: int | None, *arguments: Any, maps: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
     from statemix.ops.triton import launch
 
     with torch.cuda.device_of(arguments[0]):  # type: ignore[no-untyped-call]
-        return launch.backward(operator, *arguments, chunk=chunk)
+        return launch.backward(operator, *arguments, chunk=chunk, maps=maps)
+
+
+def _maps(chunk: int | None, values: Tensor, initial_state: Tensor) -> Tensor:
+    """Return room for the maps (maps, m+1, m, H) that ``forward`` keeps, or for more."""
+    (B, T, H), m = values.shape[:3], initial_state.shape[-1]
+    return initial_state.new_empty(B * most_maps(T, B * H, m, chunk), m + 1, m, H)
 
 
 def _prepare_step(operator: str, *arguments: Any) -> Step:
@@ -72,6 +84,7 @@ def _backend(name: str, chunk: int | None) -> Backend:
         # Chunks round otherwise than steps do.
         stepwise=False,
         narrow=True,
+        maps=partial(_maps, chunk),
     )
 
 

@@ -52,11 +52,13 @@ def forward(
     temperature: Tensor | None,
     *,
     chunk: int | None = None,
+    maps: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return states, in the dtype of the values, and final state.
 
     Shapes, dtypes and the recurrences are those of :func:`statemix.ops.registered.scan_forward`.
-    ``chunk`` is the steps of a chunk, 0 for one chunk, or None for what the rule says.
+    ``chunk`` is the steps of a chunk, 0 for one chunk, or None for what the rule says. ``maps`` is
+    room for those of chunks, which :func:`backward` wants, (at least as many, m+1, m, H).
     """
     gates, values = _ordered(gates), _ordered(values)
     initial = dense(initial_state, STATE_BLOCK_AXIS)
@@ -67,17 +69,8 @@ def forward(
     problem = _Problem.of(operator, values, initial, cu_seqlens, gate, temperature, strides, chunk)
     entering = initial
     if problem.num_chunks > 1:
-        cut = problem.cut_maps("chunk_forward")
-        maps = problem.empty_maps(initial)
-        problem.kernels.chunk_forward[cut.grid](
-            *(gates, values, maps, initial, problem.temperature),
-            *problem.places[:2],
-            *problem.sizes_of_maps,
-            *strides,
-            **problem.options,
-            **cut.options,
-        )
-        entering = problem.carried(maps, initial, reverse=False)
+        maps = problem.mapped(gates, values, initial, strides, maps)
+        entering = problem.carried(maps, maps, initial, reverse=False)
     cut = problem.cut("local_forward")
     problem.kernels.local_forward[cut.grid](
         *(gates, values, entering, states, final, initial, problem.temperature),
@@ -103,11 +96,13 @@ def backward(
     temperature: Tensor | None,
     *,
     chunk: int | None = None,
+    maps: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of gates, values and initial state, in the dtypes of these.
 
     Arguments are those of :func:`statemix.ops.registered.scan_backward` and :func:`forward`, and
-    the closed form is that of ``docs/kernels.md``.
+    the closed form is that of ``docs/kernels.md``. ``maps`` is what :func:`forward` wrote there;
+    without, they are found again.
     """
     gates, values, d_states = _ordered(gates), _ordered(values), _ordered(d_states)
     # The forward wrote the states densely, but vmap may have permuted them.
@@ -124,10 +119,12 @@ def backward(
     problem = _Problem.of(operator, values, initial, cu_seqlens, gate, temperature, strides, chunk)
     leaving = d_final
     if problem.num_chunks > 1:
-        cut = problem.cut_maps("chunk_backward")
-        maps = problem.empty_maps(initial)
+        if maps is None:
+            maps = problem.mapped(gates, values, initial, (*of_gates, *of_values))
+        cut = problem.cut("chunk_backward", problem.num_maps)
+        offsets = problem.empty(initial, problem.num_maps)
         problem.kernels.chunk_backward[cut.grid](
-            *(gates, d_states, d_final, maps, problem.temperature),
+            *(gates, d_states, d_final, offsets, problem.temperature),
             *(problem.places[0], problem.places[2]),
             problem.length,
             *problem.sizes_of_maps,
@@ -135,7 +132,7 @@ def backward(
             **problem.options,
             **cut.options,
         )
-        leaving = problem.carried(maps, d_final, reverse=True)
+        leaving = problem.carried(maps, offsets, d_final, reverse=True)
     cut = problem.cut("local_backward")
     problem.kernels.local_backward[cut.grid](
         *(gates, values, states, initial, leaving, d_states, d_final),
@@ -305,27 +302,50 @@ class _Problem(NamedTuple):
         """The arguments H, num_maps, maps_of_row and chunk of the kernels."""
         return self.num_units, self.num_maps, self.num_chunks - 1, self.chunk
 
-    def cut(self, kernel: str) -> "_Cut":
-        """Cut the work of a kernel of local scans."""
-        shape = self._shape(kernel)
+    def cut(self, kernel: str, num_rows: int | None = None) -> "_Cut":
+        """Cut the work of a kernel over chunks, of all sequences if no number is given."""
+        shape, num_rows = self.shape(kernel), num_rows or self.num_rows
         steps = min(shape.steps, 1 << self.chunk.bit_length() - 1)
-        tile = tile_of(self.num_rows, self.num_units, shape.lanes)
+        tile = tile_of(num_rows, self.num_units, shape.lanes)
         options = {**_of(tile), "STEPS": steps, "ROWS": shape.rows, "ALIGN": self.align}
         options["RAGGED"] = self.ragged or self.chunk % steps != 0
-        return _Cut(tile.grid(self.num_rows, self.num_units), options)
+        return _Cut(tile.grid(num_rows, self.num_units), options)
 
-    def cut_maps(self, kernel: str) -> "_Cut":
-        """Cut the work of a kernel of maps."""
-        shape = self._shape(kernel)
+    def empty(self, like: Tensor, *counts: int) -> Tensor:
+        """Return room for so many states, in memory (*counts, m, H)."""
+        return like.new_empty(*counts, self.m, self.num_units)
+
+    def mapped(
+        self,
+        gates: Tensor,
+        values: Tensor,
+        initial: Tensor,
+        strides: tuple[int, ...],
+        maps: Tensor | None = None,
+    ) -> Tensor:
+        """Return the maps of all chunks but the last, in a tensor that may have room for more."""
+        if maps is None:
+            maps = self.empty(initial, self.num_maps, self.m + 1)
+        assert len(maps) >= self.num_maps, "the kernel would write beyond the room for maps"
+        shape = self.shape("chunk_forward")
         tile = tile_of(self.num_maps, self.num_units, shape.lanes)
-        grid = (*tile.grid(self.num_maps, self.num_units), -(-(self.m + 1) // shape.columns))
-        options = {**_of(tile), "STEPS": math.gcd(self.chunk, shape.steps), "ROWS": shape.rows}
-        options |= {"COLUMNS": shape.columns, "ALIGN": self.align}
-        if kernel == "chunk_backward":
-            options["RAGGED"] = self.ragged
-        return _Cut(grid, options)
+        columns = -(-(self.m + 1) // shape.columns)
+        self.kernels.chunk_forward[*tile.grid(self.num_maps, self.num_units), columns](
+            *(gates, values, maps, initial, self.temperature),
+            *self.places[:2],
+            *self.sizes_of_maps,
+            *strides,
+            **self.options,
+            **_of(tile),
+            STEPS=math.gcd(self.chunk, shape.steps),
+            ROWS=shape.rows,
+            COLUMNS=shape.columns,
+            ALIGN=self.align,
+        )
+        return maps
 
-    def _shape(self, kernel: str) -> Shape:
+    def shape(self, kernel: str) -> Shape:
+        """Return how much of it one thread of a kernel holds."""
         return shape_of(
             self.name,
             kernel,
@@ -336,13 +356,9 @@ class _Problem(NamedTuple):
             full=fills(self.num_rows * self.num_units),
         )
 
-    def empty_maps(self, like: Tensor) -> Tensor:
-        """Return room for the maps."""
-        return like.new_empty(self.num_maps, self.m + 1, self.m, self.num_units)
-
-    def carried(self, maps: Tensor, outer: Tensor, *, reverse: bool) -> Tensor:
+    def carried(self, maps: Tensor, offsets: Tensor, outer: Tensor, *, reverse: bool) -> Tensor:
         """Return what enters each chunk, in memory (rows, m, H)."""
-        entering = outer.new_empty(self.num_rows, self.m, self.num_units)
+        entering = self.empty(outer, self.num_rows)
         restarts = outer
         if self.options["PACKED"]:
             there = self.places[2] if reverse else self.places[1] == 0
@@ -351,7 +367,7 @@ class _Problem(NamedTuple):
         # If packed, the first sequence enters, and every other one where it begins.
         ahead = ahead_of(self.m, self.state_dtype.itemsize)
         carries[self.num_sequences, -(-self.num_units // ahead.lanes)](
-            *(maps, outer, entering, restarts, self.num_units, self.num_chunks),
+            *(maps, offsets, outer, entering, restarts, self.num_units, self.num_chunks),
             M=self.m,
             PACKED=self.options["PACKED"],
             REVERSE=reverse,

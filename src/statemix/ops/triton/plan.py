@@ -4,6 +4,8 @@ import math
 from functools import cache
 from typing import NamedTuple
 
+import torch
+
 # Lanes (sequences times units) from which on one pass reads memory fast enough. Some forty gates of
 # each are read at once: then 3.4 MB are in flight, which hide the latency of an H200.
 SEQUENTIAL_LANES = 40_000
@@ -11,8 +13,8 @@ SEQUENTIAL_LANES = 40_000
 _BUSY_WARPS = 1_500
 # Chunks read the gates twice, and their maps take instructions: the largest m, and about how many
 # times slower than one pass on a full device all of that is, by the model of docs/kernels.md.
-# Blocks of 11, 13 and 14 take longer.
-_COSTS = ((8, 1.7), (12, 3), (16, 4))
+# Blocks of 11 and 13 take longer.
+_COSTS = ((8, 1.7), (12, 2), (16, 2.5))
 _SHORTEST_CHUNK = 32
 # Chunks are multiples of it, where nothing near divides T: threads read so many steps at once.
 _MULTIPLE = 16
@@ -44,6 +46,28 @@ def chunk_of(length: int, lanes: int, size: int) -> int:
     return round(wanted / _MULTIPLE) * _MULTIPLE
 
 
+def most_maps(length: int, lanes: int, size: int, forced: int | None = None) -> int:
+    """Return how many maps of chunks of a sequence there are at most, by arithmetic alone.
+
+    A compiler may know sizes by name only. For these, :func:`chunk_of` has no result, and a
+    comparison would split the compiled program.
+
+    Args:
+        length: steps T of the sequence.
+        lanes: sequences times units.
+        size: m.
+        forced: steps of a chunk if the rule is not asked, 0 for one chunk.
+    """
+    most = 0
+    if forced:
+        most = (torch.sym_max(length, 1) - 1) // forced  # type: ignore[no-untyped-call]
+    elif forced is None and size <= _COSTS[-1][0]:
+        # No chunk is shorter than the shortest, or than two thirds of what the lanes ask for.
+        of_lanes = 3 * SEQUENTIAL_LANES // (2 * torch.sym_max(lanes, 1))  # type: ignore[no-untyped-call]
+        most = torch.sym_min(length // _SHORTEST_CHUNK, of_lanes)  # type: ignore[no-untyped-call]
+    return most
+
+
 def kernels_of(operator: str, gate: str) -> str:
     """Return the name of the kernels that run an operator with a gate family.
 
@@ -73,6 +97,20 @@ class Shape(NamedTuple):
     columns: int = 0
 
 
+# What leaves the chunks of blocks takes few registers, whatever their gates.
+_LEAVING = (
+    (1, Shape(1, 16)),
+    (2, Shape(1, 8, 2)),
+    (3, Shape(1, 8, 3)),
+    (4, Shape(1, 4, 4)),
+    (6, Shape(1, 2, 6)),
+    (11, Shape(1, 1, 11)),
+    (12, Shape(1, 1, 6)),
+    (13, Shape(1, 1, 13)),
+    (14, Shape(1, 1, 7)),
+    (15, Shape(1, 1, 5)),
+    (16, Shape(1, 1, 8)),
+)
 # Kernel -> the largest m, and what `statemix bench kernels` predicts to be fastest there on an H200
 # without spilling registers, for gates of 16 bits.
 _SHAPES = {
@@ -105,20 +143,21 @@ _SHAPES = {
         (15, Shape(1, 1, 5)),
         (16, Shape(1, 1, 4)),
     ),
-    ("block", "chunk"): (
+    ("block", "chunk_forward"): (
         (1, Shape(1, 16, 1, 2)),
         (2, Shape(1, 8, 2, 3)),
         (3, Shape(1, 8, 3, 4)),
         (6, Shape(1, 2, 6, 7)),
         (8, Shape(1, 1, 8, 9)),
-        (9, Shape(1, 1, 3, 5)),
-        (10, Shape(1, 1, 5, 6)),
-        (11, Shape(1, 1, 1, 5)),
-        (12, Shape(1, 1, 4, 7)),
-        (14, Shape(1, 1, 2, 5)),
-        (15, Shape(1, 1, 3, 6)),
-        (16, Shape(1, 1, 4, 6)),
+        (9, Shape(1, 1, 9, 5)),
+        (11, Shape(1, 1, 11, 6)),
+        (12, Shape(1, 1, 12, 7)),
+        (13, Shape(1, 1, 13, 5)),
+        (14, Shape(1, 1, 7, 5)),
+        (15, Shape(1, 1, 5, 6)),
+        (16, Shape(1, 1, 8, 6)),
     ),
+    ("block", "chunk_backward"): _LEAVING,
     ("lag", "local_forward"): (
         (3, Shape(2, 16)),
         (8, Shape(2, 8)),
@@ -129,12 +168,19 @@ _SHAPES = {
         (8, Shape(2, 4)),
         (16, Shape(1, 2)),
     ),
-    ("lag", "chunk"): (
+    ("lag", "chunk_forward"): (
         (3, Shape(1, 16, 1, 4)),
         (8, Shape(1, 8, 1, 9)),
-        (11, Shape(1, 4, 1, 6)),
-        (13, Shape(1, 4, 1, 7)),
-        (16, Shape(1, 4, 1, 6)),
+        (9, Shape(1, 8, 1, 5)),
+        (11, Shape(1, 8, 1, 6)),
+        (13, Shape(1, 8, 1, 7)),
+        (15, Shape(1, 8, 1, 8)),
+        (16, Shape(1, 8, 1, 9)),
+    ),
+    ("lag", "chunk_backward"): (
+        (4, Shape(1, 16)),
+        (10, Shape(1, 8)),
+        (16, Shape(1, 4)),
     ),
     ("reflect", "local_forward"): (
         (1, Shape(2, 16)),
@@ -161,17 +207,20 @@ _SHAPES = {
         (15, Shape(1, 1, 3)),
         (16, Shape(1, 1, 2)),
     ),
-    ("reflect", "chunk"): (
+    ("reflect", "chunk_forward"): (
         (1, Shape(1, 16, 1, 2)),
         (2, Shape(1, 8, 2, 3)),
         (3, Shape(1, 8, 3, 4)),
         (6, Shape(1, 2, 6, 7)),
         (8, Shape(1, 1, 8, 9)),
-        (9, Shape(1, 1, 3, 10)),
-        (12, Shape(1, 1, 2, 7)),
-        (14, Shape(1, 1, 2, 8)),
-        (16, Shape(1, 1, 1, 6)),
+        (9, Shape(1, 1, 9, 5)),
+        (11, Shape(1, 1, 11, 6)),
+        (13, Shape(1, 1, 13, 7)),
+        (14, Shape(1, 1, 7, 8)),
+        (15, Shape(1, 1, 5, 8)),
+        (16, Shape(1, 1, 8, 6)),
     ),
+    ("reflect", "chunk_backward"): _LEAVING,
 }
 # The same for local scans of so many lanes that they keep the device busy with eight for a thread;
 # above FULL_SIZE, a thread has too few registers for more lanes than above.
@@ -213,13 +262,15 @@ class Ahead(NamedTuple):
 def ahead_of(size: int, state_bytes: int) -> Ahead:
     """Return how maps of blocks of size m are followed.
 
-    The maps in flight are in shared memory, of which every GPU has 48 KB for a program. If not even
-    one fits, with one stage, none is read ahead.
+    A thread has one entry of a state, or a few: so few lanes take the fewest instructions for a
+    map. The maps in flight are in shared memory, of which every GPU has 48 KB for a program. If not
+    even one fits, with one stage, none is read ahead. More of large ones compile for long.
     """
     places = 1 << (size - 1).bit_length()
-    lanes = 32 if size <= 8 else 8
+    lanes = max(4, 32 // places)
     of_map = state_bytes * (size + 1) * places * lanes
-    return Ahead(places, lanes, 1 + min(7, 49_152 // of_map))
+    most = 15 if size <= 4 else 11 if size <= 8 else 7
+    return Ahead(places, lanes, 1 + min(most, 49_152 // of_map))
 
 
 def alignment(*strides: int) -> int:
@@ -251,9 +302,9 @@ def shape_of(
         packed: whether sequences are packed: then each step takes more code and registers.
         full: what :func:`fills` returns.
     """
-    maps = kernel.startswith("chunk")
-    shapes = _SHAPES[kernels, "chunk" if maps else kernel]
-    if full and not maps:
+    maps = kernel == "chunk_forward"
+    shapes = _SHAPES[kernels, kernel]
+    if full and kernel.startswith("local"):
         shapes = _FULL[kernels, kernel] + shapes
     # A state in float64 takes two registers, as two numbers of a block of twice the size do.
     registers = max(1, element_bytes // 4)

@@ -2,8 +2,9 @@
 
 With one chunk per sequence, ``local_forward`` and ``local_backward`` do all. With several,
 ``chunk_forward`` first finds the map of each chunk, h_end = P h_start + q, and ``carries``
-(carries.py) follows the maps, so that the local scans know where they start. Backward, a chunk's
-map is P^T, which ``chunk_backward`` finds by the adjoint recurrence.
+(carries.py) follows the maps, so that the local scans know where they start. Backward, a chunk
+passes gradients on by P^T, which is known from the forward, and adds some of its own:
+``chunk_backward`` finds these by the adjoint recurrence.
 
 The m entries of a block are m tiles in registers. Maps have shape (rows, m+1, m, H), with one
 column for each entry of the state before, and q last; carried states have shape (rows, m, H).
@@ -306,23 +307,23 @@ def local_backward(
 
 @triton.jit(do_not_specialize=SIZES)
 def chunk_backward(
-    gates, d_states, d_final, maps, temperature, sequences, ends,
+    gates, d_states, d_final, offsets, temperature, sequences, ends,
     T, H: tl.constexpr, num_maps, maps_of_row, chunk, gates_b, gates_t: tl.constexpr,
     gates_i: tl.constexpr, gates_j: tl.constexpr, d_states_b, d_states_t: tl.constexpr,
     d_states_i: tl.constexpr,
-    M: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    FAMILY: tl.constexpr, SHIFT: tl.constexpr, R: tl.constexpr, L: tl.constexpr,
-    RAGGED: tl.constexpr, PACKED: tl.constexpr, TEMPERED: tl.constexpr, ALIGN: tl.constexpr,
+    M: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, FAMILY: tl.constexpr,
+    SHIFT: tl.constexpr, R: tl.constexpr, L: tl.constexpr, RAGGED: tl.constexpr,
+    PACKED: tl.constexpr, TEMPERED: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
-    """Find where all chunks but the first take unit vectors of the adjoint, and zero.
+    """Find what leaves all chunks but the first, if nothing enters them but into the last one.
 
-    The order is that of :func:`chunk_forward`, for the same reason.
+    ``offsets`` has shape (rows, chunks - 1, m, H). What enters passes by the transposed maps of
+    :func:`chunk_forward`.
     """
     GATES: tl.constexpr = M if FAMILY == "given" else M + 1
-    S: tl.constexpr = maps.dtype.element_ty
+    S: tl.constexpr = offsets.dtype.element_ty
     gates_b, d_states_b = multiples((gates_b, d_states_b), ALIGN, 2)
     rows, lanes, mask = tile(num_maps, H, R, L)
-    first = tl.program_id(2) * COLUMNS + tl.zeros_like(rows)
     inverse = inverse_of(temperature, S, TEMPERED)
     b, c = rows // maps_of_row, rows % maps_of_row + 1
     begun = c * chunk
@@ -335,9 +336,9 @@ def chunk_backward(
             g_at = g_at + apart(row_at, gates_j, GATES)
             of_row = d_states + b * d_states_b + (t - step) * d_states_t + lanes
             dy_at = dy_at + (of_row + i * d_states_i,)
-    zero = tl.zeros((R, L), S)
-    carry = unit_columns(first, zero, M, COLUMNS)
-    for _ in tl.range(0, chunk // STEPS):
+    # In a packed row, the last step ends a sequence, whose gradient replaces it.
+    carry = load_all(d_final + b * M * H + lanes, H, mask & (c == maps_of_row), S, M)
+    for _ in tl.range(0, tl.cdiv(chunk, STEPS)):
         # Steps before the chunk, of another one, can be read: all chunks but the first are here.
         if ROWS == M:
             g_all = load_part(g_at, mask, S, 0, STEPS * M * GATES)
@@ -348,12 +349,11 @@ def chunk_backward(
                 sequence = tl.load(sequences + t, mask=t >= begun, other=0).to(tl.int64)
                 last = live & (tl.load(ends + t, mask=t >= begun, other=0) != 0)
                 d_h = load_all(d_final + sequence * M * H + lanes, H, last, S, M)
-                reset = last_column(first, d_h, zero, M, COLUMNS)
-                carry = chosen(last, reset, carry, COLUMNS * M)
-            lams = carry
+                carry = chosen(last, d_h, carry, M)
             sums = ()
-            for _ in tl.static_range(COLUMNS * M):
-                sums = sums + (zero,)
+            for _ in tl.static_range(M):
+                sums = sums + (tl.zeros((R, L), S),)
+            before = carry
             g_row = g_at
             dy_row = dy_at
             for _ in tl.range(0, M // ROWS):
@@ -365,29 +365,17 @@ def chunk_backward(
                     dy = load_part(dy_row, mask, S, 0, ROWS)
                     g_row = advanced(g_row, ROWS * gates_i, ROWS * GATES)
                     dy_row = advanced(dy_row, ROWS * d_states_i, ROWS)
-                p = ()
                 for i in tl.static_range(ROWS):
                     row = part(g, i * GATES, GATES)
-                    p = p + row_weights(row, inverse, M + 1, FAMILY)
-                columns = ()
-                for k in tl.static_range(COLUMNS):
-                    x = ()
+                    p = row_weights(row, inverse, M + 1, FAMILY)
+                    lam = carry[i] + dy[i]
+                    y = ()
                     for j in tl.static_range(M):
-                        x = x + (sums[j * COLUMNS + k],)
-                    for i in tl.static_range(ROWS):
-                        lam = with_input(lams[i * COLUMNS + k], 1.0, dy[i], first, k, M, COLUMNS)
-                        y = ()
-                        for j in tl.static_range(M):
-                            y = y + (x[j] + p[i * (M + 1) + j] * lam,)
-                        x = y
-                    columns = columns + x
-                sums = ()
-                for j in tl.static_range(M):
-                    for k in tl.static_range(COLUMNS):
-                        sums = sums + (columns[k * M + j],)
-                lams = pushed(lams, lams, COLUMNS * M, COLUMNS * ROWS)
-            carry = chosen(live, sums, carry, COLUMNS * M) if RAGGED else sums
+                        y = y + (sums[j] + p[j] * lam,)
+                    sums = y
+                carry = pushed(carry, carry, M, ROWS)
+            carry = chosen(live, sums, before, M) if RAGGED else sums
             t -= 1
         g_at = advanced(g_at, -STEPS * gates_t, STEPS * ROWS * GATES)
         dy_at = advanced(dy_at, -STEPS * d_states_t, STEPS * ROWS)
-    store_columns(maps, rows, lanes, first, carry, mask, H, M, COLUMNS)
+    store_all(offsets + rows * M * H + lanes, H, carry, mask, M)

@@ -8,22 +8,28 @@ from statemix.ops.triton.kernels.tiles import SIZES
 
 @triton.jit(do_not_specialize=SIZES)
 def carries(
-    maps, outer, entering, restarts, H: tl.constexpr, num_chunks,
+    maps, offsets, outer, entering, restarts, H: tl.constexpr, num_chunks,
     M: tl.constexpr, PLACES: tl.constexpr, L: tl.constexpr, STAGES: tl.constexpr,
     PACKED: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
     """Store what enters each chunk: ``outer`` into the first, then P x + q of the one before.
 
-    ``maps`` has shape (rows, chunks - 1, m+1, m, H), with the columns of P and then q, ``outer``
-    (rows, m, H) and ``entering``, the result, (rows, chunks, m, H). Nothing is carried out of the
-    last chunk. In reverse, that is the first one. ``restarts`` holds 1 for chunks of a packed row
-    that nothing passes, as a sequence begins in them, or in reverse ends: 0 times a NaN would pass.
+    ``maps`` has shape (rows, chunks - 1, m+1, m, H), with the columns of P and then q of all chunks
+    but the last; ``outer`` (rows, m, H) and ``entering``, the result, (rows, chunks, m, H).
+
+    In reverse, ``outer`` enters the last chunk, and P^T x + q of a chunk the one before it. Then
+    ``offsets`` has q of all chunks but the first, (rows, chunks - 1, m, H); that of the last chunk
+    is all that leaves it. ``restarts`` holds 1 for chunks of a packed row that nothing passes, as a
+    sequence begins in them, or in reverse ends: 0 times a NaN would pass.
 
     Few lanes follow many maps, and would wait for each; but a map depends on no state, so the
     compiler reads STAGES - 1 maps ahead. A state is one tile, with PLACES >= m places for its
     entries, because each load takes the compiler some time for every stage.
     """
     STEP: tl.constexpr = -1 if REVERSE else 1
+    # The columns of P^T are rows of P.
+    COLUMN: tl.constexpr = H if REVERSE else M * H
+    ENTRY: tl.constexpr = M * H if REVERSE else H
     row = tl.program_id(0).to(tl.int64)
     entry = tl.arange(0, PLACES)[:, None]
     lanes = tl.program_id(1).to(tl.int64) * L + tl.arange(0, L)[None, :]
@@ -31,20 +37,31 @@ def carries(
     at = entry * H + lanes
     x = tl.load(outer + row * M * H + at, mask=mask, other=0.0)
     chunk = num_chunks - 1 if REVERSE else 0
-    m_at = maps + (row * (num_chunks - 1) + (num_chunks - 2 if REVERSE else 0)) * (M + 1) * M * H
-    m_at += at
     x_at = entering + (row * num_chunks + chunk) * M * H + at
     tl.store(x_at, x, mask=mask)
-    for _ in tl.range(1, num_chunks, num_stages=STAGES):
-        q = tl.load(m_at + M * M * H, mask=mask, other=0.0)
+    of_map = row * (num_chunks - 1) + (num_chunks - 2 if REVERSE else 0)
+    m_at = maps + of_map * (M + 1) * M * H
+    if REVERSE:
+        q_at = offsets + of_map * M * H + at
+        x = tl.load(q_at, mask=mask, other=0.0)
+        chunk += STEP
+        q_at += STEP * M * H
+        x_at += STEP * M * H
+        tl.store(x_at, x, mask=mask)
+    else:
+        q_at = m_at + M * M * H + at
+    m_at += entry * ENTRY + lanes
+    for _ in tl.range(2 if REVERSE else 1, num_chunks, num_stages=STAGES):
+        q = tl.load(q_at, mask=mask, other=0.0)
         after = q
         for j in tl.static_range(M):
             x_j = tl.sum(tl.where(entry == j, x, 0.0), axis=0)[None, :]
-            after += tl.load(m_at + j * M * H, mask=mask, other=0.0) * x_j
+            after += tl.load(m_at + j * COLUMN, mask=mask, other=0.0) * x_j
         if PACKED:
             after = tl.where(tl.load(restarts + chunk) != 0, q, after)
             chunk += STEP
         x = after
         m_at += STEP * (M + 1) * M * H
+        q_at += STEP * M * H if REVERSE else (M + 1) * M * H
         x_at += STEP * M * H
         tl.store(x_at, x, mask=mask)

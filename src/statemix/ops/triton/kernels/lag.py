@@ -261,20 +261,23 @@ def local_backward(
 
 @triton.jit(do_not_specialize=SIZES)
 def chunk_backward(
-    gates, d_states, d_final, maps, temperature, sequences, ends,
+    gates, d_states, d_final, offsets, temperature, sequences, ends,
     T, H: tl.constexpr, num_maps, maps_of_row, chunk, gates_b, gates_t: tl.constexpr,
     gates_i: tl.constexpr, gates_j: tl.constexpr, d_states_b, d_states_t: tl.constexpr,
     d_states_i: tl.constexpr,
-    M: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    FAMILY: tl.constexpr, SHIFT: tl.constexpr, R: tl.constexpr, L: tl.constexpr,
-    RAGGED: tl.constexpr, PACKED: tl.constexpr, TEMPERED: tl.constexpr, ALIGN: tl.constexpr,
+    M: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, FAMILY: tl.constexpr,
+    SHIFT: tl.constexpr, R: tl.constexpr, L: tl.constexpr, RAGGED: tl.constexpr,
+    PACKED: tl.constexpr, TEMPERED: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
-    """Find where all chunks but the first take unit windows of the adjoint, and zero."""
+    """Find what leaves all chunks but the first, if nothing enters them but into the last one.
+
+    ``offsets`` has shape (rows, chunks - 1, m, H). What enters passes by the transposed maps of
+    :func:`chunk_forward`.
+    """
     GATES: tl.constexpr = M if FAMILY == "given" else M + 1
-    S: tl.constexpr = maps.dtype.element_ty
+    S: tl.constexpr = offsets.dtype.element_ty
     gates_b, d_states_b = multiples((gates_b, d_states_b), ALIGN, 2)
     rows, lanes, mask = tile(num_maps, H, R, L)
-    first = tl.program_id(2) * COLUMNS + tl.zeros_like(rows)
     inverse = inverse_of(temperature, S, TEMPERED)
     b, c = rows // maps_of_row, rows % maps_of_row + 1
     begun = c * chunk
@@ -285,8 +288,9 @@ def chunk_backward(
         g_at = g_at + apart(g_first, gates_j, GATES)
     dy_at = apart(d_states + b * d_states_b + t * d_states_t + lanes, -d_states_t, STEPS)
     zero = tl.zeros((R, L), S)
-    pending = unit_columns(first, zero, M, COLUMNS)
-    for _ in tl.range(0, chunk // STEPS):
+    # In a packed row, the last step ends a sequence, whose gradient replaces it.
+    pending = load_all(d_final + b * M * H + lanes, H, mask & (c == maps_of_row), S, M)
+    for _ in tl.range(0, tl.cdiv(chunk, STEPS)):
         # Steps before the chunk, of another one, can be read: all chunks but the first are here.
         g_all = load_part(g_at, mask, S, 0, STEPS * GATES)
         dy_all = load_part(dy_at, mask, S, 0, STEPS)
@@ -296,20 +300,15 @@ def chunk_backward(
                 sequence = tl.load(sequences + t, mask=t >= begun, other=0).to(tl.int64)
                 last = live & (tl.load(ends + t, mask=t >= begun, other=0) != 0)
                 d_window = load_all(d_final + sequence * M * H + lanes, H, last, S, M)
-                reset = last_column(first, d_window, zero, M, COLUMNS)
-                pending = chosen(last, reset, pending, COLUMNS * M)
+                pending = chosen(last, d_window, pending, M)
             p = row_weights(part(g_all, step * GATES, GATES), inverse, M + 1, FAMILY)
-            lam = ()
-            for k in tl.static_range(COLUMNS):
-                x = with_input(pending[k], 1.0, dy_all[step], first, k, M, COLUMNS)
-                lam = lam + (x,)
+            lam = pending[0] + dy_all[step]
             after = ()
             for i in tl.static_range(M):
-                for k in tl.static_range(COLUMNS):
-                    later = pending[(i + 1) * COLUMNS + k] if i + 1 < M else zero
-                    after = after + (later + p[i] * lam[k],)
-            pending = chosen(live, after, pending, COLUMNS * M) if RAGGED else after
+                later = pending[i + 1] if i + 1 < M else zero
+                after = after + (later + p[i] * lam,)
+            pending = chosen(live, after, pending, M) if RAGGED else after
             t -= 1
         g_at = advanced(g_at, -STEPS * gates_t, STEPS * GATES)
         dy_at = advanced(dy_at, -STEPS * d_states_t, STEPS)
-    store_columns(maps, rows, lanes, first, pending, mask, H, M, COLUMNS)
+    store_all(offsets + rows * M * H + lanes, H, pending, mask, M)

@@ -21,6 +21,7 @@ from statemix.ops.triton.kernels.reflections import (
 from statemix.ops.triton.kernels.rows import inverse_of
 from statemix.ops.triton.kernels.tiles import (
     SIZES,
+    added,
     advanced,
     apart,
     chosen,
@@ -315,20 +316,23 @@ def local_backward(
 
 @triton.jit(do_not_specialize=SIZES)
 def chunk_backward(
-    gates, d_states, d_final, maps, temperature, sequences, ends,
+    gates, d_states, d_final, offsets, temperature, sequences, ends,
     T, H: tl.constexpr, num_maps, maps_of_row, chunk, gates_b, gates_t: tl.constexpr,
     gates_i: tl.constexpr, gates_j: tl.constexpr, d_states_b, d_states_t: tl.constexpr,
     d_states_i: tl.constexpr,
-    M: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    FAMILY: tl.constexpr, SHIFT: tl.constexpr, R: tl.constexpr, L: tl.constexpr,
-    RAGGED: tl.constexpr, PACKED: tl.constexpr, TEMPERED: tl.constexpr, ALIGN: tl.constexpr,
+    M: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, FAMILY: tl.constexpr,
+    SHIFT: tl.constexpr, R: tl.constexpr, L: tl.constexpr, RAGGED: tl.constexpr,
+    PACKED: tl.constexpr, TEMPERED: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
-    """Find where all chunks but the first take unit vectors of the adjoint, and zero."""
+    """Find what leaves all chunks but the first, if nothing enters them but into the last one.
+
+    ``offsets`` has shape (rows, chunks - 1, m, H). What enters passes by the transposed maps of
+    :func:`chunk_forward`.
+    """
     GATES: tl.constexpr = M + 1
-    S: tl.constexpr = maps.dtype.element_ty
+    S: tl.constexpr = offsets.dtype.element_ty
     gates_b, d_states_b = multiples((gates_b, d_states_b), ALIGN, 2)
     rows, lanes, mask = tile(num_maps, H, R, L)
-    first = tl.program_id(2) * COLUMNS + tl.zeros_like(rows)
     inverse = inverse_of(temperature, S, TEMPERED)
     b, c = rows // maps_of_row, rows % maps_of_row + 1
     begun = c * chunk
@@ -341,9 +345,9 @@ def chunk_backward(
             g_at = g_at + apart(row_at, gates_j, GATES)
         of_step = d_states + b * d_states_b + (t - step) * d_states_t + lanes
         dy_at = dy_at + apart(of_step, d_states_i, M)
-    zero = tl.zeros((R, L), S)
-    carry = unit_columns(first, zero, M, COLUMNS)
-    for _ in tl.range(0, chunk // STEPS):
+    # In a packed row, the last step ends a sequence, whose gradient replaces it.
+    carry = load_all(d_final + b * M * H + lanes, H, mask & (c == maps_of_row), S, M)
+    for _ in tl.range(0, tl.cdiv(chunk, STEPS)):
         # Steps before the chunk, of another one, can be read: all chunks but the first are here.
         if ROWS == M:
             g_all = load_part(g_at, mask, S, 0, STEPS * M * GATES)
@@ -354,15 +358,9 @@ def chunk_backward(
                 sequence = tl.load(sequences + t, mask=t >= begun, other=0).to(tl.int64)
                 last = live & (tl.load(ends + t, mask=t >= begun, other=0) != 0)
                 d_h = load_all(d_final + sequence * M * H + lanes, H, last, S, M)
-                reset = last_column(first, d_h, zero, M, COLUMNS)
-                carry = chosen(last, reset, carry, COLUMNS * M)
-            mu = ()
-            for i in tl.static_range(M):
-                dy = dy_all[step * M + i]
-                for k in tl.static_range(COLUMNS):
-                    lam = with_input(carry[i * COLUMNS + k], 1.0, dy, first, k, M, COLUMNS)
-                    mu = mu + (lam,)
-            mean = zero
+                carry = chosen(last, d_h, carry, M)
+            mu = added(carry, part(dy_all, step * M, M), M)
+            mean = tl.zeros((R, L), S)
             g_row = g_at
             for _ in tl.range(0, M // ROWS):
                 if ROWS == M:
@@ -374,11 +372,11 @@ def chunk_backward(
                     row = part(g, i * GATES, GATES)
                     mean += row[M] * (1.0 / M)
                     w, _, factor, _ = reflection(row, inverse, M, SHIFT)
-                    mu = reflected(mu, w, factor, M, COLUMNS)
+                    mu = reflected(mu, w, factor, M, 1)
             _, kept = opening(mean, inverse)
-            after = scaled(mu, kept, COLUMNS * M)
-            carry = chosen(live, after, carry, COLUMNS * M) if RAGGED else after
+            after = scaled(mu, kept, M)
+            carry = chosen(live, after, carry, M) if RAGGED else after
             t -= 1
         g_at = advanced(g_at, -STEPS * gates_t, STEPS * ROWS * GATES)
         dy_at = advanced(dy_at, -STEPS * d_states_t, STEPS * M)
-    store_columns(maps, rows, lanes, first, carry, mask, H, M, COLUMNS)
+    store_all(offsets + rows * M * H + lanes, H, carry, mask, M)

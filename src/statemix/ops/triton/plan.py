@@ -40,7 +40,7 @@ def chunk_of(length: int, lanes: int, size: int) -> int:
     wanted = max(length * lanes / SEQUENTIAL_LANES, shortest)
     # If the last chunk is as long as the others, no step needs to ask whether it exists.
     near = range(_MULTIPLE, int(1.5 * wanted) + 1, _MULTIPLE)
-    even = [part for part in near if 1.5 * part >= wanted and length % part == 0]
+    even = [part for part in near if 4 * part >= 3 * wanted and length % part == 0]
     if even:
         return min(even, key=lambda part: max(part / wanted, wanted / part))
     return round(wanted / _MULTIPLE) * _MULTIPLE
@@ -62,8 +62,8 @@ def most_maps(length: int, lanes: int, size: int, forced: int | None = None) -> 
     if forced:
         most = (torch.sym_max(length, 1) - 1) // forced  # type: ignore[no-untyped-call]
     elif forced is None and size <= _COSTS[-1][0]:
-        # No chunk is shorter than the shortest, or than two thirds of what the lanes ask for.
-        of_lanes = 3 * SEQUENTIAL_LANES // (2 * torch.sym_max(lanes, 1))  # type: ignore[no-untyped-call]
+        # No chunk is shorter than the shortest, or than three quarters of what the lanes ask for.
+        of_lanes = 4 * SEQUENTIAL_LANES // (3 * torch.sym_max(lanes, 1))  # type: ignore[no-untyped-call]
         most = torch.sym_min(length // _SHORTEST_CHUNK, of_lanes)  # type: ignore[no-untyped-call]
     return most
 

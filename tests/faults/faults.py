@@ -1617,6 +1617,13 @@ TRITON_KERNELS = [
         TRITON_TESTS,
     ),
     Fault(
+        "triton: rows that do not exist change gradients",
+        TRITON + "kernels/block.py",
+        "sums = chosen(exists, more, sums, M) if i < NONE else more",
+        "sums = more",
+        ("tests/ops/triton/test_sizes.py",),
+    ),
+    Fault(
         "triton: maps of 16 bits",
         TRITON + "launch.py",
         "like.new_empty(*counts, self.m, self.num_units)\n",

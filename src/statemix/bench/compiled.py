@@ -392,6 +392,6 @@ def _step(code: Sequence[str], variant: Variant) -> float:
     outer = max(loops, key=lambda loop: loop[1] - loop[0])
     length = outer[1] - outer[0]
     blocks = variant.operator == "block" and variant.kernel not in CARRIES
-    rounds = variant.size // variant.shape.rows if blocks else 1
+    rounds = -(-variant.size // variant.shape.rows) if blocks else 1
     inner = (stop - start for start, stop in loops if outer[0] <= start < stop < outer[1])
     return (length + (rounds - 1) * sum(inner)) / variant.shape.steps

@@ -158,7 +158,7 @@ def times_of(code: Code, problem: Problem) -> Times:
         ahead = ahead_of(code.size, max(4, code.element_bytes)).stages - 1
         waited = max(_LATENCY_S / ahead, of_warp)
     else:
-        rounds = (code.size // code.rows if code.operator == "block" else 1) / code.steps
+        rounds = (-(-code.size // code.rows) if code.operator == "block" else 1) / code.steps
         waited = rounds * _LATENCY_S + of_warp
     return Times(
         moved_s(code.operator, code.kernel, code.size, code.element_bytes, problem),

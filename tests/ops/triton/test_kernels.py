@@ -379,7 +379,8 @@ def test_maps_that_were_lost_are_found_again(problem, identical, monkeypatch, ki
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.usefixtures("fresh_compiler")
-def test_compiled_calls_of_any_length_keep_their_maps(problem, identical, monkeypatch):
+@pytest.mark.parametrize("packed", [False, True])
+def test_compiled_calls_of_any_length_keep_their_maps(problem, identical, monkeypatch, packed):
     from statemix.ops.triton.launch import _Problem
 
     found, mapped = [], _Problem.mapped
@@ -391,13 +392,15 @@ def test_compiled_calls_of_any_length_keep_their_maps(problem, identical, monkey
     def trained(scan, p):
         leaves = [leaf.clone().requires_grad_() for leaf in p.leaves]
         gates, values, initial = leaves
-        results = scan(gates, values, "softmax", initial, backend=ops.in_chunks(2))
+        options = {"cu_seqlens": p.cu_seqlens, "backend": ops.in_chunks(2)}
+        results = scan(gates, values, "softmax", initial, **options)
         gradients = torch.autograd.grad(results, leaves, (p.d_states, p.d_final_state))
         return (*results, *gradients)
 
     compiled = torch.compile(ops.bd_lru, backend=graphs, fullgraph=True, dynamic=True)
     for length in (5, 8, 11):
-        p = problem("blocks", length=length, blocks=3, size=2).to(torch.float32).on(DEVICE)
+        sizes = {"lengths": [2, length]} if packed else {"length": length}
+        p = problem("blocks", blocks=3, size=2, **sizes).to(torch.float32).on(DEVICE)
         found.clear()
         results = trained(compiled, p)
         assert len(found) == 1

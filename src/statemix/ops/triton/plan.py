@@ -87,7 +87,8 @@ class Shape(NamedTuple):
     Attributes:
         lanes: neighbouring lanes, a power of two: eight of 16 bits are one load of 16 bytes.
         steps: steps that are read at once. Above 1, all rows of a step are.
-        rows: rows of a step of blocks that are read at once; of lags, 1.
+        rows: rows of a step of blocks that are read at once; of lags, 1. Local scans of blocks may
+            have a rest, which they read first; else the rows of a block are a multiple.
         columns: columns of the map of a chunk; 0 for kernels without maps.
     """
 
@@ -125,9 +126,7 @@ _SHAPES = {
         (10, Shape(1, 1, 5)),
         (11, Shape(1, 1, 11)),
         (12, Shape(1, 1, 6)),
-        (13, Shape(1)),
         (14, Shape(1, 1, 7)),
-        (15, Shape(1, 1, 5)),
         (16, Shape(1, 1, 8)),
     ),
     ("block", "local_backward"): (
@@ -137,9 +136,9 @@ _SHAPES = {
         (7, Shape(2, 1, 7)),
         (8, Shape(1, 1, 8)),
         (9, Shape(1, 1, 3)),
-        (11, Shape(1, 1, 5)),
-        (12, Shape(1, 1, 4)),
-        (14, Shape(1, 1, 2)),
+        (10, Shape(1, 1, 5)),
+        (13, Shape(1, 1, 4)),
+        (14, Shape(1, 1, 3)),
         (15, Shape(1, 1, 5)),
         (16, Shape(1, 1, 4)),
     ),
@@ -312,7 +311,9 @@ def shape_of(
     if shape is None:
         shape = Shape(1, columns=1 if maps else 0)
     lanes, steps, rows, columns = shape
-    if kernels != "lag":
+    if kernels == "block" and kernel.startswith("local"):
+        rows = min(size, rows)
+    elif kernels != "lag":
         rows = size if size <= rows else math.gcd(size, rows)
     if packed:
         # More would be compiled for ten seconds and longer.

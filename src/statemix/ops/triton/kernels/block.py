@@ -63,13 +63,17 @@ def local_forward(
     b, c = rows // num_chunks, rows % num_chunks
     t = c * chunk
     end = tl.minimum(t + chunk, T)
+    # If parts of ROWS rows do not divide the block, rows that do not exist come first.
+    PARTS: tl.constexpr = (M + ROWS - 1) // ROWS
+    NONE: tl.constexpr = PARTS * ROWS - M
     g_at = ()
     v_at = ()
     for step in tl.static_range(STEPS):
         for i in tl.static_range(ROWS):
-            row_at = gates + b * gates_b + (t + step) * gates_t + lanes + i * gates_i
+            row_at = gates + b * gates_b + (t + step) * gates_t + lanes + (i - NONE) * gates_i
             g_at = g_at + apart(row_at, gates_j, GATES)
-            v_at = v_at + (values + b * values_b + (t + step) * values_t + lanes + i * values_i,)
+            of_step = values + b * values_b + (t + step) * values_t + lanes
+            v_at = v_at + (of_step + (i - NONE) * values_i,)
     h_at = states + (b * T + t) * M * H + lanes
     h = load_all(entering + rows * M * H + lanes, H, mask, S, M)
     for _ in tl.range(0, tl.cdiv(chunk, STEPS)):
@@ -88,13 +92,16 @@ def local_forward(
             after = h
             g_row = g_at
             v_row = v_at
-            for _ in tl.range(0, M // ROWS):
+            for number in tl.range(0, PARTS):
                 if ROWS == M:
                     g = part(g_all, step * M * GATES, M * GATES)
                     v = part(v_all, step * M, M)
                 else:
-                    g = load_part(g_row, live, S, 0, ROWS * GATES)
-                    v = load_part(v_row, live, S, 0, ROWS)
+                    exists = live & (number > 0)
+                    g = load_part(g_row, exists, S, 0, NONE * GATES)
+                    g = g + load_part(g_row, live, S, NONE * GATES, (ROWS - NONE) * GATES)
+                    v = load_part(v_row, exists, S, 0, NONE)
+                    v = v + load_part(v_row, live, S, NONE, ROWS - NONE)
                     g_row = advanced(g_row, ROWS * gates_i, ROWS * GATES)
                     v_row = advanced(v_row, ROWS * values_i, ROWS)
                 of_rows = ()
@@ -221,17 +228,21 @@ def local_backward(
     b, c = rows // num_chunks, rows % num_chunks
     begun = c * chunk
     t = tl.minimum(begun + chunk, T) - 1
+    # As in local_forward.
+    PARTS: tl.constexpr = (M + ROWS - 1) // ROWS
+    NONE: tl.constexpr = PARTS * ROWS - M
     g_at = ()
     v_at = ()
     dy_at = ()
     h_at = ()
     for step in tl.static_range(STEPS):
         for i in tl.static_range(ROWS):
-            row_at = gates + b * gates_b + (t - step) * gates_t + lanes + i * gates_i
+            row_at = gates + b * gates_b + (t - step) * gates_t + lanes + (i - NONE) * gates_i
             g_at = g_at + apart(row_at, gates_j, GATES)
-            v_at = v_at + (values + b * values_b + (t - step) * values_t + lanes + i * values_i,)
-            of_row = d_states + b * d_states_b + (t - step) * d_states_t + lanes
-            dy_at = dy_at + (of_row + i * d_states_i,)
+            of_step = values + b * values_b + (t - step) * values_t + lanes
+            v_at = v_at + (of_step + (i - NONE) * values_i,)
+            of_step = d_states + b * d_states_b + (t - step) * d_states_t + lanes
+            dy_at = dy_at + (of_step + (i - NONE) * d_states_i,)
         # One step earlier.
         h_at = h_at + apart(states + (b * T + t - step - 1) * M * H + lanes, H, M)
     dg_at = d_gates + (b * T + t) * (M * GATES) * H + lanes
@@ -267,17 +278,23 @@ def local_backward(
             g_row = g_at
             v_row = v_at
             dy_row = dy_at
-            dg_row = dg_at
-            dv_row = dv_at
-            for _ in tl.range(0, M // ROWS):
+            dg_row = dg_at - NONE * GATES * H
+            dv_row = dv_at - NONE * H
+            if NONE > 0:
+                carry = pushed(carry, carry, M, M - NONE)
+            for number in tl.range(0, PARTS):
+                exists = live & (number > 0)
                 if ROWS == M:
                     g = part(g_all, step * M * GATES, M * GATES)
                     v = part(v_all, step * M, M)
                     dy = part(dy_all, step * M, M)
                 else:
-                    g = load_part(g_row, live, S, 0, ROWS * GATES)
-                    v = load_part(v_row, live, S, 0, ROWS)
-                    dy = load_part(dy_row, live, S, 0, ROWS)
+                    g = load_part(g_row, exists, S, 0, NONE * GATES)
+                    g = g + load_part(g_row, live, S, NONE * GATES, (ROWS - NONE) * GATES)
+                    v = load_part(v_row, exists, S, 0, NONE)
+                    v = v + load_part(v_row, live, S, NONE, ROWS - NONE)
+                    dy = load_part(dy_row, exists, S, 0, NONE)
+                    dy = dy + load_part(dy_row, live, S, NONE, ROWS - NONE)
                     g_row = advanced(g_row, ROWS * gates_i, ROWS * GATES)
                     v_row = advanced(v_row, ROWS * values_i, ROWS)
                     dy_row = advanced(dy_row, ROWS * d_states_i, ROWS)
@@ -285,9 +302,11 @@ def local_backward(
                     row = part(g, i * GATES, GATES)
                     lam = carry[i] + dy[i]
                     d_g, d_u = row_backward(row, h + (v[i],), lam, inverse, M + 1, FAMILY, SHIFT)
-                    store_all(dg_row + i * GATES * H, H, d_g, live, GATES)
-                    tl.store(dv_row + i * H, d_u[M].to(d_values.dtype.element_ty), mask=live)
-                    sums = added(sums, d_u, M)
+                    kept = exists if i < NONE else live
+                    store_all(dg_row + i * GATES * H, H, d_g, kept, GATES)
+                    tl.store(dv_row + i * H, d_u[M].to(d_values.dtype.element_ty), mask=kept)
+                    more = added(sums, d_u, M)
+                    sums = chosen(exists, more, sums, M) if i < NONE else more
                 carry = pushed(carry, carry, M, ROWS)
                 dg_row += ROWS * GATES * H
                 dv_row += ROWS * H

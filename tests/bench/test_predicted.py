@@ -16,7 +16,8 @@ from statemix.bench.predicted import (
 def code(kernel, size=4, **choices):
     """A kernel of blocks in bfloat16, with one lane of a thread."""
     wanted = {
-        "lanes": 32, "steps": 1, "rows": size, "columns": 0, "registers": 64, "instructions": 10.0
+        "lanes": 32, "steps": 1, "rows": size, "columns": 0, "registers": 64, "loads": 40,
+        "in_flight": 40, "instructions": 10.0,
     }  # fmt: skip
     return Code("block", kernel, size, 2, **(wanted | choices))
 
@@ -88,6 +89,27 @@ def test_columns_of_maps_are_warps_of_their_own():
     assert parts.waited == pytest.approx(2 * 64 * (0.8e-6 + of_warp / 2))
 
 
+def test_loads_that_are_put_off_wait_one_after_another():
+    problem = Problem(132 * 32 * 32, 64, 64)
+    at_once, put_off = (
+        times_of(code("local_forward", instructions=0.0, in_flight=count), problem).waited
+        for count in (40, 10)
+    )
+    assert put_off == pytest.approx(4 * at_once) == pytest.approx(4 * 64 * 0.8e-6)
+
+
+def test_what_leaves_a_chunk_is_one_column():
+    problem = Problem(1000, 2048, 64)
+    # Gates and gradients of states of 31 chunks, and the four numbers that leave each.
+    moved = times_of(code("chunk_backward"), problem).moved
+    assert moved == pytest.approx(1000 * 31 * (64 * 2 * (20 + 4) + 4 * 4) / 4.3e12)
+    maps = times_of(code("chunk_forward", columns=5), problem).moved
+    assert maps == pytest.approx(1000 * 31 * (64 * 2 * (20 + 4) + 4 * 20) / 4.3e12)
+    # All chunks but one of each sequence.
+    issued = times_of(code("chunk_backward"), problem).issued
+    assert issued == pytest.approx(1000 * 31 * 64 * 10 * 20 / 32 / (132 * 4 * 1.755e9))
+
+
 def test_maps_are_read_ahead():
     problem = Problem(1000, 2048, 64)
     # Fifteen maps are in flight, or the instructions for one take longer.
@@ -105,7 +127,7 @@ def test_a_layer_takes_its_projections_and_its_scan(operator, size, one_pass):
         {
             "operator": operator, "size": size, "kernel": kernel, "dtype": "bfloat16",
             "full": full, "lanes": 64, "steps": 1000, "rows": size, "columns": 0,
-            "registers": 32, "instructions": 0.0,
+            "registers": 32, "loads": 1, "in_flight": 1, "instructions": 0.0,
         }
         for kernel in KERNELS
         for full in (False, True)

@@ -1619,9 +1619,16 @@ TRITON_KERNELS = [
     Fault(
         "triton: rows that do not exist change gradients",
         TRITON + "kernels/block.py",
-        "sums = chosen(exists, more, sums, M) if i < NONE else more",
+        "sums = chosen(exists, more, sums, M) if i < MISSING else more",
         "sums = more",
         ("tests/ops/triton/test_sizes.py",),
+    ),
+    Fault(
+        "triton: steps before the first one are read",
+        TRITON + "kernels/reflect.py",
+        "dy_all = load_steps(dy_at, all_live, S, STEPS, M)\n        for step",
+        "dy_all = load_part(dy_at, mask, S, 0, STEPS * M)\n        for step",
+        ("tests/ops/triton/test_launch.py",),
     ),
     Fault(
         "triton: maps of 16 bits",

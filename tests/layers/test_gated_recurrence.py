@@ -6,11 +6,15 @@ import math
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from torch.nn.utils.parametrize import register_parametrization
 
 from statemix import ops
 from statemix.layers import BDLRU, HLRU, pieces
+from statemix.layers.linear import is_linear
 
 HIDDEN_SIZE = 6
 # Tracing an autograd.Function makes Dynamo itself instantiate the class.
@@ -289,11 +293,38 @@ def test_a_changed_projection_acts_in_direct_steps(change, name):
         torch.testing.assert_close(final, last, **TIGHT)
 
 
+class Marked(torch.Tensor):
+    """A tensor of a class of its own, which operators may treat otherwise."""
+
+
+def test_only_plain_weights_of_a_plain_module_are_multiplied_at_once(monkeypatch):
+    assert is_linear(torch.nn.Linear(2, 3))
+    assert is_linear(torch.nn.Linear(2, 3, bias=False))
+    assert not is_linear(None)
+    assert not is_linear(torch.nn.Bilinear(2, 2, 3))
+    for name in ("weight", "bias"):
+        marked = torch.nn.Linear(2, 3)
+        parameter = torch.nn.Parameter(getattr(marked, name).detach().as_subclass(Marked))
+        setattr(marked, name, parameter)
+        assert not is_linear(marked)
+        lacking = torch.nn.Linear(2, 3)
+        delattr(lacking, name)
+        assert not is_linear(lacking)
+    swapped = torch.nn.Linear(2, 3)
+    swapped._parameters["weight"] = torch.zeros(3, 2)  # as functional_call does
+    assert not is_linear(swapped)
+    monkeypatch.setattr(torch.nn.Linear, "forward", lambda _, x: x)
+    assert not is_linear(torch.nn.Linear(2, 3))
+
+
 @torch.inference_mode()
-def test_hooks_of_all_modules_see_the_projections_of_a_step():
+@pytest.mark.parametrize(
+    "register", [register_module_forward_hook, register_module_forward_pre_hook]
+)
+def test_hooks_of_all_modules_see_the_projections_of_a_step(register):
     for layer in layers_of_units():
         seen = []
-        hook = register_module_forward_hook(lambda module, *_, seen=seen: seen.append(module))
+        hook = register(lambda module, *_, seen=seen: seen.append(module))
         try:
             layer.step(tokens(2, 1)[:, 0], layer.init_state(2))
         finally:

@@ -179,8 +179,11 @@ class Compiled(NamedTuple):
         shared: bytes of shared memory of a program.
         load: bytes that a thread loads of the gates at once; None if the target is not NVIDIA's.
         store: bytes that a thread stores at once; None likewise.
-        instructions: instructions of a step, per gate and lane, over all columns of maps; None if
-            the target is not NVIDIA's.
+        loads: loads of global memory that a thread reads at once by its plan; None likewise.
+        in_flight: how many of them the compiler lets wait at once, as it may put a load off until
+            registers are free; None likewise.
+        instructions: instructions of a step, per gate and lane, over all columns of maps; None
+            likewise.
         issue: time to issue them over the time to move the bytes, on an H200; None likewise.
         wait: time to wait for what is read over the time to move the bytes; None likewise.
         roofline_us: time to move the bytes of a pass over the problem of predicted.py, on an H200.
@@ -198,6 +201,8 @@ class Compiled(NamedTuple):
     shared: int
     load: int | None
     store: int | None
+    loads: int | None
+    in_flight: int | None
     instructions: float | None
     issue: float | None
     wait: float | None
@@ -232,7 +237,7 @@ def compiled(variant: Variant) -> Compiled:
     from statemix.ops.triton.kernels import carries
     from statemix.ops.triton.kernels.tiles import SIZES
     from statemix.ops.triton.launch import KERNELS as MODULES
-    from statemix.ops.triton.launch import OPTIONS
+    from statemix.ops.triton.launch import options_of
 
     shape, strides = variant.shape, variant.strides
     module = MODULES[kernels_of(variant.operator, variant.gate)]
@@ -274,7 +279,9 @@ def compiled(variant: Variant) -> Compiled:
     with knobs.compilation.scope():
         # Not from the cache, so that the time is that of a first call.
         knobs.compilation.always_compile = True
-        kernel = build(source, target=GPUTarget(*TARGETS[variant.target]), options=dict(OPTIONS))
+        target = GPUTarget(*TARGETS[variant.target])
+        options = options_of(variant.kernel, variant.size, nvidia=target.backend == "cuda")
+        kernel = build(source, target=target, options=options)
     seconds = time.monotonic() - begun
     cut = (tile.rows * tile.lanes, shape.steps, shape.rows, shape.columns)
     problem = problem_of(variant.operator, variant.size, full=variant.full)
@@ -287,12 +294,13 @@ def compiled(variant: Variant) -> Compiled:
         )
         shared = kernel.metadata.shared
         return Compiled(
-            *cut, registers, 4 * spilled, shared, None, None, None, None, None,
+            *cut, registers, 4 * spilled, shared, *(None,) * 7,
             _microseconds(bytes_s), None, round(seconds, 2),
         )  # fmt: skip
     usage, code = _disassembled(kernel.asm["cubin"])
     groups = -(-(variant.size + 1) // shape.columns) if shape.columns else 1
     instructions = 32 * groups * _step(code, variant) / (variant.gates * cut[0])
+    reads = _reads(code)
     times = times_of(
         Code(
             variant.operator,
@@ -301,6 +309,7 @@ def compiled(variant: Variant) -> Compiled:
             BYTES[variant.dtype],
             *cut,
             usage["REG"],
+            *reads,
             instructions,
         ),
         problem,
@@ -312,6 +321,7 @@ def compiled(variant: Variant) -> Compiled:
         kernel.metadata.shared,
         _bytes_of("LDG(?:STS)?", code),
         _bytes_of("STG", code),
+        *reads,
         round(instructions, 2),
         round(times.issued / times.moved, 3),
         round(times.waited / times.moved, 3),
@@ -374,24 +384,50 @@ def _step(code: Sequence[str], variant: Variant) -> float:
     The outer loop is one or some steps. If it has an inner one, a round of that is some rows of a
     block.
     """
-    labels: dict[str, int] = {}
-    loops: list[tuple[int, int]] = []
-    loads: list[int] = []
-    count = 0
-    for line in code:
-        if label := re.match(r"\s*(\.L_x_\d+):", line):
-            labels[label.group(1)] = count
-        elif re.search(r"/\*[0-9a-f]{4,}\*/\s+\S", line):
-            if "LDG" in line:
-                loads.append(count)
-            jump = re.search(r"\bBRA\b.*(\.L_x_\d+)", line)
-            if jump and labels.get(jump.group(1), count) < count:
-                loops.append((labels[jump.group(1)], count + 1))
-            count += 1
-    loops = [loop for loop in loops if any(loop[0] <= load < loop[1] for load in loads)]
+    _, loops = _loops(code)
     outer = max(loops, key=lambda loop: loop[1] - loop[0])
     length = outer[1] - outer[0]
     blocks = variant.operator == "block" and variant.kernel not in CARRIES
     rounds = -(-variant.size // variant.shape.rows) if blocks else 1
     inner = (stop - start for start, stop in loops if outer[0] <= start < stop < outer[1])
     return (length + (rounds - 1) * sum(inner)) / variant.shape.steps
+
+
+def _reads(code: Sequence[str]) -> tuple[int, int]:
+    """Return the loads of a round of the loop that has most of them, and how many wait at once.
+
+    A load waits until the first instruction that names its register. Those into shared memory,
+    which name none, never do.
+    """
+    instructions, loops = _loops(code)
+    begin, end = max(loops, key=lambda loop: _count_loads(instructions[loop[0] : loop[1]]))
+    waiting: set[str] = set()
+    most = 0
+    # Twice, as a load may be put off into the next round.
+    for instruction in 2 * instructions[begin:end]:
+        if found := re.search(r"LDG\.\S*\s+(?:P\d+,\s*)?(R\d+)", instruction):
+            waiting.add(found.group(1))
+            most = max(most, len(waiting))
+        else:
+            waiting.difference_update(re.findall(r"\bR\d+\b", instruction))
+    return _count_loads(instructions[begin:end]), most
+
+
+def _count_loads(instructions: Sequence[str]) -> int:
+    return sum("LDG" in instruction for instruction in instructions)
+
+
+def _loops(code: Sequence[str]) -> tuple[list[str], list[tuple[int, int]]]:
+    """Return the instructions, and where those loops begin and end that read global memory."""
+    labels: dict[str, int] = {}
+    loops: list[tuple[int, int]] = []
+    instructions: list[str] = []
+    for line in code:
+        if label := re.match(r"\s*(\.L_x_\d+):", line):
+            labels[label.group(1)] = len(instructions)
+        elif found := re.search(r"/\*[0-9a-f]{4,}\*/\s+(\S.*)", line):
+            jump = re.search(r"\bBRA\b.*(\.L_x_\d+)", line)
+            if jump and jump.group(1) in labels:
+                loops.append((labels[jump.group(1)], len(instructions) + 1))
+            instructions.append(found.group(1))
+    return instructions, [loop for loop in loops if _count_loads(instructions[loop[0] : loop[1]])]

@@ -63,7 +63,7 @@ def spill_limit(variant: Variant) -> float:
 
     In float64, the local scans backward of large blocks have more numbers in registers than fit,
     even with one lane of a thread. Packed sequences, and widths that are no multiples of 16, take
-    some registers more for addresses, and sigmoid and tanh for what is between.
+    some registers more for addresses, and sigmoid and tanh for their intermediate results.
     """
     if (variant.dtype, variant.kernel) == ("float64", "local_backward") and variant.size > 8:
         return math.inf

@@ -81,6 +81,8 @@ class Code(NamedTuple):
         rows: rows of a step of blocks that are read at once.
         columns: columns of maps of a thread; 0 if it has none.
         registers: registers of a thread.
+        loads: loads that a thread reads at once by its plan.
+        in_flight: how many of them the compiler lets wait at once; 0 if they wait in shared memory.
         instructions: instructions of a step, per gate and lane, over all columns of maps.
     """
 
@@ -93,6 +95,8 @@ class Code(NamedTuple):
     rows: int
     columns: int
     registers: int
+    loads: int
+    in_flight: int
     instructions: float
 
     @classmethod
@@ -159,7 +163,7 @@ def times_of(code: Code, problem: Problem) -> Times:
         waited = max(_LATENCY_S / ahead, of_warp)
     else:
         rounds = (-(-code.size // code.rows) if code.operator == "block" else 1) / code.steps
-        waited = rounds * _LATENCY_S + of_warp
+        waited = rounds * _LATENCY_S * max(1, code.loads / code.in_flight) + of_warp
     return Times(
         moved_s(code.operator, code.kernel, code.size, code.element_bytes, problem),
         warps * steps * of_warp / (_PROCESSORS * _SCHEDULERS),

@@ -28,7 +28,7 @@ from statemix.ops.shortcuts import allowed, are_plain
 Selectivity = Literal[True, False, "pointwise"]
 InitialState = Literal["zero", "learned"]
 
-_MAPS = ("value_proj", "gate_proj", "out_proj")
+_PROJECTIONS = ("value_proj", "gate_proj", "out_proj")
 
 
 class GatedRecurrence(Layer):
@@ -195,11 +195,11 @@ class GatedRecurrence(Layer):
         fits = self._fits(x_t, state)
         if not fits:
             self._check_step(x_t, state)
-        maps = self._modules
-        direct = fits and allowed() and all(is_linear(maps.get(name)) for name in _MAPS)
+        modules = self._modules
+        direct = fits and allowed() and all(is_linear(modules.get(name)) for name in _PROJECTIONS)
         stepped = None
         if direct:
-            values, gates = linear(maps["value_proj"], x_t), linear(maps["gate_proj"], x_t)
+            values, gates = linear(modules["value_proj"], x_t), linear(modules["gate_proj"], x_t)
             stepped = self._direct_step(gates, values, state)
         else:
             values, gates = self.value_proj(x_t), self._projected_gates(x_t)
@@ -207,29 +207,39 @@ class GatedRecurrence(Layer):
             stepped = self._step_of_units(self._of_units(gates, values.dtype), values, state)
         h_t, state = stepped
         read = self._read_out(h_t, state)
-        return linear(maps["out_proj"], read) if direct else self.out_proj(read), state
+        return linear(modules["out_proj"], read) if direct else self.out_proj(read), state
 
     @abstractmethod
     def _direct_step(
         self, gates: Tensor, values: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor] | None:
-        """Run :func:`statemix.ops.decoding.projected_step`, if it knows the recurrence."""
+        """Run :func:`statemix.ops.decoding.projected_step`; None if it lacks the recurrence."""
 
     @abstractmethod
     def _step_of_units(self, gates: Tensor, values: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Advance by one token: gates of units, projected values -> h_t like these, state."""
+        """Advance by one token by the general operator.
+
+        Args:
+            gates: raw gates, (B, H, *gate_shape).
+            values: as projected, (B, num_values * H).
+            state: (B, H, m).
+
+        Returns:
+            h_t: in the order of ``values``.
+            state: (B, H, m).
+        """
 
     @abstractmethod
     def _read_out(self, h_t: Tensor, state: Tensor) -> Tensor:
         """Return what the output projection reads of :meth:`_step_of_units`."""
 
     def _fits(self, x_t: Tensor, state: Tensor) -> bool:
-        """Return whether few comparisons show that these are arguments of ``step``.
+        """Return whether a quick comparison accepts the arguments of ``step``.
 
         The general check takes as long as a product with a small matrix. It words the error, and
         knows what autocast accepts.
         """
-        value_proj = self._modules["value_proj"]
+        value_proj = self._modules.get("value_proj")
         weight = None if value_proj is None else value_proj._parameters.get("weight")
         return (
             weight is not None
@@ -343,7 +353,7 @@ class GatedRecurrence(Layer):
         del length
         num_gates = self._num_units * math.prod(self._gate_shape)
         dense = num_gates if self.selective is True else 0
-        linear = (self.value_proj.out_features, self.out_proj.in_features)
+        widths = (self.value_proj.out_features, self.out_proj.in_features)
         family = ops.GATES[self.gate]
         *rows, size = self._gate_shape
         normalised = self._num_units * (1 if family.blocks_only else math.prod(rows))
@@ -351,7 +361,7 @@ class GatedRecurrence(Layer):
         if self.selective is not False:
             gates += normalised * family.flops(size - 1)
         return Flops(
-            projections=2 * self.hidden_size * (dense + sum(linear)),
+            projections=2 * self.hidden_size * (dense + sum(widths)),
             # Each row multiplies m entries of the state and its input.
             transition=2 * num_gates,
             other=gates,

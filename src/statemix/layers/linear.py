@@ -2,27 +2,32 @@
 
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.modules import module as hooks
+from torch.nn.modules import module as torch_module
+
+_FORWARD = nn.Linear.forward
 
 
 def is_linear(module: nn.Module | None) -> bool:
-    """Return whether calling the module is nothing but ``torch.nn.functional.linear``.
+    """Return whether calling the module in inference mode only runs ``functional.linear``.
 
-    It is not if the module is an adapter or a quantised map, or has hooks or another ``forward``.
+    It is not so for an adapter or a quantised map, and with hooks, another ``forward``, or
+    parameters of another class.
     """
-    return type(module) is nn.Linear and not (
-        "forward" in module.__dict__
-        or type(module._parameters.get("weight")) is not nn.Parameter
-        or "bias" not in module._parameters
-        or module._compiled_call_impl
-        or module._forward_pre_hooks
-        or module._forward_hooks
-        or module._backward_pre_hooks
-        or module._backward_hooks
-        or hooks._global_forward_pre_hooks
-        or hooks._global_forward_hooks
-        or hooks._global_backward_pre_hooks
-        or hooks._global_backward_hooks
+    if type(module) is not nn.Linear or nn.Linear.forward is not _FORWARD:
+        return False
+    weight, bias = module._parameters.get("weight"), module._parameters.get("bias", module)
+    # Inference mode runs no backward hooks.
+    return (
+        type(weight) is nn.Parameter
+        and (bias is None or type(bias) is nn.Parameter)
+        and not (
+            "forward" in module.__dict__
+            or module._compiled_call_impl
+            or module._forward_pre_hooks
+            or module._forward_hooks
+            or torch_module._global_forward_pre_hooks
+            or torch_module._global_forward_hooks
+        )
     )
 
 

@@ -189,6 +189,35 @@ def test_programs_of_a_kernel_may_run_in_any_order(
     identical(found, expected)
 
 
+@needs_interpreter
+@every_kernel
+def test_no_step_before_the_first_one_is_read(problem, monkeypatch, kind, gate):
+    """A chunk of five steps and one of a single step, of which a thread reads four at once."""
+    from triton.runtime.interpreter import interpreter_builder
+
+    load, read, front = interpreter_builder.create_masked_load, [], 2**14
+
+    def watched(pointers, mask, *rest):
+        read.append(pointers.data[mask.data])
+        return load(pointers, mask, *rest)
+
+    monkeypatch.setattr(interpreter_builder, "create_masked_load", watched)
+    p = problem(kind, batch=1, length=6, blocks=33, size=4, gate=gate).to(torch.float32)
+    rooms = {}
+    for name in ("gates", "values", "d_states"):
+        inner = getattr(p, name).movedim(2, -1).contiguous()
+        rooms[name] = torch.zeros(front + inner.numel())
+        rooms[name][front:] = inner.flatten()
+        p = p.replace(**{name: rooms[name][front:].view(inner.shape).movedim(-1, 2)})
+    p.outcome(gate, backend=ops.in_chunks(5))
+    for name, room in rooms.items():
+        begin, size = room.data_ptr(), room.element_size()
+        places = [(found.astype(int) - begin) // size for found in read]
+        here = [found[(found >= 0) & (found < room.numel())] for found in places]
+        assert sum(found.size for found in here), name
+        assert all((found >= front).all() for found in here), name
+
+
 def test_no_kernel_adds_atomically():
     """Atomic additions come in another order every time, and round otherwise."""
     files = list(FOLDER.glob("*.py"))

@@ -19,6 +19,7 @@ from statemix.ops.packing import positions
 from statemix.ops.triton.kernels import block, lag, reflect
 from statemix.ops.triton.kernels.carries import carries
 from statemix.ops.triton.plan import (
+    FULL_SIZE,
     Shape,
     Tile,
     ahead_of,
@@ -31,15 +32,25 @@ from statemix.ops.triton.plan import (
     tile_of,
 )
 
-OPTIONS = {
-    # Warps that share nothing need not wait for each other.
-    "num_warps": 1,
-    "enable_fp_fusion": True,
-}
-"""Options of the compiler."""
-
 KERNELS: dict[str, Any] = {"block": block, "lag": lag, "reflect": reflect}
 """The modules of kernels, by the names of :func:`statemix.ops.triton.plan.kernels_of`."""
+
+
+def options_of(kernel: str, size: int, *, nvidia: bool) -> dict[str, Any]:
+    """Return the options of the compiler.
+
+    Args:
+        kernel: name of the kernel.
+        size: m.
+        nvidia: whether the target is NVIDIA's.
+    """
+    # Warps that share nothing need not wait for each other.
+    options: dict[str, Any] = {"num_warps": 1, "enable_fp_fusion": True}
+    if nvidia and (kernel.startswith("chunk") or (kernel.startswith("local") and size > FULL_SIZE)):
+        # Left to itself, the compiler saves registers by putting loads off, which then wait one
+        # after another. Small local scans need no permission.
+        options["maxnreg"] = 255
+    return options
 
 
 def forward(
@@ -57,8 +68,8 @@ def forward(
     """Return states, in the dtype of the values, and final state.
 
     Shapes, dtypes and the recurrences are those of :func:`statemix.ops.registered.scan_forward`.
-    ``chunk`` is the steps of a chunk, 0 for one chunk, or None for what the rule says. ``maps`` is
-    room for those of chunks, which :func:`backward` wants, (at least as many, m+1, m, H).
+    ``chunk`` is the steps of a chunk, 0 for one chunk, or None for what the rule says. The maps of
+    chunks are written into ``maps``, which has room for all of them, (maps, m+1, m, H).
     """
     gates, values = _ordered(gates), _ordered(values)
     initial = dense(initial_state, STATE_BLOCK_AXIS)
@@ -121,6 +132,8 @@ def backward(
     if problem.num_chunks > 1:
         if maps is None:
             maps = problem.mapped(gates, values, initial, (*of_gates, *of_values))
+        assert maps.is_contiguous(), "hooks of saved tensors must keep the memory order"
+        assert len(maps) >= problem.num_maps, "the kernel would read beyond the maps"
         cut = problem.cut("chunk_backward", problem.num_maps)
         offsets = problem.empty(initial, problem.num_maps)
         problem.kernels.chunk_backward[cut.grid](
@@ -307,9 +320,19 @@ class _Problem(NamedTuple):
         shape, num_rows = self.shape(kernel), num_rows or self.num_rows
         steps = min(shape.steps, 1 << self.chunk.bit_length() - 1)
         tile = tile_of(num_rows, self.num_units, shape.lanes)
-        options = {**_of(tile), "STEPS": steps, "ROWS": shape.rows, "ALIGN": self.align}
+        options = {
+            **self.compiled(kernel, tile),
+            "STEPS": steps,
+            "ROWS": shape.rows,
+            "ALIGN": self.align,
+        }
         options["RAGGED"] = self.ragged or self.chunk % steps != 0
         return _Cut(tile.grid(num_rows, self.num_units), options)
+
+    def compiled(self, kernel: str, tile: Tile) -> dict[str, Any]:
+        """Return the size of the tile, and the options of the compiler."""
+        options = options_of(kernel, self.m, nvidia=torch.version.hip is None)
+        return {"R": tile.rows, "L": tile.lanes, **options}
 
     def empty(self, like: Tensor, *counts: int) -> Tensor:
         """Return room for so many states, in memory (*counts, m, H)."""
@@ -336,7 +359,7 @@ class _Problem(NamedTuple):
             *self.sizes_of_maps,
             *strides,
             **self.options,
-            **_of(tile),
+            **self.compiled("chunk_forward", tile),
             STEPS=math.gcd(self.chunk, shape.steps),
             ROWS=shape.rows,
             COLUMNS=shape.columns,
@@ -345,7 +368,7 @@ class _Problem(NamedTuple):
         return maps
 
     def shape(self, kernel: str) -> Shape:
-        """Return how much of it one thread of a kernel holds."""
+        """Return how much of the problem one thread of a kernel holds."""
         return shape_of(
             self.name,
             kernel,
@@ -372,7 +395,7 @@ class _Problem(NamedTuple):
             PACKED=self.options["PACKED"],
             REVERSE=reverse,
             **ahead.options,
-            **OPTIONS,
+            **options_of("carries", self.m, nvidia=torch.version.hip is None),
         )
         return entering
 
@@ -407,7 +430,3 @@ def _strides(tensor: Tensor, inner: int) -> tuple[int, ...]:
         for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     ]
     return (*strides[:2], *(0,) * (3 + inner - tensor.ndim), *strides[3:])
-
-
-def _of(tile: Tile) -> dict[str, int]:
-    return {"R": tile.rows, "L": tile.lanes, **OPTIONS}

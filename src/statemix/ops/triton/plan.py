@@ -13,7 +13,6 @@ SEQUENTIAL_LANES = 40_000
 _BUSY_WARPS = 1_500
 # Chunks read the gates twice, and their maps take instructions: the largest m, and about how many
 # times slower than one pass on a full device all of that is, by the model of docs/kernels.md.
-# Blocks of 11 and 13 take longer.
 _COSTS = ((8, 1.7), (12, 2), (16, 2.5))
 _SHORTEST_CHUNK = 32
 # Chunks are multiples of it, where nothing near divides T: threads read so many steps at once.
@@ -87,8 +86,8 @@ class Shape(NamedTuple):
     Attributes:
         lanes: neighbouring lanes, a power of two: eight of 16 bits are one load of 16 bytes.
         steps: steps that are read at once. Above 1, all rows of a step are.
-        rows: rows of a step of blocks that are read at once; of lags, 1. Local scans of blocks may
-            have a rest, which they read first; else the rows of a block are a multiple.
+        rows: rows of a step of blocks that are read at once; of lags, 1. In local scans of blocks
+            they need not divide m: the first part is then shorter.
         columns: columns of the map of a chunk; 0 for kernels without maps.
     """
 
@@ -103,8 +102,8 @@ _LEAVING = (
     (1, Shape(1, 16)),
     (2, Shape(1, 8, 2)),
     (3, Shape(1, 8, 3)),
-    (4, Shape(1, 4, 4)),
-    (6, Shape(1, 2, 6)),
+    (5, Shape(1, 4, 5)),
+    (7, Shape(1, 2, 7)),
     (11, Shape(1, 1, 11)),
     (12, Shape(1, 1, 6)),
     (13, Shape(1, 1, 13)),
@@ -120,7 +119,8 @@ _SHAPES = {
         (2, Shape(2, 8, 2)),
         (3, Shape(2, 8, 3)),
         (4, Shape(2, 2, 4)),
-        (6, Shape(1, 2, 6)),
+        (5, Shape(1, 4, 5)),
+        (7, Shape(1, 2, 7)),
         (8, Shape(2, 1, 8)),
         (9, Shape(1, 1, 9)),
         (10, Shape(1, 1, 5)),
@@ -146,7 +146,8 @@ _SHAPES = {
         (1, Shape(1, 16, 1, 2)),
         (2, Shape(1, 8, 2, 3)),
         (3, Shape(1, 8, 3, 4)),
-        (6, Shape(1, 2, 6, 7)),
+        (5, Shape(1, 4, 5, 6)),
+        (7, Shape(1, 2, 7, 8)),
         (8, Shape(1, 1, 8, 9)),
         (9, Shape(1, 1, 9, 5)),
         (11, Shape(1, 1, 11, 6)),
@@ -168,7 +169,7 @@ _SHAPES = {
         (16, Shape(1, 2)),
     ),
     ("lag", "chunk_forward"): (
-        (3, Shape(1, 16, 1, 4)),
+        (4, Shape(1, 16, 1, 5)),
         (8, Shape(1, 8, 1, 9)),
         (9, Shape(1, 8, 1, 5)),
         (11, Shape(1, 8, 1, 6)),

@@ -30,6 +30,7 @@ from statemix.ops.triton.kernels.tiles import (
     last_column,
     load_all,
     load_part,
+    load_rows,
     load_steps,
     multiples,
     part,
@@ -65,15 +66,15 @@ def local_forward(
     end = tl.minimum(t + chunk, T)
     # If parts of ROWS rows do not divide the block, rows that do not exist come first.
     PARTS: tl.constexpr = (M + ROWS - 1) // ROWS
-    NONE: tl.constexpr = PARTS * ROWS - M
+    MISSING: tl.constexpr = PARTS * ROWS - M
     g_at = ()
     v_at = ()
     for step in tl.static_range(STEPS):
         for i in tl.static_range(ROWS):
-            row_at = gates + b * gates_b + (t + step) * gates_t + lanes + (i - NONE) * gates_i
+            row_at = gates + b * gates_b + (t + step) * gates_t + lanes + (i - MISSING) * gates_i
             g_at = g_at + apart(row_at, gates_j, GATES)
             of_step = values + b * values_b + (t + step) * values_t + lanes
-            v_at = v_at + (of_step + (i - NONE) * values_i,)
+            v_at = v_at + (of_step + (i - MISSING) * values_i,)
     h_at = states + (b * T + t) * M * H + lanes
     h = load_all(entering + rows * M * H + lanes, H, mask, S, M)
     for _ in tl.range(0, tl.cdiv(chunk, STEPS)):
@@ -92,16 +93,14 @@ def local_forward(
             after = h
             g_row = g_at
             v_row = v_at
-            for number in tl.range(0, PARTS):
+            for part_index in tl.range(0, PARTS):
                 if ROWS == M:
                     g = part(g_all, step * M * GATES, M * GATES)
                     v = part(v_all, step * M, M)
                 else:
-                    exists = live & (number > 0)
-                    g = load_part(g_row, exists, S, 0, NONE * GATES)
-                    g = g + load_part(g_row, live, S, NONE * GATES, (ROWS - NONE) * GATES)
-                    v = load_part(v_row, exists, S, 0, NONE)
-                    v = v + load_part(v_row, live, S, NONE, ROWS - NONE)
+                    exists = live & (part_index > 0)
+                    g = load_rows(g_row, exists, live, S, MISSING * GATES, ROWS * GATES)
+                    v = load_rows(v_row, exists, live, S, MISSING, ROWS)
                     g_row = advanced(g_row, ROWS * gates_i, ROWS * GATES)
                     v_row = advanced(v_row, ROWS * values_i, ROWS)
                 of_rows = ()
@@ -228,21 +227,21 @@ def local_backward(
     b, c = rows // num_chunks, rows % num_chunks
     begun = c * chunk
     t = tl.minimum(begun + chunk, T) - 1
-    # As in local_forward.
+    # If parts of ROWS rows do not divide the block, rows that do not exist come first.
     PARTS: tl.constexpr = (M + ROWS - 1) // ROWS
-    NONE: tl.constexpr = PARTS * ROWS - M
+    MISSING: tl.constexpr = PARTS * ROWS - M
     g_at = ()
     v_at = ()
     dy_at = ()
     h_at = ()
     for step in tl.static_range(STEPS):
         for i in tl.static_range(ROWS):
-            row_at = gates + b * gates_b + (t - step) * gates_t + lanes + (i - NONE) * gates_i
+            row_at = gates + b * gates_b + (t - step) * gates_t + lanes + (i - MISSING) * gates_i
             g_at = g_at + apart(row_at, gates_j, GATES)
             of_step = values + b * values_b + (t - step) * values_t + lanes
-            v_at = v_at + (of_step + (i - NONE) * values_i,)
+            v_at = v_at + (of_step + (i - MISSING) * values_i,)
             of_step = d_states + b * d_states_b + (t - step) * d_states_t + lanes
-            dy_at = dy_at + (of_step + (i - NONE) * d_states_i,)
+            dy_at = dy_at + (of_step + (i - MISSING) * d_states_i,)
         # One step earlier.
         h_at = h_at + apart(states + (b * T + t - step - 1) * M * H + lanes, H, M)
     dg_at = d_gates + (b * T + t) * (M * GATES) * H + lanes
@@ -278,23 +277,20 @@ def local_backward(
             g_row = g_at
             v_row = v_at
             dy_row = dy_at
-            dg_row = dg_at - NONE * GATES * H
-            dv_row = dv_at - NONE * H
-            if NONE > 0:
-                carry = pushed(carry, carry, M, M - NONE)
-            for number in tl.range(0, PARTS):
-                exists = live & (number > 0)
+            dg_row = dg_at - MISSING * GATES * H
+            dv_row = dv_at - MISSING * H
+            if MISSING > 0:
+                carry = pushed(carry, carry, M, M - MISSING)
+            for part_index in tl.range(0, PARTS):
+                exists = live & (part_index > 0)
                 if ROWS == M:
                     g = part(g_all, step * M * GATES, M * GATES)
                     v = part(v_all, step * M, M)
                     dy = part(dy_all, step * M, M)
                 else:
-                    g = load_part(g_row, exists, S, 0, NONE * GATES)
-                    g = g + load_part(g_row, live, S, NONE * GATES, (ROWS - NONE) * GATES)
-                    v = load_part(v_row, exists, S, 0, NONE)
-                    v = v + load_part(v_row, live, S, NONE, ROWS - NONE)
-                    dy = load_part(dy_row, exists, S, 0, NONE)
-                    dy = dy + load_part(dy_row, live, S, NONE, ROWS - NONE)
+                    g = load_rows(g_row, exists, live, S, MISSING * GATES, ROWS * GATES)
+                    v = load_rows(v_row, exists, live, S, MISSING, ROWS)
+                    dy = load_rows(dy_row, exists, live, S, MISSING, ROWS)
                     g_row = advanced(g_row, ROWS * gates_i, ROWS * GATES)
                     v_row = advanced(v_row, ROWS * values_i, ROWS)
                     dy_row = advanced(dy_row, ROWS * d_states_i, ROWS)
@@ -302,11 +298,11 @@ def local_backward(
                     row = part(g, i * GATES, GATES)
                     lam = carry[i] + dy[i]
                     d_g, d_u = row_backward(row, h + (v[i],), lam, inverse, M + 1, FAMILY, SHIFT)
-                    kept = exists if i < NONE else live
+                    kept = exists if i < MISSING else live
                     store_all(dg_row + i * GATES * H, H, d_g, kept, GATES)
                     tl.store(dv_row + i * H, d_u[M].to(d_values.dtype.element_ty), mask=kept)
                     more = added(sums, d_u, M)
-                    sums = chosen(exists, more, sums, M) if i < NONE else more
+                    sums = chosen(exists, more, sums, M) if i < MISSING else more
                 carry = pushed(carry, carry, M, ROWS)
                 dg_row += ROWS * GATES * H
                 dv_row += ROWS * H
@@ -358,10 +354,10 @@ def chunk_backward(
     # In a packed row, the last step ends a sequence, whose gradient replaces it.
     carry = load_all(d_final + b * M * H + lanes, H, mask & (c == maps_of_row), S, M)
     for _ in tl.range(0, tl.cdiv(chunk, STEPS)):
-        # Steps before the chunk, of another one, can be read: all chunks but the first are here.
         if ROWS == M:
-            g_all = load_part(g_at, mask, S, 0, STEPS * M * GATES)
-            dy_all = load_part(dy_at, mask, S, 0, STEPS * M)
+            all_live = steps_back(t, begun, mask, STEPS, RAGGED)
+            g_all = load_steps(g_at, all_live, S, STEPS, M * GATES)
+            dy_all = load_steps(dy_at, all_live, S, STEPS, M)
         for step in tl.static_range(STEPS):
             live = mask & (t >= begun) if RAGGED else mask
             if PACKED:
@@ -380,8 +376,8 @@ def chunk_backward(
                     g = part(g_all, step * M * GATES, M * GATES)
                     dy = part(dy_all, step * M, M)
                 else:
-                    g = load_part(g_row, mask, S, 0, ROWS * GATES)
-                    dy = load_part(dy_row, mask, S, 0, ROWS)
+                    g = load_part(g_row, live, S, 0, ROWS * GATES)
+                    dy = load_part(dy_row, live, S, 0, ROWS)
                     g_row = advanced(g_row, ROWS * gates_i, ROWS * GATES)
                     dy_row = advanced(dy_row, ROWS * d_states_i, ROWS)
                 for i in tl.static_range(ROWS):

@@ -31,7 +31,7 @@ def carries(
     COLUMN: tl.constexpr = H if REVERSE else M * H
     ENTRY: tl.constexpr = M * H if REVERSE else H
     row = tl.program_id(0).to(tl.int64)
-    entry = tl.arange(0, PLACES)[:, None]
+    entry = tl.arange(0, PLACES)[:, None].to(tl.int64)
     lanes = tl.program_id(1).to(tl.int64) * L + tl.arange(0, L)[None, :]
     mask = (entry < M) & (lanes < H)
     at = entry * H + lanes

@@ -291,9 +291,9 @@ def chunk_backward(
     # In a packed row, the last step ends a sequence, whose gradient replaces it.
     pending = load_all(d_final + b * M * H + lanes, H, mask & (c == maps_of_row), S, M)
     for _ in tl.range(0, tl.cdiv(chunk, STEPS)):
-        # Steps before the chunk, of another one, can be read: all chunks but the first are here.
-        g_all = load_part(g_at, mask, S, 0, STEPS * GATES)
-        dy_all = load_part(dy_at, mask, S, 0, STEPS)
+        all_live = steps_back(t, begun, mask, STEPS, RAGGED)
+        g_all = load_steps(g_at, all_live, S, STEPS, GATES)
+        dy_all = load_steps(dy_at, all_live, S, STEPS, 1)
         for step in tl.static_range(STEPS):
             live = mask & (t >= begun) if RAGGED else mask
             if PACKED:

@@ -348,10 +348,10 @@ def chunk_backward(
     # In a packed row, the last step ends a sequence, whose gradient replaces it.
     carry = load_all(d_final + b * M * H + lanes, H, mask & (c == maps_of_row), S, M)
     for _ in tl.range(0, tl.cdiv(chunk, STEPS)):
-        # Steps before the chunk, of another one, can be read: all chunks but the first are here.
+        all_live = steps_back(t, begun, mask, STEPS, RAGGED)
         if ROWS == M:
-            g_all = load_part(g_at, mask, S, 0, STEPS * M * GATES)
-        dy_all = load_part(dy_at, mask, S, 0, STEPS * M)
+            g_all = load_steps(g_at, all_live, S, STEPS, M * GATES)
+        dy_all = load_steps(dy_at, all_live, S, STEPS, M)
         for step in tl.static_range(STEPS):
             live = mask & (t >= begun) if RAGGED else mask
             if PACKED:
@@ -366,7 +366,7 @@ def chunk_backward(
                 if ROWS == M:
                     g = part(g_all, step * M * GATES, M * GATES)
                 else:
-                    g = load_part(g_row, mask, S, 0, ROWS * GATES)
+                    g = load_part(g_row, live, S, 0, ROWS * GATES)
                     g_row = advanced(g_row, ROWS * gates_i, ROWS * GATES)
                 for i in tl.static_range(ROWS):
                     row = part(g, i * GATES, GATES)

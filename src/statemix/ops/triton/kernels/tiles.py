@@ -64,6 +64,14 @@ def load_part(pointers, mask, S: tl.constexpr, BEGIN: tl.constexpr, COUNT: tl.co
 
 
 @triton.jit
+def load_rows(pointers, exists, live, S: tl.constexpr, MISSING: tl.constexpr, COUNT: tl.constexpr):
+    """Return COUNT tiles in dtype S, of which the first ones may not exist."""
+    return load_part(pointers, exists, S, 0, MISSING) + load_part(
+        pointers, live, S, MISSING, COUNT - MISSING
+    )
+
+
+@triton.jit
 def load_steps(pointers, masks, S: tl.constexpr, STEPS: tl.constexpr, COUNT: tl.constexpr):
     """Return COUNT tiles of each of several steps, in dtype S; each step has a mask."""
     tiles = ()

@@ -114,7 +114,7 @@ def test_room_for_maps_is_enough_and_little(length, lanes, size):
 
 
 def test_room_for_maps_needs_no_sizes():
-    """A compiled program for any length is not split by a question about it."""
+    """A compiled program for any length is not split by a question about it, which would raise."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     shapes = ShapeEnv()

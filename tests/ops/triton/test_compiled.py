@@ -56,7 +56,8 @@ def test_every_entry_of_the_plan_spills_no_register(kernels, kernel, size, full)
     assert found.registers <= 255
     # Neighbouring gates of 16 bits are one load.
     assert found.load == 2 * found.lanes // 32
-    assert found.wait < 1.3
+    # By the loads that the machine code has in flight, of which docs/kernels.md has the largest.
+    assert found.wait < (1.75 if kernel.startswith("chunk") else 1.3)
 
 
 @pytest.mark.parametrize("kernels", ["block", "lag", "reflect"])

@@ -22,6 +22,7 @@ from statemix.bench.compiled import (
     families_of,
 )
 from statemix.bench.configurations import configurations, spill_limit
+from statemix.bench.predicted import Code, problem_of, times_of
 from statemix.ops.triton import plan
 from statemix.settings import SettingError
 
@@ -56,7 +57,10 @@ def test_every_entry_of_the_plan_spills_no_register(kernels, kernel, size, full)
     assert found.registers <= 255
     # Neighbouring gates of 16 bits are one load.
     assert found.load == 2 * found.lanes // 32
-    # By the loads that the machine code has in flight, of which docs/kernels.md has the largest.
+    # If all that the plan reads at once is in flight, and as the machine code has it.
+    code = Code(operator, kernel, size, 2, *found[:5], 1, 1, found.instructions)
+    times = times_of(code, problem_of(operator, size, full=full))
+    assert times.waited < 1.3 * times.moved
     assert found.wait < (1.75 if kernel.startswith("chunk") else 1.3)
 
 

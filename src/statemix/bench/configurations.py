@@ -63,9 +63,8 @@ def spill_limit(variant: Variant) -> float:
 
     In float64, the local scans backward of large blocks have more numbers in registers than fit,
     even with one lane of a thread. Packed sequences, and widths that are no multiples of 16, take
-    some registers more for addresses, and sigmoid and tanh for their intermediate results.
+    some registers more for addresses.
     """
     if (variant.dtype, variant.kernel) == ("float64", "local_backward") and variant.size > 8:
         return math.inf
-    between = variant.size > 12 and variant.gate in ("sigmoid", "tanh")
-    return 16 if variant.packed or variant.width % 16 or between else 0
+    return 16 if variant.packed or variant.width % 16 else 0

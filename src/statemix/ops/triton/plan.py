@@ -137,7 +137,7 @@ _SHAPES = {
         (8, Shape(1, 1, 8)),
         (9, Shape(1, 1, 3)),
         (10, Shape(1, 1, 5)),
-        (13, Shape(1, 1, 4)),
+        (12, Shape(1, 1, 4)),
         (14, Shape(1, 1, 3)),
         (15, Shape(1, 1, 5)),
         (16, Shape(1, 1, 4)),
@@ -155,7 +155,7 @@ _SHAPES = {
         (13, Shape(1, 1, 13, 5)),
         (14, Shape(1, 1, 7, 5)),
         (15, Shape(1, 1, 5, 6)),
-        (16, Shape(1, 1, 8, 6)),
+        (16, Shape(1, 1, 4, 6)),
     ),
     ("block", "chunk_backward"): _LEAVING,
     ("lag", "local_forward"): (

@@ -56,7 +56,7 @@ _STATES = (
     "entering", "final", "initial", "maps", "offsets", "leaving", "d_final", "d_initial",
     "temperature", "outer",
 )  # fmt: skip
-_PLACES = ("sequences", "positions", "ends", "restarts")
+_PLACES = ("sequences", "bounds", "firsts")
 # Sequences, and their steps, of a problem that is large enough for every tile.
 _ROWS, _STEPS = 1024, 1024
 
@@ -143,7 +143,6 @@ class Variant:
             self.size,
             BYTES[self.dtype],
             align=alignment(*self.strides.values()),
-            packed=self.packed,
             full=self.full,
         )
 
@@ -342,7 +341,7 @@ def _kind(name: str, variant: Variant, constants: dict[str, Any]) -> str:
         return _POINTERS[variant.dtype]
     if name in _STATES:
         return "*fp64" if variant.state_bytes == 8 else "*fp32"
-    return "*i32" if name in _PLACES else "i32"
+    return "*i64" if name in _PLACES else "i32"
 
 
 def _disassembled(cubin: bytes) -> tuple[dict[str, int], Sequence[str]]:

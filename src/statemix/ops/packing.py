@@ -40,6 +40,45 @@ class Packing(NamedTuple):
         )
 
 
+class Chunks(NamedTuple):
+    """How the sequences of a packed row are cut into chunks of time, all but the last ones equal.
+
+    Chunks are numbered through all sequences, and an empty sequence has one, so that each has a
+    place for what enters and leaves it. All but the last chunk of a sequence have a map, and maps
+    are numbered likewise: sequence n has chunks from ``firsts[n] + n`` on, and maps from
+    ``firsts[n]`` on. Shapes follow from N, T and the chunk alone.
+
+    Attributes:
+        of_chunks: sequence of each chunk, -1 for numbers that no chunk has, int64,
+            (N + (T-1) // chunk,).
+        of_maps: sequence of each map, -1 for numbers that no map has, int64, ((T-1) // chunk,).
+        bounds: bounds of the sequences, int64, (N+1,): they rise from 0 to T, whatever was given.
+        firsts: number of maps before each sequence, and of all, int64, (N+1,).
+    """
+
+    of_chunks: Tensor
+    of_maps: Tensor
+    bounds: Tensor
+    firsts: Tensor
+
+    @classmethod
+    def of(cls, cu_seqlens: Tensor, length: int, chunk: int) -> Self:
+        """Cut a row of T >= 1 steps with N >= 1 sequences, of bounds (N+1,), every chunk steps."""
+        num_sequences, most = len(cu_seqlens) - 1, (length - 1) // chunk
+        bounds = cu_seqlens.to(torch.int64).clamp(0, length).cummax(0).values
+        bounds[0], bounds[-1] = 0, length
+        counts = (bounds.diff() - 1).clamp(min=0) // chunk
+        firsts = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+
+        def owners(begins: Tensor, count: int) -> Tensor:
+            numbers = torch.arange(count, device=begins.device)
+            sequence = torch.searchsorted(begins, numbers, right=True) - 1
+            return torch.where(sequence == num_sequences, -1, sequence)
+
+        chunks = firsts + torch.arange(num_sequences + 1, device=firsts.device)
+        return cls(owners(chunks, num_sequences + most), owners(firsts, most), bounds, firsts)
+
+
 def positions(cu_seqlens: Tensor, length: int) -> tuple[Tensor, Tensor]:
     """Return the sequence index of each packed step and its position in the sequence, each (T,)."""
     steps = torch.arange(length, device=cu_seqlens.device)

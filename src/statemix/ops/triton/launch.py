@@ -15,7 +15,7 @@ from statemix.ops.layout import (
     empty_innermost,
     innermost,
 )
-from statemix.ops.packing import positions
+from statemix.ops.packing import Chunks
 from statemix.ops.triton.kernels import block, lag, reflect
 from statemix.ops.triton.kernels.carries import carries
 from statemix.ops.triton.plan import (
@@ -73,9 +73,9 @@ def forward(
     """
     gates, values = _ordered(gates), _ordered(values)
     initial = dense(initial_state, STATE_BLOCK_AXIS)
-    states, final = empty_innermost(values.shape, values), initial.clone()
+    states, final = empty_innermost(values.shape, values), torch.empty_like(initial)
     if not values.numel():
-        return states, final
+        return states, final.copy_(initial)
     strides = (*_strides(gates, 2), *_strides(values, 1))
     problem = _Problem.of(operator, values, initial, cu_seqlens, gate, temperature, strides, chunk)
     entering = initial
@@ -120,9 +120,9 @@ def backward(
     states = dense(states)
     initial, d_final = (dense(one, STATE_BLOCK_AXIS) for one in (initial_state, d_final_state))
     d_gates, d_values = (empty_innermost(one.shape, one) for one in (gates, values))
-    d_initial = d_final.clone()
+    d_initial = torch.empty_like(d_final)
     if not values.numel():
-        return d_gates, d_values, d_initial
+        return d_gates, d_values, d_initial.copy_(d_final)
     of_gates, of_values, of_d_states = (
         _strides(gates, 2), _strides(values, 1), _strides(d_states, 1)
     )  # fmt: skip
@@ -138,8 +138,7 @@ def backward(
         offsets = problem.empty(initial, problem.num_maps)
         problem.kernels.chunk_backward[cut.grid](
             *(gates, d_states, d_final, offsets, problem.temperature),
-            *(problem.places[0], problem.places[2]),
-            problem.length,
+            *problem.places_of_maps,
             *problem.sizes_of_maps,
             *(*of_gates, *of_d_states),
             **problem.options,
@@ -216,7 +215,8 @@ class _Problem(NamedTuple):
 
     Attributes:
         name: name of the kernels.
-        num_sequences: rows of the batch, B.
+        batch_size: rows of the batch, B.
+        num_sequences: B, or if packed N.
         length: steps T.
         num_units: blocks or channels H.
         m: entries of a state.
@@ -226,11 +226,13 @@ class _Problem(NamedTuple):
         align: power of two of which H and the strides are multiples.
         options: constant arguments of all kernels.
         temperature: 0-d tensor; any tensor if there is none.
-        places: sequence, place in it and whether that is the last, of each step of a packed row;
-            any tensors if not packed.
+        places: sequence of each chunk, bounds of sequences, and maps before each, if packed; any
+            tensors if not.
+        places_of_maps: the same, with the sequence of each map.
     """
 
     name: str
+    batch_size: int
     num_sequences: int
     length: int
     num_units: int
@@ -242,6 +244,7 @@ class _Problem(NamedTuple):
     options: dict[str, Any]
     temperature: Tensor
     places: tuple[Tensor, Tensor, Tensor]
+    places_of_maps: tuple[Tensor, Tensor, Tensor]
 
     @classmethod
     def of(
@@ -260,13 +263,6 @@ class _Problem(NamedTuple):
         ``forced`` is the steps of a chunk, as in :func:`forward`.
         """
         (B, T, H), m = values.shape[:3], initial_state.shape[-1]
-        places = (initial_state,) * 3
-        if cu_seqlens is not None:
-            sequence, position = positions(cu_seqlens, T)
-            # Bounds on a GPU are not checked; whatever they are, no other memory is written.
-            sequence = sequence.clamp(0, len(initial_state) - 1)
-            last = position + 1 == cu_seqlens.diff()[sequence]
-            places = (sequence.int(), position.int(), last.int())
         options = {
             "M": m,
             "FAMILY": gate,
@@ -276,9 +272,15 @@ class _Problem(NamedTuple):
         }
         tau = initial_state if temperature is None else temperature
         chunk = chunk_of(T, B * H, m) if forced is None else min(forced, T) or T
+        places = of_maps = (initial_state,) * 3
+        if cu_seqlens is not None:
+            chunks = Chunks.of(cu_seqlens, T, chunk)
+            places = chunks.of_chunks, chunks.bounds, chunks.firsts
+            of_maps = chunks.of_maps, chunks.bounds, chunks.firsts
         name, align = kernels_of(operator, gate), alignment(H, *strides)
         dtypes = values.dtype, initial_state.dtype
-        return cls(name, B, T, H, m, *dtypes, chunk, align, options, tau, places)
+        N = len(initial_state)
+        return cls(name, B, N, T, H, m, *dtypes, chunk, align, options, tau, places, of_maps)
 
     @property
     def kernels(self) -> Any:
@@ -287,23 +289,26 @@ class _Problem(NamedTuple):
 
     @property
     def num_chunks(self) -> int:
-        """Chunks of a sequence."""
+        """Chunks of a row of the batch; if packed, of a row that one sequence fills."""
         return -(-self.length // self.chunk)
 
     @property
     def num_rows(self) -> int:
-        """Chunks of all sequences."""
-        return self.num_sequences * self.num_chunks
+        """Chunks of all sequences; if packed, at most."""
+        return self.num_sequences + self.num_maps
 
     @property
     def num_maps(self) -> int:
-        """Chunks from which something is carried into another: all but one of a sequence."""
-        return self.num_sequences * (self.num_chunks - 1)
+        """Chunks from which something is carried into another: all but one of a sequence.
+
+        If packed, at most.
+        """
+        return self.batch_size * (self.num_chunks - 1)
 
     @property
     def ragged(self) -> bool:
-        """Whether the last chunk is shorter than the others."""
-        return self.num_chunks * self.chunk != self.length
+        """Whether the last chunk of a sequence may be shorter than the others."""
+        return self.options["PACKED"] or self.num_chunks * self.chunk != self.length
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -312,8 +317,8 @@ class _Problem(NamedTuple):
 
     @property
     def sizes_of_maps(self) -> tuple[int, ...]:
-        """The arguments H, num_maps, maps_of_row and chunk of the kernels."""
-        return self.num_units, self.num_maps, self.num_chunks - 1, self.chunk
+        """The arguments T, H, num_maps, maps_of_row and chunk of the kernels."""
+        return self.length, self.num_units, self.num_maps, self.num_chunks - 1, self.chunk
 
     def cut(self, kernel: str, num_rows: int | None = None) -> "_Cut":
         """Cut the work of a kernel over chunks, of all sequences if no number is given."""
@@ -354,8 +359,8 @@ class _Problem(NamedTuple):
         tile = tile_of(self.num_maps, self.num_units, shape.lanes)
         columns = -(-(self.m + 1) // shape.columns)
         self.kernels.chunk_forward[*tile.grid(self.num_maps, self.num_units), columns](
-            *(gates, values, maps, initial, self.temperature),
-            *self.places[:2],
+            *(gates, values, maps, self.temperature),
+            *self.places_of_maps,
             *self.sizes_of_maps,
             *strides,
             **self.options,
@@ -375,22 +380,15 @@ class _Problem(NamedTuple):
             self.m,
             self.dtype.itemsize,
             align=self.align,
-            packed=self.options["PACKED"],
             full=fills(self.num_rows * self.num_units),
         )
 
     def carried(self, maps: Tensor, offsets: Tensor, outer: Tensor, *, reverse: bool) -> Tensor:
-        """Return what enters each chunk, in memory (rows, m, H)."""
+        """Return what enters each chunk, in memory (chunks, m, H)."""
         entering = self.empty(outer, self.num_rows)
-        restarts = outer
-        if self.options["PACKED"]:
-            there = self.places[2] if reverse else self.places[1] == 0
-            padded = torch.nn.functional.pad(there.int(), (0, -self.length % self.chunk))
-            restarts = padded.view(self.num_chunks, self.chunk).amax(1)
-        # If packed, the first sequence enters, and every other one where it begins.
         ahead = ahead_of(self.m, self.state_dtype.itemsize)
         carries[self.num_sequences, -(-self.num_units // ahead.lanes)](
-            *(maps, offsets, outer, entering, restarts, self.num_units, self.num_chunks),
+            *(maps, offsets, outer, entering, self.places[2], self.num_units, self.num_chunks),
             M=self.m,
             PACKED=self.options["PACKED"],
             REVERSE=reverse,

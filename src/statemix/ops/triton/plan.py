@@ -288,7 +288,6 @@ def shape_of(
     element_bytes: int,
     *,
     align: int = 16,
-    packed: bool = False,
     full: bool = False,
 ) -> Shape:
     """Return how much one thread of a kernel holds.
@@ -299,7 +298,6 @@ def shape_of(
         size: m. Above 16, registers spill.
         element_bytes: bytes of a gate.
         align: what :func:`alignment` returns. Lanes that several loads read take more registers.
-        packed: whether sequences are packed: then each step takes more code and registers.
         full: what :func:`fills` returns.
     """
     maps = kernel == "chunk_forward"
@@ -316,11 +314,7 @@ def shape_of(
         rows = min(size, rows)
     elif kernels != "lag":
         rows = size if size <= rows else math.gcd(size, rows)
-    if packed:
-        # More would be compiled for ten seconds and longer.
-        most = 48 // (rows * (size + 1)) if kernels != "lag" or not maps or size <= 4 else 2
-        steps = min(steps, 1 << max(1, most).bit_length() - 1)
-    if (packed or registers > 1) and registers * size > 11:
+    if registers > 1 and registers * size > 11:
         columns = min(columns, 3)
     return Shape(
         min(max(1, 2 * lanes // element_bytes), align), steps, rows, min(columns, size + 1)

@@ -27,7 +27,7 @@ from statemix.ops.triton.kernels.tiles import (
     advanced,
     apart,
     chosen,
-    last_column,
+    chunk_of,
     load_all,
     load_part,
     load_rows,
@@ -47,7 +47,7 @@ from statemix.ops.triton.kernels.tiles import (
 
 @triton.jit(do_not_specialize=SIZES)
 def local_forward(
-    gates, values, entering, states, final, initial, temperature, sequences, positions, ends,
+    gates, values, entering, states, final, initial, temperature, sequences, bounds, firsts,
     T, H: tl.constexpr, num_rows, num_chunks, chunk, gates_b, gates_t: tl.constexpr,
     gates_i: tl.constexpr, gates_j: tl.constexpr, values_b, values_t: tl.constexpr,
     values_i: tl.constexpr,
@@ -61,9 +61,12 @@ def local_forward(
     gates_b, values_b = multiples((gates_b, values_b), ALIGN, 2)
     rows, lanes, mask = tile(num_rows, H, R, L)
     inverse = inverse_of(temperature, S, TEMPERED)
-    b, c = rows // num_chunks, rows % num_chunks
-    t = c * chunk
-    end = tl.minimum(t + chunk, T)
+    mask, b, sequence, c, origin, stop = chunk_of(
+        rows, mask, sequences, bounds, firsts, num_rows, num_chunks, T, PACKED, MAPS=False
+    )
+    t = origin + c * chunk
+    end = tl.minimum(t + chunk, stop)
+    steps = tl.max(end - t) if PACKED else chunk
     # If parts of ROWS rows do not divide the block, rows that do not exist come first.
     PARTS: tl.constexpr = (M + ROWS - 1) // ROWS
     MISSING: tl.constexpr = PARTS * ROWS - M
@@ -77,7 +80,7 @@ def local_forward(
             v_at = v_at + (of_step + (i - MISSING) * values_i,)
     h_at = states + (b * T + t) * M * H + lanes
     h = load_all(entering + rows * M * H + lanes, H, mask, S, M)
-    for _ in tl.range(0, tl.cdiv(chunk, STEPS)):
+    for _ in tl.range(0, tl.cdiv(steps, STEPS)):
         # All that is read at once, before the first number of it is used: what a thread waits for.
         if ROWS == M:
             all_live = steps_ahead(t, end, mask, STEPS, RAGGED)
@@ -85,11 +88,6 @@ def local_forward(
             v_all = load_steps(v_at, all_live, S, STEPS, M)
         for step in tl.static_range(STEPS):
             live = mask & (t < end) if RAGGED else mask
-            if PACKED:
-                sequence = tl.load(sequences + t, mask=t < end, other=0).to(tl.int64)
-                fresh = live & (tl.load(positions + t, mask=t < end, other=1) == 0)
-                begun = load_all(initial + sequence * M * H + lanes, H, fresh, S, M)
-                h = chosen(fresh, begun, h, M)
             after = h
             g_row = g_at
             v_row = v_at
@@ -111,21 +109,17 @@ def local_forward(
                 after = pushed(after, of_rows, M, ROWS)
             h = chosen(live, after, h, M) if RAGGED else after
             store_all(h_at, H, h, live, M)
-            if PACKED:
-                last = live & (tl.load(ends + t, mask=t < end, other=0) != 0)
-                store_all(final + sequence * M * H + lanes, H, h, last, M)
             t += 1
             h_at += M * H
         g_at = advanced(g_at, STEPS * gates_t, STEPS * ROWS * GATES)
         v_at = advanced(v_at, STEPS * values_t, STEPS * ROWS)
-    if not PACKED:
-        store_all(final + b * M * H + lanes, H, h, mask & (c == num_chunks - 1), M)
+    store_all(final + sequence * M * H + lanes, H, h, mask & (end == stop), M)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def chunk_forward(
-    gates, values, maps, initial, temperature, sequences, positions,
-    H: tl.constexpr, num_maps, maps_of_row, chunk, gates_b, gates_t: tl.constexpr,
+    gates, values, maps, temperature, sequences, bounds, firsts,
+    T, H: tl.constexpr, num_maps, maps_of_row, chunk, gates_b, gates_t: tl.constexpr,
     gates_i: tl.constexpr, gates_j: tl.constexpr, values_b, values_t: tl.constexpr,
     values_i: tl.constexpr,
     M: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -144,8 +138,12 @@ def chunk_forward(
     rows, lanes, mask = tile(num_maps, H, R, L)
     first = tl.program_id(2) * COLUMNS + tl.zeros_like(rows)
     inverse = inverse_of(temperature, S, TEMPERED)
-    b, c = rows // maps_of_row, rows % maps_of_row
-    t = c * chunk
+    _, b, _, c, origin, stop = chunk_of(
+        rows, mask, sequences, bounds, firsts, num_maps, maps_of_row, T, PACKED, MAPS=True
+    )
+    t = origin + c * chunk
+    # Rows without a map are given one that nothing reads.
+    steps = tl.max(tl.where(stop > 0, chunk, 0)) if PACKED else chunk
     g_at = ()
     v_at = ()
     for step in tl.static_range(STEPS):
@@ -155,18 +153,11 @@ def chunk_forward(
             v_at = v_at + (values + b * values_b + (t + step) * values_t + lanes + i * values_i,)
     zero = tl.zeros((R, L), S)
     h = unit_columns(first, zero, M, COLUMNS)
-    for _ in tl.range(0, chunk // STEPS):
+    for _ in tl.range(0, steps // STEPS):
         if ROWS == M:
             g_all = load_part(g_at, mask, S, 0, STEPS * M * GATES)
             v_all = load_part(v_at, mask, S, 0, STEPS * M)
         for step in tl.static_range(STEPS):
-            if PACKED:
-                sequence = tl.load(sequences + t).to(tl.int64)
-                fresh = mask & (tl.load(positions + t) == 0)
-                started = load_all(initial + sequence * M * H + lanes, H, fresh, S, M)
-                reset = last_column(first, started, zero, M, COLUMNS)
-                h = chosen(fresh, reset, h, COLUMNS * M)
-                t += 1
             after = h
             g_row = g_at
             v_row = v_at
@@ -210,7 +201,7 @@ def chunk_forward(
 @triton.jit(do_not_specialize=SIZES)
 def local_backward(
     gates, values, states, initial, leaving, d_states, d_final, d_gates, d_values, d_initial,
-    temperature, sequences, positions, ends,
+    temperature, sequences, bounds, firsts,
     T, H: tl.constexpr, num_rows, num_chunks, chunk, gates_b, gates_t: tl.constexpr,
     gates_i: tl.constexpr, gates_j: tl.constexpr, values_b, values_t: tl.constexpr,
     values_i: tl.constexpr, d_states_b, d_states_t: tl.constexpr, d_states_i: tl.constexpr,
@@ -224,9 +215,12 @@ def local_backward(
     gates_b, values_b, d_states_b = multiples((gates_b, values_b, d_states_b), ALIGN, 3)
     rows, lanes, mask = tile(num_rows, H, R, L)
     inverse = inverse_of(temperature, S, TEMPERED)
-    b, c = rows // num_chunks, rows % num_chunks
-    begun = c * chunk
-    t = tl.minimum(begun + chunk, T) - 1
+    mask, b, sequence, c, origin, stop = chunk_of(
+        rows, mask, sequences, bounds, firsts, num_rows, num_chunks, T, PACKED, MAPS=False
+    )
+    begun = origin + c * chunk
+    t = tl.minimum(begun + chunk, stop) - 1
+    steps = tl.max(t + 1 - begun) if PACKED else chunk
     # If parts of ROWS rows do not divide the block, rows that do not exist come first.
     PARTS: tl.constexpr = (M + ROWS - 1) // ROWS
     MISSING: tl.constexpr = PARTS * ROWS - M
@@ -247,29 +241,19 @@ def local_backward(
     dg_at = d_gates + (b * T + t) * (M * GATES) * H + lanes
     dv_at = d_values + (b * T + t) * M * H + lanes
     carry = load_all(leaving + rows * M * H + lanes, H, mask, S, M)
-    if not PACKED:
-        started = load_all(initial + b * M * H + lanes, H, mask & (c == 0), S, M)
-    for _ in tl.range(0, tl.cdiv(chunk, STEPS)):
+    started = load_all(initial + sequence * M * H + lanes, H, mask & (c == 0), S, M)
+    for _ in tl.range(0, tl.cdiv(steps, STEPS)):
         if ROWS == M:
             all_live = steps_back(t, begun, mask, STEPS, RAGGED)
             g_all = load_steps(g_at, all_live, S, STEPS, M * GATES)
             v_all = load_steps(v_at, all_live, S, STEPS, M)
             dy_all = load_steps(dy_at, all_live, S, STEPS, M)
-        later = steps_back(t, tl.maximum(begun, 1), mask, STEPS, RAGGED=True)
+        later = steps_back(t, tl.maximum(begun, origin + 1), mask, STEPS, RAGGED=True)
         h_all = load_steps(h_at, later, S, STEPS, M)
         for step in tl.static_range(STEPS):
             live = mask & (t >= begun) if RAGGED else mask
             h = part(h_all, step * M, M)
-            if PACKED:
-                sequence = tl.load(sequences + t, mask=t >= begun, other=0).to(tl.int64)
-                first = live & (tl.load(positions + t, mask=t >= begun, other=1) == 0)
-                last = live & (tl.load(ends + t, mask=t >= begun, other=0) != 0)
-                d_h = load_all(d_final + sequence * M * H + lanes, H, last, S, M)
-                carry = chosen(last, d_h, carry, M)
-                started = load_all(initial + sequence * M * H + lanes, H, first, S, M)
-                h = chosen(first, started, h, M)
-            else:
-                h = chosen(t == 0, started, h, M)
+            h = chosen(t == origin, started, h, M)
             sums = ()
             for _ in tl.static_range(M):
                 sums = sums + (tl.zeros((R, L), S),)
@@ -307,8 +291,6 @@ def local_backward(
                 dg_row += ROWS * GATES * H
                 dv_row += ROWS * H
             carry = chosen(live, sums, before, M) if RAGGED else sums
-            if PACKED:
-                store_all(d_initial + sequence * M * H + lanes, H, carry, first, M)
             t -= 1
             dg_at -= M * GATES * H
             dv_at -= M * H
@@ -316,13 +298,12 @@ def local_backward(
         v_at = advanced(v_at, -STEPS * values_t, STEPS * ROWS)
         dy_at = advanced(dy_at, -STEPS * d_states_t, STEPS * ROWS)
         h_at = advanced(h_at, -STEPS * M * H, STEPS * M)
-    if not PACKED:
-        store_all(d_initial + b * M * H + lanes, H, carry, mask & (c == 0), M)
+    store_all(d_initial + sequence * M * H + lanes, H, carry, mask & (c == 0), M)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def chunk_backward(
-    gates, d_states, d_final, offsets, temperature, sequences, ends,
+    gates, d_states, d_final, offsets, temperature, sequences, bounds, firsts,
     T, H: tl.constexpr, num_maps, maps_of_row, chunk, gates_b, gates_t: tl.constexpr,
     gates_i: tl.constexpr, gates_j: tl.constexpr, d_states_b, d_states_t: tl.constexpr,
     d_states_i: tl.constexpr,
@@ -340,9 +321,12 @@ def chunk_backward(
     gates_b, d_states_b = multiples((gates_b, d_states_b), ALIGN, 2)
     rows, lanes, mask = tile(num_maps, H, R, L)
     inverse = inverse_of(temperature, S, TEMPERED)
-    b, c = rows // maps_of_row, rows % maps_of_row + 1
-    begun = c * chunk
-    t = tl.minimum(begun + chunk, T) - 1
+    mask, b, sequence, c, origin, stop = chunk_of(
+        rows, mask, sequences, bounds, firsts, num_maps, maps_of_row, T, PACKED, MAPS=True
+    )
+    begun = origin + (c + 1) * chunk
+    t = tl.minimum(begun + chunk, stop) - 1
+    steps = tl.max(t + 1 - begun) if PACKED else chunk
     g_at = ()
     dy_at = ()
     for step in tl.static_range(STEPS):
@@ -351,20 +335,14 @@ def chunk_backward(
             g_at = g_at + apart(row_at, gates_j, GATES)
             of_row = d_states + b * d_states_b + (t - step) * d_states_t + lanes
             dy_at = dy_at + (of_row + i * d_states_i,)
-    # In a packed row, the last step ends a sequence, whose gradient replaces it.
-    carry = load_all(d_final + b * M * H + lanes, H, mask & (c == maps_of_row), S, M)
-    for _ in tl.range(0, tl.cdiv(chunk, STEPS)):
+    carry = load_all(d_final + sequence * M * H + lanes, H, mask & (t + 1 == stop), S, M)
+    for _ in tl.range(0, tl.cdiv(steps, STEPS)):
         if ROWS == M:
             all_live = steps_back(t, begun, mask, STEPS, RAGGED)
             g_all = load_steps(g_at, all_live, S, STEPS, M * GATES)
             dy_all = load_steps(dy_at, all_live, S, STEPS, M)
         for step in tl.static_range(STEPS):
             live = mask & (t >= begun) if RAGGED else mask
-            if PACKED:
-                sequence = tl.load(sequences + t, mask=t >= begun, other=0).to(tl.int64)
-                last = live & (tl.load(ends + t, mask=t >= begun, other=0) != 0)
-                d_h = load_all(d_final + sequence * M * H + lanes, H, last, S, M)
-                carry = chosen(last, d_h, carry, M)
             sums = ()
             for _ in tl.static_range(M):
                 sums = sums + (tl.zeros((R, L), S),)

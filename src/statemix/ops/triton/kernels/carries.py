@@ -8,19 +8,20 @@ from statemix.ops.triton.kernels.tiles import SIZES
 
 @triton.jit(do_not_specialize=SIZES)
 def carries(
-    maps, offsets, outer, entering, restarts, H: tl.constexpr, num_chunks,
+    maps, offsets, outer, entering, firsts, H: tl.constexpr, num_chunks,
     M: tl.constexpr, PLACES: tl.constexpr, L: tl.constexpr, STAGES: tl.constexpr,
     PACKED: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
     """Store what enters each chunk: ``outer`` into the first, then P x + q of the one before.
 
-    ``maps`` has shape (rows, chunks - 1, m+1, m, H), with the columns of P and then q of all chunks
-    but the last; ``outer`` (rows, m, H) and ``entering``, the result, (rows, chunks, m, H).
+    ``maps`` has shape (maps, m+1, m, H), with the columns of P and then q of all chunks but the
+    last of each sequence, one sequence after the other; ``outer`` (sequences, m, H) and
+    ``entering``, the result, (chunks, m, H). Sequences have ``num_chunks`` each; if packed,
+    ``firsts`` has the number of maps before each of them, and before one more.
 
     In reverse, ``outer`` enters the last chunk, and P^T x + q of a chunk the one before it. Then
-    ``offsets`` has q of all chunks but the first, (rows, chunks - 1, m, H); that of the last chunk
-    is all that leaves it. ``restarts`` holds 1 for chunks of a packed row that nothing passes, as a
-    sequence begins in them, or in reverse ends: 0 times a NaN would pass.
+    ``offsets`` has q of all chunks but the first, (maps, m, H); that of the last chunk is all that
+    leaves it.
 
     Few lanes follow many maps, and would wait for each; but a map depends on no state, so the
     compiler reads STAGES - 1 maps ahead. A state is one tile, with PLACES >= m places for its
@@ -30,36 +31,38 @@ def carries(
     # The columns of P^T are rows of P.
     COLUMN: tl.constexpr = H if REVERSE else M * H
     ENTRY: tl.constexpr = M * H if REVERSE else H
-    row = tl.program_id(0).to(tl.int64)
+    sequence = tl.program_id(0).to(tl.int64)
+    count = num_chunks - 1
+    first = sequence * count
+    if PACKED:
+        first = tl.load(firsts + sequence)
+        count = tl.load(firsts + sequence + 1) - first
     entry = tl.arange(0, PLACES)[:, None].to(tl.int64)
     lanes = tl.program_id(1).to(tl.int64) * L + tl.arange(0, L)[None, :]
     mask = (entry < M) & (lanes < H)
     at = entry * H + lanes
-    x = tl.load(outer + row * M * H + at, mask=mask, other=0.0)
-    chunk = num_chunks - 1 if REVERSE else 0
-    x_at = entering + (row * num_chunks + chunk) * M * H + at
+    x = tl.load(outer + sequence * M * H + at, mask=mask, other=0.0)
+    # Every sequence before has one chunk more than maps.
+    x_at = entering + (first + sequence + (count if REVERSE else 0)) * M * H + at
     tl.store(x_at, x, mask=mask)
-    of_map = row * (num_chunks - 1) + (num_chunks - 2 if REVERSE else 0)
+    of_map = first + (count - 1 if REVERSE else 0)
     m_at = maps + of_map * (M + 1) * M * H
     if REVERSE:
         q_at = offsets + of_map * M * H + at
-        x = tl.load(q_at, mask=mask, other=0.0)
-        chunk += STEP
+        # A sequence of one chunk has no map.
+        mapped = mask & (entry < count * M)
+        x = tl.load(q_at, mask=mapped, other=0.0)
         q_at += STEP * M * H
         x_at += STEP * M * H
-        tl.store(x_at, x, mask=mask)
+        tl.store(x_at, x, mask=mapped)
     else:
         q_at = m_at + M * M * H + at
     m_at += entry * ENTRY + lanes
-    for _ in tl.range(2 if REVERSE else 1, num_chunks, num_stages=STAGES):
-        q = tl.load(q_at, mask=mask, other=0.0)
-        after = q
+    for _ in tl.range(1 if REVERSE else 0, count, num_stages=STAGES):
+        after = tl.load(q_at, mask=mask, other=0.0)
         for j in tl.static_range(M):
             x_j = tl.sum(tl.where(entry == j, x, 0.0), axis=0)[None, :]
             after += tl.load(m_at + j * COLUMN, mask=mask, other=0.0) * x_j
-        if PACKED:
-            after = tl.where(tl.load(restarts + chunk) != 0, q, after)
-            chunk += STEP
         x = after
         m_at += STEP * (M + 1) * M * H
         q_at += STEP * M * H if REVERSE else (M + 1) * M * H

@@ -16,7 +16,7 @@ from statemix.ops.triton.kernels.tiles import (
     advanced,
     apart,
     chosen,
-    last_column,
+    chunk_of,
     load_all,
     load_part,
     load_steps,
@@ -64,7 +64,7 @@ def _window(h_at, initial, sequence, position, lanes, H, mask, S: tl.constexpr, 
 
 @triton.jit(do_not_specialize=SIZES)
 def local_forward(
-    gates, values, entering, states, final, initial, temperature, sequences, positions, ends,
+    gates, values, entering, states, final, initial, temperature, sequences, bounds, firsts,
     T, H: tl.constexpr, num_rows, num_chunks, chunk, gates_b, gates_t: tl.constexpr,
     gates_i: tl.constexpr, gates_j: tl.constexpr, values_b, values_t: tl.constexpr,
     values_i: tl.constexpr,
@@ -78,9 +78,12 @@ def local_forward(
     gates_b, values_b = multiples((gates_b, values_b), ALIGN, 2)
     rows, lanes, mask = tile(num_rows, H, R, L)
     inverse = inverse_of(temperature, S, TEMPERED)
-    b, c = rows // num_chunks, rows % num_chunks
-    t = c * chunk
-    end = tl.minimum(t + chunk, T)
+    mask, b, sequence, c, origin, stop = chunk_of(
+        rows, mask, sequences, bounds, firsts, num_rows, num_chunks, T, PACKED, MAPS=False
+    )
+    t = origin + c * chunk
+    end = tl.minimum(t + chunk, stop)
+    steps = tl.max(end - t) if PACKED else chunk
     g_at = ()
     for step in tl.static_range(STEPS):
         g_first = gates + b * gates_b + (t + step) * gates_t + lanes
@@ -88,37 +91,28 @@ def local_forward(
     v_at = apart(values + b * values_b + t * values_t + lanes, values_t, STEPS)
     h_at = states + (b * T + t) * H + lanes
     window = load_all(entering + rows * M * H + lanes, H, mask, S, M)
-    for _ in tl.range(0, tl.cdiv(chunk, STEPS)):
+    for _ in tl.range(0, tl.cdiv(steps, STEPS)):
         all_live = steps_ahead(t, end, mask, STEPS, RAGGED)
         g_all = load_steps(g_at, all_live, S, STEPS, GATES)
         v_all = load_steps(v_at, all_live, S, STEPS, 1)
         for step in tl.static_range(STEPS):
             live = mask & (t < end) if RAGGED else mask
-            if PACKED:
-                sequence = tl.load(sequences + t, mask=t < end, other=0).to(tl.int64)
-                fresh = live & (tl.load(positions + t, mask=t < end, other=1) == 0)
-                started = load_all(initial + sequence * M * H + lanes, H, fresh, S, M)
-                window = chosen(fresh, started, window, M)
             g = part(g_all, step * GATES, GATES)
             h = row_forward(g, window + (v_all[step],), inverse, M + 1, FAMILY, SHIFT)
             after = _shifted(h, window, M)
             window = chosen(live, after, window, M) if RAGGED else after
             tl.store(h_at, h.to(states.dtype.element_ty), mask=live)
-            if PACKED:
-                last = live & (tl.load(ends + t, mask=t < end, other=0) != 0)
-                store_all(final + sequence * M * H + lanes, H, window, last, M)
             t += 1
             h_at += H
         g_at = advanced(g_at, STEPS * gates_t, STEPS * GATES)
         v_at = advanced(v_at, STEPS * values_t, STEPS)
-    if not PACKED:
-        store_all(final + b * M * H + lanes, H, window, mask & (c == num_chunks - 1), M)
+    store_all(final + sequence * M * H + lanes, H, window, mask & (end == stop), M)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def chunk_forward(
-    gates, values, maps, initial, temperature, sequences, positions,
-    H: tl.constexpr, num_maps, maps_of_row, chunk, gates_b, gates_t: tl.constexpr,
+    gates, values, maps, temperature, sequences, bounds, firsts,
+    T, H: tl.constexpr, num_maps, maps_of_row, chunk, gates_b, gates_t: tl.constexpr,
     gates_i: tl.constexpr, gates_j: tl.constexpr, values_b, values_t: tl.constexpr,
     values_i: tl.constexpr,
     M: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -132,8 +126,12 @@ def chunk_forward(
     rows, lanes, mask = tile(num_maps, H, R, L)
     first = tl.program_id(2) * COLUMNS + tl.zeros_like(rows)
     inverse = inverse_of(temperature, S, TEMPERED)
-    b, c = rows // maps_of_row, rows % maps_of_row
-    t = c * chunk
+    _, b, _, c, origin, stop = chunk_of(
+        rows, mask, sequences, bounds, firsts, num_maps, maps_of_row, T, PACKED, MAPS=True
+    )
+    t = origin + c * chunk
+    # Rows without a map are given one that nothing reads.
+    steps = tl.max(tl.where(stop > 0, chunk, 0)) if PACKED else chunk
     g_at = ()
     for step in tl.static_range(STEPS):
         g_first = gates + b * gates_b + (t + step) * gates_t + lanes
@@ -141,17 +139,10 @@ def chunk_forward(
     v_at = apart(values + b * values_b + t * values_t + lanes, values_t, STEPS)
     zero = tl.zeros((R, L), S)
     windows = unit_columns(first, zero, M, COLUMNS)
-    for _ in tl.range(0, chunk // STEPS):
+    for _ in tl.range(0, steps // STEPS):
         g_all = load_part(g_at, mask, S, 0, STEPS * GATES)
         v_all = load_part(v_at, mask, S, 0, STEPS)
         for step in tl.static_range(STEPS):
-            if PACKED:
-                sequence = tl.load(sequences + t).to(tl.int64)
-                fresh = mask & (tl.load(positions + t) == 0)
-                started = load_all(initial + sequence * M * H + lanes, H, fresh, S, M)
-                reset = last_column(first, started, zero, M, COLUMNS)
-                windows = chosen(fresh, reset, windows, COLUMNS * M)
-                t += 1
             p = row_weights(part(g_all, step * GATES, GATES), inverse, M + 1, FAMILY)
             after = ()
             for k in tl.static_range(COLUMNS):
@@ -170,7 +161,7 @@ def chunk_forward(
 @triton.jit(do_not_specialize=SIZES)
 def local_backward(
     gates, values, states, initial, leaving, d_states, d_final, d_gates, d_values, d_initial,
-    temperature, sequences, positions, ends,
+    temperature, sequences, bounds, firsts,
     T, H: tl.constexpr, num_rows, num_chunks, chunk, gates_b, gates_t: tl.constexpr,
     gates_i: tl.constexpr, gates_j: tl.constexpr, values_b, values_t: tl.constexpr,
     values_i: tl.constexpr, d_states_b, d_states_t: tl.constexpr, d_states_i: tl.constexpr,
@@ -187,9 +178,12 @@ def local_backward(
     gates_b, values_b, d_states_b = multiples((gates_b, values_b, d_states_b), ALIGN, 3)
     rows, lanes, mask = tile(num_rows, H, R, L)
     inverse = inverse_of(temperature, S, TEMPERED)
-    b, c = rows // num_chunks, rows % num_chunks
-    begun = c * chunk
-    t = tl.minimum(begun + chunk, T) - 1
+    mask, b, sequence, c, origin, stop = chunk_of(
+        rows, mask, sequences, bounds, firsts, num_rows, num_chunks, T, PACKED, MAPS=False
+    )
+    begun = origin + c * chunk
+    t = tl.minimum(begun + chunk, stop) - 1
+    steps = tl.max(t + 1 - begun) if PACKED else chunk
     g_at = ()
     for step in tl.static_range(STEPS):
         g_first = gates + b * gates_b + (t - step) * gates_t + lanes
@@ -201,39 +195,25 @@ def local_backward(
     h_at = states + (b * T + t) * H + lanes
     zero = tl.zeros((R, L), S)
     pending = load_all(leaving + rows * M * H + lanes, H, mask, S, M)
-    window = pending
-    if not PACKED:
-        # That of the step after the chunk: each step drops one and reads one.
-        window = _window(h_at + H, initial, b, t + 1, lanes, H, mask & (t >= 0), S, M)
-    entered = t
-    for _ in tl.range(0, tl.cdiv(chunk, STEPS)):
+    position = t - origin
+    # That of the step after the chunk: each step drops one and reads one.
+    window = _window(
+        h_at + H, initial, sequence, position + 1, lanes, H, mask & (position >= 0), S, M
+    )
+    for _ in tl.range(0, tl.cdiv(steps, STEPS)):
         all_live = steps_back(t, begun, mask, STEPS, RAGGED)
         g_all = load_steps(g_at, all_live, S, STEPS, GATES)
         v_all = load_steps(v_at, all_live, S, STEPS, 1)
         dy_all = load_steps(dy_at, all_live, S, STEPS, 1)
         oldest = ()
-        if not PACKED:
-            for i in tl.static_range(STEPS):
-                older = _before(h_at - i * H, initial, b, t - i, M - 1, lanes, H, all_live[i], S, M)
-                oldest = oldest + (older,)
+        for i in tl.static_range(STEPS):
+            older = _before(
+                h_at - i * H, initial, sequence, t - origin - i, M - 1, lanes, H, all_live[i], S, M
+            )
+            oldest = oldest + (older,)
         for step in tl.static_range(STEPS):
             live = mask & (t >= begun) if RAGGED else mask
-            if PACKED:
-                sequence = tl.load(sequences + t, mask=t >= begun, other=0).to(tl.int64)
-                position = tl.load(positions + t, mask=t >= begun, other=0).to(tl.int64)
-                last = live & (tl.load(ends + t, mask=t >= begun, other=0) != 0)
-                d_window = load_all(d_final + sequence * M * H + lanes, H, last, S, M)
-                pending = chosen(last, d_window, pending, M)
-                # The first window, or that of another sequence, replaces all entries: in a loop, as
-                # their addresses take many registers.
-                new = last | (live & (t == entered))
-                older = _before(h_at, initial, sequence, position, M - 1, lanes, H, live, S, M)
-                window = pushed(window, (older,), M, 1)
-                for k in tl.range(0, M):
-                    older = _before(h_at, initial, sequence, position, k, lanes, H, new, S, M)
-                    window = pushed(window, (tl.where(new, older, window[0]),), M, 1)
-            else:
-                window = pushed(window, (oldest[step],), M, 1)
+            window = pushed(window, (oldest[step],), M, 1)
             lam = pending[0] + dy_all[step]
             g = part(g_all, step * GATES, GATES)
             u = window + (v_all[step],)
@@ -245,9 +225,6 @@ def local_backward(
                 later = pending[i + 1] if i + 1 < M else zero
                 moved = moved + (later + d_u[i],)
             pending = chosen(live, moved, pending, M) if RAGGED else moved
-            if PACKED:
-                begins = live & (position == 0)
-                store_all(d_initial + sequence * M * H + lanes, H, pending, begins, M)
             t -= 1
             dg_at -= GATES * H
             dv_at -= H
@@ -255,13 +232,12 @@ def local_backward(
         g_at = advanced(g_at, -STEPS * gates_t, STEPS * GATES)
         v_at = advanced(v_at, -STEPS * values_t, STEPS)
         dy_at = advanced(dy_at, -STEPS * d_states_t, STEPS)
-    if not PACKED:
-        store_all(d_initial + b * M * H + lanes, H, pending, mask & (c == 0), M)
+    store_all(d_initial + sequence * M * H + lanes, H, pending, mask & (c == 0), M)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def chunk_backward(
-    gates, d_states, d_final, offsets, temperature, sequences, ends,
+    gates, d_states, d_final, offsets, temperature, sequences, bounds, firsts,
     T, H: tl.constexpr, num_maps, maps_of_row, chunk, gates_b, gates_t: tl.constexpr,
     gates_i: tl.constexpr, gates_j: tl.constexpr, d_states_b, d_states_t: tl.constexpr,
     d_states_i: tl.constexpr,
@@ -279,28 +255,25 @@ def chunk_backward(
     gates_b, d_states_b = multiples((gates_b, d_states_b), ALIGN, 2)
     rows, lanes, mask = tile(num_maps, H, R, L)
     inverse = inverse_of(temperature, S, TEMPERED)
-    b, c = rows // maps_of_row, rows % maps_of_row + 1
-    begun = c * chunk
-    t = tl.minimum(begun + chunk, T) - 1
+    mask, b, sequence, c, origin, stop = chunk_of(
+        rows, mask, sequences, bounds, firsts, num_maps, maps_of_row, T, PACKED, MAPS=True
+    )
+    begun = origin + (c + 1) * chunk
+    t = tl.minimum(begun + chunk, stop) - 1
+    steps = tl.max(t + 1 - begun) if PACKED else chunk
     g_at = ()
     for step in tl.static_range(STEPS):
         g_first = gates + b * gates_b + (t - step) * gates_t + lanes
         g_at = g_at + apart(g_first, gates_j, GATES)
     dy_at = apart(d_states + b * d_states_b + t * d_states_t + lanes, -d_states_t, STEPS)
     zero = tl.zeros((R, L), S)
-    # In a packed row, the last step ends a sequence, whose gradient replaces it.
-    pending = load_all(d_final + b * M * H + lanes, H, mask & (c == maps_of_row), S, M)
-    for _ in tl.range(0, tl.cdiv(chunk, STEPS)):
+    pending = load_all(d_final + sequence * M * H + lanes, H, mask & (t + 1 == stop), S, M)
+    for _ in tl.range(0, tl.cdiv(steps, STEPS)):
         all_live = steps_back(t, begun, mask, STEPS, RAGGED)
         g_all = load_steps(g_at, all_live, S, STEPS, GATES)
         dy_all = load_steps(dy_at, all_live, S, STEPS, 1)
         for step in tl.static_range(STEPS):
             live = mask & (t >= begun) if RAGGED else mask
-            if PACKED:
-                sequence = tl.load(sequences + t, mask=t >= begun, other=0).to(tl.int64)
-                last = live & (tl.load(ends + t, mask=t >= begun, other=0) != 0)
-                d_window = load_all(d_final + sequence * M * H + lanes, H, last, S, M)
-                pending = chosen(last, d_window, pending, M)
             p = row_weights(part(g_all, step * GATES, GATES), inverse, M + 1, FAMILY)
             lam = pending[0] + dy_all[step]
             after = ()

@@ -25,7 +25,7 @@ from statemix.ops.triton.kernels.tiles import (
     advanced,
     apart,
     chosen,
-    last_column,
+    chunk_of,
     load_all,
     load_part,
     load_steps,
@@ -44,7 +44,7 @@ from statemix.ops.triton.kernels.tiles import (
 
 @triton.jit(do_not_specialize=SIZES)
 def local_forward(
-    gates, values, entering, states, final, initial, temperature, sequences, positions, ends,
+    gates, values, entering, states, final, initial, temperature, sequences, bounds, firsts,
     T, H: tl.constexpr, num_rows, num_chunks, chunk, gates_b, gates_t: tl.constexpr,
     gates_i: tl.constexpr, gates_j: tl.constexpr, values_b, values_t: tl.constexpr,
     values_i: tl.constexpr,
@@ -58,9 +58,12 @@ def local_forward(
     gates_b, values_b = multiples((gates_b, values_b), ALIGN, 2)
     rows, lanes, mask = tile(num_rows, H, R, L)
     inverse = inverse_of(temperature, S, TEMPERED)
-    b, c = rows // num_chunks, rows % num_chunks
-    t = c * chunk
-    end = tl.minimum(t + chunk, T)
+    mask, b, sequence, c, origin, stop = chunk_of(
+        rows, mask, sequences, bounds, firsts, num_rows, num_chunks, T, PACKED, MAPS=False
+    )
+    t = origin + c * chunk
+    end = tl.minimum(t + chunk, stop)
+    steps = tl.max(end - t) if PACKED else chunk
     g_at = ()
     v_at = ()
     for step in tl.static_range(STEPS):
@@ -70,18 +73,13 @@ def local_forward(
         v_at = v_at + apart(values + b * values_b + (t + step) * values_t + lanes, values_i, M)
     h_at = states + (b * T + t) * M * H + lanes
     h = load_all(entering + rows * M * H + lanes, H, mask, S, M)
-    for _ in tl.range(0, tl.cdiv(chunk, STEPS)):
+    for _ in tl.range(0, tl.cdiv(steps, STEPS)):
         all_live = steps_ahead(t, end, mask, STEPS, RAGGED)
         if ROWS == M:
             g_all = load_steps(g_at, all_live, S, STEPS, M * GATES)
         v_all = load_steps(v_at, all_live, S, STEPS, M)
         for step in tl.static_range(STEPS):
             live = mask & (t < end) if RAGGED else mask
-            if PACKED:
-                sequence = tl.load(sequences + t, mask=t < end, other=0).to(tl.int64)
-                fresh = live & (tl.load(positions + t, mask=t < end, other=1) == 0)
-                begun = load_all(initial + sequence * M * H + lanes, H, fresh, S, M)
-                h = chosen(fresh, begun, h, M)
             x = scaled(h, 2.0**-SHIFT, M)
             mean = tl.zeros((R, L), S)
             g_row = g_at
@@ -103,21 +101,17 @@ def local_forward(
                 after = after + (kept * x[i] + a * v_all[step * M + i],)
             h = chosen(live, after, h, M) if RAGGED else after
             store_all(h_at, H, h, live, M)
-            if PACKED:
-                last = live & (tl.load(ends + t, mask=t < end, other=0) != 0)
-                store_all(final + sequence * M * H + lanes, H, h, last, M)
             t += 1
             h_at += M * H
         g_at = advanced(g_at, STEPS * gates_t, STEPS * ROWS * GATES)
         v_at = advanced(v_at, STEPS * values_t, STEPS * M)
-    if not PACKED:
-        store_all(final + b * M * H + lanes, H, h, mask & (c == num_chunks - 1), M)
+    store_all(final + sequence * M * H + lanes, H, h, mask & (end == stop), M)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def chunk_forward(
-    gates, values, maps, initial, temperature, sequences, positions,
-    H: tl.constexpr, num_maps, maps_of_row, chunk, gates_b, gates_t: tl.constexpr,
+    gates, values, maps, temperature, sequences, bounds, firsts,
+    T, H: tl.constexpr, num_maps, maps_of_row, chunk, gates_b, gates_t: tl.constexpr,
     gates_i: tl.constexpr, gates_j: tl.constexpr, values_b, values_t: tl.constexpr,
     values_i: tl.constexpr,
     M: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -132,8 +126,12 @@ def chunk_forward(
     rows, lanes, mask = tile(num_maps, H, R, L)
     first = tl.program_id(2) * COLUMNS + tl.zeros_like(rows)
     inverse = inverse_of(temperature, S, TEMPERED)
-    b, c = rows // maps_of_row, rows % maps_of_row
-    t = c * chunk
+    _, b, _, c, origin, stop = chunk_of(
+        rows, mask, sequences, bounds, firsts, num_maps, maps_of_row, T, PACKED, MAPS=True
+    )
+    t = origin + c * chunk
+    # Rows without a map are given one that nothing reads.
+    steps = tl.max(tl.where(stop > 0, chunk, 0)) if PACKED else chunk
     g_at = ()
     v_at = ()
     for step in tl.static_range(STEPS):
@@ -143,18 +141,11 @@ def chunk_forward(
         v_at = v_at + apart(values + b * values_b + (t + step) * values_t + lanes, values_i, M)
     zero = tl.zeros((R, L), S)
     x = scaled(unit_columns(first, zero, M, COLUMNS), UNIT, COLUMNS * M)
-    for _ in tl.range(0, chunk // STEPS):
+    for _ in tl.range(0, steps // STEPS):
         if ROWS == M:
             g_all = load_part(g_at, mask, S, 0, STEPS * M * GATES)
         v_all = load_part(v_at, mask, S, 0, STEPS * M)
         for step in tl.static_range(STEPS):
-            if PACKED:
-                sequence = tl.load(sequences + t).to(tl.int64)
-                fresh = mask & (tl.load(positions + t) == 0)
-                started = load_all(initial + sequence * M * H + lanes, H, fresh, S, M)
-                reset = last_column(first, scaled(started, UNIT, M), zero, M, COLUMNS)
-                x = chosen(fresh, reset, x, COLUMNS * M)
-                t += 1
             mean = zero
             g_row = g_at
             for _ in tl.range(0, M // ROWS):
@@ -185,7 +176,7 @@ def chunk_forward(
 @triton.jit(do_not_specialize=SIZES)
 def local_backward(
     gates, values, states, initial, leaving, d_states, d_final, d_gates, d_values, d_initial,
-    temperature, sequences, positions, ends,
+    temperature, sequences, bounds, firsts,
     T, H: tl.constexpr, num_rows, num_chunks, chunk, gates_b, gates_t: tl.constexpr,
     gates_i: tl.constexpr, gates_j: tl.constexpr, values_b, values_t: tl.constexpr,
     values_i: tl.constexpr, d_states_b, d_states_t: tl.constexpr, d_states_i: tl.constexpr,
@@ -203,9 +194,12 @@ def local_backward(
     gates_b, values_b, d_states_b = multiples((gates_b, values_b, d_states_b), ALIGN, 3)
     rows, lanes, mask = tile(num_rows, H, R, L)
     inverse = inverse_of(temperature, S, TEMPERED)
-    b, c = rows // num_chunks, rows % num_chunks
-    begun = c * chunk
-    t = tl.minimum(begun + chunk, T) - 1
+    mask, b, sequence, c, origin, stop = chunk_of(
+        rows, mask, sequences, bounds, firsts, num_rows, num_chunks, T, PACKED, MAPS=False
+    )
+    begun = origin + c * chunk
+    t = tl.minimum(begun + chunk, stop) - 1
+    steps = tl.max(t + 1 - begun) if PACKED else chunk
     # Rows in the order of the adjoint; the states take the opposite one.
     g_at = ()
     v_at = ()
@@ -224,29 +218,19 @@ def local_backward(
     dv_at = d_values + (b * T + t) * M * H + lanes
     zero = tl.zeros((R, L), S)
     carry = load_all(leaving + rows * M * H + lanes, H, mask, S, M)
-    if not PACKED:
-        started = load_all(initial + b * M * H + lanes, H, mask & (c == 0), S, M)
-    for _ in tl.range(0, tl.cdiv(chunk, STEPS)):
+    started = load_all(initial + sequence * M * H + lanes, H, mask & (c == 0), S, M)
+    for _ in tl.range(0, tl.cdiv(steps, STEPS)):
         all_live = steps_back(t, begun, mask, STEPS, RAGGED)
         if ROWS == M:
             g_all = load_steps(g_at, all_live, S, STEPS, M * GATES)
         v_all = load_steps(v_at, all_live, S, STEPS, M)
         dy_all = load_steps(dy_at, all_live, S, STEPS, M)
-        later = steps_back(t, tl.maximum(begun, 1), mask, STEPS, RAGGED=True)
+        later = steps_back(t, tl.maximum(begun, origin + 1), mask, STEPS, RAGGED=True)
         h_all = load_steps(h_at, later, S, STEPS, M)
         for step in tl.static_range(STEPS):
             live = mask & (t >= begun) if RAGGED else mask
             h = part(h_all, step * M, M)
-            if PACKED:
-                sequence = tl.load(sequences + t, mask=t >= begun, other=0).to(tl.int64)
-                first = live & (tl.load(positions + t, mask=t >= begun, other=1) == 0)
-                last = live & (tl.load(ends + t, mask=t >= begun, other=0) != 0)
-                d_h = load_all(d_final + sequence * M * H + lanes, H, last, S, M)
-                carry = chosen(last, d_h, carry, M)
-                started = load_all(initial + sequence * M * H + lanes, H, first, S, M)
-                h = chosen(first, started, h, M)
-            else:
-                h = chosen(t == 0, started, h, M)
+            h = chosen(t == origin, started, h, M)
             x = scaled(h, 2.0**-SHIFT, M)
             mean = zero
             products = x
@@ -301,8 +285,6 @@ def local_backward(
                 products = pushed(products, products, M, ROWS)
                 dg_row += ROWS * GATES * H
             carry = chosen(live, mu, carry, M) if RAGGED else mu
-            if PACKED:
-                store_all(d_initial + sequence * M * H + lanes, H, carry, first, M)
             t -= 1
             dg_at -= M * GATES * H
             dv_at -= M * H
@@ -310,13 +292,12 @@ def local_backward(
         v_at = advanced(v_at, -STEPS * values_t, STEPS * M)
         dy_at = advanced(dy_at, -STEPS * d_states_t, STEPS * M)
         h_at = advanced(h_at, -STEPS * M * H, STEPS * M)
-    if not PACKED:
-        store_all(d_initial + b * M * H + lanes, H, carry, mask & (c == 0), M)
+    store_all(d_initial + sequence * M * H + lanes, H, carry, mask & (c == 0), M)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def chunk_backward(
-    gates, d_states, d_final, offsets, temperature, sequences, ends,
+    gates, d_states, d_final, offsets, temperature, sequences, bounds, firsts,
     T, H: tl.constexpr, num_maps, maps_of_row, chunk, gates_b, gates_t: tl.constexpr,
     gates_i: tl.constexpr, gates_j: tl.constexpr, d_states_b, d_states_t: tl.constexpr,
     d_states_i: tl.constexpr,
@@ -334,9 +315,12 @@ def chunk_backward(
     gates_b, d_states_b = multiples((gates_b, d_states_b), ALIGN, 2)
     rows, lanes, mask = tile(num_maps, H, R, L)
     inverse = inverse_of(temperature, S, TEMPERED)
-    b, c = rows // maps_of_row, rows % maps_of_row + 1
-    begun = c * chunk
-    t = tl.minimum(begun + chunk, T) - 1
+    mask, b, sequence, c, origin, stop = chunk_of(
+        rows, mask, sequences, bounds, firsts, num_maps, maps_of_row, T, PACKED, MAPS=True
+    )
+    begun = origin + (c + 1) * chunk
+    t = tl.minimum(begun + chunk, stop) - 1
+    steps = tl.max(t + 1 - begun) if PACKED else chunk
     g_at = ()
     dy_at = ()
     for step in tl.static_range(STEPS):
@@ -345,20 +329,14 @@ def chunk_backward(
             g_at = g_at + apart(row_at, gates_j, GATES)
         of_step = d_states + b * d_states_b + (t - step) * d_states_t + lanes
         dy_at = dy_at + apart(of_step, d_states_i, M)
-    # In a packed row, the last step ends a sequence, whose gradient replaces it.
-    carry = load_all(d_final + b * M * H + lanes, H, mask & (c == maps_of_row), S, M)
-    for _ in tl.range(0, tl.cdiv(chunk, STEPS)):
+    carry = load_all(d_final + sequence * M * H + lanes, H, mask & (t + 1 == stop), S, M)
+    for _ in tl.range(0, tl.cdiv(steps, STEPS)):
         all_live = steps_back(t, begun, mask, STEPS, RAGGED)
         if ROWS == M:
             g_all = load_steps(g_at, all_live, S, STEPS, M * GATES)
         dy_all = load_steps(dy_at, all_live, S, STEPS, M)
         for step in tl.static_range(STEPS):
             live = mask & (t >= begun) if RAGGED else mask
-            if PACKED:
-                sequence = tl.load(sequences + t, mask=t >= begun, other=0).to(tl.int64)
-                last = live & (tl.load(ends + t, mask=t >= begun, other=0) != 0)
-                d_h = load_all(d_final + sequence * M * H + lanes, H, last, S, M)
-                carry = chosen(last, d_h, carry, M)
             mu = added(carry, part(dy_all, step * M, M), M)
             mean = tl.zeros((R, L), S)
             g_row = g_at

@@ -30,6 +30,54 @@ def tile(num_rows, H, R: tl.constexpr, L: tl.constexpr):
 
 
 @triton.jit
+def chunk_of(
+    rows, mask, sequences, bounds, firsts, num_rows, of_sequence, T,
+    PACKED: tl.constexpr, MAPS: tl.constexpr,
+):  # fmt: skip
+    """Return where the chunk of each row lies, and which rows have one.
+
+    Args:
+        rows: numbers of chunks, or of maps of chunks.
+        mask: which rows exist.
+        sequences: if packed, the sequence of each row, -1 for rows without a chunk.
+        bounds: if packed, the first step of each sequence, and T.
+        firsts: if packed, the number of maps before each sequence.
+        num_rows: rows.
+        of_sequence: rows of each sequence, if not packed.
+        T: steps of a row of the batch.
+        PACKED: whether one row of the batch holds all sequences.
+        MAPS: whether rows are maps, of which a sequence has one fewer than chunks.
+
+    Returns:
+        mask: with rows that have a chunk.
+        b: row of the batch.
+        sequence: number of the sequence.
+        c: number of the chunk in its sequence.
+        origin: first step of the sequence.
+        stop: step after its last one; that of no sequence is before the origin.
+    """
+    if PACKED:
+        sequence = tl.load(sequences + rows, mask=rows < num_rows, other=-1)
+        exists = sequence >= 0
+        sequence = tl.maximum(sequence, 0)
+        mask = mask & exists
+        c = rows - tl.load(firsts + sequence)
+        if not MAPS:
+            c -= sequence
+        c = tl.where(exists, c, 0)
+        origin = tl.load(bounds + sequence)
+        stop = tl.where(exists, tl.load(bounds + sequence + 1), -1)
+        b = tl.zeros_like(rows)
+    else:
+        sequence = rows // of_sequence
+        c = rows % of_sequence
+        origin = tl.zeros_like(rows)
+        stop = origin + T
+        b = sequence
+    return mask, b, sequence, c, origin, stop
+
+
+@triton.jit
 def multiples(numbers, ALIGN: tl.constexpr, COUNT: tl.constexpr):
     """Return COUNT numbers, in a way that shows the compiler that all are multiples of ALIGN.
 
@@ -177,16 +225,6 @@ def with_input(x, p, v, first, k: tl.constexpr, M: tl.constexpr, COLUMNS: tl.con
     else:
         x += p * v * (first + k == M).to(x.dtype)
     return x
-
-
-@triton.jit
-def last_column(first, state, zero, M: tl.constexpr, COLUMNS: tl.constexpr):
-    """Return columns of zeros, but for column M, the one with inputs, which holds a state."""
-    columns = ()
-    for i in tl.static_range(M):
-        for k in tl.static_range(COLUMNS):
-            columns = columns + (tl.where(first + k == M, state[i], zero),)
-    return columns
 
 
 @triton.jit

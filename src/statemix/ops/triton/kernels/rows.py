@@ -28,13 +28,15 @@ LARGEST_64: tl.constexpr = tl.constexpr(1.7976931348623157e308)
 
 
 @triton.jit
+def _raised(x):
+    """Return a number that is not negative, or the smallest normal one if it is less."""
+    return tl.maximum(x, TINY_64 if x.dtype == tl.float64 else TINY)
+
+
+@triton.jit
 def _normal(x):
     """Return a positive number, or the nearest one that is finite and not denormal."""
-    if x.dtype == tl.float64:
-        normal = tl.minimum(tl.maximum(x, TINY_64), LARGEST_64)
-    else:
-        normal = tl.minimum(tl.maximum(x, TINY), LARGEST)
-    return normal
+    return tl.minimum(_raised(x), LARGEST_64 if x.dtype == tl.float64 else LARGEST)
 
 
 @triton.jit
@@ -125,7 +127,7 @@ def _scale(g, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr):
     elif FAMILY == "relu" or FAMILY == "signed":
         # The largest of their products is 1, less where gates are small for the temperature, and at
         # most 4 where the factor would be no normal number.
-        factor = _normal(tl.minimum(1.0 / _normal(top), inverse))
+        factor = _raised(tl.minimum(reciprocal(_raised(top)), inverse))
     return top, factor
 
 
@@ -166,7 +168,7 @@ def _epsilon(factor, inverse, FAMILY: tl.constexpr, SHIFT: tl.constexpr):
     UNIT: tl.constexpr = 2.0**-SHIFT
     epsilon = factor * 0.0
     if FAMILY == "relu" or FAMILY == "signed":
-        epsilon = factor / inverse * (EPSILON * UNIT)
+        epsilon = factor * reciprocal(inverse) * (EPSILON * UNIT)
     elif FAMILY == "tanh":
         epsilon += EPSILON * UNIT
     return epsilon
@@ -234,30 +236,33 @@ def row_forward(g, u, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr, SHIFT:
 
 
 @triton.jit
-def _normalised(f, total, COUNT: tl.constexpr):
-    """Return COUNT tiles divided by a positive normal number."""
-    share = reciprocal(total)
-    p = ()
+def _times(tiles, factor, COUNT: tl.constexpr):
+    """Return COUNT tiles times a factor."""
+    result = ()
     for j in tl.static_range(COUNT):
-        p = p + (f[j] * share,)
-    return p
+        result = result + (tiles[j] * factor,)
+    return result
 
 
 @triton.jit
-def _exponentials(g, inverse, COUNT: tl.constexpr):
-    """Return e^(g / T) in a unit of the row, which :func:`_normalised` cancels, and the sum.
-
-    They are 2^(g c - b) with c = log2(e) / T and b = top c: one instruction before the power. Only
-    b is rounded. So the largest is not 1, but between 2^-64 and 2^64, as |b| stays below 2^31, or
-    in float64 2^60: c is smaller where |b| would be more than half of that. There, gates that
-    differ do so by 64 or more in the power with either c, and all but the largest vanish.
-
-    Returns:
-        COUNT tiles, and their sum.
-    """
-    top = g[0]
+def _sum(tiles, COUNT: tl.constexpr):
+    """Return the sum of COUNT tiles."""
+    total = tiles[0]
     for j in tl.static_range(1, COUNT):
-        top = tl.maximum(top, g[j])
+        total += tiles[j]
+    return total
+
+
+@triton.jit
+def _exponents(top, inverse):
+    """Return c = log2(e) / T and b = top c, for weights of a row in the unit 2^b.
+
+    2^(g c - b) takes one instruction before the power. Only b is rounded, which all weights share,
+    so it cancels in the normaliser. The weight of the top is not 1, but between 2^-64 and 2^64, as
+    |b| stays below 2^31, or in float64 2^60: c is smaller where |b| would be more than half of
+    that. There, gates that differ do so by 64 or more in the power with either c, and all but the
+    largest vanish.
+    """
     # The difference of the bits of 2^k and |top| is that of a number from 2^k / |top| to 9/8 of it.
     # It is unsigned: if k is too large for a number of its own, so may the difference be.
     c = inverse * LOG2_E
@@ -267,34 +272,44 @@ def _exponentials(g, inverse, COUNT: tl.constexpr):
     else:
         most = 0x8E000000 - (top.to(tl.uint32, bitcast=True) & 0x7FFFFFFF)
         c = tl.minimum(c.to(tl.uint32, bitcast=True), most).to(tl.float32, bitcast=True)
-    b = top * c
-    f = (tl.exp2(tl.fma(g[0], c, -b)),)
-    total = f[0]
-    for j in tl.static_range(1, COUNT):
-        f = f + (tl.exp2(tl.fma(g[j], c, -b)),)
-        total += f[j]
-    return f, total
+    return c, top * c
 
 
 @triton.jit
 def row_weights(g, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr):
-    """Return the weights p of one row, COUNT tiles; 1 for the input of "given"."""
+    """Return the weights p of one row, COUNT tiles; 1 for the input of "given".
+
+    They are f(g) / S as in :func:`row_forward`, by fewer instructions: maps have none to spare.
+    """
     p = g
     if FAMILY == "given":
         p = g + (g[0] * 0.0 + 1.0,)
-    elif FAMILY == "softmax":
-        f, total = _exponentials(g, inverse, COUNT)
-        p = _normalised(f, total, COUNT)
+    elif FAMILY == "none":
+        p = _times(g, inverse, COUNT)
     else:
         top, factor = _scale(g, inverse, COUNT, FAMILY)
         f = ()
-        total = _epsilon(factor, inverse, FAMILY, 0)
-        for j in tl.static_range(COUNT):
-            f = f + (_weight(g[j], top, factor, inverse, FAMILY, 0),)
-            total += _share(f[j], FAMILY)
-        p = f
-        if FAMILY != "none":
-            p = _normalised(f, total, COUNT)
+        if FAMILY == "softmax":
+            c, b = _exponents(top, inverse)
+            for j in tl.static_range(COUNT):
+                f = f + (tl.exp2(tl.fma(g[j], c, -b)),)
+            share = reciprocal(_sum(f, COUNT))
+        elif FAMILY == "relu" or FAMILY == "signed":
+            total = _epsilon(factor, inverse, FAMILY, 0)
+            for j in tl.static_range(COUNT):
+                f = f + (_ramp(g[j]) if FAMILY == "relu" else g[j],)
+                total += tl.abs(f[j]) * factor
+            # Too small only for a temperature below 10^-32 and gates that are no normal numbers.
+            share = tl.minimum(
+                factor * reciprocal(total), 2.0**127, propagate_nan=tl.PropagateNan.ALL
+            )
+        else:
+            total = _epsilon(factor, inverse, FAMILY, 0)
+            for j in tl.static_range(COUNT):
+                f = f + (_weight(g[j], top, factor, inverse, FAMILY, 0),)
+                total += _share(f[j], FAMILY)
+            share = reciprocal(total)
+        p = _times(f, share, COUNT)
     return p
 
 

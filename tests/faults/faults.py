@@ -1604,8 +1604,8 @@ TRITON_KERNELS = [
     Fault(
         "triton: the gradient of the final state does not enter the last chunk",
         TRITON + "kernels/block.py",
-        "mask & (c == maps_of_row)",
-        "mask & (c < 0)",
+        "mask & (t + 1 == stop), S, M)",
+        "mask & (t < 0), S, M)",
         TRITON_TESTS,
     ),
     Fault(
@@ -1638,17 +1638,31 @@ TRITON_KERNELS = [
         ("tests/ops/triton/test_sizes.py",),
     ),
     Fault(
-        "triton: a chunk passes states although a sequence begins in it",
-        TRITON + "launch.py",
-        ".amax(1)",
-        ".amin(1)",
+        "triton: a chunk of a packed row goes on after its sequence",
+        TRITON + "kernels/block.py",
+        "end = tl.minimum(t + chunk, stop)",
+        "end = tl.minimum(t + chunk, T)",
+        TRITON_TESTS,
+    ),
+    Fault(
+        "triton: an empty sequence has one chunk fewer than none",
+        "src/statemix/ops/packing.py",
+        "(bounds.diff() - 1).clamp(min=0) // chunk",
+        "(bounds.diff() - 1) // chunk",
+        ("tests/ops/test_packing.py",),
+    ),
+    Fault(
+        "triton: chunks that no sequence has write a final state",
+        "src/statemix/ops/packing.py",
+        "return torch.where(sequence == num_sequences, -1, sequence)",
+        "return sequence.clamp(max=num_sequences - 1)",
         TRITON_TESTS,
     ),
     Fault(
         "triton: bounds of packed sequences are read back",
-        TRITON + "launch.py",
-        "sequence = sequence.clamp(0, len(initial_state) - 1)",
-        "sequence = sequence.clamp(0, int(sequence.max()))",
+        "src/statemix/ops/packing.py",
+        ".clamp(0, length).cummax(0)",
+        ".clamp(0, int(cu_seqlens.max())).cummax(0)",
         TRITON_TESTS,
     ),
     Fault(
@@ -1675,8 +1689,9 @@ TRITON_KERNELS = [
     Fault(
         "triton: a step that does not exist changes the gradient of the initial state",
         TRITON + "kernels/block.py",
-        "carry = chosen(live, sums, before, M) if RAGGED else sums\n            if PACKED",
-        "carry = sums\n            if PACKED",
+        "carry = chosen(live, sums, before, M) if RAGGED else sums\n            t -= 1\n"
+        "            dg_at",
+        "carry = sums\n            t -= 1\n            dg_at",
         TRITON_TESTS,
     ),
     Fault(

@@ -4,9 +4,11 @@ from itertools import pairwise
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from statemix import ops
-from statemix.ops.packing import last_of_each, positions, previous
+from statemix.ops.packing import Chunks, last_of_each, positions, previous
 
 LENGTHS = {
     "ragged": (3, 1, 7, 2),
@@ -191,3 +193,30 @@ def test_a_spoilt_sequence_spoils_no_other(problem, identical, variant, number, 
         wanted = clean[name][rows] if whole else clean[name][:, steps]
         torch.testing.assert_close(kept, wanted, rtol=1e-12, atol=1e-12)
     assert not outcome["states"][:, 3:5].isfinite().any()
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any), st.integers(1, 12))
+def test_chunks_cover_every_step_of_their_sequence_once(lengths, chunk):
+    bounds = torch.tensor([0, *lengths]).cumsum(0)
+    found = Chunks.of(bounds, sum(lengths), chunk)
+    assert torch.equal(found.bounds, bounds)
+    # An empty sequence has a chunk, and the last chunk of each has no map.
+    counts = [max(1, -(-length // chunk)) for length in lengths]
+    chunks = [n for n, count in enumerate(counts) for _ in range(count)]
+    maps = [n for n, count in enumerate(counts) for _ in range(count - 1)]
+    most = (sum(lengths) - 1) // chunk
+    for owners, wanted, size in (
+        (found.of_chunks, chunks, len(lengths) + most), (found.of_maps, maps, most)
+    ):  # fmt: skip
+        assert owners.tolist() == wanted + [-1] * (size - len(wanted))
+    assert found.firsts.tolist() == [sum(n < k for n in maps) for k in range(len(lengths) + 1)]
+
+
+@given(st.lists(st.integers(-99, 99), min_size=2, max_size=6), st.integers(1, 9))
+def test_chunks_of_bounds_that_nothing_checked_cover_every_step_once(bounds, chunk):
+    """On a GPU nothing reads the bounds, so kernels must stay within memory whatever they are."""
+    found = Chunks.of(torch.tensor(bounds), 20, chunk)
+    lengths = found.bounds.diff()
+    assert (found.bounds[0], found.bounds[-1], lengths.min() >= 0) == (0, 20, True)
+    same = Chunks.of(found.bounds, 20, chunk)
+    assert all(torch.equal(one, other) for one, other in zip(found, same, strict=True))

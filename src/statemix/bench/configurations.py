@@ -42,15 +42,17 @@ def _options(operator: str, kernel: str, size: int, gate: str, target: str) -> I
     choices = list(
         product(
             ("float32", "float64") if kernel in CARRIES else DTYPES,
-            (False, True),
-            (False, True) if local or kernel == "chunk_backward" else (False,),
+            # Whether packed and ragged: a chunk of packed sequences may end anywhere.
+            ((False, False), (False, True), (True, True))
+            if local or kernel == "chunk_backward"
+            else ((False, False), (True, False)),
             (False,) if kernel in CARRIES or gate == GIVEN else (True, False),
             _WIDTHS[:1] if kernel in CARRIES else _WIDTHS,
             (False, True) if local and size <= FULL_SIZE else (False,),
         )
     )
     random.Random(f"{operator} {kernel} {size} {gate} {target}").shuffle(choices)
-    for dtype, packed, ragged, tempered, width, full in choices:
+    for dtype, (packed, ragged), tempered, width, full in choices:
         yield Variant(
             operator, kernel, size, dtype, gate, target,
             packed=packed, ragged=ragged, tempered=tempered, width=width,

@@ -6,10 +6,10 @@ With one chunk per sequence, ``local_forward`` and ``local_backward`` do all. Wi
 passes gradients on by P^T, which is known from the forward, and adds some of its own:
 ``chunk_backward`` finds these by the adjoint recurrence.
 
-The m entries of a block are m tiles in registers. Maps have shape (rows, m+1, m, H), with one
-column for each entry of the state before, and q last; carried states have shape (rows, m, H).
-``sequences``, ``positions`` and ``ends`` hold, for each step of a packed row, the number of its
-sequence, its place there, and whether it is the last one.
+The m entries of a block are m tiles in registers. Maps have shape (maps, m+1, m, H), with one
+column for each entry of the state before, and q last; carried states have shape (chunks, m, H).
+Chunks and maps of packed sequences are numbered as ops/packing.py does: a chunk belongs to one
+sequence, whose steps ``chunk_of`` (tiles.py) looks up.
 
 A thread reads ``STEPS`` steps with all their rows, or of large blocks ``ROWS`` rows of a step,
 before it uses the first number of them, so that it waits for memory once. H and all strides but
@@ -313,7 +313,7 @@ def chunk_backward(
 ):  # fmt: skip
     """Find what leaves all chunks but the first, if nothing enters them but into the last one.
 
-    ``offsets`` has shape (rows, chunks - 1, m, H). What enters passes by the transposed maps of
+    ``offsets`` has shape (maps, m, H). What enters passes by the transposed maps of
     :func:`chunk_forward`.
     """
     GATES: tl.constexpr = M if FAMILY == "given" else M + 1

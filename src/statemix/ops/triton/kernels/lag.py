@@ -3,8 +3,7 @@
 The state is the window of the last m states, newest first: m tiles in registers. A map has a column
 for each entry of the window before the chunk, so no companion matrix is ever formed. The kernels
 take the arguments of those of blocks, of which ``gates_i``, ``values_i``, ``d_states_i`` and
-``ROWS`` are not used; what a thread reads at once are ``STEPS`` steps. ``sequences`` and
-``positions`` hold, for each step of a packed row, the number of its sequence and its place there.
+``ROWS`` are not used; what a thread reads at once are ``STEPS`` steps.
 """
 
 import triton
@@ -247,7 +246,7 @@ def chunk_backward(
 ):  # fmt: skip
     """Find what leaves all chunks but the first, if nothing enters them but into the last one.
 
-    ``offsets`` has shape (rows, chunks - 1, m, H). What enters passes by the transposed maps of
+    ``offsets`` has shape (maps, m, H). What enters passes by the transposed maps of
     :func:`chunk_forward`.
     """
     GATES: tl.constexpr = M if FAMILY == "given" else M + 1

@@ -307,7 +307,7 @@ def chunk_backward(
 ):  # fmt: skip
     """Find what leaves all chunks but the first, if nothing enters them but into the last one.
 
-    ``offsets`` has shape (rows, chunks - 1, m, H). What enters passes by the transposed maps of
+    ``offsets`` has shape (maps, m, H). What enters passes by the transposed maps of
     :func:`chunk_forward`.
     """
     GATES: tl.constexpr = M + 1

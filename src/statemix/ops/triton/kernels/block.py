@@ -9,7 +9,7 @@ passes gradients on by P^T, which is known from the forward, and adds some of it
 The m entries of a block are m tiles in registers. Maps have shape (maps, m+1, m, H), with one
 column for each entry of the state before, and q last; carried states have shape (chunks, m, H).
 Chunks and maps of packed sequences are numbered as ops/packing.py does: a chunk belongs to one
-sequence, whose steps ``chunk_of`` (tiles.py) looks up.
+sequence, whose steps ``span_of`` (tiles.py) looks up.
 
 A thread reads ``STEPS`` steps with all their rows, or of large blocks ``ROWS`` rows of a step,
 before it uses the first number of them, so that it waits for memory once. H and all strides but
@@ -27,7 +27,6 @@ from statemix.ops.triton.kernels.tiles import (
     advanced,
     apart,
     chosen,
-    chunk_of,
     load_all,
     load_part,
     load_rows,
@@ -35,6 +34,7 @@ from statemix.ops.triton.kernels.tiles import (
     multiples,
     part,
     pushed,
+    span_of,
     steps_ahead,
     steps_back,
     store_all,
@@ -61,7 +61,7 @@ def local_forward(
     gates_b, values_b = multiples((gates_b, values_b), ALIGN, 2)
     rows, lanes, mask = tile(num_rows, H, R, L)
     inverse = inverse_of(temperature, S, TEMPERED)
-    mask, b, sequence, c, origin, stop = chunk_of(
+    mask, b, sequence, c, origin, stop = span_of(
         rows, mask, sequences, bounds, firsts, num_rows, num_chunks, T, PACKED, MAPS=False
     )
     t = origin + c * chunk
@@ -138,7 +138,7 @@ def chunk_forward(
     rows, lanes, mask = tile(num_maps, H, R, L)
     first = tl.program_id(2) * COLUMNS + tl.zeros_like(rows)
     inverse = inverse_of(temperature, S, TEMPERED)
-    _, b, _, c, origin, stop = chunk_of(
+    _, b, _, c, origin, stop = span_of(
         rows, mask, sequences, bounds, firsts, num_maps, maps_of_row, T, PACKED, MAPS=True
     )
     t = origin + c * chunk
@@ -215,7 +215,7 @@ def local_backward(
     gates_b, values_b, d_states_b = multiples((gates_b, values_b, d_states_b), ALIGN, 3)
     rows, lanes, mask = tile(num_rows, H, R, L)
     inverse = inverse_of(temperature, S, TEMPERED)
-    mask, b, sequence, c, origin, stop = chunk_of(
+    mask, b, sequence, c, origin, stop = span_of(
         rows, mask, sequences, bounds, firsts, num_rows, num_chunks, T, PACKED, MAPS=False
     )
     begun = origin + c * chunk
@@ -321,7 +321,7 @@ def chunk_backward(
     gates_b, d_states_b = multiples((gates_b, d_states_b), ALIGN, 2)
     rows, lanes, mask = tile(num_maps, H, R, L)
     inverse = inverse_of(temperature, S, TEMPERED)
-    mask, b, sequence, c, origin, stop = chunk_of(
+    mask, b, sequence, c, origin, stop = span_of(
         rows, mask, sequences, bounds, firsts, num_maps, maps_of_row, T, PACKED, MAPS=True
     )
     begun = origin + (c + 1) * chunk

@@ -15,13 +15,13 @@ from statemix.ops.triton.kernels.tiles import (
     advanced,
     apart,
     chosen,
-    chunk_of,
     load_all,
     load_part,
     load_steps,
     multiples,
     part,
     pushed,
+    span_of,
     steps_ahead,
     steps_back,
     store_all,
@@ -77,7 +77,7 @@ def local_forward(
     gates_b, values_b = multiples((gates_b, values_b), ALIGN, 2)
     rows, lanes, mask = tile(num_rows, H, R, L)
     inverse = inverse_of(temperature, S, TEMPERED)
-    mask, b, sequence, c, origin, stop = chunk_of(
+    mask, b, sequence, c, origin, stop = span_of(
         rows, mask, sequences, bounds, firsts, num_rows, num_chunks, T, PACKED, MAPS=False
     )
     t = origin + c * chunk
@@ -125,7 +125,7 @@ def chunk_forward(
     rows, lanes, mask = tile(num_maps, H, R, L)
     first = tl.program_id(2) * COLUMNS + tl.zeros_like(rows)
     inverse = inverse_of(temperature, S, TEMPERED)
-    _, b, _, c, origin, stop = chunk_of(
+    _, b, _, c, origin, stop = span_of(
         rows, mask, sequences, bounds, firsts, num_maps, maps_of_row, T, PACKED, MAPS=True
     )
     t = origin + c * chunk
@@ -177,7 +177,7 @@ def local_backward(
     gates_b, values_b, d_states_b = multiples((gates_b, values_b, d_states_b), ALIGN, 3)
     rows, lanes, mask = tile(num_rows, H, R, L)
     inverse = inverse_of(temperature, S, TEMPERED)
-    mask, b, sequence, c, origin, stop = chunk_of(
+    mask, b, sequence, c, origin, stop = span_of(
         rows, mask, sequences, bounds, firsts, num_rows, num_chunks, T, PACKED, MAPS=False
     )
     begun = origin + c * chunk
@@ -254,7 +254,7 @@ def chunk_backward(
     gates_b, d_states_b = multiples((gates_b, d_states_b), ALIGN, 2)
     rows, lanes, mask = tile(num_maps, H, R, L)
     inverse = inverse_of(temperature, S, TEMPERED)
-    mask, b, sequence, c, origin, stop = chunk_of(
+    mask, b, sequence, c, origin, stop = span_of(
         rows, mask, sequences, bounds, firsts, num_maps, maps_of_row, T, PACKED, MAPS=True
     )
     begun = origin + (c + 1) * chunk

@@ -115,15 +115,6 @@ def opening(mean, inverse):
 
 
 @triton.jit
-def scaled(tiles, factor, COUNT: tl.constexpr):
-    """Return COUNT tiles times a factor."""
-    result = ()
-    for i in tl.static_range(COUNT):
-        result = result + (tiles[i] * factor,)
-    return result
-
-
-@triton.jit
 def unshifted(first, tiles, COUNT: tl.constexpr):
     """Return COUNT tiles, with one more in front and without the last."""
     result = (first,)

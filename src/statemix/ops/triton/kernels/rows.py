@@ -12,6 +12,8 @@ row, and in 2^-SHIFT, at most 1 / (4 (m+1)), so that no weighted sum overflows.
 import triton
 import triton.language as tl
 
+from statemix.ops.triton.kernels.tiles import scaled
+
 # Keeps the division finite where the normaliser can vanish: ops/gates.py, EPSILON.
 EPSILON: tl.constexpr = tl.constexpr(1e-6)
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
@@ -236,24 +238,6 @@ def row_forward(g, u, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr, SHIFT:
 
 
 @triton.jit
-def _times(tiles, factor, COUNT: tl.constexpr):
-    """Return COUNT tiles times a factor."""
-    result = ()
-    for j in tl.static_range(COUNT):
-        result = result + (tiles[j] * factor,)
-    return result
-
-
-@triton.jit
-def _sum(tiles, COUNT: tl.constexpr):
-    """Return the sum of COUNT tiles."""
-    total = tiles[0]
-    for j in tl.static_range(1, COUNT):
-        total += tiles[j]
-    return total
-
-
-@triton.jit
 def _exponents(top, inverse):
     """Return c = log2(e) / T and b = top c, for weights of a row in the unit 2^b.
 
@@ -285,15 +269,18 @@ def row_weights(g, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr):
     if FAMILY == "given":
         p = g + (g[0] * 0.0 + 1.0,)
     elif FAMILY == "none":
-        p = _times(g, inverse, COUNT)
+        p = scaled(g, inverse, COUNT)
     else:
         top, factor = _scale(g, inverse, COUNT, FAMILY)
         f = ()
         if FAMILY == "softmax":
             c, b = _exponents(top, inverse)
-            for j in tl.static_range(COUNT):
+            f = (tl.exp2(tl.fma(g[0], c, -b)),)
+            total = f[0]
+            for j in tl.static_range(1, COUNT):
                 f = f + (tl.exp2(tl.fma(g[j], c, -b)),)
-            share = reciprocal(_sum(f, COUNT))
+                total += f[j]
+            share = reciprocal(total)
         elif FAMILY == "relu" or FAMILY == "signed":
             total = _epsilon(factor, inverse, FAMILY, 0)
             for j in tl.static_range(COUNT):
@@ -309,7 +296,7 @@ def row_weights(g, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr):
                 f = f + (_weight(g[j], top, factor, inverse, FAMILY, 0),)
                 total += _share(f[j], FAMILY)
             share = reciprocal(total)
-        p = _times(f, share, COUNT)
+        p = scaled(f, share, COUNT)
     return p
 
 

@@ -30,7 +30,7 @@ def tile(num_rows, H, R: tl.constexpr, L: tl.constexpr):
 
 
 @triton.jit
-def chunk_of(
+def span_of(
     rows, mask, sequences, bounds, firsts, num_rows, of_sequence, T,
     PACKED: tl.constexpr, MAPS: tl.constexpr,
 ):  # fmt: skip
@@ -200,6 +200,15 @@ def added(tiles, others, COUNT: tl.constexpr):
     result = ()
     for i in tl.static_range(COUNT):
         result = result + (tiles[i] + others[i],)
+    return result
+
+
+@triton.jit
+def scaled(tiles, factor, COUNT: tl.constexpr):
+    """Return COUNT tiles times a factor."""
+    result = ()
+    for i in tl.static_range(COUNT):
+        result = result + (tiles[i] * factor,)
     return result
 
 

@@ -170,8 +170,15 @@ KERNELS = [
     Fault(
         "kernel: slope of the sigmoid missing",
         CPU + "gates.h",
-        "*slope = f * below * (g < 0 ? one : e) * scale.slope;",
-        "*slope = f * scale.slope;",
+        "*slope = smaller(V{} + std::numeric_limits<S>::max(), e) * f * f",
+        "*slope = f",
+        KERNEL_TESTS,
+    ),
+    Fault(
+        "kernel: a sigmoid whose power overflows has no slope",
+        CPU + "gates.h",
+        "smaller(V{} + std::numeric_limits<S>::max(), e)",
+        "e",
         KERNEL_TESTS,
     ),
     Fault(

@@ -377,6 +377,25 @@ def test_maps_that_were_lost_are_found_again(problem, identical, monkeypatch, ki
     identical(kept, lost)
 
 
+@every_kernel
+def test_hooks_of_saved_tensors_may_move_what_is_kept(problem, identical, kind, gate):
+    """As those that keep saved tensors on the CPU do."""
+    p = problem(kind, length=7, blocks=3, gate=gate).to(torch.float32).on(DEVICE)
+    backend = ops.in_chunks(2)
+    expected = p.outcome(gate, backend=backend)
+    shapes = []
+
+    def packed(tensor):
+        shapes.append(tensor.shape)
+        return tensor.clone()
+
+    with torch.autograd.graph.saved_tensors_hooks(packed, lambda tensor: tensor):
+        found = p.outcome(gate, backend=backend)
+    maps = (p.initial_state.shape[-1] + 1, *p.initial_state.mT.shape[1:])
+    assert maps in [shape[1:] for shape in shapes]
+    identical(found, expected)
+
+
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("packed", [False, True])

@@ -102,9 +102,8 @@ template <> struct Gate<SOFTMAX> : FromTop {
   }
 };
 
-// sigmoid(g) e^{-top} with top = max min(g, 0): the common factor cancels, so rows of very negative
-// gates keep their ratios instead of becoming 0/0. One exponential gives both factors and the
-// slope: where g is not negative, top is 0, and elsewhere e^g = e^{g - top} e^top.
+// sigmoid(g) e^{-top} = 1 / (e^top + e^{top - g}) with top = max min(g, 0): the common factor
+// cancels, so rows of very negative gates keep their ratios instead of becoming 0/0.
 template <> struct Gate<SIGMOID> : FromTop {
   static constexpr bool slope_is_numerator = false, slope_is_kept = true;
   template <class V, class S> static Scale<V> scale(V top, const Rows<S>& rows) {
@@ -118,13 +117,11 @@ template <> struct Gate<SIGMOID> : FromTop {
     return numerator_and_slope(g, scale, &slope);
   }
   template <class V> static V numerator_and_slope(V g, const Scale<V>& scale, V* slope) {
-    const V one = V{} + 1;
-    const V half =
-        absolute(g) * (typename ScalarOf<V>::type)(-0.5) - (g < 0 ? scale.half_top : V{});
-    const V e = exp2_nonpositive(half * scale.factor);
-    const V below = 1 / (1 + (g < 0 ? e * scale.shrunk : e));
-    const V f = (g < 0 ? e : one) * below * scale.unit;
-    *slope = f * below * (g < 0 ? one : e) * scale.slope;
+    typedef typename ScalarOf<V>::type S;
+    const V e = exp2_any((scale.half_top - g * (S)0.5) * scale.factor);
+    const V f = scale.unit / (scale.shrunk + e);
+    // The share of the second term is 1 - sigmoid, but 0 where the term is infinite.
+    *slope = smaller(V{} + std::numeric_limits<S>::max(), e) * f * f * scale.slope / scale.unit;
     return f;
   }
 };

@@ -169,6 +169,9 @@ inline VectorD larger(VectorD a, VectorD b) {
 inline VectorF smaller(VectorF a, VectorF b) {
   return (VectorF)_mm512_min_ps((__m512)a, (__m512)b);
 }
+inline VectorD smaller(VectorD a, VectorD b) {
+  return (VectorD)_mm512_min_pd((__m512d)a, (__m512d)b);
+}
 inline void finish_streams() { _mm_sfence(); }
 #elif defined(__x86_64__) && VECTOR_BYTES == 32
 inline void stream(float* to, VectorF x, HalfU*) { _mm256_stream_ps(to, (__m256)x); }
@@ -183,13 +186,16 @@ inline VectorD larger(VectorD a, VectorD b) {
 inline VectorF smaller(VectorF a, VectorF b) {
   return (VectorF)_mm256_min_ps((__m256)a, (__m256)b);
 }
+inline VectorD smaller(VectorD a, VectorD b) {
+  return (VectorD)_mm256_min_pd((__m256d)a, (__m256d)b);
+}
 inline void finish_streams() { _mm_sfence(); }
 #else
 template <class Element, class V> inline void stream(Element* to, V x, HalfU*) {
   store<false>(to, x, 0);
 }
 template <class V> inline V larger(V a, V b) { return a > b ? a : b; }
-inline VectorF smaller(VectorF a, VectorF b) { return a < b ? a : b; }
+template <class V> inline V smaller(V a, V b) { return a < b ? a : b; }
 inline void finish_streams() {}
 #endif
 
@@ -264,6 +270,17 @@ inline VectorD exp2_nonpositive(VectorD y, double unit = 1) {
   for (int k = 1; k < 13; ++k) p = p * r + inverse_factorials[k] * unit;
   return p * (VectorD)((VectorL)rounded << 52);
 }
+
+// 2^y for any y, infinite where it is too large. Of AVX-512, the instruction that multiplies by 2^n
+// does so.
+inline VectorF exp2_any(VectorF y) {
+#if defined(__x86_64__) && VECTOR_BYTES == 64
+  return exp2_nonpositive(y);
+#else
+  return exp2_nonpositive(smaller(VectorF{} + 128, y));
+#endif
+}
+inline VectorD exp2_any(VectorD y) { return exp2_nonpositive(smaller(VectorD{} + 1024, y)); }
 
 inline VectorF times_log2e(VectorF x) { return x * 1.44269504088896341f; }
 inline VectorD times_log2e(VectorD x) { return x * 1.44269504088896340736; }

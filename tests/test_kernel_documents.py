@@ -44,7 +44,9 @@ def table(name):
 
 def test_operators_against_a_copy():
     found = {}
-    for row in rows("ops-f0bf39e"):
+    # Kernels of sigmoid gates are later ones.
+    later = [row for row in rows("ops-ac3f7d6") if row["case"]["gate"] == "sigmoid"]
+    for row in [*rows("ops-f0bf39e"), *later]:
         case = row["case"]
         if row["provider"] == "statemix" and case["direction"] == "forward_backward":
             assert row["memory_reused"]
@@ -210,24 +212,32 @@ def test_what_takes_longer_than_its_bytes():
 def test_what_other_families_and_packed_sequences_take():
     words = " ".join(TEXT.split())
     found = {gate: kernels(gate=gate) for gate in ("sigmoid", "relu", "signed", "tanh")}
-    for gate, rows_of in found.items():
-        for row in rows_of:
-            leaving = 1.085 if gate == "tanh" else 0.872
-            local = 1.05 if gate == "tanh" else 1
-            most = {"chunk_forward": 1.5, "chunk_backward": leaving}.get(row["kernel"], local)
-            assert row["issue"] < most
-    maps = [
-        row["issue"]
-        for gate in ("sigmoid", "relu", "signed")
-        for row in found[gate]
-        if row["kernel"] == "chunk_forward"
-    ]
-    assert f"signed up to {max(maps):.2f} times the time of their bytes at m = 8" in words
+
+    def most(kind, *gates):
+        of_kind = (row for gate in gates for row in found[gate] if row["kernel"].startswith(kind))
+        return f"{max(row['issue'] for row in of_kind):.2f}"
+
+    assert f"take up to {most('chunk_forward', 'sigmoid')} times as long to issue" in words
+    small = (most("chunk_forward", gate) for gate in ("relu", "signed"))
+    assert "of relu {} and of signed {};".format(*small) in words
+    others = "sigmoid", "relu", "signed"
+    leaving = most("chunk_backward", *others), most("chunk_backward", "tanh")
+    assert "leaves a chunk takes up to {}, with tanh {},".format(*leaving) in words
+    local = most("local", *others), most("local", "tanh")
+    assert "local scans up to {}, with tanh {}.".format(*local) in words
+    maps = {
+        size: max(row["issue"] for row in found["tanh"] if row["kernel"] == "chunk_forward"
+                  and row["size"] == size)
+        for size in (4, 8)
+    }  # fmt: skip
+    assert f"those of tanh {maps[4]:.1f} at m = 4 and {maps[8]:.1f} at m = 8" in words
     waits = sorted(row["wait"] for rows_of in found.values() for row in rows_of)
-    assert [f"{wait:.1f}" for wait in waits[-3:]] == ["2.8", "4.3", "4.3"]
-    assert f"take up to {waits[-4]:.1f} times the time of their bytes, tanh forward" in words
-    packed = max(row["wait"] for row in kernels(packed=True, ragged=True))
-    assert f"wait up to {packed:.1f} times as long as their bytes take" in words
+    assert [f"{wait:.1f}" for wait in waits[-3:]] == ["2.2", "2.2", "2.8"]
+    assert f"take up to {waits[-4]:.1f} times the time of their bytes, and tanh" in words
+    packed = kernels(packed=True, ragged=True)
+    assert max(row["issue"] for row in packed) < 1
+    waits = [max(row["wait"] for row in packed if (row["size"] > 1) == large) for large in (1, 0)]
+    assert "and wait up to {:.1f} times as long, at m = 1 {:.1f},".format(*waits) in words
 
 
 @pytest.mark.parametrize(
@@ -285,7 +295,8 @@ def test_predictions_that_are_told_in_words():
     assert f"BD-LRU has {min(chunked[:4]):.2f} to {max(chunked[:4]):.2f} up to m = 4" in words
     assert f"m = 5 to 8 ({min(chunked[4:8]):.2f} to {max(chunked[4:8]):.2f})" in words
     few = [found.chunked for found in lags[:8]]
-    assert f"H-LRU has {min(few):.2f} to {max(few):.2f}." in words
+    assert f"H-LRU keeps it, with {min(few):.2f} to {max(few):.2f}." in words
+    assert max(few) < 1.6
     assert f"both ({chunked[15]:.2f} and {lags[15].chunked:.2f})" in words
 
 

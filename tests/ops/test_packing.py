@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from statemix import ops
 from statemix.ops.packing import Chunks, last_of_each, positions, previous
@@ -220,3 +221,19 @@ def test_chunks_of_bounds_that_nothing_checked_cover_every_step_once(bounds, chu
     assert (found.bounds[0], found.bounds[-1], lengths.min() >= 0) == (0, 20, True)
     same = Chunks.of(found.bounds, 20, chunk)
     assert all(torch.equal(one, other) for one, other in zip(found, same, strict=True))
+
+
+class Watched(TorchDispatchMode):
+    """Refuse what would make a GPU wait: reading a number back, or copying one to the device."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        assert name not in ("_local_scalar_dense", "nonzero", "_to_copy")
+        assert not (name == "copy_" and args[1].ndim == 0)
+        return func(*args, **(kwargs or {}))
+
+
+def test_chunks_are_found_without_waiting_for_the_device():
+    bounds = torch.tensor([0, 4, 4, 9])
+    with Watched():
+        Chunks.of(bounds, 9, 2)

@@ -64,9 +64,9 @@ def spill_limit(variant: Variant) -> float:
     """Return how many bytes of registers a variant is known to spill at most on sm_90.
 
     In float64, the local scans backward of large blocks have more numbers in registers than fit,
-    even with one lane of a thread. Packed sequences, and widths that are no multiples of 16, take
-    some registers more for addresses.
+    even with one lane of a thread. Widths that are no multiples of 16 take some registers more for
+    addresses.
     """
     if (variant.dtype, variant.kernel) == ("float64", "local_backward") and variant.size > 8:
         return math.inf
-    return 16 if variant.packed or variant.width % 16 else 0
+    return 16 if variant.width % 16 else 0

@@ -66,7 +66,9 @@ class Chunks(NamedTuple):
         """Cut a row of T >= 1 steps with N >= 1 sequences, of bounds (N+1,), every chunk steps."""
         num_sequences, most = len(cu_seqlens) - 1, (length - 1) // chunk
         bounds = cu_seqlens.to(torch.int64).clamp(0, length).cummax(0).values
-        bounds[0], bounds[-1] = 0, length
+        # Assigned to one entry, a number would be copied to the device, which waits for it.
+        bounds[:1].fill_(0)
+        bounds[-1:].fill_(length)
         counts = (bounds.diff() - 1).clamp(min=0) // chunk
         firsts = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
 

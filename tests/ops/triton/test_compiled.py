@@ -21,7 +21,7 @@ from statemix.bench.compiled import (
     compiled,
     families_of,
 )
-from statemix.bench.configurations import configurations, spill_limit
+from statemix.bench.configurations import configurations
 from statemix.bench.predicted import Code, problem_of, times_of
 from statemix.ops.triton import plan
 from statemix.settings import SettingError
@@ -38,8 +38,7 @@ ROOT = Path(__file__).parents[3]
 def entries():
     """Yield each entry of the plan, at the largest block size for which it is chosen.
 
-    Blocks above 8 take up to ten seconds to compile, packed ones longer: they are left to ``make
-    test-compiled``.
+    Blocks above 8 take up to ten seconds to compile: they are left to ``make test-compiled``.
     """
     for table, full in ((plan._SHAPES, False), (plan._FULL, True)):
         for (kernels, name), shapes in table.items():
@@ -66,14 +65,20 @@ def test_every_entry_of_the_plan_spills_no_register(kernels, kernel, size, full)
 
 @pytest.mark.parametrize("kernels", ["block", "lag", "reflect"])
 @pytest.mark.parametrize("kernel", KERNELS[:4])
-def test_packed_sequences_and_odd_lengths_spill_as_little_as_is_said(kernels, kernel):
+def test_packed_sequences_spill_no_register(kernels, kernel):
     gate = {"reflect": "householder", "block": "sigmoid", "lag": "signed"}[kernels]
     operator = "lag" if kernels == "lag" else "block"
     ragged = kernel != "chunk_forward"
     options = {"gate": gate, "dtype": "float32", "packed": True, "ragged": ragged}
     for size in (4, 8) if kernels == "lag" else (4, 6):
-        variant = Variant(operator, kernel, size, **options)
-        assert compiled(variant).spilled <= spill_limit(variant)
+        assert compiled(Variant(operator, kernel, size, **options)).spilled == 0
+
+
+@pytest.mark.parametrize("gate", ["relu", "tanh"])
+@pytest.mark.parametrize("size", [6, 8])
+def test_gradients_in_float64_spill_nothing_up_to_eight(size, gate):
+    options = {"dtype": "float64", "packed": True, "ragged": True}
+    assert compiled(Variant("block", "local_backward", size, gate=gate, **options)).spilled == 0
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_100", "gfx942"])
@@ -151,7 +156,7 @@ def test_every_configuration_is_listed_once_and_in_rounds():
     first = list(islice(every, len(round_of)))
     assert len({(v.operator, v.kernel, v.size, v.gate, v.target) for v in first}) == len(round_of)
     assert {v.dtype for v in first} == {"bfloat16", "float16", "float32", "float64"}
-    assert (len(every), len(round_of)) == (574_464, 4_096)
+    assert (len(every), len(round_of)) == (449_024, 4_096)
     assert f"{len(every):,} configurations" in (text := (ROOT / "docs" / "kernels.md").read_text())
     assert f"round of {len(round_of):,}" in text
 

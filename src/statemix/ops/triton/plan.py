@@ -133,7 +133,7 @@ _SHAPES = {
         (1, Shape(2, 8)),
         (2, Shape(2, 4, 2)),
         (3, Shape(2, 4, 3)),
-        (6, Shape(2, 1, 6)),
+        (5, Shape(2, 1, 5)),
         (8, Shape(1, 1, 8)),
         (9, Shape(1, 1, 3)),
         (10, Shape(1, 1, 5)),
@@ -302,12 +302,14 @@ def shape_of(
         full: what :func:`fills` returns.
     """
     maps = kernel == "chunk_forward"
+    if element_bytes > 4:
+        # For checks: no kernel of such numbers is fast, and with one row at once few spill.
+        columns = 3 if size <= 8 else 1
+        return Shape(1, columns=min(columns, size + 1) if maps else 0)
     shapes = _SHAPES[kernels, kernel]
     if full and kernel.startswith("local"):
         shapes = _FULL[kernels, kernel] + shapes
-    # A state in float64 takes two registers, as two numbers of a block of twice the size do.
-    registers = max(1, element_bytes // 4)
-    shape = next((shape for most, shape in shapes if registers * size <= most), None)
+    shape = next((shape for most, shape in shapes if size <= most), None)
     if shape is None:
         shape = Shape(1, columns=1 if maps else 0)
     lanes, steps, rows, columns = shape
@@ -315,8 +317,6 @@ def shape_of(
         rows = min(size, rows)
     elif kernels != "lag":
         rows = size if size <= rows else math.gcd(size, rows)
-    if registers > 1 and registers * size > 11:
-        columns = min(columns, 3)
     return Shape(
         min(max(1, 2 * lanes // element_bytes), align), steps, rows, min(columns, size + 1)
     )

@@ -270,6 +270,15 @@ def row_weights(g, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr):
         p = g + (g[0] * 0.0 + 1.0,)
     elif FAMILY == "none":
         p = scaled(g, inverse, COUNT)
+    elif FAMILY == "relu" or FAMILY == "signed":
+        # In 2^-5, in which no sum of up to 32 gates overflows. Too small only where all gates are
+        # below 10^-36, and the temperature below 10^-31.
+        f = ()
+        total = g[0] * 0.0 + reciprocal(inverse) * (EPSILON * 2.0**-5)
+        for j in tl.static_range(COUNT):
+            f = f + (_ramp(g[j]) if FAMILY == "relu" else g[j],)
+            total += tl.abs(f[j]) * 2.0**-5
+        p = scaled(f, reciprocal(_raised(total)) * 2.0**-5, COUNT)
     else:
         top, factor = _scale(g, inverse, COUNT, FAMILY)
         f = ()
@@ -280,23 +289,12 @@ def row_weights(g, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr):
             for j in tl.static_range(1, COUNT):
                 f = f + (tl.exp2(tl.fma(g[j], c, -b)),)
                 total += f[j]
-            share = reciprocal(total)
-        elif FAMILY == "relu" or FAMILY == "signed":
-            total = _epsilon(factor, inverse, FAMILY, 0)
-            for j in tl.static_range(COUNT):
-                f = f + (_ramp(g[j]) if FAMILY == "relu" else g[j],)
-                total += tl.abs(f[j]) * factor
-            # Too small only for a temperature below 10^-32 and gates that are no normal numbers.
-            share = tl.minimum(
-                factor * reciprocal(total), 2.0**127, propagate_nan=tl.PropagateNan.ALL
-            )
         else:
             total = _epsilon(factor, inverse, FAMILY, 0)
             for j in tl.static_range(COUNT):
                 f = f + (_weight(g[j], top, factor, inverse, FAMILY, 0),)
                 total += _share(f[j], FAMILY)
-            share = reciprocal(total)
-        p = scaled(f, share, COUNT)
+        p = scaled(f, reciprocal(total), COUNT)
     return p
 
 

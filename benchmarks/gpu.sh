@@ -133,10 +133,10 @@ beside=()
 of_sizes="16_bits_are_near or never_read_back"
 "$python" -c 'import xdist' 2>/dev/null && beside=(-n "$cores" --dist worksteal)
 part 60 "what only a GPU can prove: steps, graphs, no synchronisation, 16 bits at every m" \
-  "$python" -m pytest -v "${beside[@]}" tests/ops/triton/test_steps.py tests/ops/triton/test_sizes.py \
+  "$python" -m pytest -v -W default "${beside[@]}" tests/ops/triton/test_steps.py tests/ops/triton/test_sizes.py \
   -k "test_steps or $of_sizes" > >(tee "$proofs")
 part 90 "correctness against the float64 reference" \
-  "$python" -m pytest -v "${beside[@]}" tests/ops/triton/test_kernels.py > >(tee "$tests")
+  "$python" -m pytest -v -W default "${beside[@]}" tests/ops/triton/test_kernels.py > >(tee "$tests")
 
 # Triton compiles the kernels of a process one after another, each for up to three seconds, so every
 # problem has a process of its own, what takes longest first. Its times are thrown away.
@@ -175,7 +175,7 @@ bench 150 "a layer of 33M parameters, compiled as in the paper" "${layers[@]}" -
   --layers $m4_triton $m4 backend=associative
 bench 40 "decoding" decode "${gpu[@]}" --graphs --rounds 11 --budget-s 0.5 --recurrences bd_lru --hidden-sizes 768 \
   --batch-sizes 2048 1 64 --peers delta_net num_heads=6 use_forget_gate=True mamba2 lstm
-part 90 "chunks in 16 bits, and other families at every m" "$python" -m pytest -v "${beside[@]}" \
+part 90 "chunks in 16 bits, and other families at every m" "$python" -m pytest -v -W default "${beside[@]}" \
   tests/ops/triton/test_sizes.py tests/ops/triton/test_launch.py -k "not ($of_sizes)"
 bench 20 "an operator, the loop and the paper's scan" "${operators[@]}" --shapes 8x2048x192x4 \
   --providers copy statemix torch-loop paper --rounds 7 --budget-s 0.5

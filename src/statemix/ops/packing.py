@@ -41,8 +41,9 @@ class Packing(NamedTuple):
 
 
 class Chunks(NamedTuple):
-    """How the sequences of a packed row are cut into chunks of time, all but the last ones equal.
+    """How the sequences of a packed row are cut into chunks of time.
 
+    Each chunk has the same number of steps, but for the last of a sequence, which may be shorter.
     Chunks are numbered through all sequences, and an empty sequence has one, so that each has a
     place for what enters and leaves it. All but the last chunk of a sequence have a map, and maps
     are numbered likewise: sequence n has chunks from ``firsts[n] + n`` on, and maps from
@@ -69,6 +70,11 @@ class Chunks(NamedTuple):
         # Assigned to one entry, a number would be copied to the device, which waits for it.
         bounds[:1].fill_(0)
         bounds[-1:].fill_(length)
+        if most == 0:
+            firsts = torch.zeros_like(bounds)
+            return cls(
+                torch.arange(num_sequences, device=bounds.device), firsts[:0], bounds, firsts
+            )
         counts = (bounds.diff() - 1).clamp(min=0) // chunk
         firsts = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
 

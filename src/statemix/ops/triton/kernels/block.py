@@ -138,11 +138,11 @@ def chunk_forward(
     rows, lanes, mask = tile(num_maps, H, R, L)
     first = tl.program_id(2) * COLUMNS + tl.zeros_like(rows)
     inverse = inverse_of(temperature, S, TEMPERED)
-    _, b, _, c, origin, stop = span_of(
+    mapped, b, _, c, origin, stop = span_of(
         rows, mask, sequences, bounds, firsts, num_maps, maps_of_row, T, PACKED, MAPS=True
     )
     t = origin + c * chunk
-    # Rows without a map are given one that nothing reads.
+    # A row without a map, beside others that have one, reads the first steps.
     steps = tl.max(tl.where(stop > 0, chunk, 0)) if PACKED else chunk
     g_at = ()
     v_at = ()
@@ -195,7 +195,7 @@ def chunk_forward(
             h = after
         g_at = advanced(g_at, STEPS * gates_t, STEPS * ROWS * GATES)
         v_at = advanced(v_at, STEPS * values_t, STEPS * ROWS)
-    store_columns(maps, rows, lanes, first, h, mask, H, M, COLUMNS)
+    store_columns(maps, rows, lanes, first, h, mapped, H, M, COLUMNS)
 
 
 @triton.jit(do_not_specialize=SIZES)

@@ -17,7 +17,7 @@ def carries(
     ``maps`` has shape (maps, m+1, m, H), with the columns of P and then q of all chunks but the
     last of each sequence, one sequence after the other; ``outer`` (sequences, m, H) and
     ``entering``, the result, (chunks, m, H). Sequences have ``num_chunks`` each; if packed,
-    ``firsts`` has the number of maps before each of them, and before one more.
+    ``firsts`` has the number of maps before each of them, and last that of all.
 
     In reverse, ``outer`` enters the last chunk, and P^T x + q of a chunk the one before it. Then
     ``offsets`` has q of all chunks but the first, (maps, m, H); that of the last chunk is all that

@@ -31,7 +31,7 @@ LARGEST_64: tl.constexpr = tl.constexpr(1.7976931348623157e308)
 
 @triton.jit
 def _raised(x):
-    """Return a number that is not negative, or the smallest normal one if it is less."""
+    """Return x >= 0, raised to the smallest normal number if it is below."""
     return tl.maximum(x, TINY_64 if x.dtype == tl.float64 else TINY)
 
 
@@ -271,8 +271,8 @@ def row_weights(g, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr):
     elif FAMILY == "none":
         p = scaled(g, inverse, COUNT)
     elif FAMILY == "relu" or FAMILY == "signed":
-        # In 2^-5, in which no sum of up to 32 gates overflows. Too small only where all gates are
-        # below 10^-36, and the temperature below 10^-31.
+        # In 2^-5, in which no sum of up to 32 gates overflows. In float32, weights are too small
+        # where all gates are below 10^-36 and the temperature below 10^-31; local scans are exact.
         f = ()
         total = g[0] * 0.0 + reciprocal(inverse) * (EPSILON * 2.0**-5)
         for j in tl.static_range(COUNT):

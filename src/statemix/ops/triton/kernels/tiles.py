@@ -31,7 +31,7 @@ def tile(num_rows, H, R: tl.constexpr, L: tl.constexpr):
 
 @triton.jit
 def span_of(
-    rows, mask, sequences, bounds, firsts, num_rows, of_sequence, T,
+    rows, mask, sequences, bounds, firsts, num_rows, rows_of_sequence, T,
     PACKED: tl.constexpr, MAPS: tl.constexpr,
 ):  # fmt: skip
     """Return where the chunk of each row lies, and which rows have one.
@@ -43,7 +43,7 @@ def span_of(
         bounds: if packed, the first step of each sequence, and T.
         firsts: if packed, the number of maps before each sequence.
         num_rows: rows.
-        of_sequence: rows of each sequence, if not packed.
+        rows_of_sequence: rows of each sequence, if not packed.
         T: steps of a row of the batch.
         PACKED: whether one row of the batch holds all sequences.
         MAPS: whether rows are maps, of which a sequence has one fewer than chunks.
@@ -54,7 +54,7 @@ def span_of(
         sequence: number of the sequence.
         c: number of the chunk in its sequence.
         origin: first step of the sequence.
-        stop: step after its last one; that of no sequence is before the origin.
+        stop: step after its last one; -1 for rows without a chunk.
     """
     if PACKED:
         sequence = tl.load(sequences + rows, mask=rows < num_rows, other=-1)
@@ -69,8 +69,8 @@ def span_of(
         stop = tl.where(exists, tl.load(bounds + sequence + 1), -1)
         b = tl.zeros_like(rows)
     else:
-        sequence = rows // of_sequence
-        c = rows % of_sequence
+        sequence = rows // rows_of_sequence
+        c = rows % rows_of_sequence
         origin = tl.zeros_like(rows)
         stop = origin + T
         b = sequence

@@ -1652,11 +1652,32 @@ TRITON_KERNELS = [
         TRITON_TESTS,
     ),
     Fault(
-        "triton: an empty sequence has one chunk fewer than none",
+        "triton: an empty sequence has minus one map",
         "src/statemix/ops/packing.py",
         "(bounds.diff() - 1).clamp(min=0) // chunk",
         "(bounds.diff() - 1) // chunk",
         ("tests/ops/test_packing.py",),
+    ),
+    Fault(
+        "triton: a bound is copied to the device",
+        "src/statemix/ops/packing.py",
+        "bounds[:1].fill_(0)",
+        "bounds[0] = 0",
+        ("tests/ops/test_packing.py",),
+    ),
+    Fault(
+        "triton: chunks are counted like maps",
+        TRITON + "kernels/tiles.py",
+        "        if not MAPS:\n            c -= sequence\n",
+        "",
+        TRITON_TESTS,
+    ),
+    Fault(
+        "triton: a normaliser of no gates divides by zero",
+        TRITON + "kernels/rows.py",
+        "reciprocal(_raised(total)) * 2.0**-5",
+        "reciprocal(total) * 2.0**-5",
+        TRITON_TESTS,
     ),
     Fault(
         "triton: chunks that no sequence has write a final state",

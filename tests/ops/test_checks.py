@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from statemix import ops
-from statemix.ops.checks import bind
+from statemix.ops.checks import bind, check_cu_seqlens
 
 B, T, H, m = 2, 4, 3, 2
 N = 2  # packed sequences
@@ -133,6 +133,13 @@ BAD_BOUNDS = [
     (bounds(0), ValueError, r"must rise from 0 to the length 4, got \[0\]"),
     (bounds(T), ValueError, r"must rise from 0 to the length 4, got \[4\]"),
 ]
+
+
+def test_bounds_of_no_sequence_are_refused_where_values_are_not_read():
+    rows = torch.zeros(1, T, 2, 2, device="meta")
+    with pytest.raises(ValueError, match="cu_seqlens must bound sequences of 4 steps, got none"):
+        check_cu_seqlens(bounds(0).to("meta"), rows)
+    check_cu_seqlens(bounds(0).to("meta"), rows[:, :0])
 
 
 @pytest.mark.parametrize("realization", [None, "observer"])

@@ -87,7 +87,7 @@ class Variant:
         dtype: name of the dtype of gates.
         gate: gate family, one that the operator has.
         target: a name in :data:`TARGETS`.
-        packed: whether sequences are packed.
+        packed: whether sequences are packed; chunks of these are ragged, too.
         ragged: whether a chunk ends before the steps that are read at once; the rule of plan.py
             avoids that where it can.
         tempered: whether there is a temperature: layers have one, even if it is 1.
@@ -255,7 +255,7 @@ def compiled(variant: Variant) -> Compiled:
         "SHIFT": shift_of(variant.size),
         "R": tile.rows,
         "L": tile.lanes,
-        "RAGGED": variant.ragged,
+        "RAGGED": variant.ragged or variant.packed,
         "PACKED": variant.packed,
         "TEMPERED": variant.tempered,
         "ALIGN": alignment(*strides.values()),

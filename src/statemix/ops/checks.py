@@ -139,6 +139,9 @@ def check_cu_seqlens(cu_seqlens: Tensor, like: Tensor) -> None:
         raise ValueError(f"cu_seqlens needs one packed row (B = 1), got B = {like.shape[0]}")
     if cu_seqlens.device != like.device:
         raise ValueError(f"cu_seqlens must be on {like.device}, got {cu_seqlens.device}")
+    # Values are checked on the CPU alone, but that no sequence has steps shows without them.
+    if not cu_seqlens.is_cpu and cu_seqlens.shape[0] == 1 and like.shape[1] > 0:
+        raise ValueError(f"cu_seqlens must bound sequences of {like.shape[1]} steps, got none")
 
 
 def check_cu_seqlens_values(cu_seqlens: Tensor, length: int) -> None:

@@ -120,7 +120,7 @@ def test_maps_compile_for_every_dtype(operator, dtype):
 
 @pytest.mark.parametrize("gate", ["relu", "tanh", "none", "given"])
 def test_kernels_compile_for_every_family(gate):
-    assert compiled(Variant("block", "local_backward", 2, gate=gate, packed=True)).spilled == 0
+    assert compiled(Variant("block", "local_backward", 2, gate=gate, ragged=True)).spilled == 0
 
 
 def compared():

@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from statemix import ops
+from statemix.ops import registered
 from statemix.ops.layout import dense_strides
+from statemix.ops.packing import Chunks
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -68,6 +70,22 @@ def test_bounds_of_packed_sequences_are_not_read_back(problem, monkeypatch, kind
     wanted = [("chunk_forward", "carries"), ("chunk_backward", "carries")] if chunk else [(), ()]
     assert launches == [*wanted[0], "local_forward", *wanted[1], "local_backward"]
     assert found["d_gates"].shape == p.gates.shape
+
+
+@needs_interpreter
+@pytest.mark.parametrize("bounds", [[3, 1, 9, 2], [0, 7, 2, 7], [-5, -1, 99, 4]], ids=str)
+@pytest.mark.parametrize("chunk", [0, 1, 3])
+@every_kernel
+def test_bounds_that_nothing_checked_are_made_right(
+    problem, agree, monkeypatch, kind, gate, chunk, bounds
+):
+    """On a GPU, bounds are not read; outputs are written whatever they are."""
+    monkeypatch.setattr(registered, "check_cu_seqlens_values", lambda *_: None)
+    p = problem(kind, lengths=[2, 3, 2], gate=gate).to(torch.float32)
+    given = torch.tensor(bounds, dtype=torch.int32)
+    found = p.replace(cu_seqlens=given).outcome(gate, backend=ops.in_chunks(chunk))
+    right = p.to(torch.float64).replace(cu_seqlens=Chunks.of(given, 7, 7).bounds)
+    agree(found, right.outcome(gate, backend="reference"))
 
 
 @needs_interpreter
@@ -229,7 +247,7 @@ def test_no_kernel_adds_atomically():
 @pytest.mark.parametrize(
     ("operator", "kernel", "options"),
     [
-        ("block", "local_backward", {"packed": True}),
+        ("block", "local_backward", {"packed": True, "ragged": True}),
         ("lag", "local_backward", {}),
         ("block", "chunk_backward", {"gate": "householder"}),
         ("block", "carries", {}),

@@ -3,7 +3,7 @@
 // Families with `scans` first scan a row for its largest measure, which determines the row's Scale.
 // Numerators and epsilon are then expressed in units of the row:
 //
-//   softmax, sigmoid   f(g / T) e^{-top / T}, so that no exponential overflows
+//   softmax, sigmoid   f(g / T) e^{-top / T}, which is finite and not 0 at the top
 //   relu, signed       f(g) times a factor that brings the largest entry to at most 1
 //   tanh, none         f(g / T)
 //

@@ -271,8 +271,8 @@ inline VectorD exp2_nonpositive(VectorD y, double unit = 1) {
   return p * (VectorD)((VectorL)rounded << 52);
 }
 
-// 2^y for any y, infinite where it is too large. Of AVX-512, the instruction that multiplies by 2^n
-// does so.
+// 2^y for any y, infinite where it is too large. The polynomials serve for positive y as well; with
+// AVX-512 the instruction that multiplies by 2^n gives infinity, elsewhere the bits of 2^128 do.
 inline VectorF exp2_any(VectorF y) {
 #if defined(__x86_64__) && VECTOR_BYTES == 64
   return exp2_nonpositive(y);

@@ -19,7 +19,6 @@ from statemix.ops.packing import Chunks
 from statemix.ops.triton.kernels import block, lag, reflect
 from statemix.ops.triton.kernels.carries import carries
 from statemix.ops.triton.plan import (
-    FULL_SIZE,
     Shape,
     Tile,
     ahead_of,
@@ -36,6 +35,11 @@ KERNELS: dict[str, Any] = {"block": block, "lag": lag, "reflect": reflect}
 """The modules of kernels, by the names of :func:`statemix.ops.triton.plan.kernels_of`."""
 
 
+# Kernels that follow time, and the largest m at which the compiler is left to itself. Above, it would
+# save registers by putting loads off, which then wait one after another, or by spilling some.
+_SPARING = {"local_forward": 4, "local_backward": 2, "chunk_forward": 0, "chunk_backward": 0}
+
+
 def options_of(kernel: str, size: int, *, nvidia: bool) -> dict[str, Any]:
     """Return the options of the compiler.
 
@@ -46,9 +50,7 @@ def options_of(kernel: str, size: int, *, nvidia: bool) -> dict[str, Any]:
     """
     # Warps that share nothing need not wait for each other.
     options: dict[str, Any] = {"num_warps": 1, "enable_fp_fusion": True}
-    if nvidia and (kernel.startswith("chunk") or (kernel.startswith("local") and size > FULL_SIZE)):
-        # Left to itself, the compiler saves registers by putting loads off, which then wait one
-        # after another. Small local scans need no permission.
+    if nvidia and size > _SPARING.get(kernel, math.inf):
         options["maxnreg"] = 255
     return options
 

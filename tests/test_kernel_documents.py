@@ -1,6 +1,7 @@
 """The numbers of docs/kernels.md are those of committed rows."""
 
 import json
+from collections import Counter
 from dataclasses import fields
 from itertools import product
 from pathlib import Path
@@ -124,9 +125,10 @@ def test_the_table_is_of_the_present_kernels():
     """If not: `statemix bench kernels` makes the rows of a commit, which docs/kernels.md names."""
     found = rows(KERNEL_ROWS)
     assert {row["sources"] for row in found} == {sources()}
-    assert {(row["commit"][:7], row["tree_clean"]) for row in found} == {
-        (KERNEL_ROWS.removeprefix("kernels-"), True)
-    }
+    assert all(row["tree_clean"] for row in found)
+    # Some rows are later ones, because their options have changed since.
+    commits = Counter(row["commit"][:7] for row in found)
+    assert commits.most_common(1)[0][0] == KERNEL_ROWS.removeprefix("kernels-")
     assert f"results/bench/{KERNEL_ROWS}.jsonl" in TEXT
     assert f"results/bench/{KERNEL_ROWS}.jsonl" in (ROOT / "results" / "LOG.md").read_text()
 
@@ -213,31 +215,37 @@ def test_what_other_families_and_packed_sequences_take():
     words = " ".join(TEXT.split())
     found = {gate: kernels(gate=gate) for gate in ("sigmoid", "relu", "signed", "tanh")}
 
+    others = "sigmoid", "relu", "signed"
+
     def most(kind, *gates):
         of_kind = (row for gate in gates for row in found[gate] if row["kernel"].startswith(kind))
         return f"{max(row['issue'] for row in of_kind):.2f}"
 
-    assert f"take up to {most('chunk_forward', 'sigmoid')} times as long to issue" in words
+    def begin(gate):
+        maps = (row for row in found[gate] if row["kernel"] == "chunk_forward")
+        return min(row["size"] for row in maps if row["issue"] > 1)
+
+    assert {row["size"] for rows_of in found.values() for row in rows_of} == set(range(1, 9))
+    told = f"take up to {most('chunk_forward', 'sigmoid')} times as long to issue as their bytes"
+    assert told in words
+    assert f"once as long from m = {begin('sigmoid')} on;" in words
+    told = f"up to {most('chunk_forward', 'tanh')} times, from m = {begin('tanh')} on;"
+    assert f"tanh gates {told}" in words
     small = (most("chunk_forward", gate) for gate in ("relu", "signed"))
-    assert "of relu {} and of signed {};".format(*small) in words
-    others = "sigmoid", "relu", "signed"
+    assert "of relu and signed up to {} and {}.".format(*small) in words
     leaving = most("chunk_backward", *others), most("chunk_backward", "tanh")
     assert "leaves a chunk takes up to {}, with tanh {},".format(*leaving) in words
     local = most("local", *others), most("local", "tanh")
     assert "local scans up to {}, with tanh {}.".format(*local) in words
-    maps = {
-        size: max(row["issue"] for row in found["tanh"] if row["kernel"] == "chunk_forward"
-                  and row["size"] == size)
-        for size in (4, 8)
-    }  # fmt: skip
-    assert f"those of tanh {maps[4]:.1f} at m = 4 and {maps[8]:.1f} at m = 8" in words
-    waits = sorted(row["wait"] for rows_of in found.values() for row in rows_of)
-    assert [f"{wait:.1f}" for wait in waits[-3:]] == ["2.2", "2.2", "2.8"]
-    assert f"take up to {waits[-4]:.1f} times the time of their bytes, and tanh" in words
+    waits = [
+        max(row["wait"] for gate in gates for row in found[gate]) for gates in (others, ("tanh",))
+    ]
+    assert "take up to {:.1f} times the time of their bytes, tanh {:.1f}:".format(*waits) in words
     packed = kernels(packed=True, ragged=True)
+    assert {row["size"] for row in packed} == {1, 4, 8}
     assert max(row["issue"] for row in packed) < 1
     waits = [max(row["wait"] for row in packed if (row["size"] > 1) == large) for large in (1, 0)]
-    assert "and wait up to {:.1f} times as long, at m = 1 {:.1f},".format(*waits) in words
+    assert "and wait up to {:.1f} times as long, at m = 1 {:.1f}:".format(*waits) in words
 
 
 @pytest.mark.parametrize(

@@ -35,9 +35,10 @@ KERNELS: dict[str, Any] = {"block": block, "lag": lag, "reflect": reflect}
 """The modules of kernels, by the names of :func:`statemix.ops.triton.plan.kernels_of`."""
 
 
-# Kernels that follow time, and the largest m at which the compiler is left to itself. Above, it would
-# save registers by putting loads off, which then wait one after another, or by spilling some.
-_SPARING = {"local_forward": 4, "local_backward": 2, "chunk_forward": 0, "chunk_backward": 0}
+# Local scans and the m at which the compiler is left to itself: more loads are in flight so.
+# Elsewhere it would save registers by putting loads off, which then wait one after another, or by
+# spilling some (backward at m = 3).
+_SPARING = {"local_forward": (1, 2, 3, 4), "local_backward": (1, 2, 4)}
 
 
 def options_of(kernel: str, size: int, *, nvidia: bool) -> dict[str, Any]:
@@ -50,7 +51,7 @@ def options_of(kernel: str, size: int, *, nvidia: bool) -> dict[str, Any]:
     """
     # Warps that share nothing need not wait for each other.
     options: dict[str, Any] = {"num_warps": 1, "enable_fp_fusion": True}
-    if nvidia and size > _SPARING.get(kernel, math.inf):
+    if nvidia and not kernel.startswith("carries") and size not in _SPARING.get(kernel, ()):
         options["maxnreg"] = 255
     return options
 

@@ -35,7 +35,7 @@ test-without-kernels: $(VENV)/installed-dev
 # Test the Triton kernels in Triton's interpreter, which must be chosen before Triton is imported
 # (about three minutes), or run every test of operators on them (about a quarter of an hour):
 # make test-triton TRITON_TESTS="tests/ops -k triton"
-TRITON_TESTS := tests/ops/triton tests/ops/test_sequence_parallel.py
+TRITON_TESTS := tests/ops/triton 'tests/ops/test_sequence_parallel.py::test_ranks_together_are_one_process[2-triton]'
 test-triton: $(VENV)/installed-dev
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n auto --dist worksteal $(TRITON_TESTS)
 

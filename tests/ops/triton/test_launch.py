@@ -73,8 +73,8 @@ def test_bounds_of_packed_sequences_are_not_read_back(problem, monkeypatch, kind
 
 
 @needs_interpreter
-@pytest.mark.parametrize("bounds", [[3, 1, 9, 2], [0, 7, 2, 7], [-5, -1, 99, 4]], ids=str)
-@pytest.mark.parametrize("chunk", [0, 1, 3])
+@pytest.mark.parametrize("bounds", [[3, 1, 9, 2], [-5, -1, 99, 4]], ids=str)
+@pytest.mark.parametrize("chunk", [0, 2])
 @every_kernel
 def test_bounds_that_nothing_checked_are_made_right(
     problem, agree, monkeypatch, kind, gate, chunk, bounds

@@ -225,7 +225,16 @@ def test_what_other_families_and_packed_sequences_take():
         maps = (row for row in found[gate] if row["kernel"] == "chunk_forward")
         return min(row["size"] for row in maps if row["issue"] > 1)
 
-    assert {row["size"] for rows_of in found.values() for row in rows_of} == set(range(1, 9))
+    for gate, rows_of in found.items():
+        assert {row["size"] for row in rows_of} == set(range(1, 9))
+        for row in rows_of:
+            leaving = 1.085 if gate == "tanh" else 0.872
+            local = 1.05 if gate == "tanh" else 1
+            if (gate, row["operator"], row["kernel"]) == ("tanh", "lag", "local_backward"):
+                # One lane for a thread: longer to issue than two, but it waits half as long.
+                local = 1.1
+            limit = {"chunk_forward": 1.5, "chunk_backward": leaving}.get(row["kernel"], local)
+            assert row["issue"] < limit
     told = f"take up to {most('chunk_forward', 'sigmoid')} times as long to issue as their bytes"
     assert told in words
     assert f"once as long from m = {begin('sigmoid')} on;" in words

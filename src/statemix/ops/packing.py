@@ -64,7 +64,13 @@ class Chunks(NamedTuple):
 
     @classmethod
     def of(cls, cu_seqlens: Tensor, length: int, chunk: int) -> Self:
-        """Cut a row of T >= 1 steps with N >= 1 sequences, of bounds (N+1,), every chunk steps."""
+        """Cut the sequences of a row, without reading their bounds back.
+
+        Args:
+            cu_seqlens: bounds of N >= 1 sequences, int32 or int64, (N+1,).
+            length: steps T of the row, at least 1.
+            chunk: steps of a chunk, at least 1.
+        """
         num_sequences, most = len(cu_seqlens) - 1, (length - 1) // chunk
         bounds = cu_seqlens.to(torch.int64).clamp(0, length).cummax(0).values
         # Assigned to one entry, a number would be copied to the device, which waits for it.

@@ -34,11 +34,10 @@ bool block_forward(const Problem& problem, const Work& work) {
     const int64_t step = work.batch * problem.length + t;
     Element* states = (Element*)problem.states + step * size * blocks;
     S* wide_states = problem.wide_states ? (S*)problem.wide_states + step * size * blocks : nullptr;
+    LaterGates<Element> later(gates + work.ahead * problem.gates_time, problem, work);
     auto row_of = [&](int64_t i, int64_t lane, auto before) {
       prefetch(values + work.ahead * problem.values_time + i * problem.values_row + lane);
-      for (int64_t j = 0; j < row; ++j)
-        prefetch(gates + work.ahead * problem.gates_time + i * problem.gates_row +
-                 j * problem.gates_gate + lane);
+      later.prefetch_row(i, lane, row);
       V value = load<Partial>(values + i * problem.values_row + lane, work.lanes);
       V mixed =
           row_forward<Family, Partial>(gates + i * problem.gates_row + lane, problem.gates_gate,
@@ -102,14 +101,13 @@ bool block_backward(const Problem& problem, const Work& work) {
     const S* previous = t > work.start ? states - size * blocks : initial;
     Element* d_gates = (Element*)problem.d_gates + step * size * row * blocks;
     Element* d_values = (Element*)problem.d_values + step * size * blocks;
+    LaterGates<Element> later(gates - work.ahead * problem.gates_time, problem, work);
     // One row of one tile; `push` collects A_t^T lam_t.
     auto row_of = [&](int64_t i, int64_t lane, V lam, V* numbers, auto before, auto push) {
       prefetch(values - work.ahead * problem.values_time + i * problem.values_row + lane);
       prefetch(d_states - work.ahead * problem.d_states_time + i * problem.d_states_row + lane);
       prefetch(states + (i - (work.ahead + 1) * size) * blocks + lane);
-      for (int64_t j = 0; j < row; ++j)
-        prefetch(gates - work.ahead * problem.gates_time + i * problem.gates_row +
-                 j * problem.gates_gate + lane);
+      later.prefetch_row(i, lane, row);
       V value = load<Partial>(values + i * problem.values_row + lane, work.lanes);
       V h = load<Partial>(states + i * blocks + lane, work.lanes);
       lam += load<Partial>(d_states + i * problem.d_states_row + lane, work.lanes);

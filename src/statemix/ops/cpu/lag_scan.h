@@ -37,12 +37,12 @@ bool lag_forward(const Problem& problem, const Work& work) {
     const int64_t step = work.batch * problem.length + t;
     Element* states = (Element*)problem.states + step * channels;
     S* wide_states = problem.wide_states ? (S*)problem.wide_states + step * channels : nullptr;
+    LaterGates<Element> later(gates + work.ahead * problem.gates_time, problem, work);
     for (int64_t k = 0; k < work.tiles; ++k) {
       const int64_t lane = work.lane(k);
       V* ring = rings + k * 2 * size;
       prefetch(values + work.ahead * problem.values_time + lane);
-      for (int64_t j = 0; j < row; ++j)
-        prefetch(gates + work.ahead * problem.gates_time + j * problem.gates_gate + lane);
+      later.prefetch_row(0, lane, row);
       const V* newest = ring + slot - 1;
       V mixed = row_forward<Family, Partial>(gates + lane, problem.gates_gate, size, work.lanes,
                                              rows, load<Partial>(values + lane, work.lanes),
@@ -90,14 +90,14 @@ bool lag_backward(const Problem& problem, const Work& work) {
     const S* states = (const S*)problem.states + step * channels;
     Element* d_gates = (Element*)problem.d_gates + step * row * channels;
     Element* d_values = (Element*)problem.d_values + step * channels;
+    LaterGates<Element> later(gates - work.ahead * problem.gates_time, problem, work);
     for (int64_t k = 0; k < work.tiles; ++k) {
       const int64_t lane = work.lane(k);
       V* pending = carry + k * size;
       prefetch(values - work.ahead * problem.values_time + lane);
       prefetch(d_states - work.ahead * problem.d_states_time + lane);
       prefetch(states - (size + work.ahead) * channels + lane);
-      for (int64_t j = 0; j < row; ++j)
-        prefetch(gates - work.ahead * problem.gates_time + j * problem.gates_gate + lane);
+      later.prefetch_row(0, lane, row);
       for (int64_t j = 0; j < row && work.fetched; ++j)
         prefetch(d_gates + (j - work.ahead * row) * channels + lane);
       const V lam = pending[0] + load<Partial>(d_states + lane, work.lanes);

@@ -95,14 +95,13 @@ bool reflect_forward(const Problem& problem, const Work& work) {
     const int64_t step = work.batch * problem.length + t;
     Element* states = (Element*)problem.states + step * size * blocks;
     S* wide_states = problem.wide_states ? (S*)problem.wide_states + step * size * blocks : nullptr;
+    LaterGates<Element> later(gates + work.ahead * problem.gates_time, problem, work);
     for (int64_t k = 0; k < work.tiles; ++k) {
       const int64_t lane = work.lane(k);
       V* h = state + k * size;
       for (int64_t i = 0; i < size; ++i) {
         prefetch(values + work.ahead * problem.values_time + i * problem.values_row + lane);
-        for (int64_t j = 0; j <= size; ++j)
-          prefetch(gates + work.ahead * problem.gates_time + i * problem.gates_row +
-                   j * problem.gates_gate + lane);
+        later.prefetch_row(i, lane, size + 1);
       }
       for (int64_t i = 0; i < size; ++i) h[i] *= part;
       for (int64_t j = size - 1; j >= 0; --j) {
@@ -159,6 +158,7 @@ bool reflect_backward(const Problem& problem, const Work& work) {
         t > work.start ? (const S*)problem.states + (step - 1) * size * blocks : initial;
     Element* d_gates = (Element*)problem.d_gates + step * size * row * blocks;
     Element* d_values = (Element*)problem.d_values + step * size * blocks;
+    LaterGates<Element> later(gates - work.ahead * problem.gates_time, problem, work);
     for (int64_t k = 0; k < work.tiles; ++k) {
       const int64_t lane = work.lane(k);
       V* mu = carry + k * size;
@@ -169,9 +169,7 @@ bool reflect_backward(const Problem& problem, const Work& work) {
       for (int64_t i = 0; i < size; ++i) {
         prefetch(values - work.ahead * problem.values_time + i * problem.values_row + lane);
         prefetch(d_states - work.ahead * problem.d_states_time + i * problem.d_states_row + lane);
-        for (int64_t j = 0; j < row; ++j)
-          prefetch(gates - work.ahead * problem.gates_time + i * problem.gates_row +
-                   j * problem.gates_gate + lane);
+        later.prefetch_row(i, lane, row);
         for (int64_t j = 0; j < row && work.fetched; ++j)
           prefetch(d_gates + ((i - work.ahead * size) * row + j) * blocks + lane);
         mu[i] += load<Partial>(d_states + i * problem.d_states_row + lane, work.lanes);

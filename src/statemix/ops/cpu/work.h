@@ -16,6 +16,7 @@ struct Work {
   int64_t ahead;  // steps between prefetch and use
   bool streamed;  // states and gradients bypass the caches
   bool fetched;   // gradients of gates are too many for a cache, and not streamed
+  bool in_order;  // the gates of a step are one run of memory, and this piece reads all of it
 
   // The last tile ends at the last block. If the width does not divide the number of blocks, it
   // repeats lanes of its neighbour and computes the same numbers for them.
@@ -42,6 +43,28 @@ inline void store_state(S* to, const V* tiles, const Work& work, int64_t size) {
       store<Partial>(to + i * work.blocks + work.lane(k), tiles[k * size + i], work.lanes);
 }
 
+// Prefetches the gates of a later step, as many at once as one row of one tile has. Hardware
+// recognises lines that are asked for in the order of memory, and then fetches by itself. So the
+// lines are not those of the row at hand, if they can be any of the step.
+template <class Element> class LaterGates {
+ public:
+  LaterGates(const Element* step, const Problem& problem, const Work& work)
+      : step(step), next(step), problem(problem), work(work) {}
+  inline __attribute__((always_inline)) void prefetch_row(int64_t i, int64_t lane, int64_t count) {
+    if (work.in_order) {
+      for (int64_t j = 0; j < count; ++j, next += work.width) prefetch(next);
+    } else {
+      const Element* row = step + i * problem.gates_row + lane;
+      for (int64_t j = 0; j < count; ++j) prefetch(row + j * problem.gates_gate);
+    }
+  }
+
+ private:
+  const Element *step, *next;
+  const Problem& problem;
+  const Work& work;
+};
+
 template <class Vector> struct Scratch {
   Vector* data;  // null if memory is exhausted
   explicit Scratch(int64_t count) {
@@ -59,10 +82,20 @@ inline int64_t parts_per_sequence(int64_t sequences, int64_t tiles, int64_t thre
   return parts;
 }
 
+inline int64_t gates_of_row(const Problem& problem) {
+  return problem.size + (problem.family != GIVEN);
+}
+
 inline int64_t count_gates(const Problem& problem) {
-  const int64_t row = problem.size + (problem.family != GIVEN);
-  return problem.batch * problem.length * problem.blocks * row *
+  return problem.batch * problem.length * problem.blocks * gates_of_row(problem) *
          (problem.gates_row ? problem.size : 1);
+}
+
+// Rows of one step follow one another without gaps; lags have one row.
+inline bool steps_are_runs(const Problem& problem) {
+  const bool gates = problem.gates_gate == problem.blocks;
+  const bool rows = problem.gates_row == gates_of_row(problem) * problem.blocks;
+  return gates && (rows || !problem.gates_row);
 }
 
 // Outputs are streamed if every vector is aligned and there are so many gates that outputs would
@@ -96,6 +129,7 @@ inline int run(bool (*kernel)(const Problem&, const Work&), const Problem& probl
   const int64_t parts = parts_per_sequence(problem.sequences, groups, threads);
   const int64_t pieces = problem.sequences * parts;
   const int64_t ahead = steps_ahead(problem, element_bytes);
+  const bool in_order = parts == 1 && problem.blocks % width == 0 && steps_are_runs(problem);
   int status = DONE;
   auto run_piece = [&](int64_t piece) {
     Work work;
@@ -107,6 +141,7 @@ inline int run(bool (*kernel)(const Problem&, const Work&), const Problem& probl
     work.ahead = ahead;
     work.streamed = streamed;
     work.fetched = large && !streamed;
+    work.in_order = in_order;
     work.blocks = problem.blocks;
     work.lanes = problem.blocks < width ? problem.blocks : width;
     work.batch = problem.cu_seqlens ? 0 : work.sequence;

@@ -43,23 +43,58 @@ def table(name):
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:]]
 
 
-def test_operators_against_a_copy():
+def both_directions(name):
+    """The rows of our operators, forward and backward, by dtype, gates, sizes and recurrence."""
     found = {}
-    # Kernels of sigmoid gates are later ones.
-    later = [row for row in rows("ops-ac3f7d6") if row["case"]["gate"] == "sigmoid"]
-    for row in [*rows("ops-f0bf39e"), *later]:
+    for row in rows(name):
         case = row["case"]
         if row["provider"] == "statemix" and case["direction"] == "forward_backward":
             assert row["memory_reused"]
             sizes = [case[name] for name in ("batch_size", "length", "num_blocks", "block_size")]
             key = (row["dtype"], case["gate"], "x".join(map(str, sizes)), case["recurrence"])
-            found[key] = f"{row['ratios']['copy']['p50']:.1f}"
-    shown = table("operators")
-    del found["float32", "softmax", "2x512x192x4", "bd_lru"]  # measured again in the table of peers
-    for dtype, gate, sizes, blocks, lags in shown:
-        assert blocks == found.pop((dtype, gate, sizes, "bd_lru"), "")
-        assert lags == found.pop((dtype, gate, sizes, "h_lru"), "")
-    assert not found
+            found[key] = row
+    return found
+
+
+def test_operators_against_a_copy():
+    amd = both_directions("ops-f0bf39e")
+    # Kernels of sigmoid gates are later ones.
+    later = both_directions("ops-ac3f7d6")
+    amd.update({key: row for key, row in later.items() if key[1] == "sigmoid"})
+    del amd["float32", "softmax", "2x512x192x4", "bd_lru"]  # again in the table of peers
+    machines = amd, both_directions("ops-9442151")
+    vendors = [{row["cpu"].split()[0] for row in found.values()} for found in machines]
+    assert vendors == [{"AMD"}, {"Intel(R)"}]
+    for dtype, gate, sizes, *shown in table("operators"):
+        cells = []
+        for found in machines:
+            for recurrence in ("bd_lru", "h_lru"):
+                row = found.pop((dtype, gate, sizes, recurrence), None)
+                cells.append(f"{row['ratios']['copy']['p50']:.1f}" if row else "")
+        assert shown == cells
+    assert not any(machines)
+
+
+def test_operators_against_a_copy_and_the_paper():
+    found = {}
+    for row in rows("ops-0cfac9a"):
+        case = row["case"]
+        if case["direction"] == "forward_backward":
+            key = case["recurrence"], str(case["block_size"]), row["provider"]
+            found[key] = row["ratios"]
+    for size, *shown in table("paper"):
+        cells = []
+        for recurrence in ("bd_lru", "h_lru"):
+            cells.append(f"{found[recurrence, size, 'statemix']['copy']['p50']:.2f}")
+            paper = found[recurrence, size, "paper"]
+            cells.append(f"{paper['statemix']['p50']:.0f}" if paper else "skipped")
+        assert shown == cells
+
+
+def test_gates_prefetched_in_the_order_of_memory():
+    before, after = both_directions("ops-686d605"), both_directions("ops-9442151")
+    ratios = [before[key]["time_s"]["p50"] / after[key]["time_s"]["p50"] for key in before]
+    assert f"up to {max(ratios):.1f} times as long\n  (`results/bench/ops-686d605.jsonl`)" in TEXT
 
 
 def test_operators_of_peers():
@@ -83,31 +118,50 @@ def test_operators_of_peers():
     assert all(small[name]["time_s"]["p50"] < ours for name in ("mamba2", "delta_net"))
 
 
+MACHINES = {"layers": ("d6aef0c", "9442151"), "decode": ("c80c6c9", "9442151")}  # AMD, Intel
+
+
 def test_layers_beside_their_projections():
     found = {}
-    for row in rows("layers-d6aef0c"):
-        part = row["ratios"].get(f"{row['provider']} projections")
-        if part is not None:
-            case = row["case"]
-            sizes = f"{case['batch_size']}x{case['length']}x{case['hidden_size']}"
-            ratios = part["p50"], row["ratios"]["lstm"]["p50"]
-            found[row["provider"], sizes] = [f"{ratio:.2f}" for ratio in ratios]
+    for commit in MACHINES["layers"]:
+        for row in rows(f"layers-{commit}"):
+            part = row["ratios"].get(f"{row['provider']} projections")
+            if part is not None:
+                case = row["case"]
+                sizes = f"{case['batch_size']}x{case['length']}x{case['hidden_size']}"
+                ratios = part["p50"], row["ratios"]["lstm"]["p50"]
+                cells = found.setdefault((row["provider"], sizes), [])
+                cells.extend(f"{ratio:.2f}" for ratio in ratios)
     shown = table("layers")
     assert len(shown) == len(found) == 10
     for layer, sizes, *cells in shown:
         assert cells == found[layer.strip("`"), sizes]
+    # The sentence behind the table leaves out pieces and the smallest layer.
+    plain = [cells for cells in shown if "checkpoint" not in cells[0] and "x128" not in cells[1]]
+    most = [
+        max(round(100 * float(cells[at]) - 100) for cells in plain if cells[1].endswith(width))
+        for width, at in product(("x768", "x256"), (2, 4))
+    ]
+    wide, wide_intel, narrow, narrow_intel = most
+    text = " ".join(TEXT.split())
+    assert f"up to {wide}% longer than its projections on AMD's processor" in text
+    assert f"and up to {wide_intel}% on Intel's" in text
+    assert f"at 256 up to {narrow}% and {narrow_intel}%." in text
 
 
 def test_steps_beside_their_projections():
     found = {}
-    for row in rows("decode-c80c6c9"):
-        case = row["case"]
-        if row["provider"] == "statemix":
-            name = {"bd_lru": "BD-LRU", "h_lru": "H-LRU"}[case["recurrence"]]
-            sizes = name, str(case["hidden_size"]), str(case["block_size"]), case["batch_size"]
-            found[sizes] = f"{row['ratios']['projections']['p50']:.2f}"
-    for *sizes, one, many in table("steps"):
-        assert [one, many] == [found.pop((*sizes, batch)) for batch in (1, 16)]
+    for commit in MACHINES["decode"]:
+        for row in rows(f"decode-{commit}"):
+            case = row["case"]
+            if row["provider"] == "statemix":
+                name = {"bd_lru": "BD-LRU", "h_lru": "H-LRU"}[case["recurrence"]]
+                sizes = name, str(case["hidden_size"]), str(case["block_size"]), case["batch_size"]
+                cells = found.setdefault(sizes, [])
+                cells.append(f"{row['ratios']['projections']['p50']:.2f}")
+    for *sizes, one, many, intel_one, intel_many in table("steps"):
+        assert [one, intel_one] == found.pop((*sizes, 1))
+        assert [many, intel_many] == found.pop((*sizes, 16))
     assert not found
 
 

@@ -45,14 +45,15 @@ inline void store_state(S* to, const V* tiles, const Work& work, int64_t size) {
 
 // Prefetches the gates of a later step, as many at once as one row of one tile has. Hardware
 // recognises lines that are asked for in the order of memory, and then fetches by itself. So the
-// lines are not those of the row at hand, if they can be any of the step.
+// lines are not those of the row at hand, if they can be any of the step; where the last tile
+// repeats lanes of its neighbour, the first ones of the next step come with them.
 template <class Element> class LaterGates {
  public:
   LaterGates(const Element* step, const Problem& problem, const Work& work)
       : step(step), next(step), problem(problem), work(work) {}
   inline __attribute__((always_inline)) void prefetch_row(int64_t i, int64_t lane, int64_t count) {
     if (work.in_order) {
-      for (int64_t j = 0; j < count; ++j, next += work.width) prefetch(next);
+      for (int64_t j = 0; j < count; ++j, next += work.lanes) prefetch(next);
     } else {
       const Element* row = step + i * problem.gates_row + lane;
       for (int64_t j = 0; j < count; ++j) prefetch(row + j * problem.gates_gate);
@@ -129,7 +130,7 @@ inline int run(bool (*kernel)(const Problem&, const Work&), const Problem& probl
   const int64_t parts = parts_per_sequence(problem.sequences, groups, threads);
   const int64_t pieces = problem.sequences * parts;
   const int64_t ahead = steps_ahead(problem, element_bytes);
-  const bool in_order = parts == 1 && problem.blocks % width == 0 && steps_are_runs(problem);
+  const bool in_order = parts == 1 && steps_are_runs(problem);
   int status = DONE;
   auto run_piece = [&](int64_t piece) {
     Work work;

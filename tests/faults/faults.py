@@ -1639,7 +1639,7 @@ TRITON_KERNELS = [
     ),
     Fault(
         "triton: maps of 16 bits",
-        TRITON + "launch.py",
+        TRITON + "problems.py",
         "like.new_empty(*counts, self.m, self.num_units)\n",
         "like.new_empty(*counts, self.m, self.num_units, dtype=self.dtype)\n",
         ("tests/ops/triton/test_sizes.py",),
@@ -1724,7 +1724,7 @@ TRITON_KERNELS = [
     ),
     Fault(
         "triton: a length that steps do not divide is read beyond its end",
-        TRITON + "launch.py",
+        TRITON + "problems.py",
         "self.ragged or self.chunk % steps != 0",
         "self.ragged",
         TRITON_TESTS,

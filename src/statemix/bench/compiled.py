@@ -5,15 +5,13 @@ No GPU is needed. Times are a model (predicted.py).
 
 import hashlib
 import re
-import subprocess
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from statemix.bench.machine_code import bytes_of, disassembled, loads_of, loops_of
 from statemix.bench.predicted import (
     BYTES,
     CARRIES,
@@ -235,8 +233,8 @@ def compiled(variant: Variant) -> Compiled:
 
     from statemix.ops.triton.kernels import carries
     from statemix.ops.triton.kernels.tiles import SIZES
-    from statemix.ops.triton.launch import KERNELS as MODULES
-    from statemix.ops.triton.launch import options_of
+    from statemix.ops.triton.problems import KERNELS as MODULES
+    from statemix.ops.triton.problems import options_of
 
     shape, strides = variant.shape, variant.strides
     module = MODULES[kernels_of(variant.operator, variant.gate)]
@@ -296,10 +294,10 @@ def compiled(variant: Variant) -> Compiled:
             *cut, registers, 4 * spilled, shared, *(None,) * 7,
             _microseconds(bytes_s), None, round(seconds, 2),
         )  # fmt: skip
-    usage, code = _disassembled(kernel.asm["cubin"])
+    usage, code = disassembled(kernel.asm["cubin"])
     groups = -(-(variant.size + 1) // shape.columns) if shape.columns else 1
     instructions = 32 * groups * _step(code, variant) / (variant.gates * cut[0])
-    reads = _reads(code)
+    reads = loads_of(code)
     times = times_of(
         Code(
             variant.operator,
@@ -318,8 +316,8 @@ def compiled(variant: Variant) -> Compiled:
         usage["REG"],
         usage["STACK"],
         kernel.metadata.shared,
-        _bytes_of("LDG(?:STS)?", code),
-        _bytes_of("STG", code),
+        bytes_of("LDG(?:STS)?", code),
+        bytes_of("STG", code),
         *reads,
         round(instructions, 2),
         round(times.issued / times.moved, 3),
@@ -334,6 +332,18 @@ def _microseconds(seconds: float) -> float:
     return round(1e6 * seconds, 2)
 
 
+def _step(code: Sequence[str], variant: Variant) -> float:
+    """Return the instructions of a step of time; for carries, of a chunk.
+
+    The outer loop is one or some steps. If it has an inner one, a round of that is some rows of a
+    block.
+    """
+    outer, inner = loops_of(code)
+    blocks = variant.operator == "block" and variant.kernel not in CARRIES
+    rounds = -(-variant.size // variant.shape.rows) if blocks else 1
+    return (outer + (rounds - 1) * inner) / variant.shape.steps
+
+
 def _kind(name: str, variant: Variant, constants: dict[str, Any]) -> str:
     if name in constants:
         return "constexpr"
@@ -342,91 +352,3 @@ def _kind(name: str, variant: Variant, constants: dict[str, Any]) -> str:
     if name in _STATES:
         return "*fp64" if variant.state_bytes == 8 else "*fp32"
     return "*i64" if name in _PLACES else "i32"
-
-
-def _disassembled(cubin: bytes) -> tuple[dict[str, int], Sequence[str]]:
-    """Return the resources of a kernel, and its lines of machine code."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        usage = _run(_tool("cuobjdump"), "--dump-resource-usage", file.name)
-        code = _run(_tool("nvdisasm"), "-c", file.name)
-    return {name: int(count) for name, count in re.findall(r"(REG|STACK|SHARED):(\d+)", usage)}, (
-        code.splitlines()
-    )
-
-
-@cache
-def _tool(name: str) -> str:
-    import triton
-
-    return str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name)
-
-
-def _run(*command: str) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
-def _bytes_of(access: str, code: Sequence[str]) -> int:
-    """Return the bytes of the most common load (LDG) or store (STG) of global memory.
-
-    Of widths that are equally common, the narrowest.
-    """
-    widths = [re.search(rf"\b{access}\.E(?:\.BYPASS)?(?:\.(\d+|U8|U16))?", line) for line in code]
-    bits = [int((found.group(1) or "32").removeprefix("U")) for found in widths if found]
-    return max(sorted(set(bits)), key=bits.count) // 8
-
-
-def _step(code: Sequence[str], variant: Variant) -> float:
-    """Return the instructions of a step of time; for carries, of a chunk.
-
-    The outer loop is one or some steps. If it has an inner one, a round of that is some rows of a
-    block.
-    """
-    _, loops = _loops(code)
-    outer = max(loops, key=lambda loop: loop[1] - loop[0])
-    length = outer[1] - outer[0]
-    blocks = variant.operator == "block" and variant.kernel not in CARRIES
-    rounds = -(-variant.size // variant.shape.rows) if blocks else 1
-    inner = (stop - start for start, stop in loops if outer[0] <= start < stop < outer[1])
-    return (length + (rounds - 1) * sum(inner)) / variant.shape.steps
-
-
-def _reads(code: Sequence[str]) -> tuple[int, int]:
-    """Return the loads of a round of the loop that has most of them, and how many wait at once.
-
-    A load waits until the first instruction that names its register. Those into shared memory,
-    which name none, never do.
-    """
-    instructions, loops = _loops(code)
-    begin, end = max(loops, key=lambda loop: _count_loads(instructions[loop[0] : loop[1]]))
-    waiting: set[str] = set()
-    most = 0
-    # Twice, as a load may be put off into the next round.
-    for instruction in 2 * instructions[begin:end]:
-        if found := re.search(r"LDG\.\S*\s+(?:P\d+,\s*)?(R\d+)", instruction):
-            waiting.add(found.group(1))
-            most = max(most, len(waiting))
-        else:
-            waiting.difference_update(re.findall(r"\bR\d+\b", instruction))
-    return _count_loads(instructions[begin:end]), most
-
-
-def _count_loads(instructions: Sequence[str]) -> int:
-    return sum("LDG" in instruction for instruction in instructions)
-
-
-def _loops(code: Sequence[str]) -> tuple[list[str], list[tuple[int, int]]]:
-    """Return the instructions, and where those loops begin and end that read global memory."""
-    labels: dict[str, int] = {}
-    loops: list[tuple[int, int]] = []
-    instructions: list[str] = []
-    for line in code:
-        if label := re.match(r"\s*(\.L_x_\d+):", line):
-            labels[label.group(1)] = len(instructions)
-        elif found := re.search(r"/\*[0-9a-f]{4,}\*/\s+(\S.*)", line):
-            jump = re.search(r"\bBRA\b.*(\.L_x_\d+)", line)
-            if jump and jump.group(1) in labels:
-                loops.append((labels[jump.group(1)], len(instructions) + 1))
-            instructions.append(found.group(1))
-    return instructions, [loop for loop in loops if _count_loads(instructions[loop[0] : loop[1]])]

@@ -101,7 +101,7 @@ def test_loads_are_as_wide_as_the_number_of_units_allows(kernel, width, full, lo
 
 
 def test_a_number_of_steps_or_chunks_makes_no_other_kernel():
-    from statemix.ops.triton.launch import KERNELS as MODULES
+    from statemix.ops.triton.problems import KERNELS as MODULES
 
     for module in MODULES.values():
         for kernel in KERNELS[:4]:

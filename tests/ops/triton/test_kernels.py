@@ -94,9 +94,9 @@ def test_packed_steps_that_are_read_at_once_equal_the_reference(problem, agree, 
 def test_eight_lanes_of_a_thread_equal_the_reference(problem, monkeypatch, kind, gate, size):
     """As where sequences are many, in 16 bits."""
     # Imports Triton.
-    from statemix.ops.triton import launch
+    from statemix.ops.triton import problems
 
-    monkeypatch.setattr(launch, "fills", lambda _: True)
+    monkeypatch.setattr(problems, "fills", lambda _: True)
     p = problem(kind, batch=1, length=9, blocks=16, size=size)
     nearly_agree(*outcomes(p, gate, dtype=torch.bfloat16))
 
@@ -383,11 +383,11 @@ def test_random_shapes_equal_the_reference(
 @every_kernel
 def test_maps_that_were_lost_are_found_again(problem, identical, monkeypatch, kind, gate):
     """A transform of the forward loses them; else the backward takes those of the forward."""
-    from statemix.ops.triton.launch import _Problem
+    from statemix.ops.triton.problems import Problem
 
-    found, mapped = [], _Problem.mapped
+    found, mapped = [], Problem.mapped
     monkeypatch.setattr(
-        _Problem, "mapped", lambda self, *rest: found.append(1) or mapped(self, *rest)
+        Problem, "mapped", lambda self, *rest: found.append(1) or mapped(self, *rest)
     )
     p = problem(kind, length=7, blocks=3, gate=gate).to(torch.float32).on(DEVICE)
     names = ({"blocks": "block", "lags": "lag"}[kind], ops.in_chunks(2), gate)
@@ -425,11 +425,11 @@ def test_hooks_of_saved_tensors_may_move_what_is_kept(problem, identical, kind, 
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("packed", [False, True])
 def test_compiled_calls_of_any_length_keep_their_maps(problem, identical, monkeypatch, packed):
-    from statemix.ops.triton.launch import _Problem
+    from statemix.ops.triton.problems import Problem
 
-    found, mapped = [], _Problem.mapped
+    found, mapped = [], Problem.mapped
     monkeypatch.setattr(
-        _Problem, "mapped", lambda self, *rest: found.append(1) or mapped(self, *rest)
+        Problem, "mapped", lambda self, *rest: found.append(1) or mapped(self, *rest)
     )
     graphs = CompileCounterWithBackend("aot_eager")
 

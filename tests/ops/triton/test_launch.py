@@ -32,7 +32,7 @@ KERNELS = ("local_forward", "local_backward", "chunk_forward", "chunk_backward")
 def stubbed(monkeypatch, launched):
     """Replace each kernel by ``launched(name, kernel, grid, arguments, options)``."""
     # Imports Triton.
-    from statemix.ops.triton import launch
+    from statemix.ops.triton import launch, problems
 
     class Stub:
         def __init__(self, name, kernel):
@@ -45,10 +45,10 @@ def stubbed(monkeypatch, launched):
 
     stubs = {
         operator: SimpleNamespace(**{name: Stub(name, getattr(module, name)) for name in KERNELS})
-        for operator, module in launch.KERNELS.items()
+        for operator, module in problems.KERNELS.items()
     }
-    monkeypatch.setattr(launch, "KERNELS", stubs)
-    monkeypatch.setattr(launch, "carries", Stub("carries", launch.carries))
+    monkeypatch.setattr(problems, "KERNELS", stubs)
+    monkeypatch.setattr(problems, "carries", Stub("carries", problems.carries))
     return launch
 
 
@@ -124,11 +124,14 @@ def test_entries_beyond_the_reach_of_32_bits_are_found(
             patch.setattr(interpreter_builder, "set_grid_idx", moved)
             kernel[1, 1, last[2]](*arguments, **options)
 
+    # Imports Triton.
+    from statemix.ops.triton.problems import Problem
+
     launch = stubbed(monkeypatch, last_program)
     wide = torch.empty((), dtype=torch.float32)
     monkeypatch.setattr(launch, "empty_innermost", far)
     monkeypatch.setattr(
-        launch._Problem,
+        Problem,
         "empty",
         lambda self, _, *counts: far((*counts, self.m, self.num_units), wide),
     )
@@ -138,7 +141,7 @@ def test_entries_beyond_the_reach_of_32_bits_are_found(
         offsets.append(found)
         return self.empty(outer, self.num_rows)
 
-    monkeypatch.setattr(launch._Problem, "carried", carried)
+    monkeypatch.setattr(Problem, "carried", carried)
     end = problem(kind, batch=1, length=2 * chunk, blocks=32, size=2, gate=gate).to(torch.float32)
     given = {}
     for name in ("gates", "values", "d_states"):

@@ -80,11 +80,11 @@ def test_a_backend_in_chunks_is_registered_once():
 )
 def test_a_backward_cuts_time_as_its_forward_did_wherever_it_runs(monkeypatch, backend, chunked):
     """The forward is over, and the backward runs in another thread."""
-    from statemix.ops.triton.launch import _Problem
+    from statemix.ops.triton.problems import Problem
 
-    launched, shape = [], _Problem.shape
+    launched, shape = [], Problem.shape
     monkeypatch.setattr(
-        _Problem, "shape", lambda self, kernel: launched.append(kernel) or shape(self, kernel)
+        Problem, "shape", lambda self, kernel: launched.append(kernel) or shape(self, kernel)
     )
     assert backend in ("triton", ops.in_chunks(0), ops.in_chunks(3))
     device = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"

@@ -50,7 +50,7 @@ def check_steps(p, identical, monkeypatch, gate="softmax", temperature=None):
 
 def modules():
     # Imports Triton.
-    from statemix.ops.triton.launch import KERNELS
+    from statemix.ops.triton.problems import KERNELS
 
     return KERNELS
 

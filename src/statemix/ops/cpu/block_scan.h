@@ -37,7 +37,7 @@ bool block_forward(const Problem& problem, const Work& work) {
     LaterGates<Element> later(gates + work.ahead * problem.gates_time, problem, work);
     auto row_of = [&](int64_t i, int64_t lane, auto before) {
       prefetch(values + work.ahead * problem.values_time + i * problem.values_row + lane);
-      later.prefetch_row(i, lane, row);
+      later.prefetch_some(i, lane, row);
       V value = load<Partial>(values + i * problem.values_row + lane, work.lanes);
       V mixed =
           row_forward<Family, Partial>(gates + i * problem.gates_row + lane, problem.gates_gate,
@@ -107,7 +107,7 @@ bool block_backward(const Problem& problem, const Work& work) {
       prefetch(values - work.ahead * problem.values_time + i * problem.values_row + lane);
       prefetch(d_states - work.ahead * problem.d_states_time + i * problem.d_states_row + lane);
       prefetch(states + (i - (work.ahead + 1) * size) * blocks + lane);
-      later.prefetch_row(i, lane, row);
+      later.prefetch_some(i, lane, row);
       V value = load<Partial>(values + i * problem.values_row + lane, work.lanes);
       V h = load<Partial>(states + i * blocks + lane, work.lanes);
       lam += load<Partial>(d_states + i * problem.d_states_row + lane, work.lanes);

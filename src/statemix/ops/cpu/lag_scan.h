@@ -42,7 +42,7 @@ bool lag_forward(const Problem& problem, const Work& work) {
       const int64_t lane = work.lane(k);
       V* ring = rings + k * 2 * size;
       prefetch(values + work.ahead * problem.values_time + lane);
-      later.prefetch_row(0, lane, row);
+      later.prefetch_some(0, lane, row);
       const V* newest = ring + slot - 1;
       V mixed = row_forward<Family, Partial>(gates + lane, problem.gates_gate, size, work.lanes,
                                              rows, load<Partial>(values + lane, work.lanes),
@@ -97,7 +97,7 @@ bool lag_backward(const Problem& problem, const Work& work) {
       prefetch(values - work.ahead * problem.values_time + lane);
       prefetch(d_states - work.ahead * problem.d_states_time + lane);
       prefetch(states - (size + work.ahead) * channels + lane);
-      later.prefetch_row(0, lane, row);
+      later.prefetch_some(0, lane, row);
       for (int64_t j = 0; j < row && work.fetched; ++j)
         prefetch(d_gates + (j - work.ahead * row) * channels + lane);
       const V lam = pending[0] + load<Partial>(d_states + lane, work.lanes);

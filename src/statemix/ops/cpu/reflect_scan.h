@@ -101,7 +101,7 @@ bool reflect_forward(const Problem& problem, const Work& work) {
       V* h = state + k * size;
       for (int64_t i = 0; i < size; ++i) {
         prefetch(values + work.ahead * problem.values_time + i * problem.values_row + lane);
-        later.prefetch_row(i, lane, size + 1);
+        later.prefetch_some(i, lane, size + 1);
       }
       for (int64_t i = 0; i < size; ++i) h[i] *= part;
       for (int64_t j = size - 1; j >= 0; --j) {
@@ -169,7 +169,7 @@ bool reflect_backward(const Problem& problem, const Work& work) {
       for (int64_t i = 0; i < size; ++i) {
         prefetch(values - work.ahead * problem.values_time + i * problem.values_row + lane);
         prefetch(d_states - work.ahead * problem.d_states_time + i * problem.d_states_row + lane);
-        later.prefetch_row(i, lane, row);
+        later.prefetch_some(i, lane, row);
         for (int64_t j = 0; j < row && work.fetched; ++j)
           prefetch(d_gates + ((i - work.ahead * size) * row + j) * blocks + lane);
         mu[i] += load<Partial>(d_states + i * problem.d_states_row + lane, work.lanes);

@@ -142,7 +142,7 @@ template <bool Partial> inline void store(bfloat16* to, VectorF x, int64_t lanes
 // Prefetch a cache line for a later step into the second-level cache. It supports more outstanding
 // lines than the first-level cache, enough to hide the latency of memory.
 template <class Element> inline void prefetch(const Element* from) {
-  asm volatile("");  // else GCC may drop calls, as of a function without an effect
+  asm volatile("");  // GCC may drop calls of a function that only prefetches
   __builtin_prefetch(from, /*write=*/0, /*locality=*/2);
 }
 

@@ -43,15 +43,15 @@ inline void store_state(S* to, const V* tiles, const Work& work, int64_t size) {
       store<Partial>(to + i * work.blocks + work.lane(k), tiles[k * size + i], work.lanes);
 }
 
-// Prefetches the gates of a later step, as many at once as one row of one tile has. Hardware
-// recognises lines that are asked for in the order of memory, and then fetches by itself. So the
-// lines are not those of the row at hand, if they can be any of the step; where the last tile
-// repeats lanes of its neighbour, the first ones of the next step come with them.
+// Prefetches the gates of a later step, some in each call. In the order of memory, hardware
+// recognises the lines and fetches more by itself; then it does not matter which row the call is
+// for, and where the last tile repeats lanes of its neighbour, gates of a further step come along.
 template <class Element> class LaterGates {
  public:
   LaterGates(const Element* step, const Problem& problem, const Work& work)
       : step(step), next(step), problem(problem), work(work) {}
-  inline __attribute__((always_inline)) void prefetch_row(int64_t i, int64_t lane, int64_t count) {
+  // `count` vectors, when row i of the tile at `lane` is used.
+  inline void prefetch_some(int64_t i, int64_t lane, int64_t count) {
     if (work.in_order) {
       for (int64_t j = 0; j < count; ++j, next += work.lanes) prefetch(next);
     } else {
@@ -92,7 +92,8 @@ inline int64_t count_gates(const Problem& problem) {
          (problem.gates_row ? problem.size : 1);
 }
 
-// Rows of one step follow one another without gaps; lags have one row.
+// Rows of one step follow one another without gaps. Lags have one row, and so do blocks whose rows
+// are the same memory.
 inline bool steps_are_runs(const Problem& problem) {
   const bool gates = problem.gates_gate == problem.blocks;
   const bool rows = problem.gates_row == gates_of_row(problem) * problem.blocks;
@@ -107,7 +108,8 @@ inline bool can_stream(const Problem& problem, int64_t aligned) {
   return problem.blocks % aligned == 0 && addresses % VECTOR_BYTES == 0;
 }
 
-// Far enough ahead to hide the latency of memory, near enough to stay in the cache until use.
+// Far enough ahead to hide the latency of memory, near enough to stay in the cache until use. In
+// the order of memory, the distance of a gate is that of some tiles to two steps.
 inline int64_t steps_ahead(const Problem& problem, int64_t element_bytes) {
   const int64_t step_bytes = std::abs(problem.gates_time) * element_bytes;
   return step_bytes ? (kPrefetchedBytes + step_bytes - 1) / step_bytes : 1;

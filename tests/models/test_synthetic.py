@@ -113,7 +113,8 @@ def joined(pieces):
 @each_stack
 @pytest.mark.parametrize("bos", [False, True])
 def test_packed_sequences_equal_single_ones(stack, bos):
-    model = build(*stack, bos=bos, channel_mixer=MIXERS["swiglu"])
+    # In float64: rounding adds up over many layers, and products round as their sizes ask for.
+    model = build(*stack, bos=bos, channel_mixer=MIXERS["swiglu"]).double()
     tokens = draw(1, 9)
     # The third sequence is empty.
     boundaries = [0, 1, 5, 5, 9]

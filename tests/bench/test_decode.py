@@ -1,6 +1,7 @@
 """The cases of the decoding benchmark: their results, requests and rows."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from statemix.bench import decode
 from statemix.bench.harness import Measurement, Spread
 from statemix.bench.ops import TOLERANCES
+from statemix.bench.roofline import COPY
 from statemix.layers import BDLRU, HLRU, LayerSpec
 from statemix.settings import RequestError
 
@@ -17,8 +19,8 @@ TINY = [decode.Case(recurrence, 2, 6, 3) for recurrence in ("bd_lru", "h_lru")]
 @pytest.mark.parametrize("case", TINY, ids=lambda case: case.recurrence)
 def test_the_step_gives_the_reference_result_and_a_wrong_one_is_noticed(case, monkeypatch):
     monkeypatch.setattr(decode, "STEPS_PER_CALL", 7)
-    projections, step = decode.providers(case)
-    assert (projections.name, step.name) == (decode.PROJECTIONS, decode.STEP)
+    projections, step, copy = decode.providers(case)
+    assert (projections.name, step.name, copy.name) == (decode.PROJECTIONS, decode.STEP, COPY)
     assert projections.prepare()().shape == (2, 6)
     y = step.prepare()()
     assert step.error(y) <= 1e-5
@@ -36,7 +38,7 @@ def test_of_a_large_batch_the_first_sequences_and_the_last_are_checked(broken, m
         return original(self, x, *rest, **options)
 
     monkeypatch.setattr(BDLRU, "forward", counted)
-    _, step = decode.providers(decode.Case("bd_lru", 9, 6, 3))
+    _, step, _ = decode.providers(decode.Case("bd_lru", 9, 6, 3))
     y = step.prepare()()
     y = y.clone()
     y[broken] += 1
@@ -58,7 +60,7 @@ def test_on_a_gpu_the_step_is_that_of_the_kernels(case, monkeypatch):
     for layer in (BDLRU, HLRU):
         monkeypatch.setattr(layer, "__init__", init)
     for device, backend in (("cuda", "triton"), ("cpu", None)):
-        _, step = decode.providers(case, device=device)
+        _, step, _ = decode.providers(case, device=device)
         with pytest.raises(Asked):
             step.prepare()
         assert asked.pop() == backend
@@ -70,7 +72,7 @@ def test_steps_of_backends_are_timed_beside_the_one_chosen(case, monkeypatch):
     monkeypatch.setattr(decode, "STEPS_PER_CALL", 3)
     asked, build = [], decode._layer
     monkeypatch.setattr(decode, "_layer", lambda *given: asked.append(given[-1]) or build(*given))
-    _, chosen, *others = decode.providers(case, backends=("loop", "reference", "loop"))
+    _, chosen, *others, _ = decode.providers(case, backends=("loop", "reference", "loop"))
     assert [one.name for one in others] == ["statemix backend=loop", "statemix backend=reference"]
     for one, backend in zip((chosen, *others), (None, "loop", "reference"), strict=True):
         y = one.prepare()()
@@ -105,7 +107,8 @@ def test_a_call_makes_the_steps_that_its_time_is_divided_by(case, monkeypatch):
 def test_every_part_has_the_dtype_that_is_asked_for(case, monkeypatch):
     monkeypatch.setattr(decode, "STEPS_PER_CALL", 7)
     peers = {"delta": LayerSpec("delta_net", num_heads=1), "lstm": LayerSpec("lstm")}
-    for provider in decode.providers(case, torch.bfloat16, peers):
+    *steps, _ = decode.providers(case, torch.bfloat16, peers)
+    for provider in steps:
         y = provider.prepare()()
         assert y.dtype == torch.bfloat16
         if provider.error is not None:
@@ -165,3 +168,32 @@ def test_all_combinations_are_cases():
 def test_sizes_are_refused(sizes, message):
     with pytest.raises(RequestError, match=message):
         decode.cases(("bd_lru",), *sizes)
+
+
+def test_a_step_moves_every_parameter_once_and_the_state_of_each_sequence_twice():
+    case = decode.Case("bd_lru", 3, 6, 3)
+    layer = BDLRU(6, 2, 3)
+    parameters = sum(parameter.numel() for parameter in layer.parameters())
+    assert case.moved_bytes(torch.float32) == 4 * (parameters + 3 * (6 + 6 + 6 + 6))
+    # States stay in float32.
+    assert case.moved_bytes(torch.bfloat16) == 2 * (parameters + 3 * (6 + 6)) + 4 * 3 * (6 + 6)
+    lags = decode.Case("h_lru", 1, 6, 3)
+    assert lags.spec == LayerSpec("h_lru", num_channels=2, order=3)
+    assert lags.moved_bytes(torch.float64) > 8 * lags.hidden_size * lags.gates_per_token
+
+
+def test_the_roofline_of_a_step_is_that_of_its_own_bytes():
+    case, peers = TINY[0], {"lstm": LayerSpec("lstm")}
+    ratios = {COPY: Spread(2.0, 4.0, 8.0)}
+    one = Measurement("statemix", "", "measured", rounds=3, ratios=ratios)
+    row = decode.row(case, one)
+    assert row["roofline"] == {"p20": 1 / 8, "p50": 1 / 4, "p80": 1 / 2}
+    assert row["moved_bytes"] == case.moved_bytes(torch.float32)
+    other = decode.row(case, replace(one, provider="lstm"), peers=peers)
+    share = other["moved_bytes"] / row["moved_bytes"]
+    assert (
+        other["moved_bytes"] == case.moved_bytes(torch.float32, peers["lstm"]) != row["moved_bytes"]
+    )
+    assert other["roofline"]["p50"] == pytest.approx(share / 4)
+    alone = decode.row(case, replace(one, provider=decode.PROJECTIONS))
+    assert alone["roofline"] is alone["moved_bytes"] is None

@@ -24,6 +24,7 @@ from packaging.requirements import Requirement
 
 from statemix.bench import decode, ops
 from statemix.bench.peers import NAMES
+from statemix.bench.roofline import COPY
 from statemix.cli.bench import parse
 from statemix.cli.bench.common import name_of
 from statemix.cli.bench.decode import Decode
@@ -137,7 +138,7 @@ def places(one):
         return {(size, repr(spec), one.dtype) for spec in one.layers}
     assert isinstance(one, Ops)
     cases = ops.cases(one.recurrences, one._shapes(), one.block_sizes, one.orders)
-    kinds = [name for name in (*one.providers, *one.peers) if name != ops.COPY]
+    kinds = [name for name in (*one.providers, *one.peers) if name != COPY]
     return {(name, repr(case), one.dtype) for name in kinds for case in cases}
 
 
@@ -176,7 +177,7 @@ def rows_of(one, process):
     if isinstance(one, Ops):
         kind, cases = "ops", ops.cases(one.recurrences, one._shapes(), one.block_sizes, one.orders)
         names = [(case, name) for case in cases for name in (*one.providers, *one.peers)]
-        relative = (ops.COPY, ops.OURS)
+        relative = (COPY, ops.OURS)
     elif isinstance(one, Decode):
         sizes = one.recurrences, one.batch_sizes, one.hidden_sizes, one.block_sizes
         kind, cases = "decode", decode.cases(*sizes)

@@ -1,6 +1,7 @@
 """The comparison of layers: the checked training step, and rows."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from statemix.bench.devices import Cpu
 from statemix.bench.entries import build_layer, draw_problem
 from statemix.bench.harness import NOT_READY, Measurement, Spread, measure
 from statemix.bench.ops import TOLERANCES
+from statemix.bench.roofline import COPY
 from statemix.layers import LAYERS, LayerSpec
 
 CASE = bench_entries.Case(hidden_size=8, batch_size=2, length=70)
@@ -103,7 +105,7 @@ def test_required_bytes_exceed_the_measured_peak(name, case):
 def test_a_row_holds_the_price_beside_the_speed():
     (entry,) = entries([LayerSpec("bd_lru", num_blocks=4, block_size=2)])
     measured = Measurement("a", "", "measured", rounds=3, time_s=Spread(0.5, 2.0, 4.0))
-    row = json.loads(json.dumps(layers.row(entry, CASE, measured, "float32")))
+    row = json.loads(json.dumps(layers.row(entry, CASE, measured, "float32", 1000)))
     assert (row["benchmark"], row["dtype"], row["label"]) == ("layers", "float32", "BD-LRU m=2")
     assert row["case"] == {"hidden_size": 8, "batch_size": 2, "length": 70}
     assert row["layer"]["gate"] == "softmax"
@@ -122,10 +124,31 @@ def test_a_row_holds_the_price_beside_the_speed():
         assert row[name] == getattr(entry.price, name)
 
 
+def test_the_roofline_of_a_layer_is_that_of_its_parameters_and_of_what_goes_in_and_out():
+    """Forward reads two and writes one; backward reads three and writes two."""
+    listed = entries([LayerSpec("bd_lru", num_blocks=4, block_size=2), LayerSpec("lstm")])
+    small, large = sorted(listed, key=lambda entry: entry.price.num_parameters)
+    copied = layers.copied_bytes(listed, CASE, F32)
+    assert copied == 4 * (3 * large.price.num_parameters + 5 * 2 * 70 * 8)
+    one = Measurement(
+        "a", "", "measured", time_s=Spread(0.5, 2.0, 4.0), ratios={COPY: Spread(2.0, 4.0, 8.0)}
+    )
+    row = layers.row(small, CASE, one, "float32", copied)
+    share = row["moved_bytes"] / copied
+    assert row["moved_bytes"] == copied - 12 * (
+        large.price.num_parameters - small.price.num_parameters
+    )
+    assert row["roofline"] == {"p20": share / 8, "p50": share / 4, "p80": share / 2}
+    alone = layers.row(replace(small, projections=True), CASE, one, "float32", copied)
+    assert alone["roofline"] is alone["moved_bytes"] is None
+
+
 def test_a_row_without_a_time_keeps_the_price(toys):
     (entry,) = entries([LayerSpec("solver")])
     measured = Measurement("a", "", "wrong", "reason", relative_error=float("nan"))
-    row = json.loads(json.dumps(layers.row(entry, CASE, measured, "float32"), allow_nan=False))
+    row = json.loads(
+        json.dumps(layers.row(entry, CASE, measured, "float32", 1000), allow_nan=False)
+    )
     assert row["flops"] is row["time_s"] is row["tokens_per_s"] is row["relative_error"] is None
     assert row["num_parameters"] == 72
 
@@ -157,7 +180,7 @@ def test_compiled_layers_alone_go_through_the_compiler(monkeypatch):
 def test_a_row_of_a_compiled_layer_states_no_saved_bytes():
     measured = Measurement("a", "", "measured", rounds=3, time_s=Spread(0.5, 2.0, 4.0))
     entries = bench_entries.with_compiled(named_entries(scanned(2)))
-    plain, compiled = (layers.row(one, CASE, measured, "float32") for one in entries)
+    plain, compiled = (layers.row(one, CASE, measured, "float32", 1000) for one in entries)
     assert (plain["compiled"], compiled["compiled"]) == (False, True)
     assert plain["saved_bytes_per_token"] > 0
     assert compiled["saved_bytes_per_token"] is None
@@ -229,7 +252,7 @@ def test_a_layer_of_another_package_that_fails_ends_no_other(where, monkeypatch)
     assert [one.status for one in found] == ["skipped", "measured"]
     reason = "flash-linear-attention cannot run mamba2 here: this GPU is too old"
     assert found[0].reason == reason
-    row = layers.row(listed[0], CASE, found[0], "float32")
+    row = layers.row(listed[0], CASE, found[0], "float32", 1000)
     assert (row["reason"], row["foreign_kernels"]) == (reason, True)
     assert (row["saved_bytes_per_token"] is None) == (where == "entry")
 
@@ -259,7 +282,7 @@ def test_a_layer_of_ours_that_fails_on_a_gpu_ends_no_other(monkeypatch, capsys, 
     assert failed.status == ("skipped" if "memory" in str(error) else "failed")
     assert str(error) in failed.reason
     assert other.status == "measured"
-    assert layers.row(listed[0], CASE, failed, "float32")["saved_bytes_per_token"] is None
+    assert layers.row(listed[0], CASE, failed, "float32", 1000)["saved_bytes_per_token"] is None
     assert "build_layer" in capsys.readouterr().err
 
 

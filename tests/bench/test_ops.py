@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from statemix import ops as operators
-from statemix.bench import ops
+from statemix.bench import ops, roofline
 from statemix.bench.harness import Measurement, Spread
+from statemix.bench.roofline import COPY
 from statemix.settings import RequestError, SettingError
 
 TINY = [
@@ -32,7 +33,7 @@ UNBOUNDED = [
 )
 def test_every_provider_gives_the_reference_result(case, dtype):
     for provider in ops.providers(case, dtype, compiled=False):
-        if provider.name == ops.COPY:
+        if provider.name == COPY:
             continue
         call = provider.prepare()
         try:
@@ -47,7 +48,7 @@ def test_every_provider_gives_the_reference_result(case, dtype):
 
 def test_compiled_scan_is_offered_only_when_asked_for():
     names = [p.name for p in ops.providers(TINY[0], torch.float32, compiled=False)]
-    assert names == [ops.COPY, ops.OURS, ops.LOOP, ops.PAPER]
+    assert names == [COPY, ops.OURS, ops.LOOP, ops.PAPER]
     names = [p.name for p in ops.providers(TINY[0], torch.float32, compiled=True)]
     assert names[-1] == ops.COMPILED
 
@@ -118,7 +119,7 @@ def test_copy_moves_what_the_operator_must(recurrence, direction, entries, monke
     case = ops.Case(recurrence, direction, batch_size=2, length=5, num_blocks=3, block_size=2)
     assert case.moved_entries == entries
     # Buffers smaller than the whole: the copy repeats, and its last part is shorter.
-    monkeypatch.setattr(ops, "_COPY_BUFFER_BYTES", 4 * 64)
+    monkeypatch.setattr(roofline, "_BUFFER_BYTES", 4 * 64)
     copied = []
     copy_ = torch.Tensor.copy_
 

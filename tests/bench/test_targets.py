@@ -3,7 +3,8 @@
 import pytest
 
 from statemix.bench.harness import Measurement, Spread
-from statemix.bench.ops import COMPILED, COPY, OURS, PAPER, Case
+from statemix.bench.ops import COMPILED, OURS, PAPER, Case
+from statemix.bench.roofline import COPY
 from statemix.bench.targets import FIRST_VERSION, verdicts
 
 

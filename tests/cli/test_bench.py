@@ -8,7 +8,8 @@ import torch
 
 from statemix.bench import decode, memory
 from statemix.bench.harness import Measurement, Spread
-from statemix.bench.ops import COPY, LOOP, OURS, PAPER
+from statemix.bench.ops import LOOP, OURS, PAPER
+from statemix.bench.roofline import COPY
 from statemix.cli.bench import common, parse
 from statemix.cli.bench import decode as decode_command
 from statemix.cli.bench.common import open_console, print_setting
@@ -241,12 +242,14 @@ def test_steps_are_timed_against_their_projections(capsys, tmp_path, monkeypatch
         for batch_size in (1, 3)
         for provider in (
             *("projections", "statemix", "statemix backend=loop"),
-            *("lstm", "delta_net num_heads=2"),
+            *("lstm", "delta_net num_heads=2", COPY),
         )
     ]
     for row in kept:
         assert (row["status"], row["rounds"], row["threads"]) == ("measured", 3, 1)
         assert (row["provider"] != "projections") == ("projections" in row["ratios"])
+        assert (row["provider"] != COPY) == (COPY in row["ratios"])
+        assert (row["provider"] in ("projections", COPY)) == (row["roofline"] is None)
         assert (row["device"], row["graphs"]) == ("cpu", False)
     assert "H-LRU m=4, width 8, B=3" in text
     with pytest.raises(RequestError, match=r"rounds must be in 1\.\.1000000, got 0"):
@@ -288,7 +291,7 @@ def test_decoding_in_16_bits_says_so_everywhere(capsys, tmp_path, monkeypatch):
 def test_times_of_decoding_are_per_step(batch_size):
     case = decode.Case("bd_lru", batch_size, 4, 2)
     one = Measurement("statemix", "", "measured", rounds=3, time_s=Spread(1.0, 2.0, 3.0))
-    shown = decode_command._cells(case, one)[0]
+    shown = decode_command._cells(case, one, None)[0]
     assert shown == common.number_text(1e6 * 2.0 / case.steps_per_call)
 
 
@@ -344,6 +347,7 @@ def test_every_layer_has_its_price_and_its_speed_in_a_table_of_100_columns(capsy
         assert row["case"] == {"hidden_size": 8, "batch_size": 2, "length": 5}
         assert row["tokens_per_s"] == 10 / row["time_s"]["p50"]
         assert ("lstm" in row["ratios"]) == (row["provider"] != "lstm")
+        assert row["roofline"]["p50"] > 0
         assert {"commit", "command", "packages", "cpu", "flops", "decode_bytes"} <= row.keys()
         assert row["label"] in text
     lines = [line.split() for line in text.splitlines()]
@@ -419,7 +423,7 @@ def test_a_layer_stands_beside_its_projections_if_asked(capsys, tmp_path):
         (part, True),
     ]
     assert rows[1]["ratios"][part]["p50"] > 0
-    assert rows[2]["saved_bytes_per_token"] is None
+    assert rows[2]["saved_bytes_per_token"] is rows[2]["roofline"] is None
     text = capsys.readouterr().out
     above = next(line.split() for line in text.splitlines() if "H-LRU" in line)
     assert above[-1] != "-"

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from statemix.bench import memory
 from statemix.bench.devices import DeviceName
-from statemix.bench.harness import Measurement, Provider
-from statemix.layers import BDLRU, HLRU, Layer, LayerSpec
+from statemix.bench.harness import Measurement, Provider, Spread
+from statemix.bench.roofline import COPY, copying, fraction
+from statemix.layers import BDLRU, HLRU, Layer, LayerSpec, price
 from statemix.layers.gated_recurrence import GatedRecurrence
 from statemix.memory import gigabytes
 from statemix.settings import RequestError
@@ -43,6 +44,29 @@ class Case:
         units = self.hidden_size // self.block_size
         per_unit = self.block_size if self.recurrence == "bd_lru" else 1
         return units * per_unit * (self.block_size + 1)
+
+    @property
+    def spec(self) -> LayerSpec:
+        """The layer, whose state has as many entries as it is wide."""
+        units = self.hidden_size // self.block_size
+        if self.recurrence == "bd_lru":
+            return LayerSpec("bd_lru", num_blocks=units, block_size=self.block_size)
+        return LayerSpec("h_lru", num_channels=units, order=self.block_size)
+
+    def moved_bytes(self, dtype: torch.dtype, spec: LayerSpec | None = None) -> int:
+        """Return the bytes that a step of a layer has to move.
+
+        It reads every parameter once, and of each sequence the token and the state, and it writes
+        output and state. Of a state that grows, the first step is counted.
+
+        Args:
+            dtype: dtype of parameters and activations.
+            spec: the layer; None means this one.
+        """
+        paid = price(spec or self.spec, hidden_size=self.hidden_size, length=1, dtype=dtype)
+        parameters = paid.num_parameters * dtype.itemsize
+        tokens = 2 * self.hidden_size * dtype.itemsize
+        return parameters + self.batch_size * (paid.decode_bytes - parameters + tokens)
 
     @property
     def steps_per_call(self) -> int:
@@ -104,7 +128,7 @@ def providers(
     device: DeviceName = "cpu",
     backends: Sequence[str] = (),
 ) -> list[Provider]:
-    """Return the layer's projections alone, its ``step``, and those of other layers.
+    """Return the layer's projections alone, its ``step``, those of other layers, and a copy.
 
     Every call makes :attr:`Case.steps_per_call` steps in inference mode on one token per sequence.
     The state of the layer has ``hidden_size`` entries. On a GPU its step is that of the Triton
@@ -132,6 +156,9 @@ def providers(
 
         return call
 
+    def copy() -> Callable[[], None]:
+        return copying(case.moved_bytes(dtype), device, case.steps_per_call)
+
     backend = _KERNELS[device]
     chosen = "" if backend is None else f", backend {backend}"
     ours, exact = (partial(_layer, case, dtype, name) for name in (backend, "reference"))
@@ -146,7 +173,8 @@ def providers(
     for name, spec in (peers or {}).items():
         build = partial(_peer, spec, case, dtype)
         listed.append(_steps(name, case, dtype, device, build, build))
-    return listed
+    note = "reads and writes as many bytes as the layer's step must"
+    return [*listed, Provider(COPY, copy, note=note)]
 
 
 def _steps(
@@ -187,9 +215,20 @@ def _steps(
     return Provider(name, prepare, error, note=note)
 
 
-def row(case: Case, measurement: Measurement, dtype: str = "float32") -> dict[str, Any]:
-    """Return the stored row of a measurement, without its provenance; times are per step."""
+def row(
+    case: Case,
+    measurement: Measurement,
+    dtype: str = "float32",
+    peers: Mapping[str, LayerSpec] | None = None,
+) -> dict[str, Any]:
+    """Return the stored row of a measurement, without its provenance; times are per step.
+
+    Arguments are those of :func:`providers`. Projections alone have no bytes that must move.
+    """
     outcome = asdict(measurement)
+    torch_dtype: torch.dtype = getattr(torch, dtype)
+    moved = _moved_bytes(case, measurement.provider, torch_dtype, peers)
+    share = roofline(case, measurement, torch_dtype, peers)
     time_s, steps = measurement.time_s, case.steps_per_call
     outcome["time_s"] = time_s and {k: t / steps for k, t in time_s._asdict().items()}
     outcome["ratios"] = {name: ratio._asdict() for name, ratio in measurement.ratios.items()}
@@ -198,8 +237,32 @@ def row(case: Case, measurement: Measurement, dtype: str = "float32") -> dict[st
         "case": asdict(case),
         "dtype": dtype,
         "steps_per_call": steps,
+        "moved_bytes": moved,
+        "roofline": share and share._asdict(),
         **outcome,
     }
+
+
+def roofline(
+    case: Case,
+    measurement: Measurement,
+    dtype: torch.dtype,
+    peers: Mapping[str, LayerSpec] | None = None,
+) -> Spread | None:
+    """Return the fraction of the memory roofline that steps reach; None for projections alone.
+
+    Arguments are those of :func:`providers`.
+    """
+    moved = _moved_bytes(case, measurement.provider, dtype, peers)
+    return None if moved is None else fraction(measurement, moved / case.moved_bytes(dtype))
+
+
+def _moved_bytes(
+    case: Case, provider: str, dtype: torch.dtype, peers: Mapping[str, LayerSpec] | None
+) -> int | None:
+    if provider == PROJECTIONS:
+        return None
+    return case.moved_bytes(dtype, (peers or {}).get(provider))
 
 
 def _layer(case: Case, dtype: torch.dtype, backend: str | None = None) -> GatedRecurrence:

@@ -20,6 +20,7 @@ from statemix.bench.entries import (
 )
 from statemix.bench.harness import Measurement, Provider
 from statemix.bench.ops import autotuned
+from statemix.bench.roofline import COPY, copying, fraction
 from statemix.layers import LAYERS, Layer, LayerSpec
 from statemix.layers.gated_recurrence import GatedRecurrence
 from statemix.ops import BackendUnavailableError
@@ -82,6 +83,26 @@ def providers(
     return [provider(entry) for entry in listed]
 
 
+def moved_bytes(entry: Entry, case: Case, dtype: torch.dtype) -> int:
+    """Return the bytes that forward and backward of a layer have to move, whatever it computes.
+
+    Forward reads x and the parameters and writes y; backward reads x, the parameters and the
+    gradient of y, and writes the gradients of x and of the parameters.
+    """
+    inputs = case.num_tokens * case.hidden_size
+    return dtype.itemsize * (3 * entry.price.num_parameters + 5 * inputs)
+
+
+def copied_bytes(listed: Sequence[Entry], case: Case, dtype: torch.dtype) -> int:
+    """Return the bytes of the copy beside some layers: those of the one that has to move most."""
+    return max(moved_bytes(entry, case, dtype) for entry in listed)
+
+
+def copy_provider(moved: int, device: DeviceName = "cpu") -> Provider:
+    """Return a provider that copies until so many bytes have been read or written."""
+    return Provider(COPY, partial(copying, moved, device), note="the memory roofline")
+
+
 def _judge_of(spec: LayerSpec, device: DeviceName) -> LayerSpec:
     """Return the layer whose steps in float64 judge another one's."""
     if device != "cuda" or not issubclass(LAYERS[spec.name], GatedRecurrence):
@@ -134,9 +155,22 @@ def _required_bytes(entry: Entry, case: Case, dtype: torch.dtype) -> int:
     return weights + inputs + int(3 * entry.saved_bytes * case.num_tokens)
 
 
-def row(entry: Entry, case: Case, measurement: Measurement, dtype: str) -> dict[str, Any]:
-    """Return the stored row of a measurement, without its provenance."""
+def row(
+    entry: Entry, case: Case, measurement: Measurement, dtype: str, copied: int
+) -> dict[str, Any]:
+    """Return the stored row of a measurement, without its provenance.
+
+    Args:
+        entry: the layer. Its projections alone have no bytes that must move.
+        case: sizes.
+        measurement: outcome of the layer.
+        dtype: name of the dtype of parameters and activations.
+        copied: what :func:`copied_bytes` returns.
+    """
     outcome = asdict(measurement)
+    torch_dtype: torch.dtype = getattr(torch, dtype)
+    moved = None if entry.projections else moved_bytes(entry, case, torch_dtype)
+    share = None if moved is None else fraction(measurement, moved / copied)
     time_s, error, flops = measurement.time_s, measurement.relative_error, entry.price.flops
     outcome["time_s"] = time_s and time_s._asdict()
     outcome["ratios"] = {name: ratio._asdict() for name, ratio in measurement.ratios.items()}
@@ -156,6 +190,8 @@ def row(entry: Entry, case: Case, measurement: Measurement, dtype: str) -> dict[
         "saved_bytes_per_token": (
             None if entry.compiled or entry.projections or entry.failure else entry.saved_bytes
         ),
+        "moved_bytes": moved,
+        "roofline": share and share._asdict(),
         "tokens_per_s": time_s and case.num_tokens / time_s.p50,
         **outcome,
     }

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from statemix import ops
 from statemix.bench.devices import DeviceName
-from statemix.bench.harness import Measurement, Provider, Spread
+from statemix.bench.harness import Measurement, Provider
+from statemix.bench.roofline import COPY, copying, fraction
 from statemix.memory import gigabytes
 from statemix.ops.gates import check_gate
 from statemix.settings import RequestError
@@ -20,7 +21,7 @@ Recurrence = Literal["bd_lru", "h_lru"]
 Direction = Literal["forward", "forward_backward"]
 Operator = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
-OURS, PAPER, COMPILED, LOOP, COPY = "statemix", "paper", "paper-compiled", "torch-loop", "copy"
+OURS, PAPER, COMPILED, LOOP = "statemix", "paper", "paper-compiled", "torch-loop"
 ProviderName = Literal["copy", "statemix", "torch-loop", "paper"]
 # Backend of our kernels.
 _KERNELS: dict[DeviceName, str] = {"cpu": "cpu", "cuda": "triton"}
@@ -29,9 +30,6 @@ _KERNELS: dict[DeviceName, str] = {"cpu": "cpu", "cuda": "triton"}
 # for the order of summation over the longest case.
 TOLERANCES = {torch.bfloat16: 2e-2, torch.float32: 1e-5, torch.float64: 1e-12}
 
-# The copy reuses buffers of at most this size until it has moved its bytes. They are much larger
-# than the caches, so it costs as much as one large copy.
-_COPY_BUFFER_BYTES = 2**28
 # Autotuning reports to stderr, into the progress display.
 _SILENT_AUTOTUNING = {
     "autotune_num_choices_displayed": 0,
@@ -244,7 +242,7 @@ def providers(
         return _call(case.direction, operator, *arguments)
 
     def copy() -> Callable[[], None]:
-        return _copy(case.moved_bytes(dtype), device)
+        return copying(case.moved_bytes(dtype), device)
 
     def provider(
         name: str, prepare: Callable[[], Callable[[], Sequence[Tensor]]], note: str
@@ -295,7 +293,7 @@ def row(
     error = measurement.relative_error
     # JSON has no NaN; the reason reports it.
     outcome["relative_error"] = error if error is not None and isfinite(error) else None
-    share = roofline(measurement, moved_bytes / case.moved_bytes(dtype))
+    share = fraction(measurement, moved_bytes / case.moved_bytes(dtype))
     before, _, chunk = measurement.provider.rpartition("-chunk-")
     return {
         "benchmark": "ops",
@@ -307,17 +305,6 @@ def row(
         "roofline": share and share._asdict(),
         **outcome,
     }
-
-
-def roofline(measurement: Measurement, share: float = 1.0) -> Spread | None:
-    """Return the fraction of the memory roofline that a provider reaches: 1 is as fast as a copy.
-
-    Args:
-        measurement: outcome of the provider; the copy itself has no fraction.
-        share: bytes that the provider has to move, relative to those of the copy.
-    """
-    ratio = measurement.ratios.get(COPY)
-    return ratio and Spread(share / ratio.p80, share / ratio.p50, share / ratio.p20)
 
 
 def _problem(case: Case, dtype: torch.dtype, device: DeviceName) -> tuple[Tensor, Tensor, Tensor]:
@@ -363,23 +350,6 @@ def _call(
 
     leaves = (gates.detach().requires_grad_(), values.detach().requires_grad_())
     return forward if direction == "forward" else forward_backward
-
-
-def _copy(moved_bytes: int, device: DeviceName) -> Callable[[], None]:
-    """Return a function that copies until ``moved_bytes`` have been read or written."""
-    # torch copies floats faster than bytes.
-    total = max(1, moved_bytes // 2 // torch.float32.itemsize)
-    size = min(total, _COPY_BUFFER_BYTES // torch.float32.itemsize)
-    source = torch.ones(size, device=device)
-    target = torch.empty_like(source)
-    repeats, rest = divmod(total, source.numel())
-
-    def copy() -> None:
-        for _ in range(repeats):
-            target.copy_(source)
-        target[:rest].copy_(source[:rest])
-
-    return copy
 
 
 def _relative_error(actual: Tensor, expected: Tensor) -> float:

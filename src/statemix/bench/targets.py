@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from statemix.bench.harness import Measurement
-from statemix.bench.ops import COMPILED, COPY, OURS, PAPER, Case, Recurrence
+from statemix.bench.ops import COMPILED, OURS, PAPER, Case, Recurrence
+from statemix.bench.roofline import COPY
 
 # Smaller cases (21 MB of float32 in each of three passes) fit into caches. Arithmetic then limits
 # them, so comparing them with a copy is meaningless.

@@ -87,7 +87,7 @@ class Measured:
         providers: Callable[[C], list[Provider]],
         row: Callable[[C, Measurement], dict[str, Any]],
         dtype: str,
-        relative_to: str,
+        relative_to: Sequence[str],
         tolerance: float,
         remark: str,
         table: Callable[[Sequence[tuple[C, Sequence[Measurement]]]], Table],
@@ -100,7 +100,7 @@ class Measured:
             providers: returns the providers of a case.
             row: returns the row of a case and one of its measurements.
             dtype: name of the data type.
-            relative_to: provider to whose times those of the others are compared.
+            relative_to: providers to whose times those of the others are compared.
             tolerance: largest relative error of a provider that is timed.
             remark: what the reader of the table has to know.
             table: returns the table of all cases and their measurements.
@@ -117,7 +117,7 @@ class Measured:
             for case in cases:
                 measured = measure(
                     providers(case),
-                    relative_to=(relative_to,),
+                    relative_to=relative_to,
                     rounds=self.rounds,
                     budget_s=self.budget_s,
                     tolerance=tolerance,

@@ -1,6 +1,6 @@
 """``statemix bench decode``: the speed of decoding steps against projections and other layers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -10,15 +10,17 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from statemix.bench import decode
-from statemix.bench.harness import Measurement
+from statemix.bench.harness import Measurement, Spread
 from statemix.bench.ops import TOLERANCES
+from statemix.bench.roofline import COPY
 from statemix.cli.bench.common import MeasuredAnywhere, name_of, number_text, ratio_text
 from statemix.layers import LAYERS, LayerSpec
 from statemix.ops import BACKENDS
 
 _REMARK = """\
 Every call makes many steps in inference mode; times are per step.
-The state has as many entries as the layer is wide."""
+The state has as many entries as the layer is wide.
+Roofline: the part of the time that a copy takes of the bytes that a step must move."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,12 +79,12 @@ class Decode(MeasuredAnywhere):
                 device=self.device,
                 backends=self.backends,
             ),
-            row=partial(decode.row, dtype=self.dtype),
+            row=partial(decode.row, dtype=self.dtype, peers=peers),
             dtype=self.dtype,
-            relative_to=decode.PROJECTIONS,
+            relative_to=(decode.PROJECTIONS, COPY),
             tolerance=TOLERANCES[dtype],
             remark=_REMARK,
-            table=_table,
+            table=partial(_table, dtype=dtype, peers=peers),
         )
 
 
@@ -91,24 +93,28 @@ def _label(case: decode.Case) -> str:
     return f"{name} m={case.block_size}, width {case.hidden_size}, B={case.batch_size}"
 
 
-def _table(outcomes: Sequence[tuple[decode.Case, Sequence[Measurement]]]) -> Table:
+def _table(
+    outcomes: Sequence[tuple[decode.Case, Sequence[Measurement]]],
+    dtype: torch.dtype,
+    peers: Mapping[str, LayerSpec],
+) -> Table:
     table = Table(title="One decoding step", title_justify="left", box=SIMPLE_HEAD)
     table.add_column("layer")
     table.add_column("provider")
-    for name in ("us", "p20 - p80", "x of\nprojections", "calls"):
+    for name in ("us", "p20 - p80", "x of\nprojections", "roof-\nline", "calls"):
         table.add_column(name, justify="right")
     for case, measured in outcomes:
         for position, one in enumerate(measured):
             table.add_row(
                 _label(case) if position == 0 else "",
                 one.provider,
-                *_cells(case, one),
+                *_cells(case, one, decode.roofline(case, one, dtype, peers)),
                 end_section=position == len(measured) - 1,
             )
     return table
 
 
-def _cells(case: decode.Case, one: Measurement) -> list[str]:
+def _cells(case: decode.Case, one: Measurement, roofline: Spread | None) -> list[str]:
     if one.time_s is None:
         return [one.status, one.reason]
     p20, p50, p80 = (1e6 * time_s / case.steps_per_call for time_s in one.time_s)
@@ -116,5 +122,6 @@ def _cells(case: decode.Case, one: Measurement) -> list[str]:
         number_text(p50),
         f"{number_text(p20)} - {number_text(p80)}",
         ratio_text(one.ratios.get(decode.PROJECTIONS)),
+        ratio_text(roofline),
         str(one.rounds),
     ]

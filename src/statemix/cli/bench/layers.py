@@ -13,6 +13,7 @@ from rich.table import Table
 from statemix.bench import entries, layers, rows
 from statemix.bench.harness import Measurement, measure
 from statemix.bench.ops import TOLERANCES
+from statemix.bench.roofline import COPY
 from statemix.cli.bench.common import (
     MeasuredAnywhere,
     check_all_ran,
@@ -61,8 +62,9 @@ class Layers(MeasuredAnywhere):
     and options. A layer is first checked against its own single steps in float64, or against whole
     sequences if it iterates; a wrong one is not timed. One process then calls all layers in rounds,
     each in random order. Speeds are medians over rounds, and ratios to an LSTM of the same width
-    are medians of the ratios within a round. `statemix report bench` draws the rows as Figure 3 of
-    the paper.
+    are medians of the ratios within a round. Rows also have the fraction of the memory roofline:
+    the time of a copy of the bytes that must move, in the same rounds, over that of the layer.
+    `statemix report bench` draws the rows as Figure 3 of the paper.
     """
 
     layers: tuple[LayerSpec, ...] = ()
@@ -128,9 +130,13 @@ class Layers(MeasuredAnywhere):
         with progress(console, len(cases)) as start_case:
             for case in cases:
                 each = listed_at[case.length]
-                measured = measure(
-                    layers.providers(each, case, dtype, self.device),
-                    relative_to=(baseline, *(one.name for one in each if one.projections)),
+                copied = layers.copied_bytes(each, case, dtype)
+                *measured, _ = measure(
+                    [
+                        *layers.providers(each, case, dtype, self.device),
+                        layers.copy_provider(copied, self.device),
+                    ],
+                    relative_to=(baseline, COPY, *(one.name for one in each if one.projections)),
                     rounds=self.rounds,
                     budget_s=self.budget_s,
                     tolerance=TOLERANCES[dtype],
@@ -142,7 +148,10 @@ class Layers(MeasuredAnywhere):
                 found = [Outcome(case, *pair) for pair in zip(each, measured, strict=True)]
                 console.print(_table(case, baseline, found))
                 if self.output is not None:
-                    kept = (layers.row(one.entry, case, one.measured, self.dtype) for one in found)
+                    kept = (
+                        layers.row(one.entry, case, one.measured, self.dtype, copied)
+                        for one in found
+                    )
                     rows.append(self.output, kept, process)
                 outcomes.extend(found)
         _print_notes(console, outcomes)

@@ -15,6 +15,7 @@ from statemix.bench import ops, peers, rows
 from statemix.bench.deadline import Deadline
 from statemix.bench.harness import Measurement, measure
 from statemix.bench.peers import PeerName
+from statemix.bench.roofline import COPY
 from statemix.bench.targets import FIRST_VERSION, verdicts
 from statemix.cli.bench.common import (
     MeasuredAnywhere,
@@ -146,7 +147,7 @@ class Ops(MeasuredAnywhere):
         chosen = [one for one in every if one.name in asked]
         return measure(
             [*chosen, *peers.providers(self.peers, case, self._dtype, self.device)],
-            relative_to=(ops.COPY, ops.OURS),
+            relative_to=(COPY, ops.OURS),
             rounds=min(self.rounds, 5) if self.quick else self.rounds,
             budget_s=min(self.budget_s, 1.0) if self.quick else self.budget_s,
             tolerance=ops.TOLERANCES[self._dtype],
@@ -208,7 +209,7 @@ def _cells(one: Measurement, roofline: Mapping[str, float] | None) -> list[str]:
     return [
         number_text(p50),
         f"{number_text(p20)} - {number_text(p80)}",
-        ratio_text(one.ratios.get(ops.COPY)),
+        ratio_text(one.ratios.get(COPY)),
         number_text(roofline["p50"]) if roofline else "",
         ratio_text(one.ratios.get(ops.OURS)),
         f"{one.memory_bytes / 1e6:.1f}",

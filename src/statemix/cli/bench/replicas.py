@@ -80,7 +80,7 @@ class Replicas(Measured):
             providers=replicas.providers,
             row=replicas.row,
             dtype="float32",
-            relative_to=replicas.STACKED,
+            relative_to=(replicas.STACKED,),
             tolerance=replicas.TOLERANCE,
             remark=_REMARK,
             table=_table,

@@ -1,0 +1,51 @@
+"""The memory roofline: a copy of as many bytes as must move, timed in the same rounds."""
+
+from collections.abc import Callable
+
+import torch
+
+from statemix.bench.devices import DeviceName
+from statemix.bench.harness import Measurement, Spread
+
+COPY = "copy"
+"""Name of the provider that copies."""
+
+# The copy reuses buffers of at most this size until it has moved its bytes. They are much larger
+# than the caches, so it costs as much as one large copy.
+_BUFFER_BYTES = 2**28
+
+
+def copying(moved_bytes: int, device: DeviceName, times: int = 1) -> Callable[[], None]:
+    """Return a function that copies until bytes have been read or written.
+
+    Args:
+        moved_bytes: bytes read and written together.
+        device: where to copy.
+        times: how often a call does so: small buffers stay in the caches, as what a step reads.
+    """
+    # torch copies floats faster than bytes.
+    total = max(1, moved_bytes // 2 // torch.float32.itemsize)
+    size = min(total, _BUFFER_BYTES // torch.float32.itemsize)
+    source = torch.ones(size, device=device)
+    target = torch.empty_like(source)
+    repeats, rest = divmod(total, source.numel())
+
+    def copy() -> None:
+        for _ in range(times):
+            for _ in range(repeats):
+                target.copy_(source)
+            if rest:
+                target[:rest].copy_(source[:rest])
+
+    return copy
+
+
+def fraction(measurement: Measurement, share: float = 1.0) -> Spread | None:
+    """Return the fraction of the memory roofline that a provider reaches: 1 is as fast as a copy.
+
+    Args:
+        measurement: outcome of the provider; the copy itself has no fraction.
+        share: bytes that the provider has to move, relative to those of the copy.
+    """
+    ratio = measurement.ratios.get(COPY)
+    return ratio and Spread(share / ratio.p80, share / ratio.p50, share / ratio.p20)

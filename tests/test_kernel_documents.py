@@ -137,7 +137,7 @@ def test_operators_of_peers():
 
 def test_layers_beside_their_projections():
     found = {}
-    machines = rows("layers-d6aef0c"), rows("layers-a5d7012")
+    machines = rows("layers-d6aef0c"), rows("layers-637d344")
     of_machine = "x of its projections, {0} | x of an LSTM of its width, {0}"
     head = " | ".join(of_machine.format(name) for name in ("AMD", "Intel"))
     are_of_amd_and_intel(*machines, head=head)
@@ -168,7 +168,7 @@ def test_layers_beside_their_projections():
 
 def test_steps_beside_their_projections():
     found = {}
-    machines = rows("decode-c80c6c9"), rows("decode-9442151")
+    machines = rows("decode-c80c6c9"), rows("decode-637d344")
     head = "batch 1, AMD | batch 16, AMD | batch 1, Intel | batch 16, Intel"
     are_of_amd_and_intel(*machines, head=head)
     for of_one in machines:

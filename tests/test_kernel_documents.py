@@ -22,6 +22,7 @@ from statemix.bench.predicted import CARRIES, predicted
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "kernels.md").read_text()
+JOINED = " ".join(TEXT.split())
 # The table of the kernels as they are; there is no other one.
 (KERNEL_ROWS,) = (path.stem for path in (ROOT / "results" / "bench").glob("kernels-*.jsonl"))
 LAYERS = {
@@ -30,9 +31,6 @@ LAYERS = {
 }  # fmt: skip
 NAMES = {"block": "BD-LRU", "lag": "H-LRU"}
 SHOWN = (1, 2, 3, 4, 5, 6, 8, 16)
-
-
-JOINED = " ".join(TEXT.split())
 
 
 def rows(name):
@@ -256,7 +254,6 @@ def test_gates_of_layers_are_read_by_loads_as_wide_as_the_lanes_of_a_thread():
 
 
 def test_what_takes_longer_than_its_bytes():
-    words = JOINED
     scans = [row for row in kernels() if row["kernel"] not in CARRIES]
     for row in scans:
         if row["size"] <= 8 or row["kernel"] != "chunk_forward":
@@ -268,17 +265,17 @@ def test_what_takes_longer_than_its_bytes():
         max(row["wait"] for row in small if row["kernel"].startswith(kind))
         for kind in ("local", "chunk")
     )
-    assert f"local scans up to {local:.2f} times as long as their bytes take" in words
+    assert f"local scans up to {local:.2f} times as long as their bytes take" in JOINED
     reflected = max(row["wait"] for row in kernels(gate="householder") if row["size"] <= 8)
-    assert f"what chunks need up to {chunks:.2f} (with reflections {reflected:.2f})." in words
+    assert f"what chunks need up to {chunks:.2f} (with reflections {reflected:.2f})." in JOINED
     (slow,) = [row for row in small if row["wait"] == chunks]
     assert (slow["kernel"], slow["size"]) == ("chunk_backward", 7)
-    assert f"at m = 7, {slow['in_flight']} of {slow['loads']} are in flight" in words
+    assert f"at m = 7, {slow['in_flight']} of {slow['loads']} are in flight" in JOINED
     large = [row for row in scans if row["size"] > 8]
     maps = [row for row in large if row["kernel"] == "chunk_forward"]
     issue = sorted(row["issue"] for row in maps)
-    assert f"the maps take {issue[0]:.1f} to {issue[-1]:.1f} times as long to issue" in words
-    assert f"and wait up to {max(row['wait'] for row in maps):.1f} times as long" in words
+    assert f"the maps take {issue[0]:.1f} to {issue[-1]:.1f} times as long to issue" in JOINED
+    assert f"and wait up to {max(row['wait'] for row in maps):.1f} times as long" in JOINED
     assert max(row["wait"] for row in large if row not in maps) < 1.37
     for row in kernels(gate="householder"):
         if row["kernel"] != "chunk_forward" or row["size"] in (2, 3):
@@ -286,7 +283,6 @@ def test_what_takes_longer_than_its_bytes():
 
 
 def test_what_other_families_and_packed_sequences_take():
-    words = JOINED
     found = {gate: kernels(gate=gate) for gate in ("sigmoid", "relu", "signed", "tanh")}
 
     others = "sigmoid", "relu", "signed"
@@ -310,25 +306,25 @@ def test_what_other_families_and_packed_sequences_take():
             limit = {"chunk_forward": 1.5, "chunk_backward": leaving}.get(row["kernel"], local)
             assert row["issue"] < limit
     told = f"take up to {most('chunk_forward', 'sigmoid')} times as long to issue as their bytes"
-    assert told in words
-    assert f"once as long from m = {begin('sigmoid')} on;" in words
+    assert told in JOINED
+    assert f"once as long from m = {begin('sigmoid')} on;" in JOINED
     told = f"up to {most('chunk_forward', 'tanh')} times, from m = {begin('tanh')} on;"
-    assert f"tanh gates {told}" in words
+    assert f"tanh gates {told}" in JOINED
     small = (most("chunk_forward", gate) for gate in ("relu", "signed"))
-    assert "of relu and signed up to {} and {}.".format(*small) in words
+    assert "of relu and signed up to {} and {}.".format(*small) in JOINED
     leaving = most("chunk_backward", *others), most("chunk_backward", "tanh")
-    assert "leaves a chunk takes up to {}, with tanh {},".format(*leaving) in words
+    assert "leaves a chunk takes up to {}, with tanh {},".format(*leaving) in JOINED
     local = most("local", *others), most("local", "tanh")
-    assert "local scans up to {}, with tanh {}.".format(*local) in words
+    assert "local scans up to {}, with tanh {}.".format(*local) in JOINED
     waits = [
         max(row["wait"] for gate in gates for row in found[gate]) for gates in (others, ("tanh",))
     ]
-    assert "take up to {:.1f} times the time of their bytes, tanh {:.1f}:".format(*waits) in words
+    assert "take up to {:.1f} times the time of their bytes, tanh {:.1f}:".format(*waits) in JOINED
     packed = kernels(packed=True, ragged=True)
     assert {row["size"] for row in packed} == {1, 4, 8}
     assert max(row["issue"] for row in packed) < 1
     waits = [max(row["wait"] for row in packed if (row["size"] > 1) == large) for large in (1, 0)]
-    assert "and wait up to {:.1f} times as long, at m = 1 {:.1f}:".format(*waits) in words
+    assert "and wait up to {:.1f} times as long, at m = 1 {:.1f}:".format(*waits) in JOINED
 
 
 @pytest.mark.parametrize(
@@ -373,22 +369,21 @@ def at_every_size(operator):
 
 
 def test_predictions_that_are_told_in_words():
-    words = JOINED
     blocks, lags = (at_every_size(operator) for operator in OPERATORS)
     layers = [found.layer for found in blocks]
     assert min(layers) >= 2.2
     told = f"({min(layers):.2f} to {max(layers):.2f} for BD-LRU, {{}} and more for H-LRU)"
-    assert told.format(f"{min(found.layer for found in lags):.2f}") in words
+    assert told.format(f"{min(found.layer for found in lags):.2f}") in JOINED
     small, all_sizes = (round(100 * (1 - min(part) / max(part))) for part in (layers[:8], layers))
-    assert f"spread is {small}% up to m = 8, and {all_sizes}% up to 16" in words
+    assert f"spread is {small}% up to m = 8, and {all_sizes}% up to 16" in JOINED
     chunked = [found.chunked for found in blocks]
     assert max(chunked[:4]) < 1.6 < min(chunked[4:8])
-    assert f"BD-LRU has {min(chunked[:4]):.2f} to {max(chunked[:4]):.2f} up to m = 4" in words
-    assert f"m = 5 to 8 ({min(chunked[4:8]):.2f} to {max(chunked[4:8]):.2f})" in words
+    assert f"BD-LRU has {min(chunked[:4]):.2f} to {max(chunked[:4]):.2f} up to m = 4" in JOINED
+    assert f"m = 5 to 8 ({min(chunked[4:8]):.2f} to {max(chunked[4:8]):.2f})" in JOINED
     few = [found.chunked for found in lags[:8]]
-    assert f"H-LRU keeps it, with {min(few):.2f} to {max(few):.2f}." in words
+    assert f"H-LRU keeps it, with {min(few):.2f} to {max(few):.2f}." in JOINED
     assert max(few) < 1.6
-    assert f"both ({chunked[15]:.2f} and {lags[15].chunked:.2f})" in words
+    assert f"both ({chunked[15]:.2f} and {lags[15].chunked:.2f})" in JOINED
 
 
 def test_what_following_maps_takes():

@@ -53,17 +53,17 @@ def test_on_a_gpu_the_step_is_that_of_the_kernels(case, monkeypatch):
     class Asked(Exception):
         pass
 
-    def init(self, *sizes, backend=None, **options):
-        asked.append(backend)
+    def build(self, **sizes):
+        asked.append((self.name, self.options["backend"]))
+        # There is no GPU to build it on.
         raise Asked
 
-    for layer in (BDLRU, HLRU):
-        monkeypatch.setattr(layer, "__init__", init)
+    monkeypatch.setattr(LayerSpec, "build", build)
     for device, backend in (("cuda", "triton"), ("cpu", None)):
         _, step, _ = decode.providers(case, device=device)
         with pytest.raises(Asked):
             step.prepare()
-        assert asked.pop() == backend
+        assert asked.pop() == (case.recurrence, backend)
         assert ("backend triton" in step.note) == (backend is not None)
 
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from statemix.bench import memory
 from statemix.bench.devices import DeviceName
-from statemix.bench.harness import Measurement, Provider, Spread
+from statemix.bench.harness import Measurement, Provider
 from statemix.bench.roofline import COPY, copying, fraction
-from statemix.layers import BDLRU, HLRU, Layer, LayerSpec, price
+from statemix.layers import Layer, LayerSpec, price
 from statemix.layers.gated_recurrence import GatedRecurrence
 from statemix.memory import gigabytes
 from statemix.settings import RequestError
@@ -171,7 +171,7 @@ def providers(
         of_backend = f"{STEP} backend={name}"
         listed.append(_steps(of_backend, case, dtype, device, named, exact, f", backend {name}"))
     for name, spec in (peers or {}).items():
-        build = partial(_peer, spec, case, dtype)
+        build = partial(_built, spec, case, dtype)
         listed.append(_steps(name, case, dtype, device, build, build))
     note = "reads and writes as many bytes as the layer's step must"
     return [*listed, Provider(COPY, copy, note=note)]
@@ -227,8 +227,10 @@ def row(
     """
     outcome = asdict(measurement)
     torch_dtype: torch.dtype = getattr(torch, dtype)
-    moved = _moved_bytes(case, measurement.provider, torch_dtype, peers)
-    share = roofline(case, measurement, torch_dtype, peers)
+    moved = share = None
+    if measurement.provider != PROJECTIONS:
+        moved = case.moved_bytes(torch_dtype, (peers or {}).get(measurement.provider))
+        share = fraction(measurement, moved / case.moved_bytes(torch_dtype))
     time_s, steps = measurement.time_s, case.steps_per_call
     outcome["time_s"] = time_s and {k: t / steps for k, t in time_s._asdict().items()}
     outcome["ratios"] = {name: ratio._asdict() for name, ratio in measurement.ratios.items()}
@@ -243,39 +245,14 @@ def row(
     }
 
 
-def roofline(
-    case: Case,
-    measurement: Measurement,
-    dtype: torch.dtype,
-    peers: Mapping[str, LayerSpec] | None = None,
-) -> Spread | None:
-    """Return the fraction of the memory roofline that steps reach; None for projections alone.
-
-    Arguments are those of :func:`providers`.
-    """
-    moved = _moved_bytes(case, measurement.provider, dtype, peers)
-    return None if moved is None else fraction(measurement, moved / case.moved_bytes(dtype))
-
-
-def _moved_bytes(
-    case: Case, provider: str, dtype: torch.dtype, peers: Mapping[str, LayerSpec] | None
-) -> int | None:
-    if provider == PROJECTIONS:
-        return None
-    return case.moved_bytes(dtype, (peers or {}).get(provider))
-
-
 def _layer(case: Case, dtype: torch.dtype, backend: str | None = None) -> GatedRecurrence:
-    units = case.hidden_size // case.block_size
-    build = BDLRU if case.recurrence == "bd_lru" else HLRU
-    layer: GatedRecurrence = build(
-        case.hidden_size, units, case.block_size, backend=backend, dtype=dtype
-    )
-    layer.reset_parameters(torch.Generator().manual_seed(0))
+    spec = LayerSpec(case.spec.name, **case.spec.options, backend=backend)
+    layer = _built(spec, case, dtype)
+    assert isinstance(layer, GatedRecurrence)
     return layer
 
 
-def _peer(spec: LayerSpec, case: Case, dtype: torch.dtype) -> Layer:
+def _built(spec: LayerSpec, case: Case, dtype: torch.dtype) -> Layer:
     layer: Layer = spec.build(hidden_size=case.hidden_size, dtype=dtype)
     layer.reset_parameters(torch.Generator().manual_seed(0))
     return layer

@@ -98,7 +98,7 @@ def copied_bytes(listed: Sequence[Entry], case: Case, dtype: torch.dtype) -> int
     return max(moved_bytes(entry, case, dtype) for entry in listed)
 
 
-def copy_provider(moved: int, device: DeviceName = "cpu") -> Provider:
+def copy_provider(moved: int, device: DeviceName) -> Provider:
     """Return a provider that copies until so many bytes have been read or written."""
     return Provider(COPY, partial(copying, moved, device), note="the memory roofline")
 

@@ -16,12 +16,12 @@ _BUFFER_BYTES = 2**28
 
 
 def copying(moved_bytes: int, device: DeviceName, times: int = 1) -> Callable[[], None]:
-    """Return a function that copies until bytes have been read or written.
+    """Return a function that copies until so many bytes have been read or written, so many times.
 
     Args:
-        moved_bytes: bytes read and written together.
+        moved_bytes: bytes that are read and written in all.
         device: where to copy.
-        times: how often a call does so: small buffers stay in the caches, as what a step reads.
+        times: how often a call does that with the same buffers, which may stay in the caches.
     """
     # torch copies floats faster than bytes.
     total = max(1, moved_bytes // 2 // torch.float32.itemsize)
@@ -40,7 +40,7 @@ def copying(moved_bytes: int, device: DeviceName, times: int = 1) -> Callable[[]
     return copy
 
 
-def fraction(measurement: Measurement, share: float = 1.0) -> Spread | None:
+def fraction(measurement: Measurement, share: float) -> Spread | None:
     """Return the fraction of the memory roofline that a provider reaches: 1 is as fast as a copy.
 
     Args:

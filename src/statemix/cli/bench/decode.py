@@ -1,16 +1,16 @@
 """``statemix bench decode``: the speed of decoding steps against projections and other layers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from statemix.bench import decode
-from statemix.bench.harness import Measurement, Spread
+from statemix.bench.harness import Measurement
 from statemix.bench.ops import TOLERANCES
 from statemix.bench.roofline import COPY
 from statemix.cli.bench.common import MeasuredAnywhere, name_of, number_text, ratio_text
@@ -20,7 +20,7 @@ from statemix.ops import BACKENDS
 _REMARK = """\
 Every call makes many steps in inference mode; times are per step.
 The state has as many entries as the layer is wide.
-Roofline: the part of the time that a copy takes of the bytes that a step must move."""
+Roofline: the time of a copy of the bytes that a step must move, over that of the step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +69,7 @@ class Decode(MeasuredAnywhere):
         cases = decode.cases(
             self.recurrences, self.batch_sizes, self.hidden_sizes, self.block_sizes
         )
+        row = partial(decode.row, dtype=self.dtype, peers=peers)
         self.each(
             cases,
             label=_label,
@@ -79,12 +80,12 @@ class Decode(MeasuredAnywhere):
                 device=self.device,
                 backends=self.backends,
             ),
-            row=partial(decode.row, dtype=self.dtype, peers=peers),
+            row=row,
             dtype=self.dtype,
             relative_to=(decode.PROJECTIONS, COPY),
             tolerance=TOLERANCES[dtype],
             remark=_REMARK,
-            table=partial(_table, dtype=dtype, peers=peers),
+            table=partial(_table, row=row),
         )
 
 
@@ -95,8 +96,7 @@ def _label(case: decode.Case) -> str:
 
 def _table(
     outcomes: Sequence[tuple[decode.Case, Sequence[Measurement]]],
-    dtype: torch.dtype,
-    peers: Mapping[str, LayerSpec],
+    row: Callable[[decode.Case, Measurement], Mapping[str, Any]],
 ) -> Table:
     table = Table(title="One decoding step", title_justify="left", box=SIMPLE_HEAD)
     table.add_column("layer")
@@ -108,13 +108,13 @@ def _table(
             table.add_row(
                 _label(case) if position == 0 else "",
                 one.provider,
-                *_cells(case, one, decode.roofline(case, one, dtype, peers)),
+                *_cells(case, one, row(case, one)["roofline"]),
                 end_section=position == len(measured) - 1,
             )
     return table
 
 
-def _cells(case: decode.Case, one: Measurement, roofline: Spread | None) -> list[str]:
+def _cells(case: decode.Case, one: Measurement, roofline: Mapping[str, float] | None) -> list[str]:
     if one.time_s is None:
         return [one.status, one.reason]
     p20, p50, p80 = (1e6 * time_s / case.steps_per_call for time_s in one.time_s)
@@ -122,6 +122,6 @@ def _cells(case: decode.Case, one: Measurement, roofline: Spread | None) -> list
         number_text(p50),
         f"{number_text(p20)} - {number_text(p80)}",
         ratio_text(one.ratios.get(decode.PROJECTIONS)),
-        ratio_text(roofline),
+        number_text(roofline["p50"]) if roofline else "",
         str(one.rounds),
     ]

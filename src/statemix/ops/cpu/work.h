@@ -108,8 +108,8 @@ inline bool can_stream(const Problem& problem, int64_t aligned) {
   return problem.blocks % aligned == 0 && addresses % VECTOR_BYTES == 0;
 }
 
-// Far enough ahead to hide the latency of memory, near enough to stay in the cache until use. In
-// the order of memory, the distance of a gate is that of some tiles to two steps.
+// Far enough ahead to hide the latency of memory, near enough to stay in the cache until use. A
+// gate that is prefetched in the order of memory comes a few tiles to two steps before its use.
 inline int64_t steps_ahead(const Problem& problem, int64_t element_bytes) {
   const int64_t step_bytes = std::abs(problem.gates_time) * element_bytes;
   return step_bytes ? (kPrefetchedBytes + step_bytes - 1) / step_bytes : 1;

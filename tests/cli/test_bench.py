@@ -251,6 +251,9 @@ def test_steps_are_timed_against_their_projections(capsys, tmp_path, monkeypatch
         assert (row["provider"] != COPY) == (COPY in row["ratios"])
         assert (row["provider"] in ("projections", COPY)) == (row["roofline"] is None)
         assert (row["device"], row["graphs"]) == ("cpu", False)
+    moved = {row["provider"]: row["moved_bytes"] for row in kept}
+    assert moved["statemix"] == moved["statemix backend=loop"] == moved[COPY]
+    assert len({moved[name] for name in ("statemix", "lstm", "delta_net num_heads=2")}) == 3
     assert "H-LRU m=4, width 8, B=3" in text
     with pytest.raises(RequestError, match=r"rounds must be in 1\.\.1000000, got 0"):
         parse(["decode", "--rounds", "0"]).run()
@@ -291,8 +294,9 @@ def test_decoding_in_16_bits_says_so_everywhere(capsys, tmp_path, monkeypatch):
 def test_times_of_decoding_are_per_step(batch_size):
     case = decode.Case("bd_lru", batch_size, 4, 2)
     one = Measurement("statemix", "", "measured", rounds=3, time_s=Spread(1.0, 2.0, 3.0))
-    shown = decode_command._cells(case, one, None)[0]
-    assert shown == common.number_text(1e6 * 2.0 / case.steps_per_call)
+    time, *_, roofline, rounds = decode_command._cells(case, one, {"p50": 0.125})
+    assert time == common.number_text(1e6 * 2.0 / case.steps_per_call)
+    assert (roofline, rounds) == ("0.12", "3")
 
 
 @pytest.mark.parametrize("limit", ["0", "inf", "nan", "-1"])

@@ -33,7 +33,7 @@ test-without-kernels: $(VENV)/installed-dev
 	  $(CURDIR)/$(BIN)/python -m pytest -n auto --dist worksteal -rs $(TESTS)
 
 # Test the Triton kernels in Triton's interpreter, which must be chosen before Triton is imported
-# (about three minutes), or run every test of operators on them (about a quarter of an hour):
+# (two to three minutes), or run every test of operators on them (about a quarter of an hour):
 # make test-triton TRITON_TESTS="tests/ops -k triton"
 TRITON_TESTS := tests/ops/triton 'tests/ops/test_sequence_parallel.py::test_ranks_together_are_one_process[2-triton]'
 test-triton: $(VENV)/installed-dev

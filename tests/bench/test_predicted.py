@@ -17,7 +17,7 @@ def code(kernel, size=4, **choices):
     """A kernel of blocks in bfloat16, with one lane of a thread."""
     wanted = {
         "lanes": 32, "steps": 1, "rows": size, "columns": 0, "registers": 64, "loads": 40,
-        "in_flight": 40, "instructions": 10.0,
+        "in_flight": 40, "instructions": 10.0, "functions": 0.0,
     }  # fmt: skip
     return Code("block", kernel, size, 2, **(wanted | choices))
 
@@ -56,6 +56,15 @@ def test_a_pass_takes_the_time_of_its_instructions():
     # A scheduler has 1000 warps of 10 steps.
     assert found.issued == pytest.approx(1000 * 10 * 1103 / 1.755e9)
     assert found.issued / (lanes * 10 * 160 / 4.3e12) == pytest.approx(1, rel=1e-3)
+
+
+def test_special_functions_take_eight_times_as_long_as_to_issue_them():
+    """A processor begins 16 of them in a clock, and issues for 128 lanes."""
+    lanes = 132 * 4 * 32 * 1000
+    found = times_of(code("local_forward", functions=2.0), Problem(lanes, 10, 10))
+    # Two for each of the 20 gates of a step.
+    assert found.special == pytest.approx(1000 * 10 * 2 * 20 * 8 / 1.755e9)
+    assert found.special == pytest.approx(8 * 2 / 10 * found.issued)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +136,7 @@ def test_a_layer_takes_its_projections_and_its_scan(operator, size, one_pass):
         {
             "operator": operator, "size": size, "kernel": kernel, "dtype": "bfloat16",
             "full": full, "lanes": 64, "steps": 1000, "rows": size, "columns": 0,
-            "registers": 32, "loads": 1, "in_flight": 1, "instructions": 0.0,
+            "registers": 32, "loads": 1, "in_flight": 1, "instructions": 0.0, "functions": 0.0,
         }
         for kernel in KERNELS
         for full in (False, True)

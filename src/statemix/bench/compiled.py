@@ -6,9 +6,11 @@ No GPU is needed. Times are a model (predicted.py).
 import hashlib
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from statemix.bench.machine_code import bytes_of, disassembled, loads_of, loops_of
@@ -31,7 +33,9 @@ from statemix.ops.triton.plan import (
     Tile,
     ahead_of,
     alignment,
+    family_of,
     kernels_of,
+    options_of,
     shape_of,
     shift_of,
     tile_of,
@@ -181,10 +185,13 @@ class Compiled(NamedTuple):
             registers are free; None likewise.
         instructions: instructions of a step, per gate and lane, over all columns of maps; None
             likewise.
-        issue: time to issue them over the time to move the bytes, on an H200; None likewise.
+        functions: powers, roots, reciprocals and tanh among them; None likewise.
+        issue: time to issue the instructions over the time to move the bytes, on an H200; None
+            likewise.
+        special: time to compute the functions over the time to move the bytes; None likewise.
         wait: time to wait for what is read over the time to move the bytes; None likewise.
         roofline_us: time to move the bytes of a pass over the problem of predicted.py, on an H200.
-        predicted_us: the longest of that, of the time to issue the instructions and of the time to
+        predicted_us: the longest of that and of the times to issue, to compute functions and to
             wait; None if the target is not NVIDIA's.
         seconds: time to compile.
     """
@@ -201,7 +208,9 @@ class Compiled(NamedTuple):
     loads: int | None
     in_flight: int | None
     instructions: float | None
+    functions: float | None
     issue: float | None
+    special: float | None
     wait: float | None
     roofline_us: float
     predicted_us: float | None
@@ -234,7 +243,6 @@ def compiled(variant: Variant) -> Compiled:
     from statemix.ops.triton.kernels import carries
     from statemix.ops.triton.kernels.tiles import SIZES
     from statemix.ops.triton.problems import KERNELS as MODULES
-    from statemix.ops.triton.problems import options_of
 
     shape, strides = variant.shape, variant.strides
     module = MODULES[kernels_of(variant.operator, variant.gate)]
@@ -249,7 +257,7 @@ def compiled(variant: Variant) -> Compiled:
         "STEPS": shape.steps,
         "ROWS": shape.rows,
         "COLUMNS": shape.columns,
-        "FAMILY": variant.gate,
+        "FAMILY": family_of(variant.gate, bfloat16=variant.dtype == "bfloat16"),
         "SHIFT": shift_of(variant.size),
         "R": tile.rows,
         "L": tile.lanes,
@@ -278,7 +286,8 @@ def compiled(variant: Variant) -> Compiled:
         knobs.compilation.always_compile = True
         target = GPUTarget(*TARGETS[variant.target])
         options = options_of(variant.kernel, variant.size, nvidia=target.backend == "cuda")
-        kernel = build(source, target=target, options=options)
+        with _compiling_for(target):
+            kernel = build(source, target=target, options=options)
     seconds = time.monotonic() - begun
     cut = (tile.rows * tile.lanes, shape.steps, shape.rows, shape.columns)
     problem = problem_of(variant.operator, variant.size, full=variant.full)
@@ -291,12 +300,14 @@ def compiled(variant: Variant) -> Compiled:
         )
         shared = kernel.metadata.shared
         return Compiled(
-            *cut, registers, 4 * spilled, shared, *(None,) * 7,
+            *cut, registers, 4 * spilled, shared, *(None,) * 9,
             _microseconds(bytes_s), None, round(seconds, 2),
         )  # fmt: skip
     usage, code = disassembled(kernel.asm["cubin"])
     groups = -(-(variant.size + 1) // shape.columns) if shape.columns else 1
-    instructions = 32 * groups * _step(code, variant) / (variant.gates * cut[0])
+    instructions, functions = (
+        32 * groups * _step(code, variant, name) / (variant.gates * cut[0]) for name in ("", "MUFU")
+    )
     reads = loads_of(code)
     times = times_of(
         Code(
@@ -308,6 +319,7 @@ def compiled(variant: Variant) -> Compiled:
             usage["REG"],
             *reads,
             instructions,
+            functions,
         ),
         problem,
     )
@@ -320,7 +332,9 @@ def compiled(variant: Variant) -> Compiled:
         bytes_of("STG", code),
         *reads,
         round(instructions, 2),
+        round(functions, 2),
         round(times.issued / times.moved, 3),
+        round(times.special / times.moved, 3),
         round(times.waited / times.moved, 3),
         _microseconds(times.moved),
         _microseconds(max(times)),
@@ -328,17 +342,31 @@ def compiled(variant: Variant) -> Compiled:
     )
 
 
+@contextmanager
+def _compiling_for(target: Any) -> Iterator[None]:
+    """Let the driver name a target, as kernels ask it what they are compiled for (rows.py)."""
+    from triton.runtime import driver
+
+    # Without a GPU there is no driver, which `active` and `reset_active` would look for.
+    before = driver._active
+    driver.set_active(SimpleNamespace(get_current_target=lambda: target))
+    try:
+        yield
+    finally:
+        driver._active = before
+
+
 def _microseconds(seconds: float) -> float:
     return round(1e6 * seconds, 2)
 
 
-def _step(code: Sequence[str], variant: Variant) -> float:
-    """Return the instructions of a step of time; for carries, of a chunk.
+def _step(code: Sequence[str], variant: Variant, name: str) -> float:
+    """Return the instructions of a step of time, or those of a name; for carries, of a chunk.
 
     The outer loop is one or some steps. If it has an inner one, a round of that is some rows of a
     block.
     """
-    outer, inner = loops_of(code)
+    outer, inner = loops_of(code, name)
     blocks = variant.operator == "block" and variant.kernel not in CARRIES
     rounds = -(-variant.size // variant.shape.rows) if blocks else 1
     return (outer + (rounds - 1) * inner) / variant.shape.steps

@@ -41,12 +41,21 @@ def bytes_of(access: str, code: Sequence[str]) -> int:
     return max(sorted(set(bits)), key=bits.count) // 8
 
 
-def loops_of(code: Sequence[str]) -> tuple[int, int]:
-    """Return the instructions of the outer loop that reads global memory, and of its inner ones."""
-    _, loops = _loops(code)
+def loops_of(code: Sequence[str], name: str = "") -> tuple[int, int]:
+    """Count instructions of the outer loop that reads global memory, and of its inner ones.
+
+    Args:
+        code: lines of machine code.
+        name: a part of the names of the instructions to count; without one, all of them.
+    """
+    instructions, loops = _loops(code)
     outer = max(loops, key=lambda loop: loop[1] - loop[0])
-    inner = (stop - start for start, stop in loops if outer[0] <= start < stop < outer[1])
-    return outer[1] - outer[0], sum(inner)
+    inner = [loop for loop in loops if outer[0] <= loop[0] < loop[1] < outer[1]]
+
+    def count(start: int, stop: int) -> int:
+        return sum(name in instruction for instruction in instructions[start:stop])
+
+    return count(*outer), sum(count(*loop) for loop in inner)
 
 
 def loads_of(code: Sequence[str]) -> tuple[int, int]:

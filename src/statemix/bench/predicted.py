@@ -1,8 +1,8 @@
 """What the Triton kernels should take on an H200: a model of bytes, instructions and waiting.
 
-A kernel takes the longest of three times: that of the bytes that must move, that of the
-instructions that must be issued, and that for which its warps wait for what they read, one read
-after another. No GPU has judged it.
+A kernel takes the longest of four times: that of the bytes that must move, that of the instructions
+that must be issued, that of the special functions among them, which have units of their own, and
+that for which its warps wait for what they read, one read after another. No GPU has judged it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,6 +24,8 @@ _LATENCY_S = 0.8e-6
 # Processors, each of which issues for four warps of 32 lanes at a time, has so many registers, and
 # keeps so many programs, of one warp here.
 _PROCESSORS, _SCHEDULERS, _HERTZ = 132, 4, 1.755e9
+# Lanes of a warp whose powers, roots, reciprocals or tanh a scheduler's unit begins at a time.
+_SPECIAL_LANES = 4
 _REGISTERS, _PROGRAMS = 65_536, 32
 # The problem: sequences, steps of each, and entries of the state. m need not divide these.
 _SEQUENCES, _STEPS, _STATE = 8, 2048, 768
@@ -84,6 +86,7 @@ class Code(NamedTuple):
         loads: loads that a thread reads at once by its plan.
         in_flight: how many of them the compiler lets wait at once; 0 if they wait in shared memory.
         instructions: instructions of a step, per gate and lane, over all columns of maps.
+        functions: powers, roots, reciprocals and tanh among them.
     """
 
     operator: str
@@ -98,6 +101,7 @@ class Code(NamedTuple):
     loads: int
     in_flight: int
     instructions: float
+    functions: float
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> "Code":
@@ -112,11 +116,13 @@ class Times(NamedTuple):
     Attributes:
         moved: to move the bytes.
         issued: to issue the instructions.
+        special: to compute powers, roots, reciprocals and tanh.
         waited: to wait for what is read.
     """
 
     moved: float
     issued: float
+    special: float
     waited: float
 
 
@@ -155,7 +161,8 @@ def times_of(code: Code, problem: Problem) -> Times:
         places, steps = problem.lanes * (problem.maps + 1), problem.chunk
     groups = -(-(code.size + 1) // code.columns) if code.columns else 1
     warps = groups * places / code.lanes
-    of_warp = code.instructions * gates * code.lanes / 32 / groups / _HERTZ
+    per_number = gates * code.lanes / 32 / groups / _HERTZ
+    of_warp = code.instructions * per_number
     of_processor = min(_PROGRAMS, _REGISTERS // (32 * -(-code.registers // 8) * 8))
     turns = max(1, warps / (_PROCESSORS * of_processor))
     if code.kernel in CARRIES:
@@ -164,9 +171,11 @@ def times_of(code: Code, problem: Problem) -> Times:
     else:
         rounds = (-(-code.size // code.rows) if code.operator == "block" else 1) / code.steps
         waited = rounds * _LATENCY_S * max(1, code.loads / code.in_flight) + of_warp
+    of_scheduler = warps * steps / (_PROCESSORS * _SCHEDULERS)
     return Times(
         moved_s(code.operator, code.kernel, code.size, code.element_bytes, problem),
-        warps * steps * of_warp / (_PROCESSORS * _SCHEDULERS),
+        of_scheduler * of_warp,
+        of_scheduler * code.functions * per_number * 32 / _SPECIAL_LANES,
         turns * steps * waited,
     )
 

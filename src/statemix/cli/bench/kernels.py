@@ -16,14 +16,15 @@ from statemix.cli.bench.common import open_console, progress
 
 _REMARK = """\
 Lanes: of a program, one warp. Steps, rows: read at once. Per gate: instructions of a step, per gate
-and lane, over all columns of maps. Issue, wait: time to issue them, and time for which warps wait
-for what they read, over the time to move the bytes, on an H200; above 1, that is the limit. Bytes
-us: time to move the bytes of 16,384 tokens with 768 entries of state; us: the longest of the three.
+and lane, over all columns of maps; functions: powers, roots, reciprocals and tanh among them.
+Issue, special, wait: time to issue the instructions, to compute the functions, and for which warps
+wait for what they read, over the time to move the bytes, on an H200; above 1, that is the limit.
+Bytes us: time to move the bytes of 16,384 tokens with 768 entries of state; us: the longest of all.
 With --full, there are 64 times as many tokens, in short sequences. All times are a model."""
 
 _COLUMNS = (
     "m", "lanes", "steps", "rows", "columns", "registers", "spilled", "load", "store", "per gate",
-    "issue", "wait", "bytes us", "us", "seconds",
+    "functions", "issue", "special", "wait", "bytes us", "us", "seconds",
 )  # fmt: skip
 
 

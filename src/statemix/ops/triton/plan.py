@@ -2,7 +2,7 @@
 
 import math
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -80,6 +80,19 @@ def kernels_of(operator: str, gate: str) -> str:
     return "reflect" if gate == "householder" else operator
 
 
+def family_of(gate: str, *, bfloat16: bool) -> str:
+    """Return the name by which the kernels know a gate family.
+
+    Args:
+        gate: name of the family.
+        bfloat16: whether gates are bfloat16.
+
+    Returns:
+        "coarse_tanh" for tanh gates in bfloat16 (kernels/rows.py); else the family's name.
+    """
+    return "coarse_tanh" if gate == "tanh" and bfloat16 else gate
+
+
 class Shape(NamedTuple):
     """How much of a problem one thread holds.
 
@@ -133,7 +146,8 @@ _SHAPES = {
         (1, Shape(2, 8)),
         (2, Shape(2, 4, 2)),
         (3, Shape(2, 4, 3)),
-        (5, Shape(2, 1, 5)),
+        (4, Shape(2, 2, 4)),
+        (5, Shape(1, 2, 5)),
         (8, Shape(1, 1, 8)),
         (9, Shape(1, 1, 3)),
         (10, Shape(1, 1, 5)),
@@ -159,13 +173,14 @@ _SHAPES = {
     ),
     ("block", "chunk_backward"): _LEAVING,
     ("lag", "local_forward"): (
-        (2, Shape(2, 16)),
+        (1, Shape(2, 16)),
+        (2, Shape(1, 16)),
         (8, Shape(1, 8)),
         (16, Shape(1, 4)),
     ),
     ("lag", "local_backward"): (
         (1, Shape(1, 8)),
-        (3, Shape(2, 8)),
+        (4, Shape(2, 8)),
         (8, Shape(1, 4)),
         (16, Shape(1, 2)),
     ),
@@ -187,8 +202,9 @@ _SHAPES = {
         (1, Shape(2, 16)),
         (2, Shape(2, 8, 2)),
         (3, Shape(2, 8, 3)),
-        (4, Shape(2, 2, 4)),
-        (6, Shape(1, 2, 6)),
+        (4, Shape(1, 2, 4)),
+        (5, Shape(1, 4, 5)),
+        (7, Shape(1, 2, 7)),
         (8, Shape(1, 1, 8)),
         (9, Shape(1, 1, 3)),
         (10, Shape(1, 1, 5)),
@@ -200,7 +216,7 @@ _SHAPES = {
         (1, Shape(2, 8)),
         (2, Shape(2, 4, 2)),
         (3, Shape(1, 4, 3)),
-        (4, Shape(2, 1, 4)),
+        (4, Shape(2, 2, 4)),
         (7, Shape(1, 1, 7)),
         (8, Shape(1, 1, 4)),
         (9, Shape(1, 1, 3)),
@@ -210,9 +226,10 @@ _SHAPES = {
     ),
     ("reflect", "chunk_forward"): (
         (1, Shape(1, 16, 1, 2)),
-        (2, Shape(1, 8, 2, 3)),
+        (2, Shape(1, 16, 2, 3)),
         (3, Shape(1, 8, 3, 4)),
-        (6, Shape(1, 2, 6, 7)),
+        (5, Shape(1, 4, 5, 6)),
+        (7, Shape(1, 2, 7, 8)),
         (8, Shape(1, 1, 8, 9)),
         (9, Shape(1, 1, 9, 5)),
         (11, Shape(1, 1, 11, 6)),
@@ -320,6 +337,27 @@ def shape_of(
     return Shape(
         min(max(1, 2 * lanes // element_bytes), align), steps, rows, min(columns, size + 1)
     )
+
+
+# Local scans and the m at which the compiler is left to itself: more loads are in flight so.
+# Elsewhere it would save registers by putting loads off, which then wait one after another, or by
+# spilling some (backward at m = 3).
+_SPARING = {"local_forward": (1, 2, 3, 4), "local_backward": (1, 2, 4)}
+
+
+def options_of(kernel: str, size: int, *, nvidia: bool) -> dict[str, Any]:
+    """Return the options of the compiler.
+
+    Args:
+        kernel: name of the kernel.
+        size: m.
+        nvidia: whether the target is NVIDIA's.
+    """
+    # Warps that share nothing need not wait for each other.
+    options: dict[str, Any] = {"num_warps": 1, "enable_fp_fusion": True}
+    if nvidia and not kernel.startswith("carries") and size not in _SPARING.get(kernel, ()):
+        options["maxnreg"] = 255
+    return options
 
 
 def shift_of(size: int) -> int:

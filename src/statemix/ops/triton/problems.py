@@ -15,8 +15,10 @@ from statemix.ops.triton.plan import (
     ahead_of,
     alignment,
     chunk_of,
+    family_of,
     fills,
     kernels_of,
+    options_of,
     shape_of,
     shift_of,
     tile_of,
@@ -24,27 +26,6 @@ from statemix.ops.triton.plan import (
 
 KERNELS: dict[str, Any] = {"block": block, "lag": lag, "reflect": reflect}
 """The modules of kernels, by the names of :func:`statemix.ops.triton.plan.kernels_of`."""
-
-
-# Local scans and the m at which the compiler is left to itself: more loads are in flight so.
-# Elsewhere it would save registers by putting loads off, which then wait one after another, or by
-# spilling some (backward at m = 3).
-_SPARING = {"local_forward": (1, 2, 3, 4), "local_backward": (1, 2, 4)}
-
-
-def options_of(kernel: str, size: int, *, nvidia: bool) -> dict[str, Any]:
-    """Return the options of the compiler.
-
-    Args:
-        kernel: name of the kernel.
-        size: m.
-        nvidia: whether the target is NVIDIA's.
-    """
-    # Warps that share nothing need not wait for each other.
-    options: dict[str, Any] = {"num_warps": 1, "enable_fp_fusion": True}
-    if nvidia and not kernel.startswith("carries") and size not in _SPARING.get(kernel, ()):
-        options["maxnreg"] = 255
-    return options
 
 
 class Cut(NamedTuple):
@@ -109,7 +90,7 @@ class Problem(NamedTuple):
         (B, T, H), m = values.shape[:3], initial_state.shape[-1]
         options = {
             "M": m,
-            "FAMILY": gate,
+            "FAMILY": family_of(gate, bfloat16=values.dtype == torch.bfloat16),
             "SHIFT": shift_of(m),
             "PACKED": cu_seqlens is not None,
             "TEMPERED": temperature is not None,

@@ -6,11 +6,16 @@
 with u the previous states and, last, the value, and s the sign inside |f|. Each number of a row is
 a tile of lanes, so a row is a tuple of tiles. The families are defined in ops/gates.py, and kept
 from overflowing as in the CPU kernels (ops/cpu/gates.h): weights are measured in a unit of their
-row, and in 2^-SHIFT, at most 1 / (4 (m+1)), so that no weighted sum overflows.
+row, and in 2^-SHIFT, at most 1 / (4 (m+1)), so that no weighted sum overflows. "coarse_tanh" is
+tanh of gates in bfloat16: where the GPU has an instruction for it, weights have 11 digits of 2,
+while the gates have 8; gradients are computed from those weights, and all else in float32.
 """
 
 import triton
 import triton.language as tl
+from triton import knobs
+from triton.language.target_info import is_cuda
+from triton.runtime.jit import constexpr_function
 
 from statemix.ops.triton.kernels.tiles import scaled
 
@@ -27,6 +32,28 @@ TINY: tl.constexpr = tl.constexpr(1.1754943508222875e-38)
 LARGEST: tl.constexpr = tl.constexpr(3.4028234663852886e38)
 TINY_64: tl.constexpr = tl.constexpr(2.2250738585072014e-308)
 LARGEST_64: tl.constexpr = tl.constexpr(1.7976931348623157e308)
+
+
+@constexpr_function
+def nvidia():
+    """Return whether a kernel is compiled for a GPU of NVIDIA's, which has these instructions."""
+    return is_cuda() and not knobs.runtime.interpret
+
+
+@triton.jit
+def _approximate_reciprocal(x):
+    """Return 1 / x in float32, but for the last bit."""
+    return tl.inline_asm_elementwise(
+        "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def _approximate_tanh(x):
+    """Return tanh(x) in float32, with a relative error of 2^-11 at most."""
+    return tl.inline_asm_elementwise(
+        "tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+    )
 
 
 @triton.jit
@@ -63,10 +90,25 @@ def _exponential(x, inverse, SHIFT: tl.constexpr):
 def reciprocal(x):
     """Return 1 / x for a positive normal number or infinity.
 
-    A root and its square are two instructions; a division takes eight, for all other numbers.
+    A division takes eight instructions, for all other numbers. This takes one, or in float64 and on
+    other GPUs than NVIDIA's two, a root and its square.
     """
-    root = tl.rsqrt(x)
-    return root * root
+    if nvidia() and x.dtype == tl.float32:
+        inverse = _approximate_reciprocal(x)
+    else:
+        root = tl.rsqrt(x)
+        inverse = root * root
+    return inverse
+
+
+@triton.jit
+def _quotient(x, y, inverse):
+    """Return x / y from 1 / y but for its last bits: rounded as a division rounds, or nearly so.
+
+    So a state that has all the weight is kept exactly, through any number of steps.
+    """
+    near = x * inverse
+    return tl.fma(tl.fma(-near, y, x), inverse, near)
 
 
 @triton.jit
@@ -119,7 +161,7 @@ def _measure(g, FAMILY: tl.constexpr):
 def _scale(g, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr):
     """Return what the gates of a row are measured from, if they are, and their factor."""
     top = _measure(g[0], FAMILY)
-    if FAMILY != "tanh" and FAMILY != "none":
+    if not _is_tanh(FAMILY) and FAMILY != "none":
         for j in tl.static_range(1, COUNT):
             top = tl.maximum(top, _measure(g[j], FAMILY))
     factor = top * 0.0 + inverse
@@ -148,18 +190,25 @@ def _weight(g, top, factor, inverse, FAMILY: tl.constexpr, SHIFT: tl.constexpr):
         f = _ramp(g) * (factor * UNIT)
     elif FAMILY == "signed":
         f = g * (factor * UNIT)
-    elif FAMILY == "tanh":
+    elif FAMILY == "coarse_tanh" and nvidia():
+        f = _approximate_tanh(g * inverse) * UNIT
+    elif _is_tanh(FAMILY):
         f = _tanh(g, inverse, UNIT)
     elif FAMILY == "none":
         f = g * inverse
     return f
 
 
+@constexpr_function
+def _is_tanh(family):
+    return family in ("tanh", "coarse_tanh")
+
+
 @triton.jit
 def _share(f, FAMILY: tl.constexpr):
     """Return |f|, which the normaliser sums."""
     share = f
-    if FAMILY == "signed" or FAMILY == "tanh":
+    if FAMILY == "signed" or _is_tanh(FAMILY):
         share = tl.abs(f)
     return share
 
@@ -171,7 +220,7 @@ def _epsilon(factor, inverse, FAMILY: tl.constexpr, SHIFT: tl.constexpr):
     epsilon = factor * 0.0
     if FAMILY == "relu" or FAMILY == "signed":
         epsilon = factor * reciprocal(inverse) * (EPSILON * UNIT)
-    elif FAMILY == "tanh":
+    elif _is_tanh(FAMILY):
         epsilon += EPSILON * UNIT
     return epsilon
 
@@ -190,7 +239,7 @@ def _gradient(g, f, half, common, top, factor, inverse, FAMILY: tl.constexpr, SH
         # The share of the second term is 1 - sigmoid, without cancellation.
         share = _finite(_exponential(top - g, inverse, -SHIFT)) * f
         gradient = common * (inverse * share * f) * half
-    elif FAMILY == "tanh":
+    elif _is_tanh(FAMILY):
         # 1 - tanh^2 = sech^2, without cancellation. The factor of the row multiplies first what it
         # does not make too large or too small.
         e = _exponential(g, inverse, 0)
@@ -233,7 +282,7 @@ def row_forward(g, u, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr, SHIFT:
             h += f * u[j]
             total += _share(f, FAMILY)
         if FAMILY != "none":
-            h = h / total
+            h = _quotient(h, total, reciprocal(total))
     return h
 
 
@@ -241,11 +290,11 @@ def row_forward(g, u, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr, SHIFT:
 def _exponents(top, inverse):
     """Return c = log2(e) / T and b = top c, for weights of a row in the unit 2^b.
 
-    2^(g c - b) takes one instruction before the power. Only b is rounded, which all weights share,
-    so it cancels in the normaliser. The weight of the top is not 1, but between 2^-64 and 2^64, as
-    |b| stays below 2^31, or in float64 2^60: c is smaller where |b| would be more than half of
-    that. There, gates that differ do so by 64 or more in the power with either c, and all but the
-    largest vanish.
+    2^(g c - b), or 2^(b - g c), takes one instruction before the power. Only b is rounded, which
+    all weights share, so it cancels in the normaliser. The weight of the top is not 1, but between
+    2^-64 and 2^64, as |b| stays below 2^31, or in float64 2^60: c is smaller where |b| would be
+    more than half of that. There, gates that differ do so by 64 or more in the power with either c,
+    and all but the largest vanish.
     """
     # The difference of the bits of 2^k and |top| is that of a number from 2^k / |top| to 9/8 of it.
     # It is unsigned: if k is too large for a number of its own, so may the difference be.
@@ -288,6 +337,14 @@ def row_weights(g, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr):
             total = f[0]
             for j in tl.static_range(1, COUNT):
                 f = f + (tl.exp2(tl.fma(g[j], c, -b)),)
+                total += f[j]
+        elif FAMILY == "sigmoid":
+            c, b = _exponents(top, inverse)
+            unit = tl.exp2(b)
+            f = (reciprocal(unit + tl.exp2(tl.fma(-g[0], c, b))),)
+            total = f[0]
+            for j in tl.static_range(1, COUNT):
+                f = f + (reciprocal(unit + tl.exp2(tl.fma(-g[j], c, b))),)
                 total += f[j]
         else:
             total = _epsilon(factor, inverse, FAMILY, 0)
@@ -339,14 +396,15 @@ def row_backward(
             total += _share(f[j], FAMILY)
         for j in tl.static_range(1, COUNT):
             h += f[j] * u[j]
-        common = lam / total
+        share = reciprocal(total)
+        common = lam * share
         # Halved, because u - h may overflow although the gradient is finite.
-        half_h = h / total * 0.5
+        half_h = _quotient(h, total, share) * 0.5
     for j in tl.static_range(GATES):
         half = u[j] * 0.5
         if FAMILY == "softmax" or FAMILY == "sigmoid" or FAMILY == "relu":
             half -= half_h
-        elif FAMILY == "signed" or FAMILY == "tanh":
+        elif FAMILY == "signed" or _is_tanh(FAMILY):
             half -= tl.where(f[j] > 0, half_h, tl.where(f[j] < 0, -half_h, 0.0))
         gradient = _gradient(g[j], f[j], half, common, top, factor, inverse, FAMILY, SHIFT)
         d_g = d_g + (gradient,)

@@ -77,8 +77,9 @@ def instructions(monkeypatch):
             data = x.handle.data
             exact = function(data.astype(np.float64))
             # Errors of both signs, up to the largest one.
-            found = exact * (1 + most * np.sin(1e4 * data))
-            return tl.tensor(TensorHandle(found.astype(np.float32), tl.float32), x.type)
+            found = (exact * (1 + most * np.sin(1e4 * np.frexp(data)[0]))).astype(np.float32)
+            found[np.abs(found) < np.finfo(np.float32).tiny] = 0
+            return tl.tensor(TensorHandle(found, tl.float32), x.type)
 
         return instruction
 
@@ -102,6 +103,25 @@ def test_gradients_of_tanh_with_11_digits_are_as_near(problem, kind, size, chunk
 def test_reciprocals_but_for_the_last_bit_will_do(problem, agree, gate):
     p = problem("blocks", length=5, blocks=9, size=3, gate=gate).to(torch.float32)
     agree(outcome(p, gate, 2), p.to(torch.float64).outcome(gate, backend="reference"))
+
+
+@pytest.mark.usefixtures("instructions")
+@pytest.mark.parametrize("gate", ["relu", "signed"])
+@pytest.mark.parametrize(("unit", "temperature"), [("largest", None), (0.0, 1.18e-38)])
+def test_normalisers_of_extreme_gates_have_reciprocals(problem, agree, gate, unit, temperature):
+    """The largest sum of a row, and epsilon at the smallest temperatures."""
+    p = problem("lags", length=4, blocks=9, size=16, gate=gate).to(torch.float32)
+    if unit == "largest":
+        p = p.replace(gates=p.gates.sign() * torch.finfo(torch.float32).max)
+    else:
+        p = p.replace(gates=p.gates * 0)
+    for chunk in (0, 1):
+        found = moved(p).outcome(gate, temperature=temperature, backend=ops.in_chunks(chunk))
+        exact = p.to(torch.float64)
+        exact = exact.outcome(gate, temperature=temperature, backend="reference")
+        # Gradients of gates are divided by the size of these or by the temperature.
+        names = exact.keys() - {"d_gates"}
+        agree(*({name: one[name].cpu() for name in names} for one in (found, exact)))
 
 
 def check_16_bits(p, gate, chunk, of_float32=None):

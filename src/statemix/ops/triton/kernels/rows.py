@@ -42,7 +42,7 @@ def nvidia():
 
 @triton.jit
 def _approximate_reciprocal(x):
-    """Return 1 / x in float32, but for the last bit."""
+    """Return 1 / x in float32, but for the last bit; 0 where it is no normal number."""
     return tl.inline_asm_elementwise(
         "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
     )
@@ -72,11 +72,12 @@ def _normal(x):
 def inverse_of(temperature, S: tl.constexpr, TEMPERED: tl.constexpr):
     """Return 1 / T in dtype S, from a pointer to T; 1 if there is no temperature.
 
-    It is a normal number, and at most half of the largest, so that its product with log2 e is one.
+    It is a normal number, and at most a quarter of the largest, so that its product with log2 e and
+    its reciprocal are normal numbers, too.
     """
     inverse = tl.full((1, 1), 1.0, S)
     if TEMPERED:
-        inverse = _normal(0.5 * _normal(2.0 * inverse / tl.load(temperature).to(S)))
+        inverse = _normal(0.25 * _normal(4.0 * inverse / tl.load(temperature).to(S)))
     return inverse
 
 
@@ -88,7 +89,7 @@ def _exponential(x, inverse, SHIFT: tl.constexpr):
 
 @triton.jit
 def reciprocal(x):
-    """Return 1 / x for a positive normal number or infinity.
+    """Return 1 / x for a positive normal number or infinity; it may be 0 where it is no normal one.
 
     A division takes eight instructions, for all other numbers. This takes one, or in float64 and on
     other GPUs than NVIDIA's two, a root and its square.
@@ -121,8 +122,7 @@ def _finite(x):
 def _tanh(g, inverse, UNIT: tl.constexpr):
     """Return tanh(g / T) times UNIT, with all digits near 0, where 1 - 2 / (1 + e^2g) has none."""
     e = _exponential(g, inverse, 0)
-    root = tl.rsqrt(e * e + 1.0)
-    large = UNIT - (root * (2.0 * UNIT)) * root
+    large = UNIT - (2.0 * UNIT) * reciprocal(e * e + 1.0)
     if g.dtype == tl.float64:
         x = g * inverse
         z = x * x
@@ -320,14 +320,15 @@ def row_weights(g, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr):
     elif FAMILY == "none":
         p = scaled(g, inverse, COUNT)
     elif FAMILY == "relu" or FAMILY == "signed":
-        # In 2^-5, in which no sum of up to 32 gates overflows. In float32, weights are too small
-        # where all gates are below 10^-36 and the temperature below 10^-31; local scans are exact.
+        # In 2^-7, in which sums of up to 32 gates are at most a quarter of the largest number. In
+        # float32, weights are too small where all gates are below 10^-35 and the temperature below
+        # 10^-30; local scans are exact.
         f = ()
-        total = g[0] * 0.0 + reciprocal(inverse) * (EPSILON * 2.0**-5)
+        total = g[0] * 0.0 + reciprocal(inverse) * (EPSILON * 2.0**-7)
         for j in tl.static_range(COUNT):
             f = f + (_ramp(g[j]) if FAMILY == "relu" else g[j],)
-            total += tl.abs(f[j]) * 2.0**-5
-        p = scaled(f, reciprocal(_raised(total)) * 2.0**-5, COUNT)
+            total += tl.abs(f[j]) * 2.0**-7
+        p = scaled(f, reciprocal(_raised(total)) * 2.0**-7, COUNT)
     else:
         top, factor = _scale(g, inverse, COUNT, FAMILY)
         f = ()

@@ -303,14 +303,14 @@ KERNELS = [
     Fault(
         "kernel: gradients of large gates lose digits (relu, signed)",
         CPU + "rows.h",
-        "slope < 1 ? common * (slope * difference) : common * slope * difference",
+        "slope < 1 ? common * (slope * difference) : common * difference * slope",
         "common * slope * difference",
         KERNEL_TESTS,
     ),
     Fault(
         "kernel: gradients of steep gates between large values overflow",
         CPU + "rows.h",
-        "slope < 1 ? common * (slope * difference) : common * slope * difference",
+        "slope < 1 ? common * (slope * difference) : common * difference * slope",
         "common * (slope * difference)",
         KERNEL_TESTS,
     ),
@@ -1675,8 +1675,8 @@ TRITON_KERNELS = [
     Fault(
         "triton: a normaliser of no gates divides by zero",
         TRITON + "kernels/rows.py",
-        "reciprocal(_raised(total)) * 2.0**-7",
-        "reciprocal(total) * 2.0**-7",
+        "_rounded_reciprocal(_raised(total)) * 2.0**-7",
+        "_rounded_reciprocal(total) * 2.0**-7",
         TRITON_TESTS,
     ),
     Fault(
@@ -1740,19 +1740,96 @@ TRITON_KERNELS = [
         "triton: the reciprocal of the largest sum of gates is zero",
         TRITON + "kernels/rows.py",
         """            total += tl.abs(f[j]) * 2.0**-7
-        p = scaled(f, reciprocal(_raised(total)) * 2.0**-7, COUNT)
+        p = scaled(f, _rounded_reciprocal(_raised(total)) * 2.0**-7, COUNT)
 """,
         """            total += tl.abs(f[j]) * 2.0**-5
-        p = scaled(f, reciprocal(_raised(total)) * 2.0**-5, COUNT)
+        p = scaled(f, _rounded_reciprocal(_raised(total)) * 2.0**-5, COUNT)
 """,
         ("tests/ops/triton/test_sizes.py",),
     ),
     Fault(
         "triton: a state that has all the weight is not kept exactly",
         TRITON + "kernels/rows.py",
-        "return tl.fma(tl.fma(-near, y, x), inverse, near)",
-        "return near",
+        "exact = tl.fma(tl.fma(-near, y, x), inverse, near)",
+        "exact = near",
         ("tests/ops/triton/test_kernels.py",),
+    ),
+    Fault(
+        "triton: the gradient of a state that has all the weight shrinks",
+        TRITON + "kernels/rows.py",
+        "common = _quotient(lam, total, share)",
+        "common = lam * share",
+        ("tests/ops/test_limits.py",),
+    ),
+    Fault(
+        "triton: maps shrink a state that has all the weight",
+        TRITON + "kernels/rows.py",
+        "return tl.fma(tl.fma(-x, inverse, 1.0), inverse, inverse)",
+        "return inverse",
+        ("tests/ops/test_limits.py",),
+    ),
+    Fault(
+        "triton: an infinite state is no number",
+        TRITON + "kernels/rows.py",
+        'return tl.where(tl.abs(near) < float("inf"), exact, near)',
+        "return exact",
+        ("tests/ops/test_limits.py",),
+    ),
+    Fault(
+        "triton: a gate of infinity leaves no factor",
+        TRITON + "kernels/rows.py",
+        "factor = tl.zeros_like(top) + inverse",
+        "factor = top * 0.0 + inverse",
+        ("tests/ops/test_limits.py",),
+    ),
+    Fault(
+        "triton: the difference of gates overflows",
+        TRITON + "kernels/rows.py",
+        "return _exponential(0.5 * x - 0.5 * y, 2.0 * inverse, SHIFT)",
+        "return _exponential(x - y, inverse, SHIFT)",
+        ("tests/ops/test_limits.py",),
+    ),
+    Fault(
+        "triton: infinity meets a gate without gradient (softmax)",
+        TRITON + "kernels/rows.py",
+        "(common * f) * (half * tl.minimum(inverse, 1.0)) * tl.maximum(inverse, 1.0)",
+        "common * inverse * f * half",
+        ("tests/ops/test_limits.py",),
+    ),
+    Fault(
+        "triton: infinity meets a gate without gradient (tanh)",
+        TRITON + "kernels/rows.py",
+        "steep = common * UNIT * ((sech * sech * tl.minimum(inverse, 1.0)) * half)",
+        "steep = common * UNIT * inverse * (sech * sech * half) / tl.maximum(inverse, 1.0)",
+        ("tests/ops/test_limits.py",),
+    ),
+    Fault(
+        "triton: infinity meets a gate without gradient (relu, signed)",
+        TRITON + "kernels/rows.py",
+        "steep * (factor * half), steep * half * factor)",
+        "steep * (factor * half), steep * factor * half)",
+        ("tests/ops/test_limits.py",),
+    ),
+    Fault(
+        "triton: a temperature that is no number counts as a high one",
+        TRITON + "kernels/rows.py",
+        "return tl.maximum(x, least, propagate_nan=tl.PropagateNan.ALL)",
+        "return tl.maximum(x, least)",
+        ("tests/ops/test_limits.py",),
+    ),
+    Fault(
+        "kernel: a temperature that is no number counts as a high one",
+        CPU + "gates.h",
+        "(S)(x < least ? least : x > most ? most : x)",
+        "(S)(x > least ? x > most ? most : x : least)",
+        ("tests/ops/test_limits.py",),
+    ),
+    Fault(
+        "kernel: infinity meets a gate without gradient (relu, signed)",
+        CPU + "rows.h",
+        "common * (slope * difference) : common * difference * slope",
+        "common * (slope * difference) : common * slope * difference",
+        ("tests/ops/test_limits.py",),
     ),
     Fault(
         "triton: steps ignore the temperature",

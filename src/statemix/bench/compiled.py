@@ -285,7 +285,8 @@ def compiled(variant: Variant) -> Compiled:
         # Not from the cache, so that the time is that of a first call.
         knobs.compilation.always_compile = True
         target = GPUTarget(*TARGETS[variant.target])
-        options = options_of(variant.kernel, variant.size, nvidia=target.backend == "cuda")
+        element_bytes, nvidia = BYTES[variant.dtype], target.backend == "cuda"
+        options = options_of(variant.kernel, variant.size, element_bytes, nvidia=nvidia)
         with _compiling_for(target):
             kernel = build(source, target=target, options=options)
     seconds = time.monotonic() - begun

@@ -65,11 +65,8 @@ def spill_limit(variant: Variant) -> float:
 
     In float64, the local scans backward of large blocks have more numbers in registers than fit,
     even with one lane of a thread. Widths that are no multiples of 16 take some registers more for
-    addresses. The local scan backward of lags at m = 4 is left to the compiler, which saves a few
-    registers where chunks are ragged.
+    addresses.
     """
     if (variant.dtype, variant.kernel) == ("float64", "local_backward") and variant.size > 8:
         return math.inf
-    if (variant.operator, variant.kernel, variant.size) == ("lag", "local_backward", 4):
-        return 16 if variant.width % 16 else 8
     return 16 if variant.width % 16 else 0

@@ -43,8 +43,10 @@ template <class S> struct Rows {
     exponent = finite(problem.inverse_temperature * 2.88539008177792681472);
     if (inverse < 1) lowered = std::ldexp((S)1, std::ilogb(inverse));
   }
+  // A NaN stays one.
   static S finite(double x) {
-    return (S)std::fmin(std::fmax(x, std::numeric_limits<S>::min()), std::numeric_limits<S>::max());
+    const double least = std::numeric_limits<S>::min(), most = std::numeric_limits<S>::max();
+    return (S)(x < least ? least : x > most ? most : x);
   }
 };
 

@@ -111,13 +111,13 @@ inline typename Compute<Element>::Vector row_backward(
       gradient = common * f * difference * (rows.inverse / unit);
     } else {
       // A slope may be so small that lam / S times it is not a normal number, or so large that the
-      // difference times it overflows.
+      // product overflows, which must not meet a difference of zero.
       V slope;
       if constexpr (G::slope_is_kept)
         slope = slopes[j];
       else
         slope = G::slope(g, f, scale);
-      gradient = slope < 1 ? common * (slope * difference) : common * slope * difference;
+      gradient = slope < 1 ? common * (slope * difference) : common * difference * slope;
       gradient *= 1 / unit;
     }
     write<Partial>(d_gates + j * d_stride, gradient, lanes, streamed, halves + j);

@@ -339,23 +339,30 @@ def shape_of(
     )
 
 
-# Local scans and the m at which the compiler is left to itself: more loads are in flight so.
-# Elsewhere it would save registers by putting loads off, which then wait one after another, or by
-# spilling some (backward at m = 3).
-_SPARING = {"local_forward": (1, 2, 3, 4), "local_backward": (1, 2, 4)}
+# Local scans, whether gates have 16 bits, and the m at which the compiler is left to itself: more
+# loads are in flight so. Elsewhere it would save registers by putting loads off, which then wait
+# one after another, or by spilling some (backward at m = 3, and at 4 in float32).
+_SPARING = {
+    ("local_forward", True): (1, 2, 3, 4),
+    ("local_forward", False): (1, 2, 3, 4),
+    ("local_backward", True): (1, 2, 4),
+    ("local_backward", False): (1, 2),
+}
 
 
-def options_of(kernel: str, size: int, *, nvidia: bool) -> dict[str, Any]:
+def options_of(kernel: str, size: int, element_bytes: int, *, nvidia: bool) -> dict[str, Any]:
     """Return the options of the compiler.
 
     Args:
         kernel: name of the kernel.
         size: m.
+        element_bytes: bytes of a gate.
         nvidia: whether the target is NVIDIA's.
     """
+    sparing = _SPARING.get((kernel, element_bytes == 2), ())
     # Warps that share nothing need not wait for each other.
     options: dict[str, Any] = {"num_warps": 1, "enable_fp_fusion": True}
-    if nvidia and not kernel.startswith("carries") and size not in _SPARING.get(kernel, ()):
+    if nvidia and not kernel.startswith("carries") and size not in sparing:
         options["maxnreg"] = 255
     return options
 

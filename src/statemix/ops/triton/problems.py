@@ -161,7 +161,7 @@ class Problem(NamedTuple):
 
     def compiled(self, kernel: str, tile: Tile) -> dict[str, Any]:
         """Return the size of the tile, and the options of the compiler."""
-        options = options_of(kernel, self.m, nvidia=torch.version.hip is None)
+        options = options_of(kernel, self.m, self.dtype.itemsize, nvidia=torch.version.hip is None)
         return {"R": tile.rows, "L": tile.lanes, **options}
 
     def empty(self, like: Tensor, *counts: int) -> Tensor:
@@ -218,6 +218,6 @@ class Problem(NamedTuple):
             PACKED=self.options["PACKED"],
             REVERSE=reverse,
             **ahead.options,
-            **options_of("carries", self.m, nvidia=torch.version.hip is None),
+            **options_of("carries", self.m, self.dtype.itemsize, nvidia=torch.version.hip is None),
         )
         return entering

@@ -36,7 +36,10 @@ LARGEST_64: tl.constexpr = tl.constexpr(1.7976931348623157e308)
 
 @constexpr_function
 def nvidia():
-    """Return whether a kernel is compiled for a GPU of NVIDIA's, which has these instructions."""
+    """Return whether a kernel is compiled for a GPU of NVIDIA's.
+
+    From sm_75 on, these have the two instructions below.
+    """
     return is_cuda() and not knobs.runtime.interpret
 
 
@@ -58,14 +61,16 @@ def _approximate_tanh(x):
 
 @triton.jit
 def _raised(x):
-    """Return x >= 0, raised to the smallest normal number if it is below."""
-    return tl.maximum(x, TINY_64 if x.dtype == tl.float64 else TINY)
+    """Return x >= 0, raised to the smallest normal number if it is below; a NaN stays one."""
+    least = TINY_64 if x.dtype == tl.float64 else TINY
+    return tl.maximum(x, least, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def _normal(x):
-    """Return a positive number, or the nearest one that is finite and not denormal."""
-    return tl.minimum(_raised(x), LARGEST_64 if x.dtype == tl.float64 else LARGEST)
+    """Return a positive number, or the nearest one that is finite and not denormal, or a NaN."""
+    most = LARGEST_64 if x.dtype == tl.float64 else LARGEST
+    return tl.minimum(_raised(x), most, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -73,7 +78,8 @@ def inverse_of(temperature, S: tl.constexpr, TEMPERED: tl.constexpr):
     """Return 1 / T in dtype S, from a pointer to T; 1 if there is no temperature.
 
     It is a normal number, and at most a quarter of the largest, so that its product with log2 e and
-    its reciprocal are normal numbers, too.
+    its reciprocal are normal numbers, too: temperatures above a quarter of the largest number are
+    taken for that quarter.
     """
     inverse = tl.full((1, 1), 1.0, S)
     if TEMPERED:
@@ -88,11 +94,17 @@ def _exponential(x, inverse, SHIFT: tl.constexpr):
 
 
 @triton.jit
+def _exponential_of_difference(x, y, inverse, SHIFT: tl.constexpr):
+    """Return 2^-SHIFT e^{(x - y) / T}; half of the difference cannot overflow."""
+    return _exponential(0.5 * x - 0.5 * y, 2.0 * inverse, SHIFT)
+
+
+@triton.jit
 def reciprocal(x):
     """Return 1 / x for a positive normal number or infinity; it may be 0 where it is no normal one.
 
-    A division takes eight instructions, for all other numbers. This takes one, or in float64 and on
-    other GPUs than NVIDIA's two, a root and its square.
+    A division takes eight instructions, for all other numbers. This takes one, or on other GPUs
+    than NVIDIA's, and in float64, a root and its square.
     """
     if nvidia() and x.dtype == tl.float32:
         inverse = _approximate_reciprocal(x)
@@ -103,13 +115,25 @@ def reciprocal(x):
 
 
 @triton.jit
+def _rounded_reciprocal(x):
+    """Return 1 / x for a positive finite number as a division rounds it, or nearly so.
+
+    The weight of a state that has all of it is then 1, and does not shrink it from step to step.
+    """
+    inverse = reciprocal(x)
+    return tl.fma(tl.fma(-x, inverse, 1.0), inverse, inverse)
+
+
+@triton.jit
 def _quotient(x, y, inverse):
     """Return x / y from 1 / y but for its last bits: rounded as a division rounds, or nearly so.
 
-    So a state that has all the weight is kept exactly, through any number of steps.
+    So a state that has all the weight is kept exactly, through any number of steps, and its
+    gradient too.
     """
     near = x * inverse
-    return tl.fma(tl.fma(-near, y, x), inverse, near)
+    exact = tl.fma(tl.fma(-near, y, x), inverse, near)
+    return tl.where(tl.abs(near) < float("inf"), exact, near)
 
 
 @triton.jit
@@ -164,7 +188,7 @@ def _scale(g, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr):
     if not _is_tanh(FAMILY) and FAMILY != "none":
         for j in tl.static_range(1, COUNT):
             top = tl.maximum(top, _measure(g[j], FAMILY))
-    factor = top * 0.0 + inverse
+    factor = tl.zeros_like(top) + inverse
     if FAMILY == "sigmoid":
         # Where a gate is positive, its weight is at least 1/2.
         top = tl.minimum(top, 0.0)
@@ -181,11 +205,11 @@ def _weight(g, top, factor, inverse, FAMILY: tl.constexpr, SHIFT: tl.constexpr):
     UNIT: tl.constexpr = 2.0**-SHIFT
     f = g
     if FAMILY == "softmax":
-        f = _exponential(g - top, inverse, SHIFT)
+        f = _exponential_of_difference(g, top, inverse, SHIFT)
     elif FAMILY == "sigmoid":
         # 1 / (1 + e^-g), both terms of the sum in e^-top, which is the unit of the row.
-        f = _exponential(top, inverse, -SHIFT) + _exponential(top - g, inverse, -SHIFT)
-        f = reciprocal(f)
+        f = _exponential(top, inverse, -SHIFT)
+        f = reciprocal(f + _exponential_of_difference(top, g, inverse, -SHIFT))
     elif FAMILY == "relu":
         f = _ramp(g) * (factor * UNIT)
     elif FAMILY == "signed":
@@ -217,7 +241,7 @@ def _share(f, FAMILY: tl.constexpr):
 def _epsilon(factor, inverse, FAMILY: tl.constexpr, SHIFT: tl.constexpr):
     """Return epsilon in the unit of the row."""
     UNIT: tl.constexpr = 2.0**-SHIFT
-    epsilon = factor * 0.0
+    epsilon = tl.zeros_like(factor)
     if FAMILY == "relu" or FAMILY == "signed":
         epsilon = factor * reciprocal(inverse) * (EPSILON * UNIT)
     elif _is_tanh(FAMILY):
@@ -227,32 +251,33 @@ def _epsilon(factor, inverse, FAMILY: tl.constexpr, SHIFT: tl.constexpr):
 
 @triton.jit
 def _gradient(g, f, half, common, top, factor, inverse, FAMILY: tl.constexpr, SHIFT: tl.constexpr):
-    """Return f'(g) times lam / S times twice ``half``, with f' the derivative by g."""
+    """Return f'(g) times lam / S times twice ``half``, with f' the derivative by g.
+
+    A factor above 1 comes last, and one below 1 first of all: no product of the others then
+    overflows, nor meets a zero as infinity, unless the gradient overflows.
+    """
     UNIT: tl.constexpr = 2.0**-SHIFT
     if FAMILY == "given":
         gradient = common * half
     elif FAMILY == "none":
         gradient = common * inverse * half
     elif FAMILY == "softmax":
-        gradient = common * inverse * f * half
+        gradient = (common * f) * (half * tl.minimum(inverse, 1.0)) * tl.maximum(inverse, 1.0)
     elif FAMILY == "sigmoid":
         # The share of the second term is 1 - sigmoid, without cancellation.
-        share = _finite(_exponential(top - g, inverse, -SHIFT)) * f
+        share = _finite(_exponential_of_difference(top, g, inverse, -SHIFT)) * f
         gradient = common * (inverse * share * f) * half
     elif _is_tanh(FAMILY):
-        # 1 - tanh^2 = sech^2, without cancellation. The factor of the row multiplies first what it
-        # does not make too large or too small.
+        # 1 - tanh^2 = sech^2, without cancellation.
         e = _exponential(g, inverse, 0)
         sech = 2.0 * _finite(e) * reciprocal(e * e + 1.0)
-        steep = common * UNIT * tl.maximum(inverse, 1.0)
-        gradient = steep * ((sech * sech * tl.minimum(inverse, 1.0)) * half)
+        steep = common * UNIT * ((sech * sech * tl.minimum(inverse, 1.0)) * half)
+        gradient = steep * tl.maximum(inverse, 1.0)
     else:
-        slope = factor
-        if FAMILY == "relu":
-            slope = tl.where(g > 0, factor, 0.0)
-        # The product of the first two may be no normal number, or that of the last two overflow.
         steep = common * UNIT
-        gradient = tl.where(slope < 1, steep * (slope * half), steep * slope * half)
+        gradient = tl.where(factor < 1, steep * (factor * half), steep * half * factor)
+        if FAMILY == "relu":
+            gradient = tl.where(g > 0, gradient, 0.0)
     return gradient + gradient
 
 
@@ -296,8 +321,8 @@ def _exponents(top, inverse):
     more than half of that. There, gates that differ do so by 64 or more in the power with either c,
     and all but the largest vanish.
     """
-    # The difference of the bits of 2^k and |top| is that of a number from 2^k / |top| to 9/8 of it.
-    # It is unsigned: if k is too large for a number of its own, so may the difference be.
+    # The bits of 2^30 and of 1, less those of |top|, are those of a number from 2^30 / |top| to 9/8
+    # of it; 2^59 in float64. All is unsigned: neither the sum nor the difference need be a number.
     c = inverse * LOG2_E
     if top.dtype == tl.float64:
         most = 0x8390000000000000 - (top.to(tl.uint64, bitcast=True) & 0x7FFFFFFFFFFFFFFF)
@@ -328,7 +353,7 @@ def row_weights(g, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr):
         for j in tl.static_range(COUNT):
             f = f + (_ramp(g[j]) if FAMILY == "relu" else g[j],)
             total += tl.abs(f[j]) * 2.0**-7
-        p = scaled(f, reciprocal(_raised(total)) * 2.0**-7, COUNT)
+        p = scaled(f, _rounded_reciprocal(_raised(total)) * 2.0**-7, COUNT)
     else:
         top, factor = _scale(g, inverse, COUNT, FAMILY)
         f = ()
@@ -352,7 +377,7 @@ def row_weights(g, inverse, COUNT: tl.constexpr, FAMILY: tl.constexpr):
             for j in tl.static_range(COUNT):
                 f = f + (_weight(g[j], top, factor, inverse, FAMILY, 0),)
                 total += _share(f[j], FAMILY)
-        p = scaled(f, reciprocal(total), COUNT)
+        p = scaled(f, _rounded_reciprocal(total), COUNT)
     return p
 
 
@@ -398,7 +423,7 @@ def row_backward(
         for j in tl.static_range(1, COUNT):
             h += f[j] * u[j]
         share = reciprocal(total)
-        common = lam * share
+        common = _quotient(lam, total, share)
         # Halved, because u - h may overflow although the gradient is finite.
         half_h = _quotient(h, total, share) * 0.5
     for j in tl.static_range(GATES):

@@ -128,7 +128,7 @@ _LEAVING = (
 # without spilling registers, for gates of 16 bits.
 _SHAPES = {
     ("block", "local_forward"): (
-        (1, Shape(2, 16)),
+        (1, Shape(1, 16)),
         (2, Shape(2, 8, 2)),
         (3, Shape(2, 8, 3)),
         (4, Shape(2, 2, 4)),
@@ -173,7 +173,6 @@ _SHAPES = {
     ),
     ("block", "chunk_backward"): _LEAVING,
     ("lag", "local_forward"): (
-        (1, Shape(2, 16)),
         (2, Shape(1, 16)),
         (8, Shape(1, 8)),
         (16, Shape(1, 4)),

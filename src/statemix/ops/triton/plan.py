@@ -131,10 +131,8 @@ _SHAPES = {
         (1, Shape(1, 16)),
         (2, Shape(2, 8, 2)),
         (3, Shape(2, 8, 3)),
-        (4, Shape(2, 2, 4)),
         (5, Shape(1, 4, 5)),
-        (7, Shape(1, 2, 7)),
-        (8, Shape(2, 1, 8)),
+        (8, Shape(1, 2, 8)),
         (9, Shape(1, 1, 9)),
         (10, Shape(1, 1, 5)),
         (11, Shape(1, 1, 11)),
@@ -342,8 +340,8 @@ def shape_of(
 # loads are in flight so. Elsewhere it would save registers by putting loads off, which then wait
 # one after another, or by spilling some (backward at m = 3, and at 4 in float32).
 _SPARING = {
-    ("local_forward", True): (1, 2, 3, 4),
-    ("local_forward", False): (1, 2, 3, 4),
+    ("local_forward", True): (1, 2, 3),
+    ("local_forward", False): (1, 2, 3),
     ("local_backward", True): (1, 2, 4),
     ("local_backward", False): (1, 2),
 }

@@ -16,8 +16,8 @@ demo: $(VENV)/installed
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n auto --dist worksteal --durations 10
 
-# Install a copy without a C++ compiler and run the tests that matter there (about a minute), or all
-# tests with TESTS=tests.
+# Install a copy without a C++ compiler and run the tests that matter there (about two minutes), or
+# all tests with TESTS=tests.
 COPY := $(CURDIR)/build/without-kernels
 TESTS := tests/test_build.py tests/layers tests/training tests/ops/cpu \
   --ignore tests/layers/test_exporting.py --ignore tests/training/test_replicas.py \

@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 KERNELS := $(wildcard src/statemix/ops/cpu/*.h src/statemix/ops/cpu/*.cpp)
 PROJECT := pyproject.toml setup.py constraints.txt $(KERNELS)
 
-.PHONY: demo test test-without-kernels test-triton test-compiled lint format faults mutants fuzz clean
+.PHONY: demo test test-without-kernels test-triton test-compiled lint format mutants fuzz clean
 
 demo: $(VENV)/installed
 	$(BIN)/statemix demo
@@ -58,16 +58,12 @@ format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/clang-format -i $(KERNELS)
 
-# Break the code in known ways and check that the tests notice every fault (half an hour or more).
-faults: $(VENV)/installed-dev
-	$(BIN)/python tests/faults/run.py
-
 # Change the code at SAMPLE random places and check that the tests notice (about ten seconds each;
 # interrupted, the same command continues).
 SAMPLE ?= 600
 mutants: SEED ?= 1
 mutants: $(VENV)/installed-dev
-	$(BIN)/python tests/faults/mutants.py --sample $(SAMPLE) --seed $(SEED) $(MUTANTS)
+	$(BIN)/python tests/mutation/run.py --sample $(SAMPLE) --seed $(SEED) $(MUTANTS)
 
 # Try random requests for MINUTES and report broken promises; without SEED, the seed is a fresh one.
 MINUTES ?= 10

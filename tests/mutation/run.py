@@ -12,7 +12,7 @@ the sample is the beginning of it. The output has one row per mutant; the same c
 where it was interrupted. It judges again where the source file or, for a survivor, the tests have
 changed. The exit code is 1 if a survivor is not explained in ``survivors.toml``.
 
-    python tests/faults/mutants.py [--sample 600] [--seed 1] [--output mutants.jsonl]
+    python tests/mutation/run.py [--sample 600] [--seed 1] [--output mutants.jsonl]
 """
 
 import argparse

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from statemix.analysis import actions, inspected, joint
+from statemix.analysis import inspected
 from statemix.cli.main import main
+from statemix.proofs import join_actions, read_actions
 from statemix.report.inspection import race
 from statemix.report.inspection.actions import together
 from statemix.training import load_model, load_outcome
@@ -64,12 +65,12 @@ def test_the_learned_automaton_is_told_and_kept(run, hybrid, tmp_path, capsys):
     found = numbers(run / "inspect")["actions"]
     model = load_model(run)
     task = load_outcome(run).config.build_task()
-    assert found == actions(model, task.automaton())
+    assert found == read_actions(model, task.automaton())
     assert len(found) == 2
     assert "with gates of 0 and 1: no block tracks the task\n" in text
     assert "with gates of 0 and 1: of another kind: 2 blocks\n" in text
     kept = numbers(run / "inspect")["joint"]
-    assert kept == joint(model, found, task.automaton(), name="S_3")
+    assert kept == join_actions(model, found, task.automaton(), name="S_3")
     assert (kept["blocks"], kept["task"]) == ([0, 1], "S_3")
     assert together(kept) in text.splitlines()
     # Other models are no such automaton.

@@ -16,8 +16,9 @@ from statemix.settings import built, checked
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from statemix.analysis import BlockActions, Joint, LayerNumbers, Sharpening
+    from statemix.analysis import LayerNumbers, Sharpening
     from statemix.models import SyntheticModel
+    from statemix.proofs import BlockActions, JointAction
     from statemix.tasks import Examples, Task
     from statemix.training import RunConfig
     from statemix.training.search import Attempt
@@ -76,7 +77,7 @@ class _Found:
     tokens: dict[str, list[int]]
     layers: "list[LayerNumbers]"
     learned: "list[BlockActions]"
-    joined: "Joint | None"
+    joined: "JointAction | None"
     sharpened: "list[Sharpening]"
     race: "Race | None"
 
@@ -147,8 +148,9 @@ class Inspect:
         # Slow imports wait until the options have been checked.
         import torch
 
-        from statemix.analysis import actions, inspected, joint
-        from statemix.tasks.automaton import HasAutomaton
+        from statemix.analysis import inspected
+        from statemix.automaton import HasAutomaton
+        from statemix.proofs import join_actions, read_actions
         from statemix.tasks.permutation import Permutation
         from statemix.training import load_model, load_outcome
         from statemix.training.schedules import attributes_set
@@ -161,9 +163,9 @@ class Inspect:
             units = self.units or range(_UNITS)
             layers = inspected(model, torch.from_numpy(tokens), lengths, units=units)
             automaton = task.automaton() if isinstance(task, HasAutomaton) else None
-            learned = actions(model, automaton)
+            learned = read_actions(model, automaton)
             name = task.group.name if isinstance(task, Permutation) else None
-            joined = joint(model, learned, automaton, name=name)
+            joined = join_actions(model, learned, automaton, name=name)
             sharpened = _sharpened(model, config, task, torch.from_numpy(tokens), lengths, units)
         layers = self._chosen(layers)
         shown = {one["layer"] for one in layers}
@@ -306,14 +308,14 @@ def _sharpened(
     units: Sequence[int],
 ) -> "list[Sharpening]":
     """Return the gates before and after sharpening; empty if nothing sharpens them."""
-    from statemix.analysis import hardened, sharpening, softened
-    from statemix.analysis.hardening import can_harden
+    from statemix.analysis import sharpening, softened
+    from statemix.proofs import can_harden, harden
 
     soft = softened(model, config, task)
     if soft is not None:
         return sharpening(soft, model, tokens, lengths, units=units)
     if can_harden(model):
-        return sharpening(model, hardened(model), tokens, lengths, units=units)
+        return sharpening(model, harden(model), tokens, lengths, units=units)
     return []
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from statemix.analysis import BlockActions, Joint
+from statemix.proofs import BlockActions, JointAction
 from statemix.report.inspection.heat import Heat
 from statemix.report.inspection.text import joint_order
 from statemix.report.numbers import counted
@@ -50,7 +50,7 @@ def sentences(found: Sequence[BlockActions], *, judged: bool) -> list[str]:
     return [f"with gates of 0 and 1: {line}" for line in lines]
 
 
-def together(found: Joint) -> str:
+def together(found: JointAction) -> str:
     """Say what the blocks that are kept generate together, and how that is related to the task."""
     kind = "group" if found["group"] else "semigroup"
     related = {

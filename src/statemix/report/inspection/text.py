@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from statemix.analysis import Joint, LayerNumbers, Sharpening
+from statemix.analysis import LayerNumbers, Sharpening
+from statemix.proofs import JointAction
 from statemix.report.tables import Line, Table
 
 _HEAD = (
@@ -31,7 +32,7 @@ _MORE = {
 def table(
     layers: Sequence[LayerNumbers],
     sharpened: Sequence[Sharpening] = (),
-    joined: Joint | None = None,
+    joined: JointAction | None = None,
 ) -> Table:
     """Lay out a line per layer that has a recurrence.
 
@@ -59,7 +60,7 @@ def table(
     return Table((*_HEAD, *(name for name, _ in columns)), tuple(lines))
 
 
-def joint_order(joined: Joint) -> str:
+def joint_order(joined: JointAction) -> str:
     """Write the number of maps that blocks generate together."""
     number = joined["order"]
     return f"more than {joined['most']:,}" if number is None else f"{number:,}"

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statemix.analysis import semigroup
-from statemix.analysis.semigroup import order
+from statemix.proofs import semigroup
+from statemix.proofs.semigroup import order
 from statemix.tasks.groups import NAMES, group
 
 

@@ -6,16 +6,16 @@ from typing import Literal, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from statemix.analysis import semigroup
-from statemix.analysis.actions import BlockActions, entry_maps
-from statemix.analysis.hardening import hardened
+from statemix.automaton import NEVER, Automaton
 from statemix.models import SyntheticModel
-from statemix.tasks.automaton import NEVER, Automaton
+from statemix.proofs import semigroup
+from statemix.proofs.hardening import harden
+from statemix.proofs.token_maps import BlockActions, entry_maps
 
 Relation = Literal["isomorphic", "quotient", "cover"]
 
 
-class Joint(TypedDict):
+class JointAction(TypedDict):
     """The semigroup of the maps that words of tokens make of several blocks at once."""
 
     # Those that track, with those that repeat them; without any, those of role "other".
@@ -35,13 +35,13 @@ class Joint(TypedDict):
     relation: Relation | None
 
 
-def joint(
+def join_actions(
     model: SyntheticModel,
     found: Sequence[BlockActions],
     automaton: Automaton | None = None,
     *,
     name: str | None = None,
-) -> Joint | None:
+) -> JointAction | None:
     r"""Compare what the blocks of a model do together with what its task does.
 
     Each token is a map of the entries of all blocks that are kept, and a map of the states of the
@@ -51,7 +51,7 @@ def joint(
 
     Args:
         model: the model.
-        found: its blocks, as :func:`actions` returns them.
+        found: its blocks, as :func:`read_actions` returns them.
         automaton: automaton of the task.
         name: name of the task's group, if it is one.
 
@@ -63,9 +63,9 @@ def joint(
         blocks = [one["block"] for one in found if one["role"] == "other"]
     if not blocks:
         return None
-    sources = _together(entry_maps(hardened(model).cpu())[blocks])
+    sources = _together(entry_maps(harden(model).cpu())[blocks])
     number = semigroup.order(sources)
-    joined: Joint = {
+    joined: JointAction = {
         "blocks": blocks,
         "order": number,
         "most": semigroup.MOST_MAPS,

@@ -5,14 +5,14 @@ import pytest
 import torch
 from matplotlib.colors import to_hex
 
-from statemix.analysis import actions
+from statemix.automaton import Automaton
 from statemix.layers import LayerSpec
 from statemix.models import SyntheticModel
+from statemix.proofs import read_actions
 from statemix.report.colours import LEAST_CONTRAST, contrast
 from statemix.report.figures import png
 from statemix.report.inspection.actions import draw, drawable, sentences
 from statemix.report.style import DARK, LIGHT
-from statemix.tasks.automaton import Automaton
 from statemix.tasks.groups import group
 from statemix.tasks.permutation import Permutation
 
@@ -25,7 +25,7 @@ LOADS = [[0, 1, 2], [-1, 1, 2], [0, 0, -1], *[[0, 1, 2]] * 3, [-1] * 3]
 @pytest.mark.parametrize("name", ["S_2", "S_3", "S_4", "A_5", "S_5"])
 def test_the_maps_of_a_tracker_are_the_elements_of_its_group(of_group, name):
     task = Permutation(group=name)
-    (found,) = actions(of_group(name), task.automaton())
+    (found,) = read_actions(of_group(name), task.automaton())
     assert (found["role"], found["permutes"], found["order"]) == ("tracks", True, task.group.order)
     assert found["sources"] == (np.array(group(name).elements) - 1).tolist()
 
@@ -40,13 +40,13 @@ def test_every_block_has_its_role(of_group):
     with torch.no_grad():
         values = model.blocks[0].layer.value_proj.weight.view(3, 5, -1)
         values[:, 1] = values[order, 0]
-    found = actions(model, AUTOMATON)
+    found = read_actions(model, AUTOMATON)
     assert [one["role"] for one in found] == ["tracks", "repeats", "idles", "other", "constant"]
     assert [one["repeats"] for one in found] == [None, 0, None, None, None]
     assert [one["permutes"] for one in found] == [True, True, True, False, True]
     assert found[3]["sources"] == LOADS[:6]
     assert [one["order"] for one in found] == [6, 6, None, None, None]
-    without = actions(model)
+    without = read_actions(model)
     assert [one["role"] for one in without] == ["other", "other", "idles", "other", "other"]
     assert [one["repeats"] for one in without] == [None, 0, None, None, 0]
 
@@ -60,7 +60,7 @@ def test_loads_of_two_values_are_two_maps(tracker, values, number):
     states.transitions[:, 0] = range(3)
     if values[0] == values[1]:
         states.transitions[states.transitions == 2] = 1
-    (found,) = actions(model, states)
+    (found,) = read_actions(model, states)
     assert (found["role"], found["order"]) == ("tracks", number)
     assert found["sources"] == [[0], [-1], [-1]]
 
@@ -79,7 +79,7 @@ def test_blocks_with_the_maps_of_an_earlier_one_repeat_it(tracker, size):
     blocks = np.array([idle, first, other, changed, first, idle])
     model = tracker(blocks, rng.integers(1, 9, blocks.shape), np.ones((2, 6 * size)), 2)
     expected = [None, None, 1 if size <= 6 else None, None, 1, None]
-    found = actions(model)
+    found = read_actions(model)
     assert [one["repeats"] for one in found] == expected
     pairs = "2 (as 1), 4 (as 1)" if size <= 6 else "4 (as 1)"
     assert sentences(found, judged=False) == [
@@ -93,13 +93,13 @@ def test_other_models_have_no_such_blocks():
     spec = LayerSpec("bd_lru", num_blocks=2, block_size=2)
     signed = LayerSpec("bd_lru", num_blocks=2, block_size=2, gate="signed")
     for layers in ([LayerSpec("lstm")], [signed], [spec, spec]):
-        assert actions(SyntheticModel(6, {"answer": 6}, 8, layers)) == []
+        assert read_actions(SyntheticModel(6, {"answer": 6}, 8, layers)) == []
 
 
 def test_more_entries_than_anyone_could_look_at_are_not_listed():
     spec = LayerSpec("bd_lru", num_blocks=1, block_size=2)
-    assert len(actions(SyntheticModel(499_999, {"answer": 2}, 1, [spec]))) == 1
-    assert actions(SyntheticModel(500_001, {"answer": 2}, 1, [spec])) == []
+    assert len(read_actions(SyntheticModel(499_999, {"answer": 2}, 1, [spec]))) == 1
+    assert read_actions(SyntheticModel(500_001, {"answer": 2}, 1, [spec])) == []
 
 
 def test_sentences_name_the_blocks_that_track_and_those_that_repeat_them(of_group):
@@ -108,7 +108,7 @@ def test_sentences_name_the_blocks_that_track_and_those_that_repeat_them(of_grou
     with torch.no_grad():
         values = model.blocks[0].layer.value_proj.weight.view(3, 4, -1)
         values[:, 1] = values[:, 0]
-    found = actions(model, AUTOMATON)
+    found = read_actions(model, AUTOMATON)
     assert sentences(found, judged=True) == [
         "with gates of 0 and 1: block 0 tracks the task: its tokens permute the entries, and their "
         "words make 6 maps; repeated by 1",
@@ -122,7 +122,7 @@ def test_sentences_name_the_blocks_that_track_and_those_that_repeat_them(of_grou
 
 
 def test_blocks_that_track_are_drawn_first_and_those_that_idle_last(of_group):
-    (one,) = actions(of_group("S_3"), AUTOMATON)
+    (one,) = read_actions(of_group("S_3"), AUTOMATON)
     roles = ["idles", "constant", "other", "repeats", "tracks"]
     blocks = [{**one, "block": block, "role": role} for block, role in enumerate(roles)]
     titles = [axes.get_title(loc="left") for axes in draw(blocks, title="maps").axes]
@@ -133,7 +133,7 @@ def test_blocks_that_track_are_drawn_first_and_those_that_idle_last(of_group):
 @pytest.mark.parametrize(("name", "step"), [("S_2", 1), ("S_3", 1), ("A_5", 2), ("S_5", 4)])
 def test_tokens_are_whole_numbers_and_sources_are_legible(of_group, name, step, theme):
     task = Permutation(group=name)
-    figure = draw(actions(of_group(name), task.automaton()), title="maps", theme=theme)
+    figure = draw(read_actions(of_group(name), task.automaton()), title="maps", theme=theme)
     png(figure, 40)
     axes = figure.axes[0]
     shown = [label.get_text() for label in axes.get_xticklabels()]
@@ -151,14 +151,14 @@ def test_blocks_that_hold_constants_track_nothing():
     """All states of an untrained model without a start are zero, and so functions of anything."""
     spec = LayerSpec("bd_lru", num_blocks=2, block_size=3, input_gate_bias=-6.0)
     model = SyntheticModel(6, {"answer": 6}, 8, [spec])
-    found = actions(model, AUTOMATON)
+    found = read_actions(model, AUTOMATON)
     assert [one["role"] for one in found] == ["constant"] * 2
     assert sentences(found, judged=True) == [
         "with gates of 0 and 1: no block tracks the task",
         "with gates of 0 and 1: idle (the same in every state of the task): blocks 0, 1",
     ]
     # Nothing is said of a task that is no automaton.
-    assert sentences(actions(model), judged=False) == [
+    assert sentences(read_actions(model), judged=False) == [
         "with gates of 0 and 1: of another kind: 2 blocks"
     ]
 
@@ -166,11 +166,11 @@ def test_blocks_that_hold_constants_track_nothing():
 def test_an_autoencoder_has_no_such_blocks():
     spec = LayerSpec("bd_lru", num_blocks=2, block_size=2)
     model = SyntheticModel(6, {"answer": 6}, 8, [spec], backbone="autoencoder")
-    assert actions(model, AUTOMATON) == []
+    assert read_actions(model, AUTOMATON) == []
 
 
 def test_large_blocks_are_not_drawn(of_group):
-    found = actions(of_group("S_3"), AUTOMATON)
+    found = read_actions(of_group("S_3"), AUTOMATON)
     assert drawable(found)
     wide = [{**found[0], "sources": [list(range(33))] * 6}]
     assert not drawable(wide)

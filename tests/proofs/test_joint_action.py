@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from statemix.analysis import actions, joint, semigroup
+from statemix.automaton import NEVER, Automaton
+from statemix.proofs import join_actions, read_actions, semigroup
 from statemix.report.inspection.actions import together
-from statemix.tasks.automaton import NEVER, Automaton
 from statemix.tasks.groups import NAMES, group
 from statemix.tasks.permutation import Permutation
 
 
 def joined(model, automaton=None, name=None):
-    return joint(model, actions(model, automaton), automaton, name=name)
+    return join_actions(model, read_actions(model, automaton), automaton, name=name)
 
 
 def of_blocks(tracker, *blocks, start):
@@ -79,7 +79,7 @@ def test_s_4_permutes_its_pairings_by_a_quotient(tracker):
 def test_two_small_cycles_make_a_large_one(tracker):
     twos, threes = [[0, 1, 2], [1, 0, 2]], [[0, 1, 2], [2, 0, 1]]
     model = of_blocks(tracker, twos, threes, start=[1.0, 2.0, 3.0])
-    assert [one["order"] for one in actions(model, cycle(6))] == [2, 3]
+    assert [one["order"] for one in read_actions(model, cycle(6))] == [2, 3]
     found = joined(model, cycle(6))
     assert (found["blocks"], found["order"], found["relation"]) == ([0, 1], 6, "isomorphic")
     assert found["task"] == "Z_6"
@@ -92,7 +92,7 @@ def test_blocks_may_know_more_than_the_task(tracker):
     """Zeros are counted too, so that the block does not track parity."""
     counts = [[0, 1, 3, 2], [1, 0, 2, 3]]
     model = of_blocks(tracker, counts, start=[1.0, 2.0, 3.0, 4.0])
-    assert [one["role"] for one in actions(model, cycle(2))] == ["other"]
+    assert [one["role"] for one in read_actions(model, cycle(2))] == ["other"]
     found = joined(model, cycle(2))
     assert (found["blocks"], found["order"], found["task_order"]) == ([0], 4, 2)
     assert (found["task"], found["relation"]) == ("Z_2", "cover")
@@ -121,7 +121,7 @@ def test_resets_make_a_semigroup(tracker):
 def test_maps_that_permute_an_image_form_a_group_if_the_task_does(tracker):
     """The third entry follows the first one, which is a permutation of the first two alone."""
     model = of_blocks(tracker, [[0, 1, 0], [1, 0, 1]], start=[1.0, 2.0, 1.0])
-    (block,) = actions(model, cycle(2))
+    (block,) = read_actions(model, cycle(2))
     assert (block["role"], block["permutes"]) == ("tracks", False)
     found = joined(model, cycle(2))
     assert (found["group"], found["order"], found["relation"]) == (True, 2, "isomorphic")
@@ -146,7 +146,7 @@ def test_words_that_cannot_occur_lead_nowhere(tracker):
 
 def test_blocks_that_nothing_changes_generate_nothing(tracker):
     assert joined(of_blocks(tracker, [[0, 1]], start=[1.0, 2.0])) is None
-    assert joint(of_blocks(tracker, [[0, 1]], start=[1.0, 2.0]), []) is None
+    assert join_actions(of_blocks(tracker, [[0, 1]], start=[1.0, 2.0]), []) is None
 
 
 def test_more_maps_than_are_counted_are_not_compared(of_group, monkeypatch):

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from statemix.experiments.fixed_point import suites
-from statemix.experiments.fixed_point.suite import FixedPointSuite, Measured
-from statemix.experiments.store import key
 from statemix.layers import LayerSpec
+from statemix.studies.fixed_points import fp_suites as suites
+from statemix.studies.fixed_points.fp_suite import FixedPointSuite, Measured
+from statemix.studies.store import key
 from statemix.tasks import TaskSpec
 from statemix.training import (
     BatchConfig,

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from statemix.analysis import inspected
 from statemix.cli.main import main
 from statemix.proofs import join_actions, read_actions
-from statemix.report.inspection import race
-from statemix.report.inspection.actions import together
+from statemix.studies.inspection import race
+from statemix.studies.inspection.action_drawing import together
+from statemix.studies.inspection.layer_numbers import inspected
 from statemix.training import load_model, load_outcome
 from statemix.training.folder import read_metrics
 

@@ -9,10 +9,10 @@ from statemix.automaton import Automaton
 from statemix.layers import LayerSpec
 from statemix.models import SyntheticModel
 from statemix.proofs import read_actions
-from statemix.report.colours import LEAST_CONTRAST, contrast
-from statemix.report.figures import png
-from statemix.report.inspection.actions import draw, drawable, sentences
-from statemix.report.style import DARK, LIGHT
+from statemix.studies.colours import LEAST_CONTRAST, contrast
+from statemix.studies.figures import png
+from statemix.studies.inspection.action_drawing import draw, drawable, sentences
+from statemix.studies.style import DARK, LIGHT
 from statemix.tasks.groups import group
 from statemix.tasks.permutation import Permutation
 

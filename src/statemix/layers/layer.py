@@ -182,7 +182,7 @@ class Layer(nn.Module, ABC):
         """Return the linear recurrence that the layer runs on x, with all its matrices.
 
         None means that the state does not follow a linear recurrence whose matrices depend on x
-        alone. By default it is None; :mod:`statemix.analysis` then has nothing to show.
+        alone. By default it is None; ``statemix inspect`` then has nothing to show.
 
         Args:
             x: whole sequences, as in ``forward``, from the initial state.

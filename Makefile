@@ -20,7 +20,7 @@ test: $(VENV)/installed-dev
 # all tests with TESTS=tests.
 COPY := $(CURDIR)/build/without-kernels
 TESTS := tests/test_build.py tests/layers tests/training tests/ops/cpu \
-  --ignore tests/layers/test_exporting.py --ignore tests/training/test_replicas.py \
+  --ignore tests/layers/test_exporting.py \
   tests/ops/test_backends.py tests/ops/test_decoding.py tests/ops/test_dispatch.py \
   tests/cli/test_doctor.py tests/cli/test_train.py \
   tests/cli/test_demo.py::test_command_leaves_page_picture_and_summary_and_prints_the_table

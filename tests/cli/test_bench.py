@@ -312,29 +312,6 @@ def test_a_gpu_that_is_missing_is_said_before_anything_is_measured(benchmark):
         parse([benchmark, "--device", "cuda"]).run()
 
 
-def test_replicas_are_timed_against_their_runs(capsys, tmp_path):
-    path = tmp_path / "replicas.jsonl"
-    options = ["--layers", "bd_lru", "num_blocks=2", "block_size=3", "--replicas", "2", "3"]
-    sizes = ["--hidden-size", "8", "--batch-size", "4", "--length", "5", "--num-scored", "8"]
-    more = ["--device", "cpu", "--rounds", "3", "--threads", "1", "--output", str(path)]
-    parse(["replicas", *options, *sizes, *more]).run()
-    text = capsys.readouterr().out
-    assert table_width(text) <= 100
-    kept = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [(row["case"]["replicas"], row["case"]["work"], row["provider"]) for row in kept] == [
-        (count, work, provider)
-        for count in (2, 3)
-        for work in ("step", "evaluation")
-        for provider in ("stacked", "alone")
-    ]
-    for row in kept:
-        assert (row["status"], row["rounds"], row["threads"]) == ("measured", 3, 1)
-        assert (row["provider"] == "alone") == ("stacked" in row["ratios"])
-    assert "BD-LRU m=3" in text
-    with pytest.raises(RequestError, match=r"replicas must be at least 2, got 1"):
-        parse(["replicas", "--replicas", "1"]).run()
-
-
 TINY_LAYERS = ["--hidden-size", "8", "--batch-size", "2", "--length", "5", "--rounds", "3"]
 
 

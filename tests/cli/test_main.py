@@ -15,7 +15,7 @@ from statemix.settings import RequestError, RunsFailedError
 
 FLAGS = {
     "train": """
-        --folder --config --from --recipe --grid --workers --ray --replicas --retry
+        --folder --config --from --recipe --grid --workers --ray --retry
         --checkpoint-every-s
         --task --seed --imports
         --model.layers --model.num-layers --model.hidden-size --model.bos --model.no-bos
@@ -43,7 +43,7 @@ FLAGS = {
     "doctor": "--json",
     "demo": "--group --output --fresh --retry",
     "reproduce": """
-        --size --protocol --minutes --columns --models --dry-run --retry --workers --ray --replicas
+        --size --protocol --minutes --columns --models --dry-run --retry --workers --ray
         --output --store
         """,
     "report": "--results --json --output",
@@ -55,10 +55,6 @@ FLAGS = {
     "bench layers": """
         --layers --hidden-size --batch-size --length --compiled --projections --dtype --imports
         --rounds --budget-s --threads --device --graphs --limit-s --output
-        """,
-    "bench replicas": """
-        --layers --replicas --hidden-size --batch-size --length --num-scored --device --imports
-        --rounds --budget-s --threads --output
         """,
     "bench decode": """
         --recurrences --batch-sizes --hidden-sizes --block-sizes --backends --peers --dtype

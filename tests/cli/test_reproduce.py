@@ -268,26 +268,6 @@ def test_the_output_folder_holds_runs_store_and_picture_of_the_protocol_and_size
     assert "drawn: out/fig2-tuned-workstation.png" in capsys.readouterr().out
 
 
-def test_replicas_fill_the_same_table(capsys, tmp_path):
-    assert main(["reproduce", "table4", "--workers", "1"]) == 0
-    alone = capsys.readouterr().out
-    options = ["--workers", "1", "--replicas", "9", "--output", "together"]
-    assert main(["reproduce", "table4", *options]) == 0
-    together = capsys.readouterr().out
-    assert "LSTM, S_3, learning rate 0.001, seed 0: 3 runs train one by one: model" in together
-    assert "6 runs finished" in together
-    tables = [
-        text.partition("6 runs finished in ")[2].splitlines()[1:-1] for text in (alone, together)
-    ]
-    assert tables[0] == tables[1]
-    assert any(line.startswith("BD-LRU m=2") for line in tables[0])
-    keys = [
-        {json.loads(line)["key"] for line in (tmp_path / folder).read_text().splitlines()}
-        for folder in ("reproduce/runs.jsonl", "together/runs.jsonl")
-    ]
-    assert keys[0] == keys[1]
-
-
 @pytest.mark.parametrize(
     ("options", "said", "asked"),
     [
@@ -331,26 +311,6 @@ def test_runs_side_by_side_divide_the_predicted_time(capsys, monkeypatch, option
     monkeypatch.setattr(forecast.Forecast, "seconds", lambda *_: 60.0)
     assert main(["reproduce", "table4", "--dry-run", *options]) == 0
     assert f"; predicted for all: {predicted}\n" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("device", "options", "replicas"),
-    [
-        ("cpu", [], 1),
-        ("cuda", [], 15),
-        ("cuda", ["--ray", "auto"], 1),
-        ("cpu", ["--replicas", "4"], 4),
-        ("cuda", ["--replicas", "4"], 4),
-    ],
-)
-def test_the_device_decides_how_many_runs_train_as_one(monkeypatch, device, options, replicas):
-    asked = []
-    monkeypatch.setattr(forecast.Forecast, "seconds", lambda *_: 1.0)
-    monkeypatch.setattr("statemix.training.config.chosen_device", lambda _: device)
-    monkeypatch.setattr(cluster, "connected", contextlib.nullcontext)
-    monkeypatch.setattr(reproduce, "fill", lambda *_, **options: asked.append(options["replicas"]))
-    assert main(["reproduce", "table4", "--workers", "1", *options]) == 0
-    assert asked == [replicas]
 
 
 @pytest.mark.parametrize("what", ["table4", "fig2", "fig7"])
@@ -479,7 +439,6 @@ def test_a_run_without_a_result_is_named_and_the_exit_code_says_so(capsys, tmp_p
         (["table4", "--store", "."], "a results store must be a regular file, got '.'"),
         (["table4", "--ray", "auto", "--workers", "0"], "workers must be at least 1, got 0"),
         (["table4", "--ray", "no place"], "ray must be 'auto', 'local' or the address of a"),
-        (["table4", "--replicas", "0"], "replicas must be at least 1, got 0"),
         (["table4", "--store", "/dev/null/x"], "store must be a writable file, got '/dev/null/x'"),
     ],
 )

@@ -225,8 +225,6 @@ def test_options_beside_from_replace_the_runs(finished_run, spelling):
         (["--retry"], "--retry needs --grid"),
         (["--workers", "2"], "--workers needs --grid"),
         (["--ray", "auto"], "--ray needs --grid"),
-        (["--replicas", "2"], "--replicas needs --grid"),
-        (["--grid", "seed=1,2", "--replicas", "0"], "replicas must be greater than or equal to 1"),
         (["--grid", "seed"], "grid must have the form NAME=VALUE,VALUE..., got 'seed'"),
         (["--grid", "seed=1,1"], "seed must have distinct values"),
         (["--grid", "seed=1", "seed=2"], "axes of a grid must be distinct"),
@@ -336,22 +334,6 @@ def test_a_grid_trains_every_pair_and_names_the_best(tmp_path, tiny_arguments, c
     assert "resumed" not in again
     assert main([*command, "--retry"]) == 0
     assert "resumed at step" in capsys.readouterr().err
-
-
-def test_runs_of_a_grid_train_as_replicas(tmp_path, tiny_arguments, capsys):
-    axes = ["--grid", "seed=0,1", "optimizer.learning_rate=1e-3,1e-2", "batches.size=4,20"]
-    command = ["train", "--folder", str(tmp_path), *tiny_arguments, *axes]
-    assert main([*command, "--replicas", "3"]) == 0
-    printed = capsys.readouterr()
-    assert printed.out.count(" done ") == 8
-    groups = [
-        json.loads(path.read_text()).get("replicas", 1)
-        for path in tmp_path.glob("*/environment.json")
-    ]
-    # Four runs of each of two shapes.
-    assert sorted(groups) == [1, 1, 3, 3, 3, 3, 3, 3]
-    assert main(command) == 0
-    assert capsys.readouterr().err.count("holds this run, finished") == 8
 
 
 def test_a_grid_fails_if_every_run_diverges(tmp_path, tiny_arguments, capsys):

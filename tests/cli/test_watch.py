@@ -11,7 +11,6 @@ from statemix.training import Event, RunConfig
 
 
 def test_a_run_that_starts_again_by_itself_has_one_line_and_counts_once():
-    """Replicas that fail as a group are resumed one by one, from their last checkpoints."""
     job = Job("one", RunConfig(), Path("one"))
     with watched(Console(quiet=True), 2) as watch:
         watch.on_event(job, Event("started", 0, 10))

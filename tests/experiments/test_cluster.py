@@ -64,11 +64,10 @@ def test_runs_end_as_they_do_here(tmp_path, monkeypatch):
     rows = run_all(
         jobs_in(Path("on"), **configs),
         ray="auto",
-        replicas=2,
         on_event=lambda job, event: events.append((job.name, event.kind)),
         on_end=told.append,
     )
-    here = run_all(jobs_in(Path("here"), **configs), replicas=2)
+    here = run_all(jobs_in(Path("here"), **configs))
     for row, other in zip(rows, here, strict=True):
         assert (row.status, row.message, row.details) == (other.status, other.message, "")
         assert read_status(row.job.folder) == read_status(other.job.folder)
@@ -178,13 +177,13 @@ def test_a_task_that_cannot_tell_saves_its_run(tmp_path):
 
     class News:
         def put(self, told):
-            content = told[2]
+            content = told[1]
             if isinstance(content, tuple) or content.kind == "evaluated":
                 raise ray.exceptions.TaskCancelledError
 
-    member = (job.config.to_plain(), job.folder)
+    work = (job.config.to_plain(), job.folder)
     with pytest.raises(KeyboardInterrupt):
-        cluster._train(0, [member], [tmp_path], News(), 1e6)
+        cluster._train(0, work, tmp_path, News(), 1e6)
     assert read_status(job.folder).status == "interrupted"
     assert list((job.folder / "checkpoints").glob("step-*"))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from statemix.experiments import groups, processes, runner
+from statemix.experiments import processes, runner, worker
 from statemix.experiments.runner import Job, run_all
 from statemix.interrupts import SIGNALS
 from statemix.layers import LayerSpec
@@ -343,7 +343,7 @@ def test_a_folder_of_another_run_is_a_failed_row(jobs):
     assert row.details == ""
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"replicas": 3}])
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}])
 def test_a_run_of_another_process_is_left_to_it_and_resumed_later(jobs, options):
     jobs = [*jobs, *jobs_in(jobs[0].folder.parent, three=run(seed=2))]
     jobs[1].folder.mkdir(parents=True)
@@ -372,9 +372,9 @@ def test_a_worker_that_dies_is_named_by_its_run(jobs, monkeypatch, death):
     def die_then_wait(connections, timeout=None):
         if not theirs.closed:
             if death in ("in its job", "after its job"):
-                assert theirs.recv() == [(jobs[0].config.to_plain(), jobs[0].folder)]
+                assert theirs.recv() == (jobs[0].config.to_plain(), jobs[0].folder)
             if death == "after its job":
-                theirs.send((0, ("done", "", "")))
+                theirs.send(("done", "", ""))
                 ours_first = wait(connections, timeout)
                 theirs.close()
                 return ours_first
@@ -419,7 +419,7 @@ def test_an_unexpected_error_comes_with_its_traceback(jobs, monkeypatch, error, 
     def fail(config, folder, **options):
         raise error
 
-    monkeypatch.setattr(groups, "train", fail)
+    monkeypatch.setattr(worker, "train", fail)
     if where == "here":
         (row,) = run_all(jobs[:1])
         told = (row.status, row.message, row.details)
@@ -428,9 +428,9 @@ def test_an_unexpected_error_comes_with_its_traceback(jobs, monkeypatch, error, 
         thread = threading.Thread(target=processes._serve, args=(theirs, 10.0))
         thread.start()
         try:
-            ours.send([(jobs[0].config.to_plain(), jobs[0].folder)])
+            ours.send((jobs[0].config.to_plain(), jobs[0].folder))
             assert ours.poll(60)
-            _, told = ours.recv()
+            told = ours.recv()
         finally:
             ours.close()
             thread.join()

@@ -110,14 +110,14 @@ _CORRUPT = (
 )  # fmt: skip
 _OTHER_FLAGS = (
     "--nonsense", "--folder", "--config", "--from", "--grid", "--workers", "--retry", "--ray",
-    "--imports", "--replicas", "--schedules.num-steps", "--schedules.attributes",
+    "--imports", "--schedules.num-steps", "--schedules.attributes",
     "--evaluation.attributes",
     "--model.layers.1.gate", "--model.layers.0.num_blocks", "--optimizer.groups.0.weight_decay",
     "--optimizer.weight-decay", "--schedules.min-learning-rate", "--model.zero-biases", "-h-", "-",
 )  # fmt: skip
 _LONG = (
     "--schedules.epochs", "--schedules.num-steps", "--model.hidden-size",
-    "--length", "--batch-size", "--num-scored", "--replicas", "--max-pairs",
+    "--length", "--batch-size", "--max-pairs",
 )  # fmt: skip
 _MEASURED = {
     "--rounds": [["1"]],
@@ -148,18 +148,6 @@ _BENCH = {
         "--batch-sizes": [["1"]],
         "--hidden-sizes": [["4"]],
         "--block-sizes": [["1"], ["2"]],
-    },
-    "replicas": {
-        "--layers": [
-            ["h_lru", "num_channels=2", "order=2"],
-            ["bd_lru", "num_blocks=2", "block_size=2"],
-            ["mamba2", "head_dim=4"],
-        ],
-        "--replicas": [["2"], ["3", "2"]],
-        "--hidden-size": [["4"], ["6"]],
-        "--batch-size": [["1"], ["3"]],
-        "--length": [["2"], ["7"]],
-        "--num-scored": [["1"], ["5"]],
     },
 }
 _EVALUATE = {

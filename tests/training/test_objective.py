@@ -8,10 +8,9 @@ import torch
 from numpy.testing import assert_allclose
 
 from statemix.layers import LayerSpec
-from statemix.settings import RequestError, SettingError
+from statemix.settings import SettingError
 from statemix.tasks import TaskSpec
-from statemix.training import AttributeSchedule, train, train_replicas
-from statemix.training.folder import read_metrics
+from statemix.training import AttributeSchedule, train
 from statemix.training.objective import Losses, cross_entropy, permutation_penalty
 from statemix.training.transitions import token_transitions
 
@@ -260,27 +259,3 @@ def test_the_table_of_tokens_has_a_sequence_for_each(tiny, begun):
         x = run.model.blocks[0].norm(run.model.embedding.weight[token])
         alone = run.model.blocks[0].layer.recurrence(x.view(1, 1, -1)).transitions[0, 0]
         torch.testing.assert_close(table[token], alone)
-
-
-def test_replicas_have_the_losses_of_their_runs_alone(tiny, tmp_path):
-    asked = {"objective.position_power": -1.0, "objective.permutation_penalty": 0.3}
-    configs = [tiny(EXACT | asked, seed=seed) for seed in (0, 1)]
-    together = train_replicas(configs, [tmp_path / "a", tmp_path / "b"])
-    for config, found in zip(configs, together, strict=True):
-        alone = train(config, tmp_path / f"alone {config.seed}")
-        loss, expected = (one.last.validation["product"].loss for one in (found, alone))
-        assert loss == pytest.approx(expected, rel=2e-6)
-        losses, others = (read_metrics(one.folder)[-1]["train"] for one in (found, alone))
-        assert losses == pytest.approx(others, rel=2e-6)
-        assert losses["loss/permutation_penalty"] > 0
-
-
-def test_noise_and_replicas_do_not_go_together(tiny, tmp_path):
-    configs = [tiny(NOISY, seed=seed) for seed in (0, 1)]
-    with pytest.raises(RequestError, match=r"model must be one that vmap can batch: .*random"):
-        train_replicas(configs, [tmp_path / "a", tmp_path / "b"])
-    torch.manual_seed(5)
-    expected = torch.rand(3)
-    torch.manual_seed(5)
-    train_replicas(configs[:1], [tmp_path / "c"])
-    assert torch.equal(torch.rand(3), expected)

@@ -15,7 +15,6 @@ from statemix.training import (
     load_model,
     load_outcome,
     train,
-    train_replicas,
 )
 from statemix.training.folder import read_metrics
 from statemix.training.parts import build_model
@@ -316,12 +315,6 @@ def test_bad_settings_are_named_before_anything_is_written(searching, tmp_path):
         with pytest.raises(SettingError, match=message):
             train(config_from_plain(plain), tmp_path / "run")
         assert not (tmp_path / "run").exists()
-
-
-def test_replicas_do_not_search(searching, tmp_path):
-    configs = [searching(seed=seed) for seed in (0, 1)]
-    with pytest.raises(SettingError, match=r"search\.attempts must be absent for replicas, got 2"):
-        train_replicas(configs, [tmp_path / "0", tmp_path / "1"])
 
 
 def test_an_attempt_that_passes_is_the_model_that_is_trained_on(searching, tmp_path):

@@ -105,10 +105,6 @@ class Reproduce:
     on this machine). All machines must share the output folder. Without --workers, each GPU trains
     a run, or each processor if there is no GPU."""
 
-    replicas: int | None = None
-    """Runs of one shape that train as one program (if not given, 15 on a GPU, 1 on a CPU or with
-    --ray)."""
-
     output: Path = Path("reproduce")
     """Folder of the runs."""
 
@@ -140,8 +136,6 @@ class Reproduce:
         from statemix.experiments.reproduction.reproduce import fill
         from statemix.experiments.store import Store
         from statemix.report.numbers import counted, duration_text
-        from statemix.training.config import chosen_device
-        from statemix.training.replicas import USUAL
 
         chosen = study(
             Choice(self.what, self.protocol, self.size, self.columns, self.models, self.output)
@@ -200,7 +194,6 @@ class Reproduce:
                 store,
                 num_workers=workers,
                 ray=self.ray,
-                replicas=self.replicas or (1 if self.ray else USUAL[chosen_device("auto")]),
                 until=until,
                 retry=self.retry,
                 on_event=watch.on_event,
@@ -237,8 +230,6 @@ class Reproduce:
             from statemix.training.devices import check_threads
 
             check_threads("workers", self.workers)
-        if self.replicas is not None and self.replicas < 1:
-            raise RequestError(f"replicas must be at least 1, got {self.replicas}")
 
 
 def _lost(chosen: "Study", store: "Store") -> str:

@@ -34,11 +34,9 @@ from statemix.training import (
     load_outcome,
     train,
 )
-from statemix.training.config import chosen_device
 from statemix.training.devices import check_threads
 from statemix.training.outcome import load_asked
 from statemix.training.reading import read_tree
-from statemix.training.replicas import USUAL
 from statemix.training.run import CHECKPOINT_EVERY_S
 
 _DESCRIPTION = """\
@@ -112,10 +110,6 @@ class Train:
     """Train a grid on a Ray cluster: "auto" (the one that runs here), its address, or "local" (a
     new one on this machine). All machines must share the folder."""
 
-    replicas: int | None = None
-    """Number of runs of a grid that train as one program, if they differ only in seeds, learning
-    rates, weight decays or initialisation (if not given, 15 on a GPU, 1 on a CPU or with --ray)."""
-
     retry: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Retry runs of a grid that diverged or failed. Without it they are only reported."""
 
@@ -132,7 +126,7 @@ class Train:
             KeyboardInterrupt: after Ctrl-C, with a checkpoint saved.
         """
         if not self.grid:
-            for option in ("workers", "ray", "replicas"):
+            for option in ("workers", "ray"):
                 if getattr(self, option) is not None:
                     raise RequestError(f"--{option} needs --grid, got none")
             if self.retry:
@@ -156,13 +150,11 @@ class Train:
                     f"{axis.name}"
                 )
         jobs = grid(self.run_config, self.folder, axes)
-        usual = 1 if self.ray else USUAL[chosen_device(self.run_config.runtime.device)]
         with shown() as show:
             ended = run_all(
                 jobs,
                 num_workers=self.workers,
                 ray=self.ray,
-                replicas=usual if self.replicas is None else self.replicas,
                 retry=("diverged", "failed") if self.retry else (),
                 on_event=lambda job, event: show(job.name, event),
                 on_end=_report_trouble,

@@ -57,7 +57,7 @@ class Watch:
         if event.kind == "started":
             fraction = event.step / event.num_steps
             if job.name in self.lines:
-                # A run that fails among replicas starts again by itself.
+                # A run whose worker died may start again.
                 self.progress.remove_task(self.lines[job.name])
                 self._drop(-self.done[job.name])
             self.lines[job.name] = self.progress.add_task(

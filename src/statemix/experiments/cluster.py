@@ -1,4 +1,4 @@
-"""A Ray cluster that trains groups of runs."""
+"""A Ray cluster that trains runs."""
 
 import os
 import signal
@@ -13,15 +13,8 @@ from types import TracebackType
 from typing import Any
 
 from statemix import files
-from statemix.experiments.groups import (
-    Content,
-    Death,
-    Member,
-    Message,
-    line,
-    train_group,
-)
 from statemix.experiments.processes import GRACE_S
+from statemix.experiments.worker import Content, Death, Message, Work, line, train_job
 from statemix.interrupts import can_be_handled
 from statemix.settings import RequestError
 from statemix.training import Event
@@ -35,7 +28,7 @@ _POLL_S = 1.0
 
 
 class Cluster:
-    """Tasks of a Ray cluster, each of which trains a group on one GPU, or on processors.
+    """Tasks of a Ray cluster, each of which trains a run on one GPU, or on processors.
 
     Args:
         address: address of the cluster, "auto" or "local", as in
@@ -52,9 +45,8 @@ class Cluster:
         self._address = address
         self._num_tasks = num_tasks
         self._checkpoint_every_s = checkpoint_every_s
-        # Number of a group in training -> Ray's reference to its task, and how many runs have not
-        # ended.
-        self._busy: dict[int, tuple[Any, int]] = {}
+        # Number of a run in training -> Ray's reference to its task.
+        self._busy: dict[int, Any] = {}
         # Parent of run folders -> a file that shows whether a machine sees the same folder.
         self._marks: dict[Path, Path] = {}
         self._exit = ExitStack()
@@ -87,20 +79,20 @@ class Cluster:
         trace: TracebackType | None,
     ) -> None:
         with self._exit:
-            for task in self._tasks():
+            for task in self._busy.values():
                 self._ray.cancel(task)
             self._over(GRACE_S)
 
     def has_room(self) -> bool:
-        """Return whether another group may start."""
+        """Return whether another run may start."""
         return len(self._busy) < self._room
 
-    def start(self, number: int, members: Sequence[Member]) -> None:
-        """Submit a task that trains a group."""
+    def start(self, number: int, work: Work) -> None:
+        """Submit a task that trains a run."""
+        tree, folder = work
         # The machines of a cluster have working directories of their own.
-        absolute = [(tree, folder.resolve()) for tree, folder in members]
-        marks = [self._mark(folder.parent) for _, folder in absolute]
-        threads = max(tree["runtime"]["num_threads"] or 1 for tree, _ in absolute)
+        folder = folder.resolve()
+        threads = tree["runtime"]["num_threads"] or 1
         options = {
             "num_cpus": min(threads, self._most_threads),
             "num_gpus": 1 if self._has_gpus else 0,
@@ -108,8 +100,10 @@ class Cluster:
             "max_retries": 0,
         }
         train = self._ray.remote(**options)(_train)
-        task = train.remote(number, absolute, marks, self._news, self._checkpoint_every_s)
-        self._busy[number] = (task, len(members))
+        mark = self._mark(folder.parent)
+        self._busy[number] = train.remote(
+            number, (tree, folder), mark, self._news, self._checkpoint_every_s
+        )
 
     def receive(self, timeout_s: float | None) -> Iterator[Message | Death]:
         """Wait for news of the tasks; there may be none."""
@@ -118,22 +112,20 @@ class Cluster:
         wait_s = 0.0 if over else _POLL_S
         if timeout_s is not None:
             wait_s = max(0.0, min(wait_s, timeout_s))
-        for number, place, content in self._told(wait_s):
+        for number, content in self._told(wait_s):
             if not isinstance(content, Event):
-                task, num_left = self._busy.pop(number)
-                if num_left > 1:
-                    self._busy[number] = (task, num_left - 1)
-            yield Message(number, place, content)
-        for number, (task, _) in list(self._busy.items()):
+                del self._busy[number]
+            yield Message(number, content)
+        for number, task in list(self._busy.items()):
             if task in over:
                 del self._busy[number]
                 yield Death(number, self._reason(task))
 
-    def _told(self, wait_s: float) -> list[tuple[int, int, Content]]:
+    def _told(self, wait_s: float) -> list[tuple[int, Content]]:
         from ray.exceptions import RayError
 
         try:
-            news: list[tuple[int, int, Content]] = []
+            news: list[tuple[int, Content]] = []
             # A wait of 0 seconds would end before the queue is asked.
             if wait_s > 0:
                 with suppress(Empty):
@@ -144,12 +136,9 @@ class Cluster:
             raise RequestError(f"{text}; the same call goes on") from error
         return news
 
-    def _tasks(self) -> list[Any]:
-        return [task for task, _ in self._busy.values()]
-
     def _over(self, timeout_s: float) -> list[Any]:
         """Wait until all tasks are over, for so long at most, and return those that are."""
-        tasks = self._tasks()
+        tasks = list(self._busy.values())
         over: list[Any] = []
         if tasks:
             over, _ = self._ray.wait(tasks, num_returns=len(tasks), timeout=timeout_s)
@@ -234,29 +223,29 @@ def _check_listening(address: str) -> None:
 
 def _train(
     number: int,
-    members: Sequence[Member],
-    marks: Sequence[Path],
+    work: Work,
+    mark: Path,
     news: Any,
     checkpoint_every_s: float,
 ) -> None:
-    """Train a group on a machine of the cluster, and tell what happens to its runs."""
+    """Train a run on a machine of the cluster, and report its events and its ending."""
     from ray.exceptions import RayError
 
-    for mark in marks:
-        if not mark.exists():
-            text = f"the machines of a cluster must share the folder {mark.parent}, one does not"
-            raise RequestError(text)
-    told = dict.fromkeys(range(len(members)), 0.0)
+    if not mark.exists():
+        text = f"the machines of a cluster must share the folder {mark.parent}, one does not"
+        raise RequestError(text)
+    reported = 0.0
 
-    def tell(place: int, content: Content) -> None:
+    def report(content: Content) -> None:
+        nonlocal reported
         if isinstance(content, Event) and content.kind == "step":
-            if time.monotonic() - told[place] < _STEP_EVERY_S:
+            if time.monotonic() - reported < _STEP_EVERY_S:
                 return
-            told[place] = time.monotonic()
+            reported = time.monotonic()
         try:
-            news.put((number, place, content))
+            news.put((number, content))
         except RayError as error:
             # Ray cancels what a cancelled task waits for, or the caller is gone: save and end.
             raise KeyboardInterrupt from error
 
-    train_group(members, tell, tell, checkpoint_every_s)
+    report(train_job(work, report, checkpoint_every_s))

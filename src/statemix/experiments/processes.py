@@ -1,15 +1,13 @@
-"""Worker processes of this machine that train groups of runs."""
+"""Worker processes of this machine that train runs."""
 
 import multiprocessing
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any
 
-from statemix.experiments.groups import Death, Member, Message, train_group
+from statemix.experiments.worker import Content, Death, Message, Work, train_job
 from statemix.interrupts import SIGNALS, can_be_handled
 from statemix.training import Event
 
@@ -17,48 +15,41 @@ from statemix.training import Event
 GRACE_S = 10.0
 
 
-@dataclass
-class _Task:
-    group: int
-    num_left: int
-
-
 class Processes:
-    """Processes that each train one group after another."""
+    """Processes that each train one run after another."""
 
     def __init__(self, connections: Sequence[Connection]) -> None:
         self._idle = list(connections)
-        self._busy: dict[Connection, _Task] = {}
+        # Process -> number of the run that it trains.
+        self._busy: dict[Connection, int] = {}
 
     def has_room(self) -> bool:
         """Return whether a process is idle."""
         return bool(self._idle)
 
-    def start(self, number: int, members: Sequence[Member]) -> None:
-        """Send a group to an idle process."""
+    def start(self, number: int, work: Work) -> None:
+        """Send a run to an idle process."""
         connection = self._idle.pop(0)
-        self._busy[connection] = _Task(number, len(members))
+        self._busy[connection] = number
         # A process that has died is noticed when it is waited for.
         with suppress(ConnectionError):
-            connection.send(list(members))
+            connection.send(work)
 
     def receive(self, timeout_s: float | None) -> Iterator[Message | Death]:
         """Wait for news of the busy processes."""
         for ready in wait(list(self._busy), timeout_s):
             assert isinstance(ready, Connection)
-            task = self._busy[ready]
+            job = self._busy[ready]
             try:
-                place, content = ready.recv()
+                content = ready.recv()
             except (EOFError, ConnectionError):
                 del self._busy[ready]
-                yield Death(task.group)
+                yield Death(job)
                 continue
             if not isinstance(content, Event):
-                task.num_left -= 1
-                if not task.num_left:
-                    del self._busy[ready]
-                    self._idle.append(ready)
-            yield Message(task.group, place, content)
+                del self._busy[ready]
+                self._idle.append(ready)
+            yield Message(job, content)
 
 
 @contextmanager
@@ -117,15 +108,15 @@ def _connected(count: int, checkpoint_every_s: float) -> Iterator[list[Connectio
 
 
 def _serve(connection: Connection, checkpoint_every_s: float) -> None:
-    """Train one group of jobs after another until the connection is closed."""
+    """Train one job after another until the connection is closed."""
 
-    def send(place: int, message: Any) -> None:
+    def send(content: Content) -> None:
         try:
-            connection.send((place, message))
+            connection.send(content)
         except OSError as error:
             # The parent has closed the connection: end as after Ctrl-C, with a checkpoint.
             raise KeyboardInterrupt from error
 
     with suppress(KeyboardInterrupt, EOFError, ConnectionResetError):
         while True:
-            train_group(connection.recv(), send, send, checkpoint_every_s)
+            send(train_job(connection.recv(), send, checkpoint_every_s))

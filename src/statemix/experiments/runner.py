@@ -14,9 +14,9 @@ from typing import Annotated, Literal, Protocol
 from annotated_types import Ge
 
 from statemix.experiments.cluster import Cluster
-from statemix.experiments.groups import Death, Member, Message, grouped, train_group, train_one
-from statemix.experiments.groups import Ending as Told
 from statemix.experiments.processes import processes
+from statemix.experiments.worker import Death, Message, Work, train_job
+from statemix.experiments.worker import Ending as Told
 from statemix.interrupts import can_be_handled
 from statemix.settings import RequestError, checked
 from statemix.training import Event, RunConfig
@@ -70,7 +70,6 @@ def run_all(
     *,
     num_workers: int | None = None,
     ray: str | None = None,
-    replicas: int = 1,
     retry: Collection[Ending] = (),
     fresh: bool = False,
     until: float | None = None,
@@ -92,9 +91,6 @@ def run_all(
         ray: address of a Ray cluster that trains the jobs, "auto" for the running cluster that Ray
             finds, or "local" for a new one on this machine. The folders of the jobs must be on a
             file system that all machines share. None means processes of this machine.
-        replicas: jobs of one shape that train as one program, at most; they start together
-            (:func:`statemix.training.replicas.train_replicas`). Those that cannot train one by one.
-            Results depend on it by rounding.
         retry: earlier endings to try again: "diverged", "failed".
         fresh: remove the jobs' folders first.
         until: time of ``time.monotonic`` at which active runs save a checkpoint and the call
@@ -119,7 +115,6 @@ def run_all(
         num_workers = checked(Annotated[int, Ge(1)], num_workers, "num_workers")
     elif num_workers is not None:
         check_threads("num_workers", checked(int, num_workers, "num_workers"))
-    replicas = checked(Annotated[int, Ge(1)], replicas, "replicas")
     if not isinstance(retry, Collection) or any(one not in ("diverged", "failed") for one in retry):
         raise RequestError(f"retry must be among 'diverged' and 'failed', got {retry!r}")
     for name, function in (("on_event", on_event), ("on_end", on_end)):
@@ -157,18 +152,20 @@ def run_all(
             due.append(job)
         else:
             note(row)
-    groups = grouped(due, replicas)
-    num_here = min(num_workers or 1, len(groups))
-    if not groups:
+    num_here = min(num_workers or 1, len(due))
+    if not due:
         pass
     elif ray is not None:
-        _share_out(groups, Cluster(ray, num_workers, checkpoint_every_s), until, tell, note)
+        _share_out(due, Cluster(ray, num_workers, checkpoint_every_s), until, tell, note)
     elif until is not None or num_here > 1:
         # Only other processes can be stopped at a given time.
-        _share_out(groups, processes(num_here, checkpoint_every_s), until, tell, note)
+        _share_out(due, processes(num_here, checkpoint_every_s), until, tell, note)
     else:
-        for group in groups:
-            _group_here(group, tell, note, checkpoint_every_s)
+        for job in due:
+            ending = _train_here(job, tell, checkpoint_every_s)
+            note(_row(job, ending))
+            if ending[0] == "interrupted":
+                raise KeyboardInterrupt
     return [ended[job.folder] for job in jobs]
 
 
@@ -199,8 +196,8 @@ def _ended_before(
         return None
     if before.status == "done":
         # Training returns a finished run at once, so it needs no process.
-        row = _here(job, tell, checkpoint_every_s=0.0)
-        return replace(row, started=False)
+        ending = _train_here(job, tell, checkpoint_every_s=0.0)
+        return replace(_row(job, ending), started=False)
     try:
         settled(job.folder, request(job.config))
     except RequestError:
@@ -209,9 +206,8 @@ def _ended_before(
     return Ended(job, before.status, before.message, started=False)  # type: ignore[arg-type]
 
 
-def _here(job: Job, tell: Callable[[Job, Event], None], checkpoint_every_s: float) -> Ended:
-    member = (job.config.to_plain(), job.folder)
-    return _row(job, train_one(member, partial(tell, job), checkpoint_every_s))
+def _train_here(job: Job, tell: Callable[[Job, Event], None], checkpoint_every_s: float) -> Told:
+    return train_job((job.config.to_plain(), job.folder), partial(tell, job), checkpoint_every_s)
 
 
 def _row(job: Job, ending: Told) -> Ended:
@@ -219,87 +215,59 @@ def _row(job: Job, ending: Told) -> Ended:
     return Ended(job, "interrupted" if status == "in use" else status, message, details)
 
 
-def _group_here(
-    group: Sequence[Job],
-    tell: Callable[[Job, Event], None],
-    note: Callable[[Ended], None],
-    checkpoint_every_s: float,
-) -> None:
-    statuses = []
-
-    def end(place: int, ending: Told) -> None:
-        statuses.append(ending[0])
-        note(_row(group[place], ending))
-
-    train_group(
-        [(job.config.to_plain(), job.folder) for job in group],
-        lambda place, event: tell(group[place], event),
-        end,
-        checkpoint_every_s,
-    )
-    if "interrupted" in statuses:
-        raise KeyboardInterrupt
-
-
 class _Workers(Protocol):
-    """What trains groups beside this process."""
+    """What trains runs beside this process."""
 
     def has_room(self) -> bool:
-        """Return whether another group may start."""
+        """Return whether another run may start."""
 
-    def start(self, number: int, members: Sequence[Member]) -> None:
-        """Start to train a group."""
+    def start(self, number: int, work: Work) -> None:
+        """Start to train a run."""
 
     def receive(self, timeout_s: float | None) -> Iterable[Message | Death]:
         """Wait for news, for so long at most; there may be none."""
 
 
 def _share_out(
-    groups: Sequence[Sequence[Job]],
+    jobs: Sequence[Job],
     team: AbstractContextManager["_Workers"],
     until: float | None,
     tell: Callable[[Job, Event], None],
     note: Callable[[Ended], None],
 ) -> None:
-    waiting = deque(enumerate(groups))
-    # Of the groups in training, the jobs that have not ended, by their places.
-    busy: dict[int, dict[int, Job]] = {}
+    waiting = deque(enumerate(jobs))
+    busy: dict[int, Job] = {}
     begun: set[Path] = set()
     # A worker that is alive has a run until none is waiting.
     reason = "every worker process died"
     with _terminable(), team as workers:
         while until is None or time.monotonic() < until:
             while waiting and workers.has_room():
-                number, group = waiting.popleft()
-                busy[number] = dict(enumerate(group))
-                workers.start(number, [(job.config.to_plain(), job.folder) for job in group])
+                number, job = waiting.popleft()
+                busy[number] = job
+                workers.start(number, (job.config.to_plain(), job.folder))
             if not busy:
                 break
             for told in workers.receive(None if until is None else until - time.monotonic()):
-                jobs = busy[told.group]
+                job = busy[told.job]
                 if isinstance(told, Death):
                     # Out of memory, for instance. The other workers train the remaining jobs.
-                    for job in jobs.values():
-                        text = f"the process training {job.name} died{told.reason}"
-                        note(Ended(job, "failed", text))
-                    del busy[told.group]
+                    del busy[told.job]
+                    note(Ended(job, "failed", f"the process training {job.name} died{told.reason}"))
                 elif isinstance(told.content, Event):
-                    begun.add(jobs[told.place].folder)
-                    tell(jobs[told.place], told.content)
+                    begun.add(job.folder)
+                    tell(job, told.content)
                 else:
-                    note(_row(jobs.pop(told.place), told.content))
+                    del busy[told.job]
+                    note(_row(job, told.content))
                     if told.content[0] == "interrupted":
                         raise KeyboardInterrupt
-                    if not jobs:
-                        del busy[told.group]
         else:
             reason = "the time was up"
-    for left in busy.values():
-        for job in left.values():
-            note(Ended(job, "interrupted", reason, started=job.folder in begun))
-    for _, group in waiting:
-        for job in group:
-            note(Ended(job, "interrupted", reason, started=False))
+    for job in busy.values():
+        note(Ended(job, "interrupted", reason, started=job.folder in begun))
+    for _, job in waiting:
+        note(Ended(job, "interrupted", reason, started=False))
 
 
 @contextmanager

@@ -17,7 +17,6 @@ from statemix.training.evaluation import Scores, accuracy, evaluate
 from statemix.training.events import Event
 from statemix.training.outcome import Outcome, Selection, load_config, load_model, load_outcome
 from statemix.training.reading import config_from_plain
-from statemix.training.replicas import train_replicas
 from statemix.training.run import train
 
 __all__ = [
@@ -43,5 +42,4 @@ __all__ = [
     "load_model",
     "load_outcome",
     "train",
-    "train_replicas",
 ]

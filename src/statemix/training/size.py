@@ -23,13 +23,12 @@ _TOKEN_BYTES = 8
 _COPIES = 6 + 5
 
 
-def check_run_fits(config: RunConfig, task: Task, *, replicas: int = 1) -> None:
+def check_run_fits(config: RunConfig, task: Task) -> None:
     """Check that a run fits into memory: its examples, its model and one of its batches.
 
     Args:
         config: the run.
         task: its task.
-        replicas: number of such runs at once, for which models and batches are counted.
 
     Raises:
         RequestError: if a part needs more memory than is available, or a layer refuses an option;
@@ -57,8 +56,8 @@ def check_run_fits(config: RunConfig, task: Task, *, replicas: int = 1) -> None:
         option = ".train_size" if "train_size" in TASKS.options(config.task.name) else ""
         check_examples_fit(f"task{option}", task.train_size, task, task.train_size, task.length)
     if config.runtime.device != "cuda":
-        _check_model_fits(config, task, replicas)
-    _check_batch_fits(config, task, replicas)
+        _check_model_fits(config, task)
+    _check_batch_fits(config, task)
 
 
 def check_scored_fit(
@@ -109,11 +108,10 @@ def check_examples_fit(
     _check(path, value, what, _TOKEN_BYTES * arrays * count * length)
 
 
-def _check_model_fits(config: RunConfig, task: Task, replicas: int) -> None:
+def _check_model_fits(config: RunConfig, task: Task) -> None:
     width = 8 if config.runtime.precision == "64-true" else 4
-    needed = replicas * _COPIES * width * _num_parameters(config, task)
+    needed = _COPIES * width * _num_parameters(config, task)
     what = f"with hidden_size={config.model.hidden_size}, its layers and channel_mixer"
-    what += _times(replicas)
     _check("model", ABSENT, what, needed)
 
 
@@ -137,21 +135,21 @@ def _count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _check_batch_fits(config: RunConfig, task: Task, replicas: int) -> None:
+def _check_batch_fits(config: RunConfig, task: Task) -> None:
     sequences = config.batches.size
     if task.train_size is not None:
         sequences = min(sequences, task.train_size)
-    examples = replicas * _TOKEN_BYTES * (1 + len(task.heads)) * sequences * task.length
-    what = f"{sequences} sequences in a step{_times(replicas)}"
+    examples = _TOKEN_BYTES * (1 + len(task.heads)) * sequences * task.length
+    what = f"{sequences} sequences in a step"
     activations = 0
     if config.runtime.device != "cuda":
         # Of all activations, the residual stream before each layer and the readouts.
         stream = 4 * config.model.hidden_size * (len(config.model.stack()) + 1) * task.length
         largest, layer = max(_largest_tensor(one, config, task) for one in set(config.model.layers))
-        where = f"one sequence in {layer}{_times(replicas)}"
-        _check("model.layers", ABSENT, where, replicas * largest)
+        where = f"one sequence in {layer}"
+        _check("model.layers", ABSENT, where, largest)
         at_once = -(-sequences // config.batches.accumulate)
-        activations = replicas * at_once * max(stream, largest)
+        activations = at_once * max(stream, largest)
     _check("batches.size", config.batches.size, what, examples + activations)
 
 
@@ -180,10 +178,6 @@ def _largest_of_one(
     from statemix.layers.largest import largest_tensor
 
     return largest_tensor(spec, hidden_size=hidden_size, batch_size=1, length=length, dtype=dtype)
-
-
-def _times(replicas: int) -> str:
-    return f", {replicas} times" if replicas > 1 else ""
 
 
 def _check(path: str, value: object, what: str, needed: int) -> None:

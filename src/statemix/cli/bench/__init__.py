@@ -1,4 +1,4 @@
-"""``statemix bench``: speed and memory against baselines, prices of layers, replicas, kernels."""
+"""``statemix bench``: speed and memory against baselines, prices of layers, kernels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,6 @@ from statemix.cli.bench.decode import Decode
 from statemix.cli.bench.kernels import Kernels
 from statemix.cli.bench.layers import Layers
 from statemix.cli.bench.ops import Ops
-from statemix.cli.bench.replicas import Replicas
 from statemix.cli.imports import import_named
 from statemix.cli.options import registry
 
@@ -24,7 +23,6 @@ class Bench:
         Annotated[Ops, tyro.conf.subcommand("ops")]
         | Annotated[Decode, tyro.conf.subcommand("decode")]
         | Annotated[Layers, tyro.conf.subcommand("layers")]
-        | Annotated[Replicas, tyro.conf.subcommand("replicas")]
         | Annotated[Kernels, tyro.conf.subcommand("kernels")]
     )
     """What to measure."""

@@ -14,7 +14,6 @@ def fill(
     *,
     num_workers: int | None = None,
     ray: str | None = None,
-    replicas: int = 1,
     until: float | None = None,
     retry: bool = False,
     on_event: Callable[[Job, Event], None] | None = None,
@@ -32,7 +31,6 @@ def fill(
         store: receives the rows.
         num_workers: as in :func:`statemix.experiments.runner.run_all`.
         ray: as in :func:`statemix.experiments.runner.run_all`.
-        replicas: as in :func:`statemix.experiments.runner.run_all`.
         until: as in :func:`statemix.experiments.runner.run_all`.
         retry: train runs again that diverged or failed.
         on_event: as in :func:`statemix.experiments.runner.run_all`.
@@ -55,7 +53,6 @@ def fill(
         [one.job for one in planned],
         num_workers=num_workers,
         ray=ray,
-        replicas=replicas,
         until=until,
         retry=("diverged", "failed") if retry else (),
         on_event=on_event,

@@ -17,9 +17,9 @@ import torch
 
 from statemix.bench import rows
 from statemix.bench.harness import Measurement, Provider, measure
-from statemix.experiments.fixed_point.suite import Measured
-from statemix.experiments.fixed_point.suites import SUITES
-from statemix.experiments.store import key
+from statemix.studies.fixed_points.fp_suite import Measured
+from statemix.studies.fixed_points.fp_suites import SUITES
+from statemix.studies.store import key
 from statemix.training import RunConfig, load_model
 from statemix.training.devices import build_fabric
 from statemix.training.parts import build_model, build_trainer

@@ -165,7 +165,8 @@ def required_options(tmp_path_factory):
 @pytest.fixture
 def tiny_models(monkeypatch):
     """Runs of the paper's tables with small networks and evaluations."""
-    from statemix.experiments.reproduction import protocols, tables
+    from statemix.studies.higher_order import paper_tables as tables
+    from statemix.studies.higher_order import protocols
 
     whole = protocols._config
 

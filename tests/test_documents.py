@@ -11,21 +11,21 @@ from pathlib import Path
 import pytest
 
 from statemix.cli import main
-from statemix.experiments.exactness.suites import SUITES as EXACT
-from statemix.experiments.exactness.tally import passed
-from statemix.experiments.fixed_point.scores import score as fixed_point_score
-from statemix.experiments.fixed_point.suites import SUITES as FIXED_POINTS
-from statemix.experiments.reproduction.claims import CLAIMS, decide
-from statemix.experiments.reproduction.figures import FIGURES
-from statemix.experiments.reproduction.overview import overview
-from statemix.experiments.reproduction.protocols import SIZES
-from statemix.experiments.reproduction.scores import score
-from statemix.experiments.reproduction.tables import TABLES
-from statemix.experiments.reproduction.wrapper import WRAPPER
-from statemix.experiments.store import Store, key, merged
 from statemix.layers import LAYERS, LayerSpec, price
-from statemix.report.demo import scores
-from statemix.report.numbers import accuracy_text, published_text
+from statemix.studies.demo import demo_scores as scores
+from statemix.studies.exactness.exact_suites import SUITES as EXACT
+from statemix.studies.exactness.tally import passed
+from statemix.studies.fixed_points.fp_scores import score as fixed_point_score
+from statemix.studies.fixed_points.fp_suites import SUITES as FIXED_POINTS
+from statemix.studies.higher_order.cell_scores import score
+from statemix.studies.higher_order.claims import CLAIMS, decide
+from statemix.studies.higher_order.overview import overview
+from statemix.studies.higher_order.paper_figures import FIGURES
+from statemix.studies.higher_order.paper_tables import TABLES
+from statemix.studies.higher_order.protocols import SIZES
+from statemix.studies.higher_order.wrapper import WRAPPER
+from statemix.studies.number_text import accuracy_text, published_text
+from statemix.studies.store import Store, key, merged
 from statemix.training import RunConfig, config_from_plain
 from statemix.training.config import SCHEMA
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from statemix.experiments.fixed_point.scores import score
-from statemix.experiments.fixed_point.suites import SUITES
-from statemix.experiments.store import merged
-from statemix.report.numbers import accuracy_text
+from statemix.studies.fixed_points.fp_scores import score
+from statemix.studies.fixed_points.fp_suites import SUITES
+from statemix.studies.number_text import accuracy_text
+from statemix.studies.store import merged
 
 ROOT = Path(__file__).parents[1]
 

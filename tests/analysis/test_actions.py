@@ -5,13 +5,13 @@ import pytest
 import torch
 from matplotlib.colors import to_hex
 
-from statemix.analysis import actions
 from statemix.layers import LayerSpec
 from statemix.models import SyntheticModel
-from statemix.report.colours import LEAST_CONTRAST, contrast
-from statemix.report.figures import png
-from statemix.report.inspection.actions import draw, drawable, sentences
-from statemix.report.style import DARK, LIGHT
+from statemix.studies.colours import LEAST_CONTRAST, contrast
+from statemix.studies.figures import png
+from statemix.studies.inspection.action_drawing import draw, drawable, sentences
+from statemix.studies.inspection.block_actions import actions
+from statemix.studies.style import DARK, LIGHT
 from statemix.tasks.automaton import Automaton
 from statemix.tasks.groups import group
 from statemix.tasks.permutation import Permutation

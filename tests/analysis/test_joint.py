@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
-from statemix.analysis import actions, joint, semigroup
-from statemix.report.inspection.actions import together
+from statemix.studies.inspection import semigroup
+from statemix.studies.inspection.action_drawing import together
+from statemix.studies.inspection.block_actions import actions
+from statemix.studies.inspection.joint import joint
 from statemix.tasks.automaton import NEVER, Automaton
 from statemix.tasks.groups import NAMES, group
 from statemix.tasks.permutation import Permutation

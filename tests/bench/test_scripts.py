@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from statemix import ops as operators
-from statemix.experiments.fixed_point import suites
-from statemix.experiments.fixed_point.suite import FixedPointSuite, Measured
-from statemix.experiments.store import key
 from statemix.layers import BDLRU, LayerSpec
+from statemix.studies.fixed_points import fp_suites as suites
+from statemix.studies.fixed_points.fp_suite import FixedPointSuite, Measured
+from statemix.studies.store import key
 from statemix.tasks import TaskSpec
 from statemix.training import (
     BatchConfig,

@@ -16,9 +16,9 @@ from rich.console import Console
 
 from statemix.cli import demo as command
 from statemix.cli.main import main
-from statemix.experiments import demo
 from statemix.models import SyntheticModel
-from statemix.report.demo import page
+from statemix.studies.demo import demo_page as page
+from statemix.studies.demo import demo_suite as demo
 from statemix.tasks import TaskSpec
 
 
@@ -205,7 +205,7 @@ def test_terminal_display_shows_the_same_results(tiny, tmp_path, monkeypatch):
 _ENDLESS = """
 import dataclasses, sys, torch
 from statemix.cli.main import main
-from statemix.experiments import demo
+from statemix.studies import demo
 if __name__ == "__main__":
     torch.set_num_threads({workers})
     suite = demo.SUITES["S_3"]

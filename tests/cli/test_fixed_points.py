@@ -8,12 +8,12 @@ import tarfile
 import pytest
 
 from statemix.cli.main import main
-from statemix.experiments.fixed_point.stories import STORIES
-from statemix.experiments.fixed_point.suite import FixedPointSuite, Measured
-from statemix.experiments.fixed_point.suites import SUITES
-from statemix.experiments.published.fixed_points import Number
 from statemix.layers import LayerSpec
 from statemix.settings import Assignments
+from statemix.studies.fixed_points.fp_stories import STORIES
+from statemix.studies.fixed_points.fp_suite import FixedPointSuite, Measured
+from statemix.studies.fixed_points.fp_suites import SUITES
+from statemix.studies.fixed_points.movahedi import Number
 from statemix.tasks import TaskSpec
 from statemix.training import BatchConfig, EvaluationConfig, ModelConfig, RunConfig, ScheduleConfig
 

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from statemix.analysis import actions, inspected, joint
 from statemix.cli.main import main
-from statemix.report.inspection import race
-from statemix.report.inspection.actions import together
+from statemix.studies.inspection import race
+from statemix.studies.inspection.action_drawing import together
+from statemix.studies.inspection.block_actions import actions
+from statemix.studies.inspection.joint import joint
+from statemix.studies.inspection.layer_numbers import inspected
 from statemix.training import load_model, load_outcome
 from statemix.training.folder import read_metrics
 

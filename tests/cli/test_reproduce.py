@@ -11,22 +11,26 @@ from types import SimpleNamespace
 import pytest
 
 # Reads the tables when it is imported, before a fixture here replaces them.
-import statemix.experiments.reproduction.wrapper  # noqa: F401
+import statemix.studies.higher_order.wrapper  # noqa: F401
 from statemix.cli.main import main
 from statemix.cli.studies import Choice, study
-from statemix.experiments import cluster, conditions, forecast
-from statemix.experiments.exactness.suite import ExactSuite
-from statemix.experiments.exactness.suites import SUITES
-from statemix.experiments.reproduction import claims, figures, protocols, reproduce, spectra, tables
-from statemix.experiments.reproduction.claims import Claim, Condition
-from statemix.experiments.reproduction.contenders import CONTENDERS, bd_lru
-from statemix.experiments.reproduction.figures import Figure, View
-from statemix.experiments.reproduction.prices import prices
-from statemix.experiments.reproduction.protocols import SIZES, Data
-from statemix.experiments.reproduction.spectra import SpectraFigure
-from statemix.experiments.reproduction.tables import Column, Table
-from statemix.experiments.runner import Ended, run_all
 from statemix.layers import LayerSpec
+from statemix.studies import cluster, conditions, forecast
+from statemix.studies.exactness.exact_suite import ExactSuite
+from statemix.studies.exactness.exact_suites import SUITES
+from statemix.studies.higher_order import claims, protocols
+from statemix.studies.higher_order import fill as reproduce
+from statemix.studies.higher_order import paper_figures as figures
+from statemix.studies.higher_order import paper_tables as tables
+from statemix.studies.higher_order import run_spectra as spectra
+from statemix.studies.higher_order.claims import Claim, Condition
+from statemix.studies.higher_order.contenders import CONTENDERS, bd_lru
+from statemix.studies.higher_order.paper_figures import Figure, View
+from statemix.studies.higher_order.paper_tables import Column, Table
+from statemix.studies.higher_order.prices import prices
+from statemix.studies.higher_order.protocols import SIZES, Data
+from statemix.studies.higher_order.run_spectra import SpectraFigure
+from statemix.studies.runner import Ended, run_all
 from statemix.tasks import TaskSpec
 from statemix.training import (
     EvaluationConfig,
@@ -44,7 +48,7 @@ def tiny(monkeypatch, tmp_path, tiny_models):
     column = Column("s3", (Data("S_3", task, dict.fromkeys(SIZES, 2)),))
     numbers = {"LSTM": {"s3": 0.0}, "BD-LRU m=2": {"s3": 1.0}}
     monkeypatch.setattr(tables, "TABLES", {"table4": Table("table4", "tiny", (column,), numbers)})
-    monkeypatch.setattr("statemix.experiments.reproduction.overview.TABLES", tables.TABLES)
+    monkeypatch.setattr("statemix.studies.higher_order.overview.TABLES", tables.TABLES)
 
     def columns(_):
         return (column,)
@@ -59,7 +63,7 @@ def tiny(monkeypatch, tmp_path, tiny_models):
     eigenvalues = SpectraFigure("fig7", "tiny", (View("", "m", lambda _: gates, columns),))
     monkeypatch.setitem(spectra.SPECTRA, "fig7", eigenvalues)
     # The page's figures would look for their columns among these tables.
-    monkeypatch.setattr("statemix.report.reproduction.page.FIGURES", {})
+    monkeypatch.setattr("statemix.studies.higher_order.results_page.FIGURES", {})
     monkeypatch.chdir(tmp_path)
 
 
@@ -164,7 +168,7 @@ def test_a_figure_is_printed_and_drawn_with_the_runs_that_a_table_made(capsys, t
 
 def test_eigenvalues_are_kept_and_drawn_without_the_runs(capsys, tmp_path, monkeypatch):
     # The page shows this figure alone.
-    monkeypatch.setattr("statemix.report.reproduction.page.TABLES", {})
+    monkeypatch.setattr("statemix.studies.higher_order.results_page.TABLES", {})
     assert main(["reproduce", "table4", "--workers", "1", "--models", "BD-LRU m=2"]) == 0
     capsys.readouterr()
     assert main(["reproduce", "fig7", "--workers", "1"]) == 0

@@ -17,10 +17,10 @@ from filelock import FileLock
 from statemix.cli.main import main
 from statemix.cli.options import split_values
 from statemix.cli.train import parse
-from statemix.experiments.grid import Axis, grid
-from statemix.experiments.recipes import exact
 from statemix.layers import LayerSpec
 from statemix.models import MixerSpec
+from statemix.studies.grid import Axis, grid
+from statemix.studies.recipes import exact
 from statemix.tasks import TaskSpec
 from statemix.training import AttributeSchedule, ParameterGroup, accuracy, load_config, load_outcome
 

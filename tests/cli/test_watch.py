@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from statemix.cli.watch import watched
-from statemix.experiments.runner import Ended, Job
+from statemix.studies.runner import Ended, Job
 from statemix.training import Event, RunConfig
 
 

@@ -32,7 +32,7 @@ from statemix.cli import (  # noqa: F401  warm
     train,
 )
 from statemix.cli.main import main
-from statemix.experiments import demo as suites
+from statemix.studies.demo import demo_suite as suites
 from statemix.tasks import TASKS, TaskSpec
 
 NAME = "commands"

@@ -13,7 +13,7 @@ from statemix.cli.watch import watched
 from statemix.settings import RunsFailedError
 
 if TYPE_CHECKING:
-    from statemix.experiments.demo import Summary
+    from statemix.studies.demo.demo_suite import Summary
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,9 @@ class Demo:
         # Slow imports wait until the options have been checked.
         import torch
 
-        from statemix.experiments import demo
-        from statemix.report.demo import page, scores
+        from statemix.studies.demo import demo_page as page
+        from statemix.studies.demo import demo_scores as scores
+        from statemix.studies.demo import demo_suite as demo
 
         folder = self.output or Path("demo", *([] if self.group == "S_3" else [self.group]))
         files.make_folder("output", folder)
@@ -104,7 +105,8 @@ _CAVEAT = (
 
 
 def _print_results(console: Console, summary: "Summary") -> None:
-    from statemix.report.demo import scores, verdict
+    from statemix.studies.demo import demo_scores as scores
+    from statemix.studies.demo import demo_verdict as verdict
 
     table = scores.table(summary)
     title = "Token accuracy on test words: mean (and range) over seeds"

@@ -15,8 +15,11 @@ from statemix.settings import RequestError, built, checked
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from statemix.analysis import BlockActions, Joint, LayerNumbers, Sharpening
     from statemix.models import SyntheticModel
+    from statemix.studies.inspection.block_actions import BlockActions
+    from statemix.studies.inspection.joint import Joint
+    from statemix.studies.inspection.layer_numbers import LayerNumbers
+    from statemix.studies.inspection.sharpening import Sharpening
     from statemix.tasks import Examples, Task
     from statemix.training import RunConfig
     from statemix.training.search import Attempt
@@ -146,7 +149,9 @@ class Inspect:
         # Slow imports wait until the options have been checked.
         import torch
 
-        from statemix.analysis import actions, inspected, joint
+        from statemix.studies.inspection.block_actions import actions
+        from statemix.studies.inspection.joint import joint
+        from statemix.studies.inspection.layer_numbers import inspected
         from statemix.tasks.automaton import HasAutomaton
         from statemix.tasks.permutation import Permutation
         from statemix.training import load_model, load_outcome
@@ -243,11 +248,12 @@ class Inspect:
         return self.output or self.folder / "inspect"
 
     def _write(self, found: _Found) -> None:
-        from statemix.report import page
-        from statemix.report.figures import DPI, png
-        from statemix.report.inspection import actions, sharpening
-        from statemix.report.inspection.pictures import pictures
-        from statemix.report.inspection.race import draw as draw_race
+        from statemix.studies import html as page
+        from statemix.studies.figures import DPI, png
+        from statemix.studies.inspection import action_drawing as actions
+        from statemix.studies.inspection import sharpening_drawing as sharpening
+        from statemix.studies.inspection.pictures import pictures
+        from statemix.studies.inspection.race import draw as draw_race
 
         files.open_for_append("output", self._folder / NUMBERS)
         numbers = {
@@ -276,8 +282,8 @@ class Inspect:
         page.write(self._folder, contents)
 
     def _print(self, found: _Found, *, judged: bool) -> None:
-        from statemix.report.inspection import text
-        from statemix.report.inspection.actions import sentences, together
+        from statemix.studies.inspection import inspection_text as text
+        from statemix.studies.inspection.action_drawing import sentences, together
 
         console = Console(highlight=False, markup=False)
         console.soft_wrap = not console.is_terminal
@@ -305,8 +311,9 @@ def _sharpened(
     units: Sequence[int],
 ) -> "list[Sharpening]":
     """Return the gates before and after sharpening; empty if nothing sharpens them."""
-    from statemix.analysis import hardened, sharpening, softened
+    from statemix.analysis import hardened
     from statemix.analysis.hardening import can_harden
+    from statemix.studies.inspection.sharpening import sharpening, softened
 
     soft = softened(model, config, task)
     if soft is not None:

@@ -14,9 +14,9 @@ from statemix import files
 from statemix.settings import RequestError
 
 if TYPE_CHECKING:
-    from statemix.experiments.fixed_point.scores import FigureRow
-    from statemix.experiments.reproduction.overview import CellRow
-    from statemix.experiments.store import Row
+    from statemix.studies.fixed_points.fp_scores import FigureRow
+    from statemix.studies.higher_order.overview import CellRow
+    from statemix.studies.store import Row
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Report:
             return
         if self.files:
             raise RequestError(f"files must be given for bench alone, got {self.files[0]}")
-        from statemix.experiments.store import merged
+        from statemix.studies.store import merged
 
         if not self.results.is_dir():
             raise RequestError(f"results must be a folder of results stores, got {self.results}")
@@ -81,8 +81,8 @@ class Report:
         if self.kind == "claims":
             self._print_claims(rows)
             return
-        from statemix.experiments.reproduction.spectra import SpectraFolder
-        from statemix.report.reproduction import page
+        from statemix.studies.higher_order import results_page as page
+        from statemix.studies.higher_order.run_spectra import SpectraFolder
 
         spectra = SpectraFolder(self.results / "spectra").read()
         output = self.output or Path("report/index.html")
@@ -91,10 +91,11 @@ class Report:
         print(f"wrote {output}")
 
     def _draw_throughput(self) -> None:
-        from statemix.report import figures
-        from statemix.report.throughput import drawing, text
-        from statemix.report.throughput.panels import panels
-        from statemix.report.throughput.points import read
+        from statemix.studies import figures
+        from statemix.studies.throughput import throughput_drawing as drawing
+        from statemix.studies.throughput import throughput_text as text
+        from statemix.studies.throughput.points import read
+        from statemix.studies.throughput.throughput_panels import panels
 
         if self.json:
             raise RequestError("json must not be used with bench, whose rows are JSON")
@@ -124,8 +125,8 @@ class Report:
         console.print(text.LEGEND)
 
     def _print_cells(self, rows: "Mapping[str, Row]") -> None:
-        from statemix.experiments.fixed_point.scores import overview as fixed_point_overview
-        from statemix.experiments.reproduction.overview import overview
+        from statemix.studies.fixed_points.fp_scores import overview as fixed_point_overview
+        from statemix.studies.higher_order.overview import overview
 
         found, fixed_point = overview(rows), fixed_point_overview(rows)
         if self.json:
@@ -143,9 +144,9 @@ class Report:
             console.print(_figures(figures))
 
     def _print_claims(self, rows: "Mapping[str, Row]") -> None:
-        from statemix.experiments.reproduction.claims import decide, to_rows
-        from statemix.experiments.reproduction.protocols import PROTOCOLS
-        from statemix.report.reproduction import text
+        from statemix.studies.higher_order import cell_text as text
+        from statemix.studies.higher_order.claims import decide, to_rows
+        from statemix.studies.higher_order.protocols import PROTOCOLS
 
         decisions = [decision for protocol in PROTOCOLS for decision in decide(rows, protocol)]
         print(json.dumps(to_rows(decisions), indent=1) if self.json else text.claims(decisions))
@@ -162,8 +163,8 @@ def _slug(text: str) -> str:
 
 
 def _table(cells: "list[CellRow]") -> str:
-    from statemix.report.numbers import accuracy_text, counts_text, published_text
-    from statemix.report.tables import Line, Table
+    from statemix.studies.number_text import accuracy_text, counts_text, published_text
+    from statemix.studies.table_text import Line, Table
 
     head = (
         "table",
@@ -212,8 +213,8 @@ def _verdict(cell: "CellRow") -> str:
 
 
 def _figures(cells: "list[FigureRow]") -> str:
-    from statemix.report.numbers import accuracy_text, published_text
-    from statemix.report.tables import Line, Table
+    from statemix.studies.number_text import accuracy_text, published_text
+    from statemix.studies.table_text import Line, Table
 
     head = ("suite", "column", "model", "tokens", "protocol", "size", "seeds", "mean", "paper", "")
     return Table(

@@ -18,9 +18,9 @@ from statemix.settings import RequestError, RunsFailedError
 
 if TYPE_CHECKING:
     from statemix.cli.studies import Study
-    from statemix.experiments.reproduction.plan import Planned
-    from statemix.experiments.runner import Ended
-    from statemix.experiments.store import Store
+    from statemix.studies.higher_order.plan import Planned
+    from statemix.studies.runner import Ended
+    from statemix.studies.store import Store
 
 
 # Share of the minutes that measuring for the prediction may take.
@@ -124,7 +124,7 @@ class Reproduce:
         until = None if self.minutes is None else time.monotonic() + 60 * self.minutes
         self._check()
         # Slow imports wait until the options have been checked.
-        from statemix.experiments.cluster import connected
+        from statemix.studies.cluster import connected
 
         with nullcontext() if self.ray is None or self.dry_run else connected(self.ray):
             self._run(until)
@@ -133,9 +133,9 @@ class Reproduce:
         import torch
 
         from statemix.cli.studies import Choice, study
-        from statemix.experiments.reproduction.reproduce import fill
-        from statemix.experiments.store import Store
-        from statemix.report.numbers import counted, duration_text
+        from statemix.studies.higher_order.fill import fill
+        from statemix.studies.number_text import counted, duration_text
+        from statemix.studies.store import Store
 
         chosen = study(
             Choice(self.what, self.protocol, self.size, self.columns, self.models, self.output)
@@ -215,7 +215,7 @@ class Reproduce:
 
     def _predicted(self, console: Console, planned: "Sequence[Planned]") -> list[float | None]:
         """Return the predicted seconds of each run; None where the time did not suffice."""
-        from statemix.experiments.forecast import Forecast
+        from statemix.studies.forecast import Forecast
 
         forecast = Forecast(None if self.minutes is None else 60 * self.minutes * _FOR_PREDICTION)
         with console.status("timing a few steps of each network"):

@@ -8,38 +8,41 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from statemix.experiments.conditions import Condition
-from statemix.experiments.exactness import rows as exactness
-from statemix.experiments.exactness.suites import SUITES
-from statemix.experiments.exactness.tally import tally
-from statemix.experiments.fixed_point import rows as fixed_point_rows
-from statemix.experiments.fixed_point import scores as fixed_point_scores
-from statemix.experiments.fixed_point import suites as fixed_point
-from statemix.experiments.reproduction import claims, tables
-from statemix.experiments.reproduction import figures as paper
-from statemix.experiments.reproduction.figures import Figure, Point
-from statemix.experiments.reproduction.plan import Planned, due, plan
-from statemix.experiments.reproduction.protocols import ProtocolName, SizeName
-from statemix.experiments.reproduction.scores import CellScore, score
-from statemix.experiments.reproduction.spectra import (
+from statemix.settings import RequestError
+from statemix.studies import complex_plane as spectra
+from statemix.studies import figures
+from statemix.studies.conditions import Condition
+from statemix.studies.exactness import certified_rows as exactness
+from statemix.studies.exactness import exact_drawing as exactness_drawing
+from statemix.studies.exactness import exact_text as exactness_text
+from statemix.studies.exactness.exact_suites import SUITES
+from statemix.studies.exactness.tally import tally
+from statemix.studies.fixed_points import fp_drawing as fixed_point_drawing
+from statemix.studies.fixed_points import fp_scores as fixed_point_scores
+from statemix.studies.fixed_points import fp_suites as fixed_point
+from statemix.studies.fixed_points import fp_text as fixed_point_text
+from statemix.studies.fixed_points import iterated_rows as fixed_point_rows
+from statemix.studies.higher_order import cell_text as text
+from statemix.studies.higher_order import claims
+from statemix.studies.higher_order import figure_drawing as drawing
+from statemix.studies.higher_order import paper_figures as paper
+from statemix.studies.higher_order import paper_tables as tables
+from statemix.studies.higher_order.cell_scores import CellScore, score
+from statemix.studies.higher_order.paper_figures import Figure, Point
+from statemix.studies.higher_order.paper_tables import Cell
+from statemix.studies.higher_order.plan import Planned, due, plan
+from statemix.studies.higher_order.protocols import ProtocolName, SizeName
+from statemix.studies.higher_order.run_spectra import (
     SPECTRA,
     SpectraFolder,
     due_with_spectra,
     store_spectra,
 )
-from statemix.experiments.reproduction.tables import Cell
-from statemix.experiments.reproduction.wrapper import WRAPPER
-from statemix.experiments.runner import Ended
-from statemix.experiments.store import Row, Store, row_of
-from statemix.report import figures, spectra
-from statemix.report.exactness import drawing as exactness_drawing
-from statemix.report.exactness import text as exactness_text
-from statemix.report.fixed_point import drawing as fixed_point_drawing
-from statemix.report.fixed_point import text as fixed_point_text
-from statemix.report.reproduction import drawing, text
-from statemix.report.reproduction.spectra import panels as spectra_panels
-from statemix.report.tables import Table
-from statemix.settings import RequestError
+from statemix.studies.higher_order.spectra_drawing import panels as spectra_panels
+from statemix.studies.higher_order.wrapper import WRAPPER
+from statemix.studies.runner import Ended
+from statemix.studies.store import Row, Store, row_of
+from statemix.studies.table_text import Table
 from statemix.tasks.addressing import Split
 from statemix.training import RunConfig
 

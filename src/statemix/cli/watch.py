@@ -18,7 +18,7 @@ from rich.progress import (
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from statemix.experiments.runner import Ended, Job
+    from statemix.studies.runner import Ended, Job
     from statemix.training import Event
 
 # Without a terminal, all running runs together write at most one line per this interval.

@@ -1,1 +1,0 @@
-"""Figures, tables and pages made from stored rows."""

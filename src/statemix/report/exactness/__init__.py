@@ -1,1 +1,0 @@
-"""What the suites of exactness have found, as text and figures."""

@@ -1,1 +1,0 @@
-"""The suites of Movahedi et al. in reports."""

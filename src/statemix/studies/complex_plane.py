@@ -1,0 +1,173 @@
+"""Eigenvalues in the complex plane: a frame with the unit circle for every step and model."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import EllipseCollection, LineCollection
+from matplotlib.figure import Figure
+
+from statemix.studies.style import LIGHT, Theme, drawing, series_styles
+
+Points = Sequence[Sequence[float]]
+"""Eigenvalues as pairs (real part, imaginary part)."""
+
+# Least and largest half-width of a frame, in units of the circle's radius.
+_REACH = (1.15, 3.0)
+# Size of a frame in inches, in a single row and in many, and the part of it that shows eigenvalues.
+_SINGLE, _FRAME, _SHOWN = 1.5, 0.82, 0.92
+
+
+@dataclass(frozen=True)
+class Spectra:
+    """A panel: frames in rows and columns.
+
+    Attributes:
+        title: text above the panel.
+        family: name of the layer, which determines the colour.
+        row_title: what the rows are.
+        column_title: what the columns are.
+        columns: labels of the columns.
+        rows: label of a row -> eigenvalues by column, or a text that says why there are none.
+    """
+
+    title: str
+    family: str
+    row_title: str
+    column_title: str
+    columns: Sequence[str]
+    rows: Mapping[str, Sequence[Points] | str]
+
+
+def draw(panels: Sequence[Spectra], *, theme: Theme = LIGHT, stacked: bool = False) -> Figure:
+    """Draw panels, two side by side.
+
+    The frames of a panel have one scale, which its title states unless it is that of the unit
+    circle. An eigenvalue beyond its frame is drawn on the edge.
+
+    Args:
+        panels: at least one.
+        theme: colours of the page.
+        stacked: stack the panels vertically, for a narrow screen.
+    """
+    across = 1 if stacked or len(panels) == 1 else 2
+    down = -(-len(panels) // across)
+    rows = max(len(panel.rows) for panel in panels)
+    frame = _FRAME if rows > 1 else _SINGLE
+    width = max(len(panel.columns) for panel in panels) * frame + 1.0
+    tallest = rows * frame + 1.1
+    styles = series_styles([panel.family for panel in panels], theme)
+    with drawing(theme):
+        # A narrow figure would cut off the titles.
+        size = (max(width * across, 5.2), tallest * down)
+        figure = Figure(figsize=size, layout="constrained")
+        every = list(figure.subplots(down, across, squeeze=False).flat)
+        for axes, panel, style in zip(every, panels, styles, strict=False):
+            _fill(axes, panel, style.colour, theme)
+        for axes in every[len(panels) :]:
+            axes.remove()
+    return figure
+
+
+def reach(rows: Mapping[str, Sequence[Points] | str]) -> float:
+    """Return half the width of the frames of a panel, in units of the circle's radius."""
+    parts = [
+        max(abs(one[0]), abs(one[1]))
+        for row in rows.values()
+        if not isinstance(row, str)
+        for points in row
+        for one in points
+    ]
+    low, high = _REACH
+    return min(max(1.05 * max(parts, default=0.0), low), high)
+
+
+def _fill(axes: Axes, panel: Spectra, colour: str, theme: Theme) -> None:
+    half = reach(panel.rows)
+    scale = _SHOWN / 2 / half
+    title = panel.title
+    if half > _REACH[0]:
+        title += f" (frames to ±{half:.2g})"
+    axes.set_title(title, loc="left", fontsize=11.5)
+    count = len(panel.columns)
+    for place, row in enumerate(panel.rows.values()):
+        if isinstance(row, str):
+            axes.text(
+                (count - 1) / 2, place, row, ha="center", va="center", color=theme.muted, fontsize=9
+            )
+            continue
+        centres = [(float(column), float(place)) for column in range(count)]
+        _frames(axes, centres, 2 * scale, theme)
+        for centre, points in zip(centres, row, strict=True):
+            _points(axes, centre, points, scale, half, colour)
+    axes.set_xlim(-0.55, count - 0.45)
+    axes.set_ylim(len(panel.rows) - 0.45, -0.55)
+    axes.set_aspect("equal")
+    axes.set_xticks(range(count), panel.columns)
+    axes.set_yticks(range(len(panel.rows)), list(panel.rows))
+    axes.set_xlabel(panel.column_title)
+    axes.set_ylabel(panel.row_title)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+
+
+def _frames(
+    axes: Axes, centres: Sequence[tuple[float, float]], diameter: float, theme: Theme
+) -> None:
+    half = _SHOWN / 2
+    lines = [
+        line
+        for x, y in centres
+        for line in (
+            [(x - half, y), (x + half, y)],
+            [(x, y - half), (x, y + half)],
+        )
+    ]
+    axes.add_collection(LineCollection(lines, colors=theme.line, linewidths=0.7, zorder=0))
+    boxes = [
+        [(x - half, y - half), (x + half, y - half), (x + half, y + half), (x - half, y + half)]
+        for x, y in centres
+    ]
+    closed = [[*box, box[0]] for box in boxes]
+    axes.add_collection(LineCollection(closed, colors=theme.line, linewidths=0.9, zorder=0))
+    axes.add_collection(
+        EllipseCollection(
+            [diameter] * len(centres),
+            [diameter] * len(centres),
+            [0.0] * len(centres),
+            units="xy",
+            offsets=centres,
+            offset_transform=axes.transData,
+            facecolors="none",
+            edgecolors=theme.muted,
+            linewidths=0.9,
+            zorder=1,
+        )
+    )
+
+
+def _points(
+    axes: Axes,
+    centre: tuple[float, float],
+    points: Points,
+    scale: float,
+    half: float,
+    colour: str,
+) -> None:
+    if not points:
+        return
+    places = np.clip(np.asarray(points, dtype=float), -half, half) * scale
+    # Many points must not hide where most of them are.
+    opacity = min(1.0, max(0.25, 6 / math.sqrt(len(places))))
+    axes.scatter(
+        centre[0] + places[:, 0],
+        # The rows run downwards, imaginary parts upwards.
+        centre[1] - places[:, 1],
+        s=5.0,
+        color=colour,
+        alpha=opacity,
+        linewidths=0,
+        zorder=2,
+    )

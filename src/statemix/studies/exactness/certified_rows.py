@@ -1,0 +1,35 @@
+"""Rows of runs with their certificates."""
+
+import time
+from typing import Any, cast
+
+from statemix.studies import store
+from statemix.studies.certificates import certificate
+from statemix.studies.runner import Ended
+from statemix.studies.store import Row
+from statemix.training.devices import threads
+
+
+class CertifiedRow(Row):
+    """A run that has a result, and whether its network is right on words of every length."""
+
+    # As `statemix.analysis.Certified.to_plain`, and the seconds that it took to find out.
+    certificate: dict[str, Any]
+    certify_s: float
+
+
+def row_of(ended: Ended) -> Row:
+    """Return the row of a run that has ended, with a certificate if it has a result.
+
+    Raises:
+        RequestError: if the task has no automaton, or the files of a finished run are damaged.
+    """
+    row = store.row_of(ended)
+    if ended.status != "done":
+        return row
+    began = time.monotonic()
+    # As the run itself, so that the cost is that of one core.
+    with threads(ended.job.config.runtime.num_threads):
+        found = certificate(ended.job.folder)
+    time_s = round(time.monotonic() - began, 3)
+    return cast(CertifiedRow, {**row, "certificate": found, "certify_s": time_s})

@@ -1,0 +1,94 @@
+"""Runs over a grid of settings, and the choice of the best run."""
+
+import itertools
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from statemix.plain import lookup, put
+from statemix.settings import RequestError, SettingError
+from statemix.studies.runner import Job
+from statemix.training import Outcome, RunConfig, config_from_plain
+from statemix.training.folder import CONFIG
+
+# Each is a folder and a process of its own.
+_MOST_RUNS = 2000
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A setting by its dotted name, and the values to try.
+
+    Attributes:
+        name: dotted name, such as "optimizer.learning_rate", "seed" or
+            "model.layers.0.block_size".
+        values: plain values, at least one.
+    """
+
+    name: str
+    values: tuple[Any, ...]
+
+    def value_in(self, config: RunConfig) -> Any:
+        """Return the setting's value in a configuration."""
+        return lookup(config.to_plain(), self.name)
+
+
+def grid(config: RunConfig, folder: Path, axes: Sequence[Axis]) -> list[Job]:
+    """Return a run for every combination of the axes' values, each with its own folder.
+
+    Args:
+        config: common configuration of all runs.
+        folder: parent of the run folders.
+        axes: settings that differ, the first one outermost.
+
+    Raises:
+        RequestError: if a setting or a value is not possible, a value or an axis is repeated, there
+            are more than 2,000 combinations, or the folder itself holds a run.
+    """
+    if (folder / CONFIG).exists():
+        raise RequestError(f"folder of a grid must not itself hold a run, got {folder}")
+    names = [axis.name for axis in axes]
+    if len(set(names)) < len(names):
+        raise RequestError(f"axes of a grid must be distinct, got {names}")
+    count = math.prod(len(axis.values) for axis in axes)
+    if count > _MOST_RUNS:
+        raise RequestError(f"grid must have at most {_MOST_RUNS} combinations, got {count}")
+    jobs = [
+        _job(config, folder, dict(zip(names, values, strict=True)))
+        for values in itertools.product(*(axis.values for axis in axes))
+    ]
+    for axis in axes:
+        # Compared as settings: "1e-3" and "0.001" are one learning rate.
+        found = {repr(axis.value_in(job.config)) for job in jobs}
+        if not axis.values or len(found) < len(axis.values):
+            raise SettingError(axis.name, "must have distinct values", list(axis.values))
+    return jobs
+
+
+def _job(config: RunConfig, folder: Path, values: Mapping[str, Any]) -> Job:
+    tree = config.completed().to_plain()
+    for name, value in values.items():
+        put(tree, name, value)
+    changed = config_from_plain(tree)
+    title = ",".join(f"{name}={_plain(lookup(changed.to_plain(), name))}" for name in values)
+    return Job(title, changed, folder / title)
+
+
+def _plain(value: Any) -> str:
+    """Return a value as part of a folder's name."""
+    return re.sub(r"[^\w.+-]", "_", str(value))
+
+
+def best_by_validation(outcomes: Iterable[Outcome]) -> Outcome:
+    """Return the run with the highest validation token accuracy, the first of equals.
+
+    Raises:
+        RequestError: if there is no run.
+    """
+    found = list(outcomes)
+    if not found:
+        raise RequestError("outcomes must hold at least one run, got none")
+    return max(found, key=lambda outcome: outcome.test_at_best_validation.validation_accuracy)

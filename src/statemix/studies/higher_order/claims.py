@@ -1,0 +1,372 @@
+"""The paper's claims, and what our runs say about each."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, TypedDict
+
+from statemix.studies.higher_order.cell_scores import NOISE, CellScore, score
+from statemix.studies.higher_order.contenders import CONTENDERS, ORDERS, Contender, bd_lru, h_lru
+from statemix.studies.higher_order.paper_tables import Cell, Column, column
+from statemix.studies.higher_order.prices import price_of
+from statemix.studies.higher_order.protocols import SIZES, ProtocolName, SizeName
+from statemix.studies.higher_order.short_data import SHORT_COMPRESSION, SHORT_COPYING
+from statemix.studies.store import Row
+
+LEARNED = 0.95
+"""Accuracy from which a task counts as learned."""
+
+Verdict = Literal["holds", "does not hold", "open"]
+Relation = Literal["learns", "fails", "beats", "does not beat", "matches", "is smaller than"]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """An inequality that our runs decide.
+
+    Attributes:
+        column: data to be learned; its first data set counts.
+        model: the model.
+        relation: "learns" and "fails" compare its accuracy with LEARNED; "beats" asks for more than
+            NOISE above the other model, "does not beat" for the opposite, "matches" for no more
+            than NOISE below it; "is smaller than" compares the parameters of the layers and needs
+            no runs.
+        other: the model to compare with, if any.
+        control: a model that must reach ``least`` on the same data for the condition to decide
+            anything; None asks for none. Where nothing learns, nothing can be compared.
+        least: that accuracy.
+    """
+
+    column: Column
+    model: Contender
+    relation: Relation
+    other: Contender | None = None
+    control: Contender | None = None
+    least: float = LEARNED
+
+    @property
+    def models(self) -> tuple[Contender, ...]:
+        """The models whose accuracy decides, without the control."""
+        if self.relation == "is smaller than":
+            return ()
+        return (self.model,) if self.other is None else (self.model, self.other)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A condition with what decides it.
+
+    Attributes:
+        condition: the condition.
+        values: accuracies of its models, or their numbers of parameters; None where not measured,
+            and 0 where no run of a model has a result, as all diverged.
+        control: accuracy of its control; None where not measured, or without one.
+    """
+
+    condition: Condition
+    values: tuple[float | None, ...]
+    control: float | None = None
+
+    @property
+    def true(self) -> bool | None:
+        """Whether the condition is met; None while a value is missing or the control has failed."""
+        known = [value for value in self.values if value is not None]
+        if len(known) < len(self.values):
+            return None
+        if self.condition.control is not None and (self.control or 0.0) < self.condition.least:
+            return None
+        # Rounded, because 1.0 - 0.95 is more than 0.05 in floating point.
+        match self.condition.relation:
+            case "learns":
+                return known[0] >= LEARNED
+            case "fails":
+                return known[0] < LEARNED
+            case "beats":
+                return round(known[0] - known[1], 6) > NOISE
+            case "does not beat":
+                return round(known[0] - known[1], 6) <= NOISE
+            case "matches":
+                return round(known[1] - known[0], 6) <= NOISE
+            case "is smaller than":
+                return known[0] < known[1]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of the paper, as conditions that must all be met.
+
+    Attributes:
+        name: short name.
+        statement: the claim in words.
+        conditions: the conditions, those first that say most.
+    """
+
+    name: str
+    statement: str
+    conditions: tuple[Condition, ...]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What our runs say about a claim under one protocol.
+
+    Attributes:
+        claim: the claim.
+        protocol: name of the protocol.
+        findings: one for each of its conditions.
+    """
+
+    claim: Claim
+    protocol: ProtocolName
+    findings: tuple[Finding, ...]
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """Whether the claim holds: one condition that is not met decides against it."""
+        truths = [finding.true for finding in self.findings]
+        if False in truths:
+            return "does not hold"
+        return "open" if None in truths else "holds"
+
+
+class FindingRow(TypedDict):
+    """A condition and what decides it, as plain data."""
+
+    column: str
+    model: str
+    relation: str
+    other: str | None
+    values: list[float | None]
+    true: bool | None
+
+
+class DecisionRow(TypedDict):
+    """A claim under one protocol and what our runs say about it, as plain data."""
+
+    claim: str
+    statement: str
+    protocol: str
+    verdict: Verdict
+    findings: list[FindingRow]
+
+
+def to_rows(decisions: Iterable[Decision]) -> list[DecisionRow]:
+    """Return decisions as plain data."""
+    return [
+        {
+            "claim": decision.claim.name,
+            "statement": decision.claim.statement,
+            "protocol": decision.protocol,
+            "verdict": decision.verdict,
+            "findings": [
+                {
+                    "column": finding.condition.column.name,
+                    "model": finding.condition.model.name,
+                    "relation": finding.condition.relation,
+                    "other": finding.condition.other.name if finding.condition.other else None,
+                    "values": list(finding.values),
+                    "true": finding.true,
+                }
+                for finding in decision.findings
+            ],
+        }
+        for decision in decisions
+    ]
+
+
+def cells(protocol: ProtocolName, size: SizeName) -> list[Cell]:
+    """Return the cells that decide the claims, each once."""
+    found = {
+        (condition.column.name, model): Cell("claims", model, condition.column, protocol, size)
+        for claim in CLAIMS
+        for condition in claim.conditions
+        for model in (*condition.models, *([condition.control] if condition.control else []))
+    }
+    return list(found.values())
+
+
+def decide(rows: Mapping[str, Row], protocol: ProtocolName) -> list[Decision]:
+    """Decide every claim from the rows of results stores.
+
+    Of several sizes the largest counts at which a model has enough seeds.
+
+    Args:
+        rows: rows by key.
+        protocol: name of the protocol.
+    """
+    known: dict[tuple[str, Contender], float | None] = {}
+
+    def accuracy(condition: Condition, model: Contender) -> float | None:
+        place = condition.column.name, model
+        if place not in known:
+            known[place] = _accuracy(rows, protocol, condition.column, model)
+        return known[place]
+
+    return [
+        Decision(
+            claim,
+            protocol,
+            tuple(
+                Finding(
+                    one,
+                    tuple(accuracy(one, model) for model in one.models) or _sizes(one),
+                    None if one.control is None else accuracy(one, one.control),
+                )
+                for one in claim.conditions
+            ),
+        )
+        for claim in CLAIMS
+    ]
+
+
+def _accuracy(
+    rows: Mapping[str, Row], protocol: ProtocolName, column: Column, model: Contender
+) -> float | None:
+    for size in reversed(SIZES):
+        cell = Cell("claims", model, column, protocol, size)
+        if cell.begun(rows):
+            scored: CellScore = score(cell, rows)
+            if scored.measured:
+                return scored.ours
+            if scored.complete and not scored.keys:
+                return 0.0
+    return None
+
+
+def _sizes(condition: Condition) -> tuple[float, ...]:
+    assert condition.other is not None
+    models = (condition.model, condition.other)
+    return tuple(price_of(model, _STATE).num_parameters for model in models)
+
+
+# State size of the models whose parameters are compared, that of size "laptop".
+_STATE = SIZES["laptop"].state_sizes[0]
+
+
+def _at_one_size(name: str) -> Contender:
+    layer = CONTENDERS[name].layer(_STATE)
+    return Contender(name, lambda _: layer)
+
+
+# A model that compresses reaches this there.
+_COMPRESSED = 0.9
+_RIVALS = (
+    "LSTM",
+    "Mamba2",
+    "DeltaNet [-1,1]",
+    "DeltaProduct_4 [-1,1]",
+    "BD-LRU m=1",
+    "BD-LRU m=4",
+    "BD-LRU m=16",
+)
+
+
+def _efficient(model: Contender, *others: Contender) -> Iterator[Condition]:
+    """Yield that a model has fewer parameters than others, and is no worse at compression."""
+    control = CONTENDERS["BD-LRU m=4"]
+    for other in others:
+        yield Condition(SHORT_COMPRESSION, model, "is smaller than", other)
+        yield Condition(SHORT_COMPRESSION, model, "matches", other, control, _COMPRESSED)
+
+
+def _unnormalised(usual: Contender, build: Callable[..., Contender]) -> list[Condition]:
+    """Return that a model without normalisation does not grow with m, and falls behind.
+
+    Growth begins at m = 1, where there is room above: with m = 4 some rebuild nearly everything.
+    """
+    few, many = (build(m, gate="none") for m in (1, 16))
+    control = CONTENDERS["BD-LRU m=4"]
+    return [
+        Condition(SHORT_COMPRESSION, many, "does not beat", few, control, _COMPRESSED),
+        Condition(SHORT_COMPRESSION, usual, "beats", many, control, _COMPRESSED),
+    ]
+
+
+def _constant(
+    pairs: Mapping[Column, int], controls: Mapping[Column, Contender]
+) -> Iterator[Condition]:
+    """Yield that constant gates fall behind gates that see the input, and fail.
+
+    Args:
+        pairs: data -> m of a BD-LRU whose usual gates get somewhere.
+        controls: data -> a model that learns it.
+    """
+    for data, m in pairs.items():
+        constant = bd_lru(m, selective=False)
+        yield Condition(data, CONTENDERS[f"BD-LRU m={m}"], "beats", constant, controls[data])
+    for data in pairs:
+        for build in (bd_lru, h_lru):
+            for m in (1, 16):
+                yield Condition(data, build(m, selective=False), "fails", control=controls[data])
+
+
+def _claims() -> tuple[Claim, ...]:
+    s3_250, s3_10k, s4_3k = (column("table4", name) for name in ("s3_250", "s3_10k", "s4_3k"))
+    recall = column("table3", "in_context_recall").first
+    parity = column("table6", "parity")
+    lstm = CONTENDERS["LSTM"]
+    bd = {m: CONTENDERS[f"BD-LRU m={m}"] for m in ORDERS}
+    h = {m: CONTENDERS[f"H-LRU m={m}"] for m in ORDERS}
+    # The paper's best on recall and copying.
+    strongest = CONTENDERS["DeltaProduct_4 [-1,1]"]
+    controls = {recall: strongest, SHORT_COPYING: strongest}
+    other = {name: _at_one_size(name) for name in CONTENDERS}
+    return (
+        Claim(
+            "two states",
+            "accuracy rises from m = 1 to m = 2, where eigenvalues may be negative",
+            tuple(
+                Condition(data, bd[2], "beats", bd[1], control=controls.get(data))
+                for data in (s3_250, s4_3k, s3_10k, parity, recall, SHORT_COPYING)
+            ),
+        ),
+        Claim(
+            "as many states as the group permutes",
+            "BD-LRU needs m = 3 for S_3 from 250 examples, and m = 4 for S_4 from 3,000",
+            (
+                Condition(s3_250, bd[3], "learns"),
+                Condition(s4_3k, bd[4], "learns"),
+                *(Condition(s3_250, bd[m], "fails") for m in (1, 2)),
+                *(Condition(s4_3k, bd[m], "fails") for m in (1, 2, 3)),
+            ),
+        ),
+        Claim(
+            "higher order is not enough",
+            "H-LRU fails on permutations at every m",
+            tuple(
+                Condition(data, h[m], "fails") for data in (s3_250, s4_3k, s3_10k) for m in ORDERS
+            ),
+        ),
+        Claim(
+            "compression",
+            "H-LRU is the most parameter-efficient model at compression",
+            tuple(
+                _efficient(
+                    other["H-LRU m=16"],
+                    *(model for name, model in other.items() if name in _RIVALS),
+                )
+            ),
+        ),
+        Claim(
+            "selectivity",
+            "models with constant gates fail outside compression",
+            tuple(_constant({s3_250: 4, recall: 4, SHORT_COPYING: 2}, {s3_250: bd[3], **controls})),
+        ),
+        Claim(
+            "normalisation",
+            "without L1 normalisation of the gates, accuracy at compression does not grow with m",
+            tuple(_unnormalised(bd[16], bd_lru) + _unnormalised(h[16], h_lru)),
+        ),
+        Claim(
+            "little data",
+            "BD-LRU beats an LSTM on little data",
+            (
+                Condition(s3_250, bd[3], "beats", lstm),
+                Condition(s4_3k, bd[4], "beats", lstm),
+            ),
+        ),
+    )
+
+
+CLAIMS = _claims()
+"""The claims, in the order of the paper."""

@@ -1,0 +1,284 @@
+"""The paper's figures of accuracies: their panels, lines and points."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from statemix.layers import LayerSpec
+from statemix.studies.higher_order.contenders import CONTENDERS, ORDERS, Contender, bd_lru, h_lru
+from statemix.studies.higher_order.paper_tables import Cell, Column, column
+from statemix.studies.higher_order.prices import WIDTH, price_of
+from statemix.studies.higher_order.protocols import SIZES, ProtocolName, SizeName
+from statemix.studies.higher_order.short_data import SHORT_COMPRESSION, SHORT_COPYING
+
+STATE_SIZES = (48, 96, 192, 384, 768, 1536, 3072, 6144)
+"""State sizes of Figure 5; only size "paper" goes beyond 1536."""
+
+KERNEL_SIZES = (2, 4, 8, 16, 32, 64)
+
+Lines = dict[str, list[tuple[float, Contender]]]
+"""Label of a line -> its points, as x and model."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of a figure: the accuracy of one cell.
+
+    Attributes:
+        panel: title of its panel.
+        x_label: label of the x axis.
+        line: label of its line.
+        x: place on the x axis.
+        cell: its runs.
+    """
+
+    panel: str
+    x_label: str
+    line: str
+    x: float
+    cell: Cell
+
+
+@dataclass(frozen=True)
+class View:
+    """Panels of a figure that have the same lines and the same x axis.
+
+    Attributes:
+        title: what its panels show beside their data; may be empty.
+        x_label: label of the x axis.
+        lines: the lines for a size.
+        columns: a panel for each.
+    """
+
+    title: str
+    x_label: str
+    lines: Callable[[SizeName], Lines]
+    columns: Callable[[SizeName], tuple[Column, ...]]
+
+    def points(self, figure: str, protocol: ProtocolName, size: SizeName) -> Iterator[Point]:
+        """Yield the points, panel by panel: of all lines the ends first, then what lies between."""
+        lines = {label: _ends_first(models) for label, models in self.lines(size).items()}
+        for panel in self.columns(size):
+            name = panel.data[0].name if len(panel.data) == 1 else panel.name
+            title = f"{name}, {self.title}" if self.title else name
+            for place in range(max(map(len, lines.values()))):
+                for line, models in lines.items():
+                    for x, model in models[place : place + 1]:
+                        cell = Cell(figure, model, panel, protocol, size)
+                        yield Point(title, self.x_label, line, x, cell)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of the paper.
+
+    Attributes:
+        name: name on the command line.
+        title: what it shows.
+        views: its panels.
+    """
+
+    name: str
+    title: str
+    views: tuple[View, ...]
+
+    def columns(self, size: SizeName) -> tuple[Column, ...]:
+        """Return the columns that its panels show."""
+        return tuple(dict.fromkeys(panel for view in self.views for panel in view.columns(size)))
+
+    def points(self, protocol: ProtocolName, size: SizeName) -> Iterator[Point]:
+        """Yield the points, panel by panel."""
+        for view in self.views:
+            yield from view.points(self.name, protocol, size)
+
+
+def _ends_first(models: list[tuple[float, Contender]]) -> list[tuple[float, Contender]]:
+    """Return the points of a line: the first, the last, the middle, the quarters and so on."""
+    found = dict.fromkeys((0, len(models) - 1))
+    step = float(len(models) - 1)
+    while len(found) < len(models):
+        step /= 2
+        found |= dict.fromkeys(round(n * step) for n in range(1, round((len(models) - 1) / step)))
+    return [models[place] for place in found]
+
+
+def _compression(size: SizeName) -> tuple[Column, ...]:
+    return (SHORT_COMPRESSION if size == "laptop" else column("table3", "compression").first,)
+
+
+def _copying(size: SizeName) -> tuple[Column, ...]:
+    return (SHORT_COPYING if size == "laptop" else column("table3", "selective_copying").first,)
+
+
+@cache
+def _mixed(size: SizeName) -> tuple[Column, ...]:
+    tasks = (
+        column("table4", "s3_250").first,
+        column("table4", "s4_3k").first,
+        column("table3", "in_context_recall").first,
+        *_copying(size),
+        *_compression(size),
+    )
+    return (*tasks, Column("mean over the five", tuple(one.data[0] for one in tasks)))
+
+
+@cache
+def _by_flops(size: SizeName) -> Lines:
+    found: Lines = {}
+    for name, contender in CONTENDERS.items():
+        # One layer for each model, so that the accuracy is that of the layer whose FLOPs are shown.
+        one = _fixed(contender, SIZES[size].state_sizes[0])
+        flops = price_of(one, 0).flops
+        assert flops is not None
+        found.setdefault(name.partition(" m=")[0], []).append((flops.transition, one))
+    return found
+
+
+@cache
+def _by_order(size: SizeName) -> Lines:
+    del size
+    return {
+        "BD-LRU": [(m, CONTENDERS[f"BD-LRU m={m}"]) for m in ORDERS],
+        "H-LRU": [(m, CONTENDERS[f"H-LRU m={m}"]) for m in ORDERS],
+    }
+
+
+_MODELS: dict[str, Callable[..., Contender]] = {"BD-LRU": bd_lru, "H-LRU": h_lru}
+_GATES = ("softmax", "sigmoid", "relu", "none", "tanh", "signed")
+
+
+@cache
+def _by_gate(size: SizeName) -> Lines:
+    del size
+    return {
+        f"{name}, {gate}": [(m, model(m, gate=gate)) for m in ORDERS]
+        for name, model in _MODELS.items()
+        for gate in _GATES
+    }
+
+
+@cache
+def _by_state_size(size: SizeName) -> Lines:
+    entries = [one for one in STATE_SIZES if one <= 1536 or size == "paper"]
+    names = (*_named("BD-LRU", 1, 2, 4), *_named("H-LRU", 1, 4, 16))
+    found = {name: [(one, _fixed(CONTENDERS[name], one)) for one in entries] for name in names}
+    for name in ("Mamba2", "DeltaNet [-1,1]", "DeltaProduct_4 [-1,1]"):
+        layers = CONTENDERS[name].choices(entries[:1], all_variants=SIZES[size].all_variants)
+        for layer in layers:
+            line = f"{name}, {layer.options['d_conv']} taps" if name == "Mamba2" else name
+            words = [f"{option}={value}" for option, value in layer.options.items()]
+            one = _single(" ".join([name, *words]), layer)
+            found.setdefault(line, []).append((price_of(one, 0).state_size, one))
+    return {line: sorted(points, key=lambda point: point[0]) for line, points in found.items()}
+
+
+def _single(name: str, layer: LayerSpec) -> Contender:
+    return Contender(name, lambda _: layer)
+
+
+def _fixed(contender: Contender, state_size: int) -> Contender:
+    """Return a model at one state size, without the variants of larger searches."""
+    usual = SIZES["laptop"].state_sizes[0]
+    words = "" if state_size == usual else f", state of {state_size}"
+    return _single(contender.name + words, contender.layer(state_size))
+
+
+def _named(model: str, *orders: int) -> list[str]:
+    return [f"{model} m={m}" for m in orders]
+
+
+@cache
+def _constant(size: SizeName) -> Lines:
+    del size
+    return {
+        **{
+            f"{name}, constant gates": [(m, model(m, selective=False)) for m in ORDERS]
+            for name, model in _MODELS.items()
+        },
+        **{
+            f"convolution, {kind}": [
+                (taps, _convolution(taps, depthwise=kind == "depthwise")) for taps in KERNEL_SIZES
+            ]
+            for kind in ("dense", "depthwise")
+        },
+    }
+
+
+@cache
+def _constant_by_parameters(size: SizeName) -> Lines:
+    state = SIZES[size].state_sizes[0]
+    found: Lines = {}
+    for line, points in _constant(size).items():
+        for _, contender in points:
+            one = _fixed(contender, state)
+            found.setdefault(line, []).append((price_of(one, 0).num_parameters, one))
+    return found
+
+
+def _parameterisations(model: str) -> Callable[[SizeName], Lines]:
+    @cache
+    def lines(size: SizeName) -> Lines:
+        del size
+        build = _MODELS[model]
+        return {
+            f"{model}, constant gates": [(m, build(m, selective=False)) for m in ORDERS],
+            # Such gates see one channel each, so there are as many blocks or channels as the width.
+            f"{model}, pointwise gates": [
+                (m, _fixed(build(m, selective="pointwise"), WIDTH * m)) for m in ORDERS
+            ],
+            f"{model}, selective": [(m, CONTENDERS[f"{model} m={m}"]) for m in ORDERS],
+            **{
+                f"{model}, constant gates, {gate}": [
+                    (m, build(m, selective=False, gate=gate)) for m in ORDERS
+                ]
+                for gate in _GATES
+                # That of the first line.
+                if gate != "softmax"
+            },
+        }
+
+    return lines
+
+
+def _convolution(taps: int, *, depthwise: bool) -> Contender:
+    return Contender(
+        f"{'depthwise' if depthwise else 'dense'} convolution of {taps}",
+        lambda _: LayerSpec("conv", kernel_size=taps, depthwise=depthwise),
+    )
+
+
+FIGURES = {
+    figure.name: figure
+    for figure in (
+        Figure(
+            "fig1c",
+            "accuracy and FLOPs of the recurrence per step",
+            (View("", "FLOPs per step", _by_flops, _mixed),),
+        ),
+        Figure("fig1d", "accuracy and block size or order", (View("", "m", _by_order, _mixed),)),
+        Figure("fig2", "normalisations on compression", (View("", "m", _by_gate, _compression),)),
+        Figure(
+            "fig5",
+            "accuracy and state size",
+            (
+                View(
+                    "",
+                    "entries of the state",
+                    _by_state_size,
+                    lambda size: (*_compression(size), *_copying(size)),
+                ),
+            ),
+        ),
+        Figure(
+            "fig6",
+            "non-selective models on compression",
+            (
+                View("by m", "m, or taps of the convolution", _constant, _compression),
+                View("by size", "parameters", _constant_by_parameters, _compression),
+                View("H-LRU", "m", _parameterisations("H-LRU"), _compression),
+                View("BD-LRU", "m", _parameterisations("BD-LRU"), _compression),
+            ),
+        ),
+    )
+}
+"""Name -> figure."""

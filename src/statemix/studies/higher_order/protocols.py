@@ -1,0 +1,199 @@
+"""How the runs of a table are configured: protocols and sizes by name."""
+
+import itertools
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from statemix.layers import LayerSpec
+from statemix.models.synthetic import Backbone
+from statemix.plain import put
+from statemix.studies.higher_order.contenders import Contender
+from statemix.tasks import TaskSpec
+from statemix.training import (
+    EvaluationConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RunConfig,
+    RuntimeConfig,
+    ScheduleConfig,
+    config_from_plain,
+)
+
+ProtocolName = Literal["paper", "tuned"]
+SizeName = Literal["laptop", "workstation", "paper"]
+Metric = Literal["token_accuracy", "mad_accuracy"]
+PROTOCOLS: tuple[ProtocolName, ...] = ("paper", "tuned")
+
+# About as many evaluations in a run that is not as long as the paper's.
+_EVALUATIONS = 25
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of the paper's grid is run.
+
+    Attributes:
+        learning_rates: learning rates of protocol "paper".
+        state_sizes: state sizes N to try. The paper says "hidden size up to 6144", which we read as
+            the number of entries of the state.
+        all_variants: try every state size, kernel and number of heads of the baselines.
+        seeds: seeds of every setting.
+        num_settings: settings of protocol "tuned", the same for every model.
+        every_epoch: evaluate after every epoch, as the paper does, or about 25 times.
+    """
+
+    learning_rates: tuple[float, ...]
+    state_sizes: tuple[int, ...]
+    all_variants: bool
+    seeds: tuple[int, ...]
+    num_settings: int
+    every_epoch: bool
+
+
+SIZES: dict[SizeName, Size] = {
+    "laptop": Size(
+        learning_rates=(1e-3,),
+        state_sizes=(192,),
+        all_variants=False,
+        seeds=(0, 1, 2),
+        num_settings=7,
+        every_epoch=False,
+    ),
+    "workstation": Size(
+        learning_rates=(1e-3, 5e-4),
+        state_sizes=(192, 768),
+        all_variants=False,
+        seeds=(0, 1, 2),
+        num_settings=13,
+        every_epoch=False,
+    ),
+    "paper": Size(
+        learning_rates=(1e-3, 5e-4, 1e-4),
+        state_sizes=(192, 384, 768, 1536, 3072, 6144),
+        all_variants=True,
+        seeds=(0, 1, 2, 3, 4),
+        num_settings=25,
+        every_epoch=True,
+    ),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """A data set of a table, and the length of training on it.
+
+    Attributes:
+        name: name in the plan.
+        task: the task.
+        durations: size -> epochs, or optimiser steps on fresh examples.
+        lengths: further test lengths.
+        backbone: how the model reads its outputs.
+        metric: score that the paper reports.
+    """
+
+    name: str
+    task: TaskSpec
+    durations: Mapping[SizeName, int]
+    lengths: tuple[int, ...] = ()
+    backbone: Backbone = "causal"
+    metric: Metric = "token_accuracy"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One choice of settings, run with several seeds.
+
+    Attributes:
+        setting: the choices in words, distinct among the trials of a model and a data set.
+        runs: one configuration per seed.
+    """
+
+    setting: str
+    runs: tuple[RunConfig, ...]
+
+
+# The same choices for every model; what the paper fixes or leaves open.
+_CHOICES: dict[str, tuple[object, ...]] = {
+    "optimizer.learning_rate": (3e-3, 1e-3, 5e-4, 1e-4),
+    "optimizer.weight_decay": (0.0, 0.1, 1.0),
+    "model.residual": (True, False),
+    "model.bos": (False, True),
+    "schedules.learning_rate": ("cosine", "constant"),
+}
+
+
+def trials(
+    protocol: ProtocolName, size: SizeName, contender: Contender, data: Data
+) -> Iterator[Trial]:
+    """Yield the settings to try for one model on one data set.
+
+    Protocol "paper" tries the learning rates and state sizes of the paper; its score is the best
+    test accuracy of all runs. Protocol "tuned" tries settings drawn at random, the same for every
+    model, and that of "paper" with its first learning rate, and selects one by validation accuracy.
+
+    Args:
+        protocol: name of the protocol.
+        size: name of the size.
+        contender: the model.
+        data: the data set.
+    """
+    scale = SIZES[size]
+    layers = contender.choices(scale.state_sizes, all_variants=scale.all_variants)
+    if protocol == "paper":
+        for layer, rate in itertools.product(layers, scale.learning_rates):
+            config = _config(layer, data, size)
+            optimizer = replace(config.optimizer, learning_rate=rate)
+            words = [f"learning rate {rate:g}", *_options(layer, layers)]
+            yield _seeded(words, replace(config, optimizer=optimizer), scale)
+    else:
+        for setting in _settings(scale.num_settings):
+            for layer in layers:
+                tree = _config(layer, data, size).to_plain()
+                for name, value in setting.items():
+                    put(tree, name, value)
+                words = [f"{name.split('.')[-1]} {value}" for name, value in setting.items()]
+                words += _options(layer, layers)
+                yield _seeded(words, config_from_plain(tree), scale)
+
+
+def _settings(count: int) -> Iterator[dict[str, object]]:
+    """Yield settings drawn at random, and last, as other runs share it, that of "paper"."""
+    usual = (1e-3, 0.0, True, False, "cosine")
+    every = list(itertools.product(*_CHOICES.values()))
+    drawn = [values for values in random.Random(0).sample(every, count - 1) if values != usual]
+    for values in (*drawn, usual):
+        yield dict(zip(_CHOICES, values, strict=True))
+
+
+def _options(layer: LayerSpec, layers: Sequence[LayerSpec]) -> list[str]:
+    """Return the options of a layer in words, unless it is the only one to try."""
+    if len(layers) == 1:
+        return []
+    return [" ".join(f"{name}={value}" for name, value in layer.options.items())]
+
+
+def _seeded(words: Sequence[str], config: RunConfig, size: Size) -> Trial:
+    return Trial(", ".join(words), tuple(replace(config, seed=seed) for seed in size.seeds))
+
+
+def _config(layer: LayerSpec, data: Data, size: SizeName) -> RunConfig:
+    """Configure a run as the paper says, and as MAD does where the paper is silent."""
+    duration = data.durations[size]
+    fresh = "train_size" not in data.task.options
+    every = 1 if SIZES[size].every_epoch and not fresh else max(1, duration // _EVALUATIONS)
+    return RunConfig(
+        task=data.task,
+        model=ModelConfig(layers=(layer,), hidden_size=128, backbone=data.backbone),
+        optimizer=OptimizerConfig(learning_rate=1e-3, weight_decay=0.0),
+        schedules=ScheduleConfig(
+            epochs=None if fresh else duration,
+            num_steps=duration if fresh else None,
+            learning_rate="cosine",
+            min_learning_rate=1e-5,
+        ),
+        evaluation=EvaluationConfig(every=every, lengths=data.lengths, stop_at=0.999),
+        # One thread: two runs side by side are faster than one with two threads.
+        runtime=RuntimeConfig(num_threads=1),
+    )

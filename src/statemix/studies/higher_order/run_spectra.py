@@ -1,0 +1,215 @@
+"""Figure 7 of the paper: eigenvalues of the learned transitions, kept beside the results store."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TypedDict
+
+import torch
+
+from statemix.settings import RequestError
+from statemix.studies.higher_order.contenders import ORDERS, bd_lru, h_lru
+from statemix.studies.higher_order.paper_figures import Figure, Lines, Point, View
+from statemix.studies.higher_order.paper_tables import Cell, column
+from statemix.studies.higher_order.plan import Planned, due
+from statemix.studies.higher_order.protocols import Data, ProtocolName, SizeName, Trial
+from statemix.studies.inspection.layer_numbers import plain_eigenvalues
+from statemix.studies.inspection.recording import record
+from statemix.studies.inspection.spectra import eigenvalues
+from statemix.studies.store import Row
+from statemix.training import load_model, load_outcome
+from statemix.training.checkpoint import write_file
+from statemix.training.folder import read_status
+from statemix.training.schedules import attributes_set
+
+STEPS = (1, 4, 8, 12, 16)
+"""Time steps of the figure's columns."""
+
+SEQUENCES = 2
+"""Test sequences whose eigenvalues are kept."""
+
+
+class RunSpectrum(TypedDict):
+    """Eigenvalues of the transitions of one trained run, with its last weights."""
+
+    # The run's key in the results store.
+    key: str
+    # Test sequences 0 ... sequences - 1.
+    sequences: int
+    # Time steps, counted from 1, and at each the eigenvalues [real, imaginary] of all sequences and
+    # units.
+    steps: list[int]
+    eigenvalues: list[list[list[float]]]
+
+
+class SpectraFolder:
+    """Eigenvalues of runs: a JSON file for each, named by the key of the run.
+
+    Args:
+        path: the folder. It is made by the first file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def beside(cls, store: Path) -> "SpectraFolder":
+        """Return the folder that belongs to a results store, or to any other store beside it."""
+        return cls(store.parent / "spectra")
+
+    def read(self) -> dict[str, RunSpectrum]:
+        """Return the spectra by key.
+
+        Raises:
+            RequestError: if a file does not hold one.
+        """
+        found: dict[str, RunSpectrum] = {}
+        for path in sorted(self.path.glob("*.json")):
+            try:
+                spectrum: RunSpectrum = json.loads(path.read_text(encoding="utf-8"))
+                same = spectrum["key"] == path.stem
+                same &= len(spectrum["steps"]) == len(spectrum["eigenvalues"])
+            except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+                reason = f"{type(error).__name__}: {error}"
+                raise RequestError(f"{path} must hold a run's eigenvalues, got {reason}") from error
+            if not same:
+                raise RequestError(f"{path} must hold the eigenvalues of this run, got others")
+            found[path.stem] = spectrum
+        return found
+
+    def has(self, key: str) -> bool:
+        """Return whether a run's eigenvalues are stored."""
+        return self._path(key).exists()
+
+    def write(self, spectrum: RunSpectrum) -> None:
+        """Store the eigenvalues of a run.
+
+        Raises:
+            OSError: if the file cannot be written.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(spectrum, separators=(",", ":"))
+        write_file(self._path(spectrum["key"]), (text + "\n").encode())
+
+    def _path(self, key: str) -> Path:
+        return self.path / f"{key}.json"
+
+
+# S_5 needs m = 5; small blocks and a large one show what changes with m.
+_TELLING = (5, 2, 3, 8)
+
+
+class FirstRun(Cell):
+    """A cell of which one run is enough: the first setting with the first seed."""
+
+    def _trials(self, data: Data) -> Iterator[Trial]:
+        first = next(super()._trials(data))
+        yield replace(first, runs=first.runs[:1])
+
+
+@dataclass(frozen=True)
+class SpectraFigure(Figure):
+    """A figure of eigenvalues: one trained run per line and m, drawn from its transitions."""
+
+    def points(self, protocol: ProtocolName, size: SizeName) -> Iterator[Point]:
+        """Yield the points: all lines at one m, then all at the next, the most telling m first."""
+        order = [*_TELLING, *ORDERS]
+        for point in sorted(
+            super().points(protocol, size), key=lambda one: order.index(int(one.x))
+        ):
+            cell = point.cell
+            first = FirstRun(cell.table, cell.contender, cell.column, cell.protocol, cell.size)
+            yield replace(point, cell=first)
+
+
+@cache
+def _by_normalisation(size: SizeName) -> Lines:
+    del size
+    return {
+        "BD-LRU, softmax": [(m, bd_lru(m)) for m in ORDERS],
+        "BD-LRU, none": [(m, bd_lru(m, gate="none")) for m in ORDERS],
+        "H-LRU, softmax": [(m, h_lru(m)) for m in ORDERS],
+        "H-LRU, none": [(m, h_lru(m, gate="none")) for m in ORDERS],
+    }
+
+
+SPECTRA = {
+    "fig7": SpectraFigure(
+        "fig7",
+        "eigenvalues of the learned transitions on S_5",
+        (View("", "m", _by_normalisation, lambda _: (column("table4", "s5_100k"),)),),
+    )
+}
+"""Name -> figure of eigenvalues."""
+
+
+def due_with_spectra(
+    planned: Sequence[Planned], rows: Mapping[str, Row], spectra: SpectraFolder, *, retry: bool
+) -> list[Planned]:
+    """Return the runs to train for a figure of eigenvalues.
+
+    Args:
+        planned: runs.
+        rows: rows of the store. A run that has a result there, but whose eigenvalues are not stored
+            and whose folder is gone, is due again.
+        spectra: the stored eigenvalues.
+        retry: as in :func:`statemix.studies.higher_order.plan.due`.
+    """
+    without_row = {one.key for one in due(planned, rows, retry=retry)}
+    return [
+        one
+        for one in planned
+        if one.key in without_row
+        or (
+            rows[one.key]["status"] == "done"
+            and not spectra.has(one.key)
+            and not _is_trained(one.job.folder)
+        )
+    ]
+
+
+def store_spectra(planned: Sequence[Planned], spectra: SpectraFolder) -> None:
+    """Store the eigenvalues of all trained runs whose folders are here.
+
+    Raises:
+        OSError: if a file cannot be written.
+    """
+    for one in planned:
+        if not spectra.has(one.key) and _is_trained(one.job.folder):
+            spectra.write(measured(one.key, one.job.folder))
+
+
+def _is_trained(folder: Path) -> bool:
+    status = read_status(folder)
+    return status is not None and status.status == "done"
+
+
+def measured(key: str, folder: Path) -> RunSpectrum:
+    """Compute the eigenvalues of the first layer of a trained run.
+
+    Args:
+        key: the run's key.
+        folder: its folder.
+
+    Raises:
+        RequestError: if the folder holds no finished run, or its layer no linear recurrence.
+    """
+    config = load_outcome(folder).config
+    tokens = torch.from_numpy(config.build_task().examples("test", 0, SEQUENCES).tokens)
+    model = load_model(folder)
+    with attributes_set(model, config.evaluation.attributes):
+        first = record(model, tokens)[0]
+        recurrence = first.recurrence()
+    if recurrence is None:
+        raise RequestError(f"{folder} must hold a linear recurrence, got {first.layer.name!r}")
+    steps = [step for step in STEPS if step <= tokens.shape[1]]
+    prepended = first.x.shape[1] - tokens.shape[1]
+    of_steps = recurrence.transitions[:, [prepended + step - 1 for step in steps]]
+    return {
+        "key": key,
+        "sequences": SEQUENCES,
+        "steps": steps,
+        "eigenvalues": [plain_eigenvalues(one) for one in eigenvalues(of_steps).unbind(1)],
+    }

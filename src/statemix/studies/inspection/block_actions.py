@@ -1,0 +1,144 @@
+"""The automaton in a hardened BD-LRU: what every token does to the entries of every block."""
+
+from collections.abc import Iterator
+from itertools import permutations
+from typing import Literal, TypedDict
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from statemix.analysis.hardening import can_harden, can_prune, hardened, pruned
+from statemix.layers import BDLRU
+from statemix.models import SyntheticModel
+from statemix.studies.inspection.semigroup import order
+from statemix.tasks.automaton import Automaton
+
+LOADS = -1
+"""Source of an entry that a token loads."""
+
+# Those of 500 blocks of 8 under 250 tokens.
+_MOST_SOURCES = 1_000_000
+# Larger blocks have too many relabellings to try.
+_MOST_RELABELLED = 6
+
+Role = Literal["tracks", "repeats", "constant", "idles", "other"]
+
+
+class BlockActions(TypedDict):
+    """What tokens do to one block of the first layer, with every gate set to 0 or 1."""
+
+    block: int
+    # "tracks" the task; "repeats" the maps of an earlier block that does, up to the order of the
+    # entries; "constant": it holds the same in every state of the task; "idles": no token changes
+    # it; "other". Without a task that is an automaton, none tracks or is constant.
+    role: Role
+    # Earliest block with the same maps, up to the order of the entries, among those that track or
+    # among those that do not; None if there is none, or if the block idles. Blocks of more than 6
+    # entries are compared in the order that they have.
+    repeats: int | None
+    # Whether every token only permutes the entries.
+    permutes: bool
+    # Number of different maps that words of tokens make of the entries, where a load is a constant;
+    # None if there are too many, or if the block does not track.
+    order: int | None
+    # Token -> entry -> entry that it copies, or -1 if it loads. The learned token is not included.
+    sources: list[list[int]]
+
+
+@torch.no_grad()
+def actions(model: SyntheticModel, automaton: Automaton | None = None) -> list[BlockActions]:
+    r"""Read off what every token does to the blocks of a model's only layer.
+
+    With gates of 0 and 1, token x lets entry i copy entry :math:`f_x(i)` or load a value. Words
+    compose these maps, :math:`f_{xy} = f_x \circ f_y`, where a load stays a load. The maps of all
+    words form a semigroup, and a group if every token permutes the entries.
+
+    Args:
+        model: a model of one BD-LRU with softmax gates.
+        automaton: automaton of the task, by which blocks are judged to track.
+
+    Returns:
+        One entry per block; empty for a model of another kind, or with more entries of blocks
+        under all tokens than a reader could look at.
+    """
+    if not (can_harden(model) and can_prune(model)):
+        return []
+    layer = model.get_submodule("blocks.0.layer")
+    assert isinstance(layer, BDLRU)
+    if model.vocab_size * layer.num_blocks * layer.block_size > _MOST_SOURCES:
+        return []
+    hard = hardened(model).cpu()
+    tables = entry_maps(hard)
+    size = tables.shape[-1]
+    sources = np.where(tables < size, tables, LOADS)
+    kept = None if automaton is None else pruned(hard, automaton)
+    tracking, varying = ((), ()) if kept is None else (kept.tracking, kept.varying)
+    found: list[BlockActions] = []
+    # Whether blocks track, and their maps -> the first such block.
+    first: dict[tuple[bool, bytes], int] = {}
+    for block, table in enumerate(sources):
+        role: Role = "constant" if block in tracking else "other"
+        repeats = None
+        if (table == np.arange(size)).all():
+            role = "idles"
+        else:
+            earliest = first.setdefault((block in varying, _name(table)), block)
+            repeats = None if earliest == block else earliest
+            if block in varying:
+                role = "tracks" if repeats is None else "repeats"
+        found.append(
+            {
+                "block": block,
+                "role": role,
+                "repeats": repeats,
+                "permutes": all(sorted(row) == list(range(size)) for row in table.tolist()),
+                "order": order(tables[block]) if role in ("tracks", "repeats") else None,
+                "sources": table.tolist(),
+            }
+        )
+    return found
+
+
+@torch.no_grad()
+def entry_maps(hard: SyntheticModel) -> NDArray[np.int64]:
+    """Return what each token puts into each entry of each block of a hardened model.
+
+    Returns:
+        Shape (blocks, tokens, m): the entry of the block that is copied, or m plus the number of
+        the value that is loaded. All blocks share the numbers of values.
+    """
+    layer = hard.get_submodule("blocks.0.layer")
+    assert isinstance(layer, BDLRU)
+    x = hard.get_submodule("blocks.0.norm")(hard.embedding.weight[: hard.vocab_size])
+    recurrence = layer.recurrence(x.unsqueeze(0))
+    assert recurrence.gates is not None
+    maps: NDArray[np.int64] = recurrence.gates[0].argmax(-1).numpy()
+    loads = maps == layer.block_size
+    # NumPy has no bfloat16.
+    values = recurrence.values[0].squeeze(-1).double().numpy()
+    _, numbers = np.unique(values[loads], return_inverse=True)
+    maps[loads] += numbers
+    return maps.transpose(1, 0, 2)
+
+
+def _name(table: NDArray[np.int64]) -> bytes:
+    """Return the same bytes for all orders of the entries of a block."""
+    size = table.shape[1]
+    if size > _MOST_RELABELLED:
+        return table.tobytes()
+    every = np.array(list(permutations(range(size))))
+    together = max(1, _MOST_SOURCES // table.size)
+    names: Iterator[bytes] = (
+        one.tobytes()
+        for start in range(0, len(every), together)
+        for one in _relabelled(table, every[start : start + together])
+    )
+    return min(names)
+
+
+def _relabelled(table: NDArray[np.int64], orders: NDArray[np.int64]) -> NDArray[np.int8]:
+    """Rename every entry i to order[i], for all orders."""
+    # A load, which is the last place, stays one.
+    named = np.pad(orders, ((0, 0), (0, 1)), constant_values=LOADS).astype(np.int8)[:, table]
+    return np.take_along_axis(named, orders.argsort(1)[:, None], axis=2)

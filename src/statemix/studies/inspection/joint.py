@@ -1,0 +1,127 @@
+"""What all blocks that are kept do together, and how that is related to the task."""
+
+from collections.abc import Sequence
+from typing import Literal, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from statemix.analysis.hardening import hardened
+from statemix.models import SyntheticModel
+from statemix.studies.inspection import semigroup
+from statemix.studies.inspection.block_actions import BlockActions, entry_maps
+from statemix.tasks.automaton import NEVER, Automaton
+
+Relation = Literal["isomorphic", "quotient", "cover"]
+
+
+class Joint(TypedDict):
+    """The semigroup of the maps that words of tokens make of several blocks at once."""
+
+    # Those that track, with those that repeat them; without any, those of role "other".
+    blocks: list[int]
+    # Number of maps, where a load is a constant; None if there are more than ``most``.
+    order: int | None
+    most: int
+    # Whether the maps are known to form a group.
+    group: bool
+    # Name of the semigroup of the task, and its number of maps; None without an automaton, or if
+    # there are more than ``most``.
+    task: str | None
+    task_order: int | None
+    # What x -> map of x, for every token x, gives between the task and the blocks: "isomorphic";
+    # "quotient": the blocks' maps are a quotient of the task's; "cover": the task's are a quotient
+    # of the blocks'; None if it gives no such thing, or the task has no automaton.
+    relation: Relation | None
+
+
+def joint(
+    model: SyntheticModel,
+    found: Sequence[BlockActions],
+    automaton: Automaton | None = None,
+    *,
+    name: str | None = None,
+) -> Joint | None:
+    r"""Compare what the blocks of a model do together with what its task does.
+
+    Each token is a map of the entries of all blocks that are kept, and a map of the states of the
+    task. If words that are one map of the task's states are also one map of the entries, the
+    latter form a quotient of the former. So the semigroups of both, and that of pairs of both maps,
+    tell by their sizes how they are related.
+
+    Args:
+        model: the model.
+        found: its blocks, as :func:`actions` returns them.
+        automaton: automaton of the task.
+        name: name of the task's group, if it is one.
+
+    Returns:
+        None if no block does anything.
+    """
+    blocks = [one["block"] for one in found if one["role"] in ("tracks", "repeats")]
+    if not blocks:
+        blocks = [one["block"] for one in found if one["role"] == "other"]
+    if not blocks:
+        return None
+    sources = _together(entry_maps(hardened(model).cpu())[blocks])
+    number = semigroup.order(sources)
+    joined: Joint = {
+        "blocks": blocks,
+        "order": number,
+        "most": semigroup.MOST_MAPS,
+        "group": all(found[block]["permutes"] for block in blocks),
+        "task": None,
+        "task_order": None,
+        "relation": None,
+    }
+    if automaton is not None:
+        moves = _moves(automaton)
+        none = np.empty((len(moves), 0), np.int64)
+        joined["task_order"] = semigroup.order(none, moves)
+        joined["task"] = name or _name(moves, joined["task_order"])
+        joined["relation"] = _relation(
+            number, joined["task_order"], semigroup.order(sources, moves)
+        )
+        # Quotients of a group are groups.
+        of_group = joined["relation"] in ("isomorphic", "quotient") and _permute(moves)
+        joined["group"] = joined["group"] or of_group
+    return joined
+
+
+def _together(maps: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return maps of shape (blocks, tokens, m) as maps of all entries, block by block."""
+    blocks, tokens, size = maps.shape
+    first = size * np.arange(blocks).reshape(-1, 1, 1)
+    # The numbers of values come after all entries.
+    numbered: NDArray[np.int64] = np.where(maps < size, maps + first, maps + size * (blocks - 1))
+    return numbered.transpose(1, 0, 2).reshape(tokens, -1)
+
+
+def _moves(automaton: Automaton) -> NDArray[np.int64]:
+    """Return state -> state for every token; one more state is reached by what cannot follow."""
+    nowhere = automaton.num_states
+    if (automaton.transitions != NEVER).all():
+        return np.ascontiguousarray(automaton.transitions.T)
+    moves = np.where(automaton.transitions == NEVER, nowhere, automaton.transitions)
+    return np.concatenate([moves.T, np.full((len(moves.T), 1), nowhere)], axis=1)
+
+
+def _permute(moves: NDArray[np.int64]) -> bool:
+    return bool((np.sort(moves, axis=1) == np.arange(moves.shape[1])).all())
+
+
+def _name(moves: NDArray[np.int64], number: int | None) -> str:
+    """Name a cyclic group of which some token is a generator."""
+    none = np.empty((1, 0), np.int64)
+    cyclic = _permute(moves) and any(semigroup.order(none, move[None]) == number for move in moves)
+    return f"Z_{number}" if cyclic and number is not None else "the task's semigroup"
+
+
+def _relation(blocks: int | None, task: int | None, both: int | None) -> Relation | None:
+    if both is None:
+        return None
+    if both == blocks == task:
+        return "isomorphic"
+    if both == task:
+        return "quotient"
+    return "cover" if both == blocks else None

@@ -1,0 +1,223 @@
+"""Everything worth showing of a trained model's layers, as plain numbers."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import torch
+from torch import Tensor, nn
+
+from statemix.layers import Recurrence
+from statemix.studies.inspection.gate_entropy import entropy
+from statemix.studies.inspection.mixing import mixing, part, sizes
+from statemix.studies.inspection.recording import Recorded, record
+from statemix.studies.inspection.spectra import Spectrum, eigenvalues
+
+STEPS = 6
+"""Most steps whose eigenvalues are kept."""
+
+WHOLE = 256
+"""Most rows of a block attention matrix that is kept whole."""
+
+_DIGITS = 5
+
+
+class Summary(TypedDict):
+    """A layer in a few numbers; each eigenvalue and each row of gates counts once."""
+
+    # As in Spectrum.
+    largest: float | None
+    mean: float | None
+    negative: float
+    complex: float
+    outside: float
+    # Mean entropy of the rows of gates, from 0 (one gate is open) to 1; None without such gates.
+    gate_entropy: float | None
+
+
+class LayerNumbers(TypedDict):
+    """A layer on some sequences. A layer without a recurrence has only the first four entries.
+
+    A number that is not finite is None. Positions count the tokens that the model prepends.
+    """
+
+    # Number among the layers, and dotted name in the model.
+    layer: int
+    module: str
+    # Name of its architecture as users write it, and in tables.
+    name: str
+    kind: str
+    # What a unit is called, the number of units, and the entries m of a unit's state.
+    unit: str
+    units: int | None
+    size: int | None
+    summary: Summary | None
+    # Positions that the model prepends to the tokens.
+    prepended: int
+    # Positions, and at each the eigenvalues [real, imaginary] of all sequences and units.
+    steps: list[int]
+    eigenvalues: list[list[list[float]]]
+    # Units of the following entries.
+    shown: list[int]
+    # Sequence, unit, position, row -> gates, the input gate last; None without such gates.
+    gates: list[Any] | None
+    # Sequence, unit, position of the state, position of the input -> size of the contribution.
+    mixing: list[Any]
+    # The whole block attention matrix of the first sequence and unit; None if it is large.
+    block_attention: list[list[float]] | None
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Sequences of a recurrence, each with its number of positions."""
+
+    recurrence: Recurrence
+    lengths: tuple[int, ...]
+
+    def joined(self, per_position: Tensor) -> Tensor:
+        """Return the entries (B, T, ...) of all positions that exist, end to end."""
+        return torch.cat([row[:n] for row, n in zip(per_position, self.lengths, strict=True)])
+
+
+def inspected(
+    model: nn.Module,
+    tokens: Tensor,
+    lengths: Sequence[int] | None = None,
+    *,
+    layers: Sequence[int] | None = None,
+    units: Sequence[int] = (0,),
+) -> list[LayerNumbers]:
+    """Measure the layers of a model on some sequences.
+
+    Args:
+        model: a model whose forward pass takes tokens.
+        tokens: at least one sequence, shape (B, T), integers.
+        lengths: number of tokens of each sequence, at least 1; None means T.
+        layers: numbers of the layers to measure, as :func:`record` orders them; None means all.
+        units: units whose gates and mixing matrices are kept; those that a layer lacks are skipped.
+
+    Raises:
+        ValueError: if there is no layer of a number.
+    """
+    recorded = record(model, tokens)
+    numbers = range(len(recorded)) if layers is None else layers
+    for number in numbers:
+        if not 0 <= number < len(recorded):
+            raise ValueError(f"layers must be in 0..{len(recorded) - 1}, got {number}")
+    found = []
+    for number in numbers:
+        one = recorded[number]
+        prepended = one.x.shape[1] - tokens.shape[1]
+        counts = [tokens.shape[1]] * len(tokens) if lengths is None else lengths
+        found.append(_measured(number, one, prepended, tuple(counts), units))
+    return found
+
+
+def _measured(
+    number: int, one: Recorded, prepended: int, counts: tuple[int, ...], units: Sequence[int]
+) -> LayerNumbers:
+    recurrence = one.recurrence()
+    numbers: LayerNumbers = {
+        "layer": number,
+        "module": one.name,
+        "name": one.layer.name,
+        "kind": one.layer.display_name,
+        "unit": "",
+        "units": None,
+        "size": None,
+        "summary": None,
+        "prepended": prepended,
+        "steps": [],
+        "eigenvalues": [],
+        "shown": [],
+        "gates": None,
+        "mixing": [],
+        "block_attention": None,
+    }
+    if recurrence is None:
+        return numbers
+    run = _Run(recurrence, tuple(prepended + count for count in counts))
+    numbers["unit"] = recurrence.unit
+    numbers["units"], numbers["size"] = recurrence.transitions.shape[2:4]
+    found = eigenvalues(recurrence.transitions)
+    numbers["summary"] = _summary(run, found)
+    numbers["steps"] = spread(max(run.lengths), STEPS)
+    numbers["eigenvalues"] = [
+        plain_eigenvalues(
+            torch.stack([row[step] for row, n in zip(found, run.lengths, strict=True) if step < n])
+        )
+        for step in numbers["steps"]
+    ]
+    numbers["shown"] = [unit for unit in units if unit < recurrence.transitions.shape[2]]
+    _measure_units(numbers, part(recurrence, slice(None), numbers["shown"]), run.lengths)
+    return numbers
+
+
+def _measure_units(numbers: LayerNumbers, shown: Recurrence, lengths: Sequence[int]) -> None:
+    """Add the gates and mixing matrices of some units."""
+    if shown.gates is not None:
+        numbers["gates"] = [
+            plain(row[:length].transpose(0, 1))
+            for row, length in zip(shown.gates, lengths, strict=True)
+        ]
+    for row, length in enumerate(lengths):
+        numbers["mixing"].append([])
+        for place in range(len(numbers["shown"])):
+            # One at a time: the matrix grows with the square of the length.
+            one = part(shown, slice(row, row + 1), slice(place, place + 1))
+            matrices = mixing(one)[0, :length, :length, 0]
+            numbers["mixing"][row].append(plain(sizes(matrices)))
+            size = matrices.shape[-2]
+            if row == place == 0 and length * size <= WHOLE:
+                # (t, s, m, R) becomes (t m, s R).
+                block = matrices.transpose(1, 2).reshape(length * size, -1)
+                numbers["block_attention"] = plain(block)
+
+
+def _summary(run: _Run, found: Tensor) -> Summary:
+    spectrum = Spectrum.of(run.joined(found))
+    gates = run.recurrence.gates
+    return {
+        "largest": _rounded(spectrum.largest),
+        "mean": _rounded(spectrum.mean),
+        "negative": spectrum.negative,
+        "complex": spectrum.complex,
+        "outside": spectrum.outside,
+        "gate_entropy": None if gates is None else plain(run.joined(entropy(gates)).mean()),
+    }
+
+
+def spread(count: int, most: int) -> list[int]:
+    """Return up to ``most`` of the numbers 0 ... count - 1, evenly spaced, with both ends.
+
+    Example:
+        >>> spread(17, 5), spread(2, 5), spread(1, 5)
+        ([0, 4, 8, 12, 16], [0, 1], [0])
+    """
+    if count <= most:
+        return list(range(count))
+    return [round(place * (count - 1) / (most - 1)) for place in range(most)]
+
+
+def plain_eigenvalues(found: Tensor) -> list[list[float]]:
+    """Return the finite ones of some eigenvalues as pairs [real, imaginary] of few digits."""
+    flat = found.flatten()
+    pairs: list[list[float]] = plain(torch.view_as_real(flat[flat.isfinite()]))
+    return pairs
+
+
+def plain(tensor: Tensor) -> Any:
+    """Return a tensor as nested lists of numbers of few digits; None where it is not finite.
+
+    Example:
+        >>> plain(torch.tensor([[1 / 3, float("nan")]]))
+        [[0.33333, None]]
+    """
+    return _rounded(tensor.detach().double().tolist())
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_rounded(one) for one in value]
+    return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None

@@ -1,0 +1,283 @@
+"""Many training runs, in this process or in parallel processes, each with its own ending."""
+
+import shutil
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal, Protocol
+
+from annotated_types import Ge
+
+from statemix.interrupts import can_be_handled
+from statemix.settings import RequestError, checked
+from statemix.studies.cluster import Cluster
+from statemix.studies.processes import processes
+from statemix.studies.worker import Death, Message, Work, train_job
+from statemix.studies.worker import Ending as Told
+from statemix.training import Event, RunConfig
+from statemix.training.config import SCHEMA, NotNegative
+from statemix.training.devices import check_threads
+from statemix.training.folder import CONFIG, Status, StoredConfig, read_status, settled
+from statemix.training.request import check_all_here, request
+from statemix.training.run import CHECKPOINT_EVERY_S
+
+Ending = Literal["done", "diverged", "failed", "interrupted"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to train, or to resume, in its folder.
+
+    Attributes:
+        name: name in displays and tables.
+        config: configuration of the run.
+        folder: folder of the run.
+    """
+
+    name: str
+    config: RunConfig
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job ended: one row of a sweep's status.
+
+    Attributes:
+        job: the job.
+        status: "done"; "diverged" (the loss or the gradient was not finite); "failed" (any other
+            error); "interrupted" (stopped before its end, or in the hands of another process).
+        message: the error in one line; empty if done.
+        details: traceback of an unexpected error; otherwise empty.
+        started: whether this call trained the run, or tried to; False if it reports an earlier
+            ending.
+    """
+
+    job: Job
+    status: Ending
+    message: str = ""
+    details: str = ""
+    started: bool = True
+
+
+def run_all(
+    jobs: Sequence[Job],
+    *,
+    num_workers: int | None = None,
+    ray: str | None = None,
+    retry: Collection[Ending] = (),
+    fresh: bool = False,
+    until: float | None = None,
+    on_event: Callable[[Job, Event], None] | None = None,
+    on_end: Callable[[Ended], None] | None = None,
+    checkpoint_every_s: float = CHECKPOINT_EVERY_S,
+) -> list[Ended]:
+    """Train all jobs and store the results in their folders. No run stops another.
+
+    Finished runs are not repeated, and interrupted runs are resumed. Runs that diverged or failed
+    would do so again: their earlier ending is reported, unless ``retry`` includes it. A run that
+    another process trains is left to it, as "interrupted": a later call resumes what that leaves.
+
+    Args:
+        jobs: jobs in the order in which they start.
+        num_workers: number of processes; with 1, everything runs in this process. Results do not
+            depend on the number if the configurations fix the number of threads. None means 1, or
+            as many as the cluster has GPUs (processors if it has none).
+        ray: address of a Ray cluster that trains the jobs, "auto" for the running cluster that Ray
+            finds, or "local" for a new one on this machine. The folders of the jobs must be on a
+            file system that all machines share. None means processes of this machine.
+        retry: earlier endings to try again: "diverged", "failed".
+        fresh: remove the jobs' folders first.
+        until: time of ``time.monotonic`` at which active runs save a checkpoint and the call
+            returns; their status, and that of runs not begun, is "interrupted". None means never.
+        on_event: function called in this process with each event of each run.
+        on_end: function called with the row of each run as soon as the run has ended.
+        checkpoint_every_s: as in :func:`statemix.training.train`.
+
+    Returns:
+        One row per job, in the order of the jobs.
+
+    Raises:
+        RequestError: if an argument is out of range or has the wrong type, two jobs share a folder,
+            or a job cannot run on this machine; then none has started. With ``ray``, if the cluster
+            cannot be reached or is lost, if the parent of a folder cannot be made, or if a machine
+            does not see it; the memory and devices of a job are then checked where it runs.
+        KeyboardInterrupt: after Ctrl-C or SIGTERM, once the active runs have saved a checkpoint;
+            the same call resumes.
+    """
+    ray = checked(str | None, ray, "ray")
+    if num_workers is not None and ray not in (None, "local"):
+        num_workers = checked(Annotated[int, Ge(1)], num_workers, "num_workers")
+    elif num_workers is not None:
+        check_threads("num_workers", checked(int, num_workers, "num_workers"))
+    if not isinstance(retry, Collection) or any(one not in ("diverged", "failed") for one in retry):
+        raise RequestError(f"retry must be among 'diverged' and 'failed', got {retry!r}")
+    for name, function in (("on_event", on_event), ("on_end", on_end)):
+        if function is not None and not callable(function):
+            raise RequestError(f"{name} must be a function or None, got {function!r}")
+    checkpoint_every_s = checked(NotNegative, checkpoint_every_s, "checkpoint_every_s")
+    folders = [job.folder.resolve() for job in jobs]
+    if len(set(folders)) < len(folders):
+        raise RequestError("jobs must have distinct folders, got one folder twice")
+    fresh = checked(bool, fresh, "fresh")
+    # One request that cannot be met is one error, before any process starts.
+    asked = [job.config for job in jobs if fresh or _ending(job, retry) is None]
+    if ray in (None, "local"):
+        check_all_here(asked)
+    else:
+        for config in asked:
+            request(config)
+    if fresh:
+        for job in jobs:
+            _check_removable(job.folder)
+        for job in jobs:
+            shutil.rmtree(job.folder, ignore_errors=True)
+    ended: dict[Path, Ended] = {}
+
+    def note(row: Ended) -> None:
+        ended[row.job.folder] = row
+        if on_end is not None:
+            on_end(row)
+
+    tell = _say_nothing if on_event is None else on_event
+    due = []
+    for job in jobs:
+        row = _ended_before(job, retry, tell)
+        if row is None:
+            due.append(job)
+        else:
+            note(row)
+    num_here = min(num_workers or 1, len(due))
+    if not due:
+        pass
+    elif ray is not None:
+        _share_out(due, Cluster(ray, num_workers, checkpoint_every_s), until, tell, note)
+    elif until is not None or num_here > 1:
+        # Only other processes can be stopped at a given time.
+        _share_out(due, processes(num_here, checkpoint_every_s), until, tell, note)
+    else:
+        for job in due:
+            ending = _train_here(job, tell, checkpoint_every_s)
+            note(_row(job, ending))
+            if ending[0] == "interrupted":
+                raise KeyboardInterrupt
+    return [ended[job.folder] for job in jobs]
+
+
+def _say_nothing(job: Job, event: Event) -> None:
+    del job, event
+
+
+def _check_removable(folder: Path) -> None:
+    if not (folder / CONFIG).exists():
+        # The remains of a run that was killed as it began may be removed, other files may not.
+        settled(folder, StoredConfig(SCHEMA, {}, {}))
+
+
+def _ending(job: Job, retry: Collection[Ending]) -> Status | None:
+    """Return the stored ending of a run that is not to be trained again."""
+    before = read_status(job.folder)
+    if before is None or before.status in ("running", "interrupted", *retry):
+        return None
+    return before
+
+
+def _ended_before(
+    job: Job, retry: Collection[Ending], tell: Callable[[Job, Event], None]
+) -> Ended | None:
+    """Return the ending of a run that is not to be trained again; None if it is to be trained."""
+    before = _ending(job, retry)
+    if before is None:
+        return None
+    if before.status == "done":
+        # Training returns a finished run at once, so it needs no process.
+        ending = _train_here(job, tell, checkpoint_every_s=0.0)
+        return replace(_row(job, ending), started=False)
+    try:
+        settled(job.folder, request(job.config))
+    except RequestError:
+        # The folder holds another run, which training will report.
+        return None
+    return Ended(job, before.status, before.message, started=False)  # type: ignore[arg-type]
+
+
+def _train_here(job: Job, tell: Callable[[Job, Event], None], checkpoint_every_s: float) -> Told:
+    return train_job((job.config.to_plain(), job.folder), partial(tell, job), checkpoint_every_s)
+
+
+def _row(job: Job, ending: Told) -> Ended:
+    status, message, details = ending
+    return Ended(job, "interrupted" if status == "in use" else status, message, details)
+
+
+class _Workers(Protocol):
+    """What trains runs beside this process."""
+
+    def has_room(self) -> bool:
+        """Return whether another run may start."""
+
+    def start(self, number: int, work: Work) -> None:
+        """Start to train a run."""
+
+    def receive(self, timeout_s: float | None) -> Iterable[Message | Death]:
+        """Wait for news, for so long at most; there may be none."""
+
+
+def _share_out(
+    jobs: Sequence[Job],
+    team: AbstractContextManager["_Workers"],
+    until: float | None,
+    tell: Callable[[Job, Event], None],
+    note: Callable[[Ended], None],
+) -> None:
+    waiting = deque(enumerate(jobs))
+    busy: dict[int, Job] = {}
+    begun: set[Path] = set()
+    # A worker that is alive has a run until none is waiting.
+    reason = "every worker process died"
+    with _terminable(), team as workers:
+        while until is None or time.monotonic() < until:
+            while waiting and workers.has_room():
+                number, job = waiting.popleft()
+                busy[number] = job
+                workers.start(number, (job.config.to_plain(), job.folder))
+            if not busy:
+                break
+            for told in workers.receive(None if until is None else until - time.monotonic()):
+                job = busy[told.job]
+                if isinstance(told, Death):
+                    # Out of memory, for instance. The other workers train the remaining jobs.
+                    del busy[told.job]
+                    note(Ended(job, "failed", f"the process training {job.name} died{told.reason}"))
+                elif isinstance(told.content, Event):
+                    begun.add(job.folder)
+                    tell(job, told.content)
+                else:
+                    del busy[told.job]
+                    note(_row(job, told.content))
+                    if told.content[0] == "interrupted":
+                        raise KeyboardInterrupt
+        else:
+            reason = "the time was up"
+    for job in busy.values():
+        note(Ended(job, "interrupted", reason, started=job.folder in begun))
+    for _, job in waiting:
+        note(Ended(job, "interrupted", reason, started=False))
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM end this process as Ctrl-C does, so that the workers have time to save."""
+    if not can_be_handled():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

@@ -1,0 +1,207 @@
+"""The results store: a file with one line of JSON for every run that has ended."""
+
+import hashlib
+import json
+import math
+import reprlib
+import shlex
+import stat
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, NotRequired
+
+from filelock import FileLock
+
+from statemix import files, provenance
+from statemix.plain import to_plain
+from statemix.settings import RequestError
+from statemix.studies.results import HeadScores, Result, environment, plain_scores, result
+from statemix.studies.runner import Ended
+from statemix.training import RunConfig, load_outcome
+from statemix.training.config import SCHEMA
+
+
+class Row(Result):
+    """One run that has ended."""
+
+    # Identifies what was asked (see `key`).
+    key: str
+    schema: int
+    asked: dict[str, Any]
+    # The main parts of the request once more, for readers: layers with their options, task, seed.
+    layers: list[dict[str, Any]]
+    task: dict[str, Any]
+    seed: int
+    status: Literal["done", "diverged", "failed"]
+    message: str
+    # Validation scores of the weights that are best there.
+    best_validation: HeadScores
+    num_steps: int | None
+    # Attempts from new weights (`statemix.training.search.Attempt`), empty without a search; absent
+    # in rows of versions that could not search.
+    attempts: NotRequired[list[dict[str, Any]]]
+    ended_utc: str
+    command: str
+    # Commit, versions and machine.
+    environment: dict[str, Any]
+
+
+def key(config: RunConfig) -> str:
+    """Return the name of a run in the store: a hash of its request.
+
+    As for folders of runs, the request is what differs from the defaults, so a new option changes
+    no key.
+    """
+    request = {"schema": SCHEMA, "asked": config.asked()}
+    text = json.dumps(request, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+class Store:
+    """Rows of runs in a file that many processes may append to.
+
+    Every row is one line of JSON. A row is written whole or not at all: writers take turns, and the
+    remains of a writer that was killed are removed by the next one. Other programs read the file
+    without this library, for instance ``polars.read_ndjson(path, infer_schema_length=None)``.
+
+    Args:
+        path: the file. It is made by the first row.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def rows(self) -> dict[str, Row]:
+        """Return the rows by key. Of several rows, a finished one counts, then the last.
+
+        Raises:
+            RequestError: if the file is not a results store.
+        """
+        try:
+            mode = self.path.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        except (OSError, ValueError) as error:
+            raise self._refused(str(error)) from error
+        # Devices and pipes may never end.
+        if not stat.S_ISREG(mode):
+            raise self._refused("which is none")
+        found: dict[str, Row] = {}
+        *lines, _ = self.path.read_bytes().split(b"\n")
+        for number, line in enumerate(lines, start=1):
+            row = self._row(number, line)
+            if row["status"] == "done" or found.get(row["key"], row)["status"] != "done":
+                found[row["key"]] = row
+        return found
+
+    def _refused(self, reason: str) -> RequestError:
+        path = reprlib.repr(str(self.path))
+        return RequestError(f"a results store must be a regular file, got {path}, {reason[:80]}")
+
+    def _row(self, number: int, line: bytes) -> Row:
+        try:
+            row: Row = json.loads(line.decode())
+            reason = _fault(row)
+        except (ValueError, RecursionError) as error:
+            reason = f"{type(error).__name__}: {error}"
+        if reason:
+            raise RequestError(
+                f"{self.path}:{number} must be a row of a results store, got {reason}"
+            )
+        return row
+
+    def append(self, row: Row) -> None:
+        """Append a row.
+
+        Raises:
+            OSError: if the file cannot be written.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{self.path}.lock"):
+            self._remove_torn_line()
+            files.append(self.path, json.dumps(row, allow_nan=False) + "\n")
+
+    def _remove_torn_line(self) -> None:
+        if not self.path.exists():
+            return
+        with self.path.open("r+b") as file:
+            # As a rule only the last byte is read: a store may be large.
+            file.seek(max(self.path.stat().st_size - 1, 0))
+            if file.read() in (b"", b"\n"):
+                return
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+
+
+def _fault(row: Any) -> str:
+    """Return what keeps a row from being read by this library; empty if nothing does."""
+    if not isinstance(row, dict):
+        return reprlib.repr(row)
+    for name, kind in {"key": str, "seed": int, "environment": dict}.items():
+        if type(row.get(name)) is not kind:
+            return f"{name}={reprlib.repr(row.get(name))}"
+    time_s = row.get("time_s")
+    if time_s is not None and not _is_number(time_s):
+        return f"time_s={reprlib.repr(time_s)}"
+    if row.get("status") not in ("done", "diverged", "failed"):
+        return f"status={reprlib.repr(row.get('status'))}"
+    names = ("best_test", "test_at_best_validation", "best_validation")
+    for name in names if row["status"] == "done" else ():
+        heads = row.get(name)
+        scores = list(heads.values()) if isinstance(heads, dict) else []
+        if not scores or not all(map(_is_scores, scores)):
+            return f"{name}={reprlib.repr(heads)}"
+    return ""
+
+
+def _is_scores(scores: Any) -> bool:
+    return isinstance(scores, dict) and all(
+        _is_number(scores.get(name)) and 0 <= scores[name] <= 1
+        for name in ("token_accuracy", "mad_accuracy")
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def row_of(ended: Ended) -> Row:
+    """Return the row of a run that is done, has diverged or has failed.
+
+    Raises:
+        RequestError: if the files of a finished run are damaged.
+    """
+    config, status = ended.job.config, ended.status
+    assert status != "interrupted"
+    outcome = load_outcome(ended.job.folder) if status == "done" else None
+    best = outcome and outcome.test_at_best_validation
+    return {
+        "key": key(config),
+        "schema": SCHEMA,
+        "asked": config.asked(),
+        "layers": [to_plain(layer) for layer in config.model.layers],
+        "task": to_plain(config.task),
+        "seed": config.seed,
+        "status": status,
+        "message": ended.message,
+        **result(outcome),
+        "best_validation": plain_scores(best.validation) if best else {},
+        "num_steps": outcome.last.step if outcome else None,
+        "attempts": [asdict(attempt) for attempt in outcome.attempts] if outcome else [],
+        "ended_utc": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "environment": environment([ended.job]) or provenance.describe(),
+    }
+
+
+def merged(paths: Iterable[Path]) -> dict[str, Row]:
+    """Return the rows of several stores by key; finished rows count before others."""
+    found: dict[str, Row] = {}
+    for path in paths:
+        for name, row in Store(path).rows().items():
+            if name not in found or found[name]["status"] != "done":
+                found[name] = row
+    return found

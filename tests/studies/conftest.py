@@ -1,0 +1,88 @@
+"""A demo that takes a second, and a real browser, in which pages are opened."""
+
+import dataclasses
+import shutil
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+
+from statemix.studies.demo import demo_suite as demo
+from statemix.tasks import TaskSpec
+from statemix.training import BatchConfig
+
+
+@pytest.fixture
+def tiny():
+    """Two small networks, one seed, two epochs."""
+    suite = demo.SUITES["S_3"]
+    protocol = suite.protocol
+    return dataclasses.replace(
+        suite,
+        networks=(demo.bd_lru(2, 3), demo.LSTM),
+        seeds=(0,),
+        protocol=dataclasses.replace(
+            protocol,
+            task=TaskSpec("permutation", group="S_3", train_size=20),
+            model=dataclasses.replace(protocol.model, hidden_size=8),
+            batches=BatchConfig(size=8),
+            schedules=dataclasses.replace(protocol.schedules, epochs=2),
+            evaluation=dataclasses.replace(
+                protocol.evaluation,
+                every=1,
+                test_size=8,
+                validation_size=8,
+                lengths=(24, 40),
+                tokens=160,
+            ),
+        ),
+    )
+
+
+@pytest.fixture
+def jobs(tiny, tmp_path):
+    return tiny.jobs(tmp_path)
+
+
+@pytest.fixture
+def browser(tmp_path):
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    driver = shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("no browser is installed: chromium and chromedriver are needed")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for flag in (
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        f"--user-data-dir={tmp_path / 'browser'}",
+    ):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    browser = webdriver.Chrome(options=options, service=Service(driver))
+    yield browser
+    browser.quit()
+
+
+@pytest.fixture
+def emulate(browser):
+    """Set the width of the screen and the colour scheme."""
+
+    def set_screen(width, scheme):
+        browser.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride",
+            {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600},
+        )
+        browser.execute_cdp_cmd(
+            "Emulation.setEmulatedMedia",
+            {"features": [{"name": "prefers-color-scheme", "value": scheme}]},
+        )
+
+    return set_screen

@@ -1,0 +1,85 @@
+"""Numbers of maps, against the products of all words."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from statemix.studies.inspection import semigroup
+from statemix.studies.inspection.semigroup import order
+from statemix.tasks.groups import NAMES, group
+
+
+def closure(sources, moves):
+    """What all words do to entries with names and to states, one token after the other."""
+    entries, states = len(sources[0]), len(moves[0])
+
+    def read(held, place, token):
+        after = [held[i] if i < entries else f"constant {i}" for i in sources[token]]
+        return tuple(after), tuple(moves[token][q] for q in place)
+
+    start = tuple(f"entry {i}" for i in range(entries)), tuple(range(states))
+    level, known = {start}, set()
+    while level:
+        level = {read(*one, token) for one in level for token in range(len(sources))} - known
+        known |= level
+    return known
+
+
+def tables(draw, tokens, columns, above):
+    row = st.lists(st.integers(0, above), min_size=columns, max_size=columns)
+    rows = draw(st.lists(row, min_size=tokens, max_size=tokens))
+    return np.array(rows, np.int64).reshape(tokens, columns)
+
+
+@given(st.data())
+def test_every_product_of_tokens_counts_once(data):
+    tokens, entries, states = (data.draw(st.integers(low, 3)) for low in (1, 0, 0))
+    sources = tables(data.draw, tokens, entries, entries + 1)
+    moves = tables(data.draw, tokens, states, max(states - 1, 0))
+    assert order(sources, moves) == len(closure(sources.tolist(), moves.tolist()))
+
+
+@given(st.data())
+def test_permutations_of_several_blocks_generate_what_they_generate_together(data):
+    """The group of tuples of permutations, by closure under composition."""
+    tokens, blocks = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
+    drawn = st.permutations(range(3))
+    words = [[data.draw(drawn) for _ in range(blocks)] for _ in range(tokens)]
+    generators = {tuple(map(tuple, word)) for word in words}
+    known = set(generators)
+    while True:
+        products = {
+            tuple(tuple(f[i] for i in g) for f, g in zip(one, other, strict=True))
+            for one, other in itertools.product(known, generators)
+        }
+        if products <= known:
+            break
+        known |= products
+    together = [[3 * block + i for block, f in enumerate(word) for i in f] for word in words]
+    assert order(np.array(together)) == len(known)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_group_has_its_order_as_permutations_and_as_moves_of_its_elements(name):
+    found = group(name)
+    sources = np.array(found.elements) - 1
+    assert order(sources) == order(sources[:, :0], found.table.T) == found.order
+    # Both name the same words: the pairs are no more.
+    assert order(sources, found.table.T) == found.order
+    # Read backwards, they are another group, unless it is commutative.
+    assert (order(sources, found.table) == found.order) == (name == "S_2")
+
+
+def test_too_many_maps_are_not_counted(monkeypatch):
+    elements = np.array(group("S_4").elements) - 1
+    monkeypatch.setattr(semigroup, "MOST_MAPS", 24)
+    assert order(elements) == 24
+    monkeypatch.setattr(semigroup, "MOST_MAPS", 23)
+    assert order(elements) is None
+    assert order(elements[[1, 9]]) is None
+    monkeypatch.undo()
+    rng = np.random.default_rng(0)
+    assert order(rng.integers(0, 7, (6, 7))) is None

@@ -1,0 +1,60 @@
+"""Certificates of the runs of a suite: what is asked, and how."""
+
+import dataclasses
+
+import pytest
+
+from statemix.layers import LayerSpec
+from statemix.settings import Assignments, RequestError
+from statemix.studies import certificates
+from statemix.studies.certificates import certificate
+from statemix.tasks import TaskSpec
+from statemix.training import (
+    BatchConfig,
+    EvaluationConfig,
+    ModelConfig,
+    RunConfig,
+    RuntimeConfig,
+    ScheduleConfig,
+    train,
+)
+
+TEMPERATURE = 0.125
+CONFIG = RunConfig(
+    task=TaskSpec("permutation", group="S_2", length=8, train_size=20),
+    model=ModelConfig(
+        layers=(LayerSpec("bd_lru", num_blocks=2, block_size=2),), hidden_size=8, bos=True
+    ),
+    batches=BatchConfig(size=20),
+    schedules=ScheduleConfig(epochs=1),
+    evaluation=EvaluationConfig(
+        test_size=8, validation_size=8, attributes=Assignments(gate_temperature=TEMPERATURE)
+    ),
+    runtime=RuntimeConfig(device="cpu", num_threads=1),
+)
+
+
+def test_a_run_is_certified_as_it_is_evaluated(tmp_path, monkeypatch):
+    """With its attributes, and with room for all pairs of a network that tracks S_5."""
+    asked = []
+    certified = certificates.certified
+
+    def spy(model, automaton, **options):
+        asked.append((model.blocks[0].layer.gate_temperature, options["max_pairs"]))
+        return certified(model, automaton, **options)
+
+    monkeypatch.setattr(certificates, "certified", spy)
+    train(CONFIG, tmp_path)
+    found = certificate(tmp_path)
+    ((temperature, most),) = asked
+    assert float(temperature) == TEMPERATURE
+    assert most == 5000  # as docs/state_tracking.md says
+    assert found["verdict"] in ("proven", "refuted", "open")
+    assert (tmp_path / "certificate.json").is_file()
+
+
+def test_a_task_without_an_automaton_is_named(tmp_path):
+    task = TaskSpec("selective_copying", length=16, train_size=20, num_copied=2)
+    train(dataclasses.replace(CONFIG, task=task), tmp_path)
+    with pytest.raises(RequestError, match="must have a finite automaton, got selective_copying"):
+        certificate(tmp_path)

@@ -1,0 +1,343 @@
+"""Suites whose runs are certified, and what they add up to."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from statemix.analysis import certify, load_certified
+from statemix.layers import LayerSpec
+from statemix.studies.conditions import Condition
+from statemix.studies.exactness import certified_rows as exactness_rows
+from statemix.studies.exactness import exact_drawing as drawing
+from statemix.studies.exactness import exact_text as text
+from statemix.studies.exactness.certified_rows import row_of
+from statemix.studies.exactness.exact_suites import SUITES
+from statemix.studies.exactness.tally import interval, tally
+from statemix.studies.higher_order.fill import fill
+from statemix.studies.higher_order.plan import due, plan
+from statemix.studies.recipes import exact
+from statemix.studies.runner import Ended, Job
+from statemix.studies.store import Store, key
+from statemix.tasks import TaskSpec
+from statemix.training import (
+    BatchConfig,
+    EvaluationConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RuntimeConfig,
+    SearchConfig,
+)
+
+
+def changed(config, **parts):
+    return dataclasses.replace(config, **parts)
+
+
+def tiny(seed):
+    """A tracker of S_2 that is learned within a second or two, by the steps of the recipe."""
+    config = exact(TaskSpec("permutation", group="S_2", length=8))
+    (layer,) = config.model.layers
+    return changed(
+        config,
+        model=ModelConfig(
+            layers=(LayerSpec("bd_lru", **{**layer.options, "num_blocks": 4}),), hidden_size=16
+        ),
+        batches=BatchConfig(size=32),
+        optimizer=OptimizerConfig(learning_rate=1e-2),
+        schedules=dataclasses.replace(config.schedules, num_steps=60, warmup_steps=5),
+        search=dataclasses.replace(config.search, size=16, length=16, every=20),
+        evaluation=EvaluationConfig(test_size=20, validation_size=20, lengths=(32,)),
+        runtime=RuntimeConfig(device="cpu", num_threads=1),
+        seed=seed,
+    )
+
+
+def lstm(seed):
+    model = ModelConfig(layers=(LayerSpec("lstm"),), hidden_size=8)
+    schedules = dataclasses.replace(tiny(seed).schedules, num_steps=4, attributes=())
+    return changed(tiny(seed), model=model, schedules=schedules, search=SearchConfig())
+
+
+RECIPE = Condition("tiny", "S_2", "BD-LRU, recipe exact", tuple(map(tiny, range(2))))
+PEER = Condition("tiny", "S_2", "LSTM", (lstm(0),))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The store of a small suite, and the folder of its runs."""
+    folder = tmp_path_factory.mktemp("exactness")
+    store = Store(folder / "runs.jsonl")
+    planned = plan([RECIPE, PEER], folder)
+    fill(planned, store, num_workers=1, make_row=row_of)
+    assert due(planned, store.rows(), retry=False) == []
+    return store, folder
+
+
+def test_rows_have_certificates_and_proven_networks_are_kept(trained):
+    store, folder = trained
+    rows = store.rows()
+    for config in RECIPE.runs:
+        row = rows[key(config)]
+        assert row["certificate"]["verdict"] == "proven"
+        assert row["attempts"][-1]["passed"]
+        assert row["certify_s"] > 0
+        stored = json.loads((folder / key(config) / "certificate.json").read_text())
+        assert stored["verdict"] == "proven"
+        network = load_certified(folder / key(config))
+        assert certify(network, config.build_task().automaton()).verdict == "proven"
+    peer = rows[key(PEER.runs[0])]
+    assert peer["certificate"]["verdict"] != "proven"
+    assert peer["attempts"] == []
+
+
+def test_a_run_without_a_result_has_a_row_without_a_certificate(trained, tmp_path):
+    job = plan([RECIPE], tmp_path)[0].job
+    row = row_of(Ended(job, "diverged", "loss must be finite"))
+    assert row["status"] == "diverged"
+    assert "certificate" not in row
+    rows = {key(RECIPE.runs[0]): row}
+    found = tally(RECIPE, rows)
+    assert (found.rows, found.lost) == ({}, ("diverged",))
+    assert text.cells(found)[0] == "1 without result"
+    both = tally(RECIPE, trained[0].rows() | rows)
+    assert text.cells(both)[0] == "1 of 2 (1 without result)"
+
+
+def test_a_certificate_is_found_with_the_threads_of_the_run(trained, monkeypatch):
+    config = RECIPE.runs[0]
+    seen = []
+
+    def certificate(_):
+        seen.append(torch.get_num_threads())
+        return {}
+
+    monkeypatch.setattr(exactness_rows, "certificate", certificate)
+    torch.set_num_threads(2)
+    row_of(Ended(Job("again", config, trained[1] / key(config)), "done"))
+    assert seen == [config.runtime.num_threads] == [1]
+    assert torch.get_num_threads() == 2
+
+
+def test_a_tally_counts_runs_attempts_and_seconds(trained):
+    rows = trained[0].rows()
+    found = tally(RECIPE, rows)
+    assert (found.proven, found.verdicts["refuted"]) == (2, 0)
+    assert len(found.attempts) == sum(len(rows[name]["attempts"]) for name in found.rows)
+    assert sum(found.attempts) == 2
+    assert found.seconds == [
+        row["time_s"] + row["certify_s"] for row in (rows[key(run)] for run in RECIPE.runs)
+    ]
+    assert found.lengths == [8, 32]
+    assert len(found.accuracy(32)) == 2
+    name = key(RECIPE.runs[0])
+    without = {part: value for part, value in rows[name].items() if part != "certificate"}
+    assert len(tally(RECIPE, rows | {name: without}).rows) == 1
+    one = tally(RECIPE, {key(RECIPE.runs[1]): rows[key(RECIPE.runs[1])]})
+    assert text.cells(one)[0] == "1 of 1 (1 to do)"
+
+
+def test_the_table_has_a_line_for_each_condition(trained):
+    rows = trained[0].rows()
+    table = text.table([tally(RECIPE, rows), tally(PEER, rows)])
+    assert table.lines[0].cells[:3] == ("S_2", "BD-LRU, recipe exact", "2 of 2")
+    peer = table.lines[1].cells
+    assert peer[2].startswith("0 of 1 (1 ")
+    assert peer[3] == "–"
+    empty = text.table([tally(RECIPE, {})]).lines[0].cells
+    assert empty == ("S_2", "BD-LRU, recipe exact", "–", "", "", "")
+
+
+def test_the_figure_has_a_panel_for_each_model(trained):
+    rows = trained[0].rows()
+    found = drawing.panels([tally(RECIPE, rows), tally(PEER, rows)])
+    assert [panel.title for panel in found] == ["BD-LRU, recipe exact", "LSTM"]
+    # Lengths as ticks make the axis logarithmic.
+    assert found[0].x_ticks == [8]
+    (series,) = found[0].series
+    assert series.label == "S_2"
+    row = rows[key(RECIPE.runs[0])]
+    accuracies = {
+        float(length): heads["product"]["token_accuracy"] for length, heads in row["test"].items()
+    }
+    assert series.runs[0] == accuracies
+    assert list(series.runs[0]) == [8.0, 32.0]
+
+
+@pytest.mark.parametrize(
+    ("passed", "of", "expected"),
+    [(10, 10, (0.7225, 1.0)), (0, 10, (0.0, 0.2775)), (5, 10, (0.2366, 0.7634))],
+)
+def test_intervals_are_those_of_the_literature(passed, of, expected):
+    # Newcombe (1998), "Two-sided confidence intervals for the single proportion", method 3.
+    found = interval([True] * passed + [False] * (of - passed))
+    assert found == pytest.approx(expected, abs=1e-4)
+
+
+def test_no_attempt_has_no_interval():
+    with pytest.raises(ValueError, match="passed must not be empty"):
+        interval([])
+
+
+def test_the_suite_trains_every_group_with_twenty_seeds():
+    suite = SUITES["exact-groups"]
+    recipe = [one for one in suite.conditions if one.model == "BD-LRU, recipe exact"]
+    assert [one.column for one in recipe] == ["S_3 from 250 words", "S_3", "S_4", "A_5", "S_5"]
+    for condition in recipe:
+        assert [config.seed for config in condition.runs] == list(range(20))
+        for config in condition.runs:
+            assert config.build_task().length == 16
+            assert config.model == exact(config.task).model
+            assert config.search == exact(config.task).search
+            assert config.schedules == exact(config.task).schedules
+            assert config.evaluation.lengths == tuple(4**power for power in range(3, 11))
+            assert config.runtime.num_threads == 1
+    peers = [one for one in suite.conditions if one.model == "LSTM"]
+    assert [one.column for one in peers] == [one.column for one in recipe]
+    for condition in peers:
+        assert [config.seed for config in condition.runs] == [0, 1, 2]
+        schedules = condition.runs[0].schedules
+        assert (schedules.num_steps or 2 * schedules.epochs) == 2500
+    controls = [one for one in suite.conditions if one.model == "BD-LRU, start token, open gates"]
+    assert [one.column for one in controls] == ["A_5", "S_5"]
+    for condition in controls:
+        assert [config.seed for config in condition.runs] == list(range(10))
+        (usual,) = [one for one in recipe if one.column == condition.column]
+        assert changes_of(condition.runs[0], usual.runs[0]) == OPENED
+    keys = [key(config) for condition in suite.conditions for config in condition.runs]
+    assert len(keys) == len(set(keys))
+
+
+def changes_of(config, usual):
+    """What a configuration asks for beyond another: dotted name -> value."""
+
+    def flat(value, path=""):
+        if isinstance(value, dict):
+            return {k: v for name in value for k, v in flat(value[name], f"{path}.{name}").items()}
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            return {
+                k: v for n, one in enumerate(value) for k, v in flat(one, f"{path}.{n}").items()
+            }
+        return {path[1:]: value}
+
+    ours, theirs = flat(config.resolved().to_plain()), flat(usual.resolved().to_plain())
+    return {name: value for name, value in ours.items() if theirs.get(name, ...) != value}
+
+
+FROZEN = {
+    "optimizer.groups.0.parameters": "embedding.*",
+    "optimizer.groups.0.learning_rate_factor": 0.0,
+    "optimizer.groups.0.weight_decay": 0.0,
+}
+OPENED = {
+    "model.layers.0.num_blocks": 20,
+    "model.layers.0.initial_state": "zero",
+    "model.layers.0.initial_std": 0.0,
+    "model.layers.0.input_gate_bias": 0.0,
+    "model.bos": True,
+    "optimizer.learning_rate": 1e-3,
+    "search.max_steps": 3500,
+    "search.every": 200,
+}
+CHANGES = {
+    "start token, open gates, 20 blocks, rate 1e-3": OPENED,
+    "embedding frozen": FROZEN,
+    "embedding frozen, width 256": {"model.hidden_size": 256, **FROZEN},
+    "20 blocks": {"model.layers.0.num_blocks": 20},
+    "gate noise 0.5": {"model.layers.0.gate_noise": 0.5},
+    "learning rate 1e-3": {
+        "optimizer.learning_rate": 1e-3,
+        "search.max_steps": 3500,
+        "search.every": 200,
+    },
+    "learning rate 4e-3": {"optimizer.learning_rate": 4e-3},
+    "positions weighted by t": {"objective.position_power": 1.0},
+    "positions weighted by 1/t": {"objective.position_power": -1.0},
+    "20,000 words, repeated": {
+        "task.train_size": 20_000,
+        "schedules.epochs": 1,
+        "schedules.num_steps": None,
+        "evaluation.every": 2,
+    },
+    "penalty 0.02 from the exit": {"objective.permutation_penalty": 0.02},
+    "temperature 1/2": {"model.layers.0.gate_temperature": 0.5},
+    "10 blocks": {"model.layers.0.num_blocks": 10},
+    "gate noise 0.25": {"model.layers.0.gate_noise": 0.25},
+    "learning rate 5e-4": {
+        "optimizer.learning_rate": 5e-4,
+        "search.max_steps": 7000,
+        "search.every": 400,
+    },
+    "64 blocks": {"model.layers.0.num_blocks": 64},
+    "blocks of 6": {"model.layers.0.block_size": 6},
+    "blocks of 10": {"model.layers.0.block_size": 10},
+    "blocks of 12": {"model.layers.0.block_size": 12},
+    "6 tests": {"search.tests": 6},
+    "other words": {"task.seed": 1},
+}
+
+
+def test_each_condition_of_the_factorial_is_one_change_of_the_recipe():
+    suite = SUITES["exact-factorial"]
+    usual = {one.column: one for one in suite.conditions if one.model == "as in the recipe"}
+    keys = [key(config) for condition in suite.conditions for config in condition.runs]
+    assert len(keys) == len(set(keys))
+    found = {(one.column, one.model): one for one in suite.conditions}
+    names = ["as in the recipe", *CHANGES]
+    assert list(found) == [(group, name) for name in names for group in ("A_5", "S_5")]
+    for (group, name), condition in found.items():
+        first = usual[group].runs[0]
+        seeds = 40 if name == "as in the recipe" else 10
+        assert [config.seed for config in condition.runs] == list(range(100, 100 + seeds))
+        assert changes_of(condition.runs[0], first) == CHANGES.get(name, {})
+        assert condition.runs[0].search.attempts == 1
+        assert condition.runs[0].runtime.num_threads == 1
+    for group, condition in usual.items():
+        recipe = exact(TaskSpec("permutation", group=group))
+        first = condition.runs[0]
+        assert (first.model, first.optimizer, first.batches) == (
+            recipe.model,
+            recipe.optimizer,
+            recipe.batches,
+        )
+        assert first.search == dataclasses.replace(recipe.search, attempts=1, confirm=None)
+
+
+def test_the_table_of_a_factorial_counts_steps(trained):
+    rows = trained[0].rows()
+    found = tally(RECIPE, rows, certified=False)
+    cells = text.attempts_table([found]).lines[0].cells
+    attempts = [one for run in RECIPE.runs for one in rows[key(run)]["attempts"]]
+    steps = [one["ended"] - one["began"] for one in attempts]
+    left = [one["left"] - one["began"] for one in attempts if one["left"] is not None]
+    assert cells[:2] == ("S_2", "BD-LRU, recipe exact")
+    assert cells[3] == "2 of 2"
+    assert cells[4:6] == (f"{sum(left) / len(left):.0f}", f"{sum(steps) / len(steps):.0f}")
+    assert text.attempts_table([tally(RECIPE, {}, certified=False)]).lines[0].cells[2:] == (
+        "–",
+        "",
+        "",
+        "",
+        "",
+    )
+    name = key(RECIPE.runs[0])
+    bare = {part: value for part, value in rows[name].items() if part != "certificate"}
+    uncertified = tally(RECIPE, {name: bare}, certified=False)
+    assert uncertified.rows == {name: bare}
+    assert text.attempts_table([uncertified]).lines[0].cells[3] == "–"
+    refuted = {**bare, "certificate": {"verdict": "refuted"}}
+    one_of_two = tally(RECIPE, rows | {name: refuted}, certified=False)
+    assert text.attempts_table([one_of_two]).lines[0].cells[3] == "1 of 2"
+    failed = {**refuted, "attempts": [{**rows[name]["attempts"][-1], "passed": False}]}
+    found = tally(RECIPE, rows | {name: failed}, certified=False)
+    assert text.attempts_table([found]).lines[0].cells[3] == "1 of 2"
+    lost = {name: {**bare, "status": "diverged"}}
+    assert text.attempts_table([tally(RECIPE, lost, certified=False)]).lines[0].cells[2] == (
+        "1 without result"
+    )
+    both = tally(RECIPE, rows | lost, certified=False)
+    assert text.attempts_table([both]).lines[0].cells[2].endswith("), 1 without result")
+    # It has ended in its last attempt.
+    others = [one["passed"] for one in rows[key(RECIPE.runs[1])]["attempts"]]
+    assert both.attempts == [*others, False]

@@ -1,0 +1,94 @@
+"""Configurations with a name."""
+
+import pytest
+
+from statemix.settings import RequestError
+from statemix.studies import recipes
+from statemix.studies.recipes import exact
+from statemix.tasks import TaskSpec
+from statemix.training.request import request
+
+
+@pytest.mark.parametrize(
+    ("task", "entries"),
+    [
+        (TaskSpec("permutation", group="S_3"), 3),
+        (TaskSpec("permutation", group="A_5"), 5),
+        (TaskSpec("parity"), 2),
+        (TaskSpec("cycle_navigation"), 5),
+    ],
+)
+def test_blocks_have_room_for_the_automaton(task, entries):
+    config = exact(task)
+    assert config.task == task
+    (layer,) = config.model.layers
+    assert layer.options["block_size"] == entries
+    assert request(config).resolved["search"]["attempts"] == 12
+
+
+def test_a_fixed_training_set_is_repeated_as_long_as_fresh_words_last():
+    few, fresh = exact(TaskSpec("permutation", train_size=250)), exact(TaskSpec("permutation"))
+    assert (few.schedules.epochs, few.schedules.num_steps) == (350, None)
+    assert (fresh.schedules.epochs, fresh.schedules.num_steps) == (None, 700)
+    # Three batches an epoch: no fewer than 700 steps, and evaluations no more often than every 50.
+    three = exact(TaskSpec("permutation", train_size=300))
+    assert (three.schedules.epochs, three.evaluation.every) == (234, 17)
+
+
+def test_the_recipe_is_the_one_that_was_measured():
+    assert exact(TaskSpec("permutation", group="S_4")).asked() == {
+        "task": {"name": "permutation", "group": "S_4"},
+        "model": {
+            "layers": [
+                {
+                    "name": "bd_lru",
+                    "num_blocks": 6,
+                    "block_size": 4,
+                    "initial_state": "learned",
+                    "initial_std": 1.0,
+                    "input_gate_bias": -6.0,
+                }
+            ]
+        },
+        "optimizer": {"learning_rate": 2e-3},
+        "schedules": {
+            "num_steps": 700,
+            "warmup_steps": 50,
+            "attributes": [
+                {
+                    "attribute": "gate_temperature",
+                    "end": 0.125,
+                    "finish": 0.7,
+                    "curve": "geometric",
+                }
+            ],
+        },
+        "search": {
+            "attempts": 12,
+            "length": 64,
+            "accept_last": 0.75,
+            "confirm": 0.99,
+            "attributes": {"gate_temperature": 0.125},
+        },
+        "evaluation": {"every": 50},
+    }
+
+
+def test_attempts_are_tested_on_words_four_times_as_long():
+    assert exact(TaskSpec("permutation", length=128)).search.length == 512
+
+
+def test_tasks_without_an_automaton_are_refused():
+    message = r"task must have a finite automaton \(permutation, parity, .*\), got compression"
+    with pytest.raises(RequestError, match=message):
+        exact(TaskSpec("compression"))
+
+
+def test_automata_of_many_states_are_refused(monkeypatch):
+    with pytest.raises(RequestError, match=r"at most 16 states, .* got modular_arithmetic with 62"):
+        exact(TaskSpec("modular_arithmetic"))
+    monkeypatch.setattr(recipes, "_MOST_STATES", 5)
+    exact(TaskSpec("cycle_navigation"))
+    monkeypatch.setattr(recipes, "_MOST_STATES", 4)
+    with pytest.raises(RequestError, match=r"at most 4 states, .* got cycle_navigation with 5"):
+        exact(TaskSpec("cycle_navigation"))

@@ -24,6 +24,13 @@ def test_an_error_that_names_a_file_or_has_a_message_of_its_own_is_left_alone():
         assert caught.value is error
 
 
+def test_append_begins_a_line_of_its_own(tmp_path):
+    path = tmp_path / "rows"
+    path.write_text("one\ntwo")
+    append(path, "three\n")
+    assert path.read_text() == "one\ntwo\nthree\n"
+
+
 def test_append_adds_to_the_end(tmp_path):
     path = tmp_path / "rows"
     append(path, "one\n")

@@ -1,5 +1,6 @@
 """Make folders, append to files, and name the file in errors of the operating system."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,12 +77,17 @@ def open_for_append(name: str, path: Path) -> None:
 def append(path: Path, text: str) -> None:
     """Append all of ``text`` or nothing: a row cut off by a full disk would corrupt the next.
 
+    A last line without a newline, as many editors leave it, gets one first.
+
     Raises:
         OSError: if the file cannot be written, with its name.
     """
     rest = text.encode()
-    with naming(path), path.open("ab", buffering=0) as file:
-        size = file.tell()
+    with naming(path), path.open("ab+", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        if size:
+            file.seek(size - 1)
+            rest = rest if file.read(1) == b"\n" else b"\n" + rest
         try:
             while rest:
                 rest = rest[file.write(rest) :]

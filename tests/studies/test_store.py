@@ -130,6 +130,25 @@ def test_a_line_that_a_killed_writer_left_is_removed_by_the_next_one(tmp_path):
     assert [json.loads(line)["key"] for line in store.path.read_text().splitlines()] == ["a", "c"]
 
 
+def test_a_last_row_without_a_newline_counts_and_stays(tmp_path):
+    store = Store(tmp_path / "runs.jsonl")
+    store.path.write_text(json.dumps(row("a")) + "\n" + json.dumps(row("b")))
+    assert list(store.rows()) == ["a", "b"]
+    store.append(row("c"))
+    assert list(store.rows()) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("content", ['{"mine": "no store"}', "my notes", '{"key": 3, "mi'])
+def test_a_last_line_that_is_no_row_is_refused_and_stays(tmp_path, content):
+    store = Store(tmp_path / "notes.json")
+    store.path.write_text(content)
+    with pytest.raises(RequestError, match=r"notes\.json:1 must be a row of a results store"):
+        store.rows()
+    with pytest.raises(RequestError, match=r"notes\.json:1 must be a row of a results store"):
+        store.append(row("a"))
+    assert store.path.read_text() == content
+
+
 @pytest.mark.parametrize("before", ["", '{"key": "b", "sta'])
 def test_a_store_without_a_whole_line_gets_its_first_row(tmp_path, before):
     path = tmp_path / "runs.jsonl"

@@ -1,5 +1,6 @@
 """Runs over a grid of settings, and the choice of the best run."""
 
+import hashlib
 import itertools
 import math
 import re
@@ -16,6 +17,8 @@ from statemix.training.folder import CONFIG
 
 # Each is a folder and a process of its own.
 _MOST_RUNS = 2000
+# Bytes of the longest name of a folder, and letters kept of a longer one.
+_LONGEST_NAME, _KEPT = 200, 100
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,14 @@ def _job(config: RunConfig, folder: Path, values: Mapping[str, Any]) -> Job:
         put(tree, name, value)
     changed = config_from_plain(tree)
     title = ",".join(f"{name}={_plain(lookup(changed.to_plain(), name))}" for name in values)
-    return Job(title, changed, folder / title)
+    return Job(title, changed, folder / _folder_name(title))
+
+
+def _folder_name(title: str) -> str:
+    """Return a title as the name of a folder; most file systems allow 255 bytes."""
+    if len(title.encode()) <= _LONGEST_NAME:
+        return title
+    return f"{title[:_KEPT]}-{hashlib.sha256(title.encode()).hexdigest()[:20]}"
 
 
 def _plain(value: Any) -> str:

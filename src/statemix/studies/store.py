@@ -60,11 +60,16 @@ def key(config: RunConfig) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
+# Every row that this library writes begins with it.
+_BEGINNING = b'{"key": "'
+
+
 class Store:
     """Rows of runs in a file that many processes may append to.
 
     Every row is one line of JSON. A row is written whole or not at all: writers take turns, and the
-    remains of a writer that was killed are removed by the next one. Other programs read the file
+    beginning of a row that a killed writer left is removed by the next one. Nothing else is ever
+    removed. Other programs read the file
     without this library, for instance ``polars.read_ndjson(path, infer_schema_length=None)``.
 
     Args:
@@ -90,7 +95,9 @@ class Store:
         if not stat.S_ISREG(mode):
             raise self._refused("which is none")
         found: dict[str, Row] = {}
-        *lines, _ = self.path.read_bytes().split(b"\n")
+        lines, last = self._lines()
+        # Many editors leave no newline at the end.
+        lines += [] if last is None else [last]
         for number, line in enumerate(lines, start=1):
             row = self._row(number, line)
             if row["status"] == "done" or found.get(row["key"], row)["status"] != "done":
@@ -117,12 +124,30 @@ class Store:
         """Append a row.
 
         Raises:
+            RequestError: if the file ends in a line that is no row.
             OSError: if the file cannot be written.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{self.path}.lock"):
             self._remove_torn_line()
             files.append(self.path, json.dumps(row, allow_nan=False) + "\n")
+
+    def _lines(self) -> tuple[list[bytes], bytes | None]:
+        """Return the lines that end, and a last one that does not, unless a killed writer left it.
+
+        Raises:
+            RequestError: if the last line is neither a row nor the beginning of one.
+        """
+        *lines, last = self.path.read_bytes().split(b"\n")
+        if not last:
+            return lines, None
+        try:
+            json.loads(last)
+        except (ValueError, RecursionError):
+            if last.startswith(_BEGINNING[: len(last)]):
+                return lines, None
+        self._row(len(lines) + 1, last)
+        return lines, last
 
     def _remove_torn_line(self) -> None:
         if not self.path.exists():
@@ -132,8 +157,9 @@ class Store:
             file.seek(max(self.path.stat().st_size - 1, 0))
             if file.read() in (b"", b"\n"):
                 return
-            file.seek(0)
-            file.truncate(file.read().rfind(b"\n") + 1)
+            lines, last = self._lines()
+            if last is None:
+                file.truncate(sum(len(line) + 1 for line in lines))
 
 
 def _fault(row: Any) -> str:

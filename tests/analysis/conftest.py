@@ -1,15 +1,10 @@
 """Recurrences of small layers in float64, and a model of several layers."""
 
-import itertools
-
-import numpy as np
 import pytest
 import torch
 
 from statemix.layers import LayerSpec, build
 from statemix.models import SyntheticModel
-from statemix.tasks.automaton import Automaton
-from statemix.tasks.groups import group
 
 SPECS = {
     "bd_lru": {"num_blocks": 3, "block_size": 4},
@@ -53,121 +48,3 @@ def model():
 @pytest.fixture
 def tokens():
     return torch.randint(6, (2, 5), generator=torch.Generator().manual_seed(3))
-
-
-# Raw gates so far apart that only the largest counts.
-SHARP = 8.0
-
-
-def hard_tracker(sources, values, readout, num_classes, initial_state="zero"):
-    """A model of hard blocks, written down gate by gate.
-
-    Args:
-        sources: for each block, token (the learned one last) and entry, which entry to copy, or
-            -1 to load.
-        values: for each block, token and entry, the value to load.
-        readout: logits are its product with all entries, block by block.
-    """
-    num_blocks, num_tokens, m = np.shape(sources)
-    model = SyntheticModel(
-        num_tokens - 1,
-        {"answer": num_classes},
-        num_tokens + num_blocks * m,
-        [LayerSpec("bd_lru", num_blocks=num_blocks, block_size=m, initial_state=initial_state)],
-        bos=True,
-        residual=False,
-        norm="none",
-    )
-    layer = model.blocks[0].layer
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-        model.embedding.weight[:, :num_tokens] = torch.eye(num_tokens)
-        gates = layer.gate_proj.weight.view(m, m + 1, num_blocks, -1)
-        loads = layer.value_proj.weight.view(m, num_blocks, -1)
-        read = layer.out_proj.weight.view(-1, m, num_blocks)
-        for block, token, entry in itertools.product(
-            range(num_blocks), range(num_tokens), range(m)
-        ):
-            gates[entry, sources[block][token][entry], block, token] = SHARP
-            loads[entry, block, token] = values[block][token][entry]
-            read[block * m + entry, entry, block] = 1
-        model.readouts["answer"].weight[:, : num_blocks * m] = torch.as_tensor(readout).float()
-    return model
-
-
-def behind_an_idle_layer(model):
-    """A hard tracker of one block as the second layer of a stack whose first holds zeros."""
-    (tracking,) = model.blocks
-    m, num_tokens = tracking.layer.block_size, model.vocab_size + 1
-    (head,) = model.heads.items()
-    layers = [LayerSpec("bd_lru", num_blocks=1, block_size=size) for size in (2, m)]
-    stack = SyntheticModel(
-        model.vocab_size, dict([head]), m + num_tokens, layers, bos=True, norm="none"
-    )
-    idle, second = (block.layer for block in stack.blocks)
-    with torch.no_grad():
-        for parameter in stack.parameters():
-            parameter.zero_()
-        # Tokens behind the entries that the second layer writes.
-        stack.embedding.weight[:, m:] = torch.eye(num_tokens)
-        for entry in range(2):
-            idle.gate_proj.weight.view(2, 3, 1, -1)[entry, entry, 0, m:] = SHARP
-        for ours, theirs in ((second.gate_proj, "gate_proj"), (second.value_proj, "value_proj")):
-            weight = tracking.layer.get_parameter(f"{theirs}.weight")
-            ours.weight[:, m:] = weight[:, :num_tokens]
-        second.out_proj.weight[:m] = tracking.layer.out_proj.weight[:m]
-        read = model.readouts[head[0]]
-        stack.readouts[head[0]].weight[:, :m] = read.weight[:, :m]
-        stack.readouts[head[0]].bias.copy_(read.bias)
-    return stack
-
-
-def group_tracker(name, *more_sources, initial_state="zero"):
-    """The exact tracker of a permutation group: one block, written by the learned token."""
-    elements = np.array(group(name).elements)
-    order, m = elements.shape
-    sources = [[*(elements - 1).tolist(), [-1] * m], *more_sources]
-    # Entry i holds g(i); rearranged, no other permutation agrees as well with itself.
-    written = [[0.0] * m] * order + [list(range(1, m + 1))]
-    others = [[[float(token)] * m for token in range(order + 1)] for _ in more_sources]
-    readout = np.concatenate([elements, *(np.zeros_like(elements) for _ in more_sources)], 1)
-    return hard_tracker(sources, [written, *others], readout, order, initial_state)
-
-
-# After one word of each length below 3, and after all longer ones.
-PASSING = Automaton(0, np.array([[1], [2], [3], [3]]), np.array([[0], [1], [2], [2]]))
-
-
-def passing_model():
-    """A model of PASSING: the learned token writes a 5, which the tokens push out."""
-    sources = [[[-1, 0, 1], [-1, -1, -1]]]
-    values = [[[0.0] * 3, [5.0, 0.0, 0.0]]]
-    model = hard_tracker(sources, values, [[0, 0.3, 0], [0, 0, 1], [0, 0, 0]], 3)
-    with torch.no_grad():
-        model.readouts["answer"].bias[2] = 1
-    return model
-
-
-@pytest.fixture
-def passing():
-    """A model and its automaton, whose first two states never come again."""
-    return passing_model(), PASSING
-
-
-@pytest.fixture(scope="session")
-def tracker():
-    """Build a model of hard blocks, written down gate by gate."""
-    return hard_tracker
-
-
-@pytest.fixture(scope="session")
-def stacked():
-    """Put a tracker behind an idle layer."""
-    return behind_an_idle_layer
-
-
-@pytest.fixture(scope="session")
-def of_group():
-    """Build the exact tracker of a permutation group by name."""
-    return group_tracker

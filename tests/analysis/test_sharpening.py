@@ -6,9 +6,10 @@ import json
 import pytest
 import torch
 
-from statemix.analysis import entropy, hardened, inspected, record, sharpening, softened
+from statemix.analysis import entropy, inspected, record, sharpening, softened
 from statemix.layers import LayerSpec
 from statemix.models import SyntheticModel
+from statemix.proofs import harden
 from statemix.tasks import TaskSpec
 from statemix.training import AttributeSchedule, ModelConfig, RunConfig, ScheduleConfig
 
@@ -48,7 +49,7 @@ def test_sharp_gates_are_powers_of_soft_ones(model, tokens):
 
 
 def test_the_numbers_are_those_of_the_inspected_layers(model, tokens):
-    found = sharpening(model, hardened(model), tokens, [5, 3], units=[0, 1])
+    found = sharpening(model, harden(model), tokens, [5, 3], units=[0, 1])
     layers = inspected(model, tokens, [5, 3], units=[0, 1])
     for one in found:
         layer = layers[one["layer"]]

@@ -12,10 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from statemix.analysis import certify, load_certified
 from statemix.cli.main import main
 from statemix.errors import RequestError
+from statemix.proofs import search
 from statemix.training import load_model, load_outcome
+from statemix.training.certificates import load_proven
 
 # Pairs of transpositions, learned in a second or two.
 S_2 = shlex.split(
@@ -73,8 +74,8 @@ def test_a_tracker_is_proven_and_its_network_is_kept(tracker, capsys):
     assert (stored["verdict"], stored["weights"], stored["word"]) == ("proven", "last", [])
     assert lines[-1] == f"written: {tracker}/certificate.json, {tracker}/certified.safetensors"
     # The network in the file is the one that is proven, and not the one that was trained.
-    model, task = load_certified(tracker), load_outcome(tracker).config.build_task()
-    found = certify(model, task.automaton())
+    model, task = load_proven(tracker), load_outcome(tracker).config.build_task()
+    found = search(model, task.automaton())
     assert (found.verdict, found.pairs, found.margin) == (
         "proven",
         stored["pairs"],
@@ -116,7 +117,7 @@ def test_the_model_as_trained_stays_open(tracker, capsys):
     assert f"  soft     {words}" in lines
     assert lines[-1] == f"written: {tracker}/certificate-soft.json"
     with pytest.raises(RequestError, match="must hold a proof, got the verdict 'open'"):
-        load_certified(tracker, soft=True)
+        load_proven(tracker, soft=True)
 
 
 def test_a_proof_is_lost_to_no_other_verdict(tracker, capsys):
@@ -139,7 +140,7 @@ def test_a_proof_is_lost_to_no_other_verdict(tracker, capsys):
     assert json.loads(captured.out)["verdict"] != "proven"
     assert captured.err == f"statemix: {stays}\n"
     assert contents(tracker).items() >= proof.items()
-    load_certified(tracker)
+    load_proven(tracker)
     # A proof whose network is damaged, is none.
     (tracker / "certified.safetensors").write_bytes(b"x")
     assert main(["certify", str(tracker), "--max-pairs", "1"]) == 0
@@ -161,7 +162,7 @@ def test_a_proof_of_other_weights_is_stale(tracker, tmp_path, capsys):
     (folder / "summary.json").write_text(json.dumps(summary))
     message = f"must be about the weights of the run, got weights_sha256='{sha256}'"
     with pytest.raises(RequestError, match=message):
-        load_certified(folder)
+        load_proven(folder)
     assert main(["certify", str(folder), "--max-pairs", "1"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"written: {folder}/certificate.json"
     assert certificate(folder)["weights_sha256"] == changed
@@ -190,7 +191,7 @@ def test_the_weights_that_are_asked_about_are_those_that_are_named(tracker, tmp_
     assert main(["certify", str(folder), "--weights", "best_test"]) == 0
     assert "readout fitted again" in capsys.readouterr().out
     task = load_outcome(folder).config.build_task()
-    found = certify(load_certified(folder, "best_test"), task.automaton())
+    found = search(load_proven(folder, "best_test"), task.automaton())
     assert found.verdict == "proven"
 
 
@@ -254,7 +255,7 @@ def test_attributes_of_evaluation_are_those_of_the_run(train, capsys):
     # The files hold the networks that were asked, with the attributes of evaluation.
     automaton = load_outcome(folder).config.build_task().automaton()
     for soft in (False, True):
-        assert certify(load_certified(folder, soft=soft), automaton).verdict == "proven"
+        assert search(load_proven(folder, soft=soft), automaton).verdict == "proven"
 
 
 @pytest.mark.parametrize(
@@ -273,7 +274,7 @@ def test_damaged_files_are_named(tracker, damage, message):
     assert main(["certify", str(tracker)]) == 0
     damage(tracker / "certificate.json")
     with pytest.raises(RequestError, match=message):
-        load_certified(tracker)
+        load_proven(tracker)
 
 
 def test_requests_that_cannot_be_met_are_one_line(tracker, train, tmp_path, capsys):

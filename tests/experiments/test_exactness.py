@@ -6,7 +6,6 @@ import json
 import pytest
 import torch
 
-from statemix.analysis import certify, load_certified
 from statemix.experiments.conditions import Condition
 from statemix.experiments.exactness import rows as exactness_rows
 from statemix.experiments.exactness.rows import row_of
@@ -18,6 +17,7 @@ from statemix.experiments.reproduction.reproduce import fill
 from statemix.experiments.runner import Ended, Job
 from statemix.experiments.store import Store, key
 from statemix.layers import LayerSpec
+from statemix.proofs import search
 from statemix.report.exactness import drawing, text
 from statemix.tasks import TaskSpec
 from statemix.training import (
@@ -27,7 +27,9 @@ from statemix.training import (
     OptimizerConfig,
     RuntimeConfig,
     SearchConfig,
+    certificates,
 )
+from statemix.training.certificates import load_proven
 
 
 def changed(config, **parts):
@@ -84,8 +86,8 @@ def test_rows_have_certificates_and_proven_networks_are_kept(trained):
         assert row["certify_s"] > 0
         stored = json.loads((folder / key(config) / "certificate.json").read_text())
         assert stored["verdict"] == "proven"
-        network = load_certified(folder / key(config))
-        assert certify(network, config.build_task().automaton()).verdict == "proven"
+        network = load_proven(folder / key(config))
+        assert search(network, config.build_task().automaton()).verdict == "proven"
     peer = rows[key(PEER.runs[0])]
     assert peer["certificate"]["verdict"] != "proven"
     assert peer["attempts"] == []
@@ -108,11 +110,11 @@ def test_a_certificate_is_found_with_the_threads_of_the_run(trained, monkeypatch
     config = RECIPE.runs[0]
     seen = []
 
-    def certificate(_):
+    def certify_run(*arguments, **options):
         seen.append(torch.get_num_threads())
-        return {}
+        return certificates.certify_run(*arguments, **options)
 
-    monkeypatch.setattr(exactness_rows, "certificate", certificate)
+    monkeypatch.setattr(exactness_rows, "certify_run", certify_run)
     torch.set_num_threads(2)
     row_of(Ended(Job("again", config, trained[1] / key(config)), "done"))
     assert seen == [config.runtime.num_threads] == [1]

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from statemix.analysis.hardening import can_harden, can_prune, hardened, pruned
 from statemix.analysis.semigroup import order
+from statemix.automaton import Automaton
 from statemix.layers import BDLRU
 from statemix.models import SyntheticModel
-from statemix.tasks.automaton import Automaton
+from statemix.proofs import can_harden, can_prune, harden, prune
 
 LOADS = -1
 """Source of an entry that a token loads."""
@@ -68,11 +68,11 @@ def actions(model: SyntheticModel, automaton: Automaton | None = None) -> list[B
     assert isinstance(layer, BDLRU)
     if model.vocab_size * layer.num_blocks * layer.block_size > _MOST_SOURCES:
         return []
-    hard = hardened(model).cpu()
+    hard = harden(model).cpu()
     tables = entry_maps(hard)
     size = tables.shape[-1]
     sources = np.where(tables < size, tables, LOADS)
-    kept = None if automaton is None else pruned(hard, automaton)
+    kept = None if automaton is None else prune(hard, automaton)
     tracking, varying = ((), ()) if kept is None else (kept.tracking, kept.varying)
     found: list[BlockActions] = []
     # Whether blocks track, and their maps -> the first such block.

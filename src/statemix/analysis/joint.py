@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from statemix.analysis import semigroup
 from statemix.analysis.actions import BlockActions, entry_maps
-from statemix.analysis.hardening import hardened
+from statemix.automaton import NEVER, Automaton
 from statemix.models import SyntheticModel
-from statemix.tasks.automaton import NEVER, Automaton
+from statemix.proofs import harden
 
 Relation = Literal["isomorphic", "quotient", "cover"]
 
@@ -63,7 +63,7 @@ def joint(
         blocks = [one["block"] for one in found if one["role"] == "other"]
     if not blocks:
         return None
-    sources = _together(entry_maps(hardened(model).cpu())[blocks])
+    sources = _together(entry_maps(harden(model).cpu())[blocks])
     number = semigroup.order(sources)
     joined: Joint = {
         "blocks": blocks,

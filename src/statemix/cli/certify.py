@@ -11,33 +11,30 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 from rich.console import Console
 
-from statemix import files
 from statemix.errors import RequestError
-from statemix.report.numbers import counted
-from statemix.tasks.automaton import HasAutomaton
 from statemix.training.outcome import Weights
 
 if TYPE_CHECKING:
-    from statemix.analysis import Certified
+    from statemix.proofs import Certificate
 
 
 @dataclass(frozen=True)
 class Certify:
-    """Prove that what a model has learned is right at every length, or find a word that fails.
+    """Prove that a trained model is right at every length, or find a shortest word that fails.
 
-    The gates of the model become 0 or 1 (the limit of a temperature of 0), the blocks that do not
-    track the task are removed, and the readout is fitted again if it has leaned on them. The
-    verdict is about this network. All pairs of a state of the network and a state of the task are
-    visited, by the network's own steps. The verdict is one of:
+    The gates of the model become 0 or 1 (the limit of a temperature of 0), blocks that do not track
+    the task are removed, and the readout is fitted again if it relied on them. The verdict is about
+    this network. The search visits all pairs of a state of the network and a state of the task, by
+    the network's own steps. The verdict is one of:
 
     proven: right after every word of every length;
-    refuted: wrong after the word that is shown, and after no shorter one;
-    open: neither, for the reason that is given.
+    refuted: wrong after the printed word, right after all shorter words;
+    open: neither, for the printed reason.
 
-    The certificate is written to certificate.json in the run's folder, and a network that is proven
-    to certified.safetensors. With --soft or other weights, their names say so, as in
-    certificate-best_test-soft.json. A stored proof of the same weights stays until there is a new
-    one. What the proof assumes is in docs/state_tracking.md.
+    The certificate is written to certificate.json in the run's folder (or --output), and a proven
+    network to certified.safetensors. With --soft or other weights, the names of the files say so,
+    as in certificate-best_test-soft.json. A stored proof of the same weights is kept unless a new
+    proof replaces it. docs/state_tracking.md lists the assumptions of the proof.
 
     statemix certify runs/s3
     """
@@ -46,19 +43,22 @@ class Certify:
     """Folder of a finished run."""
 
     soft: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Ask the model as it was trained, with all its blocks."""
+    """Search the model as it was trained, with all its blocks."""
 
     weights: Weights = "last"
-    """Weights to ask about."""
+    """Weights of the network."""
 
     max_pairs: int = 100_000
-    """Pairs of states after which the verdict is open."""
+    """Maximum number of pairs of states; if the search needs more, the verdict is open."""
+
+    output: Path | None = None
+    """Folder for the certificate and the network (the run's folder if not given)."""
 
     json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print JSON instead of text."""
 
     def run(self) -> None:
-        """Search, write and print.
+        """ProductSearch, write and print.
 
         Raises:
             RequestError: if the folder holds no finished run or cannot be written, the task has no
@@ -67,31 +67,20 @@ class Certify:
         if self.max_pairs < 1:
             raise RequestError(f"max_pairs must be at least 1, got {self.max_pairs}")
         # Slow imports wait until the options have been checked.
-        from statemix.analysis import certified, write_certificate
-        from statemix.analysis.certified import certificate_files
-        from statemix.training import load_model, load_outcome
-        from statemix.training.schedules import attributes_set
+        from statemix.training.certificates import certificate_paths, certify_run
 
-        config = load_outcome(self.folder).config
-        task = config.build_task()
-        if not isinstance(task, HasAutomaton):
-            raise RequestError(f"task must have a finite automaton, got {config.task.name}")
-        automaton = task.automaton()
-        if config.model.backbone != "causal":
-            raise RequestError(
-                f"backbone must be 'causal' to certify, got {config.model.backbone!r}"
+        with _progress() as show:
+            found, written = certify_run(
+                self.folder,
+                self.weights,
+                soft=self.soft,
+                max_pairs=self.max_pairs,
+                output=self.output,
+                on_progress=show,
             )
-        path, _ = certificate_files(self.folder, self.weights, soft=self.soft)
-        files.open_for_append("folder", path)
-        model = load_model(self.folder, self.weights)
-        with attributes_set(model, config.evaluation.attributes), _progress() as show:
-            found = certified(
-                model, automaton, soft=self.soft, max_pairs=self.max_pairs, on_progress=show
-            )
-            # Here the attributes of evaluation are part of the network.
-            written = write_certificate(self.folder, found, weights=self.weights, soft=self.soft)
         stored = f"written: {', '.join(map(str, written))}"
         if not written:
+            path, _ = certificate_paths(self.output or self.folder, self.weights, soft=self.soft)
             stored = f"not written: {path} holds a proof of these weights, which stays"
         if self.json:
             print(json.dumps(found.to_plain(), allow_nan=False))
@@ -101,12 +90,12 @@ class Certify:
         else:
             self._print(found, stored)
 
-    def _print(self, found: "Certified", stored: str) -> None:
-        certificate = found.certificate
+    def _print(self, found: "Certificate", stored: str) -> None:
+        result = found.result
         said = {
             "proven": "right after every word of every length",
-            "refuted": f"wrong after {' '.join(map(str, certificate.word))}, a shortest such word",
-            "open": certificate.reason,
+            "refuted": f"wrong after {' '.join(map(str, result.word))}, a shortest such word",
+            "open": result.reason,
         }
         network = {"as trained": "as trained", "hardened": "with gates of 0 and 1"}.get(
             found.network,
@@ -115,41 +104,39 @@ class Certify:
         if found.network == "refitted":
             network += ", readout fitted again"
         lines = {"network": network}
-        if certificate.verdict == "refuted":
-            answer = "no number" if certificate.answer is None else certificate.answer
-            lines["answer"] = f"{answer} after this word, where {certificate.expected} is right"
-        lines["pairs"] = f"{certificate.pairs:,} visited"
-        if certificate.verdict == "open" and certificate.checked:
-            lines["checked"] = (
-                f"right after every word of up to {counted(certificate.checked, 'token')}"
-            )
-        if certificate.margin is not None:
-            lines["margin"] = f"{certificate.margin:.4g} between the right answer and the next one"
+        if result.verdict == "refuted":
+            answer = "no number" if result.answer is None else result.answer
+            lines["answer"] = f"{answer} after this word, where {result.expected} is right"
+        lines["pairs"] = f"{result.pairs:,} visited"
+        if result.verdict == "open" and result.checked:
+            lines["checked"] = f"right after every word of up to {_tokens(result.checked)}"
+        if result.margin is not None:
+            lines["margin"] = f"{result.margin:.4g} between the right answer and the next one"
         if found.gate_margin is not None:
             lines["gates"] = f"{found.gate_margin:.4g} at least between the two largest of a row"
         # Otherwise the verdict itself is about the trained network, or there is nothing to compare.
-        if (found.network == "as trained") != (certificate.verdict == "proven"):
+        if (found.network == "as trained") != (result.verdict == "proven"):
             lines["soft"] = _soft(found)
         console = Console(highlight=False, markup=False)
         console.soft_wrap = not console.is_terminal
-        console.print(f"{certificate.verdict}: {said[certificate.verdict]}")
+        console.print(f"{result.verdict}: {said[result.verdict]}")
         for name, line in lines.items():
             console.print(f"  {name:<8} {line}")
         console.print(stored)
 
 
-def _soft(found: "Certified") -> str:
+def _soft(found: "Certificate") -> str:
     """Say up to which length the network is right with gates as trained."""
     tokens, reason = found.horizon.tokens, found.horizon.reason
     if tokens is None:
         return f"no bound: {reason}"
     blocks = "all blocks" if found.tracking is None else "these blocks"
-    length = (
-        f"right up to {counted(tokens, 'token')} at least"
-        if tokens
-        else "the bound covers no length"
-    )
+    length = f"right up to {_tokens(tokens)} at least" if tokens else "the bound covers no length"
     return f"{blocks} with gates as trained: {length}; {reason}"
+
+
+def _tokens(count: int) -> str:
+    return "1 token" if count == 1 else f"{count:,} tokens"
 
 
 @contextmanager

@@ -148,7 +148,7 @@ class Inspect:
         import torch
 
         from statemix.analysis import actions, inspected, joint
-        from statemix.tasks.automaton import HasAutomaton
+        from statemix.automaton import HasAutomaton
         from statemix.tasks.permutation import Permutation
         from statemix.training import load_model, load_outcome
         from statemix.training.schedules import attributes_set
@@ -306,14 +306,14 @@ def _sharpened(
     units: Sequence[int],
 ) -> "list[Sharpening]":
     """Return the gates before and after sharpening; empty if nothing sharpens them."""
-    from statemix.analysis import hardened, sharpening, softened
-    from statemix.analysis.hardening import can_harden
+    from statemix.analysis import sharpening, softened
+    from statemix.proofs import can_harden, harden
 
     soft = softened(model, config, task)
     if soft is not None:
         return sharpening(soft, model, tokens, lengths, units=units)
     if can_harden(model):
-        return sharpening(model, hardened(model), tokens, lengths, units=units)
+        return sharpening(model, harden(model), tokens, lengths, units=units)
     return []
 
 

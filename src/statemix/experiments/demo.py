@@ -9,9 +9,8 @@ from typing import Any, Literal, TypedDict
 
 from statemix import provenance
 from statemix.experiments import published, results
-from statemix.experiments.certificates import certificate
 from statemix.experiments.published import Published
-from statemix.experiments.recipes import RECIPES
+from statemix.experiments.recipes import MAX_PAIRS, RECIPES
 from statemix.experiments.results import Row
 from statemix.experiments.runner import Ended, Ending, Job, run_all
 from statemix.experiments.suite import Network, Suite, check_folders
@@ -28,6 +27,7 @@ from statemix.training import (
     ScheduleConfig,
     load_outcome,
 )
+from statemix.training.certificates import certify_run
 from statemix.training.evaluation import sequences_at
 
 
@@ -75,7 +75,7 @@ class Setting(TypedDict):
 class DemoRow(Row):
     """A run, and whether its network is right on words of every length."""
 
-    # As ``Certified.to_plain``; None without a result.
+    # As ``Certificate.to_plain``; None without a result.
     certificate: dict[str, Any] | None
     # Whether each attempt from new weights has passed; None without a search or a result.
     attempts: list[bool] | None
@@ -215,7 +215,8 @@ def _certified(row: Row, folder: Path) -> DemoRow:
     if row["status"] != "done":
         return {**row, "certificate": None, "attempts": None}
     attempts = [attempt.passed for attempt in load_outcome(folder).attempts] or None
-    return {**row, "certificate": certificate(folder), "attempts": attempts}
+    found, _ = certify_run(folder, max_pairs=MAX_PAIRS)
+    return {**row, "certificate": found.to_plain(), "attempts": attempts}
 
 
 def summarize(

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
+from statemix.automaton import HasAutomaton
 from statemix.errors import RequestError
 from statemix.layers import LayerSpec
 from statemix.settings import Assignments
 from statemix.tasks import TASKS, Task, TaskSpec
-from statemix.tasks.automaton import HasAutomaton
 from statemix.tasks.permutation import Permutation
 from statemix.training import (
     AttributeSchedule,
@@ -18,6 +18,9 @@ from statemix.training import (
     ScheduleConfig,
     SearchConfig,
 )
+
+MAX_PAIRS = 5000
+"""Pairs after which the search for a proof stops; networks that track have a few hundred."""
 
 _BATCH_SIZE = 128
 # Optimiser steps of sharpening, after the search.

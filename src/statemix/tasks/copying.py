@@ -5,9 +5,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from statemix.automaton import IGNORED
 from statemix.tasks import addressing, checks
 from statemix.tasks.drawn import DrawnTask, Raw
-from statemix.tasks.task import IGNORED, Examples
+from statemix.tasks.task import Examples
 
 _NUM_LETTERS = len(string.ascii_lowercase)
 # Tokens: letters below _NUM_LETTERS, then these.

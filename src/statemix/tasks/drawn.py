@@ -7,8 +7,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from statemix.automaton import IGNORED
 from statemix.tasks import addressing, checks
-from statemix.tasks.task import IGNORED, Examples
+from statemix.tasks.task import Examples
 
 Raw = NDArray[np.uint64]
 Tokens = NDArray[np.int64]

@@ -6,10 +6,10 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from statemix.automaton import IGNORED, Automaton
 from statemix.tasks import addressing, checks, groups
-from statemix.tasks.automaton import Automaton
 from statemix.tasks.groups import GroupName
-from statemix.tasks.task import IGNORED, Examples
+from statemix.tasks.task import Examples
 
 PAPER_SETS: dict[str, dict[str, object]] = {
     "S3-250": {"group": "S_3", "train_size": 250},

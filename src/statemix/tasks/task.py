@@ -9,9 +9,6 @@ from numpy.typing import NDArray
 from statemix.registry import Spec
 from statemix.tasks.addressing import Split
 
-IGNORED = -100
-"""Target of positions that are not scored."""
-
 
 class TaskSpec(Spec):
     """A task by name, with its options."""

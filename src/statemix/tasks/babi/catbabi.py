@@ -8,9 +8,10 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from statemix.automaton import IGNORED
 from statemix.tasks import addressing, checks
 from statemix.tasks.babi.stories import Stories, corpus
-from statemix.tasks.task import IGNORED, Examples
+from statemix.tasks.task import Examples
 
 _LINE = 80
 

@@ -6,11 +6,10 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from statemix.automaton import IGNORED, NEVER, Automaton
 from statemix.tasks import addressing
-from statemix.tasks.automaton import NEVER, Automaton
 from statemix.tasks.chomsky.strings import StringTask
 from statemix.tasks.drawn import Raw, Tokens
-from statemix.tasks.task import IGNORED
 
 MODULUS = 5
 # A batch of a hundred strings of this length takes seconds.

@@ -5,8 +5,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from statemix.automaton import Automaton
 from statemix.tasks import addressing
-from statemix.tasks.automaton import Automaton
 from statemix.tasks.chomsky.strings import StringTask
 from statemix.tasks.drawn import Raw, Tokens
 

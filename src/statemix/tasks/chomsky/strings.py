@@ -6,9 +6,10 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from statemix.automaton import IGNORED
 from statemix.tasks import addressing, checks
 from statemix.tasks.drawn import DrawnTask, Raw, Tokens
-from statemix.tasks.task import IGNORED, Examples
+from statemix.tasks.task import Examples
 
 
 class StringTask(DrawnTask):

@@ -5,10 +5,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from statemix.automaton import IGNORED
 from statemix.tasks import addressing, checks
 from statemix.tasks.drawn import DrawnTask, Raw
 from statemix.tasks.mad.configurations import four
-from statemix.tasks.task import IGNORED, Examples
+from statemix.tasks.task import Examples
 
 
 class SelectiveCopying(DrawnTask):

@@ -6,10 +6,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from statemix.automaton import IGNORED
 from statemix.tasks import addressing, checks
 from statemix.tasks.drawn import DrawnTask, Raw, Tokens
 from statemix.tasks.mad.configurations import of_mad
-from statemix.tasks.task import IGNORED, Examples
+from statemix.tasks.task import Examples
 
 # Drawing different tokens takes time in the square of their number: so much is seconds an example.
 _MOST_WORK = 2**31

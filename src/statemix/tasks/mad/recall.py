@@ -6,10 +6,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from statemix.automaton import IGNORED
 from statemix.tasks import addressing, checks
 from statemix.tasks.drawn import DrawnTask, Raw, Tokens
 from statemix.tasks.mad.configurations import four
-from statemix.tasks.task import IGNORED, Examples
+from statemix.tasks.task import Examples
 
 
 class Recall(DrawnTask):

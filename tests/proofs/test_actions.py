@@ -6,13 +6,13 @@ import torch
 from matplotlib.colors import to_hex
 
 from statemix.analysis import actions
+from statemix.automaton import Automaton
 from statemix.layers import LayerSpec
 from statemix.models import SyntheticModel
 from statemix.report.colours import LEAST_CONTRAST, contrast
 from statemix.report.figures import png
 from statemix.report.inspection.actions import draw, drawable, sentences
 from statemix.report.style import DARK, LIGHT
-from statemix.tasks.automaton import Automaton
 from statemix.tasks.groups import group
 from statemix.tasks.permutation import Permutation
 

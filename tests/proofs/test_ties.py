@@ -1,14 +1,12 @@
 """A proof needs gates that no order of sums can move."""
 
-import sys
-
 import pytest
 import torch
 
-from statemix.analysis import certified, hardened
-from statemix.analysis.ties import watched
 from statemix.layers import LayerSpec
 from statemix.models import SyntheticModel
+from statemix.proofs import certificate, harden, prove
+from statemix.proofs.ties import watch_gaps
 from statemix.tasks import TaskSpec
 
 AUTOMATON = TaskSpec("permutation", group="S_3").build().automaton()
@@ -28,26 +26,26 @@ def with_gap(model, gap, block=0):
 
 
 def test_a_wide_gap_is_stated_with_the_proof(of_group):
-    found = certified(of_group("S_3"), AUTOMATON)
-    assert (found.certificate.verdict, found.gate_margin) == ("proven", 8.0)
+    found = prove(of_group("S_3"), AUTOMATON)
+    assert (found.result.verdict, found.gate_margin) == ("proven", 8.0)
     assert found.to_plain()["gate_margin"] == 8.0
-    near = certified(with_gap(of_group("S_3"), 0.125), AUTOMATON)
-    assert (near.certificate.verdict, near.gate_margin) == ("proven", 0.125)
+    near = prove(with_gap(of_group("S_3"), 0.125), AUTOMATON)
+    assert (near.result.verdict, near.gate_margin) == ("proven", 0.125)
 
 
 def test_a_gap_that_rounding_may_undo_proves_nothing(of_group):
-    found = certified(with_gap(of_group("S_3"), 2e-6), AUTOMATON)
-    assert (found.certificate.verdict, found.network) == ("open", "pruned")
+    found = prove(with_gap(of_group("S_3"), 2e-6), AUTOMATON)
+    assert (found.result.verdict, found.network) == ("open", "pruned")
     assert found.gate_margin == pytest.approx(2e-6, rel=0.3)
     said = f"rounding may swap two gates of a row, which differ by {found.gate_margin:.2g}"
-    assert found.certificate.reason == said
+    assert found.result.reason == said
 
 
 def test_gates_of_blocks_that_are_not_read_do_not_count(of_group):
     model = with_gap(of_group("S_3", *OTHER), 2e-6, block=1)
-    found = certified(model, AUTOMATON)
+    found = prove(model, AUTOMATON)
     assert found.tracking == (0,)
-    assert (found.certificate.verdict, found.gate_margin) == ("proven", 8.0)
+    assert (found.result.verdict, found.gate_margin) == ("proven", 8.0)
 
 
 def test_all_units_of_all_layers_count_where_none_can_be_removed():
@@ -55,8 +53,8 @@ def test_all_units_of_all_layers_count_where_none_can_be_removed():
         LayerSpec("bd_lru", num_blocks=1, block_size=3),
         LayerSpec("h_lru", num_channels=2, order=2),
     ]
-    hard = hardened(SyntheticModel(6, {"answer": 6}, 10, layers, bos=True))
-    with watched(hard) as gaps:
+    hard = harden(SyntheticModel(6, {"answer": 6}, 10, layers, bos=True))
+    with watch_gaps(hard) as gaps:
         assert gaps.finite is None
         hard(torch.tensor([[1, 2]]))
     seen = gaps.smallest
@@ -65,7 +63,7 @@ def test_all_units_of_all_layers_count_where_none_can_be_removed():
         with torch.no_grad():
             projection.weight.zero_()
             projection.bias.zero_()
-        with watched(hard) as gaps:
+        with watch_gaps(hard) as gaps:
             hard(torch.tensor([[1, 2]]))
         assert (gaps.smallest, gaps.nearest) == (0.0, 0.0)
         with torch.no_grad():
@@ -76,21 +74,20 @@ def test_all_units_of_all_layers_count_where_none_can_be_removed():
 def test_a_network_with_all_its_blocks_is_not_proven_either_if_rounding_may_swap_gates(
     of_group, monkeypatch
 ):
-    # As if it were a stack. The package's function of this name hides the module.
-    module = sys.modules["statemix.analysis.certified"]
-    monkeypatch.setattr(module, "can_prune", lambda _: False)
-    found = certified(of_group("S_3"), AUTOMATON)
-    assert (found.certificate.verdict, found.network) == ("proven", "hardened")
-    near = certified(with_gap(of_group("S_3"), 2e-6), AUTOMATON)
-    assert (near.certificate.verdict, near.network) == ("open", "hardened")
-    assert "rounding may swap two gates" in near.certificate.reason
+    # As if it were a stack.
+    monkeypatch.setattr(certificate, "can_prune", lambda _: False)
+    found = prove(of_group("S_3"), AUTOMATON)
+    assert (found.result.verdict, found.network) == ("proven", "hardened")
+    near = prove(with_gap(of_group("S_3"), 2e-6), AUTOMATON)
+    assert (near.result.verdict, near.network) == ("open", "hardened")
+    assert "rounding may swap two gates" in near.result.reason
 
 
 def test_models_as_trained_and_gates_of_one_channel_state_no_gap(of_group):
-    assert certified(of_group("S_3"), AUTOMATON, soft=True, max_pairs=50).gate_margin is None
+    assert prove(of_group("S_3"), AUTOMATON, soft=True, max_pairs=50).gate_margin is None
     layer = LayerSpec("bd_lru", num_blocks=2, block_size=3, selective=False)
     constant = SyntheticModel(6, {"answer": 6}, 8, [layer], bos=True)
-    found = certified(constant, AUTOMATON)
+    found = prove(constant, AUTOMATON)
     assert (found.network, found.gate_margin) == ("hardened", None)
 
 
@@ -101,7 +98,7 @@ def test_the_bound_is_that_of_the_equation():
     with torch.no_grad():
         model[0].gate_proj.weight.copy_(torch.tensor([[1.0, -2.0, 4.0], [0.0, 0.0, 0.0]]))
         model[0].gate_proj.bias.copy_(torch.tensor([8.0, -16.0]))
-    with watched(model) as gaps:
+    with watch_gaps(model) as gaps:
         model[0](torch.tensor([[[1.0, 1.0, -1.0]]]))
     # The raw gates are 1 - 2 - 4 + 8 and -16.
     assert gaps.smallest == 19.0
@@ -119,7 +116,7 @@ def test_the_bound_covers_every_order_of_a_sum(hidden_size):
     x = torch.randn(1, 1, hidden_size, generator=generator)
     exact = layer.gate_proj.double()(x.double()).detach()
     layer.gate_proj.float()
-    with watched(model) as gaps, torch.no_grad():
+    with watch_gaps(model) as gaps, torch.no_grad():
         layer(x)
     moved = gaps.smallest - gaps.nearest
     worst = 0.0

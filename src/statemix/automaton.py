@@ -7,10 +7,11 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from statemix.tasks.task import IGNORED
-
 NEVER = -1
 """Transition by a token that cannot follow."""
+
+IGNORED = -100
+"""Target of positions that are not scored."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,12 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from statemix.analysis.certificate import Answered, Search
+from statemix.automaton import IGNORED, Automaton
 from statemix.layers import BDLRU
 from statemix.models import SyntheticModel
 from statemix.ops.layout import join_units
-from statemix.tasks.automaton import Automaton
-from statemix.tasks.task import IGNORED
+from statemix.proofs.product_search import ProductSearch, RightAnswers
 
 # The sum that normalises m+1 weights and the weighted sum of m+1 terms are rounded so many times at
 # most beyond 2m; a sum of n products so many times beyond n.
@@ -34,7 +33,7 @@ class Horizon:
 
 
 @torch.no_grad()
-def horizon(
+def find_horizon(
     soft: SyntheticModel,
     hard: SyntheticModel,
     automaton: Automaton,
@@ -65,7 +64,7 @@ def horizon(
     with z what the last norm reads, r its root mean square, c the difference of the two rows of the
     readout, times the norm's gain, and b its biases. The numerator is diminished by the rounding of
     the readout. T is the largest t for which this holds after all words of up to t tokens, which
-    the search of :func:`certify` visits in the hard model: until the bound fails, an answer is
+    the search of :func:`search` visits in the hard model: until the bound fails, an answer is
     wrong, or no new pair is left. Projections of tokens are assumed to be rounded alike in every
     batch. Source: our addition.
 
@@ -74,7 +73,7 @@ def horizon(
         hard: the same model with hard gates.
         automaton: the automaton, with the model's tokens.
         head: head that answers.
-        tracking: blocks of ``hard`` that are not zero, as :func:`pruned` returns them; None means
+        tracking: blocks of ``hard`` that are not zero, as :func:`prune` returns them; None means
             all blocks.
         max_pairs: pairs after which the search gives up; all shorter words have then been visited.
 
@@ -93,7 +92,7 @@ def horizon(
     read = _Readout.of(hard, hard_layer, head, used)
     slack = math.inf
 
-    def observe(found: Answered) -> str:
+    def observe(found: RightAnswers) -> str:
         nonlocal slack
         slack = min(slack, _slack(read, hard, hard_layer, found))
         # The learned token is a step of its own.
@@ -105,7 +104,7 @@ def horizon(
             f"1, and from {slack:.2g} on answers may change"
         )
 
-    found = Search(hard.eval(), automaton, head, max_pairs, observe=observe).run()
+    found = ProductSearch(hard.eval(), automaton, head, max_pairs, observe=observe).run()
     if found.verdict == "refuted":
         word = " ".join(map(str, found.word))
         return Horizon(found.checked, f"gates of 0 and 1 are wrong after {word}")
@@ -163,7 +162,7 @@ def _constants(model: SyntheticModel, layer: BDLRU) -> tuple[Tensor, Tensor]:
     return recurrence.gates[0], recurrence.values[0].squeeze(-1)
 
 
-def _slack(read: "_Readout", model: SyntheticModel, layer: BDLRU, found: Answered) -> float:
+def _slack(read: "_Readout", model: SyntheticModel, layer: BDLRU, found: RightAnswers) -> float:
     """Return an error of the state that changes no answer."""
     answers = torch.from_numpy(found.outputs)
     scored = answers != IGNORED

@@ -9,12 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statemix.analysis import certificate, certified, certify, hardened, pruned
+from statemix.automaton import IGNORED, NEVER, Automaton
 from statemix.errors import RequestError
 from statemix.layers import LayerSpec
 from statemix.models import SyntheticModel
-from statemix.tasks import IGNORED
-from statemix.tasks.automaton import NEVER, Automaton
+from statemix.proofs import harden, product_search, prove, prune, search
 from statemix.tasks.chomsky.arithmetic import ModularArithmetic
 from statemix.tasks.chomsky.counting import CycleNavigation
 from statemix.tasks.permutation import Permutation
@@ -51,7 +50,7 @@ def allowed(automaton, word):
 def test_the_exact_block_of_a_group_is_proven(of_group, name):
     task = Permutation(group=name)
     levels = []
-    found = certify(hardened(of_group(name)), task.automaton(), on_progress=levels.append)
+    found = search(harden(of_group(name)), task.automaton(), on_progress=levels.append)
     assert (found.verdict, found.pairs, found.word, found.reason) == (
         "proven",
         task.group.order,
@@ -65,26 +64,26 @@ def test_the_exact_block_of_a_group_is_proven(of_group, name):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_a_model_of_any_dtype_is_proven(of_group, dtype):
-    found = certify(hardened(of_group("S_3")).to(dtype), Permutation(group="S_3").automaton())
+    found = search(harden(of_group("S_3")).to(dtype), Permutation(group="S_3").automaton())
     assert (found.verdict, found.pairs, found.margin) == ("proven", 6, 1)
 
 
 def test_soft_gates_are_proven_where_they_round_to_hard_ones(of_group):
     model = of_group("S_3")
     task = Permutation(group="S_3")
-    assert certify(model, task.automaton(), max_pairs=2000).verdict == "open"
+    assert search(model, task.automaton(), max_pairs=2000).verdict == "open"
     model.blocks[0].layer.gate_temperature = 8.0 / 200
-    assert certify(model, task.automaton()) == certify(hardened(model), task.automaton())
+    assert search(model, task.automaton()) == search(harden(model), task.automaton())
 
 
 def test_a_stack_of_layers_is_proven_as_a_whole(of_group, stacked):
     automaton = Permutation(group="S_3").automaton()
     model = stacked(of_group("S_3"))
-    found = certify(hardened(model), automaton)
+    found = search(harden(model), automaton)
     assert (found.verdict, found.pairs, found.margin) == ("proven", 6, 1)
     # No block of a stack is pruned, as other layers read it.
-    whole = certified(model, automaton)
-    assert (whole.certificate.verdict, whole.network) == ("proven", "hardened")
+    whole = prove(model, automaton)
+    assert (whole.result.verdict, whole.network) == ("proven", "hardened")
 
 
 def test_states_of_all_layers_tell_words_apart(tracker, stacked):
@@ -95,15 +94,15 @@ def test_states_of_all_layers_tell_words_apart(tracker, stacked):
     with torch.no_grad():
         model.readouts["answer"].bias[0] = 1
     always = Automaton(0, np.zeros((1, 1), np.int64), np.zeros((1, 1), np.int64))
-    found = certify(hardened(stacked(model)), always)
+    found = search(harden(stacked(model)), always)
     assert (found.verdict, found.word) == ("refuted", (0, 0, 0))
 
 
 def test_a_model_is_certified_as_it_is_evaluated(of_group):
-    model = hardened(of_group("S_3"))
+    model = harden(of_group("S_3"))
     layer = model.blocks[0].layer
     layer.out_proj = torch.nn.Sequential(layer.out_proj, torch.nn.Dropout(0.5))
-    found = certify(model.train(), Permutation(group="S_3").automaton())
+    found = search(model.train(), Permutation(group="S_3").automaton())
     assert (found.verdict, found.pairs) == ("proven", 6)
 
 
@@ -113,8 +112,8 @@ def test_one_gate_swapped_is_refuted_by_a_shortest_word(of_group, token):
     gates = model.blocks[0].layer.gate_proj.weight.view(3, 4, 1, -1)
     with torch.no_grad():
         gates[0, :, 0, token] = gates[0, [1, 2, 0, 3], 0, token]
-    automaton, hard = Permutation(group="S_3").automaton(), hardened(model)
-    found = certify(hard, automaton)
+    automaton, hard = Permutation(group="S_3").automaton(), harden(model)
+    found = search(hard, automaton)
     assert found.verdict == "refuted"
     lengths = [length for length in range(1, 6) if failing_words(hard, automaton, length)]
     assert len(found.word) == lengths[0]
@@ -129,7 +128,7 @@ def test_one_gate_swapped_is_refuted_by_a_shortest_word(of_group, token):
 
 def test_the_margin_is_the_smallest_of_all_levels(passing):
     """The first answer leads by 5 * 0.3 - 1, and later ones by 4 and by 1."""
-    found = certify(hardened(passing[0]), passing[1])
+    found = search(harden(passing[0]), passing[1])
     assert (found.verdict, found.pairs) == ("proven", 3)
     assert found.margin == pytest.approx(0.5)
 
@@ -138,32 +137,32 @@ def test_tokens_that_cannot_follow_do_not_count_in_a_block(tracker):
     """Token 1 loads what the block holds at place 0, where alone it can stand; 2 is the last."""
     sources = [[[1, 0], [-1, -1], [-1, -1], [-1, -1]]]
     values = [[[0.0, 0.0], [1.0, 2.0], [3.0, 3.0], [1.0, 2.0]]]
-    model = hardened(tracker(sources, values, [[-1, 1], [1, -1]], 2))
+    model = harden(tracker(sources, values, [[-1, 1], [1, -1]], 2))
     transitions = np.array([[1, 0, 2], [0, NEVER, 2], [NEVER] * 3])
     outputs = np.array([[1, 0, IGNORED], [0, IGNORED, IGNORED], [IGNORED] * 3])
     automaton = Automaton(0, transitions, outputs)
-    assert pruned(model, automaton).tracking == (0,)
+    assert prune(model, automaton).tracking == (0,)
     # Both classes have the same logit after the last token, where nothing is scored.
-    found = certify(model, automaton)
+    found = search(model, automaton)
     assert (found.verdict, found.margin) == ("proven", 2.0)
     # At place 1 the block does not hold what token 1 loads.
     transitions[1, 1] = 1
-    assert pruned(model, Automaton(0, transitions, outputs)).tracking == ()
+    assert prune(model, Automaton(0, transitions, outputs)).tracking == ()
 
 
 def test_blocks_that_do_not_track_are_pruned(of_group):
     # One block keeps the last token but one of {1, 2}, the other is shifted by every token.
     keeps = [[-1 if token in (1, 2, 6) else entry for entry in range(3)] for token in range(7)]
     shifts = [[(entry + 1) % 3 for entry in range(3)]] * 6 + [[-1] * 3]
-    model = hardened(of_group("S_3", keeps, shifts))
+    model = harden(of_group("S_3", keeps, shifts))
     automaton = Permutation(group="S_3").automaton()
-    whole = certify(model, automaton)
+    whole = search(model, automaton)
     assert whole.verdict == "proven"
     assert whole.pairs > 6
-    rest = pruned(model, automaton)
+    rest = prune(model, automaton)
     # All entries of the block that is shifted hold one value, so nothing is there to follow.
     assert (rest.tracking, rest.num_blocks) == ((0, 2), 3)
-    found = certify(rest.model, automaton)
+    found = search(rest.model, automaton)
     assert (found.verdict, found.pairs, found.margin) == ("proven", 6, whole.margin)
     assert model.blocks[0].layer.value_proj.weight.abs().sum() > 0
 
@@ -174,8 +173,8 @@ def test_a_block_that_is_pruned_is_not_read(of_group):
     with torch.no_grad():
         model.readouts["answer"].weight[0, 3:6] = 10
     automaton = Permutation(group="S_3").automaton()
-    assert certify(hardened(model), automaton).verdict == "refuted"
-    assert certify(pruned(hardened(model), automaton).model, automaton).verdict == "proven"
+    assert search(harden(model), automaton).verdict == "refuted"
+    assert search(prune(harden(model), automaton).model, automaton).verdict == "proven"
 
 
 def test_a_block_that_is_pruned_forgets_its_learned_state(of_group):
@@ -185,33 +184,33 @@ def test_a_block_that_is_pruned_forgets_its_learned_state(of_group):
     with torch.no_grad():
         model.blocks[0].layer.learned_state[1] = torch.tensor([1.0, 2.0, 3.0])
     automaton = Permutation(group="S_3").automaton()
-    assert certify(hardened(model), automaton).pairs == 12
-    rest = pruned(hardened(model), automaton)
+    assert search(harden(model), automaton).pairs == 12
+    rest = prune(harden(model), automaton)
     assert rest.tracking == (0,)
-    assert certify(rest.model, automaton).pairs == 6
+    assert search(rest.model, automaton).pairs == 6
 
 
 def test_the_head_that_answers_may_be_chosen(of_group):
-    model = hardened(of_group("S_3"))
+    model = harden(of_group("S_3"))
     other = torch.nn.Linear(model.readouts["answer"].in_features, 6)
     model.readouts = torch.nn.ModuleDict({"other": other, "answer": model.readouts["answer"]})
     model.heads = {"other": 6, "answer": 6}
     automaton = Permutation(group="S_3").automaton()
-    assert certify(model, automaton, head="answer").verdict == "proven"
-    assert certify(model, automaton).verdict == "refuted"
+    assert search(model, automaton, head="answer").verdict == "proven"
+    assert search(model, automaton).verdict == "refuted"
 
 
 def test_an_lstm_stays_open():
     model = SyntheticModel(6, {"answer": 6}, 8, [LayerSpec("lstm")])
     anything = Automaton(0, np.zeros((1, 6), np.int64), np.full((1, 6), IGNORED))
-    found = certify(model, anything, max_pairs=500)
+    found = search(model, anything, max_pairs=500)
     assert (found.verdict, found.margin, found.word) == ("open", None, ())
     assert (found.answer, found.expected) == (None, None)
     assert found.reason == "more than 500 pairs of states"
     with pytest.raises(ValueError, match="model must have a layer with gates to harden"):
-        hardened(model)
+        harden(model)
     with pytest.raises(TypeError, match="the first layer must be a BD-LRU to prune, got LSTM"):
-        pruned(model, anything)
+        prune(model, anything)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +227,7 @@ def test_an_lstm_stays_open():
 def test_rows_may_round_logits_by_their_place_and_nothing_else(
     of_group, monkeypatch, output, state, scale, verdict
 ):
-    model = hardened(of_group("S_3"))
+    model = harden(of_group("S_3"))
     with torch.no_grad():
         model.readouts["answer"].weight *= scale
     layer = model.blocks[0].layer
@@ -240,7 +239,7 @@ def test_rows_may_round_logits_by_their_place_and_nothing_else(
         return y + output * places, after + state * places
 
     monkeypatch.setattr(layer, "forward", leaky)
-    found = certify(model, Permutation(group="S_3").automaton())
+    found = search(model, Permutation(group="S_3").automaton())
     assert found.verdict == verdict
     if verdict == "open":
         assert found.pairs == 0
@@ -248,28 +247,28 @@ def test_rows_may_round_logits_by_their_place_and_nothing_else(
 
 
 def test_a_failure_of_steps_alone_is_not_a_refutation(of_group, monkeypatch):
-    model = hardened(of_group("S_3"))
+    model = harden(of_group("S_3"))
     monkeypatch.setattr(model, "forward", of_group("S_3").forward)
     with torch.no_grad():
         model.readouts["answer"].weight[3] *= -1
-    found = certify(model, Permutation(group="S_3").automaton())
+    found = search(model, Permutation(group="S_3").automaton())
     assert found.verdict == "open"
     assert found.reason == "steps fail on the word [3], the whole does not"
 
 
 def test_what_is_no_number_is_wrong(of_group):
-    model = hardened(of_group("S_3"))
+    model = harden(of_group("S_3"))
     with torch.no_grad():
         model.readouts["answer"].weight[2] = torch.nan
-    found = certify(model, Permutation(group="S_3").automaton())
+    found = search(model, Permutation(group="S_3").automaton())
     assert (found.verdict, found.answer, found.expected) == ("refuted", None, found.word[0])
 
 
 def test_a_tie_is_wrong(of_group):
-    model = hardened(of_group("S_2"))
+    model = harden(of_group("S_2"))
     with torch.no_grad():
         model.readouts["answer"].weight.zero_()
-    found = certify(model, Permutation(group="S_2").automaton())
+    found = search(model, Permutation(group="S_2").automaton())
     assert (found.verdict, found.word) == ("refuted", (0,))
     # Of the classes that are level, the wrong one is shown.
     assert (found.answer, found.expected) == (1, 0)
@@ -278,8 +277,8 @@ def test_a_tie_is_wrong(of_group):
 def test_the_only_class_has_no_margin():
     model = SyntheticModel(2, {"answer": 1}, 4, [LayerSpec("bd_lru", num_blocks=1, block_size=2)])
     only = Automaton(0, np.zeros((1, 2), np.int64), np.zeros((1, 2), np.int64))
-    found = certified(model, only)
-    assert (found.certificate.verdict, found.certificate.margin) == ("proven", None)
+    found = prove(model, only)
+    assert (found.result.verdict, found.result.margin) == ("proven", None)
     json.dumps(found.to_plain(), allow_nan=False)
 
 
@@ -296,7 +295,7 @@ def test_an_lstm_that_has_learned_its_task_stays_open():
         loss.backward()
         optimizer.step()
     parity = np.array([[0, 1], [1, 0]])
-    found = certify(model.eval(), Automaton(0, parity, parity), max_pairs=1000)
+    found = search(model.eval(), Automaton(0, parity, parity), max_pairs=1000)
     assert (found.verdict, found.word, found.checked) == ("open", (), 8)
     assert found.margin > 1
     assert found.reason == "more than 1000 pairs of states"
@@ -307,7 +306,7 @@ def test_whole_lengths_are_checked_before_the_search_gives_up(most, length):
     """No two words lead an LSTM to one state, so there are 6, 42, 258 ... of them."""
     model = SyntheticModel(6, {"answer": 6}, 8, [LayerSpec("lstm")])
     anything = Automaton(0, np.zeros((1, 6), np.int64), np.full((1, 6), IGNORED))
-    found = certify(model, anything, max_pairs=most)
+    found = search(model, anything, max_pairs=most)
     assert found.reason == f"more than {most} pairs of states"
     assert found.checked == length
 
@@ -330,14 +329,14 @@ def test_whole_lengths_are_checked_before_the_search_gives_up(most, length):
 def test_bad_requests_are_named(of_group, changes, message):
     request = {"automaton": Permutation(group="S_3").automaton()} | changes
     with pytest.raises(ValueError, match=message):
-        certify(of_group("S_3"), **request)
+        search(of_group("S_3"), **request)
 
 
 def test_an_autoencoder_has_no_steps():
     layers = [LayerSpec("bd_lru", num_blocks=2, block_size=2)]
     model = SyntheticModel(6, {"answer": 6}, 8, layers, backbone="autoencoder")
     with pytest.raises(ValueError, match="backbone must be 'causal' to certify"):
-        certify(model, Permutation(group="S_3").automaton())
+        search(model, Permutation(group="S_3").automaton())
 
 
 def hard_blocks(draw, tracker):
@@ -351,7 +350,7 @@ def hard_blocks(draw, tracker):
     sources[:, -1] = -1
     values = rng.integers(1, 4, shape)
     readout = rng.integers(-9, 10, (classes, num_blocks * m)) + rng.random((classes, 1))
-    model = hardened(tracker(sources.tolist(), values.tolist(), readout, classes))
+    model = harden(tracker(sources.tolist(), values.tolist(), readout, classes))
     return model, own_automaton(
         sources, values, readout.astype(np.float32), rng, draw(st.booleans())
     )
@@ -397,7 +396,7 @@ def own_automaton(sources, values, readout, rng, damaged):
 @given(st.data())
 def test_verdicts_agree_with_all_words_of_up_to_six_tokens(tracker, data):
     model, automaton = hard_blocks(data.draw, tracker)
-    found = certify(model, automaton)
+    found = search(model, automaton)
     assert found.verdict in ("proven", "refuted")
     failing = [failing_words(model, automaton, length) for length in range(1, 7)]
     shortest = next((length for length, words in enumerate(failing, 1) if words), None)
@@ -447,9 +446,9 @@ def test_tables_that_are_no_automaton_are_refused(start, transitions, outputs, e
 
 
 def test_pairs_beyond_memory_are_refused(of_group, monkeypatch):
-    model, automaton = hardened(of_group("S_3")), Permutation(group="S_3").automaton()
+    model, automaton = harden(of_group("S_3")), Permutation(group="S_3").automaton()
     state = 3 * 4
-    monkeypatch.setattr(certificate, "available_bytes", lambda: 1000 * (150 + state))
-    assert certify(model, automaton, max_pairs=1000).verdict == "proven"
+    monkeypatch.setattr(product_search, "available_bytes", lambda: 1000 * (150 + state))
+    assert search(model, automaton, max_pairs=1000).verdict == "proven"
     with pytest.raises(RequestError, match=r"^max_pairs must fit into memory \(.*\), got 1001$"):
-        certify(model, automaton, max_pairs=1001)
+        search(model, automaton, max_pairs=1001)

@@ -1,12 +1,10 @@
-"""Certificates of the runs of a suite: what is asked, and how."""
+"""Certificates of finished runs."""
 
 import dataclasses
 
 import pytest
 
 from statemix.errors import RequestError
-from statemix.experiments import certificates
-from statemix.experiments.certificates import certificate
 from statemix.layers import LayerSpec
 from statemix.settings import Assignments
 from statemix.tasks import TaskSpec
@@ -17,8 +15,10 @@ from statemix.training import (
     RunConfig,
     RuntimeConfig,
     ScheduleConfig,
+    certificates,
     train,
 )
+from statemix.training.certificates import certify_run
 
 TEMPERATURE = 0.125
 CONFIG = RunConfig(
@@ -36,26 +36,26 @@ CONFIG = RunConfig(
 
 
 def test_a_run_is_certified_as_it_is_evaluated(tmp_path, monkeypatch):
-    """With its attributes, and with room for all pairs of a network that tracks S_5."""
     asked = []
-    certified = certificates.certified
+    prove = certificates.prove
 
     def spy(model, automaton, **options):
         asked.append((model.blocks[0].layer.gate_temperature, options["max_pairs"]))
-        return certified(model, automaton, **options)
+        return prove(model, automaton, **options)
 
-    monkeypatch.setattr(certificates, "certified", spy)
+    monkeypatch.setattr(certificates, "prove", spy)
     train(CONFIG, tmp_path)
-    found = certificate(tmp_path)
+    found, written = certify_run(tmp_path, max_pairs=5000)
     ((temperature, most),) = asked
     assert float(temperature) == TEMPERATURE
-    assert most == 5000  # as docs/state_tracking.md says
-    assert found["verdict"] in ("proven", "refuted", "open")
-    assert (tmp_path / "certificate.json").is_file()
+    assert most == 5000
+    assert found.verdict in ("proven", "refuted", "open")
+    assert written[0] == tmp_path / "certificate.json"
+    assert all(path.is_file() for path in written)
 
 
 def test_a_task_without_an_automaton_is_named(tmp_path):
     task = TaskSpec("selective_copying", length=16, train_size=20, num_copied=2)
     train(dataclasses.replace(CONFIG, task=task), tmp_path)
     with pytest.raises(RequestError, match="must have a finite automaton, got selective_copying"):
-        certificate(tmp_path)
+        certify_run(tmp_path)

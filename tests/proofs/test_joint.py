@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from statemix.analysis import actions, joint, semigroup
+from statemix.automaton import NEVER, Automaton
 from statemix.report.inspection.actions import together
-from statemix.tasks.automaton import NEVER, Automaton
 from statemix.tasks.groups import NAMES, group
 from statemix.tasks.permutation import Permutation
 

@@ -9,11 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statemix.analysis import Horizon, certified, certify, hardened, horizon, pruned
+from statemix.automaton import IGNORED, Automaton
 from statemix.layers import LayerSpec
 from statemix.models import MixerSpec, SyntheticModel
-from statemix.tasks import IGNORED
-from statemix.tasks.automaton import Automaton
+from statemix.proofs import Horizon, find_horizon, harden, prove, prune, search
 from statemix.tasks.groups import group
 from statemix.tasks.permutation import Permutation
 
@@ -31,7 +30,7 @@ def distance(temperature):
 
 def length_of(soft):
     """The length of a soft tracker whose first block tracks."""
-    return horizon(soft, hardened(soft), AUTOMATON, head="answer", tracking=[0]).tokens
+    return find_horizon(soft, harden(soft), AUTOMATON, head="answer", tracking=[0]).tokens
 
 
 @pytest.fixture(params=["none", "rms", "layer"])
@@ -75,8 +74,8 @@ def margins(model, states, answers):
 def test_no_smaller_error_of_the_state_changes_an_answer(soft):
     slack, length = slack_of(soft)
     assert length > 1000
-    hard = hardened(soft)
-    assert certify(hard, AUTOMATON).verdict == "proven"
+    hard = harden(soft)
+    assert search(hard, AUTOMATON).verdict == "proven"
     words = torch.arange(6).unsqueeze(1)
     _, (states,) = hard.extend(words)
     answers = torch.arange(6)
@@ -95,7 +94,7 @@ def test_no_smaller_error_of_the_state_changes_an_answer(soft):
 def test_states_stay_within_the_bound_up_to_the_length(soft):
     slack, length = slack_of(soft)
     words = torch.randint(6, (16, length), generator=torch.Generator().manual_seed(5))
-    ends = [model.extend(words)[1][0] for model in (soft, hardened(soft))]
+    ends = [model.extend(words)[1][0] for model in (soft, harden(soft))]
     assert (ends[0] - ends[1]).abs().max() < slack
     answers = torch.tensor([AUTOMATON.answers(word.tolist()) for word in words])
     assert (soft(words)["answer"].argmax(-1) == answers).all()
@@ -142,7 +141,7 @@ def test_the_last_token_counts_in_a_residual(of_group):
     lengths = []
     for residual in (False, True):
         model.blocks[0].residual = residual
-        assert certify(hardened(model), AUTOMATON).verdict == "proven"
+        assert search(harden(model), AUTOMATON).verdict == "proven"
         lengths.append(length_of(model))
     assert lengths[1] + 2 == pytest.approx(0.75 * (lengths[0] + 2), abs=1)
 
@@ -211,7 +210,7 @@ def test_states_that_are_all_zero_are_those_of_hard_gates(of_group):
     model = of_group("S_3")
     with torch.no_grad():
         model.blocks[0].layer.value_proj.weight.zero_()
-    found = horizon(model, hardened(model), AUTOMATON, head="answer")
+    found = find_horizon(model, harden(model), AUTOMATON, head="answer")
     assert found.reason.startswith("the states are those of gates of 0 and 1")
 
 
@@ -234,7 +233,7 @@ def test_pruned_blocks_do_not_count(of_group):
     found = length_of(model)
     assert found == length_of(alone) > 10
     # Among all blocks, it counts.
-    assert horizon(model, hardened(model), AUTOMATON, head="answer").tokens == 0
+    assert find_horizon(model, harden(model), AUTOMATON, head="answer").tokens == 0
 
 
 def test_other_models_have_none(of_group):
@@ -244,18 +243,18 @@ def test_other_models_have_none(of_group):
     one = LayerSpec("bd_lru", num_blocks=2, block_size=3)
     mixed = SyntheticModel(6, {"answer": 6}, 8, [one], channel_mixer=MixerSpec("mlp"))
     for model in (lstm, two, mixed):
-        assert horizon(model, model, AUTOMATON, head="answer") == Horizon(None, kind)
-        assert certified(model, AUTOMATON, soft=True, max_pairs=50).horizon.reason == kind
-    same = hardened(of_group("S_3"))
-    found = horizon(same, same, AUTOMATON, head="answer")
+        assert find_horizon(model, model, AUTOMATON, head="answer") == Horizon(None, kind)
+        assert prove(model, AUTOMATON, soft=True, max_pairs=50).horizon.reason == kind
+    same = harden(of_group("S_3"))
+    found = find_horizon(same, same, AUTOMATON, head="answer")
     assert found.tokens is None
     assert found.reason.startswith("the states are those of gates of 0 and 1")
     # A network that is proven needs no bound, and one that is refuted has none.
-    proof = certified(same, AUTOMATON, soft=True).horizon
+    proof = prove(same, AUTOMATON, soft=True).horizon
     assert proof == Horizon(None, "the trained network itself is proven")
     with torch.no_grad():
         same.readouts["answer"].weight[3] *= -1
-    assert certified(same, AUTOMATON, soft=True).horizon == found
+    assert prove(same, AUTOMATON, soft=True).horizon == found
 
 
 # Stays, or goes around a cycle of five places; the learned token puts a 5 into the first.
@@ -280,7 +279,7 @@ def cycle(tracker, ratio, place=None, closest=0.0):
 
 
 def bound(model, automaton):
-    return certified(model, automaton, soft=True, max_pairs=200).horizon
+    return prove(model, automaton, soft=True, max_pairs=200).horizon
 
 
 @pytest.mark.parametrize(("ratio", "length"), [(0.9, 0), (1.9, 0), (3.5, 2), (4.5, 3), (7.5, 6)])
@@ -315,7 +314,7 @@ def test_no_length_is_certain_beyond_that_at_which_the_hard_network_fails(tracke
 
 def test_a_search_that_gives_up_has_covered_shorter_words(tracker):
     model, automaton = cycle(tracker, 1000.5)
-    found = certified(model, automaton, soft=True, max_pairs=3).horizon
+    found = prove(model, automaton, soft=True, max_pairs=3).horizon
     # Words of t tokens reach t + 1 places.
     assert found == Horizon(2, "more than 3 pairs of states")
 
@@ -326,8 +325,8 @@ def test_a_proof_with_all_blocks_has_a_length_for_all_blocks(tracker):
     written = [[0.0] * 4] * 2 + [[1.0, 2.0, 3.0, 4.0]]
     model = tracker([swaps], [written], [[0, 1, 0, 0], [1, 0, 0, 0]], 2)
     parity = np.array([[0, 1], [1, 0]])
-    found = certified(model, Automaton(0, parity, parity))
-    assert (found.certificate.verdict, found.network) == ("proven", "hardened")
+    found = prove(model, Automaton(0, parity, parity))
+    assert (found.result.verdict, found.network) == ("proven", "hardened")
     assert found.horizon == bound(model, Automaton(0, parity, parity))
     assert found.horizon.tokens > 10
 
@@ -344,7 +343,7 @@ def test_soft_networks_are_right_up_to_their_length(of_group, data):
     with torch.no_grad():
         for weight in (read[:, :6], layer.gate_proj.weight):
             weight += noise * torch.randn(weight.shape, generator=generator)
-    found = certified(model, AUTOMATON, soft=True, max_pairs=50)
+    found = prove(model, AUTOMATON, soft=True, max_pairs=50)
     for length in range(1, 5):
         words = torch.cartesian_prod(*[torch.arange(6)] * length).view(-1, length)
         answers = torch.tensor([AUTOMATON.answers(word)[-1] for word in words.tolist()])
@@ -363,8 +362,8 @@ def test_a_block_that_lives_on_its_learned_state_counts(of_group):
         read[:, 3:6] = read[:, :3]
         read[:, :3] = 0
         layer.gate_proj.weight.view(3, 4, 2, -1)[:, :, 1] /= 2
-    found = certified(model, AUTOMATON)
-    assert (found.certificate.verdict, found.tracking) == ("proven", (0, 1))
+    found = prove(model, AUTOMATON)
+    assert (found.result.verdict, found.tracking) == ("proven", (0, 1))
     words = torch.randint(6, (8, 300), generator=torch.Generator().manual_seed(0))
     answers = torch.tensor([AUTOMATON.answers(word.tolist()) for word in words])
     right = (model(words)["answer"].argmax(-1) == answers).all(0)
@@ -381,10 +380,10 @@ def test_a_kept_block_that_holds_a_constant_counts(of_group):
         layer.gate_proj.weight.view(3, 4, 2, -1)[:, :, 1] /= 2
         # Class 0 reads what is 0 there at first.
         read[0, 3:6] = torch.tensor([-20.0, 10.0, 0.0])
-    found = certified(model, AUTOMATON)
-    cut = pruned(hardened(model), AUTOMATON)
+    found = prove(model, AUTOMATON)
+    cut = prune(harden(model), AUTOMATON)
     assert (cut.tracking, cut.varying) == ((0, 1), (0,))
-    assert (found.certificate.verdict, found.tracking) == ("proven", (0, 1))
+    assert (found.result.verdict, found.tracking) == ("proven", (0, 1))
     words = torch.randint(6, (8, 300), generator=torch.Generator().manual_seed(0))
     answers = torch.tensor([AUTOMATON.answers(word.tolist()) for word in words])
     right = (model(words)["answer"].argmax(-1) == answers).all(0)

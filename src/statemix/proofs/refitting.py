@@ -6,16 +6,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from statemix.analysis.hardening import walk
+from statemix.automaton import IGNORED, Automaton
 from statemix.models import SyntheticModel
-from statemix.tasks import IGNORED
-from statemix.tasks.automaton import Automaton
+from statemix.proofs.hardening import walk
 
 # To tell nearly equal initial values apart, 200 were too few and 1,000 enough (results/LOG.md).
 _ITERATIONS = 2000
 
 
-def refitted(model: SyntheticModel, automaton: Automaton, head: str) -> SyntheticModel:
+def refit(model: SyntheticModel, automaton: Automaton, head: str) -> SyntheticModel:
     """Return a copy of a pruned model whose readout is fitted again.
 
     While it was trained, the readout also leaned on blocks that do not track, and they are gone.
@@ -24,7 +23,7 @@ def refitted(model: SyntheticModel, automaton: Automaton, head: str) -> Syntheti
     readout, by L-BFGS. Nothing but the readout changes.
 
     Args:
-        model: the model, as :func:`pruned` returns it.
+        model: the model, as :func:`prune` returns it.
         automaton: the automaton, with the model's tokens.
         head: head to fit.
     """

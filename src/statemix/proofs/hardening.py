@@ -7,10 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from statemix.automaton import NEVER, Automaton
 from statemix.layers import BDLRU, State, take_rows
 from statemix.layers.gated_recurrence import GatedRecurrence
 from statemix.models import SyntheticModel
-from statemix.tasks.automaton import NEVER, Automaton
 
 # A gap between raw gates becomes larger than every exponent of float32 and of float64.
 _TEMPERATURE = 1e-30
@@ -31,7 +31,7 @@ def can_prune(model: SyntheticModel) -> bool:
     )
 
 
-def hardened(model: SyntheticModel) -> SyntheticModel:
+def harden(model: SyntheticModel) -> SyntheticModel:
     r"""Return a copy of a model whose softmax gates are 0 or 1.
 
     .. math:: \lim_{\tau \to 0} \mathrm{softmax}(z / \tau)
@@ -57,7 +57,7 @@ def hardened(model: SyntheticModel) -> SyntheticModel:
     return hard
 
 
-class Pruned(NamedTuple):
+class PrunedModel(NamedTuple):
     """A model without the blocks that do not track.
 
     Attributes:
@@ -74,7 +74,7 @@ class Pruned(NamedTuple):
 
 
 @torch.no_grad()
-def pruned(model: SyntheticModel, automaton: Automaton) -> Pruned:
+def prune(model: SyntheticModel, automaton: Automaton) -> PrunedModel:
     """Return a copy of a model that reads from the first layer only the blocks that track.
 
     A block tracks if its state is a function of the automaton's: for every state reached and every
@@ -101,7 +101,7 @@ def pruned(model: SyntheticModel, automaton: Automaton) -> Pruned:
     kept, varying = (
         tuple(blocks.nonzero().flatten().tolist()) for blocks in (tracks, tracks & varies)
     )
-    return Pruned(copied, kept, varying, layer.num_blocks)
+    return PrunedModel(copied, kept, varying, layer.num_blocks)
 
 
 def _tracking(model: SyntheticModel, automaton: Automaton) -> tuple[Tensor, Tensor]:
@@ -119,7 +119,7 @@ def _tracking(model: SyntheticModel, automaton: Automaton) -> tuple[Tensor, Tens
     return tracks, ~same.all(0)
 
 
-class Step(NamedTuple):
+class WalkStep(NamedTuple):
     """All tokens that can follow in one state of an automaton, and where they lead.
 
     Attributes:
@@ -135,7 +135,7 @@ class Step(NamedTuple):
     after: State
 
 
-def walk(model: SyntheticModel, automaton: Automaton) -> Iterator[Step]:
+def walk(model: SyntheticModel, automaton: Automaton) -> Iterator[WalkStep]:
     """Step a model by all tokens from every state of an automaton that words lead to.
 
     In each state the model is as it was after the first word that led there; the empty word leads
@@ -153,7 +153,7 @@ def walk(model: SyntheticModel, automaton: Automaton) -> Iterator[Step]:
         state = None if before is None else take_rows(before, copies)
         _, after = model.extend(read.unsqueeze(1), state)
         reached = transitions[place][allowed]
-        yield Step(place, read, reached, after)
+        yield WalkStep(place, read, reached, after)
         for row, state_reached in enumerate(reached.tolist()):
             if state_reached not in known:
                 known.add(state_reached)

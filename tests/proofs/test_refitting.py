@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from statemix.analysis import certified, certify, hardened, pruned, refitted
+from statemix.automaton import IGNORED, NEVER, Automaton
 from statemix.layers import LayerSpec
 from statemix.models import SyntheticModel
-from statemix.tasks import IGNORED
-from statemix.tasks.automaton import NEVER, Automaton
+from statemix.proofs import harden, prove, prune, refit, search
 from statemix.tasks.permutation import Permutation
 
 AUTOMATON = Permutation(group="S_3").automaton()
@@ -26,13 +25,13 @@ def leaning(of_group):
 
 
 def test_a_readout_is_fitted_to_what_is_left(leaning):
-    hard = hardened(leaning)
-    cut = pruned(hard, AUTOMATON)
+    hard = harden(leaning)
+    cut = prune(hard, AUTOMATON)
     assert cut.tracking == (0,)
-    assert certify(cut.model, AUTOMATON).verdict == "refuted"
+    assert search(cut.model, AUTOMATON).verdict == "refuted"
     before = {name: tensor.clone() for name, tensor in cut.model.state_dict().items()}
-    fitted = refitted(cut.model, AUTOMATON, "answer")
-    found = certify(fitted, AUTOMATON)
+    fitted = refit(cut.model, AUTOMATON, "answer")
+    found = search(fitted, AUTOMATON)
     assert (found.verdict, found.pairs) == ("proven", 6)
     assert found.margin > 1
     after = fitted.state_dict()
@@ -57,19 +56,19 @@ def test_states_that_differ_by_little_are_told_apart():
         recurrence.gate_proj.weight.copy_(torch.linalg.lstsq(seen, raw.flatten(1)).solution.T)
         recurrence.gate_proj.bias.zero_()
         recurrence.learned_state.copy_(torch.tensor([[-1.0, -0.9998, 1 / 3, 1.0]]))
-    cut = pruned(hardened(model), task.automaton())
+    cut = prune(harden(model), task.automaton())
     assert cut.tracking == (0,)
-    found = certify(refitted(cut.model, task.automaton(), "answer"), task.automaton())
+    found = search(refit(cut.model, task.automaton(), "answer"), task.automaton())
     assert found.verdict == "proven"
     assert found.margin > 1
 
 
 def test_a_network_is_fitted_only_where_that_is_needed(of_group, leaning):
-    assert certified(of_group("S_3"), AUTOMATON).network == "pruned"
-    found = certified(leaning, AUTOMATON)
+    assert prove(of_group("S_3"), AUTOMATON).network == "pruned"
+    found = prove(leaning, AUTOMATON)
     assert (found.network, found.tracking, found.num_blocks) == ("refitted", (0,), 2)
-    assert found.certificate.verdict == "proven"
-    assert certify(found.model, AUTOMATON).margin == found.certificate.margin
+    assert found.result.verdict == "proven"
+    assert search(found.model, AUTOMATON).margin == found.result.margin
 
 
 def test_what_the_blocks_do_not_hold_cannot_be_read(of_group):
@@ -82,11 +81,11 @@ def test_what_the_blocks_do_not_hold_cannot_be_read(of_group):
         loads = model.blocks[0].layer.value_proj.weight.view(3, 2, -1)
         loads[:, 1] = loads[:, 0]
         loads[:, 0] = 0
-    cut = pruned(hardened(model), AUTOMATON)
+    cut = prune(harden(model), AUTOMATON)
     assert (cut.tracking, cut.varying) == ((0, 1), (1,))
-    assert certify(refitted(cut.model, AUTOMATON, "answer"), AUTOMATON).verdict == "refuted"
-    found = certified(model, AUTOMATON)
-    assert (found.network, found.certificate.verdict) == ("hardened", "refuted")
+    assert search(refit(cut.model, AUTOMATON, "answer"), AUTOMATON).verdict == "refuted"
+    found = prove(model, AUTOMATON)
+    assert (found.network, found.result.verdict) == ("hardened", "refuted")
 
 
 def test_a_network_that_needs_no_memory_is_not_fitted(tracker):
@@ -95,11 +94,11 @@ def test_a_network_that_needs_no_memory_is_not_fitted(tracker):
     model = tracker([[[-1], [-1], [-1]]], [[[-2.0], [2.0], [0.0]]], [[-1.0], [1.0]], 2)
     model.blocks[0].residual = True
     automaton = Automaton(0, np.zeros((1, 2), np.int64), np.array([[0, 1]]))
-    cut = pruned(hardened(model), automaton)
+    cut = prune(harden(model), automaton)
     assert cut.varying == ()
-    assert certify(cut.model, automaton).verdict == "refuted"
-    found = certified(model, automaton)
-    assert (found.network, found.certificate.verdict) == ("hardened", "proven")
+    assert search(cut.model, automaton).verdict == "refuted"
+    found = prove(model, automaton)
+    assert (found.network, found.result.verdict) == ("hardened", "proven")
 
 
 def test_the_first_token_is_fitted_where_it_leads_and_not_the_learned_one(passing):
@@ -107,9 +106,9 @@ def test_the_first_token_is_fitted_where_it_leads_and_not_the_learned_one(passin
     with torch.no_grad():
         for parameter in model.readouts["answer"].parameters():
             parameter.zero_()
-    cut = pruned(hardened(model), automaton)
-    assert certify(cut.model, automaton).verdict == "refuted"
-    assert certify(refitted(cut.model, automaton, "answer"), automaton).verdict == "proven"
+    cut = prune(harden(model), automaton)
+    assert search(cut.model, automaton).verdict == "refuted"
+    assert search(refit(cut.model, automaton, "answer"), automaton).verdict == "proven"
 
 
 def test_positions_that_are_not_scored_are_not_fitted(leaning):
@@ -117,14 +116,14 @@ def test_positions_that_are_not_scored_are_not_fitted(leaning):
     outputs, transitions = AUTOMATON.outputs.copy(), AUTOMATON.transitions.copy()
     outputs[:, 0], transitions[0, 5] = IGNORED, NEVER
     partly = Automaton(0, transitions, outputs)
-    cut = pruned(hardened(leaning), partly)
-    found = certify(refitted(cut.model, partly, "answer"), partly)
+    cut = prune(harden(leaning), partly)
+    found = search(refit(cut.model, partly, "answer"), partly)
     assert (found.verdict, found.pairs) == ("proven", 6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_readout_keeps_its_dtype(leaning, dtype):
-    cut = pruned(hardened(leaning.to(dtype)), AUTOMATON)
-    fitted = refitted(cut.model, AUTOMATON, "answer")
+    cut = prune(harden(leaning.to(dtype)), AUTOMATON)
+    fitted = refit(cut.model, AUTOMATON, "answer")
     assert fitted.readouts["answer"].weight.dtype == dtype
-    assert certify(fitted, AUTOMATON).verdict == "proven"
+    assert search(fitted, AUTOMATON).verdict == "proven"

@@ -14,7 +14,7 @@ from statemix.layers.gated_recurrence import GatedRecurrence
 from statemix.models import SyntheticModel
 
 
-class Gaps:
+class GateGaps:
     """Differences between the largest and the second largest raw gate of all rows seen.
 
     Attributes:
@@ -40,7 +40,7 @@ class Gaps:
 
 
 @contextmanager
-def watched(model: SyntheticModel, units: Sequence[int] | None = None) -> Iterator[Gaps]:
+def watch_gaps(model: SyntheticModel, units: Sequence[int] | None = None) -> Iterator[GateGaps]:
     r"""Watch the raw gates of a model's layers while it runs in this context.
 
     A raw gate is a product of n terms, whose sum has the error
@@ -57,7 +57,7 @@ def watched(model: SyntheticModel, units: Sequence[int] | None = None) -> Iterat
         model: the model.
         units: units whose gates matter, of a model of one layer; None means all of all layers.
     """
-    gaps, hooks = Gaps(), []
+    gaps, hooks = GateGaps(), []
     layers = [part for part in model.modules() if isinstance(part, GatedRecurrence)]
     for layer in layers:
         if layer.selective is True:
@@ -71,7 +71,7 @@ def watched(model: SyntheticModel, units: Sequence[int] | None = None) -> Iterat
 
 
 def _note(
-    gaps: Gaps,
+    gaps: GateGaps,
     layer: GatedRecurrence,
     units: Sequence[int] | None,
     projection: nn.Linear,

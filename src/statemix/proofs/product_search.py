@@ -10,13 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from statemix.automaton import IGNORED, NEVER, Automaton
 from statemix.errors import RequestError
 from statemix.layers import Layer, State, take_rows
 from statemix.layers.state import map_state, tensors
 from statemix.memory import available_bytes, gigabytes
 from statemix.models import SyntheticModel
-from statemix.tasks.automaton import NEVER, Automaton
-from statemix.tasks.task import IGNORED
 
 # Rows of every step: one shape, so that equal rows are computed by equal instructions.
 _ROWS = 256
@@ -27,7 +26,7 @@ Verdict = Literal["proven", "refuted", "open"]
 
 
 @dataclass(frozen=True)
-class Certificate:
+class SearchResult:
     """What a search of all words has found.
 
     Attributes:
@@ -56,14 +55,14 @@ class Certificate:
 
 
 @torch.no_grad()
-def certify(
+def search(
     model: SyntheticModel,
     automaton: Automaton,
     *,
     head: str | None = None,
     max_pairs: int = 100_000,
     on_progress: Callable[[int], None] | None = None,
-) -> Certificate:
+) -> SearchResult:
     """Prove that a model answers as an automaton on words of every length, or find a word.
 
     The model and the automaton read the same tokens. Pairs of their states are visited breadth
@@ -111,7 +110,7 @@ def certify(
             f"max_pairs must fit into memory (at least {gigabytes(needed)} needed, "
             f"{gigabytes(available)} available), got {max_pairs}"
         )
-    return Search(model.eval(), automaton, head, max_pairs, on_progress=on_progress).run()
+    return ProductSearch(model.eval(), automaton, head, max_pairs, on_progress=on_progress).run()
 
 
 def _pair_bytes(model: SyntheticModel) -> int:
@@ -121,7 +120,7 @@ def _pair_bytes(model: SyntheticModel) -> int:
     return 150 + sum(part.nbytes for state in states for _, part in tensors(state))
 
 
-class Answered(NamedTuple):
+class RightAnswers(NamedTuple):
     """Right answers of the model: a row for each state and token.
 
     Attributes:
@@ -137,15 +136,15 @@ class Answered(NamedTuple):
     after: State
 
 
-class Search:
-    """The search of :func:`certify`, with arguments that are not checked.
+class ProductSearch:
+    """The search of :func:`search`, with arguments that are not checked.
 
     Args:
-        model: as in :func:`certify`, in evaluation mode.
-        automaton: as in :func:`certify`.
+        model: as in :func:`search`, in evaluation mode.
+        automaton: as in :func:`search`.
         head: head that answers.
-        max_pairs: as in :func:`certify`.
-        on_progress: as in :func:`certify`.
+        max_pairs: as in :func:`search`.
+        on_progress: as in :func:`search`.
         observe: function called with all right answers; if it returns a reason, the search ends.
     """
 
@@ -157,7 +156,7 @@ class Search:
         max_pairs: int,
         *,
         on_progress: Callable[[int], None] | None = None,
-        observe: Callable[[Answered], str] | None = None,
+        observe: Callable[[RightAnswers], str] | None = None,
     ) -> None:
         self.model = model
         self.automaton = automaton
@@ -173,12 +172,12 @@ class Search:
         # Tokens up to which the answers of all words are right.
         self.checked = 0
 
-    def run(self) -> Certificate:
+    def run(self) -> SearchResult:
         """Visit all pairs, level by level."""
         level = _Level(None, np.array([self.automaton.start]), np.array([-1]))
         while len(level.places):
             found = self._next(level)
-            if isinstance(found, Certificate):
+            if isinstance(found, SearchResult):
                 return found
             level = found
             self.checked += 1
@@ -186,12 +185,12 @@ class Search:
                 self.on_progress(len(self.pairs))
         return self._ended("proven", checked=None)
 
-    def _ended(self, verdict: Verdict, **found: Any) -> Certificate:
+    def _ended(self, verdict: Verdict, **found: Any) -> SearchResult:
         # Without another class, or without a scored answer, there is nothing to exceed.
         margin = self.margin if math.isfinite(self.margin) else None
-        return Certificate(verdict, len(self.pairs), margin, **{"checked": self.checked} | found)
+        return SearchResult(verdict, len(self.pairs), margin, **{"checked": self.checked} | found)
 
-    def _next(self, level: "_Level") -> "_Level | Certificate":
+    def _next(self, level: "_Level") -> "_Level | SearchResult":
         """Visit all pairs that one more token leads to."""
         states: list[State] = []
         places: list[int] = []
@@ -209,7 +208,7 @@ class Search:
                 word = [*self._word(int(level.numbers[rows[wrong]])), int(tokens[wrong])]
                 return self._refuted(word)
             if self.observe is not None:
-                reason = self.observe(Answered(self.checked + 1, tokens, outputs, after))
+                reason = self.observe(RightAnswers(self.checked + 1, tokens, outputs, after))
                 if reason:
                     return self._ended("open", reason=reason)
             reached = self.automaton.transitions[before, tokens]
@@ -277,7 +276,7 @@ class Search:
             word.append(token)
         return word[::-1]
 
-    def _refuted(self, word: list[int]) -> Certificate:
+    def _refuted(self, word: list[int]) -> SearchResult:
         """Return the word and both answers, if the ordinary forward pass fails on it too."""
         logits = self.model(torch.tensor([word], device=self.model.device))[self.head][:, -1]
         expected = self.automaton.answers(word)[-1]

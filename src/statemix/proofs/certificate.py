@@ -1,0 +1,174 @@
+"""From a trained model to the network that is proven, and the certificate about it."""
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from statemix.automaton import Automaton
+from statemix.models import SyntheticModel
+from statemix.proofs.hardening import PrunedModel, can_harden, can_prune, harden, prune
+from statemix.proofs.horizon import Horizon, find_horizon
+from statemix.proofs.product_search import SearchResult, Verdict, search
+from statemix.proofs.refitting import refit
+from statemix.proofs.ties import GateGaps, watch_gaps
+
+Network = Literal["pruned", "refitted", "hardened", "as trained"]
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A network, and what the search of all words found about it.
+
+    Attributes:
+        result: result of the search of all words.
+        network: what was done to the trained model: "pruned" (its gates are 0 or 1, and only blocks
+            that track are read), "refitted" (pruned, and its readout fitted again), "hardened" (its
+            gates are 0 or 1) or "as trained".
+        model: the network.
+        tracking: blocks that were kept; None if nothing was pruned.
+        num_blocks: blocks of the trained model; None if nothing was pruned.
+        gate_margin: smallest difference between the largest and the second largest raw gate of a
+            row whose gates are 0 and 1, among the blocks that were kept; None as trained.
+        horizon: length up to which the network is proven right with its gates as trained. If
+            blocks were pruned, it says nothing of the trained network, which has other blocks, too.
+    """
+
+    result: SearchResult
+    network: Network
+    model: SyntheticModel
+    horizon: Horizon
+    tracking: tuple[int, ...] | None = None
+    num_blocks: int | None = None
+    gate_margin: float | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict of the search."""
+        return self.result.verdict
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return everything but the model as JSON data, without NaN or infinities."""
+        found = self.result
+        return {
+            "verdict": found.verdict,
+            "pairs": found.pairs,
+            "margin": found.margin,
+            "word": list(found.word),
+            "answer": found.answer,
+            "expected": found.expected,
+            "checked": found.checked,
+            "reason": found.reason,
+            "network": self.network,
+            "tracking": None if self.tracking is None else list(self.tracking),
+            "num_blocks": self.num_blocks,
+            "gate_margin": self.gate_margin,
+            "horizon": self.horizon.tokens,
+            "horizon_reason": self.horizon.reason,
+        }
+
+
+def prove(
+    model: SyntheticModel,
+    automaton: Automaton,
+    *,
+    head: str | None = None,
+    soft: bool = False,
+    max_pairs: int = 100_000,
+    on_progress: Callable[[int], None] | None = None,
+) -> Certificate:
+    """Harden a trained model, keep the blocks that track, and prove or refute the network.
+
+    If the network without the other blocks is not proven, its readout is fitted again. If that does
+    not help, the hardened network is searched with all its blocks. A model without softmax gates is
+    searched as it is. The certificate is about the network that is returned, whose answers may
+    differ from those of the trained model.
+
+    A proof also needs gates that rounding cannot move: if two raw gates of a row differ by less
+    than a change in the order of their sums, the verdict is open.
+
+    Args:
+        model: the trained model; it is not changed, but put into evaluation mode.
+        automaton: the automaton, with the model's tokens.
+        head: head that answers; None means the first one.
+        soft: search the model as it is, and bound the length up to which it is right by a search
+            of the hardened model.
+        max_pairs: as in :func:`search`.
+        on_progress: as in :func:`search`.
+
+    Raises:
+        ValueError: as in :func:`search`.
+        RequestError: as in :func:`search`.
+    """
+    head = next(iter(model.heads)) if head is None else head
+
+    def search_words(network: SyntheticModel) -> SearchResult:
+        return search(network, automaton, head=head, max_pairs=max_pairs, on_progress=on_progress)
+
+    def length(hard: SyntheticModel, tracking: tuple[int, ...] | None = None) -> Horizon:
+        return find_horizon(
+            _with_gates_of(model, hard).cpu(),
+            copy.deepcopy(hard).cpu(),
+            automaton,
+            head=head,
+            tracking=tracking,
+            max_pairs=max_pairs,
+        )
+
+    if soft or not can_harden(model):
+        result = search_words(model)
+        if result.verdict == "proven":
+            bound = Horizon(None, "the trained network itself is proven")
+        else:
+            bound = length(harden(model) if can_harden(model) else model)
+        return Certificate(result, "as trained", model, bound)
+    hard = harden(model)
+    if can_prune(hard):
+        cut = prune(hard, automaton)
+        for name, found in _candidates(cut, automaton, head):
+            with watch_gaps(found, cut.tracking) as gaps:
+                result = search_words(found)
+            if result.verdict == "proven":
+                return Certificate(
+                    _unless_tied(result, gaps),
+                    name,
+                    found,
+                    length(found, cut.tracking),
+                    cut.tracking,
+                    cut.num_blocks,
+                    gaps.finite,
+                )
+    with watch_gaps(hard) as gaps:
+        result = search_words(hard)
+    if result.verdict == "proven":
+        bound = length(hard)
+    else:
+        bound = Horizon(None, "the network is not proven with gates of 0 and 1")
+    answer = _unless_tied(result, gaps)
+    return Certificate(answer, "hardened", hard, bound, gate_margin=gaps.finite)
+
+
+def _unless_tied(result: SearchResult, gaps: GateGaps) -> SearchResult:
+    """Return a proof only if no rounding can choose other gates."""
+    if result.verdict != "proven" or gaps.nearest > 0:
+        return result
+    reason = f"rounding may swap two gates of a row, which differ by {gaps.smallest:.2g}"
+    return replace(result, verdict="open", reason=reason)
+
+
+def _candidates(
+    cut: PrunedModel, automaton: Automaton, head: str
+) -> Iterator[tuple[Network, SyntheticModel]]:
+    """Yield the pruned network, and then, if its blocks hold anything, with another readout."""
+    yield "pruned", cut.model
+    if cut.varying:
+        yield "refitted", refit(cut.model, automaton, head)
+
+
+def _with_gates_of(model: SyntheticModel, other: SyntheticModel) -> SyntheticModel:
+    """Return a copy of ``other`` with the gate temperatures of ``model``."""
+    copied = copy.deepcopy(other)
+    buffers = dict(model.named_buffers())
+    for name, buffer in copied.named_buffers():
+        buffer.copy_(buffers[name])
+    return copied

@@ -1,0 +1,161 @@
+"""Certificates of finished runs: prove a run's network, store the proof, and load it again."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from statemix import files
+from statemix.automaton import HasAutomaton
+from statemix.errors import RequestError
+from statemix.models import SyntheticModel
+from statemix.proofs import Certificate, prove
+from statemix.training import folder as runs
+from statemix.training.checkpoint import write_file
+from statemix.training.outcome import WEIGHT_FILES, Weights, load_model, load_outcome
+from statemix.training.parts import model_with
+from statemix.training.schedules import attributes_set
+
+
+def certify_run(
+    folder: Path,
+    weights: Weights = "last",
+    *,
+    soft: bool = False,
+    max_pairs: int = 100_000,
+    output: Path | None = None,
+    on_progress: Callable[[int], None] | None = None,
+) -> tuple[Certificate, list[Path]]:
+    """Prove or refute the network of a finished run, and write its certificate.
+
+    Args:
+        folder: folder of the run.
+        weights: weights of the network.
+        soft: search the network as it was trained, as in :func:`statemix.proofs.prove`.
+        max_pairs: as in :func:`statemix.proofs.prove`.
+        output: folder for the certificate; None means the run's folder.
+        on_progress: as in :func:`statemix.proofs.prove`.
+
+    Returns:
+        The certificate and the files that were written; no files if a stored proof stays.
+
+    Raises:
+        RequestError: if the task has no automaton, the model is an autoencoder, the folder holds no
+            finished run, or the output cannot be written.
+    """
+    config = load_outcome(folder).config
+    task = config.build_task()
+    if not isinstance(task, HasAutomaton):
+        raise RequestError(f"task must have a finite automaton, got {config.task.name}")
+    if config.model.backbone != "causal":
+        raise RequestError(f"backbone must be 'causal' to certify, got {config.model.backbone!r}")
+    path, _ = certificate_paths(output or folder, weights, soft=soft)
+    files.open_for_append("folder" if output is None else "output", path)
+    model = load_model(folder, weights)
+    with attributes_set(model, config.evaluation.attributes):
+        certificate = prove(
+            model, task.automaton(), soft=soft, max_pairs=max_pairs, on_progress=on_progress
+        )
+        # The attributes of evaluation are part of the network that is written.
+        written = save_certificate(folder, certificate, weights=weights, soft=soft, output=output)
+    return certificate, written
+
+
+def certificate_paths(folder: Path, weights: Weights, *, soft: bool) -> tuple[Path, Path]:
+    """Return the path of a certificate, and that of the proven network.
+
+    Each choice of weights and of ``soft`` has its own files, so that certificates of different
+    networks never replace each other.
+    """
+    about = ("" if weights == "last" else f"-{weights}") + ("-soft" if soft else "")
+    return folder / f"certificate{about}.json", folder / f"certified{about}.safetensors"
+
+
+def save_certificate(
+    folder: Path,
+    certificate: Certificate,
+    *,
+    weights: Weights,
+    soft: bool = False,
+    output: Path | None = None,
+) -> list[Path]:
+    """Write a certificate and, if it is a proof, the network that is proven.
+
+    A stored proof of the same weights stays: another verdict may only mean that fewer pairs were
+    visited.
+
+    Args:
+        folder: folder of the run.
+        certificate: certificate of the run's network.
+        weights: weights of the network.
+        soft: whether the network was searched as it was trained.
+        output: folder for the files; None means the run's folder.
+
+    Returns:
+        The files that were written; none if a stored proof stays.
+
+    Raises:
+        RequestError: if the folder holds no finished run or the output cannot be written.
+    """
+    target = output or folder
+    path, network = certificate_paths(target, weights, soft=soft)
+    proven = certificate.verdict == "proven"
+    if not proven and _is_proven(folder, weights, soft=soft, output=output):
+        return []
+    sha256 = load_outcome(folder).weights[WEIGHT_FILES[weights]]
+    row = {"weights": weights, "weights_sha256": sha256, **certificate.to_plain()}
+    try:
+        network.unlink(missing_ok=True)
+        if proven:
+            row["sha256"] = runs.save_weights(target, network.name, certificate.model.state_dict())
+        write_file(path, (json.dumps(row, indent=1, allow_nan=False) + "\n").encode())
+    except OSError as error:
+        name = "folder" if output is None else "output"
+        raise RequestError(f"{name} must be writable, got {target}: {error.strerror}") from error
+    return [path, network] if proven else [path]
+
+
+def _is_proven(folder: Path, weights: Weights, *, soft: bool, output: Path | None) -> bool:
+    try:
+        load_proven(folder, weights, soft=soft, output=output)
+    except RequestError:
+        return False
+    return True
+
+
+def load_proven(
+    folder: Path | str,
+    weights: Weights = "last",
+    *,
+    soft: bool = False,
+    output: Path | str | None = None,
+) -> SyntheticModel:
+    """Load the proven network of a run, on the CPU, in evaluation mode.
+
+    Args:
+        folder: folder of the run.
+        weights: weights that the proof is about.
+        soft: whether the network was searched as it was trained.
+        output: folder of the certificate; None means the run's folder.
+
+    Raises:
+        RequestError: if the run is not finished, there is no proof of these weights, or a file is
+            damaged.
+    """
+    folder = Path(folder)
+    target = folder if output is None else Path(output)
+    outcome = load_outcome(folder)
+    path, network = certificate_paths(target, weights, soft=soft)
+    try:
+        row = json.loads(path.read_text())
+        verdict, sha256, trained = row["verdict"], row.get("sha256", ""), row.get("weights_sha256")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise RequestError(f"{path} must hold a certificate, got: {error!r}") from error
+    if verdict != "proven":
+        raise RequestError(f"{path} must hold a proof, got the verdict {verdict!r}")
+    if trained != outcome.weights.get(WEIGHT_FILES[weights]):
+        raise RequestError(
+            f"{path} must be about the weights of the run, got weights_sha256={trained!r}; certify "
+            "the run again"
+        )
+    tensors = runs.load_weights(target, network.name, sha256, stated_in=path.name)
+    return model_with(tensors, outcome.config, network)

@@ -1,22 +1,45 @@
-"""Memory of this machine."""
+"""Memory that this process may use, and errors that report a shortage of memory."""
 
+import errno
 import os
+import re
 import sys
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+_GROUPS = Path("/sys/fs/cgroup")
+_MEMBERSHIP = Path("/proc/self/cgroup")
+
+# Messages of RuntimeErrors of PyTorch, its libraries and Triton; other allocators have exceptions
+# of their own.
+_SHORTAGES = re.compile(
+    r"DefaultCPUAllocator: (can't allocate|not enough) memory"
+    r"|^unable to mmap .*Cannot allocate memory"
+    r"|^(CUDA|HIP|XPU|MPS backend|C10) out of memory"
+    r"|^(CUDA|HIP|Triton Error \[(CUDA|HIP)\])( driver)?( error)?: out of memory"
+    r"|^(CUDA|HIP) error: CU(BLAS|DNN|SPARSE|SOLVER|FFT)_STATUS_ALLOC_FAILED"
+    r"|^cuDNN error: CUDNN_STATUS_ALLOC_FAILED"
+    r"|^std::bad_alloc$",
+    re.IGNORECASE,
+)
 
 
 def total_bytes() -> int:
-    """Return the memory of this machine (``sys.maxsize`` if unknown)."""
-    if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
-        return sys.maxsize
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Return the memory of this machine, or the limit of a control group if that is less.
+
+    It is ``sys.maxsize`` if unknown.
+    """
+    machine = sys.maxsize
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([machine, *(limit for limit, _ in _group_limits())])
 
 
 def available_bytes() -> int:
     """Return the memory that this process can allocate without swapping.
 
-    That is the free memory of the machine, or what ``ulimit -v`` leaves to the process if that is
-    less; ``sys.maxsize`` if unknown.
+    It is the free memory of the machine, or less if ``ulimit -v`` or a control group (a container,
+    a Slurm job) leaves less; ``sys.maxsize`` if unknown.
     """
     if not sys.platform.startswith("linux"):
         return sys.maxsize
@@ -26,18 +49,24 @@ def available_bytes() -> int:
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY:
         free = min(free, max(0, limit - _kilobytes("/proc/self/status", "VmSize") * 1024))
-    return free
+    return min([free, *(max(0, limit - used) for limit, used in _group_limits())])
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Return whether an error says that memory was short, as Python's and PyTorch's do.
+    """Return whether an error reports that memory was short.
 
-    An illegal memory access, as CUDA reports it, is a defect of a kernel.
+    PyTorch has a type of its own only for some devices. Elsewhere its message decides: a
+    RuntimeError may also mention memory for other reasons, such as an illegal access.
     """
-    text = str(error)
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and "memory" in text and "memory access" not in text
-    )
+    if isinstance(error, MemoryError):
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    if not isinstance(error, RuntimeError):
+        return False
+    import torch
+
+    return isinstance(error, torch.OutOfMemoryError) or bool(_SHORTAGES.search(str(error)))
 
 
 def gigabytes(number: int) -> str:
@@ -49,6 +78,40 @@ def gigabytes(number: int) -> str:
     """
     # A larger integer may not fit into a float.
     return f"{number / 1e9:,.1f} GB" if number <= 10**21 else "1,000,000,000,000 GB"
+
+
+def _group_limits() -> Iterator[tuple[int, int]]:
+    """Yield the limit and the memory in use of each control group that limits this process.
+
+    A limit also holds in all groups below. A container may name a group of its host whose folder
+    it does not see; its own group is then the root.
+    """
+    if not _MEMBERSHIP.is_file():
+        return
+    for line in _MEMBERSHIP.read_text().splitlines():
+        _, controllers, name = line.split(":", 2)
+        if not controllers:
+            root, limited, used, cached = _GROUPS, "memory.max", "memory.current", ""
+        elif "memory" in controllers.split(","):
+            root, cached = _GROUPS / "memory", "total_"
+            limited, used = "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
+            continue
+        group = PurePosixPath(name.lstrip("/"))
+        for folder in (root / part for part in (group, *group.parents)):
+            try:
+                limit = (folder / limited).read_text().strip()
+                in_use = int((folder / used).read_text())
+                statistics = (folder / "memory.stat").read_text().split()
+            except OSError:
+                continue
+            counts = dict(zip(statistics[::2], statistics[1::2], strict=True))
+            # The kernel drops the pages of files when a group reaches its limit.
+            in_use -= sum(
+                int(counts.get(f"{cached}{kind}_file", 0)) for kind in ("active", "inactive")
+            )
+            if limit != "max":
+                yield int(limit), in_use
 
 
 def _kilobytes(path: str, name: str) -> int:

@@ -1,0 +1,147 @@
+"""Limits of control groups, and which errors report a shortage of memory."""
+
+import errno
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from statemix import memory
+
+GB = 10**9
+UNLIMITED = 2**63 - 4096  # as version 1 writes it
+
+
+def write_group(folder, *, limit, used, cached=0, version=2):
+    limited, current, prefix = {
+        1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+        2: ("memory.max", "memory.current", ""),
+    }[version]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / limited).write_text(f"{limit}\n")
+    (folder / current).write_text(f"{used}\n")
+    half = cached // 2
+    lines = f"{prefix}active_file {half}\n{prefix}inactive_file {cached - half}\n"
+    (folder / "memory.stat").write_text(f"anon {used - cached}\n{lines}")
+
+
+@pytest.fixture
+def groups(tmp_path, monkeypatch):
+    """``groups(lines)`` makes this process a member of groups; returns their root folder."""
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(memory, "_GROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(memory, "_MEMBERSHIP", tmp_path / "membership")
+    monkeypatch.setattr(memory, "_kilobytes", lambda path, name: 64 * GB // 1024)
+
+    def join(*lines):
+        (tmp_path / "membership").write_text("".join(f"{line}\n" for line in lines))
+        return tmp_path / "cgroup"
+
+    return join
+
+
+def test_a_limit_of_version_2_counts(groups):
+    write_group(groups("0::/"), limit=4 * GB, used=3 * GB, cached=GB)
+    assert memory.total_bytes() == 4 * GB
+    assert memory.available_bytes() == 2 * GB
+
+
+def test_a_limit_of_version_1_counts(groups):
+    root = groups("5:devices:/", "4:cpu,memory:/jobs/7", "1:name=systemd:/")
+    write_group(root / "memory" / "jobs" / "7", limit=2 * GB, used=GB, cached=GB // 2, version=1)
+    write_group(root / "memory", limit=UNLIMITED, used=50 * GB, version=1)
+    assert memory.total_bytes() == 2 * GB
+    assert memory.available_bytes() == 3 * GB // 2
+
+
+def test_the_limit_of_a_group_above_counts(groups):
+    root = groups("0::/system/jobs/7")
+    write_group(root / "system" / "jobs" / "7", limit="max", used=GB)
+    write_group(root / "system", limit=8 * GB, used=7 * GB)
+    assert memory.total_bytes() == 8 * GB
+    assert memory.available_bytes() == GB
+
+
+def test_a_container_that_does_not_see_its_path_has_the_limit_of_the_root(groups):
+    write_group(groups("0::/docker/0123"), limit=GB, used=GB // 4)
+    assert memory.available_bytes() == 3 * GB // 4
+
+
+def test_more_in_use_than_allowed_leaves_nothing(groups):
+    write_group(groups("0::/"), limit=GB, used=2 * GB)
+    assert memory.available_bytes() == 0
+
+
+@pytest.mark.parametrize("lines", [[], ["0::/"], ["4:memory:/a"], ["3:cpu:/"]])
+def test_without_a_limit_the_memory_of_the_machine_counts(groups, lines):
+    groups(*lines)
+    free = 64 * GB // 1024 * 1024
+    assert memory.available_bytes() <= free
+    assert memory.total_bytes() > 0
+
+
+def test_a_system_without_control_groups_has_the_memory_of_the_machine(groups):
+    assert memory.available_bytes() <= 64 * GB // 1024 * 1024
+
+
+def raised(call):
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - the type is the question
+        call()
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: torch.empty(10**13),
+        lambda: np.empty(10**15),
+        lambda: bytearray(10**15),
+        lambda: torch.empty(10**13).clone(),
+    ],
+)
+def test_a_failing_allocation_is_a_shortage(call):
+    assert memory.is_shortage(raised(call))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("HIP out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported later"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("MPS backend out of memory (MPS allocated: 5.1 GB)"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("unable to mmap 40 bytes from file </a>: Cannot allocate memory (12)"),
+        RuntimeError("std::bad_alloc"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+    ],
+)
+def test_messages_of_devices_are_shortages(error):
+    assert memory.is_shortage(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        raised(lambda: torch.zeros(3).expand(4, 3).add_(1)),
+        raised(lambda: torch.zeros(2, 3, 4).contiguous(memory_format=torch.channels_last)),
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("out of resource: shared memory, Required: 300000, Hardware limit: 232448"),
+        RuntimeError("the network ran out of memory cells"),
+        RuntimeError("cannot share memory of CUDA tensors"),
+        OSError(errno.ENOSPC, "No space left on device"),
+        ValueError("CUDA out of memory"),
+    ],
+)
+def test_other_errors_that_mention_memory_are_not(error):
+    assert not memory.is_shortage(error)
+
+
+def test_the_answer_needs_no_heavy_import():
+    code = "import sys, statemix.memory as m; m.available_bytes(); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -40,11 +40,10 @@ TRITON_TESTS := tests/ops/triton tests/ops/test_limits.py 'tests/ops/test_sequen
 test-triton: $(VENV)/installed-dev
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n auto --dist worksteal $(TRITON_TESTS)
 
-# Compile the Triton kernels for all targets, without a GPU, in every configuration that can be chosen:
-# for MINUTES, in an order that has something of everything first; the same command continues.
-test-compiled: MINUTES ?= 60
+# Compile the Triton kernels for GPUs of NVIDIA and AMD, which needs no GPU, and check that no register
+# spills (half an hour on two cores), or SAMPLE of the cases: make test-compiled SAMPLE=12
 test-compiled: $(VENV)/installed-dev
-	$(BIN)/python tests/compiled/run.py --minutes $(MINUTES) $(COMPILED)
+	SAMPLE=$(SAMPLE) $(BIN)/python -m pytest -n auto --dist worksteal tests/compiled/spills.py
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
@@ -60,7 +59,7 @@ format: $(VENV)/installed-dev
 
 # Change the code at SAMPLE random places and check that the tests notice (about ten seconds each;
 # interrupted, the same command continues).
-SAMPLE ?= 600
+mutants: SAMPLE ?= 600
 mutants: SEED ?= 1
 mutants: $(VENV)/installed-dev
 	$(BIN)/python tests/mutation/run.py --sample $(SAMPLE) --seed $(SEED) $(MUTANTS)

@@ -1,7 +1,6 @@
 """``statemix bench`` measures, prints a table of at most 100 columns, and stores rows."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -494,31 +493,6 @@ def test_unknown_layers_are_refused_by_the_parser(arguments, message, capsys):
 )  # fmt: skip
 def test_numbers_have_three_digits(number, text):
     assert _short(number) == text
-
-
-def test_kernels_are_compiled_and_stored(capsys, tmp_path, monkeypatch):
-    pytest.importorskip("triton", reason="Triton is not installed")
-    monkeypatch.chdir(tmp_path)  # a path of the user's is printed as given, however long it is
-    path = Path("kernels.jsonl")
-    chosen = ["--operators", "lag", "--kernels", "local_forward", "--sizes", "2", "--output"]
-    parse(["kernels", *chosen, str(path)]).run()
-    text = capsys.readouterr().out
-    assert max(map(len, text.splitlines())) <= 100
-    assert "sm_90, bfloat16, softmax" in text
-    (row,) = map(json.loads, path.read_text().splitlines())
-    assert (row["operator"], row["kernel"], row["size"], row["spilled"]) == (
-        "lag",
-        "local_forward",
-        2,
-        0,
-    )
-    assert row["registers"] > 0
-    assert {"commit", "command", "load", "instructions", "issue"} <= row.keys()
-
-
-def test_kernels_that_cannot_be_compiled_are_named():
-    with pytest.raises(RequestError, match=r"target must be one of .* got 'sm_1'"):
-        parse(["kernels", "--targets", "sm_1"]).run()
 
 
 @pytest.mark.parametrize(

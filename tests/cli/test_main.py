@@ -60,10 +60,6 @@ FLAGS = {
         --recurrences --batch-sizes --hidden-sizes --block-sizes --backends --peers --dtype
         --rounds --budget-s --threads --device --graphs --limit-s --output
         """,
-    "bench kernels": """
-        --operators --kernels --sizes --dtypes --targets --gates --widths --tempered --no-tempered
-        --packed --no-packed --ragged --no-ragged --full --no-full --output
-        """,
 }
 
 

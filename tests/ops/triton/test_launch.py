@@ -5,7 +5,6 @@ The interpreter must be chosen before Triton is imported: ``make test-triton``.
 
 import dataclasses
 import os
-import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -244,32 +243,3 @@ def test_no_kernel_adds_atomically():
     files = list(FOLDER.glob("*.py"))
     assert "tl.store(" in "".join(file.read_text() for file in files)
     assert [file.name for file in files if "atomic" in file.read_text()] == []
-
-
-@pytest.mark.skipif(INTERPRETED, reason="Triton interprets")
-@pytest.mark.parametrize(
-    ("operator", "kernel", "options"),
-    [
-        ("block", "local_backward", {"packed": True, "ragged": True}),
-        ("lag", "local_backward", {}),
-        ("block", "chunk_backward", {"gate": "householder"}),
-        ("block", "carries", {}),
-    ],
-    ids=str,
-)
-def test_no_machine_code_adds_atomically(monkeypatch, operator, kernel, options):
-    import triton
-
-    from statemix.bench.compiled import Variant, compiled
-
-    build, built = triton.compile, []
-
-    def kept(*arguments, **options):
-        built.append(build(*arguments, **options))
-        return built[-1]
-
-    monkeypatch.setattr(triton, "compile", kept)
-    compiled(Variant(operator, kernel, 2, **options))
-    (code,) = (one.asm["ptx"] for one in built)
-    assert "st.global" in code
-    assert re.findall(r"\b(?:atom|red)\.\S*", code) == []

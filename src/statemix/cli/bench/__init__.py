@@ -1,4 +1,4 @@
-"""``statemix bench``: speed and memory against baselines, prices of layers, kernels."""
+"""``statemix bench``: speed and memory against baselines, prices of layers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,6 @@ from typing import Annotated
 import tyro
 
 from statemix.cli.bench.decode import Decode
-from statemix.cli.bench.kernels import Kernels
 from statemix.cli.bench.layers import Layers
 from statemix.cli.bench.ops import Ops
 from statemix.cli.imports import import_named
@@ -23,7 +22,6 @@ class Bench:
         Annotated[Ops, tyro.conf.subcommand("ops")]
         | Annotated[Decode, tyro.conf.subcommand("decode")]
         | Annotated[Layers, tyro.conf.subcommand("layers")]
-        | Annotated[Kernels, tyro.conf.subcommand("kernels")]
     )
     """What to measure."""
 

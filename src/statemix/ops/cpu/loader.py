@@ -245,4 +245,9 @@ def _run(function: Callable[..., int], problem: _Problem) -> None:
         raise MemoryError(
             f"the scratch space of {problem.size} x {problem.blocks} states could not be allocated"
         )
-    assert status == 0, "the kernels do not support this family or dtype"
+    if status:
+        # The results hold whatever their memory held: nothing may use them.
+        raise RuntimeError(
+            f"the CPU kernels refused family {problem.family} and element {problem.element} "
+            f"with status {status}"
+        )

@@ -94,8 +94,7 @@ def backward(
     if problem.num_chunks > 1:
         if maps is None:
             maps = problem.mapped(gates, values, initial, (*of_gates, *of_values))
-        assert maps.is_contiguous(), "hooks of saved tensors must keep the memory order"
-        assert len(maps) >= problem.num_maps, "the kernel would read beyond the maps"
+        problem.check_room(maps)
         cut = problem.cut("chunk_backward", problem.num_maps)
         offsets = problem.empty(initial, problem.num_maps)
         problem.kernels.chunk_backward[cut.grid](

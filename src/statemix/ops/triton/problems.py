@@ -179,7 +179,7 @@ class Problem(NamedTuple):
         """Return the maps of all chunks but the last, in a tensor that may have room for more."""
         if maps is None:
             maps = self.empty(initial, self.num_maps, self.m + 1)
-        assert len(maps) >= self.num_maps, "the kernel would write beyond the room for maps"
+        self.check_room(maps)
         shape = self.shape("chunk_forward")
         tile = tile_of(self.num_maps, self.num_units, shape.lanes)
         columns = -(-(self.m + 1) // shape.columns)
@@ -196,6 +196,21 @@ class Problem(NamedTuple):
             ALIGN=self.align,
         )
         return maps
+
+    def check_room(self, maps: Tensor) -> None:
+        """Check that no kernel reads or writes beyond the maps.
+
+        Raises:
+            RuntimeError: if there are fewer maps than the chunks need, or maps of another shape or
+                memory order, as after a hook of saved tensors that changed them.
+        """
+        of_map = self.m + 1, self.m, self.num_units
+        if len(maps) < self.num_maps or maps.shape[1:] != of_map or not maps.is_contiguous():
+            raise RuntimeError(
+                f"maps must be {self.num_maps} or more, contiguous in memory, got shape "
+                f"{tuple(maps.shape)} with strides {maps.stride()}; hooks of saved tensors must "
+                "return what they were given"
+            )
 
     def shape(self, kernel: str) -> Shape:
         """Return how much of the problem one thread of a kernel holds."""

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from statemix.errors import RequestError
 from statemix.files import append, make_folder, naming, open_for_append
-from statemix.settings import RequestError
 
 
 def test_an_error_without_a_file_gets_its_name_and_keeps_its_kind():

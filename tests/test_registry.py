@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from statemix.errors import SettingError
 from statemix.layers import LAYERS, Layer, LayerSpec
 from statemix.models import MixerSpec
 from statemix.registry import REQUIRED, Factories, Registry, Spec
-from statemix.settings import SettingError
 
 
 @pytest.fixture

@@ -13,19 +13,11 @@ from annotated_types import Ge, Gt, MinLen
 from hypothesis import given
 from hypothesis import strategies as st
 
+from statemix.errors import ABSENT, RequestError, SettingError
 from statemix.layers import LAYERS, LayerSpec
 from statemix.models import MixerSpec
 from statemix.plain import asked, difference, from_plain, to_plain
-from statemix.settings import (
-    ABSENT,
-    Assignments,
-    RequestError,
-    SettingError,
-    Settings,
-    built,
-    checked,
-    is_refusal,
-)
+from statemix.settings import Assignments, Settings, built, checked, is_refusal
 from statemix.tasks import TaskSpec
 from statemix.training import (
     AttributeSchedule,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from statemix.settings import RequestError
+from statemix.errors import RequestError
 
 
 @contextmanager

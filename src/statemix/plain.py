@@ -6,7 +6,8 @@ import types
 from collections.abc import Mapping
 from typing import Annotated, Any, Self, Union, cast, get_args, get_origin
 
-from statemix.settings import ABSENT, SettingError, Settings, checked, field_types
+from statemix.errors import ABSENT, SettingError
+from statemix.settings import Settings, checked, field_types
 
 
 class Text(str):

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any, ClassVar, Generic, Self, TypeVar, get_type_hints
 
+from statemix.errors import ABSENT, SettingError
 from statemix.plain import from_plain, to_plain
-from statemix.settings import ABSENT, Assignments, ByInstance, SettingError, checked
+from statemix.settings import Assignments, ByInstance, checked
 
 Entry = TypeVar("Entry")
 """A class or a record with a ``name``, as users write it."""
@@ -32,7 +33,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         >>> colours.find("blue")
         Traceback (most recent call last):
         ...
-        statemix.settings.SettingError: colour must be one of ['red'], got 'blue'
+        statemix.errors.SettingError: colour must be one of ['red'], got 'blue'
     """
 
     def __init__(self, kind: str, entries: Iterable[Entry] = ()) -> None:

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statemix.analysis import certificate, certified, certify, hardened, pruned
+from statemix.errors import RequestError
 from statemix.layers import LayerSpec
 from statemix.models import SyntheticModel
-from statemix.settings import RequestError
 from statemix.tasks import IGNORED
 from statemix.tasks.automaton import NEVER, Automaton
 from statemix.tasks.chomsky.arithmetic import ModularArithmetic

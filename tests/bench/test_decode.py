@@ -10,8 +10,8 @@ from statemix.bench import decode
 from statemix.bench.harness import Measurement, Spread
 from statemix.bench.ops import TOLERANCES
 from statemix.bench.roofline import COPY
+from statemix.errors import RequestError
 from statemix.layers import BDLRU, HLRU, LayerSpec
-from statemix.settings import RequestError
 
 TINY = [decode.Case(recurrence, 2, 6, 3) for recurrence in ("bd_lru", "h_lru")]
 

@@ -7,9 +7,9 @@ from statemix import ops
 from statemix.bench import entries as bench_entries
 from statemix.bench import memory
 from statemix.bench.devices import Cpu
+from statemix.errors import RequestError
 from statemix.layers import LAYERS, LayerSpec, price
 from statemix.ops import BackendUnavailableError
-from statemix.settings import RequestError
 
 CASE = bench_entries.Case(hidden_size=8, batch_size=2, length=70)
 # The test's own layers register themselves later.

@@ -10,7 +10,7 @@ from statemix import ops as operators
 from statemix.bench import ops
 from statemix.bench.harness import Measurement, Spread
 from statemix.bench.roofline import COPY
-from statemix.settings import RequestError, SettingError
+from statemix.errors import RequestError, SettingError
 
 TINY = [
     ops.Case(recurrence, direction, batch_size=2, length=5, num_blocks=3, block_size=2)

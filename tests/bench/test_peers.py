@@ -8,10 +8,10 @@ import torch
 
 from statemix.bench import memory, ops, peers
 from statemix.bench.harness import Measurement, Spread, measure
+from statemix.errors import RequestError
 from statemix.layers import fla
 from statemix.layers.delta_rule import delta_rule
 from statemix.layers.mamba2 import ssd
-from statemix.settings import RequestError
 
 F32, HALF = torch.float32, torch.bfloat16
 

@@ -7,8 +7,8 @@ import pytest
 
 from statemix.bench import replicas
 from statemix.bench.harness import Measurement, Spread
+from statemix.errors import RequestError
 from statemix.layers import LayerSpec
-from statemix.settings import RequestError
 
 BD_LRU = LayerSpec("bd_lru", num_blocks=2, block_size=3)
 SIZES = {"hidden_size": 8, "batch_size": 4, "length": 5, "num_scored": 12, "device": "cpu"}

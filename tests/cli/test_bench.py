@@ -14,9 +14,9 @@ from statemix.cli.bench import common, parse
 from statemix.cli.bench import decode as decode_command
 from statemix.cli.bench.common import open_console, print_setting
 from statemix.cli.bench.layers import _short
+from statemix.errors import RequestError, RunsFailedError
 from statemix.layers import LAYERS
 from statemix.report.throughput.points import read
-from statemix.settings import RequestError, RunsFailedError
 
 TINY = ["--shapes", "2x6x4", "3x2x4x5", "--block-sizes", "1", "2", "--orders", "3", "--rounds", "4"]
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from statemix.analysis import certify, load_certified
 from statemix.cli.main import main
-from statemix.settings import RequestError
+from statemix.errors import RequestError
 from statemix.training import load_model, load_outcome
 
 # Pairs of transpositions, learned in a second or two.

@@ -11,7 +11,7 @@ import pytest
 from statemix.cli import main as dispatcher
 from statemix.cli.bench import Bench
 from statemix.cli.main import COMMANDS, main
-from statemix.settings import RequestError, RunsFailedError
+from statemix.errors import RequestError, RunsFailedError
 
 FLAGS = {
     "train": """

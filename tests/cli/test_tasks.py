@@ -6,8 +6,8 @@ import tyro
 from statemix.cli.main import main
 from statemix.cli.options import options_of, text_of
 from statemix.cli.tasks import Tasks
+from statemix.errors import RequestError
 from statemix.registry import REQUIRED
-from statemix.settings import RequestError
 from statemix.tasks import TASKS
 
 

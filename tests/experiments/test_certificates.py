@@ -4,10 +4,11 @@ import dataclasses
 
 import pytest
 
+from statemix.errors import RequestError
 from statemix.experiments import certificates
 from statemix.experiments.certificates import certificate
 from statemix.layers import LayerSpec
-from statemix.settings import Assignments, RequestError
+from statemix.settings import Assignments
 from statemix.tasks import TaskSpec
 from statemix.training import (
     BatchConfig,

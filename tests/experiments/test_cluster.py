@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from statemix.errors import RequestError
 from statemix.experiments import cluster
 from statemix.experiments.runner import Job, run_all
 from statemix.layers import LayerSpec
-from statemix.settings import RequestError
 from statemix.tasks import TaskSpec
 from statemix.training import (
     BatchConfig,

@@ -6,13 +6,13 @@ import json
 
 import pytest
 
+from statemix.errors import RequestError
 from statemix.experiments import demo
 from statemix.experiments.demo import LSTM
 from statemix.experiments.recipes import RECIPES, exact
 from statemix.experiments.suite import Network
 from statemix.layers.registry import LAYERS
 from statemix.models import SyntheticModel
-from statemix.settings import RequestError
 from statemix.tasks import TaskSpec
 from statemix.training import (
     AttributeSchedule,

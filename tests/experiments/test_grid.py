@@ -2,8 +2,8 @@
 
 import pytest
 
+from statemix.errors import RequestError
 from statemix.experiments.grid import Axis, best_by_validation, grid
-from statemix.settings import RequestError
 from statemix.training import RunConfig
 
 

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from statemix.errors import RequestError
 from statemix.experiments.groups import grouped
 from statemix.experiments.runner import Job, run_all
 from statemix.experiments.store import key, row_of
 from statemix.layers import LayerSpec
-from statemix.settings import RequestError
 from statemix.tasks import TaskSpec
 from statemix.training import (
     BatchConfig,

@@ -2,9 +2,9 @@
 
 import pytest
 
+from statemix.errors import RequestError
 from statemix.experiments import recipes
 from statemix.experiments.recipes import exact
-from statemix.settings import RequestError
 from statemix.tasks import TaskSpec
 from statemix.training.request import request
 

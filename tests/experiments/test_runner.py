@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from statemix.errors import RequestError
 from statemix.experiments import groups, processes, runner
 from statemix.experiments.runner import Job, run_all
 from statemix.interrupts import SIGNALS
 from statemix.layers import LayerSpec
-from statemix.settings import RequestError
 from statemix.tasks import TaskSpec
 from statemix.training import (
     BatchConfig,

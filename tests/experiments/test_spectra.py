@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+from statemix.errors import RequestError
 from statemix.experiments.reproduction.contenders import ORDERS, Contender, bd_lru, h_lru
 from statemix.experiments.reproduction.figures import View
 from statemix.experiments.reproduction.plan import plan
@@ -22,7 +23,6 @@ from statemix.experiments.reproduction.spectra import (
 from statemix.experiments.reproduction.tables import TABLES, Column
 from statemix.experiments.store import Store, key
 from statemix.layers import LayerSpec
-from statemix.settings import RequestError
 from statemix.tasks import TaskSpec
 from statemix.training import load_model, train
 

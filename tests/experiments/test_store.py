@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from filelock import FileLock, Timeout
 
+from statemix.errors import RequestError
 from statemix.experiments.runner import Job, run_all
 from statemix.experiments.store import Store, key, merged, row_of
 from statemix.layers import LayerSpec
-from statemix.settings import RequestError
 from statemix.tasks import TaskSpec
 from statemix.training import (
     BatchConfig,

@@ -5,9 +5,10 @@ import json
 
 import pytest
 
+from statemix.errors import RequestError
 from statemix.experiments.suite import Network, Suite, check_folders
 from statemix.layers import LayerSpec
-from statemix.settings import Assignments, RequestError
+from statemix.settings import Assignments
 from statemix.training import AttributeSchedule, RunConfig, train
 
 BLOCKS = Network((LayerSpec("bd_lru", num_blocks=2, block_size=3),))

@@ -12,7 +12,7 @@ from cases import COMPUTED, REFUSED, FindingError, line, require
 from commands import TINY, within, words_of
 
 from statemix.cli.main import main
-from statemix.settings import RequestError
+from statemix.errors import RequestError
 from statemix.training import load_model, load_outcome, train
 from statemix.training.outcome import load_asked
 

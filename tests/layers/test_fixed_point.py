@@ -9,13 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from statemix.errors import SettingError
 from statemix.layers import FPRNN, FPMamba1, FPMamba2
 from statemix.layers.fixed_point import layer as layer_module
 from statemix.layers.fixed_point.layer import LEAST_BUDGET, diagonal_scan, shifted
 from statemix.layers.fixed_point.mixers import _shortened, build_mixer
 from statemix.layers.fixed_point.normed import NormedLinear
 from statemix.layers.fixed_point.solver import SolverConfig, _residuals, solve
-from statemix.settings import SettingError
 from statemix.training import AttributeSchedule
 from statemix.training.schedules import Attributes
 

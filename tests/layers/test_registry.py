@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from statemix import layers
+from statemix.errors import SettingError
 from statemix.layers import LAYERS, LayerSpec
 from statemix.models import CHANNEL_MIXERS
 from statemix.registry import REQUIRED
-from statemix.settings import SettingError
 
 # Values of required options.
 SIZES = {

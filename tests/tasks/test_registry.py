@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from statemix import tasks
+from statemix.errors import SettingError
 from statemix.registry import REQUIRED
-from statemix.settings import SettingError
 from statemix.tasks import IGNORED, TASKS, TaskSpec
 
 each_task = pytest.mark.parametrize("name", TASKS)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from statemix.cli.main import main
+from statemix.errors import SettingError
 from statemix.layers import LayerSpec
-from statemix.settings import SettingError
 from statemix.tasks import TASKS, TaskSpec
 from statemix.training import evaluate, evaluation, load_model, train
 

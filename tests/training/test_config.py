@@ -8,9 +8,10 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from statemix.errors import RequestError, SettingError
 from statemix.layers import LAYERS, LayerSpec
 from statemix.models import MixerSpec, block, synthetic
-from statemix.settings import Assignments, RequestError, SettingError
+from statemix.settings import Assignments
 from statemix.tasks import TaskSpec
 from statemix.training import AttributeSchedule, RunConfig, ScheduleConfig, config_from_plain
 from statemix.training.reading import read_tree

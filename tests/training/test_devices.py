@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from statemix.settings import SettingError
+from statemix.errors import SettingError
 from statemix.training import RunConfig, RuntimeConfig, ScheduleConfig
 from statemix.training.devices import build_fabric, check_threads, threads
 

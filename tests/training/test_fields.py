@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 
+from statemix.errors import SettingError
 from statemix.layers import LayerSpec
 from statemix.models import MixerSpec
-from statemix.settings import Assignments, SettingError, Settings
+from statemix.settings import Assignments, Settings
 from statemix.tasks import TaskSpec
 from statemix.training import AttributeSchedule, ParameterGroup, RunConfig, train
 from statemix.training.request import request

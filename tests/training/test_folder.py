@@ -13,8 +13,8 @@ from pathlib import Path
 import filelock
 import pytest
 
+from statemix.errors import RequestError
 from statemix.layers import LayerSpec
-from statemix.settings import RequestError
 from statemix.tasks import TaskSpec
 from statemix.training import evaluate, load_config, load_model, load_outcome, train
 from statemix.training import folder as runs

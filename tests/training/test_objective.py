@@ -7,8 +7,8 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
+from statemix.errors import RequestError, SettingError
 from statemix.layers import LayerSpec
-from statemix.settings import RequestError, SettingError
 from statemix.tasks import TaskSpec
 from statemix.training import AttributeSchedule, train, train_replicas
 from statemix.training.folder import read_metrics

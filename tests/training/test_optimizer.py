@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from statemix.settings import SettingError
+from statemix.errors import SettingError
 from statemix.training import OptimizerConfig, ParameterGroup
 from statemix.training.optimizer import (
     build_optimizer,

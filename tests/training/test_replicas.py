@@ -10,9 +10,10 @@ from filelock import FileLock
 from safetensors.torch import load_file
 from torch import nn
 
+from statemix.errors import RequestError
 from statemix.layers import LAYERS, Layer, LayerSpec
 from statemix.models import MixerSpec
-from statemix.settings import Assignments, RequestError
+from statemix.settings import Assignments
 from statemix.tasks import TaskSpec
 from statemix.training import (
     AttributeSchedule,

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
+from statemix.errors import RequestError
 from statemix.layers import LayerSpec
-from statemix.settings import RequestError
 from statemix.tasks import TASKS, TaskSpec
 from statemix.tasks.permutation import Permutation
 from statemix.training import (

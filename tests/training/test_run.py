@@ -6,10 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from statemix.errors import RequestError
 from statemix.layers import LayerSpec
 from statemix.layers.gated_recurrence import GatedRecurrence
 from statemix.plain import to_plain
-from statemix.settings import Assignments, RequestError
+from statemix.settings import Assignments
 from statemix.tasks import TaskSpec
 from statemix.training import (
     AttributeSchedule,

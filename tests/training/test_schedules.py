@@ -3,8 +3,8 @@
 import pytest
 from torch import nn
 
+from statemix.errors import SettingError
 from statemix.layers import LayerSpec
-from statemix.settings import SettingError
 from statemix.training import AttributeSchedule, ScheduleConfig
 from statemix.training.schedules import (
     Attributes,

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from statemix.settings import RequestError, SettingError
+from statemix.errors import RequestError, SettingError
 from statemix.training import (
     AttributeSchedule,
     SearchConfig,

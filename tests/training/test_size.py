@@ -6,8 +6,8 @@ import pytest
 
 from statemix import memory
 from statemix.cli.main import main
+from statemix.errors import RequestError, SettingError
 from statemix.layers import LayerSpec
-from statemix.settings import RequestError, SettingError
 from statemix.tasks import TaskSpec
 from statemix.training import ScheduleConfig, size, train
 from statemix.training.parts import build_model

@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from statemix.errors import RequestError
 from statemix.layers import Layer, State, take_rows
 from statemix.layers.state import map_state, tensors
 from statemix.memory import available_bytes, gigabytes
 from statemix.models import SyntheticModel
-from statemix.settings import RequestError
 from statemix.tasks.automaton import NEVER, Automaton
 from statemix.tasks.task import IGNORED
 

@@ -12,8 +12,8 @@ from statemix.analysis.hardening import Pruned, can_harden, can_prune, hardened,
 from statemix.analysis.horizon import Horizon, horizon
 from statemix.analysis.refitting import refitted
 from statemix.analysis.ties import Gaps, watched
+from statemix.errors import RequestError
 from statemix.models import SyntheticModel
-from statemix.settings import RequestError
 from statemix.tasks.automaton import Automaton
 from statemix.training import folder as runs
 from statemix.training import load_outcome

@@ -24,6 +24,7 @@ from statemix.bench.predicted import (
     problem_of,
     times_of,
 )
+from statemix.errors import RequestError, SettingError
 from statemix.ops import triton
 from statemix.ops.dispatch import GIVEN
 from statemix.ops.gates import GATES
@@ -40,7 +41,6 @@ from statemix.ops.triton.plan import (
     shift_of,
     tile_of,
 )
-from statemix.settings import RequestError, SettingError
 
 OPERATORS = tuple(TRITON.kernels)
 # Target -> backend, architecture and threads of a warp, as Triton calls them.

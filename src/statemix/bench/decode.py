@@ -12,10 +12,10 @@ from statemix.bench import memory
 from statemix.bench.devices import DeviceName
 from statemix.bench.harness import Measurement, Provider
 from statemix.bench.roofline import COPY, copying, fraction
+from statemix.errors import RequestError
 from statemix.layers import Layer, LayerSpec, price
 from statemix.layers.gated_recurrence import GatedRecurrence
 from statemix.memory import gigabytes
-from statemix.settings import RequestError
 
 Recurrence = Literal["bd_lru", "h_lru"]
 

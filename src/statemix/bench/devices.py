@@ -7,9 +7,9 @@ from typing import Any, Literal
 import torch
 
 from statemix.bench import memory
+from statemix.errors import RequestError
 from statemix.memory import is_shortage
 from statemix.ops import BackendUnavailableError
-from statemix.settings import RequestError
 
 DeviceName = Literal["cpu", "cuda"]
 Call = Callable[[], Any]

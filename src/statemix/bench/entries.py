@@ -12,12 +12,13 @@ from statemix.bench import memory
 from statemix.bench.deadline import Deadline, OutOfTime
 from statemix.bench.devices import BenchDevice, DeviceName
 from statemix.bench.harness import NOT_READY
+from statemix.errors import RequestError
 from statemix.layers import LAYERS, Layer, LayerSpec, Price, fla, price
 from statemix.layers.gated_recurrence import GatedRecurrence
 from statemix.memory import gigabytes, is_shortage
 from statemix.ops import BackendUnavailableError
 from statemix.registry import REQUIRED
-from statemix.settings import RequestError, built
+from statemix.settings import built
 
 BASELINE = LayerSpec("lstm")
 """Layer of the same width that every other one is compared with."""

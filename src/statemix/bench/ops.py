@@ -13,9 +13,9 @@ from statemix import ops
 from statemix.bench.devices import DeviceName
 from statemix.bench.harness import Measurement, Provider
 from statemix.bench.roofline import COPY, copying, fraction
+from statemix.errors import RequestError
 from statemix.memory import gigabytes
 from statemix.ops.gates import check_gate
-from statemix.settings import RequestError
 
 Recurrence = Literal["bd_lru", "h_lru"]
 Direction = Literal["forward", "forward_backward"]

@@ -19,11 +19,11 @@ from torch.nn import functional
 from statemix.bench import ops
 from statemix.bench.devices import DeviceName
 from statemix.bench.harness import Measurement, Provider
+from statemix.errors import RequestError
 from statemix.layers import fla
 from statemix.layers.delta_rule import CHUNK_SIZE, delta_rule
 from statemix.layers.mamba2 import ssd
 from statemix.ops import BackendUnavailableError
-from statemix.settings import RequestError
 
 PeerName = Literal["lstm", "mamba2", "delta_net", "gated_delta_net", "gated_delta_product"]
 NAMES: tuple[PeerName, ...] = get_args(PeerName)

@@ -8,8 +8,8 @@ from typing import Any, Literal, get_args
 import torch
 
 from statemix.bench.harness import Measurement, Provider
+from statemix.errors import RequestError
 from statemix.layers import LayerSpec
-from statemix.settings import RequestError
 from statemix.tasks import TaskSpec
 from statemix.training import (
     BatchConfig,

@@ -12,8 +12,8 @@ import tyro
 from rich.console import Console
 
 from statemix import files
+from statemix.errors import RequestError
 from statemix.report.numbers import counted
-from statemix.settings import RequestError
 from statemix.tasks.automaton import HasAutomaton
 from statemix.training.outcome import Weights
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from statemix import files
 from statemix.cli.watch import watched
-from statemix.settings import RunsFailedError
+from statemix.errors import RunsFailedError
 
 if TYPE_CHECKING:
     from statemix.experiments.demo import Summary

@@ -13,9 +13,10 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from statemix.errors import RequestError
 from statemix.files import append
 from statemix.plain import finite, to_plain
-from statemix.settings import RequestError, built
+from statemix.settings import built
 from statemix.tasks import Task
 from statemix.training import RunConfig, Scores, load_model, load_outcome
 from statemix.training.config import Device

@@ -10,7 +10,8 @@ import tyro
 from rich.console import Console
 
 from statemix import files
-from statemix.settings import RequestError, built, checked
+from statemix.errors import RequestError
+from statemix.settings import built, checked
 
 if TYPE_CHECKING:
     from torch import Tensor

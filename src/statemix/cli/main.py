@@ -171,9 +171,9 @@ def _run(name: str, arguments: list[str]) -> int:
 
 def _attempt(name: str, arguments: list[str]) -> int:
     # Import PyTorch only now, so that --help and --version answer at once.
+    from statemix.errors import RequestError, RunsFailedError
     from statemix.memory import is_shortage
     from statemix.ops import BackendUnavailableError
-    from statemix.settings import RequestError, RunsFailedError
 
     try:
         complaint = io.StringIO()

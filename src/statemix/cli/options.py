@@ -8,9 +8,10 @@ from typing import Any, cast, get_args, get_origin
 
 import tyro
 
+from statemix.errors import RequestError
 from statemix.plain import Text, from_plain, to_plain
 from statemix.registry import Spec
-from statemix.settings import Assignments, RequestError, Settings
+from statemix.settings import Assignments, Settings
 
 _WORDS = {"none": None, "true": True, "false": False}
 _DECIMAL = re.compile(r"[+-]?(\d+\.\d*|\.\d+)(e[+-]?\d+)?")

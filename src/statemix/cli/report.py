@@ -11,7 +11,7 @@ import tyro
 from rich.console import Console
 
 from statemix import files
-from statemix.settings import RequestError
+from statemix.errors import RequestError
 
 if TYPE_CHECKING:
     from statemix.experiments.fixed_point.scores import FigureRow

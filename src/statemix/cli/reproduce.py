@@ -14,7 +14,7 @@ from rich.console import Console
 
 from statemix import files
 from statemix.cli.watch import watched
-from statemix.settings import RequestError, RunsFailedError
+from statemix.errors import RequestError, RunsFailedError
 
 if TYPE_CHECKING:
     from statemix.cli.studies import Study

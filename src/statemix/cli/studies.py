@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from statemix.errors import RequestError
 from statemix.experiments.conditions import Condition
 from statemix.experiments.exactness import rows as exactness
 from statemix.experiments.exactness.suites import SUITES
@@ -39,7 +40,6 @@ from statemix.report.fixed_point import text as fixed_point_text
 from statemix.report.reproduction import drawing, text
 from statemix.report.reproduction.spectra import panels as spectra_panels
 from statemix.report.tables import Table
-from statemix.settings import RequestError
 from statemix.tasks.addressing import Split
 from statemix.training import RunConfig
 

@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from statemix.cli.options import options_of, text_of
+from statemix.errors import RequestError
 from statemix.registry import REQUIRED
-from statemix.settings import RequestError, built
+from statemix.settings import built
 from statemix.tasks import TASKS, Task, TaskSpec
 from statemix.tasks.addressing import Split
 

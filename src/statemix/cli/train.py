@@ -17,6 +17,7 @@ from statemix.cli.evaluate import print_scores
 from statemix.cli.imports import import_named
 from statemix.cli.options import registry, split_overrides, split_values, text_of, value_of
 from statemix.cli.progress import shown
+from statemix.errors import RequestError, RunsFailedError
 from statemix.experiments.grid import Axis, best_by_validation, grid
 from statemix.experiments.recipes import RECIPES
 from statemix.experiments.runner import Ended, run_all
@@ -24,7 +25,6 @@ from statemix.layers import LAYERS
 from statemix.models import CHANNEL_MIXERS
 from statemix.plain import Text, put
 from statemix.registry import REQUIRED, Factories
-from statemix.settings import RequestError, RunsFailedError
 from statemix.tasks import TASKS, TaskSpec
 from statemix.training import (
     Outcome,

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from statemix.analysis import certified, write_certificate
-from statemix.settings import RequestError
+from statemix.errors import RequestError
 from statemix.tasks.automaton import HasAutomaton
 from statemix.training import load_config, load_model
 from statemix.training.schedules import attributes_set

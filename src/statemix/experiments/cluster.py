@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from statemix import files
+from statemix.errors import RequestError
 from statemix.experiments.groups import (
     Content,
     Death,
@@ -23,7 +24,6 @@ from statemix.experiments.groups import (
 )
 from statemix.experiments.processes import GRACE_S
 from statemix.interrupts import can_be_handled
-from statemix.settings import RequestError
 from statemix.training import Event
 
 # Steps are shown to a person; a small network does a thousand in a second.

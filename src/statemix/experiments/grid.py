@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from statemix.errors import RequestError, SettingError
 from statemix.experiments.runner import Job
 from statemix.plain import lookup, put
-from statemix.settings import RequestError, SettingError
 from statemix.training import Outcome, RunConfig, config_from_plain
 from statemix.training.folder import CONFIG
 

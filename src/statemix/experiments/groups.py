@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
-from statemix.settings import RequestError
+from statemix.errors import RequestError
 from statemix.training import Event, Outcome, RunConfig, config_from_plain, train
 from statemix.training.folder import FolderInUseError
 from statemix.training.replicas import Result, shape, train_replicas

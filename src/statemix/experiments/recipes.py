@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 
+from statemix.errors import RequestError
 from statemix.layers import LayerSpec
-from statemix.settings import Assignments, RequestError
+from statemix.settings import Assignments
 from statemix.tasks import TASKS, Task, TaskSpec
 from statemix.tasks.automaton import HasAutomaton
 from statemix.tasks.permutation import Permutation

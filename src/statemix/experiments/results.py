@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict, cast
 
+from statemix.errors import RequestError
 from statemix.experiments.runner import Ended, Job
 from statemix.experiments.suite import Network, Suite
 from statemix.plain import to_plain
-from statemix.settings import RequestError
 from statemix.training import Outcome, Scores, load_outcome
 from statemix.training.folder import ENVIRONMENT, read_metrics, read_status
 

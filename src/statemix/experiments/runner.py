@@ -13,12 +13,13 @@ from typing import Annotated, Literal, Protocol
 
 from annotated_types import Ge
 
+from statemix.errors import RequestError
 from statemix.experiments.cluster import Cluster
 from statemix.experiments.groups import Death, Member, Message, grouped, train_group, train_one
 from statemix.experiments.groups import Ending as Told
 from statemix.experiments.processes import processes
 from statemix.interrupts import can_be_handled
-from statemix.settings import RequestError, checked
+from statemix.settings import checked
 from statemix.training import Event, RunConfig
 from statemix.training.config import SCHEMA, NotNegative
 from statemix.training.devices import check_threads

@@ -16,10 +16,10 @@ from typing import Any, Literal, NotRequired
 from filelock import FileLock
 
 from statemix import files, provenance
+from statemix.errors import RequestError
 from statemix.experiments.results import HeadScores, Result, environment, plain_scores, result
 from statemix.experiments.runner import Ended
 from statemix.plain import to_plain
-from statemix.settings import RequestError
 from statemix.training import RunConfig, load_outcome
 from statemix.training.config import SCHEMA
 

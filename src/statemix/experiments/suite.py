@@ -6,11 +6,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from statemix.errors import RequestError
 from statemix.experiments.recipes import RECIPES
 from statemix.experiments.runner import Job
 from statemix.layers import LayerSpec
 from statemix.layers.registry import LAYERS
-from statemix.settings import RequestError
 from statemix.training import RunConfig
 from statemix.training.folder import CONFIG, settled
 from statemix.training.request import request

@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from statemix.errors import SettingError
 from statemix.ops import flops
 from statemix.ops.checks import FLOATING, check_dense
 from statemix.ops.temperature import check_temperature, divided
 from statemix.registry import Registry
-from statemix.settings import SettingError
 
 # Keeps the division finite where the normaliser can vanish. Mirrored in cpu/gates.h and
 # triton/kernels/rows.py.

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from statemix.settings import SettingError
+from statemix.errors import SettingError
 from statemix.tasks import IGNORED, Task
 from statemix.tasks.addressing import SPLITS
 from statemix.training.config import RunConfig

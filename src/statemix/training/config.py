@@ -7,12 +7,13 @@ from typing import Annotated, Any, Literal
 import torch
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 
+from statemix.errors import ABSENT, SettingError
 from statemix.layers import LayerSpec
 from statemix.models import MixerSpec
 from statemix.models.block import Norm
 from statemix.models.synthetic import LINEAR_INITS, Backbone, LinearInit
 from statemix.plain import asked, to_plain
-from statemix.settings import ABSENT, Assignments, SettingError, Settings, built
+from statemix.settings import Assignments, Settings, built
 from statemix.tasks import TASKS, Task, TaskSpec
 
 Count = Annotated[int, Ge(1), Lt(2**31)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from statemix import provenance
-from statemix.settings import SettingError
+from statemix.errors import SettingError
 from statemix.training.config import Device, Precision, RuntimeConfig, chosen_device
 
 if TYPE_CHECKING:

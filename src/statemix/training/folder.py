@@ -19,9 +19,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from torch import Tensor
 
+from statemix.errors import ABSENT, RequestError
 from statemix.files import naming
 from statemix.plain import difference
-from statemix.settings import ABSENT, RequestError
 from statemix.training.checkpoint import tensor_bytes, write_file
 
 CONFIG = "config.json"

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from statemix.errors import SettingError
 from statemix.models import SyntheticModel
-from statemix.settings import SettingError
 from statemix.tasks import IGNORED
 from statemix.training.batches import Batch
 from statemix.training.config import ObjectiveConfig

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from statemix.settings import SettingError
+from statemix.errors import SettingError
 from statemix.training.config import OptimizerConfig
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from statemix.errors import RequestError
 from statemix.models import SyntheticModel
-from statemix.settings import RequestError, checked, field_types
+from statemix.settings import checked, field_types
 from statemix.training import folder as runs
 from statemix.training.checkpoint import remove_checkpoints
 from statemix.training.config import SCHEMA, RunConfig

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
+from statemix.errors import RequestError
 from statemix.models import SyntheticModel
-from statemix.settings import RequestError, built
+from statemix.settings import built
 from statemix.tasks import Task
 from statemix.training.batches import TaskBatches
 from statemix.training.config import RunConfig

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from statemix.errors import RequestError, SettingError
 from statemix.plain import from_plain
-from statemix.settings import RequestError, SettingError
 from statemix.training.config import RunConfig
 
 

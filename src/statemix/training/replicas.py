@@ -6,9 +6,10 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from statemix.errors import RequestError, SettingError
 from statemix.interrupts import Interrupts
 from statemix.plain import difference
-from statemix.settings import RequestError, SettingError, checked
+from statemix.settings import checked
 from statemix.training import folder as runs
 from statemix.training.config import NotNegative, RunConfig
 from statemix.training.devices import environment, own_random_numbers, threads

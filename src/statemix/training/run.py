@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from statemix.settings import RequestError, checked
+from statemix.errors import RequestError
+from statemix.settings import checked
 from statemix.training import folder as runs
 from statemix.training.config import NotNegative, RunConfig
 from statemix.training.devices import environment, own_random_numbers, threads

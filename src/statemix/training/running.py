@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from statemix.errors import RequestError
 from statemix.interrupts import Interrupts
 from statemix.ops import BackendUnavailableError
 from statemix.plain import to_plain
-from statemix.settings import RequestError
 from statemix.training import folder as runs
 from statemix.training.backbone import check_backbone
 from statemix.training.checkpoint import (

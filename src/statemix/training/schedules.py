@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from statemix.settings import ABSENT, SettingError, is_refusal
+from statemix.errors import ABSENT, SettingError
+from statemix.settings import is_refusal
 from statemix.training.config import AttributeSchedule, ScheduleConfig
 
 

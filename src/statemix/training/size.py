@@ -9,9 +9,9 @@ from functools import cache
 import torch
 from torch import nn
 
+from statemix.errors import ABSENT, RequestError, SettingError
 from statemix.layers import LAYERS, LayerSpec
 from statemix.memory import available_bytes, gigabytes
-from statemix.settings import ABSENT, RequestError, SettingError
 from statemix.tasks import TASKS, Task
 from statemix.training.config import RunConfig
 from statemix.training.evaluation import sequences_at

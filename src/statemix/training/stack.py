@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from statemix.errors import RequestError
 from statemix.models import SyntheticModel
-from statemix.settings import RequestError
 from statemix.training.batches import Batch, stacked
 from statemix.training.evaluation import Scores, SplitEvaluator, score_together
 from statemix.training.optimizer import set_learning_rate

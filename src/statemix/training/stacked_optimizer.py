@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from statemix.settings import RequestError
+from statemix.errors import RequestError
 from statemix.training.batches import mover
 
 

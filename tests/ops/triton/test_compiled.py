@@ -23,8 +23,8 @@ from statemix.bench.compiled import (
 )
 from statemix.bench.configurations import configurations
 from statemix.bench.predicted import Code, problem_of, times_of
+from statemix.errors import SettingError
 from statemix.ops.triton import plan
-from statemix.settings import SettingError
 
 pytest.importorskip("triton", reason="Triton is not installed")
 pytestmark = pytest.mark.skipif(

@@ -3,8 +3,8 @@
 import pytest
 
 from statemix.bench.harness import Spread
+from statemix.errors import RequestError
 from statemix.report.throughput.points import Setting, read
-from statemix.settings import RequestError
 
 SIZES = {"hidden_size": 8, "batch_size": 2, "length": 5}
 LOOP = "bd_lru num_blocks=4 block_size=2 backend=loop"

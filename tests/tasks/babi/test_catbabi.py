@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statemix.settings import RequestError
+from statemix.errors import RequestError
 from statemix.tasks import IGNORED, TaskSpec
 from statemix.tasks.babi import files, stories
 from statemix.tasks.babi.catbabi import CatBabi

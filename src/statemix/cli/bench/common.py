@@ -19,8 +19,8 @@ from statemix.bench.deadline import Deadline
 from statemix.bench.devices import BenchDevice, Cpu, DeviceName, device_of
 from statemix.bench.harness import Measurement, Provider, Spread, measure
 from statemix.cli.options import words_of
+from statemix.errors import RequestError, RunsFailedError
 from statemix.layers import LayerSpec
-from statemix.settings import RequestError, RunsFailedError
 from statemix.training.devices import check_threads
 
 C = TypeVar("C")

@@ -11,13 +11,13 @@ import torch
 
 from statemix.analysis import eigenvalues, record
 from statemix.analysis.inspection import plain_eigenvalues
+from statemix.errors import RequestError
 from statemix.experiments.reproduction.contenders import ORDERS, bd_lru, h_lru
 from statemix.experiments.reproduction.figures import Figure, Lines, Point, View
 from statemix.experiments.reproduction.plan import Planned, due
 from statemix.experiments.reproduction.protocols import Data, ProtocolName, SizeName, Trial
 from statemix.experiments.reproduction.tables import Cell, column
 from statemix.experiments.store import Row
-from statemix.settings import RequestError
 from statemix.training import load_model, load_outcome
 from statemix.training.checkpoint import write_file
 from statemix.training.folder import read_status

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from statemix.errors import RequestError
 from statemix.ops.checks import BackendUnavailableError
-from statemix.settings import RequestError
 
 LIBRARY = Path(__file__).with_name("kernels.so")
 # Mirrors interface.h.

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from statemix.bench.harness import Spread
+from statemix.errors import RequestError
 from statemix.report.numbers import counted
-from statemix.settings import RequestError
 
 # How implementations of the recurrences are called, by backend.
 _NAMES = {

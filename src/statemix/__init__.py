@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from statemix import layers, ops
-    from statemix.layers import BDLRU, HLRU, LSTM
+    from statemix.layers import BDLRU, HLRU, LSTM, sharpen
 
-__all__ = ["BDLRU", "HLRU", "LSTM", "layers", "ops"]
+__all__ = ["BDLRU", "HLRU", "LSTM", "layers", "ops", "sharpen"]
 __version__ = "0.1.0"
 
 

@@ -17,6 +17,7 @@ from statemix.layers.mamba2 import Mamba2, Mamba2State
 from statemix.layers.prices import Price, price
 from statemix.layers.recurrence import Recurrence
 from statemix.layers.registry import LAYERS, build
+from statemix.layers.sharpening import sharpen
 from statemix.layers.state import State, map_state, take_rows
 
 __all__ = [
@@ -48,5 +49,6 @@ __all__ = [
     "build",
     "map_state",
     "price",
+    "sharpen",
     "take_rows",
 ]

@@ -1,13 +1,14 @@
 """BDLRU: linear recurrence over dense blocks with jointly normalised gates."""
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from statemix import ops
-from statemix.layers.gated_recurrence import GatedRecurrence, InitialState, Selectivity
+from statemix.layers.gated_recurrence import GatedRecurrence, InitialState, Memory, Selectivity
 from statemix.layers.layer import COMPARED_STATE, at_least_float32, check_sizes
 from statemix.layers.recurrence import Recurrence
 from statemix.ops.checks import check_choice
@@ -45,6 +46,13 @@ class BDLRU(GatedRecurrence):
         input_gate_bias: added to the initial biases of the raw input gates a_0. With gates that are
             never negative, a negative number closes them, so that the layer begins by mixing what a
             learned initial state holds.
+        memory: None, or two numbers of tokens such as (1, 500). Block k is then initialised to
+            remember for tau_k tokens: with an input of zeros, and raw state gates of zero, its
+            states shrink by exp(-1 / tau_k) per token. The tau_k are evenly spaced in the logarithm
+            between the two numbers. The biases of the input gates become
+            log(m) + log(exp(1 / tau_k) - 1) with ``gate="softmax"``, where a_0 is the sigmoid of
+            the bias minus log(m), and 3 + log(exp(1 / tau_k) - 1) with ``gate="householder"``,
+            where a_0 is the sigmoid of the bias minus 3. Other families are refused.
         gate_noise: standard deviation of normal noise that is added to the raw gates in training,
             the attribute of the same name.
         checkpoint_every: None keeps the gates, values and states of all tokens for the backward
@@ -96,6 +104,7 @@ class BDLRU(GatedRecurrence):
         initial_state: InitialState = "zero",
         initial_std: float = 0.0,
         input_gate_bias: float = 0.0,
+        memory: Memory | None = None,
         gate_noise: float = 0.0,
         checkpoint_every: int | None = None,
         backend: str | None = None,
@@ -118,6 +127,7 @@ class BDLRU(GatedRecurrence):
             initial_state=initial_state,
             initial_std=initial_std,
             input_gate_bias=input_gate_bias,
+            memory=memory,
             gate_noise=gate_noise,
             checkpoint_every=checkpoint_every,
             backend=backend,
@@ -132,6 +142,30 @@ class BDLRU(GatedRecurrence):
     @property
     def _state_axes(self) -> Mapping[str, int]:
         return {"num_blocks": self.num_blocks, "block_size": self.block_size}
+
+    @classmethod
+    def tracker(cls, hidden_size: int, **options: Any) -> Self:
+        """Return a layer that is ready to learn a finite-state machine.
+
+        Its blocks start in random learned states, and its input gates start closed, so that tokens
+        mix what the blocks hold instead of replacing it. Lower the gate temperature towards the end
+        of training with :func:`statemix.sharpen`; the layer then tracks words of any length.
+
+        Args:
+            hidden_size: width of input and output.
+            **options: options of the constructor; they take precedence.
+
+        Example:
+            >>> BDLRU.tracker(64, num_blocks=16, block_size=2).input_gate_bias
+            -6.0
+        """
+        start = {"initial_state": "learned", "initial_std": 1.0, "input_gate_bias": -6.0}
+        return cls(hidden_size, **{**start, **options})
+
+    def _input_gates_of(self, spans: Tensor) -> Tensor:
+        # A softmax weighs the input gate against m state gates.
+        shift = math.log(self.block_size) if self.gate == "softmax" else 3.0
+        return spans.reciprocal().expm1().log() + shift
 
     def _run(self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         values = self._values(x)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from statemix import ops
+from statemix.errors import OptionError
 from statemix.layers.flops import Flops
 from statemix.layers.gate_numbers import check_finite_number, check_gate_temperature
 from statemix.layers.layer import (
@@ -26,7 +27,11 @@ from statemix.ops.layout import split_units
 from statemix.ops.shortcuts import allowed, are_plain
 
 Selectivity = Literal[True, False, "pointwise"]
+Memory = tuple[float, float]
 InitialState = Literal["zero", "learned"]
+
+REMEMBERING = ("softmax", "householder")
+"""Gate families whose input gates alone decide how fast a unit forgets, within any bounds."""
 
 _PROJECTIONS = ("value_proj", "gate_proj", "out_proj")
 
@@ -57,6 +62,7 @@ class GatedRecurrence(Layer):
         initial_state: state to use when none is given.
         initial_std: standard deviation from which a learned initial state is drawn.
         input_gate_bias: what the biases of the raw input gates start at, beyond their own draw.
+        memory: tokens that the units remember at first, from the shortest to the longest, or None.
         gate_noise: standard deviation of what is added to the raw gates in training.
         checkpoint_every: tokens between states that the backward pass starts from, or None.
         backend: backend of the operators.
@@ -83,6 +89,7 @@ class GatedRecurrence(Layer):
         initial_state: InitialState,
         initial_std: float,
         input_gate_bias: float,
+        memory: Memory | None,
         gate_noise: float,
         checkpoint_every: int | None,
         backend: str | None,
@@ -117,6 +124,7 @@ class GatedRecurrence(Layer):
                 f"{math.prod(gate_shape)} gates"
             )
         check_gate_temperature(gate_temperature, dtype)
+        _check_memory(memory, gate, input_gate_bias)
         if checkpoint_every is not None:
             check_sizes(checkpoint_every=checkpoint_every)
         self.checkpoint_every = checkpoint_every
@@ -127,6 +135,7 @@ class GatedRecurrence(Layer):
         self.initial_state = initial_state
         self.initial_std = initial_std
         self.input_gate_bias = input_gate_bias
+        self.memory = memory
         self.backend = backend
         self._num_units = num_units
         self._gate_shape = gate_shape
@@ -290,8 +299,8 @@ class GatedRecurrence(Layer):
         """Redraw all parameters and reset the gate temperature to the constructor's.
 
         Projections follow the default of ``torch.nn.Linear``. So do pointwise and constant gates,
-        as linear maps of one input each. A learned initial state is drawn from N(0, initial_std²),
-        and ``input_gate_bias`` is added to the biases of the input gates.
+        as linear maps of one input each. A learned initial state is drawn from N(0, initial_std²).
+        ``input_gate_bias`` is added to the biases of the input gates, or ``memory`` sets them.
         """
         if self.selective is True:
             bound = 1 / math.sqrt(self.hidden_size)
@@ -314,8 +323,8 @@ class GatedRecurrence(Layer):
     def zero_biases(self) -> None:
         """Set the biases of dense and pointwise gates to zero, so that no gate is preferred.
 
-        Those of the input gates become ``input_gate_bias``. Gates that are learned constants
-        (``selective=False``) are not biases and keep their values.
+        Those of the input gates become ``input_gate_bias``, or what ``memory`` asks for. Gates that
+        are learned constants (``selective=False``) are not biases and keep their values.
         """
         if self.selective is True:
             nn.init.zeros_(self.gate_proj.bias)
@@ -328,10 +337,23 @@ class GatedRecurrence(Layer):
     @torch.no_grad()
     def _move_input_gates(self) -> None:
         if self.selective is True:
-            biases = self.gate_proj.bias.view(*self._gate_shape, self._num_units)[..., -1, :]
+            # Units come first, as in the other biases.
+            biases = self.gate_proj.bias.view(*self._gate_shape, self._num_units).movedim(-1, 0)
         else:
-            biases = self.gate_bias[..., -1]
-        biases += self.input_gate_bias
+            biases = self.gate_bias
+        biases = biases[..., -1]
+        if self.memory is None:
+            biases += self.input_gate_bias
+            return
+        shortest, longest = self.memory
+        places = (torch.arange(self._num_units, dtype=torch.float64) + 0.5) / self._num_units
+        spans = shortest * (longest / shortest) ** places
+        raw = self._constructed_temperature * self._input_gates_of(spans)
+        biases.copy_(raw.view(-1, *(1 for _ in biases.shape[1:])))
+
+    @abstractmethod
+    def _input_gates_of(self, spans: Tensor) -> Tensor:
+        """Return the raw input gates with which units remember for these numbers of tokens."""
 
     def init_state(
         self,
@@ -426,6 +448,25 @@ class GatedRecurrence(Layer):
             f"gate={self.gate!r}, gate_temperature={self.gate_temperature:g}, "
             f"selective={self.selective!r}, initial_state={self.initial_state!r}, "
             f"initial_std={self.initial_std!r}, input_gate_bias={self.input_gate_bias!r}, "
+            f"memory={self.memory!r}, "
             f"gate_noise={self.gate_noise!r}, checkpoint_every={self.checkpoint_every!r}, "
             f"backend={self.backend!r}"
         )
+
+
+def _check_memory(memory: object, gate: str, input_gate_bias: float) -> None:
+    """Check the numbers of tokens that units are to remember, and that the gates can."""
+    if memory is None:
+        return
+    if not isinstance(memory, tuple | list) or len(memory) != 2:
+        raise OptionError(f"memory must be two numbers of tokens or None, got {memory!r}")
+    for tokens in memory:
+        check_finite_number("memory", tokens, torch.float32)
+    if not 1 <= memory[0] <= memory[1]:
+        raise OptionError(f"memory must rise from 1 or more, got {memory!r}")
+    if gate not in REMEMBERING:
+        raise OptionError(
+            f"memory must be None unless gate is one of {REMEMBERING}, got {memory!r} with {gate!r}"
+        )
+    if input_gate_bias:
+        raise OptionError(f"input_gate_bias must be 0 with memory, got {input_gate_bias}")

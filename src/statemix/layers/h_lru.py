@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from statemix import ops
-from statemix.layers.gated_recurrence import GatedRecurrence, InitialState, Selectivity
+from statemix.layers.gated_recurrence import GatedRecurrence, InitialState, Memory, Selectivity
 from statemix.layers.layer import COMPARED_STATE, at_least_float32, check_sizes
 from statemix.layers.recurrence import Recurrence
 from statemix.ops.checks import check_choice
@@ -54,6 +54,12 @@ class HLRU(GatedRecurrence):
         input_gate_bias: added to the initial biases of the raw input gates a_0. With gates that are
             never negative, a negative number closes them, so that the layer begins by mixing what a
             learned initial state holds.
+        memory: None, or two numbers of tokens such as (1, 500), with ``gate="softmax"`` alone.
+            Channel k is then initialised to remember for tau_k tokens: with an input of zeros, and
+            raw state gates of zero, its outputs shrink by exp(-1 / tau_k) per token in the long
+            run. The tau_k are evenly spaced in the logarithm between the two numbers. The biases
+            of the input gates become log(sum_i (exp(i / tau_k) - 1)), i = 1 ... m: the largest root
+            of z^m = (1 - a_0) / m (z^(m-1) + ... + 1) is then exp(-1 / tau_k).
         gate_noise: standard deviation of normal noise that is added to the raw gates in training,
             the attribute of the same name.
         checkpoint_every: None keeps the gates, values and states of all tokens for the backward
@@ -110,6 +116,7 @@ class HLRU(GatedRecurrence):
         initial_state: InitialState = "zero",
         initial_std: float = 0.0,
         input_gate_bias: float = 0.0,
+        memory: Memory | None = None,
         gate_noise: float = 0.0,
         checkpoint_every: int | None = None,
         realization: Realization = "controller",
@@ -138,6 +145,7 @@ class HLRU(GatedRecurrence):
             initial_state=initial_state,
             initial_std=initial_std,
             input_gate_bias=input_gate_bias,
+            memory=memory,
             gate_noise=gate_noise,
             checkpoint_every=checkpoint_every,
             backend=backend,
@@ -152,6 +160,10 @@ class HLRU(GatedRecurrence):
     @property
     def _state_axes(self) -> Mapping[str, int]:
         return {"num_channels": self.num_channels, "order": self.order}
+
+    def _input_gates_of(self, spans: Tensor) -> Tensor:
+        lags = torch.arange(1, self.order + 1, dtype=spans.dtype, device=spans.device)
+        return (lags / spans.unsqueeze(-1)).expm1().sum(-1).log()
 
     def _run(self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         values: Tensor = self.value_proj(x)

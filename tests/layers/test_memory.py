@@ -1,0 +1,117 @@
+"""Layers that remember from the start, and layers that learn to track."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import statemix
+from statemix.errors import OptionError
+from statemix.layers import BDLRU, HLRU, LSTM, LayerSpec
+
+GATES = ["softmax", "householder"]
+
+
+def built(kind, size, **options):
+    sizes = {BDLRU: ("num_blocks", "block_size"), HLRU: ("num_channels", "order")}[kind]
+    return kind(5, **dict(zip(sizes, size, strict=True)), dtype=torch.float64, **options)
+
+
+@given(
+    kind=st.sampled_from([BDLRU, HLRU]),
+    units=st.integers(1, 5),
+    size=st.integers(1, 4),
+    shortest=st.floats(1, 100),
+    ratio=st.floats(1, 100),
+    gate=st.sampled_from(GATES),
+    temperature=st.floats(0.1, 4),
+    selective=st.sampled_from([True, False]),
+)
+def test_units_forget_as_fast_as_the_formula_says(
+    kind, units, size, shortest, ratio, gate, temperature, selective
+):
+    gate = "softmax" if kind is HLRU else gate
+    layer = built(
+        kind,
+        (units, size),
+        memory=(shortest, shortest * ratio),
+        gate=gate,
+        gate_temperature=temperature,
+        selective=selective,
+    )
+    if selective:
+        layer.zero_biases()
+    else:
+        with torch.no_grad():
+            layer.gate_bias[..., :-1] = 0
+    # After some tokens, every state shrinks by the same factor per token.
+    state = torch.ones(1, units, size, dtype=torch.float64)
+    _, before = layer(torch.zeros(1, 200, 5, dtype=torch.float64), state)
+    _, after = layer(
+        torch.zeros(1, 1, 5, dtype=torch.float64), before / before.norm(dim=-1)[..., None]
+    )
+    places = (torch.arange(units) + 0.5) / units
+    spans = shortest * ratio**places
+    expected = torch.exp(-1 / spans).expand(1, -1)
+    torch.testing.assert_close(after.norm(dim=-1).float(), expected, rtol=1e-4, atol=0)
+
+
+def test_new_parameters_keep_the_memory():
+    layer = BDLRU(8, num_blocks=4, block_size=2, memory=(1, 500))
+    bias = layer.gate_proj.bias.view(2, 3, 4)[:, -1].clone()
+    assert torch.equal(bias[0], bias[1])
+    assert (bias.diff() < 0).all()
+    layer.reset_parameters()
+    torch.testing.assert_close(layer.gate_proj.bias.view(2, 3, 4)[:, -1], bias, rtol=0, atol=0)
+
+
+def test_a_specification_holds_the_memory():
+    spec = LayerSpec("h_lru", num_channels=2, order=2, memory=(1, 50))
+    again = LayerSpec.from_plain(spec.to_plain(), "")
+    assert again == spec
+    assert again.build(hidden_size=4).memory == (1.0, 50.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"memory": (0.5, 10)}, r"memory must rise from 1 or more, got \(0.5, 10\)"),
+        ({"memory": (20, 10)}, "memory must rise"),
+        ({"memory": (1, math.inf)}, "memory must be finite"),
+        ({"memory": (1, "ten")}, "memory must be a number"),
+        ({"memory": 500}, "memory must be two numbers of tokens or None, got 500"),
+        ({"memory": (1, 2, 3)}, "memory must be two numbers"),
+        ({"memory": (1, 500), "gate": "signed"}, "memory must be None unless gate is one of"),
+        ({"memory": (1, 500), "gate": "none"}, "memory must be None unless gate is one of"),
+        ({"memory": (1, 500), "input_gate_bias": -1.0}, "input_gate_bias must be 0 with memory"),
+    ],
+)
+def test_memory_that_makes_no_sense_is_refused(options, message):
+    with pytest.raises((OptionError, TypeError, ValueError), match=message):
+        BDLRU(8, num_blocks=4, block_size=2, **options)
+
+
+def test_a_tracker_starts_in_a_learned_state_with_closed_input_gates():
+    layer = BDLRU.tracker(8, num_blocks=4, block_size=2, gate="householder", initial_std=0.5)
+    assert (layer.gate, layer.initial_state, layer.initial_std) == ("householder", "learned", 0.5)
+    assert layer.input_gate_bias == -6.0
+    assert layer.learned_state.abs().min() > 0
+
+
+def test_sharpening_lowers_every_temperature_along_the_curve():
+    model = torch.nn.Sequential(
+        BDLRU(8, num_blocks=4, block_size=2),
+        torch.nn.ReLU(),
+        HLRU(8, num_channels=4, order=2),
+    )
+    for progress, temperature in [(0, 1), (0.5, 1), (0.7, 1 / 4.5), (0.9, 1 / 8), (1.0, 1 / 8)]:
+        assert statemix.sharpen(model, progress) == pytest.approx(temperature)
+        assert model[0].gate_temperature == pytest.approx(temperature)
+        assert model[2].gate_temperature == pytest.approx(temperature)
+
+
+def test_a_model_without_gates_cannot_be_sharpened():
+    with pytest.raises(ValueError, match="model must contain a layer with a gate temperature"):
+        statemix.sharpen(LSTM(8), 0.5)

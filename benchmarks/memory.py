@@ -149,7 +149,7 @@ def main() -> None:
     torch.set_num_threads(1)
     git = ["git", "-C", Path(__file__).parent]
     commit = subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip()
-    changes = [*git, "status", "--porcelain", "../src", "memory.py"]
+    changes = [*git, "status", "--porcelain", "--", "../src", "memory.py"]
     clean = not subprocess.check_output(changes)
     rows = (
         [json.loads(line) for line in asked.file.read_text().splitlines()]

@@ -65,6 +65,7 @@ def test_options_reach_the_layer():
         "initial_state": "learned",
         "initial_std": 0.5,
         "input_gate_bias": -2.0,
+        "memory": None,
         "gate_noise": 0.125,
         "checkpoint_every": 7,
         "gate_temperature": 0.25,

@@ -2,6 +2,8 @@
 
 from torch import nn
 
+from statemix.layers.gated_recurrence import GatedRecurrence
+
 BEGIN, FINISH, SHARP = 0.5, 0.9, 1 / 8
 
 
@@ -10,9 +12,8 @@ def sharpen(model: nn.Module, progress: float) -> float:
 
     .. math:: 1 / \tau = 1 + 7\, \mathrm{clamp}\Big(\frac{p - 0.5}{0.9 - 0.5}, 0, 1\Big)
 
-    Gates are divided by tau: the last tenth of training runs with gates near 0 and 1. Call it
-    before every optimiser step, and after loading weights of a sharpened model into a new one only
-    if the temperature, which is part of the state dict, was not loaded with them.
+    Gates are divided by tau, so that they are near 0 and 1 in the last tenth of training. Call it
+    before every optimiser step. The temperature is part of the state dict.
 
     Args:
         model: a model or a layer.
@@ -32,9 +33,9 @@ def sharpen(model: nn.Module, progress: float) -> float:
     """
     done = min(max((progress - BEGIN) / (FINISH - BEGIN), 0.0), 1.0)
     temperature = 1 / (1 + (1 / SHARP - 1) * done)
-    gated = [module for module in model.modules() if hasattr(module, "gate_temperature")]
+    gated = [module for module in model.modules() if isinstance(module, GatedRecurrence)]
     if not gated:
         raise ValueError("model must contain a layer with a gate temperature, such as BDLRU")
-    for module in gated:
-        module.gate_temperature = temperature
+    for layer in gated:
+        layer.gate_temperature = temperature
     return temperature

@@ -81,7 +81,7 @@ $(VENV)/bin/python:
 	  exit 2; }
 
 $(VENV)/installed: $(VENV)/bin/python $(PROJECT)
-	$(PIP) install -c constraints.txt -e .
+	$(PIP) install -c constraints.txt -e '.[studies]'
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed

@@ -90,7 +90,7 @@ def test_commands_exist(code, tmp_path, monkeypatch, capsys):
             command = ["make", "--dry-run", "--directory", str(ROOT), *arguments]
             printed = subprocess.check_output(command, text=True, timeout=120)
         else:
-            assert line == "pip install ."
+            assert program == "pip"
             continue
         assert printed, f"{line} must print something"
 

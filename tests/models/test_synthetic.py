@@ -10,6 +10,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from statemix import ops
+from statemix.errors import OptionError
 from statemix.layers import LAYERS, Layer, LayerSpec, take_rows
 from statemix.models import MixerSpec, SyntheticModel
 
@@ -303,7 +304,7 @@ def test_an_lstm_starts_as_in_torch():
     [
         ({"vocab_size": 0}, ValueError, "vocab_size must be at least 1, got 0"),
         ({"heads": {"y": 0}}, ValueError, r"heads\['y'\] must be at least 1, got 0"),
-        ({"heads": {"y": 1.5}}, TypeError, r"heads\['y'\] must be an int, got 1\.5"),
+        ({"heads": {"y": 1.5}}, OptionError, r"heads\['y'\] must be an int, got 1\.5"),
         ({"heads": {}}, ValueError, r"heads must not be empty, got \{\}"),
         ({"layers": ()}, ValueError, r"layers must not be empty, got \(\)"),
         ({"hidden_size": -1}, ValueError, "hidden_size must be at least 1, got -1"),
@@ -441,13 +442,13 @@ SWITCHES = [name for name, hint in get_type_hints(SyntheticModel.__init__).items
 @pytest.mark.parametrize(
     ("name", "value", "error"),
     [
-        ("heads", [("a", 2)], TypeError),
-        ("heads", {1: 2}, TypeError),
-        ("layers", "lstm", TypeError),
-        ("layers", 3, TypeError),
-        ("channel_mixer", "mlp", TypeError),
-        *((name, value, TypeError) for name in SWITCHES for value in ("no", 0, None)),
-        ("seed", None, TypeError),
+        ("heads", [("a", 2)], OptionError),
+        ("heads", {1: 2}, OptionError),
+        ("layers", "lstm", OptionError),
+        ("layers", 3, OptionError),
+        ("channel_mixer", "mlp", OptionError),
+        *((name, value, OptionError) for name in SWITCHES for value in ("no", 0, None)),
+        ("seed", None, OptionError),
         ("seed", -1, ValueError),
     ],
 )

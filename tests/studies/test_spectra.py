@@ -1,6 +1,5 @@
 """Figure 7: one run for each m and normalisation, and the eigenvalues stored for each."""
 
-import dataclasses
 import json
 
 import numpy as np
@@ -122,8 +121,8 @@ def test_they_are_those_of_the_trained_gates(trained):
 
 def test_steps_do_not_count_a_start_token(trained, tmp_path):
     config = trained[0][1].job.config
-    model = dataclasses.replace(config.model, bos=True)
-    train(dataclasses.replace(config, model=model), tmp_path / "bos")
+    model = config.model.replace(bos=True)
+    train(config.replace(model=model), tmp_path / "bos")
     found = measured("bos", tmp_path / "bos")
     model = load_model(tmp_path / "bos")
     tokens = config.build_task().examples("test", 0, found["sequences"]).tokens

@@ -16,10 +16,10 @@ import torch
 from statemix.errors import SettingError
 from statemix.layers import LayerSpec
 from statemix.models import MixerSpec
-from statemix.settings import Assignments, Settings
 from statemix.tasks import TaskSpec
 from statemix.training import AttributeSchedule, ParameterGroup, RunConfig, train
 from statemix.training.request import request
+from statemix.training.settings import Assignments, Settings
 
 SCHEDULE = AttributeSchedule("gate_temperature", end=0.5)
 GROUP = ParameterGroup("*.bias", weight_decay=0.25)
@@ -268,9 +268,8 @@ ROWS = {
 
 
 def fields(kind=RunConfig, path=""):
-    hints = typing.get_type_hints(kind)
-    for field in dataclasses.fields(kind):
-        name, hint = f"{path}{field.name}", hints[field.name]
+    for field, info in kind.model_fields.items():
+        name, hint = f"{path}{field}", info.annotation
         if isinstance(hint, type) and issubclass(hint, Settings):
             yield from fields(hint, f"{name}.")
             continue
@@ -285,7 +284,7 @@ def with_value(tiny, base, name, value):
     if not inner:
         return tiny(base | {name: value})
     one = base[outer][0]
-    return tiny(base | {outer: (dataclasses.replace(one, **{inner: value}),)})
+    return tiny(base | {outer: (one.replace(**{inner: value}),)})
 
 
 def test_every_field_has_a_row():

@@ -6,11 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from statemix.errors import RequestError
+from statemix.errors import OptionError, RequestError
 from statemix.layers import LayerSpec
 from statemix.layers.gated_recurrence import GatedRecurrence
-from statemix.plain import to_plain
-from statemix.settings import Assignments
 from statemix.tasks import TaskSpec
 from statemix.training import (
     AttributeSchedule,
@@ -24,6 +22,8 @@ from statemix.training import (
 )
 from statemix.training.checkpoint import load_checkpoint
 from statemix.training.folder import read_metrics, read_status
+from statemix.training.plain import to_plain
+from statemix.training.settings import Assignments
 from statemix.training.trainer import Trainer
 
 
@@ -543,7 +543,7 @@ def test_a_value_refused_in_the_middle_names_its_step_and_loses_none(tiny, tmp_p
 
     def refuse(self, value):
         if 0.4 < value < 0.6:
-            raise ValueError("too warm")
+            raise OptionError("too warm")
         temperature.fset(self, value)
 
     with monkeypatch.context() as patch:

@@ -125,7 +125,7 @@ def test_an_attempt_is_tested_after_the_schedules_only_if_asked_and_if_it_has_pa
 def test_the_schedules_of_every_attempt_may_count_if_it_is_tested_after_them():
     config = SearchConfig(attempts=3, max_steps=40, every=5, tests=2)
     assert Search(config).most_steps(7) == 3 * 50
-    assert Search(dataclasses.replace(config, confirm=0.9)).most_steps(7) == 3 * 50 + 2 * 7
+    assert Search(config.replace(confirm=0.9)).most_steps(7) == 3 * 50 + 2 * 7
 
 
 def test_an_attempt_that_diverges_in_the_schedules_has_failed_if_the_search_may_go_on():
@@ -176,7 +176,7 @@ def test_every_attempt_has_weights_of_its_own(fresh):
     task = config.build_task()
 
     def weights(attempt, seed=7):
-        model = build_model(dataclasses.replace(config, seed=seed), task, attempt)
+        model = build_model(config.replace(seed=seed), task, attempt)
         return model.embedding.weight
 
     assert torch.equal(weights(0), build_model(config, task).embedding.weight)

@@ -7,10 +7,9 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import tyro
 from rich.console import Console
 
 from statemix import provenance
@@ -24,7 +23,7 @@ _COMPILERS = ("g++", "clang++")
 class Doctor:
     """Show versions, devices, the backend that serves each operator, and why others do not."""
 
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    json: bool = False
     """Print JSON, for programs and bug reports."""
 
     def run(self) -> None:

@@ -8,22 +8,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
-import tyro
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from statemix.cli.parser import Argument
 from statemix.errors import RequestError
 from statemix.files import append
-from statemix.plain import finite, to_plain
-from statemix.settings import built
 from statemix.tasks import Task
 from statemix.training import RunConfig, Scores, load_model, load_outcome
 from statemix.training.config import Device
 from statemix.training.devices import build_fabric, check_device
 from statemix.training.evaluation import SplitEvaluator, sequences_at
 from statemix.training.outcome import Weights
+from statemix.training.plain import finite, to_plain
 from statemix.training.schedules import attributes_set
+from statemix.training.settings import built
 from statemix.training.size import check_scored_fit
 
 EVALUATIONS = "evaluations.jsonl"
@@ -42,7 +42,7 @@ class Evaluate:
     statemix evaluate runs/s3 --lengths 16 64 4096
     """
 
-    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    folder: Annotated[Path, Argument("RUN", positional=True)]
     """Folder of a finished run."""
 
     lengths: tuple[int, ...] = ()
@@ -61,7 +61,7 @@ class Evaluate:
     device: Device = "auto"
     """Device that runs the model; auto uses a GPU if there is one."""
 
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    json: bool = False
     """Print JSON lines instead of a table."""
 
     def run(self) -> None:

@@ -7,18 +7,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from statemix.errors import OptionError
 from statemix.layers.flops import Flops
 from statemix.layers.layer import (
     a_parameter,
     at_least_float32,
     check_placement,
     check_sizes,
+    check_switches,
     zero_states,
 )
 from statemix.layers.padded import PaddedLayer, reset_linear, valid_tokens
 from statemix.layers.state import State, check_structure, map_state, tensors
 from statemix.ops import flops
-from statemix.ops.checks import bind, check_bool, check_floating
+from statemix.ops.checks import bind, check_floating
 
 ROPE_BASE = 10_000.0
 """Ratio of the longest to the shortest wavelength of rotary positions, about."""
@@ -69,8 +71,7 @@ class Attention(PaddedLayer):
         x (B, T, hidden_size) -> y (B, T, hidden_size), state :class:`AttentionState`.
 
     Raises:
-        ValueError: if a size is out of range or does not divide as above.
-        TypeError: if a size is not an int, or ``rope`` is no truth value.
+        OptionError: if a size is out of range or does not divide as above.
 
     Example:
         >>> layer = Attention(hidden_size=8, num_heads=2)
@@ -98,14 +99,14 @@ class Attention(PaddedLayer):
     ) -> None:
         super().__init__()
         check_sizes(hidden_size=hidden_size, num_heads=num_heads)
-        check_bool(rope=rope)
+        check_switches(rope=rope)
         check_placement(device, dtype)
         if hidden_size % num_heads:
-            raise ValueError(
+            raise OptionError(
                 f"num_heads must divide hidden_size, got {num_heads} and {hidden_size}"
             )
         if rope and hidden_size // num_heads % 2:
-            raise ValueError(
+            raise OptionError(
                 "hidden_size / num_heads must be even with rope=True, got "
                 f"{hidden_size // num_heads}"
             )

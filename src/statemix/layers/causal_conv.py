@@ -11,10 +11,10 @@ from statemix.layers.layer import (
     a_parameter,
     check_placement,
     check_sizes,
+    check_switches,
     zero_states,
 )
 from statemix.layers.padded import PaddedLayer, last_inputs, reset_linear
-from statemix.ops.checks import check_bool
 
 
 class CausalConv(PaddedLayer):
@@ -40,8 +40,7 @@ class CausalConv(PaddedLayer):
         inputs, in order of time.
 
     Raises:
-        ValueError: if a size is out of range.
-        TypeError: if a size is not an int, or ``depthwise`` is no truth value.
+        OptionError: if a size is out of range.
 
     Example:
         >>> layer = CausalConv(hidden_size=8, kernel_size=4)
@@ -70,7 +69,7 @@ class CausalConv(PaddedLayer):
     ) -> None:
         super().__init__()
         check_sizes(hidden_size=hidden_size, kernel_size=kernel_size)
-        check_bool(depthwise=depthwise)
+        check_switches(depthwise=depthwise)
         check_placement(device, dtype)
         self.hidden_size = hidden_size
         self.kernel_size = kernel_size

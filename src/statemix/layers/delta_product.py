@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from statemix.errors import OptionError
 from statemix.layers import fla
 from statemix.layers.decays import log_decays
 from statemix.layers.delta_rule import delta_rule
@@ -15,6 +16,7 @@ from statemix.layers.layer import (
     a_parameter,
     check_placement,
     check_sizes,
+    check_switches,
     zero_states,
 )
 from statemix.layers.norms import rms_norm, unit_length
@@ -28,7 +30,6 @@ from statemix.layers.padded import (
 from statemix.layers.recurrence import Recurrence
 from statemix.layers.short_conv import ShortConvolution, check_taps
 from statemix.ops import flops
-from statemix.ops.checks import check_bool
 
 
 class DeltaState(NamedTuple):
@@ -86,9 +87,8 @@ class DeltaProduct(PaddedLayer):
         x (B, T, hidden_size) -> y (B, T, hidden_size), state :class:`DeltaState`.
 
     Raises:
-        ValueError: if a size is out of range, or ``head_dim`` is None and ``num_heads`` does not
+        OptionError: if a size is out of range, or ``head_dim`` is None and ``num_heads`` does not
             divide ``hidden_size``.
-        TypeError: if a size is not an int, or a switch is no truth value.
 
     Example:
         >>> layer = DeltaProduct(hidden_size=8, num_heads=2, num_householder=3)
@@ -125,13 +125,13 @@ class DeltaProduct(PaddedLayer):
         check_sizes(hidden_size=hidden_size, num_heads=num_heads, num_householder=num_householder)
         if head_dim is None:
             if hidden_size % num_heads:
-                raise ValueError(
+                raise OptionError(
                     f"num_heads must divide hidden_size unless head_dim is given, got {num_heads} "
                     f"and {hidden_size}"
                 )
             head_dim = hidden_size // num_heads
         check_sizes(head_dim=head_dim, expand_v=expand_v)
-        check_bool(
+        check_switches(
             allow_neg_eigval=allow_neg_eigval,
             use_forget_gate=use_forget_gate,
             use_output_gate=use_output_gate,
@@ -314,9 +314,8 @@ class DeltaNet(DeltaProduct):
         x (B, T, hidden_size) -> y (B, T, hidden_size), state :class:`DeltaState`.
 
     Raises:
-        ValueError: if a size is out of range, or ``head_dim`` is None and ``num_heads`` does not
+        OptionError: if a size is out of range, or ``head_dim`` is None and ``num_heads`` does not
             divide ``hidden_size``.
-        TypeError: if a size is not an int, or a switch is no truth value.
 
     Example:
         >>> layer = DeltaNet(hidden_size=8, num_heads=2, conv_size=0)

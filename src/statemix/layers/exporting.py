@@ -107,8 +107,7 @@ class DecodeStep(_Call):
             state; one that grows holds three tokens.
 
         Raises:
-            TypeError: if ``batch_size`` is not an int.
-            ValueError: if it is below 1.
+            OptionError: if it is below 1.
         """
         return self._example(batch_size)
 
@@ -165,8 +164,7 @@ class WholeSequence(_Call):
             tensors of a state; one that grows holds three tokens.
 
         Raises:
-            TypeError: if a size is not an int.
-            ValueError: if a size is below 1.
+            OptionError: if a size is below 1.
         """
         check_sizes(length=length)
         return self._example(batch_size, length)

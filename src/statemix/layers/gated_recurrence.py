@@ -101,25 +101,25 @@ class GatedRecurrence(Layer):
         check_placement(device, dtype)
         if not isinstance(selective, bool | str) or selective not in get_args(Selectivity):
             choices = list(get_args(Selectivity))
-            raise ValueError(f"selective must be one of {choices}, got {selective!r}")
+            raise OptionError(f"selective must be one of {choices}, got {selective!r}")
         check_choice("initial_state", initial_state, get_args(InitialState))
         ops.check_backend(backend)
         check_finite_number("initial_std", initial_std, dtype)
         check_finite_number("input_gate_bias", input_gate_bias, dtype)
         if initial_std < 0:
-            raise ValueError(f"initial_std must be at least 0, got {initial_std}")
+            raise OptionError(f"initial_std must be at least 0, got {initial_std}")
         if initial_std and initial_state != "learned":
-            raise ValueError(
+            raise OptionError(
                 f"initial_std must be 0 with initial_state={initial_state!r}, got {initial_std}"
             )
         if selective == "pointwise" and hidden_size != num_units:
-            raise ValueError(
+            raise OptionError(
                 f"hidden_size must equal {self._unit_name} with "
                 f"selective='pointwise', got {hidden_size} and {num_units}"
             )
         num_gates = math.prod(gate_shape) * num_units
         if num_gates >= 2**31:
-            raise ValueError(
+            raise OptionError(
                 f"{self._unit_name} must give fewer than 2^31 gates per token, got {num_units} of "
                 f"{math.prod(gate_shape)} gates"
             )
@@ -292,7 +292,7 @@ class GatedRecurrence(Layer):
     def gate_noise(self, value: float) -> None:
         check_finite_number("gate_noise", value, None)
         if value < 0:
-            raise ValueError(f"gate_noise must be at least 0, got {value}")
+            raise OptionError(f"gate_noise must be at least 0, got {value}")
         self._gate_noise = float(value)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:

@@ -80,9 +80,8 @@ class HLRU(GatedRecurrence):
         m outputs, newest first, or s^1 ... s^m.
 
     Raises:
-        ValueError: if a size is out of range, a name is unknown, ``gate_temperature`` is not
+        OptionError: if a size is out of range, a name is unknown, ``gate_temperature`` is not
             positive and finite, or another number is not finite or does not fit.
-        TypeError: if a size is not an int or another option not a number.
         BackendUnavailableError: if ``backend`` cannot run here.
 
     Example:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from statemix.errors import OptionError
 from statemix.layers.flops import Flops
 from statemix.layers.recurrence import Recurrence
 from statemix.layers.state import State, check_like, tensors
@@ -42,8 +43,8 @@ class Layer(nn.Module, ABC):
 
     One line in ``layers/registry.py`` makes a layer available to every model, task and command. The
     constructor of a layer has the parameter ``hidden_size`` and the keywords ``device`` and
-    ``dtype``; its other parameters are the layer's options. It refuses a value by a ``raise``
-    statement with a ValueError or TypeError; any other error counts as a defect of the layer.
+    ``dtype``; its other parameters are the layer's options. It refuses an option by an
+    :class:`~statemix.errors.OptionError`; any other exception counts as a defect of the layer.
 
     Attributes:
         name: name of the layer as users write it.
@@ -240,29 +241,39 @@ def _autocasts(device_type: str) -> bool:
 
 
 def check_sizes(**sizes: int) -> None:
-    """Check that the sizes passed to a constructor are integers of at least 1.
+    """Check that the sizes passed to a constructor are integers of at least 1 and below 2^31.
 
     Raises:
-        TypeError: if a size is not an int.
-        ValueError: if a size is below 1, or 2^31 or more.
+        OptionError: otherwise.
     """
     for name, size in sizes.items():
         if not isinstance(size, int) or isinstance(size, bool):
-            raise TypeError(f"{name} must be an int, got {size!r}")
+            raise OptionError(f"{name} must be an int, got {size!r}")
         if size < 1:
-            raise ValueError(f"{name} must be at least 1, got {size}")
+            raise OptionError(f"{name} must be at least 1, got {size}")
         if size >= 2**31:
-            raise ValueError(f"{name} must be below 2^31, got {size}")
+            raise OptionError(f"{name} must be below 2^31, got {size}")
+
+
+def check_switches(**switches: object) -> None:
+    """Check that options passed to a constructor are True or False: "no" and 0 are mistakes.
+
+    Raises:
+        OptionError: otherwise.
+    """
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise OptionError(f"{name} must be True or False, got {value!r}")
 
 
 def check_number(name: str, value: object) -> numbers.Real:
     """Check that an option passed to a constructor is a real number, and return it.
 
     Raises:
-        TypeError: if it is not.
+        OptionError: if it is not.
     """
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
-        raise TypeError(f"{name} must be a number, got {value!r}")
+        raise OptionError(f"{name} must be a number, got {value!r}")
     return value
 
 

@@ -52,8 +52,7 @@ class LSTM(Layer):
         x (B, T, hidden_size) -> y (B, T, hidden_size), state h and c, each (B, hidden_size).
 
     Raises:
-        ValueError: if ``hidden_size`` is below 1.
-        TypeError: if ``hidden_size`` is not an int.
+        OptionError: if ``hidden_size`` is below 1.
 
     Example:
         >>> layer = LSTM(hidden_size=8)

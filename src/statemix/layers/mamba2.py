@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from statemix.errors import OptionError
 from statemix.layers import any_length, fla
 from statemix.layers.decays import decays_between, log_decays
 from statemix.layers.flops import Flops
@@ -77,9 +78,8 @@ class Mamba2(PaddedLayer):
         x (B, T, hidden_size) -> y (B, T, hidden_size), state :class:`Mamba2State`.
 
     Raises:
-        ValueError: if a size is out of range, or ``head_dim`` does not divide
+        OptionError: if a size is out of range, or ``head_dim`` does not divide
             ``expand * hidden_size``.
-        TypeError: if a size is not an int.
 
     Example:
         >>> layer = Mamba2(hidden_size=8, d_state=4, head_dim=8)
@@ -114,7 +114,7 @@ class Mamba2(PaddedLayer):
         check_placement(device, dtype)
         inner = expand * hidden_size
         if inner % head_dim:
-            raise ValueError(
+            raise OptionError(
                 f"head_dim must divide expand * hidden_size, got {head_dim} and {inner}"
             )
         self.hidden_size = hidden_size

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from statemix.errors import OptionError
 from statemix.ops.checks import bind
 
 _LARGEST_PERIOD = 10_000
@@ -38,7 +39,7 @@ class Decoder(nn.Module):
     def __init__(self, hidden_size: int, norm: Callable[[int], nn.Module]) -> None:
         super().__init__()
         if hidden_size < 2:
-            raise ValueError(
+            raise OptionError(
                 f"hidden_size must be at least 2 for an autoencoder, got {hidden_size}"
             )
         self.network = nn.Sequential(

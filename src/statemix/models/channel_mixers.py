@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from statemix.layers.layer import check_sizes
-from statemix.registry import Factories, Spec
+from statemix.registry import Registry, Spec
 
 # MAD's inner widths are multiples of this, for the tensor cores of GPUs.
 _MULTIPLE = 16
@@ -49,8 +49,7 @@ class SwiGLU(ChannelMixer):
         x (..., hidden_size) -> y (..., hidden_size).
 
     Raises:
-        ValueError: if a size is below 1.
-        TypeError: if a size is not an int.
+        OptionError: if a size is below 1.
     """
 
     name = "swiglu"
@@ -82,8 +81,7 @@ class MLP(ChannelMixer):
         x (..., hidden_size) -> y (..., hidden_size).
 
     Raises:
-        ValueError: if a size is below 1.
-        TypeError: if a size is not an int.
+        OptionError: if a size is below 1.
     """
 
     name = "mlp"
@@ -106,7 +104,7 @@ class MLP(ChannelMixer):
         return out
 
 
-CHANNEL_MIXERS: Factories[type[ChannelMixer]] = Factories(
+CHANNEL_MIXERS: Registry[type[ChannelMixer]] = Registry(
     "channel mixer",
     [
         SwiGLU,

@@ -8,8 +8,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from statemix.errors import OptionError
 from statemix.layers import LayerSpec, State
-from statemix.layers.layer import check_sizes
+from statemix.layers.layer import check_sizes, check_switches
 from statemix.models.autoencoder import (
     Decoder,
     check_lengths,
@@ -20,7 +21,6 @@ from statemix.models.block import NORMS, Block, Norm
 from statemix.models.channel_mixers import MixerSpec
 from statemix.ops.checks import (
     bind,
-    check_bool,
     check_choice,
     check_cu_seqlens,
     check_cu_seqlens_values,
@@ -111,7 +111,7 @@ class SyntheticModel(nn.Module):
     ) -> None:
         super().__init__()
         check_sizes(vocab_size=vocab_size, hidden_size=hidden_size)
-        check_bool(bos=bos, residual=residual, zero_biases=zero_biases)
+        check_switches(bos=bos, residual=residual, zero_biases=zero_biases)
         _check_types(heads, layers, channel_mixer, seed)
         check_sizes(**{f"heads[{head!r}]": classes for head, classes in heads.items()})
         check_choice("norm", norm, list(NORMS))
@@ -121,7 +121,7 @@ class SyntheticModel(nn.Module):
         check_choice("linear_init", linear_init, get_args(LinearInit))
         for name, parts in (("heads", heads), ("layers", layers)):
             if not parts:
-                raise ValueError(f"{name} must not be empty, got {parts!r}")
+                raise OptionError(f"{name} must not be empty, got {parts!r}")
         self.vocab_size = vocab_size
         self.bos = bos
 
@@ -342,15 +342,15 @@ def _redraw_linear_maps(model: nn.Module) -> None:
 
 def _check_types(heads: object, layers: object, channel_mixer: object, seed: object) -> None:
     if not isinstance(heads, Mapping) or not all(isinstance(head, str) for head in heads):
-        raise TypeError(f"heads must be a mapping of names to sizes, got {heads!r}")
+        raise OptionError(f"heads must be a mapping of names to sizes, got {heads!r}")
     if not isinstance(layers, Sequence) or not all(isinstance(one, LayerSpec) for one in layers):
-        raise TypeError(f"layers must be a sequence of LayerSpecs, got {layers!r}")
+        raise OptionError(f"layers must be a sequence of LayerSpecs, got {layers!r}")
     if channel_mixer is not None and not isinstance(channel_mixer, MixerSpec):
-        raise TypeError(f"channel_mixer must be a MixerSpec or None, got {channel_mixer!r}")
+        raise OptionError(f"channel_mixer must be a MixerSpec or None, got {channel_mixer!r}")
     if not isinstance(seed, int) or isinstance(seed, bool):
-        raise TypeError(f"seed must be an int, got {seed!r}")
+        raise OptionError(f"seed must be an int, got {seed!r}")
     if not 0 <= seed < 2**63:
-        raise ValueError(f"seed must be in 0..2^63 - 1, got {seed}")
+        raise OptionError(f"seed must be in 0..2^63 - 1, got {seed}")
 
 
 def _check_values(tensor: Tensor, check: Callable[[], None]) -> None:

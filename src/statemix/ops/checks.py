@@ -6,6 +6,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from statemix.errors import OptionError, suggestion
+
 FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 """Supported dtypes of gates, values, states, coefficients and inputs."""
 
@@ -203,8 +205,9 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     """Check that ``value`` is one of ``choices``.
 
     Raises:
-        ValueError: otherwise, with the list of choices.
+        OptionError: otherwise, with the list of choices.
     """
     # An array would compare entry by entry.
     if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{name} must be one of {list(choices)}, got {value!r}")
+        advice = suggestion(value, choices)
+        raise OptionError(f"{name} must be one of {list(choices)}, got {value!r}{advice}")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from statemix.errors import OptionError
 from statemix.layers.layer import check_sizes
 from statemix.models import SyntheticModel
 from statemix.ops.checks import bind
@@ -101,11 +102,11 @@ class SplitEvaluator:
         # Making only the last one shows whether the split has enough sequences.
         try:
             task.examples(split, num_sequences - 1, num_sequences, length)
-        except ValueError as error:
+        except OptionError as error:
             subject, must, condition = str(error).partition(" must ")
             if subject != "stop":
                 raise
-            raise ValueError(f"num_sequences{must}{condition}") from error
+            raise OptionError(f"num_sequences{must}{condition}") from error
         self._draw = partial(task.examples, split, 0, num_sequences, length)
         self._examples: Examples | None = None
         self.options: dict[str, Any] = {

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from statemix.errors import ABSENT, RequestError
 from statemix.files import naming
-from statemix.plain import difference
 from statemix.training.checkpoint import tensor_bytes, write_file
+from statemix.training.plain import difference
 
 CONFIG = "config.json"
 ENVIRONMENT = "environment.json"

@@ -5,20 +5,19 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from statemix.errors import RequestError
 from statemix.models import SyntheticModel
-from statemix.settings import checked, field_types
 from statemix.training import folder as runs
 from statemix.training.checkpoint import remove_checkpoints
-from statemix.training.config import SCHEMA, RunConfig
+from statemix.training.config import SCHEMA, RunConfig, config_from_plain
 from statemix.training.evaluation import Scores, accuracy
 from statemix.training.events import Event
 from statemix.training.parts import model_with
-from statemix.training.reading import config_from_plain
 from statemix.training.schedules import restore_attributes
 from statemix.training.search import Attempt
+from statemix.training.settings import checked
 
 Weights = Literal["last", "best_validation", "best_test"]
 _MOMENTS: dict[Weights, str] = {
@@ -77,16 +76,15 @@ class Selection:
 
 
 def _scores(stored: dict[str, Any]) -> HeadScores:
+    hints = get_type_hints(Scores)
     return {
-        head: Scores(
-            **{name: _typed(field_types(Scores)[name], name, one) for name, one in scores.items()}
-        )
+        head: Scores(**{name: _typed(hints[name], name, one) for name, one in scores.items()})
         for head, scores in _filled(stored).items()
     }
 
 
 def _attempt(stored: dict[str, Any]) -> Attempt:
-    hints = field_types(Attempt)
+    hints = get_type_hints(Attempt)
     return Attempt(**{name: _typed(hints[name], name, one) for name, one in stored.items()})
 
 

@@ -8,13 +8,13 @@ from torch import Tensor
 
 from statemix.errors import RequestError
 from statemix.models import SyntheticModel
-from statemix.settings import built
 from statemix.tasks import Task
 from statemix.training.batches import TaskBatches
 from statemix.training.config import RunConfig
 from statemix.training.evaluation import SplitEvaluator, sequences_at
 from statemix.training.objective import Losses, Objective
 from statemix.training.search import seed_of
+from statemix.training.settings import built
 from statemix.training.trainer import Trainer
 
 if TYPE_CHECKING:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from statemix.errors import RequestError
-from statemix.settings import checked
 from statemix.training import folder as runs
 from statemix.training.config import NotNegative, RunConfig
 from statemix.training.devices import environment, own_random_numbers, threads
@@ -17,6 +16,7 @@ from statemix.training.outcome import (
 )
 from statemix.training.request import request
 from statemix.training.running import Running
+from statemix.training.settings import checked
 
 CHECKPOINT_EVERY_S = 10.0
 """Seconds between the checkpoints of a run, unless asked otherwise."""

@@ -13,7 +13,6 @@ from torch import Tensor
 from statemix.errors import RequestError
 from statemix.interrupts import Interrupts
 from statemix.ops import BackendUnavailableError
-from statemix.plain import to_plain
 from statemix.training import folder as runs
 from statemix.training.backbone import check_backbone
 from statemix.training.checkpoint import (
@@ -36,6 +35,7 @@ from statemix.training.outcome import (
     save_outcome,
 )
 from statemix.training.parts import Evaluators, build_model, build_trainer
+from statemix.training.plain import to_plain
 from statemix.training.representations import representations
 from statemix.training.request import check_here
 from statemix.training.schedules import attributes_set

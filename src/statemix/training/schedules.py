@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from statemix.errors import ABSENT, SettingError
-from statemix.settings import is_refusal
+from statemix.errors import ABSENT, OptionError, SettingError
 from statemix.training.config import AttributeSchedule, ScheduleConfig
 
 
@@ -146,9 +145,7 @@ class Attributes:
             value = _like(initial, value)
             try:
                 setattr(module, schedule.attribute, value)
-            except (ValueError, TypeError) as error:
-                if not is_refusal(error):
-                    raise
+            except OptionError as error:
                 condition = f"must suit its layer at every step, but not at step {step} ({error})"
                 raise SettingError(f"schedules.attributes: {follower}", condition, value) from error
             values[follower] = value
@@ -180,9 +177,7 @@ def _try(module: nn.Module, attribute: str, value: Any, path: str) -> None:
     before = getattr(module, attribute)
     try:
         setattr(module, attribute, _like(before, value))
-    except (ValueError, TypeError) as error:
-        if not is_refusal(error):
-            raise
+    except OptionError as error:
         raise SettingError(path, f"must suit {attribute} ({error})", value) from error
     setattr(module, attribute, before)
 

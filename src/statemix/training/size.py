@@ -3,7 +3,6 @@
 The estimates count only what is certainly held at once, so that no possible request is refused.
 """
 
-import dataclasses
 from functools import cache
 
 import torch
@@ -118,10 +117,10 @@ def _check_model_fits(config: RunConfig, task: Task) -> None:
 def _num_parameters(config: RunConfig, task: Task) -> int:
     """Return the number of parameters; 0 if a layer cannot be built without data."""
     # Each layer once: the others repeat them.
-    short = dataclasses.replace(config.model, num_layers=None)
+    short = config.model.replace(num_layers=None)
     try:
         with torch.device("meta"):
-            model = build_model(dataclasses.replace(config, model=short), task)
+            model = build_model(config.replace(model=short), task)
     except RequestError:
         raise
     except Exception:  # noqa: BLE001  building the model with data will report it

@@ -87,9 +87,8 @@ class FPRNN(FixedPointLayer):
         x (B, T, hidden_size) -> y (B, T, hidden_size), state (B, expand * hidden_size).
 
     Raises:
-        ValueError: if a size or a number is out of range, a name is unknown, or ``rank`` does not
+        OptionError: if a size or a number is out of range, a name is unknown, or ``rank`` does not
             divide the state of a Monarch mixer or is given for a Kronecker mixer.
-        TypeError: if a size is not an int or a number not a number.
 
     Example:
         >>> layer = FPRNN(hidden_size=8, mixer="kronecker")

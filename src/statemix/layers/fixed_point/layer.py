@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from statemix import ops
+from statemix.errors import OptionError
 from statemix.layers import any_length
 from statemix.layers.fixed_point.solver import (
     Gradient,
@@ -109,7 +110,7 @@ class FixedPointLayer(PaddedLayer):
     def tolerance(self, value: float) -> None:
         check_number("tolerance", value)
         if not 0 < value < math.inf:
-            raise ValueError(f"tolerance must be above 0 and finite, got {value}")
+            raise OptionError(f"tolerance must be above 0 and finite, got {value}")
         self._tolerance = float(value)
 
     @property
@@ -260,16 +261,15 @@ def check_contraction(value: float | None) -> None:
     """Check the factor of a contraction passed to a constructor, of which there may be none.
 
     Raises:
-        TypeError: if it is no number.
-        ValueError: if it is not between 0 and 1.
+        OptionError: if it is not between 0 and 1.
     """
     if value is not None:
         check_number("contraction", value)
         if not 0 < value < 1:
-            raise ValueError(f"contraction must be between 0 and 1, got {value}")
+            raise OptionError(f"contraction must be between 0 and 1, got {value}")
 
 
 def _check_fraction(name: str, value: float) -> None:
     check_number(name, value)
     if not 0 < value <= 1:
-        raise ValueError(f"{name} must be above 0 and at most 1, got {value}")
+        raise OptionError(f"{name} must be above 0 and at most 1, got {value}")

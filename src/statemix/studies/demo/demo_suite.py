@@ -1,7 +1,6 @@
 """The demo: how well recurrences track a permutation group, also beyond the training length."""
 
 import copy
-import dataclasses
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,11 +134,10 @@ _PROTOCOL = RunConfig(
 def _protocol(
     task: TaskSpec, *, every: int, epochs: int | None = None, num_steps: int | None = None
 ) -> RunConfig:
-    return dataclasses.replace(
-        _PROTOCOL,
+    return _PROTOCOL.replace(
         task=task,
-        schedules=dataclasses.replace(_PROTOCOL.schedules, epochs=epochs, num_steps=num_steps),
-        evaluation=dataclasses.replace(_PROTOCOL.evaluation, every=every),
+        schedules=_PROTOCOL.schedules.replace(epochs=epochs, num_steps=num_steps),
+        evaluation=_PROTOCOL.evaluation.replace(every=every),
     )
 
 

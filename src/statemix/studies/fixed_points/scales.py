@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from statemix.layers import LayerSpec
-from statemix.settings import Assignments
 from statemix.studies.higher_order.protocols import SizeName
 from statemix.tasks import TaskSpec
 from statemix.training import (
@@ -16,6 +15,7 @@ from statemix.training import (
     RuntimeConfig,
     ScheduleConfig,
 )
+from statemix.training.settings import Assignments
 
 # The paper's code trains until three quarters of a batch have converged.
 _TRAINED = 0.75

@@ -8,7 +8,6 @@ from typing import Literal
 
 from statemix.layers import LayerSpec
 from statemix.models.synthetic import Backbone
-from statemix.plain import put
 from statemix.studies.higher_order.contenders import Contender
 from statemix.tasks import TaskSpec
 from statemix.training import (
@@ -20,6 +19,7 @@ from statemix.training import (
     ScheduleConfig,
     config_from_plain,
 )
+from statemix.training.plain import put
 
 ProtocolName = Literal["paper", "tuned"]
 SizeName = Literal["laptop", "workstation", "paper"]

@@ -13,7 +13,7 @@ from statemix.proofs.product_search import SearchResult, Verdict, search
 from statemix.proofs.refitting import refit
 from statemix.proofs.ties import GateGaps, watch_gaps
 
-Network = Literal["pruned", "refitted", "hardened", "as trained"]
+NetworkForm = Literal["pruned", "refitted", "hardened", "as trained"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Certificate:
     """
 
     result: SearchResult
-    network: Network
+    network: NetworkForm
     model: SyntheticModel
     horizon: Horizon
     tracking: tuple[int, ...] | None = None
@@ -158,7 +158,7 @@ def _unless_tied(result: SearchResult, gaps: GateGaps) -> SearchResult:
 
 def _candidates(
     cut: PrunedModel, automaton: Automaton, head: str
-) -> Iterator[tuple[Network, SyntheticModel]]:
+) -> Iterator[tuple[NetworkForm, SyntheticModel]]:
     """Yield the pruned network, and then, if its blocks hold anything, with another readout."""
     yield "pruned", cut.model
     if cut.varying:

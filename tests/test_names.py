@@ -9,14 +9,50 @@ FILES = [path for path in PACKAGE.rglob("*.py") if path.name != "__main__.py"]
 # A command has the name of the room that it serves.
 COMMANDS = {"bench", "demo", "tasks"}
 # TODO: empty both lists while the rooms are rebuilt.
-MODULES = set(
-    "associative block checks copying files flops functions lag layer loop plan prices reference "
-    "registry sharpening steps studies".split()  # noqa: SIM905
-)
-TYPES = set(
-    "Axis Cell Condition Ending Entry HeadScores Line Measured Metric Operator Outcome Panel "
-    "Point Recurrence Row Setting Shape Sharpening Spread Status Summary Table Verdict".split()  # noqa: SIM905
-)
+MODULES = {
+    "associative",
+    "block",
+    "checks",
+    "copying",
+    "files",
+    "flops",
+    "functions",
+    "lag",
+    "layer",
+    "loop",
+    "plan",
+    "prices",
+    "reference",
+    "registry",
+    "sharpening",
+    "steps",
+    "studies",
+}
+TYPES = {
+    "Axis",
+    "Cell",
+    "Condition",
+    "Ending",
+    "Entry",
+    "HeadScores",
+    "Line",
+    "Measured",
+    "Metric",
+    "Operator",
+    "Outcome",
+    "Panel",
+    "Point",
+    "Recurrence",
+    "Row",
+    "Setting",
+    "Shape",
+    "Sharpening",
+    "Spread",
+    "Status",
+    "Summary",
+    "Table",
+    "Verdict",
+}
 # A class, or an alias of a type.
 TYPE = re.compile(r"^class ([A-Z]\w*)|^([A-Z]\w*[a-z]\w*)(?:: TypeAlias)? = ", re.MULTILINE)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from statemix.bench import rows
+from statemix.bench import stored_rows as rows
 from statemix.bench.harness import Measurement, Provider, measure
 from statemix.studies.fixed_points.fp_suite import Measured
 from statemix.studies.fixed_points.fp_suites import SUITES

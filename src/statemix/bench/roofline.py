@@ -1,11 +1,12 @@
 """The memory roofline: a copy of as many bytes as must move, timed in the same rounds."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
-from statemix.bench.devices import DeviceName
-from statemix.bench.harness import Measurement, Spread
+from statemix.bench.harness import Measurement, Provider, Spread
+from statemix.bench.timed_devices import DeviceName
 
 COPY = "copy"
 """Name of the provider that copies."""
@@ -49,3 +50,9 @@ def fraction(measurement: Measurement, share: float) -> Spread | None:
     """
     ratio = measurement.ratios.get(COPY)
     return ratio and Spread(share / ratio.p80, share / ratio.p50, share / ratio.p20)
+
+
+def copy_provider(moved_bytes: int, device: DeviceName, times: int = 1) -> Provider:
+    """Return the provider of a copy. Arguments are those of :func:`copying`."""
+    note = "reads and writes as many bytes as the computation must"
+    return Provider(COPY, partial(copying, moved_bytes, device, times), note=note)

@@ -1,6 +1,5 @@
 """Attention: causal softmax attention whose state is a cache of keys and values."""
 
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -82,11 +81,6 @@ class Attention(PaddedLayer):
 
     name = "attention"
     display_name = "Attention"
-
-    @classmethod
-    def compared(cls, hidden_size: int) -> dict[str, Any]:
-        """Return heads of 64 channels, or of their largest common divisor with the width."""
-        return {"num_heads": hidden_size // math.gcd(hidden_size, 64)}
 
     @classmethod
     def label(cls, options: Mapping[str, Any]) -> str:

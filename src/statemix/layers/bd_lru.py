@@ -9,7 +9,7 @@ from torch import Tensor
 
 from statemix import ops
 from statemix.layers.gated_recurrence import GatedRecurrence, InitialState, Memory, Selectivity
-from statemix.layers.layer import COMPARED_STATE, at_least_float32, check_sizes
+from statemix.layers.layer import at_least_float32, check_sizes
 from statemix.layers.recurrence import Recurrence
 from statemix.ops.checks import check_choice
 from statemix.ops.decoding import projected_step
@@ -83,10 +83,6 @@ class BDLRU(GatedRecurrence):
     name = "bd_lru"
     display_name = "BD-LRU"
     colour = "#0072B2"
-
-    @classmethod
-    def compared(cls, hidden_size: int) -> dict[str, Any]:
-        return {"num_blocks": COMPARED_STATE * hidden_size // 4, "block_size": 4}
 
     @classmethod
     def label(cls, options: Mapping[str, Any]) -> str:

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from statemix.layers.flops import Flops
 from statemix.layers.layer import (
-    COMPARED_STATE,
     a_parameter,
     check_placement,
     check_sizes,
@@ -53,11 +52,6 @@ class CausalConv(PaddedLayer):
 
     name = "conv"
     display_name = "Convolution"
-
-    @classmethod
-    def compared(cls, hidden_size: int) -> dict[str, Any]:
-        del hidden_size
-        return {"kernel_size": COMPARED_STATE + 1}
 
     @classmethod
     def label(cls, options: Mapping[str, Any]) -> str:

@@ -12,7 +12,6 @@ from statemix.layers.decays import log_decays
 from statemix.layers.delta_rule import delta_rule
 from statemix.layers.flops import Flops
 from statemix.layers.layer import (
-    COMPARED_STATE,
     a_parameter,
     check_placement,
     check_sizes,
@@ -101,12 +100,6 @@ class DeltaProduct(PaddedLayer):
     name = "delta_product"
     display_name = "DeltaProduct"
     colour = "#7E57C2"
-
-    @classmethod
-    def compared(cls, hidden_size: int) -> dict[str, Any]:
-        """Return heads of 16 channels, few enough for a small state; one at least."""
-        heads = COMPARED_STATE * hidden_size // 16**2
-        return {"num_heads": max(heads, 1), "head_dim": 16}
 
     @classmethod
     def label(cls, options: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from statemix import ops
 from statemix.layers.gated_recurrence import GatedRecurrence, InitialState, Memory, Selectivity
-from statemix.layers.layer import COMPARED_STATE, at_least_float32, check_sizes
+from statemix.layers.layer import at_least_float32, check_sizes
 from statemix.layers.recurrence import Recurrence
 from statemix.ops.checks import check_choice
 from statemix.ops.decoding import projected_step
@@ -95,10 +95,6 @@ class HLRU(GatedRecurrence):
     name = "h_lru"
     display_name = "H-LRU"
     colour = "#009E73"
-
-    @classmethod
-    def compared(cls, hidden_size: int) -> dict[str, Any]:
-        return {"num_channels": COMPARED_STATE * hidden_size // 4, "order": 4}
 
     @classmethod
     def label(cls, options: Mapping[str, Any]) -> str:

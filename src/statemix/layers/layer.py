@@ -15,9 +15,6 @@ from statemix.layers.state import State, check_like, tensors
 from statemix.ops.checks import FLOATING, bind, check_cu_seqlens
 from statemix.registry import Spec
 
-COMPARED_STATE = 4
-"""State entries per channel of the layers in a comparison (:meth:`Layer.compared`)."""
-
 
 class LayerSpec(Spec):
     """A sequence layer by name, with its options.
@@ -66,18 +63,6 @@ class Layer(nn.Module, ABC):
     iterative: ClassVar[bool] = False
 
     hidden_size: int
-
-    @classmethod
-    def compared(cls, hidden_size: int) -> dict[str, Any]:
-        """Return the options with which this layer is compared with others of one width.
-
-        If the options allow it, the recurrent state has ``COMPARED_STATE * hidden_size`` entries,
-        without the inputs that a short convolution keeps. What remains open is customary. By
-        default there are no options; a layer with required options appears in comparisons by itself
-        only if it overrides this method.
-        """
-        del hidden_size
-        return {}
 
     @classmethod
     def label(cls, options: Mapping[str, Any]) -> str:

@@ -1,6 +1,5 @@
 """Mamba-2: a matrix state with one input-dependent decay per head."""
 
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -12,7 +11,6 @@ from statemix.layers import any_length, fla
 from statemix.layers.decays import decays_between, log_decays
 from statemix.layers.flops import Flops
 from statemix.layers.layer import (
-    COMPARED_STATE,
     a_parameter,
     check_placement,
     check_sizes,
@@ -93,11 +91,6 @@ class Mamba2(PaddedLayer):
     name = "mamba2"
     display_name = "Mamba-2"
     colour = "#9A7D0A"
-
-    @classmethod
-    def compared(cls, hidden_size: int) -> dict[str, Any]:
-        """Return few columns, as Dubinin et al. use, and heads of at most 64 channels."""
-        return {"d_state": COMPARED_STATE // 2, "head_dim": math.gcd(2 * hidden_size, 64)}
 
     @classmethod
     def label(cls, options: Mapping[str, Any]) -> str:

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import tyro
 
-from statemix.cli.bench.decode import Decode
-from statemix.cli.bench.layers import Layers
-from statemix.cli.bench.ops import Ops
+from statemix.cli.bench.bench_decode import Decode
+from statemix.cli.bench.bench_layers import Layers
+from statemix.cli.bench.bench_ops import Ops
 from statemix.cli.imports import import_named
 from statemix.cli.options import registry
 

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from statemix.layers.fixed_point.layer import (
-    COMPARED_ITERATION,
     Budget,
     FixedPointLayer,
     Tensors,
@@ -21,7 +20,6 @@ from statemix.layers.fixed_point.mixers import MixerName, build_mixer
 from statemix.layers.fixed_point.normed import MixerInputs, NormedLinear
 from statemix.layers.fixed_point.solver import Gradient
 from statemix.layers.layer import (
-    COMPARED_STATE,
     a_parameter,
     check_placement,
     check_sizes,
@@ -80,11 +78,6 @@ class FPMamba(FixedPointLayer):
 
     A subclass names the scan; options and state are common to both.
     """
-
-    @classmethod
-    def compared(cls, hidden_size: int) -> dict[str, Any]:
-        del hidden_size
-        return {"d_state": COMPARED_STATE // 2, **COMPARED_ITERATION}
 
     @classmethod
     def label(cls, options: Mapping[str, Any]) -> str:

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from statemix.layers.fixed_point.layer import (
-    COMPARED_ITERATION,
     Budget,
     FixedPointLayer,
     Tensors,
@@ -20,7 +19,6 @@ from statemix.layers.fixed_point.normed import MixerInputs
 from statemix.layers.fixed_point.solver import Gradient
 from statemix.layers.flops import Flops
 from statemix.layers.layer import (
-    COMPARED_STATE,
     a_parameter,
     at_least_float32,
     check_placement,
@@ -102,11 +100,6 @@ class FPRNN(FixedPointLayer):
 
     name = "fp_rnn"
     display_name = "FP-RNN"
-
-    @classmethod
-    def compared(cls, hidden_size: int) -> dict[str, Any]:
-        del hidden_size
-        return {"expand": COMPARED_STATE, **COMPARED_ITERATION}
 
     def __init__(
         self,

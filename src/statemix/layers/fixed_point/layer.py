@@ -28,8 +28,6 @@ Piece = Callable[[Tensor, Tensors, slice], tuple[Tensor, Tensors]]
 LEAST_BUDGET = 16
 """Iterations that a budget of the sequence's length allows at least."""
 
-COMPARED_ITERATION = {"contraction": 0.5, "max_iterations": LEAST_BUDGET}
-"""Options with which layers that iterate are compared with others: so many iterations, at most."""
 
 # Shape of the Gamma distribution of random budgets.
 _SHAPE = 4.0

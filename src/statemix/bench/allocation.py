@@ -1,30 +1,25 @@
-"""Memory of a benchmark's process: allocated by a call, kept for the backward, and reused."""
+"""Memory of a benchmark's process: allocated by a call, kept for the backward, reused, limited."""
 
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from statemix.memory import available_bytes, total_bytes
-
-__all__ = [
-    "available_bytes",
-    "map_large_blocks",
-    "peak_bytes",
-    "release",
-    "reuse_freed_memory",
-    "saved_bytes",
-    "total_bytes",
-]
+from statemix.errors import RequestError
+from statemix.memory import available_bytes, gigabytes
 
 # Parameter numbers of mallopt in glibc's malloc.h.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_MMAP_MAX = -4
+# The rest of the free memory is for other processes.
+_USABLE_SHARE = 0.8
 
 
 def reuse_freed_memory() -> bool:
@@ -57,8 +52,8 @@ def _mallopt(settings: dict[int, int]) -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    taken = [mallopt(*setting) == 1 for setting in settings.items()]
-    return all(taken)
+    accepted = [mallopt(*setting) == 1 for setting in settings.items()]
+    return all(accepted)
 
 
 def release() -> None:
@@ -67,6 +62,49 @@ def release() -> None:
         malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if malloc_trim is not None:
             malloc_trim(0)
+
+
+@contextmanager
+def limited() -> Iterator[None]:
+    """Make allocations beyond the free memory raise an error instead of ending the process.
+
+    Only Linux enforces the limit, and a stricter one that is already set stays.
+    """
+    if not sys.platform.startswith("linux"):
+        yield
+        return
+    import resource
+
+    before, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    # The limit counts the private memory that a process has reserved, VmData in pages.
+    pages = int(Path("/proc/self/statm").read_text().split()[5])
+    most = pages * resource.getpagesize() + int(_USABLE_SHARE * available_bytes())
+    if before != resource.RLIM_INFINITY:
+        most = min(most, before)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (before, hard))
+
+
+def check_fits(name: str, value: object, needed: int, total: int) -> None:
+    """Check that a request needs no more memory than a device has.
+
+    Args:
+        name: name of the option.
+        value: value of the option.
+        needed: bytes that the request needs at least.
+        total: bytes of the device.
+
+    Raises:
+        RequestError: if they are more.
+    """
+    if needed > total:
+        raise RequestError(
+            f"{name} must fit into memory ({gigabytes(total)}), got {value}, which needs "
+            f"{gigabytes(needed)}"
+        )
 
 
 def peak_bytes(call: Callable[[], object]) -> int:

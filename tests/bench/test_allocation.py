@@ -7,7 +7,8 @@ import sys
 import pytest
 import torch
 
-from statemix.bench import memory
+from statemix import memory as machine
+from statemix.bench import allocation as memory
 
 MIB = 2**20
 
@@ -39,7 +40,7 @@ def test_gradients_count():
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_free_memory_is_within_what_the_machine_has():
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert 0 < memory.available_bytes() <= total
+    assert 0 < machine.available_bytes() <= total
 
 
 class FakeLibrary:

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from statemix import files, provenance
-from statemix.bench.devices import BenchDevice, Cpu
+from statemix.bench.timed_devices import Cpu
 
 
-def describe_process(device: BenchDevice | None = None) -> dict[str, Any]:
+def describe_process(device: Cpu | None = None) -> dict[str, Any]:
     """Describe this process: provenance, command, device, threads and the time of this call.
 
     Args:

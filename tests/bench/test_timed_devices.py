@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from statemix.bench.devices import Cuda
+from statemix.bench.timed_devices import Cuda
 from statemix.ops import BackendUnavailableError
 
 

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from statemix.bench import ops
-from statemix.bench.devices import DeviceName
-from statemix.bench.harness import Measurement, Provider
+from statemix.bench import operator_timing
+from statemix.bench.harness import Measurement, Provider, unavailable_if_it_fails
+from statemix.bench.operator_timing import OperatorCase
+from statemix.bench.timed_devices import DeviceName
 from statemix.errors import RequestError
 from statemix.layers import fla
-from statemix.layers.delta_rule import CHUNK_SIZE, delta_rule
+from statemix.layers.delta_rule import delta_rule
 from statemix.layers.mamba2 import ssd
 from statemix.ops import BackendUnavailableError
 
@@ -64,7 +65,7 @@ class _Problem(NamedTuple):
         return [*self.inputs, *(self.lstm.parameters() if self.lstm is not None else ())]
 
 
-def sizes(name: str, case: ops.Case) -> dict[str, int]:
+def sizes(name: str, case: OperatorCase) -> dict[str, int]:
     """Return the sizes of a peer by name, and the entries of its state.
 
     An LSTM has ``hidden_size``; its state is h and c. The others have ``num_heads`` matrices of
@@ -81,7 +82,7 @@ def sizes(name: str, case: ops.Case) -> dict[str, int]:
     return {**found, "state_size": num_heads * head_dim**2}
 
 
-def moved_bytes(name: str, case: ops.Case, dtype: torch.dtype) -> int:
+def moved_bytes(name: str, case: OperatorCase, dtype: torch.dtype) -> int:
     """Return the bytes that any implementation of the peer has to read or write.
 
     Forward reads the inputs and weights and writes the outputs. Backward reads inputs, weights and
@@ -109,7 +110,7 @@ def check(names: Sequence[str], dtype: torch.dtype, device: DeviceName) -> None:
 
 
 def providers(
-    names: Sequence[str], case: ops.Case, dtype: torch.dtype, device: DeviceName = "cpu"
+    names: Sequence[str], case: OperatorCase, dtype: torch.dtype, device: DeviceName = "cpu"
 ) -> list[Provider]:
     """Return the providers of peers.
 
@@ -128,14 +129,14 @@ def providers(
     return [_provider(name, case, dtype, device) for name in names]
 
 
-def row(case: ops.Case, measurement: Measurement, dtype: torch.dtype) -> dict[str, Any]:
+def row(case: OperatorCase, measurement: Measurement, dtype: torch.dtype) -> dict[str, Any]:
     """Return the stored row of a peer's measurement, without its provenance."""
     name = measurement.provider
     moved = moved_bytes(name, case, dtype)
-    return {**ops.row(case, measurement, dtype, moved), "peer": sizes(name, case)}
+    return {**operator_timing.row(case, measurement, dtype, moved), "peer": sizes(name, case)}
 
 
-def _provider(name: str, case: ops.Case, dtype: torch.dtype, device: DeviceName) -> Provider:
+def _provider(name: str, case: OperatorCase, dtype: torch.dtype, device: DeviceName) -> Provider:
     def prepare() -> Callable[[], Sequence[Tensor]]:
         foreign = device == "cuda" and name != LSTM
         if foreign and not fla.installed():
@@ -156,7 +157,7 @@ def _provider(name: str, case: ops.Case, dtype: torch.dtype, device: DeviceName)
             return [outputs.detach(), *gradients]
 
         call = forward if case.direction == "forward" else forward_backward
-        return partial(_skipped_if_it_fails, name, call) if foreign else call
+        return partial(unavailable_if_it_fails, name, call) if foreign else call
 
     def error(results: Sequence[Tensor]) -> float:
         expected = _last_steps(name, case, _problem(name, case, dtype, device))
@@ -164,25 +165,10 @@ def _provider(name: str, case: ops.Case, dtype: torch.dtype, device: DeviceName)
         pairs = zip(results, expected, strict=False)
         return max(_relative_error(one[0, -len(right) :], right) for one, right in pairs)
 
-    return Provider(name, prepare, error, _required_bytes(name, case, dtype), _note(name, case))
+    return Provider(name, prepare, error, note=_note(name, case))
 
 
-def _skipped_if_it_fails(name: str, call: Callable[[], Sequence[Tensor]]) -> Sequence[Tensor]:
-    """Call kernels of another package.
-
-    Raises:
-        BackendUnavailableError: if they fail, forward or backward, so that the remaining providers
-            are still measured.
-    """
-    try:
-        return call()
-    except Exception as error:
-        raise BackendUnavailableError(
-            f"flash-linear-attention cannot run {name} here: {error}"
-        ) from error
-
-
-def _note(name: str, case: ops.Case) -> str:
+def _note(name: str, case: OperatorCase) -> str:
     size = sizes(name, case)
     state = f"entries of state: {size['state_size']:,}, ours {case.state_size:,}"
     if name == LSTM:
@@ -192,7 +178,7 @@ def _note(name: str, case: ops.Case) -> str:
     return f"heads: {size['num_heads']:,} of {width} x {width}{updates}; {state}"
 
 
-def _problem(name: str, case: ops.Case, dtype: torch.dtype, device: str) -> _Problem:
+def _problem(name: str, case: OperatorCase, dtype: torch.dtype, device: str) -> _Problem:
     """Return the same random numbers on every call; strengths and decays at least float32."""
     size, outer = sizes(name, case), (case.batch_size, case.length)
     generator = None if device == "meta" else torch.Generator(device).manual_seed(0)
@@ -226,7 +212,7 @@ def _computed(dtype: torch.dtype) -> torch.dtype:
 
 
 def _operator(
-    name: str, case: ops.Case, problem: _Problem, dtype: torch.dtype, device: DeviceName
+    name: str, case: OperatorCase, problem: _Problem, dtype: torch.dtype, device: DeviceName
 ) -> Operator:
     """Return the implementation that is measured: inputs -> outputs of all tokens."""
     lstm = problem.lstm
@@ -238,7 +224,7 @@ def _operator(
     return lambda inputs: _recurrence(name, inputs, memory)[0].to(dtype)
 
 
-def _empty_memory(name: str, case: ops.Case, like: Tensor, dtype: torch.dtype) -> Tensor:
+def _empty_memory(name: str, case: OperatorCase, like: Tensor, dtype: torch.dtype) -> Tensor:
     size = sizes(name, case)
     shape = like.shape[0], size["num_heads"], size["head_dim"], size["head_dim"]
     return like.new_zeros(shape, dtype=dtype)
@@ -263,7 +249,7 @@ def _recurrence(name: str, inputs: Sequence[Tensor], memory: Tensor) -> tuple[Te
     return delta_rule(q, k, v, beta, rest[0] if rest else None, memory)
 
 
-def _last_steps(name: str, case: ops.Case, problem: _Problem) -> list[Tensor]:
+def _last_steps(name: str, case: OperatorCase, problem: _Problem) -> list[Tensor]:
     """Return the last outputs of the first sequence and the gradients of its last inputs, exactly.
 
     No later token changes an output, so neither depends on gradients of earlier tokens.
@@ -309,20 +295,3 @@ def _lstm_steps(lstm: nn.LSTM, before: Tensor, last: Tensor) -> Tensor:
 def _relative_error(actual: Tensor, expected: Tensor) -> float:
     """Return the norm of the error over the norm."""
     return float((actual.double() - expected).norm() / expected.norm())
-
-
-def _required_bytes(name: str, case: ops.Case, dtype: torch.dtype) -> int:
-    """Estimate the peak memory of one call and of the inputs; see the test of that name.
-
-    Beside its inputs, a chunked operator keeps matrices of tokens by tokens of each chunk.
-    """
-    read = sum(part.nbytes for part in _problem(name, case, dtype, "meta").leaves)
-    widened = read * _computed(dtype).itemsize // dtype.itemsize
-    size = sizes(name, case)
-    if name == LSTM:
-        # Four gates and the memory of every token.
-        tokens = case.batch_size * case.length * size["hidden_size"]
-        return 12 * widened + 24 * tokens * _computed(dtype).itemsize
-    chunk = max(size.get("num_householder", 1), min(case.length, CHUNK_SIZE))
-    rows = case.batch_size * case.length * size["num_heads"] * size.get("num_householder", 1)
-    return 14 * widened + 14 * rows * chunk * _computed(dtype).itemsize

@@ -7,20 +7,20 @@ import pytest
 import torch
 
 from statemix import ops as operators
-from statemix.bench import ops
+from statemix.bench import operator_timing as ops
 from statemix.bench.harness import Measurement, Spread
 from statemix.bench.roofline import COPY
 from statemix.errors import RequestError, SettingError
 
 TINY = [
-    ops.Case(recurrence, direction, batch_size=2, length=5, num_blocks=3, block_size=2)
+    ops.OperatorCase(recurrence, direction, batch_size=2, length=5, num_blocks=3, block_size=2)
     for recurrence in ("bd_lru", "h_lru")
     for direction in ("forward", "forward_backward")
 ]
-REFLECTED = ops.Case("bd_lru", "forward_backward", 2, 5, 3, 2, gate="householder")
+REFLECTED = ops.OperatorCase("bd_lru", "forward_backward", 2, 5, 3, 2, gate="householder")
 # So long that states of rows that nothing bounds are no numbers.
 UNBOUNDED = [
-    ops.Case(recurrence, "forward_backward", 2, 300, 3, 2, gate="none")
+    ops.OperatorCase(recurrence, "forward_backward", 2, 300, 3, 2, gate="none")
     for recurrence in ("bd_lru", "h_lru")
 ]
 
@@ -116,20 +116,11 @@ def test_providers_receive_their_memory_order(monkeypatch):
     ],
 )
 def test_copy_moves_what_the_operator_must(recurrence, direction, entries, copied):
-    case = ops.Case(recurrence, direction, batch_size=2, length=5, num_blocks=3, block_size=2)
+    case = ops.OperatorCase(
+        recurrence, direction, batch_size=2, length=5, num_blocks=3, block_size=2
+    )
     assert case.moved_entries == entries
     assert 2 * sum(copied(ops.providers(case, torch.float32, compiled=False)[0])) == entries
-
-
-def test_published_scan_of_lags_needs_memory_by_the_square_of_the_order():
-    def required(order, name):
-        case = ops.Case("h_lru", "forward", 8, 64, 16, order)
-        by_name = {p.name: p for p in ops.providers(case, torch.float32, compiled=True)}
-        return by_name[name].required_bytes
-
-    assert required(16, ops.PAPER) > 25 * required(2, ops.PAPER)
-    assert required(16, ops.COMPILED) == required(16, ops.PAPER)
-    assert required(16, ops.OURS) < 7 * required(2, ops.OURS)
 
 
 def test_shapes_with_a_block_size_have_only_that_one():

@@ -1,14 +1,14 @@
-"""The device of a benchmark: when a call has ended, and how much memory it took."""
+"""The device of a benchmark: when a call has ended, and how much memory it used."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
 
-from statemix.bench import memory
+from statemix.bench import allocation
 from statemix.errors import RequestError
-from statemix.memory import is_shortage
+from statemix.memory import is_shortage, total_bytes
 from statemix.ops import BackendUnavailableError
 
 DeviceName = Literal["cpu", "cuda"]
@@ -18,8 +18,8 @@ Call = Callable[[], Any]
 _CALLS_BEFORE_CAPTURE = 3
 
 
-class BenchDevice(ABC):
-    """A device, as the harness needs it.
+class Cpu:
+    """The processor.
 
     Attributes:
         name: name of the device in PyTorch.
@@ -27,71 +27,45 @@ class BenchDevice(ABC):
         graphs: whether calls are replayed as CUDA graphs.
     """
 
-    name: DeviceName
-    model: str
-    graphs: bool = False
+    name: DeviceName = "cpu"
+    model = "cpu"
+    graphs = False
 
-    @abstractmethod
     def waiting(self, call: Call) -> Call:
         """Return a call that ends when its work has ended."""
-
-    @abstractmethod
-    def release(self) -> None:
-        """Give back freed memory."""
-
-    @abstractmethod
-    def usable_bytes(self) -> int:
-        """Return the memory that can be allocated."""
-
-    @abstractmethod
-    def total_bytes(self) -> int:
-        """Return the memory of the device."""
-
-    @abstractmethod
-    def peak_bytes(self, call: Call) -> int:
-        """Return the peak memory of a call, with its results and without its inputs."""
-
-    @abstractmethod
-    def allocator(self, *, keeps: bool) -> Callable[[], bool]:
-        """Return a function that makes the allocator keep freed memory, or not if it must not.
-
-        The function returns whether the setting was accepted.
-        """
-
-
-class Cpu(BenchDevice):
-    """The processor."""
-
-    name = "cpu"
-    model = "cpu"
-
-    def waiting(self, call: Call) -> Call:
         return call
 
     def release(self) -> None:
-        memory.release()
+        """Return freed memory to the system."""
+        allocation.release()
 
-    def usable_bytes(self) -> int:
-        return memory.available_bytes()
+    def limited(self) -> AbstractContextManager[None]:
+        """Return a context in which too large allocations raise an error."""
+        return allocation.limited()
 
     def total_bytes(self) -> int:
-        return memory.total_bytes()
+        """Return the memory of the device."""
+        return total_bytes()
 
     def peak_bytes(self, call: Call) -> int:
-        return memory.peak_bytes(call)
+        """Return the peak memory of a call, with its results and without its inputs."""
+        return allocation.peak_bytes(call)
 
-    def allocator(self, *, keeps: bool) -> Callable[[], bool]:
-        return memory.reuse_freed_memory if keeps else memory.map_large_blocks
+    def allocators(self) -> dict[bool, Callable[[], bool]]:
+        """Return the settings of the allocator: whether calls reuse memory -> a function.
+
+        The function makes the setting and returns whether the allocator accepted it.
+        """
+        return {True: allocation.reuse_freed_memory, False: allocation.map_large_blocks}
 
 
-class Cuda(BenchDevice):
+class Cuda(Cpu):
     """The current GPU, whose allocator always keeps freed memory.
 
-    Matrix products and cuDNN's LSTM compute float32 without TF32, whose results are not those of
-    float32.
+    Matrix products and cuDNN's LSTM compute float32 without TF32, which has fewer digits.
 
     Args:
-        graphs: replay calls as CUDA graphs, which leaves out what launching kernels costs.
+        graphs: replay calls as CUDA graphs, which excludes the cost of launching kernels.
     """
 
     name = "cuda"
@@ -115,8 +89,8 @@ class Cuda(BenchDevice):
     def release(self) -> None:
         torch.cuda.empty_cache()
 
-    def usable_bytes(self) -> int:
-        return torch.cuda.mem_get_info()[0]
+    def limited(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def total_bytes(self) -> int:
         return torch.cuda.mem_get_info()[1]
@@ -130,12 +104,11 @@ class Cuda(BenchDevice):
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
 
-    def allocator(self, *, keeps: bool) -> Callable[[], bool]:
-        del keeps
-        return lambda: True
+    def allocators(self) -> dict[bool, Callable[[], bool]]:
+        return {True: lambda: True}
 
 
-def device_of(name: DeviceName, *, graphs: bool) -> BenchDevice:
+def device_of(name: DeviceName, *, graphs: bool) -> Cpu:
     """Return a device.
 
     Args:
@@ -143,7 +116,7 @@ def device_of(name: DeviceName, *, graphs: bool) -> BenchDevice:
         graphs: see :class:`Cuda`.
 
     Raises:
-        RequestError: if there is no GPU, or graphs are asked of a CPU.
+        RequestError: if there is no GPU, or graphs are requested on a CPU.
     """
     if name == "cuda":
         if not torch.cuda.is_available():
@@ -158,7 +131,8 @@ def _captured(call: Call) -> Call:
     """Return a call that replays another one as a graph, and returns its results.
 
     Raises:
-        BackendUnavailableError: if the call does what no graph can, such as waiting for the device.
+        BackendUnavailableError: if a graph cannot hold the call, for instance because it waits for
+            the device.
     """
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())

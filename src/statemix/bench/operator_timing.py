@@ -2,19 +2,18 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache, partial
-from math import isfinite
+from functools import cache
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from statemix import ops
-from statemix.bench.devices import DeviceName
+from statemix.bench.allocation import check_fits
 from statemix.bench.harness import Measurement, Provider
-from statemix.bench.roofline import COPY, copying, fraction
+from statemix.bench.roofline import copy_provider, fraction
+from statemix.bench.timed_devices import DeviceName
 from statemix.errors import RequestError
-from statemix.memory import gigabytes
 from statemix.ops.gates import check_gate
 
 Recurrence = Literal["bd_lru", "h_lru"]
@@ -25,6 +24,8 @@ OURS, PAPER, COMPILED, LOOP = "statemix", "paper", "paper-compiled", "torch-loop
 ProviderName = Literal["copy", "statemix", "torch-loop", "paper"]
 # Backend of our kernels.
 _KERNELS: dict[DeviceName, str] = {"cpu": "cpu", "cuda": "triton"}
+# Backend of the published scan.
+_SCAN = "associative"
 
 # Largest relative error of a correct result. bfloat16 has 8 bits; float32 and float64 leave room
 # for the order of summation over the longest case.
@@ -40,7 +41,7 @@ _CHECKED_STEPS = 2048
 
 
 @dataclass(frozen=True)
-class Case:
+class OperatorCase:
     """One operation at one size. For H-LRU, blocks are channels and the block size is the order."""
 
     recurrence: Recurrence
@@ -113,7 +114,7 @@ def cases(
     block_sizes: Sequence[int],
     orders: Sequence[int],
     gate: str = "softmax",
-) -> list[Case]:
+) -> list[OperatorCase]:
     """Return all cases, those of one table next to each other.
 
     Args:
@@ -133,7 +134,9 @@ def cases(
         if any(size < 1 for size in sizes):
             raise RequestError(f"{name} must be at least 1, got {tuple(sizes)}")
     return [
-        Case(recurrence, direction, shape.batch_size, shape.length, shape.num_blocks, size, gate)
+        OperatorCase(
+            recurrence, direction, shape.batch_size, shape.length, shape.num_blocks, size, gate
+        )
         for recurrence in recurrences
         for shape in shapes
         for direction in get_args(Direction)
@@ -145,8 +148,8 @@ def cases(
     ]
 
 
-def check_fits(case: Case, dtype: torch.dtype, total: int) -> None:
-    """Check that the inputs of a case fit into memory; providers are checked later.
+def check_case(case: OperatorCase, dtype: torch.dtype, total: int) -> None:
+    """Check that the inputs of a case fit into memory.
 
     Args:
         case: operation and size.
@@ -159,13 +162,8 @@ def check_fits(case: Case, dtype: torch.dtype, total: int) -> None:
     if case.length >= 2**20:
         raise RequestError(f"shapes must have lengths below 2^20, got {case.length}")
     entries = case.batch_size * case.length * (case.num_gates + 2 * case.num_values)
-    needed = entries * dtype.itemsize
-    if needed > total:
-        shape = f"{case.batch_size}x{case.length}x{case.num_blocks}x{case.block_size}"
-        raise RequestError(
-            f"shapes must fit into memory ({gigabytes(total)}), got {shape}, whose inputs need "
-            f"{gigabytes(needed)}"
-        )
+    shape = f"{case.batch_size}x{case.length}x{case.num_blocks}x{case.block_size}"
+    check_fits("shapes", shape, entries * dtype.itemsize, total)
 
 
 def check_chunks(chunks: Sequence[int], device: DeviceName) -> None:
@@ -186,7 +184,7 @@ def chunked(chunk: int) -> str:
 
 
 def providers(
-    case: Case,
+    case: OperatorCase,
     dtype: torch.dtype,
     *,
     compiled: bool,
@@ -221,46 +219,32 @@ def providers(
     def error(results: Sequence[Tensor]) -> float:
         return max(map(_relative_error, results, expected()))
 
-    def ours() -> Callable[[], Sequence[Tensor]]:
-        return _call(case.direction, _operator(case, _KERNELS[device]), *problem())
+    def provider(name: str, backend: str, note: str) -> Provider:
+        def prepare() -> Callable[[], Sequence[Tensor]]:
+            gates, values, d_states = problem()
+            operator = _operator(case, backend)
+            if backend == _SCAN:
+                gates, values, d_states = (x.contiguous() for x in (gates, values, d_states))
+            if name == COMPILED:
+                # Otherwise this case would count as a recompilation of earlier ones.
+                torch.compiler.reset()
+                operator = autotuned(operator)
+            return _call(case.direction, operator, gates, values, d_states)
 
-    def forced(chunk: int) -> Callable[[], Sequence[Tensor]]:
-        return _call(case.direction, _operator(case, ops.in_chunks(chunk)), *problem())
+        return Provider(name, prepare, error, note=f"backend {backend}, {note}")
 
-    def loop() -> Callable[[], Sequence[Tensor]]:
-        return _call(case.direction, _operator(case, "loop"), *problem())
-
-    def paper() -> Callable[[], Sequence[Tensor]]:
-        arguments = [tensor.contiguous() for tensor in problem()]
-        return _call(case.direction, _operator(case, "associative"), *arguments)
-
-    def paper_compiled() -> Callable[[], Sequence[Tensor]]:
-        arguments = [tensor.contiguous() for tensor in problem()]
-        # Otherwise this case would count as a recompilation of earlier ones.
-        torch.compiler.reset()
-        operator = autotuned(_operator(case, "associative"))
-        return _call(case.direction, operator, *arguments)
-
-    def copy() -> Callable[[], None]:
-        return copying(case.moved_bytes(dtype), device)
-
-    def provider(
-        name: str, prepare: Callable[[], Callable[[], Sequence[Tensor]]], note: str
-    ) -> Provider:
-        return Provider(name, prepare, error, _required_bytes(case, name, dtype), note)
-
+    innermost, kernels = "blocks innermost in memory", _KERNELS[device]
     listed = [
-        Provider(COPY, copy, note="reads and writes as many bytes as the operator must"),
-        provider(OURS, ours, f"backend {_KERNELS[device]}, blocks innermost in memory"),
-        provider(LOOP, loop, "backend loop, blocks innermost in memory"),
-        provider(PAPER, paper, "backend associative, contiguous"),
+        copy_provider(case.moved_bytes(dtype), device),
+        provider(OURS, kernels, innermost),
+        provider(LOOP, "loop", innermost),
+        provider(PAPER, _SCAN, "contiguous"),
     ]
     for chunk in chunks:
-        note = f"backend {_KERNELS[device]}, chunks of {chunk or case.length} steps"
-        listed.append(provider(chunked(chunk), partial(forced, chunk), note))
+        note = f"chunks of {chunk or case.length} steps"
+        listed.append(provider(chunked(chunk), ops.in_chunks(chunk), note))
     if compiled:
-        note = "backend associative, contiguous, compiled with max-autotune"
-        listed.append(provider(COMPILED, paper_compiled, note))
+        listed.append(provider(COMPILED, _SCAN, "contiguous, compiled with max-autotune"))
     return listed
 
 
@@ -275,7 +259,7 @@ def autotuned(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def row(
-    case: Case, measurement: Measurement, dtype: torch.dtype, moved_bytes: int | None = None
+    case: OperatorCase, measurement: Measurement, dtype: torch.dtype, moved_bytes: int | None = None
 ) -> dict[str, Any]:
     """Return the stored row of a measurement, without its provenance.
 
@@ -287,12 +271,6 @@ def row(
     """
     if moved_bytes is None:
         moved_bytes = case.moved_bytes(dtype)
-    outcome = asdict(measurement)
-    outcome["time_s"] = measurement.time_s and measurement.time_s._asdict()
-    outcome["ratios"] = {name: ratio._asdict() for name, ratio in measurement.ratios.items()}
-    error = measurement.relative_error
-    # JSON has no NaN; the reason reports it.
-    outcome["relative_error"] = error if error is not None and isfinite(error) else None
     share = fraction(measurement, moved_bytes / case.moved_bytes(dtype))
     before, _, chunk = measurement.provider.rpartition("-chunk-")
     return {
@@ -303,11 +281,13 @@ def row(
         "dtype": str(dtype).removeprefix("torch."),
         "moved_bytes": moved_bytes,
         "roofline": share and share._asdict(),
-        **outcome,
+        **measurement.to_row(),
     }
 
 
-def _problem(case: Case, dtype: torch.dtype, device: DeviceName) -> tuple[Tensor, Tensor, Tensor]:
+def _problem(
+    case: OperatorCase, dtype: torch.dtype, device: DeviceName
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return gates, values and the gradient of the states, with blocks innermost in memory."""
     generator = torch.Generator(device).manual_seed(0)
     outer, size, blocks = (case.batch_size, case.length), case.block_size, case.num_blocks
@@ -325,7 +305,7 @@ def _problem(case: Case, dtype: torch.dtype, device: DeviceName) -> tuple[Tensor
     return gates, values, d_states
 
 
-def _operator(case: Case, backend: str) -> Operator:
+def _operator(case: OperatorCase, backend: str) -> Operator:
     operator = ops.bd_lru if case.recurrence == "bd_lru" else ops.h_lru
 
     def scan(gates: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -357,24 +337,3 @@ def _relative_error(actual: Tensor, expected: Tensor) -> float:
     checked = actual[: expected.shape[0]]
     difference = (checked.double() - expected).abs().max() / expected.abs().max()
     return float(difference)
-
-
-def _required_bytes(case: Case, name: str, dtype: torch.dtype) -> int:
-    """Estimate the peak memory of one call and of the inputs that only this provider has.
-
-    The factors are in units of the gates and were fitted to measurements at m = 1 to 16. For H-LRU
-    the published scan keeps companion matrices, which are about m times as large as the gates, and
-    copies of them.
-    """
-    size, forward = case.block_size, case.direction == "forward"
-    if name.startswith(OURS):
-        factor = 2.5
-    elif name == LOOP:
-        factor = 5.0
-    elif case.recurrence == "bd_lru":
-        factor = 4.7 + 3.6 / (size + 1) if forward else 6.7 + 2.8 / (size + 1)
-    else:
-        factor = (3.5 if forward else 5.5) * size + 4.0
-    entries = case.batch_size * case.length * case.num_gates
-    # Lower precision is widened to float32.
-    return int(factor * entries * max(dtype.itemsize, torch.float32.itemsize))

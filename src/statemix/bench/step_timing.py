@@ -8,14 +8,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from statemix.bench import memory
-from statemix.bench.devices import DeviceName
+from statemix.bench.allocation import check_fits
 from statemix.bench.harness import Measurement, Provider
-from statemix.bench.roofline import COPY, copying, fraction
+from statemix.bench.roofline import copy_provider, fraction
+from statemix.bench.timed_devices import DeviceName
 from statemix.errors import RequestError
 from statemix.layers import Layer, LayerSpec, price
 from statemix.layers.gated_recurrence import GatedRecurrence
-from statemix.memory import gigabytes
+from statemix.memory import total_bytes
 
 Recurrence = Literal["bd_lru", "h_lru"]
 
@@ -30,7 +30,7 @@ _CHECKED_SEQUENCES = 4
 
 
 @dataclass(frozen=True)
-class Case:
+class StepCase:
     """Decoding with one layer at one size. For H-LRU, the block size is the order."""
 
     recurrence: Recurrence
@@ -79,7 +79,7 @@ def cases(
     batch_sizes: Sequence[int],
     hidden_sizes: Sequence[int],
     block_sizes: Sequence[int],
-) -> list[Case]:
+) -> list[StepCase]:
     """Return all combinations.
 
     Raises:
@@ -98,23 +98,19 @@ def cases(
                     f"{block_size}"
                 )
     listed = [
-        Case(recurrence, batch_size, hidden_size, block_size)
+        StepCase(recurrence, batch_size, hidden_size, block_size)
         for recurrence in recurrences
         for hidden_size in hidden_sizes
         for block_size in block_sizes
         for batch_size in batch_sizes
     ]
     for case in listed:
-        needed, total = _required_bytes(case), memory.total_bytes()
-        if needed > total:
-            raise RequestError(
-                f"hidden_sizes and batch_sizes must fit into memory ({gigabytes(total)}), got "
-                f"{case.hidden_size} and {case.batch_size}, which need {gigabytes(needed)}"
-            )
+        shown = f"{case.hidden_size} and {case.batch_size}"
+        check_fits("hidden_sizes and batch_sizes", shown, _required_bytes(case), total_bytes())
     return listed
 
 
-def _required_bytes(case: Case) -> int:
+def _required_bytes(case: StepCase) -> int:
     """Estimate the memory of the layers, in float32 and float64, and of the float64 reference."""
     weights = case.hidden_size * (case.gates_per_token + 2 * case.hidden_size)
     per_token = 2 * case.gates_per_token + 4 * case.hidden_size
@@ -122,7 +118,7 @@ def _required_bytes(case: Case) -> int:
 
 
 def providers(
-    case: Case,
+    case: StepCase,
     dtype: torch.dtype = torch.float32,
     peers: Mapping[str, LayerSpec] | None = None,
     device: DeviceName = "cpu",
@@ -156,9 +152,6 @@ def providers(
 
         return call
 
-    def copy() -> Callable[[], None]:
-        return copying(case.moved_bytes(dtype), device, case.steps_per_call)
-
     backend = _KERNELS[device]
     chosen = "" if backend is None else f", backend {backend}"
     ours, exact = (partial(_layer, case, dtype, name) for name in (backend, "reference"))
@@ -173,13 +166,12 @@ def providers(
     for name, spec in (peers or {}).items():
         build = partial(_built, spec, case, dtype)
         listed.append(_steps(name, case, dtype, device, build, build))
-    note = "reads and writes as many bytes as the layer's step must"
-    return [*listed, Provider(COPY, copy, note=note)]
+    return [*listed, copy_provider(case.moved_bytes(dtype), device, case.steps_per_call)]
 
 
 def _steps(
     name: str,
-    case: Case,
+    case: StepCase,
     dtype: torch.dtype,
     device: DeviceName,
     build: Callable[[], Layer],
@@ -216,7 +208,7 @@ def _steps(
 
 
 def row(
-    case: Case,
+    case: StepCase,
     measurement: Measurement,
     dtype: str = "float32",
     peers: Mapping[str, LayerSpec] | None = None,
@@ -225,15 +217,12 @@ def row(
 
     Arguments are those of :func:`providers`. Projections alone have no bytes that must move.
     """
-    outcome = asdict(measurement)
     torch_dtype: torch.dtype = getattr(torch, dtype)
     moved = share = None
     if measurement.provider != PROJECTIONS:
         moved = case.moved_bytes(torch_dtype, (peers or {}).get(measurement.provider))
         share = fraction(measurement, moved / case.moved_bytes(torch_dtype))
     time_s, steps = measurement.time_s, case.steps_per_call
-    outcome["time_s"] = time_s and {k: t / steps for k, t in time_s._asdict().items()}
-    outcome["ratios"] = {name: ratio._asdict() for name, ratio in measurement.ratios.items()}
     return {
         "benchmark": "decode",
         "case": asdict(case),
@@ -241,23 +230,24 @@ def row(
         "steps_per_call": steps,
         "moved_bytes": moved,
         "roofline": share and share._asdict(),
-        **outcome,
+        **measurement.to_row(),
+        "time_s": time_s and {name: t / steps for name, t in time_s._asdict().items()},
     }
 
 
-def _layer(case: Case, dtype: torch.dtype, backend: str | None = None) -> GatedRecurrence:
+def _layer(case: StepCase, dtype: torch.dtype, backend: str | None = None) -> GatedRecurrence:
     spec = LayerSpec(case.spec.name, **case.spec.options, backend=backend)
     layer = _built(spec, case, dtype)
     assert isinstance(layer, GatedRecurrence)
     return layer
 
 
-def _built(spec: LayerSpec, case: Case, dtype: torch.dtype) -> Layer:
+def _built(spec: LayerSpec, case: StepCase, dtype: torch.dtype) -> Layer:
     layer: Layer = spec.build(hidden_size=case.hidden_size, dtype=dtype)
     layer.reset_parameters(torch.Generator().manual_seed(0))
     return layer
 
 
-def _token(case: Case, dtype: torch.dtype) -> Tensor:
+def _token(case: StepCase, dtype: torch.dtype) -> Tensor:
     generator = torch.Generator().manual_seed(1)
     return torch.randn(case.batch_size, case.hidden_size, generator=generator, dtype=dtype)

@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from statemix.bench import decode
+from statemix.bench import step_timing as decode
 from statemix.bench.harness import Measurement, Spread
-from statemix.bench.ops import TOLERANCES
+from statemix.bench.operator_timing import TOLERANCES
 from statemix.bench.roofline import COPY
 from statemix.errors import RequestError
 from statemix.layers import BDLRU, HLRU, LayerSpec
 
-TINY = [decode.Case(recurrence, 2, 6, 3) for recurrence in ("bd_lru", "h_lru")]
+TINY = [decode.StepCase(recurrence, 2, 6, 3) for recurrence in ("bd_lru", "h_lru")]
 
 
 @pytest.mark.parametrize("case", TINY, ids=lambda case: case.recurrence)
@@ -38,7 +38,7 @@ def test_of_a_large_batch_the_first_sequences_and_the_last_are_checked(broken, m
         return original(self, x, *rest, **options)
 
     monkeypatch.setattr(BDLRU, "forward", counted)
-    _, step, _ = decode.providers(decode.Case("bd_lru", 9, 6, 3))
+    _, step, _ = decode.providers(decode.StepCase("bd_lru", 9, 6, 3))
     y = step.prepare()()
     y = y.clone()
     y[broken] += 1
@@ -58,11 +58,12 @@ def test_on_a_gpu_the_step_is_that_of_the_kernels(case, monkeypatch):
         # There is no GPU to build it on.
         raise Asked
 
-    monkeypatch.setattr(LayerSpec, "build", build)
     for device, backend in (("cuda", "triton"), ("cpu", None)):
         _, step, _ = decode.providers(case, device=device)
-        with pytest.raises(Asked):
-            step.prepare()
+        with monkeypatch.context() as patch:
+            patch.setattr(LayerSpec, "build", build)
+            with pytest.raises(Asked):
+                step.prepare()
         assert asked.pop() == (case.recurrence, backend)
         assert ("backend triton" in step.note) == (backend is not None)
 
@@ -120,7 +121,7 @@ def test_every_part_has_the_dtype_that_is_asked_for(case, monkeypatch):
 
 def test_of_many_sequences_a_call_makes_fewer_steps():
     """Their steps take milliseconds."""
-    few, many = (decode.Case("bd_lru", size, 4, 2) for size in (64, 2048))
+    few, many = (decode.StepCase("bd_lru", size, 4, 2) for size in (64, 2048))
     assert few.steps_per_call == decode.STEPS_PER_CALL > many.steps_per_call
     one = Measurement("statemix", "", "measured", rounds=3, time_s=Spread(2.0, 4.0, 6.0))
     row = decode.row(many, one)
@@ -129,7 +130,7 @@ def test_of_many_sequences_a_call_makes_fewer_steps():
 
 @pytest.mark.parametrize("provider", [decode.PROJECTIONS, decode.STEP])
 def test_many_sequences_make_as_many_steps_as_their_time_is_divided_by(monkeypatch, provider):
-    case, calls, build = decode.Case("bd_lru", 256, 4, 2), [], decode._layer
+    case, calls, build = decode.StepCase("bd_lru", 256, 4, 2), [], decode._layer
 
     def noted(*given):
         layer = build(*given)
@@ -140,7 +141,7 @@ def test_many_sequences_make_as_many_steps_as_their_time_is_divided_by(monkeypat
     (one,) = (one for one in decode.providers(case) if one.name == provider)
     one.prepare()()
     assert len(calls) == case.steps_per_call == 20
-    assert decode.Case("bd_lru", 255, 4, 2).steps_per_call == 200
+    assert decode.StepCase("bd_lru", 255, 4, 2).steps_per_call == 200
 
 
 def test_gates_are_counted_as_the_layers_have_them():
@@ -171,13 +172,13 @@ def test_sizes_are_refused(sizes, message):
 
 
 def test_a_step_moves_every_parameter_once_and_the_state_of_each_sequence_twice():
-    case = decode.Case("bd_lru", 3, 6, 3)
+    case = decode.StepCase("bd_lru", 3, 6, 3)
     layer = BDLRU(6, 2, 3)
     parameters = sum(parameter.numel() for parameter in layer.parameters())
     assert case.moved_bytes(torch.float32) == 4 * (parameters + 3 * (6 + 6 + 6 + 6))
     # States stay in float32.
     assert case.moved_bytes(torch.bfloat16) == 2 * (parameters + 3 * (6 + 6)) + 4 * 3 * (6 + 6)
-    lags = decode.Case("h_lru", 1, 6, 3)
+    lags = decode.StepCase("h_lru", 1, 6, 3)
     assert lags.spec == LayerSpec("h_lru", num_channels=2, order=3)
     assert lags.moved_bytes(torch.float64) > 8 * lags.hidden_size * lags.gates_per_token
 

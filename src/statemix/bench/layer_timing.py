@@ -4,35 +4,29 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import cache, partial
-from math import isfinite
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from statemix.bench.devices import DeviceName
-from statemix.bench.entries import (
-    Case,
-    Entry,
-    build_layer,
-    draw_problem,
-    failure_of,
-)
-from statemix.bench.harness import Measurement, Provider
-from statemix.bench.ops import autotuned
-from statemix.bench.roofline import COPY, copying, fraction
+from statemix.bench.entries import Entry, LayerCase, build_layer, draw_problem
+from statemix.bench.harness import Measurement, Provider, unavailable_if_it_fails
+from statemix.bench.operator_timing import autotuned
+from statemix.bench.roofline import copy_provider, fraction
+from statemix.bench.timed_devices import DeviceName
 from statemix.layers import LAYERS, Layer, LayerSpec
 from statemix.layers.gated_recurrence import GatedRecurrence
-from statemix.ops import BackendUnavailableError
 
 # Steps that are checked: the last ones of the first sequence.
 _CHECKED_STEPS = 32
 
 
 def providers(
-    listed: Sequence[Entry], case: Case, dtype: torch.dtype, device: DeviceName = "cpu"
+    listed: Sequence[Entry], case: LayerCase, dtype: torch.dtype, device: DeviceName = "cpu"
 ) -> list[Provider]:
-    """Return a provider for each entry: forward and backward of the layer alone.
+    """Return a provider for each entry, and a copy.
+
+    A provider of a layer runs forward and backward of the layer alone.
 
     A call computes the output and the gradients of the input and of all parameters, from the same
     random input and gradient of the output. Outputs and gradients of the last tokens are checked
@@ -51,8 +45,6 @@ def providers(
 
     def provider(entry: Entry) -> Provider:
         def prepare() -> Callable[[], tuple[Tensor, Tensor]]:
-            if entry.failure:
-                raise (BackendUnavailableError if entry.foreign else RuntimeError)(entry.failure)
             layer, (x, d_y) = build_layer(entry.spec, case, dtype, device), problem()
             leaves = [x, *layer.parameters()]
             run: Callable[[Tensor], tuple[Tensor, Any]]
@@ -63,7 +55,7 @@ def providers(
                 d_x, *_ = torch.autograd.grad(y, leaves, d_y, allow_unused=True)
                 return y.detach(), d_x
 
-            return partial(_skipped_if_it_fails, entry, call) if entry.foreign else call
+            return partial(unavailable_if_it_fails, entry.name, call) if entry.foreign else call
 
         def error(result: tuple[Tensor, Tensor]) -> float:
             exact = _last_of_all if LAYERS[entry.spec.name].iterative else _last_steps
@@ -74,16 +66,15 @@ def providers(
                 for actual, right in zip(result, expected, strict=True)
             )
 
-        needed = _required_bytes(entry, case, dtype)
         if entry.projections:
-            prepare_part = partial(_projections, entry, case, dtype, device)
-            return Provider(entry.name, prepare_part, required_bytes=needed)
-        return Provider(entry.name, prepare, error, needed)
+            return Provider(entry.name, partial(_projections, entry, case, dtype, device))
+        return Provider(entry.name, prepare, error)
 
-    return [provider(entry) for entry in listed]
+    copied = copied_bytes(listed, case, dtype)
+    return [*(provider(entry) for entry in listed), copy_provider(copied, device)]
 
 
-def moved_bytes(entry: Entry, case: Case, dtype: torch.dtype) -> int:
+def moved_bytes(entry: Entry, case: LayerCase, dtype: torch.dtype) -> int:
     """Return the bytes that forward and backward of a layer have to move, whatever it computes.
 
     Forward reads x and the parameters and writes y; backward reads x, the parameters and the
@@ -93,14 +84,9 @@ def moved_bytes(entry: Entry, case: Case, dtype: torch.dtype) -> int:
     return dtype.itemsize * (3 * entry.price.num_parameters + 5 * inputs)
 
 
-def copied_bytes(listed: Sequence[Entry], case: Case, dtype: torch.dtype) -> int:
+def copied_bytes(listed: Sequence[Entry], case: LayerCase, dtype: torch.dtype) -> int:
     """Return the bytes of the copy beside some layers: those of the one that has to move most."""
     return max(moved_bytes(entry, case, dtype) for entry in listed)
-
-
-def copy_provider(moved: int, device: DeviceName) -> Provider:
-    """Return a provider that copies until so many bytes have been read or written."""
-    return Provider(COPY, partial(copying, moved, device), note="the memory roofline")
 
 
 def _judge_of(spec: LayerSpec, device: DeviceName) -> LayerSpec:
@@ -110,23 +96,8 @@ def _judge_of(spec: LayerSpec, device: DeviceName) -> LayerSpec:
     return LayerSpec(spec.name, **{**spec.options, "backend": "reference"})
 
 
-def _skipped_if_it_fails(
-    entry: Entry, call: Callable[[], tuple[Tensor, Tensor]]
-) -> tuple[Tensor, Tensor]:
-    """Call a layer whose kernels are another package's.
-
-    Raises:
-        BackendUnavailableError: if they fail, forward or backward, so that the other layers are
-            still measured.
-    """
-    try:
-        return call()
-    except Exception as error:
-        raise BackendUnavailableError(failure_of(entry.name, error)) from error
-
-
 def _projections(
-    entry: Entry, case: Case, dtype: torch.dtype, device: DeviceName
+    entry: Entry, case: LayerCase, dtype: torch.dtype, device: DeviceName
 ) -> Callable[[], Any]:
     """Return a call of all that a gated layer does but for its recurrence."""
     layer, (x, d_y) = (
@@ -148,15 +119,8 @@ def _projections(
     return call
 
 
-def _required_bytes(entry: Entry, case: Case, dtype: torch.dtype) -> int:
-    """Estimate the peak memory of one call, generously; see the test of that name."""
-    weights = 4 * entry.price.num_parameters * dtype.itemsize
-    inputs = 8 * case.num_tokens * case.hidden_size * dtype.itemsize
-    return weights + inputs + int(3 * entry.saved_bytes * case.num_tokens)
-
-
 def row(
-    entry: Entry, case: Case, measurement: Measurement, dtype: str, copied: int
+    entry: Entry, case: LayerCase, measurement: Measurement, dtype: str, copied: int
 ) -> dict[str, Any]:
     """Return the stored row of a measurement, without its provenance.
 
@@ -167,15 +131,10 @@ def row(
         dtype: name of the dtype of parameters and activations.
         copied: what :func:`copied_bytes` returns.
     """
-    outcome = asdict(measurement)
     torch_dtype: torch.dtype = getattr(torch, dtype)
     moved = None if entry.projections else moved_bytes(entry, case, torch_dtype)
     share = None if moved is None else fraction(measurement, moved / copied)
-    time_s, error, flops = measurement.time_s, measurement.relative_error, entry.price.flops
-    outcome["time_s"] = time_s and time_s._asdict()
-    outcome["ratios"] = {name: ratio._asdict() for name, ratio in measurement.ratios.items()}
-    # JSON has no NaN; the reason reports it.
-    outcome["relative_error"] = error if error is not None and isfinite(error) else None
+    time_s, flops = measurement.time_s, entry.price.flops
     return {
         "benchmark": "layers",
         "case": asdict(case),
@@ -187,13 +146,11 @@ def row(
         "foreign_kernels": entry.foreign,
         **asdict(entry.price),
         "flops": flops and {**flops._asdict(), "total": flops.total},
-        "saved_bytes_per_token": (
-            None if entry.compiled or entry.projections or entry.failure else entry.saved_bytes
-        ),
+        "saved_bytes_per_token": entry.saved_bytes,
         "moved_bytes": moved,
         "roofline": share and share._asdict(),
         "tokens_per_s": time_s and case.num_tokens / time_s.p50,
-        **outcome,
+        **measurement.to_row(),
     }
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from statemix import provenance
-from statemix.bench import rows
+from statemix.bench import stored_rows as rows
 from statemix.ops import cpu
 
 

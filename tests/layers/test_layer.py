@@ -560,7 +560,7 @@ def test_a_layer_needs_every_method_of_the_interface():
     # A class between the interface and its layers has methods of its own to be given.
     assert GatedRecurrence.__abstractmethods__ == {
         *("_run", "_unit_name", "_state_axes"),
-        *("_direct_step", "_step_of_units", "_read_out"),
+        *("_direct_step", "_step_of_units", "_read_out", "_input_gates_of"),
     }
 
 

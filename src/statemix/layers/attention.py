@@ -9,14 +9,13 @@ from torch.nn import functional
 
 from statemix.layers.flops import Flops
 from statemix.layers.layer import (
-    a_parameter,
     at_least_float32,
     check_placement,
     check_sizes,
     zero_states,
 )
 from statemix.layers.padded import PaddedLayer, reset_linear, valid_tokens
-from statemix.layers.state import State, check_structure, map_state, tensors
+from statemix.layers.state import State, check_structure, loadable, map_state, tensors
 from statemix.ops import flops
 from statemix.ops.checks import bind, check_bool, check_floating
 
@@ -24,6 +23,7 @@ ROPE_BASE = 10_000.0
 """Ratio of the longest to the shortest wavelength of rotary positions, about."""
 
 
+@loadable
 class AttentionState(NamedTuple):
     """Cache of all tokens so far, float32 or wider; the number S of its entries grows.
 
@@ -80,6 +80,7 @@ class Attention(PaddedLayer):
     """
 
     name = "attention"
+    entry = "qkv_proj"
     display_name = "Attention"
 
     @classmethod
@@ -132,7 +133,7 @@ class Attention(PaddedLayer):
     ) -> AttentionState:
         shape = (0, self.num_heads, self.head_dim)
         shapes = (shape, shape, shape[:1])
-        return AttentionState(*zero_states(a_parameter(self), batch_size, device, dtype, *shapes))
+        return AttentionState(*zero_states(self, batch_size, device, dtype, *shapes))
 
     def state_after(self, length: int) -> AttentionState:
         empty = self.init_state(1, device="meta")
@@ -157,12 +158,9 @@ class Attention(PaddedLayer):
         """Check as every layer does; the parts share a number S of entries, which may be any."""
         check_structure("state", state, self.init_state(1, device="meta"))
         sizes = {axis: num_sequences, "num_heads": self.num_heads, "head_dim": self.head_dim}
-        device = a_parameter(self).device
         for name, part in tensors(state):
             bind(sizes, name, part, f"{axis} S" + " num_heads head_dim" * (name != "state.used"))
             check_floating(name, part)
-            if part.device != device:
-                raise ValueError(f"{name} must be on {device}, got {part.device}")
 
     def _run(
         self, x: Tensor, state: AttentionState, lengths: Tensor | None

@@ -209,7 +209,7 @@ class BDLRU(GatedRecurrence):
             transitions,
             torch.diag_embed(input_gates),
             values.to(transitions.dtype).unsqueeze(-1),
-            self.init_state(num_sequences).unsqueeze(-1),
+            self.init_state(num_sequences, x.device, x.dtype).unsqueeze(-1),
             torch.cat([transitions, input_gates.unsqueeze(-1)], dim=-1),
             unit="block",
         )

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from statemix.layers.flops import Flops
 from statemix.layers.layer import (
-    a_parameter,
     check_placement,
     check_sizes,
     zero_states,
@@ -51,6 +50,7 @@ class CausalConv(PaddedLayer):
     """
 
     name = "conv"
+    entry = "conv"
     display_name = "Convolution"
 
     @classmethod
@@ -99,7 +99,7 @@ class CausalConv(PaddedLayer):
         dtype: torch.dtype | None = None,
     ) -> Tensor:
         shape = (self.kernel_size - 1, self.hidden_size)
-        return zero_states(a_parameter(self), batch_size, device, dtype, shape)[0]
+        return zero_states(self, batch_size, device, dtype, shape)[0]
 
     def flops_per_token(self, length: int) -> Flops:
         del length

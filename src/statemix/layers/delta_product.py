@@ -12,7 +12,6 @@ from statemix.layers.decays import log_decays
 from statemix.layers.delta_rule import delta_rule
 from statemix.layers.flops import Flops
 from statemix.layers.layer import (
-    a_parameter,
     check_placement,
     check_sizes,
     zero_states,
@@ -27,10 +26,12 @@ from statemix.layers.padded import (
 )
 from statemix.layers.recurrence import Recurrence
 from statemix.layers.short_conv import ShortConvolution, check_taps
+from statemix.layers.state import loadable
 from statemix.ops import flops
 from statemix.ops.checks import check_bool
 
 
+@loadable
 class DeltaState(NamedTuple):
     """State of DeltaNet and DeltaProduct, float32 or wider.
 
@@ -98,6 +99,7 @@ class DeltaProduct(PaddedLayer):
     """
 
     name = "delta_product"
+    entry = "qkv_proj"
     display_name = "DeltaProduct"
     colour = "#7E57C2"
 
@@ -188,7 +190,7 @@ class DeltaProduct(PaddedLayer):
     ) -> DeltaState:
         memory = (self.num_heads, self.head_dim, self.head_dim * self.expand_v)
         shapes = (memory, (self.conv.num_kept, self.conv.channels))
-        return DeltaState(*zero_states(a_parameter(self), batch_size, device, dtype, *shapes))
+        return DeltaState(*zero_states(self, batch_size, device, dtype, *shapes))
 
     def flops_per_token(self, length: int) -> Flops:
         del length
@@ -229,7 +231,7 @@ class DeltaProduct(PaddedLayer):
 
     def recurrence(self, x: Tensor) -> Recurrence:
         """Return a unit for each head, with a value for each of its updates."""
-        state = self.init_state(self._check_sequence(x, None, None))
+        state = self.init_state(self._check_sequence(x, None, None), x.device, x.dtype)
         u = self._updates(x, state, None)
         with without_autocast(x.device):
             identity = torch.eye(self.head_dim, dtype=u.k.dtype, device=x.device)

@@ -10,6 +10,7 @@ from statemix import ops
 from statemix.layers.gated_recurrence import GatedRecurrence, InitialState, Memory, Selectivity
 from statemix.layers.layer import at_least_float32, check_sizes
 from statemix.layers.recurrence import Recurrence
+from statemix.layers.state import owned
 from statemix.ops.checks import check_choice
 from statemix.ops.decoding import projected_step
 from statemix.ops.lag.associative import companions
@@ -174,6 +175,8 @@ class HLRU(GatedRecurrence):
             realization=self.realization,
             backend=self.backend,
         )
+        if self.realization == "observer":
+            final = owned(final)
         if self.readout == "current":
             return self.out_proj(states), final
         if self.realization == "controller":
@@ -221,7 +224,7 @@ class HLRU(GatedRecurrence):
             transitions if self.realization == "controller" else transitions.mT,
             input_gates[..., None, None] * first,
             values.to(transitions.dtype)[..., None, None],
-            self.init_state(num_sequences).unsqueeze(-1),
+            self.init_state(num_sequences, x.device, x.dtype).unsqueeze(-1),
             torch.cat([coefficients, input_gates.unsqueeze(-1)], dim=-1).unsqueeze(-2),
             unit="channel",
         )

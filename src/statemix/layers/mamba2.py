@@ -11,7 +11,6 @@ from statemix.layers import any_length, fla
 from statemix.layers.decays import decays_between, log_decays
 from statemix.layers.flops import Flops
 from statemix.layers.layer import (
-    a_parameter,
     check_placement,
     check_sizes,
     zero_states,
@@ -26,12 +25,14 @@ from statemix.layers.padded import (
 )
 from statemix.layers.recurrence import Recurrence
 from statemix.layers.short_conv import ShortConvolution, check_taps
+from statemix.layers.state import loadable
 from statemix.ops import flops
 
 CHUNK_SIZE = 64
 """Tokens that one chunk mixes as an attention matrix."""
 
 
+@loadable
 class Mamba2State(NamedTuple):
     """State of Mamba-2, float32 or wider.
 
@@ -89,6 +90,7 @@ class Mamba2(PaddedLayer):
     """
 
     name = "mamba2"
+    entry = "in_proj"
     display_name = "Mamba-2"
     colour = "#9A7D0A"
 
@@ -158,7 +160,7 @@ class Mamba2(PaddedLayer):
     ) -> Mamba2State:
         ssm = (self.num_heads, self.head_dim, self.d_state)
         shapes = (ssm, (self.conv.num_kept, self.conv.channels))
-        return Mamba2State(*zero_states(a_parameter(self), batch_size, device, dtype, *shapes))
+        return Mamba2State(*zero_states(self, batch_size, device, dtype, *shapes))
 
     def flops_per_token(self, length: int) -> Flops:
         del length
@@ -198,7 +200,7 @@ class Mamba2(PaddedLayer):
 
     def recurrence(self, x: Tensor) -> Recurrence:
         """Return a unit for each head: one scalar transition for all entries of its matrix."""
-        state = self.init_state(self._check_sequence(x, None, None))
+        state = self.init_state(self._check_sequence(x, None, None), x.device, x.dtype)
         p = self._project(x, state, None)
         with without_autocast(x.device):
             decays = p.decays.exp()[..., None, None]

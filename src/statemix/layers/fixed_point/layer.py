@@ -15,10 +15,12 @@ from statemix.layers.fixed_point.solver import (
     Gradient,
     Solution,
     SolverConfig,
+    residual_of_share,
     solve,
 )
 from statemix.layers.layer import check_number, check_sizes
 from statemix.layers.padded import PaddedLayer
+from statemix.layers.state import State
 from statemix.ops.checks import check_choice
 
 Budget = Literal["fixed", "gamma"]
@@ -122,6 +124,12 @@ class FixedPointLayer(PaddedLayer):
         _check_fraction("quantile", value)
         self._quantile = float(value)
 
+    def forward(
+        self, x: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        self._found = {}
+        return super().forward(x, state, cu_seqlens)
+
     def reports(self) -> Mapping[str, Tensor]:
         """Return the iterations and the largest residual of the last call.
 
@@ -166,17 +174,18 @@ class FixedPointLayer(PaddedLayer):
         )
         if torch.compiler.is_exporting():
             return found
-        residual = found.residual.max() if len(found.residual) else found.residual.new_zeros(())
+        largest = found.residual.max() if len(found.residual) else found.residual.new_zeros(())
+        now = {"iterations": torch.tensor(before + found.iterations), "residual": largest}
+        # Groups of packed sequences are solved one after the other.
         self._found = {
-            "iterations": torch.tensor(before + found.iterations),
-            "residual": residual,
+            name: torch.maximum(number, self._found.get(name, number))
+            for name, number in now.items()
         }
-        if self.training or residual.is_meta or self.max_iterations == 1:
+        if self.training or largest.is_meta or self.max_iterations == 1 or not len(found.residual):
             return found
-        # A NaN is more than any number.
-        most = math.inf if residual.isnan() else float(residual)
-        if most >= self.tolerance and most > 2 * self._warned_of:
-            self._warned_of = most
+        residual = residual_of_share(found.residual, self.quantile)
+        if residual >= self.tolerance and residual > 2 * self._warned_of:
+            self._warned_of = residual
             warnings.warn(
                 f"{self.display_name} has not converged: residual {residual:.2g} after "
                 f"{found.iterations} iterations, tolerance {self.tolerance:.2g}; its outputs "

@@ -28,6 +28,7 @@ from statemix.ops import backends
 from statemix.tasks import IGNORED, TASKS, Examples, TaskSpec, addressing
 from statemix.training import evaluate, load_model, load_outcome
 from statemix.training.folder import read_metrics
+from statemix.training.settings import checked
 
 
 class AveragingState(NamedTuple):
@@ -356,7 +357,7 @@ def test_a_state_of_parts_is_carried_stepped_and_reordered(registered):
 )
 def test_bad_options_of_own_parts_are_named(registered, spec, message):
     with pytest.raises(ValueError, match=message):
-        LayerSpec.from_plain(spec, "at")
+        checked(LayerSpec, spec, "at")
 
 
 def test_an_own_task_of_unequal_lengths_is_shown_by_the_command(project):

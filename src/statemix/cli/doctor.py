@@ -120,12 +120,19 @@ def _cure(compiler: Mapping[str, str] | None) -> str:
 
 
 def _serving(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The backend that serves each operator, then each distinct reason against the others."""
+    """The backend that serves each operator, then each distinct reason against the others.
+
+    A backend that cannot run here at all has that one reason, and not a device that it needs.
+    """
     header = {"operator": "operator", "device": "device", "dtype": "dtype", "backend": "backend"}
     for row in (header, *rows):
         backend = row["backend"] or "none"
         yield f"{row['operator']:<10}{row['device']:<8}{row['dtype']:<10}{backend}".rstrip()
     yield ""
-    reasons = dict.fromkeys(reason for row in rows for reason in row["others"].values())
+    reasons = dict.fromkeys(
+        backends.BACKENDS[name].unavailable() or reason
+        for row in rows
+        for name, reason in row["others"].items()
+    )
     for reason in reasons:
         yield f"- {reason}"

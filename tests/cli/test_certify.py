@@ -88,6 +88,28 @@ def test_a_tracker_is_proven_and_its_network_is_kept(tracker, capsys):
     assert loads.nonzero().flatten().tolist() == tracking
 
 
+def test_a_run_that_is_only_readable_is_certified_elsewhere(tracker, tmp_path, capsys):
+    run, output = shutil.copytree(tracker, tmp_path / "run"), tmp_path / "new" / "proofs"
+    before = {path: path.stat().st_mtime_ns for path in [run, *run.rglob("*")]}
+    run.chmod(0o555)
+    assert main(["certify", str(run), "--output", str(output)]) == 0
+    assert {path: path.stat().st_mtime_ns for path in [run, *run.rglob("*")]} == before
+    files = [output / "certificate.json", output / "certified.safetensors"]
+    assert capsys.readouterr().out.endswith(f"written: {files[0]}, {files[1]}\n")
+    task = load_outcome(run).config.build_task()
+    assert search(load_proven(run, output=output), task.automaton()).verdict == "proven"
+    # The proof stays, as it does in the folder of a run.
+    assert main(["certify", str(run), "--output", str(output), "--max-pairs", "1"]) == 0
+    assert f"not written: {files[0]} holds a proof" in capsys.readouterr().out
+    run.chmod(0o755)
+
+
+def test_an_output_that_is_a_file_is_refused(tracker, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert main(["certify", str(tracker), "--output", str(tmp_path / "file")]) == 2
+    assert capsys.readouterr().err.startswith("statemix: output must be a writable file, got ")
+
+
 def test_gates_as_trained_are_right_up_to_the_length(tracker, capsys):
     assert main(["certify", str(tracker), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

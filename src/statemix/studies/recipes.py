@@ -77,7 +77,9 @@ def exact(task: TaskSpec) -> RunConfig:
             epochs=None if fresh else -(-_STEPS // steps_per_epoch),
             warmup_steps=50,
             attributes=(
-                AttributeSchedule("gate_temperature", end=_SHARP, finish=0.7, curve="geometric"),
+                AttributeSchedule(
+                    attribute="gate_temperature", end=_SHARP, finish=0.7, curve="geometric"
+                ),
             ),
         ),
         search=SearchConfig(

@@ -169,8 +169,9 @@ def _setting_error(error: ValidationError, fields: Any) -> SettingError:
     inner = [part for part in first["loc"][len(head) :] if isinstance(part, int)]
     path, value = ".".join(map(str, [*head, *inner])), first["input"]
     context = first.get("ctx", {})
-    if isinstance(context.get("error"), SettingError):
-        return context["error"].below(path)
+    inner_error = context.get("error")
+    if isinstance(inner_error, SettingError):
+        return inner_error.below(path)
     if first["type"] == "extra_forbidden":
         condition = f"must be one of {', '.join(fields)}"
         return SettingError(path, condition, path, advice=suggestion(path, fields))
@@ -256,7 +257,7 @@ def _readable(annotation: Any) -> Any:
     """Return a type whose specifications are read from plain data, at any depth."""
     if isinstance(annotation, type) and issubclass(annotation, Spec):
         return Annotated[annotation, SPEC]
-    members = tuple(map(_readable, get_args(annotation)))
+    members: Any = tuple(map(_readable, get_args(annotation)))
     if get_origin(annotation) in (Union, UnionType):
         return Union[members]  # noqa: UP007  the members are known at run time only
     return tuple[members] if get_origin(annotation) is tuple else annotation

@@ -119,7 +119,11 @@ _PROTOCOL = RunConfig(
         min_learning_rate=1e-5,
         attributes=(
             AttributeSchedule(
-                "gate_temperature", end=0.125, begin=0.5, finish=0.9, curve="reciprocal"
+                attribute="gate_temperature",
+                end=0.125,
+                begin=0.5,
+                finish=0.9,
+                curve="reciprocal",
             ),
         ),
     ),

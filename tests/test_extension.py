@@ -453,7 +453,7 @@ def test_a_cache_that_grows_is_a_state_like_others():
 
 
 @torch.autocast("cpu", enabled=False)
-def block_forward(A, b, h_0, cu_seqlens):
+def solve_blocks(A, b, h_0, cu_seqlens):
     h, states, finals = None, torch.empty_like(b), h_0.clone()
     for n, t, _ in walked(b, h_0, cu_seqlens):
         h = finals[n]
@@ -464,7 +464,7 @@ def block_forward(A, b, h_0, cu_seqlens):
 
 
 @torch.autocast("cpu", enabled=False)
-def block_backward(d_states, d_final, A, b, states, h_0, cu_seqlens):
+def solve_adjoint(d_states, d_final, A, b, states, h_0, cu_seqlens):
     lam = d_final.clone()
     d_A, d_b = torch.empty_like(A), torch.empty_like(b)
     for n, t, start in reversed(list(walked(b, h_0, cu_seqlens))):
@@ -487,17 +487,35 @@ def widened(b, size):
     return torch.cat([b.unsqueeze(-1), b.new_zeros(*b.shape, size - 1)], -1)
 
 
-def lag_forward(a, b, h_0, cu_seqlens):
-    states, finals = block_forward(companions(a), widened(b, a.shape[-1]), h_0, cu_seqlens)
-    return states[..., 0].clone(), finals
+def block_forward(scan):
+    return *solve_blocks(*scan[:4]), ()
 
 
-def lag_backward(d_states, d_final, a, b, states, h_0, cu_seqlens):
+def block_backward(scan, d_states, d_final, states, saved):
+    A, b, h_0, cu_seqlens = scan[:4]
+    return solve_adjoint(d_states, d_final, A, b, states, h_0, cu_seqlens)
+
+
+def lag_forward(scan):
+    """What the backward needs beside the states is opaque to the library: here, whole windows."""
+    a, b, h_0, cu_seqlens = scan[:4]
+    windows, finals = solve_blocks(companions(a), widened(b, a.shape[-1]), h_0, cu_seqlens)
+    return windows[..., 0].clone(), finals, (windows,) if scan.keep else ()
+
+
+def lag_backward(scan, d_states, d_final, states, saved):
+    a, b, h_0, cu_seqlens = scan[:4]
     A, terms = companions(a), widened(b, a.shape[-1])
-    windows, _ = block_forward(A, terms, h_0, cu_seqlens)
     d_windows = widened(d_states, a.shape[-1])
-    d_A, d_terms, d_initial = block_backward(d_windows, d_final, A, terms, windows, h_0, cu_seqlens)
+    arguments = A, terms, *saved, h_0, cu_seqlens
+    d_A, d_terms, d_initial = solve_adjoint(d_windows, d_final, *arguments)
     return d_A[..., 0, :].clone(), d_terms[..., 0].clone(), d_initial
+
+
+def lag_empty(scan):
+    b, h_0 = scan.inputs, scan.initial_state
+    windows = (torch.empty_like(widened(b, h_0.shape[-1])),) if scan.keep else ()
+    return torch.empty_like(b), torch.empty_like(h_0), windows
 
 
 def walked(b, h_0, cu_seqlens):
@@ -517,7 +535,7 @@ TOY = ops.Backend(
     "toy",
     kernels={
         "block": ops.Kernel(block_forward, block_backward),
-        "lag": ops.Kernel(lag_forward, lag_backward),
+        "lag": ops.Kernel(lag_forward, lag_backward, lag_empty),
     },
     devices=("cpu",),
     stepwise=False,

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from statemix import ops
-from statemix.ops.block import reference
 from statemix.ops.lag import functions, history, realizations
 
 
@@ -22,7 +21,7 @@ def simulated(p, gate):
     a, a_0 = ops.normalize(p.gates, gate)
     inputs = torch.zeros_like(a) + 0.0
     inputs = torch.cat([(a_0 * p.values).unsqueeze(-1), inputs[..., 1:]], -1)
-    return reference.scan(transposed_companions(a), inputs, p.initial_state)
+    return ops.block_scan(transposed_companions(a), inputs, p.initial_state, backend="reference")
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 6])

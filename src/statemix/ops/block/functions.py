@@ -4,7 +4,7 @@ from torch import Tensor
 
 from statemix.ops.checks import bind, check_bool, same_dtype_and_device
 from statemix.ops.checks import check_finite as check_all_finite
-from statemix.ops.dispatch import run_gated, run_given
+from statemix.ops.dispatch import Gating, prepare
 from statemix.ops.gates import check_gate
 from statemix.ops.temperature import check_temperature
 
@@ -69,18 +69,19 @@ def bd_lru(
     bind(sizes, "values", values, "B T H m")
     bind(sizes, "gates", gates, "B T H m m+1")
     same_dtype_and_device(gates=gates, values=values)
-    return run_gated(
+    solve, scan = prepare(
         "block",
         gates,
         values,
-        gate,
-        check_temperature(temperature, gates),
-        initial_state,
-        cu_seqlens,
+        Gating(gate, check_temperature(temperature, gates)),
         sizes,
+        initial_state=initial_state,
+        cu_seqlens=cu_seqlens,
         backend=backend,
         finite=check_finite,
     )
+    states, final_state, *_ = solve(*scan)
+    return states.to(values.dtype), final_state
 
 
 def block_scan(
@@ -128,6 +129,15 @@ def block_scan(
     same_dtype_and_device(transitions=transitions, inputs=inputs)
     if check_finite:
         check_all_finite(transitions=transitions, inputs=inputs, initial_state=initial_state)
-    return run_given(
-        "block", transitions, inputs, initial_state, cu_seqlens, sizes, backend=backend
+    solve, scan = prepare(
+        "block",
+        transitions,
+        inputs,
+        Gating(),
+        sizes,
+        initial_state=initial_state,
+        cu_seqlens=cu_seqlens,
+        backend=backend,
     )
+    states, final_state, *_ = solve(*scan)
+    return states.to(inputs.dtype), final_state

@@ -2,9 +2,11 @@
 
 from torch import Tensor
 
-from statemix.ops.block.functions import bd_lru, block_scan
-from statemix.ops.checks import bind
-from statemix.ops.decoding import direct_step
+from statemix.ops.block.functions import block_scan
+from statemix.ops.checks import bind, same_dtype_and_device
+from statemix.ops.dispatch import Gating, prepare
+from statemix.ops.gates import check_gate
+from statemix.ops.temperature import check_temperature
 
 
 def bd_lru_step(
@@ -35,22 +37,24 @@ def bd_lru_step(
         TypeError: as in :func:`statemix.ops.bd_lru`.
         BackendUnavailableError: as in :func:`statemix.ops.bd_lru`.
     """
-    fast = direct_step("block", 3, gates, values, state, gate, temperature, backend)
-    if fast is not None:
-        return fast
+    check_gate(gate, blocks=True)
     sizes: dict[str, int] = {}
     bind(sizes, "values", values, "B H m")
     bind(sizes, "gates", gates, "B H m m+1")
     bind(sizes, "state", state, "B H m")
-    states, state = bd_lru(
+    same_dtype_and_device(gates=gates, values=values)
+    solve, scan = prepare(
+        "block",
         gates.unsqueeze(1),
         values.unsqueeze(1),
-        gate,
-        state,
-        temperature=temperature,
+        Gating(gate, check_temperature(temperature, gates)),
+        sizes,
+        initial_state=state,
+        cu_seqlens=None,
         backend=backend,
     )
-    return states.squeeze(1), state
+    states, state, *_ = solve(*scan)
+    return states.squeeze(1).to(values.dtype), state
 
 
 def block_step(

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from statemix.ops.checks import bind, check_bool, check_choice, same_dtype_and_device
 from statemix.ops.checks import check_finite as check_all_finite
-from statemix.ops.dispatch import check_bounds, initial_state_of, run_gated, run_given
+from statemix.ops.dispatch import Gating, check_bounds, initial_state_of, prepare
 from statemix.ops.gates import check_gate, normalize
 from statemix.ops.lag.realizations import observer_scan
 from statemix.ops.temperature import check_temperature
@@ -72,18 +72,19 @@ def h_lru(
     same_dtype_and_device(gates=gates, values=values)
     temperature = check_temperature(temperature, gates)
     if realization == "controller":
-        return run_gated(
+        solve, scan = prepare(
             "lag",
             gates,
             values,
-            gate,
-            temperature,
-            initial_state,
-            cu_seqlens,
+            Gating(gate, temperature),
             sizes,
+            initial_state=initial_state,
+            cu_seqlens=cu_seqlens,
             backend=backend,
             finite=check_finite,
         )
+        states, final_state, *_ = solve(*scan)
+        return states.to(values.dtype), final_state
     if check_finite:
         check_all_finite(gates=gates, values=values, initial_state=initial_state)
     h_0 = initial_state_of(initial_state, values, cu_seqlens, sizes)
@@ -147,4 +148,15 @@ def lag_scan(
     same_dtype_and_device(coefficients=coefficients, inputs=inputs)
     if check_finite:
         check_all_finite(coefficients=coefficients, inputs=inputs, initial_state=initial_state)
-    return run_given("lag", coefficients, inputs, initial_state, cu_seqlens, sizes, backend=backend)
+    solve, scan = prepare(
+        "lag",
+        coefficients,
+        inputs,
+        Gating(),
+        sizes,
+        initial_state=initial_state,
+        cu_seqlens=cu_seqlens,
+        backend=backend,
+    )
+    states, final_state, *_ = solve(*scan)
+    return states.to(inputs.dtype), final_state

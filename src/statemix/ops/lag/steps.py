@@ -3,7 +3,6 @@
 from torch import Tensor
 
 from statemix.ops.checks import bind
-from statemix.ops.decoding import direct_step
 from statemix.ops.lag.functions import h_lru, lag_scan
 
 
@@ -37,10 +36,6 @@ def h_lru_step(
         TypeError: as in :func:`statemix.ops.h_lru`.
         BackendUnavailableError: as in :func:`statemix.ops.h_lru`.
     """
-    if isinstance(realization, str) and realization == "controller":
-        fast = direct_step("lag", 2, gates, values, state, gate, temperature, backend)
-        if fast is not None:
-            return fast
     sizes: dict[str, int] = {}
     bind(sizes, "values", values, "B H")
     bind(sizes, "gates", gates, "B H m+1")

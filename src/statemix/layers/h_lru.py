@@ -12,8 +12,8 @@ from statemix.layers.layer import at_least_float32, check_sizes
 from statemix.layers.recurrence import Recurrence
 from statemix.ops.checks import check_choice
 from statemix.ops.decoding import projected_step
-from statemix.ops.lag.lag_kernels import companions
 from statemix.ops.lag.history import lagged
+from statemix.ops.lag.lag_kernels import companions
 from statemix.ops.lag.realizations import partial_sums
 from statemix.ops.layout import join_units
 

@@ -119,6 +119,8 @@ class Backend:
             machine and what to install.
         detail: returns the variant in use on this machine, such as the instruction set.
         automatic: True if ``backend=None`` may choose the backend.
+        distrust: (operator, device) -> why ``backend=None`` must not choose the backend there, or
+            None, as after a check of its results. None in place of the function means never.
         slow: True if the automatic choice of the backend deserves a warning.
         stepwise: True if the backend computes one step after another, so that splitting a sequence
             anywhere gives bit-identical results.
@@ -132,6 +134,7 @@ class Backend:
     unavailable: Callable[[], str | None] = _always
     detail: Callable[[], str] = _pytorch
     automatic: bool = False
+    distrust: Callable[[str, torch.device], str | None] | None = None
     slow: bool = False
     stepwise: bool = True
 
@@ -160,9 +163,12 @@ class Backend:
             return f"backend {self.name!r} needs tensors of {known}"
         return None
 
-    def obstacle(self, operator: str, device_type: str, dtype: torch.dtype) -> str | None:
-        """Return why the backend cannot run an operator on such tensors here, or None."""
-        return self.refusal(operator, device_type, dtype) or reason_of(self.name)
+    def obstacle(self, operator: str, device: torch.device, dtype: torch.dtype) -> str | None:
+        """Return why ``backend=None`` cannot choose the backend for such tensors, or None."""
+        reason = self.refusal(operator, device.type, dtype) or reason_of(self.name)
+        if reason is None and self.automatic and self.distrust is not None:
+            reason = distrust_of(self.name, operator, str(device))
+        return reason
 
 
 BACKENDS: Registry[Backend] = Registry("backend")
@@ -174,9 +180,16 @@ def reason_of(name: str) -> str | None:
     return BACKENDS[name].unavailable()
 
 
+def distrust_of(name: str, operator: str, device: str) -> str | None:
+    """Return why ``backend=None`` must not choose a backend there, or None (a constant, too)."""
+    distrust = BACKENDS[name].distrust
+    return None if distrust is None else distrust(operator, torch.device(device))
+
+
 # All that torch.compiler.assume_constant_result does, but it imports the compiler, which would take
 # up to a half of the start of every command.
 reason_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
+distrust_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def check_backend(name: str | None, device: torch.device | str | None = None) -> None:
@@ -214,7 +227,7 @@ def resolve(name: str | None, operator: str, device: torch.device, dtype: torch.
         BackendUnavailableError: if it cannot run here, or for None if no backend can.
     """
     if name is None:
-        return _preferred(operator, device.type, dtype)
+        return _preferred(operator, device, dtype)
     backend = BACKENDS.find(name)
     refusal = backend.refusal(operator, device.type, dtype)
     if refusal is not None:
@@ -238,7 +251,7 @@ def default_backend(
     Raises:
         BackendUnavailableError: if no backend supports these tensors.
     """
-    return _first(operator, torch.device(device).type, dtype).name
+    return _first(operator, torch.device(device), dtype).name
 
 
 def report(
@@ -260,9 +273,10 @@ def report(
     for operator in operators:
         for device in devices:
             for dtype in dtypes:
-                chosen = _find_first(operator, device, dtype)
+                place = torch.device(device)
+                chosen = _find_first(operator, place, dtype)
                 others = {
-                    backend.name: backend.obstacle(operator, device, dtype) or _passed_over(backend)
+                    backend.name: backend.obstacle(operator, place, dtype) or _passed_over(backend)
                     for backend in BACKENDS.values()
                     if backend is not chosen
                 }
@@ -292,25 +306,25 @@ def _passed_over(backend: Backend) -> str:
     return f"backend {backend.name!r} is used only if named explicitly"
 
 
-def _find_first(operator: str, device_type: str, dtype: torch.dtype) -> Backend | None:
+def _find_first(operator: str, device: torch.device, dtype: torch.dtype) -> Backend | None:
     for backend in BACKENDS.values():
-        if backend.automatic and backend.obstacle(operator, device_type, dtype) is None:
+        if backend.automatic and backend.obstacle(operator, device, dtype) is None:
             return backend
     return None
 
 
-def _first(operator: str, device_type: str, dtype: torch.dtype) -> Backend:
-    backend = _find_first(operator, device_type, dtype)
+def _first(operator: str, device: torch.device, dtype: torch.dtype) -> Backend:
+    backend = _find_first(operator, device, dtype)
     if backend is not None:
         return backend
     raise BackendUnavailableError(
-        f"no backend serves operator {operator!r} for {dtype} on {device_type}: "
-        f"{_reasons(None, operator, device_type, dtype)}"
+        f"no backend serves operator {operator!r} for {dtype} on {device.type}: "
+        f"{_reasons(None, operator, device, dtype)}"
     )
 
 
-def _preferred(operator: str, device_type: str, dtype: torch.dtype) -> Backend:
-    backend = _first(operator, device_type, dtype)
+def _preferred(operator: str, device: torch.device, dtype: torch.dtype) -> Backend:
+    backend, device_type = _first(operator, device, dtype), device.type
     if (
         backend.slow
         and not torch.compiler.is_compiling()
@@ -321,7 +335,7 @@ def _preferred(operator: str, device_type: str, dtype: torch.dtype) -> Backend:
         _warned.add((backend.name, device_type))
         warnings.warn(
             f"statemix uses the slow backend {backend.name!r} for tensors on {device_type}: "
-            f"{_reasons(backend, operator, device_type, dtype)}. "
+            f"{_reasons(backend, operator, device, dtype)}. "
             f"Pass backend={backend.name!r} to use it without this warning",
             RuntimeWarning,
             stacklevel=_level_of_caller(),
@@ -332,14 +346,16 @@ def _preferred(operator: str, device_type: str, dtype: torch.dtype) -> Backend:
 _warned: set[tuple[str, str]] = set()
 
 
-def _reasons(chosen: Backend | None, operator: str, device_type: str, dtype: torch.dtype) -> str:
+def _reasons(
+    chosen: Backend | None, operator: str, device: torch.device, dtype: torch.dtype
+) -> str:
     """Return why the automatic backends before ``chosen`` cannot run."""
     reasons = []
     for backend in BACKENDS.values():
         if backend is chosen:
             break
         if backend.automatic:
-            reasons.append(backend.obstacle(operator, device_type, dtype))
+            reasons.append(backend.obstacle(operator, device, dtype))
     return "; ".join(filter(None, reasons))
 
 

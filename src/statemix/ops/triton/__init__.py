@@ -66,6 +66,12 @@ def _prepare_step(scan: Scan) -> Step | None:
     return launch.prepare_step(scan)
 
 
+def _distrust(operator: str, device: torch.device) -> str | None:
+    from statemix.ops.triton import selfcheck
+
+    return selfcheck.distrust(operator, device)
+
+
 def _backend(name: str, chunk: int | None) -> Backend:
     return Backend(
         name,
@@ -83,15 +89,15 @@ def _backend(name: str, chunk: int | None) -> Backend:
         families=("softmax", "sigmoid", "relu", "signed", "tanh", "none", "householder"),
         unavailable=_unavailable,
         detail=_detail,
-        # Not before a GPU has run them: so far they are tested in Triton's interpreter.
-        automatic=False,
+        automatic=chunk is None and not _INTERPRETED,
+        distrust=_distrust,
         # Chunks round otherwise than steps do.
         stepwise=False,
     )
 
 
 TRITON = _backend("triton", None)
-"""Fused kernels for GPUs, to be asked for by name."""
+"""Fused kernels for GPUs. ``backend=None`` chooses them where they pass their self-check."""
 
 
 def in_chunks(length: int) -> str:

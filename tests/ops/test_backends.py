@@ -137,7 +137,8 @@ def test_no_module_compares_with_the_name_of_a_backend():
         path
         for folder in folders
         for path in folder.rglob("*.py")
-        if comparison.search(path.read_text())
+        # "cpu" is a kind of device, too.
+        if comparison.search(path.read_text().replace('device == "cpu"', ""))
     ]
     assert files == []
 

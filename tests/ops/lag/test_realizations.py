@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from statemix import ops
-from statemix.ops.lag import functions, history, realizations
+from statemix.ops.lag import history, lag_operators, realizations
 
 
 def transposed_companions(coefficients):
@@ -139,12 +139,12 @@ def carried_states(p, realization):
 
 
 def test_observer_form_runs_on_the_backend_that_is_named(problem, monkeypatch, backend):
-    named, scan = [], functions.lag_scan
+    named, scan = [], lag_operators.lag_scan
 
     def spy(*arguments, backend):
         named.append(backend)
         return scan(*arguments, backend=backend)
 
-    monkeypatch.setattr(functions, "lag_scan", spy)
+    monkeypatch.setattr(lag_operators, "lag_scan", spy)
     problem("lags").outcome(realization="observer", backend=backend)
     assert named == [backend]

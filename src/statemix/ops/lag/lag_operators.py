@@ -38,23 +38,28 @@ def h_lru(
             the input gate. float32, float64, bfloat16 or float16.
         values: v, shape (B, T, H), same dtype and device.
         gate: family that normalises the raw gates, a name in :data:`statemix.ops.GATES` whose
-            family is not ``blocks_only``.
+            family is not ``blocks_only``. All families but "none" bound the states of the
+            controller form, see :func:`statemix.ops.normalize`.
         initial_state: shape (B, H, m), or (N, H, m) if packed. The controller form expects the m
             states before step 1, newest first; the observer form the partial sums s^1 ... s^m.
             None means zeros.
-        cu_seqlens: bounds of packed sequences as in :func:`statemix.ops.bd_lru`.
-        temperature: as in :func:`statemix.ops.bd_lru`.
+        cu_seqlens: int32 or int64, shape (N+1,): the bounds 0 = c_0 <= ... <= c_N = T of N
+            sequences packed into one row (B = 1). None means one sequence per row.
+        temperature: tau, a positive number or 0-d tensor by which the raw gates are divided; None
+            means 1.
         realization: name in :data:`REALIZATIONS`.
-        backend: as in :func:`statemix.ops.bd_lru`.
-        check_finite: as in :func:`statemix.ops.bd_lru`.
+        backend: name in :data:`statemix.ops.BACKENDS`, or None for the preferred one.
+        check_finite: reject NaN and infinity in the arguments, at the cost of reading them.
 
     Returns:
         states: h_1 ... h_T, shape (B, T, H), dtype of ``values``.
         final_state: like ``initial_state``, float32 or wider.
 
     Raises:
-        ValueError: as in :func:`statemix.ops.bd_lru`, or if ``realization`` is unknown.
-        TypeError: as in :func:`statemix.ops.bd_lru`.
+        ValueError: if shapes or devices disagree, a name is unknown, the bounds do not rise from 0
+            to T, ``temperature`` is not positive and finite, or ``check_finite`` detects a bad
+            entry.
+        TypeError: if dtypes differ or are not floating, or a tensor is not dense.
         BackendUnavailableError: if ``backend`` cannot run here.
 
     Example:
@@ -122,17 +127,18 @@ def lag_scan(
         inputs: b, shape (B, T, H), same floating dtype and device.
         initial_state: the m states before step 1, newest first, shape (B, H, m), or (N, H, m) if
             packed. None means zeros.
-        cu_seqlens: as in :func:`statemix.ops.bd_lru`.
-        backend: as in :func:`statemix.ops.bd_lru`.
-        check_finite: as in :func:`statemix.ops.bd_lru`.
+        cu_seqlens: bounds of N sequences packed into one row (B = 1), shape (N+1,), or None.
+        backend: name in :data:`statemix.ops.BACKENDS`, or None for the preferred one.
+        check_finite: reject NaN and infinity in the arguments, at the cost of reading them.
 
     Returns:
         states: h_1 ... h_T, shape (B, T, H), dtype of ``inputs``.
         final_state: the last m states, newest first, like ``initial_state``, float32 or wider.
 
     Raises:
-        ValueError: as in :func:`statemix.ops.bd_lru`.
-        TypeError: as in :func:`statemix.ops.bd_lru`.
+        ValueError: if shapes or devices disagree, the bounds do not rise from 0 to T, ``backend``
+            is unknown, or ``check_finite`` detects a bad entry.
+        TypeError: if dtypes differ or are not floating, or a tensor is not dense.
         BackendUnavailableError: if ``backend`` cannot run here.
 
     Example:
@@ -160,3 +166,56 @@ def lag_scan(
     )
     states, final_state, *_ = solve(*scan)
     return states.to(inputs.dtype), final_state
+
+
+def h_lru_step(
+    gates: Tensor,
+    values: Tensor,
+    state: Tensor,
+    gate: str = "softmax",
+    *,
+    temperature: Tensor | float | None = None,
+    realization: str = "controller",
+    backend: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Advance :func:`h_lru` by one token; options and errors are those of :func:`h_lru`.
+
+    Args:
+        gates: raw gates of one step, shape (B, H, m+1).
+        values: v_t, shape (B, H).
+        state: shape (B, H, m), as :func:`h_lru` returns it.
+        gate: gate family.
+        temperature: divisor of the raw gates, or None.
+        realization: meaning of the state.
+        backend: backend, or None.
+
+    Returns:
+        h_t: shape (B, H), dtype of ``values``.
+        state: shape (B, H, m), float32 or wider.
+    """
+    sizes: dict[str, int] = {}
+    bind(sizes, "values", values, "B H")
+    bind(sizes, "gates", gates, "B H m+1")
+    bind(sizes, "state", state, "B H m")
+    states, state = h_lru(
+        gates.unsqueeze(1),
+        values.unsqueeze(1),
+        gate,
+        state,
+        temperature=temperature,
+        realization=realization,
+        backend=backend,
+    )
+    return states.squeeze(1), state
+
+
+def lag_step(
+    coefficients: Tensor, inputs: Tensor, state: Tensor, *, backend: str | None = None
+) -> tuple[Tensor, Tensor]:
+    """Advance :func:`lag_scan` by one step: a and state (B, H, m), b (B, H)."""
+    sizes: dict[str, int] = {}
+    bind(sizes, "inputs", inputs, "B H")
+    bind(sizes, "coefficients", coefficients, "B H m")
+    bind(sizes, "state", state, "B H m")
+    states, state = lag_scan(coefficients.unsqueeze(1), inputs.unsqueeze(1), state, backend=backend)
+    return states.squeeze(1), state

@@ -8,9 +8,8 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 
 from statemix.errors import ABSENT, SettingError
 from statemix.layers import LayerSpec
-from statemix.models import MixerSpec
+from statemix.models import MODELS, LinearInit, MixerSpec, ModelKind
 from statemix.models.block import Norm
-from statemix.models.synthetic import LINEAR_INITS, Backbone, LinearInit
 from statemix.tasks import TASKS, Task, TaskSpec
 from statemix.training.reading import import_modules
 from statemix.training.settings import SPEC, Assignments, Settings, built
@@ -56,7 +55,7 @@ class ModelConfig(Settings):
     """Position-wise network after each sequence layer."""
     zero_biases: bool = True
     """Ask layers and channel mixers to start with zero biases, as the synthetic benchmarks do."""
-    backbone: Backbone = "causal"
+    backbone: ModelKind = "causal"
     """causal: read each output from the tokens so far. autoencoder: rebuild all outputs from the
     vector at the last token, as MAD does for compression."""
     linear_init: LinearInit | None = None
@@ -310,7 +309,7 @@ class RunConfig(Settings):
         return whole.replace(
             model=whole.model.replace(
                 num_layers=len(self.model.stack()),
-                linear_init=self.model.linear_init or LINEAR_INITS[self.model.backbone],
+                linear_init=self.model.linear_init or MODELS[self.model.backbone].usual_linear_init,
             ),
             schedules=self.schedules.replace(**length),
             evaluation=self.evaluation.replace(

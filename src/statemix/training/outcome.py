@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 from statemix.errors import RequestError
-from statemix.models import SyntheticModel
+from statemix.models import ReadoutModel
 from statemix.training import folder as runs
 from statemix.training.checkpoint import remove_checkpoints
 from statemix.training.config import SCHEMA, RunConfig, config_from_plain
@@ -222,7 +222,7 @@ def _stored(folder: Path) -> runs.StoredConfig:
     return stored
 
 
-def load_model(folder: Path | str, weights: Weights = "last") -> SyntheticModel:
+def load_model(folder: Path | str, weights: Weights = "last") -> ReadoutModel:
     """Load the network of a finished run, on the CPU, in evaluation mode.
 
     Args:

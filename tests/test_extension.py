@@ -23,7 +23,7 @@ from statemix import ops
 from statemix.cli import doctor
 from statemix.layers import LAYERS, Layer, LayerSpec, State, build, take_rows
 from statemix.layers.state import tensors
-from statemix.models import CHANNEL_MIXERS, ChannelMixer, MixerSpec, SyntheticModel
+from statemix.models import CHANNEL_MIXERS, ChannelMixer, MixerSpec, TokenClassifier
 from statemix.ops import backends
 from statemix.tasks import IGNORED, TASKS, Examples, TaskSpec, addressing
 from statemix.training import evaluate, load_model, load_outcome
@@ -272,9 +272,9 @@ def test_a_hybrid_of_own_parts_is_trained_killed_resumed_evaluated_and_reported(
     assert set(outcome.last.test) == {10, 20}
     assert set(outcome.last.test[20]) == {"parity", "before"}
     last = read_metrics(project / "whole" / "seed=0")[-1]
-    assert last["attributes"] == {"blocks.1.layer.decay": 0.9}
+    assert last["attributes"] == {"backbone.blocks.1.mixer.decay": 0.9}
     # Only the second of the three layers is of this kind; the third repeats the first.
-    assert last["train"]["blocks.1.layer.average_size"] > 0
+    assert last["train"]["backbone.blocks.1.mixer.average_size"] > 0
     assert last["train"]["loss"] == pytest.approx(
         last["train"]["loss/parity"] + last["train"]["loss/before"]
     )
@@ -300,24 +300,24 @@ def test_a_hybrid_of_own_parts_is_trained_killed_resumed_evaluated_and_reported(
     rows = [json.loads(line) for line in evaluated.splitlines()]
     assert [row["length"] for row in rows] == [10, 40]
     # Attributes outside the weights are restored, too.
-    assert load_model(project / "whole" / "seed=0").blocks[1].layer.decay == 0.9
+    assert load_model(project / "whole" / "seed=0").backbone.blocks[1].mixer.decay == 0.9
     assert all(row["scores"].keys() == {"parity", "before"} for row in rows)
 
 
 def test_own_parts_are_built_by_name_and_keep_their_own_initial_weights(registered):
     spec = LayerSpec("averaging", inner=LayerSpec("lstm"), decay=0.75)
-    model = SyntheticModel(
+    model = TokenClassifier(
         2,
         {"parity": 2},
         8,
         [LayerSpec("bd_lru", num_blocks=2, block_size=2), spec],
         channel_mixer=MixerSpec("scaling", start=0.5),
     )
-    layer = model.blocks[1].layer
+    layer = model.backbone.blocks[1].mixer
     assert isinstance(layer, Averaging)
     assert layer.decay == 0.75
     assert bool((layer.mix.bias == 0.25).all())
-    assert bool((model.blocks[0].mixer.factor == 0.5).all())
+    assert bool((model.backbone.blocks[0].channel_mixer.factor == 0.5).all())
     # Two states of an LSTM and the average.
     assert layer.state_size == 3 * 8
 
@@ -431,7 +431,7 @@ def test_a_cache_that_grows_is_a_state_like_others():
     LAYERS.register(Attention)
     try:
         layers = [LayerSpec("bd_lru", num_blocks=2, block_size=2), LayerSpec("cached")]
-        model = SyntheticModel(5, {"next": 5}, 6, layers, bos=True).double()
+        model = TokenClassifier(5, {"next": 5}, 6, layers, bos=True).double()
         tokens = torch.randint(5, (3, 9), generator=torch.Generator().manual_seed(0))
         whole = model(tokens)["next"]
         first, state = model.extend(tokens[:, :4])
@@ -443,7 +443,7 @@ def test_a_cache_that_grows_is_a_state_like_others():
         torch.testing.assert_close(rest, {"next": whole[rows, 4:]})
         assert state[1].keys.shape == (3, 10, 6)
         with pytest.raises(ValueError, match="state must be of B=2 sequences"):
-            model.blocks[1].layer(torch.zeros(2, 1, 6).double(), state[1])
+            model.backbone.blocks[1].mixer(torch.zeros(2, 1, 6).double(), state[1])
         # Evaluation works in pieces, too.
         examples = Examples(tokens.numpy(), {"next": tokens.numpy()})
         scores = evaluate(model, examples)["next"]

@@ -84,7 +84,7 @@ def test_a_tracker_is_proven_and_its_network_is_kept(tracker, capsys):
     words = torch.from_numpy(task.examples("test", 0, 4, 5000).tokens)
     answers = torch.from_numpy(task.examples("test", 0, 4, 5000).targets["product"])
     assert (model(words)["product"].argmax(-1) == answers).all()
-    loads = model.blocks[0].layer.value_proj.weight.view(2, 4, -1).abs().sum((0, 2))
+    loads = model.backbone.blocks[0].mixer.value_proj.weight.view(2, 4, -1).abs().sum((0, 2))
     assert loads.nonzero().flatten().tolist() == tracking
 
 
@@ -219,7 +219,7 @@ def test_a_failing_word_is_shown_and_fails(train, capsys):
     found = json.loads(capsys.readouterr().out)
     assert (found["verdict"], found["network"]) == ("refuted", "hardened")
     model = load_model(folder)
-    model.blocks[0].layer.gate_temperature = 1e-30
+    model.backbone.blocks[0].mixer.gate_temperature = 1e-30
     automaton = load_outcome(folder).config.build_task().automaton()
     logits = model(torch.tensor([found["word"]]))["product"][0]
     answer, expected = int(logits[-1].argmax()), automaton.answers(found["word"])[-1]

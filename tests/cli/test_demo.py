@@ -16,7 +16,7 @@ from rich.console import Console
 
 from statemix.cli import demo as command
 from statemix.cli.main import main
-from statemix.models import SyntheticModel
+from statemix.models import TokenClassifier
 from statemix.studies.demo import demo_page as page
 from statemix.studies.demo import demo_suite as demo
 from statemix.tasks import TaskSpec
@@ -101,7 +101,7 @@ def test_each_group_has_a_folder_of_its_own(tiny, tmp_path, monkeypatch, group, 
 def diverging(monkeypatch):
     """Names of layer classes; networks that contain one of them return NaN."""
     layers = set()
-    forward = SyntheticModel.forward
+    forward = TokenClassifier.forward
 
     def spoilt(self, *arguments, **named):
         logits = forward(self, *arguments, **named)
@@ -109,7 +109,7 @@ def diverging(monkeypatch):
             return {head: value * float("nan") for head, value in logits.items()}
         return logits
 
-    monkeypatch.setattr(SyntheticModel, "forward", spoilt)
+    monkeypatch.setattr(TokenClassifier, "forward", spoilt)
     return layers
 
 
@@ -140,7 +140,7 @@ def test_an_unexpected_error_is_printed_with_its_traceback(tiny, tmp_path, capsy
     def fail(*arguments, **named):
         raise KeyError("odd")
 
-    monkeypatch.setattr(SyntheticModel, "forward", fail)
+    monkeypatch.setattr(TokenClassifier, "forward", fail)
     monkeypatch.setattr(page, "write", lambda *_: [])
     assert main(["demo", "--output", str(tmp_path)]) == 1
     assert capsys.readouterr().out.count("in fail\n") == 2

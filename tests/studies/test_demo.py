@@ -8,7 +8,7 @@ import pytest
 
 from statemix.errors import RequestError
 from statemix.layers.registry import LAYERS
-from statemix.models import SyntheticModel
+from statemix.models import TokenClassifier
 from statemix.studies.demo import demo_suite as demo
 from statemix.studies.demo.demo_suite import LSTM
 from statemix.studies.recipes import RECIPES, exact
@@ -50,7 +50,7 @@ def scores(summary):
 def diverging(monkeypatch):
     """Makes the networks with these layers return NaN."""
     layers = set()
-    forward = SyntheticModel.forward
+    forward = TokenClassifier.forward
 
     def spoilt(self, *arguments, **named):
         logits = forward(self, *arguments, **named)
@@ -58,7 +58,7 @@ def diverging(monkeypatch):
             return {head: value * float("nan") for head, value in logits.items()}
         return logits
 
-    monkeypatch.setattr(SyntheticModel, "forward", spoilt)
+    monkeypatch.setattr(TokenClassifier, "forward", spoilt)
     return layers
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from statemix.layers import FPRNN, LAYERS, LayerSpec
-from statemix.models import SyntheticModel
+from statemix.models import TokenClassifier
 from statemix.settings import Assignments
 from statemix.studies.fixed_points import fp_drawing as drawing
 from statemix.studies.fixed_points import fp_scores as scores
@@ -273,7 +273,7 @@ def test_rows_say_how_networks_iterate(tmp_path):
 
 def test_rows_hold_the_mean_iterations_and_the_largest_residual_of_the_layers():
     layers = [LayerSpec("fp_rnn", max_iterations=most, tolerance=1e-9) for most in (2, 3)]
-    model = SyntheticModel(6, {"product": 6}, 8, layers)
+    model = TokenClassifier(6, {"product": 6}, 8, layers)
     found = _iterations(model, tiny(FIXED_POINT).build_task().examples("test", 0, 8, 6))
     reports = [layer.reports() for layer in model.modules() if isinstance(layer, FPRNN)]
     first, second = (float(report["residual"]) for report in reports)

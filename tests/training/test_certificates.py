@@ -40,7 +40,7 @@ def test_a_run_is_certified_as_it_is_evaluated(tmp_path, monkeypatch):
     prove = certificates.prove
 
     def spy(model, automaton, **options):
-        asked.append((model.blocks[0].layer.gate_temperature, options["max_pairs"]))
+        asked.append((model.backbone.blocks[0].mixer.gate_temperature, options["max_pairs"]))
         return prove(model, automaton, **options)
 
     monkeypatch.setattr(certificates, "prove", spy)

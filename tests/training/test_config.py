@@ -10,7 +10,7 @@ import pytest
 
 from statemix.errors import RequestError, SettingError
 from statemix.layers import LAYERS, LayerSpec
-from statemix.models import MixerSpec, block, synthetic
+from statemix.models import MODELS, MixerSpec, ModelKind, block
 from statemix.settings import Assignments
 from statemix.tasks import TaskSpec
 from statemix.training import AttributeSchedule, RunConfig, ScheduleConfig, config_from_plain
@@ -108,7 +108,7 @@ def test_a_bad_schedule_is_named(fields, message):
 
 def test_choices_are_those_of_the_model():
     assert get_args(block.Norm) == tuple(block.NORMS)
-    assert get_args(synthetic.Backbone) == tuple(synthetic.LINEAR_INITS)
+    assert get_args(ModelKind) == tuple(MODELS)
 
 
 @pytest.mark.parametrize(

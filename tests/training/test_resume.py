@@ -222,7 +222,7 @@ def test_reported_numbers_survive_an_interrupt_between_two_rows(toys, tiny, tmp_
     train(config, tmp_path / "run")
     assert result(tmp_path / "run") == result(tmp_path / "whole")
     rows = result(tmp_path / "run")[0]
-    assert [row["train"]["blocks.0.layer.iterations"] for row in rows] == [2, 2]
+    assert [row["train"]["backbone.blocks.0.mixer.iterations"] for row in rows] == [2, 2]
 
 
 @pytest.mark.parametrize("stop", [6, 9])

@@ -177,9 +177,9 @@ def test_every_attempt_has_weights_of_its_own(fresh):
 
     def weights(attempt, seed=7):
         model = build_model(dataclasses.replace(config, seed=seed), task, attempt)
-        return model.embedding.weight
+        return model.backbone.embedding.weight
 
-    assert torch.equal(weights(0), build_model(config, task).embedding.weight)
+    assert torch.equal(weights(0), build_model(config, task).backbone.embedding.weight)
     assert seed_of(7, 0) == 7
     assert len({seed_of(seed, n) for seed in range(30) for n in range(30)}) == 900
     assert all(0 <= seed_of(2**63 - 1, n) < 2**63 for n in range(9))
@@ -225,10 +225,10 @@ def test_restarts_begin_with_new_weights_and_optimiser_but_go_on_with_the_batche
         moments = [state["step"].item() for state in trainer.optimizer.state.values()]
         seen.append(
             (
-                run.model.embedding.weight.clone(),
+                run.model.backbone.embedding.weight.clone(),
                 set(moments),
                 trainer.learning_rate(trainer.step),
-                trainer.attributes(trainer.step)["blocks.0.layer.gate_temperature"],
+                trainer.attributes(trainer.step)["backbone.blocks.0.mixer.gate_temperature"],
                 trainer.num_steps,
             )
         )
@@ -246,7 +246,7 @@ def test_restarts_begin_with_new_weights_and_optimiser_but_go_on_with_the_batche
     weights, moments, rates, temperatures, num_steps = zip(*seen, strict=True)
     for attempt, began in enumerate((first.began, second.began)):
         fresh_model = build_model(run.config, run.task, attempt)
-        assert torch.equal(weights[began], fresh_model.embedding.weight)
+        assert torch.equal(weights[began], fresh_model.backbone.embedding.weight)
         assert moments[began] == set()
         assert moments[began + 1] == {1}
         assert rates[began : began + 4] == pytest.approx([1e-3 / 3, 2e-3 / 3, 1e-3, 1e-3])
@@ -258,7 +258,7 @@ def test_restarts_begin_with_new_weights_and_optimiser_but_go_on_with_the_batche
     assert temperatures[origin + 1 :] == pytest.approx([1 - 0.125 * n for n in range(1, 6)])
     assert set(num_steps[:origin]) == {2 * (1750 + 4) + 6}
     assert set(num_steps[origin:]) == {origin + 6}
-    assert run.trainer.attributes(origin + 6)["blocks.0.layer.gate_temperature"] == 0.25
+    assert run.trainer.attributes(origin + 6)["backbone.blocks.0.mixer.gate_temperature"] == 0.25
 
 
 def test_the_test_of_an_attempt_uses_its_attributes_and_sequences(searching, tmp_path, begun):
@@ -270,7 +270,7 @@ def test_the_test_of_an_attempt_uses_its_attributes_and_sequences(searching, tmp
 
     def spy(evaluator):
         if evaluator is run.splits.attempt:
-            layer = run.model.blocks[0].layer
+            layer = run.model.backbone.blocks[0].mixer
             scores = score(evaluator)
             seen.append((layer.gate_temperature, scores["product"].num_sequences))
             return scores
@@ -324,7 +324,7 @@ def test_an_attempt_that_passes_is_the_model_that_is_trained_on(searching, tmp_p
     (only,) = outcome.attempts
     assert (only.began, only.ended, only.passed) == (0, only.left + 2, True)
     assert outcome.last.step == only.ended + 6
-    assert load_model(tmp_path).blocks[0].layer.gate_temperature == 0.25
+    assert load_model(tmp_path).backbone.blocks[0].mixer.gate_temperature == 0.25
 
 
 @pytest.mark.parametrize("stop_at", [None, 0.0])

@@ -16,7 +16,7 @@ from statemix.settings import built, checked
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from statemix.models import SyntheticModel
+    from statemix.models import ReadoutModel
     from statemix.proofs.joint_action import JointAction
     from statemix.proofs.token_maps import BlockActions
     from statemix.studies.inspection.layer_numbers import LayerNumbers
@@ -304,7 +304,7 @@ class Inspect:
 
 
 def _sharpened(
-    model: "SyntheticModel",
+    model: "ReadoutModel",
     config: "RunConfig",
     task: "Task",
     tokens: "Tensor",

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from statemix.automaton import NEVER, Automaton
-from statemix.models import SyntheticModel
+from statemix.models import ReadoutModel
 from statemix.proofs import semigroup
 from statemix.proofs.hardening import harden
 from statemix.proofs.token_maps import BlockActions, entry_maps
@@ -36,7 +36,7 @@ class JointAction(TypedDict):
 
 
 def join_actions(
-    model: SyntheticModel,
+    model: ReadoutModel,
     found: Sequence[BlockActions],
     automaton: Automaton | None = None,
     *,

@@ -9,9 +9,8 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 
 from statemix.errors import ABSENT, SettingError
 from statemix.layers import LayerSpec
-from statemix.models import MixerSpec
+from statemix.models import MODELS, LinearInit, MixerSpec, ModelKind
 from statemix.models.block import Norm
-from statemix.models.synthetic import LINEAR_INITS, Backbone, LinearInit
 from statemix.plain import asked, to_plain
 from statemix.settings import Assignments, Settings, built
 from statemix.tasks import TASKS, Task, TaskSpec
@@ -58,7 +57,7 @@ class ModelConfig(Settings):
     """Position-wise network after each sequence layer."""
     zero_biases: bool = True
     """Ask layers and channel mixers to start with zero biases, as the synthetic benchmarks do."""
-    backbone: Backbone = "causal"
+    backbone: ModelKind = "causal"
     """causal: read each output from the tokens so far. autoencoder: rebuild all outputs from the
     vector at the last token, as MAD does for compression."""
     linear_init: LinearInit | None = None
@@ -335,7 +334,7 @@ class RunConfig(Settings):
             model=dataclasses.replace(
                 whole.model,
                 num_layers=len(self.model.stack()),
-                linear_init=self.model.linear_init or LINEAR_INITS[self.model.backbone],
+                linear_init=self.model.linear_init or MODELS[self.model.backbone].usual_linear_init,
             ),
             schedules=dataclasses.replace(self.schedules, epochs=epochs),
             evaluation=dataclasses.replace(

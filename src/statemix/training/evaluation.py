@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from statemix.layers.layer import check_sizes
-from statemix.models import SyntheticModel
+from statemix.models import ReadoutModel
 from statemix.ops.checks import bind
 from statemix.tasks import IGNORED, Examples, Task
 from statemix.tasks.addressing import Split
@@ -114,7 +114,7 @@ class SplitEvaluator:
             "tick": tick,
         }
 
-    def __call__(self, model: SyntheticModel) -> dict[str, Scores]:
+    def __call__(self, model: ReadoutModel) -> dict[str, Scores]:
         """Return head -> its scores."""
         return evaluate(model, self.examples, **self.options)
 
@@ -127,7 +127,7 @@ class SplitEvaluator:
 
 
 def evaluate(
-    model: SyntheticModel,
+    model: ReadoutModel,
     examples: Examples,
     *,
     batch_size: int = 128,
@@ -163,7 +163,7 @@ def evaluate(
 
 def score_together(
     evaluators: Sequence[SplitEvaluator],
-    models: Sequence[SyntheticModel],
+    models: Sequence[ReadoutModel],
     each: Callable[[Callable[..., Any], Any], Any],
 ) -> list[dict[str, Scores]]:
     """Score several models at once, each as its evaluator would.
@@ -215,7 +215,7 @@ def _parts(examples: Examples) -> Iterator[tuple[slice, int]]:
 class _Answers:
     """The predictions of a model on examples, gathered part by part."""
 
-    def __init__(self, model: SyntheticModel, examples: Examples, batch_size: int) -> None:
+    def __init__(self, model: ReadoutModel, examples: Examples, batch_size: int) -> None:
         check_sizes(batch_size=batch_size)
         self._tokens = torch.from_numpy(examples.tokens)
         self._wanted = {head: torch.from_numpy(those) for head, those in examples.targets.items()}
@@ -252,7 +252,7 @@ class _Answers:
 
 
 def _answer(
-    model: SyntheticModel,
+    model: ReadoutModel,
     asked: dict[str, Any],
     span: int,
     tick: Callable[[], None] | None,
@@ -282,7 +282,7 @@ def _moved(
         yield piece.to(device)
 
 
-def _check_targets(model: SyntheticModel, tokens: Tensor, wanted: Mapping[str, Tensor]) -> None:
+def _check_targets(model: ReadoutModel, tokens: Tensor, wanted: Mapping[str, Tensor]) -> None:
     if wanted.keys() != model.heads.keys():
         raise ValueError(
             f"targets must have the heads {list(model.heads)} of the model, got {list(wanted)}"

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from statemix.errors import SettingError
-from statemix.models import SyntheticModel
+from statemix.models import ReadoutModel
 from statemix.tasks import IGNORED
 from statemix.training.batches import Batch
 from statemix.training.config import ObjectiveConfig
@@ -38,7 +38,7 @@ class Losses:
         SettingError: if there is a penalty, and the first layer has no square transitions.
     """
 
-    def __init__(self, config: ObjectiveConfig, model: SyntheticModel, length: int) -> None:
+    def __init__(self, config: ObjectiveConfig, model: ReadoutModel, length: int) -> None:
         self.penalised = True
         # Of the step under way, if someone asks for it: the parts of its loss without weights.
         self._plain: list[Tensor] | None = None
@@ -122,7 +122,7 @@ def _positions(batch: Batch) -> Tensor:
     return places + 1
 
 
-def permutation_penalty(model: SyntheticModel) -> Tensor:
+def permutation_penalty(model: ReadoutModel) -> Tensor:
     r"""Return how far the transitions of a model's first layer are from permutations.
 
     .. math:: \mathrm{mean}_{x, k} \, \lVert A_x^k (A_x^k)^\top - I \rVert_F^2
@@ -133,7 +133,7 @@ def permutation_penalty(model: SyntheticModel) -> Tensor:
     Args:
         model: a model whose first layer runs a linear recurrence.
     """
-    transitions = token_transitions(model, model.vocab_size)
+    transitions = token_transitions(model, model.backbone.vocab_size)
     assert transitions is not None
     products = transitions @ transitions.mT
     eye = torch.eye(products.shape[-1], dtype=products.dtype, device=products.device)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from statemix.errors import SettingError
+from statemix.models import earlier_name
 from statemix.training.config import OptimizerConfig
 
 
@@ -23,7 +24,10 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Ad
     """
     members: list[list[nn.Parameter]] = [[] for _ in (*config.groups, None)]
     for name, parameter in model.named_parameters():
-        matching = (fnmatchcase(name, group.parameters) for group in config.groups)
+        names = (name, earlier_name(name))
+        matching = (
+            any(fnmatchcase(one, group.parameters) for one in names) for group in config.groups
+        )
         # The last list is for parameters that no group matches.
         place = next((n for n, matches in enumerate(matching) if matches), -1)
         members[place].append(parameter)
@@ -69,6 +73,7 @@ def restore_optimizer(
 ) -> None:
     """Restore the state from :func:`optimizer_tensors`, bit-identical and in its own dtypes."""
     parameters = dict(model.named_parameters())
+    parameters |= {earlier_name(name): parameter for name, parameter in parameters.items()}
     optimizer.state.clear()
     for key, tensor in tensors.items():
         name, quantity = key.rsplit("/", 1)

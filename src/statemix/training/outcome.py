@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from statemix.errors import RequestError
-from statemix.models import SyntheticModel
+from statemix.models import ReadoutModel
 from statemix.settings import checked, field_types
 from statemix.training import folder as runs
 from statemix.training.checkpoint import remove_checkpoints
@@ -224,7 +224,7 @@ def _stored(folder: Path) -> runs.StoredConfig:
     return stored
 
 
-def load_model(folder: Path | str, weights: Weights = "last") -> SyntheticModel:
+def load_model(folder: Path | str, weights: Weights = "last") -> ReadoutModel:
     """Load the network of a finished run, on the CPU, in evaluation mode.
 
     Args:

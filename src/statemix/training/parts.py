@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from torch import Tensor
 
 from statemix.errors import RequestError
-from statemix.models import SyntheticModel
+from statemix.models import MODELS, ReadoutModel
 from statemix.settings import built
 from statemix.tasks import Task
 from statemix.training.batches import TaskBatches
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 
-def build_model(config: RunConfig, task: Task, attempt: int = 0) -> SyntheticModel:
+def build_model(config: RunConfig, task: Task, attempt: int = 0) -> ReadoutModel:
     """Build the network of a run, with its initial weights.
 
     Args:
@@ -33,9 +33,9 @@ def build_model(config: RunConfig, task: Task, attempt: int = 0) -> SyntheticMod
         RequestError: if an option of a layer or a mixer is out of range or has the wrong type.
     """
     model = config.model
-    network: SyntheticModel = built(
+    network: ReadoutModel = built(
         "model",
-        SyntheticModel,
+        MODELS[model.backbone],
         task.vocab_size,
         task.heads,
         model.hidden_size,
@@ -45,14 +45,13 @@ def build_model(config: RunConfig, task: Task, attempt: int = 0) -> SyntheticMod
         norm=model.norm,
         channel_mixer=model.channel_mixer,
         zero_biases=model.zero_biases,
-        backbone=model.backbone,
         linear_init=model.linear_init,
         seed=seed_of(config.seed, attempt),
     )
     return network
 
 
-def model_with(tensors: dict[str, Tensor], config: RunConfig, file: Path) -> SyntheticModel:
+def model_with(tensors: dict[str, Tensor], config: RunConfig, file: Path) -> ReadoutModel:
     """Build the network of a run with given weights, on the CPU, in evaluation mode.
 
     Args:
@@ -77,7 +76,7 @@ def model_with(tensors: dict[str, Tensor], config: RunConfig, file: Path) -> Syn
 def build_trainer(
     config: RunConfig,
     task: Task,
-    model: SyntheticModel,
+    model: ReadoutModel,
     fabric: "Fabric",
     objective: Objective | None = None,
 ) -> Trainer:

@@ -3,7 +3,7 @@
 import torch
 
 from statemix.layers.gated_recurrence import GatedRecurrence
-from statemix.models import SyntheticModel
+from statemix.models import ReadoutModel
 from statemix.tasks import Task
 from statemix.tasks.irreps import shares
 from statemix.tasks.permutation import Permutation
@@ -14,7 +14,7 @@ _MOST_ENTRIES = 10_000
 
 
 @torch.no_grad()
-def representations(model: SyntheticModel, task: Task) -> dict[str, float]:
+def representations(model: ReadoutModel, task: Task) -> dict[str, float]:
     r"""Split the transitions of a model's first layer by irreducible representation of the group.
 
     The table of transitions :math:`A(g)`, one for each token g, is a function on the group. The
@@ -31,7 +31,7 @@ def representations(model: SyntheticModel, task: Task) -> dict[str, float]:
         task is not about all elements of a group, the first layer has no gates of its own, or they
         are too many.
     """
-    layer = model.get_submodule("blocks.0.layer")
+    layer = model.backbone.blocks[0].mixer
     if not isinstance(task, Permutation) or task.generators:
         return {}
     if not isinstance(layer, GatedRecurrence):

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from statemix.errors import ABSENT, SettingError
+from statemix.models import earlier_name
 from statemix.settings import is_refusal
 from statemix.training.config import AttributeSchedule, ScheduleConfig
 
@@ -157,9 +158,13 @@ class Attributes:
 
 def restore_attributes(model: nn.Module, values: Mapping[str, float]) -> None:
     """Set the attributes of a model to the values that :meth:`Attributes.set` returned."""
+    modules = dict(model.named_modules())
+    modules |= {earlier_name(name): module for name, module in modules.items()}
     for follower, value in values.items():
         module, _, attribute = follower.rpartition(".")
-        setattr(model.get_submodule(module), attribute, value)
+        if module not in modules:
+            raise AttributeError(f"the model has no part {module!r}")
+        setattr(modules[module], attribute, value)
 
 
 def _like(initial: float | None, value: float) -> float:

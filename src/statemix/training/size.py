@@ -126,7 +126,7 @@ def _num_parameters(config: RunConfig, task: Task) -> int:
         raise
     except Exception:  # noqa: BLE001  building the model with data will report it
         return 0
-    of_blocks = [_count(block) for block in model.blocks]
+    of_blocks = [_count(block) for block in model.backbone.blocks]
     repeated = sum(of_blocks[n % len(of_blocks)] for n in range(len(config.model.stack())))
     return _count(model) - sum(of_blocks) + repeated
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from statemix.layers import LayerSpec
-from statemix.models.synthetic import Backbone
+from statemix.models import ModelKind
 from statemix.plain import put
 from statemix.studies.higher_order.contenders import Contender
 from statemix.tasks import TaskSpec
@@ -97,7 +97,7 @@ class Data:
     task: TaskSpec
     durations: Mapping[SizeName, int]
     lengths: tuple[int, ...] = ()
-    backbone: Backbone = "causal"
+    backbone: ModelKind = "causal"
     metric: Metric = "token_accuracy"
 
 

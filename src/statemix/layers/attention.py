@@ -202,11 +202,8 @@ class Attention(PaddedLayer):
             mask = torch.cat([earlier, causal.expand(batch, 1, length, length)], -1)
         # For one token, converting it is cheaper than converting the cache.
         dtype = q.dtype if length > 1 else cache.keys.dtype
-        o = functional.scaled_dot_product_attention(
-            *(part.to(dtype).transpose(1, 2) for part in (q, cache.keys, cache.values)),
-            attn_mask=mask,
-            is_causal=mask is None,
-        )
+        q, k, v = (part.to(dtype).transpose(1, 2) for part in (q, cache.keys, cache.values))
+        o = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
         return self.out_proj(o.transpose(1, 2).flatten(2).to(x.dtype)), cache
 
 

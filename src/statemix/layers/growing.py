@@ -67,7 +67,7 @@ def append(parts: tuple[Tensor, ...], fresh: tuple[Tensor, ...]) -> tuple[Tensor
         return tuple(torch.cat(both, 1) for both in zip(parts, fresh, strict=True))
     longer = length + fresh[0].shape[1]
     with _LOCK:
-        buffers = _BUFFERS.get(parts[0])
+        buffers = _BUFFERS.get(parts[0])  # type: ignore[no-untyped-call]
         if buffers is None or not buffers.can_hold(parts, longer):
             buffers = _Buffers(parts, longer)
         buffers.filled = longer

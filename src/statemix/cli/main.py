@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import io
 import os
+import re
 import signal
 import sys
 import threading
@@ -32,6 +33,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("Bench", "measure speed and memory against baselines"),
 }
 """Command -> its class in the module of the same name, and its summary."""
+
+LABORATORY = ("demo", "inspect", "reproduce", "report", "bench")
+"""Commands that need the extra "studies"; the others need the extra "train"."""
 
 RESUMABLE = ("demo", "train", "reproduce")
 """Commands that resume after an interruption; the others start over."""
@@ -150,7 +154,33 @@ def _dispatch(arguments: list[str]) -> int:
     name, *rest = arguments
     if name not in COMMANDS:
         return _fail(f"command must be one of {', '.join(COMMANDS)}, got {name!r}", WRONG_REQUEST)
+    extra = "studies" if name in LABORATORY else "train"
+    missing = missing_packages(extra)
+    if missing:
+        needed = f"{name} needs {', '.join(missing)}"
+        return _fail(f"{needed}: pip install 'statemix[{extra}]'", WRONG_REQUEST)
     return _run(name, rest)
+
+
+def missing_packages(extra: str) -> list[str]:
+    """Return the packages of an extra that are not installed, by the metadata of statemix."""
+    from importlib.metadata import PackageNotFoundError, requires, version
+
+    missing = []
+    # A checkout that is not installed has no metadata.
+    with contextlib.suppress(PackageNotFoundError):
+        for stated in requires("statemix") or []:
+            if not stated.endswith(f'extra == "{extra}"'):
+                continue
+            package, *inner = re.findall(r"[\w.-]+", stated.partition(";")[0])
+            if package == "statemix":
+                missing += missing_packages(inner[0])
+                continue
+            try:
+                version(package)
+            except PackageNotFoundError:
+                missing.append(package)
+    return missing
 
 
 def _run(name: str, arguments: list[str]) -> int:

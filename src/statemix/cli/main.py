@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, TextIO, cast
 
+from statemix.errors import OptionError, RequestError, RunsFailedError, suggestion
 from statemix.files import naming
 
 DONE, FAILED, WRONG_REQUEST, INTERRUPTED = 0, 1, 2, 130
@@ -93,6 +94,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.filename == str(_Output.path):
             # Python would flush again at exit and print a message of its own.
             os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
+            if isinstance(error, BrokenPipeError):
+                # The reader, such as `head`, has read enough.
+                return FAILED
         return _fail(str(error), FAILED)
     return code
 
@@ -153,7 +157,9 @@ def _dispatch(arguments: list[str]) -> int:
         return DONE
     name, *rest = arguments
     if name not in COMMANDS:
-        return _fail(f"command must be one of {', '.join(COMMANDS)}, got {name!r}", WRONG_REQUEST)
+        advice = suggestion(name, COMMANDS)
+        known = ", ".join(COMMANDS)
+        return _fail(f"command must be one of {known}, got {name!r}{advice}", WRONG_REQUEST)
     extra = "studies" if name in LABORATORY else "train"
     missing = missing_packages(extra)
     if missing:
@@ -192,7 +198,6 @@ def _run(name: str, arguments: list[str]) -> int:
 
 def _attempt(name: str, arguments: list[str]) -> int:
     # Import PyTorch only now, so that --help and --version answer at once.
-    from statemix.errors import OptionError, RequestError, RunsFailedError
     from statemix.memory import is_shortage
     from statemix.ops import BackendUnavailableError
 

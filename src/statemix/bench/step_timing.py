@@ -119,8 +119,8 @@ def providers(
     """Return the layer's projections alone, its ``step``, those of other layers, and a copy.
 
     Every call makes :attr:`StepCase.steps_per_call` steps in inference mode, each on one token per
-    sequence. The state of the layer has ``hidden_size`` entries. On a GPU its step is that of the Triton
-    kernels.
+    sequence. The state of the layer has ``hidden_size`` entries. On a GPU its step is that of the
+    Triton kernels.
 
     Args:
         case: layer and sizes.

@@ -46,8 +46,8 @@ def test_steps_do_not_depend_on_the_form_of_their_batches(
     }
 
     def trained(**changes):
-        trainer = begun(tiny(usual | changes)).trainer
-        return [trainer.train_step() for _ in range(5)], trainer.tensors()
+        run = begun(tiny(usual | changes))
+        return [run.step() for _ in range(5)], run.loop.tensors()
 
     found = trained(**{"batches.accumulate": accumulate, "batches.packed": packed})
     torch.testing.assert_close(found, trained(), rtol=1e-9, atol=1e-11)

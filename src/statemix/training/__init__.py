@@ -14,7 +14,7 @@ from statemix.training.config import (
     SearchConfig,
 )
 from statemix.training.evaluation import Scores, accuracy, evaluate
-from statemix.training.events import Event
+from statemix.training.hooks import Event, Hook
 from statemix.training.outcome import Outcome, Selection, load_config, load_model, load_outcome
 from statemix.training.reading import config_from_plain
 from statemix.training.run import train
@@ -24,6 +24,7 @@ __all__ = [
     "BatchConfig",
     "EvaluationConfig",
     "Event",
+    "Hook",
     "ModelConfig",
     "ObjectiveConfig",
     "OptimizerConfig",

@@ -2,23 +2,25 @@
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from torch import Tensor
+
 from statemix.errors import RequestError
 from statemix.models import SyntheticModel
 from statemix.settings import checked, field_types
 from statemix.training import folder as runs
+from statemix.training.attempts import Attempt
 from statemix.training.checkpoint import remove_checkpoints
 from statemix.training.config import SCHEMA, RunConfig
-from statemix.training.evaluation import Scores, accuracy
-from statemix.training.events import Event
-from statemix.training.parts import model_with
+from statemix.training.evaluation import HeadScores, Scores, accuracy
+from statemix.training.hooks import Event
 from statemix.training.reading import config_from_plain
 from statemix.training.schedules import restore_attributes
-from statemix.training.search import Attempt
 
 Weights = Literal["last", "best_validation", "best_test"]
 _MOMENTS: dict[Weights, str] = {
@@ -31,9 +33,6 @@ WEIGHT_FILES: dict[Weights, str] = {
     "best_validation": "best_validation.safetensors",
     "best_test": "best_test.safetensors",
 }
-
-HeadScores = dict[str, Scores]
-"""Head -> its scores."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +96,9 @@ def _filled(scores: dict[str, Any]) -> dict[str, Any]:
 
 
 def _typed(annotation: Any, name: str, value: Any) -> Any:
-    # A loss may be infinite, which no setting may be.
-    if annotation is float and isinstance(value, float):
-        return value
+    # A loss may be infinite or no number, for which JSON has null.
+    if annotation is float and (value is None or isinstance(value, float)):
+        return math.nan if value is None else value
     return checked(annotation, value, name)
 
 
@@ -135,18 +134,6 @@ class Outcome:
 _SELECTIONS = ("last", "best_test", "test_at_best_validation")
 
 
-def save_outcome(outcome: Outcome) -> None:
-    """Write the result of a run, which marks the run as done."""
-    stored = {name: getattr(outcome, name).to_plain() for name in _SELECTIONS}
-    stored |= {
-        "attempts": [dataclasses.asdict(attempt) for attempt in outcome.attempts],
-        "num_parameters": outcome.num_parameters,
-        "time_s": outcome.time_s,
-        "weights": outcome.weights,
-    }
-    runs.write_summary(outcome.folder, stored)
-
-
 def load_outcome(folder: Path | str) -> Outcome:
     """Read the result of a finished run.
 
@@ -172,7 +159,7 @@ def load_outcome(folder: Path | str) -> Outcome:
         raise RequestError(f"{path} must hold a run's summary, got: {error!r}") from error
 
 
-def finished(folder: Path, emit: Callable[[Event], None]) -> Outcome:
+def load_finished(folder: Path, on_event: Callable[[Event], None] | None = None) -> Outcome:
     """Read a finished run, which any machine can, whatever it was trained on."""
     outcome = load_outcome(folder)
     # A run that was killed right after it wrote its summary has left its checkpoints and a status.
@@ -181,7 +168,8 @@ def finished(folder: Path, emit: Callable[[Event], None]) -> Outcome:
     with contextlib.suppress(OSError):
         runs.write_status(folder, "done")
     step = outcome.last.step
-    emit(Event("finished", step, step, text=f"{folder} holds this run, finished"))
+    if on_event is not None:
+        on_event(Event("finished", step, step, text=f"{folder} holds this run, finished"))
     return outcome
 
 
@@ -222,6 +210,28 @@ def _stored(folder: Path) -> runs.StoredConfig:
     if stored is None:
         raise RequestError(f"folder must hold a run, got {folder} without {runs.CONFIG}")
     return stored
+
+
+def model_with(tensors: dict[str, Tensor], config: RunConfig, file: Path) -> SyntheticModel:
+    """Build the network of a run with given weights, on the CPU, in evaluation mode.
+
+    Args:
+        tensors: name -> weights.
+        config: whole configuration of the run.
+        file: where the weights come from, for the message.
+
+    Raises:
+        RequestError: if the weights do not fit the network.
+    """
+    model = config.build_model(config.build_task())
+    if config.runtime.precision == "64-true":
+        model.double()
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise RequestError(f"{file} must fit the run's network: {reason}") from error
+    return model.eval()
 
 
 def load_model(folder: Path | str, weights: Weights = "last") -> SyntheticModel:

@@ -323,7 +323,7 @@ def test_killed_between_the_summary_and_the_removal_of_the_checkpoints(
         raise SystemExit
 
     with monkeypatch.context() as patch:
-        patch.setattr("statemix.training.run.remove_checkpoints", end)
+        patch.setattr("statemix.training.outcome.remove_checkpoints", end)
         with pytest.raises(SystemExit):
             train(config, tmp_path / "run")
     assert (tmp_path / "run" / "summary.json").exists()

@@ -14,6 +14,7 @@ from statemix.training.config import (
     SearchConfig,
 )
 from statemix.training.evaluation import Scores, accuracy, evaluate
+from statemix.training.fit import Fitted, fit
 from statemix.training.hooks import Event, Hook
 from statemix.training.outcome import Outcome, Selection, load_config, load_model, load_outcome
 from statemix.training.reading import config_from_plain
@@ -24,6 +25,7 @@ __all__ = [
     "BatchConfig",
     "EvaluationConfig",
     "Event",
+    "Fitted",
     "Hook",
     "ModelConfig",
     "ObjectiveConfig",
@@ -39,6 +41,7 @@ __all__ = [
     "accuracy",
     "config_from_plain",
     "evaluate",
+    "fit",
     "load_config",
     "load_model",
     "load_outcome",

@@ -315,30 +315,22 @@ def read_status(folder: Path) -> Status | None:
 
 
 def _is_locked(folder: Path) -> bool:
-    """Return whether a process writes a run; a shared lock shows it, and keeps no reader out."""
+    """Return whether a process writes the run; where it can, a shared lock shows it."""
     try:
         from fcntl import LOCK_NB, LOCK_SH, flock
     except ImportError:
-        return _is_locked_elsewhere(folder)
+        flock = None
     try:
+        if flock is None:
+            with FileLock(folder / _LOCK).acquire(timeout=0):
+                return False
         with (folder / _LOCK).open("rb") as file:
             flock(file, LOCK_SH | LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
-
-
-def _is_locked_elsewhere(folder: Path) -> bool:
-    """Return the same on systems that have no shared locks."""
-    try:
-        with FileLock(folder / _LOCK).acquire(timeout=0):
-            return False
-    except Timeout:
+    except (BlockingIOError, Timeout):
         return True
     except (OSError, NotImplementedError):
         return False
+    return False
 
 
 def save_weights(folder: Path, file: str, tensors: Mapping[str, Tensor]) -> str:
@@ -367,13 +359,9 @@ def load_weights(
         raise RequestError(f"{path} must hold the run's weights, got: {reason}") from error
 
 
-def write_state(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write what a run needs besides its weights to be extended."""
+def write_summary(folder: Path, summary: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Write the summary, which marks the run as done, and what it takes to extend the run."""
     write_file(folder / STATE, _json(state))
-
-
-def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Write the summary, which marks the run as done."""
     write_file(folder / SUMMARY, _json(summary))
 
 

@@ -143,8 +143,9 @@ class Evaluation(Hook):
         row |= {"train": averages, "time_s": loop.time_s}
         self.rows["last"] = row
         for name, criterion in self._criteria.items():
+            value = criterion(row)
             # Of equal values, the first one counts.
-            if name not in self.rows or criterion(row) > criterion(self.rows[name]):
+            if name not in self.rows or value > criterion(self.rows[name]):
                 self.rows[name] = row
                 self.weights[name] = _copy(loop.model.state_dict())
         append(self._metrics, json.dumps(finite(row)) + "\n")

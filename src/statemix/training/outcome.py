@@ -3,14 +3,14 @@
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor
 
-from statemix.errors import RequestError
+from statemix.errors import RequestError, SettingError
 from statemix.models import SyntheticModel
 from statemix.settings import checked, field_types
 from statemix.training import folder as runs
@@ -19,6 +19,7 @@ from statemix.training.checkpoint import remove_checkpoints
 from statemix.training.config import SCHEMA, RunConfig
 from statemix.training.evaluation import HeadScores, Scores, accuracy
 from statemix.training.hooks import Event
+from statemix.training.loop import Loop
 from statemix.training.reading import config_from_plain
 from statemix.training.schedules import restore_attributes
 
@@ -132,6 +133,18 @@ class Outcome:
 
 
 _SELECTIONS = ("last", "best_test", "test_at_best_validation")
+
+
+def save_outcome(loop: Loop, folder: Path, summary: Mapping[str, Any]) -> None:
+    """Write the weights and the summary of a run, which mark it as done."""
+    hashes = {
+        f"{name}.safetensors": runs.save_weights(folder, f"{name}.safetensors", tensors)
+        for name, tensors in loop.tensors().items()
+    }
+    numbers = {"num_parameters": loop.num_parameters, "time_s": loop.time_s, "weights": hashes}
+    runs.write_summary(folder, {**summary, **numbers}, loop.state_dict())
+    remove_checkpoints(folder / runs.CHECKPOINTS)
+    loop.emit("finished", f"finished at step {loop.step}: {folder}")
 
 
 def load_outcome(folder: Path | str) -> Outcome:
@@ -259,3 +272,19 @@ def load_model(folder: Path | str, weights: Weights = "last") -> SyntheticModel:
         path = folder / runs.SUMMARY
         raise RequestError(f"{path} must hold attributes of the network: {error}") from error
     return model.eval()
+
+
+def load_weights_of(model: SyntheticModel, source: Path) -> None:
+    """Give a model the last weights of a finished run.
+
+    Raises:
+        RequestError: if the run is not finished, or its weights do not fit.
+    """
+    try:
+        file = "model.safetensors"
+        hashes = runs.read_summary(source)["weights"]
+        model.load_state_dict(runs.load_weights(source, file, hashes[file]))
+    except (RequestError, RuntimeError, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        condition = f"must be a finished run with weights of this network ({reason})"
+        raise SettingError("start_from", condition, str(source)) from error

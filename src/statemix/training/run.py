@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from statemix.tasks.permutation import Permutation
 from statemix.training import folder as runs
 from statemix.training.attempts import Attempts, seed_of
 from statemix.training.batches import CrossEntropy, TaskBatches
-from statemix.training.checkpoint import load_checkpoint, newest_before, remove_checkpoints
+from statemix.training.checkpoint import load_checkpoint, newest_before
 from statemix.training.config import SCHEMA, NotNegative, RunConfig
 from statemix.training.devices import (
     build_fabric,
@@ -40,7 +40,9 @@ from statemix.training.outcome import (
     Selection,
     load_finished,
     load_outcome,
+    load_weights_of,
     resolved_config,
+    save_outcome,
 )
 from statemix.training.permutation_penalty import PermutationPenalty
 from statemix.training.reading import import_modules
@@ -233,7 +235,7 @@ class Run:
     def to_the_end(self) -> None:
         """Resume, train, evaluate, and write the result."""
         if not resume(self.loop, self.folder) and self.config.start_from is not None:
-            _load_weights(self.model, Path(self.config.start_from))
+            load_weights_of(self.model, Path(self.config.start_from))
         run_loop(self.loop, self.folder)
         last = dict(self.evaluation.rows["last"])
         further = self.evaluator.at_further_lengths(self.loop)
@@ -246,7 +248,7 @@ class Run:
         }
         summary = {name: Selection.from_plain(row).to_plain() for name, row in rows.items()}
         attempts = [] if self.attempts is None else self.attempts.search.to_plain()["attempts"]
-        finish(self.loop, self.folder, {**summary, "attempts": attempts})
+        save_outcome(self.loop, self.folder, {**summary, "attempts": attempts})
 
 
 def build_loop(
@@ -334,7 +336,8 @@ def resume(loop: Loop, folder: Path) -> bool:
     Raises:
         RequestError: if the checkpoint is that of another model or a longer run.
     """
-    found = load_checkpoint(folder / runs.CHECKPOINTS, loop.report)
+    checkpoints = folder / runs.CHECKPOINTS
+    found = load_checkpoint(checkpoints, loop.report) if checkpoints.exists() else None
     if found is None:
         return False
     tensors, state = found
@@ -365,35 +368,6 @@ def run_loop(loop: Loop, folder: Path) -> None:
         good = newest_before(folder / runs.CHECKPOINTS, loop.step)
         text = f"the last good checkpoint is {good}" if good else "no good checkpoint was saved yet"
         raise FloatingPointError(f"{error}; {text}") from error
-
-
-def finish(loop: Loop, folder: Path, summary: dict[str, Any]) -> None:
-    """Write the weights and the summary of a run, which mark it as done."""
-    hashes = {
-        f"{name}.safetensors": runs.save_weights(folder, f"{name}.safetensors", tensors)
-        for name, tensors in loop.tensors().items()
-    }
-    runs.write_state(folder, loop.state_dict())
-    numbers = {"num_parameters": loop.num_parameters, "time_s": loop.time_s, "weights": hashes}
-    runs.write_summary(folder, {**summary, **numbers})
-    remove_checkpoints(folder / runs.CHECKPOINTS)
-    loop.emit("finished", f"finished at step {loop.step}: {folder}")
-
-
-def _load_weights(model: SyntheticModel, source: Path) -> None:
-    """Give a model the last weights of a finished run.
-
-    Raises:
-        RequestError: if the run is not finished, or its weights do not fit.
-    """
-    try:
-        file = "model.safetensors"
-        hashes = runs.read_summary(source)["weights"]
-        model.load_state_dict(runs.load_weights(source, file, hashes[file]))
-    except (RequestError, RuntimeError, KeyError, TypeError) as error:
-        reason = " ".join(str(error).split())
-        condition = f"must be a finished run with weights of this network ({reason})"
-        raise SettingError("start_from", condition, str(source)) from error
 
 
 def _check_backbone(config: RunConfig, task: Task) -> None:

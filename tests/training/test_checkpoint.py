@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from statemix import files
+from statemix.training import checkpoint
 from statemix.training.checkpoint import load_checkpoint, save_checkpoint
 
 
@@ -213,3 +214,27 @@ def test_a_written_file_reaches_the_disk_with_its_name(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
     files.write_file(tmp_path / "summary.json", b"{}")
     assert synced == [str(tmp_path / "summary.json.tmp"), str(tmp_path)]
+
+
+def test_steps_beyond_nine_digits_sort_as_numbers(tmp_path):
+    for step in (999_999_998, 999_999_999, 10**9, 10**9 + 1):
+        save(tmp_path, step)
+    assert load(tmp_path) == (10**9 + 1, [])
+    assert {path.name for path in tmp_path.iterdir()} == {"step-1000000000", "step-1000000001"}
+    assert checkpoint.newest_before(tmp_path, 10**9 + 1).name == "step-1000000000"
+
+
+@pytest.mark.parametrize("name", [".DS_Store", "Thumbs.db", ".nfs00000001", "notes.txt"])
+def test_files_of_others_do_no_harm_and_stay(tmp_path, name):
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    inside, beside = tmp_path / "step-000000002" / name, tmp_path / name
+    for path in (inside, beside, tmp_path / "step-000000002.bak"):
+        path.write_text("mine")
+    assert load(tmp_path) == (2, [])
+    for step in (3, 4, 5):
+        save(tmp_path, step)
+    assert load(tmp_path) == (5, [])
+    checkpoint.remove_checkpoints(tmp_path)
+    assert {path.read_text() for path in tmp_path.rglob("*") if path.is_file()} == {"mine"}
+    assert len(list(tmp_path.rglob("*"))) == 4

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from statemix import files
 from statemix.errors import RequestError
+from statemix.tensor_files import load_tensors, tensor_bytes
 
 _PREFIX = "step-"
 _UNFINISHED = "unfinished"
@@ -58,7 +59,7 @@ def save_checkpoint(
     unfinished = folder / _UNFINISHED
     _remove(unfinished)
     unfinished.mkdir(exist_ok=True)
-    contents = {name + _SUFFIX: files.tensor_bytes(group) for name, group in tensors.items()}
+    contents = {name + _SUFFIX: tensor_bytes(group) for name, group in tensors.items()}
     contents[_STATE] = json.dumps({"files": sorted(contents), **state}, indent=2).encode()
     hashes = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
     contents[_MANIFEST] = json.dumps(hashes, indent=2).encode()
@@ -171,7 +172,7 @@ def _load(path: Path) -> tuple[TensorFiles, dict[str, Any]]:
         if name == _STATE:
             state = json.loads(content)
         else:
-            tensors[name.removesuffix(_SUFFIX)] = files.load_tensors(content)
+            tensors[name.removesuffix(_SUFFIX)] = load_tensors(content)
     # The checksum of the state protects this list. Checkpoints of older versions lack it.
     for name in state.pop("files", ()):
         if name not in hashes:

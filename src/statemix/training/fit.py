@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from statemix.errors import RequestError, SettingError
-from statemix.files import check_storable
 from statemix.interrupts import Interrupts
+from statemix.tensor_files import check_storable
 from statemix.training import folder as runs
 from statemix.training.config import Device, Precision, RuntimeConfig, chosen_device
 from statemix.training.devices import (

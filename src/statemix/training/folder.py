@@ -19,8 +19,9 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from statemix.errors import ABSENT, RequestError, SettingError
-from statemix.files import load_tensors, tensor_bytes, write_file
+from statemix.files import write_file
 from statemix.plain import difference, finite
+from statemix.tensor_files import load_tensors, tensor_bytes
 from statemix.training.checkpoint import save_checkpoint
 
 CONFIG = "config.json"
@@ -319,7 +320,7 @@ def _is_locked(folder: Path) -> bool:
     try:
         from fcntl import LOCK_NB, LOCK_SH, flock
     except ImportError:
-        flock = None
+        flock = None  # type: ignore[assignment]
     try:
         if flock is None:
             with FileLock(folder / _LOCK).acquire(timeout=0):

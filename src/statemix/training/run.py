@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from statemix.errors import RequestError, SettingError
-from statemix.files import check_storable
 from statemix.interrupts import Interrupts
 from statemix.memory import is_shortage
 from statemix.models import SyntheticModel
@@ -20,6 +19,7 @@ from statemix.settings import checked
 from statemix.tasks import IGNORED, Task
 from statemix.tasks.addressing import SPLITS
 from statemix.tasks.permutation import Permutation
+from statemix.tensor_files import check_storable
 from statemix.training import folder as runs
 from statemix.training.attempts import Attempts, seed_of
 from statemix.training.batches import CrossEntropy, TaskBatches
@@ -179,6 +179,8 @@ class Run:
         _check_backbone(config, task)
         self._call_once()
         check_storable(self.model)
+        if not (folder / runs.CHECKPOINTS).exists():
+            self._take_weights()
 
     def _add_specials(self) -> Attempts | None:
         """Add the tools of experiments that the configuration asks for."""
@@ -232,10 +234,15 @@ class Run:
             raise RequestError(f"model must fit into memory for one token: {error}") from error
         self.loop.check_names()
 
+    def _take_weights(self) -> None:
+        """Begin with the weights of another run if the configuration names one."""
+        if self.config.start_from is not None:
+            load_weights_of(self.model, Path(self.config.start_from))
+
     def to_the_end(self) -> None:
         """Resume, train, evaluate, and write the result."""
-        if not resume(self.loop, self.folder) and self.config.start_from is not None:
-            load_weights_of(self.model, Path(self.config.start_from))
+        if not resume(self.loop, self.folder):
+            self._take_weights()
         run_loop(self.loop, self.folder)
         last = dict(self.evaluation.rows["last"])
         further = self.evaluator.at_further_lengths(self.loop)

@@ -131,7 +131,7 @@ import numpy as np
 from statemix import layers, models, ops, proofs
 from statemix.automaton import Automaton
 
-network = models.SyntheticModel(
+network = models.TokenClassifier(
     2, {"parity": 2}, 8, [layers.LayerSpec("bd_lru", num_blocks=2, block_size=2)], bos=True
 )
 table = np.array([[0, 1], [1, 0]])

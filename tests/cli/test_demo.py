@@ -16,7 +16,7 @@ from rich.console import Console
 
 from statemix.cli import demo as command
 from statemix.cli.main import main
-from statemix.models import SyntheticModel
+from statemix.models import TokenClassifier
 from statemix.studies.demo import demo_page as page
 from statemix.studies.demo import demo_suite as demo
 from statemix.tasks import TaskSpec
@@ -39,13 +39,12 @@ def tiny(monkeypatch, one_thread):
         suite,
         networks=(demo.bd_lru(2, 3), demo.LSTM),
         seeds=(0,),
-        protocol=dataclasses.replace(
-            protocol,
+        protocol=protocol.replace(
             task=TaskSpec("permutation", group="S_3", train_size=20),
-            model=dataclasses.replace(protocol.model, hidden_size=8),
-            schedules=dataclasses.replace(protocol.schedules, epochs=2),
-            evaluation=dataclasses.replace(
-                protocol.evaluation, test_size=8, validation_size=8, lengths=(24,), tokens=96
+            model=protocol.model.replace(hidden_size=8),
+            schedules=protocol.schedules.replace(epochs=2),
+            evaluation=protocol.evaluation.replace(
+                test_size=8, validation_size=8, lengths=(24,), tokens=96
             ),
         ),
     )
@@ -101,7 +100,7 @@ def test_each_group_has_a_folder_of_its_own(tiny, tmp_path, monkeypatch, group, 
 def diverging(monkeypatch):
     """Names of layer classes; networks that contain one of them return NaN."""
     layers = set()
-    forward = SyntheticModel.forward
+    forward = TokenClassifier.forward
 
     def spoilt(self, *arguments, **named):
         logits = forward(self, *arguments, **named)
@@ -109,7 +108,7 @@ def diverging(monkeypatch):
             return {head: value * float("nan") for head, value in logits.items()}
         return logits
 
-    monkeypatch.setattr(SyntheticModel, "forward", spoilt)
+    monkeypatch.setattr(TokenClassifier, "forward", spoilt)
     return layers
 
 
@@ -140,7 +139,7 @@ def test_an_unexpected_error_is_printed_with_its_traceback(tiny, tmp_path, capsy
     def fail(*arguments, **named):
         raise KeyError("odd")
 
-    monkeypatch.setattr(SyntheticModel, "forward", fail)
+    monkeypatch.setattr(TokenClassifier, "forward", fail)
     monkeypatch.setattr(page, "write", lambda *_: [])
     assert main(["demo", "--output", str(tmp_path)]) == 1
     assert capsys.readouterr().out.count("in fail\n") == 2
@@ -149,10 +148,8 @@ def test_an_unexpected_error_is_printed_with_its_traceback(tiny, tmp_path, capsy
 def test_runs_of_another_configuration_end_in_one_line(tiny, tmp_path, monkeypatch, capsys):
     arguments = ["demo", "--output", str(tmp_path)]
     assert main(arguments) == 0
-    optimizer = dataclasses.replace(tiny.protocol.optimizer, weight_decay=0.5)
-    other = dataclasses.replace(
-        tiny, protocol=dataclasses.replace(tiny.protocol, optimizer=optimizer)
-    )
+    optimizer = tiny.protocol.optimizer.replace(weight_decay=0.5)
+    other = dataclasses.replace(tiny, protocol=tiny.protocol.replace(optimizer=optimizer))
     monkeypatch.setitem(demo.SUITES, "S_3", other)
     capsys.readouterr()
     assert main(arguments) == 2

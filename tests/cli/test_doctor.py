@@ -1,5 +1,6 @@
 """``statemix doctor`` describes this machine and explains why a backend is not used."""
 
+import dataclasses
 import json
 import platform
 
@@ -51,6 +52,15 @@ def test_text_names_backends_and_reasons(capsys, backend_without_beads):
     lines = [line.split() for line in out.splitlines()]
     assert ["backend", "abacus", "unavailable"] in lines
     assert ["block", "cpu", "float32", ops.default_backend("cpu")] in lines
+
+
+def test_a_missing_triton_is_reported_with_the_cure(capsys, monkeypatch):
+    reason = "backend 'triton' needs Triton: pip install 'statemix[gpu]'"
+    triton = dataclasses.replace(ops.BACKENDS["triton"], unavailable=lambda: reason)
+    monkeypatch.setitem(ops.BACKENDS._entries, "triton", triton)
+    _, out = run(capsys)
+    assert f"- {reason}\n" in out
+    assert "backend 'triton' needs tensors" not in out
 
 
 @pytest.mark.parametrize("compiler", [True, False])

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from statemix.cli.main import main
-from statemix.plain import to_plain
 from statemix.training import evaluate, load_model, load_outcome
+from statemix.training.plain import to_plain
 
 
 @pytest.fixture

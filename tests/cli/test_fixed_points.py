@@ -9,13 +9,13 @@ import pytest
 
 from statemix.cli.main import main
 from statemix.layers import LayerSpec
-from statemix.settings import Assignments
 from statemix.studies.fixed_points.fp_stories import STORIES
 from statemix.studies.fixed_points.fp_suite import FixedPointSuite, Measured
 from statemix.studies.fixed_points.fp_suites import SUITES
 from statemix.studies.fixed_points.movahedi import Number
 from statemix.tasks import TaskSpec
 from statemix.training import BatchConfig, EvaluationConfig, ModelConfig, RunConfig, ScheduleConfig
+from statemix.training.settings import Assignments
 
 
 def conditions(size):

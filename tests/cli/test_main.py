@@ -4,12 +4,11 @@ import os
 import re
 import subprocess
 import sys
-from typing import get_args, get_type_hints
 
 import pytest
 
 from statemix.cli import main as dispatcher
-from statemix.cli.bench import Bench
+from statemix.cli.bench import BENCHMARKS
 from statemix.cli.main import COMMANDS, main
 from statemix.errors import RequestError, RunsFailedError
 
@@ -38,7 +37,7 @@ FLAGS = {
     "inspect": """
         --layer --units --split --start --sequences --tokens --weights --output --json
         """,
-    "certify": "--soft --weights --max-pairs --json",
+    "certify": "--soft --weights --max-pairs --output --json",
     "tasks": "--split --start --count",
     "doctor": "--json",
     "demo": "--group --output --fresh --retry",
@@ -73,8 +72,7 @@ def flags_of(help_text):
 
 def test_every_command_promises_its_flags():
     assert {promise.split()[0] for promise in FLAGS} == COMMANDS.keys()
-    benchmarks = get_args(get_type_hints(Bench)["benchmark"])
-    assert {f"bench {kind.__name__.lower()}" for kind in benchmarks} <= FLAGS.keys()
+    assert {f"bench {name}" for name in BENCHMARKS} <= FLAGS.keys()
 
 
 @pytest.mark.parametrize("command", FLAGS)
@@ -102,7 +100,7 @@ def test_version_is_printed(capsys):
 def test_help_imports_no_library_of_a_command():
     code = (
         "import sys; from statemix.cli import main; main.main(['--help']); "
-        "sys.exit('tyro' in sys.modules or 'lightning_fabric' in sys.modules)"
+        "sys.exit('pydantic' in sys.modules or 'lightning_fabric' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
@@ -122,9 +120,9 @@ def test_every_command_has_its_class_and_a_help(command, capsys):
             "tasks, doctor, bench, got 'trian'",
         ),
         (["train", "--nonsense"], "--nonsense"),
-        (["train", "--folder", "x", "--seed", "one"], "--seed"),
+        (["train", "--folder", "x", "--seed", "one"], "seed must be a valid integer"),
         (["train"], "--folder"),
-        (["train", "--folder", "x", "--model.norm", "batch"], "--model.norm"),
+        (["train", "--folder", "x", "--model.norm", "batch"], "model.norm must be 'rms'"),
         (["train", "--folder", "x", "--evaluation.attributes", "size"], "option=value"),
         (["evaluate"], "RUN"),
     ],
@@ -164,7 +162,7 @@ def line_of(capsys, monkeypatch):
         (FloatingPointError("a b"), 1),
         (RunsFailedError("a b"), 1),
         (MemoryError("a b"), 1),
-        (RuntimeError("a b: cannot allocate memory"), 1),
+        (RuntimeError("a b: DefaultCPUAllocator: can't allocate memory"), 1),
         (KeyboardInterrupt(), 130),
     ],
 )

@@ -399,9 +399,8 @@ def test_a_run_without_a_result_is_named_and_the_exit_code_says_so(capsys, tmp_p
         config = whole(layer, data, size)
         if layer.name == "lstm":
             return config
-        return dataclasses.replace(
-            config,
-            optimizer=dataclasses.replace(config.optimizer, weight_decay=1e300),
+        return config.replace(
+            optimizer=config.optimizer.replace(weight_decay=1e300),
         )
 
     monkeypatch.setattr(protocols, "_config", wild)
@@ -566,8 +565,7 @@ def test_a_suite_of_attempts_counts_certificates_and_has_no_figure(
         dataclasses.replace(
             condition,
             runs=tuple(
-                dataclasses.replace(run, search=SearchConfig(attempts=1, max_steps=3))
-                for run in condition.runs
+                run.replace(search=SearchConfig(attempts=1, max_steps=3)) for run in condition.runs
             ),
         )
         for condition in suite.conditions

@@ -1,10 +1,10 @@
 """``statemix tasks`` lists every option and data set, and shows the right examples."""
 
 import pytest
-import tyro
 
 from statemix.cli.main import main
 from statemix.cli.options import options_of, text_of
+from statemix.cli.parser import parse_class
 from statemix.cli.tasks import Tasks
 from statemix.errors import RequestError
 from statemix.registry import REQUIRED
@@ -12,7 +12,7 @@ from statemix.tasks import TASKS
 
 
 def output(capsys, *arguments):
-    tyro.cli(Tasks, args=arguments).run()
+    parse_class(Tasks, arguments, "statemix tasks").run()
     return capsys.readouterr().out
 
 
@@ -154,7 +154,7 @@ def test_options_are_read_as_they_are_meant(assignments, options):
 )
 def test_bad_requests_are_named(capsys, arguments, error, message):
     with pytest.raises(error, match=message):
-        tyro.cli(Tasks, args=arguments).run()
+        parse_class(Tasks, arguments, "statemix tasks").run()
     assert capsys.readouterr().out == ""
 
 

@@ -1,6 +1,5 @@
 """``statemix train``: options reach the run, and Ctrl-C loses nothing."""
 
-import dataclasses
 import errno
 import json
 import os
@@ -191,11 +190,14 @@ def test_options_beside_from_replace_the_runs(finished_run, spelling):
         (["--model.layers"], "model.layers must be valid (Tuple should have at least 1 item"),
         (["--model.layers.3.block_size", "4"], "must exist, got 'model.layers.3.block_size'"),
         (["--model.layers.0.order", "4"], "model.layers.0: options of layer 'bd_lru' must be"),
-        (["--model.layers.0.block_size"], "--model.layers.0.block_size must have a value"),
+        (["--model.layers.0.block_size"], "model.layers.0.block_size must have a value"),
         (["--model.num-layers", str(2**63)], "model.num_layers must be less than or equal to"),
-        (["--task", "permutation", "group=S_9"], "--task: group must be 'S_2', 'S_3'"),
-        (["--task", "permutation", "group=S_3"], "schedules.num_steps must be given"),
-        (["--task", "permutation", "S_3"], "--task: one name must be given, got 2"),
+        (["--task", "permutation", "group=S_9"], "task.group must be 'S_2', 'S_3'"),
+        (
+            ["--task", "permutation", "group=S_3"],
+            "schedules.epochs must not be given for a",
+        ),
+        (["--task", "permutation", "S_3"], "task: one name must be given, got 2"),
         (["--task"], "one name must be given, got 0"),
         (["--schedules.epochs", "0"], "schedules.epochs must be greater than or equal to 1, got 0"),
         (["--schedules.attributes", "decay", "end=1"], "must be schedulable (the layers of this"),
@@ -444,7 +446,7 @@ def test_any_setting_is_an_axis_of_a_grid(tmp_path, capsys, tiny_arguments, axis
         (["--config", "a.toml", "--config", "b.toml"], "--config must be given once"),
         (["--model.layers.-1.block_size", "4"], "setting must exist, got 'model.layers.-1"),
         (["--model.layers.00.block_size", "4"], "setting must exist, got 'model.layers.00"),
-        (["--model.layers.0.block_size", "--seed", "3"], "--model.layers.0.block_size must have"),
+        (["--model.layers.0.block_size", "--seed", "3"], "model.layers.0.block_size must have"),
         (["--imports", "../x"], "imports must be a list of module names"),
         (["--evaluation.attributes", "gate_temperature=none"], "gate_temperature must be a number"),
     ],
@@ -483,7 +485,7 @@ def damaged(change):
     [
         (
             lambda s: s.update(resolved={}),
-            "config.json: schedules.num_steps must be given for a task with fresh examples",
+            "config.json: schedules.epochs must be given",
         ),
         (
             lambda s: s["resolved"]["schedules"].update(epochs=None),
@@ -515,7 +517,7 @@ def test_a_recipe_is_made_for_the_task_and_may_be_changed():
     config = config_of(*words)
     assert config == exact(TaskSpec("permutation", group="A_5"))
     changed = config_of(*words, "--search.length", "32", "--model.layers.0.num_blocks", "3")
-    assert changed.search == dataclasses.replace(config.search, length=32)
+    assert changed.search == config.search.replace(length=32)
     assert changed.model.layers[0].options["num_blocks"] == 3
     assert changed.schedules == config.schedules
 

@@ -464,13 +464,12 @@ def _demo(r: random.Random, folder: Path, prepared: Path) -> Request:
         suite,
         networks=(suites.bd_lru(2, 3),),
         seeds=(0,),
-        protocol=dataclasses.replace(
-            protocol,
+        protocol=protocol.replace(
             task=TaskSpec("permutation", group="S_3", train_size=20),
-            model=dataclasses.replace(protocol.model, hidden_size=8),
-            schedules=dataclasses.replace(protocol.schedules, epochs=2),
-            evaluation=dataclasses.replace(
-                protocol.evaluation, test_size=8, validation_size=8, lengths=(24,), tokens=96
+            model=protocol.model.replace(hidden_size=8),
+            schedules=protocol.schedules.replace(epochs=2),
+            evaluation=protocol.evaluation.replace(
+                test_size=8, validation_size=8, lengths=(24,), tokens=96
             ),
         ),
     )

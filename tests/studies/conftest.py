@@ -21,14 +21,12 @@ def tiny():
         suite,
         networks=(demo.bd_lru(2, 3), demo.LSTM),
         seeds=(0,),
-        protocol=dataclasses.replace(
-            protocol,
+        protocol=protocol.replace(
             task=TaskSpec("permutation", group="S_3", train_size=20),
-            model=dataclasses.replace(protocol.model, hidden_size=8),
+            model=protocol.model.replace(hidden_size=8),
             batches=BatchConfig(size=8),
-            schedules=dataclasses.replace(protocol.schedules, epochs=2),
-            evaluation=dataclasses.replace(
-                protocol.evaluation,
+            schedules=protocol.schedules.replace(epochs=2),
+            evaluation=protocol.evaluation.replace(
                 every=1,
                 test_size=8,
                 validation_size=8,

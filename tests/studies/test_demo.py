@@ -8,7 +8,7 @@ import pytest
 
 from statemix.errors import RequestError
 from statemix.layers.registry import LAYERS
-from statemix.models import SyntheticModel
+from statemix.models import TokenClassifier
 from statemix.studies.demo import demo_suite as demo
 from statemix.studies.demo.demo_suite import LSTM
 from statemix.studies.recipes import RECIPES, exact
@@ -50,7 +50,7 @@ def scores(summary):
 def diverging(monkeypatch):
     """Makes the networks with these layers return NaN."""
     layers = set()
-    forward = SyntheticModel.forward
+    forward = TokenClassifier.forward
 
     def spoilt(self, *arguments, **named):
         logits = forward(self, *arguments, **named)
@@ -58,7 +58,7 @@ def diverging(monkeypatch):
             return {head: value * float("nan") for head, value in logits.items()}
         return logits
 
-    monkeypatch.setattr(SyntheticModel, "forward", spoilt)
+    monkeypatch.setattr(TokenClassifier, "forward", spoilt)
     return layers
 
 
@@ -79,8 +79,8 @@ def test_runs_of_a_suite_differ_in_layer_seed_and_what_the_layer_allows_only(gro
     jobs = [job for job, recipe in zip(jobs, by_recipe, strict=True) if not recipe]
     bare = {
         json.dumps(
-            dataclasses.replace(
-                job.config, model=protocol.model, schedules=protocol.schedules, seed=0
+            job.config.replace(
+                model=protocol.model, schedules=protocol.schedules, seed=0
             ).to_plain()
         )
         for job in jobs
@@ -88,8 +88,8 @@ def test_runs_of_a_suite_differ_in_layer_seed_and_what_the_layer_allows_only(gro
     assert bare == {json.dumps(protocol.to_plain())}
     for job in jobs:
         model, schedules = job.config.model, job.config.schedules
-        assert dataclasses.replace(model, layers=protocol.model.layers) == protocol.model
-        without = dataclasses.replace(schedules, attributes=protocol.schedules.attributes)
+        assert model.replace(layers=protocol.model.layers) == protocol.model
+        without = schedules.replace(attributes=protocol.schedules.attributes)
         assert without == protocol.schedules
         sharpened = "gate_temperature" in LAYERS[model.layers[0].name].schedulable
         assert bool(schedules.attributes) == sharpened
@@ -173,11 +173,10 @@ def test_a_summary_may_be_changed_without_changing_the_suite(tiny):
 
 def test_a_suite_of_fresh_words_counts_steps(tiny, tmp_path):
     protocol = tiny.protocol
-    protocol = dataclasses.replace(
-        protocol,
+    protocol = protocol.replace(
         task=TaskSpec("permutation", group="S_3"),
-        schedules=dataclasses.replace(protocol.schedules, epochs=None, num_steps=4, attributes=()),
-        evaluation=dataclasses.replace(protocol.evaluation, every=2),
+        schedules=protocol.schedules.replace(epochs=None, num_steps=4, attributes=()),
+        evaluation=protocol.evaluation.replace(every=2),
     )
     summary = run(dataclasses.replace(tiny, protocol=protocol), tmp_path)
     setting = summary["setting"]
@@ -229,10 +228,8 @@ def test_a_fresh_start_trains_again_and_leaves_other_folders_alone(tiny, tmp_pat
 
 def test_runs_of_another_configuration_are_refused_before_anything_is_trained(tiny, tmp_path):
     run(dataclasses.replace(tiny, networks=(demo.LSTM,)), tmp_path)
-    optimizer = dataclasses.replace(tiny.protocol.optimizer, weight_decay=0.5)
-    changed = dataclasses.replace(
-        tiny, protocol=dataclasses.replace(tiny.protocol, optimizer=optimizer)
-    )
+    optimizer = tiny.protocol.optimizer.replace(weight_decay=0.5)
+    changed = dataclasses.replace(tiny, protocol=tiny.protocol.replace(optimizer=optimizer))
     with pytest.raises(RequestError, match=r"lstm-seed0 with optimizer.*--fresh"):
         run(changed, tmp_path)
     assert not (tmp_path / "bd_lru-m3-seed0").exists()

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from statemix.layers import FPRNN, LAYERS, LayerSpec
-from statemix.models import SyntheticModel
-from statemix.settings import Assignments
+from statemix.models import TokenClassifier
 from statemix.studies.fixed_points import fp_drawing as drawing
 from statemix.studies.fixed_points import fp_scores as scores
 from statemix.studies.fixed_points import fp_suites as suites
@@ -24,6 +23,7 @@ from statemix.studies.runner import Ended, run_all
 from statemix.studies.store import key
 from statemix.tasks import TaskSpec
 from statemix.training import BatchConfig, EvaluationConfig, ModelConfig, RunConfig, ScheduleConfig
+from statemix.training.settings import Assignments
 
 ROOT = Path(__file__).parents[2]
 EVERY = [(suite, size) for suite in suites.SUITES.values() for size in SIZES]
@@ -194,9 +194,8 @@ def test_budgets_differ_only_in_the_iterations_of_training():
         assert condition.published == {n: published[n] for n in range(15, 65, 5)}
         assert condition.metric == "sequence_accuracy"
         same = LayerSpec(layer.name, **{**layer.options, "max_iterations": 1})
-        found[budget] = dataclasses.replace(
-            condition.runs[0],
-            model=dataclasses.replace(condition.runs[0].model, layers=(same,)),
+        found[budget] = condition.runs[0].replace(
+            model=condition.runs[0].model.replace(layers=(same,)),
         )
         evaluated = condition.runs[0].evaluation.attributes
         assert dict(evaluated) == {"max_iterations": 256, "quantile": 1.0}
@@ -273,7 +272,7 @@ def test_rows_say_how_networks_iterate(tmp_path):
 
 def test_rows_hold_the_mean_iterations_and_the_largest_residual_of_the_layers():
     layers = [LayerSpec("fp_rnn", max_iterations=most, tolerance=1e-9) for most in (2, 3)]
-    model = SyntheticModel(6, {"product": 6}, 8, layers)
+    model = TokenClassifier(6, {"product": 6}, 8, layers)
     found = _iterations(model, tiny(FIXED_POINT).build_task().examples("test", 0, 8, 6))
     reports = [layer.reports() for layer in model.modules() if isinstance(layer, FPRNN)]
     first, second = (float(report["residual"]) for report in reports)

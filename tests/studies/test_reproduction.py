@@ -13,7 +13,6 @@ import pytest
 from filelock import FileLock
 
 from statemix.layers import FPRNN, LayerSpec
-from statemix.settings import Assignments
 from statemix.studies import forecast, runner
 from statemix.studies.forecast import Forecast
 from statemix.studies.higher_order import cell_text as text
@@ -33,6 +32,7 @@ from statemix.studies.higher_order.protocols import PROTOCOLS, SIZES, Data, tria
 from statemix.studies.store import Store, key
 from statemix.tasks import TaskSpec
 from statemix.training import ScheduleConfig, SearchConfig
+from statemix.training.settings import Assignments
 
 S3 = Data("S_3", TaskSpec("permutation", group="S_3", length=6, train_size=10), {"laptop": 2})
 S4 = Data("S_4", TaskSpec("permutation", group="S_4", length=6, train_size=10), {"laptop": 2})
@@ -134,7 +134,7 @@ def test_the_tuned_protocol_tries_the_same_settings_for_every_model():
     def settings(model):
         found = []
         for trial in trials("tuned", "laptop", CONTENDERS[model], S3):
-            plain = dataclasses.replace(trial.runs[0], model=trial.runs[0].model).to_plain()
+            plain = trial.runs[0].replace(model=trial.runs[0].model).to_plain()
             del plain["model"]["layers"]
             found.append(plain)
         return found
@@ -460,7 +460,7 @@ def test_the_mean_over_data_pairs_their_seeds():
 def test_a_forecast_grows_with_the_steps_and_measures_a_network_once():
     one = Forecast()
     (config, *_) = next(trials("paper", "laptop", CONTENDERS["LSTM"], S3)).runs
-    longer = dataclasses.replace(config, schedules=ScheduleConfig(epochs=2000))
+    longer = config.replace(schedules=ScheduleConfig(epochs=2000))
     short, long = one.seconds(config), one.seconds(longer)
     assert 0 < short < long
     assert long == pytest.approx(one.seconds(longer), rel=1e-12)
@@ -471,10 +471,10 @@ def test_a_search_is_expected_to_take_an_attempt():
     one = Forecast()
     (config, *_) = next(trials("paper", "laptop", CONTENDERS["LSTM"], S3)).runs
     # One step per epoch.
-    schedules = dataclasses.replace(config.schedules, epochs=100)
-    config = dataclasses.replace(config, schedules=schedules)
+    schedules = config.schedules.replace(epochs=100)
+    config = config.replace(schedules=schedules)
     search = SearchConfig(attempts=3, max_steps=300)
-    ratio = one.seconds(dataclasses.replace(config, search=search)) / one.seconds(config)
+    ratio = one.seconds(config.replace(search=search)) / one.seconds(config)
     assert ratio == pytest.approx(4, rel=0.1)
 
 
@@ -489,8 +489,8 @@ def test_a_forecast_times_few_tokens_of_a_large_batch(monkeypatch):
     monkeypatch.setattr(forecast, "build_trainer", build)
     length = config.build_task().length
     for size, accumulate in ((128, 1), (10**6, 1), (10**6, 2048)):
-        batches = dataclasses.replace(config.batches, size=size, accumulate=accumulate)
-        Forecast().seconds(dataclasses.replace(config, batches=batches))
+        batches = config.batches.replace(size=size, accumulate=accumulate)
+        Forecast().seconds(config.replace(batches=batches))
     assert sizes == [min(128, 2048 // length), 2048 // length, 2048]
 
 
@@ -539,8 +539,8 @@ def test_the_fastest_of_three_calls_counts_or_of_half_a_second(clocked, what, du
 def test_a_forecast_counts_steps_and_both_evaluations(clocked):
     (config, *_) = next(trials("paper", "laptop", CONTENDERS["LSTM"], S3)).runs
     # Two epochs of a step on 10 words, each followed by an evaluation.
-    evaluation = dataclasses.replace(config.evaluation, test_size=300, validation_size=50)
-    config = dataclasses.replace(config, evaluation=evaluation)
+    evaluation = config.evaluation.replace(test_size=300, validation_size=50)
+    config = config.replace(evaluation=evaluation)
     seconds = (2 * 10 * 0.02 + 2 * (300 + 50) * 0.01) / config.batches.size
     assert Forecast().seconds(config) == pytest.approx(seconds)
 
@@ -550,10 +550,7 @@ def test_a_forecast_measures_no_network_after_its_limit(clocked, limit_s, known)
     """A network takes four steps of .02 s and four evaluations of .01 s."""
     (config, *_) = next(trials("paper", "laptop", CONTENDERS["LSTM"], S3)).runs
     one = Forecast(limit_s)
-    sizes = [
-        dataclasses.replace(config, model=dataclasses.replace(config.model, hidden_size=size))
-        for size in (4, 8, 16)
-    ]
+    sizes = [config.replace(model=config.model.replace(hidden_size=size)) for size in (4, 8, 16)]
     found = [one.seconds(each) for each in sizes]
     assert [seconds is not None for seconds in found] == [n < known for n in range(3)]
     # What has been measured stays known.
@@ -563,8 +560,8 @@ def test_a_forecast_measures_no_network_after_its_limit(clocked, limit_s, known)
 def test_a_forecast_evaluates_with_the_attributes_of_tests(monkeypatch):
     layer = LayerSpec("fp_rnn", max_iterations=2)
     (config, *_) = next(trials("paper", "laptop", CONTENDERS["LSTM"], S3)).runs
-    evaluation = dataclasses.replace(config.evaluation, attributes=Assignments(max_iterations=7))
-    model = dataclasses.replace(config.model, layers=(layer,), hidden_size=8)
+    evaluation = config.evaluation.replace(attributes=Assignments(max_iterations=7))
+    model = config.model.replace(layers=(layer,), hidden_size=8)
     seen = []
 
     def evaluator(*_, **__):
@@ -573,7 +570,7 @@ def test_a_forecast_evaluates_with_the_attributes_of_tests(monkeypatch):
         )
 
     monkeypatch.setattr(forecast, "SplitEvaluator", evaluator)
-    Forecast().seconds(dataclasses.replace(config, model=model, evaluation=evaluation))
+    Forecast().seconds(config.replace(model=model, evaluation=evaluation))
     assert set(seen) == {7}
 
 
@@ -584,7 +581,7 @@ def test_a_run_of_one_step_has_a_price():
         (ScheduleConfig(num_steps=1), TaskSpec("permutation", group="S_3", length=6)),
     ):
         one = Forecast()
-        one.seconds(dataclasses.replace(config, schedules=schedules, task=task))
+        one.seconds(config.replace(schedules=schedules, task=task))
         (price,) = one._known.values()
         assert price.step > 0
 

@@ -297,7 +297,7 @@ def test_one_job_that_cannot_run_is_one_error_and_none_starts(
 ):
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    impossible = dataclasses.replace(jobs[1].config, **changes)
+    impossible = jobs[1].config.replace(**changes)
     told = []
     with pytest.raises(RequestError, match=f"^{message}"):
         run_all(

@@ -7,9 +7,9 @@ import pytest
 
 from statemix.errors import RequestError
 from statemix.layers import LayerSpec
-from statemix.settings import Assignments
 from statemix.studies.suite import Network, Suite, check_folders
 from statemix.training import AttributeSchedule, RunConfig, train
+from statemix.training.settings import Assignments
 
 BLOCKS = Network((LayerSpec("bd_lru", num_blocks=2, block_size=3),))
 LAGS = Network((LayerSpec("h_lru", num_channels=4, order=2),))
@@ -61,22 +61,18 @@ def test_networks_of_one_name_are_refused():
 )
 def test_attributes_are_set_only_where_a_layer_declares_them(network, follows):
     protocol = RunConfig()
-    protocol = dataclasses.replace(
-        protocol,
-        schedules=dataclasses.replace(
-            protocol.schedules, attributes=(AttributeSchedule("gate_temperature", end=0.5),)
+    protocol = protocol.replace(
+        schedules=protocol.schedules.replace(
+            attributes=(AttributeSchedule("gate_temperature", end=0.5),)
         ),
-        evaluation=dataclasses.replace(
-            protocol.evaluation, attributes=Assignments(gate_temperature=0.1)
-        ),
+        evaluation=protocol.evaluation.replace(attributes=Assignments(gate_temperature=0.1)),
     )
     config = network.configured(protocol, seed=7)
     attributes = protocol.schedules.attributes
     assert config.schedules.attributes == (attributes if follows else ())
     assert dict(config.evaluation.attributes) == ({"gate_temperature": 0.1} if follows else {})
     # Nothing else changes.
-    same = dataclasses.replace(
-        config,
+    same = config.replace(
         model=protocol.model,
         schedules=protocol.schedules,
         evaluation=protocol.evaluation,
@@ -92,7 +88,7 @@ class TestFolders:
 
     def test_another_configuration_is_named_with_its_cure(self, jobs):
         train(jobs[0].config, jobs[0].folder)
-        other = dataclasses.replace(jobs[0], config=dataclasses.replace(jobs[0].config, seed=5))
+        other = dataclasses.replace(jobs[0], config=jobs[0].config.replace(seed=5))
         with pytest.raises(RequestError, match=r"same configuration, got .*; --fresh .* removes"):
             check_folders([other])
 

@@ -1,7 +1,5 @@
 """Fixtures for training: a run that takes a fraction of a second, and a user's toys."""
 
-import dataclasses
-
 import pytest
 
 from statemix.layers import LayerSpec
@@ -35,7 +33,7 @@ def changed(config, changes):
     for name, value in changes.items():
         head, _, rest = name.partition(".")
         new = changed(getattr(config, head), {rest: value}) if rest else value
-        config = dataclasses.replace(config, **{head: new})
+        config = config.replace(**{head: new})
     return config
 
 

@@ -124,7 +124,7 @@ def test_an_attempt_is_tested_after_the_schedules_only_if_asked_and_if_it_has_pa
 def test_the_schedules_of_every_attempt_may_count_if_it_is_tested_after_them():
     config = SearchConfig(attempts=3, max_steps=40, every=5, tests=2)
     assert Search(config).most_steps(7) == 3 * 50
-    assert Search(dataclasses.replace(config, confirm=0.9)).most_steps(7) == 3 * 50 + 2 * 7
+    assert Search(config.replace(confirm=0.9)).most_steps(7) == 3 * 50 + 2 * 7
 
 
 def test_an_attempt_that_diverges_in_the_schedules_has_failed_if_the_search_may_go_on():
@@ -175,10 +175,10 @@ def test_every_attempt_has_weights_of_its_own(fresh):
     task = config.build_task()
 
     def weights(attempt, seed=7):
-        model = dataclasses.replace(config, seed=seed).build_model(task, seed_of(seed, attempt))
-        return model.embedding.weight
+        model = config.replace(seed=seed).build_model(task, seed_of(seed, attempt))
+        return model.backbone.embedding.weight
 
-    assert torch.equal(weights(0), config.build_model(task).embedding.weight)
+    assert torch.equal(weights(0), config.build_model(task).backbone.embedding.weight)
     assert seed_of(7, 0) == 7
     assert len({seed_of(seed, n) for seed in range(30) for n in range(30)}) == 900
     assert all(0 <= seed_of(2**63 - 1, n) < 2**63 for n in range(9))
@@ -224,10 +224,10 @@ def test_restarts_begin_with_new_weights_and_optimiser_but_go_on_with_the_batche
         moments = [state["step"].item() for state in loop.optimizer.state.values()]
         seen.append(
             (
-                run.model.embedding.weight.clone(),
+                run.model.backbone.embedding.weight.clone(),
                 set(moments),
                 run.schedules.learning_rate(step),
-                run.schedules.attributes(step)["blocks.0.layer.gate_temperature"],
+                run.schedules.attributes(step)["backbone.blocks.0.mixer.gate_temperature"],
                 loop.num_steps,
             )
         )
@@ -245,7 +245,7 @@ def test_restarts_begin_with_new_weights_and_optimiser_but_go_on_with_the_batche
     weights, moments, rates, temperatures, num_steps = zip(*seen, strict=True)
     for attempt, began in enumerate((first.began, second.began)):
         fresh_model = run.config.build_model(run.task, seed_of(run.config.seed, attempt))
-        assert torch.equal(weights[began], fresh_model.embedding.weight)
+        assert torch.equal(weights[began], fresh_model.backbone.embedding.weight)
         assert moments[began] == set()
         assert moments[began + 1] == {1}
         assert rates[began : began + 4] == pytest.approx([1e-3 / 3, 2e-3 / 3, 1e-3, 1e-3])
@@ -257,7 +257,7 @@ def test_restarts_begin_with_new_weights_and_optimiser_but_go_on_with_the_batche
     assert temperatures[origin + 1 :] == pytest.approx([1 - 0.125 * n for n in range(1, 6)])
     assert set(num_steps[:origin]) == {2 * (1750 + 4) + 6}
     assert set(num_steps[origin:]) == {origin + 6}
-    assert run.schedules.attributes(origin + 6)["blocks.0.layer.gate_temperature"] == 0.25
+    assert run.schedules.attributes(origin + 6)["backbone.blocks.0.mixer.gate_temperature"] == 0.25
 
 
 def test_the_test_of_an_attempt_uses_its_attributes_and_sequences(searching, tmp_path, begun):
@@ -269,7 +269,8 @@ def test_the_test_of_an_attempt_uses_its_attributes_and_sequences(searching, tmp
 
     def spy(model):
         scores = score(model)
-        seen.append((model.blocks[0].layer.gate_temperature, scores["product"].num_sequences))
+        temperature = model.backbone.blocks[0].mixer.gate_temperature
+        seen.append((temperature, scores["product"].num_sequences))
         return scores
 
     run.attempts._evaluator = spy
@@ -320,7 +321,7 @@ def test_an_attempt_that_passes_is_the_model_that_is_trained_on(searching, tmp_p
     (only,) = outcome.attempts
     assert (only.began, only.ended, only.passed) == (0, only.left + 2, True)
     assert outcome.last.step == only.ended + 6
-    assert load_model(tmp_path).blocks[0].layer.gate_temperature == 0.25
+    assert load_model(tmp_path).backbone.blocks[0].mixer.gate_temperature == 0.25
 
 
 @pytest.mark.parametrize("stop_at", [None, 0.0])

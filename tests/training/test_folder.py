@@ -288,7 +288,7 @@ def test_a_stored_length_that_does_not_suit_the_task_is_refused(tiny, tmp_path):
     stored = json.loads(path.read_text())
     del stored["resolved"]["task"]["train_size"]
     path.write_text(json.dumps(stored))
-    message = rf"^{path}: schedules.num_steps must be given for a task with fresh examples"
+    message = rf"^{path}: schedules.epochs must not be given for a task with fresh examples"
     with pytest.raises(RequestError, match=message):
         train(begin, tmp_path)
 
@@ -317,8 +317,12 @@ def test_a_network_that_hand_edits_made_impossible_is_refused(tiny, tmp_path, ch
 @pytest.mark.parametrize(
     ("attribute", "value", "message"),
     [
-        ("blocks.0.layer.gate_temperature", 1e300, "gate_temperature must be positive and finite"),
-        ("blocks.9.layer.gate_temperature", 1.0, "has no attribute `9`"),
+        (
+            "backbone.blocks.0.mixer.gate_temperature",
+            1e300,
+            "gate_temperature must be positive and finite",
+        ),
+        ("backbone.blocks.9.mixer.gate_temperature", 1.0, "has no part 'backbone.blocks.9.mixer'"),
     ],
 )
 def test_attributes_that_hand_edits_made_impossible_are_refused(
@@ -377,7 +381,7 @@ def test_a_stored_finished_run_is_read_and_scores_as_it_did(stored):
     assert config.schedules.attributes[0].end == 0.5
     assert config.model.channel_mixer.name == "mlp"
     model = load_model(str(folder))
-    assert [block.layer.name for block in model.blocks] == ["bd_lru", "lstm"]
+    assert [block.mixer.name for block in model.backbone.blocks] == ["bd_lru", "lstm"]
     for length, heads in outcome.last.test.items():
         expected = heads["product"]
         examples = config.build_task().examples("test", 0, expected.num_sequences, length)

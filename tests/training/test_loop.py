@@ -79,7 +79,9 @@ def test_groups_have_their_own_learning_rate_and_decay(tiny, begun):
     )
     run.step()
     for name, parameter in run.model.named_parameters():
-        factor = {"embedding": 0.0, "readouts": 0.5}.get(name.split(".")[0], 1.0)
+        factor = {"embedding": 0.0, "readouts": 0.5}.get(
+            name.removeprefix("backbone.").split(".")[0], 1.0
+        )
         # The first step of Adam: the sign of the gradient, where that is not tiny.
         step = gradients[name] / (gradients[name].abs() + 1e-8)
         rate = 0.25 * factor
@@ -119,17 +121,21 @@ def test_averages_are_means_over_steps_and_over_calls(toys, tiny, begun, accumul
         losses, sizes = [], []
         for _ in range(3):
             losses.append(run.step())
-            sizes.append(float(run.model.blocks[1].layer.reports()["size"]))
+            sizes.append(float(run.model.backbone.blocks[1].mixer.reports()["size"]))
         averages = run.loop.averages.read()
         assert averages["loss"] == pytest.approx(sum(losses) / 3)
         assert averages["loss"] == averages["loss/sum"] + averages["loss/parity"]
         # The attribute rises by 4 over 12 steps and is rounded.
         expected = sum(round(1 + step / 3) for step in range(first, first + 3)) / 3
         for block in (0, 1):
-            assert averages[f"blocks.{block}.layer.iterations"] == pytest.approx(expected)
+            assert averages[f"backbone.blocks.{block}.mixer.iterations"] == pytest.approx(expected)
         if accumulate == 1:
-            assert averages["blocks.1.layer.size"] == pytest.approx(sum(sizes) / 3, rel=1e-6)
-        names = {f"blocks.{n}.layer.{key}" for n in (0, 1) for key in ("iterations", "size")}
+            assert averages["backbone.blocks.1.mixer.size"] == pytest.approx(
+                sum(sizes) / 3, rel=1e-6
+            )
+        names = {
+            f"backbone.blocks.{n}.mixer.{key}" for n in (0, 1) for key in ("iterations", "size")
+        }
         assert averages.keys() == {"loss", "loss/sum", "loss/parity"} | names
     assert run.loop.averages.read() == {}
 
@@ -137,10 +143,10 @@ def test_averages_are_means_over_steps_and_over_calls(toys, tiny, begun, accumul
 def test_every_part_of_a_step_counts_in_the_average_of_reported_numbers(toys, tiny, begun):
     run = begun(tiny(solvers(**{"batches.accumulate": 3})))
     calls = itertools.count()
-    run.model.blocks[0].layer.reports = lambda: {"call": torch.tensor(float(next(calls)))}
+    run.model.backbone.blocks[0].mixer.reports = lambda: {"call": torch.tensor(float(next(calls)))}
     run.step()
     run.step()
-    assert run.loop.averages.read()["blocks.0.layer.call"] == (0 + 1 + 2 + 3 + 4 + 5) / 6
+    assert run.loop.averages.read()["backbone.blocks.0.mixer.call"] == (0 + 1 + 2 + 3 + 4 + 5) / 6
 
 
 def test_a_restored_loop_continues_bit_for_bit_with_its_averages(toys, tiny, begun):
@@ -186,7 +192,7 @@ def test_a_step_waits_for_the_device_once(toys, tiny, begun, monkeypatch):
     run = begun(tiny(ragged(**solver) | {"batches.accumulate": 2}))
     run.step()
     # Only on the CPU, where nothing waits.
-    monkeypatch.setattr("statemix.models.synthetic._check_values", lambda *_: None)
+    monkeypatch.setattr("statemix.models.backbone.check_values", lambda *_: None)
     waits = []
     names = ["item", "tolist", "numpy", "cpu", "nonzero"]
     names += [f"__{name}__" for name in ("bool", "float", "int", "index")]
@@ -220,13 +226,13 @@ def test_attributes_follow_the_steps(toys, tiny, begun):
     schedule = AttributeSchedule("gain", start=0.0, end=1.0, begin=0.25, finish=0.75)
     layers = (LayerSpec("solver", iterations=2),)
     run = begun(tiny({"model.layers": layers, "schedules.attributes": (schedule,)}))
-    seen = run.model.blocks[0].layer.seen
+    seen = run.model.backbone.blocks[0].mixer.seen
     seen.clear()
     for _ in range(12):
         run.step()
     gains = [gain for training, _, gain in seen if training]
     assert gains == pytest.approx([0, 0, 0, 0, 1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1, 1, 1])
-    assert run.schedules.attributes(6) == {"blocks.0.layer.gain": pytest.approx(0.5)}
+    assert run.schedules.attributes(6) == {"backbone.blocks.0.mixer.gain": pytest.approx(0.5)}
 
 
 def test_the_number_of_parameters_is_that_of_the_model(tiny, begun):

@@ -83,10 +83,10 @@ def test_losses_do_not_depend_on_the_form_of_the_batches(toys, tiny, begun, accu
 
 def test_the_penalty_is_the_distance_of_all_transitions_from_permutations(tiny, begun):
     run = begun(tiny(EXACT))
-    layer = run.model.blocks[0].layer
+    layer = run.model.backbone.blocks[0].mixer
     tables = []
     for token in range(6):
-        vector = run.model.blocks[0].norm(run.model.embedding.weight[token])
+        vector = run.model.backbone.blocks[0].norm(run.model.backbone.embedding.weight[token])
         raw = layer.gate_proj(vector).view(3, 4, 2).detach().numpy()
         gates = np.exp(raw) / np.exp(raw).sum(1, keepdims=True)
         tables.append(np.moveaxis(gates[:, :3], -1, 0))
@@ -99,14 +99,14 @@ def test_the_penalty_is_the_distance_of_all_transitions_from_permutations(tiny, 
     assert found.item() == pytest.approx(np.mean(distances), **TIGHT)
     found.backward()
     assert layer.gate_proj.weight.grad.abs().min() > 0
-    assert run.model.embedding.weight.grad[:6].abs().min() > 0
+    assert run.model.backbone.embedding.weight.grad[:6].abs().min() > 0
     # The learned token before each sequence is not in the table.
-    assert not run.model.embedding.weight.grad[6:].any()
+    assert not run.model.backbone.embedding.weight.grad[6:].any()
 
 
 def test_permutations_have_no_penalty_and_merging_does(tiny, begun):
     run = begun(tiny(EXACT))
-    layer = run.model.blocks[0].layer
+    layer = run.model.backbone.blocks[0].mixer
     layer.gate_proj.weight.data.zero_()
     bias = layer.gate_proj.bias.data.view(3, 4, 2)
     for entry in range(3):
@@ -218,7 +218,7 @@ def test_noise_can_end_with_a_schedule(tiny, begun):
     found = []
     for _ in range(12):
         run.step()
-        found.append(run.model.blocks[0].layer.gate_noise)
+        found.append(run.model.backbone.blocks[0].mixer.gate_noise)
     assert found == pytest.approx([0.5 * (1 - step / 6) for step in range(6)] + [0.0] * 6)
 
 
@@ -252,6 +252,6 @@ def test_the_table_of_tokens_has_a_sequence_for_each(tiny, begun):
     run = begun(tiny(EXACT | {"model.layers": (layer,)}))
     table = token_transitions(run.model, 6)
     for token in range(6):
-        x = run.model.blocks[0].norm(run.model.embedding.weight[token])
-        alone = run.model.blocks[0].layer.recurrence(x.view(1, 1, -1)).transitions[0, 0]
+        x = run.model.backbone.blocks[0].norm(run.model.backbone.embedding.weight[token])
+        alone = run.model.backbone.blocks[0].mixer.recurrence(x.view(1, 1, -1)).transitions[0, 0]
         torch.testing.assert_close(table[token], alone)

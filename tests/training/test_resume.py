@@ -1,6 +1,5 @@
 """Killed, interrupted or damaged runs end bit-identical to undisturbed runs."""
 
-import dataclasses
 import json
 import multiprocessing
 import random
@@ -11,7 +10,6 @@ import pytest
 
 from statemix.interrupts import SIGNALS
 from statemix.layers import LayerSpec
-from statemix.settings import Assignments
 from statemix.tasks import TaskSpec
 from statemix.training import (
     AttributeSchedule,
@@ -23,6 +21,7 @@ from statemix.training import (
     train,
 )
 from statemix.training.folder import read_status
+from statemix.training.settings import Assignments
 
 # Runs in a process of its own and kills it, as kill -9 does: at the n-th event, or half way through
 # the n-th file that a checkpoint writes, or between a checkpoint's last file and its renaming.
@@ -123,7 +122,7 @@ def test_killed_during_a_search(config, tmp_path, tests):
         attributes=Assignments(gate_temperature=0.5),
         **tests,
     )
-    config = dataclasses.replace(config, search=search)
+    config = config.replace(search=search)
     assert len(train(config, tmp_path / "whole").attempts) == 3
     moments, kills = random.Random(0), 0
     while run_killed(config, tmp_path / "run", events=moments.randint(6, 30)):
@@ -221,7 +220,7 @@ def test_reported_numbers_survive_an_interrupt_between_two_rows(toys, tiny, tmp_
     train(config, tmp_path / "run")
     assert result(tmp_path / "run") == result(tmp_path / "whole")
     rows = result(tmp_path / "run")[0]
-    assert [row["train"]["blocks.0.layer.iterations"] for row in rows] == [2, 2]
+    assert [row["train"]["backbone.blocks.0.mixer.iterations"] for row in rows] == [2, 2]
 
 
 @pytest.mark.parametrize("stop", [6, 9])
@@ -398,7 +397,7 @@ def test_a_folder_in_place_of_the_newest_checkpoint_costs_only_that(config, whol
 
 def test_open_number_of_threads_is_the_runs(tiny, config, tmp_path, monkeypatch):
     """Another default number of threads would round sums differently."""
-    open_config = dataclasses.replace(config, runtime=RuntimeConfig(device="cpu"))
+    open_config = config.replace(runtime=RuntimeConfig(device="cpu"))
     assert run_killed(open_config, tmp_path / "run", events=11)
     before = load_config(tmp_path / "run").runtime.num_threads
     monkeypatch.setattr("torch.get_num_threads", lambda: before + 1)
@@ -419,7 +418,7 @@ def test_a_default_that_has_changed_since_changes_nothing(config, whole, tmp_pat
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     outcome = train(config, tmp_path / "run")
     assert outcome.config.optimizer.learning_rate == 0.0625
-    asked = dataclasses.replace(config, optimizer=OptimizerConfig(learning_rate=0.0625))
+    asked = config.replace(optimizer=OptimizerConfig(learning_rate=0.0625))
     train(asked, tmp_path / "asked")
     assert result(tmp_path / "run") == result(tmp_path / "asked")
     assert result(tmp_path / "run")[2] != whole[2]

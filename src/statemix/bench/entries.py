@@ -15,7 +15,7 @@ from statemix.errors import RequestError
 from statemix.layers import LAYERS, Layer, LayerSpec, Price, fla, price
 from statemix.layers.gated_recurrence import GatedRecurrence
 from statemix.ops import BackendUnavailableError
-from statemix.settings import built
+from statemix.training.settings import built
 
 BASELINE = LayerSpec("lstm")
 """Layer of the same width that every other one is compared with."""

@@ -3,9 +3,8 @@
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
-import tyro
 from rich.console import Console
 
 from statemix import files
@@ -36,10 +35,10 @@ class Demo:
     output: Path | None = None
     """Folder of the page and the runs (if not given: demo for S_3, demo/GROUP for others)."""
 
-    fresh: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    fresh: bool = False
     """Remove existing runs and train from scratch."""
 
-    retry: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    retry: bool = False
     """Retry runs that diverged or failed."""
 
     def run(self) -> None:

@@ -7,10 +7,9 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import tyro
 from rich.console import Console
 
 from statemix import provenance
@@ -24,7 +23,7 @@ _COMPILERS = ("g++", "clang++")
 class Doctor:
     """Show versions, devices, the backend that serves each operator, and why others do not."""
 
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    json: bool = False
     """Print JSON, for programs and bug reports."""
 
     def run(self) -> None:
@@ -121,12 +120,19 @@ def _cure(compiler: Mapping[str, str] | None) -> str:
 
 
 def _serving(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The backend that serves each operator, then each distinct reason against the others."""
+    """The backend that serves each operator, then each distinct reason against the others.
+
+    A backend that cannot run here at all has that one reason, and not a device that it needs.
+    """
     header = {"operator": "operator", "device": "device", "dtype": "dtype", "backend": "backend"}
     for row in (header, *rows):
         backend = row["backend"] or "none"
         yield f"{row['operator']:<10}{row['device']:<8}{row['dtype']:<10}{backend}".rstrip()
     yield ""
-    reasons = dict.fromkeys(reason for row in rows for reason in row["others"].values())
+    reasons = dict.fromkeys(
+        backends.BACKENDS[name].unavailable() or reason
+        for row in rows
+        for name, reason in row["others"].items()
+    )
     for reason in reasons:
         yield f"- {reason}"

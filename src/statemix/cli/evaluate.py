@@ -8,15 +8,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
-import tyro
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from statemix.cli.parser import Argument
 from statemix.errors import RequestError
 from statemix.files import append
-from statemix.plain import finite, to_plain
-from statemix.settings import built
 from statemix.tasks import Task
 from statemix.training import RunConfig, Scores, load_model, load_outcome
 from statemix.training.config import Device
@@ -28,7 +26,9 @@ from statemix.training.devices import (
 )
 from statemix.training.evaluation import SplitEvaluator
 from statemix.training.outcome import Weights
+from statemix.training.plain import finite, to_plain
 from statemix.training.schedules import attributes_set
+from statemix.training.settings import built
 
 EVALUATIONS = "evaluations.jsonl"
 # Width of the table if the output is not a terminal.
@@ -46,7 +46,7 @@ class Evaluate:
     statemix evaluate runs/s3 --lengths 16 64 4096
     """
 
-    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    folder: Annotated[Path, Argument("RUN", positional=True)]
     """Folder of a finished run."""
 
     lengths: tuple[int, ...] = ()
@@ -65,7 +65,7 @@ class Evaluate:
     device: Device = "auto"
     """Device that runs the model; auto uses a GPU if there is one."""
 
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    json: bool = False
     """Print JSON lines instead of a table."""
 
     def run(self) -> None:

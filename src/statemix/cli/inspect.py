@@ -6,17 +6,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, cast
 
-import tyro
 from rich.console import Console
 
 from statemix import files
+from statemix.cli.parser import Argument
 from statemix.errors import RequestError
-from statemix.settings import built, checked
+from statemix.training.settings import built, checked
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from statemix.models import SyntheticModel
+    from statemix.models import ReadoutModel
     from statemix.proofs.joint_action import JointAction
     from statemix.proofs.token_maps import BlockActions
     from statemix.studies.inspection.layer_numbers import LayerNumbers
@@ -107,7 +107,7 @@ class Inspect:
     statemix inspect runs/s3 --sequences 1
     """
 
-    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    folder: Annotated[Path, Argument("RUN", positional=True)]
     """Folder of a finished run."""
 
     layer: int | None = None
@@ -135,7 +135,7 @@ class Inspect:
     output: Path | None = None
     """Folder of the pictures and numbers (if not given: inspect in the run's folder)."""
 
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    json: bool = False
     """Print the table as JSON."""
 
     def run(self) -> None:
@@ -304,7 +304,7 @@ class Inspect:
 
 
 def _sharpened(
-    model: "SyntheticModel",
+    model: "ReadoutModel",
     config: "RunConfig",
     task: "Task",
     tokens: "Tensor",

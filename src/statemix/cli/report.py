@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import tyro
 from rich.console import Console
 
 from statemix import files
+from statemix.cli.parser import Argument
 from statemix.errors import RequestError
 
 if TYPE_CHECKING:
@@ -38,16 +38,18 @@ class Report:
     largest.
     """
 
-    kind: tyro.conf.Positional[Literal["page", "cells", "claims", "bench"]] = "page"
+    kind: Annotated[
+        Literal["page", "cells", "claims", "bench"], Argument("[KIND]", positional=True)
+    ] = "page"
     """What to make."""
 
-    files: tyro.conf.Positional[tuple[Path, ...]] = ()
+    files: Annotated[tuple[Path, ...], Argument("[FILE ...]", positional=True)] = ()
     """For "bench": JSON-lines files of measurements (results/bench/*.jsonl if none is given)."""
 
     results: Path = Path("results/reproduce")
     """Folder of results stores (JSON-lines files), with eigenvalues in its folder "spectra"."""
 
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    json: bool = False
     """Print as JSON: cells as {"measured": n, "agree": k, "of": 196, "cells": [...],
     "fixed_point": {"measured": n, "agree": k, "of": 108, "cells": [...]}}, where both lists
     also have the cells without results, with "verdict": "empty"; claims as

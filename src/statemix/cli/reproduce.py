@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import tyro
 from rich.console import Console
 
 from statemix import files
+from statemix.cli.parser import Argument
 from statemix.cli.watch import watched
 from statemix.errors import RequestError, RunsFailedError
 
@@ -50,7 +50,7 @@ class Reproduce:
     means one learning rate, one state size, three seeds and short training; "paper" the whole grid.
     """
 
-    what: tyro.conf.Positional[
+    what: Annotated[
         Literal[
             "table3",
             "table4",
@@ -69,7 +69,8 @@ class Reproduce:
             "fp-budget",
             "fp-copy",
             "catbabi",
-        ]
+        ],
+        Argument("WHAT", positional=True),
     ]
     """Table, figure, all claims, what the paper leaves open, or a suite."""
 
@@ -91,10 +92,10 @@ class Reproduce:
     models: tuple[str, ...] = ()
     """Models, such as "BD-LRU m=3" (all if not given)."""
 
-    dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    dry_run: bool = False
     """Print the plan and its predicted time, run nothing."""
 
-    retry: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    retry: bool = False
     """Retry runs that diverged or failed."""
 
     workers: int | None = None

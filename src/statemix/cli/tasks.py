@@ -4,17 +4,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args, get_origin
 
-import tyro
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from statemix.cli.options import options_of, text_of
+from statemix.cli.parser import Argument
 from statemix.errors import RequestError
 from statemix.registry import REQUIRED
-from statemix.settings import built
 from statemix.tasks import TASKS, Task, TaskSpec
 from statemix.tasks.addressing import Split
+from statemix.training.settings import built, read_spec
 
 # Nobody reads more examples than this on a terminal.
 _MOST = 10_000
@@ -32,9 +32,7 @@ class Tasks:
     statemix tasks permutation group=S_4 length=8 --count 3
     """
 
-    task: Annotated[
-        tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[TASK [OPTION=VALUE ...]]")
-    ] = ()
+    task: Annotated[tuple[str, ...], Argument("[TASK [OPTION=VALUE ...]]", positional=True)] = ()
     """Task to show examples of, with its options; call without it for a list."""
 
     split: Split = "train"
@@ -57,7 +55,7 @@ class Tasks:
         console = Console(markup=False, highlight=False, soft_wrap=True)
         if self.task:
             name, *options = self.task
-            spec = TaskSpec.from_plain({"name": name, **options_of(options)}, "")
+            spec = read_spec(TaskSpec, {"name": name, **options_of(options)})
             task = built(f"task {name}", spec.build)
             if task.length > _MOST_TOKENS:
                 raise RequestError(

@@ -7,23 +7,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from statemix.errors import OptionError
 from statemix.layers.flops import Flops
 from statemix.layers.layer import (
-    a_parameter,
     at_least_float32,
     check_placement,
     check_sizes,
+    check_switches,
     zero_states,
 )
 from statemix.layers.padded import PaddedLayer, reset_linear, valid_tokens
-from statemix.layers.state import State, check_structure, map_state, tensors
+from statemix.layers.state import State, check_structure, loadable, map_state, tensors
 from statemix.ops import flops
-from statemix.ops.checks import bind, check_bool, check_floating
+from statemix.ops.checks import bind, check_floating
 
 ROPE_BASE = 10_000.0
 """Ratio of the longest to the shortest wavelength of rotary positions, about."""
 
 
+@loadable
 class AttentionState(NamedTuple):
     """Cache of all tokens so far, float32 or wider; the number S of its entries grows.
 
@@ -69,8 +71,7 @@ class Attention(PaddedLayer):
         x (B, T, hidden_size) -> y (B, T, hidden_size), state :class:`AttentionState`.
 
     Raises:
-        ValueError: if a size is out of range or does not divide as above.
-        TypeError: if a size is not an int, or ``rope`` is no truth value.
+        OptionError: if a size is out of range or does not divide as above.
 
     Example:
         >>> layer = Attention(hidden_size=8, num_heads=2)
@@ -80,6 +81,7 @@ class Attention(PaddedLayer):
     """
 
     name = "attention"
+    entry = "qkv_proj"
     display_name = "Attention"
 
     @classmethod
@@ -98,14 +100,14 @@ class Attention(PaddedLayer):
     ) -> None:
         super().__init__()
         check_sizes(hidden_size=hidden_size, num_heads=num_heads)
-        check_bool(rope=rope)
+        check_switches(rope=rope)
         check_placement(device, dtype)
         if hidden_size % num_heads:
-            raise ValueError(
+            raise OptionError(
                 f"num_heads must divide hidden_size, got {num_heads} and {hidden_size}"
             )
         if rope and hidden_size // num_heads % 2:
-            raise ValueError(
+            raise OptionError(
                 "hidden_size / num_heads must be even with rope=True, got "
                 f"{hidden_size // num_heads}"
             )
@@ -132,7 +134,7 @@ class Attention(PaddedLayer):
     ) -> AttentionState:
         shape = (0, self.num_heads, self.head_dim)
         shapes = (shape, shape, shape[:1])
-        return AttentionState(*zero_states(a_parameter(self), batch_size, device, dtype, *shapes))
+        return AttentionState(*zero_states(self, batch_size, device, dtype, *shapes))
 
     def state_after(self, length: int) -> AttentionState:
         empty = self.init_state(1, device="meta")
@@ -157,12 +159,9 @@ class Attention(PaddedLayer):
         """Check as every layer does; the parts share a number S of entries, which may be any."""
         check_structure("state", state, self.init_state(1, device="meta"))
         sizes = {axis: num_sequences, "num_heads": self.num_heads, "head_dim": self.head_dim}
-        device = a_parameter(self).device
         for name, part in tensors(state):
             bind(sizes, name, part, f"{axis} S" + " num_heads head_dim" * (name != "state.used"))
             check_floating(name, part)
-            if part.device != device:
-                raise ValueError(f"{name} must be on {device}, got {part.device}")
 
     def _run(
         self, x: Tensor, state: AttentionState, lengths: Tensor | None

@@ -67,9 +67,8 @@ class BDLRU(GatedRecurrence):
         x (B, T, hidden_size) -> y (B, T, hidden_size), state (B, num_blocks, block_size).
 
     Raises:
-        ValueError: if a size is out of range, a name is unknown, ``gate_temperature`` is not
+        OptionError: if a size is out of range, a name is unknown, ``gate_temperature`` is not
             positive and finite, or another number is not finite or does not fit.
-        TypeError: if a size is not an int or another option not a number.
         BackendUnavailableError: if ``backend`` cannot run here.
 
     Example:
@@ -209,7 +208,7 @@ class BDLRU(GatedRecurrence):
             transitions,
             torch.diag_embed(input_gates),
             values.to(transitions.dtype).unsqueeze(-1),
-            self.init_state(num_sequences).unsqueeze(-1),
+            self.init_state(num_sequences, x.device, x.dtype).unsqueeze(-1),
             torch.cat([transitions, input_gates.unsqueeze(-1)], dim=-1),
             unit="block",
         )

@@ -5,7 +5,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from statemix.training import OptimizerConfig, RunConfig
 from statemix.training.devices import build_fabric, threads
@@ -92,16 +92,15 @@ def _measure(config: RunConfig) -> _Price:
     model = config.build_model(task)
     batches = config.batches
     count = min(batches.size, max(_TOKENS // task.length, batches.accumulate))
-    schedules = replace(config.schedules, learning_rate="constant")
+    schedules = config.schedules.replace(learning_rate="constant")
     # A run may have fewer steps than are timed.
     if schedules.epochs is None:
-        schedules = replace(schedules, num_steps=max(schedules.num_steps or 0, 1 + _CALLS))
+        schedules = schedules.replace(num_steps=max(schedules.num_steps or 0, 1 + _CALLS))
     else:
-        schedules = replace(schedules, epochs=max(schedules.epochs, 1 + _CALLS))
+        schedules = schedules.replace(epochs=max(schedules.epochs, 1 + _CALLS))
     # Weights that hardly move, so that no learning rate diverges here.
-    still = replace(
-        config,
-        batches=replace(batches, size=count),
+    still = config.replace(
+        batches=batches.replace(size=count),
         optimizer=OptimizerConfig(learning_rate=1e-12, weight_decay=0.0),
         schedules=schedules,
     )

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict, cast
 
 from statemix.errors import RequestError
-from statemix.plain import to_plain
 from statemix.studies.runner import Ended, Job
 from statemix.studies.suite import Network, Suite
 from statemix.training import Outcome, Scores, load_outcome
 from statemix.training.folder import ENVIRONMENT, read_metrics, read_status
+from statemix.training.plain import to_plain
 
 Status = Literal["done", "diverged", "failed", "interrupted", "running", "missing"]
 

@@ -14,7 +14,6 @@ from annotated_types import Ge
 
 from statemix.errors import RequestError
 from statemix.interrupts import can_be_handled
-from statemix.settings import checked
 from statemix.studies.cluster import Cluster
 from statemix.studies.processes import processes
 from statemix.studies.worker import Death, Message, Work, train_job
@@ -25,6 +24,7 @@ from statemix.training.devices import check_threads
 from statemix.training.folder import Status, read_status, remove_runs, resolve_config
 from statemix.training.request import check_all_here, request
 from statemix.training.run import CHECKPOINT_EVERY_S
+from statemix.training.settings import checked
 
 Ending = Literal["done", "diverged", "failed", "interrupted"]
 

@@ -17,11 +17,11 @@ from filelock import FileLock
 
 from statemix import files, provenance
 from statemix.errors import RequestError
-from statemix.plain import to_plain
 from statemix.studies.results import HeadScores, Result, environment, plain_scores, result
 from statemix.studies.runner import Ended
 from statemix.training import RunConfig, load_outcome
 from statemix.training.config import SCHEMA
+from statemix.training.plain import to_plain
 
 
 class Row(Result):

@@ -1,6 +1,5 @@
 """A suite of runs: networks x seeds under one protocol."""
 
-import dataclasses
 import itertools
 import re
 from dataclasses import dataclass
@@ -63,22 +62,16 @@ class Network:
         evaluation and the runtime are the protocol's.
         """
         if self.recipe:
-            return dataclasses.replace(
-                RECIPES[self.recipe](protocol.task),
-                evaluation=protocol.evaluation,
-                runtime=protocol.runtime,
-                seed=seed,
+            return RECIPES[self.recipe](protocol.task).replace(
+                evaluation=protocol.evaluation, runtime=protocol.runtime, seed=seed
             )
         schedules, evaluation = protocol.schedules, protocol.evaluation
         followed = tuple(s for s in schedules.attributes if s.attribute in self.schedulable)
         values = {k: v for k, v in evaluation.attributes.items() if k in self.schedulable}
-        return dataclasses.replace(
-            protocol,
-            model=dataclasses.replace(protocol.model, layers=self.layers),
-            schedules=dataclasses.replace(schedules, attributes=followed),
-            evaluation=dataclasses.replace(
-                evaluation, attributes=type(evaluation.attributes)(values)
-            ),
+        return protocol.replace(
+            model=protocol.model.replace(layers=self.layers),
+            schedules=schedules.replace(attributes=followed),
+            evaluation=evaluation.replace(attributes=type(evaluation.attributes)(values)),
             seed=seed,
         )
 

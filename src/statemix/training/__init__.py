@@ -12,12 +12,12 @@ from statemix.training.config import (
     RuntimeConfig,
     ScheduleConfig,
     SearchConfig,
+    config_from_plain,
 )
 from statemix.training.evaluation import Scores, accuracy, evaluate
 from statemix.training.fit import Fitted, fit
 from statemix.training.hooks import Event, Hook
 from statemix.training.outcome import Outcome, Selection, load_config, load_model, load_outcome
-from statemix.training.reading import config_from_plain
 from statemix.training.run import train
 
 __all__ = [

@@ -7,7 +7,7 @@ from pathlib import Path
 from statemix import files
 from statemix.automaton import HasAutomaton
 from statemix.errors import RequestError
-from statemix.models import SyntheticModel
+from statemix.models import ReadoutModel
 from statemix.proofs import Certificate, prove
 from statemix.training import folder as runs
 from statemix.training.outcome import (
@@ -132,7 +132,7 @@ def load_proven(
     *,
     soft: bool = False,
     output: Path | str | None = None,
-) -> SyntheticModel:
+) -> ReadoutModel:
     """Load the proven network of a run, on the CPU, in evaluation mode.
 
     Args:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from statemix import files
 from statemix.errors import RequestError
+from statemix.models import earlier_name
 from statemix.tensor_files import load_tensors, tensor_bytes
 
 _PREFIX = "step-"
@@ -228,6 +229,8 @@ def load_optimizer(
 ) -> None:
     """Restore the result of :func:`optimizer_state`, bit-identical and in its own dtypes."""
     parameters = dict(model.named_parameters())
+    # Checkpoints of older versions have other names.
+    parameters |= {earlier_name(name): parameter for name, parameter in parameters.items()}
     optimizer.state.clear()
     for key, value in (*tensors.items(), *numbers.get("values", {}).items()):
         name, quantity = key.rsplit("/", 1)

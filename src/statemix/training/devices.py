@@ -1,7 +1,6 @@
 """What a run needs of this machine: a device, CPU threads, memory."""
 
 import contextlib
-import dataclasses
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -184,17 +183,17 @@ class _WithoutDraws(TorchFunctionMode):
 def _sizes(config: RunConfig, task: Task) -> tuple[int, int]:
     """Return the numbers of parameters, and of entries of a sequence's states; 0 if unknown."""
     # Each layer once: the others repeat them.
-    short = dataclasses.replace(config, model=dataclasses.replace(config.model, num_layers=None))
+    short = config.replace(model=config.model.replace(num_layers=None))
     try:
         with torch.device("meta"), _WithoutDraws():
             model = short.build_model(task)
-            layers: list[Any] = [block.layer for block in model.blocks]
+            layers: list[Any] = [block.mixer for block in model.backbone.blocks]
             states = [tree_leaves(layer.init_state(1)) for layer in layers]
     except RequestError:
         raise
     except Exception:  # noqa: BLE001  building the model with data will report it
         return 0, 0
-    blocks = [sum(p.numel() for p in block.parameters()) for block in model.blocks]
+    blocks = [sum(p.numel() for p in block.parameters()) for block in model.backbone.blocks]
     once = sum(p.numel() for p in model.parameters()) - sum(blocks)
     places = [n % len(blocks) for n in range(len(config.model.stack()))]
     entries = [sum(t.numel() for t in leaves if isinstance(t, torch.Tensor)) for leaves in states]

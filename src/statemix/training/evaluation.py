@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from statemix.layers.layer import check_sizes
-from statemix.models import SyntheticModel
+from statemix.errors import OptionError
+from statemix.models import ReadoutModel
 from statemix.ops.checks import bind
-from statemix.plain import to_plain
-from statemix.settings import built
 from statemix.tasks import IGNORED, Examples, Task
 from statemix.tasks.addressing import Split
 from statemix.training.config import RunConfig
 from statemix.training.devices import sequences_at
+from statemix.training.plain import to_plain
 from statemix.training.schedules import attributes_set
+from statemix.training.settings import built
 
 if TYPE_CHECKING:
     from statemix.training.loop import Loop
@@ -108,16 +108,16 @@ class SplitEvaluator:
         # Making only the last one shows whether the split has enough sequences.
         try:
             task.examples(split, num_sequences - 1, num_sequences, length)
-        except ValueError as error:
+        except OptionError as error:
             subject, must, condition = str(error).partition(" must ")
             if subject != "stop":
                 raise
-            raise ValueError(f"num_sequences{must}{condition}") from error
+            raise OptionError(f"num_sequences{must}{condition}") from error
         self._draw = partial(task.examples, split, 0, num_sequences, length)
         self._examples: Examples | None = None
         self._score = partial(evaluate, batch_size=batch_size, autocast=autocast, tick=tick)
 
-    def __call__(self, model: SyntheticModel) -> HeadScores:
+    def __call__(self, model: ReadoutModel) -> HeadScores:
         """Return the scores by head; the sequences are drawn when they are first needed."""
         if self._examples is None:
             self._examples = self._draw()
@@ -223,7 +223,7 @@ class RunEvaluator:
 
 
 def evaluate(
-    model: SyntheticModel,
+    model: ReadoutModel,
     examples: Examples,
     *,
     batch_size: int = 128,
@@ -249,7 +249,10 @@ def evaluate(
             class, ``batch_size`` is below 1, or a token is not in the vocabulary.
         TypeError: if a dtype does not fit or ``batch_size`` is not an int.
     """
-    check_sizes(batch_size=batch_size)
+    if not isinstance(batch_size, int) or isinstance(batch_size, bool):
+        raise TypeError(f"batch_size must be an int, got {batch_size!r}")
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     tokens = torch.from_numpy(examples.tokens)
     targets = {head: torch.from_numpy(classes) for head, classes in examples.targets.items()}
     _check_targets(model, tokens, targets)
@@ -296,7 +299,7 @@ def _moved(
         yield piece.to(device)
 
 
-def _check_targets(model: SyntheticModel, tokens: Tensor, wanted: Mapping[str, Tensor]) -> None:
+def _check_targets(model: ReadoutModel, tokens: Tensor, wanted: Mapping[str, Tensor]) -> None:
     if wanted.keys() != model.heads.keys():
         raise ValueError(
             f"targets must have the heads {list(model.heads)} of the model, got {list(wanted)}"

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from statemix.errors import ABSENT, RequestError, SettingError
 from statemix.files import write_file
-from statemix.plain import difference, finite
 from statemix.tensor_files import load_tensors, tensor_bytes
 from statemix.training.checkpoint import save_checkpoint
+from statemix.training.plain import difference, finite
 
 CONFIG = "config.json"
 ENVIRONMENT = "environment.json"

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor, nn
 
 from statemix.files import append, naming
-from statemix.plain import finite
 from statemix.training.checkpoint import TensorFiles, save_checkpoint
 from statemix.training.config import ScheduleConfig
+from statemix.training.plain import finite
 from statemix.training.schedules import Attributes
 
 if TYPE_CHECKING:

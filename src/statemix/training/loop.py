@@ -12,6 +12,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from statemix.errors import RequestError, SettingError
 from statemix.interrupts import Interrupts
+from statemix.models import earlier_name
 from statemix.training.batches import Batches
 from statemix.training.checkpoint import TensorFiles, load_optimizer, optimizer_state
 from statemix.training.config import OptimizerConfig
@@ -364,7 +365,10 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Ad
     """
     members: list[list[nn.Parameter]] = [[] for _ in (*config.groups, None)]
     for name, parameter in model.named_parameters():
-        matching = (fnmatchcase(name, group.parameters) for group in config.groups)
+        names = (name, earlier_name(name))
+        matching = (
+            any(fnmatchcase(one, group.parameters) for one in names) for group in config.groups
+        )
         # The last list is for parameters that no group matches.
         place = next((n for n, matches in enumerate(matching) if matches), -1)
         members[place].append(parameter)

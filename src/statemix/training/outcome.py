@@ -6,22 +6,21 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from torch import Tensor
 
 from statemix.errors import RequestError, SettingError
-from statemix.models import SyntheticModel
-from statemix.settings import checked, field_types
+from statemix.models import ReadoutModel
 from statemix.training import folder as runs
 from statemix.training.attempts import Attempt
 from statemix.training.checkpoint import remove_checkpoints
-from statemix.training.config import SCHEMA, RunConfig
+from statemix.training.config import SCHEMA, RunConfig, config_from_plain
 from statemix.training.evaluation import HeadScores, Scores, accuracy
 from statemix.training.hooks import Event
 from statemix.training.loop import Loop
-from statemix.training.reading import config_from_plain
 from statemix.training.schedules import restore_attributes
+from statemix.training.settings import checked
 
 Weights = Literal["last", "best_validation", "best_test"]
 _MOMENTS: dict[Weights, str] = {
@@ -77,16 +76,15 @@ class Selection:
 
 
 def _scores(stored: dict[str, Any]) -> HeadScores:
+    hints = get_type_hints(Scores)
     return {
-        head: Scores(
-            **{name: _typed(field_types(Scores)[name], name, one) for name, one in scores.items()}
-        )
+        head: Scores(**{name: _typed(hints[name], name, one) for name, one in scores.items()})
         for head, scores in _filled(stored).items()
     }
 
 
 def _attempt(stored: dict[str, Any]) -> Attempt:
-    hints = field_types(Attempt)
+    hints = get_type_hints(Attempt)
     return Attempt(**{name: _typed(hints[name], name, one) for name, one in stored.items()})
 
 
@@ -225,7 +223,7 @@ def _stored(folder: Path) -> runs.StoredConfig:
     return stored
 
 
-def model_with(tensors: dict[str, Tensor], config: RunConfig, file: Path) -> SyntheticModel:
+def model_with(tensors: dict[str, Tensor], config: RunConfig, file: Path) -> ReadoutModel:
     """Build the network of a run with given weights, on the CPU, in evaluation mode.
 
     Args:
@@ -247,7 +245,7 @@ def model_with(tensors: dict[str, Tensor], config: RunConfig, file: Path) -> Syn
     return model.eval()
 
 
-def load_model(folder: Path | str, weights: Weights = "last") -> SyntheticModel:
+def load_model(folder: Path | str, weights: Weights = "last") -> ReadoutModel:
     """Load the network of a finished run, on the CPU, in evaluation mode.
 
     Args:
@@ -274,7 +272,7 @@ def load_model(folder: Path | str, weights: Weights = "last") -> SyntheticModel:
     return model.eval()
 
 
-def load_weights_of(model: SyntheticModel, source: Path) -> None:
+def load_weights_of(model: ReadoutModel, source: Path) -> None:
     """Give a model the last weights of a finished run.
 
     Raises:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from statemix.errors import SettingError
 from statemix.layers import Layer
-from statemix.models import SyntheticModel
+from statemix.models import ReadoutModel
 from statemix.tasks import IGNORED
 from statemix.training.attempts import Attempts
 from statemix.training.hooks import Hook
@@ -27,7 +27,7 @@ class PermutationPenalty(Hook):
     """
 
     def __init__(
-        self, coefficient: float, model: SyntheticModel, attempts: Attempts | None = None
+        self, coefficient: float, model: ReadoutModel, attempts: Attempts | None = None
     ) -> None:
         self._coefficient, self._model, self._attempts = coefficient, model, attempts
         if token_transitions(model, 1) is None:
@@ -45,7 +45,7 @@ class PermutationPenalty(Hook):
         return {"permutation_penalty": penalty}
 
 
-def permutation_penalty(model: SyntheticModel) -> Tensor:
+def permutation_penalty(model: ReadoutModel) -> Tensor:
     r"""Return how far the transitions of a model's first layer are from permutations.
 
     .. math:: \mathrm{mean}_{x, k} \, \lVert A_x^k (A_x^k)^\top - I \rVert_F^2
@@ -56,14 +56,14 @@ def permutation_penalty(model: SyntheticModel) -> Tensor:
     Args:
         model: a model whose first layer runs a linear recurrence.
     """
-    transitions = token_transitions(model, model.vocab_size)
+    transitions = token_transitions(model, model.backbone.vocab_size)
     assert transitions is not None
     products = transitions @ transitions.mT
     eye = torch.eye(products.shape[-1], dtype=products.dtype, device=products.device)
     return (products - eye).square().sum((-1, -2)).mean()
 
 
-def token_transitions(model: SyntheticModel, num_tokens: int) -> Tensor | None:
+def token_transitions(model: ReadoutModel, num_tokens: int) -> Tensor | None:
     """Return the transitions of the first layer under each of the first tokens.
 
     The layer sees a token's normalised embedding at the beginning of a sequence. What came before
@@ -76,9 +76,9 @@ def token_transitions(model: SyntheticModel, num_tokens: int) -> Tensor | None:
     Returns:
         Shape (num_tokens, units, m, m); None if the layer runs no linear recurrence.
     """
-    layer = model.get_submodule("blocks.0.layer")
+    layer = model.backbone.blocks[0].mixer
     if not isinstance(layer, Layer):
         return None
-    x = model.get_submodule("blocks.0.norm")(model.embedding.weight[:num_tokens])
+    x = model.backbone.blocks[0].norm(model.backbone.embedding.weight[:num_tokens])
     recurrence = layer.recurrence(x.unsqueeze(1))
     return None if recurrence is None else recurrence.transitions[:, 0]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from statemix.layers.gated_recurrence import GatedRecurrence
-from statemix.models import SyntheticModel
+from statemix.models import ReadoutModel
 from statemix.tasks import Task
 from statemix.tasks.irreps import shares
 from statemix.tasks.permutation import Permutation
@@ -21,7 +21,7 @@ _MOST_ENTRIES = 10_000
 
 
 @torch.no_grad()
-def representations(model: SyntheticModel, task: Task) -> dict[str, float]:
+def representations(model: ReadoutModel, task: Task) -> dict[str, float]:
     r"""Split the transitions of a model's first layer by irreducible representation of the group.
 
     The table of transitions :math:`A(g)`, one for each token g, is a function on the group. The
@@ -38,7 +38,7 @@ def representations(model: SyntheticModel, task: Task) -> dict[str, float]:
         task is not about all elements of a group, the first layer has no gates of its own, or they
         are too many.
     """
-    layer = model.get_submodule("blocks.0.layer")
+    layer = model.backbone.blocks[0].mixer
     if not isinstance(task, Permutation) or task.generators:
         return {}
     if not isinstance(layer, GatedRecurrence):
@@ -60,7 +60,7 @@ class Representations(Hook):
         task: its task.
     """
 
-    def __init__(self, model: SyntheticModel, task: Task) -> None:
+    def __init__(self, model: ReadoutModel, task: Task) -> None:
         self._model, self._task = model, task
 
     def row(self, loop: Loop) -> dict[str, Any]:

@@ -12,10 +12,8 @@ import torch
 from statemix.errors import RequestError, SettingError
 from statemix.interrupts import Interrupts
 from statemix.memory import is_shortage
-from statemix.models import SyntheticModel
+from statemix.models import ReadoutModel
 from statemix.ops import BackendUnavailableError
-from statemix.plain import to_plain
-from statemix.settings import checked
 from statemix.tasks import IGNORED, Task
 from statemix.tasks.addressing import SPLITS
 from statemix.tasks.permutation import Permutation
@@ -45,9 +43,11 @@ from statemix.training.outcome import (
     save_outcome,
 )
 from statemix.training.permutation_penalty import PermutationPenalty
+from statemix.training.plain import to_plain
 from statemix.training.reading import import_modules
 from statemix.training.representations import Representations
 from statemix.training.schedules import attributes_set
+from statemix.training.settings import checked
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -261,7 +261,7 @@ class Run:
 def build_loop(
     config: RunConfig,
     task: Task,
-    model: SyntheticModel,
+    model: ReadoutModel,
     fabric: "Fabric",
     *,
     losses: CrossEntropy | None = None,

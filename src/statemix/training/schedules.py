@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from statemix.errors import ABSENT, SettingError
-from statemix.settings import is_refusal
+from statemix.errors import ABSENT, OptionError, SettingError
+from statemix.models import earlier_name
 from statemix.training.config import AttributeSchedule
 
 
@@ -109,9 +109,7 @@ class Attributes:
             value = _like(initial, value)
             try:
                 setattr(module, schedule.attribute, value)
-            except (ValueError, TypeError) as error:
-                if not is_refusal(error):
-                    raise
+            except OptionError as error:
                 condition = f"must suit its layer at every step, but not at step {step} ({error})"
                 raise SettingError(f"schedules.attributes: {follower}", condition, value) from error
             values[follower] = value
@@ -120,9 +118,13 @@ class Attributes:
 
 def restore_attributes(model: nn.Module, values: Mapping[str, float]) -> None:
     """Set the attributes of a model to the values that :meth:`Attributes.set` returned."""
+    modules = dict(model.named_modules())
+    modules |= {earlier_name(name): module for name, module in modules.items()}
     for follower, value in values.items():
         module, _, attribute = follower.rpartition(".")
-        setattr(model.get_submodule(module), attribute, value)
+        if module not in modules:
+            raise AttributeError(f"the model has no part {module!r}")
+        setattr(modules[module], attribute, value)
 
 
 def _like(initial: float | None, value: float) -> float:
@@ -143,9 +145,7 @@ def _try(module: nn.Module, attribute: str, value: Any, path: str) -> None:
     before = getattr(module, attribute)
     try:
         setattr(module, attribute, _like(before, value))
-    except (ValueError, TypeError) as error:
-        if not is_refusal(error):
-            raise
+    except OptionError as error:
         raise SettingError(path, f"must suit {attribute} ({error})", value) from error
     setattr(module, attribute, before)
 

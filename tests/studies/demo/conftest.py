@@ -2,8 +2,8 @@
 
 import pytest
 
-from statemix.plain import to_plain
 from statemix.studies.demo import demo_suite as demo
+from statemix.training.plain import to_plain
 
 LENGTHS = (16, 64, 256, 1024, 4096, 16384)
 # Distinct numbers with known means over the two seeds, at the training length.

@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-import tyro
 from rich.table import Table
 
 from statemix.bench import entries, layer_timing
@@ -64,11 +63,11 @@ class Layers(Measured):
     """Tokens of a sequence. Several are measured one after the other, each with every batch
     size."""
 
-    compiled: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    compiled: bool = False
     """Also time each layer of backend=associative as the paper runs it: the whole layer under
     torch.compile with max-autotune. Each case compiles for one to three minutes."""
 
-    projections: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    projections: bool = False
     """Also time the projections of each BD-LRU and H-LRU alone, and the layer relative to them."""
 
     imports: tuple[str, ...] = ()

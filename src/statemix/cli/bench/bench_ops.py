@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, get_args
+from typing import Any, get_args
 
-import tyro
 from rich.table import Table
 
 from statemix.bench import operator_timing, peer_timing
@@ -60,11 +59,11 @@ class Ops(Measured):
     """On a GPU, also time our kernels with these lengths of chunks, in steps, instead of the length
     that their rule chooses. 0 means one chunk."""
 
-    compiled: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    compiled: bool = False
     """Also time the published scan under torch.compile with max-autotune. Each case compiles
     for one to three minutes."""
 
-    quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    quick: bool = False
     """Check in a minute or two that everything runs: an eighth of the length, at most five rounds
     and one second. Such short data fits into caches, so do not compare the times with a full
     run."""

@@ -7,10 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
-import tyro
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -55,7 +54,7 @@ class Measured:
     device: DeviceName = "cpu"
     """Where to run."""
 
-    graphs: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    graphs: bool = False
     """On a GPU, replay every call as a CUDA graph: times then exclude the launches of kernels."""
 
     limit_s: float | None = None

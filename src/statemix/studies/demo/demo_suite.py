@@ -1,7 +1,6 @@
 """The demo: how well recurrences track a permutation group, also beyond the training length."""
 
 import copy
-import dataclasses
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,7 +119,11 @@ _PROTOCOL = RunConfig(
         min_learning_rate=1e-5,
         attributes=(
             AttributeSchedule(
-                "gate_temperature", end=0.125, begin=0.5, finish=0.9, curve="reciprocal"
+                attribute="gate_temperature",
+                end=0.125,
+                begin=0.5,
+                finish=0.9,
+                curve="reciprocal",
             ),
         ),
     ),
@@ -135,11 +138,10 @@ _PROTOCOL = RunConfig(
 def _protocol(
     task: TaskSpec, *, every: int, epochs: int | None = None, num_steps: int | None = None
 ) -> RunConfig:
-    return dataclasses.replace(
-        _PROTOCOL,
+    return _PROTOCOL.replace(
         task=task,
-        schedules=dataclasses.replace(_PROTOCOL.schedules, epochs=epochs, num_steps=num_steps),
-        evaluation=dataclasses.replace(_PROTOCOL.evaluation, every=every),
+        schedules=_PROTOCOL.schedules.replace(epochs=epochs, num_steps=num_steps),
+        evaluation=_PROTOCOL.evaluation.replace(every=every),
     )
 
 

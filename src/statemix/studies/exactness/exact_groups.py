@@ -1,7 +1,6 @@
 """The suite exact-groups: the recipe on every group; an LSTM and a control beside it."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NamedTuple
 
 from statemix.layers import LayerSpec
@@ -77,10 +76,10 @@ def _seeded(config: RunConfig, seeds: tuple[int, ...]) -> tuple[RunConfig, ...]:
         lengths=_LENGTHS,
         validation_size=256,
     )
-    measured = replace(
-        config, evaluation=evaluation, runtime=RuntimeConfig(device="cpu", num_threads=1)
+    measured = config.replace(
+        evaluation=evaluation, runtime=RuntimeConfig(device="cpu", num_threads=1)
     )
-    return tuple(replace(measured, seed=seed) for seed in seeds)
+    return tuple(measured.replace(seed=seed) for seed in seeds)
 
 
 GROUPS = ExactSuite(

@@ -1,10 +1,9 @@
 """How much of a suite each size runs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from statemix.layers import LayerSpec
-from statemix.settings import Assignments
 from statemix.studies.higher_order.protocols import SizeName
 from statemix.tasks import TaskSpec
 from statemix.training import (
@@ -16,6 +15,7 @@ from statemix.training import (
     RuntimeConfig,
     ScheduleConfig,
 )
+from statemix.training.settings import Assignments
 
 # The paper's code trains until three quarters of a batch have converged.
 _TRAINED = 0.75
@@ -108,7 +108,7 @@ class Scale:
             # One thread: two runs side by side are faster than one with two threads.
             runtime=RuntimeConfig(num_threads=1),
         )
-        return tuple(replace(config, seed=seed) for seed in self.seeds)
+        return tuple(config.replace(seed=seed) for seed in self.seeds)
 
 
 def words(group: str, length: int, size: SizeName) -> TaskSpec:

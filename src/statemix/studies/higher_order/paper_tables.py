@@ -4,7 +4,7 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
-from statemix.models.synthetic import Backbone
+from statemix.models import ModelKind
 from statemix.studies.higher_order import dubinin as published
 from statemix.studies.higher_order.contenders import CONTENDERS, Contender
 from statemix.studies.higher_order.protocols import Data, ProtocolName, SizeName, Trial, trials
@@ -114,7 +114,7 @@ def _permutation(name: str, preset: str, laptop: int, workstation: int) -> Colum
     return Column(name, (Data(preset, task, durations),))
 
 
-def _mad(name: str, task: str, backbone: Backbone = "causal") -> Column:
+def _mad(name: str, task: str, backbone: ModelKind = "causal") -> Column:
     durations: dict[SizeName, int] = {"laptop": 8, "workstation": 40, "paper": 200}
     data = tuple(
         Data(

@@ -3,12 +3,11 @@
 import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from statemix.layers import LayerSpec
-from statemix.models.synthetic import Backbone
-from statemix.plain import put
+from statemix.models import ModelKind
 from statemix.studies.higher_order.contenders import Contender
 from statemix.tasks import TaskSpec
 from statemix.training import (
@@ -20,6 +19,7 @@ from statemix.training import (
     ScheduleConfig,
     config_from_plain,
 )
+from statemix.training.plain import put
 
 ProtocolName = Literal["paper", "tuned"]
 SizeName = Literal["laptop", "workstation", "paper"]
@@ -97,7 +97,7 @@ class Data:
     task: TaskSpec
     durations: Mapping[SizeName, int]
     lengths: tuple[int, ...] = ()
-    backbone: Backbone = "causal"
+    backbone: ModelKind = "causal"
     metric: Metric = "token_accuracy"
 
 
@@ -144,9 +144,9 @@ def trials(
     if protocol == "paper":
         for layer, rate in itertools.product(layers, scale.learning_rates):
             config = _config(layer, data, size)
-            optimizer = replace(config.optimizer, learning_rate=rate)
+            optimizer = config.optimizer.replace(learning_rate=rate)
             words = [f"learning rate {rate:g}", *_options(layer, layers)]
-            yield _seeded(words, replace(config, optimizer=optimizer), scale)
+            yield _seeded(words, config.replace(optimizer=optimizer), scale)
     else:
         for setting in _settings(scale.num_settings):
             for layer in layers:
@@ -175,7 +175,7 @@ def _options(layer: LayerSpec, layers: Sequence[LayerSpec]) -> list[str]:
 
 
 def _seeded(words: Sequence[str], config: RunConfig, size: Size) -> Trial:
-    return Trial(", ".join(words), tuple(replace(config, seed=seed) for seed in size.seeds))
+    return Trial(", ".join(words), tuple(config.replace(seed=seed) for seed in size.seeds))
 
 
 def _config(layer: LayerSpec, data: Data, size: SizeName) -> RunConfig:

@@ -4,12 +4,12 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from statemix.models import MixerSpec
-from statemix.plain import put
 from statemix.studies.higher_order.contenders import CONTENDERS
 from statemix.studies.higher_order.paper_tables import TABLES, Cell, Column, Table, column
 from statemix.studies.higher_order.protocols import Data, ProtocolName, SizeName, Trial
 from statemix.studies.store import key
 from statemix.training import config_from_plain
+from statemix.training.plain import put
 
 CHANGES: Mapping[str, Mapping[str, object]] = {
     "": {},

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from statemix.layers.gated_recurrence import GatedRecurrence
-from statemix.models import SyntheticModel
+from statemix.models import ReadoutModel
 from statemix.studies.inspection.gate_entropy import entropy
 from statemix.studies.inspection.layer_numbers import plain
 from statemix.studies.inspection.recording import record
@@ -43,7 +43,7 @@ class Sharpening(TypedDict):
     after: GateMap
 
 
-def softened(model: SyntheticModel, config: RunConfig, task: Task) -> SyntheticModel | None:
+def softened(model: ReadoutModel, config: RunConfig, task: Task) -> ReadoutModel | None:
     """Return a copy of a trained model with the gate temperatures at which training began.
 
     Args:
@@ -63,8 +63,8 @@ def softened(model: SyntheticModel, config: RunConfig, task: Task) -> SyntheticM
 
 
 def sharpening(
-    before: SyntheticModel,
-    after: SyntheticModel,
+    before: ReadoutModel,
+    after: ReadoutModel,
     tokens: Tensor,
     lengths: Sequence[int],
     *,
@@ -90,7 +90,7 @@ def sharpening(
 
 
 def _measured(
-    model: SyntheticModel, tokens: Tensor, lengths: Sequence[int], units: Sequence[int]
+    model: ReadoutModel, tokens: Tensor, lengths: Sequence[int], units: Sequence[int]
 ) -> dict[int, tuple[list[int], GateMap]]:
     """Return number of a layer -> units shown, and its gates."""
     found = {}

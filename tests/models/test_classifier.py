@@ -10,8 +10,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from statemix import ops
+from statemix.errors import OptionError
 from statemix.layers import LAYERS, Layer, LayerSpec, take_rows
-from statemix.models import MixerSpec, SyntheticModel
+from statemix.models import MixerSpec, TokenClassifier
 
 CONVERGED = {"contraction": 0.5, "max_iterations": 120, "tolerance": 1e-14}
 SPECS = {
@@ -36,7 +37,7 @@ MIXERS = {"none": None, "swiglu": MixerSpec("swiglu"), "mlp": MixerSpec("mlp")}
 
 
 def build(*layers, heads=None, **settings):
-    return SyntheticModel(7, heads or HEADS, 8, layers or (SPECS["bd_lru"],), **settings)
+    return TokenClassifier(7, heads or HEADS, 8, layers or (SPECS["bd_lru"],), **settings)
 
 
 def draw(batch=3, length=6, seed=0):
@@ -73,32 +74,34 @@ def read(model, x):
 def test_forward_is_embedding_residual_norm_readout(mixer):
     model = build(*HYBRID, norm="rms", channel_mixer=MIXERS[mixer])
     tokens = draw()
-    x = model.embedding.weight[tokens]
-    for block in model.blocks:
-        x = x + block.layer(normed(x))[0]
-        if block.mixer is not None:
-            x = x + block.mixer(normed(x))
+    x = model.backbone.embedding.weight[tokens]
+    for block in model.backbone.blocks:
+        x = x + block.mixer(normed(x))[0]
+        if block.channel_mixer is not None:
+            x = x + block.channel_mixer(normed(x))
     torch.testing.assert_close(model(tokens), read(model, normed(x)))
 
 
 def test_layer_norm_is_that_of_the_definition():
     model = build(norm="layer")
-    x = 0.01 * torch.randn(2, 3, model.embedding.embedding_dim)
+    x = 0.01 * torch.randn(2, 3, model.backbone.embedding.embedding_dim)
     centred = x - x.mean(-1, keepdim=True)
     expected = centred * (centred.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
-    torch.testing.assert_close(model.final_norm(x), expected)
+    torch.testing.assert_close(model.backbone.final_norm(x), expected)
 
 
 def test_without_residual_and_norm_only_the_layers_remain():
     model = build(residual=False, norm="none", channel_mixer=MIXERS["mlp"])
     tokens = draw()
-    y, _ = model.blocks[0].layer(model.embedding(tokens))
-    torch.testing.assert_close(model(tokens), read(model, model.blocks[0].mixer(y)))
+    y, _ = model.backbone.blocks[0].mixer(model.backbone.embedding(tokens))
+    torch.testing.assert_close(
+        model(tokens), read(model, model.backbone.blocks[0].channel_mixer(y))
+    )
 
 
 def test_bos_is_a_token_whose_output_is_dropped():
     model = build(bos=True)
-    spelled_out = SyntheticModel(8, HEADS, 8, [SPECS["bd_lru"]])
+    spelled_out = TokenClassifier(8, HEADS, 8, [SPECS["bd_lru"]])
     spelled_out.load_state_dict(model.state_dict())
     tokens = draw()
     prepended = torch.cat([torch.full((3, 1), 7), tokens], dim=1)
@@ -142,7 +145,7 @@ def test_the_state_is_one_per_layer_and_its_rows_can_be_reordered(stack):
     tokens, more, rows = draw(), draw(seed=1), torch.tensor([2, 0, 2, 1])
     _, state = model.extend(tokens)
     assert [type(part) for part in state] == [
-        type(block.layer.init_state(1)) for block in model.blocks
+        type(block.mixer.init_state(1)) for block in model.backbone.blocks
     ]
     logits, _ = model.extend(more[rows], take_rows(state, rows))
     whole = model(torch.cat([tokens, more], dim=1)[rows])
@@ -156,7 +159,7 @@ def test_one_seed_gives_one_model_and_leaves_the_global_generator_alone():
     second = build(seed=1, channel_mixer=MIXERS["mlp"]).state_dict()
     other = build(seed=2, channel_mixer=MIXERS["mlp"]).state_dict()
     assert all(torch.equal(first[name], second[name]) for name in first)
-    assert not torch.equal(first["embedding.weight"], other["embedding.weight"])
+    assert not torch.equal(first["backbone.embedding.weight"], other["backbone.embedding.weight"])
     torch.manual_seed(5)
     assert torch.equal(torch.rand(1), drawn)
 
@@ -203,37 +206,50 @@ def test_layers_and_mixers_zero_their_own_biases(own_biases, monkeypatch, zero_b
             kind, "zero_biases", lambda self, zero=zero: asked.append(type(self)) or zero(self)
         )
     model = build(*HYBRID, own_biases, channel_mixer=MIXERS["mlp"], zero_biases=zero_biases)
-    parts = [part for block in model.blocks for part in (block.layer, block.mixer)]
+    parts = [part for block in model.backbone.blocks for part in (block.mixer, block.channel_mixer)]
     assert asked == ([type(part) for part in parts] if zero_biases else [])
     # Nothing reaches past the method into the layer.
-    assert torch.equal(model.blocks[-1].layer.proj.bias, torch.full((8,), 0.5))
-    zeroed = [*(block.mixer.up_proj.bias for block in model.blocks)]
-    zeroed += [model.blocks[0].layer.gate_proj.bias, *(r.bias for r in model.readouts.values())]
+    assert torch.equal(model.backbone.blocks[-1].mixer.proj.bias, torch.full((8,), 0.5))
+    zeroed = [*(block.channel_mixer.up_proj.bias for block in model.backbone.blocks)]
+    zeroed += [
+        model.backbone.blocks[0].mixer.gate_proj.bias,
+        *(r.bias for r in model.readouts.values()),
+    ]
     assert all(bool(bias.any()) is not zero_biases for bias in zeroed)
 
 
 # Each argument of the constructor: another value, and its required effect on the model.
 ARGUMENTS = {
-    "vocab_size": (9, lambda m: m.embedding.num_embeddings == 9),
+    "vocab_size": (9, lambda m: m.backbone.embedding.num_embeddings == 9),
     "heads": ({"a": 3}, lambda m: {h: r.out_features for h, r in m.readouts.items()} == {"a": 3}),
-    "hidden_size": (10, lambda m: m.embedding.embedding_dim == 10 == m.blocks[0].layer.hidden_size),
-    "layers": (HYBRID, lambda m: [b.layer.name for b in m.blocks] == list(SPECS)),
-    "bos": (True, lambda m: m.bos and m.embedding.num_embeddings == 8),
-    "residual": (False, lambda m: not any(block.residual for block in m.blocks)),
+    "hidden_size": (
+        10,
+        lambda m: (
+            m.backbone.embedding.embedding_dim == 10 == m.backbone.blocks[0].mixer.hidden_size
+        ),
+    ),
+    "layers": (HYBRID, lambda m: [b.mixer.name for b in m.backbone.blocks] == list(SPECS)),
+    "bos": (True, lambda m: m.backbone.bos and m.backbone.embedding.num_embeddings == 8),
+    "residual": (False, lambda m: not any(block.residual for block in m.backbone.blocks)),
     "norm": (
         "layer",
         lambda m: all(
             isinstance(n, nn.LayerNorm)
-            for n in (m.final_norm, *(n for b in m.blocks for n in (b.norm, b.mixer_norm)))
+            for n in (
+                m.backbone.final_norm,
+                *(n for b in m.backbone.blocks for n in (b.norm, b.channel_norm)),
+            )
         ),
     ),
-    "channel_mixer": (MixerSpec("mlp"), lambda m: type(m.blocks[0].mixer).__name__ == "MLP"),
+    "channel_mixer": (
+        MixerSpec("mlp"),
+        lambda m: type(m.backbone.blocks[0].channel_mixer).__name__ == "MLP",
+    ),
     "zero_biases": (False, lambda m: m.readouts["product"].bias.any()),
-    "backbone": ("autoencoder", lambda m: m.decoder is not None),
     "linear_init": ("normal", lambda m: m.readouts["product"].weight.abs().max() < 0.1),
     "seed": (
         1,
-        lambda m: not torch.equal(m.embedding.weight, made().embedding.weight),
+        lambda m: not torch.equal(m.backbone.embedding.weight, made().backbone.embedding.weight),
     ),
 }
 
@@ -246,10 +262,10 @@ def made(**changes):
         "layers": (SPECS["bd_lru"],),
         "channel_mixer": MixerSpec("swiglu"),
     }
-    return SyntheticModel(**(usual | changes))
+    return TokenClassifier(**(usual | changes))
 
 
-@pytest.mark.parametrize("argument", inspect.signature(SyntheticModel).parameters)
+@pytest.mark.parametrize("argument", inspect.signature(TokenClassifier).parameters)
 def test_every_argument_reaches_the_model(argument):
     value, reached = ARGUMENTS[argument]
     assert not reached(made())
@@ -265,10 +281,10 @@ def test_switches_change_the_logits_of_equal_weights(change, mixer):
 
 
 def test_it_starts_as_in_mad():
-    model = SyntheticModel(200, {"y": 50}, 128, [LayerSpec("bd_lru", num_blocks=64, block_size=3)])
-    assert model.embedding.weight.std().item() == pytest.approx(0.02, rel=0.02)
+    model = TokenClassifier(200, {"y": 50}, 128, [LayerSpec("bd_lru", num_blocks=64, block_size=3)])
+    assert model.backbone.embedding.weight.std().item() == pytest.approx(0.02, rel=0.02)
     linears = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
-    assert {"readouts.y", "blocks.0.layer.gate_proj"} <= linears.keys()
+    assert {"readouts.y", "backbone.blocks.0.mixer.gate_proj"} <= linears.keys()
     for linear in linears.values():
         assert linear.bias is None or not linear.bias.any()
         bound = linear.in_features**-0.5
@@ -278,9 +294,9 @@ def test_it_starts_as_in_mad():
 @pytest.mark.parametrize(("layer", "units"), [("bd_lru", "num_blocks"), ("h_lru", "num_channels")])
 def test_pointwise_gates_start_without_bias_as_dense_ones_do(layer, units):
     options = {**SPECS[layer].options, units: 8, "selective": "pointwise"}
-    for block in build(*(2 * [LayerSpec(layer, **options)])).blocks:
-        assert not block.layer.gate_bias.any()
-        assert block.layer.gate_weight.abs().max() > 0.8
+    for block in build(*(2 * [LayerSpec(layer, **options)])).backbone.blocks:
+        assert not block.mixer.gate_bias.any()
+        assert block.mixer.gate_weight.abs().max() > 0.8
 
 
 @pytest.mark.parametrize("gate", [name for name, g in ops.GATES.items() if not g.blocks_only])
@@ -288,11 +304,11 @@ def test_constant_gates_start_where_they_can_learn(gate):
     """At zero, ``relu`` would have no gradient at all and ``signed`` and ``tanh`` a huge one."""
     model = build(LayerSpec("bd_lru", num_blocks=2, block_size=3, selective=False, gate=gate))
     model(draw())["product"].square().sum().backward()
-    assert 0 < model.blocks[0].layer.gate_bias.grad.abs().max() < 1e4
+    assert 0 < model.backbone.blocks[0].mixer.gate_bias.grad.abs().max() < 1e4
 
 
 def test_an_lstm_starts_as_in_torch():
-    layer = build(SPECS["lstm"]).blocks[0].layer
+    layer = build(SPECS["lstm"]).backbone.blocks[0].mixer
     bound = 8**-0.5
     for bias in (layer.lstm.bias_ih_l0, layer.lstm.bias_hh_l0):
         assert 0.8 * bound < bias.abs().max() <= bound
@@ -303,7 +319,7 @@ def test_an_lstm_starts_as_in_torch():
     [
         ({"vocab_size": 0}, ValueError, "vocab_size must be at least 1, got 0"),
         ({"heads": {"y": 0}}, ValueError, r"heads\['y'\] must be at least 1, got 0"),
-        ({"heads": {"y": 1.5}}, TypeError, r"heads\['y'\] must be an int, got 1\.5"),
+        ({"heads": {"y": 1.5}}, OptionError, r"heads\['y'\] must be an int, got 1\.5"),
         ({"heads": {}}, ValueError, r"heads must not be empty, got \{\}"),
         ({"layers": ()}, ValueError, r"layers must not be empty, got \(\)"),
         ({"hidden_size": -1}, ValueError, "hidden_size must be at least 1, got -1"),
@@ -435,23 +451,23 @@ def test_tokens_without_values_to_read_are_not_refused(bos, bounds):
     assert shapes(build(bos=bos).to("meta")(tokens.to("meta"))) == shapes(expected)
 
 
-SWITCHES = [name for name, hint in get_type_hints(SyntheticModel.__init__).items() if hint is bool]
+SWITCHES = [name for name, hint in get_type_hints(TokenClassifier.__init__).items() if hint is bool]
 
 
 @pytest.mark.parametrize(
     ("name", "value", "error"),
     [
-        ("heads", [("a", 2)], TypeError),
-        ("heads", {1: 2}, TypeError),
-        ("layers", "lstm", TypeError),
-        ("layers", 3, TypeError),
-        ("channel_mixer", "mlp", TypeError),
-        *((name, value, TypeError) for name in SWITCHES for value in ("no", 0, None)),
-        ("seed", None, TypeError),
+        ("heads", [("a", 2)], OptionError),
+        ("heads", {1: 2}, OptionError),
+        ("layers", "lstm", OptionError),
+        ("layers", 3, OptionError),
+        ("channel_mixer", "mlp", OptionError),
+        *((name, value, OptionError) for name in SWITCHES for value in ("no", 0, None)),
+        ("seed", None, OptionError),
         ("seed", -1, ValueError),
     ],
 )
 def test_arguments_of_another_type_are_named(name, value, error):
     good = {"vocab_size": 3, "heads": {"a": 2}, "hidden_size": 4, "layers": [LayerSpec("lstm")]}
     with pytest.raises(error, match=f"{name} must be"):
-        SyntheticModel(**good | {name: value})
+        TokenClassifier(**good | {name: value})

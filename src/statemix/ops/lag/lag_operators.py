@@ -4,7 +4,7 @@ from torch import Tensor
 
 from statemix.ops.checks import bind, check_bool, check_choice, same_dtype_and_device
 from statemix.ops.checks import check_finite as check_all_finite
-from statemix.ops.dispatch import check_bounds, initial_state_of, run_gated, run_given
+from statemix.ops.dispatch import Gating, check_bounds, initial_state_of, prepare
 from statemix.ops.gates import check_gate, normalize
 from statemix.ops.lag.realizations import observer_scan
 from statemix.ops.temperature import check_temperature
@@ -38,23 +38,28 @@ def h_lru(
             the input gate. float32, float64, bfloat16 or float16.
         values: v, shape (B, T, H), same dtype and device.
         gate: family that normalises the raw gates, a name in :data:`statemix.ops.GATES` whose
-            family is not ``blocks_only``.
+            family is not ``blocks_only``. All families but "none" bound the states of the
+            controller form, see :func:`statemix.ops.normalize`.
         initial_state: shape (B, H, m), or (N, H, m) if packed. The controller form expects the m
             states before step 1, newest first; the observer form the partial sums s^1 ... s^m.
             None means zeros.
-        cu_seqlens: bounds of packed sequences as in :func:`statemix.ops.bd_lru`.
-        temperature: as in :func:`statemix.ops.bd_lru`.
+        cu_seqlens: int32 or int64, shape (N+1,): the bounds 0 = c_0 <= ... <= c_N = T of N
+            sequences packed into one row (B = 1). None means one sequence per row.
+        temperature: tau, a positive number or 0-d tensor by which the raw gates are divided; None
+            means 1.
         realization: name in :data:`REALIZATIONS`.
-        backend: as in :func:`statemix.ops.bd_lru`.
-        check_finite: as in :func:`statemix.ops.bd_lru`.
+        backend: name in :data:`statemix.ops.BACKENDS`, or None for the preferred one.
+        check_finite: reject NaN and infinity in the arguments, at the cost of reading them.
 
     Returns:
         states: h_1 ... h_T, shape (B, T, H), dtype of ``values``.
         final_state: like ``initial_state``, float32 or wider.
 
     Raises:
-        ValueError: as in :func:`statemix.ops.bd_lru`, or if ``realization`` is unknown.
-        TypeError: as in :func:`statemix.ops.bd_lru`.
+        ValueError: if shapes or devices disagree, a name is unknown, the bounds do not rise from 0
+            to T, ``temperature`` is not positive and finite, or ``check_finite`` detects a bad
+            entry.
+        TypeError: if dtypes differ or are not floating, or a tensor is not dense.
         BackendUnavailableError: if ``backend`` cannot run here.
 
     Example:
@@ -72,18 +77,19 @@ def h_lru(
     same_dtype_and_device(gates=gates, values=values)
     temperature = check_temperature(temperature, gates)
     if realization == "controller":
-        return run_gated(
+        solve, scan = prepare(
             "lag",
             gates,
             values,
-            gate,
-            temperature,
-            initial_state,
-            cu_seqlens,
+            Gating(gate, temperature),
             sizes,
+            initial_state=initial_state,
+            cu_seqlens=cu_seqlens,
             backend=backend,
             finite=check_finite,
         )
+        states, final_state, *_ = solve(*scan)
+        return states.to(values.dtype), final_state
     if check_finite:
         check_all_finite(gates=gates, values=values, initial_state=initial_state)
     h_0 = initial_state_of(initial_state, values, cu_seqlens, sizes)
@@ -121,17 +127,18 @@ def lag_scan(
         inputs: b, shape (B, T, H), same floating dtype and device.
         initial_state: the m states before step 1, newest first, shape (B, H, m), or (N, H, m) if
             packed. None means zeros.
-        cu_seqlens: as in :func:`statemix.ops.bd_lru`.
-        backend: as in :func:`statemix.ops.bd_lru`.
-        check_finite: as in :func:`statemix.ops.bd_lru`.
+        cu_seqlens: bounds of N sequences packed into one row (B = 1), shape (N+1,), or None.
+        backend: name in :data:`statemix.ops.BACKENDS`, or None for the preferred one.
+        check_finite: reject NaN and infinity in the arguments, at the cost of reading them.
 
     Returns:
         states: h_1 ... h_T, shape (B, T, H), dtype of ``inputs``.
         final_state: the last m states, newest first, like ``initial_state``, float32 or wider.
 
     Raises:
-        ValueError: as in :func:`statemix.ops.bd_lru`.
-        TypeError: as in :func:`statemix.ops.bd_lru`.
+        ValueError: if shapes or devices disagree, the bounds do not rise from 0 to T, ``backend``
+            is unknown, or ``check_finite`` detects a bad entry.
+        TypeError: if dtypes differ or are not floating, or a tensor is not dense.
         BackendUnavailableError: if ``backend`` cannot run here.
 
     Example:
@@ -147,4 +154,68 @@ def lag_scan(
     same_dtype_and_device(coefficients=coefficients, inputs=inputs)
     if check_finite:
         check_all_finite(coefficients=coefficients, inputs=inputs, initial_state=initial_state)
-    return run_given("lag", coefficients, inputs, initial_state, cu_seqlens, sizes, backend=backend)
+    solve, scan = prepare(
+        "lag",
+        coefficients,
+        inputs,
+        Gating(),
+        sizes,
+        initial_state=initial_state,
+        cu_seqlens=cu_seqlens,
+        backend=backend,
+    )
+    states, final_state, *_ = solve(*scan)
+    return states.to(inputs.dtype), final_state
+
+
+def h_lru_step(
+    gates: Tensor,
+    values: Tensor,
+    state: Tensor,
+    gate: str = "softmax",
+    *,
+    temperature: Tensor | float | None = None,
+    realization: str = "controller",
+    backend: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Advance :func:`h_lru` by one token; options and errors are those of :func:`h_lru`.
+
+    Args:
+        gates: raw gates of one step, shape (B, H, m+1).
+        values: v_t, shape (B, H).
+        state: shape (B, H, m), as :func:`h_lru` returns it.
+        gate: gate family.
+        temperature: divisor of the raw gates, or None.
+        realization: meaning of the state.
+        backend: backend, or None.
+
+    Returns:
+        h_t: shape (B, H), dtype of ``values``.
+        state: shape (B, H, m), float32 or wider.
+    """
+    sizes: dict[str, int] = {}
+    bind(sizes, "values", values, "B H")
+    bind(sizes, "gates", gates, "B H m+1")
+    bind(sizes, "state", state, "B H m")
+    states, state = h_lru(
+        gates.unsqueeze(1),
+        values.unsqueeze(1),
+        gate,
+        state,
+        temperature=temperature,
+        realization=realization,
+        backend=backend,
+    )
+    return states.squeeze(1), state
+
+
+def lag_step(
+    coefficients: Tensor, inputs: Tensor, state: Tensor, *, backend: str | None = None
+) -> tuple[Tensor, Tensor]:
+    """Advance :func:`lag_scan` by one step: a and state (B, H, m), b (B, H)."""
+    sizes: dict[str, int] = {}
+    bind(sizes, "inputs", inputs, "B H")
+    bind(sizes, "coefficients", coefficients, "B H m")
+    bind(sizes, "state", state, "B H m")
+    states, state = lag_scan(coefficients.unsqueeze(1), inputs.unsqueeze(1), state, backend=backend)
+    return states.squeeze(1), state

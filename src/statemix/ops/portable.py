@@ -1,9 +1,14 @@
-"""Backend "associative": the published parallel scan, the baseline of every comparison.
+"""Backends in PyTorch, which run on every device; block/ and lag/ add their kernels.
 
-The scan runs over pairs (x, c) of states and transition products, as in Appendix I of Dubinin et
-al., "Improved state mixing in higher-order and block diagonal linear recurrent networks". Each scan
-step multiplies whole transition matrices, so it costs m^3 and moves far more bytes than the
-recurrence needs.
+"reference" is the sequential definition, which every other backend must match.
+
+"loop" is a loop over time on whole batches, with hand-written adjoints. Blocks are innermost in
+memory, so that each step is a few elementwise passes over long rows.
+
+"associative" is the published parallel scan, the baseline of every comparison. It runs over pairs
+(x, c) of states and transition products, as in Appendix I of Dubinin et al., "Improved state mixing
+in higher-order and block diagonal linear recurrent networks". Each scan step multiplies whole
+transition matrices, so it costs m^3 and moves far more bytes than the recurrence needs.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -29,11 +34,12 @@ def unavailable() -> str | None:
     return None
 
 
+REFERENCE = Backend("reference")
+LOOP = Backend("loop", automatic=True, slow=True)
 ASSOCIATIVE = Backend("associative", unavailable=unavailable, stepwise=False)
-"""The backend's record. The operators add its kernels; autograd differentiates them."""
 
 
-def scan(
+def associative_scan(
     coefficients: Tensor, inputs: Tensor, resets: Tensor | None, *, reverse: bool = False
 ) -> Tensor:
     r"""Solve x_t = c_t x_{t-1} + u_t from zero, with x_{t-1} = 0 where a sequence starts.
@@ -48,7 +54,7 @@ def scan(
     Returns:
         x_1 ... x_T, shape (B, T, H, m).
     """
-    from torch._higher_order_ops.associative_scan import associative_scan
+    from torch._higher_order_ops.associative_scan import associative_scan as published
 
     def compose(acc: dict[str, Tensor], curr: dict[str, Tensor]) -> dict[str, Tensor]:
         # The newer segment is the left factor: blocks do not commute.
@@ -67,7 +73,7 @@ def scan(
     pairs: dict[str, Tensor] = {"x": inputs, "c": coefficients}
     if resets is not None:
         pairs["reset"] = resets.view(1, -1, 1, 1)
-    scanned: Any = associative_scan(compose, pairs, dim=1, reverse=reverse, combine_mode="generic")
+    scanned: Any = published(compose, pairs, dim=1, reverse=reverse, combine_mode="generic")
     states: Tensor = scanned["x"]
     return states
 

@@ -139,7 +139,6 @@ print(proofs.prove(network, Automaton(0, table, table), max_pairs=50).verdict)
 """
 
 
-@pytest.mark.xfail(reason="the registry needs pydantic")
 @pytest.mark.slow
 def test_the_core_trains_a_layer_and_proves_a_network_with_its_two_packages(environment, tmp_path):
     names = {Requirement(text).name for text in requirements("")}
@@ -179,7 +178,6 @@ def test_the_laboratory_reports_from_an_installation(environment, tmp_path):
         assert done.returncode == 0, (command, done.stderr)
 
 
-@pytest.mark.xfail(reason="commands do not name the extra yet")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("ring", "command", "extra"),

@@ -123,7 +123,7 @@ def named_entries(specs):
 
 def test_layers_of_the_papers_scan_are_compiled_beside_the_others():
     loop = LayerSpec("bd_lru", num_blocks=2, block_size=3, backend="loop")
-    found = bench_entries.with_compiled(named_entries([*scanned(2), loop]))
+    found = bench_entries.with_variants(named_entries([*scanned(2), loop]), compiled=True)
     assert [(one.name, one.compiled, one.title) for one in found] == [
         ("m2", False, "BD-LRU m=2, associative"),
         ("m2 compiled", True, "BD-LRU m=2, compiled"),
@@ -135,11 +135,11 @@ def test_layers_of_the_papers_scan_are_compiled_beside_the_others():
 def test_a_number_of_layers_that_cannot_be_compiled_is_refused(sizes, count):
     listed = named_entries(scanned(*sizes))
     with pytest.raises(RequestError, match=f"^compiled must be used with 1 to 8 .*, got {count}$"):
-        bench_entries.with_compiled(listed)
+        bench_entries.with_variants(listed, compiled=True)
     if count:
-        assert len(bench_entries.with_compiled(listed[:-1])) == 16
+        assert len(bench_entries.with_variants(listed[:-1], compiled=True)) == 16
 
 
 def test_projections_need_a_layer_that_has_them():
     with pytest.raises(RequestError, match="projections must be used with a layer bd_lru or h_lru"):
-        bench_entries.with_projections(entries([LayerSpec("lstm")]))
+        bench_entries.with_variants(entries([LayerSpec("lstm")]), projections=True)

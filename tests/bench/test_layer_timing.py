@@ -161,7 +161,7 @@ def test_compiled_layers_alone_go_through_the_compiler(monkeypatch):
         return lambda x: (2 * layer(x)[0], None)
 
     monkeypatch.setattr(layers, "autotuned", autotuned)
-    entries = bench_entries.with_compiled(named_entries(scanned(2)))
+    entries = bench_entries.with_variants(named_entries(scanned(2)), compiled=True)
     plain, twice, _ = (one.prepare() for one in layers.providers(entries, CASE, F32))
     torch.testing.assert_close(twice()[0], 2 * plain()[0])
     assert len(compiled) == 1
@@ -169,7 +169,7 @@ def test_compiled_layers_alone_go_through_the_compiler(monkeypatch):
 
 def test_a_row_of_a_compiled_layer_states_no_saved_bytes():
     measured = Measurement("a", "", "measured", rounds=3, time_s=Spread(0.5, 2.0, 4.0))
-    entries = bench_entries.with_compiled(named_entries(scanned(2)))
+    entries = bench_entries.with_variants(named_entries(scanned(2)), compiled=True)
     plain, compiled = (layers.row(one, CASE, measured, "float32", 1000) for one in entries)
     assert (plain["compiled"], compiled["compiled"]) == (False, True)
     assert plain["saved_bytes_per_token"] > 0
@@ -179,7 +179,7 @@ def test_a_row_of_a_compiled_layer_states_no_saved_bytes():
 @pytest.mark.parametrize("name", ["bd_lru", "h_lru"])
 def test_projections_alone_are_all_of_a_layer_but_its_recurrence(name, monkeypatch):
     (entry,) = entries([compared(8)[name]])
-    listed = bench_entries.with_projections([entry, *entries([LayerSpec("lstm")])])
+    listed = bench_entries.with_variants([entry, *entries([LayerSpec("lstm")])], projections=True)
     assert [one.name for one in listed] == [name, f"{name} projections", "lstm"]
     _, provider, *_ = layers.providers(listed, CASE, torch.float32)
     call = provider.prepare()
@@ -251,7 +251,9 @@ class Gpu(Cpu):
     name = "cuda"
 
 
-@pytest.mark.parametrize("error", [AssertionError("shapes disagree"), RuntimeError("no memory")])
+@pytest.mark.parametrize(
+    "error", [AssertionError("no such size"), RuntimeError("CUDA out of memory")]
+)
 def test_a_layer_of_ours_that_fails_on_a_gpu_ends_no_other(monkeypatch, capsys, error):
     def build(spec, *given):
         if spec.name == "bd_lru":

@@ -299,7 +299,8 @@ def test_decoding_in_16_bits_says_so_everywhere(capsys, tmp_path, monkeypatch):
 def test_times_of_decoding_are_per_step(batch_size):
     case = step_timing.StepCase("bd_lru", batch_size, 4, 2)
     one = Measurement("statemix", "", "measured", rounds=3, time_s=Spread(1.0, 2.0, 3.0))
-    time, *_, roofline, rounds = bench_decode._cells(case, one, {"p50": 0.125})
+    table = bench_decode._table([(case, [one])], lambda case, one: {"roofline": {"p50": 0.125}})
+    _, _, time, _, _, roofline, rounds = (next(iter(column.cells)) for column in table.columns)
     assert time == bench_options.number_text(1e6 * 2.0 / case.steps_per_call)
     assert (roofline, rounds) == ("0.12", "3")
 
@@ -448,7 +449,7 @@ def test_a_layer_too_large_for_memory_keeps_its_price(capsys, monkeypatch, tmp_p
     (shown,) = [line.split() for line in text.splitlines() if line.startswith("  Convolution K=2 ")]
     assert shown[-1] == "skipped"
     assert "  Convolution K=2: conv kernel_size=2\n" in text
-    assert "  Convolution K=2, B=2 T=5 skipped: out of memory: Default" in text
+    assert "  conv kernel_size=2 skipped: out of memory: DefaultCPUAlloc" in text
 
 
 @pytest.mark.parametrize(

@@ -267,7 +267,7 @@ def test_gates_that_nothing_sharpens_have_no_such_picture(hybrid, tmp_path, tiny
             ["--start", "100", "--split", "train"],
             "start: stop must be at most train_size=20, got 102",
         ),
-        (["--split", "all"], "--split"),
+        (["--split", "all"], "split must be 'train', 'validation' or 'test', got 'all'"),
         (["--output", "/dev/null/x"], "output must be a writable file, got '/dev/null/x/numbers"),
     ],
 )

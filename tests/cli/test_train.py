@@ -210,7 +210,7 @@ def test_options_beside_from_replace_the_runs(finished_run, spelling):
             "evaluation.attributes.gate_temperature must suit gate_temperature",
         ),
         (["--optimizer.groups", "no", "weight_decay=0"], "optimizer.groups.0.parameters must"),
-        (["--from", "nowhere"], "folder must hold a run, got nowhere"),
+        (["--from", "nowhere"], "folder must exist, got nowhere"),
         (["--config", "nowhere.toml"], "nowhere.toml must be readable, got: No such file"),
         (["--config", "a.toml", "--from", "b"], "must not be given together"),
         (["--evaluation.lengths", "1"], "evaluation.lengths: "),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import statemix
 from statemix import layers
 from statemix.errors import OptionError, SettingError
 from statemix.layers import LAYERS, LayerSpec
@@ -152,3 +153,10 @@ def test_a_switch_is_true_or_false(factories, name, option, value):
 
 def test_a_layer_with_a_switch_is_known():
     assert (LAYERS, "conv", "depthwise") in SWITCHES
+
+
+def test_every_layer_can_be_imported_from_the_package():
+    for name, layer in LAYERS.items():
+        if layer.__module__.startswith("statemix."):
+            assert getattr(statemix, layer.__name__) is layer, name
+            assert layer.__name__ in statemix.__all__

@@ -14,7 +14,9 @@ MOST = 6
 
 @pytest.mark.kernels
 @pytest.mark.parametrize(
-    "layer", [BDLRU(8, num_blocks=2, block_size=4), HLRU(8, num_channels=4, order=2)], ids=str
+    "layer",
+    [BDLRU(8, num_blocks=2, block_size=4), HLRU(8, num_channels=4, order=2)],
+    ids=["blocks", "lags"],
 )
 def test_a_kernel_is_at_most_six_frames_from_its_layer_in_training(layer, monkeypatch):
     function, seen = loader.function, {}

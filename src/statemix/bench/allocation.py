@@ -46,22 +46,25 @@ def map_large_blocks() -> bool:
     return _mallopt({_M_MMAP_MAX: 65536, _M_MMAP_THRESHOLD: 2**25})
 
 
+def release() -> None:
+    """Return freed memory to the system, if the C library can."""
+    malloc_trim = _of_c_library("malloc_trim")
+    if malloc_trim is not None:
+        malloc_trim(0)
+
+
 def _mallopt(settings: dict[int, int]) -> bool:
-    if not sys.platform.startswith("linux"):
-        return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = _of_c_library("mallopt")
     if mallopt is None:
         return False
     accepted = [mallopt(*setting) == 1 for setting in settings.items()]
     return all(accepted)
 
 
-def release() -> None:
-    """Return freed memory to the system, if the C library can."""
-    if sys.platform.startswith("linux"):
-        malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if malloc_trim is not None:
-            malloc_trim(0)
+def _of_c_library(name: str) -> Callable[..., int] | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    return getattr(ctypes.CDLL(None), name, None)
 
 
 @contextmanager
@@ -89,16 +92,10 @@ def limited() -> Iterator[None]:
 
 
 def check_fits(name: str, value: object, needed: int, total: int) -> None:
-    """Check that a request needs no more memory than a device has.
-
-    Args:
-        name: name of the option.
-        value: value of the option.
-        needed: bytes that the request needs at least.
-        total: bytes of the device.
+    """Check that the value of an option needs no more bytes than a device has in total.
 
     Raises:
-        RequestError: if they are more.
+        RequestError: otherwise.
     """
     if needed > total:
         raise RequestError(

@@ -85,11 +85,6 @@ class Entry:
 def check_case(case: LayerCase, dtype: torch.dtype, total: int) -> None:
     """Check that the sizes are positive and that input, output and gradients fit into memory.
 
-    Args:
-        case: the sizes.
-        dtype: data type of inputs and outputs.
-        total: bytes of memory of the device.
-
     Raises:
         RequestError: otherwise.
     """
@@ -140,44 +135,34 @@ def entries(
         ]
 
 
-def with_compiled(listed: Sequence[Entry]) -> list[Entry]:
-    """Return the entries, each one that runs the paper's scan followed by its compiled form.
+def with_variants(
+    listed: Sequence[Entry], *, compiled: bool = False, projections: bool = False
+) -> list[Entry]:
+    """Return the entries, each followed by the variants of it that are requested.
+
+    Args:
+        listed: the layers.
+        compiled: add the compiled form of each layer that runs the paper's scan.
+        projections: add the projections alone of each BD-LRU and H-LRU.
 
     Raises:
-        RequestError: if none runs the paper's scan, or more do than PyTorch compiles at once.
+        RequestError: if no layer has a requested variant, or PyTorch compiles fewer at once.
     """
     every = []
     for entry in listed:
         every.append(entry)
-        if entry.spec.options.get("backend") == SCAN:
-            compiled = f"{entry.name} compiled"
-            every.append(replace(entry, name=compiled, compiled=True, saved_bytes=None))
-    count, most = len(every) - len(listed), torch._dynamo.config.recompile_limit
-    if not 1 <= count <= most:
+        if projections and issubclass(LAYERS[entry.spec.name], GatedRecurrence):
+            name = f"{entry.name} projections"
+            every.append(replace(entry, name=name, projections=True, saved_bytes=None))
+        if compiled and entry.spec.options.get("backend") == SCAN:
+            name = f"{entry.name} compiled"
+            every.append(replace(entry, name=name, compiled=True, saved_bytes=None))
+    count, most = sum(one.compiled for one in every), torch._dynamo.config.recompile_limit
+    if compiled and not 1 <= count <= most:
         raise RequestError(
             f"compiled must be used with 1 to {most} layers of backend={SCAN}, got {count}"
         )
-    return every
-
-
-def projections_of(name: str) -> str:
-    """Return the name of the projections of a layer with this name."""
-    return f"{name} projections"
-
-
-def with_projections(listed: Sequence[Entry]) -> list[Entry]:
-    """Return the entries, each one of BD-LRU or H-LRU followed by its projections alone.
-
-    Raises:
-        RequestError: if there is none.
-    """
-    every = []
-    for entry in listed:
-        every.append(entry)
-        if issubclass(LAYERS[entry.spec.name], GatedRecurrence) and not entry.compiled:
-            alone = projections_of(entry.name)
-            every.append(replace(entry, name=alone, projections=True, saved_bytes=None))
-    if len(every) == len(listed):
+    if projections and not any(one.projections for one in every):
         raise RequestError("projections must be used with a layer bd_lru or h_lru, got none")
     return every
 

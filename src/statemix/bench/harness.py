@@ -9,6 +9,7 @@ from random import Random
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from statemix.bench.timed_devices import Cpu
 from statemix.memory import is_shortage
@@ -309,3 +310,8 @@ def unavailable_if_it_fails(name: str, call: Callable[[], Any]) -> Any:
         raise BackendUnavailableError(
             f"flash-linear-attention cannot run {name} here: {error}"
         ) from error
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """Return the largest error relative to the largest entry."""
+    return float((actual.double() - expected).abs().max() / expected.abs().max())

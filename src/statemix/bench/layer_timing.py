@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from statemix.bench.entries import Entry, LayerCase, build_layer, draw_problem
-from statemix.bench.harness import Measurement, Provider, unavailable_if_it_fails
+from statemix.bench.harness import Measurement, Provider, relative_error, unavailable_if_it_fails
 from statemix.bench.operator_timing import autotuned
 from statemix.bench.roofline import copy_provider, fraction
 from statemix.bench.timed_devices import DeviceName
@@ -62,7 +62,7 @@ def providers(
             judge = build_layer(_judge_of(entry.spec, device), case, dtype, device)
             expected = exact(judge, *problem())
             return max(
-                _relative_error(actual[0, -len(right) :], right)
+                relative_error(actual[0, -len(right) :], right)
                 for actual, right in zip(result, expected, strict=True)
             )
 
@@ -124,12 +124,8 @@ def row(
 ) -> dict[str, Any]:
     """Return the stored row of a measurement, without its provenance.
 
-    Args:
-        entry: the layer. Its projections alone have no bytes that must move.
-        case: sizes.
-        measurement: outcome of the layer.
-        dtype: name of the dtype of parameters and activations.
-        copied: what :func:`copied_bytes` returns.
+    The copy in the same rounds moved ``copied`` bytes. Projections alone have no bytes that must
+    move.
     """
     torch_dtype: torch.dtype = getattr(torch, dtype)
     moved = None if entry.projections else moved_bytes(entry, case, torch_dtype)
@@ -182,8 +178,3 @@ def _last_of_all(layer: Layer, x: Tensor, d_y: Tensor) -> tuple[Tensor, Tensor]:
     y, _ = exact(tokens)
     (d_x,) = torch.autograd.grad(y, tokens, d_y.double())
     return y[0, -_CHECKED_STEPS:].detach(), d_x[0, -_CHECKED_STEPS:]
-
-
-def _relative_error(actual: Tensor, expected: Tensor) -> float:
-    """Return the largest error relative to the largest entry."""
-    return float((actual.double() - expected).abs().max() / expected.abs().max())

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from statemix import ops
 from statemix.bench.allocation import check_fits
-from statemix.bench.harness import Measurement, Provider
+from statemix.bench.harness import Measurement, Provider, relative_error
 from statemix.bench.roofline import copy_provider, fraction
 from statemix.bench.timed_devices import DeviceName
 from statemix.errors import RequestError
@@ -117,12 +117,7 @@ def cases(
 ) -> list[OperatorCase]:
     """Return all cases, those of one table next to each other.
 
-    Args:
-        recurrences: recurrences to run.
-        shapes: shapes to run each of them at.
-        block_sizes: values of m for BD-LRU in shapes without a block size.
-        orders: values of m for H-LRU in shapes without a block size.
-        gate: gate family.
+    Shapes without a block size get the block sizes (BD-LRU) or orders (H-LRU).
 
     Raises:
         RequestError: if a block size or an order is not positive, or a recurrence does not have the
@@ -150,11 +145,6 @@ def cases(
 
 def check_case(case: OperatorCase, dtype: torch.dtype, total: int) -> None:
     """Check that the inputs of a case fit into memory.
-
-    Args:
-        case: operation and size.
-        dtype: dtype of gates, values and states.
-        total: memory of the device.
 
     Raises:
         RequestError: otherwise, or if the loop over time would take hours.
@@ -202,8 +192,7 @@ def providers(
         dtype: dtype of gates, values and states.
         compiled: add the published scan under ``torch.compile``.
         device: where to run.
-        chunks: add our kernels with chunks of so many steps, 0 for one chunk, instead of the rule's
-            choice. :func:`check_chunks` has accepted them.
+        chunks: add our kernels with these lengths of chunks, which :func:`check_chunks` accepted.
     """
 
     @cache
@@ -217,7 +206,9 @@ def providers(
         return tuple(_call(case.direction, _operator(case, "reference"), *arguments)())
 
     def error(results: Sequence[Tensor]) -> float:
-        return max(map(_relative_error, results, expected()))
+        # Only the first sequences are checked.
+        pairs = zip(results, expected(), strict=True)
+        return max(relative_error(one[: len(right)], right) for one, right in pairs)
 
     def provider(name: str, backend: str, note: str) -> Provider:
         def prepare() -> Callable[[], Sequence[Tensor]]:
@@ -263,11 +254,7 @@ def row(
 ) -> dict[str, Any]:
     """Return the stored row of a measurement, without its provenance.
 
-    Args:
-        case: operation and size.
-        measurement: outcome of one provider.
-        dtype: dtype of gates, values and states.
-        moved_bytes: bytes that the provider has to move; None means those of our operator.
+    Without ``moved_bytes``, the provider has to move the bytes of our operator.
     """
     if moved_bytes is None:
         moved_bytes = case.moved_bytes(dtype)
@@ -317,23 +304,29 @@ def _operator(case: OperatorCase, backend: str) -> Operator:
 def _call(
     direction: Direction, operator: Operator, gates: Tensor, values: Tensor, d_states: Tensor
 ) -> Callable[[], Sequence[Tensor]]:
-    """Return a function without arguments that computes states, final state and any gradients."""
+    leaves = (gates.detach().requires_grad_(), values.detach().requires_grad_())
+    return timed_call(direction, lambda: operator(*leaves), leaves, d_states)
+
+
+def timed_call(
+    direction: Direction,
+    run: Callable[[], Sequence[Tensor]],
+    leaves: Sequence[Tensor],
+    d_outputs: Tensor,
+) -> Callable[[], Sequence[Tensor]]:
+    """Return a function that computes what ``run`` returns, and of it the gradients of leaves.
+
+    ``d_outputs`` is the gradient of the first output. With direction "forward", the function
+    computes no gradients.
+    """
 
     def forward() -> Sequence[Tensor]:
         with torch.no_grad():
-            return operator(gates, values)
+            return run()
 
     def forward_backward() -> Sequence[Tensor]:
-        states, final = operator(*leaves)
-        gradients = torch.autograd.grad(states, leaves, d_states)
-        return states.detach(), final.detach(), *gradients
+        outputs = run()
+        gradients = torch.autograd.grad(outputs[0], leaves, d_outputs)
+        return *(part.detach() for part in outputs), *gradients
 
-    leaves = (gates.detach().requires_grad_(), values.detach().requires_grad_())
     return forward if direction == "forward" else forward_backward
-
-
-def _relative_error(actual: Tensor, expected: Tensor) -> float:
-    """Return the largest error over the checked sequences, relative to the largest entry."""
-    checked = actual[: expected.shape[0]]
-    difference = (checked.double() - expected).abs().max() / expected.abs().max()
-    return float(difference)

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from statemix.bench import operator_timing
 from statemix.bench.harness import Measurement, Provider, unavailable_if_it_fails
-from statemix.bench.operator_timing import OperatorCase
+from statemix.bench.operator_timing import OperatorCase, timed_call
 from statemix.bench.timed_devices import DeviceName
 from statemix.errors import RequestError
 from statemix.layers import fla
@@ -117,14 +117,8 @@ def providers(
     A call computes the outputs and the final state, and of "forward_backward" also the gradients of
     all inputs and weights. On a CPU the chunked operators of our own layers run, which compute in
     float32 at least; on a GPU the kernels of flash-linear-attention; an LSTM is PyTorch's. The last
-    tokens of the first sequence are checked against single steps in float64, and the error is that
-    of the norm.
-
-    Args:
-        names: names of peers.
-        case: the operation and the size of ours.
-        dtype: dtype of inputs and outputs; of strengths and decays on a GPU it is float32.
-        device: where to run. :func:`check` has accepted it.
+    tokens of the first sequence are checked against single steps in float64 (an LSTM against
+    itself in float64), and the error is that of the norm.
     """
     return [_provider(name, case, dtype, device) for name in names]
 
@@ -147,16 +141,7 @@ def _provider(name: str, case: OperatorCase, dtype: torch.dtype, device: DeviceN
         run = _operator(name, case, problem, dtype, device)
         leaves = [part.requires_grad_() for part in problem.leaves]
 
-        def forward() -> Sequence[Tensor]:
-            with torch.no_grad():
-                return [run(problem.inputs)]
-
-        def forward_backward() -> Sequence[Tensor]:
-            outputs = run(problem.inputs)
-            gradients = torch.autograd.grad(outputs, leaves, problem.d_outputs)
-            return [outputs.detach(), *gradients]
-
-        call = forward if case.direction == "forward" else forward_backward
+        call = timed_call(case.direction, lambda: [run(problem.inputs)], leaves, problem.d_outputs)
         return partial(unavailable_if_it_fails, name, call) if foreign else call
 
     def error(results: Sequence[Tensor]) -> float:
@@ -220,7 +205,7 @@ def _operator(
         return lambda inputs: cast(Tensor, lstm(inputs[0])[0])
     memory = _empty_memory(name, case, problem.inputs[0], _computed(dtype))
     if device == "cuda":
-        return lambda inputs: _by_fla(name, inputs, memory, dtype)
+        return lambda inputs: _recurrence(name, inputs, memory, dtype)[0]
     return lambda inputs: _recurrence(name, inputs, memory)[0].to(dtype)
 
 
@@ -230,23 +215,26 @@ def _empty_memory(name: str, case: OperatorCase, like: Tensor, dtype: torch.dtyp
     return like.new_zeros(shape, dtype=dtype)
 
 
-def _by_fla(name: str, inputs: Sequence[Tensor], memory: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the outputs by the kernels of flash-linear-attention."""
+def _recurrence(
+    name: str, inputs: Sequence[Tensor], memory: Tensor, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the outputs and the last memory.
+
+    With a dtype of outputs, the kernels of flash-linear-attention run. Otherwise the operators of
+    our layers run, in the dtype of the memory.
+    """
+    if dtype is None:
+        inputs = [part.to(memory.dtype) for part in inputs]
     if name == MAMBA2:
         x, decays, B, C = inputs
-        return fla.ssd(x, decays, B, C, memory, dtype)[0]
+        if dtype is None:
+            return ssd(x, decays, B, C, memory)
+        return fla.ssd(x, decays, B, C, memory, dtype)
     q, k, v, beta, *rest = inputs
-    return fla.delta_rule(q, k, v, beta, rest[0] if rest else None, memory, dtype)[0]
-
-
-def _recurrence(name: str, inputs: Sequence[Tensor], memory: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the outputs and the last memory by the operators of our layers, in its dtype."""
-    wide = [part.to(memory.dtype) for part in inputs]
-    if name == MAMBA2:
-        x, decays, B, C = wide
-        return ssd(x, decays, B, C, memory)
-    q, k, v, beta, *rest = wide
-    return delta_rule(q, k, v, beta, rest[0] if rest else None, memory)
+    g = rest[0] if rest else None
+    if dtype is None:
+        return delta_rule(q, k, v, beta, g, memory)
+    return fla.delta_rule(q, k, v, beta, g, memory, dtype)
 
 
 def _last_steps(name: str, case: OperatorCase, problem: _Problem) -> list[Tensor]:
@@ -259,37 +247,20 @@ def _last_steps(name: str, case: OperatorCase, problem: _Problem) -> list[Tensor
     before = [part[:, :start] for part in exact]
     last = [part[:, start:].requires_grad_() for part in exact]
     if problem.lstm is not None:
-        outputs = _lstm_steps(problem.lstm, before[0], last[0])
+        outputs = copy.deepcopy(problem.lstm).double()(torch.cat([before[0], last[0]], 1))[0]
+        outputs = outputs[:, start:]
     else:
         memory = _empty_memory(name, case, exact[0], torch.float64)
         with torch.no_grad():
             _, memory = _recurrence(name, before, memory)
-        found = []
+        steps = []
         for t in range(case.length - start):
             # A single token goes through no chunk.
             o, memory = _recurrence(name, [part[:, t : t + 1] for part in last], memory)
-            found.append(o)
-        outputs = torch.cat(found, 1)
+            steps.append(o)
+        outputs = torch.cat(steps, 1)
     gradients = torch.autograd.grad(outputs, last, problem.d_outputs[:1, start:].double())
     return [part[0].detach() for part in (outputs, *gradients)]
-
-
-def _lstm_steps(lstm: nn.LSTM, before: Tensor, last: Tensor) -> Tensor:
-    """Return the outputs of the last tokens by the equations of an LSTM."""
-    exact = copy.deepcopy(lstm).double()
-    h = c = before.new_zeros(1, lstm.hidden_size)
-    if before.shape[1]:
-        with torch.no_grad():
-            _, (h, c) = exact(before)
-        h, c = h[0], c[0]
-    W, U, b, d = exact.parameters()
-    outputs = []
-    for x in last.unbind(1):
-        i, f, g, o = (x @ W.T + b + h @ U.T + d).chunk(4, -1)
-        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-        h = o.sigmoid() * c.tanh()
-        outputs.append(h)
-    return torch.stack(outputs, 1)
 
 
 def _relative_error(actual: Tensor, expected: Tensor) -> float:

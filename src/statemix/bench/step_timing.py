@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from statemix.bench.allocation import check_fits
-from statemix.bench.harness import Measurement, Provider
+from statemix.bench.harness import Measurement, Provider, relative_error
 from statemix.bench.roofline import copy_provider, fraction
 from statemix.bench.timed_devices import DeviceName
 from statemix.errors import RequestError
@@ -57,11 +57,8 @@ class StepCase:
         """Return the bytes that a step of a layer has to move.
 
         It reads every parameter once, and of each sequence the token and the state, and it writes
-        output and state. Of a state that grows, the first step is counted.
-
-        Args:
-            dtype: dtype of parameters and activations.
-            spec: the layer; None means this one.
+        output and state. Of a state that grows, the first step is counted. Without ``spec``, the
+        layer is that of the case.
         """
         paid = price(spec or self.spec, hidden_size=self.hidden_size, length=1, dtype=dtype)
         parameters = paid.num_parameters * dtype.itemsize
@@ -105,16 +102,11 @@ def cases(
         for batch_size in batch_sizes
     ]
     for case in listed:
+        weights = case.hidden_size * (case.gates_per_token + 2 * case.hidden_size)
+        needed = 4 * (weights + case.batch_size * case.hidden_size)
         shown = f"{case.hidden_size} and {case.batch_size}"
-        check_fits("hidden_sizes and batch_sizes", shown, _required_bytes(case), total_bytes())
+        check_fits("hidden_sizes and batch_sizes", shown, needed, total_bytes())
     return listed
-
-
-def _required_bytes(case: StepCase) -> int:
-    """Estimate the memory of the layers, in float32 and float64, and of the float64 reference."""
-    weights = case.hidden_size * (case.gates_per_token + 2 * case.hidden_size)
-    per_token = 2 * case.gates_per_token + 4 * case.hidden_size
-    return 16 * weights + 8 * case.steps_per_call * case.batch_size * per_token
 
 
 def providers(
@@ -126,9 +118,9 @@ def providers(
 ) -> list[Provider]:
     """Return the layer's projections alone, its ``step``, those of other layers, and a copy.
 
-    Every call makes :attr:`Case.steps_per_call` steps in inference mode on one token per sequence.
-    The state of the layer has ``hidden_size`` entries. On a GPU its step is that of the Triton
-    kernels.
+    Every call makes :attr:`StepCase.steps_per_call` steps in inference mode, each on one token per
+    sequence. The state of the layer has ``hidden_size`` entries. On a GPU its step is that of the
+    Triton kernels.
 
     Args:
         case: layer and sizes.
@@ -201,7 +193,7 @@ def _steps(
         tokens = token.unsqueeze(1).expand(-1, case.steps_per_call, -1)
         with torch.no_grad():
             expected = build_exact().double()(tokens)[0][:, -1]
-        return float((y.cpu()[checked].double() - expected).abs().max() / expected.abs().max())
+        return relative_error(y.cpu()[checked], expected)
 
     note = f"layer.step with the state of the step before{chosen}"
     return Provider(name, prepare, error, note=note)

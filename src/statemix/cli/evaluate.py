@@ -65,6 +65,9 @@ class Evaluate:
     device: Device = "auto"
     """Device that runs the model; auto uses a GPU if there is one."""
 
+    output: Path | None = None
+    """Folder that receives evaluations.jsonl (the run's folder if not given)."""
+
     json: bool = False
     """Print JSON lines instead of a table."""
 
@@ -91,11 +94,14 @@ class Evaluate:
             length: self._evaluator(task, length, config, fabric.autocast)
             for length in self.lengths or (task.length,)
         }
-        record = self.folder / EVALUATIONS
+        record = (self.output or self.folder) / EVALUATIONS
         try:
+            record.parent.mkdir(parents=True, exist_ok=True)
             record.open("a").close()
         except OSError as error:
-            raise RequestError(f"{record} must be writable, got: {error.strerror}") from error
+            advice = "" if self.output else "; choose a folder by --output"
+            condition = f"must be writable, got: {error.strerror}{advice}"
+            raise RequestError(f"{record} {condition}") from error
         rows = []
         with attributes_set(model, config.evaluation.attributes):
             for length, evaluator in evaluators.items():

@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import io
 import os
+import re
 import signal
 import sys
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, TextIO, cast
 
+from statemix.errors import OptionError, RequestError, RunsFailedError, suggestion
 from statemix.files import naming
 
 DONE, FAILED, WRONG_REQUEST, INTERRUPTED = 0, 1, 2, 130
@@ -32,6 +34,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("Bench", "measure speed and memory against baselines"),
 }
 """Command -> its class in the module of the same name, and its summary."""
+
+LABORATORY = ("demo", "inspect", "reproduce", "report", "bench")
+"""Commands that need the extra "studies"; the others need the extra "train"."""
 
 RESUMABLE = ("demo", "train", "reproduce")
 """Commands that resume after an interruption; the others start over."""
@@ -89,6 +94,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.filename == str(_Output.path):
             # Python would flush again at exit and print a message of its own.
             os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
+            if isinstance(error, BrokenPipeError):
+                # The reader, such as `head`, has read enough.
+                return FAILED
         return _fail(str(error), FAILED)
     return code
 
@@ -149,8 +157,36 @@ def _dispatch(arguments: list[str]) -> int:
         return DONE
     name, *rest = arguments
     if name not in COMMANDS:
-        return _fail(f"command must be one of {', '.join(COMMANDS)}, got {name!r}", WRONG_REQUEST)
+        advice = suggestion(name, COMMANDS)
+        known = ", ".join(COMMANDS)
+        return _fail(f"command must be one of {known}, got {name!r}{advice}", WRONG_REQUEST)
+    extra = "studies" if name in LABORATORY else "train"
+    missing = missing_packages(extra)
+    if missing:
+        needed = f"{name} needs {', '.join(missing)}"
+        return _fail(f"{needed}: pip install 'statemix[{extra}]'", WRONG_REQUEST)
     return _run(name, rest)
+
+
+def missing_packages(extra: str) -> list[str]:
+    """Return the packages of an extra that are not installed, by the metadata of statemix."""
+    from importlib.metadata import PackageNotFoundError, requires, version
+
+    missing = []
+    # A checkout that is not installed has no metadata.
+    with contextlib.suppress(PackageNotFoundError):
+        for stated in requires("statemix") or []:
+            if not stated.endswith(f'extra == "{extra}"'):
+                continue
+            package, *inner = re.findall(r"[\w.-]+", stated.partition(";")[0])
+            if package == "statemix":
+                missing += missing_packages(inner[0])
+                continue
+            try:
+                version(package)
+            except PackageNotFoundError:
+                missing.append(package)
+    return missing
 
 
 def _run(name: str, arguments: list[str]) -> int:
@@ -162,7 +198,6 @@ def _run(name: str, arguments: list[str]) -> int:
 
 def _attempt(name: str, arguments: list[str]) -> int:
     # Import PyTorch only now, so that --help and --version answer at once.
-    from statemix.errors import OptionError, RequestError, RunsFailedError
     from statemix.memory import is_shortage
     from statemix.ops import BackendUnavailableError
 

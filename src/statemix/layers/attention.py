@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from statemix.errors import OptionError
 from statemix.layers.flops import Flops
+from statemix.layers.growing import append, without_room
 from statemix.layers.layer import (
     at_least_float32,
     check_placement,
@@ -29,6 +30,9 @@ ROPE_BASE = 10_000.0
 class AttentionState(NamedTuple):
     """Cache of all tokens so far, float32 or wider; the number S of its entries grows.
 
+    Without gradients, the states after successive tokens share memory: changing one in place may
+    change earlier ones. Saved and deep copies, and those of ``take_rows``, have their own.
+
     Attributes:
         keys: shape (B, S, num_heads, head_dim).
         values: shape (B, S, num_heads, head_dim).
@@ -39,6 +43,14 @@ class AttentionState(NamedTuple):
     keys: Tensor
     values: Tensor
     used: Tensor
+
+    def __reduce__(self) -> tuple[type, tuple[Tensor, ...]]:
+        # What is stored or copied has no spare room.
+        return AttentionState, tuple(without_room(part) for part in self)
+
+
+# torch.load reads states as it is by default, with weights_only=True.
+torch.serialization.add_safe_globals([AttentionState])
 
 
 class Attention(PaddedLayer):
@@ -58,6 +70,7 @@ class Attention(PaddedLayer):
     with the third power of the input; they are finite for inputs up to about 1e9.
 
     The state grows by one entry per token; after packed sequences, by the length of the longest.
+    Decoding copies it once per quarter of its length, not at every token.
 
     Args:
         hidden_size: width of input and output.
@@ -178,25 +191,20 @@ class Attention(PaddedLayer):
         fresh = state.used.new_ones(batch, length)
         if lengths is not None:
             fresh = fresh * valid_tokens(x, lengths)
-        cache = AttentionState(
-            torch.cat([state.keys, k.to(state.keys.dtype)], 1),
-            torch.cat([state.values, v.to(state.values.dtype)], 1),
-            torch.cat([state.used, fresh.to(state.used.dtype)], 1),
-        )
+        pairs = zip((k, v, fresh), state, strict=True)
+        grown = append(tuple(state), tuple(part.to(old.dtype) for part, old in pairs))
+        cache = AttentionState(*grown)
         mask = None
         if past:
             # Padding within x comes after the tokens of its row, which therefore never see it.
             earlier = state.used.bool()[:, None, None].expand(batch, 1, length, past)
             causal = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
             mask = torch.cat([earlier, causal.expand(batch, 1, length, length)], -1)
-        o = functional.scaled_dot_product_attention(
-            q.transpose(1, 2),
-            cache.keys.to(q.dtype).transpose(1, 2),
-            cache.values.to(q.dtype).transpose(1, 2),
-            attn_mask=mask,
-            is_causal=mask is None,
-        )
-        return self.out_proj(o.transpose(1, 2).flatten(2)), cache
+        # For one token, converting it is cheaper than converting the cache.
+        dtype = q.dtype if length > 1 else cache.keys.dtype
+        q, k, v = (part.to(dtype).transpose(1, 2) for part in (q, cache.keys, cache.values))
+        o = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+        return self.out_proj(o.transpose(1, 2).flatten(2).to(x.dtype)), cache
 
 
 def _rotated(x: Tensor, places: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
 """Scans as differentiable functions: closed-form gradients around the registered operators."""
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -20,9 +19,13 @@ def solver_of(scan: Scan) -> Callable[..., tuple[Any, ...]]:
     """
     if scan.kernel.backward is None:
         return _run_pytorch
-    if not torch.compiler.is_compiling():
-        _refuse_tangents(scan)
-    return _Scan.apply if scan.keep else scan_forward
+    if torch.compiler.is_compiling():
+        return _Scan.apply
+    _refuse_tangents(scan)
+    if not scan.keep:
+        return scan_forward  # type: ignore[no-any-return]
+    transformed = torch._C._are_functorch_transforms_active()
+    return _Scan.apply if transformed else _PlainScan.apply
 
 
 def may_be_differentiated(*tensors: Tensor) -> bool:
@@ -41,6 +44,26 @@ def _run_pytorch(*arguments: Any) -> tuple[Any, ...]:
     """Run a kernel whose gradients are left to autograd."""
     scan = Scan(*arguments)
     return scan.kernel.forward(scan)
+
+
+def _backward(
+    ctx: Any, d_states: Tensor | None, d_final_state: Tensor | None, *_: Tensor | None
+) -> tuple[Any, ...]:
+    # Unpack once, as checkpoints demand.
+    coefficients, inputs, initial_state, cu_seqlens, temperature, states, *saved = ctx.saved_tensors
+    scan = Scan(coefficients, inputs, initial_state, cu_seqlens, temperature, *ctx.options)
+    if d_states is None:
+        d_states = torch.zeros_like(states)
+    if d_final_state is None:
+        d_final_state = torch.zeros_like(initial_state)
+    if torch.is_grad_enabled():
+        # Under create_graph=True or torch.func, a second derivative must raise, not be wrong.
+        gradients = _Gradients.apply(  # type: ignore[no-untyped-call]
+            d_states, d_final_state, states, *scan, *saved
+        )
+    else:
+        gradients = scan_backward(d_states, d_final_state, states, *scan, *saved)
+    return *gradients, *(None for _ in scan[3:])
 
 
 class _Scan(torch.autograd.Function):
@@ -78,26 +101,24 @@ class _Scan(torch.autograd.Function):
         ctx.mark_non_differentiable(*saved)
         ctx.save_for_backward(*inputs[:5], states, *saved)
 
+    backward = staticmethod(_backward)
+
+
+class _PlainScan(torch.autograd.Function):
+    """``_Scan`` for plain calls, which no transform or compiler sees.
+
+    PyTorch binds the arguments of a Function with ``setup_context`` anew in every call, and makes
+    zeros for results that are not used. Both take as long as a small problem.
+    """
+
     @staticmethod
-    def backward(ctx: Any, d_states: Tensor, d_final_state: Tensor, *_: Any) -> tuple[Any, ...]:
-        # Unpack once, as checkpoints demand.
-        coefficients, inputs, initial_state, cu_seqlens, temperature, states, *saved = (
-            ctx.saved_tensors
-        )
-        tensors = coefficients, inputs, initial_state, cu_seqlens, temperature
-        scan = Scan(*tensors, *ctx.options)
-        if torch.is_grad_enabled():
-            # Under create_graph=True or torch.func, a second derivative must raise, not be wrong.
-            gradients = _Gradients.apply(  # type: ignore[no-untyped-call]
-                d_states, d_final_state, states, *scan, *saved
-            )
-        else:
-            gradients = scan_backward(d_states, d_final_state, states, *scan, *saved)
-        return *gradients, *(None for _ in scan[3:])
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
+        states, final_state, saved = scan_forward(*arguments)
+        ctx.set_materialize_grads(False)
+        _Scan.setup_context(ctx, arguments, (states, final_state, *saved))
+        return states, final_state, *saved
 
-
-# PyTorch asks for it in every call, which takes longer than a small problem.
-_Scan.forward.__signature__ = inspect.signature(_Scan.forward)  # type: ignore[attr-defined]
+    backward = staticmethod(_backward)
 
 
 class _Gradients(torch.autograd.Function):

@@ -366,6 +366,13 @@ def write_summary(folder: Path, summary: Mapping[str, Any], state: Mapping[str, 
     write_file(folder / SUMMARY, _json(summary))
 
 
+def missing_run(folder: Path) -> RequestError:
+    """Return the error of a folder that holds no run."""
+    if not folder.exists():
+        return RequestError(f"folder must exist, got {folder}")
+    return RequestError(f"folder must hold a run, got {folder} without {CONFIG}")
+
+
 def read_summary(folder: Path) -> dict[str, Any]:
     """Read the summary of a finished run.
 
@@ -373,7 +380,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
         RequestError: if the folder holds no run, an unfinished one, or a damaged summary.
     """
     if not (folder / CONFIG).is_file():
-        raise RequestError(f"folder must hold a run, got {folder} without {CONFIG}")
+        raise missing_run(folder)
     path = folder / SUMMARY
     if not path.is_file():
         raise RequestError(

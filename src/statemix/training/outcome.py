@@ -219,7 +219,7 @@ def load_asked(folder: Path | str) -> RunConfig:
 def _stored(folder: Path) -> runs.StoredConfig:
     stored = runs.stored_config(folder, SCHEMA)
     if stored is None:
-        raise RequestError(f"folder must hold a run, got {folder} without {runs.CONFIG}")
+        raise runs.missing_run(folder)
     return stored
 
 

@@ -15,12 +15,14 @@ from statemix.cli.bench.bench_options import (
     Measured,
     Outcome,
     name_of,
-    new_table,
+    provider_table,
     ratio_text,
     time_texts,
 )
 from statemix.layers import LAYERS, LayerSpec
 from statemix.ops import BACKENDS
+
+Row = Callable[[StepCase, Measurement], Mapping[str, Any]]
 
 _REMARK = """\
 Every call makes many steps in inference mode; times are per step.
@@ -94,29 +96,16 @@ def _label(case: StepCase) -> str:
     return f"{name} m={case.block_size}, width {case.hidden_size}, B={case.batch_size}"
 
 
-def _table(
-    outcomes: Sequence[Outcome[StepCase]],
-    row: Callable[[StepCase, Measurement], Mapping[str, Any]],
-) -> Table:
+def _table(outcomes: Sequence[Outcome[StepCase]], row: Row) -> Table:
     headings = ("us", "p20 - p80", "x of\nprojections", "roof-\nline", "calls")
-    table = new_table("One decoding step", ("layer", "provider"), headings)
-    for case, measured in outcomes:
-        for position, one in enumerate(measured):
-            table.add_row(
-                _label(case) if position == 0 else "",
-                one.provider,
-                *_cells(case, one, row(case, one)["roofline"]),
-                end_section=position == len(measured) - 1,
-            )
-    return table
 
+    def cells(case: StepCase, one: Measurement) -> Sequence[str]:
+        return (
+            *time_texts(one, 1e6 / case.steps_per_call),
+            ratio_text(one.ratios.get(PROJECTIONS)),
+            ratio_text(row(case, one)["roofline"]),
+            str(one.rounds),
+        )
 
-def _cells(case: StepCase, one: Measurement, roofline: Mapping[str, float] | None) -> Sequence[str]:
-    if one.time_s is None:
-        return one.status, one.reason
-    return (
-        *time_texts(one, 1e6 / case.steps_per_call),
-        ratio_text(one.ratios.get(PROJECTIONS)),
-        ratio_text(roofline),
-        str(one.rounds),
-    )
+    left = ("layer", "provider")
+    return provider_table("One decoding step", left, headings, outcomes, _label, cells)

@@ -94,14 +94,14 @@ class Layers(Measured):
         specs = {baseline: entries.BASELINE, **{name_of(spec): spec for spec in listed}}
         # Of the cases of one length, the largest batch needs most.
         of_length = {
-            case.length: entries.entries(specs, case, dtype, device)
+            case.length: entries.with_variants(
+                entries.entries(specs, case, dtype, device),
+                compiled=self.compiled,
+                projections=self.projections,
+            )
             for case in cases
             if case.batch_size == max(self.batch_size)
         }
-        if self.compiled:
-            of_length = {n: entries.with_compiled(each) for n, each in of_length.items()}
-        if self.projections:
-            of_length = {n: entries.with_projections(each) for n, each in of_length.items()}
         by_name = {n: {one.name: one for one in each} for n, each in of_length.items()}
 
         def providers(case: LayerCase) -> list[Provider]:
@@ -149,7 +149,7 @@ def _table(
         entry = listed[one.provider]
         ratios = [one.ratios.get(baseline)]
         if beside_projections:
-            ratios.append(one.ratios.get(entries.projections_of(one.provider)))
+            ratios.append(one.ratios.get(f"{one.provider} projections"))
         table.add_row(
             entry.title + ("*" if one.memory_reused is False else ""),
             *_paid(entry),
@@ -172,18 +172,13 @@ def _paid(entry: Entry) -> list[str]:
 def _notes(
     by_name: Mapping[int, Mapping[str, Entry]], outcomes: Sequence[Outcome[LayerCase]]
 ) -> list[str]:
-    """Explain the columns, the options of the layers, and times that are missing."""
+    """Explain the columns and the options of the layers."""
     layers: dict[str, None] = {}
-    missing = []
     for case, measured in outcomes:
-        for one in measured:
-            entry = by_name[case.length][one.provider]
+        for entry in (by_name[case.length][one.provider] for one in measured):
             if entry.name == name_of(entry.spec):
                 layers[f"  {entry.title}: {entry.name}"] = None
-            if one.reason:
-                place = f"{entry.title}, B={case.batch_size} T={case.length}"
-                missing.append(f"  {place} {one.status}: {one.reason}")
-    return [_COLUMNS, "Layers, as --layers reads them:", *layers, *missing]
+    return [_COLUMNS, "Layers, as --layers reads them:", *layers]
 
 
 def _short(number: float) -> str:

@@ -1,6 +1,6 @@
 """``statemix bench ops``: speed and memory of the operators against baselines."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
@@ -11,7 +11,13 @@ from statemix.bench.harness import Measurement, Provider
 from statemix.bench.operator_timing import OperatorCase, ProviderName
 from statemix.bench.peer_timing import PeerName
 from statemix.bench.roofline import COPY
-from statemix.cli.bench.bench_options import Measured, Outcome, new_table, ratio_text, time_texts
+from statemix.cli.bench.bench_options import (
+    Measured,
+    Outcome,
+    provider_table,
+    ratio_text,
+    time_texts,
+)
 from statemix.layers import LAYERS
 
 _TITLES = {name: LAYERS[name].display_name for name in get_args(operator_timing.Recurrence)}
@@ -119,16 +125,26 @@ class Ops(Measured):
         """One recurrence, one direction, one shape: a row per block size and provider."""
         times = ("ms", "p20 - p80", "x of\ncopy", "roof-\nline", "x slower\nthan ours")
         headings = (*times, "peak MB", "calls", "first\ncall s")
-        table = new_table(_label(outcomes[0][0]), ("m", "provider"), headings)
-        for case, measured in outcomes:
-            for position, one in enumerate(measured):
-                table.add_row(
-                    str(case.block_size) if position == 0 else "",
-                    one.provider + ("*" if one.memory_reused is False else ""),
-                    *_cells(one, self._row(case, one)["roofline"]),
-                    end_section=position == len(measured) - 1,
-                )
-        return table
+
+        def cells(case: OperatorCase, one: Measurement) -> Sequence[str]:
+            return (
+                *time_texts(one, 1e3),
+                ratio_text(one.ratios.get(COPY)),
+                ratio_text(self._row(case, one)["roofline"]),
+                ratio_text(one.ratios.get(operator_timing.OURS)),
+                f"{(one.memory_bytes or 0) / 1e6:.1f}",
+                str(one.rounds),
+                f"{one.first_call_s or 0:.2f}",
+            )
+
+        return provider_table(
+            _label(outcomes[0][0]),
+            ("m", "provider"),
+            headings,
+            outcomes,
+            lambda case: str(case.block_size),
+            cells,
+        )
 
 
 def _shortened(length: int) -> int:
@@ -140,20 +156,6 @@ def _label(case: OperatorCase) -> str:
     gates = "" if case.gate == "softmax" else f", {case.gate} gates"
     size = f"B={case.batch_size} T={case.length} H={case.num_blocks}"
     return f"{_TITLES[case.recurrence]}{gates}, {_DIRECTIONS[case.direction]}, {size}"
-
-
-def _cells(one: Measurement, roofline: Mapping[str, float] | None) -> Sequence[str]:
-    if one.time_s is None or one.memory_bytes is None or one.first_call_s is None:
-        return one.status, one.reason
-    return (
-        *time_texts(one, 1e3),
-        ratio_text(one.ratios.get(COPY)),
-        ratio_text(roofline),
-        ratio_text(one.ratios.get(operator_timing.OURS)),
-        f"{one.memory_bytes / 1e6:.1f}",
-        str(one.rounds),
-        f"{one.first_call_s:.2f}",
-    )
 
 
 def _notes(outcomes: Sequence[Outcome[OperatorCase]]) -> list[str]:

@@ -149,7 +149,13 @@ class Measured:
                         stored_rows.append(self.output, kept, process)
                 console.print(table(shown))
                 outcomes += shown
-        for line in notes(outcomes):
+        missing = (
+            f"  {one.provider} {one.status}: {one.reason} ({label(case)})"
+            for case, measured in outcomes
+            for one in measured
+            if one.reason
+        )
+        for line in (*notes(outcomes), *missing):
             console.print(line, soft_wrap=True)
         if self.output is not None:
             console.print(f"rows appended to {self.output}", soft_wrap=True)
@@ -226,6 +232,27 @@ def new_table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
         table.add_column(name, no_wrap=True)
     for name in right:
         table.add_column(name, justify="right")
+    return table
+
+
+def provider_table(
+    title: str,
+    left: Sequence[str],
+    right: Sequence[str],
+    outcomes: Sequence[Outcome[C]],
+    name: Callable[[C], str],
+    cells: Callable[[C, Measurement], Sequence[str]],
+) -> Table:
+    """Return a table with a row per case and provider. A provider without a time has its status."""
+    table = new_table(title, left, right)
+    for case, measured in outcomes:
+        for position, one in enumerate(measured):
+            table.add_row(
+                name(case) if position == 0 else "",
+                one.provider + ("*" if one.memory_reused is False else ""),
+                *([one.status] if one.time_s is None else cells(case, one)),
+                end_section=position == len(measured) - 1,
+            )
     return table
 
 

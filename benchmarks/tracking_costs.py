@@ -22,7 +22,7 @@ from statemix.studies.fixed_points.fp_suites import SUITES
 from statemix.studies.store import key
 from statemix.training import RunConfig, load_model
 from statemix.training.devices import build_fabric
-from statemix.training.parts import build_model, build_trainer
+from statemix.training.run import build_loop
 from statemix.training.schedules import attributes_set
 
 _SUITE = SUITES["fp-a5"]
@@ -96,7 +96,8 @@ def _runs(work: str, one: Measured, runs: Path) -> bool:
 def _training(config: RunConfig) -> Callable[[], Any]:
     task = config.build_task()
     fabric = build_fabric("cpu", config.runtime.precision)
-    return build_trainer(config, task, build_model(config, task), fabric).train_step
+    loop = build_loop(config, task, config.build_model(task), fabric)
+    return lambda: loop.train_step(loop.step)
 
 
 def _answering(one: Measured, *, runs: Path, length: int) -> Callable[[], Any]:

@@ -16,8 +16,8 @@ from statemix.errors import RequestError, RunsFailedError
 FLAGS = {
     "train": """
         --folder --config --from --recipe --grid --workers --ray --retry
-        --checkpoint-every-s
-        --task --seed --imports
+        --extend --checkpoint-every-s
+        --task --seed --imports --start-from
         --model.layers --model.num-layers --model.hidden-size --model.bos --model.no-bos
         --model.residual --model.no-residual --model.norm --model.channel-mixer
         --model.zero-biases --model.no-zero-biases --model.backbone --model.linear-init

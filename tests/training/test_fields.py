@@ -39,31 +39,33 @@ class Tools:
     def model(self):
         return self.run().model
 
-    def trainer(self, steps=0):
-        trainer = self.run().trainer
-        for _ in range(steps):
-            trainer.train_step()
-        return trainer
-
     def batch(self):
-        return self.trainer().batches.parts(0)[0]
+        return self.run().loop.batches.parts(0)[0]
 
     def group(self, place=-1):
-        return self.trainer(1).optimizer.param_groups[place]
+        run = self.run()
+        run.step()
+        return run.loop.optimizer.param_groups[place]
 
     def attributes(self, step):
-        return self.trainer().attributes(step)
+        return self.run().schedules.attributes(step)
 
     def last(self, on_event=None):
         folder = self._folder / f"run-{len(list(self._folder.iterdir()))}"
         return train(self.config, folder, on_event=on_event).last
+
+    def start(self):
+        try:
+            return self.last().step
+        except SettingError as error:
+            return error.path
 
     def attempts(self, quantity):
         folder = self._folder / f"run-{len(list(self._folder.iterdir()))}"
         return [getattr(one, quantity) for one in train(self.config, folder).attempts]
 
     def tested(self):
-        return self.run().splits.attempt._draw().tokens.shape
+        return self.run().attempts._evaluator._draw().tokens.shape
 
     def rows(self):
         events = []
@@ -80,19 +82,19 @@ class Tools:
 
     def device(self):
         try:
-            return self.run().fabric.device.type
+            return self.run().loop.fabric.device.type
         except SettingError as error:
             return error.value
 
     def clipped_norm(self):
-        trainer = self.trainer()
+        run = self.run()
         norms = []
-        trainer.optimizer.register_step_pre_hook(
+        run.loop.optimizer.register_step_pre_hook(
             lambda *_: norms.append(
-                math.hypot(*(float(p.grad.norm()) for p in trainer.model.parameters()))
+                math.hypot(*(float(p.grad.norm()) for p in run.model.parameters()))
             )
         )
-        trainer.train_step()
+        run.step()
         return norms[0] > 0.02
 
 
@@ -158,10 +160,10 @@ ROWS = {
         "normal", lambda t: t.model().readouts["product"].weight.abs().max().item() < 0.1, True
     ),
     "batches.size": Row(4, lambda t: len(t.batch().tokens), 4),
-    "batches.accumulate": Row(3, lambda t: len(t.trainer().batches.parts(0)), 3),
+    "batches.accumulate": Row(3, lambda t: len(t.run().loop.batches.parts(0)), 3),
     "batches.packed": Row(True, lambda t: t.batch().tokens.shape, (1, 40)),
-    "objective.position_power": Row(3.0, lambda t: t.trainer(0).train_step()),
-    "objective.permutation_penalty": Row(3.0, lambda t: t.trainer(0).train_step()),
+    "objective.position_power": Row(3.0, lambda t: t.run().step()),
+    "objective.permutation_penalty": Row(3.0, lambda t: t.run().step()),
     "optimizer.learning_rate": Row(0.5, lambda t: t.group()["lr"], 0.5),
     "optimizer.weight_decay": Row(0.5, lambda t: t.group()["weight_decay"], 0.5),
     "optimizer.betas": Row((0.5, 0.75), lambda t: t.group()["betas"], (0.5, 0.75)),
@@ -178,9 +180,9 @@ ROWS = {
     ),
     "schedules.epochs": Row(2, lambda t: t.last().epoch, 2),
     "schedules.num_steps": Row(3, lambda t: t.last().step, 3, FRESH),
-    "schedules.learning_rate": Row("constant", lambda t: t.trainer().learning_rate(11), 1e-3),
-    "schedules.min_learning_rate": Row(1e-3, lambda t: t.trainer().learning_rate(11), 1e-3),
-    "schedules.warmup_steps": Row(4, lambda t: t.trainer().learning_rate(0), 2.5e-4),
+    "schedules.learning_rate": Row("constant", lambda t: t.run().schedules.learning_rate(11), 1e-3),
+    "schedules.min_learning_rate": Row(1e-3, lambda t: t.run().schedules.learning_rate(11), 1e-3),
+    "schedules.warmup_steps": Row(4, lambda t: t.run().schedules.learning_rate(0), 2.5e-4),
     "schedules.attributes": Row(
         (SCHEDULE,), lambda t: t.attributes(12), {"backbone.blocks.0.mixer.gate_temperature": 0.5}
     ),
@@ -263,6 +265,7 @@ ROWS = {
     "runtime.device": Row("cuda", lambda t: t.device(), "cuda"),
     "runtime.num_threads": Row(2, lambda t: t.threads(), {2}),
     "seed": Row(1, lambda t: (t.model().backbone.embedding.weight.sum().item(), t.run().task.seed)),
+    "start_from": Row("absent", lambda t: t.start()),
     "imports": Row(
         ("statemix_toys",),
         lambda t: bool(request(t.config)) and "statemix_toys" in sys.modules,

@@ -50,6 +50,7 @@ OTHERS = {
     "evaluation": EvaluationConfig(test_size=11, validation_size=10),
     "runtime": RuntimeConfig(num_threads=1, device="cpu", precision="64-true"),
     "imports": ("json",),
+    "start_from": "run",
 }
 
 

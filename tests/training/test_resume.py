@@ -28,7 +28,8 @@ from statemix.training.settings import Assignments
 KILLED = """
 import os, signal
 from pathlib import Path
-from statemix.training import checkpoint, train
+from statemix import files as storage
+from statemix.training import train
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
@@ -39,7 +40,7 @@ def count(_):
     if events == 0:
         die()
 
-write, rename = checkpoint._write_synced, Path.rename
+write, rename = storage.write_synced, Path.rename
 
 def write_half(path, content):
     global files
@@ -56,15 +57,13 @@ def rename_never(self, target):
         die()
     return rename(self, target)
 
-checkpoint._write_synced, Path.rename = write_half, rename_never
+storage.write_synced, Path.rename = write_half, rename_never
 train(config, folder, on_event=count, checkpoint_every_s=0.0)
 """
 
 WEIGHTS = ("model", "best_test", "best_validation")
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(
-    ["statemix.training", "lightning_fabric", "statemix.layers.largest"]
-)
+processes.set_forkserver_preload(["statemix.training", "lightning_fabric"])
 
 
 def run_killed(config, folder, *, events=0, files=0, renames=0):
@@ -269,7 +268,7 @@ def test_second_interrupt_ends_at_once_and_saves_nothing_half_done(
         signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr("statemix.training.objective.functional.cross_entropy", interrupt)
+        patch.setattr("statemix.training.batches.functional.cross_entropy", interrupt)
         with pytest.raises(KeyboardInterrupt):
             train(config, tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoints").exists()
@@ -323,7 +322,7 @@ def test_killed_between_the_summary_and_the_removal_of_the_checkpoints(
         raise SystemExit
 
     with monkeypatch.context() as patch:
-        patch.setattr("statemix.training.running.remove_checkpoints", end)
+        patch.setattr("statemix.training.outcome.remove_checkpoints", end)
         with pytest.raises(SystemExit):
             train(config, tmp_path / "run")
     assert (tmp_path / "run" / "summary.json").exists()
@@ -340,7 +339,7 @@ def test_handler_of_the_caller_returns(config, tmp_path):
 
 
 @pytest.mark.parametrize(("damaged", "resumed_at"), [(1, 3), (2, 0)])
-def test_damaged_checkpoints_are_removed(config, whole, tmp_path, damaged, resumed_at):
+def test_damaged_checkpoints_are_set_aside(config, whole, tmp_path, damaged, resumed_at):
     assert run_killed(config, tmp_path / "run", events=11)  # after the save at step 4
     checkpoints = sorted((tmp_path / "run" / "checkpoints").glob("step-*"), reverse=True)
     assert [int(path.name[5:]) for path in checkpoints] == [4, 3]
@@ -349,7 +348,7 @@ def test_damaged_checkpoints_are_removed(config, whole, tmp_path, damaged, resum
     events = []
     train(config, tmp_path / "run", on_event=events.append)
     messages = [event.text for event in events if event.kind == "message"]
-    assert sum("removing damaged checkpoint" in text for text in messages) == damaged
+    assert sum("is damaged and set aside as" in text for text in messages) == damaged
     (started,) = (event for event in events if event.kind == "started")
     assert started.step == resumed_at
     assert result(tmp_path / "run") == whole

@@ -20,11 +20,12 @@ from statemix.training import (
     load_outcome,
     train,
 )
+from statemix.training.batches import CrossEntropy
 from statemix.training.checkpoint import load_checkpoint
 from statemix.training.folder import read_metrics, read_status
+from statemix.training.loop import Loop
 from statemix.training.plain import to_plain
 from statemix.training.settings import Assignments
-from statemix.training.trainer import Trainer
 
 
 def test_a_finished_run_leaves_everything(tiny, tmp_path):
@@ -37,7 +38,9 @@ def test_a_finished_run_leaves_everything(tiny, tmp_path):
         "metrics.jsonl",
         "status.json",
         "summary.json",
+        "state.json",
         "model.safetensors",
+        "optimizer.safetensors",
         "best_test.safetensors",
         "best_validation.safetensors",
     }
@@ -200,7 +203,7 @@ def test_attributes_are_restored_if_evaluation_raises(toys, tiny, begun, monkeyp
     }
     run = begun(tiny(changes))
     with pytest.raises(KeyError):
-        run._evaluate(run._score)
+        run.evaluator(run.loop)
     assert run.model.backbone.blocks[0].mixer.iterations == 2
 
 
@@ -343,10 +346,10 @@ def test_loss_that_is_not_finite_ends_with_step_and_rate_and_loses_nothing(tiny,
 def test_a_loss_that_is_not_finite_names_the_checkpoint_before_that_step(
     tiny, tmp_path, monkeypatch
 ):
-    def refusal(trainer, loss, norm):
-        return FloatingPointError("loss must be finite") if trainer.step == 5 else None
+    def refusal(loop, loss, norm):
+        return FloatingPointError("loss must be finite") if loop.step == 5 else None
 
-    monkeypatch.setattr(Trainer, "refusal", refusal)
+    monkeypatch.setattr(Loop, "refusal", refusal)
     with pytest.raises(FloatingPointError) as found:
         train(tiny(), tmp_path, checkpoint_every_s=0.0)
     good = tmp_path / "checkpoints" / "step-000000004"
@@ -364,14 +367,14 @@ def test_gradient_that_is_not_finite_never_reaches_the_weights(
     config = tiny({"optimizer.clip_norm": clip_norm})
     weights = []
 
-    def planted(objective):
-        def call(model, batch, *rest):
+    def planted(cross_entropy):
+        def call(self, model, batch):
             weights.append({name: t.clone() for name, t in model.module.state_dict().items()})
-            losses, plain = objective(model, batch, *rest)
+            losses = cross_entropy(self, model, batch)
             if len(weights) == 5:
                 # The loss is unchanged; its gradient is not.
                 losses["product"].register_hook(lambda gradient: gradient.clone().fill_(value))
-            return losses, plain
+            return losses
 
         return call
 
@@ -380,9 +383,7 @@ def test_gradient_that_is_not_finite_never_reaches_the_weights(
         ".*; no good checkpoint was saved yet$"
     )
     with monkeypatch.context() as patch:
-        from statemix.training import objective
-
-        patch.setattr(objective, "_cross_entropies", planted(objective._cross_entropies))
+        patch.setattr(CrossEntropy, "__call__", planted(CrossEntropy.__call__))
         with pytest.raises(FloatingPointError, match=message):
             train(config, tmp_path / "run", checkpoint_every_s=1000.0)
     tensors, state = load_checkpoint(tmp_path / "run" / "checkpoints", pytest.fail)
@@ -560,7 +561,7 @@ def test_a_value_refused_in_the_middle_names_its_step_and_loses_none(tiny, tmp_p
 
 def test_the_time_of_a_run_is_that_of_all_its_sessions(tiny, tmp_path, monkeypatch):
     now = 1000.5
-    monkeypatch.setattr("statemix.training.running.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("statemix.training.loop.time", SimpleNamespace(monotonic=lambda: now))
 
     def takes(seconds, stop_at=None):
         def on_event(event):

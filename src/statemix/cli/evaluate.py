@@ -18,13 +18,17 @@ from statemix.files import append
 from statemix.tasks import Task
 from statemix.training import RunConfig, Scores, load_model, load_outcome
 from statemix.training.config import Device
-from statemix.training.devices import build_fabric, check_device
-from statemix.training.evaluation import SplitEvaluator, sequences_at
+from statemix.training.devices import (
+    build_fabric,
+    check_device,
+    check_scored_fit,
+    sequences_at,
+)
+from statemix.training.evaluation import SplitEvaluator
 from statemix.training.outcome import Weights
 from statemix.training.plain import finite, to_plain
 from statemix.training.schedules import attributes_set
 from statemix.training.settings import built
-from statemix.training.size import check_scored_fit
 
 EVALUATIONS = "evaluations.jsonl"
 # Width of the table if the output is not a terminal.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from statemix.studies.inspection.sharpening import Sharpening
     from statemix.tasks import Examples, Task
     from statemix.training import RunConfig
-    from statemix.training.search import Attempt
+    from statemix.training.attempts import Attempt
 
 NUMBERS = "numbers.json"
 # More would not fit into a picture.
@@ -226,7 +226,7 @@ class Inspect:
             raise RequestError(f"units must be distinct and at least 0, got {list(self.units)}")
 
     def _examples(self, task: "Task") -> "Examples":
-        from statemix.training.size import check_examples_fit
+        from statemix.training.devices import check_examples_fit
 
         stop = self.start + self.sequences
         check_examples_fit("sequences", self.sequences, task, self.sequences, task.length)

@@ -108,6 +108,10 @@ class Train:
     retry: bool = False
     """Retry runs of a grid that diverged or failed. Without it they are only reported."""
 
+    extend: bool = False
+    """Continue a run of fewer epochs or steps, finished or not; further steps follow the longer
+    schedules, so a cosine rises again."""
+
     checkpoint_every_s: float = CHECKPOINT_EVERY_S
     """Seconds between checkpoints. Results do not depend on it."""
 
@@ -135,9 +139,12 @@ class Train:
                     self.folder,
                     on_event=lambda event: show(self.folder.name, event),
                     checkpoint_every_s=self.checkpoint_every_s,
+                    extend=self.extend,
                 )
             _print_outcome(outcome)
             return
+        if self.extend:
+            raise RequestError("--extend needs a single run, got --grid")
         if self.workers is not None and self.ray in (None, "local"):
             check_threads("workers", self.workers)
         axes = [_axis(text) for text in self.grid]

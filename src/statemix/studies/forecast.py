@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statemix.training import OptimizerConfig, RunConfig
 from statemix.training.devices import build_fabric, threads
 from statemix.training.evaluation import SplitEvaluator
-from statemix.training.parts import build_model, build_trainer
+from statemix.training.run import build_loop
 from statemix.training.schedules import attributes_set
 
 # Calls that are timed, after one that is not; the fastest counts, as other programs only slow down.
@@ -89,7 +89,7 @@ class Forecast:
 def _measure(config: RunConfig) -> _Price:
     task = config.build_task()
     fabric = build_fabric(config.runtime.device, config.runtime.precision)
-    model = build_model(config, task)
+    model = config.build_model(task)
     batches = config.batches
     count = min(batches.size, max(_TOKENS // task.length, batches.accumulate))
     schedules = config.schedules.replace(learning_rate="constant")
@@ -104,10 +104,10 @@ def _measure(config: RunConfig) -> _Price:
         optimizer=OptimizerConfig(learning_rate=1e-12, weight_decay=0.0),
         schedules=schedules,
     )
-    trainer = build_trainer(still, task, model, fabric)
+    loop = build_loop(still, task, model, fabric)
     evaluator = SplitEvaluator(task, "test", count, batch_size=count, autocast=fabric.autocast)
     tokens = task.length * count
-    step = _fastest(trainer.train_step)
+    step = _fastest(lambda: loop.train_step(loop.step))
     with attributes_set(model, config.evaluation.attributes):
         evaluation = _fastest(lambda: evaluator(model))
     return _Price(step / tokens, evaluation / tokens)

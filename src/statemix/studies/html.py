@@ -11,9 +11,9 @@ from typing import Any
 
 import jinja2
 
+from statemix.files import write_file
 from statemix.studies import number_text as numbers
 from statemix.studies.style import DARK, LIGHT
-from statemix.training.checkpoint import write_file
 
 
 def templates() -> jinja2.Environment:

@@ -40,8 +40,8 @@ class Row(Result):
     # Validation scores of the weights that are best there.
     best_validation: HeadScores
     num_steps: int | None
-    # Attempts from new weights (`statemix.training.search.Attempt`), empty without a search; absent
-    # in rows of versions that could not search.
+    # Attempts from new weights (`statemix.training.attempts.Attempt`), empty without a search;
+    # absent in rows of versions that could not search.
     attempts: NotRequired[list[dict[str, Any]]]
     ended_utc: str
     command: str

@@ -11,7 +11,7 @@ from statemix.layers.registry import LAYERS
 from statemix.studies.recipes import RECIPES
 from statemix.studies.runner import Job
 from statemix.training import RunConfig
-from statemix.training.folder import CONFIG, settled
+from statemix.training.folder import CONFIG, resolve_config
 from statemix.training.request import request
 
 
@@ -124,7 +124,7 @@ def check_folders(jobs: list[Job]) -> None:
     """
     for job in jobs:
         try:
-            settled(job.folder, request(job.config))
+            resolve_config(job.folder, request(job.config))
         except RequestError as error:
             # A fresh start removes only folders that hold a run.
             cure = "; --fresh (fresh=True) removes it" if (job.folder / CONFIG).exists() else ""

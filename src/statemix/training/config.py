@@ -8,7 +8,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 
 from statemix.errors import ABSENT, SettingError
 from statemix.layers import LayerSpec
-from statemix.models import MODELS, LinearInit, MixerSpec, ModelKind
+from statemix.models import MODELS, LinearInit, MixerSpec, ModelKind, ReadoutModel
 from statemix.models.block import Norm
 from statemix.tasks import TASKS, Task, TaskSpec
 from statemix.training.reading import import_modules
@@ -257,12 +257,18 @@ class RunConfig(Settings):
     """Seed of the initial weights, the order of batches and, by default, the task."""
     imports: tuple[str, ...] = ()
     """Python modules to import first, which register your own layers or tasks."""
+    start_from: str | None = None
+    """Folder of a finished run whose last weights are the initial ones (new weights if not
+    given)."""
 
     def check(self) -> None:
         rate, least = self.optimizer.learning_rate, self.schedules.min_learning_rate
         if self.schedules.learning_rate == "cosine" and least > rate:
             condition = f"must be at most optimizer.learning_rate={rate}"
             raise SettingError("schedules.min_learning_rate", condition, least)
+        if self.start_from is not None and self.search.attempts is not None:
+            condition = "must be absent with search.attempts, which begin with new weights"
+            raise SettingError("start_from", condition, self.start_from)
 
     def build_task(self) -> Task:
         """Build the task, with the run's seed unless the task's options hold one.
@@ -273,6 +279,34 @@ class RunConfig(Settings):
         seeded = {} if "seed" in self.task.options else self._seeding()
         task: Task = built("task", self.task.build, **seeded)
         return task
+
+    def build_model(self, task: Task, seed: int | None = None) -> ReadoutModel:
+        """Build the network of the run, with its initial weights.
+
+        Args:
+            task: the run's task.
+            seed: seed of the weights; None means the run's.
+
+        Raises:
+            RequestError: if an option of a layer or a mixer is out of range or has the wrong type.
+        """
+        model = self.model
+        network: ReadoutModel = built(
+            "model",
+            MODELS[model.backbone],
+            task.vocab_size,
+            task.heads,
+            model.hidden_size,
+            model.stack(),
+            bos=model.bos,
+            residual=model.residual,
+            norm=model.norm,
+            channel_mixer=model.channel_mixer,
+            zero_biases=model.zero_biases,
+            linear_init=model.linear_init,
+            seed=self.seed if seed is None else seed,
+        )
+        return network
 
     def _seeding(self) -> dict[str, int]:
         return {"seed": self.seed} if "seed" in TASKS.options(self.task.name) else {}

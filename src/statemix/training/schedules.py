@@ -1,6 +1,5 @@
-"""Schedules of the learning rate and of attributes that layers declare."""
+"""Schedules of attributes that layers declare, and other values of these in evaluation."""
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -9,43 +8,7 @@ from torch import nn
 
 from statemix.errors import ABSENT, OptionError, SettingError
 from statemix.models import earlier_name
-from statemix.training.config import AttributeSchedule, ScheduleConfig
-
-
-def learning_rate(
-    base: float, config: ScheduleConfig, step: int, num_steps: int, steps_per_epoch: int
-) -> float:
-    r"""Return the learning rate of one optimiser step.
-
-    .. math:: \eta = \eta_{min} + (\eta_0 - \eta_{min}) (1 + \cos(\pi p)) / 2
-
-    where p is the fraction of training done *when the epoch began*. The rate is constant within an
-    epoch, as with PyTorch's ``CosineAnnealingLR`` stepped once per epoch (MAD intends this but
-    never applies it). :func:`warmup` is a factor of its own.
-
-    Args:
-        base: initial rate eta_0.
-        config: schedule of the rate.
-        step: steps done before this one.
-        num_steps: steps of the whole run.
-        steps_per_epoch: steps of one epoch; 1 on fresh examples.
-    """
-    rate = base
-    if config.learning_rate == "cosine":
-        progress = (step // steps_per_epoch) * steps_per_epoch / num_steps
-        low = config.min_learning_rate
-        rate = low + (base - low) * (1 + math.cos(math.pi * progress)) / 2
-    return rate
-
-
-def warmup(config: ScheduleConfig, step: int) -> float:
-    """Return the factor (step + 1) / warmup_steps of the learning rate, 1 after the warm-up.
-
-    Args:
-        config: schedule of the rate.
-        step: steps done with these weights before this one.
-    """
-    return min((step + 1) / config.warmup_steps, 1.0) if config.warmup_steps else 1.0
+from statemix.training.config import AttributeSchedule
 
 
 def scheduled_value(config: AttributeSchedule, initial: float, step: int, num_steps: int) -> float:

@@ -28,7 +28,7 @@ from statemix.training import (
     load_outcome,
 )
 from statemix.training.certificates import certify_run
-from statemix.training.evaluation import sequences_at
+from statemix.training.devices import sequences_at
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import TypedDict
 import torch
 
 from statemix.errors import RequestError
+from statemix.files import write_file
 from statemix.studies.higher_order.contenders import ORDERS, bd_lru, h_lru
 from statemix.studies.higher_order.paper_figures import Figure, Lines, Point, View
 from statemix.studies.higher_order.paper_tables import Cell, column
@@ -20,7 +21,6 @@ from statemix.studies.inspection.recording import record
 from statemix.studies.inspection.spectra import eigenvalues
 from statemix.studies.store import Row
 from statemix.training import load_model, load_outcome
-from statemix.training.checkpoint import write_file
 from statemix.training.folder import read_status
 from statemix.training.schedules import attributes_set
 

@@ -12,7 +12,7 @@ from statemix.studies import figures
 from statemix.studies.figures import Panel, Series
 from statemix.studies.style import LIGHT, Theme
 from statemix.tasks.irreps import components
-from statemix.training.search import Attempt
+from statemix.training.attempts import Attempt
 
 
 def draw(

@@ -14,7 +14,6 @@ from statemix.studies.inspection.layer_numbers import plain
 from statemix.studies.inspection.recording import record
 from statemix.tasks import Task
 from statemix.training import RunConfig
-from statemix.training.parts import build_model
 from statemix.training.schedules import Attributes, restore_attributes
 
 _ATTRIBUTE = "gate_temperature"
@@ -59,7 +58,7 @@ def softened(model: ReadoutModel, config: RunConfig, task: Task) -> ReadoutModel
     if not schedules:
         return None
     copied = copy.deepcopy(model)
-    restore_attributes(copied, Attributes(build_model(config, task), schedules).set(0, 1))
+    restore_attributes(copied, Attributes(config.build_model(task), schedules).set(0, 1))
     return copied
 
 

@@ -16,9 +16,8 @@ from statemix.training import (
     load_outcome,
     train,
 )
+from statemix.training.attempts import Attempt, Search, seed_of
 from statemix.training.folder import read_metrics
-from statemix.training.parts import build_model
-from statemix.training.search import Attempt, Search, seed_of
 
 SHARPEN = AttributeSchedule("gate_temperature", end=0.25)
 # Every attempt leaves its plateau as soon as its loss falls at all, and has two tests.
@@ -176,10 +175,10 @@ def test_every_attempt_has_weights_of_its_own(fresh):
     task = config.build_task()
 
     def weights(attempt, seed=7):
-        model = build_model(config.replace(seed=seed), task, attempt)
+        model = config.replace(seed=seed).build_model(task, seed_of(seed, attempt))
         return model.backbone.embedding.weight
 
-    assert torch.equal(weights(0), build_model(config, task).backbone.embedding.weight)
+    assert torch.equal(weights(0), config.build_model(task).backbone.embedding.weight)
     assert seed_of(7, 0) == 7
     assert len({seed_of(seed, n) for seed in range(30) for n in range(30)}) == 900
     assert all(0 <= seed_of(2**63 - 1, n) < 2**63 for n in range(9))
@@ -210,7 +209,7 @@ def test_attempts_are_in_the_outcome_the_metrics_and_the_events(searching, tmp_p
 
 def test_a_run_without_a_search_has_no_attempts(fresh, tmp_path):
     assert train(fresh(), tmp_path).attempts == ()
-    assert {row["attempt"] for row in read_metrics(tmp_path)} == {None}
+    assert not [row for row in read_metrics(tmp_path) if "attempt" in row]
 
 
 def test_restarts_begin_with_new_weights_and_optimiser_but_go_on_with_the_batches(
@@ -218,34 +217,34 @@ def test_restarts_begin_with_new_weights_and_optimiser_but_go_on_with_the_batche
 ):
     run = begun(searching({"schedules.warmup_steps": 3}))
     seen = []
-    step = run.trainer.train_step
+    make_step = run.loop.train_step
 
-    def spy():
-        trainer = run.trainer
-        moments = [state["step"].item() for state in trainer.optimizer.state.values()]
+    def spy(step):
+        loop = run.loop
+        moments = [state["step"].item() for state in loop.optimizer.state.values()]
         seen.append(
             (
                 run.model.backbone.embedding.weight.clone(),
                 set(moments),
-                trainer.learning_rate(trainer.step),
-                trainer.attributes(trainer.step)["backbone.blocks.0.mixer.gate_temperature"],
-                trainer.num_steps,
+                run.schedules.learning_rate(step),
+                run.schedules.attributes(step)["backbone.blocks.0.mixer.gate_temperature"],
+                loop.num_steps,
             )
         )
-        return step()
+        return make_step(step)
 
-    monkeypatch.setattr(run.trainer, "train_step", spy)
+    monkeypatch.setattr(run.loop, "train_step", spy)
     drawn = []
-    parts = run.trainer.batches.parts
-    monkeypatch.setattr(run.trainer.batches, "parts", lambda n: drawn.append(n) or parts(n))
+    parts = run.loop.batches.parts
+    monkeypatch.setattr(run.loop.batches, "parts", lambda n: drawn.append(n) or parts(n))
     run.folder.mkdir()
     run.to_the_end()
-    first, second = run.search.attempts
+    first, second = run.attempts.search.attempts
     origin = second.ended
     assert drawn == list(range(origin + 6))
     weights, moments, rates, temperatures, num_steps = zip(*seen, strict=True)
     for attempt, began in enumerate((first.began, second.began)):
-        fresh_model = build_model(run.config, run.task, attempt)
+        fresh_model = run.config.build_model(run.task, seed_of(run.config.seed, attempt))
         assert torch.equal(weights[began], fresh_model.backbone.embedding.weight)
         assert moments[began] == set()
         assert moments[began + 1] == {1}
@@ -258,7 +257,7 @@ def test_restarts_begin_with_new_weights_and_optimiser_but_go_on_with_the_batche
     assert temperatures[origin + 1 :] == pytest.approx([1 - 0.125 * n for n in range(1, 6)])
     assert set(num_steps[:origin]) == {2 * (1750 + 4) + 6}
     assert set(num_steps[origin:]) == {origin + 6}
-    assert run.trainer.attributes(origin + 6)["backbone.blocks.0.mixer.gate_temperature"] == 0.25
+    assert run.schedules.attributes(origin + 6)["backbone.blocks.0.mixer.gate_temperature"] == 0.25
 
 
 def test_the_test_of_an_attempt_uses_its_attributes_and_sequences(searching, tmp_path, begun):
@@ -266,21 +265,19 @@ def test_the_test_of_an_attempt_uses_its_attributes_and_sequences(searching, tmp
     changes["search.attributes"] = type(SearchConfig().attributes)(gate_temperature=0.5)
     run = begun(searching(changes))
     seen = []
-    score = run._score
+    score = run.attempts._evaluator
 
-    def spy(evaluator):
-        if evaluator is run.splits.attempt:
-            layer = run.model.backbone.blocks[0].mixer
-            scores = score(evaluator)
-            seen.append((layer.gate_temperature, scores["product"].num_sequences))
-            return scores
-        return score(evaluator)
+    def spy(model):
+        scores = score(model)
+        temperature = model.backbone.blocks[0].mixer.gate_temperature
+        seen.append((temperature, scores["product"].num_sequences))
+        return scores
 
-    run._score = spy
+    run.attempts._evaluator = spy
     run.folder.mkdir()
     run.to_the_end()
     assert set(seen) == {(0.5, 5)}
-    tokens = run.splits.attempt._draw().tokens
+    tokens = score._draw().tokens
     assert (tokens == run.task.examples("validation", 0, 5, 9).tokens).all()
 
 
@@ -343,22 +340,20 @@ def test_attempts_go_on_until_one_is_right_after_the_schedules(searching, tmp_pa
         )
     )
     said, accuracies = [], iter([0.3, 0.49, 0.4, 0.5])
-    run.emit = lambda event: said.append(event.text) if event.kind == "message" else None
-    score = run._score
+    run.loop._emit = lambda event: said.append(event.text) if event.kind == "message" else None
+    score = run.attempts._evaluator
 
-    def planted(evaluator):
-        scores = score(evaluator)
-        if evaluator is not run.splits.attempt:
-            return scores
+    def planted(model):
+        scores = score(model)
         found = next(accuracies)
         return {
             head: dataclasses.replace(one, token_accuracy=found) for head, one in scores.items()
         }
 
-    run._score = planted
+    run.attempts._evaluator = planted
     run.folder.mkdir()
     run.to_the_end()
-    first, second = run.search.attempts
+    first, second = run.attempts.search.attempts
     assert (first.began, first.passed, first.accuracy, first.confirmed) == (0, False, 0.3, 0.49)
     assert (second.began, second.passed) == (first.ended, True)
     assert (second.accuracy, second.confirmed) == (0.4, 0.5)
@@ -366,10 +361,10 @@ def test_attempts_go_on_until_one_is_right_after_the_schedules(searching, tmp_pa
     # Stopped early, either attempt makes one step of its schedules.
     scheduled = 6 if stop_at is None else 1
     assert first.ended == first.left + 2 + scheduled
-    assert run.trainer.step == second.ended + scheduled
+    assert run.loop.step == second.ended + scheduled
     steps = [row["step"] for row in read_metrics(run.folder)]
     assert steps == sorted(set(steps))
-    assert min(one.step for one in run.selections.found.values()) > first.ended
+    assert min(row["step"] for row in run.evaluation.rows.values()) > first.ended
     tested = "on validation sequences after the schedules"
     failed = f"attempt 1 of 3, accuracy 0.4900 {tested}: failed, the next attempt begins"
     assert f"step {first.ended}: {failed}" in said
@@ -391,7 +386,7 @@ def test_an_attempt_that_diverges_in_the_schedules_is_followed_by_another_one(se
     run = begun(searching({"search.accept": 0.0, "search.confirm": 0.0}))
     diverging(run, [5])
     run.to_the_end()
-    first, second = run.search.attempts
+    first, second = run.attempts.search.attempts
     assert (first.passed, first.ended, second.began, second.passed) == (False, 5, 5, True)
 
 
@@ -406,15 +401,15 @@ def test_no_accuracy_stops_a_search_early(searching, tmp_path):
 
 def diverging(run, at):
     """Let the loss of some optimiser steps be no number."""
-    step = run.trainer.train_step
+    make_step = run.loop.train_step
 
-    def planted():
-        if run.trainer.step in at:
-            at.remove(run.trainer.step)
+    def planted(step):
+        if step in at:
+            at.remove(step)
             raise FloatingPointError("loss must be finite, got nan")
-        return step()
+        return make_step(step)
 
-    run.trainer.train_step = planted
+    run.loop.train_step = planted
     run.folder.mkdir()
 
 
@@ -422,26 +417,26 @@ def test_an_attempt_that_diverges_is_followed_by_another_one(searching, begun):
     run = begun(searching())
     diverging(run, [3])
     run.to_the_end()
-    first, second = run.search.attempts
+    first, second = run.attempts.search.attempts
     assert (first.began, first.ended, first.passed, first.accuracy) == (0, 3, False, None)
     assert second.began == 3
 
 
 def test_an_attempt_whose_evaluation_is_no_number_is_followed_by_another_one(searching, begun):
     run = begun(searching({"evaluation.every": 1}))
-    score, spoilt = run._score, []
+    score, spoilt = run.evaluator._test, []
 
-    def planted(evaluator):
-        scores = score(evaluator)
-        if run.trainer.step == 3 and not spoilt:
+    def planted(model):
+        scores = score(model)
+        if run.loop.step == 3 and not spoilt:
             spoilt.append(True)
             return {head: dataclasses.replace(one, loss=math.nan) for head, one in scores.items()}
         return scores
 
-    run._score = planted
+    run.evaluator._test = planted
     run.folder.mkdir()
     run.to_the_end()
-    first, second = run.search.attempts
+    first, second = run.attempts.search.attempts
     assert (first.ended, second.began) == (3, 3)
     assert [row["step"] for row in read_metrics(run.folder)][:4] == [1, 2, 4, 5]
 
@@ -457,10 +452,10 @@ def test_losses_of_a_failed_attempt_are_not_in_the_next_row(searching, begun):
     run = begun(searching({"evaluation.every": 1000}))
     run.folder.mkdir()
     losses = []
-    run.emit = lambda event: losses.append(event.loss) if event.loss is not None else None
+    run.loop._emit = lambda event: losses.append(event.loss) if event.loss is not None else None
     run.to_the_end()
     (row,) = read_metrics(run.folder)
-    kept = losses[run.search.attempts[0].ended :]
+    kept = losses[run.attempts.search.attempts[0].ended :]
     assert row["train"]["loss"] == pytest.approx(sum(kept) / len(kept))
 
 

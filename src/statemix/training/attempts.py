@@ -1,12 +1,21 @@
-"""Attempts from new weights until one passes a test."""
+"""Attempts from new weights until one passes a test; a tool of experiments."""
 
 import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from statemix.training.batches import CrossEntropy
+from statemix.training.checkpoint import TensorFiles
 from statemix.training.config import SearchConfig
+from statemix.training.evaluation import SplitEvaluator, accuracy
+from statemix.training.hooks import Evaluation, Hook, Schedules
+from statemix.training.loop import Loop
+from statemix.training.schedules import attributes_set
 
 # Decay per step of the moving average of the loss.
 _DECAY = 0.97
@@ -146,6 +155,115 @@ class Search:
         """Undo :meth:`to_plain`."""
         self.attempts = [Attempt(**attempt) for attempt in stored["attempts"]]
         self._first, self._average = stored["first"], stored["average"]
+
+
+class Attempts(Hook):
+    """Lets the schedules wait until an attempt has passed, and begins the next one if it fails.
+
+    Args:
+        config: the search.
+        loop: the loop, to which this hook is added.
+        evaluator: evaluator of the sequences of a test.
+        new_weights: function of the number of an attempt that returns its initial weights.
+        schedules: the schedules that wait.
+        evaluation: the evaluation of the run.
+        losses: the loss whose plateau is watched.
+
+    Attributes:
+        search: the attempts so far.
+    """
+
+    def __init__(
+        self,
+        config: SearchConfig,
+        loop: Loop,
+        evaluator: SplitEvaluator,
+        new_weights: Callable[[int], Mapping[str, Tensor]],
+        *,
+        schedules: Schedules,
+        evaluation: Evaluation,
+        losses: CrossEntropy,
+    ) -> None:
+        self.search = Search(config)
+        self._config, self._evaluator, self._new_weights = config, evaluator, new_weights
+        self._schedules, self._evaluation, self._losses = schedules, evaluation, losses
+        self._loop = loop
+        self._follow()
+
+    def before_step(self, loop: Loop) -> None:
+        # Accuracy at the training length says nothing about an attempt.
+        loop.stopped &= self.search.origin is not None
+        if self.search.due(loop.step):
+            self._test(loop)
+        # A test that has passed at the last step begins the schedules.
+        if (loop.stopped or loop.step >= loop.num_steps) and self.search.unconfirmed:
+            self._test(loop)
+        # The loss of the next step alone.
+        self._losses.unweighted = [] if self.search.origin is None else None
+
+    def after_step(self, loop: Loop, loss: float) -> None:
+        del loss
+        if self._losses.unweighted is not None:
+            self.search.saw(loop.step, torch.stack(self._losses.unweighted).sum().item())
+
+    def on_divergence(self, loop: Loop, error: FloatingPointError) -> bool:
+        if not self.search.gives_up(loop.step):
+            return False
+        self._go_on(loop, str(error))
+        self._losses.unweighted = []
+        return True
+
+    def _test(self, loop: Loop) -> None:
+        text = "on validation sequences"
+        model: Any = loop.model
+        with attributes_set(model, self._config.attributes, "search.attributes"):
+            found = accuracy(self._evaluator(model))
+        if self.search.unconfirmed:
+            self.search.confirm(loop.step, found)
+            text += " after the schedules"
+        else:
+            self.search.judge(loop.step, found)
+        self._go_on(loop, f"accuracy {found:.4f} {text}")
+
+    def _go_on(self, loop: Loop, text: str) -> None:
+        """Begin another attempt, or the schedules, if the attempt has ended."""
+        step, number = loop.step, len(self.search.attempts)
+        now = self.search.attempts[-1]
+        if now.confirmed is not None and self.search.origin is not None:
+            text += ": passed" if now.passed else ": failed; no attempts are left"
+        elif now.passed:
+            text += ": passed, the schedules begin"
+        elif self.search.origin is not None:
+            text += ": failed; no attempts are left, so the schedules begin with these weights"
+        elif now.ended is not None:
+            self.search.restart(step)
+            loop.restart(self._new_weights(number))
+            # The next row is about the new weights after their first steps.
+            self._evaluation.forget(step)
+            loop.stopped = False
+            text += ": failed, the next attempt begins"
+        self._follow()
+        self._schedules.before_step(loop)
+        loop.report(f"step {step}: attempt {number} of {self._config.attempts}, {text}")
+
+    def _follow(self) -> None:
+        """Let the schedules wait for the end of the search."""
+        origin, scheduled = self.search.origin, self._loop.batches.num_steps
+        self._schedules.origin, self._schedules.began = origin, self.search.began
+        waiting = self.search.most_steps(scheduled) if origin is None else origin
+        self._loop.num_steps = scheduled + waiting
+
+    def row(self, loop: Loop) -> dict[str, Any]:
+        del loop
+        return {"attempt": len(self.search.attempts)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"search": self.search.to_plain()}
+
+    def load_state_dict(self, state: Mapping[str, Any], tensors: TensorFiles) -> None:
+        del tensors
+        self.search.restore(state["search"])
+        self._follow()
 
 
 def seed_of(seed: int, attempt: int) -> int:

@@ -16,7 +16,7 @@ from filelock import FileLock
 from statemix.cli.main import main
 from statemix.cli.options import split_values
 from statemix.cli.train import parse
-from statemix.layers import LayerSpec
+from statemix.layers import LAYERS, LSTM, LayerSpec
 from statemix.models import MixerSpec
 from statemix.studies.grid import Axis, grid
 from statemix.studies.recipes import exact
@@ -65,6 +65,62 @@ def test_tables_of_other_kinds_are_read_alike():
     assert dict(config.evaluation.attributes) == {"gate_temperature": 0.25}
     assert config.model.channel_mixer == MixerSpec("swiglu", intermediate_size=32)
     assert config_of("--model.channel-mixer", "none").model.channel_mixer is None
+
+
+def test_settings_may_have_the_form_name_equals_value():
+    config = config_of(
+        "seed=3", "--schedules.epochs", "5", "model.hidden_size=16", "--model.bos", "task.length=9",
+        "--model.layers", "lstm", "bd_lru", "num_blocks=2", "block_size=2", "batches.size=4",
+        "evaluation.lengths=[4,8]", "--task", "permutation", "seed=7", "optimizer.betas=[0.5,0.9]",
+    )  # fmt: skip
+    assert (config.seed, config.schedules.epochs, config.model.hidden_size) == (3, 5, 16)
+    assert (config.model.bos, config.batches.size, config.evaluation.lengths) == (True, 4, (4, 8))
+    assert config.task == TaskSpec("permutation", length=9, seed=7)
+    assert config.optimizer.betas == (0.5, 0.9)
+    assert config.model.layers == (
+        LayerSpec("lstm"), LayerSpec("bd_lru", num_blocks=2, block_size=2)
+    )  # fmt: skip
+
+
+class Outer(LSTM):
+    """A layer with another layer as an option."""
+
+    name = "outer"
+
+    def __init__(self, hidden_size: int, inner: LayerSpec, *, device=None, dtype=None):
+        super().__init__(hidden_size, device=device, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("words", "inner"),
+    [
+        (["inner=lstm"], LayerSpec("lstm")),
+        (
+            ["inner.name=bd_lru", "inner.num_blocks=8", "inner.block_size=2"],
+            LayerSpec("bd_lru", num_blocks=8, block_size=2),
+        ),
+        (
+            ["inner=h_lru", "inner.num_channels=8", "inner.order=2"],
+            LayerSpec("h_lru", num_channels=8, order=2),
+        ),
+        (
+            ['inner={"name":"bd_lru","num_blocks":8,"block_size":2}'],
+            LayerSpec("bd_lru", num_blocks=8, block_size=2),
+        ),
+    ],
+)
+def test_options_of_nested_layers_have_dotted_names(words, inner):
+    LAYERS.register(Outer)
+    try:
+        assert (
+            config_of("--model.layers", "outer", *words).model.layers[0].options["inner"] == inner
+        )
+        parts = [f"--model.layers.0.{word}" for word in words]
+        base = ["--model.layers", "outer", "inner=lstm"]
+        if "inner=" in words[0]:
+            assert config_of(*base, *parts).model.layers[0].options["inner"] == inner
+    finally:
+        LAYERS.remove("outer")
 
 
 FILE = """

@@ -158,6 +158,8 @@ def read_words(annotation: Any, words: Sequence[str], name: str) -> Any:
     kind = bare(annotation)
     try:
         if get_origin(kind) is tuple:
+            if len(words) == 1 and isinstance(value_of(words[0]), list):
+                return typed(words[0])
             member = bare(get_args(kind)[0])
             head = head_of(member)
             if head is not None:

@@ -14,7 +14,7 @@ from statemix.errors import RequestError
 from statemix.interrupts import Interrupts
 from statemix.ops import BackendUnavailableError
 from statemix.training import folder as runs
-from statemix.training.backbone import check_backbone
+from statemix.training.suitability import check_backbone
 from statemix.training.checkpoint import (
     load_checkpoint,
     newest_before,

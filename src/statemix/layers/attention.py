@@ -49,10 +49,6 @@ class AttentionState(NamedTuple):
         return AttentionState, tuple(without_room(part) for part in self)
 
 
-# torch.load reads states as it is by default, with weights_only=True.
-torch.serialization.add_safe_globals([AttentionState])
-
-
 class Attention(PaddedLayer):
     r"""Causal multi-head softmax attention.
 

@@ -14,7 +14,6 @@ from statemix.errors import RequestError
 from statemix.interrupts import Interrupts
 from statemix.ops import BackendUnavailableError
 from statemix.training import folder as runs
-from statemix.training.suitability import check_backbone
 from statemix.training.checkpoint import (
     load_checkpoint,
     newest_before,
@@ -41,6 +40,7 @@ from statemix.training.request import check_here
 from statemix.training.schedules import attributes_set
 from statemix.training.search import Search
 from statemix.training.selections import Selections
+from statemix.training.suitability import check_backbone
 
 
 class Running:

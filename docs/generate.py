@@ -4,6 +4,7 @@ from pathlib import Path
 from statistics import mean
 
 import polars as pl
+from speed_tables import tables as speed_tables
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "generated"
@@ -45,8 +46,11 @@ def memory() -> str:
     return markdown(header, lines)
 
 
-TABLES = {"memory": memory}
+def tables() -> dict[str, str]:
+    """Return the Markdown of every table by the name of its file."""
+    return {"memory": memory(), **speed_tables()}
+
 
 if __name__ == "__main__":
-    for name, table in TABLES.items():
-        (FOLDER / f"{name}.md").write_text(table())
+    for name, text in tables().items():
+        (FOLDER / f"{name}.md").write_text(text)

@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 KERNELS := $(wildcard src/statemix/ops/cpu/*.h src/statemix/ops/cpu/*.cpp)
 PROJECT := pyproject.toml setup.py constraints.txt $(KERNELS)
 
-.PHONY: demo test test-without-kernels test-triton test-compiled lint format mutants fuzz clean
+.PHONY: demo test test-without-kernels test-triton test-compiled tables lint format mutants fuzz clean
 
 demo: $(VENV)/installed
 	$(BIN)/statemix demo
@@ -44,6 +44,10 @@ test-triton: $(VENV)/installed-dev
 # spills (half an hour on two cores), or SAMPLE of the cases: make test-compiled SAMPLE=12
 test-compiled: $(VENV)/installed-dev
 	SAMPLE=$(SAMPLE) $(BIN)/python -m pytest -n auto --dist worksteal tests/compiled/spills.py
+
+# Write the measured tables of the documentation from the rows in results/bench.
+tables:
+	$(PYTHON) benchmarks/tables.py docs/generated
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

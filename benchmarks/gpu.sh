@@ -39,7 +39,7 @@ tests() { # SECONDS TITLE ARGUMENTS...
 }
 
 part 10 "GPU" nvidia-smi
-part 60 "doctor" "$python" -m statemix doctor
+part 300 "doctor" "$python" -m statemix doctor --check
 tests 300 "steps, CUDA graphs, no synchronisation, 16 bits at every block size" \
   tests/ops/triton/test_steps.py tests/ops/triton/test_sizes.py
 tests 600 "operators against the float64 reference" tests/ops/triton/test_kernels.py tests/ops/triton/test_launch.py

@@ -56,11 +56,11 @@ def test_every_command_is_one_that_the_library_understands(execute, tmp_path):
     assert done.returncode == 0, done.stdout
     assert done.stdout.rstrip().endswith(f"rows are in {tmp_path}/rows/gpu-1234567.jsonl")
     assert (tmp_path / "rows" / "gpu-1234567.log").exists()
-    assert ["-m", "statemix", "doctor"] in calls
+    assert ["-m", "statemix", "doctor", "--check"] in calls
     benchmarks = [call[3:] for call in calls if call[:3] == ["-m", "statemix", "bench"]]
     assert {arguments[0] for arguments in benchmarks} == {"ops", "layers", "decode"}
     for arguments in benchmarks:
-        asked = parse(arguments).benchmark
+        asked = parse(arguments)
         assert asked.device == "cuda"
         assert asked.output == tmp_path / "rows" / "gpu-1234567.jsonl"
     tested = [name for call in calls if call[1] == "pytest" for name in call if "/" in name]

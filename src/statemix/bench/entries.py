@@ -102,11 +102,7 @@ def entries(
 ) -> list[Entry]:
     """Return the layers with their prices, after checking that each can be run here.
 
-    Args:
-        specs: name of each layer -> the layer.
-        case: the sizes, which :func:`check_case` has checked.
-        dtype: dtype of parameters and activations.
-        device: where to run.
+    Layers are given by name, and :func:`check_case` has accepted the case.
 
     Raises:
         RequestError: if options do not fit a layer, its weights do not fit into memory, it would

@@ -187,12 +187,8 @@ def providers(
     kernels and the loop receive tensors with blocks innermost in memory, as our layers write them;
     the published scan receives contiguous tensors, as its layers write them.
 
-    Args:
-        case: operation and size.
-        dtype: dtype of gates, values and states.
-        compiled: add the published scan under ``torch.compile``.
-        device: where to run.
-        chunks: add our kernels with these lengths of chunks, which :func:`check_chunks` accepted.
+    With ``compiled``, the published scan also runs under ``torch.compile``. Our kernels also run
+    with the lengths in ``chunks``, which :func:`check_chunks` has accepted.
     """
 
     @cache

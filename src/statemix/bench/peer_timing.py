@@ -47,13 +47,7 @@ Operator = Callable[[Sequence[Tensor]], Tensor]
 
 
 class _Problem(NamedTuple):
-    """What a peer computes from.
-
-    Attributes:
-        inputs: inputs with the axes (B, T, ...).
-        d_outputs: gradient of the outputs.
-        lstm: the module, if the peer is an LSTM.
-    """
+    """Inputs of a peer with the axes (B, T, ...), and the module if the peer is an LSTM."""
 
     inputs: Sequence[Tensor]
     d_outputs: Tensor

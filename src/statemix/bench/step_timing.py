@@ -118,16 +118,10 @@ def providers(
 ) -> list[Provider]:
     """Return the layer's projections alone, its ``step``, those of other layers, and a copy.
 
-    Every call makes :attr:`StepCase.steps_per_call` steps in inference mode, each on one token per
+    A call makes :attr:`StepCase.steps_per_call` steps in inference mode, each on one token per
     sequence. The state of the layer has ``hidden_size`` entries. On a GPU its step is that of the
-    Triton kernels.
-
-    Args:
-        case: layer and sizes.
-        dtype: dtype of parameters and activations.
-        peers: name -> another layer, which gets the same width.
-        device: where to run.
-        backends: backends whose steps are timed as well.
+    Triton kernels. Steps of ``backends`` are timed as well, and those of ``peers``: other layers by
+    name, which get the same width.
     """
 
     def projections() -> Callable[[], Tensor]:

@@ -109,11 +109,7 @@ class Cuda(Cpu):
 
 
 def device_of(name: DeviceName, *, graphs: bool) -> Cpu:
-    """Return a device.
-
-    Args:
-        name: name of the device in PyTorch.
-        graphs: see :class:`Cuda`.
+    """Return a device by its name in PyTorch. :class:`Cuda` describes ``graphs``.
 
     Raises:
         RequestError: if there is no GPU, or graphs are requested on a CPU.

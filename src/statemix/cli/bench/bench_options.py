@@ -102,19 +102,9 @@ class Measured:
     ) -> None:
         """Measure case by case, store the rows, and print the tables.
 
-        Args:
-            cases: what to measure.
-            providers: case -> its providers.
-            device: where the providers run.
-            relative_to: names of the providers whose times divide those of the others.
-            hidden: names of providers that are timed for the ratios alone, and neither stored nor
-                shown.
-            label: case -> its name in the progress display.
-            row: case and measurement -> the stored row.
-            remark: explanation of the tables.
-            block: case -> key of its table; neighbouring cases with one key share a table.
-            table: outcomes of a block -> the table.
-            notes: outcomes of all cases -> lines below the tables.
+        Providers in ``relative_to`` divide the times of the others. Those in ``hidden`` are timed
+        for that alone, and neither stored nor shown. Neighbouring cases with one key of ``block``
+        share a table, and ``notes`` returns lines below all tables.
 
         Raises:
             RequestError: if the output cannot be written.

@@ -312,7 +312,7 @@ def test_times_of_decoding_are_per_step(batch_size):
 
 @pytest.mark.parametrize("limit", ["0", "inf", "nan", "-1"])
 def test_limits_that_are_none_are_refused(limit):
-    with pytest.raises(RequestError, match="limit_s must be (positive and finite|a valid number)"):
+    with pytest.raises(RequestError, match=r"limit_s must be (positive and finite|a valid number)"):
         parse(["decode", "--hidden-sizes", "8", "--rounds", "3", "--limit-s", limit]).run()
 
 

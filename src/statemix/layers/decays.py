@@ -1,4 +1,4 @@
-"""Decays of single tokens, and between the tokens of a chunk."""
+"""Decays of single tokens, and between the tokens of a chunk; sizes of chunks."""
 
 import torch
 from torch import Tensor
@@ -42,3 +42,25 @@ def decays_between(g: Tensor) -> Tensor:
     sums = g.unsqueeze(-1).masked_fill(every.triu(), 0).cumsum(-2)
     # The others must vanish before exp, where they would overflow in the gradient.
     return sums.masked_fill(every.triu(1), -torch.inf).exp()
+
+
+def chunked(x: Tensor, most: int) -> Tensor:
+    """Divide tokens into chunks of at most ``most``; zeros fill the last one.
+
+    Args:
+        x: shape (B, T, ...), T >= 1.
+        most: tokens of a chunk, unless there are fewer.
+
+    Returns:
+        Shape (B, chunks, size, ...).
+    """
+    length = x.shape[1]
+    if length <= most:
+        return x.unsqueeze(1)
+    # Counting keeps the number an int where a compiler leaves the length open.
+    num_chunks = 2
+    while num_chunks * most < length:
+        num_chunks += 1
+    # Where lengths are open, a compiler errs about the strides of padding's gradient.
+    zeros = x.new_zeros(x.shape[0], num_chunks * most - length, *x.shape[2:])
+    return torch.cat([x, zeros], 1).unflatten(1, (num_chunks, most))

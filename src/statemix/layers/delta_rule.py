@@ -4,10 +4,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from statemix.layers import any_length
-from statemix.layers.decays import decays_between
+from statemix.layers.decays import chunked, decays_between
 
 CHUNK_SIZE = 64
 """Updates of the memory that one triangular system solves."""
@@ -38,7 +37,7 @@ def delta_rule(
         o: readouts, shape (B, T, H, V).
         memory: memory after the last token.
     """
-    batch, length, n = k.shape[:3]
+    length, n = k.shape[1:3]
     if any_length.is_open(length):
         o, memory = _of_any_length(q, k, v, beta, g, memory)
         return o, memory
@@ -46,16 +45,13 @@ def delta_rule(
         return v[:, :, 0], memory
     if length == 1:
         return _of_one_token(q, k, v, beta, g, memory)
-    size = min(length, max(CHUNK_SIZE // n, 1))
-    num_chunks = -(-length // size)
 
     def chunks(x: Tensor) -> Tensor:  # (B, T, ..., H, D) -> (B, H, chunks, size * ..., D)
         # Tokens of strength 0 and decay 1 fill the last chunk.
-        x = functional.pad(x, (0, 0) * (x.ndim - 2) + (0, num_chunks * size - length))
-        x = x.reshape(batch, num_chunks, size, *x.shape[2:]).movedim(-2, 1)
-        return x.flatten(3, -2)
+        return chunked(x, max(CHUNK_SIZE // n, 1)).movedim(-2, 1).flatten(3, -2)
 
     q, k, v, beta = chunks(q), chunks(k), chunks(v), chunks(beta.unsqueeze(-1))
+    num_chunks, size = q.shape[2:4]
     system = (beta * k) @ k.mT  # Only what lies below its diagonal is read.
     attention = q @ k.mT
     kept: Sequence[Tensor | None]

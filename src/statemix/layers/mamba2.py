@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from statemix.errors import OptionError
 from statemix.layers import any_length, fla
-from statemix.layers.decays import decays_between, log_decays
+from statemix.layers.decays import chunked, decays_between, log_decays
 from statemix.layers.flops import Flops
 from statemix.layers.layer import (
     check_placement,
@@ -273,29 +273,23 @@ def ssd(x: Tensor, g: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tens
         o: readouts, shape (B, T, H, P).
         state: state after the last token.
     """
-    batch, length = x.shape[:2]
+    length = x.shape[1]
     if any_length.is_open(length):
         o, state = _of_any_length(x, g, B, C, state)
         return o, state
     if length == 0:
         return x, state
-    size = min(length, CHUNK_SIZE)
-    num_chunks = -(-length // size)
-
-    def chunks(t: Tensor) -> Tensor:  # (B, T, ...) -> (B, chunks, size, ...)
-        # Tokens of decay 1 and input 0 fill the last chunk.
-        t = functional.pad(t, (0, 0) * (t.ndim - 2) + (0, num_chunks * size - length))
-        return t.reshape(batch, num_chunks, size, *t.shape[2:])
-
-    x = chunks(x).movedim(3, 1)  # (B, H, chunks, size, P)
-    B, C = chunks(B).unsqueeze(1), chunks(C).unsqueeze(1)
-    g = chunks(g).movedim(3, 1)  # (B, H, chunks, size)
+    # Tokens of decay 1 and input 0 fill the last chunk.
+    x, g, B, C = (chunked(part, CHUNK_SIZE) for part in (x, g, B, C))
+    x = x.movedim(3, 1)  # (B, H, chunks, size, P)
+    B, C = B.unsqueeze(1), C.unsqueeze(1)
+    g = g.movedim(3, 1)  # (B, H, chunks, size)
     decay = decays_between(g)
     since_start = g.cumsum(-1).exp().unsqueeze(-1)
     inside = (C @ B.mT * decay) @ x
     added = (x * decay[..., -1, :, None]).mT @ B
     outputs = []
-    for c in range(num_chunks):
+    for c in range(x.shape[2]):
         outputs.append(inside[:, :, c] + since_start[:, :, c] * (C[:, :, c] @ state.mT))
         state = since_start[:, :, c, -1:] * state + added[:, :, c]
     o = torch.stack(outputs, 1).transpose(2, 3)  # (B, chunks, size, H, P)

@@ -105,7 +105,8 @@ def test_commands_that_would_take_long_are_understood(code, tmp_path, monkeypatc
     for line in code.replace("\\\n", " ").splitlines():
         _, name, *arguments = shlex.split(line)
         command = main.parse(name, arguments)
-        assert type(command).__name__ == main.COMMANDS[name][0]
+        part = arguments[0].capitalize() if name == "bench" else main.COMMANDS[name][0]
+        assert type(command).__name__ == part
 
 
 def test_the_versions_are_those_of_the_project():

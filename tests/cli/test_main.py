@@ -40,7 +40,7 @@ FLAGS = {
         """,
     "certify": "--soft --weights --max-pairs --output --json",
     "tasks": "--split --start --count --imports",
-    "doctor": "--json",
+    "doctor": "--check --json",
     "demo": "--group --output --fresh --retry",
     "reproduce": """
         --size --protocol --minutes --columns --models --dry-run --retry --workers --ray

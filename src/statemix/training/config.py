@@ -1,7 +1,7 @@
 """The whole configuration of a training run: one frozen model for each part."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import torch
 from annotated_types import Ge, Gt, Le, Lt, MinLen
@@ -277,8 +277,7 @@ class RunConfig(Settings):
             RequestError: if an option is out of range.
         """
         seeded = {} if "seed" in self.task.options else self._seeding()
-        task: Task = built("task", self.task.build, **seeded)
-        return task
+        return cast(Task, built("task", self.task.build, **seeded))
 
     def build_model(self, task: Task, seed: int | None = None) -> ReadoutModel:
         """Build the network of the run, with its initial weights.
@@ -318,10 +317,9 @@ class RunConfig(Settings):
             layers=tuple(layer.complete() for layer in self.model.layers),
             channel_mixer=mixer and mixer.complete(),
         )
-        options = dict(self.task.complete().options)
-        if "seed" not in self.task.options:
-            # The run's seed is the task's.
-            options.pop("seed", None)
+        # The run's seed is the task's unless the task has its own.
+        left = {"seed"} - self.task.options.keys()
+        options = {k: v for k, v in self.task.complete().options.items() if k not in left}
         return self.replace(model=model, task=TaskSpec(self.task.name, **options))
 
     def resolved(self) -> "RunConfig":
@@ -336,9 +334,8 @@ class RunConfig(Settings):
         task = self.build_task()
         self._check_length(task)
         fresh = task.train_size is None
-        length = {"num_steps": 2000} if fresh else {"epochs": 200}
-        if self.schedules.epochs or self.schedules.num_steps:
-            length = {}
+        given = self.schedules.epochs or self.schedules.num_steps
+        length = {} if given else {"num_steps": 2000} if fresh else {"epochs": 200}
         whole = self.completed()
         return whole.replace(
             model=whole.model.replace(
@@ -365,10 +362,8 @@ class RunConfig(Settings):
                 condition = "must not be given for a task with fresh examples"
                 raise SettingError("schedules.epochs", condition, epochs)
         elif num_steps is not None:
-            condition = (
-                f"must not be given for a task with train_size={task.train_size}, where "
-                "schedules.epochs sets the length"
-            )
+            sized = f"for a task with train_size={task.train_size}"
+            condition = f"must not be given {sized}, where schedules.epochs sets the length"
             raise SettingError("schedules.num_steps", condition, num_steps)
 
     def check_resolved(self) -> None:
@@ -397,8 +392,7 @@ def config_from_plain(tree: Any) -> RunConfig:
     """Build a configuration from nested plain tables; absent fields have their defaults.
 
     Raises:
-        SettingError: if a value does not fit or a module cannot be found; the message gives the
-            field's dotted name.
+        SettingError: if a value does not fit or a module cannot be found, with the dotted name.
     """
     if not isinstance(tree, Mapping):
         raise SettingError("configuration", "must be a table", tree)

@@ -153,6 +153,7 @@ class Inspect:
         from statemix.automaton import HasAutomaton
         from statemix.proofs.joint_action import join_actions
         from statemix.proofs.token_maps import read_actions
+        from statemix.studies.inspection.action_drawing import by_role
         from statemix.studies.inspection.layer_numbers import inspected
         from statemix.tasks.permutation import Permutation
         from statemix.training import load_model, load_outcome
@@ -163,10 +164,12 @@ class Inspect:
         model = load_model(self.folder, self.weights)
         tokens, lengths = _cut(self._examples(task), self.tokens)
         with attributes_set(model, config.evaluation.attributes):
-            units = self.units or range(_UNITS)
-            layers = inspected(model, torch.from_numpy(tokens), lengths, units=units)
             automaton = task.automaton() if isinstance(task, HasAutomaton) else None
             learned = read_actions(model, automaton)
+            # Blocks that track say most.
+            telling = [one["block"] for one in by_role(learned)[:_UNITS]]
+            units = self.units or telling or range(_UNITS)
+            layers = inspected(model, torch.from_numpy(tokens), lengths, units=units)
             name = task.group.name if isinstance(task, Permutation) else None
             joined = join_actions(model, learned, automaton, name=name)
             sharpened = _sharpened(model, config, task, torch.from_numpy(tokens), lengths, units)
@@ -249,12 +252,12 @@ class Inspect:
         return self.output or self.folder / "inspect"
 
     def _write(self, found: _Found) -> None:
-        from statemix.studies import html as page
-        from statemix.studies.figures import DPI, png
+        from statemix.studies.figure import png
         from statemix.studies.inspection import action_drawing as actions
         from statemix.studies.inspection import sharpening_drawing as sharpening
         from statemix.studies.inspection.pictures import pictures
         from statemix.studies.inspection.race import draw as draw_race
+        from statemix.training.checkpoint import write_file
 
         files.open_for_append("output", self._folder / NUMBERS)
         numbers = {
@@ -278,9 +281,10 @@ class Inspect:
         if found.race is not None:
             race = found.race
             drawn["representations.png"] = draw_race(race.rows, race.group, race.attempts)
-        contents = {name: png(figure, DPI) for name, figure in drawn.items()}
+        contents = {name: png(figure) for name, figure in drawn.items()}
         contents[NUMBERS] = (json.dumps(numbers, allow_nan=False) + "\n").encode()
-        page.write(self._folder, contents)
+        for name, content in contents.items():
+            write_file(self._folder / name, content)
 
     def _print(self, found: _Found, *, judged: bool) -> None:
         from statemix.studies.inspection import inspection_text as text

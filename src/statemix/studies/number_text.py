@@ -1,8 +1,9 @@
 """Numbers as text: spreads over seeds, accuracies, durations."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -93,3 +94,33 @@ def duration_text(time_s: float) -> str:
         hours, minutes = divmod(round(time_s / 60), 60)
         return f"{hours} h {minutes} min"
     return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+
+
+def environment_text(environment: Mapping[str, Any]) -> str:
+    """Describe the versions and the machine of a run in short phrases.
+
+    Args:
+        environment: result of ``provenance.describe`` on that machine.
+    """
+    packages = environment["packages"]
+    parts = (
+        f"Statemix {packages['statemix'] or '(not installed)'}",
+        f"PyTorch {packages['torch']}",
+        f"Python {environment['python']}",
+        f"{environment['cpu']}, {environment['cpu_count']} cores",
+    )
+    return ", ".join(parts)
+
+
+def commit_text(environment: Mapping[str, Any]) -> str:
+    """Write seven digits of the commit of a run, and "+" if its code had uncommitted changes.
+
+    Args:
+        environment: result of ``provenance.describe`` on that machine.
+
+    Example:
+        >>> commit_text({"commit": "0123456789abcdef", "tree_clean": False})
+        '0123456+'
+    """
+    commit = (environment.get("commit") or "")[:7]
+    return f"{commit}+" if environment.get("tree_clean") is False else commit

@@ -135,7 +135,7 @@ def run_all(
             request(config)
     if fresh:
         for job in jobs:
-            _check_removable(job.folder)
+            check_removable(job.folder)
         for job in jobs:
             shutil.rmtree(job.folder, ignore_errors=True)
     ended: dict[Path, Ended] = {}
@@ -174,7 +174,8 @@ def _say_nothing(job: Job, event: Event) -> None:
     del job, event
 
 
-def _check_removable(folder: Path) -> None:
+def check_removable(folder: Path) -> None:
+    """Raise a RequestError if a folder holds other files than those of a run."""
     if not (folder / CONFIG).exists():
         # The remains of a run that was killed as it began may be removed, other files may not.
         settled(folder, StoredConfig(SCHEMA, {}, {}))

@@ -1,12 +1,11 @@
-"""The suite exact-groups: the recipe on every group; an LSTM and a control beside it."""
+"""The study exact-groups: the recipe on every group; an LSTM and a control beside it."""
 
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
 from statemix.layers import LayerSpec
-from statemix.studies.conditions import Condition
-from statemix.studies.exactness.exact_suite import ExactSuite
+from statemix.studies.entries import Entry, ProtocolName, SizeName, Trials
 from statemix.studies.exactness.recipe_changes import opened
 from statemix.studies.recipes import exact
 from statemix.tasks import TASKS, TaskSpec
@@ -18,7 +17,6 @@ from statemix.training import (
     ScheduleConfig,
 )
 
-_NAME = "exact-groups"
 _LENGTHS = (64, 256, 1024, 4096, 16_384, 65_536, 262_144, 1_048_576)
 # Steps between evaluations.
 _EVERY = 250
@@ -70,25 +68,27 @@ _WAYS = {
 }
 
 
-def _seeded(config: RunConfig, seeds: tuple[int, ...]) -> tuple[RunConfig, ...]:
+def _measured(config: RunConfig) -> RunConfig:
     size = config.build_task().train_size
     evaluation = EvaluationConfig(
         every=_EVERY if size is None else -(-_EVERY // -(-size // config.batches.size)),
         lengths=_LENGTHS,
         validation_size=256,
     )
-    measured = replace(
+    return replace(
         config, evaluation=evaluation, runtime=RuntimeConfig(device="cpu", num_threads=1)
     )
-    return tuple(replace(measured, seed=seed) for seed in seeds)
 
 
-GROUPS = ExactSuite(
-    _NAME,
-    "permutation groups, learned from words of 16",
-    tuple(
-        Condition(_NAME, column, model, _seeded(way.configured(_TASKS[column]), way.seeds))
+def group_entries(protocol: ProtocolName, size: SizeName) -> tuple[Entry, ...]:
+    """Return an entry for each way of training and group; there is one protocol and one size."""
+    del protocol, size
+    return tuple(
+        Entry(
+            column,
+            model,
+            Trials.seeded(_measured(way.configured(_TASKS[column])), way.seeds),
+        )
         for model, way in _WAYS.items()
         for column in way.columns
-    ),
-)
+    )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from statemix.layers import LAYERS
+from statemix.studies.layer_names import display_name
 from statemix.studies.throughput.points import Point
 
 _NUM_BLOCKS, _HIDDEN_SIZE, _NUM_PARAMETERS = 128, 768, 33_000_000
@@ -157,7 +157,7 @@ def _model(axis: Axis, point: Point) -> str:
 
 
 def _label(axis: Axis, point: Point) -> str:
-    return LAYERS[point.family].display_name if axis.option else point.label
+    return display_name(point.family) if axis.option else point.label
 
 
 def _name(axis: Axis, point: Point) -> str:

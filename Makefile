@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 KERNELS := $(wildcard src/statemix/ops/cpu/*.h src/statemix/ops/cpu/*.cpp)
 PROJECT := pyproject.toml setup.py constraints.txt $(KERNELS)
 
-.PHONY: demo test test-without-kernels test-triton test-compiled lint format mutants fuzz clean
+.PHONY: demo docs test test-without-kernels test-triton test-compiled lint format mutants fuzz clean
 
 demo: $(VENV)/installed
 	$(BIN)/statemix demo
@@ -44,6 +44,11 @@ test-triton: $(VENV)/installed-dev
 # spills (half an hour on two cores), or SAMPLE of the cases: make test-compiled SAMPLE=12
 test-compiled: $(VENV)/installed-dev
 	SAMPLE=$(SAMPLE) $(BIN)/python -m pytest -n auto --dist worksteal tests/compiled/spills.py
+
+# Write the measured tables and build the site in build/site.
+docs: $(VENV)/installed-dev
+	$(BIN)/python docs/generate.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
@@ -81,7 +86,7 @@ $(VENV)/bin/python:
 	  exit 2; }
 
 $(VENV)/installed: $(VENV)/bin/python $(PROJECT)
-	$(PIP) install -c constraints.txt -e .
+	$(PIP) install -c constraints.txt -e '.[studies]'
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed

@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-from statemix.bench import rows
+from statemix.bench import stored_rows as rows
 from statemix.bench.harness import Measurement, Provider, measure
 from statemix.studies.catalogue import find_study
-from statemix.studies.entries import Entry
 from statemix.studies.store import key
+from statemix.studies.study_entries import StudyEntry
 from statemix.training import RunConfig, load_model
 from statemix.training.devices import build_fabric
-from statemix.training.parts import build_model, build_trainer
+from statemix.training.run import build_loop
 from statemix.training.schedules import attributes_set
 
 _LONGEST = 8
@@ -44,7 +44,7 @@ def main() -> None:
         if one.column.startswith(arguments.group)
     ]
     length = _config(chosen[0]).task.options["length"]
-    works: dict[str, tuple[int, Callable[[Entry], Callable[[], Any]]]] = {
+    works: dict[str, tuple[int, Callable[[StudyEntry], Callable[[], Any]]]] = {
         "train": (length, lambda one: _training(_config(one))),
         "answer": (length, partial(_answering, runs=arguments.runs, length=length)),
         "answer long": (
@@ -75,7 +75,7 @@ def main() -> None:
             )
 
 
-def _config(one: Entry) -> RunConfig:
+def _config(one: StudyEntry) -> RunConfig:
     """Return the run with the first seed."""
     return one.trials.runs[0][1]
 
@@ -97,17 +97,18 @@ def _row(one: Measurement, work: str, group: str, batch: int, tokens: int) -> di
     }
 
 
-def _runs(work: str, one: Entry, runs: Path) -> bool:
+def _runs(work: str, one: StudyEntry, runs: Path) -> bool:
     return work == "train" or (runs / key(_config(one))).exists()
 
 
 def _training(config: RunConfig) -> Callable[[], Any]:
     task = config.build_task()
     fabric = build_fabric("cpu", config.runtime.precision)
-    return build_trainer(config, task, build_model(config, task), fabric).train_step
+    loop = build_loop(config, task, config.build_model(task), fabric)
+    return lambda: loop.train_step(loop.step)
 
 
-def _answering(one: Entry, *, runs: Path, length: int) -> Callable[[], Any]:
+def _answering(one: StudyEntry, *, runs: Path, length: int) -> Callable[[], Any]:
     config = _config(one)
     model = load_model(runs / key(config))
     tokens = torch.from_numpy(

@@ -1,6 +1,5 @@
 """What every test relies on: poisoned memory, fixed seeds, one thread."""
 
-import dataclasses
 import functools
 import importlib
 import os
@@ -171,10 +170,9 @@ def tiny_models(monkeypatch):
 
     def small(layer, data, size):
         config = whole(layer, data, size)
-        return dataclasses.replace(
-            config,
-            model=dataclasses.replace(config.model, hidden_size=8),
-            evaluation=dataclasses.replace(config.evaluation, test_size=8, validation_size=8),
+        return config.replace(
+            model=config.model.replace(hidden_size=8),
+            evaluation=config.evaluation.replace(test_size=8, validation_size=8),
         )
 
     monkeypatch.setattr(protocols, "_config", small)

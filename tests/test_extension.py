@@ -23,11 +23,12 @@ from statemix import ops
 from statemix.cli import doctor
 from statemix.layers import LAYERS, Layer, LayerSpec, State, build, take_rows
 from statemix.layers.state import tensors
-from statemix.models import CHANNEL_MIXERS, ChannelMixer, MixerSpec, SyntheticModel
+from statemix.models import CHANNEL_MIXERS, ChannelMixer, MixerSpec, TokenClassifier
 from statemix.ops import backends
 from statemix.tasks import IGNORED, TASKS, Examples, TaskSpec, addressing
 from statemix.training import evaluate, load_model, load_outcome
 from statemix.training.folder import read_metrics
+from statemix.training.settings import checked
 
 
 class AveragingState(NamedTuple):
@@ -272,9 +273,9 @@ def test_a_hybrid_of_own_parts_is_trained_killed_resumed_evaluated_and_reported(
     assert set(outcome.last.test) == {10, 20}
     assert set(outcome.last.test[20]) == {"parity", "before"}
     last = read_metrics(project / "whole" / "seed=0")[-1]
-    assert last["attributes"] == {"blocks.1.layer.decay": 0.9}
+    assert last["attributes"] == {"backbone.blocks.1.mixer.decay": 0.9}
     # Only the second of the three layers is of this kind; the third repeats the first.
-    assert last["train"]["blocks.1.layer.average_size"] > 0
+    assert last["train"]["backbone.blocks.1.mixer.average_size"] > 0
     assert last["train"]["loss"] == pytest.approx(
         last["train"]["loss/parity"] + last["train"]["loss/before"]
     )
@@ -300,24 +301,24 @@ def test_a_hybrid_of_own_parts_is_trained_killed_resumed_evaluated_and_reported(
     rows = [json.loads(line) for line in evaluated.splitlines()]
     assert [row["length"] for row in rows] == [10, 40]
     # Attributes outside the weights are restored, too.
-    assert load_model(project / "whole" / "seed=0").blocks[1].layer.decay == 0.9
+    assert load_model(project / "whole" / "seed=0").backbone.blocks[1].mixer.decay == 0.9
     assert all(row["scores"].keys() == {"parity", "before"} for row in rows)
 
 
 def test_own_parts_are_built_by_name_and_keep_their_own_initial_weights(registered):
     spec = LayerSpec("averaging", inner=LayerSpec("lstm"), decay=0.75)
-    model = SyntheticModel(
+    model = TokenClassifier(
         2,
         {"parity": 2},
         8,
         [LayerSpec("bd_lru", num_blocks=2, block_size=2), spec],
         channel_mixer=MixerSpec("scaling", start=0.5),
     )
-    layer = model.blocks[1].layer
+    layer = model.backbone.blocks[1].mixer
     assert isinstance(layer, Averaging)
     assert layer.decay == 0.75
     assert bool((layer.mix.bias == 0.25).all())
-    assert bool((model.blocks[0].mixer.factor == 0.5).all())
+    assert bool((model.backbone.blocks[0].channel_mixer.factor == 0.5).all())
     # Two states of an LSTM and the average.
     assert layer.state_size == 3 * 8
 
@@ -356,7 +357,7 @@ def test_a_state_of_parts_is_carried_stepped_and_reordered(registered):
 )
 def test_bad_options_of_own_parts_are_named(registered, spec, message):
     with pytest.raises(ValueError, match=message):
-        LayerSpec.from_plain(spec, "at")
+        checked(LayerSpec, spec, "at")
 
 
 def test_an_own_task_of_unequal_lengths_is_shown_by_the_command(project):
@@ -431,7 +432,7 @@ def test_a_cache_that_grows_is_a_state_like_others():
     LAYERS.register(Attention)
     try:
         layers = [LayerSpec("bd_lru", num_blocks=2, block_size=2), LayerSpec("cached")]
-        model = SyntheticModel(5, {"next": 5}, 6, layers, bos=True).double()
+        model = TokenClassifier(5, {"next": 5}, 6, layers, bos=True).double()
         tokens = torch.randint(5, (3, 9), generator=torch.Generator().manual_seed(0))
         whole = model(tokens)["next"]
         first, state = model.extend(tokens[:, :4])
@@ -443,7 +444,7 @@ def test_a_cache_that_grows_is_a_state_like_others():
         torch.testing.assert_close(rest, {"next": whole[rows, 4:]})
         assert state[1].keys.shape == (3, 10, 6)
         with pytest.raises(ValueError, match="state must be of B=2 sequences"):
-            model.blocks[1].layer(torch.zeros(2, 1, 6).double(), state[1])
+            model.backbone.blocks[1].mixer(torch.zeros(2, 1, 6).double(), state[1])
         # Evaluation works in pieces, too.
         examples = Examples(tokens.numpy(), {"next": tokens.numpy()})
         scores = evaluate(model, examples)["next"]
@@ -453,7 +454,7 @@ def test_a_cache_that_grows_is_a_state_like_others():
 
 
 @torch.autocast("cpu", enabled=False)
-def block_forward(A, b, h_0, cu_seqlens):
+def solve_blocks(A, b, h_0, cu_seqlens):
     h, states, finals = None, torch.empty_like(b), h_0.clone()
     for n, t, _ in walked(b, h_0, cu_seqlens):
         h = finals[n]
@@ -464,7 +465,7 @@ def block_forward(A, b, h_0, cu_seqlens):
 
 
 @torch.autocast("cpu", enabled=False)
-def block_backward(d_states, d_final, A, b, states, h_0, cu_seqlens):
+def solve_adjoint(d_states, d_final, A, b, states, h_0, cu_seqlens):
     lam = d_final.clone()
     d_A, d_b = torch.empty_like(A), torch.empty_like(b)
     for n, t, start in reversed(list(walked(b, h_0, cu_seqlens))):
@@ -487,17 +488,35 @@ def widened(b, size):
     return torch.cat([b.unsqueeze(-1), b.new_zeros(*b.shape, size - 1)], -1)
 
 
-def lag_forward(a, b, h_0, cu_seqlens):
-    states, finals = block_forward(companions(a), widened(b, a.shape[-1]), h_0, cu_seqlens)
-    return states[..., 0].clone(), finals
+def block_forward(scan):
+    return *solve_blocks(*scan[:4]), ()
 
 
-def lag_backward(d_states, d_final, a, b, states, h_0, cu_seqlens):
+def block_backward(scan, d_states, d_final, states, saved):
+    A, b, h_0, cu_seqlens = scan[:4]
+    return solve_adjoint(d_states, d_final, A, b, states, h_0, cu_seqlens)
+
+
+def lag_forward(scan):
+    """What the backward needs beside the states is opaque to the library: here, whole windows."""
+    a, b, h_0, cu_seqlens = scan[:4]
+    windows, finals = solve_blocks(companions(a), widened(b, a.shape[-1]), h_0, cu_seqlens)
+    return windows[..., 0].clone(), finals, (windows,) if scan.keep else ()
+
+
+def lag_backward(scan, d_states, d_final, states, saved):
+    a, b, h_0, cu_seqlens = scan[:4]
     A, terms = companions(a), widened(b, a.shape[-1])
-    windows, _ = block_forward(A, terms, h_0, cu_seqlens)
     d_windows = widened(d_states, a.shape[-1])
-    d_A, d_terms, d_initial = block_backward(d_windows, d_final, A, terms, windows, h_0, cu_seqlens)
+    arguments = A, terms, *saved, h_0, cu_seqlens
+    d_A, d_terms, d_initial = solve_adjoint(d_windows, d_final, *arguments)
     return d_A[..., 0, :].clone(), d_terms[..., 0].clone(), d_initial
+
+
+def lag_empty(scan):
+    b, h_0 = scan.inputs, scan.initial_state
+    windows = (torch.empty_like(widened(b, h_0.shape[-1])),) if scan.keep else ()
+    return torch.empty_like(b), torch.empty_like(h_0), windows
 
 
 def walked(b, h_0, cu_seqlens):
@@ -517,7 +536,7 @@ TOY = ops.Backend(
     "toy",
     kernels={
         "block": ops.Kernel(block_forward, block_backward),
-        "lag": ops.Kernel(lag_forward, lag_backward),
+        "lag": ops.Kernel(lag_forward, lag_backward, lag_empty),
     },
     devices=("cpu",),
     stepwise=False,

@@ -6,10 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from statemix.errors import SettingError
+from statemix.errors import OptionError, SettingError
 from statemix.layers import LAYERS, Layer, LayerSpec
 from statemix.models import MixerSpec
-from statemix.registry import REQUIRED, Factories, Registry, Spec
+from statemix.registry import REQUIRED, Registry, Spec
+from statemix.training.settings import checked, read_spec
 
 
 @pytest.fixture
@@ -115,7 +116,7 @@ def test_nested_specifications_survive_plain_data_and_pickling(wrapped):
             "beside": {"name": "lstm"},
         },
     }
-    assert LayerSpec.from_plain(plain, "layer") == spec
+    assert read_spec(LayerSpec, plain) == spec
     copy = pickle.loads(pickle.dumps(spec))  # noqa: S301  our own bytes
     assert copy == spec
     assert hash(copy) == hash(spec)
@@ -124,11 +125,9 @@ def test_nested_specifications_survive_plain_data_and_pickling(wrapped):
 def test_errors_inside_nested_specifications_give_the_dotted_name(wrapped):
     plain = {"name": "wrapped", "inner": {"name": "bd_lru", "num_blocks": 2, "block_size": "3"}}
     with pytest.raises(SettingError, match=r"^layers.0.inner.block_size must be a valid integer"):
-        LayerSpec.from_plain(plain, "layers.0")
+        checked(tuple[LayerSpec, ...], [plain], "layers")
     with pytest.raises(SettingError, match=r"^layers.0.inner.name: layer must be one of"):
-        LayerSpec.from_plain({"name": "wrapped", "inner": "gru"}, "layers.0")
-    with pytest.raises(SettingError, match=r"^inner must be an instance of LayerSpec, got 'lstm'"):
-        LayerSpec("wrapped", inner="lstm")
+        checked(tuple[LayerSpec, ...], [{"name": "wrapped", "inner": "gru"}], "layers")
 
 
 def test_what_equals_its_default_makes_no_difference(wrapped):
@@ -155,19 +154,37 @@ def test_entries_of_two_kinds_with_one_name_are_unequal():
     class OtherSpec(Spec):
         kind = "other test entry"
 
-    Factories("other test entry", [Lstm])
+    Registry("other test entry", [Lstm])
     try:
         assert OtherSpec("lstm") != LayerSpec("lstm")
     finally:
-        del Factories.by_kind["other test entry"]
+        del Registry.by_kind["other test entry"]
 
 
-def test_a_value_takes_the_type_of_its_option():
+def test_a_value_takes_the_type_of_its_option_where_it_is_read():
     spec = LayerSpec("bd_lru", num_blocks=2, block_size=3, gate_temperature=1)
-    assert spec == INNER
-    assert type(spec.options["gate_temperature"]) is float
+    assert read_spec(LayerSpec, spec) == INNER
+    assert type(read_spec(LayerSpec, spec).options["gate_temperature"]) is float
     with pytest.raises(SettingError, match=r"^num_blocks must be a valid integer, got True"):
-        LayerSpec("bd_lru", num_blocks=True, block_size=3)
+        read_spec(LayerSpec, LayerSpec("bd_lru", num_blocks=True, block_size=3))
+
+
+def test_the_constructor_refuses_values_that_nobody_read():
+    with pytest.raises(OptionError, match=r"^num_blocks must be an int, got True"):
+        LayerSpec("bd_lru", num_blocks=True, block_size=3).build(hidden_size=4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_block": 2, "block_size": 3}, "got 'num_block'; did you mean 'num_blocks'?"),
+        ({"num_blocks": 2}, "block_size of layer 'bd_lru' must be given"),
+    ],
+)
+def test_names_of_options_are_checked_at_once(options, message):
+    with pytest.raises(OptionError) as caught:
+        LayerSpec("bd_lru", **options)
+    assert str(caught.value).endswith(message)
 
 
 def test_a_specification_is_immutable_and_shows_what_was_given():
@@ -191,7 +208,7 @@ class PickSpec(Spec):
 
 
 def test_values_that_are_equal_to_python_may_be_other_options():
-    Factories("pick", [Pick])
+    Registry("pick", [Pick])
     assert PickSpec("pick", value=1) == PickSpec("pick")
     assert PickSpec("pick", value=True) != PickSpec("pick")
     assert PickSpec("pick", value=1.0) != PickSpec("pick")

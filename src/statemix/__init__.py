@@ -5,9 +5,37 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from statemix import layers, ops
-    from statemix.layers import BDLRU, HLRU, LSTM, sharpen
+    from statemix.layers import (
+        BDLRU,
+        FPRNN,
+        HLRU,
+        LSTM,
+        Attention,
+        CausalConv,
+        DeltaNet,
+        DeltaProduct,
+        FPMamba1,
+        FPMamba2,
+        Mamba2,
+        sharpen,
+    )
 
-__all__ = ["BDLRU", "HLRU", "LSTM", "layers", "ops", "sharpen"]
+__all__ = [
+    "BDLRU",
+    "FPRNN",
+    "HLRU",
+    "LSTM",
+    "Attention",
+    "CausalConv",
+    "DeltaNet",
+    "DeltaProduct",
+    "FPMamba1",
+    "FPMamba2",
+    "Mamba2",
+    "layers",
+    "ops",
+    "sharpen",
+]
 __version__ = "0.1.0"
 
 

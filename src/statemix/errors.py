@@ -1,5 +1,8 @@
 """The errors of invalid requests."""
 
+import difflib
+import re
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -34,7 +37,7 @@ class OptionError(ValueError):
     """
 
 
-class SettingError(RequestError):
+class SettingError(RequestError, OptionError):
     """A setting is missing or has an invalid value.
 
     Args:
@@ -42,30 +45,58 @@ class SettingError(RequestError):
         condition: requirement on the setting, in words that begin with "must".
         value: value given; :data:`ABSENT` if there is none.
         subject: beginning of the message after ``path``; empty means that ``path`` is the subject.
+        advice: end of the message, such as a :func:`suggestion`.
     """
 
-    def __init__(self, path: str, condition: str, value: object, *, subject: str = "") -> None:
-        self.path, self.condition, self.value, self.subject = path, condition, value, subject
+    def __init__(
+        self, path: str, condition: str, value: object, *, subject: str = "", advice: str = ""
+    ) -> None:
+        self.path, self.condition, self.value = path, condition, value
+        self.subject, self.advice = subject, advice
+        head = ": ".join(part for part in (path, subject) if part)
         got = "" if value is ABSENT else f", got {_shown(value)}"
-        super().__init__(f"{self._head()} {condition}{got}")
+        super().__init__(f"{head} {condition}{got}{advice}")
 
     def below(self, path: str) -> "SettingError":
-        """Return the same error with ``path`` as the name of the setting."""
-        return SettingError(path, self.condition, self.value, subject=self.subject)
-
-    def _head(self) -> str:
-        if self.subject and self.path:
-            return f"{self.path}: {self.subject}"
-        return self.subject or self.path
+        """Return the same error with the name of the setting preceded by ``path``."""
+        return _setting_error(
+            ".".join(part for part in (path, self.path) if part),
+            self.condition,
+            self.value,
+            self.subject,
+            self.advice,
+        )
 
     def __reduce__(self) -> Any:
-        return _setting_error, (self.path, self.condition, self.value, self.subject)
+        return _setting_error, (self.path, self.condition, self.value, self.subject, self.advice)
 
 
-def _setting_error(path: str, condition: str, value: object, subject: str) -> SettingError:
-    return SettingError(path, condition, value, subject=subject)
+def _setting_error(
+    path: str, condition: str, value: object, subject: str, advice: str
+) -> SettingError:
+    return SettingError(path, condition, value, subject=subject, advice=advice)
 
 
 def _shown(value: object, limit: int = 200) -> str:
     text = repr(value)
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
+
+
+def suggestion(name: object, choices: Iterable[str]) -> str:
+    """Return the end of a message that names the choice that a user probably meant, or "".
+
+    Example:
+        >>> suggestion("Softmax", ["softmax", "sigmoid"]), suggestion("lr", ["learning_rate"])
+        ("; did you mean 'softmax'?", "; did you mean 'learning_rate'?")
+    """
+    if not isinstance(name, str):
+        return ""
+    initials = {"".join(re.findall("(?:^|[_-])(.)", choice)): choice for choice in choices}
+    plain = {_letters(choice): choice for choice in choices}
+    close = difflib.get_close_matches(_letters(name), plain, n=1)
+    meant = plain[close[0]] if close else initials.get(name)
+    return f"; did you mean {meant!r}?" if meant else ""
+
+
+def _letters(name: str) -> str:
+    return re.sub("[^a-z0-9]", "", name.lower())

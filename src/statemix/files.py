@@ -1,5 +1,6 @@
-"""Make folders, append to files, and name the file in errors of the operating system."""
+"""Files: folders, rows, atomic writes, and errors that name their file."""
 
+import contextlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -94,3 +95,30 @@ def append(path: Path, text: str) -> None:
         except OSError:
             file.truncate(size)
             raise
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file atomically: a reader sees all of it or none, even after a power cut."""
+    unfinished = path.with_name(path.name + ".tmp")
+    write_synced(unfinished, content)
+    unfinished.replace(path)
+    sync_directory(path.parent)
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    """Write a file that has reached the disk when this returns."""
+    with naming(path), path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_directory(folder: Path) -> None:
+    """Let the names of a folder reach the disk."""
+    # Some file systems refuse to sync a directory; the rename is still atomic there.
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

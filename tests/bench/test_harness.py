@@ -1,15 +1,16 @@
 """Comparisons are fair: common rounds, ratios by round, and no time for a wrong result."""
 
 import math
-import signal
+import resource
+import sys
 import time
 
 import pytest
+import torch
 
-from statemix.bench import memory
-from statemix.bench.deadline import Deadline
-from statemix.bench.devices import Cpu
-from statemix.bench.harness import NOT_READY, Provider, measure, spread
+from statemix.bench import allocation
+from statemix.bench.harness import TOO_LATE, Provider, measure, spread
+from statemix.bench.timed_devices import Cpu
 from statemix.ops import BackendUnavailableError
 
 
@@ -55,7 +56,7 @@ def allocator(monkeypatch):
     settings = []
     for name in ("reuse_freed_memory", "map_large_blocks"):
         # append returns None, so the setting counts as accepted.
-        monkeypatch.setattr(memory, name, lambda name=name: settings.append(name) is None)
+        monkeypatch.setattr(allocation, name, lambda name=name: settings.append(name) is None)
     return settings
 
 
@@ -153,16 +154,6 @@ def test_wrong_result_gets_no_time(error):
     assert measured["a"].relative_error == 1e-6
 
 
-def test_provider_that_needs_more_memory_than_is_free_is_never_prepared(monkeypatch):
-    monkeypatch.setattr(memory, "available_bytes", lambda: 100)
-    clock = FakeClock()
-    large = Provider("large", lambda: pytest.fail("prepared"), required_bytes=61)
-    measured = run(clock, [clock.provider("a", [1.0], required_bytes=60), large])
-    assert measured["a"].status == "measured"
-    assert measured["large"].status == "skipped"
-    assert measured["large"].time_s is None
-
-
 @pytest.mark.parametrize("where", ["prepare", "call", "error"])
 def test_provider_that_runs_out_of_memory_is_skipped_alone(where):
     def fail(*arguments):
@@ -208,52 +199,47 @@ def test_other_failures_of_a_provider_are_its_own(calls, error, capsys):
     assert (measured["a"].ratios, measured["b"].ratios) == ({}, {})
 
 
-def test_what_is_not_ready_at_the_deadline_has_failed_and_the_others_are_timed():
-    """One provider takes for ever to compile, and the next one is not even prepared."""
-
-    def compile_for_ever():
-        try:
-            time.sleep(60)
-        except Exception:  # noqa: BLE001 - as autotuners do
-            pytest.fail("caught")
-
+def test_what_is_not_checked_in_time_has_failed_and_the_others_are_timed():
     clock = FakeClock()
-    providers = [
-        clock.provider("a", [1.0]),
-        Provider("b", lambda: compile_for_ever),
-        Provider("c", lambda: pytest.fail("prepared")),
-    ]
-    start = time.monotonic()
-    measured = run(clock, providers, deadline=Deadline(0.2))
-    assert time.monotonic() - start < 30
+
+    def compile_slowly():
+        time.sleep(0.2)
+        return clock.provider("a", [1.0]).prepare()
+
+    providers = [Provider("a", compile_slowly), Provider("b", lambda: pytest.fail("prepared"))]
+    measured = run(clock, providers, ready_by_s=time.monotonic() + 0.1)
     assert measured["a"].rounds == 5
-    for name in "bc":
-        assert (measured[name].status, measured[name].reason) == ("failed", NOT_READY)
+    assert (measured["b"].status, measured["b"].reason) == ("failed", TOO_LATE)
 
 
-def test_a_deadline_that_is_met_leaves_no_alarm():
-    before = signal.getsignal(signal.SIGALRM)
+def test_provider_without_memory_for_reuse_is_mapped_afresh(allocator):
     clock = FakeClock()
-    measured = run(clock, [clock.provider("a", [1.0])], deadline=Deadline(60))
-    assert measured["a"].status == "measured"
-    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
-    assert signal.getsignal(signal.SIGALRM) == before
 
+    def prepare():
+        if allocator[-1] == "reuse_freed_memory":
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")
+        return clock.provider("b", [1.0]).prepare()
 
-def test_provider_that_may_fragment_the_heap_is_mapped_afresh(monkeypatch, allocator):
-    """The heap may grow to 2.5 times the required bytes: 60 holds 2.5 x 24 but not 2.5 x 25."""
-    monkeypatch.setattr(memory, "available_bytes", lambda: 100)
-    clock = FakeClock()
-    providers = [
-        clock.provider(name, [1.0], required_bytes=required)
-        for name, required in (("a", 24), ("b", 25))
-    ]
+    providers = [clock.provider("a", [1.0]), Provider("b", prepare)]
     measured = run(clock, providers, rounds=6, on_step=clock.calls.append)
     assert measured["a"].memory_reused is True
     assert measured["b"].memory_reused is False
     timed = [call for call in clock.calls if call in "ab"][2 * UNTIMED :]
     expected = {"a": "reuse_freed_memory", "b": "map_large_blocks"}
     assert allocator[-12:] == [expected[name] for name in timed]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no limit of memory")
+def test_provider_that_needs_more_memory_than_is_free_is_skipped(monkeypatch):
+    monkeypatch.setattr(allocation, "available_bytes", lambda: 2**28)
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    clock = FakeClock()
+    large = Provider("large", lambda: lambda: torch.ones(2**27))
+    measured = run(clock, [clock.provider("a", [1.0]), large])
+    assert measured["a"].status == "measured"
+    assert measured["large"].status == "skipped"
+    assert measured["large"].reason.startswith("out of memory: ")
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
 
 
 def test_memory_is_that_of_the_call_and_not_of_its_replay():

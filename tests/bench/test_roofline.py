@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from statemix.bench import decode, entries, layers, roofline
-from statemix.bench.devices import Cpu
+from statemix.bench import entries, layer_timing, roofline, step_timing
 from statemix.bench.harness import Measurement, Provider, Spread
+from statemix.bench.timed_devices import Cpu
 from statemix.layers import LayerSpec
 
 
@@ -25,10 +25,11 @@ def test_a_fraction_is_the_time_of_a_copy_of_ones_own_bytes_over_ones_own():
 
 
 def test_copies_beside_steps_and_layers_move_what_these_must(copied):
-    case = decode.Case("bd_lru", 2, 6, 3)
-    *_, copy = decode.providers(case)
+    case = step_timing.StepCase("bd_lru", 2, 6, 3)
+    *_, copy = step_timing.providers(case)
     assert 8 * sum(copied(copy)) == case.steps_per_call * case.moved_bytes(torch.float32)
-    training = entries.Case(hidden_size=8, batch_size=2, length=5)
+    training = entries.LayerCase(hidden_size=8, batch_size=2, length=5)
     listed = entries.entries({"lstm": LayerSpec("lstm")}, training, torch.float32, Cpu())
-    moved = layers.copied_bytes(listed, training, torch.float32)
-    assert 8 * sum(copied(layers.copy_provider(moved, "cpu"))) == moved
+    moved = layer_timing.copied_bytes(listed, training, torch.float32)
+    *_, copy = layer_timing.providers(listed, training, torch.float32)
+    assert 8 * sum(copied(copy)) == moved

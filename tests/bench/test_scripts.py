@@ -10,9 +10,9 @@ import torch
 
 from statemix.layers import LayerSpec
 from statemix.studies import catalogue
-from statemix.studies.entries import Entry, Trials
 from statemix.studies.store import key
 from statemix.studies.study import Study
+from statemix.studies.study_entries import StudyEntry, Trials
 from statemix.tasks import TaskSpec
 from statemix.training import (
     BatchConfig,
@@ -56,9 +56,9 @@ def test_models_that_track_are_timed_in_training_and_once_trained(rows_of, monke
 
     plain, iterating = config(LayerSpec("lstm")), config(LayerSpec("fp_rnn", max_iterations=2))
     conditions = (
-        Entry("S_3, two generators", "LSTM", Trials.seeded(plain, (0,))),
-        Entry("S_3, two generators", "FP-RNN", Trials.seeded(iterating, (0,))),
-        Entry("A_5, two generators", "LSTM", Trials.seeded(plain, (0,))),
+        StudyEntry("S_3, two generators", "LSTM", Trials.seeded(plain, (0,))),
+        StudyEntry("S_3, two generators", "FP-RNN", Trials.seeded(iterating, (0,))),
+        StudyEntry("A_5, two generators", "LSTM", Trials.seeded(plain, (0,))),
     )
     study = Study("fp-a5", "tiny", lambda *_: conditions)
     monkeypatch.setattr(catalogue, "_own", lambda: {"fp-a5": study})

@@ -5,14 +5,14 @@ import json
 import pytest
 import torch
 
-from statemix.bench import decode, memory
+from statemix import ops
+from statemix.bench import allocation, step_timing
 from statemix.bench.harness import Measurement, Spread
-from statemix.bench.ops import LOOP, OURS, PAPER
+from statemix.bench.operator_timing import LOOP, OURS, PAPER
 from statemix.bench.roofline import COPY
-from statemix.cli.bench import common, parse
-from statemix.cli.bench import decode as decode_command
-from statemix.cli.bench.common import open_console, print_setting
-from statemix.cli.bench.layers import _short
+from statemix.cli.bench import bench_decode, bench_options, parse
+from statemix.cli.bench.bench_layers import _short
+from statemix.cli.bench.bench_options import open_console, print_setting
 from statemix.errors import RequestError, RunsFailedError
 from statemix.layers import LAYERS
 from statemix.studies.throughput.points import read
@@ -23,8 +23,8 @@ TINY = ["--shapes", "2x6x4", "3x2x4x5", "--block-sizes", "1", "2", "--orders", "
 @pytest.fixture(autouse=True)
 def _leave_the_process_as_it_is(monkeypatch):
     threads = torch.get_num_threads()
-    monkeypatch.setattr(memory, "reuse_freed_memory", lambda: True)
-    monkeypatch.setattr(memory, "map_large_blocks", lambda: True)
+    monkeypatch.setattr(allocation, "reuse_freed_memory", lambda: True)
+    monkeypatch.setattr(allocation, "map_large_blocks", lambda: True)
     yield
     torch.set_num_threads(threads)
 
@@ -140,8 +140,14 @@ def test_rows_of_two_runs_are_both_kept(capsys, tmp_path):
 
 
 def test_case_too_large_for_memory_is_skipped_and_says_so(capsys, monkeypatch, tmp_path):
-    free = iter([10**12, 10**12, 10**12, 1] * 2)
-    monkeypatch.setattr("statemix.bench.memory.available_bytes", lambda: next(free))
+    scan = ops.h_lru
+
+    def short(*arguments, backend):
+        if backend == "associative":
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return scan(*arguments, backend=backend)
+
+    monkeypatch.setattr(ops, "h_lru", short)
     path = tmp_path / "ops.jsonl"
     options = ["--shapes", "1x2x2", "--recurrences", "h_lru", "--orders", "2", "--rounds", "3"]
     text = bench(capsys, *options, "--output", str(path))
@@ -149,7 +155,7 @@ def test_case_too_large_for_memory_is_skipped_and_says_so(capsys, monkeypatch, t
     skipped = [row for row in kept if row["provider"] == PAPER]
     assert len(skipped) == 2
     assert all(row["status"] == "skipped" and row["time_s"] is None for row in skipped)
-    assert "needs about" in text
+    assert "out of memory: DefaultCPUAllocator" in " ".join(text.split())
 
 
 def test_quick_run_shortens_what_is_long(capsys, tmp_path):
@@ -263,18 +269,18 @@ def test_steps_are_timed_against_their_projections(capsys, tmp_path, monkeypatch
 
 
 def test_decoding_in_16_bits_says_so_everywhere(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(decode, "STEPS_PER_CALL", 5)
+    monkeypatch.setattr(step_timing, "STEPS_PER_CALL", 5)
     tolerances, dtypes = [], []
-    measure, build = common.measure, decode._layer
+    measure, build = bench_options.measure, step_timing._layer
     monkeypatch.setattr(
-        common,
+        bench_options,
         "measure",
         lambda *given, **options: (
             tolerances.append(options["tolerance"]) or measure(*given, **options)
         ),
     )
     monkeypatch.setattr(
-        decode,
+        step_timing,
         "_layer",
         lambda case, dtype, *rest: dtypes.append(dtype) or build(case, dtype, *rest),
     )
@@ -291,10 +297,11 @@ def test_decoding_in_16_bits_says_so_everywhere(capsys, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("batch_size", [64, 2048])
 def test_times_of_decoding_are_per_step(batch_size):
-    case = decode.Case("bd_lru", batch_size, 4, 2)
+    case = step_timing.StepCase("bd_lru", batch_size, 4, 2)
     one = Measurement("statemix", "", "measured", rounds=3, time_s=Spread(1.0, 2.0, 3.0))
-    time, *_, roofline, rounds = decode_command._cells(case, one, {"p50": 0.125})
-    assert time == common.number_text(1e6 * 2.0 / case.steps_per_call)
+    table = bench_decode._table([(case, [one])], lambda case, one: {"roofline": {"p50": 0.125}})
+    _, _, time, _, _, roofline, rounds = (next(iter(column.cells)) for column in table.columns)
+    assert time == bench_options.number_text(1e6 * 2.0 / case.steps_per_call)
     assert (roofline, rounds) == ("0.12", "3")
 
 
@@ -414,7 +421,7 @@ def test_a_layer_stands_beside_its_projections_if_asked(capsys, tmp_path):
 
 
 def test_layers_of_the_papers_scan_are_also_compiled_if_asked(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr("statemix.bench.layers.autotuned", lambda layer: layer)
+    monkeypatch.setattr("statemix.bench.layer_timing.autotuned", lambda layer: layer)
     path = tmp_path / "layers.jsonl"
     words = ["bd_lru", "num_blocks=2", "block_size=3", "backend=associative"]
     options = ["--compiled", "--output", str(path), *TINY_LAYERS]
@@ -433,14 +440,16 @@ def test_layers_of_the_papers_scan_are_also_compiled_if_asked(capsys, tmp_path, 
 
 
 def test_a_layer_too_large_for_memory_keeps_its_price(capsys, monkeypatch, tmp_path):
-    free = iter([10**12, 1])
-    monkeypatch.setattr("statemix.bench.memory.available_bytes", lambda: next(free))
+    def short(self, *arguments):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(LAYERS["conv"], "forward", short)
     parse(["layers", "--layers", "conv", "kernel_size=2", *TINY_LAYERS]).run()
     text = capsys.readouterr().out
     (shown,) = [line.split() for line in text.splitlines() if line.startswith("  Convolution K=2 ")]
     assert shown[-1] == "skipped"
     assert "  Convolution K=2: conv kernel_size=2\n" in text
-    assert "  Convolution K=2, B=2 T=5 skipped: needs about" in text
+    assert "  conv kernel_size=2 skipped: out of memory: DefaultCPUAlloc" in text
 
 
 @pytest.mark.parametrize(

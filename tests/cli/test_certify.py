@@ -84,8 +84,30 @@ def test_a_tracker_is_proven_and_its_network_is_kept(tracker, capsys):
     words = torch.from_numpy(task.examples("test", 0, 4, 5000).tokens)
     answers = torch.from_numpy(task.examples("test", 0, 4, 5000).targets["product"])
     assert (model(words)["product"].argmax(-1) == answers).all()
-    loads = model.blocks[0].layer.value_proj.weight.view(2, 4, -1).abs().sum((0, 2))
+    loads = model.backbone.blocks[0].mixer.value_proj.weight.view(2, 4, -1).abs().sum((0, 2))
     assert loads.nonzero().flatten().tolist() == tracking
+
+
+def test_a_run_that_is_only_readable_is_certified_elsewhere(tracker, tmp_path, capsys):
+    run, output = shutil.copytree(tracker, tmp_path / "run"), tmp_path / "new" / "proofs"
+    before = {path: path.stat().st_mtime_ns for path in [run, *run.rglob("*")]}
+    run.chmod(0o555)
+    assert main(["certify", str(run), "--output", str(output)]) == 0
+    assert {path: path.stat().st_mtime_ns for path in [run, *run.rglob("*")]} == before
+    files = [output / "certificate.json", output / "certified.safetensors"]
+    assert capsys.readouterr().out.endswith(f"written: {files[0]}, {files[1]}\n")
+    task = load_outcome(run).config.build_task()
+    assert search(load_proven(run, output=output), task.automaton()).verdict == "proven"
+    # The proof stays, as it does in the folder of a run.
+    assert main(["certify", str(run), "--output", str(output), "--max-pairs", "1"]) == 0
+    assert f"not written: {files[0]} holds a proof" in capsys.readouterr().out
+    run.chmod(0o755)
+
+
+def test_an_output_that_is_a_file_is_refused(tracker, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert main(["certify", str(tracker), "--output", str(tmp_path / "file")]) == 2
+    assert capsys.readouterr().err.startswith("statemix: output must be a writable file, got ")
 
 
 def test_gates_as_trained_are_right_up_to_the_length(tracker, capsys):
@@ -219,7 +241,7 @@ def test_a_failing_word_is_shown_and_fails(train, capsys):
     found = json.loads(capsys.readouterr().out)
     assert (found["verdict"], found["network"]) == ("refuted", "hardened")
     model = load_model(folder)
-    model.blocks[0].layer.gate_temperature = 1e-30
+    model.backbone.blocks[0].mixer.gate_temperature = 1e-30
     automaton = load_outcome(folder).config.build_task().automaton()
     logits = model(torch.tensor([found["word"]]))["product"][0]
     answer, expected = int(logits[-1].argmax()), automaton.answers(found["word"])[-1]

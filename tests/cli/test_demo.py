@@ -13,10 +13,10 @@ import torch
 
 from statemix.cli.main import main
 from statemix.layers import LayerSpec
-from statemix.models import SyntheticModel
+from statemix.models import TokenClassifier
 from statemix.studies import catalogue
-from statemix.studies.entries import Entry, Number, Trials
 from statemix.studies.group_demo import STUDIES, DemoStudy
+from statemix.studies.study_entries import Number, StudyEntry, Trials
 from statemix.tasks import TaskSpec
 from statemix.training import (
     EvaluationConfig,
@@ -43,7 +43,7 @@ def tiny(monkeypatch):
     layers = {"BD-LRU m=3": LayerSpec("bd_lru", num_blocks=2, block_size=3)}
     layers["LSTM"] = LayerSpec("lstm")
     entries = [
-        Entry("S_3", name, Trials.seeded(config(layer), (0,)), published={16: Number(0.5)})
+        StudyEntry("S_3", name, Trials.seeded(config(layer), (0,)), published={16: Number(0.5)})
         for name, layer in layers.items()
     ]
     names = [study.name for study in STUDIES]
@@ -88,7 +88,7 @@ def test_each_group_has_a_folder_of_its_own(tiny, tmp_path, monkeypatch, group, 
 def test_a_run_that_diverges_is_shown_everywhere_and_ends_in_exit_code_1(
     tiny, tmp_path, capsys, monkeypatch
 ):
-    forward = SyntheticModel.forward
+    forward = TokenClassifier.forward
 
     def spoilt(self, *arguments, **named):
         logits = forward(self, *arguments, **named)
@@ -96,7 +96,7 @@ def test_a_run_that_diverges_is_shown_everywhere_and_ends_in_exit_code_1(
             return {head: value * float("nan") for head, value in logits.items()}
         return logits
 
-    monkeypatch.setattr(SyntheticModel, "forward", spoilt)
+    monkeypatch.setattr(TokenClassifier, "forward", spoilt)
     arguments = ["demo", "--output", str(tmp_path)]
     for _ in range(2):
         assert main(arguments) == 1
@@ -134,23 +134,22 @@ def test_an_unwritable_folder_is_named(tiny, tmp_path, capsys):
 
 
 _ENDLESS = """
-import dataclasses, sys, torch
+import sys, torch
 from statemix.cli.main import main
 from statemix.studies import catalogue
 from statemix.studies.catalogue import find_study
-from statemix.studies.entries import Entry, Trials
+from statemix.studies.study_entries import StudyEntry, Trials
 from statemix.studies.group_demo import DemoStudy
 if __name__ == "__main__":
     torch.set_num_threads({workers})
     entries = [
-        Entry(
+        StudyEntry(
             one.column,
             one.model,
             Trials.seeded(
-                dataclasses.replace(
-                    config,
-                    schedules=dataclasses.replace(config.schedules, epochs=10**6),
-                    evaluation=dataclasses.replace(config.evaluation, every=1, test_size=1),
+                config.replace(
+                    schedules=config.schedules.replace(epochs=10**6),
+                    evaluation=config.evaluation.replace(every=1, test_size=1),
                 ),
                 range(2),
             ),

@@ -1,5 +1,6 @@
 """``statemix doctor`` describes this machine and explains why a backend is not used."""
 
+import dataclasses
 import json
 import platform
 
@@ -7,8 +8,10 @@ import pytest
 import torch
 
 from statemix import ops
+from statemix.cli import doctor
 from statemix.cli.main import main
 from statemix.ops.cpu import loader
+from statemix.ops.triton import selfcheck
 
 
 def run(capsys, *arguments):
@@ -51,6 +54,15 @@ def test_text_names_backends_and_reasons(capsys, backend_without_beads):
     lines = [line.split() for line in out.splitlines()]
     assert ["backend", "abacus", "unavailable"] in lines
     assert ["block", "cpu", "float32", ops.default_backend("cpu")] in lines
+
+
+def test_a_missing_triton_is_reported_with_the_cure(capsys, monkeypatch):
+    reason = "backend 'triton' needs Triton: pip install 'statemix[gpu]'"
+    triton = dataclasses.replace(ops.BACKENDS["triton"], unavailable=lambda: reason)
+    monkeypatch.setitem(ops.BACKENDS._entries, "triton", triton)
+    _, out = run(capsys)
+    assert f"- {reason}\n" in out
+    assert "backend 'triton' needs tensors" not in out
 
 
 @pytest.mark.parametrize("compiler", [True, False])
@@ -109,3 +121,32 @@ def test_missing_kernels_are_reported_with_the_cure(
 def test_present_kernels_are_not_reported_missing(capsys):
     _, out = run(capsys)
     assert "missing" not in out
+
+
+@pytest.mark.kernels
+def test_a_check_compares_all_kernels_with_the_reference(capsys):
+    code, out = run(capsys, "--check")
+    assert code == 0
+    cases = list(selfcheck.complete_cases())
+    rows = [line for line in out.splitlines() if line.startswith("cpu     cpu     agrees ")]
+    assert len(rows) == len(cases) > 80
+    assert all(str(case) in row for case, row in zip(cases, rows, strict=True))
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("outcome", ["disagrees", "fails", "needs memory"])
+def test_a_check_that_fails_is_the_exit_code(capsys, monkeypatch, outcome):
+    def check(device, backend):
+        yield selfcheck.CheckVerdict("block softmax m=2", "agrees", "")
+        yield selfcheck.CheckVerdict("block softmax m=3", outcome, "because")
+
+    monkeypatch.setattr(doctor, "check_kernels", check)
+    code = main(["doctor", "--check", "--json"])
+    captured = capsys.readouterr()
+    last = json.loads(captured.out)["checks"][-1]
+    assert (last["backend"], last["outcome"], last["detail"]) == ("cpu", outcome, "because")
+    if outcome == "needs memory":
+        assert (code, captured.err) == (0, "")
+    else:
+        said = "statemix: 1 of 2 checks failed; please report this output\n"
+        assert (code, captured.err) == (1, said)

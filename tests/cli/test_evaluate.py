@@ -1,16 +1,18 @@
 """The command that scores a finished run."""
 
+import errno
 import json
 import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from statemix.cli.main import main
-from statemix.plain import to_plain
 from statemix.training import evaluate, load_model, load_outcome
+from statemix.training.plain import to_plain
 
 
 @pytest.fixture
@@ -121,7 +123,7 @@ def with_a_flipped_bit(run):
 @pytest.mark.parametrize(
     ("prepare", "options", "message"),
     [
-        (shutil.rmtree, [], "folder must hold a run, got"),
+        (shutil.rmtree, [], "folder must exist, got"),
         (unfinished, [], "folder must hold a finished run, got"),
         (half_written, [], "model.safetensors must hold the run's weights"),
         (with_a_flipped_bit, [], "model.safetensors must hold the run's weights, got: its SHA-256"),
@@ -202,3 +204,52 @@ def test_attributes_of_evaluation_are_those_of_the_run(tmp_path, tiny_arguments,
 def test_more_than_memory_holds_is_refused(finished_run, capsys, arguments, message):
     assert main(["evaluate", str(finished_run), *arguments]) == 2
     assert re.fullmatch(f"statemix: {message}\n", capsys.readouterr().err)
+
+
+def test_a_run_whose_folder_is_read_only_is_evaluated_into_another(
+    finished_run, tmp_path, capsys, monkeypatch
+):
+    def refuse(path, *arguments, opened=Path.open, **options):
+        if path.parent == finished_run and "a" in arguments:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    assert main(["evaluate", str(finished_run)]) == 2
+    assert "choose a folder by --output" in capsys.readouterr().err
+    assert main(["evaluate", str(finished_run), "--output", str(tmp_path / "scores")]) == 0
+    (row,) = (tmp_path / "scores" / "evaluations.jsonl").read_text().splitlines()
+    assert json.loads(row)["length"] == 5
+
+
+def test_a_folder_that_does_not_exist_is_named(capsys):
+    assert main(["evaluate", "nope"]) == 2
+    assert capsys.readouterr().err == "statemix: folder must exist, got nope\n"
+
+
+OWN_TASK = """
+from statemix.tasks import TASKS
+from statemix.tasks.permutation import Permutation
+
+@TASKS.register
+class Own(Permutation):
+    \"\"\"A task of one's own.\"\"\"
+
+    name = "own"
+"""
+
+
+def test_every_command_finds_modules_of_the_working_directory(tmp_path, tiny_arguments):
+    (tmp_path / "my_task.py").write_text(OWN_TASK)
+    code = "import sys; from statemix.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    task = ["--imports", "my_task", "--task", "own", "group=S_3", "length=5", "train_size=20"]
+    for arguments in (
+        ["train", "--folder", "run", *tiny_arguments, *task],
+        ["evaluate", "run"],
+        ["certify", "run"],
+        ["inspect", "run"],
+    ):
+        # Unlike `python -c`, an installed command does not look into the working directory.
+        command = [sys.executable, "-P", "-c", code, *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr

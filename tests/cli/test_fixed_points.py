@@ -9,14 +9,14 @@ import pytest
 
 from statemix.cli.main import main
 from statemix.layers import LayerSpec
-from statemix.settings import Assignments
 from statemix.studies import catalogue
-from statemix.studies.entries import SIZES, Entry, Number, Trial, Trials
 from statemix.studies.fixed_points import fixed_point_studies
 from statemix.studies.fixed_points.fixed_point_studies import STUDIES, FixedPointStudy
 from statemix.studies.fixed_points.story_questions import ARCHIVE
+from statemix.studies.study_entries import SIZES, Number, StudyEntry, Trial, Trials
 from statemix.tasks import TaskSpec
 from statemix.training import BatchConfig, EvaluationConfig, ModelConfig, RunConfig, ScheduleConfig
+from statemix.training.settings import Assignments
 
 
 def conditions(protocol, size):
@@ -38,8 +38,8 @@ def conditions(protocol, size):
     long = {"attributes": Assignments(max_iterations=50)}
     published = {9: Number(0.17, 12)}
     return (
-        Entry("S_3", "FP-RNN", runs(iterating, **long), size=size, published=published),
-        Entry("S_3", "LSTM", runs(LayerSpec("lstm")), size=size),
+        StudyEntry("S_3", "FP-RNN", runs(iterating, **long), size=size, published=published),
+        StudyEntry("S_3", "LSTM", runs(LayerSpec("lstm")), size=size),
     )
 
 

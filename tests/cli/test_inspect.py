@@ -144,10 +144,10 @@ def test_the_eigenvalues_are_those_of_the_trained_gates(run):
     assert main(["inspect", str(run), "--sequences", "1", "--start", "3"]) == 0
     found = numbers(run / "inspect")
     model = load_model(run)
-    layer = model.blocks[0].layer
+    layer = model.backbone.blocks[0].mixer
     token = found["tokens"]["sequence 3"][1]
     with torch.no_grad():
-        x = model.blocks[0].norm(model.embedding(torch.tensor(token)))
+        x = model.backbone.blocks[0].norm(model.backbone.embedding(torch.tensor(token)))
         raw = layer.gate_proj(x).view(3, 4, 2).permute(2, 0, 1)
         transitions = torch.softmax(raw, -1)[..., :3].double().numpy()
     step = found["layers"][0]["steps"].index(2)  # the second token, after the start token
@@ -213,7 +213,7 @@ def test_gates_are_shown_before_and_after_sharpening(tmp_path, tiny_arguments, c
     assert found["after"]["gates"] == layer["gates"][0]
     assert found["after"]["gate_entropy"] == layer["summary"]["gate_entropy"]
     model = load_model(folder)
-    model.blocks[0].layer.gate_temperature = 2.0
+    model.backbone.blocks[0].mixer.gate_temperature = 2.0
     tokens = torch.tensor(list(numbers(folder / "inspect")["tokens"].values()))
     (soft,) = inspected(model, tokens, units=range(2))
     assert found["before"]["gates"] == soft["gates"][0]
@@ -266,7 +266,7 @@ def test_gates_that_nothing_sharpens_have_no_such_picture(hybrid, tmp_path, tiny
             ["--start", "100", "--split", "train"],
             "start: stop must be at most train_size=20, got 102",
         ),
-        (["--split", "all"], "--split"),
+        (["--split", "all"], "split must be 'train', 'validation' or 'test', got 'all'"),
         (["--output", "/dev/null/x"], "output must be a writable file, got '/dev/null/x/numbers"),
     ],
 )

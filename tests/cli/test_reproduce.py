@@ -14,7 +14,6 @@ from statemix.cli.main import main
 from statemix.layers import LayerSpec
 from statemix.studies import catalogue, cluster, forecast
 from statemix.studies.catalogue import find_study
-from statemix.studies.entries import SIZES, Entry, Trials, plan
 from statemix.studies.exactness import exact_studies
 from statemix.studies.exactness.exact_studies import AttemptStudy, ProofStudy
 from statemix.studies.higher_order import (
@@ -37,6 +36,7 @@ from statemix.studies.higher_order.paper_figures import PaperFigure, View
 from statemix.studies.higher_order.paper_tables import PaperTable
 from statemix.studies.higher_order.protocols import Column, Data
 from statemix.studies.runner import Ended, run_all
+from statemix.studies.study_entries import SIZES, StudyEntry, Trials, plan
 from statemix.tasks import TaskSpec
 from statemix.training import (
     EvaluationConfig,
@@ -413,9 +413,8 @@ def test_a_run_without_a_result_is_named_and_the_exit_code_says_so(capsys, tmp_p
         config = whole(layer, data, size)
         if layer.name == "lstm":
             return config
-        return dataclasses.replace(
-            config,
-            optimizer=dataclasses.replace(config.optimizer, weight_decay=1e300),
+        return config.replace(
+            optimizer=config.optimizer.replace(weight_decay=1e300),
         )
 
     monkeypatch.setattr(protocols, "_config", wild)
@@ -549,12 +548,10 @@ def tiny_suite(monkeypatch):
 
     def study(kind, name, **search):
         entries = [
-            Entry(
+            StudyEntry(
                 group,
                 "LSTM",
-                Trials.seeded(
-                    dataclasses.replace(configs[0], search=SearchConfig(**search)), (0, 1)
-                ),
+                Trials.seeded(configs[0].replace(search=SearchConfig(**search)), (0, 1)),
             )
             for group, configs in runs.items()
         ]

@@ -1,23 +1,38 @@
 """``statemix tasks`` lists every option and data set, and shows the right examples."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
-import tyro
 
 from statemix.cli.main import main
 from statemix.cli.options import options_of, text_of
+from statemix.cli.parser import parse_class
 from statemix.cli.tasks import Tasks
-from statemix.errors import RequestError
+from statemix.errors import OptionError, RequestError
 from statemix.registry import REQUIRED
 from statemix.tasks import TASKS
 
 
 def output(capsys, *arguments):
-    tyro.cli(Tasks, args=arguments).run()
+    parse_class(Tasks, arguments, "statemix tasks").run()
     return capsys.readouterr().out
 
 
+def overview(capsys):
+    """What the command says about every task."""
+    return "".join(output(capsys, name) for name in TASKS)
+
+
+def test_without_a_name_every_task_has_one_line(capsys):
+    lines = output(capsys).splitlines()
+    assert [line.split()[0] for line in lines[: len(TASKS)]] == list(TASKS)
+    assert len(lines) == len(TASKS) + 2
+
+
 def test_overview_shows_every_option_group_and_data_set(capsys):
-    text = output(capsys)
+    text = overview(capsys)
     for name in TASKS:
         assert name in text
         for option, (_, default) in TASKS.options(name).items():
@@ -34,7 +49,7 @@ def test_overview_shows_every_option_group_and_data_set(capsys):
 
 
 def test_overview_shows_the_chance_of_tasks_without_published_data_sets(capsys):
-    rows = {tuple(line.split()) for line in output(capsys).splitlines()}
+    rows = {tuple(line.split()) for line in overview(capsys).splitlines()}
     for task, training, chance in (
         ("noisy_recall", "fresh", "0.1250"),
         ("memorization", "256", "0.0078"),
@@ -46,22 +61,22 @@ def test_overview_shows_the_chance_of_tasks_without_published_data_sets(capsys):
 
 
 def test_no_table_of_the_overview_is_empty(capsys):
-    lines = output(capsys).splitlines()
+    lines = overview(capsys).splitlines()
     headers = [n for n, line in enumerate(lines) if line.split()[-1:] in (["default"], ["chance"])]
     assert all(lines[n + 1] for n in headers)
 
 
 def test_overview_shows_an_example_of_every_task(capsys):
-    text = output(capsys)
+    text = overview(capsys)
     for name in TASKS:
         if REQUIRED not in [default for _, default in TASKS.options(name).values()]:
             assert TASKS.build(name).describe(0) in text
 
 
 def test_tasks_that_need_a_folder_are_listed_and_shown_once_they_have_it(capsys, required_options):
-    overview = output(capsys)
-    assert "Needs the files of bAbI: folder=PATH/en-valid-10k." in overview
-    assert overview.split("catbabi\n")[1].rstrip().endswith("seed        int         0")
+    alone = output(capsys, "catbabi")
+    assert "Needs the files of bAbI: folder=PATH/en-valid-10k." in alone
+    assert alone.rstrip().endswith("seed        int         0")
     (folder,) = required_options["catbabi"].values()
     text = output(capsys, "catbabi", f"folder={folder}", "length=30", "--count", "2")
     task = TASKS.build("catbabi", folder=folder, length=30)
@@ -83,17 +98,17 @@ def test_examples_are_those_that_the_task_makes(capsys):
 
 
 def test_output_to_a_file_is_plain_text(capsys):
-    text = output(capsys)
+    text = overview(capsys)
     assert text.isascii()
     assert "\x1b" not in text
     assert all(line == line.rstrip() for line in text.splitlines())
 
 
 def test_output_to_a_terminal_says_the_same(capsys, monkeypatch):
-    plain = output(capsys)
+    plain = output(capsys, "permutation")
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "80")
-    coloured = output(capsys)
+    coloured = output(capsys, "permutation")
     assert "\x1b[1m" in coloured
     for word in plain.split():
         assert word in coloured
@@ -118,7 +133,7 @@ def test_options_are_read_as_they_are_meant(assignments, options):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (["chess"], RequestError, "task must be one of .*permutation.*, got 'chess'"),
+        (["chess"], OptionError, "task must be one of .*permutation.*, got 'chess'"),
         (["permutation", "--count", "0"], RequestError, "count must be in 1..10000, got 0"),
         (["permutation", "--count", "1000000000"], RequestError, "count must be in 1..10000"),
         (["permutation", "--start", "-1"], RequestError, "index must be at least 0, got -1"),
@@ -147,14 +162,14 @@ def test_options_are_read_as_they_are_meant(assignments, options):
             RequestError,
             "stop must be at most 0",
         ),
-        (["catbabi"], RequestError, "folder of task 'catbabi' must be given"),
+        (["catbabi", "seed=1"], RequestError, "folder of task 'catbabi' must be given"),
         (["catbabi", "folder=absent"], RequestError, "folder must be an existing .*, got 'absent'"),
-        (["--start", "-1"], RequestError, "index must be at least 0, got -1"),
+        (["permuation"], OptionError, "did you mean 'permutation'"),
     ],
 )
 def test_bad_requests_are_named(capsys, arguments, error, message):
     with pytest.raises(error, match=message):
-        tyro.cli(Tasks, args=arguments).run()
+        parse_class(Tasks, arguments, "statemix tasks").run()
     assert capsys.readouterr().out == ""
 
 
@@ -165,3 +180,11 @@ def test_examples_that_nobody_can_read_are_refused(capsys):
     ):
         assert main(["tasks", "permutation", f"length={length}", "--count", "3"]) == 2
         assert capsys.readouterr().err == f"statemix: {message}\n"
+
+
+def test_own_tasks_are_listed_with_their_module(capsys, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[1] / "toys")
+    code = "import sys; from statemix.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "tasks", "--imports", "statemix_toys"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "\nragged " in done.stdout

@@ -1,6 +1,5 @@
 """``statemix train``: options reach the run, and Ctrl-C loses nothing."""
 
-import dataclasses
 import errno
 import json
 import os
@@ -17,7 +16,7 @@ from filelock import FileLock
 from statemix.cli.main import main
 from statemix.cli.options import split_values
 from statemix.cli.train import parse
-from statemix.layers import LayerSpec
+from statemix.layers import LAYERS, LSTM, LayerSpec
 from statemix.models import MixerSpec
 from statemix.studies.grid import Axis, grid
 from statemix.studies.recipes import exact
@@ -66,6 +65,62 @@ def test_tables_of_other_kinds_are_read_alike():
     assert dict(config.evaluation.attributes) == {"gate_temperature": 0.25}
     assert config.model.channel_mixer == MixerSpec("swiglu", intermediate_size=32)
     assert config_of("--model.channel-mixer", "none").model.channel_mixer is None
+
+
+def test_settings_may_have_the_form_name_equals_value():
+    config = config_of(
+        "seed=3", "--schedules.epochs", "5", "model.hidden_size=16", "--model.bos", "task.length=9",
+        "--model.layers", "lstm", "bd_lru", "num_blocks=2", "block_size=2", "batches.size=4",
+        "evaluation.lengths=[4,8]", "--task", "permutation", "seed=7", "optimizer.betas=[0.5,0.9]",
+    )  # fmt: skip
+    assert (config.seed, config.schedules.epochs, config.model.hidden_size) == (3, 5, 16)
+    assert (config.model.bos, config.batches.size, config.evaluation.lengths) == (True, 4, (4, 8))
+    assert config.task == TaskSpec("permutation", length=9, seed=7)
+    assert config.optimizer.betas == (0.5, 0.9)
+    assert config.model.layers == (
+        LayerSpec("lstm"), LayerSpec("bd_lru", num_blocks=2, block_size=2)
+    )  # fmt: skip
+
+
+class Outer(LSTM):
+    """A layer with another layer as an option."""
+
+    name = "outer"
+
+    def __init__(self, hidden_size: int, inner: LayerSpec, *, device=None, dtype=None):
+        super().__init__(hidden_size, device=device, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("words", "inner"),
+    [
+        (["inner=lstm"], LayerSpec("lstm")),
+        (
+            ["inner.name=bd_lru", "inner.num_blocks=8", "inner.block_size=2"],
+            LayerSpec("bd_lru", num_blocks=8, block_size=2),
+        ),
+        (
+            ["inner=h_lru", "inner.num_channels=8", "inner.order=2"],
+            LayerSpec("h_lru", num_channels=8, order=2),
+        ),
+        (
+            ['inner={"name":"bd_lru","num_blocks":8,"block_size":2}'],
+            LayerSpec("bd_lru", num_blocks=8, block_size=2),
+        ),
+    ],
+)
+def test_options_of_nested_layers_have_dotted_names(words, inner):
+    LAYERS.register(Outer)
+    try:
+        assert (
+            config_of("--model.layers", "outer", *words).model.layers[0].options["inner"] == inner
+        )
+        parts = [f"--model.layers.0.{word}" for word in words]
+        base = ["--model.layers", "outer", "inner=lstm"]
+        if "inner=" in words[0]:
+            assert config_of(*base, *parts).model.layers[0].options["inner"] == inner
+    finally:
+        LAYERS.remove("outer")
 
 
 FILE = """
@@ -191,11 +246,14 @@ def test_options_beside_from_replace_the_runs(finished_run, spelling):
         (["--model.layers"], "model.layers must be valid (Tuple should have at least 1 item"),
         (["--model.layers.3.block_size", "4"], "must exist, got 'model.layers.3.block_size'"),
         (["--model.layers.0.order", "4"], "model.layers.0: options of layer 'bd_lru' must be"),
-        (["--model.layers.0.block_size"], "--model.layers.0.block_size must have a value"),
+        (["--model.layers.0.block_size"], "model.layers.0.block_size must have a value"),
         (["--model.num-layers", str(2**63)], "model.num_layers must be less than or equal to"),
-        (["--task", "permutation", "group=S_9"], "--task: group must be 'S_2', 'S_3'"),
-        (["--task", "permutation", "group=S_3"], "schedules.num_steps must be given"),
-        (["--task", "permutation", "S_3"], "--task: one name must be given, got 2"),
+        (["--task", "permutation", "group=S_9"], "task.group must be 'S_2', 'S_3'"),
+        (
+            ["--task", "permutation", "group=S_3"],
+            "schedules.epochs must not be given for a",
+        ),
+        (["--task", "permutation", "S_3"], "task: one name must be given, got 2"),
         (["--task"], "one name must be given, got 0"),
         (["--schedules.epochs", "0"], "schedules.epochs must be greater than or equal to 1, got 0"),
         (["--schedules.attributes", "decay", "end=1"], "must be schedulable (the layers of this"),
@@ -208,7 +266,7 @@ def test_options_beside_from_replace_the_runs(finished_run, spelling):
             "evaluation.attributes.gate_temperature must suit gate_temperature",
         ),
         (["--optimizer.groups", "no", "weight_decay=0"], "optimizer.groups.0.parameters must"),
-        (["--from", "nowhere"], "folder must hold a run, got nowhere"),
+        (["--from", "nowhere"], "folder must exist, got nowhere"),
         (["--config", "nowhere.toml"], "nowhere.toml must be readable, got: No such file"),
         (["--config", "a.toml", "--from", "b"], "must not be given together"),
         (["--evaluation.lengths", "1"], "evaluation.lengths: "),
@@ -444,7 +502,7 @@ def test_any_setting_is_an_axis_of_a_grid(tmp_path, capsys, tiny_arguments, axis
         (["--config", "a.toml", "--config", "b.toml"], "--config must be given once"),
         (["--model.layers.-1.block_size", "4"], "setting must exist, got 'model.layers.-1"),
         (["--model.layers.00.block_size", "4"], "setting must exist, got 'model.layers.00"),
-        (["--model.layers.0.block_size", "--seed", "3"], "--model.layers.0.block_size must have"),
+        (["--model.layers.0.block_size", "--seed", "3"], "model.layers.0.block_size must have"),
         (["--imports", "../x"], "imports must be a list of module names"),
         (["--evaluation.attributes", "gate_temperature=none"], "gate_temperature must be a number"),
     ],
@@ -483,7 +541,7 @@ def damaged(change):
     [
         (
             lambda s: s.update(resolved={}),
-            "config.json: schedules.num_steps must be given for a task with fresh examples",
+            "config.json: schedules.epochs must be given",
         ),
         (
             lambda s: s["resolved"]["schedules"].update(epochs=None),
@@ -515,7 +573,7 @@ def test_a_recipe_is_made_for_the_task_and_may_be_changed():
     config = config_of(*words)
     assert config == exact(TaskSpec("permutation", group="A_5"))
     changed = config_of(*words, "--search.length", "32", "--model.layers.0.num_blocks", "3")
-    assert changed.search == dataclasses.replace(config.search, length=32)
+    assert changed.search == config.search.replace(length=32)
     assert changed.model.layers[0].options["num_blocks"] == 3
     assert changed.schedules == config.schedules
 

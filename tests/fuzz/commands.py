@@ -33,8 +33,8 @@ from statemix.cli import (  # noqa: F401  warm
 from statemix.cli.main import main
 from statemix.layers import LayerSpec
 from statemix.studies import catalogue
-from statemix.studies.entries import Entry, Trials
 from statemix.studies.group_demo import DemoStudy
+from statemix.studies.study_entries import StudyEntry, Trials
 from statemix.tasks import TASKS, TaskSpec
 from statemix.training import (
     EvaluationConfig,
@@ -476,7 +476,7 @@ def _demo(r: random.Random, folder: Path, prepared: Path) -> Request:
         evaluation=EvaluationConfig(test_size=8, validation_size=8, lengths=(24,), tokens=96),
         runtime=RuntimeConfig(device="cpu", num_threads=1),
     )
-    entry = Entry("S_3", "BD-LRU m=3", Trials.seeded(config, (0,)))
+    entry = StudyEntry("S_3", "BD-LRU m=3", Trials.seeded(config, (0,)))
     names = ("demo-S_3", "demo-S_5", "demo-A_5")
     studies = {name: DemoStudy(name, "tiny", lambda *_: [entry]) for name in names}
     catalogue._own = lambda: studies

@@ -14,7 +14,7 @@ import torch
 from cases import COMPUTED, REFUSED, FindingError, line
 
 from statemix import layers, ops, tasks
-from statemix.models import SyntheticModel
+from statemix.models import TokenClassifier
 
 NAME = "functions"
 SHARE = 4
@@ -86,12 +86,12 @@ def malformed_model(r: random.Random) -> str:
     model, tokens, options = parts.drawn_model(r)
     lengths = torch.full((len(tokens),), tokens.shape[1])
     calls: list[tuple[Callable[..., Any], dict[str, Any]]] = [
-        (SyntheticModel, options),
+        (type(model), options),
         (model.forward, {"tokens": tokens}),
         (model.forward, {"tokens": tokens[:1], "cu_seqlens": torch.tensor([0, tokens.shape[1]])}),
         (model.forward, {"tokens": tokens, "lengths": lengths}),
     ]
-    if model.decoder is None:
+    if isinstance(model, TokenClassifier):
         _, state = model.extend(tokens)
         calls.append((model.extend, {"tokens": tokens, "state": state}))
     function, good = r.choice(calls)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from statemix import layers, ops
 from statemix.layers import LayerSpec
-from statemix.models import MixerSpec, SyntheticModel
+from statemix.models import MixerSpec, ReadoutModel, SequenceAutoencoder, TokenClassifier
 from statemix.tasks import IGNORED, TASKS
 from statemix.tasks.groups import NAMES
 
@@ -157,7 +157,7 @@ def _near(
     require(error <= limit, f"error {error:.1e} above {limit:.1e}: {words}")
 
 
-def drawn_model(r: random.Random) -> tuple[SyntheticModel, Tensor, dict[str, Any]]:
+def drawn_model(r: random.Random) -> tuple[ReadoutModel, Tensor, dict[str, Any]]:
     """A model, tokens, and the arguments that made the model."""
     specs = []
     for _ in range(r.choice([1, 1, 2])):
@@ -180,9 +180,8 @@ def drawn_model(r: random.Random) -> tuple[SyntheticModel, Tensor, dict[str, Any
         "linear_init": r.choice([None, "own", "normal"]),
         "seed": r.getrandbits(20),
     }
-    if hidden > 1 and r.random() < 0.3:
-        arguments["backbone"] = "autoencoder"
-    model = SyntheticModel(**arguments)
+    kind = SequenceAutoencoder if hidden > 1 and r.random() < 0.3 else TokenClassifier
+    model = kind(**arguments)
     shape = (r.choice([1, 2]), r.choice([1, 2, 7]))
     tokens = torch.randint(arguments["vocab_size"], shape)
     return model, tokens.to(r.choice([torch.int32, torch.int64])), arguments

@@ -6,6 +6,7 @@ that have gates. Both are ``build(dtype=..., seed=..., **more_options)``.
 
 from typing import Literal, get_args, get_origin
 
+import pytest
 import torch
 
 from statemix import layers
@@ -52,6 +53,34 @@ VARIANTS = {
     "delta_product": [{"conv_size": 1, "num_householder": 2}],
     "mamba2": [{"d_conv": 0}],
 }
+
+
+# One small variant of each layer that iterates only twice, for tests of machinery.
+SMALLEST = {
+    "bd_lru": {"num_blocks": 4, "block_size": 2, "initial_state": "learned"},
+    "h_lru": {"num_channels": 8, "order": 2},
+    "delta_net": {"num_heads": 2},
+    "delta_product": {"num_heads": 2, "num_householder": 2, "use_forget_gate": True},
+    "mamba2": {"d_state": 4, "head_dim": 8},
+    "conv": {"kernel_size": 3},
+    "attention": {"num_heads": 2, "rope": True},
+    "fp_rnn": {"max_iterations": 2, "tolerance": 100.0},
+    "fp_mamba1": {"d_state": 4, "max_iterations": 2, "tolerance": 100.0},
+    "fp_mamba2": {"d_state": 4, "head_dim": 8, "max_iterations": 2, "tolerance": 100.0},
+}
+
+
+@pytest.fixture(params=list(layers.LAYERS))
+def make(request):
+    """Return a function that builds one small layer of width 8 with a name and more options."""
+
+    def build(**more):
+        options = SMALLEST.get(request.param, {}) | more
+        layer = layers.build(request.param, hidden_size=8, **options)
+        layer.reset_parameters(torch.Generator().manual_seed(0))
+        return layer
+
+    return build
 
 
 def _variants(name):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from statemix.errors import OptionError
 from statemix.layers import FPRNN, FPMamba1, FPMamba2
 from statemix.layers.fixed_point.mixers import DPLR, Householder, Kronecker, Monarch
 from statemix.layers.state import tensors
@@ -287,7 +288,7 @@ def test_without_a_contraction_the_layer_says_that_it_has_not_converged(kind):
     ("options", "error", "message"),
     [
         ({"contraction": 1.0}, ValueError, "contraction must be between 0 and 1, got 1.0"),
-        ({"contraction": "x"}, TypeError, "contraction must be a number, got 'x'"),
+        ({"contraction": "x"}, OptionError, "contraction must be a number, got 'x'"),
         ({"d_state": 0}, ValueError, "d_state must be at least 1, got 0"),
         ({"mixer": "monarch", "rank": 5}, ValueError, "rank must divide the entries"),
         ({"mixer": "dense"}, ValueError, "mixer must be one of"),

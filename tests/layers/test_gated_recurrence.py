@@ -13,6 +13,7 @@ from torch.nn.modules.module import (
 from torch.nn.utils.parametrize import register_parametrization
 
 from statemix import ops
+from statemix.errors import OptionError
 from statemix.layers import BDLRU, HLRU, pieces
 from statemix.layers.linear import is_linear
 
@@ -104,9 +105,9 @@ def test_a_layer_built_on_meta_is_whole_once_materialised_and_reset(build_gated)
         (math.inf, ValueError, "gate_temperature must be positive and finite, got inf"),
         (math.nan, ValueError, "gate_temperature must be positive and finite, got nan"),
         (1e-60, ValueError, "gate_temperature must be positive and finite, got 1e-60"),
-        ("1", TypeError, "gate_temperature must be a number, got '1'"),
-        (True, TypeError, "gate_temperature must be a number, got True"),
-        (None, TypeError, "gate_temperature must be a number, got None"),
+        ("1", OptionError, "gate_temperature must be a number, got '1'"),
+        (True, OptionError, "gate_temperature must be a number, got True"),
+        (None, OptionError, "gate_temperature must be a number, got None"),
     ],
 )
 def test_bad_temperatures_are_refused_and_change_nothing(build_gated, value, error, message):
@@ -563,18 +564,18 @@ def test_noise_is_drawn_once(monkeypatch, build_gated, training):
     ("options", "error", "message"),
     [
         ({"checkpoint_every": 0}, ValueError, "checkpoint_every must be at least 1, got 0"),
-        ({"checkpoint_every": 2.0}, TypeError, "checkpoint_every must be an int, got 2.0"),
+        ({"checkpoint_every": 2.0}, OptionError, "checkpoint_every must be an int, got 2.0"),
         ({"initial_std": -1.0}, ValueError, "initial_std must be at least 0, got -1.0"),
         ({"initial_std": 1.0}, ValueError, "initial_std must be 0 with initial_state='zero'"),
         ({"initial_std": math.nan}, ValueError, "initial_std must be finite, got nan"),
         ({"input_gate_bias": math.inf}, ValueError, "input_gate_bias must be finite, got inf"),
         ({"input_gate_bias": 10**400}, ValueError, "input_gate_bias must be finite, got 1000"),
         ({"initial_std": 1e300}, ValueError, r"initial_std must be finite, got 1e\+300"),
-        ({"input_gate_bias": "-6"}, TypeError, "input_gate_bias must be a number, got '-6'"),
-        ({"initial_std": True}, TypeError, "initial_std must be a number, got True"),
+        ({"input_gate_bias": "-6"}, OptionError, "input_gate_bias must be a number, got '-6'"),
+        ({"initial_std": True}, OptionError, "initial_std must be a number, got True"),
         ({"gate_noise": -0.5}, ValueError, "gate_noise must be at least 0, got -0.5"),
         ({"gate_noise": math.nan}, ValueError, "gate_noise must be finite, got nan"),
-        ({"gate_noise": None}, TypeError, "gate_noise must be a number, got None"),
+        ({"gate_noise": None}, OptionError, "gate_noise must be a number, got None"),
     ],
 )
 def test_bad_beginnings_are_refused(options, error, message):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from statemix.bench.comparison import compared
 from statemix.layers import LAYERS, CausalConv, LayerSpec
 from statemix.layers.largest import largest_tensor
 
@@ -21,7 +22,7 @@ def allocated(call):
 @pytest.mark.parametrize("name", list(LAYERS))
 @pytest.mark.parametrize("length", [3, 64])
 def test_no_forward_allocates_less(name, length):
-    spec = LayerSpec(name, **LAYERS[name].compared(32))
+    spec = compared(32)[name]
     layer, x = spec.build(hidden_size=32), torch.randn(2, length, 32)
     found = largest_tensor(spec, hidden_size=32, batch_size=2, length=length)
     assert x.nbytes <= found <= allocated(lambda: layer(x))

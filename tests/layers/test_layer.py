@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
 from statemix import layers
+from statemix.errors import OptionError
 from statemix.layers import BDLRU, Attention, Flops, map_state, take_rows
 from statemix.layers import layer as layer_module
 from statemix.layers.gated_recurrence import GatedRecurrence
@@ -499,7 +500,7 @@ def test_sizes_beyond_any_memory_are_refused():
         ValueError, match=r"hidden_size must be below 2\^31, got 9223372036854775808"
     ):
         layers.LSTM(2**63)
-    with pytest.raises(TypeError, match="gate_temperature must be a number"):
+    with pytest.raises(OptionError, match="gate_temperature must be a number"):
         layers.BDLRU(4, 2, 2, gate_temperature=torch.nn.Parameter(torch.ones(1)))
     with pytest.raises(ValueError, match="gate_temperature must be positive and finite"):
         layers.BDLRU(4, 2, 2, gate_temperature=10**400)
@@ -560,7 +561,7 @@ def test_a_layer_needs_every_method_of_the_interface():
     # A class between the interface and its layers has methods of its own to be given.
     assert GatedRecurrence.__abstractmethods__ == {
         *("_run", "_unit_name", "_state_axes"),
-        *("_direct_step", "_step_of_units", "_read_out"),
+        *("_direct_step", "_step_of_units", "_read_out", "_input_gates_of"),
     }
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import statemix
 from statemix.errors import OptionError
 from statemix.layers import BDLRU, HLRU, LSTM, LayerSpec
+from statemix.training.settings import read_spec
 
 GATES = ["softmax", "householder"]
 
@@ -69,7 +70,7 @@ def test_new_parameters_keep_the_memory():
 
 def test_a_specification_holds_the_memory():
     spec = LayerSpec("h_lru", num_channels=2, order=2, memory=(1, 50))
-    again = LayerSpec.from_plain(spec.to_plain(), "")
+    again = read_spec(LayerSpec, spec.to_plain())
     assert again == spec
     assert again.build(hidden_size=4).memory == (1.0, 50.0)
 

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
+from statemix.bench import comparison
 from statemix.layers import LAYERS, LayerSpec, price
-from statemix.layers.layer import COMPARED_STATE
 from statemix.layers.state import tensors
 
 
 def compared(name, hidden_size):
-    return LayerSpec(name, **LAYERS[name].compared(hidden_size))
+    return comparison.compared(hidden_size)[name]
 
 
 @pytest.mark.parametrize("name", list(LAYERS))
@@ -72,14 +72,13 @@ def test_layers_are_compared_with_states_of_comparable_size(name):
         return
     # FP-Mamba keeps its last output, too.
     kept = [size for part, size in sizes.items() if part not in ("state.conv", "state.output")]
-    assert kept == [COMPARED_STATE * 256]
+    assert kept == [comparison.STATE_PER_CHANNEL * 256]
 
 
 def test_a_layer_that_counts_nothing_has_no_flops(toys):
     found = price(LayerSpec("solver"), hidden_size=4, length=3)
     assert found.flops is None
     assert found.num_parameters == 20
-    assert LAYERS["solver"].compared(4) == {}
 
 
 @pytest.mark.parametrize(

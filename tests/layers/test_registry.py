@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+import statemix
 from statemix import layers
-from statemix.errors import SettingError
+from statemix.errors import OptionError, SettingError
 from statemix.layers import LAYERS, LayerSpec
 from statemix.models import CHANNEL_MIXERS
 from statemix.registry import REQUIRED
@@ -92,9 +93,9 @@ def test_options_list_types_and_defaults_but_not_what_all_layers_share():
 
 
 def test_names_of_options_can_be_checked_without_building():
-    LAYERS.checked("bd_lru", {"num_blocks": 4, "block_size": 0})
+    LAYERS.check_options("bd_lru", {"num_blocks": 4, "block_size": 0})
     with pytest.raises(SettingError, match=r"must be among \[.*\], got 'device'"):
-        LAYERS.checked("bd_lru", {"device": "cpu", "hidden_size": 3})
+        LAYERS.check_options("bd_lru", {"device": "cpu", "hidden_size": 3})
 
 
 @pytest.mark.parametrize(
@@ -146,9 +147,16 @@ def test_a_switch_is_true_or_false(factories, name, option, value):
         for option, (_, default) in factories.options(name).items()
         if default is REQUIRED
     }
-    with pytest.raises(TypeError, match=f"^{option} must be True or False, got {value!r}$"):
+    with pytest.raises(OptionError, match=f"^{option} must be True or False, got {value!r}$"):
         factories[name](hidden_size=4, **arguments | {option: value})
 
 
 def test_a_layer_with_a_switch_is_known():
     assert (LAYERS, "conv", "depthwise") in SWITCHES
+
+
+def test_every_layer_can_be_imported_from_the_package():
+    for name, layer in LAYERS.items():
+        if layer.__module__.startswith("statemix."):
+            assert getattr(statemix, layer.__name__) is layer, name
+            assert layer.__name__ in statemix.__all__

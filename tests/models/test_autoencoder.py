@@ -9,7 +9,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from statemix.layers import LayerSpec
-from statemix.models import MixerSpec, SyntheticModel
+from statemix.models import MODELS, MixerSpec
 from statemix.models.autoencoder import position_vectors
 
 BD_LRU = LayerSpec("bd_lru", num_blocks=2, block_size=3)
@@ -17,9 +17,8 @@ LAYERS = (BD_LRU, LayerSpec("lstm"), LayerSpec("conv", kernel_size=3))
 HEADS = {"token": 7, "parity": 2}
 
 
-def build(*layers, **settings):
-    usual = {"hidden_size": 8, "backbone": "autoencoder"} | settings
-    return SyntheticModel(7, HEADS, layers=layers or (BD_LRU,), **usual)
+def build(*layers, kind="autoencoder", hidden_size=8, **settings):
+    return MODELS[kind](7, HEADS, hidden_size, layers or (BD_LRU,), **settings)
 
 
 def drawn(*layers, seed=0, **settings):
@@ -61,9 +60,9 @@ def position_of(place, size):
 
 def defined(model, tokens):
     """The logits of one sequence: the layers run as they are, everything else is plain Python."""
-    x = model.embedding.weight[tokens].unsqueeze(0)
-    for block in model.blocks:
-        x = x + block.layer(block.norm(x))[0]
+    x = model.backbone.embedding.weight[tokens].unsqueeze(0)
+    for block in model.backbone.blocks:
+        x = x + block.mixer(block.norm(x))[0]
     last = x[0, -1].tolist()
     first_norm, first, _, second_norm, second, _ = model.decoder.network
     rows = {head: [] for head in HEADS}
@@ -71,7 +70,7 @@ def defined(model, tokens):
         y = [a + b for a, b in zip(last, position_of(place, len(last)), strict=True)]
         y = gelu(mapped(normed(y, first_norm), first))
         y = gelu(mapped(normed(y, second_norm), second))
-        y = normed(y, model.final_norm)
+        y = normed(y, model.backbone.final_norm)
         for head, readout in model.readouts.items():
             rows[head].append(mapped(y, readout))
     return {head: torch.tensor(row, dtype=torch.float64) for head, row in rows.items()}
@@ -91,8 +90,8 @@ def test_logits_are_those_of_the_definition(hidden_size, length):
 def test_without_a_norm_only_the_linear_maps_and_their_gelu_remain():
     model = build(norm="none").double()
     tokens = ids()
-    x, _ = model.blocks[0].layer(model.embedding(tokens))
-    x = (model.embedding(tokens) + x)[:, -1:] + position_vectors(torch.arange(6), like=x)
+    x, _ = model.backbone.blocks[0].mixer(model.backbone.embedding(tokens))
+    x = (model.backbone.embedding(tokens) + x)[:, -1:] + position_vectors(torch.arange(6), like=x)
     for linear in (model.decoder.network[1], model.decoder.network[4]):
         x = nn.functional.gelu(linear(x))
     torch.testing.assert_close(model(tokens)["parity"], model.readouts["parity"](x))
@@ -146,12 +145,12 @@ def test_packed_and_padded_sequences_equal_single_ones(bos):
             torch.testing.assert_close(found, one, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("backbone", ["causal", "autoencoder"])
+@pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("bos", [False, True])
 @pytest.mark.parametrize("lengths", [None, torch.tensor([6, 1, 0, 4, 3])])
 @pytest.mark.parametrize("widths", [[6], [1, 3, 2], [0, 4, 0, 2]])
-def test_pieces_equal_the_whole(backbone, bos, lengths, widths):
-    model = drawn(*LAYERS, bos=bos, backbone=backbone)
+def test_pieces_equal_the_whole(kind, bos, lengths, widths):
+    model = drawn(*LAYERS, bos=bos, kind=kind)
     tokens = ids(5)
     whole = model(tokens, lengths=lengths)
     found = list(model.in_pieces(tokens.split(widths, dim=1), lengths))
@@ -163,29 +162,29 @@ def test_pieces_equal_the_whole(backbone, bos, lengths, widths):
 def test_a_causal_model_answers_a_piece_before_it_takes_the_next():
     taken = []
     pieces = (taken.append(piece) or piece for piece in ids().split(2, dim=1))
-    answers = build(backbone="causal").in_pieces(pieces)
+    answers = build(kind="causal").in_pieces(pieces)
     next(answers)
     assert len(taken) == 1
 
 
 def test_lengths_do_not_concern_a_causal_model():
-    model, tokens = build(backbone="causal"), ids()
+    model, tokens = build(kind="causal"), ids()
     torch.testing.assert_close(model(tokens, lengths=torch.tensor([6, 0, 2])), model(tokens))
 
 
-def parameters(**settings):
+def parameters(kind, **settings):
     """Trained numbers apart from the mixer, at MAD's width and vocabulary."""
-    model = SyntheticModel(16, {"token": 16}, 128, [BD_LRU], **settings)
-    mixer = sum(p.numel() for block in model.blocks for p in block.layer.parameters())
+    model = MODELS[kind](16, {"token": 16}, 128, [BD_LRU], **settings)
+    mixer = sum(p.numel() for block in model.backbone.blocks for p in block.mixer.parameters())
     return sum(p.numel() for p in model.parameters()) - mixer
 
 
 def test_parameters_are_as_many_as_in_mad():
     swiglu = {"channel_mixer": MixerSpec("swiglu")}
-    assert parameters(backbone="autoencoder") == 37_648
-    assert parameters(backbone="causal") == 4_368
-    assert parameters(backbone="autoencoder", **swiglu) == 172_944
-    assert parameters(backbone="causal", **swiglu) == 139_664
+    assert parameters("autoencoder") == 37_648
+    assert parameters("causal") == 4_368
+    assert parameters("autoencoder", **swiglu) == 172_944
+    assert parameters("causal", **swiglu) == 139_664
 
 
 GATED = (
@@ -208,7 +207,8 @@ def test_it_starts_as_in_mad(zero_biases):
     model = build(*GATED, hidden_size=128, channel_mixer=mixer, zero_biases=zero_biases)
     linears = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
     assert {
-        "blocks.0.layer.gate_proj", "blocks.1.layer.out_proj", "blocks.2.mixer.up_proj",
+        "backbone.blocks.0.mixer.gate_proj", "backbone.blocks.1.mixer.out_proj",
+        "backbone.blocks.2.channel_mixer.up_proj",
         "decoder.network.1", "decoder.network.4", "readouts.token",
     } <= linears.keys()  # fmt: skip
     for linear in linears.values():
@@ -217,12 +217,12 @@ def test_it_starts_as_in_mad(zero_biases):
         error = 0.02 / math.sqrt(2 * linear.weight.numel())
         assert abs(linear.weight.std().item() - 0.02) < 5 * error
         assert linear.weight.abs().max() > 0.045
-    assert model.embedding.weight.std().item() == pytest.approx(0.02, rel=0.1)
+    assert model.backbone.embedding.weight.std().item() == pytest.approx(0.02, rel=0.1)
 
 
-@pytest.mark.parametrize("backbone", ["causal", "autoencoder"])
-def test_normal_redraws_the_linear_maps_and_nothing_else(backbone):
-    settings = {"hidden_size": 32, "backbone": backbone, "channel_mixer": MixerSpec("swiglu")}
+@pytest.mark.parametrize("kind", MODELS)
+def test_normal_redraws_the_linear_maps_and_nothing_else(kind):
+    settings = {"hidden_size": 32, "kind": kind, "channel_mixer": MixerSpec("swiglu")}
     own = build(*OTHERS, **settings, linear_init="own")
     normal = build(*OTHERS, **settings, linear_init="normal")
     weights = {
@@ -240,9 +240,9 @@ def test_normal_redraws_the_linear_maps_and_nothing_else(backbone):
             assert torch.equal(tensor, redrawn), name
 
 
-@pytest.mark.parametrize(("backbone", "init"), [("causal", "own"), ("autoencoder", "normal")])
-def test_the_backbone_determines_the_initialisation_that_is_not_given(backbone, init):
-    given, open_ = (build(backbone=backbone, linear_init=choice) for choice in (init, None))
+@pytest.mark.parametrize(("kind", "init"), [("causal", "own"), ("autoencoder", "normal")])
+def test_the_kind_of_model_determines_the_initialisation_that_is_not_given(kind, init):
+    given, open_ = (build(kind=kind, linear_init=choice) for choice in (init, None))
     torch.testing.assert_close(given.state_dict(), open_.state_dict(), rtol=0, atol=0)
 
 
@@ -257,9 +257,9 @@ def test_one_seed_gives_one_model_and_leaves_the_global_generator_alone():
     assert torch.equal(torch.rand(1), drawn_after)
 
 
-def test_the_backbone_leaves_the_other_parts_as_they_were_drawn():
+def test_the_decoder_leaves_the_other_parts_as_they_were_drawn():
     """So a causal model has the weights that it had before there was a choice."""
-    causal = build(*LAYERS, backbone="causal").state_dict()
+    causal = build(*LAYERS, kind="causal").state_dict()
     other = build(*LAYERS, linear_init="own").state_dict()
     assert causal.keys() < other.keys()
     assert all(torch.equal(tensor, other[name]) for name, tensor in causal.items())
@@ -298,8 +298,6 @@ def test_it_compiles_and_runs_on_tensors_without_values(bos, bounds):
     ("settings", "message"),
     [
         ({"hidden_size": 1}, "hidden_size must be at least 2 for an autoencoder, got 1"),
-        ({"backbone": "encoder"}, r"backbone must be one of \['causal', 'autoencoder'\], got 'enc"),
-        ({"backbone": None}, r"backbone must be one of .*, got None"),
         ({"linear_init": "zero"}, r"linear_init must be one of \['own', 'normal'\], got 'zero'"),
     ],
 )
@@ -308,12 +306,7 @@ def test_bad_settings_are_named(settings, message):
         build(**settings)
 
 
-def test_extending_token_by_token_is_refused():
-    with pytest.raises(ValueError, match=r"backbone must be 'causal' to .*'autoencoder'; us"):
-        build().extend(ids())
-
-
-@pytest.mark.parametrize("backbone", ["causal", "autoencoder"])
+@pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize(
     ("changed", "error", "message"),
     [
@@ -349,6 +342,6 @@ def test_extending_token_by_token_is_refused():
         ({"tokens": ids() > 3}, TypeError, r"tokens must be int32 or int64, got torch\.bool"),
     ],
 )
-def test_bad_calls_are_named(changed, error, message, backbone):
+def test_bad_calls_are_named(changed, error, message, kind):
     with pytest.raises(error, match=message):
-        build(backbone=backbone)(**({"tokens": ids()} | changed))
+        build(kind=kind)(**({"tokens": ids()} | changed))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from statemix.errors import OptionError
 from statemix.models.channel_mixers import CHANNEL_MIXERS, MLP, MixerSpec, SwiGLU
 
 
@@ -66,7 +67,7 @@ def test_the_inner_width_is_an_option(name):
         ),
         (
             {"hidden_size": 8, "intermediate_size": 2.5},
-            TypeError,
+            OptionError,
             r"intermediate_size must be an int, got 2\.5",
         ),
     ],

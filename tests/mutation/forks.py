@@ -30,7 +30,6 @@ import pytest
 import rich  # noqa: F401
 import safetensors.torch  # noqa: F401
 import torch._dynamo  # noqa: F401
-import tyro  # noqa: F401
 from tree import ROOT, Tree
 
 OPTIONS = ("-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:xdist")

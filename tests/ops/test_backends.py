@@ -120,7 +120,7 @@ def test_a_named_backend_must_exist_support_the_tensors_and_run(registry):
 
 
 def test_a_scan_that_torch_lacks_is_named(monkeypatch):
-    monkeypatch.setattr("statemix.ops.associative._MODULE", "torch._no_such_module")
+    monkeypatch.setattr("statemix.ops.portable._MODULE", "torch._no_such_module")
     with pytest.raises(ops.BackendUnavailableError, match=r"'associative' needs torch\._no_such"):
         ops.lag_scan(torch.zeros(1, 2, 3, 2), torch.zeros(1, 2, 3), backend="associative")
 
@@ -137,7 +137,8 @@ def test_no_module_compares_with_the_name_of_a_backend():
         path
         for folder in folders
         for path in folder.rglob("*.py")
-        if comparison.search(path.read_text())
+        # "cpu" is a kind of device, too.
+        if comparison.search(path.read_text().replace('device == "cpu"', ""))
     ]
     assert files == []
 
@@ -150,9 +151,10 @@ def test_a_kernel_is_given_no_dtype_that_its_record_excludes(only, dtype, served
     loop = ops.BACKENDS["loop"].kernels["block"]
     seen = []
 
-    def watched(a, b, h_0, *others):
+    def watched(scan):
+        a, b = scan.coefficients, scan.inputs
         seen.append((a.dtype, b.dtype))
-        return loop.forward(a.float(), b.float(), h_0, *others)
+        return loop.forward(scan._replace(coefficients=a.float(), inputs=b.float()))
 
     only(fastest(kernels={"block": ops.Kernel(watched)}, dtypes=served), ops.BACKENDS["loop"])
     if dtype not in served and torch.float32 not in served:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from statemix import ops
+from statemix.ops.decoding import projected_step
 from statemix.ops.shortcuts import are_plain
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -118,16 +119,14 @@ def test_a_prepared_step_does_not_outlive_its_backend():
         def step(gates, values, state, temperature):
             return torch.full_like(values, number), state
 
-        kernel = ops.Kernel(forward=None, prepare_step=lambda *arguments: step)
+        kernel = ops.Kernel(forward=None, prepare_step=lambda scan: step)
         ops.BACKENDS.register(ops.Backend("toy", kernels={"lag": kernel}, families=("softmax",)))
 
     for number in (1.0, 2.0):
         register(number)
         try:
-            with torch.inference_mode():
-                h_t, _ = ops.h_lru_step(
-                    torch.zeros(1, 2, 3), torch.zeros(1, 2), torch.zeros(1, 2, 2), backend="toy"
-                )
+            projections = torch.zeros(1, 6), torch.zeros(1, 2), torch.zeros(1, 2, 2)
+            h_t, _ = projected_step("lag", None, *projections, "softmax", None, "toy")
             assert h_t.tolist() == [[number, number]]
         finally:
             ops.BACKENDS.remove("toy")

@@ -208,3 +208,18 @@ def test_householder_keeps_the_digits_of_a_small_share_of_the_state():
     kept = math.exp(-27)
     torch.testing.assert_close(transition, kept * torch.eye(2), rtol=1e-5, atol=0)
     torch.testing.assert_close(input_gate, torch.ones(2))
+
+
+def test_the_documentation_states_the_bound_of_every_family():
+    text = " ".join(ops.normalize.__doc__.split())
+    for family in ops.GATES.values():
+        listed = text.index(f"{family.bound}")
+        assert family.name in text[text.index("Bounds on the states") : listed]
+
+
+def test_gates_that_nothing_normalises_grow_as_documented():
+    generator = torch.Generator().manual_seed(0)
+    gates = torch.randn(1, 1000, 8, 2, 3, generator=generator, dtype=torch.float64)
+    values = torch.randn(1, 1000, 8, 2, generator=generator, dtype=torch.float64)
+    _, final = ops.bd_lru(gates, values, "none")
+    assert final.abs().amax() > 1e16

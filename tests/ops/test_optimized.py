@@ -5,24 +5,43 @@ import subprocess
 import sys
 
 import pytest
+import torch
+
+from statemix import ops
 
 REFUSED_BY_THE_KERNELS = """
 from statemix.ops.cpu import loader
-loader._run(lambda problem: 1, loader._Problem())
+loader.check(1, loader._Problem())
 """
 
 FEWER_MAPS_THAN_CHUNKS = """
 import torch
+from statemix import ops
 from statemix.ops.triton import launch
 gates, values, state = torch.zeros(1, 5, 2, 1, 2), torch.zeros(1, 5, 2, 1), torch.zeros(1, 2, 1)
-problem = (gates, values, values, state, None, "softmax", None)
-launch.backward("block", values, state, *problem, chunk=2, maps={maps})
+scan = ops.Scan(gates, values, state, None, None, "block", "triton", "softmax", True)
+launch.backward(2, scan, values, state, values, ({maps},))
 """
 
 
 @pytest.mark.kernels
 def test_a_refusal_of_the_cpu_kernels_is_raised():
     assert "RuntimeError: the CPU kernels refused" in error_of(REFUSED_BY_THE_KERNELS)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("change", [torch.Tensor.bfloat16, lambda saved: saved[:, :3]])
+def test_saved_states_that_hooks_changed_are_refused(change):
+    gates = torch.zeros(1, 5, 2, 1, 2, dtype=torch.bfloat16, requires_grad=True)
+    values = torch.ones(1, 5, 2, 1, dtype=torch.bfloat16)
+
+    def unpack(saved):
+        return change(saved) if saved.dtype == torch.float32 and saved.ndim == 4 else saved
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, unpack):
+        states, _ = ops.bd_lru(gates, values, backend="cpu")
+    with pytest.raises(RuntimeError, match="saved states must have shape"):
+        states.sum().backward()
 
 
 @pytest.mark.parametrize(

@@ -24,11 +24,11 @@ def arguments(problem, kind, backend, *, dtype=torch.float64, temperature=None, 
     """Arguments of ``scan_forward``: raw gates if the backend fuses, else coefficients."""
     p = problem(kind, gate="none", **sizes).to(dtype)
     if "softmax" in ops.BACKENDS[backend].families:
-        names = (OPERATORS[kind], backend, "softmax")
+        names = (OPERATORS[kind], backend, "softmax", True)
         return (p.gates, p.values, p.initial_state, p.cu_seqlens, temperature, *names)
     wide = p.initial_state.dtype
     a, b = p.gates[..., :-1].to(wide), p.values.to(wide)
-    return a, b, p.initial_state, p.cu_seqlens, None, OPERATORS[kind], backend, "given"
+    return a, b, p.initial_state, p.cu_seqlens, None, OPERATORS[kind], backend, "given", True
 
 
 @pytest.mark.parametrize(
@@ -48,11 +48,10 @@ def test_operators_pass_opcheck(problem, device, kind, lengths, dtype, registere
         problem, kind, registered_backend, dtype=dtype, lengths=lengths, temperature=temperature
     )
     torch.library.opcheck(scan_forward, inputs)
-    states, final_state, wide_states, maps = scan_forward(*inputs)
-    gates, values, *rest = inputs
+    states, final_state, saved = scan_forward(*inputs)
     cotangents = (torch.ones_like(states), torch.ones_like(final_state))
-    kept = wide_states if wide_states.numel() else states
-    torch.library.opcheck(scan_backward, (*cotangents, gates, values, kept, maps, *rest))
+    torch.library.opcheck(scan_backward, (*cotangents, states, *inputs, *saved))
+    assert scan_forward(*inputs[:-1], False)[2] == []
 
 
 def test_operators_without_steps_pass_opcheck(problem, kind, registered_backend):

@@ -8,7 +8,7 @@ import torch
 
 from statemix.automaton import Automaton
 from statemix.layers import LayerSpec
-from statemix.models import SyntheticModel
+from statemix.models import TokenClassifier
 from statemix.tasks.groups import group
 
 # Raw gates so far apart that only the largest counts.
@@ -25,7 +25,7 @@ def hard_tracker(sources, values, readout, num_classes, initial_state="zero"):
         readout: logits are its product with all entries, block by block.
     """
     num_blocks, num_tokens, m = np.shape(sources)
-    model = SyntheticModel(
+    model = TokenClassifier(
         num_tokens - 1,
         {"answer": num_classes},
         num_tokens + num_blocks * m,
@@ -34,11 +34,11 @@ def hard_tracker(sources, values, readout, num_classes, initial_state="zero"):
         residual=False,
         norm="none",
     )
-    layer = model.blocks[0].layer
+    layer = model.backbone.blocks[0].mixer
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-        model.embedding.weight[:, :num_tokens] = torch.eye(num_tokens)
+        model.backbone.embedding.weight[:, :num_tokens] = torch.eye(num_tokens)
         gates = layer.gate_proj.weight.view(m, m + 1, num_blocks, -1)
         loads = layer.value_proj.weight.view(m, num_blocks, -1)
         read = layer.out_proj.weight.view(-1, m, num_blocks)
@@ -54,25 +54,25 @@ def hard_tracker(sources, values, readout, num_classes, initial_state="zero"):
 
 def behind_an_idle_layer(model):
     """A hard tracker of one block as the second layer of a stack whose first holds zeros."""
-    (tracking,) = model.blocks
-    m, num_tokens = tracking.layer.block_size, model.vocab_size + 1
+    (tracking,) = model.backbone.blocks
+    m, num_tokens = tracking.mixer.block_size, model.backbone.vocab_size + 1
     (head,) = model.heads.items()
     layers = [LayerSpec("bd_lru", num_blocks=1, block_size=size) for size in (2, m)]
-    stack = SyntheticModel(
-        model.vocab_size, dict([head]), m + num_tokens, layers, bos=True, norm="none"
+    stack = TokenClassifier(
+        model.backbone.vocab_size, dict([head]), m + num_tokens, layers, bos=True, norm="none"
     )
-    idle, second = (block.layer for block in stack.blocks)
+    idle, second = (block.mixer for block in stack.backbone.blocks)
     with torch.no_grad():
         for parameter in stack.parameters():
             parameter.zero_()
         # Tokens behind the entries that the second layer writes.
-        stack.embedding.weight[:, m:] = torch.eye(num_tokens)
+        stack.backbone.embedding.weight[:, m:] = torch.eye(num_tokens)
         for entry in range(2):
             idle.gate_proj.weight.view(2, 3, 1, -1)[entry, entry, 0, m:] = SHARP
         for ours, theirs in ((second.gate_proj, "gate_proj"), (second.value_proj, "value_proj")):
-            weight = tracking.layer.get_parameter(f"{theirs}.weight")
+            weight = tracking.mixer.get_parameter(f"{theirs}.weight")
             ours.weight[:, m:] = weight[:, :num_tokens]
-        second.out_proj.weight[:m] = tracking.layer.out_proj.weight[:m]
+        second.out_proj.weight[:m] = tracking.mixer.out_proj.weight[:m]
         read = model.readouts[head[0]]
         stack.readouts[head[0]].weight[:, :m] = read.weight[:, :m]
         stack.readouts[head[0]].bias.copy_(read.bias)

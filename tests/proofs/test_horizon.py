@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from statemix.automaton import IGNORED, Automaton
 from statemix.layers import LayerSpec
-from statemix.models import MixerSpec, SyntheticModel
+from statemix.models import MixerSpec, TokenClassifier
 from statemix.proofs import Horizon, find_horizon, harden, prove, prune, search
 from statemix.tasks.groups import group
 from statemix.tasks.permutation import Permutation
@@ -37,7 +37,7 @@ def length_of(soft):
 def soft(request, of_group):
     """A soft tracker that reads through a norm, with gains, biases and a readout of sum zero."""
     model = of_group("S_3")
-    model.blocks[0].layer.gate_temperature = TEMPERATURE
+    model.backbone.blocks[0].mixer.gate_temperature = TEMPERATURE
     read, width = model.readouts["answer"], model.readouts["answer"].in_features
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
@@ -45,13 +45,13 @@ def soft(request, of_group):
         read.weight[:, -1] = -read.weight.sum(1)
         if request.param != "none":
             norms = {"rms": torch.nn.RMSNorm, "layer": torch.nn.LayerNorm}
-            model.final_norm = norms[request.param](width, eps=1e-5)
+            model.backbone.final_norm = norms[request.param](width, eps=1e-5)
             gain = 1 + torch.rand(width, generator=generator)
-            model.final_norm.weight.copy_(gain)
+            model.backbone.final_norm.weight.copy_(gain)
             read.weight /= gain
             read.bias.copy_(torch.rand(6, generator=generator) / 4)
         if request.param == "layer":
-            model.final_norm.bias.copy_(torch.rand(width, generator=generator) / 20)
+            model.backbone.final_norm.bias.copy_(torch.rand(width, generator=generator) / 20)
     return model
 
 
@@ -65,8 +65,8 @@ def slack_of(soft):
 def margins(model, states, answers):
     """By how much the right class leads every other one."""
     with torch.no_grad():
-        z = model.blocks[0].layer._read(states)
-        logits = model._read(z)["answer"]
+        z = model.backbone.blocks[0].mixer._read(states)
+        logits = model.readouts["answer"](model.backbone.final_norm(z))
     lead = logits.gather(1, answers.unsqueeze(1)) - logits
     return lead.scatter(1, answers.unsqueeze(1), torch.inf)
 
@@ -87,7 +87,7 @@ def test_no_smaller_error_of_the_state_changes_an_answer(soft):
     ]
     assert min(leads[: len(signs)]) > 0
     # With a norm, the bound adds what two errors do that need not come together.
-    if isinstance(soft.final_norm, torch.nn.Identity):
+    if isinstance(soft.backbone.final_norm, torch.nn.Identity):
         assert min(leads[len(signs) :]) < 0
 
 
@@ -113,7 +113,7 @@ def steps(temperature):
 @pytest.mark.parametrize("temperature", [1.0, 0.8, 0.6, 0.3])
 def test_sharper_gates_are_right_for_longer(of_group, temperature):
     model = of_group("S_3")
-    model.blocks[0].layer.gate_temperature = temperature
+    model.backbone.blocks[0].mixer.gate_temperature = temperature
     # The last step reaches it, and the learned token is one, too. In float32, a gate just below 1
     # is a multiple of 6e-8.
     assert length_of(model) == pytest.approx(steps(temperature) - 2, rel=0.02, abs=1)
@@ -122,7 +122,7 @@ def test_sharper_gates_are_right_for_longer(of_group, temperature):
 @pytest.mark.parametrize("token", [0, 5, 6])
 def test_the_softest_token_counts_and_so_does_the_learned_one(of_group, token):
     model = of_group("S_3")
-    layer = model.blocks[0].layer
+    layer = model.backbone.blocks[0].mixer
     layer.gate_temperature = 0.25
     with torch.no_grad():
         layer.gate_proj.weight[:, token] /= 4
@@ -132,7 +132,7 @@ def test_the_softest_token_counts_and_so_does_the_learned_one(of_group, token):
 def test_the_last_token_counts_in_a_residual(of_group):
     """After token 5, class 0 gets .25 more, so that other answers lead it by .75 and not by 1."""
     model = of_group("S_3")
-    read, out = model.readouts["answer"].weight, model.blocks[0].layer.out_proj.weight
+    read, out = model.readouts["answer"].weight, model.backbone.blocks[0].mixer.out_proj.weight
     with torch.no_grad():
         # The first seven entries hold the token.
         read[:, 7:], out[7:] = read[:, :3].clone(), out[:3].clone()
@@ -140,7 +140,7 @@ def test_the_last_token_counts_in_a_residual(of_group):
         read[0, 5] = 0.25
     lengths = []
     for residual in (False, True):
-        model.blocks[0].residual = residual
+        model.backbone.blocks[0].residual = residual
         assert search(harden(model), AUTOMATON).verdict == "proven"
         lengths.append(length_of(model))
     assert lengths[1] + 2 == pytest.approx(0.75 * (lengths[0] + 2), abs=1)
@@ -150,8 +150,8 @@ def test_what_a_layer_norm_takes_away_does_not_count(of_group):
     """Its output has sum 0, so a constant added to all weights of a class changes nothing."""
     model = of_group("S_3")
     read = model.readouts["answer"]
-    model.final_norm = torch.nn.LayerNorm(read.in_features, eps=1e-5)
-    model.blocks[0].layer.gate_temperature = TEMPERATURE
+    model.backbone.final_norm = torch.nn.LayerNorm(read.in_features, eps=1e-5)
+    model.backbone.blocks[0].mixer.gate_temperature = TEMPERATURE
     lengths = []
     for constant in (0.0, 3.0):
         with torch.no_grad():
@@ -167,12 +167,12 @@ def test_the_bias_of_a_layer_norm_is_one_of_the_readout(of_group):
     for held in ("nowhere", "in the norm", "in the readout"):
         model = of_group("S_3")
         read = model.readouts["answer"]
-        model.final_norm = torch.nn.LayerNorm(read.in_features, eps=1e-5)
-        model.blocks[0].layer.gate_temperature = TEMPERATURE
+        model.backbone.final_norm = torch.nn.LayerNorm(read.in_features, eps=1e-5)
+        model.backbone.blocks[0].mixer.gate_temperature = TEMPERATURE
         bias = torch.rand(read.in_features, generator=torch.Generator().manual_seed(6)) / 5
         with torch.no_grad():
             if held == "in the norm":
-                model.final_norm.bias.copy_(bias)
+                model.backbone.final_norm.bias.copy_(bias)
             elif held == "in the readout":
                 read.bias.copy_(read.weight @ bias)
         lengths.append(length_of(model))
@@ -186,8 +186,8 @@ def test_the_rounding_of_the_mean_counts_where_no_class_reads_what_is_large(of_g
     lengths = []
     for size in (0.0, 1e3, 1e6):
         model = of_group("S_3", [*[[0, 1, 2]] * 6, [-1] * 3])
-        layer, read = model.blocks[0].layer, model.readouts["answer"].weight
-        model.final_norm = torch.nn.LayerNorm(read.shape[1], eps=1e-5)
+        layer, read = model.backbone.blocks[0].mixer, model.readouts["answer"].weight
+        model.backbone.final_norm = torch.nn.LayerNorm(read.shape[1], eps=1e-5)
         layer.gate_temperature = TEMPERATURE
         with torch.no_grad():
             out = layer.out_proj.weight.view(-1, 3, 2)
@@ -201,7 +201,7 @@ def test_the_rounding_of_the_mean_counts_where_no_class_reads_what_is_large(of_g
 def test_rounding_makes_the_error_itself_grow(of_group):
     """Rows of gates that add up to 1 + u multiply what has gone wrong before."""
     model = of_group("S_3")
-    model.blocks[0].layer.gate_temperature = 0.3
+    model.backbone.blocks[0].mixer.gate_temperature = 0.3
     without_growth = 0.5 / ((distance(0.3) + ROUNDING) * LARGEST)
     assert 0.9 * without_growth < length_of(model) < 0.95 * without_growth
 
@@ -209,7 +209,7 @@ def test_rounding_makes_the_error_itself_grow(of_group):
 def test_states_that_are_all_zero_are_those_of_hard_gates(of_group):
     model = of_group("S_3")
     with torch.no_grad():
-        model.blocks[0].layer.value_proj.weight.zero_()
+        model.backbone.blocks[0].mixer.value_proj.weight.zero_()
     found = find_horizon(model, harden(model), AUTOMATON, head="answer")
     assert found.reason.startswith("the states are those of gates of 0 and 1")
 
@@ -218,7 +218,7 @@ def test_a_learned_state_counts_as_a_value(of_group):
     model = of_group("S_3", initial_state="learned")
     before = length_of(model)
     with torch.no_grad():
-        model.blocks[0].layer.learned_state.fill_(30.0)
+        model.backbone.blocks[0].mixer.learned_state.fill_(30.0)
     after = length_of(model)
     assert after + 1 == pytest.approx((before + 1) / 10, abs=1)
 
@@ -227,9 +227,9 @@ def test_pruned_blocks_do_not_count(of_group):
     shifts = [[(entry + 1) % 3 for entry in range(3)]] * 6 + [[-1] * 3]
     model, alone = of_group("S_3", shifts), of_group("S_3")
     with torch.no_grad():
-        model.blocks[0].layer.value_proj.weight.view(3, 2, -1)[:, 1] = 0
+        model.backbone.blocks[0].mixer.value_proj.weight.view(3, 2, -1)[:, 1] = 0
         # Soft gates, as if little had been learned.
-        model.blocks[0].layer.gate_proj.weight.view(3, 4, 2, -1)[:, :, 1] /= 20
+        model.backbone.blocks[0].mixer.gate_proj.weight.view(3, 4, 2, -1)[:, :, 1] /= 20
     found = length_of(model)
     assert found == length_of(alone) > 10
     # Among all blocks, it counts.
@@ -237,11 +237,13 @@ def test_pruned_blocks_do_not_count(of_group):
 
 
 def test_other_models_have_none(of_group):
-    lstm = SyntheticModel(6, {"answer": 6}, 8, [LayerSpec("lstm")])
-    two = SyntheticModel(6, {"answer": 6}, 8, [LayerSpec("bd_lru", num_blocks=2, block_size=3)] * 2)
+    lstm = TokenClassifier(6, {"answer": 6}, 8, [LayerSpec("lstm")])
+    two = TokenClassifier(
+        6, {"answer": 6}, 8, [LayerSpec("bd_lru", num_blocks=2, block_size=3)] * 2
+    )
     kind = "the bound is for one BD-LRU with softmax gates and without a channel mixer"
     one = LayerSpec("bd_lru", num_blocks=2, block_size=3)
-    mixed = SyntheticModel(6, {"answer": 6}, 8, [one], channel_mixer=MixerSpec("mlp"))
+    mixed = TokenClassifier(6, {"answer": 6}, 8, [one], channel_mixer=MixerSpec("mlp"))
     for model in (lstm, two, mixed):
         assert find_horizon(model, model, AUTOMATON, head="answer") == Horizon(None, kind)
         assert prove(model, AUTOMATON, soft=True, max_pairs=50).horizon.reason == kind
@@ -274,7 +276,7 @@ def cycle(tracker, ratio, place=None, closest=0.0):
     model = tracker([[STAYS, TURNS, [-1] * 5]], written, readout, 5)
     # Two entries of a logit's difference change, by e times 5 each, and 2 * 5 / (exp(8/t) + 5) = e.
     e = 1 / (2 * ratio)
-    model.blocks[0].layer.gate_temperature = 8 / math.log(10 / e - 5)
+    model.backbone.blocks[0].mixer.gate_temperature = 8 / math.log(10 / e - 5)
     return model, Automaton(0, CYCLE, CYCLE)
 
 
@@ -338,7 +340,7 @@ def test_soft_networks_are_right_up_to_their_length(of_group, data):
     model = of_group("S_3", shifts)
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32)))
     noise = data.draw(st.sampled_from([0.0, 0.1, 1.0]))
-    layer, read = model.blocks[0].layer, model.readouts["answer"].weight
+    layer, read = model.backbone.blocks[0].mixer, model.readouts["answer"].weight
     layer.gate_temperature = data.draw(st.sampled_from([0.5, 0.7, 1.0, 2.0]))
     with torch.no_grad():
         for weight in (read[:, :6], layer.gate_proj.weight):
@@ -355,7 +357,7 @@ def test_a_block_that_lives_on_its_learned_state_counts(of_group):
     """It loads nothing, yet its gates must be close to their limit."""
     elements = [[*(place - 1 for place in one)] for one in group("S_3").elements]
     model = of_group("S_3", [*elements, [0, 1, 2]], initial_state="learned")
-    layer, read = model.blocks[0].layer, model.readouts["answer"].weight
+    layer, read = model.backbone.blocks[0].mixer, model.readouts["answer"].weight
     with torch.no_grad():
         layer.value_proj.weight.view(3, 2, -1)[:, 1] = 0
         layer.learned_state[1] = torch.tensor([1.0, 2.0, 3.0])
@@ -374,7 +376,7 @@ def test_a_block_that_lives_on_its_learned_state_counts(of_group):
 def test_a_kept_block_that_holds_a_constant_counts(of_group):
     """With gates of 0 and 1 it stays as it is; with its own, its entries mix."""
     model = of_group("S_3", [*[[0, 1, 2]] * 6, [-1] * 3])
-    layer, read = model.blocks[0].layer, model.readouts["answer"].weight
+    layer, read = model.backbone.blocks[0].mixer, model.readouts["answer"].weight
     with torch.no_grad():
         layer.value_proj.weight.view(3, 2, -1)[:, 1, 6] = torch.tensor([1.0, 2.0, 3.0])
         layer.gate_proj.weight.view(3, 4, 2, -1)[:, :, 1] /= 2

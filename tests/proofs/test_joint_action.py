@@ -161,7 +161,7 @@ def test_a_load_is_a_constant_by_its_value(tracker, second, number):
     """Tokens 0 and 1 load a 7 and another value into the first block; token 2 turns the other."""
     loads, turns = [[-1, -1], [-1, -1], [0, 1]], [[0, 1], [0, 1], [1, 0]]
     model = of_blocks(tracker, loads, turns, start=[1.0, 2.0])
-    values = model.blocks[0].layer.value_proj.weight.data.view(2, 2, -1)
+    values = model.backbone.blocks[0].mixer.value_proj.weight.data.view(2, 2, -1)
     values[:, 0, 0], values[:, 0, 1] = 7.0, second
     found = joined(model)
     assert (found["blocks"], found["order"]) == ([0, 1], number)

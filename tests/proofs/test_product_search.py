@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from statemix.automaton import IGNORED, NEVER, Automaton
 from statemix.errors import RequestError
 from statemix.layers import LayerSpec
-from statemix.models import SyntheticModel
+from statemix.models import SequenceAutoencoder, TokenClassifier
 from statemix.proofs import harden, product_search, prove, prune, search
 from statemix.tasks.chomsky.arithmetic import ModularArithmetic
 from statemix.tasks.chomsky.counting import CycleNavigation
@@ -72,7 +72,7 @@ def test_soft_gates_are_proven_where_they_round_to_hard_ones(of_group):
     model = of_group("S_3")
     task = Permutation(group="S_3")
     assert search(model, task.automaton(), max_pairs=2000).verdict == "open"
-    model.blocks[0].layer.gate_temperature = 8.0 / 200
+    model.backbone.blocks[0].mixer.gate_temperature = 8.0 / 200
     assert search(model, task.automaton()) == search(harden(model), task.automaton())
 
 
@@ -100,7 +100,7 @@ def test_states_of_all_layers_tell_words_apart(tracker, stacked):
 
 def test_a_model_is_certified_as_it_is_evaluated(of_group):
     model = harden(of_group("S_3"))
-    layer = model.blocks[0].layer
+    layer = model.backbone.blocks[0].mixer
     layer.out_proj = torch.nn.Sequential(layer.out_proj, torch.nn.Dropout(0.5))
     found = search(model.train(), Permutation(group="S_3").automaton())
     assert (found.verdict, found.pairs) == ("proven", 6)
@@ -109,7 +109,7 @@ def test_a_model_is_certified_as_it_is_evaluated(of_group):
 @pytest.mark.parametrize("token", [1, 3, 5])
 def test_one_gate_swapped_is_refuted_by_a_shortest_word(of_group, token):
     model = of_group("S_3")
-    gates = model.blocks[0].layer.gate_proj.weight.view(3, 4, 1, -1)
+    gates = model.backbone.blocks[0].mixer.gate_proj.weight.view(3, 4, 1, -1)
     with torch.no_grad():
         gates[0, :, 0, token] = gates[0, [1, 2, 0, 3], 0, token]
     automaton, hard = Permutation(group="S_3").automaton(), harden(model)
@@ -164,7 +164,7 @@ def test_blocks_that_do_not_track_are_pruned(of_group):
     assert (rest.tracking, rest.num_blocks) == ((0, 2), 3)
     found = search(rest.model, automaton)
     assert (found.verdict, found.pairs, found.margin) == ("proven", 6, whole.margin)
-    assert model.blocks[0].layer.value_proj.weight.abs().sum() > 0
+    assert model.backbone.blocks[0].mixer.value_proj.weight.abs().sum() > 0
 
 
 def test_a_block_that_is_pruned_is_not_read(of_group):
@@ -182,7 +182,7 @@ def test_a_block_that_is_pruned_forgets_its_learned_state(of_group):
     turns = [[1, 0, 2] if token == 1 else [0, 1, 2] for token in range(7)]
     model = of_group("S_3", turns, initial_state="learned")
     with torch.no_grad():
-        model.blocks[0].layer.learned_state[1] = torch.tensor([1.0, 2.0, 3.0])
+        model.backbone.blocks[0].mixer.learned_state[1] = torch.tensor([1.0, 2.0, 3.0])
     automaton = Permutation(group="S_3").automaton()
     assert search(harden(model), automaton).pairs == 12
     rest = prune(harden(model), automaton)
@@ -201,7 +201,7 @@ def test_the_head_that_answers_may_be_chosen(of_group):
 
 
 def test_an_lstm_stays_open():
-    model = SyntheticModel(6, {"answer": 6}, 8, [LayerSpec("lstm")])
+    model = TokenClassifier(6, {"answer": 6}, 8, [LayerSpec("lstm")])
     anything = Automaton(0, np.zeros((1, 6), np.int64), np.full((1, 6), IGNORED))
     found = search(model, anything, max_pairs=500)
     assert (found.verdict, found.margin, found.word) == ("open", None, ())
@@ -230,7 +230,7 @@ def test_rows_may_round_logits_by_their_place_and_nothing_else(
     model = harden(of_group("S_3"))
     with torch.no_grad():
         model.readouts["answer"].weight *= scale
-    layer = model.blocks[0].layer
+    layer = model.backbone.blocks[0].mixer
     forward = layer.forward
 
     def leaky(x, before=None, cu_seqlens=None):
@@ -275,7 +275,7 @@ def test_a_tie_is_wrong(of_group):
 
 
 def test_the_only_class_has_no_margin():
-    model = SyntheticModel(2, {"answer": 1}, 4, [LayerSpec("bd_lru", num_blocks=1, block_size=2)])
+    model = TokenClassifier(2, {"answer": 1}, 4, [LayerSpec("bd_lru", num_blocks=1, block_size=2)])
     only = Automaton(0, np.zeros((1, 2), np.int64), np.zeros((1, 2), np.int64))
     found = prove(model, only)
     assert (found.result.verdict, found.result.margin) == ("proven", None)
@@ -285,7 +285,7 @@ def test_the_only_class_has_no_margin():
 def test_an_lstm_that_has_learned_its_task_stays_open():
     """Its answers are right as far as the search goes, and its states never repeat."""
     torch.manual_seed(0)
-    model = SyntheticModel(2, {"answer": 2}, 16, [LayerSpec("lstm")])
+    model = TokenClassifier(2, {"answer": 2}, 16, [LayerSpec("lstm")])
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for _ in range(200):
         tokens = torch.randint(0, 2, (64, 12))
@@ -304,7 +304,7 @@ def test_an_lstm_that_has_learned_its_task_stays_open():
 @pytest.mark.parametrize(("most", "length"), [(5, 0), (6, 1), (41, 1), (42, 2), (257, 2)])
 def test_whole_lengths_are_checked_before_the_search_gives_up(most, length):
     """No two words lead an LSTM to one state, so there are 6, 42, 258 ... of them."""
-    model = SyntheticModel(6, {"answer": 6}, 8, [LayerSpec("lstm")])
+    model = TokenClassifier(6, {"answer": 6}, 8, [LayerSpec("lstm")])
     anything = Automaton(0, np.zeros((1, 6), np.int64), np.full((1, 6), IGNORED))
     found = search(model, anything, max_pairs=most)
     assert found.reason == f"more than {most} pairs of states"
@@ -334,8 +334,8 @@ def test_bad_requests_are_named(of_group, changes, message):
 
 def test_an_autoencoder_has_no_steps():
     layers = [LayerSpec("bd_lru", num_blocks=2, block_size=2)]
-    model = SyntheticModel(6, {"answer": 6}, 8, layers, backbone="autoencoder")
-    with pytest.raises(ValueError, match="backbone must be 'causal' to certify"):
+    model = SequenceAutoencoder(6, {"answer": 6}, 8, layers)
+    with pytest.raises(TypeError, match="model must be a TokenClassifier, got SequenceAuto"):
         search(model, Permutation(group="S_3").automaton())
 
 

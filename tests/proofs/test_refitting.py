@@ -6,7 +6,7 @@ import torch
 
 from statemix.automaton import IGNORED, NEVER, Automaton
 from statemix.layers import LayerSpec
-from statemix.models import SyntheticModel
+from statemix.models import TokenClassifier
 from statemix.proofs import harden, prove, prune, refit, search
 from statemix.tasks.permutation import Permutation
 
@@ -45,14 +45,14 @@ def test_states_that_differ_by_little_are_told_apart():
     task = Permutation(group="S_4")
     torch.manual_seed(0)
     layer = LayerSpec("bd_lru", num_blocks=1, block_size=4, initial_state="learned")
-    model = SyntheticModel(24, {"answer": 24}, 64, [layer]).eval()
-    recurrence = model.blocks[0].layer
+    model = TokenClassifier(24, {"answer": 24}, 64, [layer]).eval()
+    recurrence = model.backbone.blocks[0].mixer
     raw = torch.full((24, 4, 5), -8.0)
     for token, element in enumerate(task.group.elements):
         for entry, point in enumerate(element):
             raw[token, entry, point - 1] = 8.0
     with torch.no_grad():
-        seen = model.blocks[0].norm(model.embedding.weight)
+        seen = model.backbone.blocks[0].norm(model.backbone.embedding.weight)
         recurrence.gate_proj.weight.copy_(torch.linalg.lstsq(seen, raw.flatten(1)).solution.T)
         recurrence.gate_proj.bias.zero_()
         recurrence.learned_state.copy_(torch.tensor([[-1.0, -0.9998, 1 / 3, 1.0]]))
@@ -78,7 +78,7 @@ def test_what_the_blocks_do_not_hold_cannot_be_read(of_group):
     swaps = [[[0, 1, 2], [1, 0, 2]][sign] for sign in signs]
     model = of_group("S_3", [*swaps, [-1] * 3])
     with torch.no_grad():
-        loads = model.blocks[0].layer.value_proj.weight.view(3, 2, -1)
+        loads = model.backbone.blocks[0].mixer.value_proj.weight.view(3, 2, -1)
         loads[:, 1] = loads[:, 0]
         loads[:, 0] = 0
     cut = prune(harden(model), AUTOMATON)
@@ -92,7 +92,7 @@ def test_a_network_that_needs_no_memory_is_not_fitted(tracker):
     """No block holds a state of an automaton of one state; the token itself would do."""
     # The only entry loads -2 or 2, and the residual adds 1 to it after token 0.
     model = tracker([[[-1], [-1], [-1]]], [[[-2.0], [2.0], [0.0]]], [[-1.0], [1.0]], 2)
-    model.blocks[0].residual = True
+    model.backbone.blocks[0].residual = True
     automaton = Automaton(0, np.zeros((1, 2), np.int64), np.array([[0, 1]]))
     cut = prune(harden(model), automaton)
     assert cut.varying == ()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from statemix.layers import LayerSpec
-from statemix.models import SyntheticModel
+from statemix.models import TokenClassifier
 from statemix.proofs import certificate, harden, prove
 from statemix.proofs.ties import watch_gaps
 from statemix.tasks import TaskSpec
@@ -16,7 +16,7 @@ OTHER = [[[-1] * 3] * 7]
 
 def with_gap(model, gap, block=0):
     """The model with a second raw gate as much below the largest one of a row."""
-    layer = model.blocks[0].layer
+    layer = model.backbone.blocks[0].mixer
     gates = layer.gate_proj.weight.view(3, 4, layer.num_blocks, -1)
     with torch.no_grad():
         row = gates[0, :, block, 1]
@@ -53,13 +53,13 @@ def test_all_units_of_all_layers_count_where_none_can_be_removed():
         LayerSpec("bd_lru", num_blocks=1, block_size=3),
         LayerSpec("h_lru", num_channels=2, order=2),
     ]
-    hard = harden(SyntheticModel(6, {"answer": 6}, 10, layers, bos=True))
+    hard = harden(TokenClassifier(6, {"answer": 6}, 10, layers, bos=True))
     with watch_gaps(hard) as gaps:
         assert gaps.finite is None
         hard(torch.tensor([[1, 2]]))
     seen = gaps.smallest
-    for name in ("blocks.0", "blocks.1"):
-        projection = hard.get_submodule(f"{name}.layer.gate_proj")
+    for name in ("backbone.blocks.0", "backbone.blocks.1"):
+        projection = hard.get_submodule(f"{name}.mixer.gate_proj")
         with torch.no_grad():
             projection.weight.zero_()
             projection.bias.zero_()
@@ -86,7 +86,7 @@ def test_a_network_with_all_its_blocks_is_not_proven_either_if_rounding_may_swap
 def test_models_as_trained_and_gates_of_one_channel_state_no_gap(of_group):
     assert prove(of_group("S_3"), AUTOMATON, soft=True, max_pairs=50).gate_margin is None
     layer = LayerSpec("bd_lru", num_blocks=2, block_size=3, selective=False)
-    constant = SyntheticModel(6, {"answer": 6}, 8, [layer], bos=True)
+    constant = TokenClassifier(6, {"answer": 6}, 8, [layer], bos=True)
     found = prove(constant, AUTOMATON)
     assert (found.network, found.gate_margin) == ("hardened", None)
 

@@ -7,7 +7,7 @@ from matplotlib.colors import to_hex, to_rgb
 
 from statemix.automaton import Automaton
 from statemix.layers import LayerSpec
-from statemix.models import SyntheticModel
+from statemix.models import SequenceAutoencoder, TokenClassifier
 from statemix.proofs import read_actions
 from statemix.studies.figure import png
 from statemix.studies.inspection.action_drawing import draw, drawable, sentences
@@ -50,7 +50,7 @@ def test_every_block_has_its_role(of_group):
     # The last block has the maps of the first one, but the same number everywhere.
     model = of_group("S_3", [*renamed, [-1] * 3], STAYS, LOADS, [*elements.tolist(), [-1] * 3])
     with torch.no_grad():
-        values = model.blocks[0].layer.value_proj.weight.view(3, 5, -1)
+        values = model.backbone.blocks[0].mixer.value_proj.weight.view(3, 5, -1)
         values[:, 1] = values[order, 0]
     found = read_actions(model, AUTOMATON)
     assert [one["role"] for one in found] == ["tracks", "repeats", "idles", "other", "constant"]
@@ -105,20 +105,20 @@ def test_other_models_have_no_such_blocks():
     spec = LayerSpec("bd_lru", num_blocks=2, block_size=2)
     signed = LayerSpec("bd_lru", num_blocks=2, block_size=2, gate="signed")
     for layers in ([LayerSpec("lstm")], [signed], [spec, spec]):
-        assert read_actions(SyntheticModel(6, {"answer": 6}, 8, layers)) == []
+        assert read_actions(TokenClassifier(6, {"answer": 6}, 8, layers)) == []
 
 
 def test_more_entries_than_anyone_could_look_at_are_not_listed():
     spec = LayerSpec("bd_lru", num_blocks=1, block_size=2)
-    assert len(read_actions(SyntheticModel(499_999, {"answer": 2}, 1, [spec]))) == 1
-    assert read_actions(SyntheticModel(500_001, {"answer": 2}, 1, [spec])) == []
+    assert len(read_actions(TokenClassifier(499_999, {"answer": 2}, 1, [spec]))) == 1
+    assert read_actions(TokenClassifier(500_001, {"answer": 2}, 1, [spec])) == []
 
 
 def test_sentences_name_the_blocks_that_track_and_those_that_repeat_them(of_group):
     elements = (np.array(group("S_3").elements) - 1).tolist()
     model = of_group("S_3", [*elements, [-1] * 3], STAYS, LOADS)
     with torch.no_grad():
-        values = model.blocks[0].layer.value_proj.weight.view(3, 4, -1)
+        values = model.backbone.blocks[0].mixer.value_proj.weight.view(3, 4, -1)
         values[:, 1] = values[:, 0]
     found = read_actions(model, AUTOMATON)
     assert sentences(found, judged=True) == [
@@ -161,7 +161,7 @@ def test_tokens_are_whole_numbers_and_sources_are_legible(of_group, name, step):
 def test_blocks_that_hold_constants_track_nothing():
     """All states of an untrained model without a start are zero, and so functions of anything."""
     spec = LayerSpec("bd_lru", num_blocks=2, block_size=3, input_gate_bias=-6.0)
-    model = SyntheticModel(6, {"answer": 6}, 8, [spec])
+    model = TokenClassifier(6, {"answer": 6}, 8, [spec])
     found = read_actions(model, AUTOMATON)
     assert [one["role"] for one in found] == ["constant"] * 2
     assert sentences(found, judged=True) == [
@@ -176,7 +176,7 @@ def test_blocks_that_hold_constants_track_nothing():
 
 def test_an_autoencoder_has_no_such_blocks():
     spec = LayerSpec("bd_lru", num_blocks=2, block_size=2)
-    model = SyntheticModel(6, {"answer": 6}, 8, [spec], backbone="autoencoder")
+    model = SequenceAutoencoder(6, {"answer": 6}, 8, [spec])
     assert read_actions(model, AUTOMATON) == []
 
 

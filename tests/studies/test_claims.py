@@ -2,12 +2,12 @@
 
 import pytest
 
-from statemix.studies.entries import PROTOCOLS, plan
 from statemix.studies.higher_order import claims
 from statemix.studies.higher_order.claims import CLAIMS, Claim, Comparison, Decision, Finding
 from statemix.studies.higher_order.contenders import CONTENDERS
 from statemix.studies.higher_order.paper_tables import TABLES, column
 from statemix.studies.store import key
+from statemix.studies.study_entries import PROTOCOLS, plan
 
 S3 = column("table4", "s3_250")
 LSTM, TWO, THREE = (CONTENDERS[name] for name in ("LSTM", "BD-LRU m=2", "BD-LRU m=3"))

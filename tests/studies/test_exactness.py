@@ -1,6 +1,5 @@
 """Suites whose runs are certified, and what they add up to."""
 
-import dataclasses
 import json
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 
 from statemix.layers import LayerSpec
 from statemix.proofs import search
-from statemix.studies.entries import Entry, Trial, Trials, due, plan
 from statemix.studies.exactness import certified_rows as exactness_rows
 from statemix.studies.exactness import exact_table as text
 from statemix.studies.exactness.certified_rows import certified_row
@@ -17,6 +15,7 @@ from statemix.studies.exactness.exact_table import interval
 from statemix.studies.recipes import exact
 from statemix.studies.runner import Ended, Job
 from statemix.studies.store import Store, key
+from statemix.studies.study_entries import StudyEntry, Trial, Trials, due, plan
 from statemix.tasks import TaskSpec
 from statemix.training import (
     BatchConfig,
@@ -31,7 +30,7 @@ from statemix.training.certificates import load_proven
 
 
 def changed(config, **parts):
-    return dataclasses.replace(config, **parts)
+    return config.replace(**parts)
 
 
 def tiny(seed):
@@ -45,8 +44,8 @@ def tiny(seed):
         ),
         batches=BatchConfig(size=32),
         optimizer=OptimizerConfig(learning_rate=1e-2),
-        schedules=dataclasses.replace(config.schedules, num_steps=60, warmup_steps=5),
-        search=dataclasses.replace(config.search, size=16, length=16, every=20),
+        schedules=config.schedules.replace(num_steps=60, warmup_steps=5),
+        search=config.search.replace(size=16, length=16, every=20),
         evaluation=EvaluationConfig(test_size=20, validation_size=20, lengths=(32,)),
         runtime=RuntimeConfig(device="cpu", num_threads=1),
         seed=seed,
@@ -55,12 +54,12 @@ def tiny(seed):
 
 def lstm(seed):
     model = ModelConfig(layers=(LayerSpec("lstm"),), hidden_size=8)
-    schedules = dataclasses.replace(tiny(seed).schedules, num_steps=4, attributes=())
+    schedules = tiny(seed).schedules.replace(num_steps=4, attributes=())
     return changed(tiny(seed), model=model, schedules=schedules, search=SearchConfig())
 
 
 def entry(model, configs):
-    return Entry("S_2", model, Trials(lambda: [Trial("", tuple(configs))]))
+    return StudyEntry("S_2", model, Trials(lambda: [Trial("", tuple(configs))]))
 
 
 RECIPE = entry("BD-LRU, recipe exact", [tiny(seed) for seed in range(2)])
@@ -310,7 +309,7 @@ def test_each_condition_of_the_factorial_is_one_change_of_the_recipe():
             recipe.optimizer,
             recipe.batches,
         )
-        assert first.search == dataclasses.replace(recipe.search, attempts=1, confirm=None)
+        assert first.search == recipe.search.replace(attempts=1, confirm=None)
 
 
 def test_the_table_of_a_factorial_counts_steps(trained):

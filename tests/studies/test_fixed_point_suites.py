@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from statemix.layers import FPRNN, LAYERS, LayerSpec
-from statemix.models import SyntheticModel
-from statemix.settings import Assignments
-from statemix.studies.entries import SIZES, Entry, Number, Trial, Trials, plan
+from statemix.models import TokenClassifier
 from statemix.studies.fixed_points import fixed_point_studies
 from statemix.studies.fixed_points import movahedi as fixed_points
 from statemix.studies.fixed_points.fixed_point_studies import STUDIES, FixedPointStudy, overview
@@ -17,9 +15,11 @@ from statemix.studies.fixed_points.iterated_rows import _iterations, iterated_ro
 from statemix.studies.runner import Ended, run_all
 from statemix.studies.store import key
 from statemix.studies.study import length_panels, length_table
+from statemix.studies.study_entries import SIZES, Number, StudyEntry, Trial, Trials, plan
 from statemix.studies.tidy import by_length, tidy
 from statemix.tasks import TaskSpec
 from statemix.training import BatchConfig, EvaluationConfig, ModelConfig, RunConfig, ScheduleConfig
+from statemix.training.settings import Assignments
 
 ROOT = Path(__file__).parents[2]
 SUITES = {study.name: study for study in STUDIES}
@@ -45,7 +45,7 @@ FIXED_POINT = LayerSpec("fp_rnn", max_iterations=2)
 
 
 def measured(*configs, **fields):
-    return Entry("S_3", "FP-RNN", Trials(lambda: [Trial("", configs)]), **fields)
+    return StudyEntry("S_3", "FP-RNN", Trials(lambda: [Trial("", configs)]), **fields)
 
 
 def at(entry, rows):
@@ -203,10 +203,8 @@ def test_budgets_differ_only_in_the_iterations_of_training():
         assert condition.published == {n: published[n] for n in range(15, 65, 5)}
         assert condition.metric == "sequence_accuracy"
         same = LayerSpec(layer.name, **{**layer.options, "max_iterations": 1})
-        found[budget] = dataclasses.replace(
-            runs_of(condition)[0],
-            model=dataclasses.replace(runs_of(condition)[0].model, layers=(same,)),
-        )
+        run = runs_of(condition)[0]
+        found[budget] = run.replace(model=run.model.replace(layers=(same,)))
         evaluated = runs_of(condition)[0].evaluation.attributes
         assert dict(evaluated) == {"max_iterations": 256, "quantile": 1.0}
     assert sorted(found) == [2, 6, 8, 10, 12, 14, 16]
@@ -282,7 +280,7 @@ def test_rows_say_how_networks_iterate(tmp_path):
 
 def test_rows_hold_the_mean_iterations_and_the_largest_residual_of_the_layers():
     layers = [LayerSpec("fp_rnn", max_iterations=most, tolerance=1e-9) for most in (2, 3)]
-    model = SyntheticModel(6, {"product": 6}, 8, layers)
+    model = TokenClassifier(6, {"product": 6}, 8, layers)
     found = _iterations(model, tiny(FIXED_POINT).build_task().examples("test", 0, 8, 6))
     reports = [layer.reports() for layer in model.modules() if isinstance(layer, FPRNN)]
     first, second = (float(report["residual"]) for report in reports)

@@ -3,9 +3,9 @@
 import pytest
 
 from statemix.layers import LayerSpec
-from statemix.settings import RequestError
 from statemix.studies.grid import Axis, best_by_validation, grid
 from statemix.training import ModelConfig, RunConfig, ScheduleConfig
+from statemix.training.settings import RequestError
 
 
 def test_the_best_of_no_runs_is_a_refused_request():

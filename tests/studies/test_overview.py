@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from statemix.studies.entries import SIZES
 from statemix.studies.higher_order.overview import overview
 from statemix.studies.higher_order.paper_tables import TABLES, PaperTable
 from statemix.studies.higher_order.protocols import Column, Data
 from statemix.studies.store import key
+from statemix.studies.study_entries import SIZES
 from statemix.tasks import TaskSpec
 
 S3 = Data(

@@ -5,11 +5,11 @@ import itertools
 import pytest
 
 from statemix.layers import LayerSpec
-from statemix.studies.entries import PROTOCOLS, plan
 from statemix.studies.higher_order.contenders import CONTENDERS
 from statemix.studies.higher_order.paper_tables import TABLES, column
 from statemix.studies.higher_order.protocols import GRIDS, trials
 from statemix.studies.store import key
+from statemix.studies.study_entries import PROTOCOLS, plan
 
 S3 = column("table4", "s3_250").data[0]
 

@@ -13,9 +13,7 @@ import pytest
 from filelock import FileLock
 
 from statemix.layers import FPRNN, LayerSpec
-from statemix.settings import Assignments
-from statemix.studies import entries, forecast, runner
-from statemix.studies.entries import PROTOCOLS, SIZES, due
+from statemix.studies import forecast, runner, study_entries
 from statemix.studies.forecast import Forecast
 from statemix.studies.higher_order import cell_table as text
 from statemix.studies.higher_order import claims
@@ -23,17 +21,19 @@ from statemix.studies.higher_order import dubinin as published
 from statemix.studies.higher_order import paper_tables as tables
 from statemix.studies.higher_order import short_data as short
 from statemix.studies.higher_order.contenders import CONTENDERS, ORDERS
+from statemix.studies.higher_order.layer_prices import layer_price
 from statemix.studies.higher_order.overview import overview
 from statemix.studies.higher_order.paper_figures import FIGURES
 from statemix.studies.higher_order.paper_tables import TABLES, PaperTable
-from statemix.studies.higher_order.prices import layer_price
 from statemix.studies.higher_order.protocols import GRIDS, Column, Data, trials
 from statemix.studies.higher_order.protocols import cell as entries_of
 from statemix.studies.store import Store, key
 from statemix.studies.study import Study
+from statemix.studies.study_entries import PROTOCOLS, SIZES, due
 from statemix.studies.tidy import scores, seed_means, tidy
 from statemix.tasks import TaskSpec
 from statemix.training import ScheduleConfig, SearchConfig
+from statemix.training.settings import Assignments
 
 S3 = Data("S_3", TaskSpec("permutation", group="S_3", length=6, train_size=10), {"laptop": 2})
 S4 = Data("S_4", TaskSpec("permutation", group="S_4", length=6, train_size=10), {"laptop": 2})
@@ -65,7 +65,7 @@ def score(one, rows):
 
 
 def plan(cells, folder):
-    return entries.plan(itertools.chain(*cells), folder)
+    return study_entries.plan(itertools.chain(*cells), folder)
 
 
 def cell_of(table, protocol, size):
@@ -182,7 +182,7 @@ def test_the_tuned_protocol_tries_the_same_settings_for_every_model():
     def settings(model):
         found = []
         for trial in trials("tuned", "laptop", CONTENDERS[model], S3):
-            plain = dataclasses.replace(trial.runs[0], model=trial.runs[0].model).to_plain()
+            plain = trial.runs[0].replace(model=trial.runs[0].model).to_plain()
             del plain["model"]["layers"]
             found.append(plain)
         return found
@@ -507,7 +507,7 @@ def test_the_mean_over_data_pairs_their_seeds():
 def test_a_forecast_grows_with_the_steps_and_measures_a_network_once():
     one = Forecast()
     (config, *_) = next(trials("paper", "laptop", CONTENDERS["LSTM"], S3)).runs
-    longer = dataclasses.replace(config, schedules=ScheduleConfig(epochs=2000))
+    longer = config.replace(schedules=ScheduleConfig(epochs=2000))
     short, long = one.seconds(config), one.seconds(longer)
     assert 0 < short < long
     assert long == pytest.approx(one.seconds(longer), rel=1e-12)
@@ -518,26 +518,26 @@ def test_a_search_is_expected_to_take_an_attempt():
     one = Forecast()
     (config, *_) = next(trials("paper", "laptop", CONTENDERS["LSTM"], S3)).runs
     # One step per epoch.
-    schedules = dataclasses.replace(config.schedules, epochs=100)
-    config = dataclasses.replace(config, schedules=schedules)
+    schedules = config.schedules.replace(epochs=100)
+    config = config.replace(schedules=schedules)
     search = SearchConfig(attempts=3, max_steps=300)
-    ratio = one.seconds(dataclasses.replace(config, search=search)) / one.seconds(config)
+    ratio = one.seconds(config.replace(search=search)) / one.seconds(config)
     assert ratio == pytest.approx(4, rel=0.1)
 
 
 def test_a_forecast_times_few_tokens_of_a_large_batch(monkeypatch):
     (config, *_) = next(trials("paper", "laptop", CONTENDERS["LSTM"], S3)).runs
-    real, sizes = forecast.build_trainer, []
+    real, sizes = forecast.build_loop, []
 
     def build(config, *arguments):
         sizes.append(config.batches.size)
         return real(config, *arguments)
 
-    monkeypatch.setattr(forecast, "build_trainer", build)
+    monkeypatch.setattr(forecast, "build_loop", build)
     length = config.build_task().length
     for size, accumulate in ((128, 1), (10**6, 1), (10**6, 2048)):
-        batches = dataclasses.replace(config.batches, size=size, accumulate=accumulate)
-        Forecast().seconds(dataclasses.replace(config, batches=batches))
+        batches = config.batches.replace(size=size, accumulate=accumulate)
+        Forecast().seconds(config.replace(batches=batches))
     assert sizes == [min(128, 2048 // length), 2048 // length, 2048]
 
 
@@ -551,13 +551,13 @@ def clocked(monkeypatch):
         now[0] += next(durations[name])
 
     def trainer(*_):
-        return SimpleNamespace(train_step=lambda: advance("step"))
+        return SimpleNamespace(step=0, train_step=lambda _: advance("step"))
 
     def evaluator(*_, **__):
         return lambda model: advance("evaluation")
 
     monkeypatch.setattr(forecast, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    monkeypatch.setattr(forecast, "build_trainer", trainer)
+    monkeypatch.setattr(forecast, "build_loop", trainer)
     monkeypatch.setattr(forecast, "SplitEvaluator", evaluator)
     return durations
 
@@ -586,8 +586,8 @@ def test_the_fastest_of_three_calls_counts_or_of_half_a_second(clocked, what, du
 def test_a_forecast_counts_steps_and_both_evaluations(clocked):
     (config, *_) = next(trials("paper", "laptop", CONTENDERS["LSTM"], S3)).runs
     # Two epochs of a step on 10 words, each followed by an evaluation.
-    evaluation = dataclasses.replace(config.evaluation, test_size=300, validation_size=50)
-    config = dataclasses.replace(config, evaluation=evaluation)
+    evaluation = config.evaluation.replace(test_size=300, validation_size=50)
+    config = config.replace(evaluation=evaluation)
     seconds = (2 * 10 * 0.02 + 2 * (300 + 50) * 0.01) / config.batches.size
     assert Forecast().seconds(config) == pytest.approx(seconds)
 
@@ -597,10 +597,7 @@ def test_a_forecast_measures_no_network_after_its_limit(clocked, limit_s, known)
     """A network takes four steps of .02 s and four evaluations of .01 s."""
     (config, *_) = next(trials("paper", "laptop", CONTENDERS["LSTM"], S3)).runs
     one = Forecast(limit_s)
-    sizes = [
-        dataclasses.replace(config, model=dataclasses.replace(config.model, hidden_size=size))
-        for size in (4, 8, 16)
-    ]
+    sizes = [config.replace(model=config.model.replace(hidden_size=size)) for size in (4, 8, 16)]
     found = [one.seconds(each) for each in sizes]
     assert [seconds is not None for seconds in found] == [n < known for n in range(3)]
     # What has been measured stays known.
@@ -610,8 +607,8 @@ def test_a_forecast_measures_no_network_after_its_limit(clocked, limit_s, known)
 def test_a_forecast_evaluates_with_the_attributes_of_tests(monkeypatch):
     layer = LayerSpec("fp_rnn", max_iterations=2)
     (config, *_) = next(trials("paper", "laptop", CONTENDERS["LSTM"], S3)).runs
-    evaluation = dataclasses.replace(config.evaluation, attributes=Assignments(max_iterations=7))
-    model = dataclasses.replace(config.model, layers=(layer,), hidden_size=8)
+    evaluation = config.evaluation.replace(attributes=Assignments(max_iterations=7))
+    model = config.model.replace(layers=(layer,), hidden_size=8)
     seen = []
 
     def evaluator(*_, **__):
@@ -620,7 +617,7 @@ def test_a_forecast_evaluates_with_the_attributes_of_tests(monkeypatch):
         )
 
     monkeypatch.setattr(forecast, "SplitEvaluator", evaluator)
-    Forecast().seconds(dataclasses.replace(config, model=model, evaluation=evaluation))
+    Forecast().seconds(config.replace(model=model, evaluation=evaluation))
     assert set(seen) == {7}
 
 
@@ -631,7 +628,7 @@ def test_a_run_of_one_step_has_a_price():
         (ScheduleConfig(num_steps=1), TaskSpec("permutation", group="S_3", length=6)),
     ):
         one = Forecast()
-        one.seconds(dataclasses.replace(config, schedules=schedules, task=task))
+        one.seconds(config.replace(schedules=schedules, task=task))
         (price,) = one._known.values()
         assert price.step > 0
 

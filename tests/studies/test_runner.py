@@ -199,12 +199,12 @@ if multiprocessing.parent_process() is not None:
     while len(list(folder.glob("*.here"))) < 2:
         time.sleep(0.01)
     # No run may end before the signal has come, however slow the parent is.
-    from statemix.training.trainer import Trainer
-    step = Trainer.train_step
-    def slow(self):
+    from statemix.training.loop import Loop
+    make_step = Loop.train_step
+    def slow(self, step):
         time.sleep(0.2)
-        return step(self)
-    Trainer.train_step = slow
+        return make_step(self, step)
+    Loop.train_step = slow
 """
 
 
@@ -297,7 +297,7 @@ def test_one_job_that_cannot_run_is_one_error_and_none_starts(
 ):
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    impossible = dataclasses.replace(jobs[1].config, **changes)
+    impossible = jobs[1].config.replace(**changes)
     told = []
     with pytest.raises(RequestError, match=f"^{message}"):
         run_all(

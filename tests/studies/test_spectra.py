@@ -1,6 +1,5 @@
 """Figure 7: one run for each m and normalisation, and the eigenvalues stored for each."""
 
-import dataclasses
 import json
 
 import numpy as np
@@ -8,7 +7,6 @@ import pytest
 
 from statemix.errors import RequestError
 from statemix.layers import LayerSpec
-from statemix.studies.entries import PROTOCOLS, SIZES, plan
 from statemix.studies.higher_order.contenders import ORDERS, Contender, bd_lru, h_lru
 from statemix.studies.higher_order.paper_tables import TABLES
 from statemix.studies.higher_order.protocols import Column, Data, cell
@@ -22,6 +20,7 @@ from statemix.studies.higher_order.run_spectra import (
 )
 from statemix.studies.store import Store, key
 from statemix.studies.study import Study
+from statemix.studies.study_entries import PROTOCOLS, SIZES, plan
 from statemix.tasks import TaskSpec
 from statemix.training import load_model, train
 
@@ -109,11 +108,11 @@ def test_they_are_those_of_the_trained_gates(trained):
     run = planned[0]  # of the H-LRU
     found = measured(run.key, run.job.folder)
     model = load_model(run.job.folder)
-    layer = model.blocks[0].layer
+    layer = model.backbone.blocks[0].mixer
     tokens = run.job.config.build_task().examples("test", 0, found["sequences"]).tokens
     expected = []
     for row in tokens:
-        x = model.blocks[0].norm(model.embedding.weight[int(row[3])])  # step 4
+        x = model.backbone.blocks[0].norm(model.backbone.embedding.weight[int(row[3])])  # step 4
         a = layer.gate_proj(x).detach().double().numpy().reshape(3, -1)[:2]
         expected += [root for pair in a.T for root in np.roots([1.0, *-pair])]
     stored = [complex(*pair) for pair in found["eigenvalues"][1]]
@@ -124,13 +123,13 @@ def test_they_are_those_of_the_trained_gates(trained):
 
 def test_steps_do_not_count_a_start_token(trained, tmp_path):
     config = trained[0][1].job.config
-    model = dataclasses.replace(config.model, bos=True)
-    train(dataclasses.replace(config, model=model), tmp_path / "bos")
+    model = config.model.replace(bos=True)
+    train(config.replace(model=model), tmp_path / "bos")
     found = measured("bos", tmp_path / "bos")
     model = load_model(tmp_path / "bos")
     tokens = config.build_task().examples("test", 0, found["sequences"]).tokens
-    layer = model.blocks[0].layer
-    x = model.blocks[0].norm(model.embedding.weight[tokens[:, 3].tolist()])
+    layer = model.backbone.blocks[0].mixer
+    x = model.backbone.blocks[0].norm(model.backbone.embedding.weight[tokens[:, 3].tolist()])
     expected = np.linalg.eigvals(layer.recurrence(x[:, None]).transitions.detach().numpy())
     stored = np.array([complex(*pair) for pair in found["eigenvalues"][1]])
     assert np.abs(stored).sum() == pytest.approx(np.abs(expected).sum(), rel=1e-4)

@@ -54,8 +54,8 @@ def row(name="a", status="done", **more):
 
 
 def test_a_key_is_that_of_the_request():
-    assert key(TINY) == key(dataclasses.replace(TINY, seed=0))
-    assert key(TINY) != key(dataclasses.replace(TINY, seed=1))
+    assert key(TINY) == key(TINY.replace(seed=0))
+    assert key(TINY) != key(TINY.replace(seed=1))
     # Stored rows would be lost if the keys of a later version differed.
     assert key(TINY) == "2f46d0832b8fcab765c9"
 
@@ -81,8 +81,8 @@ def test_the_row_of_a_finished_run_holds_its_request_scores_and_provenance(tmp_p
 
 
 def test_the_row_of_a_diverged_run_says_why(tmp_path):
-    config = dataclasses.replace(
-        TINY, optimizer=OptimizerConfig(learning_rate=1e300), schedules=ScheduleConfig(epochs=2)
+    config = TINY.replace(
+        optimizer=OptimizerConfig(learning_rate=1e300), schedules=ScheduleConfig(epochs=2)
     )
     (ended,) = run_all([Job("tiny", config, tmp_path / "run")])
     found = row_of(ended)

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from statemix.errors import OptionError
 from statemix.tasks import IGNORED
 from statemix.tasks.copying import Copying
 
@@ -98,8 +99,8 @@ def test_guessing_letters_and_knowing_the_end_scores_the_chance(letters):
             ValueError,
             "^min_length must be at most length=12, got 14",
         ),
-        (lambda: Copying(min_length=None), TypeError, "^min_length must be an integer, got None"),
-        (lambda: Copying(length=42.0), TypeError, "^length must be an integer, got 42.0"),
+        (lambda: Copying(min_length=None), OptionError, "^min_length must be an integer, got None"),
+        (lambda: Copying(length=42.0), OptionError, "^length must be an integer, got 42.0"),
         (
             lambda: Copying().examples("test", 0, 1, 41),
             ValueError,

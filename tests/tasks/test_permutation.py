@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from statemix.errors import OptionError
 from statemix.tasks import IGNORED
 from statemix.tasks.groups import NAMES, group
 from statemix.tasks.permutation import PAPER_SETS, Permutation
@@ -223,7 +224,7 @@ def test_description_fits_a_terminal():
     ("options", "error", "message"),
     [
         ({"group": "S_9"}, ValueError, "group must be one of S_2, S_3, .* got 'S_9'"),
-        ({"group": 3}, TypeError, "group must be a string, got 3"),
+        ({"group": 3}, OptionError, "group must be a string, got 3"),
         ({"length": 0}, ValueError, "length must be at least 1, got 0"),
         (
             {"length": 2**24 + 1, "train_size": 5},
@@ -231,22 +232,22 @@ def test_description_fits_a_terminal():
             "length must be at most 16777216, got 16777217",
         ),
         ({"length": 10**30}, ValueError, f"length must be at most 16777216, got {10**30}"),
-        ({"length": 16.0}, TypeError, "length must be an integer, got 16.0"),
-        ({"length": True}, TypeError, "length must be an integer, got True"),
+        ({"length": 16.0}, OptionError, "length must be an integer, got 16.0"),
+        ({"length": True}, OptionError, "length must be an integer, got True"),
         (
             {"group": "S_2", "generators": True},
             ValueError,
             "generators must be false for S_2, which has only one, got true",
         ),
-        ({"generators": 1}, TypeError, "generators must be true or false, got 1"),
+        ({"generators": 1}, OptionError, "generators must be true or false, got 1"),
         ({"min_length": 0}, ValueError, "min_length must be at least 1, got 0"),
         ({"min_length": 17}, ValueError, "min_length must be at most length=16, got 17"),
-        ({"min_length": 2.0}, TypeError, "min_length must be an integer, got 2.0"),
+        ({"min_length": 2.0}, OptionError, "min_length must be an integer, got 2.0"),
         ({"train_size": 0}, ValueError, "train_size must be at least 1, got 0"),
-        ({"train_size": "250"}, TypeError, "train_size must be an integer, got '250'"),
+        ({"train_size": "250"}, OptionError, "train_size must be an integer, got '250'"),
         ({"seed": -1}, ValueError, "seed must be at least 0, got -1"),
         ({"seed": 2**64}, ValueError, r"seed must be below 2\^64, got 18446744073709551616"),
-        ({"seed": None}, TypeError, "seed must be an integer, got None"),
+        ({"seed": None}, OptionError, "seed must be an integer, got None"),
         (
             {"group": "S_2", "train_size": 50_000},
             ValueError,
@@ -264,14 +265,14 @@ def test_bad_options_are_named(options, error, message):
     [
         (("dev", 0, 1), ValueError, "split must be one of train, validation, test, got 'dev'"),
         (("train", -1, 1), ValueError, "start must be at least 0, got -1"),
-        (("train", 0.0, 1), TypeError, "start must be an integer, got 0.0"),
+        (("train", 0.0, 1), OptionError, "start must be an integer, got 0.0"),
         (("train", 5, 4), ValueError, "stop must be at least 5, got 4"),
         (("train", 0, 251), ValueError, "stop must be at most train_size=250, got 251"),
         (("train", 0, 250, 3), ValueError, "stop must be at most 162 .* 216 words .*, got 250"),
         (("test", 0, 28, 3), ValueError, "stop must be at most 27 .* 216 words .*, got 28"),
         (("test", 0, 1, 0), ValueError, "length must be at least 1, got 0"),
         (("test", 0, 1, 10**9), ValueError, "length must be at most 16777216, got 1000000000"),
-        (("test", 0, 1, "16"), TypeError, "length must be an integer, got '16'"),
+        (("test", 0, 1, "16"), OptionError, "length must be an integer, got '16'"),
     ],
 )
 def test_bad_requests_are_named(request_, error, message):

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from statemix.errors import OptionError
 from statemix.layers import LAYERS, Layer
 from statemix.tasks import IGNORED, TASKS, Examples
 from statemix.tasks.addressing import SPLITS
@@ -62,9 +63,9 @@ class Solver(Toy):
     @iterations.setter
     def iterations(self, value):
         if not isinstance(value, int):
-            raise TypeError(f"iterations must be an int, got {value!r}")
+            raise OptionError(f"iterations must be an int, got {value!r}")
         if value < 1:
-            raise ValueError(f"iterations must be at least 1, got {value}")
+            raise OptionError(f"iterations must be at least 1, got {value}")
         self._iterations = value
 
     def _map(self, x):

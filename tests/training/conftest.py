@@ -1,7 +1,5 @@
 """Fixtures for training: a run that takes a fraction of a second, and a user's toys."""
 
-import dataclasses
-
 import pytest
 
 from statemix.layers import LayerSpec
@@ -14,8 +12,9 @@ from statemix.training import (
     RuntimeConfig,
     ScheduleConfig,
 )
+from statemix.training.devices import check_here
 from statemix.training.reading import import_modules
-from statemix.training.running import Running
+from statemix.training.run import Run
 
 TINY = RunConfig(
     task=TaskSpec("permutation", group="S_3", length=5, train_size=20),
@@ -34,7 +33,7 @@ def changed(config, changes):
     for name, value in changes.items():
         head, _, rest = name.partition(".")
         new = changed(getattr(config, head), {rest: value}) if rest else value
-        config = dataclasses.replace(config, **{head: new})
+        config = config.replace(**{head: new})
     return config
 
 
@@ -61,6 +60,14 @@ def begun(tmp_path):
 
     def begin(config):
         import_modules(config.imports)
-        return Running(config.resolved(), tmp_path / "begun", lambda _: None, 1000.0)
+        config = config.resolved()
+        run = Run(config, check_here(config), tmp_path / "begun", checkpoint_every_s=1000.0)
+
+        def step():
+            run.schedules.before_step(run.loop)
+            return run.loop.train_step(run.loop.step)
+
+        run.step = step
+        return run
 
     return begin

@@ -46,8 +46,8 @@ def test_steps_do_not_depend_on_the_form_of_their_batches(
     }
 
     def trained(**changes):
-        trainer = begun(tiny(usual | changes)).trainer
-        return [trainer.train_step() for _ in range(5)], trainer.tensors()
+        run = begun(tiny(usual | changes))
+        return [run.step() for _ in range(5)], run.loop.tensors()
 
     found = trained(**{"batches.accumulate": accumulate, "batches.packed": packed})
     torch.testing.assert_close(found, trained(), rtol=1e-9, atol=1e-11)
@@ -76,8 +76,8 @@ def test_scores_do_not_depend_on_the_pieces(sums, tiny, begun, monkeypatch):
     other[examples.targets["sum"] == -100] = 0
     assert evaluate(model, examples._replace(tokens=other))["sum"] == whole
     widths = []
-    run = model._run
-    monkeypatch.setattr(model, "_run", lambda x, *rest: widths.append(x.numel()) or run(x, *rest))
+    embedding = model.backbone.embedding
+    embedding.register_forward_pre_hook(lambda _, inputs: widths.append(inputs[0].numel()))
     monkeypatch.setattr(evaluation, "_TOKENS_PER_CALL", 12)
     monkeypatch.setattr(evaluation, "_ROWS_AT_LEAST", 3)
     pieces = evaluate(model, examples)["sum"]

@@ -1,12 +1,9 @@
 """Certificates of finished runs."""
 
-import dataclasses
-
 import pytest
 
 from statemix.errors import RequestError
 from statemix.layers import LayerSpec
-from statemix.settings import Assignments
 from statemix.tasks import TaskSpec
 from statemix.training import (
     BatchConfig,
@@ -19,6 +16,7 @@ from statemix.training import (
     train,
 )
 from statemix.training.certificates import certify_run
+from statemix.training.settings import Assignments
 
 TEMPERATURE = 0.125
 CONFIG = RunConfig(
@@ -40,7 +38,7 @@ def test_a_run_is_certified_as_it_is_evaluated(tmp_path, monkeypatch):
     prove = certificates.prove
 
     def spy(model, automaton, **options):
-        asked.append((model.blocks[0].layer.gate_temperature, options["max_pairs"]))
+        asked.append((model.backbone.blocks[0].mixer.gate_temperature, options["max_pairs"]))
         return prove(model, automaton, **options)
 
     monkeypatch.setattr(certificates, "prove", spy)
@@ -56,6 +54,6 @@ def test_a_run_is_certified_as_it_is_evaluated(tmp_path, monkeypatch):
 
 def test_a_task_without_an_automaton_is_named(tmp_path):
     task = TaskSpec("selective_copying", length=16, train_size=20, num_copied=2)
-    train(dataclasses.replace(CONFIG, task=task), tmp_path)
+    train(CONFIG.replace(task=task), tmp_path)
     with pytest.raises(RequestError, match="must have a finite automaton, got selective_copying"):
         certify_run(tmp_path)

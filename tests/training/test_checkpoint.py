@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from statemix import files
 from statemix.training import checkpoint
 from statemix.training.checkpoint import load_checkpoint, save_checkpoint
 
@@ -99,16 +100,17 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_damaged_checkpoint_is_reported_in_one_line_and_removed(tmp_path, damage):
+def test_damaged_checkpoint_is_reported_in_one_line_and_set_aside(tmp_path, damage):
     save(tmp_path, 1)
     save(tmp_path, 2)
     damage(tmp_path / "step-000000002")
     step, said = load(tmp_path)
     assert step == 1
     (line,) = said
-    assert line.startswith("removing damaged checkpoint step-000000002: ")
+    assert line.startswith("checkpoint step-000000002 is damaged and set aside as damaged-step-")
     assert "\n" not in line
-    assert [path.name for path in tmp_path.iterdir()] == ["step-000000001"]
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["damaged-step-000000002", "step-000000001"]
     # The run continues and saves the damaged step again.
     save(tmp_path, 2)
     assert load(tmp_path) == (2, [])
@@ -132,7 +134,8 @@ def test_no_damaged_checkpoint_counts_as_one_of_the_two(tmp_path, damaged, found
     save(tmp_path, 41)
     assert load(tmp_path) == (41, [])
     save(tmp_path, 42)
-    assert {path.name for path in tmp_path.iterdir()} == {"step-000000041", "step-000000042"}
+    kept = {path.name for path in tmp_path.glob("step-*")}
+    assert kept == {"step-000000041", "step-000000042"}
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE, errno.EACCES])
@@ -173,8 +176,8 @@ def test_what_lies_beside_the_checkpoints_is_on_the_disk_before_the_first_is_who
     folder = tmp_path / "checkpoints"
     synced = []
     monkeypatch.setattr(
-        checkpoint,
-        "_sync_directory",
+        files,
+        "sync_directory",
         lambda path: synced.append((path, folder.exists(), (folder / "step-000000001").exists())),
     )
     save(folder, 1)
@@ -186,7 +189,7 @@ def test_what_lies_beside_the_checkpoints_is_on_the_disk_before_the_first_is_who
 def test_a_save_cut_short_leaves_the_one_before(tmp_path, monkeypatch, files_written):
     save(tmp_path, 1)
     written = []
-    write = checkpoint._write_synced
+    write = files.write_synced
 
     def cut(path, content):
         if len(written) == files_written:
@@ -196,7 +199,7 @@ def test_a_save_cut_short_leaves_the_one_before(tmp_path, monkeypatch, files_wri
         write(path, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_write_synced", cut)
+        patch.setattr(files, "write_synced", cut)
         with pytest.raises(KeyboardInterrupt):
             save(tmp_path, 2)
     assert load(tmp_path) == (1, [])
@@ -209,5 +212,29 @@ def test_a_written_file_reaches_the_disk_with_its_name(tmp_path, monkeypatch):
     """First the content, then the entry in the directory."""
     synced = []
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
-    checkpoint.write_file(tmp_path / "summary.json", b"{}")
+    files.write_file(tmp_path / "summary.json", b"{}")
     assert synced == [str(tmp_path / "summary.json.tmp"), str(tmp_path)]
+
+
+def test_steps_beyond_nine_digits_sort_as_numbers(tmp_path):
+    for step in (999_999_998, 999_999_999, 10**9, 10**9 + 1):
+        save(tmp_path, step)
+    assert load(tmp_path) == (10**9 + 1, [])
+    assert {path.name for path in tmp_path.iterdir()} == {"step-1000000000", "step-1000000001"}
+    assert checkpoint.newest_before(tmp_path, 10**9 + 1).name == "step-1000000000"
+
+
+@pytest.mark.parametrize("name", [".DS_Store", "Thumbs.db", ".nfs00000001", "notes.txt"])
+def test_files_of_others_do_no_harm_and_stay(tmp_path, name):
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    inside, beside = tmp_path / "step-000000002" / name, tmp_path / name
+    for path in (inside, beside, tmp_path / "step-000000002.bak"):
+        path.write_text("mine")
+    assert load(tmp_path) == (2, [])
+    for step in (3, 4, 5):
+        save(tmp_path, step)
+    assert load(tmp_path) == (5, [])
+    checkpoint.remove_checkpoints(tmp_path)
+    assert {path.read_text() for path in tmp_path.rglob("*") if path.is_file()} == {"mine"}
+    assert len(list(tmp_path.rglob("*"))) == 4

@@ -10,11 +10,11 @@ import pytest
 
 from statemix.errors import RequestError, SettingError
 from statemix.layers import LAYERS, LayerSpec
-from statemix.models import MixerSpec, block, synthetic
-from statemix.settings import Assignments
+from statemix.models import MODELS, MixerSpec, ModelKind, block
 from statemix.tasks import TaskSpec
 from statemix.training import AttributeSchedule, RunConfig, ScheduleConfig, config_from_plain
 from statemix.training.reading import read_tree
+from statemix.training.settings import Assignments
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ from statemix.training.reading import read_tree
             "imports must name importable modules .*, got 'no_such_module'",
         ),
         ({"lr": 1}, "lr must be one of task, model, batches, .*, got 'lr'"),
-        ([], r"RunConfig must be a table, got \[\]"),
+        ([], r"configuration must be a table, got \[\]"),
     ],
 )
 def test_bad_value_is_named(tree, message):
@@ -108,14 +108,13 @@ def test_a_bad_schedule_is_named(fields, message):
 
 def test_choices_are_those_of_the_model():
     assert get_args(block.Norm) == tuple(block.NORMS)
-    assert get_args(synthetic.Backbone) == tuple(synthetic.LINEAR_INITS)
+    assert get_args(ModelKind) == tuple(MODELS)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"schedules.num_steps": 5}, "schedules.num_steps must not be given .*train_size=20, "),
-        ({"task": TaskSpec("permutation")}, "schedules.num_steps must be given for a task with f"),
         (
             {"task": TaskSpec("permutation"), "schedules.num_steps": 5},
             "schedules.epochs must not be given for a task with fresh examples, got 4",
@@ -158,6 +157,7 @@ def test_resolved_says_the_whole_run(tiny):
         "initial_state": "zero",
         "initial_std": 0.0,
         "input_gate_bias": 0.0,
+        "memory": None,
         "gate_noise": 0.0,
         "checkpoint_every": None,
         "backend": None,
@@ -177,6 +177,11 @@ def test_resolved_says_the_whole_run(tiny):
 def test_fresh_examples_are_evaluated_every_hundred_steps(fresh):
     assert fresh({"evaluation.every": None}).resolved().evaluation.every == 100
     assert fresh().resolved().schedules.epochs is None
+
+
+def test_the_default_configuration_can_be_trained():
+    schedules = RunConfig().resolved().schedules
+    assert (schedules.epochs, schedules.num_steps) == (None, 2000)
 
 
 def test_a_stack_repeats_its_layers_in_turn(tiny):
@@ -310,3 +315,30 @@ def test_completing_writes_out_the_options_of_the_task():
     }
     given = RunConfig(task=TaskSpec("permutation", train_size=9, seed=2)).completed()
     assert given.task.options["seed"] == 2
+
+
+def asked_in(tree):
+    """Every request within a tree of plain data."""
+    if isinstance(tree, dict):
+        if isinstance(tree.get("asked"), dict):
+            yield tree["asked"]
+        for part in tree.values():
+            yield from asked_in(part)
+
+
+ROOT = Path(__file__).parents[2]
+STORED = [
+    str(path.relative_to(ROOT))
+    for path in [*ROOT.glob("results/**/*.jsonl"), *ROOT.glob("tests/data/runs/*/config.json")]
+    if '"asked"' in path.read_text()
+]
+
+
+@pytest.mark.parametrize("path", STORED)
+def test_every_stored_request_reads_back_as_it_is(path):
+    text = (ROOT / path).read_text()
+    lines = text.splitlines() if path.endswith(".jsonl") else [text]
+    found = {json.dumps(asked) for line in lines for asked in asked_in(json.loads(line))}
+    assert found
+    for stored in found:
+        assert json.dumps(config_from_plain(json.loads(stored)).asked()) == stored

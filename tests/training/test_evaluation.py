@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from statemix.layers import LayerSpec
-from statemix.models import SyntheticModel
+from statemix.models import TokenClassifier
 from statemix.tasks import Examples
 from statemix.training import Scores, accuracy, evaluate, evaluation
 from statemix.training.evaluation import SplitEvaluator, mad_accuracy, sequences_at
@@ -14,7 +14,7 @@ from statemix.training.evaluation import SplitEvaluator, mad_accuracy, sequences
 @pytest.fixture
 def model():
     layers = [LayerSpec("bd_lru", num_blocks=2, block_size=3)]
-    return SyntheticModel(6, {"y": 6}, 8, layers, bos=True, seed=1)
+    return TokenClassifier(6, {"y": 6}, 8, layers, bos=True, seed=1)
 
 
 def score(model, tokens, targets, **options):
@@ -130,7 +130,7 @@ def test_tick_ends_an_evaluation(model):
 @pytest.fixture
 def two_heads():
     layers = [LayerSpec("bd_lru", num_blocks=2, block_size=3)]
-    return SyntheticModel(5, {"sum": 5, "parity": 2}, 8, layers, seed=1)
+    return TokenClassifier(5, {"sum": 5, "parity": 2}, 8, layers, seed=1)
 
 
 def test_every_head_is_scored_alone_and_ended_sequences_do_not_count(toys, two_heads):

@@ -15,11 +15,11 @@ import torch
 
 from statemix.errors import SettingError
 from statemix.layers import LayerSpec
-from statemix.models import MixerSpec
-from statemix.settings import Assignments, Settings
+from statemix.models import MixerSpec, SequenceAutoencoder
 from statemix.tasks import TaskSpec
 from statemix.training import AttributeSchedule, ParameterGroup, RunConfig, train
 from statemix.training.request import request
+from statemix.training.settings import Assignments, Settings
 
 SCHEDULE = AttributeSchedule("gate_temperature", end=0.5)
 GROUP = ParameterGroup("*.bias", weight_decay=0.25)
@@ -39,31 +39,33 @@ class Tools:
     def model(self):
         return self.run().model
 
-    def trainer(self, steps=0):
-        trainer = self.run().trainer
-        for _ in range(steps):
-            trainer.train_step()
-        return trainer
-
     def batch(self):
-        return self.trainer().batches.parts(0)[0]
+        return self.run().loop.batches.parts(0)[0]
 
     def group(self, place=-1):
-        return self.trainer(1).optimizer.param_groups[place]
+        run = self.run()
+        run.step()
+        return run.loop.optimizer.param_groups[place]
 
     def attributes(self, step):
-        return self.trainer().attributes(step)
+        return self.run().schedules.attributes(step)
 
     def last(self, on_event=None):
         folder = self._folder / f"run-{len(list(self._folder.iterdir()))}"
         return train(self.config, folder, on_event=on_event).last
+
+    def start(self):
+        try:
+            return self.last().step
+        except SettingError as error:
+            return error.path
 
     def attempts(self, quantity):
         folder = self._folder / f"run-{len(list(self._folder.iterdir()))}"
         return [getattr(one, quantity) for one in train(self.config, folder).attempts]
 
     def tested(self):
-        return self.run().splits.attempt._draw().tokens.shape
+        return self.run().attempts._evaluator._draw().tokens.shape
 
     def rows(self):
         events = []
@@ -80,19 +82,19 @@ class Tools:
 
     def device(self):
         try:
-            return self.run().fabric.device.type
+            return self.run().loop.fabric.device.type
         except SettingError as error:
             return error.value
 
     def clipped_norm(self):
-        trainer = self.trainer()
+        run = self.run()
         norms = []
-        trainer.optimizer.register_step_pre_hook(
+        run.loop.optimizer.register_step_pre_hook(
             lambda *_: norms.append(
-                math.hypot(*(float(p.grad.norm()) for p in trainer.model.parameters()))
+                math.hypot(*(float(p.grad.norm()) for p in run.model.parameters()))
             )
         )
-        trainer.train_step()
+        run.step()
         return norms[0] > 0.02
 
 
@@ -133,33 +135,35 @@ ROWS = {
     ),
     "model.layers": Row(
         (BD_LRU, LayerSpec("lstm")),
-        lambda t: [b.layer.name for b in t.model().blocks],
+        lambda t: [b.mixer.name for b in t.model().backbone.blocks],
         ["bd_lru", "lstm"],
     ),
-    "model.num_layers": Row(3, lambda t: len(t.model().blocks), 3),
-    "model.hidden_size": Row(12, lambda t: t.model().embedding.embedding_dim, 12),
-    "model.bos": Row(False, lambda t: t.model().embedding.num_embeddings, 6),
-    "model.residual": Row(False, lambda t: [b.residual for b in t.model().blocks], [False]),
-    "model.norm": Row("layer", lambda t: type(t.model().final_norm).__name__, "LayerNorm"),
+    "model.num_layers": Row(3, lambda t: len(t.model().backbone.blocks), 3),
+    "model.hidden_size": Row(12, lambda t: t.model().backbone.embedding.embedding_dim, 12),
+    "model.bos": Row(False, lambda t: t.model().backbone.embedding.num_embeddings, 6),
+    "model.residual": Row(
+        False, lambda t: [b.residual for b in t.model().backbone.blocks], [False]
+    ),
+    "model.norm": Row("layer", lambda t: type(t.model().backbone.final_norm).__name__, "LayerNorm"),
     "model.channel_mixer": Row(
-        MixerSpec("mlp"), lambda t: type(t.model().blocks[0].mixer).__name__, "MLP"
+        MixerSpec("mlp"), lambda t: type(t.model().backbone.blocks[0].channel_mixer).__name__, "MLP"
     ),
     "model.zero_biases": Row(
-        False, lambda t: bool(t.model().blocks[0].layer.gate_proj.bias.any()), True
+        False, lambda t: bool(t.model().backbone.blocks[0].mixer.gate_proj.bias.any()), True
     ),
     "model.backbone": Row(
         "autoencoder",
-        lambda t: t.model().decoder is not None,
+        lambda t: isinstance(t.model(), SequenceAutoencoder),
         True,
     ),
     "model.linear_init": Row(
         "normal", lambda t: t.model().readouts["product"].weight.abs().max().item() < 0.1, True
     ),
     "batches.size": Row(4, lambda t: len(t.batch().tokens), 4),
-    "batches.accumulate": Row(3, lambda t: len(t.trainer().batches.parts(0)), 3),
+    "batches.accumulate": Row(3, lambda t: len(t.run().loop.batches.parts(0)), 3),
     "batches.packed": Row(True, lambda t: t.batch().tokens.shape, (1, 40)),
-    "objective.position_power": Row(3.0, lambda t: t.trainer(0).train_step()),
-    "objective.permutation_penalty": Row(3.0, lambda t: t.trainer(0).train_step()),
+    "objective.position_power": Row(3.0, lambda t: t.run().step()),
+    "objective.permutation_penalty": Row(3.0, lambda t: t.run().step()),
     "optimizer.learning_rate": Row(0.5, lambda t: t.group()["lr"], 0.5),
     "optimizer.weight_decay": Row(0.5, lambda t: t.group()["weight_decay"], 0.5),
     "optimizer.betas": Row((0.5, 0.75), lambda t: t.group()["betas"], (0.5, 0.75)),
@@ -176,16 +180,16 @@ ROWS = {
     ),
     "schedules.epochs": Row(2, lambda t: t.last().epoch, 2),
     "schedules.num_steps": Row(3, lambda t: t.last().step, 3, FRESH),
-    "schedules.learning_rate": Row("constant", lambda t: t.trainer().learning_rate(11), 1e-3),
-    "schedules.min_learning_rate": Row(1e-3, lambda t: t.trainer().learning_rate(11), 1e-3),
-    "schedules.warmup_steps": Row(4, lambda t: t.trainer().learning_rate(0), 2.5e-4),
+    "schedules.learning_rate": Row("constant", lambda t: t.run().schedules.learning_rate(11), 1e-3),
+    "schedules.min_learning_rate": Row(1e-3, lambda t: t.run().schedules.learning_rate(11), 1e-3),
+    "schedules.warmup_steps": Row(4, lambda t: t.run().schedules.learning_rate(0), 2.5e-4),
     "schedules.attributes": Row(
-        (SCHEDULE,), lambda t: t.attributes(12), {"blocks.0.layer.gate_temperature": 0.5}
+        (SCHEDULE,), lambda t: t.attributes(12), {"backbone.blocks.0.mixer.gate_temperature": 0.5}
     ),
     "schedules.attributes.*.attribute": Row(
         "iterations",
         lambda t: list(t.attributes(12)),
-        ["blocks.1.layer.iterations"],
+        ["backbone.blocks.1.mixer.iterations"],
         {
             "model.layers": (BD_LRU, LayerSpec("bd_lru", num_blocks=1, block_size=1)),
             "schedules.attributes": (AttributeSchedule("gate_temperature", end=2.0),),
@@ -193,31 +197,31 @@ ROWS = {
     ),
     "schedules.attributes.*.end": Row(
         0.25,
-        lambda t: t.attributes(12)["blocks.0.layer.gate_temperature"],
+        lambda t: t.attributes(12)["backbone.blocks.0.mixer.gate_temperature"],
         0.25,
         {"schedules.attributes": (SCHEDULE,)},
     ),
     "schedules.attributes.*.start": Row(
         2.0,
-        lambda t: t.attributes(0)["blocks.0.layer.gate_temperature"],
+        lambda t: t.attributes(0)["backbone.blocks.0.mixer.gate_temperature"],
         2.0,
         {"schedules.attributes": (SCHEDULE,)},
     ),
     "schedules.attributes.*.begin": Row(
         0.5,
-        lambda t: t.attributes(6)["blocks.0.layer.gate_temperature"],
+        lambda t: t.attributes(6)["backbone.blocks.0.mixer.gate_temperature"],
         1.0,
         {"schedules.attributes": (SCHEDULE,)},
     ),
     "schedules.attributes.*.finish": Row(
         0.5,
-        lambda t: t.attributes(6)["blocks.0.layer.gate_temperature"],
+        lambda t: t.attributes(6)["backbone.blocks.0.mixer.gate_temperature"],
         0.5,
         {"schedules.attributes": (SCHEDULE,)},
     ),
     "schedules.attributes.*.curve": Row(
         "geometric",
-        lambda t: t.attributes(6)["blocks.0.layer.gate_temperature"],
+        lambda t: t.attributes(6)["backbone.blocks.0.mixer.gate_temperature"],
         0.5**0.5,
         {"schedules.attributes": (SCHEDULE,)},
     ),
@@ -255,10 +259,13 @@ ROWS = {
     "evaluation.attributes": Row(
         Assignments(gate_temperature=0.25), lambda t: t.last().test[5]["product"].loss
     ),
-    "runtime.precision": Row("64-true", lambda t: t.model().embedding.weight.dtype, torch.float64),
+    "runtime.precision": Row(
+        "64-true", lambda t: t.model().backbone.embedding.weight.dtype, torch.float64
+    ),
     "runtime.device": Row("cuda", lambda t: t.device(), "cuda"),
     "runtime.num_threads": Row(2, lambda t: t.threads(), {2}),
-    "seed": Row(1, lambda t: (t.model().embedding.weight.sum().item(), t.run().task.seed)),
+    "seed": Row(1, lambda t: (t.model().backbone.embedding.weight.sum().item(), t.run().task.seed)),
+    "start_from": Row("absent", lambda t: t.start()),
     "imports": Row(
         ("statemix_toys",),
         lambda t: bool(request(t.config)) and "statemix_toys" in sys.modules,
@@ -268,9 +275,8 @@ ROWS = {
 
 
 def fields(kind=RunConfig, path=""):
-    hints = typing.get_type_hints(kind)
-    for field in dataclasses.fields(kind):
-        name, hint = f"{path}{field.name}", hints[field.name]
+    for field, info in kind.model_fields.items():
+        name, hint = f"{path}{field}", info.annotation
         if isinstance(hint, type) and issubclass(hint, Settings):
             yield from fields(hint, f"{name}.")
             continue
@@ -285,7 +291,7 @@ def with_value(tiny, base, name, value):
     if not inner:
         return tiny(base | {name: value})
     one = base[outer][0]
-    return tiny(base | {outer: (dataclasses.replace(one, **{inner: value}),)})
+    return tiny(base | {outer: (one.replace(**{inner: value}),)})
 
 
 def test_every_field_has_a_row():

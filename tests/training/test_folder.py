@@ -3,11 +3,12 @@
 import errno
 import fcntl
 import json
-import resource
+import math
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import filelock
@@ -18,29 +19,10 @@ from statemix.layers import LayerSpec
 from statemix.tasks import TaskSpec
 from statemix.training import evaluate, load_config, load_model, load_outcome, train
 from statemix.training import folder as runs
-from statemix.training.folder import MetricsFile, read_metrics, read_status, write_status
+from statemix.training.folder import read_metrics, read_status, write_status
 from statemix.training.outcome import load_asked
+from statemix.training.run import Run
 from statemix.training.schedules import attributes_set
-
-
-@pytest.fixture
-def small_files():
-    """No file may grow beyond 20 bytes: writing more fails as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_a_row_that_does_not_fit_names_the_metrics(tmp_path, small_files):
-    path = tmp_path / "metrics.jsonl"
-    metrics = MetricsFile(path, 0, print)
-    with pytest.raises(OSError, match="File too large") as caught:
-        metrics.append({"text": 100 * "x"})
-    assert caught.value.filename == str(path)
-    with pytest.raises(OSError, match="File too large") as caught:
-        metrics.close()
-    assert caught.value.filename == str(path)
 
 
 def begin(config, folder):
@@ -306,7 +288,7 @@ def test_a_stored_length_that_does_not_suit_the_task_is_refused(tiny, tmp_path):
     stored = json.loads(path.read_text())
     del stored["resolved"]["task"]["train_size"]
     path.write_text(json.dumps(stored))
-    message = rf"^{path}: schedules.num_steps must be given for a task with fresh examples"
+    message = rf"^{path}: schedules.epochs must not be given for a task with fresh examples"
     with pytest.raises(RequestError, match=message):
         train(begin, tmp_path)
 
@@ -335,8 +317,12 @@ def test_a_network_that_hand_edits_made_impossible_is_refused(tiny, tmp_path, ch
 @pytest.mark.parametrize(
     ("attribute", "value", "message"),
     [
-        ("blocks.0.layer.gate_temperature", 1e300, "gate_temperature must be positive and finite"),
-        ("blocks.9.layer.gate_temperature", 1.0, "has no attribute `9`"),
+        (
+            "backbone.blocks.0.mixer.gate_temperature",
+            1e300,
+            "gate_temperature must be positive and finite",
+        ),
+        ("backbone.blocks.9.mixer.gate_temperature", 1.0, "has no part 'backbone.blocks.9.mixer'"),
     ],
 )
 def test_attributes_that_hand_edits_made_impossible_are_refused(
@@ -395,7 +381,7 @@ def test_a_stored_finished_run_is_read_and_scores_as_it_did(stored):
     assert config.schedules.attributes[0].end == 0.5
     assert config.model.channel_mixer.name == "mlp"
     model = load_model(str(folder))
-    assert [block.layer.name for block in model.blocks] == ["bd_lru", "lstm"]
+    assert [block.mixer.name for block in model.backbone.blocks] == ["bd_lru", "lstm"]
     for length, heads in outcome.last.test.items():
         expected = heads["product"]
         examples = config.build_task().examples("test", 0, expected.num_sequences, length)
@@ -490,3 +476,71 @@ def test_a_summary_with_a_field_of_another_type_is_refused(tiny, tmp_path, chang
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     with pytest.raises(RequestError, match=f"summary.json must hold a run's summary.*{message}"):
         load_outcome(tmp_path)
+
+
+def test_a_poller_of_the_status_keeps_no_run_from_starting(tiny, tmp_path):
+    begin(tiny(), tmp_path)
+    stop = threading.Event()
+
+    def poll():
+        while not stop.is_set():
+            read_status(tmp_path)
+
+    pollers = [threading.Thread(target=poll) for _ in range(2)]
+    for poller in pollers:
+        poller.start()
+    try:
+        for _ in range(100):
+            with runs.lock_folder(tmp_path):
+                pass
+    finally:
+        stop.set()
+        for poller in pollers:
+            poller.join()
+
+
+def test_the_status_of_a_folder_that_is_only_readable_is_read(tiny, tmp_path):
+    begin(tiny(), tmp_path)
+    write_status(tmp_path, "running")
+    (tmp_path / ".lock").chmod(0o444)
+    tmp_path.chmod(0o555)
+    try:
+        assert read_status(tmp_path).status == "interrupted"
+    finally:
+        tmp_path.chmod(0o755)
+
+
+def test_a_second_start_builds_nothing(tiny, tmp_path, monkeypatch):
+    begin(tiny(), tmp_path)
+    monkeypatch.setattr(Run, "__init__", pytest.fail)
+    with (tmp_path / ".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(runs.FolderInUseError):
+            train(tiny(), tmp_path)
+
+
+def test_what_is_no_number_is_null_in_every_file(tiny, tmp_path):
+    """Without normalisation a state grows beyond all numbers at a long length."""
+    layer = LayerSpec("h_lru", num_channels=4, order=2, gate="none")
+    further = {"evaluation.lengths": (4096,), "evaluation.tokens": 8192}
+    optimizer = {"optimizer.learning_rate": 0.3, "schedules.learning_rate": "constant"}
+    outcome = train(tiny({"model.layers": (layer,)} | further | optimizer), tmp_path)
+    assert math.isnan(outcome.last.test[4096]["product"].loss)
+
+    def refuse(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    for name in ("summary.json", "status.json", "state.json"):
+        json.loads((tmp_path / name).read_text(), parse_constant=refuse)
+    for line in (tmp_path / "metrics.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=refuse)
+
+
+def test_runs_that_are_removed_are_locked(tiny, tmp_path):
+    for name in ("one", "two"):
+        begin(tiny(), tmp_path / name)
+    with runs.lock_folder(tmp_path / "two"), pytest.raises(runs.FolderInUseError):
+        runs.remove_runs([tmp_path / "one", tmp_path / "two"])
+    assert (tmp_path / "one" / "config.json").exists()
+    runs.remove_runs([tmp_path / "one", tmp_path / "two", tmp_path / "absent"])
+    assert not list(tmp_path.iterdir())

@@ -11,8 +11,12 @@ from statemix.errors import SettingError
 from statemix.layers import LayerSpec
 from statemix.tasks import TaskSpec
 from statemix.training import AttributeSchedule, train
-from statemix.training.objective import Losses, cross_entropy, permutation_penalty
-from statemix.training.transitions import token_transitions
+from statemix.training.batches import CrossEntropy
+from statemix.training.permutation_penalty import (
+    PermutationPenalty,
+    permutation_penalty,
+    token_transitions,
+)
 
 EXACT = {"runtime.precision": "64-true"}
 # Float64, sums of a hundred terms in another order.
@@ -46,22 +50,22 @@ def weighted(run, batch, power, length):
 @pytest.mark.parametrize("power", [-1.0, 0.5, 2.0])
 def test_positions_weigh_as_powers_of_their_place(toys, tiny, begun, packed, power):
     run = begun(tiny(ragged(**{"batches.packed": packed, "objective.position_power": power})))
-    (batch,) = run.trainer.batches.parts(0)
+    (batch,) = run.loop.batches.parts(0)
     found = {head: loss.item() for head, loss in run.losses(run.model, batch).items()}
     expected = weighted(run, batch, power, run.task.length)
     assert found == pytest.approx(expected, **TIGHT)
-    plain = {head: loss.item() for head, loss in cross_entropy(run.model, batch).items()}
+    plain = {head: loss.item() for head, loss in CrossEntropy()(run.model, batch).items()}
     assert found != pytest.approx(plain, rel=1e-3)
-    assert run.trainer.train_step() == pytest.approx(sum(expected.values()), rel=1e-12)
+    assert run.step() == pytest.approx(sum(expected.values()), rel=1e-12)
 
 
 def test_where_all_positions_lose_the_same_weights_change_nothing(tiny, begun):
     run = begun(tiny(EXACT))
-    (batch,) = run.trainer.batches.parts(0)
+    (batch,) = run.loop.batches.parts(0)
     # In a word of 5, where every position is scored, the weights have mean 1.
     run.model.readouts["product"].weight.data.zero_()
-    found = Losses(tiny({"objective.position_power": 3.0}).objective, run.model, 5)
-    expected = cross_entropy(run.model, batch)["product"].item()
+    found = CrossEntropy(power=3.0, length=5)
+    expected = CrossEntropy()(run.model, batch)["product"].item()
     assert found(run.model, batch)["product"].item() == pytest.approx(expected, **TIGHT)
 
 
@@ -70,19 +74,19 @@ def test_losses_do_not_depend_on_the_form_of_the_batches(toys, tiny, begun, accu
     asked = {"objective.position_power": -1.0, "objective.permutation_penalty": 0.3}
     form = {"batches.accumulate": accumulate, "batches.packed": packed}
     runs = [begun(tiny(ragged(**asked, **changes))) for changes in ({}, form)]
-    losses = [[run.trainer.train_step() for _ in range(4)] for run in runs]
+    losses = [[run.step() for _ in range(4)] for run in runs]
     assert_allclose(losses[1], losses[0], rtol=1e-9)
-    means = [run.trainer.averages() for run in runs]
+    means = [run.loop.averages.read() for run in runs]
     assert means[1] == pytest.approx(means[0], rel=1e-9)
     assert means[0]["loss/permutation_penalty"] > 0
 
 
 def test_the_penalty_is_the_distance_of_all_transitions_from_permutations(tiny, begun):
     run = begun(tiny(EXACT))
-    layer = run.model.blocks[0].layer
+    layer = run.model.backbone.blocks[0].mixer
     tables = []
     for token in range(6):
-        vector = run.model.blocks[0].norm(run.model.embedding.weight[token])
+        vector = run.model.backbone.blocks[0].norm(run.model.backbone.embedding.weight[token])
         raw = layer.gate_proj(vector).view(3, 4, 2).detach().numpy()
         gates = np.exp(raw) / np.exp(raw).sum(1, keepdims=True)
         tables.append(np.moveaxis(gates[:, :3], -1, 0))
@@ -95,14 +99,14 @@ def test_the_penalty_is_the_distance_of_all_transitions_from_permutations(tiny, 
     assert found.item() == pytest.approx(np.mean(distances), **TIGHT)
     found.backward()
     assert layer.gate_proj.weight.grad.abs().min() > 0
-    assert run.model.embedding.weight.grad[:6].abs().min() > 0
+    assert run.model.backbone.embedding.weight.grad[:6].abs().min() > 0
     # The learned token before each sequence is not in the table.
-    assert not run.model.embedding.weight.grad[6:].any()
+    assert not run.model.backbone.embedding.weight.grad[6:].any()
 
 
 def test_permutations_have_no_penalty_and_merging_does(tiny, begun):
     run = begun(tiny(EXACT))
-    layer = run.model.blocks[0].layer
+    layer = run.model.backbone.blocks[0].mixer
     layer.gate_proj.weight.data.zero_()
     bias = layer.gate_proj.bias.data.view(3, 4, 2)
     for entry in range(3):
@@ -118,24 +122,14 @@ def test_the_penalty_is_part_of_the_loss_and_lowers_the_distance(tiny, begun):
     for coefficient in (0.0, 2.0):
         run = begun(tiny(EXACT | {"objective.permutation_penalty": coefficient}))
         before = permutation_penalty(run.model).item()
-        (batch,) = run.trainer.batches.parts(0)
-        task = cross_entropy(run.model, batch)["product"].item()
-        loss = run.trainer.train_step()
+        (batch,) = run.loop.batches.parts(0)
+        task = CrossEntropy()(run.model, batch)["product"].item()
+        loss = run.step()
         assert loss == pytest.approx(task + coefficient * before, **TIGHT)
         for _ in range(10):
-            run.trainer.train_step()
+            run.step()
         distances[coefficient] = permutation_penalty(run.model).item()
     assert distances[2.0] < distances[0.0]
-
-
-def test_a_penalty_that_does_not_act_is_no_part_of_the_loss(tiny, begun):
-    run = begun(tiny(EXACT | {"objective.permutation_penalty": 2.0}))
-    (batch,) = run.trainer.batches.parts(0)
-    task = cross_entropy(run.model, batch)["product"].item()
-    assert set(run.losses(run.model, batch)) == {"product", "permutation_penalty"}
-    run.losses.penalised = False
-    assert set(run.losses(run.model, batch)) == {"product"}
-    assert run.trainer.train_step() == pytest.approx(task, **TIGHT)
 
 
 def test_a_penalty_needs_transitions(tiny, begun):
@@ -160,20 +154,21 @@ def test_in_a_search_attempts_are_penalised_when_they_have_left_their_plateau(fr
         )
     )
     seen = {}
-    step = run.trainer.train_step
+    (penalty,) = (hook for hook in run.loop.hooks if isinstance(hook, PermutationPenalty))
+    losses = penalty.losses
 
-    def spy():
-        number = run.trainer.step
-        seen[number] = run.losses.penalised
-        return step()
+    def spy(loop, batch):
+        found = losses(loop, batch)
+        seen[loop.step] = bool(found)
+        return found
 
-    run.trainer.train_step = spy
+    penalty.losses = spy
     run.folder.mkdir()
     run.to_the_end()
-    first, second = run.search.attempts
+    first, second = run.attempts.search.attempts
     assert first.left is not None
     assert second.left is not None
-    expected = [*range(first.left, first.ended), *range(second.left, run.trainer.step)]
+    expected = [*range(first.left, first.ended), *range(second.left, run.loop.step)]
     assert [number for number, penalised in seen.items() if penalised] == expected
     assert not seen[0]
     assert not seen[second.began]
@@ -187,12 +182,12 @@ NOISY = {
 def test_noise_depends_on_seed_and_step_alone(tiny, begun):
     def first_loss(seed, steps):
         run = begun(tiny(NOISY))
-        run.trainer._seed, run.trainer.step = seed, steps
+        run.loop._seed, run.loop.step = seed, steps
         # The batch of step 0, whatever the step.
-        (batch,) = run.trainer.batches.parts(0)
-        run.trainer.batches.parts = lambda _: [batch]
+        (batch,) = run.loop.batches.parts(0)
+        run.loop.batches.parts = lambda _: [batch]
         torch.rand(steps + 1)
-        return run.trainer.train_step()
+        return run.step()
 
     assert first_loss(1, 2) == first_loss(1, 2)
     assert len({first_loss(seed, step) for seed in range(3) for step in range(3)}) == 9
@@ -222,8 +217,8 @@ def test_noise_can_end_with_a_schedule(tiny, begun):
     run = begun(tiny(NOISY | changes))
     found = []
     for _ in range(12):
-        run.trainer.train_step()
-        found.append(run.model.blocks[0].layer.gate_noise)
+        run.step()
+        found.append(run.model.backbone.blocks[0].mixer.gate_noise)
     assert found == pytest.approx([0.5 * (1 - step / 6) for step in range(6)] + [0.0] * 6)
 
 
@@ -233,22 +228,23 @@ def test_weights_do_not_move_the_plateau(fresh, begun):
     seen = []
     for power in (0.0, -1.0):
         run = begun(fresh(EXACT | changes | {"objective.position_power": power}))
-        (batch,) = run.trainer.batches.parts(0)
-        plain = cross_entropy(run.model, batch)["product"].item()
-        saw = run.search.saw
-        run.search.saw = lambda step, loss, saw=saw: (seen.append((step, loss)), saw(step, loss))
-        run.folder.mkdir(exist_ok=True)
-        life = run.life()
-        ask = next(life)
-        assert ask == "step"
-        life.send(run.answer(ask))
+        (batch,) = run.loop.batches.parts(0)
+        plain = CrossEntropy()(run.model, batch)["product"].item()
+        search = run.attempts.search
+        saw = search.saw
+        search.saw = lambda step, loss, saw=saw: (seen.append((step, loss)), saw(step, loss))
+
+        def step(run=run):
+            run.attempts.before_step(run.loop)
+            run.attempts.after_step(run.loop, run.step())
+
+        step()
         assert seen[-1] == (1, pytest.approx(plain, rel=1e-12))
         # Each step by itself.
-        (batch,) = run.trainer.batches.parts(1)
-        plain = cross_entropy(run.model, batch)["product"].item()
-        life.send(run.answer("step"))
+        (batch,) = run.loop.batches.parts(1)
+        plain = CrossEntropy()(run.model, batch)["product"].item()
+        step()
         assert seen[-1] == (2, pytest.approx(plain, rel=1e-12))
-        life.close()
 
 
 def test_the_table_of_tokens_has_a_sequence_for_each(tiny, begun):
@@ -256,6 +252,6 @@ def test_the_table_of_tokens_has_a_sequence_for_each(tiny, begun):
     run = begun(tiny(EXACT | {"model.layers": (layer,)}))
     table = token_transitions(run.model, 6)
     for token in range(6):
-        x = run.model.blocks[0].norm(run.model.embedding.weight[token])
-        alone = run.model.blocks[0].layer.recurrence(x.view(1, 1, -1)).transitions[0, 0]
+        x = run.model.backbone.blocks[0].norm(run.model.backbone.embedding.weight[token])
+        alone = run.model.backbone.blocks[0].mixer.recurrence(x.view(1, 1, -1)).transitions[0, 0]
         torch.testing.assert_close(table[token], alone)

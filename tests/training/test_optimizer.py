@@ -5,12 +5,8 @@ import torch
 
 from statemix.errors import SettingError
 from statemix.training import OptimizerConfig, ParameterGroup
-from statemix.training.optimizer import (
-    build_optimizer,
-    optimizer_tensors,
-    restore_optimizer,
-    set_learning_rate,
-)
+from statemix.training.checkpoint import load_optimizer, optimizer_state
+from statemix.training.loop import build_optimizer
 
 
 @pytest.fixture
@@ -31,16 +27,15 @@ def test_the_first_pattern_that_matches_counts(model):
         ParameterGroup("0.*", learning_rate_factor=3.0),
     )
     optimizer = build_optimizer(model, OptimizerConfig(weight_decay=0.3, groups=groups))
-    set_learning_rate(optimizer, 0.1)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     found = [
-        ([names[id(p)] for p in g["params"]], g["weight_decay"], g["lr"])
+        ([names[id(p)] for p in g["params"]], g["weight_decay"], g["rate_factor"])
         for g in optimizer.param_groups
     ]
     assert found == [
-        (["1.weight"], 0.3, 0.1),
-        (["0.bias"], 0.0, 0.05),
-        (["0.weight"], 0.3, pytest.approx(0.3)),
+        (["1.weight"], 0.3, 1.0),
+        (["0.bias"], 0.0, 0.5),
+        (["0.weight"], 0.3, 3.0),
     ]
 
 
@@ -75,7 +70,8 @@ def test_optimizer_is_restored_exactly_with_its_step_counts():
 
     model, optimizer = make()
     steps(model, optimizer, 3)
-    saved = {name: t.clone() for name, t in optimizer_tensors(optimizer, model).items()}
+    tensors, numbers = optimizer_state(optimizer, model)
+    saved = {name: t.clone() for name, t in tensors.items()}
     weights = {name: t.clone() for name, t in model.state_dict().items()}
     assert saved.keys() == {
         f"{name}/{quantity}"
@@ -86,7 +82,7 @@ def test_optimizer_is_restored_exactly_with_its_step_counts():
 
     again, other = make()
     again.load_state_dict(weights)
-    restore_optimizer(other, again, saved)
+    load_optimizer(other, again, saved, numbers)
     steps(again, other, 2)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name])

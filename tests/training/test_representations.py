@@ -17,9 +17,11 @@ def test_the_race_of_representations_is_in_the_metrics(fresh, tmp_path):
     rows = read_metrics(tmp_path)
     model = load_model(tmp_path)
     tokens = torch.arange(6)
-    x = model.blocks[0].norm(model.embedding(tokens)).unsqueeze(0)
+    x = model.backbone.blocks[0].norm(model.backbone.embedding(tokens)).unsqueeze(0)
     with torch.no_grad():
-        table = model.blocks[0].layer.recurrence(x).transitions[0].flatten(1).double().numpy()
+        table = (
+            model.backbone.blocks[0].mixer.recurrence(x).transitions[0].flatten(1).double().numpy()
+        )
     assert rows[-1]["representations"] == pytest.approx(shares(table, "S_3"))
     assert set(rows[0]["representations"]) == {"1'", "2"}
     assert rows[0]["representations"] != rows[-1]["representations"]

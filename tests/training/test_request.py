@@ -1,10 +1,8 @@
 """Requests are checked before anything is made, and once where the answers are equal."""
 
-import dataclasses
-
 import pytest
 
-from statemix.errors import RequestError
+from statemix.errors import OptionError, RequestError
 from statemix.layers import LayerSpec
 from statemix.tasks import TASKS, TaskSpec
 from statemix.tasks.permutation import Permutation
@@ -30,14 +28,14 @@ CONFIG = RunConfig(
 
 
 def seeds(config, *numbers):
-    return [dataclasses.replace(config, seed=number) for number in numbers]
+    return [config.replace(seed=number) for number in numbers]
 
 
 def test_requests_that_differ_in_seed_and_optimiser_alone_are_checked_once(monkeypatch):
     checked = []
     monkeypatch.setattr(requests, "check_here", checked.append)
-    faster = dataclasses.replace(CONFIG, optimizer=OptimizerConfig(learning_rate=1e-2))
-    narrow = dataclasses.replace(CONFIG, model=dataclasses.replace(CONFIG.model, hidden_size=4))
+    faster = CONFIG.replace(optimizer=OptimizerConfig(learning_rate=1e-2))
+    narrow = CONFIG.replace(model=CONFIG.model.replace(hidden_size=4))
     check_all_here([*seeds(CONFIG, 0, 1), *seeds(narrow, 1, 0), *seeds(faster, 2), CONFIG])
     assert checked == [CONFIG.resolved(), *(one.resolved() for one in seeds(narrow, 1))]
 
@@ -52,15 +50,16 @@ OTHERS = {
     "evaluation": EvaluationConfig(test_size=11, validation_size=10),
     "runtime": RuntimeConfig(num_threads=1, device="cpu", precision="64-true"),
     "imports": ("json",),
+    "start_from": "run",
 }
 
 
 def test_requests_that_differ_elsewhere_are_all_checked(monkeypatch):
-    parts = {field.name for field in dataclasses.fields(RunConfig)}
+    parts = set(RunConfig.model_fields)
     assert parts - OTHERS.keys() == {"seed", "optimizer", "objective"}
     checked = []
     monkeypatch.setattr(requests, "check_here", checked.append)
-    check_all_here(dataclasses.replace(CONFIG, **{name: one}) for name, one in OTHERS.items())
+    check_all_here(CONFIG.replace(**{name: one}) for name, one in OTHERS.items())
     assert len(checked) == len(OTHERS)
 
 
@@ -73,7 +72,7 @@ def choosy():
 
         def __init__(self, *, seed: int = 0):
             if seed == 3:
-                raise ValueError("seed must not be 3, got 3")
+                raise OptionError("seed must not be 3, got 3")
             super().__init__(group="S_5", length=16, train_size=2**60 if seed == 4 else 20)
 
     yield TASKS.register(Choosy)
@@ -85,7 +84,7 @@ def choosy():
     [(3, "^task: seed must not be 3, got 3"), (4, "^task must fit into memory")],
 )
 def test_what_depends_on_the_seed_is_checked_for_every_seed(choosy, seed, message):
-    config = dataclasses.replace(CONFIG, task=TaskSpec("choosy"))
+    config = CONFIG.replace(task=TaskSpec("choosy"))
     check_all_here(seeds(config, 0, 1, 2))
     with pytest.raises(RequestError, match=message):
         check_all_here(seeds(config, 0, 1, seed))

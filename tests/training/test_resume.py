@@ -1,6 +1,5 @@
 """Killed, interrupted or damaged runs end bit-identical to undisturbed runs."""
 
-import dataclasses
 import json
 import multiprocessing
 import random
@@ -11,7 +10,6 @@ import pytest
 
 from statemix.interrupts import SIGNALS
 from statemix.layers import LayerSpec
-from statemix.settings import Assignments
 from statemix.tasks import TaskSpec
 from statemix.training import (
     AttributeSchedule,
@@ -23,13 +21,15 @@ from statemix.training import (
     train,
 )
 from statemix.training.folder import read_status
+from statemix.training.settings import Assignments
 
 # Runs in a process of its own and kills it, as kill -9 does: at the n-th event, or half way through
 # the n-th file that a checkpoint writes, or between a checkpoint's last file and its renaming.
 KILLED = """
 import os, signal
 from pathlib import Path
-from statemix.training import checkpoint, train
+from statemix import files as storage
+from statemix.training import train
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
@@ -40,7 +40,7 @@ def count(_):
     if events == 0:
         die()
 
-write, rename = checkpoint._write_synced, Path.rename
+write, rename = storage.write_synced, Path.rename
 
 def write_half(path, content):
     global files
@@ -57,15 +57,13 @@ def rename_never(self, target):
         die()
     return rename(self, target)
 
-checkpoint._write_synced, Path.rename = write_half, rename_never
+storage.write_synced, Path.rename = write_half, rename_never
 train(config, folder, on_event=count, checkpoint_every_s=0.0)
 """
 
 WEIGHTS = ("model", "best_test", "best_validation")
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(
-    ["statemix.training", "lightning_fabric", "statemix.layers.largest"]
-)
+processes.set_forkserver_preload(["statemix.training", "lightning_fabric"])
 
 
 def run_killed(config, folder, *, events=0, files=0, renames=0):
@@ -124,7 +122,7 @@ def test_killed_during_a_search(config, tmp_path, tests):
         attributes=Assignments(gate_temperature=0.5),
         **tests,
     )
-    config = dataclasses.replace(config, search=search)
+    config = config.replace(search=search)
     assert len(train(config, tmp_path / "whole").attempts) == 3
     moments, kills = random.Random(0), 0
     while run_killed(config, tmp_path / "run", events=moments.randint(6, 30)):
@@ -222,7 +220,7 @@ def test_reported_numbers_survive_an_interrupt_between_two_rows(toys, tiny, tmp_
     train(config, tmp_path / "run")
     assert result(tmp_path / "run") == result(tmp_path / "whole")
     rows = result(tmp_path / "run")[0]
-    assert [row["train"]["blocks.0.layer.iterations"] for row in rows] == [2, 2]
+    assert [row["train"]["backbone.blocks.0.mixer.iterations"] for row in rows] == [2, 2]
 
 
 @pytest.mark.parametrize("stop", [6, 9])
@@ -270,7 +268,7 @@ def test_second_interrupt_ends_at_once_and_saves_nothing_half_done(
         signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr("statemix.training.objective.functional.cross_entropy", interrupt)
+        patch.setattr("statemix.training.batches.functional.cross_entropy", interrupt)
         with pytest.raises(KeyboardInterrupt):
             train(config, tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoints").exists()
@@ -324,7 +322,7 @@ def test_killed_between_the_summary_and_the_removal_of_the_checkpoints(
         raise SystemExit
 
     with monkeypatch.context() as patch:
-        patch.setattr("statemix.training.running.remove_checkpoints", end)
+        patch.setattr("statemix.training.outcome.remove_checkpoints", end)
         with pytest.raises(SystemExit):
             train(config, tmp_path / "run")
     assert (tmp_path / "run" / "summary.json").exists()
@@ -341,7 +339,7 @@ def test_handler_of_the_caller_returns(config, tmp_path):
 
 
 @pytest.mark.parametrize(("damaged", "resumed_at"), [(1, 3), (2, 0)])
-def test_damaged_checkpoints_are_removed(config, whole, tmp_path, damaged, resumed_at):
+def test_damaged_checkpoints_are_set_aside(config, whole, tmp_path, damaged, resumed_at):
     assert run_killed(config, tmp_path / "run", events=11)  # after the save at step 4
     checkpoints = sorted((tmp_path / "run" / "checkpoints").glob("step-*"), reverse=True)
     assert [int(path.name[5:]) for path in checkpoints] == [4, 3]
@@ -350,7 +348,7 @@ def test_damaged_checkpoints_are_removed(config, whole, tmp_path, damaged, resum
     events = []
     train(config, tmp_path / "run", on_event=events.append)
     messages = [event.text for event in events if event.kind == "message"]
-    assert sum("removing damaged checkpoint" in text for text in messages) == damaged
+    assert sum("is damaged and set aside as" in text for text in messages) == damaged
     (started,) = (event for event in events if event.kind == "started")
     assert started.step == resumed_at
     assert result(tmp_path / "run") == whole
@@ -399,7 +397,7 @@ def test_a_folder_in_place_of_the_newest_checkpoint_costs_only_that(config, whol
 
 def test_open_number_of_threads_is_the_runs(tiny, config, tmp_path, monkeypatch):
     """Another default number of threads would round sums differently."""
-    open_config = dataclasses.replace(config, runtime=RuntimeConfig(device="cpu"))
+    open_config = config.replace(runtime=RuntimeConfig(device="cpu"))
     assert run_killed(open_config, tmp_path / "run", events=11)
     before = load_config(tmp_path / "run").runtime.num_threads
     monkeypatch.setattr("torch.get_num_threads", lambda: before + 1)
@@ -420,7 +418,7 @@ def test_a_default_that_has_changed_since_changes_nothing(config, whole, tmp_pat
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     outcome = train(config, tmp_path / "run")
     assert outcome.config.optimizer.learning_rate == 0.0625
-    asked = dataclasses.replace(config, optimizer=OptimizerConfig(learning_rate=0.0625))
+    asked = config.replace(optimizer=OptimizerConfig(learning_rate=0.0625))
     train(asked, tmp_path / "asked")
     assert result(tmp_path / "run") == result(tmp_path / "asked")
     assert result(tmp_path / "run")[2] != whole[2]

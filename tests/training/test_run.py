@@ -6,11 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from statemix.errors import RequestError
+from statemix.errors import OptionError, RequestError
 from statemix.layers import LayerSpec
 from statemix.layers.gated_recurrence import GatedRecurrence
-from statemix.plain import to_plain
-from statemix.settings import Assignments
 from statemix.tasks import TaskSpec
 from statemix.training import (
     AttributeSchedule,
@@ -22,9 +20,12 @@ from statemix.training import (
     load_outcome,
     train,
 )
+from statemix.training.batches import CrossEntropy
 from statemix.training.checkpoint import load_checkpoint
 from statemix.training.folder import read_metrics, read_status
-from statemix.training.trainer import Trainer
+from statemix.training.loop import Loop
+from statemix.training.plain import to_plain
+from statemix.training.settings import Assignments
 
 
 def test_a_finished_run_leaves_everything(tiny, tmp_path):
@@ -37,7 +38,9 @@ def test_a_finished_run_leaves_everything(tiny, tmp_path):
         "metrics.jsonl",
         "status.json",
         "summary.json",
+        "state.json",
         "model.safetensors",
+        "optimizer.safetensors",
         "best_test.safetensors",
         "best_validation.safetensors",
     }
@@ -152,8 +155,8 @@ def test_gate_temperature_follows_its_schedule_and_is_kept(tiny, tmp_path, monke
     forward = torch.nn.Module.__call__
 
     def watched(self, *arguments, **options):
-        if type(self).__name__ == "SyntheticModel" and self.training:
-            seen.append(self.blocks[0].layer.gate_temperature)
+        if type(self).__name__ == "TokenClassifier" and self.training:
+            seen.append(self.backbone.blocks[0].mixer.gate_temperature)
         return forward(self, *arguments, **options)
 
     monkeypatch.setattr(torch.nn.Module, "__call__", watched)
@@ -165,9 +168,9 @@ def test_gate_temperature_follows_its_schedule_and_is_kept(tiny, tmp_path, monke
     # 12 steps: flat to 3, then the reciprocal rises by 1 per step to 9, from 2 to 8.
     expected = [2, 2, 2, 2, 3, 4, 5, 6, 7, 8, 8, 8]
     assert [1 / temperature for temperature in seen] == pytest.approx(expected)
-    assert load_model(tmp_path).blocks[0].layer.gate_temperature == 0.125
+    assert load_model(tmp_path).backbone.blocks[0].mixer.gate_temperature == 0.125
     rows = read_metrics(tmp_path)
-    temperatures = [row["attributes"]["blocks.0.layer.gate_temperature"] for row in rows]
+    temperatures = [row["attributes"]["backbone.blocks.0.mixer.gate_temperature"] for row in rows]
     # Evaluations use the current value; the last one uses the end value, whatever ``finish`` is.
     assert temperatures == pytest.approx([1 / 2, 1 / 5, 1 / 8, 1 / 8])
 
@@ -180,7 +183,7 @@ def test_attributes_of_evaluation_are_set_then_and_only_then(toys, tiny, begun, 
         "evaluation.lengths": (7,),
     }
     run = begun(tiny(changes))
-    layer = run.model.blocks[0].layer
+    layer = run.model.backbone.blocks[0].mixer
     run.folder.mkdir()
     layer.seen.clear()
     run.to_the_end()
@@ -190,7 +193,7 @@ def test_attributes_of_evaluation_are_set_then_and_only_then(toys, tiny, begun, 
 
 def test_attributes_are_restored_if_evaluation_raises(toys, tiny, begun, monkeypatch):
     def fail(model, examples, **_):
-        assert model.blocks[0].layer.iterations == 5
+        assert model.backbone.blocks[0].mixer.iterations == 5
         raise KeyError("odd")
 
     monkeypatch.setattr("statemix.training.evaluation.evaluate", fail)
@@ -200,8 +203,8 @@ def test_attributes_are_restored_if_evaluation_raises(toys, tiny, begun, monkeyp
     }
     run = begun(tiny(changes))
     with pytest.raises(KeyError):
-        run._evaluate(run._score)
-    assert run.model.blocks[0].layer.iterations == 2
+        run.evaluator(run.loop)
+    assert run.model.backbone.blocks[0].mixer.iterations == 2
 
 
 def test_numbers_that_layers_report_reach_the_metrics_as_means(toys, tiny, tmp_path):
@@ -212,7 +215,7 @@ def test_numbers_that_layers_report_reach_the_metrics_as_means(toys, tiny, tmp_p
         "batches.accumulate": 2,
     }
     train(tiny(changes), tmp_path)
-    found = [row["train"]["blocks.0.layer.iterations"] for row in read_metrics(tmp_path)]
+    found = [row["train"]["backbone.blocks.0.mixer.iterations"] for row in read_metrics(tmp_path)]
     values = [round(1 + step / 3) for step in range(12)]
     assert found == pytest.approx([sum(values[i : i + 3]) / 3 for i in range(0, 12, 3)])
 
@@ -258,7 +261,7 @@ def script(monkeypatch, accuracies, weights=None):
         split = "test" if len(examples.tokens) == 30 else "validation"
         calls.append(split)
         if split == "test" and weights is not None:
-            weights.append(model.embedding.weight.detach().clone())
+            weights.append(model.backbone.embedding.weight.detach().clone())
         place = calls.count(split) - 1
         return {
             head: Scores(len(examples.tokens), those[place], 0.0, 0.0, 1.0)
@@ -278,7 +281,7 @@ def test_best_last_and_best_by_validation_are_kept(tiny, tmp_path, monkeypatch):
     assert outcome.last.epoch == 4
     assert outcome.test_at_best_validation.test[5]["product"].token_accuracy == 0.5
     for name, epoch in (("best_test", 2), ("best_validation", 3), ("last", 4)):
-        kept = load_model(tmp_path, name).embedding.weight
+        kept = load_model(tmp_path, name).backbone.embedding.weight
         assert [torch.equal(kept, w) for w in weights] == [n == epoch for n in (1, 2, 3, 4)]
 
 
@@ -343,10 +346,10 @@ def test_loss_that_is_not_finite_ends_with_step_and_rate_and_loses_nothing(tiny,
 def test_a_loss_that_is_not_finite_names_the_checkpoint_before_that_step(
     tiny, tmp_path, monkeypatch
 ):
-    def refusal(trainer, loss, norm):
-        return FloatingPointError("loss must be finite") if trainer.step == 5 else None
+    def refusal(loop, loss, norm):
+        return FloatingPointError("loss must be finite") if loop.step == 5 else None
 
-    monkeypatch.setattr(Trainer, "refusal", refusal)
+    monkeypatch.setattr(Loop, "refusal", refusal)
     with pytest.raises(FloatingPointError) as found:
         train(tiny(), tmp_path, checkpoint_every_s=0.0)
     good = tmp_path / "checkpoints" / "step-000000004"
@@ -364,14 +367,14 @@ def test_gradient_that_is_not_finite_never_reaches_the_weights(
     config = tiny({"optimizer.clip_norm": clip_norm})
     weights = []
 
-    def planted(objective):
-        def call(model, batch, *rest):
+    def planted(cross_entropy):
+        def call(self, model, batch):
             weights.append({name: t.clone() for name, t in model.module.state_dict().items()})
-            losses, plain = objective(model, batch, *rest)
+            losses = cross_entropy(self, model, batch)
             if len(weights) == 5:
                 # The loss is unchanged; its gradient is not.
                 losses["product"].register_hook(lambda gradient: gradient.clone().fill_(value))
-            return losses, plain
+            return losses
 
         return call
 
@@ -380,9 +383,7 @@ def test_gradient_that_is_not_finite_never_reaches_the_weights(
         ".*; no good checkpoint was saved yet$"
     )
     with monkeypatch.context() as patch:
-        from statemix.training import objective
-
-        patch.setattr(objective, "_cross_entropies", planted(objective._cross_entropies))
+        patch.setattr(CrossEntropy, "__call__", planted(CrossEntropy.__call__))
         with pytest.raises(FloatingPointError, match=message):
             train(config, tmp_path / "run", checkpoint_every_s=1000.0)
     tensors, state = load_checkpoint(tmp_path / "run" / "checkpoints", pytest.fail)
@@ -402,7 +403,7 @@ def test_gradient_that_is_not_finite_never_reaches_the_weights(
 def test_every_precision_trains_and_loads(tiny, tmp_path, precision):
     train(tiny({"runtime.precision": precision}), tmp_path)
     expected = torch.float64 if precision == "64-true" else torch.float32
-    assert load_model(tmp_path).embedding.weight.dtype == expected
+    assert load_model(tmp_path).backbone.embedding.weight.dtype == expected
 
 
 STACKS = {
@@ -416,7 +417,7 @@ STACKS = {
 def test_every_stack_trains_under_one_protocol(tiny, tmp_path, stack):
     train(tiny({"model.layers": STACKS[stack], "model.num_layers": 2}), tmp_path)
     assert load_outcome(tmp_path).last.step == 12
-    assert len(load_model(tmp_path).blocks) == 2
+    assert len(load_model(tmp_path).backbone.blocks) == 2
 
 
 def layer(**options):
@@ -543,7 +544,7 @@ def test_a_value_refused_in_the_middle_names_its_step_and_loses_none(tiny, tmp_p
 
     def refuse(self, value):
         if 0.4 < value < 0.6:
-            raise ValueError("too warm")
+            raise OptionError("too warm")
         temperature.fset(self, value)
 
     with monkeypatch.context() as patch:
@@ -560,7 +561,7 @@ def test_a_value_refused_in_the_middle_names_its_step_and_loses_none(tiny, tmp_p
 
 def test_the_time_of_a_run_is_that_of_all_its_sessions(tiny, tmp_path, monkeypatch):
     now = 1000.5
-    monkeypatch.setattr("statemix.training.running.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("statemix.training.loop.time", SimpleNamespace(monotonic=lambda: now))
 
     def takes(seconds, stop_at=None):
         def on_event(event):

@@ -6,13 +6,12 @@ from torch import nn
 from statemix.errors import SettingError
 from statemix.layers import LayerSpec
 from statemix.training import AttributeSchedule, ScheduleConfig
+from statemix.training.hooks import learning_rate, warmup
 from statemix.training.schedules import (
     Attributes,
     attributes_set,
-    learning_rate,
     schedulable,
     scheduled_value,
-    warmup,
 )
 
 

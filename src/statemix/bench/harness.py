@@ -4,26 +4,22 @@ import math
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from random import Random
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
-from statemix.bench.deadline import Deadline, OutOfTime
-from statemix.bench.devices import BenchDevice, Cpu
+from statemix.bench.timed_devices import Cpu
 from statemix.memory import is_shortage
 from statemix.ops import BackendUnavailableError
 
-NOT_READY = "was not compiled and checked before the time was over"
-"""Reason of a provider that missed the deadline."""
+TOO_LATE = "the time limit had passed before it was compiled and checked"
+"""Reason of a provider that was not checked in time."""
 
 # Slow providers run fewer rounds, but a median needs at least this many.
 _FEWEST_ROUNDS = 3
-# A margin for wrong memory estimates and for other processes.
-_USABLE_SHARE = 0.6
-# A heap that keeps freed memory may grow to this multiple of the memory in use.
-_FRAGMENTATION = 2.5
 
 
 class Spread(NamedTuple):
@@ -40,17 +36,15 @@ class Provider:
 
     Args:
         name: name in rows and tables.
-        prepare: creates the inputs and returns the function to time. It is called once, and only if
-            memory suffices; its memory is released after the case.
+        prepare: creates the inputs and returns the function to time. It is called again if memory
+            is short, for calls that keep no freed memory.
         error: result of a call -> its relative error. None if there is nothing to check.
-        required_bytes: estimated memory of a call and of inputs that only this provider has.
         note: remark on the inputs for readers, such as their memory order.
     """
 
     name: str
     prepare: Callable[[], Callable[[], Any]]
     error: Callable[[Any], float] | None = None
-    required_bytes: int = 0
     note: str = ""
 
 
@@ -62,14 +56,14 @@ class Measurement:
         provider: name of the provider.
         note: the provider's note.
         status: "measured"; "wrong" if the result was incorrect; "skipped" if the provider cannot
-            run here or memory is short; "failed" if it raised another error or was not ready
-            before the deadline.
+            run here or memory is short; "failed" if it raised another error or the time limit had
+            passed.
         reason: reason for a missing time.
         relative_error: relative error of the first result.
         first_call_s: duration of the first call, including one-time work such as compilation.
         memory_bytes: peak memory allocated by one call, without its inputs.
-        memory_reused: True if calls reuse memory freed by earlier calls. If reuse could need too
-            much memory, every call maps its large blocks anew.
+        memory_reused: True if calls reuse memory freed by earlier calls. If that needs too much
+            memory, every call maps its large blocks anew.
         rounds: number of timed calls.
         time_s: duration of one call.
         ratios: name of another provider -> this provider's time divided by the other's, over
@@ -88,13 +82,15 @@ class Measurement:
     time_s: Spread | None = None
     ratios: Mapping[str, Spread] = field(default_factory=dict)
 
-
-@dataclass(frozen=True)
-class _Ready:
-    """A provider that passed its checks: its call, and its setting of the allocator."""
-
-    call: Callable[[], Any]
-    set_allocator: Callable[[], bool]
+    def to_row(self) -> dict[str, Any]:
+        """Return the measurement as plain data for a row of results."""
+        error = self.relative_error
+        return asdict(self) | {
+            # JSON has no NaN; the reason reports it.
+            "relative_error": error if error is not None and math.isfinite(error) else None,
+            "time_s": self.time_s and self.time_s._asdict(),
+            "ratios": {name: ratio._asdict() for name, ratio in self.ratios.items()},
+        }
 
 
 def measure(
@@ -106,8 +102,8 @@ def measure(
     tolerance: float,
     seed: int,
     on_step: Callable[[str], None] | None = None,
-    device: BenchDevice | None = None,
-    deadline: Deadline | None = None,
+    device: Cpu | None = None,
+    ready_by_s: float = math.inf,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Measurement]:
     """Check every provider, then time the correct ones in rounds of random order.
@@ -131,68 +127,52 @@ def measure(
         on_step: called with a description of the next step, for a progress display; None means no
             display.
         device: where the providers run; None means the CPU.
-        deadline: when a provider must have passed its check; None means no deadline.
+        ready_by_s: value of ``time.monotonic`` after which no provider is compiled or checked any
+            more.
         clock: returns seconds; tests replace it.
 
     Returns:
         One measurement per provider, in the order given.
     """
-    device = device or Cpu()
-    deadline = deadline or Deadline(None)
-    on_step = on_step or _say_nothing
-    outcomes: dict[str, Measurement] = {}
-    ready: dict[str, _Ready] = {}
-    for provider in providers:
-        on_step(f"checking {provider.name}")
-        outcome, admitted = _admit(provider, device, tolerance, deadline, clock)
-        outcomes[provider.name] = outcome
-        if admitted is not None:
-            ready[provider.name] = admitted
+    device, on_step = device or Cpu(), on_step or _say_nothing
+    with device.limited():
+        outcomes: dict[str, Measurement] = {}
+        ready: dict[str, Callable[[], float]] = {}
+        for provider in providers:
+            if time.monotonic() >= ready_by_s:
+                outcomes[provider.name] = Measurement(
+                    provider.name, provider.note, "failed", TOO_LATE
+                )
+                continue
+            on_step(f"checking {provider.name}")
+            outcome, admitted = _admit(provider, device, tolerance, clock)
+            outcomes[provider.name] = outcome
+            if admitted is not None:
+                ready[provider.name] = admitted
 
-    def timed(name: str) -> float | None:
-        try:
-            return _time(ready[name], clock)
-        except Exception as error:  # noqa: BLE001 - the others are timed
-            outcomes[name] = _without_time(outcomes[name].provider, outcomes[name].note, error)
-            del ready[name]
-            return None
+        def timed(name: str) -> float | None:
+            try:
+                return ready[name]()
+            except Exception as error:  # noqa: BLE001 - the others are timed
+                outcomes[name] = _without_time(outcomes[name].provider, outcomes[name].note, error)
+                del ready[name]
+                return None
 
-    on_step("warming up")
-    shares = {}
-    for name in tuple(ready):
-        warm_s = timed(name)
-        if warm_s is not None:
-            # Growing the heap may slow down either call, but not later ones.
-            call_s = min(warm_s, outcomes[name].first_call_s or math.inf)
-            shares[name] = _share(call_s, rounds=rounds, budget_s=budget_s)
-    times = _interleave(timed, shares, rounds=rounds, seed=seed, on_step=on_step)
-    return [
-        _with_times(outcomes[provider.name], times, relative_to)
-        if provider.name in ready
-        else outcomes[provider.name]
-        for provider in providers
-    ]
-
-
-def _say_nothing(step: str) -> None:
-    del step
-
-
-def _admit(
-    provider: Provider,
-    device: BenchDevice,
-    tolerance: float,
-    deadline: Deadline,
-    clock: Callable[[], float],
-) -> tuple[Measurement, _Ready | None]:
-    """Prepare one provider, check its result and measure its memory, if it can run."""
-    try:
-        with deadline.enforced():
-            return _checked(provider, device, tolerance, clock)
-    except OutOfTime:
-        return Measurement(provider.name, provider.note, "failed", NOT_READY), None
-    except Exception as error:  # noqa: BLE001 - the others are measured
-        return _without_time(provider.name, provider.note, error), None
+        on_step("warming up")
+        shares = {}
+        for name in tuple(ready):
+            warm_s = timed(name)
+            if warm_s is not None:
+                # Growing the heap may slow down either call, but not later ones.
+                call_s = min(warm_s, outcomes[name].first_call_s or math.inf)
+                shares[name] = _share(call_s, rounds=rounds, budget_s=budget_s)
+        times = _interleave(timed, shares, rounds=rounds, seed=seed, on_step=on_step)
+        return [
+            _with_times(outcomes[provider.name], times, relative_to)
+            if provider.name in ready
+            else outcomes[provider.name]
+            for provider in providers
+        ]
 
 
 def _without_time(name: str, note: str, error: Exception) -> Measurement:
@@ -200,57 +180,66 @@ def _without_time(name: str, note: str, error: Exception) -> Measurement:
     if isinstance(error, BackendUnavailableError):
         return Measurement(name, note, "skipped", str(error))
     if is_shortage(error):
-        # The provider's own estimate of its memory may be too low.
         return Measurement(name, note, "skipped", f"out of memory: {error}")
     traceback.print_exception(error)
     return Measurement(name, note, "failed", f"{type(error).__name__}: {error}")
 
 
-def _checked(
-    provider: Provider, device: BenchDevice, tolerance: float, clock: Callable[[], float]
-) -> tuple[Measurement, _Ready | None]:
-    device.release()
-    free = int(_USABLE_SHARE * device.usable_bytes())
-    if provider.required_bytes > free:
-        needed = provider.required_bytes / 1e9
-        reason = f"needs about {needed:.1f} GB, {free / 1e9:.1f} GB are usable"
-        return Measurement(provider.name, provider.note, "skipped", reason), None
+def _say_nothing(step: str) -> None:
+    del step
 
-    fits_fragmented = provider.required_bytes * _FRAGMENTATION <= free
-    set_allocator = device.allocator(keeps=fits_fragmented)
-    memory_reused = set_allocator() and fits_fragmented
+
+def _admit(
+    provider: Provider, device: Cpu, tolerance: float, clock: Callable[[], float]
+) -> tuple[Measurement, Callable[[], float] | None]:
+    """Prepare a provider, check its result and measure its memory, if it can run.
+
+    Returns:
+        The outcome, and a function that times one call; None if the provider must not be timed.
+    """
+    for reuse, set_allocator in device.allocators().items():
+        device.release()
+        memory_reused = set_allocator() and reuse
+        try:
+            outcome, call = _check(provider, device, tolerance, clock)
+        except Exception as error:  # noqa: BLE001 - the other providers are measured
+            outcome, call = _without_time(provider.name, provider.note, error), None
+            if is_shortage(error):
+                continue
+        break
+    if call is None:
+        return outcome, None
+
+    def time_call() -> float:
+        set_allocator()
+        start = clock()
+        result = call()
+        elapsed = clock() - start
+        # Freeing the result is not timed.
+        del result
+        return elapsed
+
+    return replace(outcome, memory_reused=memory_reused), time_call
+
+
+def _check(
+    provider: Provider, device: Cpu, tolerance: float, clock: Callable[[], float]
+) -> tuple[Measurement, Callable[[], Any] | None]:
     plain = provider.prepare()
     call = device.waiting(plain)
     start = clock()
     result = call()
     first_call_s = clock() - start
-    relative_error = None if provider.error is None else provider.error(result)
+    error = None if provider.error is None else provider.error(result)
     del result
+    outcome = Measurement(provider.name, provider.note, "measured", relative_error=error)
     # Compare this way round so that a NaN fails.
-    if relative_error is not None and not relative_error <= tolerance:
-        reason = f"relative error {relative_error:.1e} exceeds {tolerance:.0e}"
-        return Measurement(provider.name, provider.note, "wrong", reason, relative_error), None
-    outcome = Measurement(
-        provider.name,
-        provider.note,
-        "measured",
-        relative_error=relative_error,
-        first_call_s=first_call_s,
-        # A replay of a graph allocates nothing.
-        memory_bytes=device.peak_bytes(plain),
-        memory_reused=memory_reused,
-    )
-    return outcome, _Ready(call, set_allocator)
-
-
-def _time(ready: _Ready, clock: Callable[[], float]) -> float:
-    ready.set_allocator()
-    start = clock()
-    result = ready.call()
-    elapsed = clock() - start
-    # Freeing the result is not timed.
-    del result
-    return elapsed
+    if error is not None and not error <= tolerance:
+        reason = f"relative error {error:.1e} exceeds {tolerance:.0e}"
+        return replace(outcome, status="wrong", reason=reason), None
+    # A replay of a graph allocates nothing.
+    memory_bytes = device.peak_bytes(plain)
+    return replace(outcome, first_call_s=first_call_s, memory_bytes=memory_bytes), call
 
 
 def _share(call_s: float, *, rounds: int, budget_s: float) -> int:
@@ -307,3 +296,22 @@ def _with_times(
 def spread(sample: Sequence[float]) -> Spread:
     """Return the percentiles stored in rows."""
     return Spread(*(float(p) for p in np.percentile(sample, [20, 50, 80])))
+
+
+def unavailable_if_it_fails(name: str, call: Callable[[], Any]) -> Any:
+    """Call something that the kernels of flash-linear-attention run.
+
+    Raises:
+        BackendUnavailableError: if the call fails, so that the other providers are still measured.
+    """
+    try:
+        return call()
+    except Exception as error:
+        raise BackendUnavailableError(
+            f"flash-linear-attention cannot run {name} here: {error}"
+        ) from error
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """Return the largest error relative to the largest entry."""
+    return float((actual.double() - expected).abs().max() / expected.abs().max())

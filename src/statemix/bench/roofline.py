@@ -1,11 +1,12 @@
 """The memory roofline: a copy of as many bytes as must move, timed in the same rounds."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
-from statemix.bench.devices import DeviceName
-from statemix.bench.harness import Measurement, Spread
+from statemix.bench.harness import Measurement, Provider, Spread
+from statemix.bench.timed_devices import DeviceName
 
 COPY = "copy"
 """Name of the provider that copies."""
@@ -16,12 +17,9 @@ _BUFFER_BYTES = 2**28
 
 
 def copying(moved_bytes: int, device: DeviceName, times: int = 1) -> Callable[[], None]:
-    """Return a function that copies until so many bytes have been read or written, so many times.
+    """Return a function that reads and writes a number of bytes in all, several times.
 
-    Args:
-        moved_bytes: bytes that are read and written in all.
-        device: where to copy.
-        times: how often a call does that with the same buffers, which may stay in the caches.
+    Each time uses the same buffers, which may stay in the caches.
     """
     # torch copies floats faster than bytes.
     total = max(1, moved_bytes // 2 // torch.float32.itemsize)
@@ -43,9 +41,14 @@ def copying(moved_bytes: int, device: DeviceName, times: int = 1) -> Callable[[]
 def fraction(measurement: Measurement, share: float) -> Spread | None:
     """Return the fraction of the memory roofline that a provider reaches: 1 is as fast as a copy.
 
-    Args:
-        measurement: outcome of the provider; the copy itself has no fraction.
-        share: bytes that the provider has to move, relative to those of the copy.
+    ``share`` is the bytes that the provider has to move, divided by those of the copy. The copy
+    itself has no fraction.
     """
     ratio = measurement.ratios.get(COPY)
     return ratio and Spread(share / ratio.p80, share / ratio.p50, share / ratio.p20)
+
+
+def copy_provider(moved_bytes: int, device: DeviceName, times: int = 1) -> Provider:
+    """Return the provider of a copy. Arguments are those of :func:`copying`."""
+    note = "reads and writes as many bytes as the computation must"
+    return Provider(COPY, partial(copying, moved_bytes, device, times), note=note)

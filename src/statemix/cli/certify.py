@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import tyro
 from rich.console import Console
 
+from statemix.cli.parser import Argument
 from statemix.errors import RequestError
 from statemix.training.outcome import Weights
 
@@ -39,10 +39,10 @@ class Certify:
     statemix certify runs/s3
     """
 
-    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    folder: Annotated[Path, Argument("RUN", positional=True)]
     """Folder of a finished run."""
 
-    soft: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    soft: bool = False
     """Search the model as it was trained, with all its blocks."""
 
     weights: Weights = "last"
@@ -54,7 +54,7 @@ class Certify:
     output: Path | None = None
     """Folder for the certificate and the network (the run's folder if not given)."""
 
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    json: bool = False
     """Print JSON instead of text."""
 
     def run(self) -> None:

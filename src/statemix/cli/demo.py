@@ -1,13 +1,11 @@
 """``statemix demo``: train, compare and draw in one command."""
 
 import json
-import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-import tyro
 from rich.console import Console
 
 from statemix import files
@@ -36,10 +34,10 @@ class Demo:
     output: Path | None = None
     """Folder of the page and the runs (if not given: demo for S_3, demo/GROUP for others)."""
 
-    fresh: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    fresh: bool = False
     """Remove existing runs and train from scratch."""
 
-    retry: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    retry: bool = False
     """Retry runs that diverged or failed."""
 
     def run(self) -> None:
@@ -54,12 +52,12 @@ class Demo:
         # Slow imports wait until the options have been checked.
         import torch
 
+        from statemix.files import write_file
         from statemix.studies.catalogue import find_study
-        from statemix.studies.entries import plan
         from statemix.studies.page import render_page
-        from statemix.studies.runner import check_removable
         from statemix.studies.store import Store
-        from statemix.training.checkpoint import write_file
+        from statemix.studies.study_entries import plan
+        from statemix.training.folder import remove_runs
 
         folder = self.output or Path("demo", *([] if self.group == "S_3" else [self.group]))
         files.make_folder("output", folder)
@@ -68,10 +66,7 @@ class Demo:
         entries = study.chosen("paper", "laptop")
         planned = plan(entries, folder / "runs")
         if self.fresh:
-            for one in planned:
-                check_removable(one.job.folder)
-            for one in planned:
-                shutil.rmtree(one.job.folder, ignore_errors=True)
+            remove_runs([one.job.folder for one in planned])
             store.path.unlink(missing_ok=True)
         left = study.due(planned, store, retry=self.retry)
         console = Console(highlight=False, markup=False)

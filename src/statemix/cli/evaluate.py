@@ -8,23 +8,27 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
-import tyro
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from statemix.cli.parser import Argument
 from statemix.errors import RequestError
 from statemix.files import append
-from statemix.plain import finite, to_plain
-from statemix.settings import built
 from statemix.tasks import Task
 from statemix.training import RunConfig, Scores, load_model, load_outcome
 from statemix.training.config import Device
-from statemix.training.devices import build_fabric, check_device
-from statemix.training.evaluation import SplitEvaluator, sequences_at
+from statemix.training.devices import (
+    build_fabric,
+    check_device,
+    check_scored_fit,
+    sequences_at,
+)
+from statemix.training.evaluation import SplitEvaluator
 from statemix.training.outcome import Weights
+from statemix.training.plain import finite, to_plain
 from statemix.training.schedules import attributes_set
-from statemix.training.size import check_scored_fit
+from statemix.training.settings import built
 
 EVALUATIONS = "evaluations.jsonl"
 # Width of the table if the output is not a terminal.
@@ -42,7 +46,7 @@ class Evaluate:
     statemix evaluate runs/s3 --lengths 16 64 4096
     """
 
-    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    folder: Annotated[Path, Argument("RUN", positional=True)]
     """Folder of a finished run."""
 
     lengths: tuple[int, ...] = ()
@@ -61,7 +65,10 @@ class Evaluate:
     device: Device = "auto"
     """Device that runs the model; auto uses a GPU if there is one."""
 
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    output: Path | None = None
+    """Folder that receives evaluations.jsonl (the run's folder if not given)."""
+
+    json: bool = False
     """Print JSON lines instead of a table."""
 
     def run(self) -> None:
@@ -87,11 +94,14 @@ class Evaluate:
             length: self._evaluator(task, length, config, fabric.autocast)
             for length in self.lengths or (task.length,)
         }
-        record = self.folder / EVALUATIONS
+        record = (self.output or self.folder) / EVALUATIONS
         try:
+            record.parent.mkdir(parents=True, exist_ok=True)
             record.open("a").close()
         except OSError as error:
-            raise RequestError(f"{record} must be writable, got: {error.strerror}") from error
+            advice = "" if self.output else "; choose a folder by --output"
+            condition = f"must be writable, got: {error.strerror}{advice}"
+            raise RequestError(f"{record} {condition}") from error
         rows = []
         with attributes_set(model, config.evaluation.attributes):
             for length, evaluator in evaluators.items():

@@ -6,24 +6,24 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, cast
 
-import tyro
 from rich.console import Console
 
 from statemix import files
+from statemix.cli.parser import Argument
 from statemix.errors import RequestError
-from statemix.settings import built, checked
+from statemix.training.settings import built, checked
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from statemix.models import SyntheticModel
+    from statemix.models import ReadoutModel
     from statemix.proofs.joint_action import JointAction
     from statemix.proofs.token_maps import BlockActions
     from statemix.studies.inspection.layer_numbers import LayerNumbers
-    from statemix.studies.inspection.sharpening import Sharpening
+    from statemix.studies.inspection.sharpened_gates import Sharpening
     from statemix.tasks import Examples, Task
     from statemix.training import RunConfig
-    from statemix.training.search import Attempt
+    from statemix.training.attempts import Attempt
 
 NUMBERS = "numbers.json"
 # More would not fit into a picture.
@@ -107,7 +107,7 @@ class Inspect:
     statemix inspect runs/s3 --sequences 1
     """
 
-    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    folder: Annotated[Path, Argument("RUN", positional=True)]
     """Folder of a finished run."""
 
     layer: int | None = None
@@ -135,7 +135,7 @@ class Inspect:
     output: Path | None = None
     """Folder of the pictures and numbers (if not given: inspect in the run's folder)."""
 
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    json: bool = False
     """Print the table as JSON."""
 
     def run(self) -> None:
@@ -229,7 +229,7 @@ class Inspect:
             raise RequestError(f"units must be distinct and at least 0, got {list(self.units)}")
 
     def _examples(self, task: "Task") -> "Examples":
-        from statemix.training.size import check_examples_fit
+        from statemix.training.devices import check_examples_fit
 
         stop = self.start + self.sequences
         check_examples_fit("sequences", self.sequences, task, self.sequences, task.length)
@@ -252,12 +252,12 @@ class Inspect:
         return self.output or self.folder / "inspect"
 
     def _write(self, found: _Found) -> None:
+        from statemix.files import write_file
         from statemix.studies.figure import png
         from statemix.studies.inspection import action_drawing as actions
         from statemix.studies.inspection import sharpening_drawing as sharpening
         from statemix.studies.inspection.pictures import pictures
         from statemix.studies.inspection.race import draw as draw_race
-        from statemix.training.checkpoint import write_file
 
         files.open_for_append("output", self._folder / NUMBERS)
         numbers = {
@@ -308,7 +308,7 @@ class Inspect:
 
 
 def _sharpened(
-    model: "SyntheticModel",
+    model: "ReadoutModel",
     config: "RunConfig",
     task: "Task",
     tokens: "Tensor",
@@ -317,7 +317,7 @@ def _sharpened(
 ) -> "list[Sharpening]":
     """Return the gates before and after sharpening; empty if nothing sharpens them."""
     from statemix.proofs import can_harden, harden
-    from statemix.studies.inspection.sharpening import sharpening, softened
+    from statemix.studies.inspection.sharpened_gates import sharpening, softened
 
     soft = softened(model, config, task)
     if soft is not None:

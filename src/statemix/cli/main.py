@@ -3,10 +3,8 @@
 import contextlib
 import importlib
 import io
-import itertools
 import os
 import re
-import shutil
 import signal
 import sys
 import threading
@@ -15,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, TextIO, cast
 
+from statemix.errors import OptionError, RequestError, RunsFailedError, suggestion
 from statemix.files import naming
 
 DONE, FAILED, WRONG_REQUEST, INTERRUPTED = 0, 1, 2, 130
@@ -36,14 +35,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """Command -> its class in the module of the same name, and its summary."""
 
+LABORATORY = ("demo", "inspect", "reproduce", "report", "bench")
+"""Commands that need the extra "studies"; the others need the extra "train"."""
+
 RESUMABLE = ("demo", "train", "reproduce")
 """Commands that resume after an interruption; the others start over."""
 
 _AGAIN_S = 0.01
 """Time after which a finalizer has ended."""
-
-_NARROWEST = 40
-"""Fewest columns that are assumed of any terminal."""
 
 _LONGEST = 1000
 """Most characters of a message."""
@@ -82,9 +81,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     output = sys.stdout
     if output is None:
         return _fail("standard output is closed", FAILED)
-    if shutil.get_terminal_size().columns < _NARROWEST:
-        # Libraries that lay out text may loop forever on fewer columns.
-        os.environ["COLUMNS"] = str(_NARROWEST)
     if isinstance(output, io.TextIOWrapper):
         # A character that the terminal cannot show must not end a run. (Standard error escapes it.)
         output.reconfigure(errors="replace")
@@ -98,6 +94,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.filename == str(_Output.path):
             # Python would flush again at exit and print a message of its own.
             os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
+            if isinstance(error, BrokenPipeError):
+                # The reader, such as `head`, has read enough.
+                return FAILED
         return _fail(str(error), FAILED)
     return code
 
@@ -158,8 +157,36 @@ def _dispatch(arguments: list[str]) -> int:
         return DONE
     name, *rest = arguments
     if name not in COMMANDS:
-        return _fail(f"command must be one of {', '.join(COMMANDS)}, got {name!r}", WRONG_REQUEST)
+        advice = suggestion(name, COMMANDS)
+        known = ", ".join(COMMANDS)
+        return _fail(f"command must be one of {known}, got {name!r}{advice}", WRONG_REQUEST)
+    extra = "studies" if name in LABORATORY else "train"
+    missing = missing_packages(extra)
+    if missing:
+        needed = f"{name} needs {', '.join(missing)}"
+        return _fail(f"{needed}: pip install 'statemix[{extra}]'", WRONG_REQUEST)
     return _run(name, rest)
+
+
+def missing_packages(extra: str) -> list[str]:
+    """Return the packages of an extra that are not installed, by the metadata of statemix."""
+    from importlib.metadata import PackageNotFoundError, requires, version
+
+    missing = []
+    # A checkout that is not installed has no metadata.
+    with contextlib.suppress(PackageNotFoundError):
+        for stated in requires("statemix") or []:
+            if not stated.endswith(f'extra == "{extra}"'):
+                continue
+            package, *inner = re.findall(r"[\w.-]+", stated.partition(";")[0])
+            if package == "statemix":
+                missing += missing_packages(inner[0])
+                continue
+            try:
+                version(package)
+            except PackageNotFoundError:
+                missing.append(package)
+    return missing
 
 
 def _run(name: str, arguments: list[str]) -> int:
@@ -171,28 +198,25 @@ def _run(name: str, arguments: list[str]) -> int:
 
 def _attempt(name: str, arguments: list[str]) -> int:
     # Import PyTorch only now, so that --help and --version answer at once.
-    from statemix.errors import RequestError, RunsFailedError
     from statemix.memory import is_shortage
     from statemix.ops import BackendUnavailableError
 
+    _see_working_directory()
     try:
-        complaint = io.StringIO()
         try:
-            with contextlib.redirect_stderr(complaint):
-                command = parse(name, arguments)
-        except SystemExit as stop:
-            # tyro exits with 0 after --help, and with 2 and a boxed message after a wrong request.
-            if stop.code in (None, DONE):
-                return DONE
-            message = f"{_unboxed(complaint.getvalue())}; see statemix {name} --help"
-            return _fail(message, WRONG_REQUEST)
+            command = parse(name, arguments)
+        except SystemExit:
+            return DONE
+        except RequestError as error:
+            advice = "" if str(error).endswith("?") else f"; see statemix {name} --help"
+            return _fail(f"{error}{advice}", WRONG_REQUEST)
         try:
             command.run()
         except KeyboardInterrupt:
             resumes = name in RESUMABLE and not getattr(command, "dry_run", False)
             advice = "; repeat the command to resume" if resumes else ""
             return _fail(f"interrupted{advice}", INTERRUPTED)
-    except (RequestError, BackendUnavailableError, PermissionError) as error:
+    except (RequestError, OptionError, BackendUnavailableError, PermissionError) as error:
         return _fail(str(error), WRONG_REQUEST)
     except (FloatingPointError, RunsFailedError) as error:
         return _fail(str(error), FAILED)
@@ -204,39 +228,34 @@ def _attempt(name: str, arguments: list[str]) -> int:
     return DONE
 
 
-def _unboxed(box: str) -> str:
-    """The message in a box that tyro prints, without frame, title and advice."""
-    lines = [line.strip(" │╭╮╰╯") for line in box.splitlines()]
-    lines = [line for line in lines if line.strip("─-")]
-    said = itertools.takewhile(
-        lambda line: not line.startswith(("For full helptext", "Argument helptext")), lines[1:]
-    )
-    text = " ".join(said) or " ".join(lines)
-    # A setting has one name, whether a flag or a configuration file gives it.
-    text = re.sub(r"^Error parsing run-config\.(\S+): ", r"\1.", text)
-    return re.sub(r"^Error parsing (?:run-config: |(--\S+: )\.?)", r"\1", text)
+def _see_working_directory() -> None:
+    """Import the user's own modules from the working directory too, as `python -m` does."""
+    with contextlib.suppress(FileNotFoundError):
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())
 
 
 def parse(name: str, arguments: Sequence[str]) -> Command:
     """Parse a command line into the command with its options.
 
-    A module may define its own ``parse(arguments)`` if tyro cannot derive it from the class.
+    A module may define its own ``parse(arguments)``.
 
     Args:
         name: one of ``COMMANDS``.
         arguments: words after the name.
 
     Raises:
-        SystemExit: after ``--help`` (0) or if an option is unknown or malformed (2).
+        RequestError: if an option is unknown, missing or malformed.
+        SystemExit: after ``--help``, with the code 0.
     """
-    import tyro
+    from statemix.cli.parser import parse_class
 
     module = importlib.import_module(f"statemix.cli.{name}")
     if hasattr(module, "parse"):
         own: Callable[[Sequence[str]], Command] = module.parse
         return own(arguments)
-    command: Callable[..., Command] = getattr(module, COMMANDS[name][0])
-    return tyro.cli(command, prog=f"statemix {name}", args=arguments)
+    command: type[Command] = getattr(module, COMMANDS[name][0])
+    return parse_class(command, arguments, f"statemix {name}")
 
 
 class _Output:

@@ -1,17 +1,16 @@
-"""Settings on a command line: specifications, tables and dotted names."""
+"""Values on a command line: words become plain data, whose types the settings decide."""
 
-import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast, get_args, get_origin
-
-import tyro
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from statemix.errors import RequestError
-from statemix.plain import Text, from_plain, to_plain
 from statemix.registry import Spec
-from statemix.settings import Assignments, Settings
+from statemix.training.plain import put, to_plain
+from statemix.training.settings import Assignments, Settings, Text
 
 _WORDS = {"none": None, "true": True, "false": False}
 _DECIMAL = re.compile(r"[+-]?(\d+\.\d*|\.\d+)(e[+-]?\d+)?")
@@ -43,24 +42,33 @@ def text_of(value: Any) -> str:
     return "none" if value is None else json.dumps(to_plain(value))
 
 
-def options_of(assignments: Iterable[str]) -> dict[str, Text]:
+def typed(text: str) -> Text:
+    """Return a word of a command line with its natural value."""
+    return Text(text, value_of(text))
+
+
+def options_of(assignments: Iterable[str]) -> dict[str, Any]:
     """Read words of the form "option=value"; the types of the options will decide the values.
+
+    A dotted option is part of a nested table: "inner.name=bd_lru", or "inner=bd_lru" for the name.
 
     Raises:
         RequestError: if a word has another form, or an option is repeated.
 
     Example:
-        >>> options_of(["group=S_3", "length=16"])["length"].natural
-        16
+        >>> options_of(["group=S_3", "inner=lstm", "inner.size=4"])
+        {'group': 'S_3', 'inner': {'name': 'lstm', 'size': '4'}}
     """
-    options: dict[str, Text] = {}
+    options: dict[str, Any] = {}
+    given: set[str] = set()
     for assignment in assignments:
         option, equals, text = assignment.partition("=")
         if not (option and equals and text):
             raise RequestError(f"an option must have the form option=value, got {assignment!r}")
-        if option in options:
+        if option in given:
             raise RequestError(f"option {option!r} must be given once, got {assignment!r} as well")
-        options[option] = Text(text, value_of(text))
+        given.add(option)
+        put(options, option, typed(text))
     return options
 
 
@@ -95,110 +103,6 @@ def words_of(table: dict[str, Any], head: str) -> list[str]:
     return [str(table[head]), *options]
 
 
-def registry() -> tyro.constructors.ConstructorRegistry:
-    """Rules with which tyro reads settings of several words."""
-    rules = tyro.constructors.ConstructorRegistry()
-
-    @rules.primitive_rule
-    def read(
-        info: tyro.constructors.PrimitiveTypeInfo,
-    ) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
-        return _rule(info.type)
-
-    return rules
-
-
-def _rule(annotation: Any) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
-    members = [one for one in get_args(annotation) if one not in (type(None), ...)]
-    many = get_origin(annotation) is tuple
-    kind = members[0] if members else annotation
-    if kind is Assignments:
-        return _primitive(
-            "[NAME=VALUE ...]",
-            lambda words: Assignments.from_plain(options_of(words), ""),
-            lambda value: [f"{k}={text_of(v)}" for k, v in value.items()],
-        )
-    if not isinstance(kind, type) or not issubclass(kind, Spec | Settings):
-        return None
-    if issubclass(kind, Settings) and not many:
-        return None  # Its fields are flags of their own.
-    head = "name" if issubclass(kind, Spec) else dataclasses.fields(cast(Any, kind))[0].name
-    shown = f"{head.upper()} [OPTION=VALUE ...]"
-
-    def several(words: Sequence[str]) -> Any:
-        return from_plain(tuple[kind, ...], tables_of(words, head))  # type: ignore[valid-type]
-
-    def one(words: Sequence[str]) -> Any:
-        if annotation is not kind and [word.lower() for word in words] == ["none"]:
-            return None
-        tables = tables_of(words, head)
-        if len(tables) != 1:
-            raise RequestError(f"one {head} must be given, got {len(tables)}")
-        return from_plain(kind, tables[0])
-
-    def write(value: Any) -> list[str]:
-        plain = [to_plain(item) for item in (value if many else [value]) if item is not None]
-        return [word for table in plain for word in words_of(table, head)] or ["none"] * (not many)
-
-    return _primitive(f"[{shown} ...]" if many else shown, several if many else one, write)
-
-
-def _primitive(
-    metavar: str, read: Callable[[Sequence[str]], Any], write: Callable[[Any], list[str]]
-) -> tyro.constructors.PrimitiveConstructorSpec[Any]:
-    def checked(words: list[str]) -> Any:
-        try:
-            return read(words)
-        except RequestError as error:
-            # tyro puts the name of the flag before the message of a ValueError.
-            raise ValueError(str(error)) from error
-
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs="*",
-        metavar=metavar,
-        instance_from_str=checked,
-        is_instance=lambda value: not isinstance(value, str),
-        str_from_instance=write,
-    )
-
-
-def split_overrides(
-    arguments: Sequence[str], roots: Sequence[str]
-) -> tuple[list[str], dict[str, str]]:
-    """Separate flags for parts of a specification or a list from the other arguments.
-
-    tyro knows only the flags of fields. The parts of a specification or a list are known once the
-    other settings are read: ``--task.group S_3``, ``--model.layers.1.block_size=4``.
-
-    Args:
-        arguments: the command line.
-        roots: dotted names of fields that hold specifications, lists or tables.
-
-    Returns:
-        rest: the other arguments.
-        overrides: dotted name -> text of its value.
-
-    Raises:
-        RequestError: if a flag has no value.
-    """
-    rest: list[str] = []
-    overrides: dict[str, str] = {}
-    waiting = iter(arguments)
-    for argument in waiting:
-        flag, equals, text = argument.partition("=")
-        # A dash within a word stands for an underscore, one before a number is its sign.
-        name = re.sub(r"(?<=\w)-(?=\w)", "_", flag.removeprefix("--"))
-        if not flag.startswith("--") or not any(name.startswith(f"{root}.") for root in roots):
-            rest.append(argument)
-            continue
-        if not equals:
-            text = next(waiting, "")
-        if not text or text.startswith("--"):
-            raise RequestError(f"{flag} must have a value, got none")
-        overrides[name] = text
-    return rest, overrides
-
-
 def split_values(text: str) -> list[Text]:
     """Split a list at its commas, except those within brackets, braces and quotes.
 
@@ -214,4 +118,65 @@ def split_values(text: str) -> list[Text]:
             parts.append("")
         else:
             parts[-1] += character
-    return [Text(part, value_of(part)) for part in parts]
+    return [typed(part) for part in parts]
+
+
+def bare(annotation: Any) -> Any:
+    """Return a type without its bounds and without None: what ``Annotated[int, ...] | None`` is."""
+    while get_origin(annotation) in (Annotated, Union, UnionType):
+        members = get_args(annotation)
+        if get_origin(annotation) is Annotated:
+            members = members[:1]
+        members = tuple(member for member in members if member is not type(None))
+        if len(members) > 1:
+            break
+        (annotation,) = members
+    return annotation
+
+
+def head_of(kind: Any) -> str | None:
+    """Return the key of a table's first word, or None if values of this type are no tables."""
+    if isinstance(kind, type) and issubclass(kind, Spec):
+        return "name"
+    if isinstance(kind, type) and issubclass(kind, Settings):
+        return next(iter(kind.model_fields))
+    return None
+
+
+def takes_many(annotation: Any) -> bool:
+    """Return whether a flag of this type takes all words that follow it."""
+    kind = bare(annotation)
+    return get_origin(kind) is tuple or kind is Assignments or head_of(kind) is not None
+
+
+def read_words(annotation: Any, words: Sequence[str], name: str) -> Any:
+    """Return the words of one flag as plain data for a value of this type.
+
+    Raises:
+        RequestError: if there are too many words or too few, or one is malformed.
+    """
+    kind = bare(annotation)
+    try:
+        if get_origin(kind) is tuple:
+            if len(words) == 1 and isinstance(value_of(words[0]), list):
+                return typed(words[0])
+            member = bare(get_args(kind)[0])
+            head = head_of(member)
+            if head is not None:
+                return tables_of(words, head)
+            return [Path(word) if member is Path else typed(word) for word in words]
+        if kind is Assignments:
+            return options_of(words)
+        head = head_of(kind)
+        if head is not None and len(words) != 1:
+            tables = tables_of(words, head)
+            if len(tables) != 1:
+                raise RequestError(f"one {head} must be given, got {len(tables)}")
+            return tables[0]
+    except RequestError as error:
+        raise RequestError(f"{name}: {error}") from error
+    if not words:
+        raise RequestError(f"{name} must have a value, got none")
+    if len(words) > 1:
+        raise RequestError(f"{name} must have one value, got {', '.join(words)}")
+    return Path(words[0]) if kind is Path else typed(words[0])

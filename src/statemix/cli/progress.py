@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
@@ -15,6 +16,9 @@ from rich.progress import (
 )
 
 from statemix.training import Event
+
+LINE_EVERY_S = 15.0
+"""Seconds after which a log file shows where a run is, if it was silent for so long."""
 
 # A log file shows about this many evaluations of each run.
 _LINES = 20
@@ -56,17 +60,27 @@ def shown() -> Iterator[Show]:
 
 
 class _Lines:
-    """Writes plain lines to stderr, each flushed at once."""
+    """Writes plain lines to stderr, each flushed at once.
+
+    A run whose evaluations are far apart writes its step from time to time.
+    """
 
     def __init__(self) -> None:
         self._parts: dict[str, int] = {}
+        self._written: dict[str, float] = {}
 
     def __call__(self, name: str, event: Event) -> None:
-        if event.kind in ("step", "saved"):
+        text, now = event.text, time.monotonic()
+        if event.kind == "saved":
             return
-        if event.kind == "evaluated" and event.step < event.num_steps:
+        if event.kind == "step":
+            if now - self._written.setdefault(name, now) < LINE_EVERY_S:
+                return
+            text = f"step {event.step:,} of {event.num_steps:,}"
+        elif event.kind == "evaluated" and event.step < event.num_steps:
             part = event.step * _LINES // event.num_steps
             if part == self._parts.get(name):
                 return
             self._parts[name] = part
-        print(f"{name}: {event.text}", file=sys.stderr, flush=True)
+        self._written[name] = now
+        print(f"{name}: {text}", file=sys.stderr, flush=True)

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import tyro
 from rich.console import Console
 
 from statemix import files
-from statemix.cli.imports import import_named
+from statemix.cli.parser import Argument
 from statemix.errors import RequestError
 
 if TYPE_CHECKING:
@@ -37,16 +36,18 @@ class Report:
     largest.
     """
 
-    kind: tyro.conf.Positional[Literal["page", "cells", "claims", "bench"]] = "page"
+    kind: Annotated[
+        Literal["page", "cells", "claims", "bench"], Argument("[KIND]", positional=True)
+    ] = "page"
     """What to make."""
 
-    files: tyro.conf.Positional[tuple[Path, ...]] = ()
+    files: Annotated[tuple[Path, ...], Argument("[FILE ...]", positional=True)] = ()
     """For "bench": JSON-lines files of measurements (results/bench/*.jsonl if none is given)."""
 
     results: Path = Path("results/reproduce")
     """Folder of results stores (JSON-lines files), with eigenvalues in its folder "spectra"."""
 
-    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    json: bool = False
     """Print as JSON: cells as {"measured": n, "agree": k, "of": 196, "cells": [...],
     "fixed_point": {"measured": n, "agree": k, "of": 108, "cells": [...]}}, where both lists
     also have the cells without results, with "verdict": "empty"; claims as
@@ -72,7 +73,6 @@ class Report:
             return
         if self.files:
             raise RequestError(f"files must be given for bench alone, got {self.files[0]}")
-        import_named(("--imports", *self.imports))
         from statemix.studies.store import merged
 
         if not self.results.is_dir():
@@ -147,8 +147,8 @@ class Report:
                 console.print(_table(measured, columns))
 
     def _print_claims(self, rows: "Mapping[str, Row]") -> None:
-        from statemix.studies.entries import PROTOCOLS
         from statemix.studies.higher_order.claims import decide, decision_rows, decision_text
+        from statemix.studies.study_entries import PROTOCOLS
 
         decisions = [decision for protocol in PROTOCOLS for decision in decide(rows, protocol)]
         if self.json:

@@ -9,21 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import tyro
 from rich.console import Console
 
 from statemix import files
-from statemix.cli.imports import import_named
+from statemix.cli.parser import Argument
 from statemix.cli.watch import watched
 from statemix.errors import RequestError, RunsFailedError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from statemix.studies.entries import Entry, Planned
     from statemix.studies.runner import Ended
     from statemix.studies.store import Store
     from statemix.studies.study import Study
+    from statemix.studies.study_entries import Planned, StudyEntry
 
 # Share of the minutes that measuring for the prediction may take.
 _FOR_PREDICTION = 0.1
@@ -52,7 +51,7 @@ class Reproduce:
     means one learning rate, one state size, three seeds and short training; "paper" the whole grid.
     """
 
-    what: tyro.conf.Positional[str]
+    what: Annotated[str, Argument("WHAT", positional=True)]
     """Table (table3, table4, table6), figure (fig1c, fig1d, fig2, fig5, fig6, fig7), "claims", what
     the paper leaves open ("wrapper"), exact-groups, exact-factorial, fp-a5, fp-budget, fp-copy,
     catbabi, demo-S_3, demo-S_5, demo-A_5, or a study of your own."""
@@ -75,10 +74,10 @@ class Reproduce:
     models: tuple[str, ...] = ()
     """Models, such as "BD-LRU m=3" (all if not given)."""
 
-    dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    dry_run: bool = False
     """Print the plan and its predicted time, run nothing."""
 
-    retry: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    retry: bool = False
     """Retry runs that diverged or failed."""
 
     workers: int | None = None
@@ -110,7 +109,6 @@ class Reproduce:
         """
         until = None if self.minutes is None else time.monotonic() + 60 * self.minutes
         self._check()
-        import_named(("--imports", *self.imports))
         # Slow imports wait until the options have been checked.
         from statemix.studies.cluster import connected
 
@@ -121,9 +119,9 @@ class Reproduce:
         import torch
 
         from statemix.studies.catalogue import find_study
-        from statemix.studies.entries import plan
         from statemix.studies.number_text import counted, duration_text
         from statemix.studies.store import Store
+        from statemix.studies.study_entries import plan
 
         study = find_study(self.what)
         entries = study.chosen(self.protocol, self.size, self.columns, self.models)
@@ -227,13 +225,13 @@ class Reproduce:
 def show_study(
     console: Console,
     study: "Study",
-    entries: "Sequence[Entry]",
+    entries: "Sequence[StudyEntry]",
     store: "Store",
     picture: Path,
 ) -> "Figure | None":
     """Print the table of a study, draw its picture, and return it if there is one."""
+    from statemix.files import write_file
     from statemix.studies.figure import png
-    from statemix.training.checkpoint import write_file
 
     rows = store.rows()
     runs = study.runs(entries, rows)

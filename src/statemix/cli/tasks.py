@@ -1,20 +1,20 @@
-"""``statemix tasks``: the tasks, their options, and examples."""
+"""``statemix tasks``: the names of the tasks, or the options and examples of one."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args, get_origin
 
-import tyro
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from statemix.cli.options import options_of, text_of
+from statemix.cli.parser import Argument
 from statemix.errors import RequestError
 from statemix.registry import REQUIRED
-from statemix.settings import built
 from statemix.tasks import TASKS, Task, TaskSpec
 from statemix.tasks.addressing import Split
+from statemix.training.settings import built, read_spec
 
 # Nobody reads more examples than this on a terminal.
 _MOST = 10_000
@@ -23,19 +23,16 @@ _MOST_TOKENS = 100_000
 
 @dataclass(frozen=True)
 class Tasks:
-    """List the tasks with their options and data sets, or show examples of one task.
+    """List the tasks, or show the options, data sets and examples of one task.
 
-    Without a name, every task is listed with the values of its options, the paper's data sets, the
-    accuracy of guessing, and an example; tasks with a required option, such as a folder of data,
-    have no example there. With a name, examples of that task are shown:
+    Without a name, the names of all tasks are printed. With a name, the task's options with their
+    values, its data sets with the accuracy of guessing, and examples of it:
 
     statemix tasks permutation group=S_4 length=8 --count 3
     """
 
-    task: Annotated[
-        tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[TASK [OPTION=VALUE ...]]")
-    ] = ()
-    """Task to show examples of, with its options; call without it for a list."""
+    task: Annotated[tuple[str, ...], Argument("[TASK [OPTION=VALUE ...]]", positional=True)] = ()
+    """Task to show, with its options."""
 
     split: Split = "train"
     """Split of the examples."""
@@ -46,6 +43,9 @@ class Tasks:
     count: int = 2
     """Number of examples."""
 
+    imports: tuple[str, ...] = ()
+    """Python modules to import first, which register your own tasks."""
+
     def run(self) -> None:
         """Print the list or the examples.
 
@@ -55,43 +55,61 @@ class Tasks:
         if not 1 <= self.count <= _MOST:
             raise RequestError(f"count must be in 1..{_MOST}, got {self.count}")
         console = Console(markup=False, highlight=False, soft_wrap=True)
-        if self.task:
-            name, *options = self.task
-            spec = TaskSpec.from_plain({"name": name, **options_of(options)}, "")
-            task = built(f"task {name}", spec.build)
-            if task.length > _MOST_TOKENS:
-                raise RequestError(
-                    f"length must be at most {_MOST_TOKENS:,} where examples are shown, got "
-                    f"{task.length:,}"
-                )
-            if self.count * task.length > _MOST_TOKENS:
-                raise RequestError(
-                    f"count must be at most {_MOST_TOKENS // task.length} at length "
-                    f"{task.length:,}, got {self.count}"
-                )
-            examples = self._examples(task, self.count)
-            _print_heading(console, name)
-            for line in _facts(task):
-                console.print(line)
-            _print_examples(console, examples)
+        if not self.task:
+            _print_names(console)
             return
-        all_examples = {
-            name: [] if _required(name) else self._examples(TASKS.build(name), 1) for name in TASKS
-        }
-        for name, examples in all_examples.items():
+        name, *options = self.task
+        if not options:
+            TASKS.find(name)
+            if _required(name):
+                _print_overview(console, name)
+                return
+        task = self._task(name, options)
+        examples = self._examples(task)
+        if options:
+            _print_heading(console, name)
+        else:
             _print_overview(console, name)
-            _print_examples(console, examples)
+            console.print()
+        for line in (*_facts(task), *(line for text in examples for line in ("", text))):
+            console.print(line)
 
-    def _examples(self, task: Task, count: int) -> list[str]:
+    def _task(self, name: str, options: Sequence[str]) -> Task:
+        """Build the task, if its examples can be read on a terminal."""
+        spec = read_spec(TaskSpec, {"name": name, **options_of(options)})
+        task: Task = built(f"task {name}", spec.build)
+        if task.length > _MOST_TOKENS:
+            raise RequestError(
+                f"length must be at most {_MOST_TOKENS:,} where examples are shown, got "
+                f"{task.length:,}"
+            )
+        if self.count * task.length > _MOST_TOKENS:
+            raise RequestError(
+                f"count must be at most {_MOST_TOKENS // task.length} at length "
+                f"{task.length:,}, got {self.count}"
+            )
+        return task
+
+    def _examples(self, task: Task) -> list[str]:
         """Make all examples before any output: a request beyond the split must fail first."""
-        numbers = range(self.start, self.start + count)
+        numbers = range(self.start, self.start + self.count)
         return [built("start", task.describe, number, self.split) for number in numbers]
+
+
+def _print_names(console: Console) -> None:
+    for name in TASKS:
+        console.print(f"{name:<{max(map(len, TASKS))}}  {_summary(name)}")
+    console.print()
+    console.print("`statemix tasks NAME` shows the options, data sets and examples of a task.")
+
+
+def _summary(name: str) -> str:
+    return (TASKS[name].__doc__ or "").partition("\n")[0]
 
 
 def _print_overview(console: Console, name: str) -> None:
     _print_heading(console, name)
-    summary = (TASKS[name].__doc__ or "").partition("\n")[0]
-    console.print(summary)
+    console.print(_summary(name))
     options = [
         (option, _accepted(annotation), "(required)" if default is REQUIRED else text_of(default))
         for option, (annotation, default) in TASKS.options(name).items()
@@ -158,12 +176,6 @@ def _facts(task: Task) -> Iterator[str]:
 
 def _print_heading(console: Console, text: str) -> None:
     console.print(text, style="bold")
-
-
-def _print_examples(console: Console, examples: Sequence[str]) -> None:
-    for text in examples:
-        console.print()
-        console.print(text)
 
 
 def _print_table(

@@ -1,31 +1,38 @@
 """``statemix train``: one model on one task, or a grid of such runs."""
 
-import itertools
+import dataclasses
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-import tyro
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from statemix.cli.evaluate import print_scores
-from statemix.cli.imports import import_named
-from statemix.cli.options import registry, split_overrides, split_values, text_of, value_of
+from statemix.cli.options import bare, read_words, split_values, takes_many, text_of
+from statemix.cli.parser import (
+    Argument,
+    Groups,
+    Option,
+    normal,
+    options_of_class,
+    read_fields,
+    show_help,
+    split_flags,
+)
 from statemix.cli.progress import shown
-from statemix.errors import RequestError, RunsFailedError
+from statemix.errors import RequestError, RunsFailedError, suggestion
 from statemix.layers import LAYERS
 from statemix.models import CHANNEL_MIXERS
-from statemix.plain import Text, put
-from statemix.registry import REQUIRED, Factories
+from statemix.registry import REQUIRED, Registry
 from statemix.studies.grid import Axis, best_by_validation, grid
 from statemix.studies.recipes import RECIPES
 from statemix.studies.runner import Ended, run_all
-from statemix.tasks import TASKS, TaskSpec
+from statemix.tasks import TASKS
 from statemix.training import (
     Outcome,
     RunConfig,
@@ -36,8 +43,10 @@ from statemix.training import (
 )
 from statemix.training.devices import check_threads
 from statemix.training.outcome import load_asked
-from statemix.training.reading import read_tree
+from statemix.training.plain import put
+from statemix.training.reading import import_modules, read_tree
 from statemix.training.run import CHECKPOINT_EVERY_S
+from statemix.training.settings import Settings
 
 _DESCRIPTION = """\
 Train a model on a task. The folder receives the whole configuration, the environment, the \
@@ -66,17 +75,6 @@ part of a task, a layer or another list entry: --task.group, --model.layers.1.bl
 
 """
 
-# Fields whose parts depend on their values.
-_OPEN = (
-    "task",
-    "model.layers",
-    "model.channel_mixer",
-    "optimizer.groups",
-    "schedules.attributes",
-    "search.attributes",
-    "evaluation.attributes",
-)
-
 
 @dataclass(frozen=True)
 class Train:
@@ -85,20 +83,17 @@ class Train:
     folder: Path
     """Folder of the run. If it holds an unfinished run of the same request, that run is resumed."""
 
-    run_config: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
-    """The run."""
-
-    config: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    config: Annotated[Path | None, Argument("FILE")] = None
     """Configuration file, TOML or JSON."""
 
-    from_run: Annotated[Path | None, tyro.conf.arg(name="from", metavar="RUN")] = None
+    from_run: Annotated[Path | None, Argument("RUN", name="from")] = None
     """Folder of a run to start from: its settings become the defaults."""
 
-    recipe: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    recipe: Annotated[str | None, Argument("NAME")] = None
     """Settings made for a purpose and a task. exact: a BD-LRU that tracks the task's automaton
     without an error at any length (docs/state_tracking.md)."""
 
-    grid: Annotated[tuple[str, ...], tyro.conf.arg(metavar="[NAME=VALUE,VALUE ...]")] = ()
+    grid: Annotated[tuple[str, ...], Argument("[NAME=VALUE,VALUE ...]")] = ()
     """Train with every combination of these values, each run in a subfolder, and select the best on
     the validation split."""
 
@@ -110,11 +105,18 @@ class Train:
     """Train a grid on a Ray cluster: "auto" (the one that runs here), its address, or "local" (a
     new one on this machine). All machines must share the folder."""
 
-    retry: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    retry: bool = False
     """Retry runs of a grid that diverged or failed. Without it they are only reported."""
+
+    extend: bool = False
+    """Continue a run of fewer epochs or steps, finished or not; further steps follow the longer
+    schedules, so a cosine rises again."""
 
     checkpoint_every_s: float = CHECKPOINT_EVERY_S
     """Seconds between checkpoints. Results do not depend on it."""
+
+    run_config: RunConfig = field(default_factory=RunConfig)
+    """The run."""
 
     def run(self) -> None:
         """Train, and print the scores.
@@ -137,9 +139,12 @@ class Train:
                     self.folder,
                     on_event=lambda event: show(self.folder.name, event),
                     checkpoint_every_s=self.checkpoint_every_s,
+                    extend=self.extend,
                 )
             _print_outcome(outcome)
             return
+        if self.extend:
+            raise RequestError("--extend needs a single run, got --grid")
         if self.workers is not None and self.ray in (None, "local"):
             check_threads("workers", self.workers)
         axes = [_axis(text) for text in self.grid]
@@ -194,77 +199,105 @@ def _report_trouble(row: Ended) -> None:
 
 
 def parse(arguments: Sequence[str]) -> Train:
-    """Parse a command line; defaults come from the file or run that it names."""
-    import_named(arguments)
-    rest, overrides = split_overrides(arguments, _OPEN)
-    return _parsed(rest, overrides, _base(rest, overrides))
+    """Parse a command line: options of the command, and settings of the run in any order.
+
+    Raises:
+        RequestError: if an option or a setting is unknown, missing or malformed.
+        SystemExit: after ``--help``, with the code 0.
+    """
+    own = [option for option in options_of_class(Train) if option.field != "run_config"]
+    settings = {option.field: option for option in _settings_of(RunConfig)}
+    flags = {normal(option.flag) for option in own}
+    groups: Groups = []
+    given: dict[str, list[str]] = {}
+    for flag, words in split_flags(arguments):
+        name = normal(flag)
+        # Words after the first may be settings in the form NAME=VALUE.
+        kept = (
+            0 if not flag or (name in settings and bare(settings[name].annotation) is bool) else 1
+        )
+        many = name in settings and takes_many(settings[name].annotation)
+        assigned = [
+            word
+            for place, word in enumerate(words)
+            if name != "grid" and place >= kept and _is_setting(word, dotted=many)
+        ]
+        words = [word for word in words if word not in assigned]
+        if not flag or name in flags or name == "help":
+            groups.append((flag, words))
+        else:
+            given[name] = words
+        for word in assigned:
+            setting, _, value = word.partition("=")
+            given[normal(setting)] = [value]
+    import_modules(given.get("imports", ()))
+    if ("--help", []) in groups:
+        show_help("statemix train", _DESCRIPTION, [*own, *settings.values()], _registries())
+    if unknown := [name for name in given if name.split(".")[0] not in RunConfig.model_fields]:
+        known = [*(option.flag for option in own), *(f"--{name}" for name in settings)]
+        raise RequestError(
+            f"option must be one that `statemix train --help` lists, got --{unknown[0]}"
+            + suggestion(f"--{unknown[0]}", known)
+        )
+    command = Train(**read_fields(own, groups))
+    tree = _base(command, given, settings).to_plain()
+    return dataclasses.replace(command, run_config=_changed(tree, given, settings))
 
 
-def _parsed(arguments: Sequence[str], overrides: Mapping[str, str], base: RunConfig) -> Train:
-    parsed: Train = tyro.cli(
-        Train,
-        prog="statemix train",
-        description=_DESCRIPTION + _registries(),
-        args=arguments,
-        registry=registry(),
-        default=Train(tyro.MISSING, base),
-    )
-    if not overrides:
-        return parsed
-    tree = parsed.run_config.completed().to_plain()
-    for name, text in overrides.items():
-        put(tree, name, Text(text, value_of(text)))
-    return _replaced(parsed, config_from_plain(tree))
+def _is_setting(word: str, *, dotted: bool) -> bool:
+    """Return whether a word is a setting of the run in the form NAME=VALUE."""
+    name, equals, _ = word.partition("=")
+    head, dot, _ = name.partition(".")
+    return bool(equals and (dot or not dotted) and normal(head) in RunConfig.model_fields)
 
 
-def _replaced(parsed: Train, config: RunConfig) -> Train:
-    return Train(**{**vars(parsed), "run_config": config})
+def _settings_of(kind: type[Settings], path: str = "") -> Iterator[Option]:
+    for name, info in kind.model_fields.items():
+        annotation = info.annotation
+        if isinstance(annotation, type) and issubclass(annotation, Settings):
+            yield from _settings_of(annotation, f"{path}{name}.")
+        else:
+            yield Option(f"{path}{name}", annotation, info.default, info.description or "")
 
 
-def _base(arguments: Sequence[str], overrides: Mapping[str, str]) -> RunConfig:
-    """The configuration that the options override."""
-    found = {flag: _value(flag, arguments) for flag in ("--config", "--from", "--recipe")}
-    given = [flag for flag, value in found.items() if value is not None]
-    if len(given) > 1:
-        raise RequestError(f"{' and '.join(given)} must not be given together")
-    file, source, recipe = found.values()
-    if recipe is not None and not {"-h", "--help"} & set(arguments):
-        if recipe not in RECIPES:
-            raise RequestError(f"--recipe must be one of {list(RECIPES)}, got {recipe!r}")
-        return RECIPES[recipe](_task(arguments, overrides))
-    if file is not None:
-        tree = read_tree(Path(file))
+def _changed(
+    tree: dict[str, Any], given: Mapping[str, list[str]], settings: Mapping[str, Option]
+) -> RunConfig:
+    """Return the configuration of plain tables with the settings of a command line."""
+    # Whole fields come first, then their parts.
+    for name, words in sorted(given.items(), key=lambda setting: setting[0].count(".")):
+        head, dot, last = name.rpartition(".")
+        positive = f"{head}{dot}{last.removeprefix('no_')}"
+        if name in settings and words:
+            put(tree, name, read_words(settings[name].annotation, words, name))
+        elif positive in settings and bare(settings[positive].annotation) is bool and not words:
+            put(tree, positive, positive == name)
+        else:
+            annotation = settings[name].annotation if name in settings else Any
+            put(tree, name, read_words(annotation, words, name))
+    return config_from_plain(tree)
+
+
+def _base(
+    command: Train, given: Mapping[str, list[str]], settings: Mapping[str, Option]
+) -> RunConfig:
+    """Return the configuration that the settings of the command line override."""
+    sources = {"--config": command.config, "--from": command.from_run, "--recipe": command.recipe}
+    chosen = [flag for flag, value in sources.items() if value is not None]
+    if len(chosen) > 1:
+        raise RequestError(f"{' and '.join(chosen)} must not be given together")
+    if command.recipe is not None:
+        if command.recipe not in RECIPES:
+            raise RequestError(f"--recipe must be one of {list(RECIPES)}, got {command.recipe!r}")
+        task = {name: words for name, words in given.items() if name.split(".")[0] == "task"}
+        return RECIPES[command.recipe](_changed(RunConfig().to_plain(), task, settings).task)
+    if command.config is not None:
+        tree = read_tree(command.config)
         try:
             return config_from_plain(tree)
         except RequestError as error:
-            raise RequestError(f"{file}: {error}") from error
-    return RunConfig() if source is None else load_asked(Path(source))
-
-
-def _task(arguments: Sequence[str], overrides: Mapping[str, str]) -> TaskSpec:
-    """The task that a command line names, whatever else it says."""
-    kept, keeps = ["--folder", "any"], False
-    for argument in arguments:
-        if argument.startswith("--"):
-            keeps = argument.partition("=")[0] in ("--task", "--imports")
-        if keeps:
-            kept.append(argument)
-    parts = {name: text for name, text in overrides.items() if name.startswith("task.")}
-    return _parsed(kept, parts, RunConfig()).run_config.task
-
-
-def _value(flag: str, arguments: Sequence[str]) -> str | None:
-    found = []
-    for argument, value in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
-        if argument == flag and value.startswith("--"):
-            raise RequestError(f"{flag} must have a value, got none")
-        if argument == flag and value:
-            found.append(value)
-        if argument.startswith(f"{flag}="):
-            found.append(argument.removeprefix(f"{flag}="))
-    if len(found) > 1:
-        raise RequestError(f"{flag} must be given once, got {', '.join(found)}")
-    return found[0] if found else None
+            raise RequestError(f"{command.config}: {error}") from error
+    return RunConfig() if command.from_run is None else load_asked(command.from_run)
 
 
 def _registries() -> str:
@@ -279,7 +312,7 @@ def _registries() -> str:
     return "\n\n".join(entries)
 
 
-def _entry(factories: Factories[Any], name: str) -> str:
+def _entry(factories: Registry[Any], name: str) -> str:
     described = []
     for option, (annotation, default) in factories.options(name).items():
         if default is REQUIRED:

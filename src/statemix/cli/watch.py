@@ -17,12 +17,11 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from statemix.cli.progress import LINE_EVERY_S
+
 if TYPE_CHECKING:
     from statemix.studies.runner import Ended, Job
     from statemix.training import Event
-
-# Without a terminal, all running runs together write at most one line per this interval.
-_LINE_EVERY_S = 15.0
 
 
 class _Remaining(ProgressColumn):
@@ -72,6 +71,7 @@ class Watch:
             self.done[job.name] = now
             self.progress.update(self.lines[job.name], completed=now)
             self.progress.update(self.all_runs, advance=now - before)
+            self._write(f"{job.name}: step {event.step:,} of {event.num_steps:,}")
         elif event.kind == "evaluated":
             self._evaluated(job, event)
         if event.kind == "message" or (event.kind == "started" and event.step):
@@ -86,10 +86,14 @@ class Watch:
             place = f"step {event.step:,}" if epoch is None else f"epoch {epoch}"
             status = f"{place}, accuracy {accuracy:.3f}"
         self.progress.update(self.lines[job.name], status=status)
+        self._write(f"{job.name}: {status}")
+
+    def _write(self, text: str) -> None:
+        """Without a terminal, write a line if there was none for a while."""
         now = time.monotonic()
-        if not self.console.is_terminal and now - self.written >= _LINE_EVERY_S:
+        if not self.console.is_terminal and now - self.written >= LINE_EVERY_S:
             self.written = now
-            self.console.print(f"{job.name}: {status}")
+            self.console.print(text)
 
     def on_end(self, ended: "Ended") -> None:
         """Show how a run ended."""

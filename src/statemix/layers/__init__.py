@@ -14,6 +14,7 @@ from statemix.layers.h_lru import HLRU
 from statemix.layers.layer import Layer, LayerSpec
 from statemix.layers.lstm import LSTM, LSTMState
 from statemix.layers.mamba2 import Mamba2, Mamba2State
+from statemix.layers.masks import pack, unpack
 from statemix.layers.prices import Price, price
 from statemix.layers.recurrence import Recurrence
 from statemix.layers.registry import LAYERS, build
@@ -48,7 +49,9 @@ __all__ = [
     "WholeSequence",
     "build",
     "map_state",
+    "pack",
     "price",
     "sharpen",
     "take_rows",
+    "unpack",
 ]

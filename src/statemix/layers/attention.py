@@ -1,6 +1,5 @@
 """Attention: causal softmax attention whose state is a cache of keys and values."""
 
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -8,25 +7,31 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from statemix.errors import OptionError
 from statemix.layers.flops import Flops
+from statemix.layers.growing import append, without_room
 from statemix.layers.layer import (
-    a_parameter,
     at_least_float32,
     check_placement,
     check_sizes,
+    check_switches,
     zero_states,
 )
 from statemix.layers.padded import PaddedLayer, reset_linear, valid_tokens
-from statemix.layers.state import State, check_structure, map_state, tensors
+from statemix.layers.state import State, check_structure, loadable, map_state, tensors
 from statemix.ops import flops
-from statemix.ops.checks import bind, check_bool, check_floating
+from statemix.ops.checks import bind, check_floating
 
 ROPE_BASE = 10_000.0
 """Ratio of the longest to the shortest wavelength of rotary positions, about."""
 
 
+@loadable
 class AttentionState(NamedTuple):
     """Cache of all tokens so far, float32 or wider; the number S of its entries grows.
+
+    Without gradients, the states after successive tokens share memory: changing one in place may
+    change earlier ones. Saved and deep copies, and those of ``take_rows``, have their own.
 
     Attributes:
         keys: shape (B, S, num_heads, head_dim).
@@ -38,6 +43,10 @@ class AttentionState(NamedTuple):
     keys: Tensor
     values: Tensor
     used: Tensor
+
+    def __reduce__(self) -> tuple[type, tuple[Tensor, ...]]:
+        # What is stored or copied has no spare room.
+        return AttentionState, tuple(without_room(part) for part in self)
 
 
 class Attention(PaddedLayer):
@@ -57,6 +66,7 @@ class Attention(PaddedLayer):
     with the third power of the input; they are finite for inputs up to about 1e9.
 
     The state grows by one entry per token; after packed sequences, by the length of the longest.
+    Decoding copies it once per quarter of its length, not at every token.
 
     Args:
         hidden_size: width of input and output.
@@ -70,8 +80,7 @@ class Attention(PaddedLayer):
         x (B, T, hidden_size) -> y (B, T, hidden_size), state :class:`AttentionState`.
 
     Raises:
-        ValueError: if a size is out of range or does not divide as above.
-        TypeError: if a size is not an int, or ``rope`` is no truth value.
+        OptionError: if a size is out of range or does not divide as above.
 
     Example:
         >>> layer = Attention(hidden_size=8, num_heads=2)
@@ -81,12 +90,8 @@ class Attention(PaddedLayer):
     """
 
     name = "attention"
+    entry = "qkv_proj"
     display_name = "Attention"
-
-    @classmethod
-    def compared(cls, hidden_size: int) -> dict[str, Any]:
-        """Return heads of 64 channels, or of their largest common divisor with the width."""
-        return {"num_heads": hidden_size // math.gcd(hidden_size, 64)}
 
     @classmethod
     def label(cls, options: Mapping[str, Any]) -> str:
@@ -104,14 +109,14 @@ class Attention(PaddedLayer):
     ) -> None:
         super().__init__()
         check_sizes(hidden_size=hidden_size, num_heads=num_heads)
-        check_bool(rope=rope)
+        check_switches(rope=rope)
         check_placement(device, dtype)
         if hidden_size % num_heads:
-            raise ValueError(
+            raise OptionError(
                 f"num_heads must divide hidden_size, got {num_heads} and {hidden_size}"
             )
         if rope and hidden_size // num_heads % 2:
-            raise ValueError(
+            raise OptionError(
                 "hidden_size / num_heads must be even with rope=True, got "
                 f"{hidden_size // num_heads}"
             )
@@ -138,7 +143,7 @@ class Attention(PaddedLayer):
     ) -> AttentionState:
         shape = (0, self.num_heads, self.head_dim)
         shapes = (shape, shape, shape[:1])
-        return AttentionState(*zero_states(a_parameter(self), batch_size, device, dtype, *shapes))
+        return AttentionState(*zero_states(self, batch_size, device, dtype, *shapes))
 
     def state_after(self, length: int) -> AttentionState:
         empty = self.init_state(1, device="meta")
@@ -163,12 +168,9 @@ class Attention(PaddedLayer):
         """Check as every layer does; the parts share a number S of entries, which may be any."""
         check_structure("state", state, self.init_state(1, device="meta"))
         sizes = {axis: num_sequences, "num_heads": self.num_heads, "head_dim": self.head_dim}
-        device = a_parameter(self).device
         for name, part in tensors(state):
             bind(sizes, name, part, f"{axis} S" + " num_heads head_dim" * (name != "state.used"))
             check_floating(name, part)
-            if part.device != device:
-                raise ValueError(f"{name} must be on {device}, got {part.device}")
 
     def _run(
         self, x: Tensor, state: AttentionState, lengths: Tensor | None
@@ -185,25 +187,20 @@ class Attention(PaddedLayer):
         fresh = state.used.new_ones(batch, length)
         if lengths is not None:
             fresh = fresh * valid_tokens(x, lengths)
-        cache = AttentionState(
-            torch.cat([state.keys, k.to(state.keys.dtype)], 1),
-            torch.cat([state.values, v.to(state.values.dtype)], 1),
-            torch.cat([state.used, fresh.to(state.used.dtype)], 1),
-        )
+        pairs = zip((k, v, fresh), state, strict=True)
+        grown = append(tuple(state), tuple(part.to(old.dtype) for part, old in pairs))
+        cache = AttentionState(*grown)
         mask = None
         if past:
             # Padding within x comes after the tokens of its row, which therefore never see it.
             earlier = state.used.bool()[:, None, None].expand(batch, 1, length, past)
             causal = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
             mask = torch.cat([earlier, causal.expand(batch, 1, length, length)], -1)
-        o = functional.scaled_dot_product_attention(
-            q.transpose(1, 2),
-            cache.keys.to(q.dtype).transpose(1, 2),
-            cache.values.to(q.dtype).transpose(1, 2),
-            attn_mask=mask,
-            is_causal=mask is None,
-        )
-        return self.out_proj(o.transpose(1, 2).flatten(2)), cache
+        # For one token, converting it is cheaper than converting the cache.
+        dtype = q.dtype if length > 1 else cache.keys.dtype
+        q, k, v = (part.to(dtype).transpose(1, 2) for part in (q, cache.keys, cache.values))
+        o = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+        return self.out_proj(o.transpose(1, 2).flatten(2).to(x.dtype)), cache
 
 
 def _rotated(x: Tensor, places: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from statemix import ops
 from statemix.layers.gated_recurrence import GatedRecurrence, InitialState, Memory, Selectivity
-from statemix.layers.layer import COMPARED_STATE, at_least_float32, check_sizes
+from statemix.layers.layer import at_least_float32, check_sizes
 from statemix.layers.recurrence import Recurrence
 from statemix.ops.checks import check_choice
 from statemix.ops.decoding import projected_step
@@ -67,9 +67,8 @@ class BDLRU(GatedRecurrence):
         x (B, T, hidden_size) -> y (B, T, hidden_size), state (B, num_blocks, block_size).
 
     Raises:
-        ValueError: if a size is out of range, a name is unknown, ``gate_temperature`` is not
+        OptionError: if a size is out of range, a name is unknown, ``gate_temperature`` is not
             positive and finite, or another number is not finite or does not fit.
-        TypeError: if a size is not an int or another option not a number.
         BackendUnavailableError: if ``backend`` cannot run here.
 
     Example:
@@ -83,10 +82,6 @@ class BDLRU(GatedRecurrence):
     name = "bd_lru"
     display_name = "BD-LRU"
     colour = "#0072B2"
-
-    @classmethod
-    def compared(cls, hidden_size: int) -> dict[str, Any]:
-        return {"num_blocks": COMPARED_STATE * hidden_size // 4, "block_size": 4}
 
     @classmethod
     def label(cls, options: Mapping[str, Any]) -> str:
@@ -213,7 +208,7 @@ class BDLRU(GatedRecurrence):
             transitions,
             torch.diag_embed(input_gates),
             values.to(transitions.dtype).unsqueeze(-1),
-            self.init_state(num_sequences).unsqueeze(-1),
+            self.init_state(num_sequences, x.device, x.dtype).unsqueeze(-1),
             torch.cat([transitions, input_gates.unsqueeze(-1)], dim=-1),
             unit="block",
         )

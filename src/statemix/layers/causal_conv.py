@@ -8,14 +8,12 @@ from torch import Tensor, nn
 
 from statemix.layers.flops import Flops
 from statemix.layers.layer import (
-    COMPARED_STATE,
-    a_parameter,
     check_placement,
     check_sizes,
+    check_switches,
     zero_states,
 )
 from statemix.layers.padded import PaddedLayer, last_inputs, reset_linear
-from statemix.ops.checks import check_bool
 
 
 class CausalConv(PaddedLayer):
@@ -41,8 +39,7 @@ class CausalConv(PaddedLayer):
         inputs, in order of time.
 
     Raises:
-        ValueError: if a size is out of range.
-        TypeError: if a size is not an int, or ``depthwise`` is no truth value.
+        OptionError: if a size is out of range.
 
     Example:
         >>> layer = CausalConv(hidden_size=8, kernel_size=4)
@@ -52,12 +49,8 @@ class CausalConv(PaddedLayer):
     """
 
     name = "conv"
+    entry = "conv"
     display_name = "Convolution"
-
-    @classmethod
-    def compared(cls, hidden_size: int) -> dict[str, Any]:
-        del hidden_size
-        return {"kernel_size": COMPARED_STATE + 1}
 
     @classmethod
     def label(cls, options: Mapping[str, Any]) -> str:
@@ -76,7 +69,7 @@ class CausalConv(PaddedLayer):
     ) -> None:
         super().__init__()
         check_sizes(hidden_size=hidden_size, kernel_size=kernel_size)
-        check_bool(depthwise=depthwise)
+        check_switches(depthwise=depthwise)
         check_placement(device, dtype)
         self.hidden_size = hidden_size
         self.kernel_size = kernel_size
@@ -105,7 +98,7 @@ class CausalConv(PaddedLayer):
         dtype: torch.dtype | None = None,
     ) -> Tensor:
         shape = (self.kernel_size - 1, self.hidden_size)
-        return zero_states(a_parameter(self), batch_size, device, dtype, shape)[0]
+        return zero_states(self, batch_size, device, dtype, shape)[0]
 
     def flops_per_token(self, length: int) -> Flops:
         del length

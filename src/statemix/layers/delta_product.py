@@ -7,15 +7,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from statemix.errors import OptionError
 from statemix.layers import fla
 from statemix.layers.decays import log_decays
 from statemix.layers.delta_rule import delta_rule
 from statemix.layers.flops import Flops
 from statemix.layers.layer import (
-    COMPARED_STATE,
-    a_parameter,
     check_placement,
     check_sizes,
+    check_switches,
     zero_states,
 )
 from statemix.layers.norms import rms_norm, unit_length
@@ -28,10 +28,11 @@ from statemix.layers.padded import (
 )
 from statemix.layers.recurrence import Recurrence
 from statemix.layers.short_conv import ShortConvolution, check_taps
+from statemix.layers.state import loadable
 from statemix.ops import flops
-from statemix.ops.checks import check_bool
 
 
+@loadable
 class DeltaState(NamedTuple):
     """State of DeltaNet and DeltaProduct, float32 or wider.
 
@@ -87,9 +88,8 @@ class DeltaProduct(PaddedLayer):
         x (B, T, hidden_size) -> y (B, T, hidden_size), state :class:`DeltaState`.
 
     Raises:
-        ValueError: if a size is out of range, or ``head_dim`` is None and ``num_heads`` does not
+        OptionError: if a size is out of range, or ``head_dim`` is None and ``num_heads`` does not
             divide ``hidden_size``.
-        TypeError: if a size is not an int, or a switch is no truth value.
 
     Example:
         >>> layer = DeltaProduct(hidden_size=8, num_heads=2, num_householder=3)
@@ -99,14 +99,9 @@ class DeltaProduct(PaddedLayer):
     """
 
     name = "delta_product"
+    entry = "qkv_proj"
     display_name = "DeltaProduct"
     colour = "#7E57C2"
-
-    @classmethod
-    def compared(cls, hidden_size: int) -> dict[str, Any]:
-        """Return heads of 16 channels, few enough for a small state; one at least."""
-        heads = COMPARED_STATE * hidden_size // 16**2
-        return {"num_heads": max(heads, 1), "head_dim": 16}
 
     @classmethod
     def label(cls, options: Mapping[str, Any]) -> str:
@@ -132,13 +127,13 @@ class DeltaProduct(PaddedLayer):
         check_sizes(hidden_size=hidden_size, num_heads=num_heads, num_householder=num_householder)
         if head_dim is None:
             if hidden_size % num_heads:
-                raise ValueError(
+                raise OptionError(
                     f"num_heads must divide hidden_size unless head_dim is given, got {num_heads} "
                     f"and {hidden_size}"
                 )
             head_dim = hidden_size // num_heads
         check_sizes(head_dim=head_dim, expand_v=expand_v)
-        check_bool(
+        check_switches(
             allow_neg_eigval=allow_neg_eigval,
             use_forget_gate=use_forget_gate,
             use_output_gate=use_output_gate,
@@ -195,7 +190,7 @@ class DeltaProduct(PaddedLayer):
     ) -> DeltaState:
         memory = (self.num_heads, self.head_dim, self.head_dim * self.expand_v)
         shapes = (memory, (self.conv.num_kept, self.conv.channels))
-        return DeltaState(*zero_states(a_parameter(self), batch_size, device, dtype, *shapes))
+        return DeltaState(*zero_states(self, batch_size, device, dtype, *shapes))
 
     def flops_per_token(self, length: int) -> Flops:
         del length
@@ -236,7 +231,7 @@ class DeltaProduct(PaddedLayer):
 
     def recurrence(self, x: Tensor) -> Recurrence:
         """Return a unit for each head, with a value for each of its updates."""
-        state = self.init_state(self._check_sequence(x, None, None))
+        state = self.init_state(self._check_sequence(x, None, None), x.device, x.dtype)
         u = self._updates(x, state, None)
         with without_autocast(x.device):
             identity = torch.eye(self.head_dim, dtype=u.k.dtype, device=x.device)
@@ -321,9 +316,8 @@ class DeltaNet(DeltaProduct):
         x (B, T, hidden_size) -> y (B, T, hidden_size), state :class:`DeltaState`.
 
     Raises:
-        ValueError: if a size is out of range, or ``head_dim`` is None and ``num_heads`` does not
+        OptionError: if a size is out of range, or ``head_dim`` is None and ``num_heads`` does not
             divide ``hidden_size``.
-        TypeError: if a size is not an int, or a switch is no truth value.
 
     Example:
         >>> layer = DeltaNet(hidden_size=8, num_heads=2, conv_size=0)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from statemix.layers.layer import Layer, a_parameter, check_sizes
+from statemix.layers.layer import Layer, check_sizes, placement, used_weight
 from statemix.layers.state import State, map_state, tensors
 
 
@@ -40,14 +40,14 @@ class _Call(nn.Module):
 
     def _example(self, batch_size: int, *length: int) -> tuple[Tensor, ...]:
         check_sizes(batch_size=batch_size)
-        like = a_parameter(self.layer)
-        x = torch.zeros(
-            batch_size, *length, self.layer.hidden_size, device=like.device, dtype=like.dtype
-        )
+        device, dtype = placement(self.layer)
+        weight = used_weight(self.layer._modules.get(self.layer.entry))
+        dtype = dtype if weight is None else weight.dtype
+        x = torch.zeros(batch_size, *length, self.layer.hidden_size, device=device, dtype=dtype)
         # A state that grows must have begun to, or its length would look like a constant.
         parts = [part for _, part in tensors(self.layer.state_after(3))]
         state = [
-            torch.zeros(batch_size, *part.shape[1:], device=like.device, dtype=part.dtype)
+            torch.zeros(batch_size, *part.shape[1:], device=device, dtype=part.dtype)
             for part in parts
         ]
         return x, *state
@@ -107,8 +107,7 @@ class DecodeStep(_Call):
             state; one that grows holds three tokens.
 
         Raises:
-            TypeError: if ``batch_size`` is not an int.
-            ValueError: if it is below 1.
+            OptionError: if it is below 1.
         """
         return self._example(batch_size)
 
@@ -165,8 +164,7 @@ class WholeSequence(_Call):
             tensors of a state; one that grows holds three tokens.
 
         Raises:
-            TypeError: if a size is not an int.
-            ValueError: if a size is below 1.
+            OptionError: if a size is below 1.
         """
         check_sizes(length=length)
         return self._example(batch_size, length)

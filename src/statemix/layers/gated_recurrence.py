@@ -15,9 +15,9 @@ from statemix.layers.gate_numbers import check_finite_number, check_gate_tempera
 from statemix.layers.layer import (
     Layer,
     at_least_float32,
-    check_init_state,
     check_placement,
     check_sizes,
+    zero_states,
 )
 from statemix.layers.linear import is_linear, linear
 from statemix.layers.pieces import can_run_in_pieces, run_in_pieces
@@ -71,6 +71,7 @@ class GatedRecurrence(Layer):
     """
 
     schedulable = ("gate_temperature", "gate_noise")
+    entry = "value_proj"
 
     temperature: Tensor
     learned_state: nn.Parameter | None
@@ -101,25 +102,25 @@ class GatedRecurrence(Layer):
         check_placement(device, dtype)
         if not isinstance(selective, bool | str) or selective not in get_args(Selectivity):
             choices = list(get_args(Selectivity))
-            raise ValueError(f"selective must be one of {choices}, got {selective!r}")
+            raise OptionError(f"selective must be one of {choices}, got {selective!r}")
         check_choice("initial_state", initial_state, get_args(InitialState))
         ops.check_backend(backend)
         check_finite_number("initial_std", initial_std, dtype)
         check_finite_number("input_gate_bias", input_gate_bias, dtype)
         if initial_std < 0:
-            raise ValueError(f"initial_std must be at least 0, got {initial_std}")
+            raise OptionError(f"initial_std must be at least 0, got {initial_std}")
         if initial_std and initial_state != "learned":
-            raise ValueError(
+            raise OptionError(
                 f"initial_std must be 0 with initial_state={initial_state!r}, got {initial_std}"
             )
         if selective == "pointwise" and hidden_size != num_units:
-            raise ValueError(
+            raise OptionError(
                 f"hidden_size must equal {self._unit_name} with "
                 f"selective='pointwise', got {hidden_size} and {num_units}"
             )
         num_gates = math.prod(gate_shape) * num_units
         if num_gates >= 2**31:
-            raise ValueError(
+            raise OptionError(
                 f"{self._unit_name} must give fewer than 2^31 gates per token, got {num_units} of "
                 f"{math.prod(gate_shape)} gates"
             )
@@ -186,7 +187,7 @@ class GatedRecurrence(Layer):
     ) -> tuple[Tensor, Tensor]:
         num_sequences = self._check_sequence(x, state, cu_seqlens)
         if state is None:
-            state = self.init_state(num_sequences)
+            state = self.init_state(num_sequences, x.device, x.dtype)
         if self.checkpoint_every is None or not can_run_in_pieces():
             return self._run(x, state, cu_seqlens)
         draws = self.training and self._gate_noise > 0
@@ -196,9 +197,6 @@ class GatedRecurrence(Layer):
         sizes = {axis: num_sequences, **self._state_axes}
         bind(sizes, "state", state, " ".join(sizes))
         check_floating("state", state)
-        device = self.temperature.device
-        if state.device != device:
-            raise ValueError(f"state must be on {device}, got {state.device}")
 
     def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         fits = self._fits(x_t, state)
@@ -292,7 +290,7 @@ class GatedRecurrence(Layer):
     def gate_noise(self, value: float) -> None:
         check_finite_number("gate_noise", value, None)
         if value < 0:
-            raise ValueError(f"gate_noise must be at least 0, got {value}")
+            raise OptionError(f"gate_noise must be at least 0, got {value}")
         self._gate_noise = float(value)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
@@ -361,14 +359,8 @@ class GatedRecurrence(Layer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        check_init_state(batch_size, device, dtype)
-        # Unlike the weights, the temperature stays a tensor after dynamic quantisation.
-        dtype = at_least_float32(self.temperature.dtype if dtype is None else dtype)
-        device = self.temperature.device if device is None else device
-        shape = (batch_size, *self._state_shape)
-        if self.learned_state is not None:
-            return self.learned_state.to(device=device, dtype=dtype).expand(shape)
-        return torch.zeros(shape, device=device, dtype=dtype)
+        (zeros,) = zero_states(self, batch_size, device, dtype, self._state_shape)
+        return zeros if self.learned_state is None else zeros + self.learned_state.to(zeros)
 
     def flops_per_token(self, length: int) -> Flops:
         """Count as every layer does: constant gates are normalised only once, hence for free."""

@@ -8,12 +8,13 @@ from torch import Tensor
 
 from statemix import ops
 from statemix.layers.gated_recurrence import GatedRecurrence, InitialState, Memory, Selectivity
-from statemix.layers.layer import COMPARED_STATE, at_least_float32, check_sizes
+from statemix.layers.layer import at_least_float32, check_sizes
 from statemix.layers.recurrence import Recurrence
+from statemix.layers.state import owned
 from statemix.ops.checks import check_choice
 from statemix.ops.decoding import projected_step
-from statemix.ops.lag.associative import companions
 from statemix.ops.lag.history import lagged
+from statemix.ops.lag.lag_kernels import companions
 from statemix.ops.lag.realizations import partial_sums
 from statemix.ops.layout import join_units
 
@@ -80,9 +81,8 @@ class HLRU(GatedRecurrence):
         m outputs, newest first, or s^1 ... s^m.
 
     Raises:
-        ValueError: if a size is out of range, a name is unknown, ``gate_temperature`` is not
+        OptionError: if a size is out of range, a name is unknown, ``gate_temperature`` is not
             positive and finite, or another number is not finite or does not fit.
-        TypeError: if a size is not an int or another option not a number.
         BackendUnavailableError: if ``backend`` cannot run here.
 
     Example:
@@ -95,10 +95,6 @@ class HLRU(GatedRecurrence):
     name = "h_lru"
     display_name = "H-LRU"
     colour = "#009E73"
-
-    @classmethod
-    def compared(cls, hidden_size: int) -> dict[str, Any]:
-        return {"num_channels": COMPARED_STATE * hidden_size // 4, "order": 4}
 
     @classmethod
     def label(cls, options: Mapping[str, Any]) -> str:
@@ -178,6 +174,8 @@ class HLRU(GatedRecurrence):
             realization=self.realization,
             backend=self.backend,
         )
+        if self.realization == "observer":
+            final = owned(final)
         if self.readout == "current":
             return self.out_proj(states), final
         if self.realization == "controller":
@@ -225,7 +223,7 @@ class HLRU(GatedRecurrence):
             transitions if self.realization == "controller" else transitions.mT,
             input_gates[..., None, None] * first,
             values.to(transitions.dtype)[..., None, None],
-            self.init_state(num_sequences).unsqueeze(-1),
+            self.init_state(num_sequences, x.device, x.dtype).unsqueeze(-1),
             torch.cat([coefficients, input_gates.unsqueeze(-1)], dim=-1).unsqueeze(-2),
             unit="channel",
         )

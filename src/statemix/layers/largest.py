@@ -45,8 +45,7 @@ def largest_tensor(
         The bytes; those of the tensors so far if the layer cannot run on shapes alone.
 
     Raises:
-        ValueError: if the options do not fit the layer.
-        TypeError: if an option has the wrong type.
+        OptionError: if the options do not fit the layer.
         KeyboardInterrupt: after Ctrl-C or SIGTERM.
 
     Example:

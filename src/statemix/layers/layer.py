@@ -4,19 +4,19 @@ import numbers
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from functools import reduce
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _global_forward_pre_hooks
 
+from statemix.errors import OptionError
 from statemix.layers.flops import Flops
 from statemix.layers.recurrence import Recurrence
 from statemix.layers.state import State, check_like, tensors
-from statemix.ops.checks import FLOATING, bind, check_cu_seqlens
+from statemix.ops.checks import FLOATING, bind, check_cu_seqlens, check_floating
 from statemix.registry import Spec
-
-COMPARED_STATE = 4
-"""State entries per channel of the layers in a comparison (:meth:`Layer.compared`)."""
 
 
 class LayerSpec(Spec):
@@ -45,8 +45,8 @@ class Layer(nn.Module, ABC):
 
     One line in ``layers/registry.py`` makes a layer available to every model, task and command. The
     constructor of a layer has the parameter ``hidden_size`` and the keywords ``device`` and
-    ``dtype``; its other parameters are the layer's options. It refuses a value by a ``raise``
-    statement with a ValueError or TypeError; any other error counts as a defect of the layer.
+    ``dtype``; its other parameters are the layer's options. It refuses an option by an
+    :class:`~statemix.errors.OptionError`; any other exception counts as a defect of the layer.
 
     Attributes:
         name: name of the layer as users write it.
@@ -54,6 +54,8 @@ class Layer(nn.Module, ABC):
         colour: colour in figures, "#rrggbb"; None lets the figures choose one.
         schedulable: attributes that a schedule may set during training and that may have a
             different value in evaluation. An assigned value takes effect at the next call.
+        entry: name of a submodule that is called with the input. If it is an ordinary module of
+            PyTorch, an input of another dtype or device is refused by name.
         iterative: whether outputs are found by iteration, up to a tolerance. Those of whole
             sequences and of single steps then agree up to that, and benchmarks that compare the two
             refuse the layer.
@@ -63,21 +65,10 @@ class Layer(nn.Module, ABC):
     display_name: ClassVar[str]
     colour: ClassVar[str | None] = None
     schedulable: ClassVar[tuple[str, ...]] = ()
+    entry: ClassVar[str] = ""
     iterative: ClassVar[bool] = False
 
     hidden_size: int
-
-    @classmethod
-    def compared(cls, hidden_size: int) -> dict[str, Any]:
-        """Return the options with which this layer is compared with others of one width.
-
-        If the options allow it, the recurrent state has ``COMPARED_STATE * hidden_size`` entries,
-        without the inputs that a short convolution keeps. What remains open is customary. By
-        default there are no options; a layer with required options appears in comparisons by itself
-        only if it overrides this method.
-        """
-        del hidden_size
-        return {}
 
     @classmethod
     def label(cls, options: Mapping[str, Any]) -> str:
@@ -195,7 +186,7 @@ class Layer(nn.Module, ABC):
         return None
 
     def check_state(self, state: State, num_sequences: int, axis: str = "B") -> None:
-        """Check that a state fits this layer, its device and the number of sequences.
+        """Check that a state fits this layer and the number of sequences.
 
         A layer whose state changes shape, such as a growing cache, overrides this method.
 
@@ -205,14 +196,11 @@ class Layer(nn.Module, ABC):
             axis: letter of that number in messages: "B", or "N" for packed sequences.
 
         Raises:
-            ValueError: if a shape or a device disagrees.
+            ValueError: if a shape disagrees.
             TypeError: if the structure or a dtype does not fit.
         """
-        check_like(state, self.init_state(1, device="meta"), num_sequences, axis)
-        device = a_parameter(self).device
-        for name, part in tensors(state):
-            if part.device != device:
-                raise ValueError(f"{name} must be on {device}, got {part.device}")
+        template = self.init_state(1, device="meta", dtype=torch.float32)
+        check_like(state, template, num_sequences, axis)
 
     def _check_sequence(self, x: Tensor, state: State | None, cu_seqlens: Tensor | None) -> int:
         """Check the arguments of ``forward`` and return the number of sequences."""
@@ -224,7 +212,7 @@ class Layer(nn.Module, ABC):
             check_cu_seqlens(cu_seqlens, like=x)
             axis, num_sequences = "N", len(cu_seqlens) - 1
         if state is not None:
-            self.check_state(state, num_sequences, axis)
+            self._check_carried(state, num_sequences, axis, x)
         return num_sequences
 
     def _check_step(self, x_t: Tensor, state: State) -> None:
@@ -232,21 +220,44 @@ class Layer(nn.Module, ABC):
         sizes = {"hidden_size": self.hidden_size}
         bind(sizes, "x_t", x_t, "B hidden_size")
         self._check_fit("x_t", x_t)
-        self.check_state(state, sizes["B"])
+        self._check_carried(state, sizes["B"], "B", x_t)
+
+    def _check_carried(self, state: State, num_sequences: int, axis: str, x: Tensor) -> None:
+        """Check a state, which must be on the device of the input."""
+        self.check_state(state, num_sequences, axis)
+        for name, part in tensors(state):
+            if part.device != x.device:
+                raise ValueError(f"{name} must be on {x.device}, got {part.device}")
 
     def _check_fit(self, name: str, x: Tensor) -> None:
-        """Check that ``x`` has the parameters' device and, outside autocast, their dtype."""
-        parameter = a_parameter(self)
-        if x.device != parameter.device:
+        """Check device and, outside autocast, dtype of ``x``, if the parameters decide them."""
+        weight = used_weight(self._modules.get(self.entry))
+        if weight is None:
+            check_floating(name, x)
+            return
+        if x.device != weight.device:
             raise ValueError(
-                f"{name} must be on the device of the parameters ({parameter.device}), "
-                f"got {x.device}"
+                f"{name} must be on the device of the parameters ({weight.device}), got {x.device}"
             )
-        if x.dtype != parameter.dtype and not _autocasts(x.device.type):
+        if x.dtype != weight.dtype and not _autocasts(x.device.type):
             raise TypeError(
-                f"{name} must have the dtype of the parameters ({parameter.dtype}), "
+                f"{name} must have the dtype of the parameters ({weight.dtype}), "
                 f"got {x.dtype}; convert it, or run under torch.autocast"
             )
+
+
+def used_weight(module: nn.Module | None) -> Tensor | None:
+    """Return the weight that a module applies to its input; None if that cannot be foreseen.
+
+    Hooks, adapters, subclasses and another ``forward`` may replace the weight, or convert the
+    input: they offload, shard, quantise or observe.
+    """
+    if module is None or type(module) not in (nn.Linear, nn.Conv1d, nn.LSTM):
+        return None
+    if "forward" in module.__dict__ or module._forward_pre_hooks or _global_forward_pre_hooks:
+        return None
+    weight = module.weight_ih_l0 if type(module) is nn.LSTM else module.weight
+    return cast(Tensor, weight)
 
 
 def _autocasts(device_type: str) -> bool:
@@ -255,29 +266,39 @@ def _autocasts(device_type: str) -> bool:
 
 
 def check_sizes(**sizes: int) -> None:
-    """Check that the sizes passed to a constructor are integers of at least 1.
+    """Check that the sizes passed to a constructor are integers of at least 1 and below 2^31.
 
     Raises:
-        TypeError: if a size is not an int.
-        ValueError: if a size is below 1, or 2^31 or more.
+        OptionError: otherwise.
     """
     for name, size in sizes.items():
         if not isinstance(size, int) or isinstance(size, bool):
-            raise TypeError(f"{name} must be an int, got {size!r}")
+            raise OptionError(f"{name} must be an int, got {size!r}")
         if size < 1:
-            raise ValueError(f"{name} must be at least 1, got {size}")
+            raise OptionError(f"{name} must be at least 1, got {size}")
         if size >= 2**31:
-            raise ValueError(f"{name} must be below 2^31, got {size}")
+            raise OptionError(f"{name} must be below 2^31, got {size}")
+
+
+def check_switches(**switches: object) -> None:
+    """Check that options passed to a constructor are True or False: "no" and 0 are mistakes.
+
+    Raises:
+        OptionError: otherwise.
+    """
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise OptionError(f"{name} must be True or False, got {value!r}")
 
 
 def check_number(name: str, value: object) -> numbers.Real:
     """Check that an option passed to a constructor is a real number, and return it.
 
     Raises:
-        TypeError: if it is not.
+        OptionError: if it is not.
     """
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
-        raise TypeError(f"{name} must be a number, got {value!r}")
+        raise OptionError(f"{name} must be a number, got {value!r}")
     return value
 
 
@@ -301,7 +322,7 @@ def check_placement(device: object, dtype: object) -> None:
         raise TypeError(f"device must be a device, a name or None, got {device!r}")
     try:
         found = torch.device(device)
-        if found.type not in _EVERYWHERE:
+        if found.type not in _EVERYWHERE and not torch.compiler.is_compiling():
             torch.empty(0, device=found)
     except (RuntimeError, ValueError, AssertionError, ImportError) as error:
         reason = str(error).partition("\n")[0].partition(". ")[0]
@@ -324,7 +345,7 @@ def check_init_state(batch_size: object, device: object, dtype: object) -> None:
 
 
 def zero_states(
-    like: Tensor,
+    layer: nn.Module,
     batch_size: int,
     device: torch.device | str | None,
     dtype: torch.dtype | None,
@@ -333,7 +354,7 @@ def zero_states(
     """Return the zeros that ``init_state`` returns, of shape (batch_size, ...) for each shape.
 
     Args:
-        like: a parameter, whose device and dtype count where none are given.
+        layer: layer whose :func:`placement` counts where ``device`` or ``dtype`` is None.
         batch_size: as in ``init_state``.
         device: as in ``init_state``.
         dtype: as in ``init_state``; the zeros are float32 or wider.
@@ -344,18 +365,26 @@ def zero_states(
         ValueError: as :func:`check_init_state`.
     """
     check_init_state(batch_size, device, dtype)
-    dtype = at_least_float32(like.dtype if dtype is None else dtype)
-    device = like.device if device is None else device
+    if device is None or dtype is None:
+        known_device, known_dtype = placement(layer)
+        device, dtype = device or known_device, dtype or known_dtype
+    dtype = at_least_float32(dtype)
     return tuple(torch.zeros((batch_size, *one), device=device, dtype=dtype) for one in shapes)
 
 
-def a_parameter(module: nn.Module) -> Tensor:
-    """Return a parameter, for its device and dtype.
+def placement(module: nn.Module) -> tuple[torch.device, torch.dtype]:
+    """Return the device and dtype of a state that fits a module's parameters and buffers.
 
-    Dynamic quantisation packs parameters away: it takes float32 on the CPU, as does the stand-in
-    that is then returned.
+    Mixed dtypes give the widest. Offloaded tensors are on "meta": another device counts if there is
+    one. Dynamic quantisation packs parameters away; it computes in float32 on the CPU.
     """
-    return next(module.parameters(), torch.empty(0, dtype=torch.float32))
+    known = [one for one in (*module.parameters(), *module.buffers()) if one.is_floating_point()]
+    devices = [one.device for one in known if not one.is_meta] or [one.device for one in known]
+    widened = (at_least_float32(one.dtype) for one in known)
+    return (
+        devices[0] if devices else torch.device("cpu"),
+        reduce(torch.promote_types, widened, torch.float32),
+    )
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:

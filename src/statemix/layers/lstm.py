@@ -1,6 +1,6 @@
 """LSTM: PyTorch's, with the interface of the other layers."""
 
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -8,21 +8,13 @@ from torch.nn.utils import rnn
 
 from statemix.layers import any_length
 from statemix.layers.flops import Flops
-from statemix.layers.layer import (
-    Layer,
-    a_parameter,
-    at_least_float32,
-    check_placement,
-    check_sizes,
-    zero_states,
-)
-from statemix.layers.state import map_state, take_rows
+from statemix.layers.layer import check_placement, check_sizes, zero_states
+from statemix.layers.padded import PaddedLayer
+from statemix.layers.state import loadable
 from statemix.ops import flops
-from statemix.ops.checks import check_cu_seqlens_values
-
-Sequences = TypeVar("Sequences", Tensor, rnn.PackedSequence)
 
 
+@loadable
 class LSTMState(NamedTuple):
     """State of an LSTM: h and c, each (B, hidden_size), float32 or wider."""
 
@@ -30,7 +22,7 @@ class LSTMState(NamedTuple):
     c: Tensor
 
 
-class LSTM(Layer):
+class LSTM(PaddedLayer):
     r"""One layer of ``torch.nn.LSTM`` whose output has the width of its input.
 
     .. math::
@@ -41,8 +33,6 @@ class LSTM(Layer):
     Source: Hochreiter and Schmidhuber (1997) with forget gates. Parameters are initialised as in
     PyTorch, uniformly in +-1/sqrt(hidden_size); the forget bias is *not* raised to 1.
 
-    Packed sequences run as a ``PackedSequence``, which reads ``cu_seqlens`` on the host.
-
     Args:
         hidden_size: width of input, output and memory.
         device: device of the parameters.
@@ -52,8 +42,7 @@ class LSTM(Layer):
         x (B, T, hidden_size) -> y (B, T, hidden_size), state h and c, each (B, hidden_size).
 
     Raises:
-        ValueError: if ``hidden_size`` is below 1.
-        TypeError: if ``hidden_size`` is not an int.
+        OptionError: if ``hidden_size`` is below 1.
 
     Example:
         >>> layer = LSTM(hidden_size=8)
@@ -63,6 +52,7 @@ class LSTM(Layer):
     """
 
     name = "lstm"
+    entry = "lstm"
     display_name = "LSTM"
     colour = "#D55E00"
 
@@ -91,7 +81,7 @@ class LSTM(Layer):
         dtype: torch.dtype | None = None,
     ) -> LSTMState:
         shapes = ((self.hidden_size,),) * 2
-        return LSTMState(*zero_states(a_parameter(self.lstm), batch_size, device, dtype, *shapes))
+        return LSTMState(*zero_states(self, batch_size, device, dtype, *shapes))
 
     def flops_per_token(self, length: int) -> Flops:
         del length
@@ -101,43 +91,24 @@ class LSTM(Layer):
         gating = size * (3 * flops.SIGMOID + 2 * flops.TANH + 4)
         return Flops(projections=maps, transition=maps + gating, other=0)
 
-    def forward(
-        self, x: Tensor, state: LSTMState | None = None, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, LSTMState]:
-        num_sequences = self._check_sequence(x, state, cu_seqlens)
-        if cu_seqlens is not None:
-            check_cu_seqlens_values(cu_seqlens, x.shape[1])
-        state = _widened(self.init_state(num_sequences) if state is None else state)
-        if x.numel() == 0:  # torch.nn.LSTM refuses sequences without tokens
+    def _run(self, x: Tensor, state: LSTMState, lengths: Tensor | None) -> tuple[Tensor, LSTMState]:
+        if x.shape[0] == 0:  # torch.nn.LSTM refuses no sequences
             return x.clone(), state
-        if cu_seqlens is None:
-            return self._run(x, state)
-        lengths = cu_seqlens.diff().tolist()
-        filled = torch.tensor([n for n, length in enumerate(lengths) if length], device=x.device)
-        sequences = [s for s in torch.split(x[0], lengths) if len(s)]
-        packed = rnn.pack_sequence(sequences, enforce_sorted=False)
-        outputs, final = self._run(packed, take_rows(state, filled))
-        y = torch.cat(rnn.unpack_sequence(outputs)).unsqueeze(0)
-        return y, map_state(lambda old, new: old.index_copy(0, filled, new), state, final)
-
-    def step(self, x_t: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
-        self._check_step(x_t, state)
-        y, state = self._run(x_t.unsqueeze(1), _widened(state))
-        return y.squeeze(1), state
-
-    def _run(self, x: Sequences, state: LSTMState) -> tuple[Sequences, LSTMState]:
-        dtype = a_parameter(self.lstm).dtype
-        h_c = tuple(part.to(dtype).unsqueeze(0).contiguous() for part in state)
-        if isinstance(x, Tensor) and torch.compiler.is_exporting():
+        h_c = tuple(part.to(x.dtype).unsqueeze(0).contiguous() for part in state)
+        if lengths is not None:
+            packed = rnn.pack_padded_sequence(x, lengths.cpu(), batch_first=True)
+            outputs, (h, c) = self.lstm(packed, h_c)
+            y, _ = rnn.pad_packed_sequence(outputs, batch_first=True)
+        elif torch.compiler.is_exporting():
             # The module would leave a copy of its parameters in the graph's.
             run = _of_any_length if any_length.is_open(x.shape[1]) else _lstm
-            y, h, c = run(x, h_c[0], h_c[1], list(self.lstm.parameters()))
+            for hook in self.lstm._forward_pre_hooks.values():
+                hook(self.lstm, (x, h_c))  # Pruning computes the weights in such a hook.
+            weights = [getattr(self.lstm, name) for name in self.lstm._flat_weights_names]
+            y, h, c = run(x, h_c[0], h_c[1], weights)
         else:
             y, (h, c) = self.lstm(x, h_c)
         return y, LSTMState(h[0].to(state.h.dtype), c[0].to(state.c.dtype))
-
-    def extra_repr(self) -> str:
-        return f"hidden_size={self.hidden_size}"
 
 
 def _lstm(x: Tensor, h: Tensor, c: Tensor, weights: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -165,8 +136,3 @@ _of_any_length = any_length.register(
         c.new_empty(c.shape),
     ),
 )
-
-
-def _widened(state: LSTMState) -> LSTMState:
-    widened: LSTMState = map_state(lambda part: part.to(at_least_float32(part.dtype)), state)
-    return widened

@@ -1,6 +1,5 @@
 """Mamba-2: a matrix state with one input-dependent decay per head."""
 
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -8,12 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from statemix.errors import OptionError
 from statemix.layers import any_length, fla
 from statemix.layers.decays import decays_between, log_decays
 from statemix.layers.flops import Flops
 from statemix.layers.layer import (
-    COMPARED_STATE,
-    a_parameter,
     check_placement,
     check_sizes,
     zero_states,
@@ -28,12 +26,14 @@ from statemix.layers.padded import (
 )
 from statemix.layers.recurrence import Recurrence
 from statemix.layers.short_conv import ShortConvolution, check_taps
+from statemix.layers.state import loadable
 from statemix.ops import flops
 
 CHUNK_SIZE = 64
 """Tokens that one chunk mixes as an attention matrix."""
 
 
+@loadable
 class Mamba2State(NamedTuple):
     """State of Mamba-2, float32 or wider.
 
@@ -79,9 +79,8 @@ class Mamba2(PaddedLayer):
         x (B, T, hidden_size) -> y (B, T, hidden_size), state :class:`Mamba2State`.
 
     Raises:
-        ValueError: if a size is out of range, or ``head_dim`` does not divide
+        OptionError: if a size is out of range, or ``head_dim`` does not divide
             ``expand * hidden_size``.
-        TypeError: if a size is not an int.
 
     Example:
         >>> layer = Mamba2(hidden_size=8, d_state=4, head_dim=8)
@@ -91,13 +90,9 @@ class Mamba2(PaddedLayer):
     """
 
     name = "mamba2"
+    entry = "in_proj"
     display_name = "Mamba-2"
     colour = "#9A7D0A"
-
-    @classmethod
-    def compared(cls, hidden_size: int) -> dict[str, Any]:
-        """Return few columns, as Dubinin et al. use, and heads of at most 64 channels."""
-        return {"d_state": COMPARED_STATE // 2, "head_dim": math.gcd(2 * hidden_size, 64)}
 
     @classmethod
     def label(cls, options: Mapping[str, Any]) -> str:
@@ -121,7 +116,7 @@ class Mamba2(PaddedLayer):
         check_placement(device, dtype)
         inner = expand * hidden_size
         if inner % head_dim:
-            raise ValueError(
+            raise OptionError(
                 f"head_dim must divide expand * hidden_size, got {head_dim} and {inner}"
             )
         self.hidden_size = hidden_size
@@ -165,7 +160,7 @@ class Mamba2(PaddedLayer):
     ) -> Mamba2State:
         ssm = (self.num_heads, self.head_dim, self.d_state)
         shapes = (ssm, (self.conv.num_kept, self.conv.channels))
-        return Mamba2State(*zero_states(a_parameter(self), batch_size, device, dtype, *shapes))
+        return Mamba2State(*zero_states(self, batch_size, device, dtype, *shapes))
 
     def flops_per_token(self, length: int) -> Flops:
         del length
@@ -205,7 +200,7 @@ class Mamba2(PaddedLayer):
 
     def recurrence(self, x: Tensor) -> Recurrence:
         """Return a unit for each head: one scalar transition for all entries of its matrix."""
-        state = self.init_state(self._check_sequence(x, None, None))
+        state = self.init_state(self._check_sequence(x, None, None), x.device, x.dtype)
         p = self._project(x, state, None)
         with without_autocast(x.device):
             decays = p.decays.exp()[..., None, None]

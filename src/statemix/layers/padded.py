@@ -1,23 +1,26 @@
-"""Common base of the baselines: packed sequences as padded rows, exact sums, printing."""
+"""Common base of the baselines: packed sequences in padded groups, exact sums, printing."""
 
 import contextlib
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.utils import rnn
 
 from statemix.layers.layer import Layer, at_least_float32
-from statemix.layers.state import State, map_state
+from statemix.layers.state import State, map_state, owned, take_rows
 from statemix.ops.checks import check_cu_seqlens_values
 
 
 class PaddedLayer(Layer):
-    """A layer that computes packed sequences as rows padded to the longest of them.
+    """A layer that computes packed sequences in groups, padded to the longest of each group.
 
     A subclass implements :meth:`_run` on rows of tokens, of which those at and after a given length
-    change no state. Packed sequences read ``cu_seqlens`` on the host. Each option of the
+    change no state. Packed sequences cost at most twice as much as their tokens, and read
+    ``cu_seqlens`` on the host. Each option of the
     constructor is an attribute of the same name.
     """
 
@@ -26,10 +29,10 @@ class PaddedLayer(Layer):
         """Run over rows of tokens.
 
         Args:
-            x: shape (B, T, hidden_size).
+            x: shape (B, T, hidden_size), T >= 1.
             state: state of B sequences, float32 or wider.
-            lengths: number of tokens in each row, shape (B,), int64; the others are padding, whose
-                outputs are arbitrary. None means T in every row.
+            lengths: number of tokens in each row, at least 1 and never rising, shape (B,), int64;
+                the others are padding, whose outputs are arbitrary. None means T in every row.
 
         Returns:
             y: shape of ``x``.
@@ -40,20 +43,36 @@ class PaddedLayer(Layer):
         self, x: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, State]:
         num_sequences = self._check_sequence(x, state, cu_seqlens)
-        state = _widened(self.init_state(num_sequences) if state is None else state)
+        if cu_seqlens is not None:
+            check_cu_seqlens_values(cu_seqlens, x.shape[1])
+        if state is None:
+            state = self.init_state(num_sequences, x.device, x.dtype)
+        state = map_state(lambda part: part.to(at_least_float32(part.dtype)), state)
+        if x.shape[1] == 0:
+            return x.clone(), map_state(owned, state)
         if cu_seqlens is None:
             return self._run(x, state, None)
-        check_cu_seqlens_values(cu_seqlens, x.shape[1])
-        if num_sequences == 0:
-            return x.clone(), state
-        lengths = cu_seqlens.diff().long()
-        rows = rnn.pad_sequence(list(torch.split(x[0], lengths.tolist())), batch_first=True)
-        y, state = self._run(rows, state, lengths)
-        return y[valid_tokens(rows, lengths)].unsqueeze(0), state
+        lengths = cu_seqlens.diff().tolist()
+        pieces = torch.split(x[0], lengths)
+        groups = groups_of_like_length(lengths)
+        outputs, after = list(pieces), []
+        for group in groups:
+            carried = take_rows(state, torch.tensor(group, device=x.device))
+            if lengths[group[0]]:
+                rows = rnn.pad_sequence([pieces[n] for n in group], batch_first=True)
+                sizes = torch.tensor([lengths[n] for n in group], device=x.device)
+                y, carried = self._run(rows, carried, sizes)
+                for n, row in zip(group, y, strict=True):
+                    outputs[n] = row[: lengths[n]]
+            after.append(carried)
+        order = torch.tensor([n for group in groups for n in group], device=x.device)
+        final = map_state(lambda *parts: _joined(parts)[order.argsort()], *after)
+        return torch.cat(outputs).unsqueeze(0), final
 
     def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
         self._check_step(x_t, state)
-        y, state = self._run(x_t.unsqueeze(1), _widened(state), None)
+        # Hooks on the layer, such as those that offload, run only if the module is called.
+        y, state = self(x_t.unsqueeze(1), state)
         return y.squeeze(1), state
 
     def extra_repr(self) -> str:
@@ -62,8 +81,40 @@ class PaddedLayer(Layer):
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
 
 
-def _widened(state: State) -> State:
-    return map_state(lambda part: part.to(at_least_float32(part.dtype)), state)
+def groups_of_like_length(lengths: Sequence[int]) -> list[list[int]]:
+    """Divide sequences into groups that can be padded to their longest at little cost.
+
+    At most half of the tokens of a padded group are padding. The number of groups grows with the
+    logarithm of the longest sequence: the longest of a group is less than half as long as that of
+    the group before.
+
+    Args:
+        lengths: number of tokens of each sequence.
+
+    Returns:
+        The numbers of the sequences in each group, longest first; every sequence is in one group.
+    """
+    groups: list[list[int]] = []
+    longest = total = 0
+    for n in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
+        total += lengths[n]
+        fits = groups and longest * (len(groups[-1]) + 1) <= 2 * total
+        # Empty sequences keep to themselves: they need no computation.
+        if not fits or (lengths[n] == 0 < longest):
+            groups.append([])
+            longest = total = lengths[n]
+        groups[-1].append(n)
+    return groups
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenate parts of states; those that grow are padded with zeros to the longest."""
+    longest = max(part.shape[1:] for part in parts)
+    padded = [
+        functional.pad(part, [0, 0] * (part.ndim - 2) + [0, longest[0] - part.shape[1]])
+        for part in parts
+    ]
+    return torch.cat(padded)
 
 
 def valid_tokens(x: Tensor, lengths: Tensor) -> Tensor:
@@ -83,7 +134,7 @@ def last_inputs(window: Tensor, count: int, lengths: Tensor | None) -> Tensor:
         The last ``count`` inputs, shape (B, count, channels).
     """
     if lengths is None:
-        return window[:, window.shape[1] - count :]
+        return owned(window[:, window.shape[1] - count :])
     places = lengths.unsqueeze(1) + torch.arange(count, device=window.device)
     return window.gather(1, places.unsqueeze(-1).expand(-1, -1, window.shape[2]))
 

@@ -44,8 +44,7 @@ def price(
         dtype: dtype of the parameters; None means torch's default.
 
     Raises:
-        ValueError: if a size is below 1, or the options do not fit the layer.
-        TypeError: if a size is not an int, or ``dtype`` is not floating.
+        OptionError: if a size is below 1, or the options do not fit the layer.
 
     Example:
         >>> paid = price(LayerSpec("lstm"), hidden_size=256, length=1)

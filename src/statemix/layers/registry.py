@@ -15,9 +15,9 @@ from statemix.layers.h_lru import HLRU
 from statemix.layers.layer import Layer
 from statemix.layers.lstm import LSTM
 from statemix.layers.mamba2 import Mamba2
-from statemix.registry import Factories
+from statemix.registry import Registry
 
-LAYERS: Factories[type[Layer]] = Factories(
+LAYERS: Registry[type[Layer]] = Registry(
     "layer",
     [
         BDLRU,

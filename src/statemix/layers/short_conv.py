@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from statemix.errors import OptionError
 from statemix.layers.layer import at_least_float32, check_sizes
 from statemix.layers.padded import last_inputs
 from statemix.ops import flops
@@ -127,11 +128,10 @@ def check_taps(name: str, size: int) -> None:
     """Check a number of taps passed to a constructor, of which there may be none.
 
     Raises:
-        TypeError: if it is not an int.
-        ValueError: if it is below 0, or 2^31 or more.
+        OptionError: if it is below 0, or 2^31 or more.
     """
     if type(size) is int and size <= 0:
         if size < 0:
-            raise ValueError(f"{name} must be at least 0, got {size}")
+            raise OptionError(f"{name} must be at least 0, got {size}")
         return
     check_sizes(**{name: size})

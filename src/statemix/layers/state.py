@@ -1,12 +1,14 @@
 """States of layers as trees of tensors, and operations that need not know their parts."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from statemix.ops.checks import check_dense, check_floating
+
+Kind = TypeVar("Kind")
 
 State = Any
 """A tensor, or a NamedTuple (or tuple) of states; the batch is the first axis of every tensor.
@@ -35,6 +37,20 @@ def map_state(function: Callable[..., Tensor], state: State, *others: State) -> 
         raise TypeError(f"state must be a tensor or a NamedTuple, got {type(state).__name__}")
     parts = [map_state(function, *these) for these in zip(state, *others, strict=True)]
     return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
+
+
+def loadable(kind: type[Kind]) -> type[Kind]:
+    """Let ``torch.load`` read states of a class as it is by default, with ``weights_only=True``."""
+    torch.serialization.add_safe_globals([kind])
+    return kind
+
+
+def owned(part: Tensor) -> Tensor:
+    """Return a tensor that shares no memory: a view would keep a whole sequence in memory.
+
+    A copy of a few numbers costs less than asking whether they are a view.
+    """
+    return part.clone(memory_format=torch.contiguous_format)
 
 
 def tensors(state: State, name: str = "state") -> Iterator[tuple[str, Tensor]]:

@@ -1,6 +1,34 @@
-"""Networks: stacks of layers with an embedding and readouts."""
+"""Networks: a backbone (embedding, blocks, norm) and the heads on top of it."""
 
+from typing import Literal
+
+from statemix.models.autoencoder import SequenceAutoencoder
+from statemix.models.backbone import Backbone
+from statemix.models.block import Block
 from statemix.models.channel_mixers import CHANNEL_MIXERS, ChannelMixer, MixerSpec
-from statemix.models.synthetic import SyntheticModel
+from statemix.models.classifier import TokenClassifier
+from statemix.models.names import earlier_name
+from statemix.models.readouts import LinearInit, ReadoutModel
 
-__all__ = ["CHANNEL_MIXERS", "ChannelMixer", "MixerSpec", "SyntheticModel"]
+ModelKind = Literal["causal", "autoencoder"]
+
+MODELS: dict[ModelKind, type[ReadoutModel]] = {
+    "causal": TokenClassifier,
+    "autoencoder": SequenceAutoencoder,
+}
+"""Kind of a model, as configurations name it -> its class."""
+
+__all__ = [
+    "CHANNEL_MIXERS",
+    "MODELS",
+    "Backbone",
+    "Block",
+    "ChannelMixer",
+    "LinearInit",
+    "MixerSpec",
+    "ModelKind",
+    "ReadoutModel",
+    "SequenceAutoencoder",
+    "TokenClassifier",
+    "earlier_name",
+]

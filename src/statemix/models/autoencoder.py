@@ -1,13 +1,79 @@
-"""The decoder of an autoencoder: a whole sequence, rebuilt from one vector."""
+"""An autoencoder: a whole sequence, rebuilt from one vector."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
-from statemix.ops.checks import bind
+from statemix.errors import OptionError
+from statemix.layers.masks import pack, unpack
+from statemix.models.backbone import States, check_values, mask_of
+from statemix.models.block import NORMS, Norm
+from statemix.models.readouts import Logits, ReadoutModel
+from statemix.ops.checks import check_cu_seqlens_values
+from statemix.ops.packing import positions
 
 _LARGEST_PERIOD = 10_000
+
+
+class SequenceAutoencoder(ReadoutModel):
+    """Backbone, decoder and one linear readout for each head: rebuilds every position.
+
+    The model keeps only the residual stream at the last token of a sequence. A :class:`Decoder`
+    rebuilds the stream at every position from it; final norm and readouts follow. So its logits
+    need whole sequences.
+
+    Source: the auto-encoder of MAD (mad-lab), used for compression. For the arguments, see
+    :class:`ReadoutModel`.
+
+    Shape:
+        tokens (B, T) int32 or int64 -> for each head, logits (B, T, classes).
+
+    Raises:
+        ValueError: as for every model, or if ``hidden_size`` is 1.
+    """
+
+    usual_linear_init = "normal"
+
+    def _add_parts(self, hidden_size: int, norm: Norm) -> None:
+        self.decoder = Decoder(hidden_size, NORMS[norm])
+
+    def forward(
+        self,
+        tokens: Tensor,
+        cu_seqlens: Tensor | None = None,
+        lengths: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+    ) -> Logits:
+        mask_of(tokens, cu_seqlens, attention_mask, lengths)
+        if attention_mask is not None:
+            packed = self(*pack(tokens, attention_mask))
+            return {head: unpack(logits, attention_mask) for head, logits in packed.items()}
+        if cu_seqlens is None:
+            (logits,) = self.in_pieces([tokens], lengths)
+            return logits
+        x, _ = self.backbone.stream(tokens, None, cu_seqlens)
+        check_values(cu_seqlens, lambda: check_cu_seqlens_values(cu_seqlens, x.shape[1]))
+        sequence, position = positions(cu_seqlens, x.shape[1])
+        return self._rebuilt(x[:, cu_seqlens[sequence + 1] - 1], position)
+
+    def in_pieces(
+        self, pieces: Iterable[Tensor], lengths: Tensor | None = None
+    ) -> Iterator[Logits]:
+        """Yield as every model does, after all pieces have been drawn."""
+        state: States | None = None
+        vectors, ends = None, [0]
+        for tokens in pieces:
+            x, state = self.backbone.stream(tokens, state)
+            last = None if lengths is None else lengths - 1 - ends[-1]
+            vectors = vectors_at(x, last, vectors)
+            ends.append(ends[-1] + tokens.shape[1])
+        for start, stop in pairwise(ends):
+            yield self._rebuilt(vectors, torch.arange(start, stop, device=self.device))
+
+    def _rebuilt(self, vectors: Tensor | None, positions: Tensor) -> Logits:
+        return self._read(self.backbone.final_norm(self.decoder(vectors, positions)))
 
 
 class Decoder(nn.Module):
@@ -38,7 +104,7 @@ class Decoder(nn.Module):
     def __init__(self, hidden_size: int, norm: Callable[[int], nn.Module]) -> None:
         super().__init__()
         if hidden_size < 2:
-            raise ValueError(
+            raise OptionError(
                 f"hidden_size must be at least 2 for an autoencoder, got {hidden_size}"
             )
         self.network = nn.Sequential(
@@ -108,29 +174,3 @@ def vectors_at(x: Tensor, places: Tensor | None, otherwise: Tensor | None = None
     found = x[rows, places.clamp(0, length - 1)].unsqueeze(1)
     inside = (places >= 0) & (places < length)
     return torch.where(inside[:, None, None], found, otherwise)
-
-
-def check_lengths(lengths: Tensor, tokens: Tensor) -> None:
-    """Check the shape, dtype and device of the lengths of padded rows.
-
-    Raises:
-        ValueError: if the shape or the device disagrees.
-        TypeError: if it is not an integer tensor.
-    """
-    bind({"B": len(tokens)}, "lengths", lengths, "B")
-    if lengths.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"lengths must be int32 or int64, got {lengths.dtype}")
-    if lengths.device != tokens.device:
-        raise ValueError(f"lengths must be on {tokens.device}, got {lengths.device}")
-
-
-def check_lengths_values(lengths: Tensor, longest: int) -> None:
-    """Check that lengths are in 0..longest.
-
-    Raises:
-        ValueError: otherwise, with the first wrong value.
-        RuntimeError: if the values cannot be read, as for fake tensors or under vmap.
-    """
-    for length in lengths.tolist():
-        if not 0 <= length <= longest:
-            raise ValueError(f"lengths must be in 0..{longest}, got {length}")

@@ -2,11 +2,12 @@
 
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from statemix.layers.layer import check_sizes
-from statemix.registry import Factories, Spec
+from statemix.registry import Registry, Spec
 
 # MAD's inner widths are multiples of this, for the tensor cores of GPUs.
 _MULTIPLE = 16
@@ -21,7 +22,8 @@ class MixerSpec(Spec):
 class ChannelMixer(nn.Module):
     """Base of channel mixers: maps (..., hidden_size) to the same shape, position by position.
 
-    Its constructor takes ``hidden_size``; its other parameters are its options.
+    Its constructor takes ``hidden_size``, ``device`` and ``dtype``; its other parameters are its
+    options.
     """
 
     name: ClassVar[str]
@@ -44,25 +46,39 @@ class SwiGLU(ChannelMixer):
         hidden_size: width of the input and output.
         intermediate_size: inner width. None means MAD's: two thirds of four times ``hidden_size``,
             so that it has as many parameters as :class:`MLP`, rounded up to a multiple of 16.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
 
     Shape:
         x (..., hidden_size) -> y (..., hidden_size).
 
     Raises:
-        ValueError: if a size is below 1.
-        TypeError: if a size is not an int.
+        OptionError: if a size is below 1.
     """
 
     name = "swiglu"
 
-    def __init__(self, hidden_size: int, *, intermediate_size: int | None = None) -> None:
+    def __init__(
+        self,
+        hidden_size: int,
+        *,
+        intermediate_size: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         if intermediate_size is None:
             intermediate_size = -(-(8 * hidden_size // 3) // _MULTIPLE) * _MULTIPLE
         check_sizes(hidden_size=hidden_size, intermediate_size=intermediate_size)
-        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
-        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
-        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
+        self.gate_proj = nn.Linear(
+            hidden_size, intermediate_size, bias=False, device=device, dtype=dtype
+        )
+        self.up_proj = nn.Linear(
+            hidden_size, intermediate_size, bias=False, device=device, dtype=dtype
+        )
+        self.down_proj = nn.Linear(
+            intermediate_size, hidden_size, bias=False, device=device, dtype=dtype
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -77,24 +93,32 @@ class MLP(ChannelMixer):
     Args:
         hidden_size: width of the input and output.
         intermediate_size: inner width. None means four times ``hidden_size``.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
 
     Shape:
         x (..., hidden_size) -> y (..., hidden_size).
 
     Raises:
-        ValueError: if a size is below 1.
-        TypeError: if a size is not an int.
+        OptionError: if a size is below 1.
     """
 
     name = "mlp"
 
-    def __init__(self, hidden_size: int, *, intermediate_size: int | None = None) -> None:
+    def __init__(
+        self,
+        hidden_size: int,
+        *,
+        intermediate_size: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         if intermediate_size is None:
             intermediate_size = 4 * hidden_size
         check_sizes(hidden_size=hidden_size, intermediate_size=intermediate_size)
-        self.up_proj = nn.Linear(hidden_size, intermediate_size)
-        self.down_proj = nn.Linear(intermediate_size, hidden_size)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, device=device, dtype=dtype)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, device=device, dtype=dtype)
 
     def zero_biases(self) -> None:
         """Set both biases to zero."""
@@ -106,12 +130,12 @@ class MLP(ChannelMixer):
         return out
 
 
-CHANNEL_MIXERS: Factories[type[ChannelMixer]] = Factories(
+CHANNEL_MIXERS: Registry[type[ChannelMixer]] = Registry(
     "channel mixer",
     [
         SwiGLU,
         MLP,
     ],
-    common=("hidden_size",),
+    common=("hidden_size", "device", "dtype"),
 )
 """The channel mixers by name."""

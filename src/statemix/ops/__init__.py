@@ -1,14 +1,14 @@
 """The recurrences as pure functions of tensors.
 
 Each operator has a folder (``block/``, ``lag/``) with its public functions, its definition and its
-PyTorch implementations. Each backend has a module or folder (``cpu/``, ``loop.py``) for its record.
+PyTorch implementations. Backends have a folder (``cpu/``, ``triton/``), or share ``portable.py``.
 """
 
-from statemix.ops.associative import ASSOCIATIVE
 from statemix.ops.backends import (
     BACKENDS,
     Backend,
     Kernel,
+    Scan,
     check_backend,
     default_backend,
 )
@@ -17,8 +17,7 @@ from statemix.ops.checks import BackendUnavailableError
 from statemix.ops.cpu import CPU
 from statemix.ops.gates import GATES, GateFamily, normalize
 from statemix.ops.lag import REALIZATIONS, h_lru, h_lru_step, lag_scan, lag_step
-from statemix.ops.loop import LOOP
-from statemix.ops.reference import REFERENCE
+from statemix.ops.portable import ASSOCIATIVE, LOOP, REFERENCE
 from statemix.ops.sequence_parallel import sequence_parallel
 from statemix.ops.triton import TRITON, in_chunks
 
@@ -30,6 +29,7 @@ __all__ = [
     "BackendUnavailableError",
     "GateFamily",
     "Kernel",
+    "Scan",
     "bd_lru",
     "bd_lru_step",
     "block_scan",

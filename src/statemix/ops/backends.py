@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,45 +16,83 @@ from statemix.ops.checks import FLOATING, BackendUnavailableError
 from statemix.ops.layout import state_dtype
 from statemix.registry import Registry
 
+GIVEN = "given"
+"""Stands for a gate family where coefficients are given and need no normalising."""
+
+
+class Scan(NamedTuple):
+    """One scan: the arguments of a kernel, and of the registered operators in this order.
+
+    Arguments are checked. They share one device and one dtype of the backend's ``dtypes``, but the
+    initial state has the dtype of states. Their memory order is arbitrary.
+
+    Attributes:
+        coefficients: raw gates if the backend normalises their family, else transitions or lag
+            coefficients, (B, T, H, ...).
+        inputs: values or inputs, (B, T, H, ...).
+        initial_state: h_0, (N, H, m), float32 or float64.
+        cu_seqlens: bounds of N packed sequences, (N+1,), or None. They have been validated on the
+            CPU; on other devices their values must not be read back.
+        temperature: 0-d divisor of raw gates, or None.
+        operator: name of the operator.
+        backend: name of the backend.
+        gate: family that the backend normalises, or "given".
+        keep: whether a backward pass may follow.
+    """
+
+    coefficients: Tensor
+    inputs: Tensor
+    initial_state: Tensor
+    cu_seqlens: Tensor | None
+    temperature: Tensor | None
+    operator: str
+    backend: str
+    gate: str
+    keep: bool
+
+    @property
+    def kernel(self) -> "Kernel":
+        """The backend's kernel of the operator."""
+        return BACKENDS[self.backend].kernels[self.operator]
+
+
+Results = tuple[Tensor, Tensor, tuple[Tensor, ...]]
+"""States (B, T, H, ...), final state (N, H, m), and what the backward needs beside the states."""
+
 Step = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
-"""(coefficients, inputs, state, temperature) -> h_t, state: one step without a time axis."""
+"""(coefficients, inputs, state, temperature) -> h_t, state: one step of decoding.
+
+Arguments may have other axes than those of a scan, if they have the same order in memory. h_t has
+the shape of the inputs.
+"""
 
 
 @dataclass(frozen=True)
 class Kernel:
     """How a backend computes one operator.
 
-    Coefficients are raw gates if the backend fuses their family, else transitions or lag
-    coefficients. Arguments are checked: they share one device and one dtype of the backend's
-    ``dtypes``, except that ``initial_state`` has the state's dtype. Their memory order is
-    arbitrary. Results must not share memory with arguments.
-
-    A backend that fuses gate families receives two more arguments: ``gate`` (a name in its
-    ``families``, or "given" for coefficients that need no normalising) and ``temperature`` (None,
-    or a 0-d tensor that divides the raw gates).
-
     Attributes:
-        forward: (coefficients, inputs, initial_state, cu_seqlens) -> states, final_state, both in
-            the initial state's dtype, unless the backend is ``narrow``. If it also ``keeps_wide``,
-            states in the initial state's dtype come third, or None where those above have it. If it
-            keeps ``maps``, these come third. Both have the keyword ``keeps``; if that is False, the
-            third is None, and no backward will follow.
-            ``cu_seqlens`` has been validated on the CPU; on other devices its values must not be
-            read back.
-        backward: (d_states, d_final_state, coefficients, inputs, states, initial_state, cu_seqlens)
-            -> gradients of coefficients, inputs and initial_state, each in its argument's dtype.
-            ``states`` are the widest that ``forward`` returned. A backend that keeps ``maps`` has
-            them as a keyword, which is None if they were lost, as under ``vmap``. None in place of
-            the function means that autograd differentiates ``forward``, which consists of PyTorch
-            functions.
-        prepare_step: (coefficients, inputs, state, gate) -> :data:`Step`, for decoding without
-            derivatives. The step serves all arguments that share shapes, strides, dtypes and
-            device with these, under the same number of threads. None means ``forward`` with T = 1.
+        forward: scan -> :data:`Results`. States have the dtype of the inputs or of the initial
+            state, and the final state that of the initial state. The saved tensors, at most
+            two, are opaque to the rest of the library; there are none if ``scan.keep`` is False.
+            Results share no memory with arguments or with each other.
+        backward: (scan, d_states, d_final_state, states, saved) -> gradients of coefficients,
+            inputs and initial state, each in its argument's dtype. None in place of the function
+            means that autograd differentiates ``forward``, which consists of PyTorch functions and
+            saves nothing.
+        empty: scan -> :data:`Results` that ``forward`` would return, uninitialised, in the same
+            memory order. It computes with sizes alone, which a compiler may know by name only. None
+            means that states have the dtype of the initial state and that nothing is saved.
+        prepare_step: scan of one step -> :data:`Step` that runs all scans whose tensors share
+            shapes, strides, dtypes and device with these, under the same number of threads; or
+            None, as where such a scan would have to be copied. None in place of the function means
+            that ``forward`` runs single steps, too.
     """
 
-    forward: Callable[..., tuple[Any, ...]]
+    forward: Callable[[Scan], Results]
     backward: Callable[..., tuple[Tensor, Tensor, Tensor]] | None = None
-    prepare_step: Callable[..., Step] | None = None
+    empty: Callable[[Scan], Results] | None = None
+    prepare_step: Callable[[Scan], Step | None] | None = None
 
 
 def _always() -> None:
@@ -81,15 +119,11 @@ class Backend:
             machine and what to install.
         detail: returns the variant in use on this machine, such as the instruction set.
         automatic: True if ``backend=None`` may choose the backend.
+        distrust: (operator, device) -> why ``backend=None`` must not choose the backend there, or
+            None, as after a check of its results. None in place of the function means never.
         slow: True if the automatic choice of the backend deserves a warning.
         stepwise: True if the backend computes one step after another, so that splitting a sequence
             anywhere gives bit-identical results.
-        narrow: True if the kernels return states in the dtype of the inputs, which saves the time
-            of writing and rounding wider ones.
-        keeps_wide: True if the kernels of a narrow backend return wider states for the backward,
-            too, whose gradients then lose no more than one rounding.
-        maps: (values, initial_state) -> room for the maps of chunks of time that ``forward`` keeps
-            for the backward, by arithmetic on sizes alone; None if the kernels keep none.
     """
 
     name: str
@@ -100,11 +134,9 @@ class Backend:
     unavailable: Callable[[], str | None] = _always
     detail: Callable[[], str] = _pytorch
     automatic: bool = False
+    distrust: Callable[[str, torch.device], str | None] | None = None
     slow: bool = False
     stepwise: bool = True
-    narrow: bool = False
-    keeps_wide: bool = False
-    maps: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def add(self, operator: str, kernel: Kernel) -> None:
         """Add the kernel of an operator.
@@ -131,9 +163,12 @@ class Backend:
             return f"backend {self.name!r} needs tensors of {known}"
         return None
 
-    def obstacle(self, operator: str, device_type: str, dtype: torch.dtype) -> str | None:
-        """Return why the backend cannot run an operator on such tensors here, or None."""
-        return self.refusal(operator, device_type, dtype) or reason_of(self.name)
+    def obstacle(self, operator: str, device: torch.device, dtype: torch.dtype) -> str | None:
+        """Return why ``backend=None`` cannot choose the backend for such tensors, or None."""
+        reason = self.refusal(operator, device.type, dtype) or reason_of(self.name)
+        if reason is None and self.automatic and self.distrust is not None:
+            reason = distrust_of(self.name, operator, str(device))
+        return reason
 
 
 BACKENDS: Registry[Backend] = Registry("backend")
@@ -145,9 +180,16 @@ def reason_of(name: str) -> str | None:
     return BACKENDS[name].unavailable()
 
 
+def distrust_of(name: str, operator: str, device: str) -> str | None:
+    """Return why ``backend=None`` must not choose a backend there, or None (a constant, too)."""
+    distrust = BACKENDS[name].distrust
+    return None if distrust is None else distrust(operator, torch.device(device))
+
+
 # All that torch.compiler.assume_constant_result does, but it imports the compiler, which would take
 # up to a half of the start of every command.
 reason_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
+distrust_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def check_backend(name: str | None, device: torch.device | str | None = None) -> None:
@@ -185,7 +227,7 @@ def resolve(name: str | None, operator: str, device: torch.device, dtype: torch.
         BackendUnavailableError: if it cannot run here, or for None if no backend can.
     """
     if name is None:
-        return _preferred(operator, device.type, dtype)
+        return _preferred(operator, device, dtype)
     backend = BACKENDS.find(name)
     refusal = backend.refusal(operator, device.type, dtype)
     if refusal is not None:
@@ -209,7 +251,7 @@ def default_backend(
     Raises:
         BackendUnavailableError: if no backend supports these tensors.
     """
-    return _first(operator, torch.device(device).type, dtype).name
+    return _first(operator, torch.device(device), dtype).name
 
 
 def report(
@@ -231,9 +273,10 @@ def report(
     for operator in operators:
         for device in devices:
             for dtype in dtypes:
-                chosen = _find_first(operator, device, dtype)
+                place = torch.device(device)
+                chosen = _find_first(operator, place, dtype)
                 others = {
-                    backend.name: backend.obstacle(operator, device, dtype) or _passed_over(backend)
+                    backend.name: backend.obstacle(operator, place, dtype) or _passed_over(backend)
                     for backend in BACKENDS.values()
                     if backend is not chosen
                 }
@@ -263,25 +306,25 @@ def _passed_over(backend: Backend) -> str:
     return f"backend {backend.name!r} is used only if named explicitly"
 
 
-def _find_first(operator: str, device_type: str, dtype: torch.dtype) -> Backend | None:
+def _find_first(operator: str, device: torch.device, dtype: torch.dtype) -> Backend | None:
     for backend in BACKENDS.values():
-        if backend.automatic and backend.obstacle(operator, device_type, dtype) is None:
+        if backend.automatic and backend.obstacle(operator, device, dtype) is None:
             return backend
     return None
 
 
-def _first(operator: str, device_type: str, dtype: torch.dtype) -> Backend:
-    backend = _find_first(operator, device_type, dtype)
+def _first(operator: str, device: torch.device, dtype: torch.dtype) -> Backend:
+    backend = _find_first(operator, device, dtype)
     if backend is not None:
         return backend
     raise BackendUnavailableError(
-        f"no backend serves operator {operator!r} for {dtype} on {device_type}: "
-        f"{_reasons(None, operator, device_type, dtype)}"
+        f"no backend serves operator {operator!r} for {dtype} on {device.type}: "
+        f"{_reasons(None, operator, device, dtype)}"
     )
 
 
-def _preferred(operator: str, device_type: str, dtype: torch.dtype) -> Backend:
-    backend = _first(operator, device_type, dtype)
+def _preferred(operator: str, device: torch.device, dtype: torch.dtype) -> Backend:
+    backend, device_type = _first(operator, device, dtype), device.type
     if (
         backend.slow
         and not torch.compiler.is_compiling()
@@ -292,7 +335,7 @@ def _preferred(operator: str, device_type: str, dtype: torch.dtype) -> Backend:
         _warned.add((backend.name, device_type))
         warnings.warn(
             f"statemix uses the slow backend {backend.name!r} for tensors on {device_type}: "
-            f"{_reasons(backend, operator, device_type, dtype)}. "
+            f"{_reasons(backend, operator, device, dtype)}. "
             f"Pass backend={backend.name!r} to use it without this warning",
             RuntimeWarning,
             stacklevel=_level_of_caller(),
@@ -303,14 +346,16 @@ def _preferred(operator: str, device_type: str, dtype: torch.dtype) -> Backend:
 _warned: set[tuple[str, str]] = set()
 
 
-def _reasons(chosen: Backend | None, operator: str, device_type: str, dtype: torch.dtype) -> str:
+def _reasons(
+    chosen: Backend | None, operator: str, device: torch.device, dtype: torch.dtype
+) -> str:
     """Return why the automatic backends before ``chosen`` cannot run."""
     reasons = []
     for backend in BACKENDS.values():
         if backend is chosen:
             break
         if backend.automatic:
-            reasons.append(backend.obstacle(operator, device_type, dtype))
+            reasons.append(backend.obstacle(operator, device, dtype))
     return "; ".join(filter(None, reasons))
 
 

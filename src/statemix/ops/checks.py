@@ -6,6 +6,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from statemix.errors import OptionError, suggestion
+
 FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 """Supported dtypes of gates, values, states, coefficients and inputs."""
 
@@ -29,16 +31,15 @@ def bind(sizes: dict[str, int], name: str, tensor: Tensor, axes: str) -> None:
         ValueError: if the rank or a recorded size disagrees, or m is less than 1.
     """
     check_dense(name, tensor)
-    names = axes.split()
-    if tensor.ndim == len(names):
-        known = dict(sizes)
-        if all(_agrees(known, axis, n) for axis, n in zip(names, tensor.shape, strict=True)):
-            if known.get("m", 1) < 1:
-                raise ValueError(f"{name} must have m of at least 1, got {tuple(tensor.shape)}")
-            sizes.update(known)
-            return
+    names, shape = axes.split(), tensor.shape
+    known = dict(sizes)
+    if len(shape) == len(names) and _agree(known, names, shape):
+        if known.get("m", 1) < 1:
+            raise ValueError(f"{name} must have m of at least 1, got {tuple(shape)}")
+        sizes.update(known)
+        return
     wanted = ", ".join(_described(sizes, axis) for axis in names)
-    raise ValueError(f"{name} must have shape ({wanted}), got {tuple(tensor.shape)}")
+    raise ValueError(f"{name} must have shape ({wanted}), got {tuple(shape)}")
 
 
 def check_dense(name: str, tensor: object) -> None:
@@ -61,10 +62,14 @@ def _form(tensor: Tensor) -> str:
     return str(tensor.layout).removeprefix("torch.")
 
 
-def _agrees(known: dict[str, int], axis: str, size: int) -> bool:
-    if axis.endswith("+1"):
-        return known.setdefault(axis.removesuffix("+1"), size - 1) == size - 1
-    return known.setdefault(axis, size) == size
+def _agree(known: dict[str, int], names: Sequence[str], shape: Sequence[int]) -> bool:
+    # A plain loop, because a decoding step checks six shapes.
+    for axis, size in zip(names, shape, strict=True):
+        if axis[-2:] == "+1":
+            axis, size = axis[:-2], size - 1
+        if known.setdefault(axis, size) != size:
+            return False
+    return True
 
 
 def _described(sizes: dict[str, int], axis: str) -> str:
@@ -203,8 +208,9 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     """Check that ``value`` is one of ``choices``.
 
     Raises:
-        ValueError: otherwise, with the list of choices.
+        OptionError: otherwise, with the list of choices.
     """
     # An array would compare entry by entry.
     if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{name} must be one of {list(choices)}, got {value!r}")
+        advice = suggestion(value, choices)
+        raise OptionError(f"{name} must be one of {list(choices)}, got {value!r}{advice}")

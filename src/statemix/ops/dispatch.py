@@ -1,13 +1,16 @@
-"""Run an operator for the public functions: checks, backend, dtypes and normalisation of gates.
+"""Check the arguments of the public functions, choose a backend, and convert dtypes.
 
 This module treats all operators alike and receives their names as arguments.
 """
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 
-from statemix.ops import autograd
-from statemix.ops.backends import Backend, resolve
+from statemix.ops.autograd import may_be_differentiated, solver_of
+from statemix.ops.backends import GIVEN, Scan, resolve
 from statemix.ops.checks import (
     check_cu_seqlens,
     check_cu_seqlens_values,
@@ -17,73 +20,67 @@ from statemix.ops.checks import (
 from statemix.ops.gates import normalize
 from statemix.ops.layout import state_dtype
 
-GIVEN = "given"
-"""Stands for a gate family where coefficients are given and need no normalising."""
 
+class Gating(NamedTuple):
+    """How coefficients follow from raw gates.
 
-def run_gated(
-    operator: str,
-    gates: Tensor,
-    values: Tensor,
-    gate: str,
-    temperature: Tensor | float | None,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    sizes: dict[str, int],
-    *,
-    backend: str | None,
-    finite: bool,
-) -> tuple[Tensor, Tensor]:
-    """Run an operator on raw gates, normalised by the kernel if it can, else by PyTorch.
-
-    Args:
-        operator: name of the operator.
-        gates: raw gates (B, T, H, ...), checked against ``values``.
-        values: v, shape (B, T, H, ...).
-        gate: name of a family that the operator supports.
-        temperature: checked divisor of the gates, or None.
-        initial_state: the user's argument, unchecked.
-        cu_seqlens: the user's argument, unchecked.
-        sizes: sizes of the axes B, T, H and m.
-        backend: the user's argument, unchecked.
-        finite: reject NaN and infinity first.
+    Attributes:
+        family: name of a family that the operator supports, or "given".
+        temperature: checked divisor of the raw gates, or None.
     """
-    if finite:
-        check_finite(gates=gates, values=values, initial_state=initial_state)
-    record = _resolved(backend, operator, values)
-    h_0 = initial_state_of(initial_state, values, cu_seqlens, sizes)
-    if gate in record.families:
-        if isinstance(temperature, float):
-            temperature = gates.new_full((), temperature, dtype=h_0.dtype)
-        a, b, name = gates, values, gate
-    else:
-        a, input_gate = normalize(gates.to(h_0.dtype), gate, temperature=temperature)
-        b, name, temperature = input_gate * values.to(h_0.dtype), GIVEN, None
-    if b.dtype not in record.dtypes:
-        dtype = h_0.dtype if h_0.dtype in record.dtypes else values.dtype
-        a, b = a.to(dtype), b.to(dtype)
-    states, final_state = _run(record, operator, a, b, h_0, cu_seqlens, name, temperature)
-    return states.to(values.dtype), final_state
+
+    family: str = GIVEN
+    temperature: Tensor | float | None = None
 
 
-def run_given(
+def prepare(
     operator: str,
     coefficients: Tensor,
     inputs: Tensor,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
+    gating: Gating,
     sizes: dict[str, int],
     *,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
     backend: str | None,
-) -> tuple[Tensor, Tensor]:
-    """Run an operator on given coefficients; other arguments as in :func:`run_gated`."""
-    record = _resolved(backend, operator, inputs)
-    h_0 = initial_state_of(initial_state, inputs, cu_seqlens, sizes)
-    a, b = coefficients, inputs
+    finite: bool = False,
+) -> tuple[Callable[..., tuple[Any, ...]], Scan]:
+    """Return a scan, and the function of its fields that runs it: (states, final state, ...).
+
+    Args:
+        operator: name of the operator.
+        coefficients: raw gates or given coefficients, (B, T, H, ...), checked against ``inputs``.
+        inputs: values or inputs, (B, T, H, ...).
+        gating: how coefficients follow from gates, normalised by the kernel if it can.
+        sizes: sizes of the axes B, T, H and m.
+        initial_state: the user's argument, unchecked.
+        cu_seqlens: the user's argument, unchecked.
+        backend: the user's argument, unchecked.
+        finite: reject NaN and infinity in raw gates, values and initial state first.
+    """
+    (gate, temperature), a, b = gating, coefficients, inputs
+    if finite:
+        check_finite(gates=a, values=b, initial_state=initial_state)
+    if backend is None and _is_exported_step(b):
+        backend = "reference"
+    record = resolve(backend, operator, b.device, b.dtype)
+    h_0 = initial_state_of(initial_state, b, cu_seqlens, sizes)
+    if gate != GIVEN and gate not in record.families:
+        a, input_gate = normalize(a.to(h_0.dtype), gate, temperature=temperature)
+        b, gate, temperature = input_gate * b.to(h_0.dtype), GIVEN, None
+    elif isinstance(temperature, float):
+        temperature = a.new_full((), temperature, dtype=h_0.dtype)
     if b.dtype not in record.dtypes:
-        a, b = a.to(h_0.dtype), b.to(h_0.dtype)
-    states, final_state = _run(record, operator, a, b, h_0, cu_seqlens, GIVEN, None)
-    return states.to(inputs.dtype), final_state
+        # Narrow inputs of unsupported dtype are widened, unless normalising has widened too much.
+        dtype = h_0.dtype if h_0.dtype in record.dtypes else inputs.dtype
+        a, b = a.to(dtype), b.to(dtype)
+    assert not isinstance(temperature, float)
+    keep = may_be_differentiated(a, b, h_0)
+    scan = Scan(a, b, h_0, cu_seqlens, temperature, operator, record.name, gate, keep)
+    if record.kernels[operator].backward is None:
+        # The registered operators check the bounds themselves.
+        check_bounds(cu_seqlens, b.shape[1])
+    return solver_of(scan), scan
 
 
 def initial_state_of(
@@ -122,34 +119,9 @@ def check_bounds(cu_seqlens: Tensor | None, length: int) -> None:
             raise ValueError("cu_seqlens must not be mapped by vmap, got a mapped axis") from error
 
 
-def _resolved(backend: str | None, operator: str, values: Tensor) -> Backend:
-    if backend is None and _is_exported_step(values):
-        backend = "reference"
-    return resolve(backend, operator, values.device, values.dtype)
-
-
 def _is_exported_step(values: Tensor) -> bool:
     """Return whether the graph should have PyTorch's own operators, to run anywhere."""
     if not torch.compiler.is_exporting():
         return False
     length = values.shape[1]
     return isinstance(length, int) and length == 1
-
-
-def _run(
-    record: Backend,
-    operator: str,
-    a: Tensor,
-    b: Tensor,
-    h_0: Tensor,
-    cu_seqlens: Tensor | None,
-    gate: str,
-    temperature: Tensor | float | None,
-) -> tuple[Tensor, Tensor]:
-    kernel = record.kernels[operator]
-    assert not isinstance(temperature, float)
-    if kernel.backward is not None:
-        return autograd.scan(a, b, h_0, cu_seqlens, temperature, operator, record.name, gate)
-    check_bounds(cu_seqlens, b.shape[1])
-    fusion = (gate, temperature) if record.families else ()
-    return kernel.forward(a, b, h_0, cu_seqlens, *fusion)

@@ -7,8 +7,6 @@ an accelerator, is one block. States are float32 or wider, whatever the dtype of
 import torch
 from torch import Tensor
 
-from statemix.ops import shortcuts
-
 BLOCK_AXIS = 2
 """The axis of blocks (or channels) in gates, values and states: (B, T, H, ...)."""
 
@@ -32,11 +30,13 @@ def innermost(tensor: Tensor, axis: int = BLOCK_AXIS) -> Tensor:
 
 
 def dense(tensor: Tensor, axis: int = BLOCK_AXIS) -> Tensor:
-    """Return ``tensor`` contiguous with ``axis`` innermost and the other axes in order."""
-    # Asking costs a small problem less than two views. A compiler would remember the answer.
-    if not torch.compiler.is_compiling() and tensor.stride() == dense_strides(tensor.shape, axis):
+    """Return ``tensor`` contiguous with ``axis`` innermost and the other axes in order.
+
+    It is the tensor itself if it has that order, else a copy that is no view.
+    """
+    if tensor.stride() == dense_strides(tensor.shape, axis):
         return tensor
-    return tensor.movedim(axis, -1).contiguous().movedim(-1, axis)
+    return empty_innermost(tensor.shape, tensor, axis).copy_(tensor)
 
 
 def dense_strides(shape: torch.Size | tuple[int, ...], axis: int = BLOCK_AXIS) -> tuple[int, ...]:
@@ -72,12 +72,6 @@ def split_units(flat: Tensor, shape: tuple[int, ...], num_units: int) -> Tensor:
         num_units: number H of units.
     """
     batch = flat.shape[:-1]
-    if shortcuts.allowed() and shortcuts.are_plain(flat) and flat.is_contiguous():
-        # One view instead of two: a decoding step consists of little else.
-        strides = [num_units]
-        for size in shape[:0:-1]:
-            strides.insert(0, strides[0] * size)
-        return flat.as_strided((*batch, num_units, *shape), (*flat.stride()[:-1], 1, *strides))
     return flat.reshape(*batch, *shape, num_units).movedim(-1, len(batch))
 
 

@@ -135,10 +135,11 @@ def last_of_each(x: Tensor, initial: Tensor, cu_seqlens: Tensor | None) -> Tenso
         cu_seqlens: bounds of packed sequences, shape (N+1,), or None.
 
     Returns:
-        Shape like ``initial``.
+        Shape like ``initial``, in memory of its own.
     """
     if cu_seqlens is None:
-        return x[:, -1] if x.shape[1] else initial.clone()
+        # A view would keep the entries of all steps alive.
+        return x[:, -1].clone() if x.shape[1] else initial.clone()
     if x.shape[1] == 0:
         return initial.clone()
     last = x[0, (cu_seqlens[1:].to(torch.int64) - 1).clamp(min=0)]

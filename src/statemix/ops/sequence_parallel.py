@@ -7,11 +7,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-Scan = Callable[..., tuple[Tensor, Tensor]]
+Operator = Callable[..., tuple[Tensor, Tensor]]
 
 
 def sequence_parallel(
-    scan: Scan,
+    scan: Operator,
     coefficients: Tensor,
     inputs: Tensor,
     initial_state: Tensor | None = None,
@@ -89,7 +89,7 @@ class _StateBefore(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        run: Scan,
+        run: Operator,
         group: "dist.ProcessGroup | None",
         coefficients: Tensor,
         inputs: Tensor,
@@ -128,7 +128,7 @@ class _StateBefore(torch.autograd.Function):
         return None, None, *found, d_initial
 
 
-def _product(run: Scan, coefficients: Tensor, zeros: Tensor, like: Tensor) -> Tensor:
+def _product(run: Operator, coefficients: Tensor, zeros: Tensor, like: Tensor) -> Tensor:
     """Return what a slice makes of states: (B, H, m, m), column j of the unit state j."""
     columns = []
     for place in range(like.shape[-1]):

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from statemix.automaton import Automaton
-from statemix.models import SyntheticModel
+from statemix.models import ReadoutModel
 from statemix.proofs.hardening import PrunedModel, can_harden, can_prune, harden, prune
 from statemix.proofs.horizon import Horizon, find_horizon
 from statemix.proofs.product_search import SearchResult, Verdict, search
 from statemix.proofs.refitting import refit
 from statemix.proofs.ties import GateGaps, watch_gaps
 
-Network = Literal["pruned", "refitted", "hardened", "as trained"]
+NetworkForm = Literal["pruned", "refitted", "hardened", "as trained"]
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Certificate:
     """
 
     result: SearchResult
-    network: Network
-    model: SyntheticModel
+    network: NetworkForm
+    model: ReadoutModel
     horizon: Horizon
     tracking: tuple[int, ...] | None = None
     num_blocks: int | None = None
@@ -69,7 +69,7 @@ class Certificate:
 
 
 def prove(
-    model: SyntheticModel,
+    model: ReadoutModel,
     automaton: Automaton,
     *,
     head: str | None = None,
@@ -100,12 +100,12 @@ def prove(
         ValueError: as in :func:`search`.
         RequestError: as in :func:`search`.
     """
-    head = next(iter(model.heads)) if head is None else head
+    head = model.main_head if head is None else head
 
-    def search_words(network: SyntheticModel) -> SearchResult:
+    def search_words(network: ReadoutModel) -> SearchResult:
         return search(network, automaton, head=head, max_pairs=max_pairs, on_progress=on_progress)
 
-    def length(hard: SyntheticModel, tracking: tuple[int, ...] | None = None) -> Horizon:
+    def length(hard: ReadoutModel, tracking: tuple[int, ...] | None = None) -> Horizon:
         return find_horizon(
             _with_gates_of(model, hard).cpu(),
             copy.deepcopy(hard).cpu(),
@@ -158,14 +158,14 @@ def _unless_tied(result: SearchResult, gaps: GateGaps) -> SearchResult:
 
 def _candidates(
     cut: PrunedModel, automaton: Automaton, head: str
-) -> Iterator[tuple[Network, SyntheticModel]]:
+) -> Iterator[tuple[NetworkForm, ReadoutModel]]:
     """Yield the pruned network, and then, if its blocks hold anything, with another readout."""
     yield "pruned", cut.model
     if cut.varying:
         yield "refitted", refit(cut.model, automaton, head)
 
 
-def _with_gates_of(model: SyntheticModel, other: SyntheticModel) -> SyntheticModel:
+def _with_gates_of(model: ReadoutModel, other: ReadoutModel) -> ReadoutModel:
     """Return a copy of ``other`` with the gate temperatures of ``model``."""
     copied = copy.deepcopy(other)
     buffers = dict(model.named_buffers())

@@ -10,28 +10,28 @@ from torch import Tensor
 from statemix.automaton import NEVER, Automaton
 from statemix.layers import BDLRU, State, take_rows
 from statemix.layers.gated_recurrence import GatedRecurrence
-from statemix.models import SyntheticModel
+from statemix.models import ReadoutModel, TokenClassifier
 
 # A gap between raw gates becomes larger than every exponent of float32 and of float64.
 _TEMPERATURE = 1e-30
 
 
-def can_harden(model: SyntheticModel) -> bool:
+def can_harden(model: ReadoutModel) -> bool:
     """Return whether a model has gates, all of them of softmax."""
     layers = [part for part in model.modules() if isinstance(part, GatedRecurrence)]
     return bool(layers) and all(layer.gate == "softmax" for layer in layers)
 
 
-def can_prune(model: SyntheticModel) -> bool:
+def can_prune(model: ReadoutModel) -> bool:
     """Return whether a model is one BD-LRU, none of whose blocks another layer reads."""
     return (
-        len(model.blocks) == 1
-        and model.decoder is None
-        and isinstance(model.get_submodule("blocks.0.layer"), BDLRU)
+        len(model.backbone.blocks) == 1
+        and isinstance(model, TokenClassifier)
+        and isinstance(model.backbone.blocks[0].mixer, BDLRU)
     )
 
 
-def harden(model: SyntheticModel) -> SyntheticModel:
+def harden(model: ReadoutModel) -> ReadoutModel:
     r"""Return a copy of a model whose softmax gates are 0 or 1.
 
     .. math:: \lim_{\tau \to 0} \mathrm{softmax}(z / \tau)
@@ -67,14 +67,14 @@ class PrunedModel(NamedTuple):
         num_blocks: blocks that the layer has.
     """
 
-    model: SyntheticModel
+    model: ReadoutModel
     tracking: tuple[int, ...]
     varying: tuple[int, ...]
     num_blocks: int
 
 
 @torch.no_grad()
-def prune(model: SyntheticModel, automaton: Automaton) -> PrunedModel:
+def prune(model: ReadoutModel, automaton: Automaton) -> PrunedModel:
     """Return a copy of a model that reads from the first layer only the blocks that track.
 
     A block tracks if its state is a function of the automaton's: for every state reached and every
@@ -90,7 +90,7 @@ def prune(model: SyntheticModel, automaton: Automaton) -> PrunedModel:
         TypeError: if the first layer is no BD-LRU.
     """
     copied = copy.deepcopy(model).eval()
-    layer = copied.get_submodule("blocks.0.layer")
+    layer = copied.backbone.blocks[0].mixer
     if not isinstance(layer, BDLRU):
         raise TypeError(f"the first layer must be a BD-LRU to prune, got {type(layer).__name__}")
     tracks, varies = _tracking(copied, automaton)
@@ -104,7 +104,7 @@ def prune(model: SyntheticModel, automaton: Automaton) -> PrunedModel:
     return PrunedModel(copied, kept, varying, layer.num_blocks)
 
 
-def _tracking(model: SyntheticModel, automaton: Automaton) -> tuple[Tensor, Tensor]:
+def _tracking(model: ReadoutModel, automaton: Automaton) -> tuple[Tensor, Tensor]:
     """Return which blocks of the first layer are functions of the automaton's state, and vary."""
     # Automaton's state -> the blocks' states after one word that leads there.
     known: dict[int, Tensor] = {}
@@ -126,16 +126,18 @@ class WalkStep(NamedTuple):
         place: the automaton's state.
         tokens: the tokens, shape (N,).
         reached: the automaton's state after each, shape (N,).
+        hidden: what the model's readouts get after each, shape (N, hidden_size).
         after: the model's state after each.
     """
 
     place: int
     tokens: Tensor
     reached: Tensor
+    hidden: Tensor
     after: State
 
 
-def walk(model: SyntheticModel, automaton: Automaton) -> Iterator[WalkStep]:
+def walk(model: ReadoutModel, automaton: Automaton) -> Iterator[WalkStep]:
     """Step a model by all tokens from every state of an automaton that words lead to.
 
     In each state the model is as it was after the first word that led there; the empty word leads
@@ -151,9 +153,9 @@ def walk(model: SyntheticModel, automaton: Automaton) -> Iterator[WalkStep]:
         read = tokens[allowed]
         copies = torch.zeros_like(read)
         state = None if before is None else take_rows(before, copies)
-        _, after = model.extend(read.unsqueeze(1), state)
+        hidden, after = model.backbone(read.unsqueeze(1), state)
         reached = transitions[place][allowed]
-        yield WalkStep(place, read, reached, after)
+        yield WalkStep(place, read, reached, hidden[:, -1], after)
         for row, state_reached in enumerate(reached.tolist()):
             if state_reached not in known:
                 known.add(state_reached)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from statemix.automaton import IGNORED, Automaton
 from statemix.layers import BDLRU
-from statemix.models import SyntheticModel
+from statemix.models import ReadoutModel, TokenClassifier
 from statemix.ops.layout import join_units
 from statemix.proofs.product_search import ProductSearch, RightAnswers
 
@@ -34,8 +34,8 @@ class Horizon:
 
 @torch.no_grad()
 def find_horizon(
-    soft: SyntheticModel,
-    hard: SyntheticModel,
+    soft: ReadoutModel,
+    hard: ReadoutModel,
     automaton: Automaton,
     *,
     head: str,
@@ -81,7 +81,7 @@ def find_horizon(
         The length. There is none if the model is of another kind, or if both have the same states.
     """
     layer, hard_layer = _only_layer(soft), _only_layer(hard)
-    if layer is None or hard_layer is None:
+    if layer is None or hard_layer is None or not isinstance(hard, TokenClassifier):
         kind = "one BD-LRU with softmax gates and without a channel mixer"
         return Horizon(None, f"the bound is for {kind}")
     used = torch.zeros(layer.num_blocks, dtype=torch.bool)
@@ -96,7 +96,7 @@ def find_horizon(
         nonlocal slack
         slack = min(slack, _slack(read, hard, hard_layer, found))
         # The learned token is a step of its own.
-        return "" if found.length + hard.bos < drift.steps(slack) else told()
+        return "" if found.length + hard.backbone.bos < drift.steps(slack) else told()
 
     def told() -> str:
         return (
@@ -111,7 +111,7 @@ def find_horizon(
     if found.verdict == "open":
         return Horizon(found.checked, found.reason)
     # The last step stays below the bound.
-    return Horizon(math.ceil(min(drift.steps(slack), 2.0**62)) - 1 - hard.bos, told())
+    return Horizon(math.ceil(min(drift.steps(slack), 2.0**62)) - 1 - hard.backbone.bos, told())
 
 
 class _Drift(NamedTuple):
@@ -130,7 +130,7 @@ class _Drift(NamedTuple):
         return math.log1p(self.rounding * slack / self.error) / math.log1p(self.rounding)
 
 
-def _drift(soft: SyntheticModel, hard: SyntheticModel, used: Tensor) -> _Drift | None:
+def _drift(soft: ReadoutModel, hard: ReadoutModel, used: Tensor) -> _Drift | None:
     """Return how states drift apart; None if they do not."""
     layer, hard_layer = _only_layer(soft), _only_layer(hard)
     assert layer is not None
@@ -147,30 +147,30 @@ def _drift(soft: SyntheticModel, hard: SyntheticModel, used: Tensor) -> _Drift |
     return _Drift((float(distance.max()) + rounding) * largest, rounding)
 
 
-def _only_layer(model: SyntheticModel) -> BDLRU | None:
-    if len(model.blocks) != 1 or model.get_submodule("blocks.0").mixer is not None:
+def _only_layer(model: ReadoutModel) -> BDLRU | None:
+    if len(model.backbone.blocks) != 1 or model.backbone.blocks[0].channel_mixer is not None:
         return None
-    layer = model.get_submodule("blocks.0.layer")
+    layer = model.backbone.blocks[0].mixer
     return layer if isinstance(layer, BDLRU) and layer.gate == "softmax" else None
 
 
-def _constants(model: SyntheticModel, layer: BDLRU) -> tuple[Tensor, Tensor]:
+def _constants(model: ReadoutModel, layer: BDLRU) -> tuple[Tensor, Tensor]:
     """Return the gates (tokens, H, m, m+1) and values (tokens, H, m) of every token."""
-    x = model.get_submodule("blocks.0.norm")(model.embedding.weight)
+    x = model.backbone.blocks[0].norm(model.backbone.embedding.weight)
     recurrence = layer.recurrence(x.unsqueeze(0))
     assert recurrence.gates is not None
     return recurrence.gates[0], recurrence.values[0].squeeze(-1)
 
 
-def _slack(read: "_Readout", model: SyntheticModel, layer: BDLRU, found: RightAnswers) -> float:
+def _slack(read: "_Readout", model: ReadoutModel, layer: BDLRU, found: RightAnswers) -> float:
     """Return an error of the state that changes no answer."""
     answers = torch.from_numpy(found.outputs)
     scored = answers != IGNORED
     h = join_units(found.after[0][scored]).double()
     out = layer.out_proj.weight.double()
     z, size = h @ out.T, h.abs() @ out.abs().T
-    if model.get_submodule("blocks.0").residual:
-        x = model.embedding(torch.from_numpy(found.tokens)[scored]).double()
+    if model.backbone.blocks[0].residual:
+        x = model.backbone.embedding(torch.from_numpy(found.tokens)[scored]).double()
         z, size = z + x, size + x.abs()
     return read.slack(z, size, answers[scored])
 
@@ -196,8 +196,8 @@ class _Readout(NamedTuple):
     rounding: float
 
     @classmethod
-    def of(cls, model: SyntheticModel, layer: BDLRU, head: str, used: Tensor) -> "_Readout":
-        norm, readout = model.final_norm, model.readouts[head]
+    def of(cls, model: ReadoutModel, layer: BDLRU, head: str, used: Tensor) -> "_Readout":
+        norm, readout = model.backbone.final_norm, model.readouts[head]
         assert isinstance(readout, nn.Linear)
         weight, bias = readout.weight.double(), readout.bias.double()
         centred, eps = isinstance(norm, nn.LayerNorm), getattr(norm, "eps", None)

@@ -7,12 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from statemix.automaton import NEVER, Automaton
-from statemix.models import SyntheticModel
+from statemix.models import ReadoutModel
 from statemix.proofs import semigroup
 from statemix.proofs.hardening import harden
 from statemix.proofs.token_maps import BlockActions, entry_maps
 
-Relation = Literal["isomorphic", "quotient", "cover"]
+SemigroupRelation = Literal["isomorphic", "quotient", "cover"]
 
 
 class JointAction(TypedDict):
@@ -32,11 +32,11 @@ class JointAction(TypedDict):
     # What x -> map of x, for every token x, gives between the task and the blocks: "isomorphic";
     # "quotient": the blocks' maps are a quotient of the task's; "cover": the task's are a quotient
     # of the blocks'; None if it gives no such thing, or the task has no automaton.
-    relation: Relation | None
+    relation: SemigroupRelation | None
 
 
 def join_actions(
-    model: SyntheticModel,
+    model: ReadoutModel,
     found: Sequence[BlockActions],
     automaton: Automaton | None = None,
     *,
@@ -117,7 +117,7 @@ def _name(moves: NDArray[np.int64], number: int | None) -> str:
     return f"Z_{number}" if cyclic and number is not None else "the task's semigroup"
 
 
-def _relation(blocks: int | None, task: int | None, both: int | None) -> Relation | None:
+def _relation(blocks: int | None, task: int | None, both: int | None) -> SemigroupRelation | None:
     if both is None:
         return None
     if both == blocks == task:

@@ -15,7 +15,7 @@ from statemix.errors import RequestError
 from statemix.layers import Layer, State, take_rows
 from statemix.layers.state import map_state, tensors
 from statemix.memory import available_bytes, gigabytes
-from statemix.models import SyntheticModel
+from statemix.models import ReadoutModel, TokenClassifier
 
 # Rows of every step: one shape, so that equal rows are computed by equal instructions.
 _ROWS = 256
@@ -56,7 +56,7 @@ class SearchResult:
 
 @torch.no_grad()
 def search(
-    model: SyntheticModel,
+    model: ReadoutModel,
     automaton: Automaton,
     *,
     head: str | None = None,
@@ -84,15 +84,16 @@ def search(
 
     Raises:
         ValueError: if the tokens or classes of model and automaton differ, ``max_pairs`` is below
-            1, or the model is an autoencoder.
+            1.
+        TypeError: if the model is an autoencoder.
         RequestError: if ``max_pairs`` pairs do not fit into memory.
     """
-    head = next(iter(model.heads)) if head is None else head
+    head = model.main_head if head is None else head
     if head not in model.heads:
         raise ValueError(f"head must be one of {list(model.heads)}, got {head!r}")
-    if automaton.num_tokens != model.vocab_size:
+    if automaton.num_tokens != model.backbone.vocab_size:
         raise ValueError(
-            f"automaton must have the {model.vocab_size} tokens of the model, got "
+            f"automaton must have the {model.backbone.vocab_size} tokens of the model, got "
             f"{automaton.num_tokens}"
         )
     if automaton.outputs.max() >= model.heads[head]:
@@ -100,8 +101,8 @@ def search(
             f"outputs must be below the {model.heads[head]} classes of the model, got "
             f"{automaton.outputs.max()}"
         )
-    if model.decoder is not None:
-        raise ValueError("backbone must be 'causal' to certify, got 'autoencoder'")
+    if not isinstance(model, TokenClassifier):
+        raise TypeError(f"model must be a TokenClassifier, got {type(model).__name__}")
     if max_pairs < 1:
         raise ValueError(f"max_pairs must be at least 1, got {max_pairs}")
     needed, available = max_pairs * _pair_bytes(model), available_bytes()
@@ -113,7 +114,7 @@ def search(
     return ProductSearch(model.eval(), automaton, head, max_pairs, on_progress=on_progress).run()
 
 
-def _pair_bytes(model: SyntheticModel) -> int:
+def _pair_bytes(model: ReadoutModel) -> int:
     """Return the bytes that a pair takes at least: its state, and the key of a dictionary."""
     layers = [part for part in model.modules() if isinstance(part, Layer)]
     states = [layer.init_state(1) for layer in layers]
@@ -150,7 +151,7 @@ class ProductSearch:
 
     def __init__(
         self,
-        model: SyntheticModel,
+        model: TokenClassifier,
         automaton: Automaton,
         head: str,
         max_pairs: int,

@@ -7,14 +7,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from statemix.automaton import IGNORED, Automaton
-from statemix.models import SyntheticModel
+from statemix.models import ReadoutModel
 from statemix.proofs.hardening import walk
 
 # To tell nearly equal initial values apart, 200 were too few and 1,000 enough (results/LOG.md).
 _ITERATIONS = 2000
 
 
-def refit(model: SyntheticModel, automaton: Automaton, head: str) -> SyntheticModel:
+def refit(model: ReadoutModel, automaton: Automaton, head: str) -> ReadoutModel:
     """Return a copy of a pruned model whose readout is fitted again.
 
     While it was trained, the readout also leaned on blocks that do not track, and they are gone.
@@ -30,7 +30,7 @@ def refit(model: SyntheticModel, automaton: Automaton, head: str) -> SyntheticMo
     copied = copy.deepcopy(model)
     readout = copied.readouts.get_submodule(head)
     assert isinstance(readout, nn.Linear)
-    inputs, answers = _pairs(copied, automaton, readout)
+    inputs, answers = _pairs(copied, automaton)
     fit = nn.Linear(readout.in_features, readout.out_features, dtype=torch.float64)
     fit.load_state_dict({name: one.double() for name, one in readout.state_dict().items()})
     optimizer = torch.optim.LBFGS(
@@ -50,13 +50,9 @@ def refit(model: SyntheticModel, automaton: Automaton, head: str) -> SyntheticMo
 
 
 @torch.no_grad()
-def _pairs(
-    model: SyntheticModel, automaton: Automaton, readout: nn.Linear
-) -> tuple[Tensor, Tensor]:
+def _pairs(model: ReadoutModel, automaton: Automaton) -> tuple[Tensor, Tensor]:
     """Return what the readout gets in every state at every token, and the right answers."""
-    inputs: list[Tensor] = []
-    hook = readout.register_forward_pre_hook(lambda _, given: inputs.append(given[0][:, -1]))
     outputs = torch.tensor(automaton.outputs)
-    answers = [outputs[step.place, step.tokens.cpu()] for step in walk(model, automaton)]
-    hook.remove()
-    return torch.cat(inputs).cpu().double(), torch.cat(answers)
+    steps = list(walk(model, automaton))
+    answers = [outputs[step.place, step.tokens.cpu()] for step in steps]
+    return torch.cat([step.hidden for step in steps]).cpu().double(), torch.cat(answers)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from statemix.layers.gated_recurrence import GatedRecurrence
-from statemix.models import SyntheticModel
+from statemix.models import ReadoutModel
 
 
 class GateGaps:
@@ -40,7 +40,7 @@ class GateGaps:
 
 
 @contextmanager
-def watch_gaps(model: SyntheticModel, units: Sequence[int] | None = None) -> Iterator[GateGaps]:
+def watch_gaps(model: ReadoutModel, units: Sequence[int] | None = None) -> Iterator[GateGaps]:
     r"""Watch the raw gates of a model's layers while it runs in this context.
 
     A raw gate is a product of n terms, whose sum has the error

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from statemix.automaton import Automaton
 from statemix.layers import BDLRU
-from statemix.models import SyntheticModel
+from statemix.models import ReadoutModel
 from statemix.proofs.hardening import can_harden, can_prune, harden, prune
 from statemix.proofs.semigroup import order
 
@@ -47,7 +47,7 @@ class BlockActions(TypedDict):
 
 
 @torch.no_grad()
-def read_actions(model: SyntheticModel, automaton: Automaton | None = None) -> list[BlockActions]:
+def read_actions(model: ReadoutModel, automaton: Automaton | None = None) -> list[BlockActions]:
     r"""Read off what every token does to the blocks of a model's only layer.
 
     With gates of 0 and 1, token x lets entry i copy entry :math:`f_x(i)` or load a value. Words
@@ -64,9 +64,9 @@ def read_actions(model: SyntheticModel, automaton: Automaton | None = None) -> l
     """
     if not (can_harden(model) and can_prune(model)):
         return []
-    layer = model.get_submodule("blocks.0.layer")
+    layer = model.backbone.blocks[0].mixer
     assert isinstance(layer, BDLRU)
-    if model.vocab_size * layer.num_blocks * layer.block_size > _MOST_SOURCES:
+    if model.backbone.vocab_size * layer.num_blocks * layer.block_size > _MOST_SOURCES:
         return []
     hard = harden(model).cpu()
     tables = entry_maps(hard)
@@ -101,16 +101,16 @@ def read_actions(model: SyntheticModel, automaton: Automaton | None = None) -> l
 
 
 @torch.no_grad()
-def entry_maps(hard: SyntheticModel) -> NDArray[np.int64]:
+def entry_maps(hard: ReadoutModel) -> NDArray[np.int64]:
     """Return what each token puts into each entry of each block of a hardened model.
 
     Returns:
         Shape (blocks, tokens, m): the entry of the block that is copied, or m plus the number of
         the value that is loaded. All blocks share the numbers of values.
     """
-    layer = hard.get_submodule("blocks.0.layer")
+    layer = hard.backbone.blocks[0].mixer
     assert isinstance(layer, BDLRU)
-    x = hard.get_submodule("blocks.0.norm")(hard.embedding.weight[: hard.vocab_size])
+    x = hard.backbone.blocks[0].norm(hard.backbone.embedding.weight[: hard.backbone.vocab_size])
     recurrence = layer.recurrence(x.unsqueeze(0))
     assert recurrence.gates is not None
     maps: NDArray[np.int64] = recurrence.gates[0].argmax(-1).numpy()

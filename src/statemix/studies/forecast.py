@@ -5,12 +5,12 @@ import math
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from statemix.training import OptimizerConfig, RunConfig
 from statemix.training.devices import build_fabric, threads
 from statemix.training.evaluation import SplitEvaluator
-from statemix.training.parts import build_model, build_trainer
+from statemix.training.run import build_loop
 from statemix.training.schedules import attributes_set
 
 # Calls that are timed, after one that is not; the fastest counts, as other programs only slow down.
@@ -89,26 +89,25 @@ class Forecast:
 def _measure(config: RunConfig) -> _Price:
     task = config.build_task()
     fabric = build_fabric(config.runtime.device, config.runtime.precision)
-    model = build_model(config, task)
+    model = config.build_model(task)
     batches = config.batches
     count = min(batches.size, max(_TOKENS // task.length, batches.accumulate))
-    schedules = replace(config.schedules, learning_rate="constant")
+    schedules = config.schedules.replace(learning_rate="constant")
     # A run may have fewer steps than are timed.
     if schedules.epochs is None:
-        schedules = replace(schedules, num_steps=max(schedules.num_steps or 0, 1 + _CALLS))
+        schedules = schedules.replace(num_steps=max(schedules.num_steps or 0, 1 + _CALLS))
     else:
-        schedules = replace(schedules, epochs=max(schedules.epochs, 1 + _CALLS))
+        schedules = schedules.replace(epochs=max(schedules.epochs, 1 + _CALLS))
     # Weights that hardly move, so that no learning rate diverges here.
-    still = replace(
-        config,
-        batches=replace(batches, size=count),
+    still = config.replace(
+        batches=batches.replace(size=count),
         optimizer=OptimizerConfig(learning_rate=1e-12, weight_decay=0.0),
         schedules=schedules,
     )
-    trainer = build_trainer(still, task, model, fabric)
+    loop = build_loop(still, task, model, fabric)
     evaluator = SplitEvaluator(task, "test", count, batch_size=count, autocast=fabric.autocast)
     tokens = task.length * count
-    step = _fastest(trainer.train_step)
+    step = _fastest(lambda: loop.train_step(loop.step))
     with attributes_set(model, config.evaluation.attributes):
         evaluation = _fastest(lambda: evaluator(model))
     return _Price(step / tokens, evaluation / tokens)

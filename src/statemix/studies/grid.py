@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from statemix.errors import RequestError, SettingError
-from statemix.plain import lookup, put
 from statemix.studies.runner import Job
 from statemix.training import Outcome, RunConfig, config_from_plain
 from statemix.training.folder import CONFIG
+from statemix.training.plain import lookup, put
 
 # Each is a folder and a process of its own.
 _MOST_RUNS = 2000

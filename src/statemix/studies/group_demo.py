@@ -1,12 +1,10 @@
 """The demo: how well networks track a permutation group on words longer than those of training."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 
 from statemix.layers import LayerSpec
 from statemix.layers.registry import LAYERS
-from statemix.studies.entries import Entry, Number, ProtocolName, SizeName, Trials
 from statemix.studies.exactness.certified_rows import certified_row
 from statemix.studies.higher_order.dubinin import published_table
 from statemix.studies.layer_names import layer_label
@@ -14,6 +12,7 @@ from statemix.studies.recipes import exact
 from statemix.studies.runner import Ended
 from statemix.studies.store import Row
 from statemix.studies.study import Study
+from statemix.studies.study_entries import Number, ProtocolName, SizeName, StudyEntry, Trials
 from statemix.tasks import TaskSpec
 from statemix.training import (
     AttributeSchedule,
@@ -26,7 +25,7 @@ from statemix.training import (
 )
 
 _SHARPENED = AttributeSchedule(
-    "gate_temperature", end=0.125, begin=0.5, finish=0.9, curve="reciprocal"
+    attribute="gate_temperature", end=0.125, begin=0.5, finish=0.9, curve="reciprocal"
 )
 LEGEND = """\
 Columns are lengths of test words; each number is the mean accuracy over seeds, with the range in
@@ -54,8 +53,7 @@ def _network(measured: RunConfig, layer: LayerSpec, *, duration: int) -> RunConf
     """Configure the protocol of the demo; layers without a gate temperature are not sharpened."""
     sharpens = "gate_temperature" in LAYERS[layer.name].schedulable
     fresh = "train_size" not in measured.task.options
-    return replace(
-        measured,
+    return measured.replace(
         model=ModelConfig(layers=(layer,), hidden_size=128, bos=True),
         optimizer=OptimizerConfig(learning_rate=1e-3, weight_decay=0.01),
         schedules=ScheduleConfig(
@@ -69,12 +67,12 @@ def _network(measured: RunConfig, layer: LayerSpec, *, duration: int) -> RunConf
 
 
 def _by_recipe(measured: RunConfig) -> RunConfig:
-    return replace(exact(measured.task), evaluation=measured.evaluation, runtime=measured.runtime)
+    return exact(measured.task).replace(evaluation=measured.evaluation, runtime=measured.runtime)
 
 
 def _entries(
     group: str, configs: list[RunConfig], seeds: range, column: str = ""
-) -> tuple[Entry, ...]:
+) -> tuple[StudyEntry, ...]:
     known = published_table("table4_permutation")
     found = []
     for config in configs:
@@ -82,7 +80,7 @@ def _entries(
         label = layer_label(layer.name, layer.options)
         number = known.get(label, {}).get(column)
         found.append(
-            Entry(
+            StudyEntry(
                 group,
                 label,
                 Trials.seeded(config, seeds),
@@ -97,14 +95,14 @@ def _bd_lru(num_blocks: int, block_size: int) -> LayerSpec:
     return LayerSpec("bd_lru", num_blocks=num_blocks, block_size=block_size)
 
 
-def _s_3() -> tuple[Entry, ...]:
+def _s_3() -> tuple[StudyEntry, ...]:
     measured = _measured(TaskSpec("permutation", group="S_3", train_size=250), every=4)
     layers = [_bd_lru(64, 3), _bd_lru(64, 2), _bd_lru(64, 1), LayerSpec("lstm")]
     configs = [_network(measured, layer, duration=100) for layer in layers]
     return _entries("S_3", configs, range(5), "s3_250")
 
 
-def _fresh(group: str, duration: int, column: str = "") -> tuple[Entry, ...]:
+def _fresh(group: str, duration: int, column: str = "") -> tuple[StudyEntry, ...]:
     measured = _measured(TaskSpec("permutation", group=group), every=100)
     peers = [_bd_lru(100, 1), LayerSpec("lstm")]
     configs = [_network(measured, layer, duration=duration) for layer in peers]
@@ -118,9 +116,9 @@ class DemoStudy(Study):
         return certified_row(ended)
 
 
-def _study(group: str, make: Callable[[], tuple[Entry, ...]]) -> Study:
+def _study(group: str, make: Callable[[], tuple[StudyEntry, ...]]) -> Study:
     @cache
-    def listed(protocol: ProtocolName, size: SizeName) -> tuple[Entry, ...]:
+    def listed(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntry, ...]:
         del protocol, size
         return make()
 

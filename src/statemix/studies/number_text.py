@@ -1,26 +1,7 @@
 """Numbers as text: spreads over seeds, accuracies, durations."""
 
-import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Mean, smallest and largest value of one number over seeds."""
-
-    mean: float
-    low: float
-    high: float
-
-    @classmethod
-    def over(cls, values: Iterable[float]) -> "Spread":
-        """Summarise at least one value. The mean of equal values is exactly that value."""
-        found = list(values)
-        low, high = min(found), max(found)
-        # Rounding in the sum must not move the mean out of the range.
-        return cls(min(max(math.fsum(found) / len(found), low), high), low, high)
 
 
 def accuracy_text(value: float) -> str:
@@ -36,23 +17,6 @@ def accuracy_text(value: float) -> str:
     return min(f"{value:.3f}", "0.999").removeprefix("0")
 
 
-def range_text(spread: Spread) -> str:
-    """Write the range over seeds, or nothing if its ends look alike."""
-    low, high = accuracy_text(spread.low), accuracy_text(spread.high)
-    return f"{low}–{high}" if low != high else ""
-
-
-def spread_text(spread: Spread) -> str:
-    """Write the mean and, in parentheses, the range.
-
-    Example:
-        >>> spread_text(Spread.over([0.5, 0.55]))
-        '.525 (.500–.550)'
-    """
-    between = range_text(spread)
-    return accuracy_text(spread.mean) + (f" ({between})" if between else "")
-
-
 def counts_text(values: Iterable[float]) -> str:
     """Write whole numbers as the least and the most, or as one if these look alike.
 
@@ -60,8 +24,8 @@ def counts_text(values: Iterable[float]) -> str:
         >>> counts_text([3400, 1200])
         '1,200 to 3,400'
     """
-    spread = Spread.over(values)
-    return " to ".join(dict.fromkeys(f"{value:,.0f}" for value in (spread.low, spread.high)))
+    found = list(values)
+    return " to ".join(dict.fromkeys(f"{value:,.0f}" for value in (min(found), max(found))))
 
 
 def published_text(value: float | None) -> str:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import jinja2
 
+from statemix.files import write_file
 from statemix.studies.catalogue import studies
 from statemix.studies.figure import DARK, LIGHT
 from statemix.studies.number_text import environment_text
 from statemix.studies.store import Row
 from statemix.studies.study import Study
-from statemix.training.checkpoint import write_file
 
 
 def write_page(path: Path, rows: Mapping[str, Row], folder: Path) -> None:

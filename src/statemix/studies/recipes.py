@@ -5,7 +5,6 @@ from collections.abc import Callable
 from statemix.automaton import HasAutomaton
 from statemix.errors import RequestError
 from statemix.layers import LayerSpec
-from statemix.settings import Assignments
 from statemix.tasks import TASKS, Task, TaskSpec
 from statemix.tasks.permutation import Permutation
 from statemix.training import (
@@ -18,6 +17,7 @@ from statemix.training import (
     ScheduleConfig,
     SearchConfig,
 )
+from statemix.training.settings import Assignments
 
 MAX_PAIRS = 5000
 """Pairs after which the search for a proof stops; networks that track have a few hundred."""
@@ -77,7 +77,9 @@ def exact(task: TaskSpec) -> RunConfig:
             epochs=None if fresh else -(-_STEPS // steps_per_epoch),
             warmup_steps=50,
             attributes=(
-                AttributeSchedule("gate_temperature", end=_SHARP, finish=0.7, curve="geometric"),
+                AttributeSchedule(
+                    attribute="gate_temperature", end=_SHARP, finish=0.7, curve="geometric"
+                ),
             ),
         ),
         search=SearchConfig(

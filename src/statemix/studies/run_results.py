@@ -22,7 +22,7 @@ class PlainScores(TypedDict):
     loss: float | None
 
 
-HeadScores = dict[str, PlainScores]
+PlainHeads = dict[str, PlainScores]
 """Head to its scores."""
 
 
@@ -30,11 +30,11 @@ class Result(TypedDict):
     """The result of a run. Without one, scores are empty and numbers None."""
 
     # With the last weights: length in tokens, as text, to head to scores.
-    test: dict[str, HeadScores]
+    test: dict[str, PlainHeads]
     # At the training length, with the weights that are best there (selected on the test set, as in
     # the papers), and with the weights that are best in validation.
-    best_test: HeadScores
-    test_at_best_validation: HeadScores
+    best_test: PlainHeads
+    test_at_best_validation: PlainHeads
     num_parameters: int | None
     time_s: float | None
 
@@ -59,7 +59,7 @@ def plain_result(outcome: Outcome | None) -> Result:
     }
 
 
-def plain_scores(heads: Mapping[str, Scores]) -> HeadScores:
+def plain_scores(heads: Mapping[str, Scores]) -> PlainHeads:
     """Return the scores of heads as plain data."""
     found = {}
     for head, scores in heads.items():

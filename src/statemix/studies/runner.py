@@ -1,6 +1,5 @@
 """Many training runs, in this process or in parallel processes, each with its own ending."""
 
-import shutil
 import signal
 import time
 from collections import deque
@@ -15,17 +14,17 @@ from annotated_types import Ge
 
 from statemix.errors import RequestError
 from statemix.interrupts import can_be_handled
-from statemix.settings import checked
 from statemix.studies.cluster import Cluster
 from statemix.studies.processes import processes
 from statemix.studies.worker import Death, Message, Work, train_job
 from statemix.studies.worker import Ending as Told
 from statemix.training import Event, RunConfig
-from statemix.training.config import SCHEMA, NotNegative
+from statemix.training.config import NotNegative
 from statemix.training.devices import check_threads
-from statemix.training.folder import CONFIG, Status, StoredConfig, read_status, settled
+from statemix.training.folder import Status, read_status, remove_runs, resolve_config
 from statemix.training.request import check_all_here, request
 from statemix.training.run import CHECKPOINT_EVERY_S
+from statemix.training.settings import checked
 
 Ending = Literal["done", "diverged", "failed", "interrupted"]
 
@@ -134,10 +133,7 @@ def run_all(
         for config in asked:
             request(config)
     if fresh:
-        for job in jobs:
-            check_removable(job.folder)
-        for job in jobs:
-            shutil.rmtree(job.folder, ignore_errors=True)
+        remove_runs([job.folder for job in jobs])
     ended: dict[Path, Ended] = {}
 
     def note(row: Ended) -> None:
@@ -174,13 +170,6 @@ def _say_nothing(job: Job, event: Event) -> None:
     del job, event
 
 
-def check_removable(folder: Path) -> None:
-    """Raise a RequestError if a folder holds other files than those of a run."""
-    if not (folder / CONFIG).exists():
-        # The remains of a run that was killed as it began may be removed, other files may not.
-        settled(folder, StoredConfig(SCHEMA, {}, {}))
-
-
 def _ending(job: Job, retry: Collection[Ending]) -> Status | None:
     """Return the stored ending of a run that is not to be trained again."""
     before = read_status(job.folder)
@@ -201,7 +190,7 @@ def _ended_before(
         ending = _train_here(job, tell, checkpoint_every_s=0.0)
         return replace(_row(job, ending), started=False)
     try:
-        settled(job.folder, request(job.config))
+        resolve_config(job.folder, request(job.config))
     except RequestError:
         # The folder holds another run, which training will report.
         return None

@@ -17,9 +17,8 @@ from filelock import FileLock
 
 from statemix import files, provenance
 from statemix.errors import RequestError
-from statemix.plain import to_plain
 from statemix.studies.run_results import (
-    HeadScores,
+    PlainHeads,
     Result,
     plain_result,
     plain_scores,
@@ -28,6 +27,7 @@ from statemix.studies.run_results import (
 from statemix.studies.runner import Ended
 from statemix.training import RunConfig, load_outcome
 from statemix.training.config import SCHEMA
+from statemix.training.plain import to_plain
 
 
 class Row(Result):
@@ -44,10 +44,10 @@ class Row(Result):
     status: Literal["done", "diverged", "failed"]
     message: str
     # Validation scores of the weights that are best there.
-    best_validation: HeadScores
+    best_validation: PlainHeads
     num_steps: int | None
-    # Attempts from new weights (`statemix.training.search.Attempt`), empty without a search; absent
-    # in rows of versions that could not search.
+    # Attempts from new weights (`statemix.training.attempts.Attempt`), empty without a search;
+    # absent in rows of versions that could not search.
     attempts: NotRequired[list[dict[str, Any]]]
     ended_utc: str
     command: str

@@ -10,19 +10,19 @@ import polars as pl
 
 from statemix.errors import RequestError
 from statemix.studies import store
-from statemix.studies.entries import (
-    PROTOCOLS,
-    SIZES,
-    Entry,
-    Planned,
-    ProtocolName,
-    SizeName,
-    begun,
-    due,
-)
 from statemix.studies.number_text import accuracy_text, counted, duration_text
 from statemix.studies.runner import Ended, Ending, run_all
 from statemix.studies.store import Row, Store
+from statemix.studies.study_entries import (
+    PROTOCOLS,
+    SIZES,
+    Planned,
+    ProtocolName,
+    SizeName,
+    StudyEntry,
+    begun,
+    due,
+)
 from statemix.studies.table_text import MARKS, Line, Table
 from statemix.studies.tidy import ENOUGH_SEEDS, by_length, cell_labels, tidy
 
@@ -82,7 +82,7 @@ class Study:
 
     name: str
     title: str
-    entries: Callable[[ProtocolName, SizeName], Sequence[Entry]]
+    entries: Callable[[ProtocolName, SizeName], Sequence[StudyEntry]]
     protocols: tuple[ProtocolName, ...] = ("paper",)
     sizes: tuple[SizeName, ...] = ("laptop",)
     legend: str = LENGTHS_LEGEND
@@ -95,7 +95,7 @@ class Study:
         size: SizeName,
         columns: Sequence[str] = (),
         models: Sequence[str] = (),
-    ) -> list[Entry]:
+    ) -> list[StudyEntry]:
         """Return the entries of some columns and models; empty means all.
 
         Args:
@@ -135,7 +135,7 @@ class Study:
         }
         return [entry for entry in every if entry.cell in cells]
 
-    def check(self, entries: Sequence[Entry]) -> None:
+    def check(self, entries: Sequence[StudyEntry]) -> None:
         """Raise a RequestError if something that the runs read is missing."""
 
     def due(self, planned: Sequence[Planned], results: Store, *, retry: bool) -> list[Planned]:
@@ -188,12 +188,12 @@ class Study:
         """Keep beside the store what rows do not hold."""
 
     def runs(
-        self, entries: Sequence[Entry], rows: Mapping[str, Row], *, planned: bool = True
+        self, entries: Sequence[StudyEntry], rows: Mapping[str, Row], *, planned: bool = True
     ) -> pl.DataFrame:
         """Return the tidy table of the runs of entries."""
         return tidy(entries, rows, planned=planned)
 
-    def table(self, runs: pl.DataFrame, entries: Sequence[Entry]) -> Table:
+    def table(self, runs: pl.DataFrame, entries: Sequence[StudyEntry]) -> Table:
         """Lay out the results."""
         return length_table(runs, entries)
 
@@ -209,7 +209,7 @@ class Study:
         panels = self.panels(runs)
         return draw(panels) if panels else None
 
-    def report(self, rows: Mapping[str, Row], entries: Sequence[Entry]) -> list[str]:
+    def report(self, rows: Mapping[str, Row], entries: Sequence[StudyEntry]) -> list[str]:
         """Return what a terminal shows below the table."""
         del rows, entries
         return [self.legend]
@@ -263,7 +263,9 @@ class Study:
                 seen |= keys
                 yield self.section(runs, entries, folder, protocol, size)
 
-    def shown(self, every: Sequence[Entry], entries: Sequence[Entry]) -> Sequence[Entry]:
+    def shown(
+        self, every: Sequence[StudyEntry], entries: Sequence[StudyEntry]
+    ) -> Sequence[StudyEntry]:
         """Return the entries whose lines the page shows, of all and of those with results."""
         del every
         return entries
@@ -271,7 +273,7 @@ class Study:
     def section(
         self,
         runs: pl.DataFrame,
-        entries: Sequence[Entry],
+        entries: Sequence[StudyEntry],
         folder: Path,
         protocol: ProtocolName,
         size: SizeName,
@@ -316,7 +318,7 @@ def run_lines(runs: pl.DataFrame) -> Iterator[list[str]]:
         ]
 
 
-def length_table(runs: pl.DataFrame, entries: Sequence[Entry]) -> Table:
+def length_table(runs: pl.DataFrame, entries: Sequence[StudyEntry]) -> Table:
     """Lay out accuracies: a line for each model and a column for each length of test sequences.
 
     Published numbers stand below the line of their model.

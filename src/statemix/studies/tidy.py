@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import polars as pl
 
-from statemix.studies.entries import Entry
 from statemix.studies.number_text import commit_text
 from statemix.studies.store import Row
+from statemix.studies.study_entries import StudyEntry
 
 NOISE = 0.05
 """Largest difference from the paper that agrees: two models that the paper calls identical differ
@@ -16,8 +16,6 @@ by up to 0.035."""
 
 ENOUGH_SEEDS = 3
 """Seeds of one setting, on every data set, that a number needs to count as measured."""
-
-Verdict = Literal["agrees", "above", "below", "measured", "partial", "empty"]
 
 _TEST = pl.Struct({"length": pl.Int64, "accuracy": pl.Float64, "iterations": pl.Float64})
 _ATTEMPT = pl.Struct({"passed": pl.Boolean, "steps": pl.Int64, "plateau": pl.Int64})
@@ -48,7 +46,7 @@ _LOST = pl.col("status").is_not_null() & (pl.col("status") != "done")
 
 
 def tidy(
-    entries: Iterable[Entry], rows: Mapping[str, Row], *, planned: bool = True
+    entries: Iterable[StudyEntry], rows: Mapping[str, Row], *, planned: bool = True
 ) -> pl.DataFrame:
     """Return a line for each run of entries, with its labels and what its row holds.
 
@@ -227,7 +225,7 @@ def _compared(ours: str, published: str) -> pl.Expr:
     )
 
 
-def by_length(runs: pl.DataFrame, entries: Iterable[Entry]) -> pl.DataFrame:
+def by_length(runs: pl.DataFrame, entries: Iterable[StudyEntry]) -> pl.DataFrame:
     """Return a line for each number and test length that all its runs have.
 
     Columns beside the labels: length, seeds, values, mean, low, high, iterations (the mean over

@@ -23,6 +23,8 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from statemix.errors import OptionError
+
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
 
@@ -64,12 +66,12 @@ def check_range(start: int, stop: int, length: int) -> None:
     """Check that indices can be addressed, and that some machine could hold the words.
 
     Raises:
-        ValueError: otherwise.
+        OptionError: otherwise.
     """
     if stop >= _INDICES:
-        raise ValueError(f"stop must be below 2^63, got {stop}")
+        raise OptionError(f"stop must be below 2^63, got {stop}")
     if (stop - start) * length > _MOST_TOKENS:
-        raise ValueError(
+        raise OptionError(
             f"stop must be at most {start + _MOST_TOKENS // length} (2^48 tokens from the start), "
             f"got {stop}"
         )
@@ -95,7 +97,7 @@ def words(
         Symbols 0 ... alphabet_size - 1, shape (stop - start, length), int64.
 
     Raises:
-        ValueError: if validation or test hold fewer than ``stop`` words.
+        OptionError: if validation or test hold fewer than ``stop`` words.
 
     Example:
         >>> both = words(6, 16, seed=0, split="test", start=0, stop=2)
@@ -116,7 +118,7 @@ def words(
         per_word = raw.reshape(stop - start, blocks_per_word * _VALUES_PER_BLOCK)
         return below(per_word[:, :length], alphabet_size)
     if split != "train" and stop > size:
-        raise ValueError(
+        raise OptionError(
             f"stop must be at most {size} (share of the {split} split in the "
             f"{alphabet_size**length} words of {length} symbols out of {alphabet_size}), got {stop}"
         )

@@ -2,6 +2,7 @@
 
 import operator
 
+from statemix.errors import OptionError
 from statemix.tasks import addressing
 
 
@@ -9,17 +10,16 @@ def integer(name: str, value: object, *, minimum: int, maximum: int | None = Non
     """Return a checked integer.
 
     Raises:
-        TypeError: if the value is not an integer.
-        ValueError: if it is out of range.
+        OptionError: if the value is not an integer, or out of range.
     """
     # Python counts bool as an integer, but "length=True" is a mistake.
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
+        raise OptionError(f"{name} must be an integer, got {value!r}")
     number = operator.index(value)
     if number < minimum:
-        raise ValueError(f"{name} must be at least {minimum}, got {number}")
+        raise OptionError(f"{name} must be at least {minimum}, got {number}")
     if maximum is not None and number > maximum:
-        raise ValueError(f"{name} must be at most {maximum}, got {number}")
+        raise OptionError(f"{name} must be at most {maximum}, got {number}")
     return number
 
 
@@ -32,11 +32,11 @@ def seed(value: object) -> int:
     """Return a checked seed of the data, 0 <= seed < 2^64."""
     number = integer("seed", value, minimum=0)
     if number >= 2**64:
-        raise ValueError(f"seed must be below 2^64, got {value}")
+        raise OptionError(f"seed must be below 2^64, got {value}")
     return number
 
 
 def split(value: object) -> None:
     """Check the name of a split."""
     if not isinstance(value, str) or value not in addressing.SPLITS:
-        raise ValueError(f"split must be one of {', '.join(addressing.SPLITS)}, got {value!r}")
+        raise OptionError(f"split must be one of {', '.join(addressing.SPLITS)}, got {value!r}")

@@ -6,6 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from statemix.automaton import IGNORED
+from statemix.errors import OptionError
 from statemix.tasks import addressing, checks
 from statemix.tasks.drawn import DrawnTask, Raw
 from statemix.tasks.task import Examples
@@ -39,8 +40,7 @@ class Copying(DrawnTask):
         seed: seed of the examples, 0 <= seed < 2^64.
 
     Raises:
-        ValueError: if an option is out of range.
-        TypeError: if an option has the wrong type.
+        OptionError: if an option is out of range or has the wrong type.
 
     Example:
         >>> task = Copying(length=12)
@@ -65,7 +65,7 @@ class Copying(DrawnTask):
         _check("min_length", self.min_length)
         super().__init__(length=length, train_size=train_size, seed=seed)
         if self.min_length > self.length:
-            raise ValueError(
+            raise OptionError(
                 f"min_length must be at most length={self.length}, got {self.min_length}"
             )
 
@@ -123,6 +123,6 @@ def _num_letters(length: int) -> int:
 
 def _check(name: str, length: int) -> None:
     if length < 4 or length % 2:
-        raise ValueError(
+        raise OptionError(
             f"{name} must be even and at least 4 (2 n + 2 tokens for n letters), got {length}"
         )

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from statemix.automaton import IGNORED
+from statemix.errors import OptionError
 from statemix.tasks import addressing, checks
 from statemix.tasks.task import Examples
 
@@ -93,9 +94,8 @@ class DrawnTask(ABC):
             length: tokens of the longest example; None means the training length.
 
         Raises:
-            ValueError: if the split is unknown, the range is not within it, or the length is out of
-                range.
-            TypeError: if a number is not an integer.
+            OptionError: if the split is unknown, the range is not within it, or the length is
+                out of range.
         """
         checks.split(split)
         start = checks.integer("start", start, minimum=0)
@@ -104,7 +104,7 @@ class DrawnTask(ABC):
         self._check_length(length)
         addressing.check_range(start, stop, length)
         if split == "train" and self.train_size is not None and stop > self.train_size:
-            raise ValueError(f"stop must be at most train_size={self.train_size}, got {stop}")
+            raise OptionError(f"stop must be at most train_size={self.train_size}, got {stop}")
         raw = addressing.draws(
             self.name, self._count(length), seed=self.seed, split=split, start=start, stop=stop
         )
@@ -143,5 +143,5 @@ class DrawnTask(ABC):
         """Check that there are examples of this length.
 
         Raises:
-            ValueError: if there are none.
+            OptionError: if there are none.
         """

@@ -8,6 +8,8 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from statemix.errors import OptionError
+
 GroupName = Literal["S_2", "S_3", "S_4", "S_5", "A_5"]
 NAMES: tuple[GroupName, ...] = get_args(GroupName)
 
@@ -103,14 +105,14 @@ def group(name: str) -> Group:
         name: one of ``NAMES``.
 
     Raises:
-        ValueError: if there is no such group.
+        OptionError: if there is no such group.
 
     Example:
         >>> group("S_3").elements
         ((1, 2, 3), (1, 3, 2), (2, 1, 3), (2, 3, 1), (3, 1, 2), (3, 2, 1))
     """
     if name not in NAMES:
-        raise ValueError(f"group must be one of {', '.join(NAMES)}, got {name!r}")
+        raise OptionError(f"group must be one of {', '.join(NAMES)}, got {name!r}")
     family, degree = name.split("_")
     elements = tuple(permutations(range(1, int(degree) + 1)))
     if family == "A":

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from statemix.automaton import IGNORED, Automaton
+from statemix.errors import OptionError
 from statemix.tasks import addressing, checks, groups
 from statemix.tasks.groups import GroupName
 from statemix.tasks.task import Examples
@@ -72,9 +73,8 @@ class Permutation:
         chance: "product" -> the accuracy of guessing.
 
     Raises:
-        ValueError: if an option is out of range, or ``train_size`` exceeds the number of words that
-            training owns.
-        TypeError: if an option has the wrong type.
+        OptionError: if an option is out of range, or ``train_size`` exceeds the number of words
+            that training owns.
 
     Example:
         >>> task = Permutation(group="S_3", length=4, train_size=10)
@@ -99,22 +99,22 @@ class Permutation:
         seed: int = 0,
     ) -> None:
         if not isinstance(group, str):
-            raise TypeError(f"group must be a string, got {group!r}")
+            raise OptionError(f"group must be a string, got {group!r}")
         self.group = groups.group(group)
         self.length = checks.length(length)
         self.min_length: int | None = None
         if min_length is not None:
             self.min_length = checks.integer("min_length", min_length, minimum=1)
             if self.min_length > self.length:
-                raise ValueError(
+                raise OptionError(
                     f"min_length must be at most length={self.length}, got {self.min_length}"
                 )
         if not isinstance(generators, bool):
-            raise TypeError(f"generators must be true or false, got {generators!r}")
+            raise OptionError(f"generators must be true or false, got {generators!r}")
         self.generators = generators
         self.letters = self.group.generators if generators else tuple(range(self.group.order))
         if len(self.letters) < 2:
-            raise ValueError(f"generators must be false for {group}, which has only one, got true")
+            raise OptionError(f"generators must be false for {group}, which has only one, got true")
         self.seed = checks.seed(seed)
         self.train_size: int | None = None
         if train_size is not None:
@@ -159,9 +159,8 @@ class Permutation:
             the task has a ``min_length``.
 
         Raises:
-            ValueError: if the split is unknown, the range is not within it, or the length is out of
-                range.
-            TypeError: if a number is not an integer.
+            OptionError: if the split is unknown, the range is not within it, or the length is
+                out of range.
         """
         checks.split(split)
         start = checks.integer("start", start, minimum=0)
@@ -172,7 +171,7 @@ class Permutation:
             self._check_space("stop", stop, split, length)
         elif self.train_size is not None:
             if stop > self.train_size:
-                raise ValueError(f"stop must be at most train_size={self.train_size}, got {stop}")
+                raise OptionError(f"stop must be at most train_size={self.train_size}, got {stop}")
             self._check_space("stop", stop, split, length)
         tokens = addressing.words(
             self.vocab_size, length, seed=self.seed, split=split, start=start, stop=stop
@@ -228,7 +227,7 @@ class Permutation:
     def _check_space(self, name: str, count: int, split: addressing.Split, length: int) -> None:
         size = addressing.split_size(self.vocab_size, length, split)
         if size is not None and count > size:
-            raise ValueError(
+            raise OptionError(
                 f"{name} must be at most {size} (share of the {split} split in the "
                 f"{self.vocab_size**length} words of length {length} over {self.title}), "
                 f"got {count}"

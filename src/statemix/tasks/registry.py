@@ -1,6 +1,6 @@
 """The tasks by name. To add one, write a file beside this one and a line in ``TASKS``."""
 
-from statemix.registry import Factories
+from statemix.registry import Registry
 from statemix.tasks.babi.catbabi import CatBabi
 from statemix.tasks.chomsky.arithmetic import BracketArithmetic, ModularArithmetic
 from statemix.tasks.chomsky.counting import CycleNavigation, Parity
@@ -14,7 +14,7 @@ from statemix.tasks.mad.recall import Recall
 from statemix.tasks.permutation import Permutation
 from statemix.tasks.task import Task
 
-TASKS: Factories[type[Task]] = Factories(
+TASKS: Registry[type[Task]] = Registry(
     "task",
     [
         Permutation,
@@ -43,7 +43,7 @@ def build(name: str, /, **options: object) -> Task:
 
     Raises:
         SettingError: if there is no task of that name, or an option is unknown or of another type.
-        ValueError: if a value is out of range.
+        OptionError: if a value is out of range.
 
     Example:
         >>> build("permutation", group="S_4", train_size=3000).vocab_size

@@ -77,7 +77,7 @@ class Task(Protocol):
             length: tokens of the longest example; None means the training length.
 
         Raises:
-            ValueError: if the split has too few examples, or none of this length.
+            OptionError: if the split has too few examples, or none of this length.
         """
         ...
 

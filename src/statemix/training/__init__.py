@@ -12,11 +12,12 @@ from statemix.training.config import (
     RuntimeConfig,
     ScheduleConfig,
     SearchConfig,
+    config_from_plain,
 )
 from statemix.training.evaluation import Scores, accuracy, evaluate
-from statemix.training.events import Event
+from statemix.training.fit import Fitted, fit
+from statemix.training.hooks import Event, Hook
 from statemix.training.outcome import Outcome, Selection, load_config, load_model, load_outcome
-from statemix.training.reading import config_from_plain
 from statemix.training.run import train
 
 __all__ = [
@@ -24,6 +25,8 @@ __all__ = [
     "BatchConfig",
     "EvaluationConfig",
     "Event",
+    "Fitted",
+    "Hook",
     "ModelConfig",
     "ObjectiveConfig",
     "OptimizerConfig",
@@ -38,6 +41,7 @@ __all__ = [
     "accuracy",
     "config_from_plain",
     "evaluate",
+    "fit",
     "load_config",
     "load_model",
     "load_outcome",

@@ -1,14 +1,14 @@
-"""The examples of each step, which depend only on the seed and the step's number."""
+"""The examples of each step, which depend only on the seed and the step's number; their loss."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn import functional
 
 from statemix.tasks import IGNORED, Examples, Task
 from statemix.training.config import BatchConfig, ScheduleConfig
@@ -25,16 +25,13 @@ class Batch:
         lengths: tokens of each row before its padding, shape (B,); None if no row is padded.
         num_scored: head -> scored positions of the whole optimiser step, which may have several
             batches; 1 if there is none.
-
-    The batches of several models may be stacked (:func:`stacked`): every tensor then has one more
-    axis in front, and the numbers of scored positions are tensors.
     """
 
     tokens: Tensor
     targets: dict[str, Tensor]
     cu_seqlens: Tensor | None
     lengths: Tensor | None
-    num_scored: Mapping[str, int | Tensor]
+    num_scored: Mapping[str, int]
 
     def to(self, device: torch.device) -> "Batch":
         """Copy the batch to a device, without waiting for the device."""
@@ -45,10 +42,6 @@ class Batch:
             targets={head: move(classes) for head, classes in self.targets.items()},
             cu_seqlens=None if self.cu_seqlens is None else move(self.cu_seqlens),
             lengths=None if self.lengths is None else move(self.lengths),
-            num_scored={
-                head: move(count) if isinstance(count, Tensor) else count
-                for head, count in self.num_scored.items()
-            },
         )
 
 
@@ -63,16 +56,8 @@ class Batches(Protocol):
     num_steps: int
     steps_per_epoch: int
 
-    def epoch(self, step: int) -> int | None:
-        """Return the whole epochs done after ``step`` steps; None on fresh examples."""
-        ...
-
-    def parts(self, step: int) -> list[Batch]:
+    def parts(self, step: int) -> Sequence[Any]:
         """Return the batches of step ``step``, counted from 0; their gradients are summed."""
-        ...
-
-    def on_host(self, step: int) -> list[Batch]:
-        """Return the same batches on the CPU, before they are copied to the device."""
         ...
 
 
@@ -117,15 +102,11 @@ class TaskBatches:
         self._order_epoch = -1
 
     def epoch(self, step: int) -> int | None:
-        """See :class:`Batches`."""
+        """Return the whole epochs done after ``step`` steps; None on fresh examples."""
         return None if self._examples is None else step // self.steps_per_epoch
 
     def parts(self, step: int) -> list[Batch]:
         """See :class:`Batches`. A step has at most one batch per sequence."""
-        return [batch.to(self._device) for batch in self.on_host(step)]
-
-    def on_host(self, step: int) -> list[Batch]:
-        """See :class:`Batches`."""
         examples = self._of_step(step)
         num_scored = {
             head: max(int((classes != IGNORED).sum()), 1)
@@ -163,7 +144,7 @@ def rows(examples: Examples, index: NDArray[np.int64]) -> Examples:
     )
 
 
-def padded(examples: Examples, num_scored: Mapping[str, int | Tensor]) -> Batch:
+def padded(examples: Examples, num_scored: Mapping[str, int]) -> Batch:
     """Make a batch of examples as rows, up to the end of the longest."""
     longest = examples.tokens.shape[1]
     if examples.lengths is not None:
@@ -177,7 +158,7 @@ def padded(examples: Examples, num_scored: Mapping[str, int | Tensor]) -> Batch:
     return Batch(cut(examples.tokens), targets, None, lengths, num_scored)
 
 
-def packed(examples: Examples, num_scored: Mapping[str, int | Tensor]) -> Batch:
+def packed(examples: Examples, num_scored: Mapping[str, int]) -> Batch:
     """Make a batch of examples end to end in one row."""
     number, longest = examples.tokens.shape
     lengths = examples.lengths
@@ -193,44 +174,66 @@ def packed(examples: Examples, num_scored: Mapping[str, int | Tensor]) -> Batch:
     return Batch(joined(examples.tokens), targets, bounds, None, num_scored)
 
 
-def stacked(batches: Sequence[Batch]) -> Batch:
-    """Stack padded batches of several models, all padded to the longest: (R, B, T).
-
-    Args:
-        batches: batches on the CPU with equal numbers of sequences, not packed.
-    """
-    longest = max(batch.tokens.shape[1] for batch in batches)
-
-    def joined(tensors: Sequence[Tensor], filler: int) -> Tensor:
-        missing = [longest - tensor.shape[1] for tensor in tensors]
-        return torch.stack(
-            [
-                pad(one, (0, short), value=filler) if short else one
-                for one, short in zip(tensors, missing, strict=True)
-            ]
-        )
-
-    first = batches[0]
-    lengths = [batch.lengths for batch in batches if batch.lengths is not None]
-    return Batch(
-        # Any token will do where no target scores it.
-        tokens=joined([batch.tokens for batch in batches], 0),
-        targets={
-            head: joined([batch.targets[head] for batch in batches], IGNORED)
-            for head in first.targets
-        },
-        cu_seqlens=None,
-        lengths=torch.stack(lengths) if lengths else None,
-        num_scored={
-            head: torch.tensor([int(batch.num_scored[head]) for batch in batches])
-            for head in first.num_scored
-        },
-    )
-
-
 def mover(device: torch.device) -> Callable[[Tensor], Tensor]:
     """Return a function that copies tensors to a device, without waiting for the device."""
     if device.type == "cuda":
         # From pinned memory, the copy overlaps with the device's work.
         return lambda tensor: tensor.pin_memory().to(device, non_blocking=True)
     return lambda tensor: tensor.to(device)
+
+
+class CrossEntropy:
+    r"""Each head's mean cross-entropy over the scored positions of the step, in nats.
+
+    .. math:: \frac1N \sum_t w_t \, \mathrm{CE}_t, \qquad
+        w_t = t^p \Big/ \tfrac1T \textstyle\sum_{s=1}^T s^p
+
+    The mean is over the whole step, so that splitting a step into several batches changes nothing.
+
+    Args:
+        power: p.
+        length: T.
+
+    Attributes:
+        unweighted: list to which each call appends the sum over heads without weights; None if it
+            is not needed.
+    """
+
+    def __init__(self, power: float = 0.0, length: int = 1) -> None:
+        self._power, self._length = power, length
+        self.unweighted: list[Tensor] | None = None
+
+    def __call__(self, model: Callable[..., Any], batch: Batch) -> dict[str, Tensor]:
+        """Return head -> loss.
+
+        Args:
+            model: function of tokens, ``cu_seqlens`` and ``lengths`` that returns head -> logits
+                (B, T, classes).
+            batch: the sequences.
+        """
+        logits = model(batch.tokens, batch.cu_seqlens, batch.lengths)
+        losses, unweighted = {}, {}
+        for head, classes in batch.targets.items():
+            # Without weights, the sum needs no tensor of losses.
+            each = functional.cross_entropy(
+                logits[head].flatten(0, 1),
+                classes.flatten(),
+                ignore_index=IGNORED,
+                reduction="none" if self._power else "sum",
+            )
+            losses[head] = unweighted[head] = each.sum() / batch.num_scored[head]
+            if self._power:
+                each = each.view_as(classes) * self._weights(batch).to(each)
+                losses[head] = each.sum() / batch.num_scored[head]
+        if self.unweighted is not None:
+            self.unweighted.append(torch.stack(list(unweighted.values())).sum().detach())
+        return losses
+
+    def _weights(self, batch: Batch) -> Tensor:
+        places = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
+        if batch.cu_seqlens is not None:
+            sequence = torch.searchsorted(batch.cu_seqlens[1:].contiguous(), places, right=True)
+            places = places - batch.cu_seqlens[sequence]
+        all_places = torch.arange(1, self._length + 1, dtype=torch.float64)
+        mean = all_places.pow(self._power).mean().item()
+        return (places + 1).double() ** self._power / mean

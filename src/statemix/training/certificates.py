@@ -7,12 +7,16 @@ from pathlib import Path
 from statemix import files
 from statemix.automaton import HasAutomaton
 from statemix.errors import RequestError
-from statemix.models import SyntheticModel
+from statemix.models import ReadoutModel
 from statemix.proofs import Certificate, prove
 from statemix.training import folder as runs
-from statemix.training.checkpoint import write_file
-from statemix.training.outcome import WEIGHT_FILES, Weights, load_model, load_outcome
-from statemix.training.parts import model_with
+from statemix.training.outcome import (
+    WEIGHT_FILES,
+    Weights,
+    load_model,
+    load_outcome,
+    model_with,
+)
 from statemix.training.schedules import attributes_set
 
 
@@ -107,7 +111,7 @@ def save_certificate(
         network.unlink(missing_ok=True)
         if proven:
             row["sha256"] = runs.save_weights(target, network.name, certificate.model.state_dict())
-        write_file(path, (json.dumps(row, indent=1, allow_nan=False) + "\n").encode())
+        files.write_file(path, (json.dumps(row, indent=1, allow_nan=False) + "\n").encode())
     except OSError as error:
         name = "folder" if output is None else "output"
         raise RequestError(f"{name} must be writable, got {target}: {error.strerror}") from error
@@ -128,7 +132,7 @@ def load_proven(
     *,
     soft: bool = False,
     output: Path | str | None = None,
-) -> SyntheticModel:
+) -> ReadoutModel:
     """Load the proven network of a run, on the CPU, in evaluation mode.
 
     Args:

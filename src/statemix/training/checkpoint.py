@@ -4,22 +4,25 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
-from safetensors.torch import save as dump_tensors
-from torch import Tensor
+from torch import Tensor, nn
 
-from statemix.files import naming
+from statemix import files
+from statemix.errors import RequestError
+from statemix.models import earlier_name
+from statemix.tensor_files import load_tensors, tensor_bytes
 
 _PREFIX = "step-"
 _UNFINISHED = "unfinished"
+_DAMAGED = "damaged-"
 _MANIFEST = "manifest.json"
 _STATE = "state.json"
+_SUFFIX = ".safetensors"
 # The newest checkpoint, and one to fall back on.
 _KEPT = 2
 
@@ -33,19 +36,7 @@ _DAMAGE = (
 )
 
 TensorFiles = dict[str, dict[str, Tensor]]
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Write a file atomically: a reader sees all of it or none, even after a power cut."""
-    unfinished = path.with_name(path.name + ".tmp")
-    _write_synced(unfinished, content)
-    unfinished.replace(path)
-    _sync_directory(path.parent)
-
-
-def tensor_bytes(tensors: Mapping[str, Tensor]) -> bytes:
-    """Return tensors as bytes in the safetensors format."""
-    return dump_tensors({name: tensor.detach().contiguous() for name, tensor in tensors.items()})
+"""Name of a file without its suffix -> name of a tensor -> tensor."""
 
 
 def save_checkpoint(
@@ -65,23 +56,24 @@ def save_checkpoint(
     """
     folder.mkdir(exist_ok=True)
     # Sync the run folder too: the metrics must survive a power cut together with the checkpoint.
-    _sync_directory(folder.parent)
+    files.sync_directory(folder.parent)
     unfinished = folder / _UNFINISHED
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir()
-    files = {f"{name}.safetensors": tensor_bytes(group) for name, group in tensors.items()}
-    files[_STATE] = json.dumps({"files": sorted(files), **state}, indent=2).encode()
-    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-    files[_MANIFEST] = json.dumps(hashes, indent=2).encode()
-    for name, content in files.items():
-        _write_synced(unfinished / name, content)
-    _sync_directory(unfinished)
-    final = folder / _name(step)
+    _remove(unfinished)
+    unfinished.mkdir(exist_ok=True)
+    contents = {name + _SUFFIX: tensor_bytes(group) for name, group in tensors.items()}
+    contents[_STATE] = json.dumps({"files": sorted(contents), **state}, indent=2).encode()
+    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    contents[_MANIFEST] = json.dumps(hashes, indent=2).encode()
+    for name, content in contents.items():
+        files.write_synced(unfinished / name, content)
+    files.sync_directory(unfinished)
+    final = folder / f"{_PREFIX}{step:09d}"
+    # A resumed run that is interrupted before its next step saves the same step again.
+    _remove(final)
     if final.exists():
-        # A resumed run that is interrupted before its next step saves the same step again.
-        _remove(final)
+        _set_aside(final)
     unfinished.rename(final)
-    _sync_directory(folder)
+    files.sync_directory(folder)
     for old in _newest_first(folder)[_KEPT:]:
         _remove(old)
 
@@ -89,9 +81,10 @@ def save_checkpoint(
 def load_checkpoint(
     folder: Path, report: Callable[[str], None]
 ) -> tuple[TensorFiles, dict[str, Any]] | None:
-    """Load the newest checkpoint that is whole, and remove newer damaged ones.
+    """Load the newest checkpoint that is whole, and rename newer damaged ones.
 
-    Damaged checkpoints would otherwise count among the newest, which the next save keeps.
+    Damaged checkpoints would otherwise count among the newest, which the next save keeps. Files
+    that are not the checkpoint's own, such as those of a file manager, do no harm.
 
     Args:
         folder: folder of the run's checkpoints.
@@ -102,7 +95,7 @@ def load_checkpoint(
         state: state as given to it. A single None replaces both if no checkpoint is whole.
 
     Raises:
-        OSError: if a checkpoint cannot be read. It may be whole, so nothing is removed.
+        OSError: if a checkpoint cannot be read. It may be whole, so nothing is renamed.
     """
     found = None
     damaged: dict[Path, str] = {}
@@ -115,8 +108,7 @@ def load_checkpoint(
         except OSError as error:
             raise OSError(f"cannot read checkpoint {path}: {error.strerror}") from error
     for path, reason in damaged.items():
-        report(f"removing damaged checkpoint {path.name}: {reason}")
-        _remove(path)
+        report(f"checkpoint {path.name} is damaged and set aside as {_set_aside(path)}: {reason}")
     return found
 
 
@@ -127,33 +119,51 @@ def newest_before(folder: Path, step: int) -> Path | None:
         folder: folder of the run's checkpoints.
         step: optimiser steps.
     """
-    older = (path for path in _newest_first(folder) if path.name < _name(step))
-    return next(older, None)
+    return next((path for path in _newest_first(folder) if _step(path.name) < step), None)
 
 
 def remove_checkpoints(folder: Path) -> None:
-    """Remove the checkpoints of a finished run."""
-    shutil.rmtree(folder, ignore_errors=True)
+    """Remove the checkpoints of a finished run, but no file of anyone else."""
+    if folder.is_dir():
+        for path in (folder / _UNFINISHED, *_newest_first(folder)):
+            _remove(path)
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
-def _name(step: int) -> str:
-    return f"{_PREFIX}{step:09d}"
+def _step(name: str) -> int:
+    """Return the step of a checkpoint, -1 if the name is not one."""
+    digits = name.removeprefix(_PREFIX)
+    is_step = name.startswith(_PREFIX) and digits.isascii() and digits.isdecimal()
+    return int(digits) if is_step else -1
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
+def _remove(checkpoint: Path) -> None:
+    """Remove the files that a checkpoint may hold, and its folder if nothing else is in it."""
+    if checkpoint.is_symlink() or not checkpoint.is_dir():
+        return
+    for path in checkpoint.iterdir():
+        is_own = path.name in (_MANIFEST, _STATE) or path.suffix == _SUFFIX
+        if is_own and (path.is_symlink() or path.is_file()):
+            path.unlink()
+    with contextlib.suppress(OSError):
+        checkpoint.rmdir()
+
+
+def _set_aside(path: Path) -> str:
+    """Give a damaged checkpoint another name, which is returned."""
+    number, target = 1, path.with_name(_DAMAGED + path.name)
+    while target.exists() or target.is_symlink():
+        number += 1
+        target = path.with_name(f"{_DAMAGED}{path.name}-{number}")
+    path.rename(target)
+    return target.name
 
 
 def _load(path: Path) -> tuple[TensorFiles, dict[str, Any]]:
     hashes = json.loads((path / _MANIFEST).read_bytes())
     if not isinstance(hashes, dict) or _STATE not in hashes:
         raise ValueError(f"{_MANIFEST} does not list the files of a checkpoint")
-    unlisted = sorted(set(os.listdir(path)) - {_MANIFEST, *hashes})
-    if unlisted:
-        raise ValueError(f"{_MANIFEST} does not list {unlisted[0]}")
     tensors: TensorFiles = {}
     state: dict[str, Any] = {}
     for name, expected in hashes.items():
@@ -163,7 +173,7 @@ def _load(path: Path) -> tuple[TensorFiles, dict[str, Any]]:
         if name == _STATE:
             state = json.loads(content)
         else:
-            tensors[name.removesuffix(".safetensors")] = load_tensors(content)
+            tensors[name.removesuffix(_SUFFIX)] = load_tensors(content)
     # The checksum of the state protects this list. Checkpoints of older versions lack it.
     for name in state.pop("files", ()):
         if name not in hashes:
@@ -177,21 +187,59 @@ def _newest_first(folder: Path) -> list[Path]:
         names = os.listdir(folder)
     except FileNotFoundError:
         return []
-    return [folder / name for name in sorted(names, reverse=True) if name.startswith(_PREFIX)]
+    found = [name for name in names if _step(name) >= 0]
+    return [folder / name for name in sorted(found, key=_step, reverse=True)]
 
 
-def _write_synced(path: Path, content: bytes) -> None:
-    with naming(path), path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+def optimizer_state(
+    optimizer: torch.optim.Optimizer, model: nn.Module
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the state of an optimiser of a model's parameters.
+
+    Returns:
+        tensors: "parameter/quantity" -> tensor, such as moments and step counts.
+        numbers: options of each group, and whatever else the state holds, as JSON data.
+
+    Raises:
+        RequestError: if the state holds something else.
+    """
+    tensors, values = {}, {}
+    for name, parameter in model.named_parameters():
+        for quantity, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                tensors[f"{name}/{quantity}"] = value
+            else:
+                values[f"{name}/{quantity}"] = value
+    groups = [
+        {option: value for option, value in group.items() if option != "params"}
+        for group in optimizer.param_groups
+    ]
+    try:
+        return tensors, json.loads(json.dumps({"groups": groups, "values": values}))
+    except (TypeError, ValueError) as error:
+        condition = "must hold tensors and JSON data alone, so that runs can be resumed"
+        raise RequestError(f"state of the optimizer {condition}: {error}") from error
 
 
-def _sync_directory(folder: Path) -> None:
-    # Some file systems refuse to sync a directory; the rename is still atomic there.
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+def load_optimizer(
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module,
+    tensors: Mapping[str, Tensor],
+    numbers: Mapping[str, Any],
+) -> None:
+    """Restore the result of :func:`optimizer_state`, bit-identical and in its own dtypes."""
+    parameters = dict(model.named_parameters())
+    # Checkpoints of older versions have other names.
+    parameters |= {earlier_name(name): parameter for name, parameter in parameters.items()}
+    optimizer.state.clear()
+    for key, value in (*tensors.items(), *numbers.get("values", {}).items()):
+        name, quantity = key.rsplit("/", 1)
+        parameter = parameters[name]
+        if isinstance(value, Tensor):
+            value = value.to(parameter.device)
+            if value.shape == parameter.shape:
+                # Fused steps read moments in the order in which the parameter lies in memory.
+                value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+        optimizer.state.setdefault(parameter, {})[quantity] = value
+    for group, options in zip(optimizer.param_groups, numbers.get("groups", ()), strict=False):
+        group.update({name: tuple(v) if isinstance(v, list) else v for name, v in options.items()})

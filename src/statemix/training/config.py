@@ -1,7 +1,6 @@
-"""The whole configuration of a training run: one frozen dataclass for each part."""
+"""The whole configuration of a training run: one frozen model for each part."""
 
-import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import torch
@@ -9,12 +8,11 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 
 from statemix.errors import ABSENT, SettingError
 from statemix.layers import LayerSpec
-from statemix.models import MixerSpec
+from statemix.models import MODELS, LinearInit, MixerSpec, ModelKind, ReadoutModel
 from statemix.models.block import Norm
-from statemix.models.synthetic import LINEAR_INITS, Backbone, LinearInit
-from statemix.plain import asked, to_plain
-from statemix.settings import Assignments, Settings, built
 from statemix.tasks import TASKS, Task, TaskSpec
+from statemix.training.reading import import_modules
+from statemix.training.settings import SPEC, Assignments, Settings, built
 
 Count = Annotated[int, Ge(1), Lt(2**31)]
 Fraction = Annotated[float, Ge(0), Le(1)]
@@ -36,11 +34,10 @@ SCHEMA = 1
 """Version of the stored configuration; it grows when the meaning of a stored field changes."""
 
 
-@dataclass(frozen=True)
 class ModelConfig(Settings):
     """The network: embedding, a sequence of layers, readouts."""
 
-    layers: Annotated[tuple[LayerSpec, ...], MinLen(1)] = (
+    layers: Annotated[tuple[Annotated[LayerSpec, SPEC], ...], MinLen(1)] = (
         LayerSpec("bd_lru", num_blocks=32, block_size=4),
     )
     """Sequence layers, each with its options."""
@@ -54,11 +51,11 @@ class ModelConfig(Settings):
     """Add the input of each part to its output."""
     norm: Norm = "rms"
     """Normalisation before each part and before the readouts."""
-    channel_mixer: MixerSpec | None = None
+    channel_mixer: Annotated[MixerSpec, SPEC] | None = None
     """Position-wise network after each sequence layer."""
     zero_biases: bool = True
     """Ask layers and channel mixers to start with zero biases, as the synthetic benchmarks do."""
-    backbone: Backbone = "causal"
+    backbone: ModelKind = "causal"
     """causal: read each output from the tokens so far. autoencoder: rebuild all outputs from the
     vector at the last token, as MAD does for compression."""
     linear_init: LinearInit | None = None
@@ -71,7 +68,6 @@ class ModelConfig(Settings):
         return tuple(self.layers[place % len(self.layers)] for place in range(depth))
 
 
-@dataclass(frozen=True)
 class BatchConfig(Settings):
     """Size and layout of the batches."""
 
@@ -83,7 +79,6 @@ class BatchConfig(Settings):
     """Lay sequences end to end instead of padding them to the longest."""
 
 
-@dataclass(frozen=True)
 class ParameterGroup(Settings):
     """Parameters with their own learning rate or weight decay."""
 
@@ -95,7 +90,6 @@ class ParameterGroup(Settings):
     """Weight decay (the optimiser's if not given)."""
 
 
-@dataclass(frozen=True)
 class OptimizerConfig(Settings):
     """AdamW."""
 
@@ -112,7 +106,6 @@ class OptimizerConfig(Settings):
     learning_rate_factor=0.5`."""
 
 
-@dataclass(frozen=True)
 class AttributeSchedule(Settings):
     """An attribute of layers that changes during training, such as the gate temperature."""
 
@@ -139,14 +132,13 @@ class AttributeSchedule(Settings):
                     raise SettingError(name, f"must be above 0 with curve={self.curve!r}", value)
 
 
-@dataclass(frozen=True)
 class ScheduleConfig(Settings):
     """Length of training, learning rate, and scheduled attributes of layers."""
 
     epochs: Count | None = None
     """Passes over a fixed training set (200 if not given). Not for tasks with fresh examples."""
     num_steps: Count | None = None
-    """Optimiser steps; required for tasks with fresh examples, refused for others."""
+    """Optimiser steps on fresh examples (2000 if not given). Not for tasks with a training set."""
     learning_rate: Literal["cosine", "constant"] = "cosine"
     """Schedule of the learning rate, updated once per epoch, or per step on fresh examples."""
     min_learning_rate: NotNegative = 1e-5
@@ -158,7 +150,6 @@ class ScheduleConfig(Settings):
     begin=0.5 finish=0.9 curve=reciprocal`; `start` is the layer's own value if not given."""
 
 
-@dataclass(frozen=True)
 class SearchConfig(Settings):
     """Attempts from new weights until one passes a test; the schedules begin then.
 
@@ -192,18 +183,16 @@ class SearchConfig(Settings):
     """Length in tokens of the validation sequences of a test (the training length if not given)."""
     size: Count = 64
     """Validation sequences of a test."""
-    attributes: Assignments = Assignments()  # noqa: RUF009  immutable
+    attributes: Assignments = Assignments()
     """Values of schedulable attributes of layers that apply only in a test."""
 
     def check(self) -> None:
-        _check_assignments(self.attributes)
-        others = asked(self)
+        others = self.asked()
         if self.attempts is None and others:
             name, value = next(iter(others.items()))
             raise SettingError(name, "must be absent without attempts", value)
 
 
-@dataclass(frozen=True)
 class ObjectiveConfig(Settings):
     """The losses beyond the mean cross-entropy of all positions."""
 
@@ -216,7 +205,6 @@ class ObjectiveConfig(Settings):
     plateau."""
 
 
-@dataclass(frozen=True)
 class EvaluationConfig(Settings):
     """Times, amounts of data and settings of evaluations."""
 
@@ -236,21 +224,10 @@ class EvaluationConfig(Settings):
     stop_at: Fraction | None = None
     """Validation token accuracy (mean over heads) above which training stops early; during a
     search, it does not."""
-    attributes: Assignments = Assignments()  # noqa: RUF009  immutable
+    attributes: Assignments = Assignments()
     """Values of schedulable attributes of layers that apply only in evaluation."""
 
-    def check(self) -> None:
-        _check_assignments(self.attributes)
 
-
-def _check_assignments(attributes: Assignments) -> None:
-    for name, value in attributes.items():
-        if not isinstance(value, bool | int | float | str):
-            condition = "must be a number, a string or a truth value"
-            raise SettingError(f"attributes.{name}", condition, value)
-
-
-@dataclass(frozen=True)
 class RuntimeConfig(Settings):
     """Device, precision and CPU threads of the run."""
 
@@ -262,11 +239,10 @@ class RuntimeConfig(Settings):
     """CPU threads (PyTorch's choice if not given). Identical weights need equal threads."""
 
 
-@dataclass(frozen=True)
 class RunConfig(Settings):
     """One training run. Equal configurations give identical weights on one machine."""
 
-    task: TaskSpec = TaskSpec("permutation")  # noqa: RUF009  immutable
+    task: Annotated[TaskSpec, SPEC] = TaskSpec("permutation")
     """Task with its options (`statemix tasks` lists them). The task's seed is the run's unless it
     is given."""
     model: ModelConfig = ModelConfig()
@@ -281,12 +257,18 @@ class RunConfig(Settings):
     """Seed of the initial weights, the order of batches and, by default, the task."""
     imports: tuple[str, ...] = ()
     """Python modules to import first, which register your own layers or tasks."""
+    start_from: str | None = None
+    """Folder of a finished run whose last weights are the initial ones (new weights if not
+    given)."""
 
     def check(self) -> None:
         rate, least = self.optimizer.learning_rate, self.schedules.min_learning_rate
         if self.schedules.learning_rate == "cosine" and least > rate:
             condition = f"must be at most optimizer.learning_rate={rate}"
             raise SettingError("schedules.min_learning_rate", condition, least)
+        if self.start_from is not None and self.search.attempts is not None:
+            condition = "must be absent with search.attempts, which begin with new weights"
+            raise SettingError("start_from", condition, self.start_from)
 
     def build_task(self) -> Task:
         """Build the task, with the run's seed unless the task's options hold one.
@@ -298,14 +280,41 @@ class RunConfig(Settings):
         task: Task = built("task", self.task.build, **seeded)
         return task
 
+    def build_model(self, task: Task, seed: int | None = None) -> ReadoutModel:
+        """Build the network of the run, with its initial weights.
+
+        Args:
+            task: the run's task.
+            seed: seed of the weights; None means the run's.
+
+        Raises:
+            RequestError: if an option of a layer or a mixer is out of range or has the wrong type.
+        """
+        model = self.model
+        network: ReadoutModel = built(
+            "model",
+            MODELS[model.backbone],
+            task.vocab_size,
+            task.heads,
+            model.hidden_size,
+            model.stack(),
+            bos=model.bos,
+            residual=model.residual,
+            norm=model.norm,
+            channel_mixer=model.channel_mixer,
+            zero_biases=model.zero_biases,
+            linear_init=model.linear_init,
+            seed=self.seed if seed is None else seed,
+        )
+        return network
+
     def _seeding(self) -> dict[str, int]:
         return {"seed": self.seed} if "seed" in TASKS.options(self.task.name) else {}
 
     def completed(self) -> "RunConfig":
         """Return the same configuration with every option of its specifications written out."""
         mixer = self.model.channel_mixer
-        model = dataclasses.replace(
-            self.model,
+        model = self.model.replace(
             layers=tuple(layer.complete() for layer in self.model.layers),
             channel_mixer=mixer and mixer.complete(),
         )
@@ -313,7 +322,7 @@ class RunConfig(Settings):
         if "seed" not in self.task.options:
             # The run's seed is the task's.
             options.pop("seed", None)
-        return dataclasses.replace(self, model=model, task=TaskSpec(self.task.name, **options))
+        return self.replace(model=model, task=TaskSpec(self.task.name, **options))
 
     def resolved(self) -> "RunConfig":
         """Return the configuration with every default written out.
@@ -326,26 +335,23 @@ class RunConfig(Settings):
         """
         task = self.build_task()
         self._check_length(task)
-        epochs, fresh = self.schedules.epochs, task.train_size is None
-        if epochs is None and not fresh:
-            epochs = 200
+        fresh = task.train_size is None
+        length = {"num_steps": 2000} if fresh else {"epochs": 200}
+        if self.schedules.epochs or self.schedules.num_steps:
+            length = {}
         whole = self.completed()
-        return dataclasses.replace(
-            whole,
-            model=dataclasses.replace(
-                whole.model,
+        return whole.replace(
+            model=whole.model.replace(
                 num_layers=len(self.model.stack()),
-                linear_init=self.model.linear_init or LINEAR_INITS[self.model.backbone],
+                linear_init=self.model.linear_init or MODELS[self.model.backbone].usual_linear_init,
             ),
-            schedules=dataclasses.replace(self.schedules, epochs=epochs),
-            evaluation=dataclasses.replace(
-                self.evaluation,
+            schedules=self.schedules.replace(**length),
+            evaluation=self.evaluation.replace(
                 every=self.evaluation.every or (100 if fresh else 1),
                 lengths=tuple(sorted(set(self.evaluation.lengths))),
                 validation_lengths=tuple(sorted(set(self.evaluation.validation_lengths))),
             ),
-            runtime=dataclasses.replace(
-                self.runtime,
+            runtime=self.runtime.replace(
                 device=chosen_device(self.runtime.device),
                 num_threads=self.runtime.num_threads or torch.get_num_threads(),
             ),
@@ -355,9 +361,6 @@ class RunConfig(Settings):
         """Check that epochs and steps suit the task's kind of training data."""
         epochs, num_steps = self.schedules.epochs, self.schedules.num_steps
         if task.train_size is None:
-            if num_steps is None:
-                condition = "must be given for a task with fresh examples"
-                raise SettingError("schedules.num_steps", condition, ABSENT)
             if epochs is not None:
                 condition = "must not be given for a task with fresh examples"
                 raise SettingError("schedules.epochs", condition, epochs)
@@ -386,15 +389,18 @@ class RunConfig(Settings):
             raise SettingError("runtime.device", "must be the device that was chosen", "auto")
 
     def __reduce__(self) -> Any:
-        from statemix.training.reading import config_from_plain
-
         # Another process must import the user's modules before it reads the names they register.
         return config_from_plain, (self.to_plain(),)
 
-    def asked(self) -> dict[str, Any]:
-        """Return the request, which identifies the run: the fields that differ from defaults."""
-        return asked(self)
 
-    def to_plain(self) -> dict[str, Any]:
-        """Return every field, as nested plain tables."""
-        return {f.name: to_plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+def config_from_plain(tree: Any) -> RunConfig:
+    """Build a configuration from nested plain tables; absent fields have their defaults.
+
+    Raises:
+        SettingError: if a value does not fit or a module cannot be found; the message gives the
+            field's dotted name.
+    """
+    if not isinstance(tree, Mapping):
+        raise SettingError("configuration", "must be a table", tree)
+    import_modules(tree.get("imports", ()))
+    return RunConfig(**tree)

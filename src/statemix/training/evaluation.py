@@ -1,21 +1,29 @@
 """Scores of a model on labelled sequences, in memory that does not grow with their length."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from statemix.layers.layer import check_sizes
-from statemix.models import SyntheticModel
+from statemix.errors import OptionError
+from statemix.models import ReadoutModel
 from statemix.ops.checks import bind
 from statemix.tasks import IGNORED, Examples, Task
 from statemix.tasks.addressing import Split
+from statemix.training.config import RunConfig
+from statemix.training.devices import sequences_at
+from statemix.training.plain import to_plain
+from statemix.training.schedules import attributes_set
+from statemix.training.settings import built
+
+if TYPE_CHECKING:
+    from statemix.training.loop import Loop
 
 # Enough work to hide the overhead of a call, while the gates of blocks of 16 stay below 300 MB.
 _TOKENS_PER_CALL = 4096
@@ -42,6 +50,10 @@ class Scores:
     loss: float
 
 
+HeadScores = dict[str, Scores]
+"""Head -> its scores."""
+
+
 def check_finite(split: str, scores: Mapping[str, Scores], when: str) -> None:
     """Check that the weights are still numbers.
 
@@ -64,11 +76,6 @@ def check_finite(split: str, scores: Mapping[str, Scores], when: str) -> None:
 def accuracy(scores: Mapping[str, Scores]) -> float:
     """Return the mean token accuracy over heads, the criterion for choosing among runs."""
     return math.fsum(one.token_accuracy for one in scores.values()) / len(scores)
-
-
-def sequences_at(length: int, *, at_most: int, tokens: int) -> int:
-    """Return the number of sequences of a length that fit into a token budget, at least 1."""
-    return max(1, min(at_most, tokens // length))
 
 
 class SplitEvaluator:
@@ -101,33 +108,122 @@ class SplitEvaluator:
         # Making only the last one shows whether the split has enough sequences.
         try:
             task.examples(split, num_sequences - 1, num_sequences, length)
-        except ValueError as error:
+        except OptionError as error:
             subject, must, condition = str(error).partition(" must ")
             if subject != "stop":
                 raise
-            raise ValueError(f"num_sequences{must}{condition}") from error
+            raise OptionError(f"num_sequences{must}{condition}") from error
         self._draw = partial(task.examples, split, 0, num_sequences, length)
         self._examples: Examples | None = None
-        self.options: dict[str, Any] = {
-            "batch_size": batch_size,
-            "autocast": autocast,
-            "tick": tick,
-        }
+        self._score = partial(evaluate, batch_size=batch_size, autocast=autocast, tick=tick)
 
-    def __call__(self, model: SyntheticModel) -> dict[str, Scores]:
-        """Return head -> its scores."""
-        return evaluate(model, self.examples, **self.options)
-
-    @property
-    def examples(self) -> Examples:
-        """The sequences, drawn when they are first needed."""
+    def __call__(self, model: ReadoutModel) -> HeadScores:
+        """Return the scores by head; the sequences are drawn when they are first needed."""
         if self._examples is None:
             self._examples = self._draw()
-        return self._examples
+        return self._score(model, self._examples)
+
+
+class RunEvaluator:
+    """Scores a run's model on its validation and test sequences.
+
+    Args:
+        config: the run.
+        task: its task.
+        autocast: as in :func:`evaluate`.
+        tick: as in :func:`evaluate`.
+
+    Raises:
+        RequestError: if the task cannot make sequences of a length.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        task: Task,
+        autocast: Callable[[], AbstractContextManager[object]],
+        tick: Callable[[], None],
+    ) -> None:
+        self._task, self._settings = task, config.evaluation
+        self._options = {"batch_size": config.batches.size, "autocast": autocast, "tick": tick}
+        self._validation = self.on_split(
+            "validation", config.evaluation.validation_size, "evaluation.validation_size"
+        )
+        self._test = self.on_split("test", config.evaluation.test_size, "evaluation.test_size")
+        self._test_at = {
+            length: self._at("test", length, "lengths") for length in config.evaluation.lengths
+        }
+        self._validation_at = {
+            length: self._at("validation", length, "validation_lengths")
+            for length in config.evaluation.validation_lengths
+        }
+
+    def on_split(
+        self, split: Split, count: int, setting: str, length: int | None = None
+    ) -> SplitEvaluator:
+        """Return an evaluator on the first sequences of a split.
+
+        Args:
+            split: as in :class:`SplitEvaluator`.
+            count: number of sequences.
+            setting: dotted name of the setting that asks for them, for messages.
+            length: as in :class:`SplitEvaluator`.
+
+        Raises:
+            RequestError: if there are not so many sequences.
+        """
+        arguments = (self._task, split, count, length)
+        evaluator: SplitEvaluator = built(setting, SplitEvaluator, *arguments, **self._options)
+        return evaluator
+
+    def _at(self, split: Split, length: int, name: str) -> SplitEvaluator:
+        at_most = getattr(self._settings, f"{split}_size")
+        count = sequences_at(length, at_most=at_most, tokens=self._settings.tokens)
+        return self.on_split(split, count, f"evaluation.{name}", length)
+
+    def __call__(self, loop: "Loop") -> tuple[dict[str, Any], str]:
+        """Return a row of metrics, and what to say about it.
+
+        Raises:
+            FloatingPointError: if a loss is not finite.
+        """
+        model: Any = loop.model
+        batches: Any = loop.batches
+        with attributes_set(model, self._settings.attributes):
+            test, validation = self._test(model), self._validation(model)
+            further = {length: one(model) for length, one in self._validation_at.items()}
+        when = f"after step {loop.step} of {loop.num_steps}"
+        check_finite("test", test, when)
+        for heads in (validation, *further.values()):
+            check_finite("validation", heads, when)
+        row = {
+            "step": loop.step,
+            "epoch": batches.epoch(loop.step),
+            "validation": to_plain(validation),
+            "test": {str(self._task.length): to_plain(test)},
+            "validation_at": {str(length): to_plain(heads) for length, heads in further.items()},
+        }
+        text = f", validation {accuracy(validation):.4f}, test {accuracy(test):.4f}"
+        for length, heads in further.items():
+            text += f", validation at length {length} {accuracy(heads):.4f}"
+        return row, text
+
+    def at_further_lengths(self, loop: "Loop") -> dict[int, HeadScores]:
+        """Return test scores at the further lengths, in tokens."""
+        model: Any = loop.model
+        scores = {}
+        with attributes_set(model, self._settings.attributes):
+            for length, evaluator in self._test_at.items():
+                # The evaluations during training have covered the training length.
+                if length != self._task.length:
+                    scores[length] = evaluator(model)
+                    text = f"length {length}: test {accuracy(scores[length]):.4f}"
+                    loop.emit("evaluated", text)
+        return scores
 
 
 def evaluate(
-    model: SyntheticModel,
+    model: ReadoutModel,
     examples: Examples,
     *,
     batch_size: int = 128,
@@ -153,123 +249,44 @@ def evaluate(
             class, ``batch_size`` is below 1, or a token is not in the vocabulary.
         TypeError: if a dtype does not fit or ``batch_size`` is not an int.
     """
-    answers = _Answers(model, examples, batch_size)
+    if not isinstance(batch_size, int) or isinstance(batch_size, bool):
+        raise TypeError(f"batch_size must be an int, got {batch_size!r}")
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    tokens = torch.from_numpy(examples.tokens)
+    targets = {head: torch.from_numpy(classes) for head, classes in examples.targets.items()}
+    _check_targets(model, tokens, targets)
+    lengths = None if examples.lengths is None else torch.from_numpy(examples.lengths)
+    predictions = {head: torch.empty_like(classes) for head, classes in targets.items()}
+    losses = dict.fromkeys(targets, 0.0)
     model.eval()
     with torch.inference_mode(), autocast():
-        for some, span in _parts(examples):
-            answers.add(some, _answer(model, answers.asked(some), span, tick))
-    return answers.scores()
+        for rows, span in _parts(*examples.tokens.shape):
+            pieces = _moved(torch.split(tokens[rows], span, dim=1), model.device, tick)
+            row_lengths = None if lengths is None else lengths[rows].to(model.device)
+            found: dict[str, list[tuple[Tensor, Tensor]]] = {head: [] for head in targets}
+            for place, logits in enumerate(model.in_pieces(pieces, row_lengths)):
+                for head, classes in targets.items():
+                    wanted = classes[rows, place * span : (place + 1) * span]
+                    loss = _summed_loss(logits[head], wanted)
+                    found[head].append((loss, logits[head].argmax(-1)))
+            for head, pairs in found.items():
+                piece_losses, predicted = zip(*pairs, strict=True)
+                predictions[head][rows] = torch.cat(predicted, dim=1).cpu()
+                for loss in torch.stack(piece_losses).tolist():
+                    losses[head] += loss
+    return {
+        head: _scores(predictions[head], classes, losses[head], batch_size)
+        for head, classes in targets.items()
+    }
 
 
-def score_together(
-    evaluators: Sequence[SplitEvaluator],
-    models: Sequence[SyntheticModel],
-    each: Callable[[Callable[..., Any], Any], Any],
-) -> list[dict[str, Scores]]:
-    """Score several models at once, each as its evaluator would.
-
-    Args:
-        evaluators: evaluators of equal numbers and lengths of sequences.
-        models: the models, of one structure.
-        each: calls a function of a model and a tree of tensors for every model; the tensors and
-            the results have an axis of models in front.
-
-    Returns:
-        For each model, head -> its scores.
-    """
-    options = evaluators[0].options
-    draws = [evaluator.examples for evaluator in evaluators]
-    those = [
-        _Answers(model, examples, options["batch_size"])
-        for model, examples in zip(models, draws, strict=True)
-    ]
-    for model in models:
-        model.eval()
-    with torch.inference_mode(), options["autocast"]():
-        for some, span in _parts(draws[0]):
-            asked = _stacked([own.asked(some) for own in those])
-            found = each(partial(_answer, span=span, tick=options["tick"]), asked)
-            # One copy from the device for all models.
-            found = {head: [tensor.cpu() for tensor in pair] for head, pair in found.items()}
-            for place, own in enumerate(those):
-                own.add(some, {head: (s[place], p[place]) for head, (s, p) in found.items()})
-    return [own.scores() for own in those]
-
-
-def _stacked(trees: Sequence[Any]) -> Any:
-    """Stack tensors, or tables of tensors entry by entry."""
-    if isinstance(trees[0], Mapping):
-        return {name: _stacked([tree[name] for tree in trees]) for name in trees[0]}
-    return torch.stack(list(trees))
-
-
-def _parts(examples: Examples) -> Iterator[tuple[slice, int]]:
+def _parts(num_sequences: int, length: int) -> Iterator[tuple[slice, int]]:
     """Yield some rows at a time, and the length of the pieces in which they are processed."""
-    num_sequences, length = examples.tokens.shape
     rows = max(_TOKENS_PER_CALL // length, _ROWS_AT_LEAST)
     span = max(1, _TOKENS_PER_CALL // min(rows, num_sequences))
     for row in range(0, num_sequences, rows):
         yield slice(row, row + rows), span
-
-
-class _Answers:
-    """The predictions of a model on examples, gathered part by part."""
-
-    def __init__(self, model: SyntheticModel, examples: Examples, batch_size: int) -> None:
-        check_sizes(batch_size=batch_size)
-        self._tokens = torch.from_numpy(examples.tokens)
-        self._wanted = {head: torch.from_numpy(those) for head, those in examples.targets.items()}
-        _check_targets(model, self._tokens, self._wanted)
-        self._lengths = None if examples.lengths is None else torch.from_numpy(examples.lengths)
-        self._device = model.device
-        self._batch_size = batch_size
-        self._predictions = {head: torch.empty_like(those) for head, those in self._wanted.items()}
-        self._losses = dict.fromkeys(self._wanted, 0.0)
-
-    def asked(self, some: slice) -> dict[str, Any]:
-        """Return tokens, targets and lengths of some rows."""
-        asked = {
-            "tokens": self._tokens[some],
-            "wanted": {head: classes[some] for head, classes in self._wanted.items()},
-        }
-        if self._lengths is not None:
-            asked["lengths"] = self._lengths[some].to(self._device)
-        return asked
-
-    def add(self, some: slice, found: Mapping[str, tuple[Tensor, Tensor]]) -> None:
-        """Take the losses of the pieces of some rows, and the predicted classes."""
-        for head, (losses, predictions) in found.items():
-            for loss in losses.tolist():
-                self._losses[head] += loss
-            self._predictions[head][some] = predictions.cpu()
-
-    def scores(self) -> dict[str, Scores]:
-        """Return head -> scores of all rows."""
-        return {
-            head: _scores(self._predictions[head], classes, self._losses[head], self._batch_size)
-            for head, classes in self._wanted.items()
-        }
-
-
-def _answer(
-    model: SyntheticModel,
-    asked: dict[str, Any],
-    span: int,
-    tick: Callable[[], None] | None,
-) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return for each head the summed loss of every piece, and the predicted classes (B, T)."""
-    losses: dict[str, list[Tensor]] = {head: [] for head in asked["wanted"]}
-    predictions: dict[str, list[Tensor]] = {head: [] for head in asked["wanted"]}
-    pieces = torch.split(asked["tokens"], span, dim=1)
-    start = 0
-    for logits in model.in_pieces(_moved(pieces, model.device, tick), asked.get("lengths")):
-        for head, classes in asked["wanted"].items():
-            losses[head].append(_summed_loss(logits[head], classes[:, start : start + span]))
-            predictions[head].append(logits[head].argmax(-1))
-        start += span
-    return {
-        head: (torch.stack(losses[head]), torch.cat(predictions[head], dim=1)) for head in losses
-    }
 
 
 def _moved(
@@ -282,7 +299,7 @@ def _moved(
         yield piece.to(device)
 
 
-def _check_targets(model: SyntheticModel, tokens: Tensor, wanted: Mapping[str, Tensor]) -> None:
+def _check_targets(model: ReadoutModel, tokens: Tensor, wanted: Mapping[str, Tensor]) -> None:
     if wanted.keys() != model.heads.keys():
         raise ValueError(
             f"targets must have the heads {list(model.heads)} of the model, got {list(wanted)}"
@@ -306,8 +323,10 @@ def _check_targets(model: SyntheticModel, tokens: Tensor, wanted: Mapping[str, T
 
 
 def _summed_loss(logits: Tensor, classes: Tensor) -> Tensor:
+    # A loss in 16 bits would be a few digits.
+    logits = logits if logits.dtype == torch.float64 else logits.float()
     return functional.cross_entropy(
-        logits.flatten(0, 1).float(),
+        logits.flatten(0, 1),
         classes.to(logits.device).flatten(),
         ignore_index=IGNORED,
         reduction="sum",

@@ -2,35 +2,38 @@
 
 A run's folder holds ``config.json`` (schema, request, and the whole configuration),
 ``environment.json``, ``metrics.jsonl``, ``status.json``, ``checkpoints/`` while the run is
-unfinished, and weights and ``summary.json`` when it is done.
+unfinished, and weights, the optimiser's and other state, and ``summary.json`` when it is done.
 """
 
 import contextlib
 import hashlib
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
 from torch import Tensor
 
-from statemix.errors import ABSENT, RequestError
-from statemix.files import naming
-from statemix.plain import difference
-from statemix.training.checkpoint import tensor_bytes, write_file
+from statemix.errors import ABSENT, RequestError, SettingError
+from statemix.files import write_file
+from statemix.tensor_files import load_tensors, tensor_bytes
+from statemix.training.checkpoint import save_checkpoint
+from statemix.training.plain import difference, finite
 
 CONFIG = "config.json"
 ENVIRONMENT = "environment.json"
 METRICS = "metrics.jsonl"
 STATUS = "status.json"
+STATE = "state.json"
 SUMMARY = "summary.json"
 CHECKPOINTS = "checkpoints"
 _LOCK = ".lock"
+# Seconds to wait for readers of the status, which hold the lock for an instant.
+_PATIENCE_S = 0.3
 # Files that a run may leave if it is killed before its configuration is whole.
 _BEGUN = (_LOCK, ENVIRONMENT, f"{ENVIRONMENT}.tmp", f"{CONFIG}.tmp", STATUS, f"{STATUS}.tmp")
 
@@ -93,35 +96,58 @@ def stored_config(folder: Path, schema: int) -> StoredConfig | None:
     return StoredConfig(found, stored["asked"], stored["resolved"])
 
 
-def settled(folder: Path, config: StoredConfig) -> StoredConfig:
+def resolve_config(folder: Path, config: StoredConfig, *, extend: bool = False) -> StoredConfig:
     """Return the configuration with which a run in this folder starts or resumes.
 
     The request identifies the run. A stored run resumes with its own resolved configuration, even
     if a default, the device or the number of threads has changed since.
 
+    Args:
+        folder: folder of the run.
+        config: the request, and its configuration resolved here.
+        extend: accept a request that differs from the stored one in a longer training alone; the
+            configuration returned is the stored one with that length.
+
     Raises:
         RequestError: if the folder holds another run, something else, or a damaged run.
     """
-    with _explained(folder):
+    with _folder_errors(folder):
         stored = stored_config(folder, config.schema)
     if stored is None:
-        with _explained(folder):
-            found = sorted(entry.name for entry in folder.iterdir()) if folder.exists() else []
-        strangers = [name for name in found if name not in _BEGUN]
+        with _folder_errors(folder):
+            names = sorted(entry.name for entry in folder.iterdir()) if folder.exists() else []
+        strangers = [name for name in names if name not in _BEGUN]
         if strangers:
             raise RequestError(
                 f"folder must be empty or hold a run, got {folder} with {strangers[0]!r}"
             )
         return config
-    found_difference = difference(config.asked, stored.asked)
-    if found_difference is not None:
-        name, ours, theirs = found_difference
+    if extend:
+        stored = _with_length(stored, config)
+    different = difference(config.asked, stored.asked)
+    if different is not None:
+        name, ours, theirs = different
         raise RequestError(
             f"folder must hold a run of the same configuration, got {folder} with "
             f"{name}={_shown(theirs, name, stored)}, not {_shown(ours, name, config)}; "
             "choose another folder"
         )
     return stored
+
+
+def _with_length(stored: StoredConfig, longer: StoredConfig) -> StoredConfig:
+    """Return a stored configuration with the length of a longer one."""
+    changed = [stored.asked, stored.resolved]
+    for name in ("epochs", "num_steps"):
+        before, after = (one.resolved.get("schedules", {}).get(name) for one in (stored, longer))
+        if before == after:
+            continue
+        if before is None or after is None or after < before:
+            raise SettingError(f"schedules.{name}", f"must be at least {before} to extend", after)
+        changed = [
+            {**part, "schedules": {**part.get("schedules", {}), name: after}} for part in changed
+        ]
+    return StoredConfig(stored.schema, *changed)
 
 
 def _shown(value: Any, name: str, config: StoredConfig) -> str:
@@ -140,23 +166,22 @@ def _shown(value: Any, name: str, config: StoredConfig) -> str:
 
 
 @contextlib.contextmanager
-def claimed(folder: Path, config: StoredConfig, environment: Mapping[str, Any]) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Lock a run's folder for writing; make it if absent.
 
-    Args:
-        folder: the run's folder.
-        config: configuration that :func:`settled` returned for the folder.
-        environment: software and machine of the run; stored when the run begins.
+    A folder in which no run begins is left as it was.
 
     Raises:
         FolderInUseError: if another process has locked the folder.
-        RequestError: if the folder cannot be written or locked, or now holds another run.
+        RequestError: if the folder cannot be written or locked.
     """
-    with _explained(folder):
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    with _folder_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / _LOCK)
     try:
-        lock.acquire(timeout=0)
+        # Whoever reads the status holds the lock for an instant.
+        lock.acquire(timeout=_PATIENCE_S, poll_interval=0.01)
     except Timeout as error:
         raise FolderInUseError(
             f"folder must not be in use, got {folder}, which another process has locked"
@@ -168,21 +193,81 @@ def claimed(folder: Path, config: StoredConfig, environment: Mapping[str, Any]) 
             f"folder must be on a file system that can lock files, got {folder}: {error}"
         ) from error
     try:
-        settled(folder, config)
-        if not (folder / CONFIG).exists():
-            write_file(folder / ENVIRONMENT, _json(environment))
-            write_file(folder / CONFIG, _json(asdict(config)))
         yield
     finally:
+        if made and not (folder / CONFIG).exists():
+            for name in _BEGUN:
+                (folder / name).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                for path in made:
+                    path.rmdir()
         lock.release()
 
 
+def begin_run(folder: Path, config: StoredConfig, environment: Mapping[str, Any]) -> None:
+    """Write the configuration of a run into its locked folder, unless it is there.
+
+    Args:
+        folder: the run's folder.
+        config: configuration that :func:`resolve_config` returned for the folder.
+        environment: software and machine of the run.
+    """
+    stored = stored_config(folder, config.schema)
+    if stored is None:
+        write_file(folder / ENVIRONMENT, _json(environment))
+    elif stored != config:
+        _reopen_run(folder)
+    if stored != config:
+        write_file(folder / CONFIG, _json(asdict(config)))
+
+
+def _reopen_run(folder: Path) -> None:
+    """Make a run that is to be extended unfinished again, with a checkpoint at its end."""
+    if not (folder / SUMMARY).exists():
+        return
+    hashes = read_summary(folder)["weights"]
+    try:
+        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        condition = "must hold a run's last state to extend it, as finished runs have since"
+        raise RequestError(f"{folder / STATE} {condition} version 0.1: {error}") from error
+    tensors = {
+        Path(file).stem: load_weights(folder, file, sha256) for file, sha256 in hashes.items()
+    }
+    state["stopped"] = False
+    save_checkpoint(folder / CHECKPOINTS, state["trainer"]["step"], tensors, state)
+    (folder / SUMMARY).unlink()
+
+
 @contextlib.contextmanager
-def _explained(folder: Path) -> Iterator[None]:
+def _folder_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise RequestError(f"folder must be writable, got {folder}: {error.strerror}") from error
+
+
+def remove_runs(folders: Iterable[Path]) -> None:
+    """Remove folders that hold runs, or the remains of runs that were killed as they began.
+
+    Raises:
+        FolderInUseError: if another process trains one of the runs; none is then removed.
+        RequestError: if a folder holds something else.
+    """
+    folders = [folder for folder in folders if folder.exists()]
+    for folder in folders:
+        if not (folder / CONFIG).exists():
+            resolve_config(folder, StoredConfig(0, {}, {}))
+    with contextlib.ExitStack() as locks:
+        for folder in folders:
+            locks.enter_context(lock_folder(folder))
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_finished(folder: Path, config: StoredConfig) -> bool:
+    """Return whether a folder holds the finished run of a configuration."""
+    return (folder / SUMMARY).exists() and stored_config(folder, config.schema) == config
 
 
 def write_status(folder: Path, status: Ending, message: str = "") -> None:
@@ -191,7 +276,7 @@ def write_status(folder: Path, status: Ending, message: str = "") -> None:
 
 
 @contextlib.contextmanager
-def noted(folder: Path) -> Iterator[None]:
+def record_status(folder: Path) -> Iterator[None]:
     """Record in a run's folder that the run is running, and then how it ends."""
     write_status(folder, "running")
     try:
@@ -225,20 +310,28 @@ def read_status(folder: Path) -> Status | None:
         return Status("interrupted")
     if status.status not in get_args(Ending) or status.status == "done":
         return Status("interrupted")
-    if status.status == "running" and not _in_use(folder):
+    if status.status == "running" and not _is_locked(folder):
         return Status("interrupted", "its process died")
     return status
 
 
-def _in_use(folder: Path) -> bool:
-    lock = FileLock(folder / _LOCK)
+def _is_locked(folder: Path) -> bool:
+    """Return whether a process writes the run; where it can, a shared lock shows it."""
     try:
-        with lock.acquire(timeout=0):
-            return False
-    except Timeout:
+        from fcntl import LOCK_NB, LOCK_SH, flock
+    except ImportError:
+        flock = None  # type: ignore[assignment]
+    try:
+        if flock is None:
+            with FileLock(folder / _LOCK).acquire(timeout=0):
+                return False
+        with (folder / _LOCK).open("rb") as file:
+            flock(file, LOCK_SH | LOCK_NB)
+    except (BlockingIOError, Timeout):
         return True
     except (OSError, NotImplementedError):
         return False
+    return False
 
 
 def save_weights(folder: Path, file: str, tensors: Mapping[str, Tensor]) -> str:
@@ -262,14 +355,22 @@ def load_weights(
         if hashlib.sha256(content).hexdigest() != sha256:
             raise ValueError(f"its SHA-256 is not the one in {stated_in}")
         return load_tensors(content)
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split())
         raise RequestError(f"{path} must hold the run's weights, got: {reason}") from error
 
 
-def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Write the summary, which marks the run as done."""
+def write_summary(folder: Path, summary: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Write the summary, which marks the run as done, and what it takes to extend the run."""
+    write_file(folder / STATE, _json(state))
     write_file(folder / SUMMARY, _json(summary))
+
+
+def missing_run(folder: Path) -> RequestError:
+    """Return the error of a folder that holds no run."""
+    if not folder.exists():
+        return RequestError(f"folder must exist, got {folder}")
+    return RequestError(f"folder must hold a run, got {folder} without {CONFIG}")
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
@@ -279,7 +380,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
         RequestError: if the folder holds no run, an unfinished one, or a damaged summary.
     """
     if not (folder / CONFIG).is_file():
-        raise RequestError(f"folder must hold a run, got {folder} without {CONFIG}")
+        raise missing_run(folder)
     path = folder / SUMMARY
     if not path.is_file():
         raise RequestError(
@@ -301,49 +402,6 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in lines]
 
 
-class MetricsFile:
-    """Writer of a run's rows, one JSON object per line."""
-
-    def __init__(self, path: Path, size: int, report: Callable[[str], None]) -> None:
-        """Open for appending after the first ``size`` bytes; later rows are cut off."""
-        found = path.stat().st_size if path.exists() else 0
-        if found < size:
-            report(
-                f"{path.name} has lost rows: {found} bytes are left of {size}; "
-                "training continues without them"
-            )
-        if found > size:
-            report(f"{path.name}: rows after the checkpoint will be written again")
-        self._path = path
-        self._file = path.open("ab")
-        self._file.truncate(_whole_lines(path, min(found, size)))
-        # Truncating does not move the position from the old end of the file.
-        self._file.seek(0, os.SEEK_END)
-
-    def append(self, row: Mapping[str, Any]) -> None:
-        """Write one row, which then survives the end of the process."""
-        with naming(self._path):
-            self._file.write(json.dumps(row).encode() + b"\n")
-            self._file.flush()
-
-    def sync(self) -> int:
-        """Sync all rows to the disk and return their size in bytes."""
-        with naming(self._path):
-            os.fsync(self._file.fileno())
-        return self._file.tell()
-
-    def close(self) -> None:
-        """Close the file."""
-        with naming(self._path):
-            # Closing retries writes that failed before.
-            self._file.close()
-
-
-def _whole_lines(path: Path, size: int) -> int:
-    """Return the size in bytes of the whole lines among the first ``size`` bytes."""
-    content = path.read_bytes()[:size]
-    return content.rfind(b"\n") + 1
-
-
 def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=2) + "\n").encode()
+    # NaN is no JSON.
+    return (json.dumps(finite(value), indent=2) + "\n").encode()

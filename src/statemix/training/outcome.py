@@ -2,23 +2,25 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
-from statemix.errors import RequestError
-from statemix.models import SyntheticModel
-from statemix.settings import checked, field_types
+from torch import Tensor
+
+from statemix.errors import RequestError, SettingError
+from statemix.models import ReadoutModel
 from statemix.training import folder as runs
+from statemix.training.attempts import Attempt
 from statemix.training.checkpoint import remove_checkpoints
-from statemix.training.config import SCHEMA, RunConfig
-from statemix.training.evaluation import Scores, accuracy
-from statemix.training.events import Event
-from statemix.training.parts import model_with
-from statemix.training.reading import config_from_plain
+from statemix.training.config import SCHEMA, RunConfig, config_from_plain
+from statemix.training.evaluation import HeadScores, Scores, accuracy
+from statemix.training.hooks import Event
+from statemix.training.loop import Loop
 from statemix.training.schedules import restore_attributes
-from statemix.training.search import Attempt
+from statemix.training.settings import checked
 
 Weights = Literal["last", "best_validation", "best_test"]
 _MOMENTS: dict[Weights, str] = {
@@ -31,9 +33,6 @@ WEIGHT_FILES: dict[Weights, str] = {
     "best_validation": "best_validation.safetensors",
     "best_test": "best_test.safetensors",
 }
-
-HeadScores = dict[str, Scores]
-"""Head -> its scores."""
 
 
 @dataclass(frozen=True)
@@ -77,16 +76,15 @@ class Selection:
 
 
 def _scores(stored: dict[str, Any]) -> HeadScores:
+    hints = get_type_hints(Scores)
     return {
-        head: Scores(
-            **{name: _typed(field_types(Scores)[name], name, one) for name, one in scores.items()}
-        )
+        head: Scores(**{name: _typed(hints[name], name, one) for name, one in scores.items()})
         for head, scores in _filled(stored).items()
     }
 
 
 def _attempt(stored: dict[str, Any]) -> Attempt:
-    hints = field_types(Attempt)
+    hints = get_type_hints(Attempt)
     return Attempt(**{name: _typed(hints[name], name, one) for name, one in stored.items()})
 
 
@@ -97,9 +95,9 @@ def _filled(scores: dict[str, Any]) -> dict[str, Any]:
 
 
 def _typed(annotation: Any, name: str, value: Any) -> Any:
-    # A loss may be infinite, which no setting may be.
-    if annotation is float and isinstance(value, float):
-        return value
+    # A loss may be infinite or no number, for which JSON has null.
+    if annotation is float and (value is None or isinstance(value, float)):
+        return math.nan if value is None else value
     return checked(annotation, value, name)
 
 
@@ -135,16 +133,16 @@ class Outcome:
 _SELECTIONS = ("last", "best_test", "test_at_best_validation")
 
 
-def save_outcome(outcome: Outcome) -> None:
-    """Write the result of a run, which marks the run as done."""
-    stored = {name: getattr(outcome, name).to_plain() for name in _SELECTIONS}
-    stored |= {
-        "attempts": [dataclasses.asdict(attempt) for attempt in outcome.attempts],
-        "num_parameters": outcome.num_parameters,
-        "time_s": outcome.time_s,
-        "weights": outcome.weights,
+def save_outcome(loop: Loop, folder: Path, summary: Mapping[str, Any]) -> None:
+    """Write the weights and the summary of a run, which mark it as done."""
+    hashes = {
+        f"{name}.safetensors": runs.save_weights(folder, f"{name}.safetensors", tensors)
+        for name, tensors in loop.tensors().items()
     }
-    runs.write_summary(outcome.folder, stored)
+    numbers = {"num_parameters": loop.num_parameters, "time_s": loop.time_s, "weights": hashes}
+    runs.write_summary(folder, {**summary, **numbers}, loop.state_dict())
+    remove_checkpoints(folder / runs.CHECKPOINTS)
+    loop.emit("finished", f"finished at step {loop.step}: {folder}")
 
 
 def load_outcome(folder: Path | str) -> Outcome:
@@ -172,7 +170,7 @@ def load_outcome(folder: Path | str) -> Outcome:
         raise RequestError(f"{path} must hold a run's summary, got: {error!r}") from error
 
 
-def finished(folder: Path, emit: Callable[[Event], None]) -> Outcome:
+def load_finished(folder: Path, on_event: Callable[[Event], None] | None = None) -> Outcome:
     """Read a finished run, which any machine can, whatever it was trained on."""
     outcome = load_outcome(folder)
     # A run that was killed right after it wrote its summary has left its checkpoints and a status.
@@ -181,7 +179,8 @@ def finished(folder: Path, emit: Callable[[Event], None]) -> Outcome:
     with contextlib.suppress(OSError):
         runs.write_status(folder, "done")
     step = outcome.last.step
-    emit(Event("finished", step, step, text=f"{folder} holds this run, finished"))
+    if on_event is not None:
+        on_event(Event("finished", step, step, text=f"{folder} holds this run, finished"))
     return outcome
 
 
@@ -220,11 +219,33 @@ def load_asked(folder: Path | str) -> RunConfig:
 def _stored(folder: Path) -> runs.StoredConfig:
     stored = runs.stored_config(folder, SCHEMA)
     if stored is None:
-        raise RequestError(f"folder must hold a run, got {folder} without {runs.CONFIG}")
+        raise runs.missing_run(folder)
     return stored
 
 
-def load_model(folder: Path | str, weights: Weights = "last") -> SyntheticModel:
+def model_with(tensors: dict[str, Tensor], config: RunConfig, file: Path) -> ReadoutModel:
+    """Build the network of a run with given weights, on the CPU, in evaluation mode.
+
+    Args:
+        tensors: name -> weights.
+        config: whole configuration of the run.
+        file: where the weights come from, for the message.
+
+    Raises:
+        RequestError: if the weights do not fit the network.
+    """
+    model = config.build_model(config.build_task())
+    if config.runtime.precision == "64-true":
+        model.double()
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise RequestError(f"{file} must fit the run's network: {reason}") from error
+    return model.eval()
+
+
+def load_model(folder: Path | str, weights: Weights = "last") -> ReadoutModel:
     """Load the network of a finished run, on the CPU, in evaluation mode.
 
     Args:
@@ -249,3 +270,19 @@ def load_model(folder: Path | str, weights: Weights = "last") -> SyntheticModel:
         path = folder / runs.SUMMARY
         raise RequestError(f"{path} must hold attributes of the network: {error}") from error
     return model.eval()
+
+
+def load_weights_of(model: ReadoutModel, source: Path) -> None:
+    """Give a model the last weights of a finished run.
+
+    Raises:
+        RequestError: if the run is not finished, or its weights do not fit.
+    """
+    try:
+        file = "model.safetensors"
+        hashes = runs.read_summary(source)["weights"]
+        model.load_state_dict(runs.load_weights(source, file, hashes[file]))
+    except (RequestError, RuntimeError, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        condition = f"must be a finished run with weights of this network ({reason})"
+        raise SettingError("start_from", condition, str(source)) from error

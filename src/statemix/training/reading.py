@@ -1,28 +1,12 @@
-"""Reading of configurations from plain data and files, and import of the user's modules."""
+"""Reading of configuration files, and import of the user's modules."""
 
 import importlib
 import json
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from statemix.errors import RequestError, SettingError
-from statemix.plain import from_plain
-from statemix.training.config import RunConfig
-
-
-def config_from_plain(tree: Any) -> RunConfig:
-    """Build a configuration from nested plain tables; absent fields have their defaults.
-
-    Raises:
-        SettingError: if a value does not fit or a module cannot be found; the message gives the
-            field's dotted name.
-    """
-    if isinstance(tree, Mapping):
-        import_modules(tree.get("imports", ()))
-    config: RunConfig = from_plain(RunConfig, tree)
-    return config
 
 
 def import_modules(names: Any) -> None:

@@ -1,51 +1,14 @@
-"""Schedules of the learning rate and of attributes that layers declare."""
+"""Schedules of attributes that layers declare, and other values of these in evaluation."""
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
-from statemix.errors import ABSENT, SettingError
-from statemix.settings import is_refusal
-from statemix.training.config import AttributeSchedule, ScheduleConfig
-
-
-def learning_rate(
-    base: float, config: ScheduleConfig, step: int, num_steps: int, steps_per_epoch: int
-) -> float:
-    r"""Return the learning rate of one optimiser step.
-
-    .. math:: \eta = \eta_{min} + (\eta_0 - \eta_{min}) (1 + \cos(\pi p)) / 2
-
-    where p is the fraction of training done *when the epoch began*. The rate is constant within an
-    epoch, as with PyTorch's ``CosineAnnealingLR`` stepped once per epoch (MAD intends this but
-    never applies it). :func:`warmup` is a factor of its own.
-
-    Args:
-        base: initial rate eta_0.
-        config: schedule of the rate.
-        step: steps done before this one.
-        num_steps: steps of the whole run.
-        steps_per_epoch: steps of one epoch; 1 on fresh examples.
-    """
-    rate = base
-    if config.learning_rate == "cosine":
-        progress = (step // steps_per_epoch) * steps_per_epoch / num_steps
-        low = config.min_learning_rate
-        rate = low + (base - low) * (1 + math.cos(math.pi * progress)) / 2
-    return rate
-
-
-def warmup(config: ScheduleConfig, step: int) -> float:
-    """Return the factor (step + 1) / warmup_steps of the learning rate, 1 after the warm-up.
-
-    Args:
-        config: schedule of the rate.
-        step: steps done with these weights before this one.
-    """
-    return min((step + 1) / config.warmup_steps, 1.0) if config.warmup_steps else 1.0
+from statemix.errors import ABSENT, OptionError, SettingError
+from statemix.models import earlier_name
+from statemix.training.config import AttributeSchedule
 
 
 def scheduled_value(config: AttributeSchedule, initial: float, step: int, num_steps: int) -> float:
@@ -146,9 +109,7 @@ class Attributes:
             value = _like(initial, value)
             try:
                 setattr(module, schedule.attribute, value)
-            except (ValueError, TypeError) as error:
-                if not is_refusal(error):
-                    raise
+            except OptionError as error:
                 condition = f"must suit its layer at every step, but not at step {step} ({error})"
                 raise SettingError(f"schedules.attributes: {follower}", condition, value) from error
             values[follower] = value
@@ -157,9 +118,13 @@ class Attributes:
 
 def restore_attributes(model: nn.Module, values: Mapping[str, float]) -> None:
     """Set the attributes of a model to the values that :meth:`Attributes.set` returned."""
+    modules = dict(model.named_modules())
+    modules |= {earlier_name(name): module for name, module in modules.items()}
     for follower, value in values.items():
         module, _, attribute = follower.rpartition(".")
-        setattr(model.get_submodule(module), attribute, value)
+        if module not in modules:
+            raise AttributeError(f"the model has no part {module!r}")
+        setattr(modules[module], attribute, value)
 
 
 def _like(initial: float | None, value: float) -> float:
@@ -180,9 +145,7 @@ def _try(module: nn.Module, attribute: str, value: Any, path: str) -> None:
     before = getattr(module, attribute)
     try:
         setattr(module, attribute, _like(before, value))
-    except (ValueError, TypeError) as error:
-        if not is_refusal(error):
-            raise
+    except OptionError as error:
         raise SettingError(path, f"must suit {attribute} ({error})", value) from error
     setattr(module, attribute, before)
 

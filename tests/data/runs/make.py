@@ -8,7 +8,6 @@ from pathlib import Path
 
 from statemix.layers import LayerSpec
 from statemix.models import MixerSpec
-from statemix.settings import Assignments
 from statemix.tasks import TaskSpec
 from statemix.training import (
     AttributeSchedule,
@@ -22,6 +21,7 @@ from statemix.training import (
     ScheduleConfig,
     train,
 )
+from statemix.training.settings import Assignments
 
 CONFIG = RunConfig(
     task=TaskSpec("permutation", group="S_2", length=4, train_size=10),

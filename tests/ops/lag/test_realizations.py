@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from statemix import ops
-from statemix.ops.block import reference
-from statemix.ops.lag import functions, history, realizations
+from statemix.ops.lag import history, lag_operators, realizations
 
 
 def transposed_companions(coefficients):
@@ -22,7 +21,7 @@ def simulated(p, gate):
     a, a_0 = ops.normalize(p.gates, gate)
     inputs = torch.zeros_like(a) + 0.0
     inputs = torch.cat([(a_0 * p.values).unsqueeze(-1), inputs[..., 1:]], -1)
-    return reference.scan(transposed_companions(a), inputs, p.initial_state)
+    return ops.block_scan(transposed_companions(a), inputs, p.initial_state, backend="reference")
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 6])
@@ -140,12 +139,12 @@ def carried_states(p, realization):
 
 
 def test_observer_form_runs_on_the_backend_that_is_named(problem, monkeypatch, backend):
-    named, scan = [], functions.lag_scan
+    named, scan = [], lag_operators.lag_scan
 
     def spy(*arguments, backend):
         named.append(backend)
         return scan(*arguments, backend=backend)
 
-    monkeypatch.setattr(functions, "lag_scan", spy)
+    monkeypatch.setattr(lag_operators, "lag_scan", spy)
     problem("lags").outcome(realization="observer", backend=backend)
     assert named == [backend]

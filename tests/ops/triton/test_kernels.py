@@ -13,7 +13,6 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from statemix import ops
 from statemix.ops.backends import reason_of
-from statemix.ops.registered import run_backward, run_forward
 from statemix.ops.triton.plan import FULL_SIZE, shape_of
 
 pytestmark = pytest.mark.skipif(reason_of("triton") is not None, reason=str(reason_of("triton")))
@@ -381,28 +380,6 @@ def test_random_shapes_equal_the_reference(
 
 
 @every_kernel
-def test_maps_that_were_lost_are_found_again(problem, identical, monkeypatch, kind, gate):
-    """A transform of the forward loses them; else the backward takes those of the forward."""
-    from statemix.ops.triton.problems import Problem
-
-    found, mapped = [], Problem.mapped
-    monkeypatch.setattr(
-        Problem, "mapped", lambda self, *rest: found.append(1) or mapped(self, *rest)
-    )
-    p = problem(kind, length=7, blocks=3, gate=gate).to(torch.float32).on(DEVICE)
-    names = ({"blocks": "block", "lags": "lag"}[kind], ops.in_chunks(2), gate)
-    rest = (p.initial_state, None, None, *names)
-    states, _, _, maps = run_forward(p.gates, p.values, *rest)
-    assert maps.shape[1:] == (p.initial_state.shape[-1] + 1, *p.initial_state.mT.shape[1:])
-    arguments = p.d_states, p.d_final_state, p.gates, p.values, states
-    kept = run_backward(*arguments, maps, *rest)
-    assert len(found) == 1
-    lost = run_backward(*arguments, maps.new_empty(0), *rest)
-    assert len(found) == 2
-    identical(kept, lost)
-
-
-@every_kernel
 def test_hooks_of_saved_tensors_may_move_what_is_kept(problem, identical, kind, gate):
     """As those that keep saved tensors on the CPU do."""
     p = problem(kind, length=7, blocks=3, gate=gate).to(torch.float32).on(DEVICE)
@@ -461,5 +438,4 @@ def test_results_are_the_same_every_time(problem, identical, kind, gate):
 
 
 def test_the_backend_is_listed():
-    assert ops.BACKENDS["triton"].narrow
     assert ops.BACKENDS["triton"].kernels.keys() == {"block", "lag"}

@@ -3,7 +3,6 @@
 The interpreter must be chosen before Triton is imported: ``make test-triton``.
 """
 
-import dataclasses
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,18 +56,15 @@ def test_bounds_of_packed_sequences_are_not_read_back(problem, monkeypatch, kind
     """Tensors on meta have no values: copying one to the CPU, by item, tolist or an if, fails."""
     launches = []
     stubbed(monkeypatch, lambda name, *_: launches.append(name))
-    chunked = ops.BACKENDS[ops.in_chunks(chunk)]
-    ops.BACKENDS.register(
-        dataclasses.replace(chunked, name="ghost", devices=("meta",), unavailable=lambda: None)
-    )
-    try:
-        p = problem(kind, lengths=[4, 0, 3], gate=gate).on("meta")
-        found = p.outcome(gate, backend="ghost")
-    finally:
-        ops.BACKENDS.remove("ghost")
+    operator, backend = {"blocks": "block", "lags": "lag"}[kind], ops.in_chunks(chunk)
+    p = problem(kind, lengths=[4, 0, 3], gate=gate).on("meta")
+    scan = ops.Scan(*p.leaves, p.cu_seqlens, None, operator, backend, gate, True)
+    states, final_state, saved = scan.kernel.forward(scan)
+    cotangents = torch.empty_like(states), torch.empty_like(final_state)
+    d_gates, _, _ = scan.kernel.backward(scan, *cotangents, states, saved)
     wanted = [("chunk_forward", "carries"), ("chunk_backward", "carries")] if chunk else [(), ()]
     assert launches == [*wanted[0], "local_forward", *wanted[1], "local_backward"]
-    assert found["d_gates"].shape == p.gates.shape
+    assert d_gates.shape == p.gates.shape
 
 
 @needs_interpreter
@@ -150,16 +146,15 @@ def test_entries_beyond_the_reach_of_32_bits_are_found(
     assert all(tensor.numel() > reach for tensor in given.values())
     state = torch.zeros(1, units, 2)
     operator = {"blocks": "block", "lags": "lag"}[kind]
-    rest = (state, None, gate, None)
+    arguments = given["gates"], given["values"], state
+    scan = ops.Scan(*arguments, None, None, operator, "triton", gate, True)
     maps = far((length // chunk - 1, 3, 2, units), wide)
-    options = {"chunk": chunk, "maps": maps}
-    states, final = launch.forward(operator, given["gates"], given["values"], *rest, **options)
+    states, final = far(given["values"].shape, given["values"]), torch.empty(1, 2, units).mT
+    launch.forward(chunk, scan, (states, final, (maps,)))
     # A program may run several chunks, and nothing enters the last one.
     states[:, -2 * chunk : -chunk] = 0
     cotangents = given["d_states"], state
-    d_gates, d_values, _ = launch.backward(
-        operator, *cotangents, given["gates"], given["values"], states, *rest, **options
-    )
+    d_gates, d_values, _ = launch.backward(chunk, scan, *cotangents, states, (maps,))
 
     def expected(steps, initial_state, d_final_state):
         one = {name: getattr(end, name)[:, steps].double() for name in given}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from statemix.layers import LayerSpec, build
-from statemix.models import SyntheticModel
+from statemix.models import TokenClassifier
 
 SPECS = {
     "bd_lru": {"num_blocks": 3, "block_size": 4},
@@ -42,7 +42,7 @@ def model():
         LayerSpec("lstm"),
         LayerSpec("h_lru", num_channels=5, order=2),
     ]
-    return SyntheticModel(6, {"product": 6}, 8, layers, bos=True)
+    return TokenClassifier(6, {"product": 6}, 8, layers, bos=True)
 
 
 @pytest.fixture

@@ -20,7 +20,11 @@ def flat(nested):
 
 def test_the_numbers_are_those_of_the_recurrences(model, tokens):
     first, lstm, third = inspected(model, tokens, units=range(4))
-    assert (first["layer"], first["module"], first["kind"]) == (0, "blocks.0.layer", "BD-LRU")
+    assert (first["layer"], first["module"], first["kind"]) == (
+        0,
+        "backbone.blocks.0.mixer",
+        "BD-LRU",
+    )
     assert (first["unit"], first["units"], first["size"]) == ("block", 2, 3)
     assert (third["layer"], third["unit"], third["units"], third["size"]) == (2, "channel", 5, 2)
     assert first["prepended"] == 1
@@ -76,7 +80,7 @@ def test_what_follows_the_end_of_a_sequence_does_not_count(model, tokens):
 
 def test_what_is_not_finite_is_none(model, tokens):
     with torch.no_grad():
-        model.blocks[0].layer.gate_proj.bias[0] = float("nan")
+        model.backbone.blocks[0].mixer.gate_proj.bias[0] = float("nan")
     (first,) = inspected(model, tokens, layers=[0])
     assert first["summary"]["largest"] is None
     assert None in first["gates"][0][0][0][0]

@@ -7,7 +7,7 @@ from matplotlib.collections import QuadMesh
 from matplotlib.colors import to_hex, to_rgb
 
 from statemix.layers import LayerSpec
-from statemix.models import SyntheticModel
+from statemix.models import TokenClassifier
 from statemix.studies.figure import png
 from statemix.studies.inspection import gate_drawing as gates
 from statemix.studies.inspection import inspection_text as text
@@ -38,7 +38,7 @@ def layers():
         LayerSpec("lstm"),
         LayerSpec("mamba2", d_state=3, head_dim=4),
     ]
-    model = SyntheticModel(6, {"product": 6}, 8, specs, bos=True)
+    model = TokenClassifier(6, {"product": 6}, 8, specs, bos=True)
     return inspected(model, torch.tensor([[1, 2, 3], [4, 5, 0]]), units=(0, 1))
 
 

@@ -2,7 +2,7 @@
 
 from statemix.studies.figure import png
 from statemix.studies.inspection import race
-from statemix.training.search import Attempt
+from statemix.training.attempts import Attempt
 
 # Two attempts: the first one is given up at step 40.
 STEPS = [(10, 1), (20, 1), (40, 1), (50, 2), (60, 2)]

@@ -9,14 +9,18 @@ from statemix.studies.inspection.recording import record
 
 def test_every_layer_is_found_with_its_input(model, tokens):
     found = record(model, tokens)
-    assert [one.name for one in found] == ["blocks.0.layer", "blocks.1.layer", "blocks.2.layer"]
+    assert [one.name for one in found] == [
+        "backbone.blocks.0.mixer",
+        "backbone.blocks.1.mixer",
+        "backbone.blocks.2.mixer",
+    ]
     assert [type(one.layer).name for one in found] == ["bd_lru", "lstm", "h_lru"]
     # The start token is one more position.
     assert all(one.x.shape == (2, 6, 8) for one in found)
     with torch.no_grad():
         longer = torch.cat([torch.full((2, 1), 6), tokens], dim=1)
-        x = model.embedding(longer)
-        for one, block in zip(found, model.blocks, strict=True):
+        x = model.backbone.embedding(longer)
+        for one, block in zip(found, model.backbone.blocks, strict=True):
             torch.testing.assert_close(one.x, block.norm(x))
             x, _ = block(x, None, None)
 
@@ -27,7 +31,7 @@ def test_a_recurrence_is_that_of_the_layer_and_detached(model, tokens):
     recurrence = first.recurrence()
     assert recurrence.unit == "block"
     assert not recurrence.transitions.requires_grad
-    expected = model.blocks[0].layer.recurrence(first.x).transitions
+    expected = model.backbone.blocks[0].mixer.recurrence(first.x).transitions
     torch.testing.assert_close(recurrence.transitions, expected.detach(), rtol=0, atol=0)
 
 

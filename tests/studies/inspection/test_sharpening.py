@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from statemix.layers import LayerSpec
-from statemix.models import SyntheticModel
+from statemix.models import TokenClassifier
 from statemix.proofs import harden
 from statemix.studies.inspection.gate_entropy import entropy
 from statemix.studies.inspection.layer_numbers import inspected
 from statemix.studies.inspection.recording import record
-from statemix.studies.inspection.sharpening import sharpening, softened
+from statemix.studies.inspection.sharpened_gates import sharpening, softened
 from statemix.tasks import TaskSpec
 from statemix.training import AttributeSchedule, ModelConfig, RunConfig, ScheduleConfig
 
@@ -20,7 +20,7 @@ CLOSE = {"rel": 1e-3, "abs": 1e-4}
 
 
 def sharp(model, temperature):
-    for layer in ("blocks.0.layer", "blocks.2.layer"):
+    for layer in ("backbone.blocks.0.mixer", "backbone.blocks.2.mixer"):
         model.get_submodule(layer).gate_temperature = temperature
     return model
 
@@ -76,9 +76,9 @@ def config(*schedules, **options):
 
 
 def trained(settings):
-    model = SyntheticModel(6, {"product": 6}, 8, settings.model.stack())
-    model.blocks[0].layer.gate_temperature = 0.125
-    model.blocks[0].layer.gate_noise = 0.5
+    model = TokenClassifier(6, {"product": 6}, 8, settings.model.stack())
+    model.backbone.blocks[0].mixer.gate_temperature = 0.125
+    model.backbone.blocks[0].mixer.gate_noise = 0.5
     return model
 
 
@@ -96,12 +96,12 @@ def test_softened_gates_have_the_temperature_at_which_training_began(
     settings = config(AttributeSchedule("gate_noise", end=0.5, start=3.0), schedule, **options)
     model = trained(settings)
     soft = softened(model, settings, settings.build_task())
-    layer = soft.blocks[0].layer
+    layer = soft.backbone.blocks[0].mixer
     assert layer.gate_temperature == pytest.approx(temperature)
     # Nothing else changes, and the model does not.
     assert layer.gate_noise == 0.5
-    assert model.blocks[0].layer.gate_temperature == 0.125
-    assert torch.equal(layer.gate_proj.weight, model.blocks[0].layer.gate_proj.weight)
+    assert model.backbone.blocks[0].mixer.gate_temperature == 0.125
+    assert torch.equal(layer.gate_proj.weight, model.backbone.blocks[0].mixer.gate_proj.weight)
 
 
 def test_a_run_without_a_schedule_has_no_softer_gates():

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from statemix.layers import LayerSpec
 from statemix.studies.catalogue import register_study
-from statemix.studies.entries import Entry, Number, Trials
+from statemix.studies.study_entries import StudyEntry, Number, Trials
 from statemix.studies.study import Study
 from statemix.tasks import TaskSpec
 from statemix.training import EvaluationConfig, ModelConfig, RunConfig, ScheduleConfig
@@ -33,7 +33,7 @@ def entries(protocol, size):
             evaluation=EvaluationConfig(test_size=8, validation_size=8, lengths=(9,)),
         )
         number = {int(length): Number(value) for length, value in PUBLISHED[model].items()}
-        yield Entry("S_3", model, Trials.seeded(config, range(3)), published=number)
+        yield StudyEntry("S_3", model, Trials.seeded(config, range(3)), published=number)
 
 
 register_study(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statemix.errors import RequestError
+from statemix.errors import OptionError, RequestError
 from statemix.tasks import IGNORED, TaskSpec
 from statemix.tasks.babi import files, stories
 from statemix.tasks.babi.catbabi import CatBabi
@@ -361,7 +361,7 @@ def test_missing_and_repeated_files_are_named(folder):
         (("validation", 0, 3, 20), ValueError, r"stop must be at most 2 .* validation .*, got 3"),
         (("test", 0, 1, 60), ValueError, r"stop must be at most 0 \(sequences of 60 .*, got 1"),
         (("test", 0, 1, 0), ValueError, "length must be at least 1, got 0"),
-        (("train", 0.0, 1), TypeError, "start must be an integer, got 0.0"),
+        (("train", 0.0, 1), OptionError, "start must be an integer, got 0.0"),
     ],
 )
 def test_bad_requests_are_named(folder, request_, error, message):
@@ -375,7 +375,7 @@ def test_bad_requests_are_named(folder, request_, error, message):
         ({"length": 0}, ValueError, "length must be at least 1, got 0"),
         ({"train_size": 0}, ValueError, "train_size must be at least 1, got 0"),
         ({"seed": -1}, ValueError, "seed must be at least 0, got -1"),
-        ({"folder": None}, TypeError, "folder must be a string, got None"),
+        ({"folder": None}, OptionError, "folder must be a string, got None"),
     ],
 )
 def test_bad_options_are_named(folder, options, error, message):

@@ -7,10 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from statemix.layers.fixed_point.layer import (
-    COMPARED_ITERATION,
     Budget,
     FixedPointLayer,
     Tensors,
@@ -21,8 +19,6 @@ from statemix.layers.fixed_point.mixers import MixerName, build_mixer
 from statemix.layers.fixed_point.normed import MixerInputs, NormedLinear
 from statemix.layers.fixed_point.solver import Gradient
 from statemix.layers.layer import (
-    COMPARED_STATE,
-    a_parameter,
     check_placement,
     check_sizes,
     zero_states,
@@ -30,9 +26,11 @@ from statemix.layers.layer import (
 from statemix.layers.norms import unit_length
 from statemix.layers.padded import last_inputs, reset_linear, valid_tokens, without_autocast
 from statemix.layers.short_conv import ShortConvolution, check_taps
+from statemix.layers.state import loadable
 from statemix.ops import flops
 
 
+@loadable
 class FPMambaState(NamedTuple):
     """State of FP-Mamba, float32 or wider.
 
@@ -81,10 +79,7 @@ class FPMamba(FixedPointLayer):
     A subclass names the scan; options and state are common to both.
     """
 
-    @classmethod
-    def compared(cls, hidden_size: int) -> dict[str, Any]:
-        del hidden_size
-        return {"d_state": COMPARED_STATE // 2, **COMPARED_ITERATION}
+    entry = "in_proj"
 
     @classmethod
     def label(cls, options: Mapping[str, Any]) -> str:
@@ -199,7 +194,7 @@ class FPMamba(FixedPointLayer):
         dtype: torch.dtype | None = None,
     ) -> FPMambaState:
         shapes = (self._state_shape, (self.inner_size,), (self.conv.num_kept, self.conv.channels))
-        return FPMambaState(*zero_states(a_parameter(self), batch_size, device, dtype, *shapes))
+        return FPMambaState(*zero_states(self, batch_size, device, dtype, *shapes))
 
     def _run(
         self, x: Tensor, state: FPMambaState, lengths: Tensor | None
@@ -210,7 +205,7 @@ class FPMamba(FixedPointLayer):
         prepared = [one.to(dtype) for one in self.state_mixer.prepare(p.values.to(x.dtype))]
         with without_autocast(x.device):
             feeds_back = self._feeds_back
-            maps = self.map_proj.rows().to(dtype) if feeds_back else None
+            maps = self.map_proj(None).to(dtype) if feeds_back else None
             share = self._share(p)
             first = state.output.to(dtype)
 
@@ -223,7 +218,7 @@ class FPMamba(FixedPointLayer):
                 change = self.state_mixer.deviation(self.state_mixer.coefficients(raw), difference)
                 both = torch.cat([part.B, part.C], -1)
                 if maps is not None:
-                    both = both + functional.linear(before, maps)
+                    both = both + maps(before)
                 B, C = (unit_length(one) for one in both.chunk(2, -1))
                 o, ssm = self._scan(part, part.values - share[:, span] * change, B, C, ssm)
                 if self.contraction is None:

@@ -68,9 +68,8 @@ class FPMamba1(FPMamba):
         shape (B, expand * hidden_size, d_state).
 
     Raises:
-        ValueError: if a size or a number is out of range, a name is unknown, or ``rank`` does not
+        OptionError: if a size or a number is out of range, a name is unknown, or ``rank`` does not
             divide the state of a Monarch mixer or is given for a Kronecker mixer.
-        TypeError: if a size is not an int or a number not a number.
 
     Example:
         >>> layer = FPMamba1(hidden_size=8, d_state=4)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from statemix.errors import OptionError
 from statemix.layers.decays import log_decays
 from statemix.layers.fixed_point.fp_mamba import FPMamba, FPMambaState, Projected
 from statemix.layers.fixed_point.layer import Budget
@@ -73,10 +74,9 @@ class FPMamba2(FPMamba):
         shape (B, N / head_dim, head_dim, d_state).
 
     Raises:
-        ValueError: if a size or a number is out of range, a name is unknown, ``head_dim`` or the
+        OptionError: if a size or a number is out of range, a name is unknown, ``head_dim`` or the
             ``rank`` of a Monarch mixer does not divide N, or ``rank`` is given for a Kronecker
             mixer.
-        TypeError: if a size is not an int or a number not a number.
 
     Example:
         >>> layer = FPMamba2(hidden_size=8, d_state=4, head_dim=4)
@@ -133,7 +133,7 @@ class FPMamba2(FPMamba):
         self.head_dim = math.gcd(inner, 64) if head_dim is None else head_dim
         check_sizes(head_dim=self.head_dim)
         if inner % self.head_dim:
-            raise ValueError(
+            raise OptionError(
                 f"head_dim must divide expand * hidden_size, got {self.head_dim} and {inner}"
             )
         self.num_heads = inner // self.head_dim

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from statemix.layers.fixed_point.layer import (
-    COMPARED_ITERATION,
     Budget,
     FixedPointLayer,
     Tensors,
@@ -20,8 +19,6 @@ from statemix.layers.fixed_point.normed import MixerInputs
 from statemix.layers.fixed_point.solver import Gradient
 from statemix.layers.flops import Flops
 from statemix.layers.layer import (
-    COMPARED_STATE,
-    a_parameter,
     at_least_float32,
     check_placement,
     check_sizes,
@@ -89,9 +86,8 @@ class FPRNN(FixedPointLayer):
         x (B, T, hidden_size) -> y (B, T, hidden_size), state (B, expand * hidden_size).
 
     Raises:
-        ValueError: if a size or a number is out of range, a name is unknown, or ``rank`` does not
+        OptionError: if a size or a number is out of range, a name is unknown, or ``rank`` does not
             divide the state of a Monarch mixer or is given for a Kronecker mixer.
-        TypeError: if a size is not an int or a number not a number.
 
     Example:
         >>> layer = FPRNN(hidden_size=8, mixer="kronecker")
@@ -101,12 +97,8 @@ class FPRNN(FixedPointLayer):
     """
 
     name = "fp_rnn"
+    entry = "in_proj"
     display_name = "FP-RNN"
-
-    @classmethod
-    def compared(cls, hidden_size: int) -> dict[str, Any]:
-        del hidden_size
-        return {"expand": COMPARED_STATE, **COMPARED_ITERATION}
 
     def __init__(
         self,
@@ -177,7 +169,7 @@ class FPRNN(FixedPointLayer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        return zero_states(a_parameter(self), batch_size, device, dtype, (self.inner_size,))[0]
+        return zero_states(self, batch_size, device, dtype, (self.inner_size,))[0]
 
     def flops_per_token(self, length: int) -> Flops:
         """Count as many iterations as the budget allows."""
@@ -235,8 +227,9 @@ class FPRNN(FixedPointLayer):
         return least + (1 - least) * decays
 
     def _read(self, v: Tensor, z: Tensor, h: Tensor) -> Tensor:
-        h = h.to(v.dtype)
-        c = functional.silu(self.readout_proj(torch.cat([v, h], dim=-1)))
-        o = functional.silu(z) * c * h
-        y: Tensor = self.out_proj(rms_norm(o, self.norm_weight))
+        c = self.readout_proj(torch.cat([v, h.to(v.dtype)], dim=-1)).to(h.dtype)
+        with without_autocast(h.device):
+            o = functional.silu(z.to(h.dtype)) * functional.silu(c) * h
+            o = rms_norm(o, self.norm_weight.to(h.dtype)).to(v.dtype)
+        y: Tensor = self.out_proj(o)
         return y

@@ -10,15 +10,18 @@ import torch
 from torch import Tensor
 
 from statemix import ops
+from statemix.errors import OptionError
 from statemix.layers import any_length
 from statemix.layers.fixed_point.solver import (
     Gradient,
     Solution,
     SolverConfig,
+    residual_of_share,
     solve,
 )
 from statemix.layers.layer import check_number, check_sizes
 from statemix.layers.padded import PaddedLayer
+from statemix.layers.state import State
 from statemix.ops.checks import check_choice
 
 Budget = Literal["fixed", "gamma"]
@@ -28,8 +31,6 @@ Piece = Callable[[Tensor, Tensors, slice], tuple[Tensor, Tensors]]
 LEAST_BUDGET = 16
 """Iterations that a budget of the sequence's length allows at least."""
 
-COMPARED_ITERATION = {"contraction": 0.5, "max_iterations": LEAST_BUDGET}
-"""Options with which layers that iterate are compared with others: so many iterations, at most."""
 
 # Shape of the Gamma distribution of random budgets.
 _SHAPE = 4.0
@@ -111,7 +112,7 @@ class FixedPointLayer(PaddedLayer):
     def tolerance(self, value: float) -> None:
         check_number("tolerance", value)
         if not 0 < value < math.inf:
-            raise ValueError(f"tolerance must be above 0 and finite, got {value}")
+            raise OptionError(f"tolerance must be above 0 and finite, got {value}")
         self._tolerance = float(value)
 
     @property
@@ -123,6 +124,12 @@ class FixedPointLayer(PaddedLayer):
     def quantile(self, value: float) -> None:
         _check_fraction("quantile", value)
         self._quantile = float(value)
+
+    def forward(
+        self, x: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        self._found = {}
+        return super().forward(x, state, cu_seqlens)
 
     def reports(self) -> Mapping[str, Tensor]:
         """Return the iterations and the largest residual of the last call.
@@ -168,17 +175,18 @@ class FixedPointLayer(PaddedLayer):
         )
         if torch.compiler.is_exporting():
             return found
-        residual = found.residual.max() if len(found.residual) else found.residual.new_zeros(())
+        largest = found.residual.max() if len(found.residual) else found.residual.new_zeros(())
+        now = {"iterations": torch.tensor(before + found.iterations), "residual": largest}
+        # Groups of packed sequences are solved one after the other.
         self._found = {
-            "iterations": torch.tensor(before + found.iterations),
-            "residual": residual,
+            name: torch.maximum(number, self._found.get(name, number))
+            for name, number in now.items()
         }
-        if self.training or residual.is_meta or self.max_iterations == 1:
+        if self.training or largest.is_meta or self.max_iterations == 1 or not len(found.residual):
             return found
-        # A NaN is more than any number.
-        most = math.inf if residual.isnan() else float(residual)
-        if most >= self.tolerance and most > 2 * self._warned_of:
-            self._warned_of = most
+        residual = residual_of_share(found.residual, self.quantile)
+        if residual >= self.tolerance and residual > 2 * self._warned_of:
+            self._warned_of = residual
             warnings.warn(
                 f"{self.display_name} has not converged: residual {residual:.2g} after "
                 f"{found.iterations} iterations, tolerance {self.tolerance:.2g}; its outputs "
@@ -262,16 +270,15 @@ def check_contraction(value: float | None) -> None:
     """Check the factor of a contraction passed to a constructor, of which there may be none.
 
     Raises:
-        TypeError: if it is no number.
-        ValueError: if it is not between 0 and 1.
+        OptionError: if it is not between 0 and 1.
     """
     if value is not None:
         check_number("contraction", value)
         if not 0 < value < 1:
-            raise ValueError(f"contraction must be between 0 and 1, got {value}")
+            raise OptionError(f"contraction must be between 0 and 1, got {value}")
 
 
 def _check_fraction(name: str, value: float) -> None:
     check_number(name, value)
     if not 0 < value <= 1:
-        raise ValueError(f"{name} must be above 0 and at most 1, got {value}")
+        raise OptionError(f"{name} must be above 0 and at most 1, got {value}")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from statemix.errors import OptionError
 from statemix.layers.fixed_point.normed import MixerInputs, NormedLinear, Prepared
 from statemix.layers.layer import check_sizes
 from statemix.layers.norms import unit_length
@@ -263,7 +264,7 @@ class Monarch(StateMixer):
     ) -> None:
         super().__init__(size, bound=1.0, contractive=contractive)
         if size % rank:
-            raise ValueError(
+            raise OptionError(
                 f"rank must divide the entries of a Monarch mixer, got {rank} and {size}"
             )
         self.rank = rank
@@ -327,16 +328,15 @@ def build_mixer(
         dtype: dtype of the parameters.
 
     Raises:
-        ValueError: if the name is unknown, ``rank`` is out of range, does not divide ``size``
+        OptionError: if the name is unknown, ``rank`` is out of range, does not divide ``size``
             where it must, or is given where there is none.
-        TypeError: if ``rank`` is not an int.
     """
     check_choice("mixer", name, list(get_args(MixerName)))
     check_choice("mixer_inputs", inputs, list(get_args(MixerInputs)))
     check_sizes(rank=rank)
     if name == "kronecker":
         if rank != 1:
-            raise ValueError(f"rank must be absent with a Kronecker mixer, got {rank}")
+            raise OptionError(f"rank must be absent with a Kronecker mixer, got {rank}")
         return Kronecker(size, inputs, contractive=contractive, device=device, dtype=dtype)
     kinds: dict[str, Callable[..., StateMixer]]
     kinds = {"householder": Householder, "dplr": DPLR, "monarch": Monarch}

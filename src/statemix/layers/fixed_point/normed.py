@@ -16,7 +16,7 @@ class Prepared(NamedTuple):
     """A linear map of x and s for a given x.
 
     Attributes:
-        constant: what x and the bias contribute, shape (..., outputs).
+        constant: what x and the bias contribute, shape (..., outputs), or () if there is no x.
         weight: the map of s, shape (outputs, width of s); None if s does not enter.
     """
 
@@ -88,16 +88,18 @@ class NormedLinear(nn.Module):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def rows(self) -> Tensor:
-        """Return the weights whose rows have the lengths g, shape (outputs, inputs)."""
-        scale = self.gain / self.weight.norm(dim=1).clamp(min=_TINY)
-        weight: Tensor = self.weight * scale.unsqueeze(1)
-        return weight
+    def forward(self, x: Tensor | None) -> Prepared:
+        """Return the map for given x, so that iterations over s do not repeat what x does.
 
-    def forward(self, x: Tensor) -> Prepared:
-        """Return the map for given x, so that iterations over s do not repeat what x does."""
-        weight = self.rows()
-        constant = functional.linear(x, weight[:, : self.width], self.bias)
+        Without x, all inputs are those of s.
+        """
+        scale = self.gain / self.weight.norm(dim=1).clamp(min=_TINY)
+        weight = self.weight * scale.unsqueeze(1)
+        if x is None:
+            return Prepared(weight.new_zeros(()), weight)
+        weight = weight.to(x.dtype)
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        constant = functional.linear(x, weight[:, : self.width], bias)
         if self.inputs == "token":
             return Prepared(constant, None)
         return Prepared(constant, weight[:, self.width :] if self.inputs == "both" else weight)

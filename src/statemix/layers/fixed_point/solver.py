@@ -1,5 +1,6 @@
 """Fixed points of maps on sequences, by damped iteration, and gradients through them."""
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -121,8 +122,8 @@ class _Iteration:
         if not len(self.residual) or self.residual.is_meta:
             return True
         still = bool((self._share < _STILL).all())
-        most = torch.quantile(self.residual.float(), self._config.quantile)
-        return still or bool(most < self._config.tolerance)
+        most = residual_of_share(self.residual, self._config.quantile)
+        return still or most < self._config.tolerance
 
     def advance(self, mapped: Tensor) -> None:
         """Take note of F(y), and move to the next iterate."""
@@ -196,8 +197,8 @@ def _with_implicit_gradient(
         state = _Iteration(gradient, config, None)
         while state.iterations < budget and not state.has_converged():
             state.advance(adjoint(state.value))
-        worst = state.residual.max()
-        if not bool(worst < config.tolerance):
+        worst = residual_of_share(state.residual, config.quantile)
+        if worst >= config.tolerance:
             warnings.warn(
                 f"the implicit gradient has not converged: residual {worst:.2g} after "
                 f"{state.iterations} iterations, tolerance {config.tolerance:.2g}",
@@ -209,6 +210,12 @@ def _with_implicit_gradient(
 
     value.register_hook(backward)  # type: ignore[no-untyped-call]
     return value
+
+
+def residual_of_share(residual: Tensor, share: float) -> float:
+    """Return the residual that this share of the sequences does not exceed; NaN counts as inf."""
+    found = torch.quantile(residual.float(), share).item()
+    return math.inf if math.isnan(found) else found
 
 
 def _residuals(value: Tensor, mapped: Tensor, valid: Tensor | None) -> Tensor:

@@ -1,131 +1,108 @@
 """Backend "cpu": fused kernels in C++, forward and closed-form backward, gates included."""
 
-from functools import partial
+import ctypes
 
 import torch
 from torch import Tensor
 
-from statemix.ops.backends import Backend, Kernel, Step
+from statemix.ops.backends import Backend, Kernel, Results, Scan, Step
 from statemix.ops.cpu import loader
 from statemix.ops.cpu.loader import instruction_set
-from statemix.ops.layout import (
-    STATE_BLOCK_AXIS,
-    dense,
-    dense_strides,
-    empty_innermost,
-    innermost,
-)
+from statemix.ops.layout import STATE_BLOCK_AXIS, dense, empty_innermost, innermost
+from statemix.ops.registered import empty_state
 
 __all__ = ["CPU", "instruction_set"]
 
 
-def _forward(
-    operator: str,
-    gates: Tensor,
-    values: Tensor,
-    initial_state: Tensor,
-    cu_seqlens: Tensor | None,
-    gate: str,
-    temperature: Tensor | None,
-    *,
-    keeps: bool,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return states, in the dtype of the values, final state, and states for the backward."""
-    gates, values = innermost(gates), innermost(values)
-    initial_state = dense(initial_state, STATE_BLOCK_AXIS)
-    states = empty_innermost(values.shape, values)
-    final_state = torch.empty_like(initial_state)
-    wide = {}
-    if keeps and values.dtype != initial_state.dtype:
-        wide["wide_states"] = empty_innermost(values.shape, initial_state)
-    loader.call(
-        operator,
-        "forward",
-        gate,
-        temperature,
-        _int64(cu_seqlens),
-        gates=gates,
-        values=values,
-        initial_state=initial_state,
-        states=states,
-        final_state=final_state,
-        **wide,
-    )
-    return states, final_state, wide.get("wide_states")
+def _empty(scan: Scan) -> Results:
+    """Return room for states in the dtype of the values, and wider states for the backward."""
+    values, initial_state = scan.inputs, scan.initial_state
+    saved: tuple[Tensor, ...] = ()
+    if scan.keep and values.dtype != initial_state.dtype:
+        # From wider states, gradients lose no more than one rounding.
+        saved = (empty_innermost(values.shape, initial_state),)
+    return empty_innermost(values.shape, values), empty_state(scan), saved
+
+
+# Both functions call the kernels themselves: every frame costs a small problem a percent.
+def _forward(scan: Scan) -> Results:
+    states, final_state, saved = _empty(scan)
+    tensors = _arguments(scan) | {"states": states, "final_state": final_state}
+    if saved:
+        tensors["wide_states"] = saved[0]
+    bounds = _int64(scan.cu_seqlens)
+    problem = loader.problem_of(scan.gate, scan.temperature, bounds, tensors)
+    run = loader.function(scan.operator, "forward")
+    loader.check(run(ctypes.byref(problem)), problem)
+    return states, final_state, saved
 
 
 def _backward(
-    operator: str,
+    scan: Scan,
     d_states: Tensor,
     d_final_state: Tensor,
-    gates: Tensor,
-    values: Tensor,
     states: Tensor,
-    initial_state: Tensor,
-    cu_seqlens: Tensor | None,
-    gate: str,
-    temperature: Tensor | None,
+    saved: tuple[Tensor, ...],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of gates, values and initial state."""
-    assert states.dtype == initial_state.dtype or not states.numel(), "states must be the wide ones"
-    gates, values = innermost(gates), innermost(values)
-    initial_state = dense(initial_state, STATE_BLOCK_AXIS)
-    d_gates = empty_innermost(gates.shape, gates)
-    d_values = empty_innermost(values.shape, values)
-    d_initial_state = torch.empty_like(initial_state)
-    loader.call(
-        operator,
-        "backward",
-        gate,
-        temperature,
-        _int64(cu_seqlens),
-        gates=gates,
-        values=values,
-        initial_state=initial_state,
-        # The forward wrote the states densely, but vmap may have permuted them.
-        states=dense(states),
-        d_states=innermost(d_states),
-        d_final_state=dense(d_final_state, STATE_BLOCK_AXIS),
-        d_gates=d_gates,
-        d_values=d_values,
-        d_initial_state=d_initial_state,
+    wide = saved[0] if saved else states
+    if wide.dtype != scan.initial_state.dtype or wide.shape != scan.inputs.shape:
+        raise RuntimeError(
+            f"saved states must have shape {tuple(scan.inputs.shape)} and dtype "
+            f"{scan.initial_state.dtype}, got {tuple(wide.shape)} and {wide.dtype}; hooks of saved "
+            "tensors must return what they were given"
+        )
+    tensors = _arguments(scan)
+    gradients = (
+        empty_innermost(scan.coefficients.shape, scan.coefficients),
+        empty_innermost(scan.inputs.shape, scan.inputs),
+        empty_state(scan),
     )
-    return d_gates, d_values, d_initial_state
+    tensors |= {
+        "states": dense(wide),
+        "d_states": innermost(d_states),
+        "d_final_state": dense(d_final_state, STATE_BLOCK_AXIS),
+        **dict(zip(("d_gates", "d_values", "d_initial_state"), gradients, strict=True)),
+    }
+    bounds = _int64(scan.cu_seqlens)
+    problem = loader.problem_of(scan.gate, scan.temperature, bounds, tensors)
+    run = loader.function(scan.operator, "backward")
+    loader.check(run(ctypes.byref(problem)), problem)
+    return gradients
 
 
-def _prepare_step(operator: str, gates: Tensor, values: Tensor, state: Tensor, gate: str) -> Step:
-    """Return a function that runs one step on arguments like these.
-
-    It does once whatever it can: a call of PyTorch costs as much as the arithmetic of a step.
-    """
-    given = gates, values, state
-    ordered = gates, values, state = _ordered(gates, values, state)
-    copied = any(one is not other for one, other in zip(ordered, given, strict=True))
-    run = loader.prepare_step(operator, gate, gates, values, state)
-    dtype, shape = values.dtype, values.shape
-    order = dense_strides(shape, STATE_BLOCK_AXIS)
+def _prepare_step(scan: Scan) -> Step | None:
+    tensors = _arguments(scan)
+    if any(one is not other for one, other in zip(tensors.values(), scan[:3], strict=True)):
+        return None
+    common = loader.problem_of(scan.gate, None, None, tensors)
+    run, order = loader.function(scan.operator, "forward"), scan.initial_state.stride()
+    shape = scan.initial_state.shape
 
     def step(
         gates: Tensor, values: Tensor, state: Tensor, temperature: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        if copied:
-            gates, values, state = _ordered(gates, values, state)
-        h_t = torch.empty_strided(shape, order, dtype=dtype)
-        next_state = torch.empty_like(state)
-        run(temperature, gates, values, state, h_t, next_state)
+        h_t, next_state = (
+            torch.empty_like(values),
+            torch.empty_strided(shape, order, dtype=state.dtype),
+        )
+        # A copy, because several threads may run the same step.
+        problem = loader.copy_of(common, temperature)
+        problem.gates, problem.values = gates.data_ptr(), values.data_ptr()
+        problem.initial_state = state.data_ptr()
+        problem.states, problem.final_state = h_t.data_ptr(), next_state.data_ptr()
+        loader.check(run(ctypes.byref(problem)), problem)
         return h_t, next_state
 
     return step
 
 
-def _ordered(gates: Tensor, values: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the arguments of a step in the memory order of the kernels, copied where needed."""
-    order = dense_strides(state.shape, STATE_BLOCK_AXIS)
-    return (
-        innermost(gates, STATE_BLOCK_AXIS),
-        innermost(values, STATE_BLOCK_AXIS),
-        state if state.stride() == order else dense(state, STATE_BLOCK_AXIS),
-    )
+def _arguments(scan: Scan) -> dict[str, Tensor]:
+    """Return the tensors of a scan in the memory order of the kernels, copied where needed."""
+    return {
+        "gates": innermost(scan.coefficients),
+        "values": innermost(scan.inputs),
+        "initial_state": dense(scan.initial_state, STATE_BLOCK_AXIS),
+    }
 
 
 def _int64(cu_seqlens: Tensor | None) -> Tensor | None:
@@ -134,21 +111,12 @@ def _int64(cu_seqlens: Tensor | None) -> Tensor | None:
 
 CPU = Backend(
     "cpu",
-    kernels={
-        operator: Kernel(
-            partial(_forward, operator),
-            partial(_backward, operator),
-            partial(_prepare_step, operator),
-        )
-        for operator in loader.OPERATORS
-    },
+    kernels=dict.fromkeys(("block", "lag"), Kernel(_forward, _backward, _empty, _prepare_step)),
     devices=("cpu",),
     dtypes=loader.ELEMENTS,
     families=loader.FAMILIES,
     unavailable=loader.unavailable,
     detail=instruction_set,
     automatic=True,
-    narrow=True,
-    keeps_wide=True,
 )
 """The preferred backend on the CPU."""

@@ -5,21 +5,20 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from statemix.errors import RequestError
+from statemix.ops.backends import GIVEN
 from statemix.ops.checks import BackendUnavailableError
 
 LIBRARY = Path(__file__).with_name("kernels.so")
 # Mirrors interface.h.
 INTERFACE_VERSION = 4
 FAMILIES = ("softmax", "sigmoid", "relu", "signed", "tanh", "none", "householder")
-GIVEN = len(FAMILIES)
-# The axis of a block's rows in gates, values and states (B, T, H, ...).
-ROW_AXES = {"block": 3, "lag": None}
-OPERATORS = tuple(ROW_AXES)
+_CODES = {name: code for code, name in enumerate((*FAMILIES, GIVEN))}
 ELEMENTS = (torch.float32, torch.float64, torch.bfloat16)
 
 # The choices of dispatch.cpp, which ignores other values.
@@ -129,124 +128,75 @@ def instruction_set() -> str:
     return name.decode()
 
 
-def call(
-    operator: str,
-    direction: str,
-    gate: str,
-    temperature: Tensor | None,
-    cu_seqlens: Tensor | None,
-    **tensors: Tensor,
-) -> None:
-    """Run one exported function on tensors with blocks innermost and preallocated outputs.
+def problem_of(
+    gate: str, temperature: Tensor | None, cu_seqlens: Tensor | None, tensors: dict[str, Tensor]
+) -> Any:
+    """Return the argument of an exported function. It does not keep the tensors alive.
 
     Args:
-        operator: "block" or "lag".
-        direction: "forward" or "backward".
         gate: a name in :data:`FAMILIES`, or "given" for coefficients that need no normalising.
         temperature: 0-d divisor of the gates, or None.
         cu_seqlens: int64 (N+1,) or None.
-        tensors: members of ``struct Problem`` by name: ``gates`` (B, T, H, ...), ``values``
-            (B, T, H, ...), ``initial_state`` (N, H, m), and others.
-
-    Raises:
-        MemoryError: if the kernel's scratch space cannot be allocated.
+        tensors: members of ``struct Problem`` by name, with blocks innermost: ``gates``
+            (B, T, H, ...), ``values`` (B, T, H, ...), ``initial_state`` (N, H, m), and others.
     """
-    row_axis = ROW_AXES[operator]
     gates, values, initial_state = (tensors[n] for n in ("gates", "values", "initial_state"))
     problem = _Problem()
     problem.batch, problem.length, problem.blocks = values.shape[:3]
-    problem.size = initial_state.shape[-1]
-    problem.sequences = initial_state.shape[0]
+    problem.sequences, _, problem.size = initial_state.shape
     problem.cu_seqlens = None if cu_seqlens is None else cu_seqlens.data_ptr()
-    problem.family = GIVEN if gate == "given" else FAMILIES.index(gate)
+    problem.family = _CODES[gate]
     problem.element = ELEMENTS.index(values.dtype)
     problem.threads = torch.get_num_threads()
     problem.inverse_temperature = _inverse(temperature)
-    problem.gates_batch, problem.gates_time, *_ = strides = gates.stride()
-    problem.gates_row = 0 if row_axis is None else strides[row_axis]
-    problem.gates_gate = strides[-1]
-    for name in ("values", "d_states"):
-        if name in tensors:
-            strides = tensors[name].stride()
-            setattr(problem, f"{name}_batch", strides[0])
-            setattr(problem, f"{name}_time", strides[1])
-            setattr(problem, f"{name}_row", 0 if row_axis is None else strides[row_axis])
+    strides = gates.stride()
+    problem.gates_batch, problem.gates_time, problem.gates_gate = *strides[:2], strides[-1]
+    # Lags have no axis of rows.
+    problem.gates_row = strides[3] if len(strides) == 5 else 0
+    problem.values_batch, problem.values_time, _, *row = values.stride()
+    problem.values_row = row[0] if row else 0
+    if "d_states" in tensors:
+        problem.d_states_batch, problem.d_states_time, _, *row = tensors["d_states"].stride()
+        problem.d_states_row = row[0] if row else 0
     for name, tensor in tensors.items():
         setattr(problem, name, tensor.data_ptr())
-    _run(_function(operator, direction), problem)
+    return problem
 
 
-def prepare_step(
-    operator: str, gate: str, gates: Tensor, values: Tensor, state: Tensor
-) -> Callable[[Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor], None]:
-    """Return a function (temperature, gates, values, state, h_t, next_state) that runs one step.
-
-    Args:
-        operator: "block" or "lag".
-        gate: a name in :data:`FAMILIES`.
-        gates: gates of :func:`call` without the time axis. The arguments of the returned function
-            must agree with these in shape, strides and dtype.
-        values: likewise.
-        state: likewise.
-
-    Raises:
-        MemoryError: by the returned function, if scratch space cannot be allocated.
-    """
-    row_axis = ROW_AXES[operator]
-    strides, value_strides = gates.stride(), values.stride()
-    common = _Problem()
-    common.batch, common.blocks, common.size = state.shape
-    common.sequences, common.length = common.batch, 1
-    common.family, common.element = FAMILIES.index(gate), ELEMENTS.index(values.dtype)
-    common.threads = torch.get_num_threads()
-    common.gates_batch, common.gates_gate = strides[0], strides[-1]
-    common.values_batch = value_strides[0]
-    if row_axis is not None:
-        common.gates_row, common.values_row = strides[row_axis - 1], value_strides[row_axis - 1]
-
-    function = _function(operator, "forward")
-
-    def run(
-        temperature: Tensor | None,
-        gates: Tensor,
-        values: Tensor,
-        state: Tensor,
-        h_t: Tensor,
-        next_state: Tensor,
-    ) -> None:
-        # A copy, because several threads may run the same step.
-        problem = _Problem.from_buffer_copy(common)
-        problem.inverse_temperature = _inverse(temperature)
-        problem.gates, problem.values = gates.data_ptr(), values.data_ptr()
-        problem.initial_state = state.data_ptr()
-        problem.states, problem.final_state = h_t.data_ptr(), next_state.data_ptr()
-        _run(function, problem)
-
-    return run
+def copy_of(problem: Any, temperature: Tensor | None) -> Any:
+    """Return a copy of :func:`problem_of` with another temperature."""
+    copy = _Problem.from_buffer_copy(problem)
+    copy.inverse_temperature = _inverse(temperature)
+    return copy
 
 
 def _inverse(temperature: Tensor | None) -> float:
-    value = 1.0 if temperature is None else float(temperature)
+    divisor = 1.0 if temperature is None else float(temperature)
     # Like PyTorch, which the other backends use to divide.
-    return 1.0 / value if value else math.inf
+    return 1.0 / divisor if divisor else math.inf
+
+
+def function(operator: str, direction: str) -> Callable[..., int]:
+    """Return the exported function of an operator, "block" or "lag": "forward" or "backward"."""
+    exported: Callable[..., int] = getattr(require(), f"statemix_{operator}_{direction}")
+    return exported
 
 
 _OUT_OF_MEMORY = 2
 
 
-def _function(operator: str, direction: str) -> Callable[..., int]:
-    function: Callable[..., int] = getattr(require(), f"statemix_{operator}_{direction}")
-    return function
+def check(status: int, problem: Any) -> None:
+    """Check what an exported function has returned.
 
-
-def _run(function: Callable[..., int], problem: _Problem) -> None:
-    status = function(ctypes.byref(problem))
+    Raises:
+        MemoryError: if its scratch space could not be allocated.
+        RuntimeError: if it refused the problem. Its results then hold whatever their memory held.
+    """
     if status == _OUT_OF_MEMORY:
         raise MemoryError(
             f"the scratch space of {problem.size} x {problem.blocks} states could not be allocated"
         )
     if status:
-        # The results hold whatever their memory held: nothing may use them.
         raise RuntimeError(
             f"the CPU kernels refused family {problem.family} and element {problem.element} "
             f"with status {status}"

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from statemix.ops.backends import BACKENDS, Backend, Kernel, Step
+from statemix.ops.backends import BACKENDS, Backend, Kernel, Results, Scan, Step
+from statemix.ops.layout import empty_innermost
+from statemix.ops.registered import empty_state
 from statemix.ops.triton.plan import most_maps
 
 __all__ = ["TRITON", "in_chunks"]
@@ -30,66 +32,72 @@ def _detail() -> str:
     return "interpreter" if _INTERPRETED else torch.cuda.get_device_name()
 
 
-# Triton is imported with the first call.
-def _forward(
-    operator: str, chunk: int | None, *arguments: Any, keeps: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
+def _empty(chunk: int | None, scan: Scan) -> Results:
+    """Return room for states in the dtype of the values, and for the maps of chunks, or more."""
+    values, initial_state = scan.inputs, scan.initial_state
+    saved: tuple[Tensor, ...] = ()
+    if scan.keep:
+        (B, T, H), m = values.shape[:3], initial_state.shape[-1]
+        most = B * most_maps(T, B * H, m, chunk)
+        saved = (initial_state.new_empty(most, m + 1, m, H),)
+    return empty_innermost(values.shape, values), empty_state(scan), saved
+
+
+# Triton is imported with the first call. Kernels run on the current device.
+def _forward(chunk: int | None, scan: Scan) -> Results:
     from statemix.ops.triton import launch
 
-    # Kernels run on the current device.
-    with torch.cuda.device_of(arguments[0]):  # type: ignore[no-untyped-call]
-        maps = _maps(chunk, *arguments[1:3]) if keeps else None
-        return *launch.forward(operator, *arguments, chunk=chunk, maps=maps), maps
+    results = _empty(chunk, scan)
+    with torch.cuda.device_of(scan.inputs):  # type: ignore[no-untyped-call]
+        launch.forward(chunk, scan, results)
+    return results
 
 
-def _backward(
-    operator: str, chunk: int | None, *arguments: Any, maps: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
+def _backward(chunk: int | None, scan: Scan, *gradients: Any) -> tuple[Tensor, Tensor, Tensor]:
     from statemix.ops.triton import launch
 
-    with torch.cuda.device_of(arguments[0]):  # type: ignore[no-untyped-call]
-        return launch.backward(operator, *arguments, chunk=chunk, maps=maps)
+    with torch.cuda.device_of(scan.inputs):  # type: ignore[no-untyped-call]
+        return launch.backward(chunk, scan, *gradients)
 
 
-def _maps(chunk: int | None, values: Tensor, initial_state: Tensor) -> Tensor:
-    """Return room for the maps (maps, m+1, m, H) that ``forward`` keeps, or for more."""
-    (B, T, H), m = values.shape[:3], initial_state.shape[-1]
-    return initial_state.new_empty(B * most_maps(T, B * H, m, chunk), m + 1, m, H)
-
-
-def _prepare_step(operator: str, *arguments: Any) -> Step:
+def _prepare_step(scan: Scan) -> Step | None:
     from statemix.ops.triton import launch
 
-    return launch.prepare_step(operator, *arguments)
+    return launch.prepare_step(scan)
+
+
+def _distrust(operator: str, device: torch.device) -> str | None:
+    from statemix.ops.triton import selfcheck
+
+    return selfcheck.distrust(operator, device)
 
 
 def _backend(name: str, chunk: int | None) -> Backend:
     return Backend(
         name,
-        kernels={
-            operator: Kernel(
-                partial(_forward, operator, chunk),
-                partial(_backward, operator, chunk),
-                partial(_prepare_step, operator),
-            )
-            for operator in ("block", "lag")
-        },
+        kernels=dict.fromkeys(
+            ("block", "lag"),
+            Kernel(
+                partial(_forward, chunk),
+                partial(_backward, chunk),
+                partial(_empty, chunk),
+                _prepare_step,
+            ),
+        ),
         devices=("cuda", "cpu") if _INTERPRETED else ("cuda",),
         dtypes=(torch.float32, torch.float64, torch.bfloat16, torch.float16),
         families=("softmax", "sigmoid", "relu", "signed", "tanh", "none", "householder"),
         unavailable=_unavailable,
         detail=_detail,
-        # Not before a GPU has run them: so far they are tested in Triton's interpreter.
-        automatic=False,
+        automatic=chunk is None and not _INTERPRETED,
+        distrust=_distrust,
         # Chunks round otherwise than steps do.
         stepwise=False,
-        narrow=True,
-        maps=partial(_maps, chunk),
     )
 
 
 TRITON = _backend("triton", None)
-"""Fused kernels for GPUs, to be asked for by name."""
+"""Fused kernels for GPUs. ``backend=None`` chooses them where they pass their self-check."""
 
 
 def in_chunks(length: int) -> str:

@@ -3,46 +3,34 @@
 import torch
 from torch import Tensor
 
-from statemix.ops.backends import Step
+from statemix.ops.backends import Results, Scan, Step
 from statemix.ops.layout import (
     BLOCK_AXIS,
     STATE_BLOCK_AXIS,
     dense,
-    dense_strides,
     empty_innermost,
     innermost,
 )
+from statemix.ops.registered import empty_state
 from statemix.ops.triton.problems import Problem
 
 
-def forward(
-    operator: str,
-    gates: Tensor,
-    values: Tensor,
-    initial_state: Tensor,
-    cu_seqlens: Tensor | None,
-    gate: str,
-    temperature: Tensor | None,
-    *,
-    chunk: int | None = None,
-    maps: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return states, in the dtype of the values, and final state.
+def forward(chunk: int | None, scan: Scan, results: Results) -> None:
+    """Run a scan and write its results.
 
-    Shapes, dtypes and the recurrences are those of :func:`statemix.ops.registered.scan_forward`.
-    ``chunk`` is the steps of a chunk, 0 for one chunk, or None for what the rule says. The maps of
-    chunks are written into ``maps``, which has room for all of them, (maps, m+1, m, H).
+    ``chunk`` is the steps of a chunk, 0 for one chunk, or None for the steps that the rule says.
     """
-    gates, values = _ordered(gates), _ordered(values)
-    initial = dense(initial_state, STATE_BLOCK_AXIS)
-    states, final = empty_innermost(values.shape, values), torch.empty_like(initial)
+    gates, values = _ordered(scan.coefficients), _ordered(scan.inputs)
+    initial = dense(scan.initial_state, STATE_BLOCK_AXIS)
+    states, final, saved = results
     if not values.numel():
-        return states, final.copy_(initial)
+        final.copy_(initial)
+        return
     strides = (*_strides(gates, 2), *_strides(values, 1))
-    problem = Problem.of(operator, values, initial, cu_seqlens, gate, temperature, strides, chunk)
+    problem = Problem.of(scan, strides, chunk)
     entering = initial
     if problem.num_chunks > 1:
-        maps = problem.mapped(gates, values, initial, strides, maps)
+        maps = problem.mapped(gates, values, initial, strides, *saved)
         entering = problem.carried(maps, maps, initial, reverse=False)
     cut = problem.cut("local_forward")
     problem.kernels.local_forward[cut.grid](
@@ -53,47 +41,35 @@ def forward(
         **problem.options,
         **cut.options,
     )
-    return states, final
 
 
 def backward(
-    operator: str,
+    chunk: int | None,
+    scan: Scan,
     d_states: Tensor,
     d_final_state: Tensor,
-    gates: Tensor,
-    values: Tensor,
     states: Tensor,
-    initial_state: Tensor,
-    cu_seqlens: Tensor | None,
-    gate: str,
-    temperature: Tensor | None,
-    *,
-    chunk: int | None = None,
-    maps: Tensor | None = None,
+    saved: tuple[Tensor, ...],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of gates, values and initial state, in the dtypes of these.
 
-    Arguments are those of :func:`statemix.ops.registered.scan_backward` and :func:`forward`, and
-    the closed form is that of ``docs/kernels.md``. ``maps`` is what :func:`forward` wrote there;
-    without, they are found again.
+    The closed form is that of ``docs/kernels.md``. ``saved`` holds the maps of chunks.
     """
-    gates, values, d_states = _ordered(gates), _ordered(values), _ordered(d_states)
-    # The forward wrote the states densely, but vmap may have permuted them.
+    gates, values, d_states = (_ordered(one) for one in (scan.coefficients, scan.inputs, d_states))
     states = dense(states)
-    initial, d_final = (dense(one, STATE_BLOCK_AXIS) for one in (initial_state, d_final_state))
+    initial, d_final = (dense(one, STATE_BLOCK_AXIS) for one in (scan.initial_state, d_final_state))
     d_gates, d_values = (empty_innermost(one.shape, one) for one in (gates, values))
-    d_initial = torch.empty_like(d_final)
+    d_initial = empty_state(scan)
     if not values.numel():
         return d_gates, d_values, d_initial.copy_(d_final)
     of_gates, of_values, of_d_states = (
         _strides(gates, 2), _strides(values, 1), _strides(d_states, 1)
     )  # fmt: skip
     strides = (*of_gates, *of_values, *of_d_states)
-    problem = Problem.of(operator, values, initial, cu_seqlens, gate, temperature, strides, chunk)
+    problem = Problem.of(scan, strides, chunk)
     leaving = d_final
     if problem.num_chunks > 1:
-        if maps is None:
-            maps = problem.mapped(gates, values, initial, (*of_gates, *of_values))
+        (maps,) = saved
         problem.check_room(maps)
         cut = problem.cut("chunk_backward", problem.num_maps)
         offsets = problem.empty(initial, problem.num_maps)
@@ -119,37 +95,32 @@ def backward(
     return d_gates, d_values, d_initial
 
 
-def prepare_step(operator: str, gates: Tensor, values: Tensor, state: Tensor, gate: str) -> Step:
-    """Return a function that runs one step on arguments like these, by one launch.
+def prepare_step(scan: Scan) -> Step | None:
+    """Return a function that runs one step by one launch, or None if it would copy an argument.
 
     The step is ``local_forward`` with T = 1, so that it rounds as a sequence of one chunk does. It
     allocates its results and waits for nothing: a CUDA graph can capture it.
-
-    Shapes, dtypes and the step are those of :class:`statemix.ops.backends.Kernel`.
     """
-    if not values.numel():
-        return lambda gates, values, state, temperature: (values.clone(), state.clone())  # noqa: ARG005
-    given = gates, values, state
-    ordered = gates, values, state = _ordered_step(*given)
-    copied = any(one is not other for one, other in zip(ordered, given, strict=True))
-    sequence = gates.unsqueeze(1), values.unsqueeze(1)
-    strides = (*_strides(sequence[0], 2), *_strides(sequence[1], 1))
-    problem = Problem.of(operator, sequence[1], state, None, gate, None, strides, None)
+    gates, values, initial = scan[:3]
+    if (
+        not values.numel()
+        or _ordered(gates) is not gates
+        or _ordered(values) is not values
+        or dense(initial, STATE_BLOCK_AXIS) is not initial
+    ):
+        return None
+    strides = (*_strides(gates, 2), *_strides(values, 1))
+    problem = Problem.of(scan, strides, None)
     cut = problem.cut("local_forward")
     launch = problem.kernels.local_forward[cut.grid]
-    numbers = (*problem.sizes, *strides)
-    options = {**problem.options, **cut.options}
-    h_t_like = values.shape, dense_strides(values.shape, STATE_BLOCK_AXIS)
-    state_like = state.shape, dense_strides(state.shape, STATE_BLOCK_AXIS)
-    device, dtype, state_dtype = values.device, values.dtype, state.dtype
+    numbers, options = (*problem.sizes, *strides), {**problem.options, **cut.options}
+    shape, order = initial.shape, initial.stride()
 
     def step(
         gates: Tensor, values: Tensor, state: Tensor, temperature: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        if copied:
-            gates, values, state = _ordered_step(gates, values, state)
-        h_t = torch.empty_strided(*h_t_like, dtype=dtype, device=device)
-        next_state = torch.empty_strided(*state_like, dtype=state_dtype, device=device)
+        h_t = torch.empty_like(values)
+        next_state = torch.empty_strided(shape, order, dtype=state.dtype, device=state.device)
         tempered = temperature is not None
         # Kernels run on the current device.
         with torch.cuda.device_of(values):  # type: ignore[no-untyped-call]
@@ -173,15 +144,6 @@ def _ordered(tensor: Tensor, axis: int = BLOCK_AXIS) -> Tensor:
         for size, stride in zip(tensor.shape[rows], tensor.stride()[rows], strict=True)
     )
     return dense(tensor, axis) if far else tensor
-
-
-def _ordered_step(gates: Tensor, values: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the arguments of a step, which have no axis of time, as the kernels read them."""
-    return (
-        _ordered(gates, STATE_BLOCK_AXIS),
-        _ordered(values, STATE_BLOCK_AXIS),
-        dense(state, STATE_BLOCK_AXIS),
-    )
 
 
 def _strides(tensor: Tensor, inner: int) -> tuple[int, ...]:

@@ -124,8 +124,8 @@ _LEAVING = (
     (15, Shape(1, 1, 5)),
     (16, Shape(1, 1, 8)),
 )
-# Kernel -> the largest m, and what `statemix bench kernels` predicts to be fastest there on an H200
-# without spilling registers, for gates of 16 bits.
+# Kernel -> the largest m, and the shape up to there, for gates of 16 bits. A model of an H200 chose
+# them from machine code without spilled registers; none has been timed on a GPU yet.
 _SHAPES = {
     ("block", "local_forward"): (
         (1, Shape(1, 16)),

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from statemix.ops.backends import Scan
 from statemix.ops.packing import Chunks
 from statemix.ops.triton.kernels import block, lag, reflect
 from statemix.ops.triton.kernels.carries import carries
@@ -72,37 +73,28 @@ class Problem(NamedTuple):
     places_of_maps: tuple[Tensor, Tensor, Tensor]
 
     @classmethod
-    def of(
-        cls,
-        operator: str,
-        values: Tensor,
-        initial_state: Tensor,
-        cu_seqlens: Tensor | None,
-        gate: str,
-        temperature: Tensor | None,
-        strides: tuple[int, ...],
-        forced: int | None,
-    ) -> "Problem":
-        """Cut a problem of at least one step, whose arguments have these strides.
+    def of(cls, scan: Scan, strides: tuple[int, ...], forced: int | None) -> "Problem":
+        """Cut a scan of at least one step, whose tensors have these strides as kernels read them.
 
         ``forced`` is the steps of a chunk, as in :func:`statemix.ops.triton.launch.forward`.
         """
+        values, initial_state, cu_seqlens = scan.inputs, scan.initial_state, scan.cu_seqlens
         (B, T, H), m = values.shape[:3], initial_state.shape[-1]
         options = {
             "M": m,
-            "FAMILY": family_of(gate, bfloat16=values.dtype == torch.bfloat16),
+            "FAMILY": family_of(scan.gate, bfloat16=values.dtype == torch.bfloat16),
             "SHIFT": shift_of(m),
             "PACKED": cu_seqlens is not None,
-            "TEMPERED": temperature is not None,
+            "TEMPERED": scan.temperature is not None,
         }
-        tau = initial_state if temperature is None else temperature
+        tau = initial_state if scan.temperature is None else scan.temperature
         chunk = chunk_of(T, B * H, m) if forced is None else min(forced, T) or T
         places = of_maps = (initial_state,) * 3
         if cu_seqlens is not None:
             chunks = Chunks.of(cu_seqlens, T, chunk)
             places = chunks.of_chunks, chunks.bounds, chunks.firsts
             of_maps = chunks.of_maps, chunks.bounds, chunks.firsts
-        name, align = kernels_of(operator, gate), alignment(H, *strides)
+        name, align = kernels_of(scan.operator, scan.gate), alignment(H, *strides)
         dtypes = values.dtype, initial_state.dtype
         N = len(initial_state)
         return cls(name, B, N, T, H, m, *dtypes, chunk, align, options, tau, places, of_maps)

@@ -1,10 +1,8 @@
 """The study exact-factorial: what raises the chance of a single attempt, one change at a time."""
 
-from dataclasses import replace
-
-from statemix.studies.entries import Entry, ProtocolName, SizeName, Trials
 from statemix.studies.exactness.recipe_changes import at_rate, opened, with_layer
 from statemix.studies.recipes import exact
+from statemix.studies.study_entries import ProtocolName, SizeName, StudyEntry, Trials
 from statemix.tasks import TaskSpec
 from statemix.training import (
     EvaluationConfig,
@@ -23,15 +21,14 @@ _USUAL = "as in the recipe"
 _USUAL_SEEDS = tuple(range(100, 140))
 # The schedules, which are not of interest, as short as a forecast of the time allows.
 _STEPS = 20
-_FROZEN = ParameterGroup("embedding.*", learning_rate_factor=0.0, weight_decay=0.0)
+_FROZEN = ParameterGroup(parameters="embedding.*", learning_rate_factor=0.0, weight_decay=0.0)
 
 
 def _attempt(group: str) -> RunConfig:
     """Return a single attempt of the recipe."""
     config = exact(TaskSpec("permutation", group=group))
-    return replace(
-        config,
-        search=replace(config.search, attempts=1, confirm=None),
+    return config.replace(
+        search=config.search.replace(attempts=1, confirm=None),
         schedules=ScheduleConfig(
             num_steps=_STEPS, learning_rate="constant", warmup_steps=config.schedules.warmup_steps
         ),
@@ -41,31 +38,29 @@ def _attempt(group: str) -> RunConfig:
 
 
 def _objective(config: RunConfig, **fields: float) -> RunConfig:
-    return replace(config, objective=ObjectiveConfig(**fields))
+    return config.replace(objective=ObjectiveConfig(**fields))
 
 
 def _repeated(config: RunConfig, size: int) -> RunConfig:
     task = TaskSpec(config.task.name, **{**config.task.options, "train_size": size})
-    schedules = replace(config.schedules, num_steps=None, epochs=1)
+    schedules = config.schedules.replace(num_steps=None, epochs=1)
     every = -(-250 // -(-size // config.batches.size))
-    return replace(
-        config,
+    return config.replace(
         task=task,
         schedules=schedules,
-        evaluation=replace(config.evaluation, every=every),
+        evaluation=config.evaluation.replace(every=every),
     )
 
 
 def _other_words(config: RunConfig) -> RunConfig:
     """Keep the initial weights, which the seed of the run decides, and change the words."""
-    return replace(config, task=TaskSpec(config.task.name, **{**config.task.options, "seed": 1}))
+    return config.replace(task=TaskSpec(config.task.name, **{**config.task.options, "seed": 1}))
 
 
 def _frozen(config: RunConfig, hidden_size: int) -> RunConfig:
-    return replace(
-        config,
-        model=replace(config.model, hidden_size=hidden_size),
-        optimizer=replace(config.optimizer, groups=(_FROZEN,)),
+    return config.replace(
+        model=config.model.replace(hidden_size=hidden_size),
+        optimizer=config.optimizer.replace(groups=(_FROZEN,)),
     )
 
 
@@ -93,17 +88,17 @@ def _changes(config: RunConfig) -> dict[str, RunConfig]:
         "blocks of 6": with_layer(config, block_size=6),
         "blocks of 10": with_layer(config, block_size=10),
         "blocks of 12": with_layer(config, block_size=12),
-        "6 tests": replace(config, search=replace(config.search, tests=6)),
+        "6 tests": config.replace(search=config.search.replace(tests=6)),
         "other words": _other_words(config),
     }
 
 
-def factorial_entries(protocol: ProtocolName, size: SizeName) -> tuple[Entry, ...]:
+def factorial_entries(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntry, ...]:
     """Return an entry for each change and group; there is one protocol and one size."""
     del protocol, size
     changed = {group: _changes(_attempt(group)) for group in _GROUPS}
     return tuple(
-        Entry(
+        StudyEntry(
             group,
             change,
             Trials.seeded(changed[group][change], _USUAL_SEEDS if change == _USUAL else _SEEDS),

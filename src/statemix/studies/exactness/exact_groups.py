@@ -1,13 +1,12 @@
 """The study exact-groups: the recipe on every group; an LSTM and a control beside it."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NamedTuple
 
 from statemix.layers import LayerSpec
-from statemix.studies.entries import Entry, ProtocolName, SizeName, Trials
 from statemix.studies.exactness.recipe_changes import opened
 from statemix.studies.recipes import exact
+from statemix.studies.study_entries import ProtocolName, SizeName, StudyEntry, Trials
 from statemix.tasks import TASKS, TaskSpec
 from statemix.training import (
     EvaluationConfig,
@@ -75,16 +74,14 @@ def _measured(config: RunConfig) -> RunConfig:
         lengths=_LENGTHS,
         validation_size=256,
     )
-    return replace(
-        config, evaluation=evaluation, runtime=RuntimeConfig(device="cpu", num_threads=1)
-    )
+    return config.replace(evaluation=evaluation, runtime=RuntimeConfig(device="cpu", num_threads=1))
 
 
-def group_entries(protocol: ProtocolName, size: SizeName) -> tuple[Entry, ...]:
+def group_entries(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntry, ...]:
     """Return an entry for each way of training and group; there is one protocol and one size."""
     del protocol, size
     return tuple(
-        Entry(
+        StudyEntry(
             column,
             model,
             Trials.seeded(_measured(way.configured(_TASKS[column])), way.seeds),

@@ -7,7 +7,6 @@ from typing import Any
 
 import polars as pl
 
-from statemix.studies.entries import Entry
 from statemix.studies.exactness.certified_rows import certified_row
 from statemix.studies.exactness.exact_factorial import factorial_entries
 from statemix.studies.exactness.exact_groups import group_entries
@@ -21,6 +20,7 @@ from statemix.studies.exactness.exact_table import (
 from statemix.studies.runner import Ended
 from statemix.studies.store import Row
 from statemix.studies.study import Study
+from statemix.studies.study_entries import StudyEntry
 from statemix.studies.table_text import Table
 
 
@@ -30,7 +30,7 @@ class AttemptStudy(Study):
     def row_of(self, ended: Ended) -> Row:
         return certified_row(ended)
 
-    def table(self, runs: pl.DataFrame, entries: Sequence[Entry]) -> Table:
+    def table(self, runs: pl.DataFrame, entries: Sequence[StudyEntry]) -> Table:
         del entries
         return attempts_table(runs)
 
@@ -42,13 +42,13 @@ class ProofStudy(AttemptStudy):
     """Networks whose certificate is their result."""
 
     def runs(
-        self, entries: Sequence[Entry], rows: Mapping[str, Row], *, planned: bool = True
+        self, entries: Sequence[StudyEntry], rows: Mapping[str, Row], *, planned: bool = True
     ) -> pl.DataFrame:
         found = super().runs(entries, rows, planned=planned)
         lacks = (pl.col("status") == "done") & pl.col("certificate").is_null()
         return found.with_columns(status=pl.when(~lacks).then("status"))
 
-    def table(self, runs: pl.DataFrame, entries: Sequence[Entry]) -> Table:
+    def table(self, runs: pl.DataFrame, entries: Sequence[StudyEntry]) -> Table:
         del entries
         return proof_table(runs)
 

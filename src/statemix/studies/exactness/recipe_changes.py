@@ -1,6 +1,5 @@
 """Changes of a configuration that more than one suite makes."""
 
-from dataclasses import replace
 from typing import Any
 
 from statemix.layers import LayerSpec
@@ -11,18 +10,17 @@ def with_layer(config: RunConfig, **options: Any) -> RunConfig:
     """Change options of the only layer."""
     (layer,) = config.model.layers
     changed = LayerSpec(layer.name, **{**layer.options, **options})
-    return replace(config, model=replace(config.model, layers=(changed,)))
+    return config.replace(model=config.model.replace(layers=(changed,)))
 
 
 def at_rate(config: RunConfig, rate: float) -> RunConfig:
     """Change the learning rate, and allow slower attempts more steps, also between tests."""
     slower = max(config.optimizer.learning_rate / rate, 1.0)
-    search = replace(
-        config.search,
+    search = config.search.replace(
         max_steps=round(slower * config.search.max_steps),
         every=round(slower * config.search.every),
     )
-    return replace(config, optimizer=OptimizerConfig(learning_rate=rate), search=search)
+    return config.replace(optimizer=OptimizerConfig(learning_rate=rate), search=search)
 
 
 def opened(config: RunConfig) -> RunConfig:
@@ -30,4 +28,4 @@ def opened(config: RunConfig) -> RunConfig:
     layer = with_layer(
         config, num_blocks=20, initial_state="zero", initial_std=0.0, input_gate_bias=0.0
     )
-    return at_rate(replace(layer, model=replace(layer.model, bos=True)), 1e-3)
+    return at_rate(layer.replace(model=layer.model.replace(bos=True)), 1e-3)

@@ -1,9 +1,9 @@
 """The study fp-a5: dense state mixing by fixed points, beside BD-LRU and others, on A_5 and S_5."""
 
 from statemix.layers import LayerSpec
-from statemix.studies.entries import Entry, Number, ProtocolName, SizeName
 from statemix.studies.fixed_points.movahedi import state_tracking
 from statemix.studies.fixed_points.scales import Scale, Scales, fp_mamba, words
+from statemix.studies.study_entries import Number, ProtocolName, SizeName, StudyEntry
 
 _GROUPS = ("A_5", "S_5")
 _SCALES: Scales = {
@@ -61,7 +61,7 @@ def _layers(scale: Scale, length: int) -> dict[str, LayerSpec]:
     }
 
 
-def tracking_entries(protocol: ProtocolName, size: SizeName) -> tuple[Entry, ...]:
+def tracking_entries(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntry, ...]:
     """Return the entries of a size; the paper has one protocol."""
     del protocol
     scale, length, numbers = _SCALES[size], _LENGTHS[size], state_tracking()
@@ -78,7 +78,7 @@ def tracking_entries(protocol: ProtocolName, size: SizeName) -> tuple[Entry, ...
             runs = scale.runs(task, layer, lengths, bos=True, hidden_size=width, num_steps=steps)
             column = task.build().title
             found.append(
-                Entry(
+                StudyEntry(
                     column,
                     model,
                     runs,

@@ -8,7 +8,6 @@ from typing import Any
 import polars as pl
 
 from statemix.errors import RequestError
-from statemix.studies.entries import SIZES, Entry, ProtocolName, SizeName, Trials, begun
 from statemix.studies.fixed_points.dense_mixing import tracking_entries
 from statemix.studies.fixed_points.iterated_rows import iterated_row
 from statemix.studies.fixed_points.iteration_budget import budget_entries
@@ -18,6 +17,7 @@ from statemix.studies.fixed_points.string_copying import copying_entries
 from statemix.studies.runner import Ended
 from statemix.studies.store import Row
 from statemix.studies.study import LENGTHS_LEGEND, Study
+from statemix.studies.study_entries import SIZES, ProtocolName, SizeName, StudyEntry, Trials, begun
 from statemix.studies.tidy import by_length
 from statemix.tasks.addressing import Split
 
@@ -32,7 +32,7 @@ class FixedPointStudy(Study):
 class StoryStudy(FixedPointStudy):
     """Questions about stories, which are read from an archive."""
 
-    def check(self, entries: Sequence[Entry]) -> None:
+    def check(self, entries: Sequence[StudyEntry]) -> None:
         if not Path(ARCHIVE).exists():
             raise RequestError(
                 f"{self.name} needs {ARCHIVE} in the current folder, got none; it is at "
@@ -56,8 +56,8 @@ class StoryStudy(FixedPointStudy):
 
 def _study(kind: type[Study], name: str, title: str, entries: Any, unmeasured: int = 0) -> Study:
     @cache
-    def listed(protocol: ProtocolName, size: SizeName) -> tuple[Entry, ...]:
-        found: tuple[Entry, ...] = entries(protocol, size)
+    def listed(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntry, ...]:
+        found: tuple[StudyEntry, ...] = entries(protocol, size)
         return found
 
     return kind(name, title, listed, ("paper",), SIZES, LENGTHS_LEGEND, PAPER, unmeasured)
@@ -108,7 +108,7 @@ def overview(rows: Mapping[str, Row]) -> dict[str, Any]:
     empty += [
         _line("language", entry, None, {"published": perplexity}) | {"metric": "perplexity"}
         for model, perplexity in language().items()
-        for entry in [Entry("FineWeb", model, Trials(list), size="paper")]
+        for entry in [StudyEntry("FineWeb", model, Trials(list), size="paper")]
     ]
     counts = [study.counts(rows) for study in STUDIES]
     measured, agree, of = (sum(one) for one in zip(*counts, strict=True))
@@ -116,7 +116,9 @@ def overview(rows: Mapping[str, Row]) -> dict[str, Any]:
     return {"measured": measured, "agree": agree, "of": of, "cells": cells}
 
 
-def _lines(study: Study, rows: Mapping[str, Row], every: Sequence[Entry]) -> list[dict[str, Any]]:
+def _lines(
+    study: Study, rows: Mapping[str, Row], every: Sequence[StudyEntry]
+) -> list[dict[str, Any]]:
     entries = begun(every, rows)
     if not entries:
         return []
@@ -138,7 +140,7 @@ def _lines(study: Study, rows: Mapping[str, Row], every: Sequence[Entry]) -> lis
 
 
 def _line(
-    study: str, entry: Entry, length: int | None, number: Mapping[str, Any]
+    study: str, entry: StudyEntry, length: int | None, number: Mapping[str, Any]
 ) -> dict[str, Any]:
     return {
         "suite": study,

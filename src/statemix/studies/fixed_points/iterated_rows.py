@@ -5,7 +5,7 @@ from typing import Any, TypedDict, cast
 import torch
 
 from statemix.layers import Layer
-from statemix.models import SyntheticModel
+from statemix.models import ReadoutModel
 from statemix.studies import store
 from statemix.studies.runner import Ended
 from statemix.studies.store import Row
@@ -48,7 +48,7 @@ def iterated_row(ended: Ended) -> Row:
 
 
 @torch.no_grad()
-def _iterations(model: SyntheticModel, examples: Examples) -> Iterations | None:
+def _iterations(model: ReadoutModel, examples: Examples) -> Iterations | None:
     lengths = None if examples.lengths is None else torch.from_numpy(examples.lengths)
     model(torch.from_numpy(examples.tokens), lengths=lengths)
     reports = [layer.reports() for layer in model.modules() if isinstance(layer, Layer)]

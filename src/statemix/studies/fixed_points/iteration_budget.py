@@ -1,8 +1,8 @@
 """The study fp-budget: what the iterations allowed in training are worth."""
 
-from statemix.studies.entries import Entry, ProtocolName, SizeName
 from statemix.studies.fixed_points.movahedi import iteration_budgets
 from statemix.studies.fixed_points.scales import Scale, Scales, fp_mamba, words
+from statemix.studies.study_entries import ProtocolName, SizeName, StudyEntry
 
 _GROUP = "A_5"
 _LENGTH = 16
@@ -16,7 +16,7 @@ _SCALES: Scales = {
 _ORDER = (16, 2, 8, 6, 12, 10, 14)
 
 
-def budget_entries(protocol: ProtocolName, size: SizeName) -> tuple[Entry, ...]:
+def budget_entries(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntry, ...]:
     """Return the entries of a size; the paper has one protocol."""
     del protocol
     numbers, scale = iteration_budgets(), _SCALES[size]
@@ -29,7 +29,7 @@ def budget_entries(protocol: ProtocolName, size: SizeName) -> tuple[Entry, ...]:
         }
     layers = {budget: fp_mamba(1, scale, d_conv=0, max_iterations=budget) for budget in _ORDER}
     return tuple(
-        Entry(
+        StudyEntry(
             task.build().title,
             f"FP-Mamba1 householder 1, at most {budget} iterations",
             scale.runs(task, layers[budget], list(numbers[budget]), bos=True),

@@ -4,7 +4,7 @@ import json
 from importlib import resources
 from typing import Any
 
-from statemix.studies.entries import Number
+from statemix.studies.study_entries import Number
 
 PAPER = "Movahedi et al."
 

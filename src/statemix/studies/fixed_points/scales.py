@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from statemix.layers import LayerSpec
-from statemix.settings import Assignments
-from statemix.studies.entries import SizeName, Trials
+from statemix.studies.study_entries import SizeName, Trials
 from statemix.tasks import TaskSpec
 from statemix.training import (
     BatchConfig,
@@ -16,6 +15,7 @@ from statemix.training import (
     RuntimeConfig,
     ScheduleConfig,
 )
+from statemix.training.settings import Assignments
 
 # The paper's code trains until three quarters of a batch have converged.
 _TRAINED = 0.75

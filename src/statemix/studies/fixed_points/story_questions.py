@@ -1,9 +1,9 @@
 """The study catbabi: questions about stories."""
 
 from statemix.layers import LayerSpec
-from statemix.studies.entries import Entry, Number, ProtocolName, SizeName
 from statemix.studies.fixed_points.movahedi import catbabi
 from statemix.studies.fixed_points.scales import Scale, Scales, fp_mamba
+from statemix.studies.study_entries import Number, ProtocolName, SizeName, StudyEntry
 from statemix.tasks import TaskSpec
 
 ARCHIVE = "tasks_1-20_v1-2.tar.gz"
@@ -44,7 +44,7 @@ def _layer(model: str, scale: Scale, most: int) -> LayerSpec:
     return fp_mamba(1, scale, rank=int(mixer[1:]), max_iterations=most)
 
 
-def story_entries(protocol: ProtocolName, size: SizeName) -> tuple[Entry, ...]:
+def story_entries(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntry, ...]:
     """Return the entries of a size; the paper has one protocol."""
     del protocol
     scale = _SCALES[size]
@@ -53,7 +53,7 @@ def story_entries(protocol: ProtocolName, size: SizeName) -> tuple[Entry, ...]:
     models = dict.fromkeys(model for one in catbabi().values() for model in one)
     found = {model: _layer(model, scale, most) for model in models}
     return tuple(
-        Entry(
+        StudyEntry(
             f"{layers} layer" if layers == 1 else f"{layers} layers",
             model,
             scale.runs(task, found[model], (), num_layers=layers),

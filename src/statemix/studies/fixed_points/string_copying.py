@@ -1,8 +1,8 @@
 """The study fp-copy: iterations stay far below the length where no state is tracked."""
 
 from statemix.layers import LayerSpec
-from statemix.studies.entries import Entry, ProtocolName, SizeName
 from statemix.studies.fixed_points.scales import Scale, Scales, fp_mamba
+from statemix.studies.study_entries import ProtocolName, SizeName, StudyEntry
 from statemix.tasks import TaskSpec
 
 _SCALES: Scales = {
@@ -24,7 +24,7 @@ def _tokens(letters: int) -> int:
     return 2 * letters + 2
 
 
-def copying_entries(protocol: ProtocolName, size: SizeName) -> tuple[Entry, ...]:
+def copying_entries(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntry, ...]:
     """Return the entries of a size; the paper has one protocol."""
     del protocol
     scale = _SCALES[size]
@@ -38,7 +38,7 @@ def copying_entries(protocol: ProtocolName, size: SizeName) -> tuple[Entry, ...]
         "LSTM": LayerSpec("lstm"),
     }
     return tuple(
-        Entry(
+        StudyEntry(
             f"{fewest} to {most} letters",
             model,
             scale.runs(task, layer, lengths, num_layers=_LAYERS[size]),

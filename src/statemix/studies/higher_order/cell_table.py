@@ -5,10 +5,10 @@ from typing import Any
 
 import polars as pl
 
-from statemix.studies.entries import Entry
 from statemix.studies.figure import Panel
-from statemix.studies.higher_order.prices import PRICES, price_texts
+from statemix.studies.higher_order.layer_prices import PRICES, price_texts
 from statemix.studies.number_text import accuracy_text, published_text
+from statemix.studies.study_entries import StudyEntry
 from statemix.studies.table_text import MARKS, Line, Table
 from statemix.studies.tidy import scores, seed_means
 
@@ -23,7 +23,7 @@ and forward FLOPs are those of the sequence layer; statemix bench layers measure
 Score = Mapping[str, Any]
 
 
-def cell_table(runs: pl.DataFrame, entries: Sequence[Entry]) -> Table:
+def cell_table(runs: pl.DataFrame, entries: Sequence[StudyEntry]) -> Table:
     """Lay out numbers: a line for each model, a column for each column, the paper's line below.
 
     Beside the model stands what its layer costs.
@@ -102,7 +102,7 @@ def point_table(runs: pl.DataFrame) -> Table:
     return Table(("data", "x", *names), tuple(lines))
 
 
-def price_table(entries: Sequence[Entry]) -> Table:
+def price_table(entries: Sequence[StudyEntry]) -> Table:
     """Lay out the costs of the layers of some entries, a line for each model and price."""
     rows = dict.fromkeys((one.model, *price_texts(one.layers)) for one in entries)
     return Table(("model", *PRICES), tuple(Line(row) for row in rows))

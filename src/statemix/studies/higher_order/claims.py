@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import polars as pl
 
-from statemix.studies.entries import SIZES, Entry, ProtocolName, SizeName, begun
 from statemix.studies.higher_order.contenders import (
     CONTENDERS,
     ORDERS,
@@ -15,12 +14,13 @@ from statemix.studies.higher_order.contenders import (
     bd_lru,
     h_lru,
 )
+from statemix.studies.higher_order.layer_prices import layer_price
 from statemix.studies.higher_order.paper_tables import column
-from statemix.studies.higher_order.prices import layer_price
 from statemix.studies.higher_order.protocols import GRIDS, Column, cell
 from statemix.studies.higher_order.short_data import SHORT_COMPRESSION, SHORT_COPYING
 from statemix.studies.number_text import accuracy_text
 from statemix.studies.store import Row
+from statemix.studies.study_entries import SIZES, ProtocolName, SizeName, StudyEntry, begun
 from statemix.studies.tidy import NOISE, scores, tidy
 
 LEARNED = 0.95
@@ -163,7 +163,7 @@ def decision_rows(decisions: Iterable[Decision]) -> list[dict[str, Any]]:
     ]
 
 
-def claim_entries(protocol: ProtocolName, size: SizeName) -> list[Entry]:
+def claim_entries(protocol: ProtocolName, size: SizeName) -> list[StudyEntry]:
     """Return the entries that decide the claims, each once."""
     found = {
         (condition.column.name, model): (model, condition.column)
@@ -174,7 +174,9 @@ def claim_entries(protocol: ProtocolName, size: SizeName) -> list[Entry]:
     return [entry for model, one in found.values() for entry in _cell(model, one, protocol, size)]
 
 
-def _cell(model: Contender, column: Column, protocol: ProtocolName, size: SizeName) -> list[Entry]:
+def _cell(
+    model: Contender, column: Column, protocol: ProtocolName, size: SizeName
+) -> list[StudyEntry]:
     return cell(model, column, protocol, size, fixed=str(model.fixed))
 
 
@@ -207,7 +209,7 @@ def decide(rows: Mapping[str, Row], protocol: ProtocolName) -> list[Decision]:
 
 
 def _accuracies(
-    entries: Iterable[Entry], rows: Mapping[str, Row]
+    entries: Iterable[StudyEntry], rows: Mapping[str, Row]
 ) -> dict[tuple[str, str, str], float]:
     """Return (column, model, whether its size is fixed) -> accuracy at the largest size."""
     places = pl.DataFrame({"size": SIZES, "place": range(len(SIZES))})

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from statemix.studies.entries import PROTOCOLS, SIZES, Entry, Planned, ProtocolName, SizeName
 from statemix.studies.higher_order.cell_table import (
     LEGEND,
     cell_table,
@@ -28,6 +27,14 @@ from statemix.studies.higher_order.run_spectra import (
 from statemix.studies.higher_order.wrapper import WRAPPER_TITLE, wrapper_entries
 from statemix.studies.store import Row, Store
 from statemix.studies.study import Section, Study
+from statemix.studies.study_entries import (
+    PROTOCOLS,
+    SIZES,
+    Planned,
+    ProtocolName,
+    SizeName,
+    StudyEntry,
+)
 from statemix.studies.table_text import Table
 
 if TYPE_CHECKING:
@@ -37,10 +44,12 @@ if TYPE_CHECKING:
 class TableStudy(Study):
     """Numbers beside a table of the paper."""
 
-    def table(self, runs: pl.DataFrame, entries: Sequence[Entry]) -> Table:
+    def table(self, runs: pl.DataFrame, entries: Sequence[StudyEntry]) -> Table:
         return cell_table(runs, entries)
 
-    def shown(self, every: Sequence[Entry], entries: Sequence[Entry]) -> Sequence[Entry]:
+    def shown(
+        self, every: Sequence[StudyEntry], entries: Sequence[StudyEntry]
+    ) -> Sequence[StudyEntry]:
         del entries
         return every
 
@@ -63,14 +72,14 @@ class ChangedStudy(TableStudy):
 class FigureStudy(Study):
     """Points of a figure of the paper."""
 
-    def table(self, runs: pl.DataFrame, entries: Sequence[Entry]) -> Table:
+    def table(self, runs: pl.DataFrame, entries: Sequence[StudyEntry]) -> Table:
         del entries
         return point_table(runs)
 
     def panels(self, runs: pl.DataFrame) -> Any:
         return point_panels(runs)
 
-    def report(self, rows: Mapping[str, Row], entries: Sequence[Entry]) -> list[str]:
+    def report(self, rows: Mapping[str, Row], entries: Sequence[StudyEntry]) -> list[str]:
         del rows
         return [self.legend, price_table(entries).as_text()]
 
@@ -78,7 +87,7 @@ class FigureStudy(Study):
 class ClaimsStudy(ChangedStudy):
     """The claims of the paper, with the cells that decide them."""
 
-    def report(self, rows: Mapping[str, Row], entries: Sequence[Entry]) -> list[str]:
+    def report(self, rows: Mapping[str, Row], entries: Sequence[StudyEntry]) -> list[str]:
         return [
             "\n  ".join([head, *details])
             for one in decide(rows, entries[0].protocol)
@@ -107,7 +116,7 @@ class SpectraStudy(Study):
     def keep(self, planned: Sequence[Planned], results: Store) -> None:
         store_spectra(planned, SpectraFolder.beside(results.path))
 
-    def table(self, runs: pl.DataFrame, entries: Sequence[Entry]) -> Table:
+    def table(self, runs: pl.DataFrame, entries: Sequence[StudyEntry]) -> Table:
         del entries
         return point_table(runs.with_columns(panel=pl.col("data")))
 
@@ -120,7 +129,7 @@ class SpectraStudy(Study):
 def _study(
     kind: type[Study], name: str, title: str, entries: Any, protocols: Any = PROTOCOLS
 ) -> Study:
-    def listed(protocol: ProtocolName, size: SizeName) -> tuple[Entry, ...]:
+    def listed(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntry, ...]:
         return tuple(entries(protocol, size))
 
     return kind(name, title, listed, protocols, SIZES, LEGEND, PAPER)

@@ -3,16 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from statemix.studies.entries import PROTOCOLS, SIZES, begun
 from statemix.studies.higher_order.cell_table import longer_means
 from statemix.studies.higher_order.contenders import CONTENDERS
+from statemix.studies.higher_order.layer_prices import layer_price
 from statemix.studies.higher_order.paper_tables import TABLES
-from statemix.studies.higher_order.prices import layer_price
 from statemix.studies.higher_order.protocols import GRIDS
 from statemix.studies.store import Row
+from statemix.studies.study_entries import PROTOCOLS, SIZES, begun
 from statemix.studies.tidy import scores, tidy
-
-Place = tuple[str, str, str]
 
 
 def overview(rows: Mapping[str, Row], names: Sequence[str] | None = None) -> dict[str, Any]:
@@ -29,8 +27,8 @@ def overview(rows: Mapping[str, Row], names: Sequence[str] | None = None) -> dic
     """
     tables = {name: TABLES[name] for name in (TABLES if names is None else names)}
     found: list[dict[str, Any]] = []
-    verdicts: dict[Place, tuple[tuple[bool, bool], str]] = {}
-    shown: dict[tuple[str, Place], set[str]] = {}
+    verdicts: dict[tuple[str, str, str], tuple[tuple[bool, bool], str]] = {}
+    shown: dict[tuple[str, tuple[str, str, str]], set[str]] = {}
     for protocol in reversed(PROTOCOLS):
         for size in SIZES:
             for name, table in tables.items():

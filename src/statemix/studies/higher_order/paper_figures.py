@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from functools import cache
 
 from statemix.layers import LayerSpec
-from statemix.studies.entries import Entry, ProtocolName, SizeName
 from statemix.studies.higher_order.contenders import CONTENDERS, ORDERS, Contender, bd_lru, h_lru
+from statemix.studies.higher_order.layer_prices import WIDTH, layer_price
 from statemix.studies.higher_order.paper_tables import column
-from statemix.studies.higher_order.prices import WIDTH, layer_price
 from statemix.studies.higher_order.protocols import GRIDS, Column, cell
 from statemix.studies.higher_order.short_data import SHORT_COMPRESSION, SHORT_COPYING
+from statemix.studies.study_entries import ProtocolName, SizeName, StudyEntry
 
 STATE_SIZES = (48, 96, 192, 384, 768, 1536, 3072, 6144)
 """State sizes of Figure 5; only size "paper" goes beyond 1536."""
@@ -37,7 +37,7 @@ class View:
     lines: Callable[[SizeName], Lines]
     columns: Callable[[SizeName], tuple[Column, ...]]
 
-    def entries(self, protocol: ProtocolName, size: SizeName) -> Iterator[Entry]:
+    def entries(self, protocol: ProtocolName, size: SizeName) -> Iterator[StudyEntry]:
         """Yield the points, panel by panel: of all lines the ends first, then what lies between."""
         lines = {label: _ends_first(models) for label, models in self.lines(size).items()}
         for panel in self.columns(size):
@@ -70,7 +70,7 @@ class PaperFigure:
     title: str
     views: tuple[View, ...]
 
-    def entries(self, protocol: ProtocolName, size: SizeName) -> Iterator[Entry]:
+    def entries(self, protocol: ProtocolName, size: SizeName) -> Iterator[StudyEntry]:
         """Yield the points, panel by panel."""
         for view in self.views:
             yield from view.entries(protocol, size)

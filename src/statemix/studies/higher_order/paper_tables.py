@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from statemix.models.synthetic import Backbone
-from statemix.studies.entries import Entry, ProtocolName, SizeName
+from statemix.models import ModelKind
 from statemix.studies.higher_order import dubinin
 from statemix.studies.higher_order.contenders import CONTENDERS
 from statemix.studies.higher_order.protocols import Column, Data, cell
+from statemix.studies.study_entries import ProtocolName, SizeName, StudyEntry
 from statemix.tasks import TASKS, TaskSpec
 
 
@@ -27,7 +27,7 @@ class PaperTable:
     published: Mapping[str, Mapping[str, float]]
     first: tuple[str, ...] = ()
 
-    def entries(self, protocol: ProtocolName, size: SizeName) -> Iterator[Entry]:
+    def entries(self, protocol: ProtocolName, size: SizeName) -> Iterator[StudyEntry]:
         """Yield the entries in the order in which they should be filled."""
         models = list(dict.fromkeys([*self.first, *self.published]))
         for one in self.columns:
@@ -43,7 +43,7 @@ def _permutation(name: str, preset: str, laptop: int, workstation: int) -> Colum
     return Column(name, (Data(preset, task, durations),))
 
 
-def _mad(name: str, task: str, backbone: Backbone = "causal") -> Column:
+def _mad(name: str, task: str, backbone: ModelKind = "causal") -> Column:
     durations: dict[SizeName, int] = {"laptop": 8, "workstation": 40, "paper": 200}
     data = tuple(
         Data(

@@ -7,10 +7,17 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from statemix.layers import LayerSpec
-from statemix.models.synthetic import Backbone
-from statemix.plain import put
-from statemix.studies.entries import Entry, Metric, Number, ProtocolName, SizeName, Trial, Trials
+from statemix.models import ModelKind
 from statemix.studies.higher_order.contenders import Contender
+from statemix.studies.study_entries import (
+    Metric,
+    Number,
+    ProtocolName,
+    SizeName,
+    StudyEntry,
+    Trial,
+    Trials,
+)
 from statemix.tasks import TaskSpec
 from statemix.training import (
     EvaluationConfig,
@@ -21,6 +28,7 @@ from statemix.training import (
     ScheduleConfig,
     config_from_plain,
 )
+from statemix.training.plain import put
 
 # About as many evaluations in a run that is not as long as the paper's.
 _EVALUATIONS = 25
@@ -93,7 +101,7 @@ class Data:
     task: TaskSpec
     durations: Mapping[SizeName, int]
     lengths: tuple[int, ...] = ()
-    backbone: Backbone = "causal"
+    backbone: ModelKind = "causal"
     metric: Metric = "token_accuracy"
 
 
@@ -124,7 +132,7 @@ def cell(
     *,
     change: Callable[[Trials], Trials] = lambda trials: trials,
     **labels: str | float,
-) -> list[Entry]:
+) -> list[StudyEntry]:
     """Return the entries of one model and column, one for each data set.
 
     Args:
@@ -138,7 +146,7 @@ def cell(
     """
     grid = GRIDS[size]
     return [
-        Entry(
+        StudyEntry(
             column.name,
             contender.name,
             change(_trials(protocol, size, contender, data)),
@@ -191,9 +199,9 @@ def trials(
     if protocol == "paper":
         for layer, rate in itertools.product(layers, scale.learning_rates):
             config = _config(layer, data, size)
-            optimizer = replace(config.optimizer, learning_rate=rate)
+            optimizer = config.optimizer.replace(learning_rate=rate)
             words = [f"learning rate {rate:g}", *_options(layer, layers)]
-            yield _seeded(words, replace(config, optimizer=optimizer), scale)
+            yield _seeded(words, config.replace(optimizer=optimizer), scale)
     else:
         for setting in _settings(scale.num_settings):
             for layer in layers:
@@ -222,7 +230,7 @@ def _options(layer: LayerSpec, layers: Sequence[LayerSpec]) -> list[str]:
 
 
 def _seeded(words: Sequence[str], config: RunConfig, size: Grid) -> Trial:
-    return Trial(", ".join(words), tuple(replace(config, seed=seed) for seed in size.seeds))
+    return Trial(", ".join(words), tuple(config.replace(seed=seed) for seed in size.seeds))
 
 
 def _config(layer: LayerSpec, data: Data, size: SizeName) -> RunConfig:

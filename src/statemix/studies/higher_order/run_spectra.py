@@ -10,15 +10,7 @@ from typing import TypedDict
 import torch
 
 from statemix.errors import RequestError
-from statemix.studies.entries import (
-    Entry,
-    Planned,
-    ProtocolName,
-    SizeName,
-    Trial,
-    Trials,
-    due,
-)
+from statemix.files import write_file
 from statemix.studies.higher_order.contenders import ORDERS, Contender, bd_lru, h_lru
 from statemix.studies.higher_order.paper_tables import column
 from statemix.studies.higher_order.protocols import cell
@@ -26,8 +18,16 @@ from statemix.studies.inspection.layer_numbers import plain_eigenvalues
 from statemix.studies.inspection.recording import record
 from statemix.studies.inspection.spectra import eigenvalues
 from statemix.studies.store import Row
+from statemix.studies.study_entries import (
+    Planned,
+    ProtocolName,
+    SizeName,
+    StudyEntry,
+    Trial,
+    Trials,
+    due,
+)
 from statemix.training import load_model, load_outcome
-from statemix.training.checkpoint import write_file
 from statemix.training.folder import read_status
 from statemix.training.schedules import attributes_set
 
@@ -114,7 +114,7 @@ _LINES: dict[str, list[tuple[int, Contender]]] = {
 }
 
 
-def spectra_entries(protocol: ProtocolName, size: SizeName) -> list[Entry]:
+def spectra_entries(protocol: ProtocolName, size: SizeName) -> list[StudyEntry]:
     """Return a run for each line and m: the first setting with the first seed.
 
     All lines at one m come before all at the next, the most telling m first.
@@ -152,7 +152,7 @@ def due_with_spectra(
         rows: rows of the store. A run that has a result there, but whose eigenvalues are not stored
             and whose folder is gone, is due again.
         spectra: the stored eigenvalues.
-        retry: as in :func:`statemix.studies.entries.due`.
+        retry: as in :func:`statemix.studies.study_entries.due`.
     """
     without_row = {one.key for one in due(planned, rows, retry=retry)}
     return [

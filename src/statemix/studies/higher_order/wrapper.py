@@ -5,12 +5,12 @@ from dataclasses import replace
 from functools import cache, partial
 
 from statemix.models import MixerSpec
-from statemix.plain import put
-from statemix.studies.entries import Entry, ProtocolName, SizeName, Trial, Trials
 from statemix.studies.higher_order.contenders import CONTENDERS
 from statemix.studies.higher_order.paper_tables import TABLES, column
 from statemix.studies.higher_order.protocols import cell
+from statemix.studies.study_entries import ProtocolName, SizeName, StudyEntry, Trial, Trials
 from statemix.training import config_from_plain
+from statemix.training.plain import put
 
 CHANGES: Mapping[str, Mapping[str, object]] = {
     "": {},
@@ -39,7 +39,7 @@ WRAPPER_TITLE = (
 )
 
 
-def wrapper_entries(protocol: ProtocolName, size: SizeName) -> Iterator[Entry]:
+def wrapper_entries(protocol: ProtocolName, size: SizeName) -> Iterator[StudyEntry]:
     """Yield some cells of the tables, each as in the protocol and with some changes."""
     for table, name, models, changes in _CELLS:
         whole = column(table, name)

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from statemix.studies.figure import Panel, curves
 from statemix.studies.figure import draw as draw_panels
 from statemix.tasks.irreps import components
-from statemix.training.search import Attempt
+from statemix.training.attempts import Attempt
 
 
 def draw(
@@ -32,7 +32,7 @@ def draw(
     for name in held[0]["representations"]:
         label = f"{name}, the points" if name == acting else name
         points += [
-            (label, label, str(row["attempt"]), row["step"], row["representations"][name])
+            (label, label, str(row.get("attempt")), row["step"], row["representations"][name])
             for row in held
         ]
     marks = {

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from statemix.studies.inspection import gate_drawing as gates
 from statemix.studies.inspection.layer_numbers import LayerNumbers
 from statemix.studies.inspection.pictures import title_of
-from statemix.studies.inspection.sharpening import GateMap, Sharpening
+from statemix.studies.inspection.sharpened_gates import GateMap, Sharpening
 
 
 def pictures(

@@ -12,7 +12,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocat
 from statemix.studies.figure import LIGHT, MARKERS, drawing
 from statemix.studies.layer_names import series_colours
 from statemix.studies.throughput.points import Setting
-from statemix.studies.throughput.throughput_panels import Line, Panel
+from statemix.studies.throughput.throughput_panels import SpeedLine, SpeedPanel
 from statemix.studies.throughput.throughput_text import commits, rate_text
 
 # Inches of a panel, of the legend beside a row, of a line in it, and of the title of a row.
@@ -25,7 +25,7 @@ _DASHES: Mapping[str, Any] = {
 }
 
 
-def draw(setting: Setting, panels: Sequence[Panel]) -> Figure:
+def draw(setting: Setting, panels: Sequence[SpeedPanel]) -> Figure:
     """Draw panels of one setting: lines are medians, bands span the 20th to the 80th percentile.
 
     Args:
@@ -44,7 +44,7 @@ def draw(setting: Setting, panels: Sequence[Panel]) -> Figure:
     return figure
 
 
-def _caption(setting: Setting, panels: Sequence[Panel]) -> str:
+def _caption(setting: Setting, panels: Sequence[SpeedPanel]) -> str:
     points = [point for panel in panels for point in panel.points]
     return (
         "Training throughput of one layer, forward and backward (Figure 3 of Dubinin et al.)\n"
@@ -52,16 +52,16 @@ def _caption(setting: Setting, panels: Sequence[Panel]) -> str:
     )
 
 
-def _legend(row: Sequence[Panel]) -> dict[str, Line]:
+def _legend(row: Sequence[SpeedPanel]) -> dict[str, SpeedLine]:
     """Return the lines of a row by their names."""
     return {line.name: line for panel in row for line in panel.lines if _drawn(line)}
 
 
-def _drawn(line: Line) -> bool:
+def _drawn(line: SpeedLine) -> bool:
     return any(point.speed is not None for point in line.points.values())
 
 
-def _draw_row(part: SubFigure, row: Sequence[Panel], *, columns: int) -> None:
+def _draw_row(part: SubFigure, row: Sequence[SpeedPanel], *, columns: int) -> None:
     lines = _legend(row)
     styles = _styles(list(lines.values()))
     grid = part.subplots(1, columns + 1, width_ratios=[_WIDTH] * columns + [_LEGEND])
@@ -89,7 +89,7 @@ def _draw_row(part: SubFigure, row: Sequence[Panel], *, columns: int) -> None:
     )
 
 
-def _styles(lines: Sequence[Line]) -> dict[str, dict[str, Any]]:
+def _styles(lines: Sequence[SpeedLine]) -> dict[str, dict[str, Any]]:
     """Return colour and marker by layer and dashes by implementation, by name of the line."""
     layers = {(line.family, line.label): line.family for line in lines}
     colours = dict(zip(layers, series_colours(list(layers.values())), strict=True))
@@ -104,7 +104,7 @@ def _styles(lines: Sequence[Line]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _fill(axes: Axes, panel: Panel, styles: Mapping[str, Mapping[str, Any]]) -> None:
+def _fill(axes: Axes, panel: SpeedPanel, styles: Mapping[str, Mapping[str, Any]]) -> None:
     for line in panel.lines:
         if _drawn(line):
             _draw_line(axes, line, styles[line.name])
@@ -124,7 +124,7 @@ def _fill(axes: Axes, panel: Panel, styles: Mapping[str, Mapping[str, Any]]) -> 
     sns.despine(ax=axes)
 
 
-def _draw_line(axes: Axes, line: Line, style: Mapping[str, Any]) -> None:
+def _draw_line(axes: Axes, line: SpeedLine, style: Mapping[str, Any]) -> None:
     speeds = {x: point.speed for x, point in line.points.items() if point.speed is not None}
     low = [speed.p20 for speed in speeds.values()]
     high = [speed.p80 for speed in speeds.values()]

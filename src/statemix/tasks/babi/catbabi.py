@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from statemix.automaton import IGNORED
+from statemix.errors import OptionError
 from statemix.tasks import addressing, checks
 from statemix.tasks.babi.stories import Stories, corpus
 from statemix.tasks.task import Examples
@@ -58,9 +59,8 @@ class CatBabi:
         words: the vocabulary: token -> word.
 
     Raises:
-        ValueError: if an option is out of range, or the folder does not hold bAbI's files; then the
-            message names the file and line.
-        TypeError: if an option has the wrong type.
+        OptionError: if an option is out of range, or the folder does not hold bAbI's files; then
+            the message names the file and line.
     """
 
     name: ClassVar[str] = "catbabi"
@@ -70,7 +70,7 @@ class CatBabi:
         self, *, folder: str, length: int = 200, train_size: int | None = None, seed: int = 0
     ) -> None:
         if not isinstance(folder, str):
-            raise TypeError(f"folder must be a string, got {folder!r}")
+            raise OptionError(f"folder must be a string, got {folder!r}")
         self.folder = folder
         self.length = checks.length(length)
         self.seed = checks.seed(seed)
@@ -113,9 +113,8 @@ class CatBabi:
             Tokens and targets of "answer", shape (stop - start, length), int64.
 
         Raises:
-            ValueError: if the split is unknown, the range is not within it, or the length is out of
-                range.
-            TypeError: if a number is not an integer.
+            OptionError: if the split is unknown, the range is not within it, or the length is
+                out of range.
         """
         checks.split(split)
         start = checks.integer("start", start, minimum=0)
@@ -126,9 +125,9 @@ class CatBabi:
         size = len(stories.tokens)
         if split == "train":
             if self.train_size is not None and stop > self.train_size:
-                raise ValueError(f"stop must be at most train_size={self.train_size}, got {stop}")
+                raise OptionError(f"stop must be at most train_size={self.train_size}, got {stop}")
         elif stop > size // length:
-            raise ValueError(
+            raise OptionError(
                 f"stop must be at most {size // length} (sequences of {length} tokens in the "
                 f"stories of the {split} split), got {stop}"
             )

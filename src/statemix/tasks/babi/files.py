@@ -7,6 +7,7 @@ import zlib
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from statemix.errors import OptionError
 from statemix.tasks.addressing import Split
 
 _NAME = re.compile(r"qa(\d+)_(?:.*_)?(train|valid|test)\.txt")
@@ -45,7 +46,7 @@ def locate(folder: str) -> Place:
         A value that changes if files are replaced.
 
     Raises:
-        ValueError: if there is no such folder or archive.
+        OptionError: if there is no such folder or archive.
         OSError: if the folder cannot be read.
     """
     path = Path(folder).absolute()
@@ -56,7 +57,7 @@ def locate(folder: str) -> Place:
         if place.is_file():
             inside = "" if place == path else path.relative_to(place).as_posix()
             return str(place), inside, (_state(place),)
-    raise ValueError(
+    raise OptionError(
         f"folder must be an existing folder or archive of bAbI's files, got {folder!r}"
     )
 
@@ -65,7 +66,7 @@ def read(place: Place) -> list[TextFile]:
     """Read all files, sorted by task and split.
 
     Raises:
-        ValueError: if there are no such files, a task has two files of one split or none to train
+        OptionError: if there are no such files, a task has two files of one split or none to train
             on, or a file or the archive cannot be decoded.
         OSError: if a file cannot be read.
     """
@@ -79,16 +80,16 @@ def read(place: Place) -> list[TextFile]:
         number, split = _meaning(name)
         if (number, split) in files:
             first = files[number, split].name
-            raise ValueError(
+            raise OptionError(
                 f"folder must hold one file for each task and split, got {first} and {name}"
             )
         files[number, split] = TextFile(number, split, name, _text(name, content))
     if not files:
-        raise ValueError(f"folder must hold bAbI's files ({_EXPECTED}), got none in {root!r}")
+        raise OptionError(f"folder must hold bAbI's files ({_EXPECTED}), got none in {root!r}")
     for number, split in files:
         if (number, "train") not in files:
             name = files[number, split].name
-            raise ValueError(f"folder must hold qa{number}_..._train.txt, got only {name}")
+            raise OptionError(f"folder must hold qa{number}_..._train.txt, got only {name}")
     return [files[key] for key in sorted(files)]
 
 
@@ -107,7 +108,7 @@ def _text(name: str, content: bytes) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        raise ValueError(
+        raise OptionError(
             f"folder must hold text files in UTF-8, got byte {error.start} of {name}"
         ) from error
 
@@ -125,7 +126,7 @@ def _unpacked(archive: str, inside: PurePosixPath) -> dict[str, bytes]:
             asked = len(inside.parts)
             chosen = [one for one in folders if not asked or one.parts[-asked:] == inside.parts]
             if folders and len(chosen) != 1:
-                raise ValueError(
+                raise OptionError(
                     f"folder must name one folder of the archive ({', '.join(map(str, folders))}), "
                     f"such as {archive}/{folders[0]}, got {str(inside)!r}"
                 )
@@ -136,6 +137,6 @@ def _unpacked(archive: str, inside: PurePosixPath) -> dict[str, bytes]:
                     contents[path.name] = stream.read()
             return contents
     except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise ValueError(
+        raise OptionError(
             f"folder must be a folder or a complete .tar.gz archive, got {archive!r} ({error})"
         ) from error

@@ -8,6 +8,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from statemix.errors import OptionError
 from statemix.tasks.addressing import SPLITS, Split
 from statemix.tasks.babi import files
 
@@ -64,12 +65,12 @@ def corpus(folder: str) -> Corpus:
         folder: as in ``files.locate``.
 
     Raises:
-        ValueError: if the folder does not hold bAbI's files; the message names the file and line.
+        OptionError: if the folder does not hold bAbI's files; the message names the file and line.
     """
     try:
         return _corpus(files.locate(folder))
     except OSError as error:
-        raise ValueError(f"folder must be readable, got {folder!r} ({error})") from error
+        raise OptionError(f"folder must be readable, got {folder!r} ({error})") from error
 
 
 @lru_cache(maxsize=4)
@@ -111,7 +112,7 @@ def _parsed(
         vocabulary: word -> token; new words are added.
 
     Raises:
-        ValueError: if a line has another form, or the file holds no question.
+        OptionError: if a line has another form, or the file holds no question.
     """
 
     def token(word: str) -> int:
@@ -124,7 +125,7 @@ def _parsed(
     known: dict[str, list[int]] = {}
     lines = file.text.removesuffix("\n").split("\n")
     if lines == [""]:
-        raise ValueError(f"folder must hold bAbI's files, got an empty {file.name}")
+        raise OptionError(f"folder must hold bAbI's files, got an empty {file.name}")
     for number, line in enumerate(lines, 1):
         match = _LINE.fullmatch(line.rstrip(" \r"))
         text, *answering = match[2].split("\t") if match else [""]
@@ -148,7 +149,7 @@ def _parsed(
             tokens.append(token(answering[0].strip()))
             any_asked = True
     if not any_asked:
-        raise ValueError(f"folder must hold bAbI's files, got {file.name} without a question")
+        raise OptionError(f"folder must hold bAbI's files, got {file.name} without a question")
     yield tokens, asked
 
 
@@ -162,8 +163,8 @@ def _fits(text: str, answering: list[str]) -> bool:
     return len(answer.split()) == 1 and all(fact.isdecimal() for fact in facts.split())
 
 
-def _malformed(file: files.TextFile, number: int, condition: str, line: str) -> ValueError:
+def _malformed(file: files.TextFile, number: int, condition: str, line: str) -> OptionError:
     shown = repr(line if len(line) <= 80 else f"{line[:80]}…")
-    return ValueError(
+    return OptionError(
         f"folder must hold bAbI's files: line {number} of {file.name} {condition}, got {shown}"
     )

@@ -40,8 +40,7 @@ class ModularArithmetic(StringTask):
         seed: seed of the examples, 0 <= seed < 2^64.
 
     Raises:
-        ValueError: if an option is out of range.
-        TypeError: if an option has the wrong type.
+        OptionError: if an option is out of range or has the wrong type.
 
     Example:
         >>> task = ModularArithmetic(min_length=2, length=2)
@@ -152,8 +151,7 @@ class BracketArithmetic(StringTask):
         seed: seed of the examples, 0 <= seed < 2^64.
 
     Raises:
-        ValueError: if an option is out of range.
-        TypeError: if an option has the wrong type.
+        OptionError: if an option is out of range or has the wrong type.
 
     Example:
         >>> task = BracketArithmetic(min_length=6, length=6)

@@ -61,8 +61,7 @@ class Parity(_Sum):
         seed: seed of the examples, 0 <= seed < 2^64.
 
     Raises:
-        ValueError: if an option is out of range.
-        TypeError: if an option has the wrong type.
+        OptionError: if an option is out of range or has the wrong type.
 
     Example:
         >>> tokens, targets, lengths = Parity().examples("train", 0, 1)
@@ -97,8 +96,7 @@ class CycleNavigation(_Sum):
         seed: seed of the examples, 0 <= seed < 2^64.
 
     Raises:
-        ValueError: if an option is out of range.
-        TypeError: if an option has the wrong type.
+        OptionError: if an option is out of range or has the wrong type.
 
     Example:
         >>> CycleNavigation(min_length=5, length=5).examples("train", 0, 3).tokens.shape

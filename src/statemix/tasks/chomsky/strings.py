@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from statemix.automaton import IGNORED
+from statemix.errors import OptionError
 from statemix.tasks import addressing, checks
 from statemix.tasks.drawn import DrawnTask, Raw, Tokens
 from statemix.tasks.task import Examples
@@ -32,7 +33,7 @@ class StringTask(DrawnTask):
         self.min_length = checks.length(min_length, minimum=self._shortest)
         super().__init__(length=length, train_size=train_size, seed=seed)
         if self.min_length > self.length:
-            raise ValueError(
+            raise OptionError(
                 f"min_length must be at most length={self.length}, got {self.min_length}"
             )
 
@@ -44,9 +45,9 @@ class StringTask(DrawnTask):
 
     def _check_length(self, length: int) -> None:
         if length < self._shortest:
-            raise ValueError(f"length must be at least {self._shortest}, got {length}")
+            raise OptionError(f"length must be at least {self._shortest}, got {length}")
         if length > self._longest:
-            raise ValueError(
+            raise OptionError(
                 f"length must be at most {self._longest} for {self.name}, which is made token by "
                 f"token, got {length}"
             )

@@ -25,8 +25,7 @@ class Compression(DrawnTask):
         seed: seed of the examples, 0 <= seed < 2^64.
 
     Raises:
-        ValueError: if an option is out of range.
-        TypeError: if an option has the wrong type.
+        OptionError: if an option is out of range or has the wrong type.
 
     Example:
         >>> tokens, targets, _ = Compression(length=8).examples("train", 0, 2)

@@ -6,6 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from statemix.automaton import IGNORED
+from statemix.errors import OptionError
 from statemix.tasks import addressing, checks
 from statemix.tasks.drawn import DrawnTask, Raw
 from statemix.tasks.mad.configurations import four
@@ -30,8 +31,7 @@ class SelectiveCopying(DrawnTask):
         seed: seed of the examples, 0 <= seed < 2^64.
 
     Raises:
-        ValueError: if an option is out of range.
-        TypeError: if an option has the wrong type.
+        OptionError: if an option is out of range or has the wrong type.
 
     Example:
         >>> tokens, targets, _ = SelectiveCopying(length=16, num_copied=4).examples("train", 0, 1)
@@ -77,7 +77,7 @@ class SelectiveCopying(DrawnTask):
 
     def _check_length(self, length: int) -> None:
         if length < 2 * self.num_copied + 1:
-            raise ValueError(
+            raise OptionError(
                 f"length must be at least {2 * self.num_copied + 1} (num_copied content tokens, "
                 f"the request and num_copied blanks), got {length}"
             )

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from statemix.automaton import IGNORED
+from statemix.errors import OptionError
 from statemix.tasks import addressing, checks
 from statemix.tasks.drawn import DrawnTask, Raw, Tokens
 from statemix.tasks.mad.configurations import of_mad
@@ -42,8 +43,7 @@ class FuzzyRecall(DrawnTask):
         seed: seed of the examples, 0 <= seed < 2^64.
 
     Raises:
-        ValueError: if an option is out of range, or the vocabulary has too few tokens.
-        TypeError: if an option has the wrong type.
+        OptionError: if an option is out of range, or the vocabulary has too few tokens.
 
     Example:
         >>> tokens, targets, _ = FuzzyRecall(length=32).examples("test", 0, 1)
@@ -110,13 +110,13 @@ class FuzzyRecall(DrawnTask):
 
     def _check_length(self, length: int) -> None:
         if length < 2 * self._longest - 1:
-            raise ValueError(
+            raise OptionError(
                 f"length must be at least {2 * self._longest - 1} (two of the longest pairs, of "
                 f"which the model does not read the last token), got {length}"
             )
         most = _MOST_WORK // (self.key_size**2 + self.value_size**2)
         if self._most_pairs(length) > most:
-            raise ValueError(
+            raise OptionError(
                 f"length must be at most {2 * most + self._longest} with key_size={self.key_size} "
                 f"and value_size={self.value_size}, got {length}"
             )

@@ -6,6 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from statemix.automaton import IGNORED
+from statemix.errors import OptionError
 from statemix.tasks import addressing, checks
 from statemix.tasks.drawn import DrawnTask, Raw, Tokens
 from statemix.tasks.task import Examples
@@ -27,8 +28,7 @@ class Memorization(DrawnTask):
         seed: seed of the map and of the examples, 0 <= seed < 2^64.
 
     Raises:
-        ValueError: if an option is out of range.
-        TypeError: if an option has the wrong type.
+        OptionError: if an option is out of range or has the wrong type.
 
     Example:
         >>> Memorization(vocab_size=16, length=8).examples("train", 0, 1).tokens[0, 1::2].tolist()
@@ -84,7 +84,7 @@ class Memorization(DrawnTask):
 
     def _check_length(self, length: int) -> None:
         if length % 2:
-            raise ValueError(f"length must be even, got {length}")
+            raise OptionError(f"length must be even, got {length}")
 
     def _count(self, length: int) -> int:
         return length // 2

@@ -5,6 +5,7 @@ from typing import ClassVar
 import numpy as np
 
 from statemix.automaton import IGNORED
+from statemix.errors import OptionError
 from statemix.tasks import addressing, checks
 from statemix.tasks.drawn import DrawnTask, Raw
 from statemix.tasks.mad.recall import pairs
@@ -29,8 +30,7 @@ class NoisyRecall(DrawnTask):
         seed: seed of the examples, 0 <= seed < 2^64.
 
     Raises:
-        ValueError: if an option is out of range.
-        TypeError: if an option has the wrong type.
+        OptionError: if an option is out of range or has the wrong type.
 
     Example:
         >>> NoisyRecall(num_pairs=64).examples("test", 0, 3).tokens.shape
@@ -50,11 +50,11 @@ class NoisyRecall(DrawnTask):
     ) -> None:
         self._vocab_size = checks.integer("vocab_size", vocab_size, minimum=4, maximum=2**20)
         if self._vocab_size % 4:
-            raise ValueError(f"vocab_size must be a multiple of 4, got {vocab_size}")
+            raise OptionError(f"vocab_size must be a multiple of 4, got {vocab_size}")
         if isinstance(noise, bool) or not isinstance(noise, int | float):
-            raise TypeError(f"noise must be a number, got {noise!r}")
+            raise OptionError(f"noise must be a number, got {noise!r}")
         if not 0 <= noise < 1:
-            raise ValueError(f"noise must be at least 0 and below 1, got {noise}")
+            raise OptionError(f"noise must be at least 0 and below 1, got {noise}")
         self.noise = float(noise)
         self.num_pairs = checks.integer("num_pairs", num_pairs, minimum=2, maximum=2**22)
         super().__init__(length=2 * self.num_pairs - 1, train_size=train_size, seed=seed)
@@ -83,7 +83,7 @@ class NoisyRecall(DrawnTask):
 
     def _check_length(self, length: int) -> None:
         if length < 3 or length % 2 == 0:
-            raise ValueError(f"length must be odd and at least 3, got {length}")
+            raise OptionError(f"length must be odd and at least 3, got {length}")
 
     def _count(self, length: int) -> int:
         # Per pair: key, value, whether it is noise, and two tokens of noise; and the kept pair.

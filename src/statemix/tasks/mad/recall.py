@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from statemix.automaton import IGNORED
+from statemix.errors import OptionError
 from statemix.tasks import addressing, checks
 from statemix.tasks.drawn import DrawnTask, Raw, Tokens
 from statemix.tasks.mad.configurations import four
@@ -37,8 +38,7 @@ class Recall(DrawnTask):
         seed: seed of the examples, 0 <= seed < 2^64.
 
     Raises:
-        ValueError: if an option is out of range.
-        TypeError: if an option has the wrong type.
+        OptionError: if an option is out of range or has the wrong type.
 
     Example:
         >>> Recall(num_pairs=32).examples("test", 0, 3).tokens.shape
@@ -58,13 +58,13 @@ class Recall(DrawnTask):
         seed: int = 0,
     ) -> None:
         if not isinstance(multi_query, bool):
-            raise TypeError(f"multi_query must be True or False, got {multi_query!r}")
+            raise OptionError(f"multi_query must be True or False, got {multi_query!r}")
         self.multi_query = multi_query
         self._vocab_size = checks.integer("vocab_size", vocab_size, minimum=2, maximum=2**20)
         if multi_query and self._vocab_size % 2:
-            raise ValueError(f"vocab_size must be even, got {vocab_size}")
+            raise OptionError(f"vocab_size must be even, got {vocab_size}")
         if self._num_keys < 1:
-            raise ValueError(
+            raise OptionError(
                 f"vocab_size must be at least 3 with multi_query=False, got {vocab_size}"
             )
         self.num_pairs = checks.integer("num_pairs", num_pairs, minimum=2, maximum=2**22)
@@ -103,7 +103,7 @@ class Recall(DrawnTask):
     def _check_length(self, length: int) -> None:
         kind, least = ("odd", 3) if self.multi_query else ("even", 4)
         if length < least or length % 2 != least % 2:
-            raise ValueError(f"length must be {kind} and at least {least}, got {length}")
+            raise OptionError(f"length must be {kind} and at least {least}, got {length}")
 
     def _count(self, length: int) -> int:
         return length + self.multi_query

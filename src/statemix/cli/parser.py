@@ -1,0 +1,257 @@
+"""Command lines: the fields of a command's class are its options."""
+
+import ast
+import dataclasses
+import inspect
+import re
+import shutil
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from statemix.cli.options import bare, head_of, read_words, takes_many, text_of, words_of
+from statemix.errors import RequestError, suggestion
+from statemix.registry import Spec
+from statemix.training.reading import import_modules
+from statemix.training.settings import Assignments, checked
+
+C = TypeVar("C")
+
+Groups = list[tuple[str, list[str]]]
+"""Flags as they were written, each with the words that follow it."""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """How a field appears on the command line, where its name and type do not say it.
+
+    Attributes:
+        metavar: word for the value in the help.
+        name: name of the flag.
+        positional: whether the value has no flag.
+    """
+
+    metavar: str = ""
+    name: str = ""
+    positional: bool = False
+
+
+@dataclass(frozen=True)
+class Option:
+    """A field of a command.
+
+    Attributes:
+        field: name of the field.
+        annotation: type of the field.
+        default: default value; ``dataclasses.MISSING`` if it must be given.
+        doc: what the option is for.
+        argument: how it appears on the command line.
+    """
+
+    field: str
+    annotation: Any
+    default: Any
+    doc: str
+    argument: Argument = Argument()
+
+    @property
+    def flag(self) -> str:
+        """The option as users write it."""
+        if self.argument.positional:
+            return self.argument.metavar or self.field
+        return "--" + (self.argument.name or self.field).replace("_", "-")
+
+
+def options_of_class(kind: type) -> list[Option]:
+    """Return the options of a command: the fields of its dataclass."""
+    hints = get_type_hints(kind, include_extras=True)
+    documented: dict[str, str] = {}
+    for parent in reversed(kind.__mro__[:-1]):
+        documented |= _documented(parent)
+    options = []
+    for field in dataclasses.fields(kind):
+        marks = [mark for mark in get_args(hints[field.name]) if isinstance(mark, Argument)]
+        made = field.default_factory
+        default = field.default if made is dataclasses.MISSING else made()
+        doc = documented.get(field.name, "")
+        options.append(Option(field.name, hints[field.name], default, doc, *marks))
+    return options
+
+
+def _documented(kind: type) -> dict[str, str]:
+    """Return the strings that follow the fields in the source of a class."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    found = {}
+    for field, doc in zip(tree.body, tree.body[1:], strict=False):  # type: ignore[attr-defined]
+        if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr):
+            text = ast.literal_eval(doc.value)
+            found[ast.unparse(field.target)] = inspect.cleandoc(text) if text else ""
+    return found
+
+
+def split_flags(arguments: Sequence[str]) -> Groups:
+    """Split a command line at its flags; the flag of words before the first one is ""."""
+    groups: Groups = [("", [])]
+    for argument in arguments:
+        if argument == "-h":
+            argument = "--help"
+        if argument.startswith("--"):
+            flag, equals, value = argument.partition("=")
+            groups.append((flag, [value] if equals else []))
+        else:
+            groups[-1][1].append(argument)
+    return groups
+
+
+def normal(name: str) -> str:
+    """Return the name of a flag as that of a field; a dash before a number is its sign."""
+    return re.sub(r"(?<=\w)-(?=\w)", "_", name.removeprefix("--"))
+
+
+def parse_class(kind: type[C], arguments: Sequence[str], prog: str) -> C:
+    """Parse a command line into an instance of a command's class.
+
+    Args:
+        kind: a dataclass whose fields are the options.
+        arguments: words after the program's name.
+        prog: the program's name, with the command.
+
+    Raises:
+        RequestError: if an option is unknown, missing or malformed.
+        SystemExit: after ``--help``, with the code 0.
+    """
+    options = options_of_class(kind)
+    groups = split_flags(arguments)
+    if ("--help", []) in groups:
+        show_help(prog, kind.__doc__ or "", options)
+    return kind(**read_fields(options, groups))
+
+
+def parse_part(
+    parts: Mapping[str, type[C]], arguments: Sequence[str], prog: str, description: str
+) -> C:
+    """Parse a command line whose first word names one of several classes.
+
+    Raises:
+        RequestError: as in :func:`parse_class`, or if there is no such part.
+        SystemExit: after ``--help``, with the code 0.
+    """
+    name, *rest = arguments or [""]
+    if name in ("-h", "--help"):
+        show_help(f"{prog} {'|'.join(parts)}", description, ())
+    if name not in parts:
+        advice = suggestion(name, parts)
+        raise RequestError(f"{prog} must be followed by one of {list(parts)}, got {name!r}{advice}")
+    return parse_class(parts[name], rest, f"{prog} {name}")
+
+
+def read_fields(options: Sequence[Option], groups: Groups) -> dict[str, Any]:
+    """Return the values of a command's fields.
+
+    Raises:
+        RequestError: if an option is unknown, missing or malformed.
+    """
+    flags = {option.flag: option for option in options if not option.argument.positional}
+    free: list[str] = []
+    words: dict[str, list[str]] = {}
+    for flag, given in groups:
+        if not flag:
+            free += given
+            continue
+        name = "--" + normal(flag).replace("_", "-")
+        option = flags.get(name) or flags.get(name.replace("--no-", "--", 1))
+        if option is None or (option.flag != name and bare(option.annotation) is not bool):
+            advice = suggestion(name, flags)
+            raise RequestError(f"option must be one of {', '.join(flags)}, got {flag}{advice}")
+        if option.field in words:
+            raise RequestError(f"{flag} must be given once")
+        if bare(option.annotation) is bool and given[:1] not in (["true"], ["false"]):
+            given = ["true" if option.flag == name else "false", *given]
+        count = len(given) if takes_many(option.annotation) else 1
+        words[option.field] = given[:count]
+        free += given[count:]
+    for option in options:
+        if option.argument.positional and free:
+            count = len(free) if takes_many(option.annotation) else 1
+            words[option.field], free = free[:count], free[count:]
+    if free:
+        raise RequestError(f"words must follow an option that takes them, got {' '.join(free)}")
+    import_modules(words.get("imports", ()))
+    values = {}
+    for option in options:
+        if option.field in words:
+            plain = read_words(option.annotation, words[option.field], option.flag)
+            values[option.field] = checked(option.annotation, plain, option.field)
+        elif option.default is dataclasses.MISSING:
+            raise RequestError(f"{option.flag} must be given")
+    return values
+
+
+def show_help(prog: str, description: str, options: Sequence[Option], epilog: str = "") -> None:
+    """Print the help of a command, and exit.
+
+    Args:
+        prog: the program's name, with the command.
+        description: paragraphs above the options.
+        options: the options.
+        epilog: paragraphs below the options.
+
+    Raises:
+        SystemExit: always, with the code 0.
+    """
+    width = max(shutil.get_terminal_size().columns, 40)
+    positional = [option.flag for option in options if option.argument.positional]
+    lines = [" ".join(["usage:", prog, *positional, "[OPTIONS]"]), *_paragraphs(description, width)]
+    lines += ["", "options:", "  -h, --help", "      Show this text."]
+    lines += [line for option in options for line in _described(option, width)]
+    print("\n".join([*lines, *_paragraphs(epilog, width)]))
+    raise SystemExit(0)
+
+
+def _paragraphs(text: str, width: int) -> Iterator[str]:
+    for paragraph in inspect.cleandoc(text).split("\n\n"):
+        yield ""
+        yield textwrap.fill(" ".join(paragraph.split()), width, break_on_hyphens=False)
+
+
+def _described(option: Option, width: int) -> Iterator[str]:
+    flags = option.flag
+    if bare(option.annotation) is bool:
+        if option.default or "." in option.field:
+            head, dot, last = flags.removeprefix("--").rpartition(".")
+            flags += f", --{head}{dot}no-{last}"
+    elif not option.argument.positional:
+        flags += f" {option.argument.metavar or _metavar(option.annotation)}"
+    yield f"  {flags}"
+    text = " ".join(option.doc.split())
+    if option.argument.positional and get_origin(bare(option.annotation)) is Literal:
+        text += f" One of {_metavar(option.annotation).replace('|', ', ')}."
+    if option.default is dataclasses.MISSING:
+        text += " (required)"
+    elif option.default not in (None, (), False):
+        text += f" (default: {_shown(option.default)})"
+    yield textwrap.fill(text, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Spec):
+        return " ".join(words_of(value.asked(), "name"))
+    if isinstance(value, tuple):
+        return " ".join(map(_shown, value))
+    return str(value) if isinstance(value, Path) else text_of(value)
+
+
+def _metavar(annotation: Any) -> str:
+    kind = bare(annotation)
+    if get_origin(kind) is tuple:
+        return f"[{_metavar(get_args(kind)[0])} ...]"
+    if get_origin(kind) is Literal:
+        return "|".join(map(text_of, get_args(kind)))
+    head = head_of(kind)
+    if head is not None:
+        return f"{head.upper()} [OPTION=VALUE ...]"
+    if kind is Assignments:
+        return "[NAME=VALUE ...]"
+    return {int: "INT", float: "NUMBER", Path: "PATH"}.get(kind, "TEXT")

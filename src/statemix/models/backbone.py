@@ -1,0 +1,282 @@
+"""The part that all models share: embedding, blocks and final norm."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from statemix.errors import OptionError
+from statemix.layers import LayerSpec, State
+from statemix.layers.layer import check_sizes, check_switches
+from statemix.layers.masks import pack, unpack
+from statemix.models.block import NORMS, Block, Norm, placement_of
+from statemix.models.channel_mixers import MixerSpec
+from statemix.ops.checks import (
+    bind,
+    check_choice,
+    check_cu_seqlens,
+    check_cu_seqlens_values,
+)
+from statemix.ops.packing import positions
+
+States = tuple[State, ...]
+"""One state per block."""
+
+
+class Backbone(nn.Module):
+    """Embedding, blocks and final norm: tokens and states in, hidden states and states out.
+
+    Sequences may be whole rows, padded rows (with ``attention_mask`` or ``lengths``) or packed into
+    one row (with ``cu_seqlens``). All of these give a token the same hidden state, and a sequence
+    the same state. Padding may be anywhere in a row and is not computed.
+
+    The blocks see no positions. Every part draws its weights from PyTorch's global generator.
+
+    Args:
+        vocab_size: number of input tokens.
+        hidden_size: width of the residual stream.
+        layers: sequence layers in order, one per block.
+        channel_mixer: position-wise network after each sequence layer; None means no network.
+        bos: begin every new sequence with a learned token, whose hidden state is dropped. The token
+            can write a first state, which lossless transitions would otherwise leave at zero.
+        residual: add the input of each part to its output.
+        norm: normalisation before every part and at the end: "rms", "layer" or "none".
+        dropout: probability with which training zeroes an entry of a part's output.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
+
+    Attributes:
+        blocks: the blocks; ``backbone.blocks[0].mixer`` is the first sequence layer.
+
+    Raises:
+        OptionError: if a size is below 1, a name is unknown, there is no layer, or an argument has
+            the wrong type.
+
+    Example:
+        >>> backbone = Backbone(6, 8, [LayerSpec("bd_lru", num_blocks=4, block_size=2)])
+        >>> hidden, state = backbone(torch.zeros(2, 5, dtype=torch.int64))
+        >>> hidden.shape, len(state)
+        (torch.Size([2, 5, 8]), 1)
+    """
+
+    blocks: Sequence[Block]
+
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        layers: Sequence[LayerSpec],
+        *,
+        channel_mixer: MixerSpec | None = None,
+        bos: bool = False,
+        residual: bool = True,
+        norm: Norm = "rms",
+        dropout: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_sizes(vocab_size=vocab_size, hidden_size=hidden_size)
+        check_switches(bos=bos, residual=residual)
+        check_choice("norm", norm, list(NORMS))
+        _check_layers(layers, channel_mixer)
+        placement = placement_of(device, dtype)
+        self.vocab_size = vocab_size
+        self.bos = bos
+        # The learned token, if any, is the row after the vocabulary's.
+        self.embedding = nn.Embedding(vocab_size + bos, hidden_size, **placement)
+        options: dict[str, Any] = {
+            "norm": norm,
+            "residual": residual,
+            "dropout": dropout,
+            **placement,
+        }
+        blocks = (Block(hidden_size, layer, channel_mixer, **options) for layer in layers)
+        self.blocks = cast("Sequence[Block]", nn.ModuleList(blocks))
+        self.final_norm = NORMS[norm](hidden_size, **placement)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the parameters."""
+        return self.embedding.weight.device
+
+    def forward(
+        self,
+        tokens: Tensor,
+        state: States | None = None,
+        cu_seqlens: Tensor | None = None,
+        *,
+        attention_mask: Tensor | None = None,
+        lengths: Tensor | None = None,
+        collect: list[Tensor] | None = None,
+    ) -> tuple[Tensor, States]:
+        """Return the hidden state of every token, and the state of every sequence at its end.
+
+        Args:
+            tokens: shape (B, T) int32 or int64.
+            state: states that a previous call returned. None starts new sequences.
+            cu_seqlens: bounds of N packed sequences (B = 1), shape (N+1,). States have N rows.
+            attention_mask: 1 for tokens and 0 for padding, shape (B, T), bool or integer.
+            lengths: number of tokens of each row before its padding, shape (B,), instead of a mask.
+            collect: list to which the embeddings and the output of each block are appended, all
+                before the final norm, each (B, T, hidden_size).
+
+        Returns:
+            hidden: shape (B, T, hidden_size); at padding it means nothing.
+            state: one state per block.
+
+        Raises:
+            ValueError: if a shape or a device disagrees, or more than one of ``cu_seqlens``,
+                ``attention_mask`` and ``lengths`` is given; on the CPU also if a token is not in
+                the vocabulary, or a bound, a length or a mask entry is out of range.
+            TypeError: if a dtype or the structure of ``state`` does not fit.
+        """
+        x, state = self.stream(
+            tokens,
+            state,
+            cu_seqlens,
+            attention_mask=attention_mask,
+            lengths=lengths,
+            collect=collect,
+        )
+        return self.final_norm(x), state
+
+    def stream(
+        self,
+        tokens: Tensor,
+        state: States | None = None,
+        cu_seqlens: Tensor | None = None,
+        *,
+        attention_mask: Tensor | None = None,
+        lengths: Tensor | None = None,
+        collect: list[Tensor] | None = None,
+    ) -> tuple[Tensor, States]:
+        """Return what :meth:`forward` returns, without the final norm."""
+        self._check_tokens(tokens)
+        self._check_state(state)
+        mask = mask_of(tokens, cu_seqlens, attention_mask, lengths)
+        if mask is not None:
+            tokens, cu_seqlens = pack(tokens, mask)
+        elif cu_seqlens is not None:
+            check_cu_seqlens(cu_seqlens, like=tokens)
+        kept: Tensor | slice = slice(None)
+        if self.bos and state is None:
+            tokens, cu_seqlens, kept = self._begun(tokens, cu_seqlens)
+        x = self.embedding(tokens)
+        passed, after = [x], []
+        for block, before in zip(self.blocks, state or [None] * len(self.blocks), strict=True):
+            x, last = block(x, before, cu_seqlens)
+            after.append(last)
+            passed = [*passed, x] if collect is not None else [x]
+        found = [these[:, kept] for these in passed]
+        if mask is not None:
+            found = [unpack(these, mask) for these in found]
+        if collect is not None:
+            collect.extend(found)
+        return found[-1], tuple(after)
+
+    def _begun(
+        self, tokens: Tensor, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | slice]:
+        """Put the learned token before every sequence; return where the others then are."""
+        if cu_seqlens is None:
+            first = tokens.new_full((tokens.shape[0], 1), self.vocab_size)
+            return torch.cat([first, tokens], dim=1), None, slice(1, None)
+        length = tokens.shape[1]
+        # Later checks would report bounds that the learned tokens have shifted.
+        check_values(cu_seqlens, lambda: check_cu_seqlens_values(cu_seqlens, length))
+        shifts = torch.arange(len(cu_seqlens), device=cu_seqlens.device, dtype=cu_seqlens.dtype)
+        sequence, _ = positions(cu_seqlens, length)
+        places = torch.arange(length, device=tokens.device) + 1 + sequence
+        longer = tokens.new_full((1, length + len(cu_seqlens) - 1), self.vocab_size)
+        longer[:, places] = tokens
+        return longer, cu_seqlens + shifts, places
+
+    def _check_tokens(self, tokens: Tensor) -> None:
+        bind({}, "tokens", tokens, "B T")
+        if tokens.dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"tokens must be int32 or int64, got {tokens.dtype}")
+        if tokens.device != self.device:
+            raise ValueError(
+                f"tokens must be on the device of the parameters ({self.device}), "
+                f"got {tokens.device}"
+            )
+        check_values(tokens, lambda: self._check_vocabulary(tokens))
+
+    def _check_vocabulary(self, tokens: Tensor) -> None:
+        if tokens.numel() == 0:
+            return
+        low, high = (int(bound) for bound in tokens.aminmax())
+        # The embedding would treat the id after the last one as the learned token.
+        if low < 0 or high >= self.vocab_size:
+            raise ValueError(
+                f"tokens must be in 0..{self.vocab_size - 1} (vocab_size={self.vocab_size}), "
+                f"got {low if low < 0 else high}"
+            )
+
+    def _check_state(self, state: States | None) -> None:
+        """Check that there is one state per layer; each layer then checks its own."""
+        if state is None:
+            return
+        if not isinstance(state, tuple | list):
+            raise TypeError(f"state must be a tuple or None, got {type(state).__name__}")
+        if len(state) != len(self.blocks):
+            raise ValueError(
+                f"state must hold one state per layer ({len(self.blocks)}), got {len(state)}"
+            )
+        if any(part is None for part in state):
+            # To a layer, None would mean a fresh start.
+            raise TypeError("state must hold the state of every layer, got None for one")
+
+
+def mask_of(
+    tokens: Tensor,
+    cu_seqlens: Tensor | None,
+    attention_mask: Tensor | None,
+    lengths: Tensor | None,
+) -> Tensor | None:
+    """Check how tokens (B, T) are padded or packed, and return their mask, if they are padded.
+
+    Raises:
+        ValueError: as in :meth:`Backbone.forward`.
+        TypeError: as in :meth:`Backbone.forward`.
+    """
+    given = {"cu_seqlens": cu_seqlens, "attention_mask": attention_mask, "lengths": lengths}
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) > 1:
+        raise ValueError(f"{names[1]} must be None with {names[0]}")
+    if lengths is None:
+        return attention_mask
+    bind({"B": len(tokens)}, "lengths", lengths, "B")
+    if lengths.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"lengths must be int32 or int64, got {lengths.dtype}")
+    if lengths.device != tokens.device:
+        raise ValueError(f"lengths must be on {tokens.device}, got {lengths.device}")
+    longest = tokens.shape[1]
+    check_values(lengths, lambda: _check_lengths_values(lengths, longest))
+    return torch.arange(longest, device=lengths.device) < lengths.unsqueeze(1)
+
+
+def check_values(tensor: Tensor, check: Callable[[], None]) -> None:
+    """Run a check that reads ``tensor``, unless reading waits for a device or breaks a graph."""
+    if tensor.device.type == "cpu" and not torch.compiler.is_compiling():
+        # Fake tensors, and those mapped by vmap, have no values to read.
+        with suppress(RuntimeError):
+            check()
+
+
+def _check_lengths_values(lengths: Tensor, longest: int) -> None:
+    for length in lengths.tolist():
+        if not 0 <= length <= longest:
+            raise ValueError(f"lengths must be in 0..{longest}, got {length}")
+
+
+def _check_layers(layers: object, channel_mixer: object) -> None:
+    if not isinstance(layers, Sequence) or not all(isinstance(one, LayerSpec) for one in layers):
+        raise OptionError(f"layers must be a sequence of LayerSpecs, got {layers!r}")
+    if not layers:
+        raise OptionError(f"layers must not be empty, got {layers!r}")
+    if channel_mixer is not None and not isinstance(channel_mixer, MixerSpec):
+        raise OptionError(f"channel_mixer must be a MixerSpec or None, got {channel_mixer!r}")

@@ -1,0 +1,198 @@
+"""What models with a linear readout per head share: their initial weights and their interface."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from statemix.errors import OptionError
+from statemix.layers import LayerSpec
+from statemix.layers.layer import check_sizes, check_switches
+from statemix.models.backbone import Backbone
+from statemix.models.block import Norm
+from statemix.models.channel_mixers import MixerSpec
+from statemix.models.names import earlier_name
+from statemix.ops.checks import check_choice
+
+LinearInit = Literal["own", "normal"]
+
+Logits = dict[str, Tensor]
+"""Head -> logits (B, T, classes of the head)."""
+
+_STD = 0.02
+
+
+class ReadoutModel(nn.Module, ABC):
+    """Base of the models of the synthetic benchmarks: a backbone with one readout per head.
+
+    As in MAD (mad-lab), embeddings are drawn from N(0, 0.02). With ``zero_biases``, the biases
+    start at zero, so that no gate is preferred.
+
+    Args:
+        vocab_size: number of input tokens.
+        heads: name of each output -> its number of classes. The first is the main head.
+        hidden_size: width of the residual stream.
+        layers: sequence layers in order.
+        bos: begin every sequence with a learned token, as in :class:`Backbone`.
+        residual: add the input of each part to its output.
+        norm: normalisation before every part and the readouts: "rms", "layer" or "none".
+        channel_mixer: position-wise network after each sequence layer; None means no network.
+        zero_biases: ask layers and mixers to start with zero biases (``Layer.zero_biases``).
+        linear_init: "own" lets each part draw its linear maps. "normal" redraws the weight of every
+            ``nn.Linear`` in the model from N(0, 0.02) and sets its bias to zero, whatever
+            ``zero_biases`` says: projections and dense gates of the layers, channel mixers, decoder
+            and readouts. (With ``zero_biases``, input gates then begin at their bias again.) All
+            other parameters stay as their part drew them: the cell of an LSTM,
+            convolutions, pointwise and constant gates, decays, norms. None means MAD's choice for
+            this kind of model (``usual_linear_init``).
+        seed: seed of the initial weights. The global generator is not changed.
+
+    Attributes:
+        heads: name of each output -> its number of classes.
+        readouts: name of each output -> its linear map.
+
+    Raises:
+        OptionError: if a size is below 1, a name is unknown, there is no layer or no head, or an
+            argument has the wrong type.
+    """
+
+    usual_linear_init: ClassVar[LinearInit]
+
+    def __init__(
+        self,
+        vocab_size: int,
+        heads: Mapping[str, int],
+        hidden_size: int,
+        layers: Sequence[LayerSpec],
+        *,
+        bos: bool = False,
+        residual: bool = True,
+        norm: Norm = "rms",
+        channel_mixer: MixerSpec | None = None,
+        zero_biases: bool = True,
+        linear_init: LinearInit | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        _check_heads(heads)
+        check_switches(zero_biases=zero_biases)
+        if linear_init is None:
+            linear_init = self.usual_linear_init
+        check_choice("linear_init", linear_init, get_args(LinearInit))
+        _check_seed(seed)
+        self.heads = dict(heads)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            self.backbone = Backbone(
+                vocab_size,
+                hidden_size,
+                layers,
+                channel_mixer=channel_mixer,
+                bos=bos,
+                residual=residual,
+                norm=norm,
+            )
+            self.readouts = nn.ModuleDict(
+                {head: nn.Linear(hidden_size, classes) for head, classes in heads.items()}
+            )
+            nn.init.normal_(self.backbone.embedding.weight, std=_STD)
+            self._add_parts(hidden_size, norm)
+            if linear_init == "normal":
+                _redraw_linear_maps(self)
+        if zero_biases:
+            for block in self.backbone.blocks:
+                block.zero_biases()
+            for head in heads:
+                nn.init.zeros_(self.readouts.get_parameter(f"{head}.bias"))
+        self.register_load_state_dict_pre_hook(_rename_earlier)  # type: ignore[no-untyped-call]
+
+    def _add_parts(self, hidden_size: int, norm: Norm) -> None:
+        """Build further parts, whose weights are drawn after those of the readouts."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the parameters."""
+        return self.backbone.device
+
+    @property
+    def main_head(self) -> str:
+        """The name of the first head, by which models are compared."""
+        return next(iter(self.heads))
+
+    @abstractmethod
+    def forward(
+        self,
+        tokens: Tensor,
+        cu_seqlens: Tensor | None = None,
+        lengths: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+    ) -> Logits:
+        """Return the logits of whole sequences.
+
+        Args:
+            tokens: shape (B, T) int32 or int64.
+            cu_seqlens: bounds of packed sequences (B = 1), shape (N+1,); None means a row each.
+            lengths: tokens of each row before its padding, shape (B,) int32 or int64; None means T.
+            attention_mask: 1 for tokens and 0 for padding, which may be anywhere; shape (B, T),
+                bool or integer.
+
+        Returns:
+            Head -> logits (B, T, classes); those of padding mean nothing.
+
+        Raises:
+            ValueError: as in :meth:`Backbone.forward`.
+            TypeError: as in :meth:`Backbone.forward`.
+        """
+
+    @abstractmethod
+    def in_pieces(
+        self, pieces: Iterable[Tensor], lengths: Tensor | None = None
+    ) -> Iterator[Logits]:
+        """Yield the logits of whole sequences piece by piece, in the memory of one piece.
+
+        The logits are those of ``forward`` on all pieces together.
+
+        Args:
+            pieces: successive tokens of the same sequences, each of shape (B, t).
+            lengths: as in ``forward``; its values are trusted.
+
+        Raises:
+            ValueError: as in ``forward``.
+            TypeError: as in ``forward``.
+        """
+
+    def _read(self, hidden: Tensor) -> Logits:
+        return {head: readout(hidden) for head, readout in self.readouts.items()}
+
+
+def _redraw_linear_maps(model: nn.Module) -> None:
+    for part in model.modules():
+        if isinstance(part, nn.Linear):
+            nn.init.normal_(part.weight, std=_STD)
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
+
+
+def _rename_earlier(model: nn.Module, weights: dict[str, Any], prefix: str, *_: object) -> None:
+    """Give weights from a run of an earlier version their present names."""
+    for name in model.state_dict(keep_vars=True):
+        earlier = prefix + earlier_name(name)
+        if earlier in weights:
+            weights[prefix + name] = weights.pop(earlier)
+
+
+def _check_heads(heads: object) -> None:
+    if not isinstance(heads, Mapping) or not all(isinstance(head, str) for head in heads):
+        raise OptionError(f"heads must be a mapping of names to sizes, got {heads!r}")
+    check_sizes(**{f"heads[{head!r}]": classes for head, classes in heads.items()})
+    if not heads:
+        raise OptionError(f"heads must not be empty, got {heads!r}")
+
+
+def _check_seed(seed: object) -> None:
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise OptionError(f"seed must be an int, got {seed!r}")
+    if not 0 <= seed < 2**63:
+        raise OptionError(f"seed must be in 0..2^63 - 1, got {seed}")

@@ -1,0 +1,86 @@
+"""Backends in PyTorch, which run on every device; block/ and lag/ add their kernels.
+
+"reference" is the sequential definition, which every other backend must match.
+
+"loop" is a loop over time on whole batches, with hand-written adjoints. Blocks are innermost in
+memory, so that each step is a few elementwise passes over long rows.
+
+"associative" is the published parallel scan, the baseline of every comparison. It runs over pairs
+(x, c) of states and transition products, as in Appendix I of Dubinin et al., "Improved state mixing
+in higher-order and block diagonal linear recurrent networks". Each scan step multiplies whole
+transition matrices, so it costs m^3 and moves far more bytes than the recurrence needs.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from statemix.ops.backends import Backend
+
+# This module is private to PyTorch: another version may lack it.
+_MODULE = "torch._higher_order_ops.associative_scan"
+
+
+def unavailable() -> str | None:
+    """Return the reason why the scan cannot run here, or None."""
+    if find_spec(_MODULE) is None:
+        return (
+            f"backend 'associative' needs {_MODULE}, which torch {torch.__version__} lacks: "
+            "install a version of torch that pyproject.toml admits, or use backend='loop'"
+        )
+    return None
+
+
+REFERENCE = Backend("reference")
+LOOP = Backend("loop", automatic=True, slow=True)
+ASSOCIATIVE = Backend("associative", unavailable=unavailable, stepwise=False)
+
+
+def associative_scan(
+    coefficients: Tensor, inputs: Tensor, resets: Tensor | None, *, reverse: bool = False
+) -> Tensor:
+    r"""Solve x_t = c_t x_{t-1} + u_t from zero, with x_{t-1} = 0 where a sequence starts.
+
+    Args:
+        coefficients: c, shape (B, T, H, m, m).
+        inputs: u, shape (B, T, H, m).
+        resets: mask of the first step of each sequence (in scan order), shape (T,). None means that
+            the row is one sequence.
+        reverse: scan backwards in time.
+
+    Returns:
+        x_1 ... x_T, shape (B, T, H, m).
+    """
+    from torch._higher_order_ops.associative_scan import associative_scan as published
+
+    def compose(acc: dict[str, Tensor], curr: dict[str, Tensor]) -> dict[str, Tensor]:
+        # The newer segment is the left factor: blocks do not commute.
+        c = torch.einsum("bhij,bhjk->bhik", curr["c"], acc["c"])
+        x = curr["x"] + torch.einsum("bhij,bhj->bhi", curr["c"], acc["x"])
+        if "reset" not in curr:
+            return {"x": x, "c": c}
+        # Select instead of multiplying by zero, which would carry a NaN into the next sequence.
+        reset = curr["reset"]
+        return {
+            "x": torch.where(reset, curr["x"], x),
+            "c": torch.where(reset.unsqueeze(-1), curr["c"], c),
+            "reset": reset | acc["reset"],
+        }
+
+    pairs: dict[str, Tensor] = {"x": inputs, "c": coefficients}
+    if resets is not None:
+        pairs["reset"] = resets.view(1, -1, 1, 1)
+    scanned: Any = published(compose, pairs, dim=1, reverse=reverse, combine_mode="generic")
+    states: Tensor = scanned["x"]
+    return states
+
+
+def full_precision(tensor: Tensor) -> AbstractContextManager[object]:
+    """Disable autocast, under which products of float32 blocks would be bfloat16."""
+    device_type = tensor.device.type
+    if not torch.amp.is_autocast_available(device_type):
+        return nullcontext()
+    return torch.autocast(device_type, enabled=False)

@@ -1,0 +1,273 @@
+"""Attempts from new weights until one passes a test; a tool of experiments."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from statemix.training.batches import CrossEntropy
+from statemix.training.checkpoint import TensorFiles
+from statemix.training.config import SearchConfig
+from statemix.training.evaluation import SplitEvaluator, accuracy
+from statemix.training.hooks import Evaluation, Hook, Schedules
+from statemix.training.loop import Loop
+from statemix.training.schedules import attributes_set
+
+# Decay per step of the moving average of the loss.
+_DECAY = 0.97
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """Training from new weights, up to the test that has passed it or failed it.
+
+    Attributes:
+        began: steps done before it.
+        left: steps done when its loss had left the plateau; None if it has not.
+        ended: steps done when the schedules began, or when it had failed; None if it goes on.
+        accuracy: token accuracy in its last test before the schedules; None without a test.
+        passed: whether it has passed all its tests so far.
+        confirmed: token accuracy in the test after the schedules; None without it.
+    """
+
+    began: int
+    left: int | None = None
+    ended: int | None = None
+    accuracy: float | None = None
+    passed: bool = False
+    confirmed: float | None = None
+
+
+class Search:
+    """Attempts one after another. Steps are counted from the first attempt's beginning.
+
+    Attributes:
+        attempts: the attempts so far; empty if none is asked for.
+    """
+
+    def __init__(self, config: SearchConfig) -> None:
+        self._config = config
+        self.attempts = [] if config.attempts is None else [Attempt(0)]
+        # Of this attempt's losses: the first one, and their moving average.
+        self._first = self._average = 0.0
+
+    def most_steps(self, scheduled: int) -> int:
+        """Return the steps after which the last schedules begin, however the search goes.
+
+        Args:
+            scheduled: steps of the schedules.
+        """
+        attempts = self._config.attempts or 0
+        each = self._config.max_steps + self._config.every * self._config.tests
+        again = 0 if self._config.confirm is None else scheduled * (attempts - 1)
+        return attempts * each + again
+
+    @property
+    def began(self) -> int:
+        """Steps done when the present weights were new."""
+        return self.attempts[-1].began if self.attempts else 0
+
+    @property
+    def on_plateau(self) -> bool:
+        """Return whether the attempt's loss has yet to leave its plateau."""
+        return self.origin is None and self.attempts[-1].left is None
+
+    @property
+    def origin(self) -> int | None:
+        """Steps done when the schedules began; None while the search goes on."""
+        if not self.attempts:
+            return 0
+        last = self.attempts[-1]
+        return last.ended if last.passed or self._is_last else None
+
+    @property
+    def _is_last(self) -> bool:
+        return len(self.attempts) == self._config.attempts
+
+    @property
+    def unconfirmed(self) -> bool:
+        """Return whether the attempt is to be tested when the schedules have ended."""
+        asked = self._config.confirm is not None and self.attempts[-1].passed
+        return asked and self.attempts[-1].confirmed is None
+
+    def saw(self, step: int, loss: float) -> None:
+        """Take note of the loss of a step, when ``step`` steps are done."""
+        if self.origin is not None:
+            return
+        now = self.attempts[-1]
+        if step == now.began + 1:
+            self._first = self._average = loss
+        self._average = _DECAY * self._average + (1 - _DECAY) * loss
+        if now.left is None and self._average < self._config.plateau * self._first:
+            self._change(left=step)
+
+    def due(self, step: int) -> bool:
+        """Return whether the attempt is to be tested after ``step`` steps."""
+        if self.origin is not None or step == 0:
+            return False
+        now = self.attempts[-1]
+        if now.left is None:
+            return step - now.began >= self._config.max_steps
+        return step > now.left and (step - now.left) % self._config.every == 0
+
+    def judge(self, step: int, accuracy: float) -> None:
+        """Take note of a test; the attempt that fails its last one has ended."""
+        now = self.attempts[-1]
+        last = now.left is None or step - now.left >= self._config.every * self._config.tests
+        passed = accuracy >= (self._config.accept_last if last else self._config.accept)
+        self._change(accuracy=accuracy, passed=passed, ended=step if last or passed else None)
+
+    def confirm(self, step: int, accuracy: float) -> None:
+        """Take note of the test after the schedules, when ``step`` steps are done."""
+        assert self._config.confirm is not None
+        self._change(confirmed=accuracy)
+        if accuracy < self._config.confirm:
+            self._fail(step)
+
+    def gives_up(self, step: int) -> bool:
+        """Return whether the attempt has failed because it diverged, and another one is left."""
+        if self._is_last or (self.origin is not None and self._config.confirm is None):
+            return False
+        self._fail(step)
+        return True
+
+    def _fail(self, step: int) -> None:
+        # After the last attempt nothing begins anew, so its schedules stay where they are.
+        self._change(passed=False, ended=self.origin if self._is_last else step)
+
+    def restart(self, step: int) -> None:
+        """Begin the next attempt."""
+        self.attempts.append(Attempt(step))
+
+    def _change(self, **changes: Any) -> None:
+        self.attempts[-1] = dataclasses.replace(self.attempts[-1], **changes)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return everything that changes with the steps, as plain data."""
+        attempts = [dataclasses.asdict(attempt) for attempt in self.attempts]
+        return {"attempts": attempts, "first": self._first, "average": self._average}
+
+    def restore(self, stored: dict[str, Any]) -> None:
+        """Undo :meth:`to_plain`."""
+        self.attempts = [Attempt(**attempt) for attempt in stored["attempts"]]
+        self._first, self._average = stored["first"], stored["average"]
+
+
+class Attempts(Hook):
+    """Lets the schedules wait until an attempt has passed, and begins the next one if it fails.
+
+    Args:
+        config: the search.
+        loop: the loop, to which this hook is added.
+        evaluator: evaluator of the sequences of a test.
+        new_weights: function of the number of an attempt that returns its initial weights.
+        schedules: the schedules that wait.
+        evaluation: the evaluation of the run.
+        losses: the loss whose plateau is watched.
+
+    Attributes:
+        search: the attempts so far.
+    """
+
+    def __init__(
+        self,
+        config: SearchConfig,
+        loop: Loop,
+        evaluator: SplitEvaluator,
+        new_weights: Callable[[int], Mapping[str, Tensor]],
+        *,
+        schedules: Schedules,
+        evaluation: Evaluation,
+        losses: CrossEntropy,
+    ) -> None:
+        self.search = Search(config)
+        self._config, self._evaluator, self._new_weights = config, evaluator, new_weights
+        self._schedules, self._evaluation, self._losses = schedules, evaluation, losses
+        self._loop = loop
+        self._follow()
+
+    def before_step(self, loop: Loop) -> None:
+        # Accuracy at the training length says nothing about an attempt.
+        loop.stopped &= self.search.origin is not None
+        if self.search.due(loop.step):
+            self._test(loop)
+        # A test that has passed at the last step begins the schedules.
+        if (loop.stopped or loop.step >= loop.num_steps) and self.search.unconfirmed:
+            self._test(loop)
+        # The loss of the next step alone.
+        self._losses.unweighted = [] if self.search.origin is None else None
+
+    def after_step(self, loop: Loop, loss: float) -> None:
+        del loss
+        if self._losses.unweighted is not None:
+            self.search.saw(loop.step, torch.stack(self._losses.unweighted).sum().item())
+
+    def on_divergence(self, loop: Loop, error: FloatingPointError) -> bool:
+        if not self.search.gives_up(loop.step):
+            return False
+        self._go_on(loop, str(error))
+        self._losses.unweighted = []
+        return True
+
+    def _test(self, loop: Loop) -> None:
+        text = "on validation sequences"
+        model: Any = loop.model
+        with attributes_set(model, self._config.attributes, "search.attributes"):
+            found = accuracy(self._evaluator(model))
+        if self.search.unconfirmed:
+            self.search.confirm(loop.step, found)
+            text += " after the schedules"
+        else:
+            self.search.judge(loop.step, found)
+        self._go_on(loop, f"accuracy {found:.4f} {text}")
+
+    def _go_on(self, loop: Loop, text: str) -> None:
+        """Begin another attempt, or the schedules, if the attempt has ended."""
+        step, number = loop.step, len(self.search.attempts)
+        now = self.search.attempts[-1]
+        if now.confirmed is not None and self.search.origin is not None:
+            text += ": passed" if now.passed else ": failed; no attempts are left"
+        elif now.passed:
+            text += ": passed, the schedules begin"
+        elif self.search.origin is not None:
+            text += ": failed; no attempts are left, so the schedules begin with these weights"
+        elif now.ended is not None:
+            self.search.restart(step)
+            loop.restart(self._new_weights(number))
+            # The next row is about the new weights after their first steps.
+            self._evaluation.forget(step)
+            loop.stopped = False
+            text += ": failed, the next attempt begins"
+        self._follow()
+        self._schedules.before_step(loop)
+        loop.report(f"step {step}: attempt {number} of {self._config.attempts}, {text}")
+
+    def _follow(self) -> None:
+        """Let the schedules wait for the end of the search."""
+        origin, scheduled = self.search.origin, self._loop.batches.num_steps
+        self._schedules.origin, self._schedules.began = origin, self.search.began
+        waiting = self.search.most_steps(scheduled) if origin is None else origin
+        self._loop.num_steps = scheduled + waiting
+
+    def row(self, loop: Loop) -> dict[str, Any]:
+        del loop
+        return {"attempt": len(self.search.attempts)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"search": self.search.to_plain()}
+
+    def load_state_dict(self, state: Mapping[str, Any], tensors: TensorFiles) -> None:
+        del tensors
+        self.search.restore(state["search"])
+        self._follow()
+
+
+def seed_of(seed: int, attempt: int) -> int:
+    """Return the seed of an attempt's weights: the run's own for the first one."""
+    if attempt == 0:
+        return seed
+    return int(np.random.SeedSequence([seed, attempt]).generate_state(1, np.uint64)[0] >> 1)

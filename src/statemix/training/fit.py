@@ -1,0 +1,247 @@
+"""Train any module on any batches, with everything that a run has."""
+
+import contextlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from statemix.errors import RequestError, SettingError
+from statemix.interrupts import Interrupts
+from statemix.tensor_files import check_storable
+from statemix.training import folder as runs
+from statemix.training.config import Device, Precision, RuntimeConfig, chosen_device
+from statemix.training.devices import (
+    build_fabric,
+    check_device,
+    environment,
+    own_random_numbers,
+    threads,
+)
+from statemix.training.hooks import Checkpoints, Evaluation, Event, Hook, Row
+from statemix.training.loop import Loop
+from statemix.training.outcome import save_outcome
+from statemix.training.run import CHECKPOINT_EVERY_S, check_arguments, resume, run_loop
+
+# Version of what `fit` stores; runs of `train` have versions of their own.
+_SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What :func:`fit` returns.
+
+    Attributes:
+        folder: folder of the run.
+        last: last row of the metrics: "step", the numbers of ``evaluate``, and the means of losses.
+        best: first row with the highest criterion; the last row without a criterion.
+        time_s: seconds of training and evaluation, without interruptions.
+    """
+
+    folder: Path
+    last: Row
+    best: Row
+    time_s: float
+
+
+@dataclass
+class _Batches:
+    """Batches by step, one for each."""
+
+    batch: Callable[[int], Any]
+    num_steps: int
+    steps_per_epoch: int = 1
+
+    def parts(self, step: int) -> Sequence[Any]:
+        return [self.batch(step)]
+
+
+def fit(
+    model: nn.Module,
+    batch: Callable[[int], Any],
+    loss: Callable[[Any, Any], Tensor | dict[str, Tensor]],
+    folder: Path | str,
+    *,
+    num_steps: int,
+    optimizer: torch.optim.Optimizer | None = None,
+    evaluate: Callable[[Any], Mapping[str, float]] | None = None,
+    evaluate_every: int = 100,
+    criterion: str | None = None,
+    stop_at: float | None = None,
+    settings: Mapping[str, Any] | None = None,
+    hooks: Sequence[Hook] = (),
+    clip_norm: float | None = None,
+    precision: Precision = "32-true",
+    device: Device = "auto",
+    num_threads: int | None = None,
+    seed: int = 0,
+    on_event: Callable[[Event], None] | None = None,
+    checkpoint_every_s: float = CHECKPOINT_EVERY_S,
+    extend: bool = False,
+) -> Fitted:
+    """Train a module of your own, or resume an interrupted call.
+
+    The same call after Ctrl-C, SIGTERM or ``kill -9`` ends with weights that are bit-identical to
+    those of an uninterrupted call on the same machine, if ``batch``, ``loss`` and ``evaluate``
+    depend on their arguments alone. Random numbers of PyTorch are seeded before every step.
+
+    Args:
+        model: the model, trained in place; at the end, it has the last weights. Where a run
+            resumes, its own weights count.
+        batch: function of a step, counted from 0, that returns its batch. Tensors must be on the
+            device of the model.
+        loss: function of the model and a batch that returns a loss, or losses by name, whose sum
+            is minimised.
+        folder: folder of the run, made if absent. A finished run is loaded.
+        num_steps: number of optimiser steps.
+        optimizer: optimiser of the model's parameters; None means AdamW with PyTorch's defaults.
+        evaluate: function of the model, in evaluation mode and without gradients, that returns
+            numbers by name for the metrics.
+        evaluate_every: steps between two evaluations; there is one at the end, too.
+        criterion: name of the number whose first highest value chooses the weights that are kept
+            as ``best.safetensors``.
+        stop_at: value of the criterion above which training stops early.
+        settings: JSON data that identifies the run. A folder that holds a run of other settings, or
+            of a model with other tensors, is refused.
+        hooks: hooks of your own, such as a schedule of the learning rate.
+        clip_norm: largest norm of the gradient.
+        precision: precision of weights and arithmetic.
+        device: device, to which the model is moved.
+        num_threads: CPU threads; None means PyTorch's number. Identical weights need equal threads.
+        seed: seed of the random numbers in the steps.
+        on_event: as in :func:`statemix.training.train`.
+        checkpoint_every_s: as in :func:`statemix.training.train`.
+        extend: continue a run of fewer steps, finished or not.
+
+    Raises:
+        RequestError: if an argument is out of range, the weights cannot be stored and loaded, or
+            the folder holds another run, is in use or cannot be written.
+        FloatingPointError: if the loss or the gradient is not finite.
+        KeyboardInterrupt: after Ctrl-C or SIGTERM, once a checkpoint is saved.
+
+    Example:
+        >>> import tempfile
+        >>> layer = nn.Linear(2, 1)
+        >>> def square(model, x):
+        ...     return model(x).square().mean()
+        >>> def batch(step):
+        ...     return torch.ones(4, 2)
+        >>> found = fit(layer, batch, square, tempfile.mkdtemp(), num_steps=3)
+        >>> found.last["step"]
+        3
+    """
+    folder = Path(folder)
+    check_arguments(on_event)
+    _check_numbers(num_steps=num_steps, evaluate_every=evaluate_every)
+    if criterion is None and stop_at is not None:
+        raise RequestError(f"stop_at must be None without a criterion, got {stop_at}")
+    check_device("device", device)
+    runtime = RuntimeConfig(
+        precision=precision,
+        device=chosen_device(device),
+        num_threads=num_threads or torch.get_num_threads(),
+    )
+    check_storable(model)
+    request = _request(model, num_steps, seed, dict(settings or {}))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(runs.lock_folder(folder))
+        stored = runs.resolve_config(folder, request, extend=extend)
+        if runs.is_finished(folder, stored):
+            return _load(model, folder)
+        stack.enter_context(threads(runtime.num_threads))
+        stack.enter_context(own_random_numbers(runtime.device))
+        interrupts = stack.enter_context(Interrupts())
+        loop = Loop(
+            model,
+            _Batches(batch, num_steps),
+            lambda net, item: _by_name(loss(net, item)),
+            optimizer=optimizer or torch.optim.AdamW(model.parameters()),
+            fabric=build_fabric(runtime.device, precision),
+            clip_norm=clip_norm,
+            seed=seed,
+            emit=on_event,
+            interrupts=interrupts,
+        )
+        _check_optimizer(loop)
+        evaluation = Evaluation(
+            lambda loop: _evaluate(loop, evaluate),
+            every=evaluate_every,
+            metrics=folder / runs.METRICS,
+            criteria={} if criterion is None else {"best": lambda row: _value(row, criterion)},
+            stop_if=None if stop_at is None else lambda row: _value(row, criterion) > stop_at,
+        )
+        checkpoints = Checkpoints(folder / runs.CHECKPOINTS, checkpoint_every_s)
+        loop.hooks += [*hooks, evaluation, checkpoints]
+        runs.begin_run(folder, stored, environment(runtime))
+        with runs.record_status(folder):
+            if not resume(loop, folder):
+                # Another process may be given a model with other weights.
+                checkpoints.save(loop)
+            run_loop(loop, folder)
+            save_outcome(loop, folder, evaluation.rows)
+        interrupts.check()
+    return _load(model, folder)
+
+
+def _check_numbers(**numbers: object) -> None:
+    for name, number in numbers.items():
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+            raise RequestError(f"{name} must be an int of at least 1, got {number!r}")
+
+
+def _request(
+    model: nn.Module, num_steps: int, seed: int, settings: dict[str, Any]
+) -> runs.StoredConfig:
+    tensors = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    plain = {
+        "fit": {"settings": settings, "seed": seed, "model": tensors},
+        "schedules": {"num_steps": num_steps},
+    }
+    try:
+        plain = json.loads(json.dumps(plain, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"settings must be JSON data, got {settings!r} ({error})") from error
+    return runs.StoredConfig(_SCHEMA, plain, plain)
+
+
+def _check_optimizer(loop: Loop) -> None:
+    own = set(loop.model.parameters())
+    if any(p not in own for group in loop.optimizer.param_groups for p in group["params"]):
+        raise RequestError("optimizer must have parameters of the model alone")
+
+
+def _by_name(losses: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
+    return {"train": losses} if isinstance(losses, Tensor) else dict(losses)
+
+
+def _evaluate(loop: Loop, evaluate: Callable[[Any], Mapping[str, float]] | None) -> tuple[Row, str]:
+    row: Row = {"step": loop.step}
+    if evaluate is None:
+        return row, ""
+    loop.model.eval()
+    with torch.no_grad(), loop.fabric.autocast():
+        row["scores"] = {name: float(value) for name, value in evaluate(loop.model).items()}
+    return row, "".join(f", {name} {value:.4f}" for name, value in row["scores"].items())
+
+
+def _value(row: Row, criterion: str | None) -> float:
+    value = row.get("scores", {}).get(criterion)
+    if value is None:
+        names = sorted(row.get("scores", {}))
+        raise SettingError("criterion", f"must be a number of evaluate ({names})", criterion)
+    return -math.inf if math.isnan(value) else value
+
+
+def _load(model: nn.Module, folder: Path) -> Fitted:
+    summary = runs.read_summary(folder)
+    weights = runs.load_weights(
+        folder, "model.safetensors", summary["weights"]["model.safetensors"]
+    )
+    model.load_state_dict(weights)
+    last = summary["last"]
+    return Fitted(folder, last, summary.get("best", last), summary["time_s"])

@@ -1,0 +1,394 @@
+"""The training loop, for any model on any batches."""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from statemix.errors import RequestError, SettingError
+from statemix.interrupts import Interrupts
+from statemix.models import earlier_name
+from statemix.training.batches import Batches
+from statemix.training.checkpoint import TensorFiles, load_optimizer, optimizer_state
+from statemix.training.config import OptimizerConfig
+from statemix.training.hooks import Event, Hook
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+
+class Losses(Protocol):
+    """The losses of a model on a batch: training minimises their sum."""
+
+    def __call__(self, model: Callable[..., Any], batch: Any) -> dict[str, Tensor]:
+        """Return name -> scalar loss; each is summed over the batches of an optimiser step."""
+        ...
+
+
+class Loop:
+    """Trains any model on batches, independent of tasks and layers.
+
+    Every step is a function of its number and of the contents of :meth:`tensors` and
+    :meth:`state_dict`, so a loop restored from them continues bit-identically. Each step waits for
+    the device once, to check that loss and gradient are finite before the optimiser uses them. It
+    also seeds PyTorch's global generators.
+
+    Args:
+        model: model to train, in place.
+        batches: batches by step.
+        losses: losses of a batch; their sum is minimised.
+        optimizer: optimiser of the model's parameters.
+        fabric: device and precision.
+        hooks: hooks in the order of their calls.
+        clip_norm: largest norm of the gradient, or None.
+        seed: seed of what layers draw, such as noise.
+        emit: function called with each event.
+        interrupts: signals that end the loop.
+
+    Attributes:
+        model: the model as it was given.
+        batches: as given.
+        optimizer: as given.
+        fabric: as given.
+        hooks: as given; they may be added until the loop runs.
+        step: optimiser steps done.
+        num_steps: optimiser steps of the whole run; hooks may change it.
+        stopped: whether a hook has ended training early.
+        interrupts: as given.
+        averages: losses and reported numbers since the last row.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Batches,
+        losses: Losses,
+        *,
+        optimizer: torch.optim.Optimizer,
+        fabric: "Fabric",
+        hooks: Sequence[Hook] = (),
+        clip_norm: float | None = None,
+        seed: int = 0,
+        emit: Callable[[Event], None] | None = None,
+        interrupts: Interrupts | None = None,
+    ) -> None:
+        self.model, self.batches, self.optimizer = model, batches, optimizer
+        self.fabric, self.hooks = fabric, list(hooks)
+        self.step, self.num_steps, self.stopped = 0, batches.num_steps, False
+        self.interrupts = interrupts or Interrupts()
+        self.averages = Averages()
+        self._losses, self._clip_norm, self._seed = losses, clip_norm, seed
+        self._emit = emit
+        self._resumed, self._time_s, self._clock = False, 0.0, time.monotonic()
+        self._names = set(model.state_dict())
+        # The wrapped pair trains; the bare pair is evaluated, saved and restored.
+        self._wrapped: Any = fabric.setup(model, optimizer)
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._reporting = {
+            name: module for name, module in model.named_modules() if hasattr(module, "reports")
+        }
+
+    def run(self) -> None:
+        """Train up to the last step, or until a hook stops the loop.
+
+        Raises:
+            FloatingPointError: if loss or gradient are not finite.
+            KeyboardInterrupt: after a signal.
+        """
+        self._clock = time.monotonic()
+        began = "resumed" if self._resumed else "started"
+        try:
+            for hook in self.hooks:
+                hook.on_start(self)
+            self.emit("started", f"{began} at step {self.step} of {self.num_steps}")
+            for step in iter(self._next_step, None):
+                try:
+                    loss = self.train_step(step)
+                except FloatingPointError as error:
+                    self._recover(error)
+                    continue
+                for hook in self.hooks:
+                    hook.after_step(self, loss)
+                self.emit("step", loss=loss)
+            for hook in self.hooks:
+                hook.on_end(self)
+        # None of these is raised while the optimiser changes the weights.
+        except (KeyboardInterrupt, FloatingPointError, RequestError):
+            if self.step > 0 and not self.interrupts.forced:
+                for hook in self.hooks:
+                    hook.on_stop(self)
+            raise
+
+    def _next_step(self) -> int | None:
+        """Let hooks act between two steps; return the number of the next step, None at the end."""
+        try:
+            for hook in self.hooks:
+                hook.before_step(self)
+        except FloatingPointError as error:
+            self._recover(error)
+        self.interrupts.check()
+        return None if self.stopped or self.step >= self.num_steps else self.step
+
+    def _recover(self, error: FloatingPointError) -> None:
+        """Continue if a hook has restarted the loop from other weights."""
+        if not any(hook.on_divergence(self, error) for hook in self.hooks):
+            raise error
+
+    def train_step(self, step: int) -> float:
+        """Make one optimiser step.
+
+        Args:
+            step: its number, counted from 0.
+
+        Returns:
+            The loss before the step.
+
+        Raises:
+            FloatingPointError: if the loss or the norm of the gradient is not finite; the weights
+                are then unchanged.
+            RequestError: if the model has made weights in its first step.
+        """
+        model, optimizer = self._wrapped
+        model.train()
+        self._seed_generators(step)
+        loss = torch.zeros((), device=self.fabric.device)
+        parts, reports = [], []
+        for batch in self.batches.parts(step):
+            # Fabric converts a model's outputs to the default dtype, which would round float64.
+            with self.fabric.strategy.precision.tensor_init_context():
+                losses = self._losses(model, batch)
+                for hook in self.hooks:
+                    losses |= hook.losses(self, batch)
+            part = torch.stack(list(losses.values())).sum()
+            self.fabric.backward(part)
+            loss = loss + part.detach()
+            parts.append(losses)
+            reports.append(self.reports())
+        norm = get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+        # The only wait for the device.
+        value, length = torch.stack([loss.double(), norm.double()]).tolist()
+        error = self.refusal(value, length)
+        if error is not None:
+            optimizer.zero_grad()
+            raise error
+        if self._clip_norm is not None:
+            clip_grads_with_norm_(self._parameters, self._clip_norm, norm)
+        if step == 0:
+            self.check_names()
+        # The averages must not include a step that failed.
+        self.averages.collect(parts, reports)
+        optimizer.step()
+        optimizer.zero_grad()
+        self.step = step + 1
+        return float(value)
+
+    def _seed_generators(self, step: int) -> None:
+        """Let nothing that layers draw depend on the steps before."""
+        # An odd multiplier keeps the sequences of two seeds apart.
+        seed = (self._seed * 0x9E3779B97F4A7C15 + step) % 2**64
+        # torch.manual_seed looks at every kind of device, which takes a hundred times as long.
+        torch.default_generator.manual_seed(seed)
+        if self.fabric.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+
+    def refusal(self, loss: float, norm: float) -> FloatingPointError | None:
+        """Return why the next step must not be made; None if loss and gradient are finite."""
+        for name, value in (("loss", loss), ("norm of the gradient", norm)):
+            if not math.isfinite(value):
+                group = self.optimizer.param_groups[0]
+                rate = group["lr"] / group.get("rate_factor", 1.0)
+                return FloatingPointError(
+                    f"{name} must be finite, got {value} at step {self.step + 1} of "
+                    f"{self.num_steps} with learning rate {rate:.3g}; a smaller rate or clip_norm "
+                    "may help"
+                )
+        return None
+
+    def reports(self) -> dict[str, Tensor]:
+        """Return what the layers report about their last forward pass: "MODULE.NAME" -> number."""
+        return {
+            f"{name}.{key}": number
+            for name, module in self._reporting.items()
+            for key, number in module.reports().items()
+        }
+
+    def check_names(self) -> None:
+        """Check that calls of the model have made no weights, which a new model would not have.
+
+        Raises:
+            RequestError: if they have; the message names one.
+        """
+        changed = sorted(self._names ^ set(self.model.state_dict()))
+        if changed:
+            raise RequestError(
+                f"weights of the model must be the same before and after its first call, "
+                f"got {changed[0]!r} only {'before' if changed[0] in self._names else 'after'} it"
+            )
+
+    def restart(self, weights: Mapping[str, Tensor]) -> None:
+        """Continue with new weights and a new state of the optimiser, but with the next batches."""
+        self.model.load_state_dict(dict(weights))
+        self.optimizer.state.clear()
+        self.averages = Averages()
+
+    def emit(self, kind: Any, text: str = "", **fields: Any) -> None:
+        """Report an event at the present step."""
+        if self._emit is not None:
+            self._emit(Event(kind, self.step, self.num_steps, text=text, **fields))
+
+    def report(self, text: str) -> None:
+        """Report something that the user should know."""
+        self.emit("message", text)
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of trained parameters."""
+        return sum(parameter.numel() for parameter in self._parameters)
+
+    @property
+    def time_s(self) -> float:
+        """Seconds of training so far, without interruptions."""
+        return round(self._time_s + time.monotonic() - self._clock, 3)
+
+    def tensors(self) -> TensorFiles:
+        """Return weights, state of the optimiser and tensors of hooks, as files of tensors."""
+        weights = dict(self.model.state_dict())
+        files = {"model": weights, "optimizer": optimizer_state(self.optimizer, self.model)[0]}
+        buffers = {n: b for n, b in self.model.named_buffers() if n not in weights}
+        if buffers:
+            files["buffers"] = buffers
+        for hook in self.hooks:
+            files |= hook.tensors()
+        return files
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything else that changes with the steps, as JSON data."""
+        state = {
+            "trainer": {"step": self.step, **self.averages.state_dict()},
+            "stopped": self.stopped,
+            "time_s": self._time_s + time.monotonic() - self._clock,
+            "optimizer": optimizer_state(self.optimizer, self.model)[1],
+        }
+        for hook in self.hooks:
+            state |= hook.state_dict()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any], tensors: TensorFiles) -> None:
+        """Restore the results of :meth:`state_dict` and :meth:`tensors`.
+
+        Raises:
+            RuntimeError: if the weights are those of another model.
+        """
+        self.model.load_state_dict(tensors["model"])
+        for name, buffer in tensors.get("buffers", {}).items():
+            path, _, attribute = name.rpartition(".")
+            setattr(self.model.get_submodule(path), attribute, buffer.to(self.fabric.device))
+        # Checkpoints of older versions hold tensors alone.
+        load_optimizer(self.optimizer, self.model, tensors["optimizer"], state.get("optimizer", {}))
+        self.step, self.stopped = state["trainer"]["step"], state["stopped"]
+        self._time_s, self._resumed = state["time_s"], True
+        self.averages.load_state_dict(state["trainer"], self.fabric.device)
+        for hook in self.hooks:
+            hook.load_state_dict(state, tensors)
+
+
+class Averages:
+    """Means of numbers between two evaluations, kept on the device: reading would wait for it."""
+
+    def __init__(self) -> None:
+        self._totals: dict[str, Tensor] = {}
+        self._counts: dict[str, int] = {}
+
+    def collect(
+        self, parts: Sequence[Mapping[str, Tensor]], reports: Sequence[Mapping[str, Tensor]]
+    ) -> None:
+        """Add the losses of a step and the numbers that layers reported.
+
+        Args:
+            parts: losses of each of the step's batches. They add up to one loss per step, so they
+                count once.
+            reports: reported numbers of each forward pass.
+        """
+        for name in parts[0]:
+            self._add(f"loss/{name}", *(losses[name] for losses in parts))
+        for numbers in reports:
+            for name, number in numbers.items():
+                self._add(name, number)
+
+    def _add(self, name: str, *numbers: Tensor) -> None:
+        """Add numbers that count as one term."""
+        for number in numbers:
+            number = number.detach().double()
+            self._totals[name] = self._totals[name] + number if name in self._totals else number
+        self._counts[name] = self._counts.get(name, 0) + 1
+
+    def read(self) -> dict[str, float]:
+        """Return and forget the means: "loss" (the sum over heads) and every name; {} if empty."""
+        if not self._totals:
+            return {}
+        means = {name: value / self._counts[name] for name, value in self._values().items()}
+        self._totals, self._counts = {}, {}
+        losses = [value for name, value in means.items() if name.startswith("loss/")]
+        return {"loss": math.fsum(losses), **means}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything as plain data."""
+        return {"sums": self._values(), "counts": dict(self._counts)}
+
+    def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
+        """Undo :meth:`state_dict`."""
+        self._counts = dict(state["counts"])
+        self._totals = {
+            name: torch.tensor(value, dtype=torch.float64, device=device)
+            for name, value in state["sums"].items()
+        }
+
+    def _values(self) -> dict[str, float]:
+        values = torch.stack(list(self._totals.values())).tolist() if self._totals else []
+        return dict(zip(self._totals, values, strict=True))
+
+
+def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
+    """Build AdamW over all parameters.
+
+    As in MAD, biases, norms and embeddings decay unless a group sets their weight decay. The fused
+    step is used on every device: it is one pass over the parameters instead of a dozen, which
+    matters for models that need a millisecond per step.
+
+    Raises:
+        SettingError: if a group's pattern matches no parameter.
+    """
+    members: list[list[nn.Parameter]] = [[] for _ in (*config.groups, None)]
+    for name, parameter in model.named_parameters():
+        names = (name, earlier_name(name))
+        matching = (
+            any(fnmatchcase(one, group.parameters) for one in names) for group in config.groups
+        )
+        # The last list is for parameters that no group matches.
+        place = next((n for n, matches in enumerate(matching) if matches), -1)
+        members[place].append(parameter)
+    groups: list[dict[str, Any]] = [{"params": members[-1], "rate_factor": 1.0}]
+    for place, group in enumerate(config.groups):
+        if not members[place]:
+            condition = "must match at least one parameter that no group before it matches"
+            raise SettingError(f"optimizer.groups.{place}.parameters", condition, group.parameters)
+        decay = config.weight_decay if group.weight_decay is None else group.weight_decay
+        groups.append(
+            {
+                "params": members[place],
+                "rate_factor": group.learning_rate_factor,
+                "weight_decay": decay,
+            }
+        )
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=config.learning_rate,
+        betas=config.betas,
+        weight_decay=config.weight_decay,
+        fused=True,
+    )

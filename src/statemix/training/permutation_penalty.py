@@ -1,0 +1,84 @@
+"""A penalty on transitions that do not permute; a tool of experiments."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from statemix.errors import SettingError
+from statemix.layers import Layer
+from statemix.models import ReadoutModel
+from statemix.tasks import IGNORED
+from statemix.training.attempts import Attempts
+from statemix.training.hooks import Hook
+from statemix.training.loop import Loop
+
+
+class PermutationPenalty(Hook):
+    """Adds the penalty to the loss; an attempt has it when it has left its plateau.
+
+    Args:
+        coefficient: factor of the penalty.
+        model: model whose first layer is penalised.
+        attempts: the attempts of the run, if there are any.
+
+    Raises:
+        SettingError: if the first layer has no square transitions.
+    """
+
+    def __init__(
+        self, coefficient: float, model: ReadoutModel, attempts: Attempts | None = None
+    ) -> None:
+        self._coefficient, self._model, self._attempts = coefficient, model, attempts
+        if token_transitions(model, 1) is None:
+            condition = "must be 0 with a first layer that has no transitions"
+            raise SettingError("objective.permutation_penalty", condition, coefficient)
+
+    def losses(self, loop: Loop, batch: Any) -> dict[str, Tensor]:
+        del loop
+        if self._attempts is not None and self._attempts.search.on_plateau:
+            return {}
+        head, classes = next(iter(batch.targets.items()))
+        # Splitting a step into several batches changes nothing.
+        share = (classes != IGNORED).sum() / batch.num_scored[head]
+        penalty = self._coefficient * share * permutation_penalty(self._model)
+        return {"permutation_penalty": penalty}
+
+
+def permutation_penalty(model: ReadoutModel) -> Tensor:
+    r"""Return how far the transitions of a model's first layer are from permutations.
+
+    .. math:: \mathrm{mean}_{x, k} \, \lVert A_x^k (A_x^k)^\top - I \rVert_F^2
+
+    over tokens x and units k, such as blocks. A matrix that is not negative and whose rows sum to 1
+    has penalty 0 if and only if it permutes.
+
+    Args:
+        model: a model whose first layer runs a linear recurrence.
+    """
+    transitions = token_transitions(model, model.backbone.vocab_size)
+    assert transitions is not None
+    products = transitions @ transitions.mT
+    eye = torch.eye(products.shape[-1], dtype=products.dtype, device=products.device)
+    return (products - eye).square().sum((-1, -2)).mean()
+
+
+def token_transitions(model: ReadoutModel, num_tokens: int) -> Tensor | None:
+    """Return the transitions of the first layer under each of the first tokens.
+
+    The layer sees a token's normalised embedding at the beginning of a sequence. What came before
+    matters only to layers with a short convolution.
+
+    Args:
+        model: the model.
+        num_tokens: number of tokens.
+
+    Returns:
+        Shape (num_tokens, units, m, m); None if the layer runs no linear recurrence.
+    """
+    layer = model.backbone.blocks[0].mixer
+    if not isinstance(layer, Layer):
+        return None
+    x = model.backbone.blocks[0].norm(model.backbone.embedding.weight[:num_tokens])
+    recurrence = layer.recurrence(x.unsqueeze(1))
+    return None if recurrence is None else recurrence.transitions[:, 0]

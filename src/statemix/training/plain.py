@@ -1,0 +1,105 @@
+"""Plain data: nested tables, lists, strings, numbers, booleans and None."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from statemix.errors import ABSENT, SettingError
+
+
+def to_plain(value: Any) -> Any:
+    """Return dataclasses, settings and specifications as plain data."""
+    if hasattr(value, "to_plain"):
+        return value.to_plain()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {name: to_plain(item) for name, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [to_plain(item) for item in value]
+    return value
+
+
+def finite(value: Any) -> Any:
+    """Return plain data with None in place of NaN and infinities, for which JSON has no words.
+
+    Example:
+        >>> finite({"loss": [0.5, float("nan")]})
+        {'loss': [0.5, None]}
+    """
+    if isinstance(value, Mapping):
+        return {name: finite(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def lookup(tree: Any, name: str) -> Any:
+    """Return the value of a dotted name in nested plain tables.
+
+    Raises:
+        SettingError: if the name does not exist.
+    """
+    for step in name.split("."):
+        key: Any = step if isinstance(tree, dict) and step in tree else _index(tree, step, name)
+        tree = tree[key]
+    return tree
+
+
+def put(tree: dict[str, Any], name: str, value: Any) -> None:
+    """Set the value of a dotted name in nested plain tables.
+
+    A table that does not exist is made, and a name in the place of a table becomes one: it is the
+    name of a specification whose options follow.
+
+    Raises:
+        SettingError: if the name does not fit the tables.
+    """
+    *path, last = name.split(".")
+    place: Any = tree
+    for step in path:
+        if isinstance(place, dict):
+            place.setdefault(step, {})
+        key: Any = step if isinstance(place, dict) else _index(place, step, name)
+        if isinstance(place[key], str):
+            place[key] = {"name": place[key]}
+        place = place[key]
+    place[last if isinstance(place, dict) else _index(place, last, name)] = value
+
+
+def _index(items: Any, step: str, name: str) -> int:
+    """Return the place of a list that a part of a dotted name gives."""
+    if isinstance(items, list) and step in map(str, range(len(items))):
+        return int(step)
+    raise SettingError("setting", "must exist", name)
+
+
+def difference(ours: Any, theirs: Any, path: str = "") -> tuple[str, Any, Any] | None:
+    """Return the first place at which two trees of plain data differ.
+
+    Returns:
+        The dotted name, our value and theirs (``ABSENT`` where there is none); None if the trees
+        are equal.
+    """
+    if ours is ABSENT and isinstance(theirs, Mapping) and theirs:
+        ours = {}
+    if theirs is ABSENT and isinstance(ours, Mapping) and ours:
+        theirs = {}
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        shared = [name for name in ours if name in theirs]
+        # If one entry is absent, the other's name may equal the default: options come first.
+        single = sorted((ours.keys() ^ theirs.keys()), key=lambda name: (name == "name", name))
+        for name in [*shared, *single]:
+            below = f"{path}.{name}".lstrip(".")
+            found = difference(ours.get(name, ABSENT), theirs.get(name, ABSENT), below)
+            if found:
+                return found
+        return None
+    if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        for place, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            found = difference(one, other, f"{path}.{place}")
+            if found:
+                return found
+        return None
+    return None if ours == theirs and type(ours) is type(theirs) else (path, ours, theirs)

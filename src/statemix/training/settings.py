@@ -1,0 +1,302 @@
+"""Settings: frozen models that are checked against their types, and read from plain data."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
+from types import UnionType
+from typing import Annotated, Any, Self, TypeVar, Union, get_args, get_origin
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    TypeAdapter,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+)
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import (
+    SerializationInfo,
+    no_info_plain_validator_function,
+    plain_serializer_function_ser_schema,
+)
+
+from statemix.errors import ABSENT, OptionError, RequestError, SettingError, suggestion
+from statemix.registry import Spec
+
+_CONFIG = ConfigDict(strict=True, arbitrary_types_allowed=True, allow_inf_nan=False)
+
+T = TypeVar("T")
+
+
+class Text(str):
+    """Text of a command line; the type of its setting decides how it is read.
+
+    "none" is a gate family where the setting is a string, and None where it may be None.
+
+    Attributes:
+        natural: the value that the text has by itself: a number, None, a list, or the text.
+    """
+
+    natural: Any
+
+    def __new__(cls, text: str, natural: Any) -> Self:
+        """Make a text with its natural value."""
+        made = super().__new__(cls, text)
+        made.natural = natural
+        return made
+
+
+class Settings(BaseModel):
+    """Base of frozen models whose fields are checked strictly: True is no integer, 1 no string.
+
+    Conditions that no type can express belong in :meth:`check`.
+
+    Raises:
+        SettingError: if a field is invalid; the message gives its dotted name.
+    """
+
+    model_config = ConfigDict(
+        **_CONFIG,
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
+    )
+
+    def __init__(self, /, *head: Any, **fields: Any) -> None:
+        try:
+            # The first fields may be given by position: AttributeSchedule("gate_temperature", ...).
+            super().__init__(**dict(zip(type(self).model_fields, head, strict=False)), **fields)
+        except ValidationError as error:
+            raise _setting_error(error, type(self).model_fields) from None
+        self.check()
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _read_field(cls, value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+        return _read(value, validate)
+
+    def check(self) -> None:
+        """Check conditions that connect several fields.
+
+        Raises:
+            SettingError: if a condition does not hold.
+        """
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with other values of some fields.
+
+        Raises:
+            SettingError: if a value is invalid.
+        """
+        return type(self)(**{**dict(self), **changes})
+
+    def asked(self) -> dict[str, Any]:
+        """Return the request: the fields that differ from their defaults, as nested plain tables.
+
+        Settings with equal results are the same request. A field that a later version adds with a
+        default therefore changes no request.
+        """
+        return self.model_dump(mode="json", exclude_defaults=True)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return every field, as nested plain tables."""
+        return self.model_dump(mode="json")
+
+
+def checked(annotation: Any, value: object, path: str) -> Any:
+    """Check a value against a type, strictly, and read it from plain data where necessary.
+
+    Args:
+        annotation: the type, possibly with bounds: ``Annotated[int, Ge(1)]``.
+        value: value to check.
+        path: dotted name of the setting, for the message.
+
+    Returns:
+        The value; an integer is converted where the type is float.
+
+    Raises:
+        SettingError: if the value is not of this type.
+
+    Example:
+        >>> checked(int, True, "hidden_size")
+        Traceback (most recent call last):
+        ...
+        statemix.errors.SettingError: hidden_size must be a valid integer, got True
+    """
+    try:
+        return _read(value, _adapter(annotation).validate_python)
+    except ValidationError as error:
+        raise _setting_error(error, ()).below(path) from None
+
+
+@cache
+def _adapter(annotation: Any) -> "TypeAdapter[Any]":
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return TypeAdapter(annotation)
+    return TypeAdapter(_readable(annotation), config=_CONFIG)
+
+
+def _read(value: Any, validate: Callable[[Any], T]) -> T:
+    """Validate plain data: a list stands for a tuple, and a text for what the type admits."""
+    natural, text = _untyped(value, natural=True), _untyped(value, natural=False)
+    try:
+        return validate(natural)
+    except ValueError:
+        if natural == text:
+            raise
+        try:
+            return validate(text)
+        except ValueError:
+            pass
+        raise
+
+
+def _untyped(value: Any, *, natural: bool) -> Any:
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        return tuple(_untyped(item, natural=natural) for item in value)
+    if isinstance(value, Text):
+        return _untyped(value.natural, natural=natural) if natural else str(value)
+    return value
+
+
+def _setting_error(error: ValidationError, fields: Any) -> SettingError:
+    """Return the first error of a validation, with the name of the field that is wrong."""
+    first = error.errors(include_url=False)[0]
+    # For a union, "loc" also names the branches tried; they are not parts of the name.
+    head = first["loc"][:1] if fields else ()
+    inner = [part for part in first["loc"][len(head) :] if isinstance(part, int)]
+    path, value = ".".join(map(str, [*head, *inner])), first["input"]
+    context = first.get("ctx", {})
+    inner_error = context.get("error")
+    if isinstance(inner_error, SettingError):
+        return inner_error.below(path)
+    if first["type"] == "extra_forbidden":
+        condition = f"must be one of {', '.join(fields)}"
+        return SettingError(path, condition, path, advice=suggestion(path, fields))
+    if first["type"] == "missing":
+        return SettingError(path, "must be given", ABSENT)
+    if first["type"] in ("model_type", "dict_type"):
+        return SettingError(path, "must be a table", value)
+    condition = first["msg"].replace("Input should", "must", 1)
+    if not condition.startswith("must"):
+        condition = f"must be valid ({condition})"
+    advice = ""
+    if first["type"] == "literal_error":
+        advice = suggestion(value, re.findall("'(.*?)'", context["expected"]))
+    return SettingError(path, condition, value, advice=advice)
+
+
+def built(part: str, build: Callable[..., T], *arguments: Any, **named: Any) -> T:
+    """Call a constructor with arguments from the user, and turn its refusals into RequestErrors.
+
+    Raises:
+        RequestError: if the constructor refuses an argument; the message names the part of the
+            configuration. A defect of the constructor keeps its error.
+    """
+    try:
+        return build(*arguments, **named)
+    except SettingError as error:
+        raise error if error.path else error.below(part) from None
+    except OptionError as error:
+        raise RequestError(f"{part}: {error}") from error
+
+
+S = TypeVar("S", bound=Spec)
+
+
+def read_spec(kind: type[S], value: object) -> S:
+    """Read a specification from a table or a name, and check the types of its options.
+
+    Args:
+        kind: class of the specification.
+        value: a table that holds the name and the options, a bare name, or a specification.
+
+    Raises:
+        SettingError: if the value is not such a table, or does not fit the entry.
+    """
+    if isinstance(value, kind):
+        table: Any = {"name": value.name, **value.options}
+    elif isinstance(value, str):
+        table = {"name": str(value)}
+    else:
+        table = value
+    if not isinstance(table, Mapping) or "name" not in table:
+        raise SettingError("", "must be a table with a name", value)
+    name = table["name"]
+    given = {str(option): item for option, item in table.items() if option != "name"}
+    try:
+        known = kind.registry().options(name)
+    except SettingError as error:
+        raise error.below("name") from None
+    kind.registry().check_options(name, given)
+    options = {o: checked(known[o][0], given[o], o) for o in known if o in given}
+    return kind(str(name), **options)
+
+
+class _SpecField:
+    """Marks a type of specifications as one that pydantic reads from plain data."""
+
+    def __get_pydantic_core_schema__(self, kind: type[Spec], handler: Any) -> CoreSchema:
+        return no_info_plain_validator_function(
+            partial(read_spec, kind),
+            serialization=plain_serializer_function_ser_schema(self._plain, info_arg=True),
+        )
+
+    @staticmethod
+    def _plain(spec: Spec, info: SerializationInfo) -> dict[str, Any]:
+        return spec.asked() if info.exclude_defaults else spec.to_plain()
+
+
+SPEC = _SpecField()
+"""Annotation of a field that holds a specification: ``Annotated[LayerSpec, SPEC]``."""
+
+
+def _readable(annotation: Any) -> Any:
+    """Return a type whose specifications are read from plain data, at any depth."""
+    if isinstance(annotation, type) and issubclass(annotation, Spec):
+        return Annotated[annotation, SPEC]
+    members: Any = tuple(map(_readable, get_args(annotation)))
+    if get_origin(annotation) in (Union, UnionType):
+        return Union[members]  # noqa: UP007  the members are known at run time only
+    return tuple[members] if get_origin(annotation) is tuple else annotation
+
+
+class Assignments(Mapping[str, Any]):
+    """Immutable, hashable mapping of names to values, such as attributes to set."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self, items: Mapping[str, Any] | None = None, /, **more: Any) -> None:
+        self._items = {**(items or {}), **more}
+
+    def __getitem__(self, key: str) -> Any:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._items.items()))
+
+    def __repr__(self) -> str:
+        return repr(self._items)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> CoreSchema:
+        serialization = plain_serializer_function_ser_schema(dict)
+        return no_info_plain_validator_function(cls._checked, serialization=serialization)
+
+    @classmethod
+    def _checked(cls, value: object) -> Self:
+        if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+            raise SettingError("", "must be a table of names and values", value)
+        items = {name: getattr(item, "natural", item) for name, item in value.items()}
+        for name, item in items.items():
+            if not isinstance(item, bool | int | float | str):
+                raise SettingError(name, "must be a number, a string or a truth value", item)
+        return cls(items)

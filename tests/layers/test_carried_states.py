@@ -1,0 +1,110 @@
+"""What a returned state holds: no more than itself, in its own memory, in files that load."""
+
+import io
+import warnings
+from itertools import pairwise
+
+import pytest
+import torch
+
+from statemix import layers
+from statemix.layers import Attention
+from statemix.layers.padded import groups_of_like_length
+from statemix.layers.state import tensors
+
+CASES = ["whole", "packed", "step", "no tokens", "initial", "continued"]
+
+
+def after(layer, case, length=200):
+    x = torch.randn(1, length, 8)
+    if case == "initial":
+        return layer.init_state(1)
+    if case == "step":
+        return layer.step(x[:, 0], layer(x)[1])[1]
+    if case == "no tokens":
+        return layer(x[:, :0], layer(x)[1])[1]
+    if case == "continued":
+        return layer(x, layer(x)[1])[1]
+    bounds = torch.tensor([0, 3, 3, length]) if case == "packed" else None
+    return layer(x, None, bounds)[1]
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_a_state_holds_no_more_than_itself(make, case, inference):
+    layer = make()
+    with torch.inference_mode(inference):
+        parts = [part for _, part in tensors(after(layer, case))]
+    for part in parts:
+        assert part.untyped_storage().nbytes() <= 2 * part.nbytes + 64
+    file = io.BytesIO()
+    torch.save(parts, file)
+    assert file.tell() < 2 * sum(part.nbytes for part in parts) + 4000
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"order": 3, "realization": r, "readout": o} for r in ("controller", "observer") for o in
+     ("lags", "current")],
+)  # fmt: skip
+def test_states_of_every_realization_are_compact(options):
+    layer = layers.HLRU(8, num_channels=8, **options)
+    part = after(layer, "whole")
+    assert part.untyped_storage().nbytes() <= 2 * part.nbytes
+
+
+def test_changing_the_state_after_no_tokens_leaves_the_state_before(make):
+    layer = make()
+    _, before = layer(torch.randn(1, 5, 8))
+    _, same = layer(torch.randn(1, 0, 8), before)
+    for (_, part), (_, other) in zip(tensors(before), tensors(same), strict=True):
+        assert part.data_ptr() != other.data_ptr()
+
+
+def test_a_saved_state_loads_by_default(make):
+    state = after(make(), "whole")
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = torch.load(file)
+    assert type(again) is type(state)
+    torch.testing.assert_close(again, state)
+
+
+LENGTHS = {
+    "one long and many short": [1000] + [4] * 250,
+    "two long and many short": [4] * 100 + [800] + [1] * 100 + [900],
+    "every length": list(range(100)),
+    "equal": [50] * 20,
+}
+
+
+@pytest.mark.parametrize("case", LENGTHS)
+def test_the_cost_of_packed_sequences_follows_their_tokens(make, case):
+    lengths = LENGTHS[case]
+    layer, seen = make(), []
+    if isinstance(layer, Attention):  # whose state has a row for each sequence, as long as any
+        lengths = lengths[:30] + lengths[-30:]
+    module = layer.get_submodule(layer.entry)
+    module.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    bounds = torch.tensor([0, *lengths]).cumsum(0)
+    with torch.no_grad():
+        layer(torch.randn(1, sum(lengths), 8), cu_seqlens=bounds)
+    computed = [given.data if hasattr(given, "batch_sizes") else given for given in seen]
+    assert sum(given.numel() // 8 for given in computed) <= 2 * (sum(lengths) + len(lengths))
+    assert len(seen) <= 12
+
+
+@pytest.mark.parametrize("case", [*LENGTHS, "none", "empty"])
+def test_groups_hold_every_sequence_once_and_are_half_full(case):
+    lengths = LENGTHS.get(case, [] if case == "none" else [0, 0])
+    groups = groups_of_like_length(lengths)
+    assert sorted(n for group in groups for n in group) == list(range(len(lengths)))
+    for group in groups:
+        sizes = [lengths[n] for n in group]
+        assert sizes == sorted(sizes, reverse=True)
+        assert sizes[0] * len(sizes) <= 2 * sum(sizes)
+    longest = [lengths[group[0]] for group in groups]
+    assert all(2 * later < earlier for earlier, later in pairwise(longest))

@@ -1,0 +1,168 @@
+"""Layers whose parameters are mixed, offloaded, replicated, pruned or watched by hooks."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, prune
+
+from statemix.layers import LSTM, DecodeStep, WholeSequence
+from statemix.layers.state import tensors
+
+
+def tokens(*shape, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(*shape, 8, generator=generator).to(dtype)
+
+
+def run_all(layer, x):
+    """Whole sequences, packed ones and a step: all outputs and states, as a list of tensors."""
+    y, state = layer(x)
+    packed, last = layer(x[:1], None, torch.tensor([0, 2, x.shape[1]]))
+    y_t, after = layer.step(x[:, 0], state)
+    states = [part for carried in (state, last, after) for _, part in tensors(carried)]
+    return [y, packed, y_t, *states]
+
+
+@pytest.mark.parametrize("kept", ["vectors", "all but matrices of linear maps"])
+def test_some_parameters_stay_in_float32(make, kept):
+    layer = make(dtype=torch.bfloat16)
+    ordinary = {id(p) for m in layer.modules() if is_ordinary(m) for p in m.parameters(False)}
+    for parameter in layer.parameters():
+        if id(parameter) not in ordinary and (kept != "vectors" or parameter.ndim == 1):
+            parameter.data = parameter.data.float()
+    x = tokens(2, 5, dtype=torch.bfloat16)
+    outputs = run_all(layer, x)
+    assert [y.dtype for y in outputs[:3]] == [torch.bfloat16] * 3
+    assert {part.dtype for part in outputs[3:]} == {torch.float32}
+    assert {part.dtype for _, part in tensors(layer.init_state(2))} == {torch.float32}
+    sum(y.float().sum() for y in outputs).backward()
+    with pytest.raises(TypeError, match=r"^x must have the dtype .*bfloat16.*got torch.float32"):
+        layer(x.float())
+
+
+def is_ordinary(module):
+    return isinstance(module, nn.Linear | nn.Conv1d | nn.LSTM)
+
+
+def test_hooks_may_convert_the_input_of_every_module(make):
+    """As layers do whose weights are stored in another dtype than the one they compute in."""
+    layer = make(dtype=torch.float32)
+    expected = run_all(layer, tokens(2, 5))
+    stored = copy.deepcopy(layer).bfloat16()
+    for module in stored.modules():
+        if is_ordinary(module):
+            # The input is not in the dtype of the weights until the hook has run.
+            module.register_forward_pre_hook(lambda m, _: m.float() and None)
+            module.register_forward_hook(lambda m, *_: m.bfloat16() and None)
+    for y, like in zip(run_all(stored, tokens(2, 5)), expected, strict=True):
+        torch.testing.assert_close(y.float(), like, rtol=0.1, atol=0.1)
+
+
+def replica(module):
+    """Make what torch.nn.parallel.replicate makes, on the same device."""
+    modules = list(module.modules())
+    copies = [each._replicate_for_data_parallel() for each in modules]
+    for each, other in zip(modules, copies, strict=True):
+        for name, child in each._modules.items():
+            setattr(other, name, copies[modules.index(child)])
+        for name, parameter in each._parameters.items():
+            if parameter is None:
+                other._parameters[name] = None
+            else:
+                setattr(other, name, parameter.clone())
+    for each in copies:
+        if isinstance(each, nn.LSTM):
+            each._flat_weights = [getattr(each, name) for name in each._flat_weights_names]
+    return copies[0]
+
+
+def test_replicas_of_data_parallel_run(make):
+    layer = make(dtype=torch.float64)
+    x = tokens(2, 5, dtype=torch.float64)
+    torch.testing.assert_close(run_all(replica(layer), x), run_all(layer, x))
+
+
+def offload(module):
+    """Keep the weights of every module on "meta" except while it runs, as accelerate does."""
+    for part in module.modules():
+        own = dict(part.named_parameters(recurse=False))
+
+        def fetch(part, _, own=own):
+            part._parameters.update(own)
+
+        def drop(part, *_, own=own):
+            empty = {n: nn.Parameter(p.detach().to("meta"), False) for n, p in own.items()}
+            part._parameters.update(empty)
+
+        if own:
+            part.register_forward_pre_hook(fetch)
+            part.register_forward_hook(drop)
+            drop(part)
+    return module
+
+
+def test_offloaded_weights_are_fetched_by_their_modules(make):
+    layer, x = make(), tokens(2, 5)
+    with torch.no_grad():
+        expected = run_all(layer, x)
+        torch.testing.assert_close(run_all(offload(layer), x), expected)
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_every_module_with_weights_is_called(make, mode):
+    layer, called = make(), set()
+    wanted = {n for n, m in layer.named_modules() if list(m.parameters(recurse=False))}
+    wanted -= {""} if make().name == "bd_lru" else set()  # a step needs no initial state
+    for name, module in layer.named_modules():
+        module.register_forward_pre_hook(lambda *_, name=name: called.add(name))
+    with mode():
+        _, state = layer(tokens(2, 5))
+        assert called >= wanted
+        called.clear()
+        layer.step(tokens(2), state)
+    assert called >= wanted
+
+
+PRUNED = {
+    "both weights": ("weight_ih_l0", "weight_hh_l0"),
+    "both biases": ("bias_hh_l0", "bias_ih_l0"),
+    "one weight": ("weight_hh_l0",),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes .* were assigned during export")
+@pytest.mark.parametrize("kind", [WholeSequence, DecodeStep])
+@pytest.mark.parametrize("change", [*PRUNED, "weight norm", "tied", "stale"])
+def test_an_exported_lstm_uses_the_weights_by_name(kind, change):
+    torch.manual_seed(0)
+    layer = LSTM(hidden_size=8)
+    if change == "weight norm":
+        parametrizations.weight_norm(layer.lstm, "weight_hh_l0")
+    elif change == "tied":
+        layer.lstm.bias_hh_l0 = layer.lstm.bias_ih_l0
+    else:
+        for name in PRUNED.get(change, ["weight_ih_l0"]):
+            prune.l1_unstructured(layer.lstm, name, 0.3)
+    if change == "stale":  # as after an optimiser step
+        layer.lstm.weight_ih_l0_orig.data.mul_(2)
+    call = kind(layer)
+    x = tokens(3, 9) if kind is WholeSequence else tokens(3)
+    state = torch.zeros(3, 8), torch.zeros(3, 8)
+    program = torch.export.export(call, call.inputs(), dynamic_shapes=call.dynamic_shapes())
+    with torch.no_grad():
+        torch.testing.assert_close(program.module()(x, *state), call(x, *state))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_gradients_in_16_bits_are_finite(make, dtype, autocast):
+    layer = make(dtype=torch.float32 if autocast else dtype)
+    if autocast and dtype is torch.float16 and isinstance(layer, LSTM):
+        pytest.skip("PyTorch's LSTM has no kernel for it on a CPU")
+    x = tokens(2, 12, dtype=torch.float32 if autocast else dtype)
+    with torch.autocast("cpu", dtype=dtype, enabled=autocast):
+        y, _ = layer(x)
+    y.float().square().mean().backward()
+    assert all(p.grad.isfinite().all() for p in layer.parameters() if p.grad is not None)

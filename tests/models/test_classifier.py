@@ -1,0 +1,473 @@
+"""The model of the synthetic benchmarks: its options and its initial weights."""
+
+import inspect
+import itertools
+from typing import get_type_hints
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from statemix import ops
+from statemix.errors import OptionError
+from statemix.layers import LAYERS, Layer, LayerSpec, take_rows
+from statemix.models import MixerSpec, TokenClassifier
+
+CONVERGED = {"contraction": 0.5, "max_iterations": 120, "tolerance": 1e-14}
+SPECS = {
+    "bd_lru": LayerSpec("bd_lru", num_blocks=2, block_size=3),
+    "h_lru": LayerSpec("h_lru", num_channels=4, order=2),
+    "lstm": LayerSpec("lstm"),
+    "attention": LayerSpec("attention", num_heads=2),
+    "conv": LayerSpec("conv", kernel_size=3),
+    "delta_net": LayerSpec("delta_net", num_heads=2),
+    "delta_product": LayerSpec("delta_product", num_heads=2, num_householder=2),
+    "mamba2": LayerSpec("mamba2", d_state=4, head_dim=4),
+    "fp_rnn": LayerSpec("fp_rnn", **CONVERGED),
+    "fp_mamba1": LayerSpec("fp_mamba1", d_state=2, damping=1.0, **CONVERGED),
+    "fp_mamba2": LayerSpec("fp_mamba2", d_state=2, head_dim=4, damping=1.0, **CONVERGED),
+}
+HYBRID = tuple(SPECS.values())
+STACKS = {**{name: (spec, spec) for name, spec in SPECS.items()}, "hybrid": HYBRID}
+each_stack = pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
+
+HEADS = {"product": 5, "parity": 2}
+MIXERS = {"none": None, "swiglu": MixerSpec("swiglu"), "mlp": MixerSpec("mlp")}
+
+
+def build(*layers, heads=None, **settings):
+    return TokenClassifier(7, heads or HEADS, 8, layers or (SPECS["bd_lru"],), **settings)
+
+
+def draw(batch=3, length=6, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(7, (batch, length), generator=generator)
+
+
+def test_every_registered_layer_is_covered():
+    assert SPECS.keys() == LAYERS.keys()
+
+
+@each_stack
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_every_head_has_logits_and_every_parameter_a_gradient(stack, mixer):
+    model = build(*stack, bos=True, channel_mixer=MIXERS[mixer])
+    logits = model(draw())
+    assert {head: tuple(these.shape) for head, these in logits.items()} == {
+        "product": (3, 6, 5),
+        "parity": (3, 6, 2),
+    }
+    sum(these.square().sum() for these in logits.values()).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def normed(x):
+    return x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+
+
+def read(model, x):
+    return {head: x @ readout.weight.T + readout.bias for head, readout in model.readouts.items()}
+
+
+@pytest.mark.parametrize("mixer", ["none", "mlp"])
+def test_forward_is_embedding_residual_norm_readout(mixer):
+    model = build(*HYBRID, norm="rms", channel_mixer=MIXERS[mixer])
+    tokens = draw()
+    x = model.backbone.embedding.weight[tokens]
+    for block in model.backbone.blocks:
+        x = x + block.mixer(normed(x))[0]
+        if block.channel_mixer is not None:
+            x = x + block.channel_mixer(normed(x))
+    torch.testing.assert_close(model(tokens), read(model, normed(x)))
+
+
+def test_layer_norm_is_that_of_the_definition():
+    model = build(norm="layer")
+    x = 0.01 * torch.randn(2, 3, model.backbone.embedding.embedding_dim)
+    centred = x - x.mean(-1, keepdim=True)
+    expected = centred * (centred.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+    torch.testing.assert_close(model.backbone.final_norm(x), expected)
+
+
+def test_without_residual_and_norm_only_the_layers_remain():
+    model = build(residual=False, norm="none", channel_mixer=MIXERS["mlp"])
+    tokens = draw()
+    y, _ = model.backbone.blocks[0].mixer(model.backbone.embedding(tokens))
+    torch.testing.assert_close(
+        model(tokens), read(model, model.backbone.blocks[0].channel_mixer(y))
+    )
+
+
+def test_bos_is_a_token_whose_output_is_dropped():
+    model = build(bos=True)
+    spelled_out = TokenClassifier(8, HEADS, 8, [SPECS["bd_lru"]])
+    spelled_out.load_state_dict(model.state_dict())
+    tokens = draw()
+    prepended = torch.cat([torch.full((3, 1), 7), tokens], dim=1)
+    expected = {head: these[:, 1:] for head, these in spelled_out(prepended).items()}
+    torch.testing.assert_close(model(tokens), expected)
+
+
+def joined(pieces):
+    return {head: torch.cat([piece[head] for piece in pieces], dim=1) for head in pieces[0]}
+
+
+@each_stack
+@pytest.mark.parametrize("bos", [False, True])
+def test_packed_sequences_equal_single_ones(stack, bos):
+    # In float64: rounding adds up over many layers, and products round as their sizes ask for.
+    model = build(*stack, bos=bos, channel_mixer=MIXERS["swiglu"]).double()
+    tokens = draw(1, 9)
+    # The third sequence is empty.
+    boundaries = [0, 1, 5, 5, 9]
+    packed = model(tokens, torch.tensor(boundaries))
+    parts = [model(tokens[:, a:b]) for a, b in itertools.pairwise(boundaries) if b > a]
+    torch.testing.assert_close(packed, joined(parts))
+
+
+@each_stack
+@pytest.mark.parametrize("bos", [False, True])
+def test_extending_piece_by_piece_equals_the_whole(stack, bos):
+    # Eight layers add up the rounding of float32.
+    model = build(*stack, bos=bos).double()
+    tokens = draw()
+    pieces, state = [], None
+    for piece in tokens.split([1, 3, 2], dim=1):
+        y, state = model.extend(piece, state)
+        pieces.append(y)
+    torch.testing.assert_close(joined(pieces), model(tokens))
+
+
+@each_stack
+def test_the_state_is_one_per_layer_and_its_rows_can_be_reordered(stack):
+    model = build(*stack, bos=True).double()
+    tokens, more, rows = draw(), draw(seed=1), torch.tensor([2, 0, 2, 1])
+    _, state = model.extend(tokens)
+    assert [type(part) for part in state] == [
+        type(block.mixer.init_state(1)) for block in model.backbone.blocks
+    ]
+    logits, _ = model.extend(more[rows], take_rows(state, rows))
+    whole = model(torch.cat([tokens, more], dim=1)[rows])
+    torch.testing.assert_close(logits, {head: these[:, 6:] for head, these in whole.items()})
+
+
+def test_one_seed_gives_one_model_and_leaves_the_global_generator_alone():
+    torch.manual_seed(5)
+    first = build(seed=1, channel_mixer=MIXERS["mlp"]).state_dict()
+    drawn = torch.rand(1)
+    second = build(seed=1, channel_mixer=MIXERS["mlp"]).state_dict()
+    other = build(seed=2, channel_mixer=MIXERS["mlp"]).state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not torch.equal(first["backbone.embedding.weight"], other["backbone.embedding.weight"])
+    torch.manual_seed(5)
+    assert torch.equal(torch.rand(1), drawn)
+
+
+class OwnBiases(Layer):
+    """A layer whose biases are part of its definition: zero_biases leaves them as they are."""
+
+    name = "own_biases"
+    display_name = "own biases"
+
+    def __init__(self, hidden_size, *, device=None, dtype=None):
+        super().__init__()
+        self.hidden_size = hidden_size
+        self.proj = nn.Linear(hidden_size, hidden_size, device=device, dtype=dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self, generator=None):
+        nn.init.constant_(self.proj.bias, 0.5)
+
+    def init_state(self, batch_size, device=None, dtype=None):
+        return torch.zeros((batch_size, 1), device=device, dtype=dtype)
+
+    def forward(self, x, state=None, cu_seqlens=None):
+        rows = self._check_sequence(x, state, cu_seqlens)
+        return self.proj(x), self.init_state(rows) if state is None else state
+
+    def step(self, x_t, state):
+        return self.proj(x_t), state
+
+
+@pytest.fixture
+def own_biases():
+    LAYERS.register(OwnBiases)
+    yield LayerSpec("own_biases")
+    LAYERS.remove("own_biases")
+
+
+@pytest.mark.parametrize("zero_biases", [True, False])
+def test_layers_and_mixers_zero_their_own_biases(own_biases, monkeypatch, zero_biases):
+    asked = []
+    for kind in (*LAYERS.values(), type(MIXERS["mlp"].build(hidden_size=8))):
+        zero = kind.zero_biases
+        monkeypatch.setattr(
+            kind, "zero_biases", lambda self, zero=zero: asked.append(type(self)) or zero(self)
+        )
+    model = build(*HYBRID, own_biases, channel_mixer=MIXERS["mlp"], zero_biases=zero_biases)
+    parts = [part for block in model.backbone.blocks for part in (block.mixer, block.channel_mixer)]
+    assert asked == ([type(part) for part in parts] if zero_biases else [])
+    # Nothing reaches past the method into the layer.
+    assert torch.equal(model.backbone.blocks[-1].mixer.proj.bias, torch.full((8,), 0.5))
+    zeroed = [*(block.channel_mixer.up_proj.bias for block in model.backbone.blocks)]
+    zeroed += [
+        model.backbone.blocks[0].mixer.gate_proj.bias,
+        *(r.bias for r in model.readouts.values()),
+    ]
+    assert all(bool(bias.any()) is not zero_biases for bias in zeroed)
+
+
+# Each argument of the constructor: another value, and its required effect on the model.
+ARGUMENTS = {
+    "vocab_size": (9, lambda m: m.backbone.embedding.num_embeddings == 9),
+    "heads": ({"a": 3}, lambda m: {h: r.out_features for h, r in m.readouts.items()} == {"a": 3}),
+    "hidden_size": (
+        10,
+        lambda m: (
+            m.backbone.embedding.embedding_dim == 10 == m.backbone.blocks[0].mixer.hidden_size
+        ),
+    ),
+    "layers": (HYBRID, lambda m: [b.mixer.name for b in m.backbone.blocks] == list(SPECS)),
+    "bos": (True, lambda m: m.backbone.bos and m.backbone.embedding.num_embeddings == 8),
+    "residual": (False, lambda m: not any(block.residual for block in m.backbone.blocks)),
+    "norm": (
+        "layer",
+        lambda m: all(
+            isinstance(n, nn.LayerNorm)
+            for n in (
+                m.backbone.final_norm,
+                *(n for b in m.backbone.blocks for n in (b.norm, b.channel_norm)),
+            )
+        ),
+    ),
+    "channel_mixer": (
+        MixerSpec("mlp"),
+        lambda m: type(m.backbone.blocks[0].channel_mixer).__name__ == "MLP",
+    ),
+    "zero_biases": (False, lambda m: m.readouts["product"].bias.any()),
+    "linear_init": ("normal", lambda m: m.readouts["product"].weight.abs().max() < 0.1),
+    "seed": (
+        1,
+        lambda m: not torch.equal(m.backbone.embedding.weight, made().backbone.embedding.weight),
+    ),
+}
+
+
+def made(**changes):
+    usual = {
+        "vocab_size": 7,
+        "heads": HEADS,
+        "hidden_size": 8,
+        "layers": (SPECS["bd_lru"],),
+        "channel_mixer": MixerSpec("swiglu"),
+    }
+    return TokenClassifier(**(usual | changes))
+
+
+@pytest.mark.parametrize("argument", inspect.signature(TokenClassifier).parameters)
+def test_every_argument_reaches_the_model(argument):
+    value, reached = ARGUMENTS[argument]
+    assert not reached(made())
+    assert reached(made(**{argument: value}))
+
+
+@pytest.mark.parametrize("change", [{"residual": False}, {"norm": "layer"}, {"norm": "none"}])
+@pytest.mark.parametrize("mixer", ["none", "swiglu"])
+def test_switches_change_the_logits_of_equal_weights(change, mixer):
+    model, other = build(channel_mixer=MIXERS[mixer]), build(channel_mixer=MIXERS[mixer], **change)
+    other.load_state_dict(model.state_dict(), strict=False)
+    assert not torch.allclose(model(draw())["product"], other(draw())["product"], rtol=1e-3)
+
+
+def test_it_starts_as_in_mad():
+    model = TokenClassifier(200, {"y": 50}, 128, [LayerSpec("bd_lru", num_blocks=64, block_size=3)])
+    assert model.backbone.embedding.weight.std().item() == pytest.approx(0.02, rel=0.02)
+    linears = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
+    assert {"readouts.y", "backbone.blocks.0.mixer.gate_proj"} <= linears.keys()
+    for linear in linears.values():
+        assert linear.bias is None or not linear.bias.any()
+        bound = linear.in_features**-0.5
+        assert 0.98 * bound < linear.weight.abs().max() <= bound
+
+
+@pytest.mark.parametrize(("layer", "units"), [("bd_lru", "num_blocks"), ("h_lru", "num_channels")])
+def test_pointwise_gates_start_without_bias_as_dense_ones_do(layer, units):
+    options = {**SPECS[layer].options, units: 8, "selective": "pointwise"}
+    for block in build(*(2 * [LayerSpec(layer, **options)])).backbone.blocks:
+        assert not block.mixer.gate_bias.any()
+        assert block.mixer.gate_weight.abs().max() > 0.8
+
+
+@pytest.mark.parametrize("gate", [name for name, g in ops.GATES.items() if not g.blocks_only])
+def test_constant_gates_start_where_they_can_learn(gate):
+    """At zero, ``relu`` would have no gradient at all and ``signed`` and ``tanh`` a huge one."""
+    model = build(LayerSpec("bd_lru", num_blocks=2, block_size=3, selective=False, gate=gate))
+    model(draw())["product"].square().sum().backward()
+    assert 0 < model.backbone.blocks[0].mixer.gate_bias.grad.abs().max() < 1e4
+
+
+def test_an_lstm_starts_as_in_torch():
+    layer = build(SPECS["lstm"]).backbone.blocks[0].mixer
+    bound = 8**-0.5
+    for bias in (layer.lstm.bias_ih_l0, layer.lstm.bias_hh_l0):
+        assert 0.8 * bound < bias.abs().max() <= bound
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"vocab_size": 0}, ValueError, "vocab_size must be at least 1, got 0"),
+        ({"heads": {"y": 0}}, ValueError, r"heads\['y'\] must be at least 1, got 0"),
+        ({"heads": {"y": 1.5}}, OptionError, r"heads\['y'\] must be an int, got 1\.5"),
+        ({"heads": {}}, ValueError, r"heads must not be empty, got \{\}"),
+        ({"layers": ()}, ValueError, r"layers must not be empty, got \(\)"),
+        ({"hidden_size": -1}, ValueError, "hidden_size must be at least 1, got -1"),
+        (
+            {"norm": "batch"},
+            ValueError,
+            r"norm must be one of \['rms', 'layer', 'none'\], got 'bat",
+        ),
+        (
+            {"layers": [LayerSpec("bd_lru", num_blocks=2, block_size=0)]},
+            ValueError,
+            "block_size must be at least 1, got 0",
+        ),
+        (
+            {"channel_mixer": MixerSpec("mlp", intermediate_size=-1)},
+            ValueError,
+            "intermediate_size must be at least 1, got -1",
+        ),
+    ],
+)
+def test_bad_input_is_named(settings, error, message):
+    with pytest.raises(error, match=message):
+        made(**settings)
+
+
+PACKED = {"tokens": draw(1, 5)}
+
+
+@pytest.mark.parametrize("bos", [False, True])
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"tokens": [[0]]}, TypeError, "tokens must be a tensor, got list"),
+        ({"tokens": draw()[0]}, ValueError, r"tokens must have shape \(B, T\), got \(6,\)"),
+        (
+            {"tokens": draw().float()},
+            TypeError,
+            r"tokens must be int32 or int64, got torch\.float32",
+        ),
+        ({"tokens": draw() > 3}, TypeError, r"tokens must be int32 or int64, got torch\.bool"),
+        ({"tokens": draw() - 7}, ValueError, r"tokens must be in 0\.\.6 \(vocab_size=7\), got -7"),
+        ({"tokens": torch.tensor([[0, 7]])}, ValueError, r"tokens must be in 0\.\.6 .* got 7"),
+        ({"tokens": torch.tensor([[8, 0]])}, ValueError, r"tokens must be in 0\.\.6 .* got 8"),
+        (
+            {"tokens": draw().to("meta")},
+            ValueError,
+            r"tokens must be on the device of the parameters \(cpu\), got meta",
+        ),
+        ({"tokens": draw(1, 5) + 7, "cu_seqlens": torch.tensor([0, 5])}, ValueError, "tokens must"),
+        (
+            {"tokens": draw(), "cu_seqlens": torch.tensor([0, 6])},
+            ValueError,
+            r"one packed .* B = 3",
+        ),
+        (PACKED | {"cu_seqlens": [0, 5]}, TypeError, "cu_seqlens must be a tensor, got list"),
+        (
+            PACKED | {"cu_seqlens": torch.tensor([0.0, 5.0])},
+            TypeError,
+            "cu_seqlens must be int32 or int64",
+        ),
+        (
+            PACKED | {"cu_seqlens": torch.tensor([0, 9])},
+            ValueError,
+            r"cu_seqlens must rise from 0 to the length 5, got \[0, 9\]",
+        ),
+        (
+            PACKED | {"cu_seqlens": torch.tensor([0, 5], device="meta")},
+            ValueError,
+            "cu_seqlens must be on cpu, got meta",
+        ),
+    ],
+)
+def test_bad_tokens_and_bounds_are_named(changed, error, message, bos):
+    with pytest.raises(error, match=message):
+        build(bos=bos)(**changed)
+
+
+@pytest.mark.parametrize("bos", [False, True])
+@pytest.mark.parametrize(
+    ("state", "error", "message"),
+    [
+        ((), ValueError, r"state must hold one state per layer \(2\), got 0"),
+        ((torch.zeros(3, 2, 3),), ValueError, r"state must hold one state per layer \(2\), got 1"),
+        ((torch.zeros(3, 2, 3), None), TypeError, "state of every layer, got None for one"),
+        (torch.zeros(2, 3, 2, 3), TypeError, "state must be a tuple or None, got Tensor"),
+        (
+            (torch.zeros(4, 2, 3),) * 2,
+            ValueError,
+            r"state must have shape \(B=3, .*got \(4, 2, 3\)",
+        ),
+    ],
+)
+def test_bad_states_are_named(state, error, message, bos):
+    with pytest.raises(error, match=message):
+        build(*(2 * [SPECS["bd_lru"]]), bos=bos).extend(draw(), state)
+
+
+@pytest.mark.parametrize("bos", [False, True])
+def test_extending_by_bad_tokens_is_refused(bos):
+    model = build(bos=bos)
+    _, state = model.extend(draw())
+    for given in (None, state):
+        with pytest.raises(ValueError, match=r"tokens must be in 0\.\.6 .* got 7"):
+            model.extend(torch.full((3, 1), 7), given)
+
+
+def shapes(logits):
+    return {head: these.shape for head, these in logits.items()}
+
+
+# Tracing an autograd.Function makes Dynamo itself instantiate the class.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("bos", [False, True])
+@pytest.mark.parametrize("bounds", [None, torch.tensor([0, 2, 5])])
+@torch.no_grad()
+def test_tokens_without_values_to_read_are_not_refused(bos, bounds):
+    model, tokens = build(bos=bos), draw(1, 5)
+    expected = model(tokens, bounds)
+    mapped = torch.vmap(model, in_dims=(0, None))(tokens.expand(3, 1, 5), bounds)
+    torch.testing.assert_close(
+        mapped, {head: these.expand(3, -1, -1, -1) for head, these in expected.items()}
+    )
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(tokens, bounds), expected)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = [None if tensor is None else mode.from_tensor(tensor) for tensor in (tokens, bounds)]
+        assert shapes(model(*fake)) == shapes(expected)
+    assert shapes(build(bos=bos).to("meta")(tokens.to("meta"))) == shapes(expected)
+
+
+SWITCHES = [name for name, hint in get_type_hints(TokenClassifier.__init__).items() if hint is bool]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("heads", [("a", 2)], OptionError),
+        ("heads", {1: 2}, OptionError),
+        ("layers", "lstm", OptionError),
+        ("layers", 3, OptionError),
+        ("channel_mixer", "mlp", OptionError),
+        *((name, value, OptionError) for name in SWITCHES for value in ("no", 0, None)),
+        ("seed", None, OptionError),
+        ("seed", -1, ValueError),
+    ],
+)
+def test_arguments_of_another_type_are_named(name, value, error):
+    good = {"vocab_size": 3, "heads": {"a": 2}, "hidden_size": 4, "layers": [LayerSpec("lstm")]}
+    with pytest.raises(error, match=f"{name} must be"):
+        TokenClassifier(**good | {name: value})

@@ -1,0 +1,224 @@
+"""The self-check of GPU kernels, played by a backend on the CPU that is right, wrong or broken."""
+
+import dataclasses
+import json
+import warnings
+from functools import partial
+
+import pytest
+import torch
+
+from statemix import ops
+from statemix.ops import backends
+from statemix.ops.triton import selfcheck
+
+LOOP = ops.BACKENDS["loop"]
+CPU = torch.device("cpu")
+
+
+def agrees(kernel, scan):
+    return kernel.forward(scan)
+
+
+def disagrees(kernel, scan):
+    states, final_state, saved = kernel.forward(scan)
+    return states * 1.001, final_state, saved
+
+
+def disagrees_if_packed(kernel, scan):
+    return (agrees if scan.cu_seqlens is None else disagrees)(kernel, scan)
+
+
+def gives_no_number(kernel, scan):
+    states, final_state, saved = kernel.forward(scan)
+    return states * torch.nan, final_state, saved
+
+
+def fails(kernel, scan):
+    raise RuntimeError("PassManager::run failed\nand more")
+
+
+def lacks_memory(kernel, scan):
+    raise torch.OutOfMemoryError("2 GiB wanted")
+
+
+@pytest.fixture
+def device(monkeypatch, tmp_path):
+    """``device(behaviour)`` makes the backend "stub" behave so, as in a new process."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    calls = []
+
+    def behave(behaviour):
+        def forward(kernel, scan):
+            calls.append(scan.operator)
+            return behaviour(kernel, scan)
+
+        kernels = {
+            operator: dataclasses.replace(kernel, forward=partial(forward, kernel))
+            for operator, kernel in LOOP.kernels.items()
+        }
+        stub = dataclasses.replace(
+            LOOP,
+            name="stub",
+            kernels=kernels,
+            slow=False,
+            distrust=lambda operator, place: selfcheck.distrust(operator, place, "stub"),
+        )
+        entries = {"stub": stub, "loop": LOOP, "reference": ops.BACKENDS["reference"]}
+        monkeypatch.setattr(ops.BACKENDS, "_entries", entries)
+        monkeypatch.setattr(selfcheck, "_known", {})
+        backends._warned.clear()
+        calls.clear()
+        return calls
+
+    yield behave
+    backends._warned.clear()
+
+
+def run(operator="lag"):
+    if operator == "lag":
+        return ops.h_lru(torch.zeros(1, 3, 2, 3), torch.ones(1, 3, 2))[0]
+    return ops.bd_lru(torch.zeros(1, 3, 2, 2, 3), torch.ones(1, 3, 2, 2))[0]
+
+
+@pytest.mark.parametrize("operator", ["block", "lag"])
+def test_kernels_that_agree_are_chosen_and_checked_once(device, operator):
+    calls = device(agrees)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(operator)
+        checked = len(selfcheck.QUICK[operator])
+        assert calls == [operator] * (checked + 1)
+        run(operator)
+        # Another process reads the verdict.
+        calls = device(agrees)
+        run(operator)
+    assert calls == [operator]
+    assert ops.default_backend("cpu", operator) == "stub"
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "message"),
+    [
+        (disagrees, r"lag softmax m=2 float32 T=6 disagrees \(error of states 1\.0e-03"),
+        (disagrees_if_packed, r": lag softmax m=2 float32 T=80\+1\+70 disagrees"),
+        (gives_no_number, r"disagrees \(error of states nan"),
+        (fails, r"fails \(RuntimeError: PassManager::run failed\)"),
+        (lacks_memory, r"needs memory \(OutOfMemoryError: 2 GiB wanted\)"),
+    ],
+)
+def test_kernels_that_are_wrong_or_broken_give_way_with_one_warning(device, behaviour, message):
+    calls = device(behaviour)
+    with pytest.warns(RuntimeWarning, match=r"slow backend 'loop'") as caught:
+        states = run()
+    assert len(caught) == 1
+    text = str(caught[0].message)
+    assert text.count("failed its self-check on cpu") == 1
+    assert "report this with the output of `statemix doctor --check`" in text
+    with pytest.raises(AssertionError, match=message):
+        raise AssertionError(text)
+    torch.testing.assert_close(states, run())
+    checked = len(calls)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run()
+    assert len(calls) == checked
+    # They may still be named.
+    if behaviour is not fails and behaviour is not lacks_memory:
+        ops.lag_scan(torch.zeros(1, 3, 2, 3), torch.ones(1, 3, 2), backend="stub")
+
+
+def test_a_shortage_of_memory_is_not_remembered(device):
+    device(lacks_memory)
+    assert "needs memory" in selfcheck.distrust("lag", CPU, "stub")
+    device(agrees)
+    assert selfcheck.distrust("lag", CPU, "stub") is None
+    device(fails)
+    assert selfcheck.distrust("lag", CPU, "stub") is None
+
+
+def test_a_verdict_holds_for_its_versions_and_kernels(device, monkeypatch):
+    device(disagrees)
+    assert selfcheck.distrust("lag", CPU, "stub") is not None
+    device(agrees)
+    assert selfcheck.distrust("lag", CPU, "stub") is not None
+    monkeypatch.setattr(torch, "__version__", "9.9")
+    device(agrees)
+    assert selfcheck.distrust("lag", CPU, "stub") is None
+    assert len(json.loads(selfcheck.cache_file().read_text())) == 2
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"a": 3}', "\x00\xff"])
+def test_a_damaged_cache_is_replaced(device, text):
+    path = selfcheck.cache_file()
+    path.parent.mkdir(parents=True)
+    path.write_bytes(text.encode("latin1"))
+    device(agrees)
+    assert selfcheck.distrust("lag", CPU, "stub") is None
+    assert "" in json.loads(path.read_text()).values()
+    assert [file.name for file in path.parent.iterdir()] == ["kernels.json"]
+
+
+def test_a_cache_that_cannot_be_written_does_not_matter(device, tmp_path):
+    (tmp_path / "statemix").write_text("a file in place of the folder")
+    device(agrees)
+    assert selfcheck.distrust("lag", CPU, "stub") is None
+    device(disagrees)
+    assert selfcheck.distrust("lag", CPU, "stub") is not None
+
+
+def test_a_cache_that_cannot_be_replaced_leaves_nothing_behind(device, monkeypatch):
+    def replace(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(selfcheck.os, "replace", replace)
+    device(agrees)
+    assert selfcheck.distrust("lag", CPU, "stub") is None
+    assert list(selfcheck.cache_file().parent.iterdir()) == []
+
+
+def test_the_check_does_not_see_what_is_active_around_the_first_call(device):
+    device(agrees)
+    gates, values = torch.zeros(4, 1, 3, 2, 3), torch.ones(4, 1, 3, 2)
+    gradient = torch.func.grad(lambda g, v: ops.h_lru(g, v)[0].sum())
+    with torch.autocast("cpu"):
+        torch.func.vmap(gradient)(gates, values)
+    device(disagrees)
+    with torch.inference_mode():
+        assert selfcheck.distrust("block", CPU, "stub") is not None
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.usefixtures("fresh_compiler")
+def test_the_first_call_may_be_compiled(device):
+    calls = device(agrees)
+    compiled = torch.compile(ops.h_lru, backend="aot_eager", fullgraph=True)
+    compiled(torch.zeros(1, 3, 2, 3), torch.ones(1, 3, 2))
+    assert len(calls) > len(selfcheck.QUICK["lag"])
+
+
+def test_the_complete_check_has_every_family_size_and_dtype(device):
+    device(agrees)
+    entries = ops.BACKENDS._entries
+    entries["triton"] = dataclasses.replace(
+        ops.BACKENDS["stub"], name="triton", families=tuple(ops.GATES)
+    )
+    cases = list(selfcheck.complete_cases())
+    assert len(set(cases)) == len(cases) < 90
+    for operator in ("block", "lag"):
+        mine = [case for case in cases if case.operator == operator]
+        families = [one.name for one in ops.GATES.values()]
+        wanted = families if operator == "block" else [n for n in families if n != "householder"]
+        assert {case.gate for case in mine} == set(wanted)
+        assert {case.dtype for case in mine} == set(selfcheck.TOLERANCES)
+        assert {case.size for case in mine} == {1, 2, 3, 4, 8, 16}
+        assert len({case.lengths for case in mine}) == 4
+    assert cases[: len(selfcheck.QUICK["block"])] == list(selfcheck.QUICK["block"])
+
+
+def test_the_complete_check_gives_a_verdict_for_each_case(device, monkeypatch):
+    device(disagrees_if_packed)
+    monkeypatch.setattr(selfcheck, "complete_cases", lambda: iter(selfcheck.QUICK["lag"]))
+    verdicts = list(selfcheck.check_kernels("cpu", "stub"))
+    assert [verdict.outcome for verdict in verdicts] == ["agrees", "disagrees"]
+    assert verdicts[0].case == "lag softmax m=2 float32 T=6"

@@ -1,0 +1,38 @@
+"""Public types and modules have names of their own."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "src" / "statemix"
+FILES = [path for path in PACKAGE.rglob("*.py") if path.name != "__main__.py"]
+# A command has the name of the room that it serves.
+COMMANDS = {"bench", "demo", "tasks"}
+# TODO: empty both lists while the rooms are rebuilt.
+MODULES = {"block", "checks", "copying", "files", "flops", "lag", "layer", "registry", "studies"}
+TYPES = {
+    "Ending",
+    "Entry",
+    "Loop",
+    "Operator",
+    "Outcome",
+    "Recurrence",
+    "Row",
+    "Shape",
+}
+# A class, or an alias of a type.
+TYPE = re.compile(r"^class ([A-Z]\w*)|^([A-Z]\w*[a-z]\w*)(?:: TypeAlias)? = ", re.MULTILINE)
+
+
+def repeated(names):
+    return {name for name, count in Counter(names).items() if count > 1}
+
+
+def test_module_names_are_unique():
+    names = [path.parent.name if path.stem == "__init__" else path.stem for path in FILES]
+    assert repeated(names) - COMMANDS <= MODULES
+
+
+def test_names_of_public_types_are_unique():
+    names = [first or other for path in FILES for first, other in TYPE.findall(path.read_text())]
+    assert repeated(names) <= TYPES

@@ -1,0 +1,240 @@
+"""The three rings of the package, each in an environment with its declared packages alone."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+import venv
+from importlib.metadata import distribution, packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SITE = Path("lib", f"python{sys.version_info.major}.{sys.version_info.minor}", "site-packages")
+
+CORE = ("errors", "automaton", "memory", "registry", "ops", "layers", "models", "proofs")
+TRAINING = ("tasks", "training")
+LABORATORY = ("studies", "bench")
+
+
+def requirements(ring):
+    """Return what pyproject.toml states for a ring: "" is the core, others are extras."""
+    return PROJECT["optional-dependencies"][ring] if ring else PROJECT["dependencies"]
+
+
+def needed(ring):
+    """Return the names of all distributions that pip installs for a ring, without statemix."""
+    found = set()
+    waiting = [(Requirement(text), "") for text in [*requirements(""), *requirements(ring)]]
+    while waiting:
+        requirement, extra = waiting.pop()
+        name = re.sub(r"[-_.]+", "-", requirement.name).lower()
+        if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        if name == "statemix":
+            waiting += [
+                (Requirement(text), "") for one in requirement.extras for text in requirements(one)
+            ]
+        elif name not in found or requirement.extras:
+            found.add(name)
+            waiting += [
+                (Requirement(text), asked)
+                for text in distribution(name).requires or []
+                for asked in (requirement.extras or {""})
+            ]
+    return found
+
+
+def shipped(name):
+    """Return the entries of site-packages that belong to a distribution."""
+    files = distribution(name).files or []
+    return {
+        Path(distribution(name).locate_file(one.parts[0])) for one in files if one.parts[0] != ".."
+    }
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory):
+    """A folder into which pip has installed statemix without kernels, as a user would."""
+    tree, target = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("installed")
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree)
+    ignored = shutil.ignore_patterns("*.so", "__pycache__", "*.egg-info")
+    shutil.copytree(ROOT / "src", tree / "src", ignore=ignored)
+    options = ["--no-deps", "--no-index", "--no-build-isolation", "--quiet", "--target", target]
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", *options, tree],
+        check=True,
+        env=os.environ | {"CXX": "none"},
+    )
+    return target
+
+
+@pytest.fixture(scope="session")
+def environment(installed, tmp_path_factory):
+    """``environment(ring)`` makes an environment with a ring's packages; returns its Python."""
+    made = {}
+
+    def make(ring):
+        if ring not in made:
+            folder = tmp_path_factory.mktemp(f"environment-{ring or 'core'}")
+            venv.create(folder, symlinks=True)
+            entries = set(installed.iterdir()).union(*map(shipped, needed(ring)))
+            for entry in entries:
+                (folder / SITE / entry.name).symlink_to(entry)
+            made[ring] = folder / "bin" / "python"
+        return made[ring]
+
+    return make
+
+
+def run(python, *arguments, cwd=None):
+    """Run a command of an environment, in which nothing else can be imported."""
+    variables = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    variables |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore:statemix uses the slow backend"}
+    command = [str(python), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=variables, cwd=cwd)
+
+
+LOOP = """
+import torch
+from torch.nn.functional import cross_entropy
+
+from statemix import BDLRU
+
+torch.manual_seed(0)
+tokens = torch.randint(2, (64, 16))
+parity = tokens.cumsum(1) % 2
+embedding, layer = torch.nn.Embedding(2, 16), BDLRU(hidden_size=16, num_blocks=4, block_size=2)
+readout = torch.nn.Linear(16, 2)
+model = torch.nn.ModuleList([embedding, layer, readout])
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+losses = []
+for step in range(30):
+    y, state = layer(embedding(tokens))
+    loss = cross_entropy(readout(y).flatten(0, 1), parity.flatten())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+assert losses[-1] < losses[0], losses
+torch.save(model.state_dict(), "model.pt")
+
+import numpy as np
+from statemix import layers, models, ops, proofs
+from statemix.automaton import Automaton
+
+network = models.TokenClassifier(
+    2, {"parity": 2}, 8, [layers.LayerSpec("bd_lru", num_blocks=2, block_size=2)], bos=True
+)
+table = np.array([[0, 1], [1, 0]])
+print(proofs.prove(network, Automaton(0, table, table), max_pairs=50).verdict)
+"""
+
+
+@pytest.mark.slow
+def test_the_core_trains_a_layer_and_proves_a_network_with_its_two_packages(environment, tmp_path):
+    names = {Requirement(text).name for text in requirements("")}
+    assert names <= {"torch", "numpy", "safetensors"}
+    done = run(environment(""), "-c", LOOP, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() in ("proven", "refuted", "open")
+
+
+TRAIN = shlex.split(
+    """
+    --task permutation group=S_2 length=8 train_size=20 --model.hidden-size 8 --model.bos
+    --model.layers bd_lru num_blocks=2 block_size=2 --batches.size 20 --schedules.epochs 1
+    --evaluation.test-size 8 --evaluation.validation-size 8 --runtime.device cpu
+    """
+)
+
+
+@pytest.mark.slow
+def test_the_training_ring_trains_evaluates_and_certifies(environment, tmp_path):
+    for command in (
+        ["train", "--folder", "run", *TRAIN],
+        ["train", "--folder", "grid", *TRAIN, "--grid", "seed=0,1"],
+        ["evaluate", "run", "--lengths", "16"],
+        ["certify", "run"],
+        ["tasks"],
+        ["doctor"],
+    ):
+        done = run(environment("train"), "-m", "statemix", *command, cwd=tmp_path)
+        assert done.returncode == 0, (command, done.stderr)
+
+
+@pytest.mark.slow
+def test_the_laboratory_reports_from_an_installation(environment, tmp_path):
+    for command in (["reproduce", "table4", "--dry-run"], ["report", "cells", "--help"]):
+        done = run(environment("studies"), "-m", "statemix", *command, cwd=tmp_path)
+        assert done.returncode == 0, (command, done.stderr)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ring", "command", "extra"),
+    [
+        ("", "train", "train"),
+        ("", "doctor", "train"),
+        ("", "reproduce", "studies"),
+        ("train", "reproduce", "studies"),
+        ("train", "report", "studies"),
+    ],
+)
+def test_a_command_without_its_packages_names_the_extra_in_one_line(
+    environment, tmp_path, ring, command, extra
+):
+    done = run(environment(ring), "-m", "statemix", command, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert f"pip install 'statemix[{extra}]'" in done.stderr
+
+
+# Kernels need Triton, which only some machines have, or are a library of their own.
+IMPORT_ALL = """
+import importlib, json, pkgutil, sys
+import torch
+torch.compile  # what torch itself imports
+before = set(sys.modules)
+for name in sys.argv[1:]:
+    module = importlib.import_module(f"statemix.{name}")
+    for found in pkgutil.walk_packages(getattr(module, "__path__", []), f"{module.__name__}."):
+        if not found.name.endswith(".kernels") and ".kernels." not in found.name:
+            importlib.import_module(found.name)
+print(json.dumps(sorted({name.partition(".")[0] for name in set(sys.modules) - before})))
+"""
+
+
+@pytest.mark.parametrize(
+    ("ring", "outer", "modules"), [("", "train", CORE), ("train", "studies", TRAINING)]
+)
+def test_a_ring_imports_no_package_of_the_next(ring, outer, modules):
+    code = [sys.executable, "-c", IMPORT_ALL, *modules]
+    done = subprocess.run(code, capture_output=True, text=True, check=True)
+    owners = packages_distributions()
+    pulled = {
+        re.sub(r"[-_.]+", "-", owner).lower()
+        for name in json.loads(done.stdout)
+        for owner in owners.get(name, [])
+    }
+    assert not pulled & (needed(outer) - needed(ring))
+
+
+def test_the_package_itself_imports_no_torch():
+    code = "import sys, statemix; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False False\n"
+
+
+def test_a_layer_imports_no_compiler():
+    code = "import sys; from statemix import BDLRU; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"triton", "torch._inductor", "torch._dynamo", "sympy"} & set(done.stdout.split())

@@ -1,0 +1,466 @@
+"""Attempts from new weights, and schedules that wait for the one that passes."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+
+from statemix.errors import RequestError, SettingError
+from statemix.training import (
+    AttributeSchedule,
+    SearchConfig,
+    config_from_plain,
+    load_model,
+    load_outcome,
+    train,
+)
+from statemix.training.attempts import Attempt, Search, seed_of
+from statemix.training.folder import read_metrics
+
+SHARPEN = AttributeSchedule("gate_temperature", end=0.25)
+# Every attempt leaves its plateau as soon as its loss falls at all, and has two tests.
+SETTINGS = {
+    "search.attempts": 2,
+    "search.plateau": 1.0,
+    "search.every": 2,
+    "search.tests": 2,
+    "search.accept": 1.0,
+    "search.accept_last": 1.0,
+    "schedules.attributes": (SHARPEN,),
+}
+
+
+@pytest.fixture
+def searching(fresh):
+    """A run that searches, then trains for six steps; all of its tests fail unless changed."""
+    return lambda changes=None, **more: fresh(SETTINGS | (changes or {}), **more)
+
+
+def led(config, losses, accuracies):
+    """Lead a search through the losses of its steps; return it and the steps of its tests."""
+    search, tested, scores = Search(config), [], iter(accuracies)
+    for step, loss in enumerate(losses, 1):
+        search.saw(step, loss)
+        if search.due(step):
+            tested.append(step)
+            search.judge(step, next(scores))
+            if search.origin is None and search.attempts[-1].ended is not None:
+                search.restart(step)
+    return search, tested
+
+
+def test_an_attempt_leaves_its_plateau_when_the_average_of_its_loss_does():
+    # After n losses of 0, the average is .97 ** n of the first loss; .97 ** 10 = .737.
+    search, tested = led(SearchConfig(attempts=1, every=5), [2.0, *[0.0] * 18], [0.3, 0.95])
+    assert search.attempts == [Attempt(0, left=11, ended=None, accuracy=0.3, passed=False)]
+    assert tested == [16]
+    assert search.origin is None
+    search, tested = led(SearchConfig(attempts=1, every=5), [2.0, *[0.0] * 20], [0.3, 0.95])
+    assert search.attempts == [Attempt(0, left=11, ended=21, accuracy=0.95, passed=True)]
+    assert (tested, search.origin) == ([16, 21], 21)
+
+
+def test_attempts_fail_their_last_test_or_on_the_plateau():
+    config = SearchConfig(attempts=3, max_steps=40, every=5, tests=2, accept=0.9, accept_last=0.5)
+    fails, stays = [2.0, *[0.0] * 20], [2.0] * 40
+    search, tested = led(config, [*fails, *stays, *fails, 1.0], [0.3, 0.49, 0.1, 0.6, 0.5])
+    assert search.attempts == [
+        Attempt(0, left=11, ended=21, accuracy=0.49),
+        Attempt(21, left=None, ended=61, accuracy=0.1),
+        Attempt(61, left=72, ended=82, accuracy=0.5, passed=True),
+    ]
+    assert tested == [16, 21, 61, 77, 82]
+    assert (search.began, search.origin) == (61, 82)
+
+
+def test_when_the_last_attempt_fails_the_schedules_begin_with_its_weights():
+    search, tested = led(SearchConfig(attempts=2, max_steps=3), [1.0] * 9, [0.0, 0.0])
+    assert search.attempts == [Attempt(0, None, 3, 0.0), Attempt(3, None, 6, 0.0)]
+    assert (tested, search.origin) == ([3, 6], 6)
+
+
+def test_an_attempt_that_solves_the_task_at_once_passes_without_a_plateau():
+    search, _ = led(SearchConfig(attempts=2, max_steps=3), [1.0] * 3, [0.6])
+    assert search.attempts == [Attempt(0, None, 3, 0.6, passed=True)]
+
+
+def test_a_perfect_attempt_passes_the_strictest_test():
+    search, _ = led(SearchConfig(attempts=2, max_steps=3, accept_last=1.0), [1.0] * 3, [1.0])
+    assert search.attempts[-1].passed
+
+
+def test_an_attempt_that_has_lost_track_after_the_schedules_has_failed():
+    config = SearchConfig(attempts=2, max_steps=3, confirm=0.9)
+    search, _ = led(config, [1.0] * 3, [0.6])
+    assert search.unconfirmed
+    search.confirm(13, 0.89)
+    assert search.attempts == [Attempt(0, None, 13, 0.6, passed=False, confirmed=0.89)]
+    assert (search.origin, search.unconfirmed) == (None, False)
+    search.restart(13)
+    for step in range(14, 17):
+        search.saw(step, 1.0)
+    search.judge(16, 0.6)
+    assert search.origin == 16
+    # No attempts are left, so the schedules of the last one stay where they are.
+    kept = Search(config)
+    kept.restore(json.loads(json.dumps(search.to_plain())))
+    search.confirm(26, 0.89)
+    assert search.attempts[-1] == Attempt(13, None, 16, 0.6, passed=False, confirmed=0.89)
+    assert (search.origin, search.unconfirmed) == (16, False)
+    kept.confirm(26, 0.9)
+    assert kept.attempts[-1] == Attempt(13, None, 16, 0.6, passed=True, confirmed=0.9)
+    assert (kept.origin, kept.unconfirmed) == (16, False)
+
+
+def test_an_attempt_is_tested_after_the_schedules_only_if_asked_and_if_it_has_passed():
+    passed, _ = led(SearchConfig(attempts=2, max_steps=3), [1.0] * 3, [0.6])
+    failed, _ = led(SearchConfig(attempts=1, max_steps=3, confirm=0.9), [1.0] * 3, [0.1])
+    assert not passed.unconfirmed
+    assert not failed.unconfirmed
+
+
+def test_the_schedules_of_every_attempt_may_count_if_it_is_tested_after_them():
+    config = SearchConfig(attempts=3, max_steps=40, every=5, tests=2)
+    assert Search(config).most_steps(7) == 3 * 50
+    assert Search(config.replace(confirm=0.9)).most_steps(7) == 3 * 50 + 2 * 7
+
+
+def test_an_attempt_that_diverges_in_the_schedules_has_failed_if_the_search_may_go_on():
+    for confirm, gives_up in ((None, False), (0.9, True)):
+        search, _ = led(SearchConfig(attempts=2, max_steps=3, confirm=confirm), [1.0] * 3, [0.6])
+        assert search.gives_up(5) is gives_up
+        assert search.attempts[-1].passed is not gives_up
+        assert search.attempts[-1].ended == (5 if gives_up else 3)
+
+
+def test_an_attempt_that_diverges_has_failed_unless_it_is_the_last():
+    search = Search(SearchConfig(attempts=2))
+    assert search.gives_up(5)
+    assert search.attempts == [Attempt(0, ended=5)]
+    search.restart(5)
+    assert not search.gives_up(9)
+    assert search.attempts == [Attempt(0, ended=5), Attempt(5)]
+    assert not Search(SearchConfig()).gives_up(5)
+
+
+def test_a_search_continues_from_plain_data():
+    config = SearchConfig(attempts=3, max_steps=12, every=2)
+    losses, accuracies = [2.0, *[0.0] * 13, 1.0, *[0.0] * 30], [0.1] * 20
+    for cut in range(1, 30):
+        first, tested = led(config, losses[:cut], accuracies)
+        second = Search(config)
+        second.restore(json.loads(json.dumps(first.to_plain())))
+        scores = iter(accuracies[len(tested) :])
+        for step, loss in enumerate(losses[cut:], cut + 1):
+            second.saw(step, loss)
+            if second.due(step):
+                second.judge(step, next(scores))
+                if second.origin is None and second.attempts[-1].ended is not None:
+                    second.restart(step)
+        assert second.to_plain() == led(config, losses, accuracies)[0].to_plain()
+
+
+def test_no_search_has_no_attempts():
+    search = Search(SearchConfig())
+    assert (search.attempts, search.origin, search.began) == ([], 0, 0)
+    assert search.most_steps(7) == 0
+    search.saw(1, 1.0)
+    assert not any(search.due(step) for step in range(3000))
+
+
+def test_every_attempt_has_weights_of_its_own(fresh):
+    config = fresh(seed=7)
+    task = config.build_task()
+
+    def weights(attempt, seed=7):
+        model = config.replace(seed=seed).build_model(task, seed_of(seed, attempt))
+        return model.backbone.embedding.weight
+
+    assert torch.equal(weights(0), config.build_model(task).backbone.embedding.weight)
+    assert seed_of(7, 0) == 7
+    assert len({seed_of(seed, n) for seed in range(30) for n in range(30)}) == 900
+    assert all(0 <= seed_of(2**63 - 1, n) < 2**63 for n in range(9))
+    assert not torch.equal(weights(0), weights(1))
+    assert not torch.equal(weights(1), weights(1, seed=8))
+
+
+def test_attempts_are_in_the_outcome_the_metrics_and_the_events(searching, tmp_path):
+    events = []
+    outcome = train(searching({"evaluation.every": 3}), tmp_path, on_event=events.append)
+    first, second = outcome.attempts
+    assert (first.began, first.ended, first.passed) == (0, first.left + 4, False)
+    assert (second.began, second.ended, second.passed) == (first.ended, second.left + 4, False)
+    assert load_outcome(tmp_path) == outcome
+    assert outcome.last.step == second.ended + 6
+    rows = read_metrics(tmp_path)
+    assert {row["attempt"] for row in rows if row["step"] <= first.ended} == {1}
+    assert {row["attempt"] for row in rows if row["step"] > first.ended} == {2}
+    # What a failed attempt has reached is not the run's best.
+    assert min(outcome.best_test.step, outcome.test_at_best_validation.step) > first.ended
+    said = [event.text for event in events if event.kind == "message"]
+    test = f"attempt 1 of 2, accuracy {first.accuracy:.4f} on validation sequences"
+    assert said[1] == f"step {first.ended}: {test}: failed, the next attempt begins"
+    left = "no attempts are left, so the schedules begin with these weights"
+    assert said[-1].endswith(f": failed; {left}")
+    assert said[-1].startswith(f"step {second.ended}: attempt 2 of 2")
+
+
+def test_a_run_without_a_search_has_no_attempts(fresh, tmp_path):
+    assert train(fresh(), tmp_path).attempts == ()
+    assert not [row for row in read_metrics(tmp_path) if "attempt" in row]
+
+
+def test_restarts_begin_with_new_weights_and_optimiser_but_go_on_with_the_batches(
+    searching, tmp_path, begun, monkeypatch
+):
+    run = begun(searching({"schedules.warmup_steps": 3}))
+    seen = []
+    make_step = run.loop.train_step
+
+    def spy(step):
+        loop = run.loop
+        moments = [state["step"].item() for state in loop.optimizer.state.values()]
+        seen.append(
+            (
+                run.model.backbone.embedding.weight.clone(),
+                set(moments),
+                run.schedules.learning_rate(step),
+                run.schedules.attributes(step)["backbone.blocks.0.mixer.gate_temperature"],
+                loop.num_steps,
+            )
+        )
+        return make_step(step)
+
+    monkeypatch.setattr(run.loop, "train_step", spy)
+    drawn = []
+    parts = run.loop.batches.parts
+    monkeypatch.setattr(run.loop.batches, "parts", lambda n: drawn.append(n) or parts(n))
+    run.folder.mkdir()
+    run.to_the_end()
+    first, second = run.attempts.search.attempts
+    origin = second.ended
+    assert drawn == list(range(origin + 6))
+    weights, moments, rates, temperatures, num_steps = zip(*seen, strict=True)
+    for attempt, began in enumerate((first.began, second.began)):
+        fresh_model = run.config.build_model(run.task, seed_of(run.config.seed, attempt))
+        assert torch.equal(weights[began], fresh_model.backbone.embedding.weight)
+        assert moments[began] == set()
+        assert moments[began + 1] == {1}
+        assert rates[began : began + 4] == pytest.approx([1e-3 / 3, 2e-3 / 3, 1e-3, 1e-3])
+    # A whole cosine and a whole change of the temperature after the search.
+    assert set(rates[second.began + 3 : origin]) == {1e-3}
+    assert rates[origin] == 1e-3
+    assert rates[origin + 3] == pytest.approx((1e-3 + 1e-5) / 2)
+    assert set(temperatures[: origin + 1]) == {1.0}
+    assert temperatures[origin + 1 :] == pytest.approx([1 - 0.125 * n for n in range(1, 6)])
+    assert set(num_steps[:origin]) == {2 * (1750 + 4) + 6}
+    assert set(num_steps[origin:]) == {origin + 6}
+    assert run.schedules.attributes(origin + 6)["backbone.blocks.0.mixer.gate_temperature"] == 0.25
+
+
+def test_the_test_of_an_attempt_uses_its_attributes_and_sequences(searching, tmp_path, begun):
+    changes = {"search.length": 9, "search.size": 5}
+    changes["search.attributes"] = type(SearchConfig().attributes)(gate_temperature=0.5)
+    run = begun(searching(changes))
+    seen = []
+    score = run.attempts._evaluator
+
+    def spy(model):
+        scores = score(model)
+        temperature = model.backbone.blocks[0].mixer.gate_temperature
+        seen.append((temperature, scores["product"].num_sequences))
+        return scores
+
+    run.attempts._evaluator = spy
+    run.folder.mkdir()
+    run.to_the_end()
+    assert set(seen) == {(0.5, 5)}
+    tokens = score._draw().tokens
+    assert (tokens == run.task.examples("validation", 0, 5, 9).tokens).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"search.length": 7}, r"^length must be absent without attempts, got 7"),
+        ({"search.size": 7, "search.attempts": None}, "size must be absent without attempts"),
+        (
+            {"search.confirm": 0.5, "search.attempts": None},
+            "confirm must be absent without attempts",
+        ),
+        ({"search.attempts": 0}, "attempts must be greater than or equal to 1, got 0"),
+        ({"search.accept": 1.5}, "accept must be less than or equal to 1"),
+        ({"search.plateau": -0.5}, "plateau must be greater than or equal to 0"),
+    ],
+)
+def test_bad_settings_are_named(fresh, changes, message):
+    with pytest.raises(SettingError, match=message):
+        fresh(changes)
+
+
+def test_bad_settings_are_named_before_anything_is_written(searching, tmp_path):
+    for changes, message in (
+        ({"search.attributes": {"speed": 1.0}}, "search.attributes.speed must be schedulable"),
+        ({"search.length": 2**30}, "search.length must fit into memory"),
+        ({"search.size": 2**30}, "search.size must fit into memory"),
+    ):
+        config = config_from_plain(searching().to_plain())
+        plain = config.to_plain()
+        plain["search"] |= {name.removeprefix("search."): one for name, one in changes.items()}
+        with pytest.raises(SettingError, match=message):
+            train(config_from_plain(plain), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+
+def test_an_attempt_that_passes_is_the_model_that_is_trained_on(searching, tmp_path):
+    events = []
+    outcome = train(searching({"search.accept": 0.0}), tmp_path, on_event=events.append)
+    assert any(event.text.endswith(": passed, the schedules begin") for event in events)
+    (only,) = outcome.attempts
+    assert (only.began, only.ended, only.passed) == (0, only.left + 2, True)
+    assert outcome.last.step == only.ended + 6
+    assert load_model(tmp_path).backbone.blocks[0].mixer.gate_temperature == 0.25
+
+
+@pytest.mark.parametrize("stop_at", [None, 0.0])
+def test_attempts_go_on_until_one_is_right_after_the_schedules(searching, tmp_path, begun, stop_at):
+    """The first two attempts pass before the schedules; only the second one is right after them."""
+    run = begun(
+        searching(
+            {
+                "search.attempts": 3,
+                "search.accept": 0.0,
+                "search.confirm": 0.5,
+                "evaluation.stop_at": stop_at,
+                # Of both attempts, the first evaluation comes right after the search.
+                "evaluation.every": 5,
+            }
+        )
+    )
+    said, accuracies = [], iter([0.3, 0.49, 0.4, 0.5])
+    run.loop._emit = lambda event: said.append(event.text) if event.kind == "message" else None
+    score = run.attempts._evaluator
+
+    def planted(model):
+        scores = score(model)
+        found = next(accuracies)
+        return {
+            head: dataclasses.replace(one, token_accuracy=found) for head, one in scores.items()
+        }
+
+    run.attempts._evaluator = planted
+    run.folder.mkdir()
+    run.to_the_end()
+    first, second = run.attempts.search.attempts
+    assert (first.began, first.passed, first.accuracy, first.confirmed) == (0, False, 0.3, 0.49)
+    assert (second.began, second.passed) == (first.ended, True)
+    assert (second.accuracy, second.confirmed) == (0.4, 0.5)
+    assert next(accuracies, None) is None
+    # Stopped early, either attempt makes one step of its schedules.
+    scheduled = 6 if stop_at is None else 1
+    assert first.ended == first.left + 2 + scheduled
+    assert run.loop.step == second.ended + scheduled
+    steps = [row["step"] for row in read_metrics(run.folder)]
+    assert steps == sorted(set(steps))
+    assert min(row["step"] for row in run.evaluation.rows.values()) > first.ended
+    tested = "on validation sequences after the schedules"
+    failed = f"attempt 1 of 3, accuracy 0.4900 {tested}: failed, the next attempt begins"
+    assert f"step {first.ended}: {failed}" in said
+    assert said[-1].endswith(f"attempt 2 of 3, accuracy 0.5000 {tested}: passed")
+
+
+def test_the_last_attempt_ends_the_run_though_it_has_lost_track(searching, tmp_path):
+    events = []
+    changes = {"search.attempts": 1, "search.accept": 0.0, "search.confirm": 1.0}
+    outcome = train(searching(changes), tmp_path, on_event=events.append)
+    (only,) = outcome.attempts
+    assert (only.passed, only.ended) == (False, outcome.last.step - 6)
+    said = [event.text for event in events if event.kind == "message"]
+    assert said[-1].endswith("after the schedules: failed; no attempts are left")
+    assert train(searching(changes), tmp_path) == outcome
+
+
+def test_an_attempt_that_diverges_in_the_schedules_is_followed_by_another_one(searching, begun):
+    run = begun(searching({"search.accept": 0.0, "search.confirm": 0.0}))
+    diverging(run, [5])
+    run.to_the_end()
+    first, second = run.attempts.search.attempts
+    assert (first.passed, first.ended, second.began, second.passed) == (False, 5, 5, True)
+
+
+def test_no_accuracy_stops_a_search_early(searching, tmp_path):
+    # Evaluations fall on the steps of tests and on others.
+    changes = {"evaluation.stop_at": 0.0, "evaluation.every": 1}
+    outcome = train(searching(changes), tmp_path)
+    assert len(outcome.attempts) == 2
+    # It stops after the first step of the schedules.
+    assert outcome.last.step == outcome.attempts[-1].ended + 1
+
+
+def diverging(run, at):
+    """Let the loss of some optimiser steps be no number."""
+    make_step = run.loop.train_step
+
+    def planted(step):
+        if step in at:
+            at.remove(step)
+            raise FloatingPointError("loss must be finite, got nan")
+        return make_step(step)
+
+    run.loop.train_step = planted
+    run.folder.mkdir()
+
+
+def test_an_attempt_that_diverges_is_followed_by_another_one(searching, begun):
+    run = begun(searching())
+    diverging(run, [3])
+    run.to_the_end()
+    first, second = run.attempts.search.attempts
+    assert (first.began, first.ended, first.passed, first.accuracy) == (0, 3, False, None)
+    assert second.began == 3
+
+
+def test_an_attempt_whose_evaluation_is_no_number_is_followed_by_another_one(searching, begun):
+    run = begun(searching({"evaluation.every": 1}))
+    score, spoilt = run.evaluator._test, []
+
+    def planted(model):
+        scores = score(model)
+        if run.loop.step == 3 and not spoilt:
+            spoilt.append(True)
+            return {head: dataclasses.replace(one, loss=math.nan) for head, one in scores.items()}
+        return scores
+
+    run.evaluator._test = planted
+    run.folder.mkdir()
+    run.to_the_end()
+    first, second = run.attempts.search.attempts
+    assert (first.ended, second.began) == (3, 3)
+    assert [row["step"] for row in read_metrics(run.folder)][:4] == [1, 2, 4, 5]
+
+
+def test_a_run_diverges_when_its_last_attempt_does_or_its_schedules(searching, begun):
+    run = begun(searching({"search.attempts": 1, "search.accept": 0.0}))
+    diverging(run, [2])
+    with pytest.raises(FloatingPointError, match="loss must be finite"):
+        run.to_the_end()
+
+
+def test_losses_of_a_failed_attempt_are_not_in_the_next_row(searching, begun):
+    run = begun(searching({"evaluation.every": 1000}))
+    run.folder.mkdir()
+    losses = []
+    run.loop._emit = lambda event: losses.append(event.loss) if event.loss is not None else None
+    run.to_the_end()
+    (row,) = read_metrics(run.folder)
+    kept = losses[run.attempts.search.attempts[0].ended :]
+    assert row["train"]["loss"] == pytest.approx(sum(kept) / len(kept))
+
+
+def test_too_many_sequences_of_a_test_are_named(searching, begun):
+    with pytest.raises(RequestError, match=r"^search\.size"):
+        begun(searching({"search.size": 5000}))
+    with pytest.raises(RequestError, match=r"^search\.length"):
+        begun(searching({"search.length": 1, "search.size": 50}))

@@ -1,0 +1,152 @@
+"""Finished runs are extended, and weights of another run are the start of a new one."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from statemix.cli.main import main
+from statemix.errors import RequestError, SettingError
+from statemix.training import load_config, load_model, load_outcome, train
+from statemix.training.folder import read_metrics
+
+CONSTANT = {"schedules.learning_rate": "constant", "evaluation.lengths": (9,)}
+
+
+def left(folder):
+    rows = read_metrics(folder)
+    for row in rows:
+        del row["time_s"]
+    return rows, load_outcome(folder).weights
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_an_extended_run_is_the_longer_run(tiny, tmp_path, interrupted):
+    short, long = (tiny(CONSTANT | {"schedules.epochs": epochs}) for epochs in (4, 7))
+
+    def stop(event):
+        if interrupted and event.kind == "step" and event.step == 8:
+            raise KeyboardInterrupt
+
+    whole = train(long, tmp_path / "whole")
+    try:
+        train(short, tmp_path / "run", on_event=stop)
+    except KeyboardInterrupt:
+        assert interrupted
+    with pytest.raises(RequestError, match=r"schedules\.epochs=4, not 7"):
+        train(long, tmp_path / "run")
+    found = train(long, tmp_path / "run", extend=True)
+    assert left(tmp_path / "run") == left(tmp_path / "whole")
+    assert (found.last, found.best_test) == (whole.last, whole.best_test)
+    assert load_config(tmp_path / "run").schedules.epochs == 7
+    # The same call finds it finished, with and without the flag.
+    assert train(long, tmp_path / "run", extend=True) == train(long, tmp_path / "run")
+
+
+def test_an_extension_follows_the_longer_schedule(tiny, tmp_path):
+    train(tiny(), tmp_path)
+    train(tiny({"schedules.epochs": 8}), tmp_path, extend=True)
+    rates = [row["learning_rate"] for row in read_metrics(tmp_path)]
+    train(tiny({"schedules.epochs": 8}), tmp_path / "whole")
+    whole = [row["learning_rate"] for row in read_metrics(tmp_path / "whole")]
+    assert rates[4:] == whole[4:]
+    assert rates[4] > rates[3]
+
+
+def test_a_kill_while_a_run_is_extended_loses_nothing(tiny, tmp_path, monkeypatch):
+    short, long = (tiny(CONSTANT | {"schedules.epochs": epochs}) for epochs in (4, 7))
+    train(long, tmp_path / "whole")
+    train(short, tmp_path / "run")
+
+    def die(path, content):
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr("statemix.training.folder.write_file", die)
+        with pytest.raises(SystemExit):
+            train(long, tmp_path / "run", extend=True)
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    train(long, tmp_path / "run", extend=True)
+    assert left(tmp_path / "run") == left(tmp_path / "whole")
+    # The shorter request still ends where it had ended.
+    assert train(short, tmp_path / "copy").last.step == 12
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"schedules.epochs": 3}, r"schedules\.epochs must be at least 4 to extend, got 3"),
+        ({"schedules.epochs": 7, "batches.size": 4}, r"batches\.size=8, not 4"),
+    ],
+)
+def test_what_is_no_extension_is_refused(tiny, tmp_path, changes, message):
+    train(tiny(), tmp_path)
+    with pytest.raises(RequestError, match=message):
+        train(tiny(changes), tmp_path, extend=True)
+    assert load_outcome(tmp_path).last.step == 12
+
+
+def test_a_search_is_not_extended(fresh, tmp_path):
+    message = r"^search\.attempts must be absent to extend a run, got 2"
+    with pytest.raises(SettingError, match=message):
+        train(fresh({"search.attempts": 2}), tmp_path / "run", extend=True)
+
+
+def test_a_finished_run_of_an_older_version_says_what_is_missing(tiny, tmp_path):
+    train(tiny(), tmp_path)
+    (tmp_path / "state.json").unlink()
+    with pytest.raises(RequestError, match=r"state\.json must hold a run's last state to extend"):
+        train(tiny({"schedules.epochs": 7}), tmp_path, extend=True)
+    assert load_outcome(tmp_path).last.step == 12
+
+
+def test_a_run_starts_from_the_weights_of_another(tiny, tmp_path):
+    train(tiny(), tmp_path / "first")
+    config = tiny({"start_from": str(tmp_path / "first"), "optimizer.learning_rate": 1e-5}, seed=5)
+    seen = []
+    step = torch.optim.AdamW.step
+
+    def watch(self, *arguments):
+        seen.append(self.param_groups[0]["params"][0].detach().clone())
+        return step(self, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.optim.AdamW, "step", watch)
+        train(config, tmp_path / "second")
+    assert torch.equal(seen[0], next(load_model(tmp_path / "first").parameters()))
+    assert config.asked()["start_from"] == str(tmp_path / "first")
+    assert "start_from" not in tiny().asked()
+
+
+@pytest.mark.parametrize("kind", ["absent", "unfinished", "another network"])
+def test_a_start_that_cannot_be_is_named_before_anything_is_written(tiny, tmp_path, kind):
+    if kind == "another network":
+        train(tiny({"model.hidden_size": 4}), tmp_path / "first")
+    elif kind == "unfinished":
+        train(tiny(), tmp_path / "first")
+        (tmp_path / "first" / "summary.json").unlink()
+    with pytest.raises(SettingError, match=r"^start_from must be a finished run with weights of"):
+        train(tiny({"start_from": str(tmp_path / "first")}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_search_cannot_start_from_weights(fresh):
+    message = r"start_from must be absent with search\.attempts"
+    with pytest.raises(SettingError, match=message):
+        fresh({"search.attempts": 2, "start_from": "run"})
+
+
+def test_the_command_extends_a_run_and_starts_from_another(tmp_path, capsys):
+    task = ["--task", "permutation", "group=S_3", "length=4", "train_size=9"]
+    sizes = ["--evaluation.test-size", "8", "--evaluation.validation-size", "8"]
+    model = ["--model.hidden-size", "4", "--runtime.num-threads", "1"]
+    run = ["train", "--folder", str(tmp_path / "run"), *task, *sizes, *model]
+    assert main([*run, "--schedules.epochs", "1"]) == 0
+    assert main([*run, "--schedules.epochs", "2"]) == 2
+    assert main([*run, "--schedules.epochs", "2", "--extend"]) == 0
+    other = ["train", "--folder", str(tmp_path / "other"), *task, *sizes, *model]
+    assert main([*other, "--schedules.epochs", "1", "--start-from", str(tmp_path / "run")]) == 0
+    asked = json.loads((tmp_path / "other" / "config.json").read_text())["asked"]
+    assert asked["start_from"] == str(tmp_path / "run")
+    capsys.readouterr()

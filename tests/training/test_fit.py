@@ -1,0 +1,294 @@
+"""Any module, trained by the loop: everything that a run has, to equal bits after kill -9."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from statemix.errors import RequestError
+from statemix.training import Hook, fit
+from statemix.training.folder import read_metrics, read_status
+from statemix.training.loop import Loop
+
+SCRIPT = """
+import os, signal, sys
+import torch
+from torch import nn
+from statemix.training import fit
+
+folder, kill_at = sys.argv[1], int(sys.argv[2])
+torch.manual_seed(7)
+model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.Linear(8, 1))
+
+def batch(step):
+    return torch.randn(16, 3, generator=torch.Generator().manual_seed(step))
+
+def loss(model, x):
+    return (model(x) - x.sum(1, keepdim=True)).square().mean()
+
+def evaluate(model):
+    return {"accuracy": -float(loss(model, batch(10**6)))}
+
+def on_event(event):
+    if event.kind == "step" and event.step == kill_at:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
+found = fit(model, batch, loss, folder, num_steps=40, optimizer=optimizer, evaluate=evaluate,
+            evaluate_every=7, criterion="accuracy", settings={"width": 8}, device="cpu",
+            num_threads=1, on_event=on_event, checkpoint_every_s=0.0)
+print(found.last["step"], found.best["step"])
+"""
+
+
+def run_script(folder, kill_at=0):
+    command = [sys.executable, "-c", SCRIPT, str(folder), str(kill_at)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def left(folder):
+    """Return everything that a run leaves, except its times."""
+    rows = read_metrics(folder)
+    for row in rows:
+        del row["time_s"]
+    names = ("model", "optimizer", "best")
+    return rows, [(folder / f"{name}.safetensors").read_bytes() for name in names]
+
+
+def test_ones_own_module_is_killed_and_resumed_to_equal_bits(tmp_path):
+    done = run_script(tmp_path / "whole")
+    assert done.returncode == 0, done.stderr
+    for kill_at in (3, 19, 33):
+        assert run_script(tmp_path / "run", kill_at).returncode == -signal.SIGKILL
+        assert read_status(tmp_path / "run").status == "interrupted"
+    again = run_script(tmp_path / "run")
+    assert (again.returncode, again.stdout) == (0, done.stdout), again.stderr
+    assert left(tmp_path / "run") == left(tmp_path / "whole")
+    assert [row["step"] for row in read_metrics(tmp_path / "run")] == [7, 14, 21, 28, 35, 40]
+    assert read_status(tmp_path / "run").status == "done"
+
+
+def build(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def batch(step):
+    return torch.randn(16, 3, generator=torch.Generator().manual_seed(step))
+
+
+def loss(model, x):
+    return (model(x) - x.sum(1, keepdim=True)).square().mean()
+
+
+def evaluate(model):
+    return {"score": -float(loss(model, batch(10**6)).detach())}
+
+
+OPTIONS = {"evaluate": evaluate, "evaluate_every": 4, "criterion": "score", "device": "cpu"}
+OPTIONS |= {"num_threads": 1}
+
+
+def stop_at(step):
+    def stop(event):
+        if event.kind == "step" and event.step == step:
+            raise KeyboardInterrupt
+
+    return stop
+
+
+def test_an_interrupted_call_ends_as_an_undisturbed_one(tmp_path):
+    whole = fit(build(), batch, loss, tmp_path / "whole", num_steps=13, **OPTIONS)
+    for step in (1, 5, 12):
+        with pytest.raises(KeyboardInterrupt):
+            fit(
+                build(), batch, loss, tmp_path / "run", num_steps=13, on_event=stop_at(step),
+                **OPTIONS,
+            )  # fmt: skip
+    model = build(seed=1)
+    found = fit(model, batch, loss, tmp_path / "run", num_steps=13, **OPTIONS)
+    assert left(tmp_path / "run") == left(tmp_path / "whole")
+    assert found.last["scores"] == whole.last["scores"] == evaluate(model)
+    again = build(seed=2)
+    assert fit(again, batch, loss, tmp_path / "run", num_steps=13, **OPTIONS) == found
+    assert evaluate(again) == found.last["scores"]
+
+
+def test_a_finished_call_is_extended_to_the_bits_of_a_longer_one(tmp_path):
+    fit(build(), batch, loss, tmp_path / "long", num_steps=12, **OPTIONS)
+    fit(build(), batch, loss, tmp_path / "run", num_steps=8, **OPTIONS)
+    with pytest.raises(RequestError, match=r"schedules\.num_steps=8, not 12"):
+        fit(build(), batch, loss, tmp_path / "run", num_steps=12, **OPTIONS)
+    fit(build(), batch, loss, tmp_path / "run", num_steps=12, extend=True, **OPTIONS)
+    assert left(tmp_path / "run") == left(tmp_path / "long")
+
+
+def test_training_stops_early_at_a_score(tmp_path):
+    found = fit(build(), batch, loss, tmp_path, num_steps=40, stop_at=-1e9, **OPTIONS)
+    assert found.last["step"] == 4
+
+
+class Rate(Hook):
+    """A learning rate that halves at every step, and what a checkpoint needs of it."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def before_step(self, loop: Loop):
+        for group in loop.optimizer.param_groups:
+            group["lr"] = 0.1 / 2**self.calls
+
+    def after_step(self, loop: Loop, loss: float):
+        self.calls += 1
+
+    def row(self, loop: Loop):
+        return {"rate": 0.1 / 2**self.calls}
+
+    def state_dict(self):
+        return {"rate_calls": self.calls}
+
+    def load_state_dict(self, state, tensors):
+        self.calls = state["rate_calls"]
+
+
+def test_ones_own_hook_is_called_and_restored(tmp_path):
+    fit(build(), batch, loss, tmp_path / "whole", num_steps=9, hooks=[Rate()], **OPTIONS)
+    stopped = {"hooks": [Rate()], "on_event": stop_at(6)}
+    with pytest.raises(KeyboardInterrupt):
+        fit(build(), batch, loss, tmp_path / "run", num_steps=9, **stopped, **OPTIONS)
+    fit(build(), batch, loss, tmp_path / "run", num_steps=9, hooks=[Rate()], **OPTIONS)
+    assert left(tmp_path / "run") == left(tmp_path / "whole")
+    assert [row["rate"] for row in left(tmp_path / "run")[0]] == [0.1 / 2**n for n in (4, 8, 9)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_steps": 0}, "num_steps must be an int of at least 1, got 0"),
+        ({"evaluate_every": 0}, "evaluate_every must be an int of at least 1"),
+        ({"criterion": "other"}, r"criterion must be a number of evaluate \(\['score'\]\)"),
+        ({"criterion": None, "stop_at": 0.5}, "stop_at must be None without a criterion"),
+        ({"settings": {"f": print}}, "settings must be JSON data"),
+        ({"on_event": 3}, "on_event must be a function or None"),
+        ({"optimizer": torch.optim.SGD(build().parameters())}, "optimizer must have parameters"),
+    ],
+)
+def test_bad_arguments_are_named(tmp_path, changes, message):
+    with pytest.raises(RequestError, match=f"^{message}"):
+        fit(build(), batch, loss, tmp_path / "run", **{"num_steps": 4, **OPTIONS, **changes})
+
+
+def test_a_folder_of_other_settings_or_of_another_model_is_refused(tmp_path):
+    fit(build(), batch, loss, tmp_path, num_steps=4, settings={"a": 1}, **OPTIONS)
+    for model, settings in ((build(), {"a": 2}), (nn.Linear(3, 1), {"a": 1})):
+        with pytest.raises(RequestError, match=r"^folder must hold a run of the same config"):
+            fit(model, batch, loss, tmp_path, num_steps=4, settings=settings, **OPTIONS)
+
+
+class Odd(nn.Module):
+    """A module with something that a file of weights cannot hold."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.table = kind, None
+        self.map = nn.Linear(3, 1)
+        if kind == "lazy parameter":
+            self.map = nn.LazyLinear(1)
+        elif kind == "expanded parameter":
+            self.scale = nn.Parameter(torch.ones(1).expand(3))
+        elif kind == "expanded buffer":
+            self.register_buffer("mask", torch.ones(1).expand(3))
+        elif kind == "sparse buffer":
+            self.register_buffer("mask", torch.eye(3).to_sparse())
+        elif kind == "meta buffer":
+            self.register_buffer("mask", torch.ones(3, device="meta"))
+        elif kind == "late buffer":
+            del self.table
+            self.register_buffer("table", None)
+
+    def forward(self, x):
+        if self.kind == "late buffer" and self.table is None:
+            self.table = torch.ones(3)
+        return self.map(x)
+
+    def get_extra_state(self):
+        return {"calls": object()} if self.kind == "extra state" else torch.zeros(0)
+
+    def set_extra_state(self, state):
+        pass
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "lazy parameter",
+        "expanded parameter",
+        "expanded buffer",
+        "sparse buffer",
+        "meta buffer",
+        "late buffer",
+        "extra state",
+    ],
+)
+def test_weights_that_cannot_be_stored_and_loaded_are_refused_before_a_step(tmp_path, kind):
+    steps = []
+    with pytest.raises(RequestError, match="weights of the model"):
+        fit(
+            Odd(kind), batch, loss, tmp_path / "run", num_steps=2, device="cpu",
+            on_event=lambda event: steps.append(event.kind),
+        )  # fmt: skip
+    assert "step" not in steps
+
+
+class Strange(nn.Module):
+    """A module with unusual weights, all of which can be stored."""
+
+    def __init__(self):
+        super().__init__()
+        self.map = nn.Linear(3, 3)
+        self.tied = self.map.weight
+        self.turned = nn.Parameter(torch.randn(1, 3).t())
+        self.phase = nn.Parameter(torch.randn(3, dtype=torch.complex64))
+        self.register_buffer("wide", torch.randn(3, dtype=torch.complex128))
+        self.register_buffer("seen", torch.zeros(()), persistent=False)
+        self.register_buffer("part", torch.randn(6)[::2])
+        self.register_buffer("empty", torch.empty(0, 3))
+
+    def forward(self, x):
+        if self.training:
+            self.seen += x.detach().sum()
+        factor = self.phase.abs().sum() + self.wide.abs().sum().float() + self.seen.sin()
+        return self.map(x) @ self.turned * factor
+
+
+def test_unusual_weights_survive_kills_and_loading(tmp_path):
+    def train(folder, **options):
+        torch.manual_seed(0)
+        model = Strange()
+        fit(
+            model, batch, loss, folder, num_steps=8, device="cpu", num_threads=1,
+            optimizer=torch.optim.AdamW(model.parameters(), lr=0.01), **options,
+        )  # fmt: skip
+        return model
+
+    train(tmp_path / "whole")
+    for step in (2, 5):
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path / "run", on_event=stop_at(step))
+    found = train(tmp_path / "run")
+    for name in ("model", "optimizer"):
+        file = f"{name}.safetensors"
+        assert (tmp_path / "run" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+    assert found.wide.dtype == torch.complex128
+
+
+def test_metrics_hold_no_nan(tmp_path):
+    options = OPTIONS | {"criterion": None, "evaluate": lambda _: {"odd": float("nan")}}
+    fit(build(), batch, loss, tmp_path, num_steps=4, **options)
+    text = (tmp_path / "metrics.jsonl").read_text() + (tmp_path / "summary.json").read_text()
+    assert "NaN" not in text
+    assert json.loads(text.splitlines()[0])["scores"] == {"odd": None}

@@ -1,0 +1,241 @@
+"""Steps of gradient descent, which do not depend on the layout of the batches."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from statemix.layers import LayerSpec
+from statemix.tasks import TaskSpec
+from statemix.training import AttributeSchedule, OptimizerConfig, ParameterGroup
+from statemix.training.batches import CrossEntropy
+
+# Sums of a few hundred terms in another order, after five steps of AdamW.
+TIGHT = {"rtol": 1e-9, "atol": 1e-11}
+
+
+def ragged(**changes):
+    """Two heads and unequal lengths, in float64."""
+    return {
+        "task": TaskSpec("ragged", train_size=20),
+        "runtime.precision": "64-true",
+        "imports": ("statemix_toys",),
+        **changes,
+    }
+
+
+LAYERS = {
+    "bd_lru": LayerSpec("bd_lru", num_blocks=2, block_size=3, initial_state="learned"),
+    "h_lru": LayerSpec("h_lru", num_channels=4, order=2),
+    "lstm": LayerSpec("lstm"),
+}
+
+
+def trained(run, steps=5):
+    losses = [run.step() for _ in range(steps)]
+    return losses, run.loop.averages.read(), run.loop.tensors()
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("bos", [False, True])
+@pytest.mark.parametrize(("accumulate", "packed"), [(3, False), (1, True), (8, True)])
+def test_steps_do_not_depend_on_the_form_of_their_batches(
+    toys, tiny, begun, layer, bos, accumulate, packed
+):
+    usual = ragged(**{"model.layers": (LAYERS[layer],), "model.bos": bos})
+    changes = {"batches.accumulate": accumulate, "batches.packed": packed}
+    expected = trained(begun(tiny(usual)))
+    found = trained(begun(tiny(usual | changes)))
+    torch.testing.assert_close(found, expected, **TIGHT)
+    # Both heads have learnt something.
+    assert expected[0][-1] < expected[0][0]
+    assert expected[1]["loss/sum"] != expected[1]["loss/parity"]
+
+
+def test_the_loss_is_the_mean_over_the_scored_positions_of_every_head(toys, tiny, begun):
+    run = begun(tiny(ragged()))
+    (batch,) = run.loop.batches.parts(0)
+    logits = run.model(batch.tokens)
+    means = {}
+    for head, classes in batch.targets.items():
+        chosen = logits[head].log_softmax(-1)[classes != -100]
+        means[head] = -chosen[range(len(chosen)), classes[classes != -100]].mean()
+    torch.testing.assert_close(CrossEntropy()(run.model, batch), means)
+    assert run.step() == pytest.approx(sum(means.values()).item())
+
+
+def test_groups_have_their_own_learning_rate_and_decay(tiny, begun):
+    groups = (
+        ParameterGroup("embedding.*", learning_rate_factor=0.0, weight_decay=0.0),
+        ParameterGroup("readouts.*", learning_rate_factor=0.5),
+    )
+    optimizer = OptimizerConfig(learning_rate=0.25, weight_decay=0.125, groups=groups)
+    run = begun(tiny({"schedules.learning_rate": "constant"}, optimizer=optimizer))
+    before = {name: p.detach().clone() for name, p in run.model.named_parameters()}
+    gradients = {}
+    run.loop.optimizer.register_step_pre_hook(
+        lambda *_: gradients.update((n, p.grad.clone()) for n, p in run.model.named_parameters())
+    )
+    run.step()
+    for name, parameter in run.model.named_parameters():
+        factor = {"embedding": 0.0, "readouts": 0.5}.get(
+            name.removeprefix("backbone.").split(".")[0], 1.0
+        )
+        # The first step of Adam: the sign of the gradient, where that is not tiny.
+        step = gradients[name] / (gradients[name].abs() + 1e-8)
+        rate = 0.25 * factor
+        expected = before[name] * (1 - rate * 0.125) - rate * step
+        torch.testing.assert_close(parameter.detach(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_gradient_is_clipped_to_a_norm_and_reported_before(tiny, begun):
+    norms = {}
+    for clip_norm in (None, 1e-3, 1e3):
+        run = begun(tiny({"optimizer.clip_norm": clip_norm}))
+        run.loop.optimizer.register_step_pre_hook(
+            lambda *_, run=run, clip_norm=clip_norm: norms.update(
+                {clip_norm: math.hypot(*(float(p.grad.norm()) for p in run.model.parameters()))}
+            )
+        )
+        run.step()
+    assert norms[1e-3] == pytest.approx(1e-3, rel=1e-2)
+    assert norms[1e3] == norms[None] > 1e-2
+
+
+def solvers(**changes):
+    return ragged(
+        **{
+            "model.layers": (LayerSpec("solver"), LayerSpec("solver", iterations=3)),
+            "schedules.attributes": (AttributeSchedule("iterations", start=1, end=5.0),),
+        }
+        | changes
+    )
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_averages_are_means_over_steps_and_over_calls(toys, tiny, begun, accumulate):
+    run = begun(tiny(solvers(**{"batches.accumulate": accumulate})))
+    assert run.loop.averages.read() == {}
+    for first in (0, 3):
+        losses, sizes = [], []
+        for _ in range(3):
+            losses.append(run.step())
+            sizes.append(float(run.model.backbone.blocks[1].mixer.reports()["size"]))
+        averages = run.loop.averages.read()
+        assert averages["loss"] == pytest.approx(sum(losses) / 3)
+        assert averages["loss"] == averages["loss/sum"] + averages["loss/parity"]
+        # The attribute rises by 4 over 12 steps and is rounded.
+        expected = sum(round(1 + step / 3) for step in range(first, first + 3)) / 3
+        for block in (0, 1):
+            assert averages[f"backbone.blocks.{block}.mixer.iterations"] == pytest.approx(expected)
+        if accumulate == 1:
+            assert averages["backbone.blocks.1.mixer.size"] == pytest.approx(
+                sum(sizes) / 3, rel=1e-6
+            )
+        names = {
+            f"backbone.blocks.{n}.mixer.{key}" for n in (0, 1) for key in ("iterations", "size")
+        }
+        assert averages.keys() == {"loss", "loss/sum", "loss/parity"} | names
+    assert run.loop.averages.read() == {}
+
+
+def test_every_part_of_a_step_counts_in_the_average_of_reported_numbers(toys, tiny, begun):
+    run = begun(tiny(solvers(**{"batches.accumulate": 3})))
+    calls = itertools.count()
+    run.model.backbone.blocks[0].mixer.reports = lambda: {"call": torch.tensor(float(next(calls)))}
+    run.step()
+    run.step()
+    assert run.loop.averages.read()["backbone.blocks.0.mixer.call"] == (0 + 1 + 2 + 3 + 4 + 5) / 6
+
+
+def test_a_restored_loop_continues_bit_for_bit_with_its_averages(toys, tiny, begun):
+    config = tiny(solvers())
+    whole, first, second = (begun(config) for _ in range(3))
+    first.folder.mkdir()
+    losses = [whole.step() for _ in range(7)]
+    assert [first.step() for _ in range(4)] == losses[:4]
+    tensors = {
+        file: {name: tensor.clone() for name, tensor in group.items()}
+        for file, group in first.loop.tensors().items()
+    }
+    second.loop.load_state_dict(first.loop.state_dict(), tensors)
+    assert second.loop.step == 4
+    assert [second.step() for _ in range(3)] == losses[4:]
+    assert second.loop.averages.read() == whole.loop.averages.read()
+    for file, group in whole.loop.tensors().items():
+        for name, tensor in group.items():
+            assert torch.equal(tensor, second.loop.tensors()[file][name])
+
+
+def test_a_step_that_is_not_made_is_in_no_average(tiny, begun):
+    run = begun(tiny())
+    first = run.step()
+    weights = {name: t.clone() for name, t in run.model.state_dict().items()}
+    hook = run.model.register_forward_hook(
+        lambda *call: {head: math.nan * logits for head, logits in call[2].items()}
+    )
+    with pytest.raises(FloatingPointError, match=r"^loss must be finite, got nan at step 2 of 12"):
+        run.step()
+    hook.remove()
+    assert run.loop.step == 1
+    assert run.loop.averages.state_dict()["sums"] == {"loss/product": pytest.approx(first)}
+    assert all(torch.equal(t, weights[name]) for name, t in run.model.state_dict().items())
+    second = run.step()
+    assert run.loop.averages.read()["loss"] == pytest.approx((first + second) / 2)
+
+
+def test_a_step_waits_for_the_device_once(toys, tiny, begun, monkeypatch):
+    # The kernels for the CPU read the temperature where nothing waits; this backend runs anywhere.
+    loop = LayerSpec("bd_lru", num_blocks=2, block_size=3, backend="loop")
+    solver = {"model.layers": (LayerSpec("solver"), loop), "optimizer.clip_norm": 0.1}
+    run = begun(tiny(ragged(**solver) | {"batches.accumulate": 2}))
+    run.step()
+    # Only on the CPU, where nothing waits.
+    monkeypatch.setattr("statemix.models.backbone.check_values", lambda *_: None)
+    waits = []
+    names = ["item", "tolist", "numpy", "cpu", "nonzero"]
+    names += [f"__{name}__" for name in ("bool", "float", "int", "index")]
+    for name in names:
+        original = getattr(torch.Tensor, name)
+
+        def counted(self, *arguments, name=name, original=original, **options):
+            waits.append(name)
+            return original(self, *arguments, **options)
+
+        monkeypatch.setattr(torch.Tensor, name, counted)
+    run.step()
+    monkeypatch.undo()
+    assert waits == ["tolist"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_step_on_a_gpu_waits_once(tiny, begun, recwarn):
+    run = begun(tiny({"runtime.device": "cuda", "batches.accumulate": 2}))
+    run.step()
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        run.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert sum("synchroniz" in str(warning.message) for warning in recwarn) == 1
+
+
+def test_attributes_follow_the_steps(toys, tiny, begun):
+    schedule = AttributeSchedule("gain", start=0.0, end=1.0, begin=0.25, finish=0.75)
+    layers = (LayerSpec("solver", iterations=2),)
+    run = begun(tiny({"model.layers": layers, "schedules.attributes": (schedule,)}))
+    seen = run.model.backbone.blocks[0].mixer.seen
+    seen.clear()
+    for _ in range(12):
+        run.step()
+    gains = [gain for training, _, gain in seen if training]
+    assert gains == pytest.approx([0, 0, 0, 0, 1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1, 1, 1])
+    assert run.schedules.attributes(6) == {"backbone.blocks.0.mixer.gain": pytest.approx(0.5)}
+
+
+def test_the_number_of_parameters_is_that_of_the_model(tiny, begun):
+    run = begun(tiny())
+    shapes = [parameter.shape for parameter in run.model.parameters()]
+    assert run.loop.num_parameters == sum(itertools.starmap(lambda *s: math.prod(s), shapes))

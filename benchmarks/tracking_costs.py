@@ -17,15 +17,14 @@ import torch
 
 from statemix.bench import stored_rows as rows
 from statemix.bench.harness import Measurement, Provider, measure
-from statemix.studies.fixed_points.fp_suite import Measured
-from statemix.studies.fixed_points.fp_suites import SUITES
+from statemix.studies.catalogue import find_study
 from statemix.studies.store import key
+from statemix.studies.study_entries import StudyEntry
 from statemix.training import RunConfig, load_model
 from statemix.training.devices import build_fabric
 from statemix.training.run import build_loop
 from statemix.training.schedules import attributes_set
 
-_SUITE = SUITES["fp-a5"]
 _LONGEST = 8
 
 
@@ -39,10 +38,14 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     process = rows.describe_process()
-    chosen = [one for one in _SUITE.conditions("laptop") if one.column.startswith(arguments.group)]
-    length = chosen[0].runs[0].task.options["length"]
-    works: dict[str, tuple[int, Callable[[Measured], Callable[[], Any]]]] = {
-        "train": (length, lambda one: _training(one.runs[0])),
+    chosen = [
+        one
+        for one in find_study("fp-a5").entries("paper", "laptop")
+        if one.column.startswith(arguments.group)
+    ]
+    length = _config(chosen[0]).task.options["length"]
+    works: dict[str, tuple[int, Callable[[StudyEntry], Callable[[], Any]]]] = {
+        "train": (length, lambda one: _training(_config(one))),
         "answer": (length, partial(_answering, runs=arguments.runs, length=length)),
         "answer long": (
             _LONGEST * length,
@@ -62,7 +65,7 @@ def main() -> None:
             tolerance=0.0,
             seed=0,
         )
-        batch = chosen[0].runs[0].batches.size
+        batch = _config(chosen[0]).batches.size
         for one in found:
             row = _row(one, work, arguments.group, batch, tokens)
             rows.append(arguments.output, [row], process)
@@ -70,6 +73,11 @@ def main() -> None:
                 f"{work:12} {one.provider:26} {row['tokens_per_s']:10,.0f} tokens/s "
                 f"{row['memory_bytes'] / 1e6:8.1f} MB"
             )
+
+
+def _config(one: StudyEntry) -> RunConfig:
+    """Return the run with the first seed."""
+    return one.trials.runs[0][1]
 
 
 def _row(one: Measurement, work: str, group: str, batch: int, tokens: int) -> dict[str, Any]:
@@ -89,8 +97,8 @@ def _row(one: Measurement, work: str, group: str, batch: int, tokens: int) -> di
     }
 
 
-def _runs(work: str, one: Measured, runs: Path) -> bool:
-    return work == "train" or (runs / key(one.runs[0])).exists()
+def _runs(work: str, one: StudyEntry, runs: Path) -> bool:
+    return work == "train" or (runs / key(_config(one))).exists()
 
 
 def _training(config: RunConfig) -> Callable[[], Any]:
@@ -100,8 +108,8 @@ def _training(config: RunConfig) -> Callable[[], Any]:
     return lambda: loop.train_step(loop.step)
 
 
-def _answering(one: Measured, *, runs: Path, length: int) -> Callable[[], Any]:
-    config = one.runs[0]
+def _answering(one: StudyEntry, *, runs: Path, length: int) -> Callable[[], Any]:
+    config = _config(one)
     model = load_model(runs / key(config))
     tokens = torch.from_numpy(
         config.build_task().examples("test", 0, config.batches.size, length).tokens

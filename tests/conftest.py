@@ -164,7 +164,6 @@ def required_options(tmp_path_factory):
 @pytest.fixture
 def tiny_models(monkeypatch):
     """Runs of the paper's tables with small networks and evaluations."""
-    from statemix.studies.higher_order import paper_tables as tables
     from statemix.studies.higher_order import protocols
 
     whole = protocols._config
@@ -178,4 +177,4 @@ def tiny_models(monkeypatch):
 
     monkeypatch.setattr(protocols, "_config", small)
     # The keys of small runs must not be remembered, nor those of whole runs be used.
-    monkeypatch.setattr(tables, "_first_keys", tables._first_keys.__wrapped__)
+    monkeypatch.setattr(protocols, "_trials", protocols._trials.__wrapped__)

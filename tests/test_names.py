@@ -9,49 +9,16 @@ FILES = [path for path in PACKAGE.rglob("*.py") if path.name != "__main__.py"]
 # A command has the name of the room that it serves.
 COMMANDS = {"bench", "demo", "tasks"}
 # TODO: empty both lists while the rooms are rebuilt.
-MODULES = {
-    "associative",
-    "block",
-    "checks",
-    "copying",
-    "files",
-    "flops",
-    "functions",
-    "lag",
-    "layer",
-    "loop",
-    "plan",
-    "prices",
-    "reference",
-    "registry",
-    "sharpening",
-    "steps",
-    "studies",
-}
+MODULES = {"block", "checks", "copying", "files", "flops", "lag", "layer", "registry", "studies"}
 TYPES = {
-    "Axis",
-    "Cell",
-    "Condition",
     "Ending",
     "Entry",
-    "HeadScores",
-    "Line",
-    "Measured",
-    "Metric",
+    "Loop",
     "Operator",
     "Outcome",
-    "Panel",
-    "Point",
     "Recurrence",
     "Row",
-    "Setting",
     "Shape",
-    "Sharpening",
-    "Spread",
-    "Status",
-    "Summary",
-    "Table",
-    "Verdict",
 }
 # A class, or an alias of a type.
 TYPE = re.compile(r"^class ([A-Z]\w*)|^([A-Z]\w*[a-z]\w*)(?:: TypeAlias)? = ", re.MULTILINE)

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from statemix.layers import LayerSpec
-from statemix.studies.fixed_points import fp_suites as suites
-from statemix.studies.fixed_points.fp_suite import FixedPointSuite, Measured
+from statemix.studies import catalogue
 from statemix.studies.store import key
+from statemix.studies.study import Study
+from statemix.studies.study_entries import StudyEntry, Trials
 from statemix.tasks import TaskSpec
 from statemix.training import (
     BatchConfig,
@@ -55,12 +56,12 @@ def test_models_that_track_are_timed_in_training_and_once_trained(rows_of, monke
 
     plain, iterating = config(LayerSpec("lstm")), config(LayerSpec("fp_rnn", max_iterations=2))
     conditions = (
-        Measured("fp-a5", "S_3, two generators", "LSTM", (plain,)),
-        Measured("fp-a5", "S_3, two generators", "FP-RNN", (iterating,)),
-        Measured("fp-a5", "A_5, two generators", "LSTM", (plain,)),
+        StudyEntry("S_3, two generators", "LSTM", Trials.seeded(plain, (0,))),
+        StudyEntry("S_3, two generators", "FP-RNN", Trials.seeded(iterating, (0,))),
+        StudyEntry("A_5, two generators", "LSTM", Trials.seeded(plain, (0,))),
     )
-    suite = FixedPointSuite("fp-a5", "tiny", lambda size: conditions)
-    monkeypatch.setitem(suites.SUITES, "fp-a5", suite)
+    study = Study("fp-a5", "tiny", lambda *_: conditions)
+    monkeypatch.setattr(catalogue, "_own", lambda: {"fp-a5": study})
     train(plain, tmp_path / "runs" / key(plain))
     rows = rows_of(
         "tracking_costs.py", "--runs", str(tmp_path / "runs"), "--group", "S_3", "--rounds", "3"

@@ -9,16 +9,17 @@ import pytest
 
 from statemix.cli.main import main
 from statemix.layers import LayerSpec
-from statemix.studies.fixed_points.fp_stories import STORIES
-from statemix.studies.fixed_points.fp_suite import FixedPointSuite, Measured
-from statemix.studies.fixed_points.fp_suites import SUITES
-from statemix.studies.fixed_points.movahedi import Number
+from statemix.studies import catalogue
+from statemix.studies.fixed_points import fixed_point_studies
+from statemix.studies.fixed_points.fixed_point_studies import STUDIES, FixedPointStudy
+from statemix.studies.fixed_points.story_questions import ARCHIVE
+from statemix.studies.study_entries import SIZES, Number, StudyEntry, Trial, Trials
 from statemix.tasks import TaskSpec
 from statemix.training import BatchConfig, EvaluationConfig, ModelConfig, RunConfig, ScheduleConfig
 from statemix.training.settings import Assignments
 
 
-def conditions(size):
+def conditions(protocol, size):
     def run(layer, seed, **evaluation):
         return RunConfig(
             task=TaskSpec("permutation", group="S_3", length=6, min_length=2),
@@ -30,21 +31,25 @@ def conditions(size):
         )
 
     def runs(layer, **evaluation):
-        return tuple(run(layer, seed, **evaluation) for seed in range(3))
+        found = tuple(run(layer, seed, **evaluation) for seed in range(3))
+        return Trials(lambda: [Trial("", found)])
 
     iterating = LayerSpec("fp_rnn", max_iterations=2)
     long = {"attributes": Assignments(max_iterations=50)}
     published = {9: Number(0.17, 12)}
     return (
-        Measured("fp-budget", "S_3", "FP-RNN", runs(iterating, **long), size, published=published),
-        Measured("fp-budget", "S_3", "LSTM", runs(LayerSpec("lstm")), size),
+        StudyEntry("S_3", "FP-RNN", runs(iterating, **long), size=size, published=published),
+        StudyEntry("S_3", "LSTM", runs(LayerSpec("lstm")), size=size),
     )
 
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch, tmp_path):
     """The suite fp-budget with two models of S_3 and runs of a fraction of a second."""
-    monkeypatch.setitem(SUITES, "fp-budget", FixedPointSuite("fp-budget", "tiny", conditions))
+    study = FixedPointStudy("fp-budget", "tiny", conditions, sizes=SIZES, paper="Movahedi et al.")
+    found = tuple(study if one.name == "fp-budget" else one for one in STUDIES)
+    monkeypatch.setattr(fixed_point_studies, "STUDIES", found)
+    monkeypatch.setattr(catalogue, "_own", lambda: {one.name: one for one in found})
     monkeypatch.chdir(tmp_path)
 
 
@@ -57,7 +62,7 @@ def test_a_suite_is_run_shown_and_reported(capsys, tmp_path):
     out = capsys.readouterr().out
     assert "2 cells, 6 runs, of which 3 are in reproduce/runs.jsonl" in out
     ours, paper, lstm = (line for line in out.splitlines() if re.match(" *(S_3|paper) ", line))
-    assert re.search(r"FP-RNN +3 of 3 +\.\d+ @\d+ +\.\d+ @\d+ [=<>]", ours)
+    assert re.search(r"FP-RNN +3 of 3 +\.\d+ .*@\d+ +\.\d+ .*@\d+ [=<>]", ours)
     assert paper.split() == ["paper", ".17", "@12"]
     assert "@" not in lstm
     assert (tmp_path / "reproduce/fp-budget-laptop.png").exists()
@@ -66,7 +71,7 @@ def test_a_suite_is_run_shown_and_reported(capsys, tmp_path):
 
     assert main(["report", "cells", "--results", "reproduce", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["fixed_point"]
-    assert (found["measured"], found["of"]) == (1, 108)
+    assert (found["measured"], found["of"]) == (1, 25)
     shown = [cell for cell in found["cells"] if cell["verdict"] != "empty"]
     assert [(one["model"], one["length"], one["size"]) for one in shown] == [
         ("FP-RNN", 6, "laptop"),
@@ -76,7 +81,7 @@ def test_a_suite_is_run_shown_and_reported(capsys, tmp_path):
     ]
     assert main(["report", "cells", "--results", "reproduce"]) == 0
     out = capsys.readouterr().out
-    assert f"1 of 108 figures of Movahedi et al. measured, {found['agree']} agree" in out
+    assert f"1 of 25 figures of Movahedi et al. measured, {found['agree']} agree" in out
     assert re.search(r"^fp-budget +S_3 +FP-RNN +9 +paper +laptop +3 +\.\d+ +\.17 +\w+$", out, re.M)
 
     store = tmp_path / "reproduce/runs.jsonl"
@@ -90,7 +95,7 @@ def test_a_suite_is_run_shown_and_reported(capsys, tmp_path):
     assert 'fp-budget: tiny, size "laptop"' in section.replace("&#34;", '"')
     assert section.count('<tr><th scope="row"><code>') == 6
     assert (section.count("<td>0123456</td>"), section.count("<td>0123456+</td>")) == (4, 2)
-    assert "Of the 108 figures of Movahedi et al., 1" in html
+    assert "Of 25 numbers of Movahedi et al. we have measured 1 with" in html
     assert 'id="fp-budget-paper"' not in html
 
 
@@ -126,21 +131,21 @@ def archive(path, num_stories):
 
 
 def test_an_archive_with_too_few_stories_is_one_line(capsys, tmp_path):
-    archive(tmp_path / STORIES.archive, 200)
+    archive(tmp_path / ARCHIVE, 200)
     for options in ([], ["--dry-run"]):
         assert main(["reproduce", "catbabi", "--size", "workstation", *options]) == 2
         assert capsys.readouterr().err == (
-            f"statemix: {STORIES.archive} has too few stories: validation_size must be at most 9 "
+            f"statemix: {ARCHIVE} has too few stories: validation_size must be at most 9 "
             "(sequences of 200 tokens in the stories of the validation split), got 512\n"
         )
-    assert [path.name for path in tmp_path.iterdir()] == [STORIES.archive]
+    assert [path.name for path in tmp_path.iterdir()] == [ARCHIVE]
 
 
 def test_an_archive_without_stories_is_one_line(capsys, tmp_path):
-    (tmp_path / STORIES.archive).write_bytes(b"none")
+    (tmp_path / ARCHIVE).write_bytes(b"none")
     assert main(["reproduce", "catbabi"]) == 2
     assert "task: folder must be a folder or a complete .tar.gz" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == [STORIES.archive]
+    assert [path.name for path in tmp_path.iterdir()] == [ARCHIVE]
 
 
 def test_a_forecast_does_not_speak_of_convergence(capsys, recwarn):

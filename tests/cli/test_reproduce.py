@@ -10,27 +10,33 @@ from types import SimpleNamespace
 
 import pytest
 
-# Reads the tables when it is imported, before a fixture here replaces them.
-import statemix.studies.higher_order.wrapper  # noqa: F401
 from statemix.cli.main import main
-from statemix.cli.studies import Choice, study
 from statemix.layers import LayerSpec
-from statemix.studies import cluster, conditions, forecast
-from statemix.studies.exactness.exact_suite import ExactSuite
-from statemix.studies.exactness.exact_suites import SUITES
-from statemix.studies.higher_order import claims, protocols
-from statemix.studies.higher_order import fill as reproduce
-from statemix.studies.higher_order import paper_figures as figures
-from statemix.studies.higher_order import paper_tables as tables
-from statemix.studies.higher_order import run_spectra as spectra
-from statemix.studies.higher_order.claims import Claim, Condition
+from statemix.studies import catalogue, cluster, forecast
+from statemix.studies.catalogue import find_study
+from statemix.studies.exactness import exact_studies
+from statemix.studies.exactness.exact_studies import AttemptStudy, ProofStudy
+from statemix.studies.higher_order import (
+    claims,
+    higher_order_studies,
+    overview,
+    protocols,
+    run_spectra,
+)
+from statemix.studies.higher_order.claims import Claim, Comparison
 from statemix.studies.higher_order.contenders import CONTENDERS, bd_lru
-from statemix.studies.higher_order.paper_figures import Figure, View
-from statemix.studies.higher_order.paper_tables import Column, Table
-from statemix.studies.higher_order.prices import prices
-from statemix.studies.higher_order.protocols import SIZES, Data
-from statemix.studies.higher_order.run_spectra import SpectraFigure
+from statemix.studies.higher_order.higher_order_studies import (
+    ClaimsStudy,
+    FigureStudy,
+    SpectraStudy,
+    TableStudy,
+    _study,
+)
+from statemix.studies.higher_order.paper_figures import PaperFigure, View
+from statemix.studies.higher_order.paper_tables import PaperTable
+from statemix.studies.higher_order.protocols import Column, Data
 from statemix.studies.runner import Ended, run_all
+from statemix.studies.study_entries import SIZES, StudyEntry, Trials, plan
 from statemix.tasks import TaskSpec
 from statemix.training import (
     EvaluationConfig,
@@ -40,30 +46,33 @@ from statemix.training import (
     SearchConfig,
 )
 
+(WRAPPER,) = (one for one in higher_order_studies.STUDIES if one.name == "wrapper")
+
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch, tmp_path, tiny_models):
-    """Table 4 with one column, two models and runs of a fraction of a second."""
+    """Tables and figures with one column, two models and runs of a fraction of a second."""
     task = TaskSpec("permutation", group="S_3", length=6, train_size=10)
     column = Column("s3", (Data("S_3", task, dict.fromkeys(SIZES, 2)),))
     numbers = {"LSTM": {"s3": 0.0}, "BD-LRU m=2": {"s3": 1.0}}
-    monkeypatch.setattr(tables, "TABLES", {"table4": Table("table4", "tiny", (column,), numbers)})
-    monkeypatch.setattr("statemix.studies.higher_order.overview.TABLES", tables.TABLES)
-
-    def columns(_):
-        return (column,)
-
+    table = PaperTable("tiny", (column,), numbers)
+    monkeypatch.setattr("statemix.studies.higher_order.overview.TABLES", {"table4": table})
     lines = {"BD-LRU": [(m, CONTENDERS[f"BD-LRU m={m}"]) for m in (1, 2)]}
-    figure = Figure("fig2", "tiny", (View("", "m", lambda _: lines, columns),))
-    monkeypatch.setattr(figures, "FIGURES", {"fig2": figure})
+    figure = PaperFigure("tiny", (View("", "m", lambda _: lines, lambda _: (column,)),))
     gates = {
         "BD-LRU, softmax": [(2, CONTENDERS["BD-LRU m=2"])],
         "BD-LRU, none": [(2, bd_lru(2, gate="none"))],
     }
-    eigenvalues = SpectraFigure("fig7", "tiny", (View("", "m", lambda _: gates, columns),))
-    monkeypatch.setitem(spectra.SPECTRA, "fig7", eigenvalues)
-    # The page's figures would look for their columns among these tables.
-    monkeypatch.setattr("statemix.studies.higher_order.results_page.FIGURES", {})
+    monkeypatch.setattr(run_spectra, "_LINES", gates)
+    monkeypatch.setattr(run_spectra, "column", lambda *_: column)
+    tiny = (
+        _study(TableStudy, "table4", "tiny", table.entries),
+        _study(ClaimsStudy, "claims", "tiny", lambda *some: claims.claim_entries(*some)),
+        _study(FigureStudy, "fig2", "tiny", figure.entries),
+        _study(SpectraStudy, "fig7", "tiny", run_spectra.spectra_entries),
+    )
+    whole = {one.name: one for one in (*exact_studies.STUDIES, WRAPPER)}
+    monkeypatch.setattr(catalogue, "_own", lambda: {**{one.name: one for one in tiny}, **whole})
     monkeypatch.chdir(tmp_path)
 
 
@@ -106,7 +115,7 @@ def test_the_table_shows_our_numbers_above_the_papers_and_nothing_is_repeated(ca
     )
     (line,) = (text for text in first.splitlines() if text.startswith("LSTM   "))
     assert f"{best:.3f}".removeprefix("0") in line
-    assert line.rstrip().endswith((">", "="))
+    assert re.search("[>=] +132,096 +265,344$", line)
     assert "6 runs finished" in first
     assert first.endswith("\na page of all results: statemix report --results reproduce\n")
 
@@ -129,7 +138,8 @@ def test_the_table_shows_our_numbers_above_the_papers_and_nothing_is_repeated(ca
 
 
 def test_cells_without_results_are_listed_in_json_alone(capsys, tmp_path):
-    planned = study(Choice("table4", "paper", "laptop", (), ("LSTM",), tmp_path)).planned
+    entries = find_study("table4").chosen("paper", "laptop", (), ("LSTM",))
+    planned = plan(entries, tmp_path)
     scores = {"product": {"token_accuracy": 0.5, "mad_accuracy": 0.5}}
     names = ("best_test", "best_validation", "test_at_best_validation")
     done = {"seed": 0, "status": "done", "environment": {}, **dict.fromkeys(names, scores)}
@@ -167,8 +177,6 @@ def test_a_figure_is_printed_and_drawn_with_the_runs_that_a_table_made(capsys, t
 
 
 def test_eigenvalues_are_kept_and_drawn_without_the_runs(capsys, tmp_path, monkeypatch):
-    # The page shows this figure alone.
-    monkeypatch.setattr("statemix.studies.higher_order.results_page.TABLES", {})
     assert main(["reproduce", "table4", "--workers", "1", "--models", "BD-LRU m=2"]) == 0
     capsys.readouterr()
     assert main(["reproduce", "fig7", "--workers", "1"]) == 0
@@ -235,6 +243,12 @@ def test_columns_and_models_choose_cells(capsys):
     assert "1 cell, 3 runs, of which 0 are in other.jsonl" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["s3", "S_3"])
+def test_names_that_the_plan_prints_choose_columns(capsys, name):
+    assert main(["reproduce", "table4", "--dry-run", "--columns", name]) == 0
+    assert "2 cells, 6 runs" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "plan"),
     [
@@ -254,13 +268,10 @@ def test_protocol_and_size_choose_runs(capsys, arguments, plan):
 
 
 def test_the_output_folder_holds_runs_store_and_picture_of_the_protocol_and_size(
-    capsys, tmp_path, monkeypatch, request
+    capsys, tmp_path, monkeypatch
 ):
-    one_run = dataclasses.replace(SIZES["laptop"], seeds=(7,), num_settings=1)
-    monkeypatch.setitem(SIZES, "workstation", one_run)
-    # Prices are kept by the name of a size.
-    request.addfinalizer(prices.cache_clear)
-    prices.cache_clear()
+    one_run = dataclasses.replace(protocols.GRIDS["laptop"], seeds=(7,), num_settings=1)
+    monkeypatch.setitem(protocols.GRIDS, "workstation", one_run)
     options = ["--protocol", "tuned", "--size", "workstation", "--models", "BD-LRU m=2"]
     assert main(["reproduce", "fig2", "--workers", "1", "--output", "out", *options]) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -293,7 +304,7 @@ def test_a_cluster_trains_as_many_runs_at_a_time_as_it_can(
         calls.append(address)
         yield
 
-    monkeypatch.setattr(reproduce, "run_all", here)
+    monkeypatch.setattr("statemix.studies.study.run_all", here)
     monkeypatch.setattr(cluster, "connected", connected)
     assert main(["reproduce", "table4", "--ray", "10.0.0.1:6379", *options]) == 0
     assert calls == ["10.0.0.1:6379", ("10.0.0.1:6379", asked)]
@@ -319,7 +330,7 @@ def test_runs_side_by_side_divide_the_predicted_time(capsys, monkeypatch, option
 
 @pytest.mark.parametrize("what", ["table4", "fig2", "fig7"])
 def test_runs_that_diverged_are_due_again_only_on_request(capsys, tmp_path, what):
-    planned = study(Choice(what, "paper", "laptop", (), (), tmp_path)).planned
+    planned = plan(find_study(what).chosen("paper", "laptop"), tmp_path)
     row = {"key": planned[0].key, "seed": 0, "status": "diverged", "environment": {}}
     (tmp_path / "runs.jsonl").write_text(json.dumps(row) + "\n")
     command = ["reproduce", what, "--dry-run", "--store", "runs.jsonl"]
@@ -363,14 +374,14 @@ def test_a_run_begins_whatever_planning_took_and_the_end_of_the_time_is_said(
         now[0] += 10
         return 1.0
 
-    def fill(planned, store, *, on_end, **options):
+    def fill(self, planned, store, *, on_end, **options):
         until.append(options["until"])
         on_end(Ended(planned[0].job, "interrupted", "the time was up"))
         now[0] = options["until"]
 
     monkeypatch.setattr("statemix.cli.reproduce.time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(forecast.Forecast, "seconds", seconds)
-    monkeypatch.setattr(reproduce, "fill", fill)
+    monkeypatch.setattr("statemix.studies.study.Study.fill", fill)
     assert main(["reproduce", "table4", "--workers", "1", "--minutes", "0.5"]) == 0
     assert until == [1060 + 15]
     said = capsys.readouterr().out
@@ -387,7 +398,10 @@ def test_minutes_begin_with_the_command(monkeypatch, options, until):
 
     monkeypatch.setattr("statemix.cli.reproduce.time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(forecast.Forecast, "seconds", seconds)
-    monkeypatch.setattr(reproduce, "fill", lambda *_, **options: asked.append(options["until"]))
+    monkeypatch.setattr(
+        "statemix.studies.study.Study.fill",
+        lambda *_, **options: asked.append(options["until"]),
+    )
     assert main(["reproduce", "table4", "--workers", "1", *options]) == 0
     assert (asked, now) == ([until], [1060.0])
 
@@ -424,7 +438,7 @@ def test_a_run_without_a_result_is_named_and_the_exit_code_says_so(capsys, tmp_p
         asked.append(options["retry"])
         return run_all(*arguments, **options)
 
-    monkeypatch.setattr(reproduce, "run_all", noting)
+    monkeypatch.setattr("statemix.studies.study.run_all", noting)
     assert main(["reproduce", "table4", "--workers", "1", "--retry"]) == 1
     assert asked == [("diverged", "failed")]
 
@@ -432,7 +446,7 @@ def test_a_run_without_a_result_is_named_and_the_exit_code_says_so(capsys, tmp_p
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["table4", "--columns", "s9"], "columns must be among ['s3'], got 's9'"),
+        (["table4", "--columns", "s9"], "columns must be among ['s3', 'S_3'], got 's9'"),
         (["table4", "--models", "GRU"], "models must be among ['LSTM', 'BD-LRU m=2'], got 'GRU'"),
         (["table4", "--minutes", "0"], "minutes must be above 0 and below 1e6, got 0.0"),
         (["table4", "--minutes", "nan"], "minutes must be above 0 and below 1e6, got nan"),
@@ -484,12 +498,12 @@ def test_a_report_needs_a_folder_of_stores(capsys, tmp_path):
 
 
 def test_claims_are_run_and_printed_with_what_decides_them(capsys, monkeypatch):
-    column = tables.TABLES["table4"].columns[0]
+    column = overview.TABLES["table4"].columns[0]
     two, lstm = CONTENDERS["BD-LRU m=2"], CONTENDERS["LSTM"]
     conditions = (
-        Condition(column, two, "fails"),
-        Condition(column, two, "is smaller than", lstm),
-        Condition(column, lstm, "fails"),
+        Comparison(column, two, "fails"),
+        Comparison(column, two, "is smaller than", lstm),
+        Comparison(column, lstm, "fails"),
     )
     monkeypatch.setattr(claims, "CLAIMS", (Claim("tiny", "small models fail", conditions),))
     arguments = ["--workers", "1", "--models", "BD-LRU m=2"]
@@ -531,18 +545,29 @@ def tiny_suite(monkeypatch):
         )
         for group in ("S_3", "S_4")
     }
-    trained = tuple(
-        conditions.Condition("exact-groups", group, "LSTM", configs)
-        for group, configs in runs.items()
+
+    def study(kind, name, **search):
+        entries = [
+            StudyEntry(
+                group,
+                "LSTM",
+                Trials.seeded(configs[0].replace(search=SearchConfig(**search)), (0, 1)),
+            )
+            for group, configs in runs.items()
+        ]
+        return kind(name, "tiny", lambda *_: entries)
+
+    studies = (
+        study(ProofStudy, "exact-groups"),
+        study(AttemptStudy, "exact-factorial", attempts=1, max_steps=3),
     )
-    suite = ExactSuite("exact-groups", "tiny", trained)
-    monkeypatch.setitem(SUITES, "exact-groups", suite)
+    monkeypatch.setattr(catalogue, "_own", lambda: {one.name: one for one in studies})
 
 
 def test_a_suite_is_certified_and_nothing_is_repeated(capsys, tmp_path, tiny_suite):
     command = ["reproduce", "exact-groups", "--workers", "1"]
     assert main([*command, "--columns", "S_4"]) == 0
-    assert "exact-groups, with a protocol of its own: 1 cell, 2 runs" in capsys.readouterr().out
+    assert "exact-groups, protocol paper, size laptop: 1 cell, 2 runs" in capsys.readouterr().out
     assert main(command) == 0
     out = capsys.readouterr().out
     assert "2 cells, 4 runs, of which 2 are in reproduce/runs.jsonl" in out
@@ -557,21 +582,7 @@ def test_a_suite_is_certified_and_nothing_is_repeated(capsys, tmp_path, tiny_sui
     assert "to do" not in capsys.readouterr().out
 
 
-def test_a_suite_of_attempts_counts_certificates_and_has_no_figure(
-    capsys, tmp_path, tiny_suite, monkeypatch
-):
-    suite = dataclasses.replace(SUITES["exact-groups"], name="exact-factorial", certified=False)
-    searching = tuple(
-        dataclasses.replace(
-            condition,
-            runs=tuple(
-                run.replace(search=SearchConfig(attempts=1, max_steps=3)) for run in condition.runs
-            ),
-        )
-        for condition in suite.conditions
-    )
-    suite = dataclasses.replace(suite, conditions=searching)
-    monkeypatch.setitem(SUITES, "exact-factorial", suite)
+def test_a_suite_of_attempts_counts_certificates_and_has_no_figure(capsys, tmp_path, tiny_suite):
     command = ["reproduce", "exact-factorial", "--workers", "1", "--columns", "S_4"]
     assert main(command) == 0
     out = capsys.readouterr().out
@@ -586,15 +597,15 @@ def test_a_suite_of_attempts_counts_certificates_and_has_no_figure(
     assert main(["report", "--results", "reproduce", "--output", "page.html"]) == 0
     html = (tmp_path / "page.html").read_text()
     html = html[html.index('id="exact-factorial"') :]
-    assert re.search("<td>(refuted|open)[^<]*</td><td>1 attempt</td>", html)
+    assert re.search("<td>(refuted|open)[^<]*, 1 attempt</td>", html)
     assert "<figure>" not in html
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--protocol", "tuned"], "protocol must be absent with exact-groups, got 'tuned'"),
-        (["--size", "paper"], "size must be absent with exact-groups, got 'paper'"),
+        (["--protocol", "tuned"], "protocol must be paper with exact-groups, got 'tuned'"),
+        (["--size", "paper"], "size must be laptop with exact-groups, got 'paper'"),
         (["--columns", "S_5"], r"columns must be among \['S_3', 'S_4'\], got 'S_5'"),
         (["--models", "GRU"], r"models must be among \['LSTM'\], got 'GRU'"),
     ],

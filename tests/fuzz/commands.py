@@ -1,7 +1,6 @@
 """Command lines, valid and corrupt: exit code 0 or 2, one line that names what is wrong."""
 
 import contextlib
-import dataclasses
 import hashlib
 import io
 import json
@@ -32,8 +31,18 @@ from statemix.cli import (  # noqa: F401  warm
     train,
 )
 from statemix.cli.main import main
-from statemix.studies.demo import demo_suite as suites
+from statemix.layers import LayerSpec
+from statemix.studies import catalogue
+from statemix.studies.group_demo import DemoStudy
+from statemix.studies.study_entries import StudyEntry, Trials
 from statemix.tasks import TASKS, TaskSpec
+from statemix.training import (
+    EvaluationConfig,
+    ModelConfig,
+    RunConfig,
+    RuntimeConfig,
+    ScheduleConfig,
+)
 
 NAME = "commands"
 SHARE = 3
@@ -457,23 +466,20 @@ def _doctor(r: random.Random, folder: Path, prepared: Path) -> Request:
 
 
 def _demo(r: random.Random, folder: Path, prepared: Path) -> Request:
-    """The demo with suites of one tiny network."""
-    suite = suites.SUITES["S_3"]
-    protocol = suite.protocol
-    tiny = dataclasses.replace(
-        suite,
-        networks=(suites.bd_lru(2, 3),),
-        seeds=(0,),
-        protocol=protocol.replace(
-            task=TaskSpec("permutation", group="S_3", train_size=20),
-            model=protocol.model.replace(hidden_size=8),
-            schedules=protocol.schedules.replace(epochs=2),
-            evaluation=protocol.evaluation.replace(
-                test_size=8, validation_size=8, lengths=(24,), tokens=96
-            ),
+    """The demo with studies of one tiny network."""
+    config = RunConfig(
+        task=TaskSpec("permutation", group="S_3", train_size=20),
+        model=ModelConfig(
+            layers=(LayerSpec("bd_lru", num_blocks=2, block_size=3),), hidden_size=8, bos=True
         ),
+        schedules=ScheduleConfig(epochs=2),
+        evaluation=EvaluationConfig(test_size=8, validation_size=8, lengths=(24,), tokens=96),
+        runtime=RuntimeConfig(device="cpu", num_threads=1),
     )
-    suites.SUITES.update(dict.fromkeys(suites.SUITES, tiny))
+    entry = StudyEntry("S_3", "BD-LRU m=3", Trials.seeded(config, (0,)))
+    names = ("demo-S_3", "demo-S_5", "demo-A_5")
+    studies = {name: DemoStudy(name, "tiny", lambda *_: [entry]) for name in names}
+    catalogue._own = lambda: studies
     flags = _some(r, _DEMO, 3)
     if r.random() < 0.9:
         flags["--output"] = [_target(r, folder)]

@@ -3,18 +3,30 @@
 import numpy as np
 import pytest
 import torch
-from matplotlib.colors import to_hex
+from matplotlib.colors import to_hex, to_rgb
 
 from statemix.automaton import Automaton
 from statemix.layers import LayerSpec
 from statemix.models import SequenceAutoencoder, TokenClassifier
 from statemix.proofs import read_actions
-from statemix.studies.colours import LEAST_CONTRAST, contrast
-from statemix.studies.figures import png
+from statemix.studies.figure import png
 from statemix.studies.inspection.action_drawing import draw, drawable, sentences
-from statemix.studies.style import DARK, LIGHT
 from statemix.tasks.groups import group
 from statemix.tasks.permutation import Permutation
+
+
+def contrast(one, other):
+    """The contrast of two colours by WCAG, from 1 to 21."""
+
+    def luminance(colour):
+        linear = [
+            v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in to_rgb(colour)
+        ]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
 
 AUTOMATON = Permutation(group="S_3").automaton()
 STAYS = [[0, 1, 2]] * 7
@@ -129,11 +141,10 @@ def test_blocks_that_track_are_drawn_first_and_those_that_idle_last(of_group):
     assert titles == ["block 4: tracks", "block 3: repeats", "block 2: other", "block 1: constant"]
 
 
-@pytest.mark.parametrize("theme", [LIGHT, DARK])
 @pytest.mark.parametrize(("name", "step"), [("S_2", 1), ("S_3", 1), ("A_5", 2), ("S_5", 4)])
-def test_tokens_are_whole_numbers_and_sources_are_legible(of_group, name, step, theme):
+def test_tokens_are_whole_numbers_and_sources_are_legible(of_group, name, step):
     task = Permutation(group=name)
-    figure = draw(read_actions(of_group(name), task.automaton()), title="maps", theme=theme)
+    figure = draw(read_actions(of_group(name), task.automaton()), title="maps")
     png(figure, 40)
     axes = figure.axes[0]
     shown = [label.get_text() for label in axes.get_xticklabels()]
@@ -144,7 +155,7 @@ def test_tokens_are_whole_numbers_and_sources_are_legible(of_group, name, step, 
     for text in axes.texts:
         token, entry = (int(place) for place in text.get_position())
         cell = to_hex(cells.to_rgba(cells.get_array())[entry, token])
-        assert contrast(text.get_color(), cell) >= LEAST_CONTRAST
+        assert contrast(text.get_color(), cell) >= 3
 
 
 def test_blocks_that_hold_constants_track_nothing():

@@ -1,45 +1,10 @@
-"""A demo that takes a second, and a real browser, in which pages are opened."""
+"""A real browser, in which pages are opened."""
 
-import dataclasses
 import shutil
 
 import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
-
-from statemix.studies.demo import demo_suite as demo
-from statemix.tasks import TaskSpec
-from statemix.training import BatchConfig
-
-
-@pytest.fixture
-def tiny():
-    """Two small networks, one seed, two epochs."""
-    suite = demo.SUITES["S_3"]
-    protocol = suite.protocol
-    return dataclasses.replace(
-        suite,
-        networks=(demo.bd_lru(2, 3), demo.LSTM),
-        seeds=(0,),
-        protocol=protocol.replace(
-            task=TaskSpec("permutation", group="S_3", train_size=20),
-            model=protocol.model.replace(hidden_size=8),
-            batches=BatchConfig(size=8),
-            schedules=protocol.schedules.replace(epochs=2),
-            evaluation=protocol.evaluation.replace(
-                every=1,
-                test_size=8,
-                validation_size=8,
-                lengths=(24, 40),
-                tokens=160,
-            ),
-        ),
-    )
-
-
-@pytest.fixture
-def jobs(tiny, tmp_path):
-    return tiny.jobs(tmp_path)
 
 
 @pytest.fixture

@@ -3,12 +3,11 @@
 import pytest
 
 from statemix.studies.higher_order import claims
-from statemix.studies.higher_order.claims import CLAIMS, Claim, Condition, Decision, Finding
+from statemix.studies.higher_order.claims import CLAIMS, Claim, Comparison, Decision, Finding
 from statemix.studies.higher_order.contenders import CONTENDERS
 from statemix.studies.higher_order.paper_tables import TABLES, column
-from statemix.studies.higher_order.plan import plan
-from statemix.studies.higher_order.protocols import PROTOCOLS
 from statemix.studies.store import key
+from statemix.studies.study_entries import PROTOCOLS, plan
 
 S3 = column("table4", "s3_250")
 LSTM, TWO, THREE = (CONTENDERS[name] for name in ("LSTM", "BD-LRU m=2", "BD-LRU m=3"))
@@ -29,12 +28,11 @@ def row(config, accuracy):
 def rows_of(accuracies, protocol="paper", size="laptop", seeds=3, settings=1):
     """Rows of runs on S_3 with 250 examples: model -> accuracy."""
     found = {}
-    for cell in TABLES["table4"].cells(protocol, size):
-        if cell.column.name == "s3_250" and cell.model in accuracies:
-            for trials in cell.parts.values():
-                for trial in trials[:settings]:
-                    for config in trial.runs[:seeds]:
-                        found[key(config)] = row(config, accuracies[cell.model])
+    for entry in TABLES["table4"].entries(protocol, size):
+        if entry.column == "s3_250" and entry.model in accuracies:
+            for trial in list(entry.trials)[:settings]:
+                for config in trial.runs[:seeds]:
+                    found[key(config)] = row(config, accuracies[entry.model])
     return found
 
 
@@ -59,14 +57,14 @@ def rows_of(accuracies, protocol="paper", size="laptop", seeds=3, settings=1):
     ],
 )
 def test_a_condition_is_met_or_not_or_unknown(relation, values, true):
-    assert Finding(Condition(S3, TWO, relation, LSTM), values).true is true
+    assert Finding(Comparison(S3, TWO, relation, LSTM), values).true is true
 
 
 @pytest.mark.parametrize(("control", "true"), [(0.94, None), (None, None), (0.95, True)])
 def test_where_the_control_learns_nothing_nothing_is_decided(control, true):
-    condition = Condition(S3, TWO, "fails", control=THREE)
+    condition = Comparison(S3, TWO, "fails", control=THREE)
     assert Finding(condition, (0.5,), control).true is true
-    lower = Condition(S3, TWO, "fails", control=THREE, least=0.5)
+    lower = Comparison(S3, TWO, "fails", control=THREE, least=0.5)
     assert Finding(lower, (0.4,), 0.6).true is True
 
 
@@ -81,7 +79,7 @@ def test_where_the_control_learns_nothing_nothing_is_decided(control, true):
     ],
 )
 def test_a_claim_holds_if_every_condition_is_met(values, verdict):
-    conditions = (Condition(S3, TWO, "learns"), Condition(S3, THREE, "learns"))
+    conditions = (Comparison(S3, TWO, "learns"), Comparison(S3, THREE, "learns"))
     found = tuple(Finding(c, (v,)) for c, v in zip(conditions, values, strict=True))
     assert Decision(Claim("name", "statement", conditions), "paper", found).verdict == verdict
 
@@ -149,15 +147,15 @@ def test_every_claim_has_words_and_cells_of_its_own_models():
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_the_plan_has_the_runs_of_every_model_once(protocol, tmp_path):
-    cells = claims.cells(protocol, "laptop")
+    entries = claims.claim_entries(protocol, "laptop")
     wanted = {
         (condition.column.name, model.name)
         for claim in CLAIMS
         for condition in claim.conditions
         for model in (*condition.models, *filter(None, [condition.control]))
     }
-    assert {(cell.column.name, cell.model) for cell in cells} == wanted
-    planned = plan(cells, tmp_path)
+    assert {(entry.column, entry.model) for entry in entries} == wanted
+    planned = plan(entries, tmp_path)
     assert len({one.key for one in planned}) == len(planned)
     # A model with constant or unnormalised gates is trained as such.
     names = [one.job.name for one in planned]
@@ -251,7 +249,7 @@ def test_what_others_must_learn_for_a_comparison_to_count():
 def test_decisions_are_plain_data_too():
     decisions = claims.decide(rows_of({"BD-LRU m=3": 1.0}), "paper")
     (decision,) = (one for one in decisions if one.claim.name == "little data")
-    (plain,) = claims.to_rows([decision])
+    (plain,) = claims.decision_rows([decision])
     assert plain["verdict"] == "open"
     assert plain["protocol"] == "paper"
     assert plain["findings"][0] == {

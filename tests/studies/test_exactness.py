@@ -7,18 +7,15 @@ import torch
 
 from statemix.layers import LayerSpec
 from statemix.proofs import search
-from statemix.studies.conditions import Condition
 from statemix.studies.exactness import certified_rows as exactness_rows
-from statemix.studies.exactness import exact_drawing as drawing
-from statemix.studies.exactness import exact_text as text
-from statemix.studies.exactness.certified_rows import row_of
-from statemix.studies.exactness.exact_suites import SUITES
-from statemix.studies.exactness.tally import interval, tally
-from statemix.studies.higher_order.fill import fill
-from statemix.studies.higher_order.plan import due, plan
+from statemix.studies.exactness import exact_table as text
+from statemix.studies.exactness.certified_rows import certified_row
+from statemix.studies.exactness.exact_studies import STUDIES, AttemptStudy, ProofStudy
+from statemix.studies.exactness.exact_table import interval
 from statemix.studies.recipes import exact
 from statemix.studies.runner import Ended, Job
 from statemix.studies.store import Store, key
+from statemix.studies.study_entries import StudyEntry, Trial, Trials, due, plan
 from statemix.tasks import TaskSpec
 from statemix.training import (
     BatchConfig,
@@ -61,8 +58,30 @@ def lstm(seed):
     return changed(tiny(seed), model=model, schedules=schedules, search=SearchConfig())
 
 
-RECIPE = Condition("tiny", "S_2", "BD-LRU, recipe exact", tuple(map(tiny, range(2))))
-PEER = Condition("tiny", "S_2", "LSTM", (lstm(0),))
+def entry(model, configs):
+    return StudyEntry("S_2", model, Trials(lambda: [Trial("", tuple(configs))]))
+
+
+RECIPE = entry("BD-LRU, recipe exact", [tiny(seed) for seed in range(2)])
+PEER = entry("LSTM", [lstm(0)])
+PROOF = ProofStudy("tiny", "a small study", lambda *_: [RECIPE, PEER])
+ATTEMPT = AttemptStudy("tiny", "a small study", lambda *_: [RECIPE, PEER])
+SUITES = {study.name: study.entries("paper", "laptop") for study in STUDIES}
+
+
+def runs_of(one):
+    return [config for _, config, _ in one.trials.runs]
+
+
+def proofs(rows, *entries):
+    """The cells of each line of the table of proofs."""
+    listed = entries or (RECIPE,)
+    return [line.cells for line in PROOF.table(PROOF.runs(listed, rows), listed).lines]
+
+
+def attempts(rows):
+    (line,) = ATTEMPT.table(ATTEMPT.runs([RECIPE], rows), [RECIPE]).lines
+    return line.cells
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +90,7 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("exactness")
     store = Store(folder / "runs.jsonl")
     planned = plan([RECIPE, PEER], folder)
-    fill(planned, store, num_workers=1, make_row=row_of)
+    PROOF.fill(planned, store, num_workers=1)
     assert due(planned, store.rows(), retry=False) == []
     return store, folder
 
@@ -79,7 +98,7 @@ def trained(tmp_path_factory):
 def test_rows_have_certificates_and_proven_networks_are_kept(trained):
     store, folder = trained
     rows = store.rows()
-    for config in RECIPE.runs:
+    for config in runs_of(RECIPE):
         row = rows[key(config)]
         assert row["certificate"]["verdict"] == "proven"
         assert row["attempts"][-1]["passed"]
@@ -88,26 +107,23 @@ def test_rows_have_certificates_and_proven_networks_are_kept(trained):
         assert stored["verdict"] == "proven"
         network = load_proven(folder / key(config))
         assert search(network, config.build_task().automaton()).verdict == "proven"
-    peer = rows[key(PEER.runs[0])]
+    peer = rows[key(runs_of(PEER)[0])]
     assert peer["certificate"]["verdict"] != "proven"
     assert peer["attempts"] == []
 
 
 def test_a_run_without_a_result_has_a_row_without_a_certificate(trained, tmp_path):
     job = plan([RECIPE], tmp_path)[0].job
-    row = row_of(Ended(job, "diverged", "loss must be finite"))
+    row = certified_row(Ended(job, "diverged", "loss must be finite"))
     assert row["status"] == "diverged"
     assert "certificate" not in row
-    rows = {key(RECIPE.runs[0]): row}
-    found = tally(RECIPE, rows)
-    assert (found.rows, found.lost) == ({}, ("diverged",))
-    assert text.cells(found)[0] == "1 without result"
-    both = tally(RECIPE, trained[0].rows() | rows)
-    assert text.cells(both)[0] == "1 of 2 (1 without result)"
+    rows = {key(runs_of(RECIPE)[0]): row}
+    assert proofs(rows)[0][2] == "1 without result"
+    assert proofs(trained[0].rows() | rows)[0][2] == "1 of 2 (1 without result)"
 
 
 def test_a_certificate_is_found_with_the_threads_of_the_run(trained, monkeypatch):
-    config = RECIPE.runs[0]
+    config = runs_of(RECIPE)[0]
     seen = []
 
     def certify_run(*arguments, **options):
@@ -116,54 +132,45 @@ def test_a_certificate_is_found_with_the_threads_of_the_run(trained, monkeypatch
 
     monkeypatch.setattr(exactness_rows, "certify_run", certify_run)
     torch.set_num_threads(2)
-    row_of(Ended(Job("again", config, trained[1] / key(config)), "done"))
+    certified_row(Ended(Job("again", config, trained[1] / key(config)), "done"))
     assert seen == [config.runtime.num_threads] == [1]
     assert torch.get_num_threads() == 2
 
 
 def test_a_tally_counts_runs_attempts_and_seconds(trained):
     rows = trained[0].rows()
-    found = tally(RECIPE, rows)
-    assert (found.proven, found.verdicts["refuted"]) == (2, 0)
-    assert len(found.attempts) == sum(len(rows[name]["attempts"]) for name in found.rows)
-    assert sum(found.attempts) == 2
-    assert found.seconds == [
-        row["time_s"] + row["certify_s"] for row in (rows[key(run)] for run in RECIPE.runs)
-    ]
-    assert found.lengths == [8, 32]
-    assert len(found.accuracy(32)) == 2
-    name = key(RECIPE.runs[0])
-    without = {part: value for part, value in rows[name].items() if part != "certificate"}
-    assert len(tally(RECIPE, rows | {name: without}).rows) == 1
-    one = tally(RECIPE, {key(RECIPE.runs[1]): rows[key(RECIPE.runs[1])]})
-    assert text.cells(one)[0] == "1 of 1 (1 to do)"
+    (found,) = text.tallies(PROOF.runs([RECIPE], rows)).to_dicts()
+    assert found["verdicts"] == ["proven", "proven"]
+    names = [key(run) for run in runs_of(RECIPE)]
+    assert len(found["passed"]) == sum(len(rows[name]["attempts"]) for name in names)
+    assert sum(found["passed"]) == 2
+    assert found["seconds"] == [rows[name]["time_s"] + rows[name]["certify_s"] for name in names]
+    without = {part: value for part, value in rows[names[0]].items() if part != "certificate"}
+    (fewer,) = text.tallies(PROOF.runs([RECIPE], rows | {names[0]: without})).to_dicts()
+    assert (fewer["done"], fewer["lost"]) == (1, 0)
+    assert proofs({names[1]: rows[names[1]]})[0][2] == "1 of 1 (1 to do)"
 
 
 def test_the_table_has_a_line_for_each_condition(trained):
-    rows = trained[0].rows()
-    table = text.table([tally(RECIPE, rows), tally(PEER, rows)])
-    assert table.lines[0].cells[:3] == ("S_2", "BD-LRU, recipe exact", "2 of 2")
-    peer = table.lines[1].cells
+    recipe, peer = proofs(trained[0].rows(), RECIPE, PEER)
+    assert recipe[:3] == ("S_2", "BD-LRU, recipe exact", "2 of 2")
     assert peer[2].startswith("0 of 1 (1 ")
     assert peer[3] == "–"
-    empty = text.table([tally(RECIPE, {})]).lines[0].cells
-    assert empty == ("S_2", "BD-LRU, recipe exact", "–", "", "", "")
+    assert proofs({})[0] == ("S_2", "BD-LRU, recipe exact", "–", "", "", "")
 
 
 def test_the_figure_has_a_panel_for_each_model(trained):
     rows = trained[0].rows()
-    found = drawing.panels([tally(RECIPE, rows), tally(PEER, rows)])
+    found = PROOF.panels(PROOF.runs([RECIPE, PEER], rows))
     assert [panel.title for panel in found] == ["BD-LRU, recipe exact", "LSTM"]
-    # Lengths as ticks make the axis logarithmic.
-    assert found[0].x_ticks == [8]
-    (series,) = found[0].series
-    assert series.label == "S_2"
-    row = rows[key(RECIPE.runs[0])]
-    accuracies = {
-        float(length): heads["product"]["token_accuracy"] for length, heads in row["test"].items()
+    name = key(runs_of(RECIPE)[0])
+    curve = found[0].curves.filter(run=name)
+    assert set(curve["line"]) == {"S_2"}
+    assert dict(zip(curve["x"], curve["y"], strict=True)) == {
+        float(length): heads["product"]["token_accuracy"]
+        for length, heads in rows[name]["test"].items()
     }
-    assert series.runs[0] == accuracies
-    assert list(series.runs[0]) == [8.0, 32.0]
+    assert PROOF.draw(PROOF.runs([RECIPE], rows), trained[1]) is not None
 
 
 @pytest.mark.parametrize(
@@ -183,30 +190,30 @@ def test_no_attempt_has_no_interval():
 
 def test_the_suite_trains_every_group_with_twenty_seeds():
     suite = SUITES["exact-groups"]
-    recipe = [one for one in suite.conditions if one.model == "BD-LRU, recipe exact"]
+    recipe = [one for one in suite if one.model == "BD-LRU, recipe exact"]
     assert [one.column for one in recipe] == ["S_3 from 250 words", "S_3", "S_4", "A_5", "S_5"]
     for condition in recipe:
-        assert [config.seed for config in condition.runs] == list(range(20))
-        for config in condition.runs:
+        assert [config.seed for config in runs_of(condition)] == list(range(20))
+        for config in runs_of(condition):
             assert config.build_task().length == 16
             assert config.model == exact(config.task).model
             assert config.search == exact(config.task).search
             assert config.schedules == exact(config.task).schedules
             assert config.evaluation.lengths == tuple(4**power for power in range(3, 11))
             assert config.runtime.num_threads == 1
-    peers = [one for one in suite.conditions if one.model == "LSTM"]
+    peers = [one for one in suite if one.model == "LSTM"]
     assert [one.column for one in peers] == [one.column for one in recipe]
     for condition in peers:
-        assert [config.seed for config in condition.runs] == [0, 1, 2]
-        schedules = condition.runs[0].schedules
+        assert [config.seed for config in runs_of(condition)] == [0, 1, 2]
+        schedules = runs_of(condition)[0].schedules
         assert (schedules.num_steps or 2 * schedules.epochs) == 2500
-    controls = [one for one in suite.conditions if one.model == "BD-LRU, start token, open gates"]
+    controls = [one for one in suite if one.model == "BD-LRU, start token, open gates"]
     assert [one.column for one in controls] == ["A_5", "S_5"]
     for condition in controls:
-        assert [config.seed for config in condition.runs] == list(range(10))
+        assert [config.seed for config in runs_of(condition)] == list(range(10))
         (usual,) = [one for one in recipe if one.column == condition.column]
-        assert changes_of(condition.runs[0], usual.runs[0]) == OPENED
-    keys = [key(config) for condition in suite.conditions for config in condition.runs]
+        assert changes_of(runs_of(condition)[0], runs_of(usual)[0]) == OPENED
+    keys = [key(config) for condition in suite for config in runs_of(condition)]
     assert len(keys) == len(set(keys))
 
 
@@ -281,22 +288,22 @@ CHANGES = {
 
 def test_each_condition_of_the_factorial_is_one_change_of_the_recipe():
     suite = SUITES["exact-factorial"]
-    usual = {one.column: one for one in suite.conditions if one.model == "as in the recipe"}
-    keys = [key(config) for condition in suite.conditions for config in condition.runs]
+    usual = {one.column: one for one in suite if one.model == "as in the recipe"}
+    keys = [key(config) for condition in suite for config in runs_of(condition)]
     assert len(keys) == len(set(keys))
-    found = {(one.column, one.model): one for one in suite.conditions}
+    found = {(one.column, one.model): one for one in suite}
     names = ["as in the recipe", *CHANGES]
     assert list(found) == [(group, name) for name in names for group in ("A_5", "S_5")]
     for (group, name), condition in found.items():
-        first = usual[group].runs[0]
+        first = runs_of(usual[group])[0]
         seeds = 40 if name == "as in the recipe" else 10
-        assert [config.seed for config in condition.runs] == list(range(100, 100 + seeds))
-        assert changes_of(condition.runs[0], first) == CHANGES.get(name, {})
-        assert condition.runs[0].search.attempts == 1
-        assert condition.runs[0].runtime.num_threads == 1
+        assert [config.seed for config in runs_of(condition)] == list(range(100, 100 + seeds))
+        assert changes_of(runs_of(condition)[0], first) == CHANGES.get(name, {})
+        assert runs_of(condition)[0].search.attempts == 1
+        assert runs_of(condition)[0].runtime.num_threads == 1
     for group, condition in usual.items():
         recipe = exact(TaskSpec("permutation", group=group))
-        first = condition.runs[0]
+        first = runs_of(condition)[0]
         assert (first.model, first.optimizer, first.batches) == (
             recipe.model,
             recipe.optimizer,
@@ -307,38 +314,20 @@ def test_each_condition_of_the_factorial_is_one_change_of_the_recipe():
 
 def test_the_table_of_a_factorial_counts_steps(trained):
     rows = trained[0].rows()
-    found = tally(RECIPE, rows, certified=False)
-    cells = text.attempts_table([found]).lines[0].cells
-    attempts = [one for run in RECIPE.runs for one in rows[key(run)]["attempts"]]
-    steps = [one["ended"] - one["began"] for one in attempts]
-    left = [one["left"] - one["began"] for one in attempts if one["left"] is not None]
+    cells = attempts(rows)
+    passed = [one for run in runs_of(RECIPE) for one in rows[key(run)]["attempts"]]
+    steps = [one["ended"] - one["began"] for one in passed]
+    left = [one["left"] - one["began"] for one in passed if one["left"] is not None]
     assert cells[:2] == ("S_2", "BD-LRU, recipe exact")
     assert cells[3] == "2 of 2"
     assert cells[4:6] == (f"{sum(left) / len(left):.0f}", f"{sum(steps) / len(steps):.0f}")
-    assert text.attempts_table([tally(RECIPE, {}, certified=False)]).lines[0].cells[2:] == (
-        "–",
-        "",
-        "",
-        "",
-        "",
-    )
-    name = key(RECIPE.runs[0])
+    assert attempts({})[2:] == ("–", "", "", "", "")
+    name = key(runs_of(RECIPE)[0])
     bare = {part: value for part, value in rows[name].items() if part != "certificate"}
-    uncertified = tally(RECIPE, {name: bare}, certified=False)
-    assert uncertified.rows == {name: bare}
-    assert text.attempts_table([uncertified]).lines[0].cells[3] == "–"
+    assert attempts({name: bare})[3] == "–"
     refuted = {**bare, "certificate": {"verdict": "refuted"}}
-    one_of_two = tally(RECIPE, rows | {name: refuted}, certified=False)
-    assert text.attempts_table([one_of_two]).lines[0].cells[3] == "1 of 2"
-    failed = {**refuted, "attempts": [{**rows[name]["attempts"][-1], "passed": False}]}
-    found = tally(RECIPE, rows | {name: failed}, certified=False)
-    assert text.attempts_table([found]).lines[0].cells[3] == "1 of 2"
+    assert attempts(rows | {name: refuted})[3] == "1 of 2"
     lost = {name: {**bare, "status": "diverged"}}
-    assert text.attempts_table([tally(RECIPE, lost, certified=False)]).lines[0].cells[2] == (
-        "1 without result"
-    )
-    both = tally(RECIPE, rows | lost, certified=False)
-    assert text.attempts_table([both]).lines[0].cells[2].endswith("), 1 without result")
-    # It has ended in its last attempt.
-    others = [one["passed"] for one in rows[key(RECIPE.runs[1])]["attempts"]]
-    assert both.attempts == [*others, False]
+    assert attempts(lost)[2] == "1 without result"
+    # A run that was lost has ended in its last attempt.
+    assert attempts(rows | lost)[2].endswith("), 1 without result")

@@ -8,25 +8,26 @@ import pytest
 
 from statemix.layers import FPRNN, LAYERS, LayerSpec
 from statemix.models import TokenClassifier
-from statemix.studies.fixed_points import fp_drawing as drawing
-from statemix.studies.fixed_points import fp_scores as scores
-from statemix.studies.fixed_points import fp_suites as suites
-from statemix.studies.fixed_points import fp_text as text
+from statemix.studies.fixed_points import fixed_point_studies
 from statemix.studies.fixed_points import movahedi as fixed_points
-from statemix.studies.fixed_points.fp_scores import overview, score
-from statemix.studies.fixed_points.fp_suite import FixedPointSuite, Measured
-from statemix.studies.fixed_points.iterated_rows import _iterations, row_of
-from statemix.studies.fixed_points.movahedi import Number
-from statemix.studies.higher_order.plan import plan
-from statemix.studies.higher_order.protocols import SIZES
+from statemix.studies.fixed_points.fixed_point_studies import STUDIES, FixedPointStudy, overview
+from statemix.studies.fixed_points.iterated_rows import _iterations, iterated_row
 from statemix.studies.runner import Ended, run_all
 from statemix.studies.store import key
+from statemix.studies.study import length_panels, length_table
+from statemix.studies.study_entries import SIZES, Number, StudyEntry, Trial, Trials, plan
+from statemix.studies.tidy import by_length, tidy
 from statemix.tasks import TaskSpec
 from statemix.training import BatchConfig, EvaluationConfig, ModelConfig, RunConfig, ScheduleConfig
 from statemix.training.settings import Assignments
 
 ROOT = Path(__file__).parents[2]
-EVERY = [(suite, size) for suite in suites.SUITES.values() for size in SIZES]
+SUITES = {study.name: study for study in STUDIES}
+EVERY = [(study, size) for study in STUDIES for size in SIZES]
+
+
+def runs_of(entry):
+    return [config for _, config, _ in entry.trials.runs]
 
 
 def tiny(layer, seed=0, **evaluation):
@@ -44,7 +45,16 @@ FIXED_POINT = LayerSpec("fp_rnn", max_iterations=2)
 
 
 def measured(*configs, **fields):
-    return Measured("fp-budget", "S_3", "FP-RNN", tuple(configs), **fields)
+    return StudyEntry("S_3", "FP-RNN", Trials(lambda: [Trial("", configs)]), **fields)
+
+
+def at(entry, rows):
+    """Length -> its scores."""
+    return {one["length"]: one for one in by_length(tidy([entry], rows), [entry]).to_dicts()}
+
+
+def table(entry, rows):
+    return length_table(tidy([entry], rows), [entry])
 
 
 def row(config, value, iterations=None, status="done"):
@@ -59,7 +69,6 @@ def row(config, value, iterations=None, status="done"):
 
 
 def test_the_papers_figures_are_read_from_the_data():
-    assert fixed_points.num_figures() == 108
     assert fixed_points.state_tracking()["GatedDeltaProduct_4"] == {"A_5": 0.239, "S_5": 0.4542}
     budgets = fixed_points.iteration_budgets()
     assert list(budgets) == [2, 6, 8, 10, 12, 14, 16]
@@ -71,14 +80,14 @@ def test_the_papers_figures_are_read_from_the_data():
 
 @pytest.mark.parametrize(("suite", "size"), EVERY, ids=lambda one: getattr(one, "name", one))
 def test_every_condition_can_be_run_and_is_tested_where_the_paper_has_numbers(suite, size):
-    conditions = suite.conditions(size)
-    keys = [key(run) for condition in conditions for run in condition.runs]
+    conditions = suite.entries("paper", size)
+    keys = [key(run) for condition in conditions for run in runs_of(condition)]
     assert len(set(keys)) == len(keys)
     assert len({(one.column, one.model) for one in conditions}) == len(conditions)
     for condition in conditions:
-        assert (condition.suite, condition.size) == (suite.name, size)
-        assert len(condition.runs) >= 3
-        for run in condition.runs:
+        assert condition.size == size
+        assert len(runs_of(condition)) >= 3
+        for run in runs_of(condition):
             tested = {run.task.options["length"], *run.evaluation.lengths}
             assert condition.published_for or set(condition.published) <= tested
             if suite.name != "catbabi":  # whose archive is not here
@@ -104,8 +113,8 @@ PAPER = {
 
 @pytest.mark.parametrize("name", PAPER)
 def test_the_size_paper_trains_as_the_papers_code(name):
-    first = suites.SUITES[name].conditions("paper")[0]
-    run = first.runs[0]
+    first = SUITES[name].entries("paper", "paper")[0]
+    run = runs_of(first)[0]
     (*numbers, options) = PAPER[name]
     assert [
         run.model.hidden_size,
@@ -115,7 +124,7 @@ def test_the_size_paper_trains_as_the_papers_code(name):
         run.optimizer.learning_rate,
         run.optimizer.weight_decay,
         run.model.bos,
-        len(first.runs),
+        len(runs_of(first)),
     ] == numbers
     assert (run.optimizer.clip_norm, run.schedules.learning_rate) == (1.0, "cosine")
     assert run.schedules.min_learning_rate == 0.0
@@ -127,12 +136,12 @@ def test_the_size_paper_trains_as_the_papers_code(name):
 
 def test_the_sizes_of_the_paper_hold_all_its_figures_but_those_of_language():
     held = [
-        (condition.suite, condition.column, condition.model, length)
-        for suite in suites.SUITES.values()
-        for condition in suite.conditions("paper")
+        (suite.name, condition.column, condition.model, length)
+        for suite in SUITES.values()
+        for condition in suite.entries("paper", "paper")
         for length in condition.published
     ]
-    assert len(set(held)) == len(held) == fixed_points.num_figures() - 3
+    assert len(set(held)) == len(held) == 105
 
 
 @pytest.mark.parametrize(
@@ -140,8 +149,8 @@ def test_the_sizes_of_the_paper_hold_all_its_figures_but_those_of_language():
 )
 def test_suites_are_tested_at_multiples_of_the_training_length(name, factors):
     for size in SIZES:
-        for condition in suites.SUITES[name].conditions(size):
-            for run in condition.runs:
+        for condition in SUITES[name].entries("paper", size):
+            for run in runs_of(condition):
                 length = run.task.options["length"]
                 # A string is copied between two tokens.
                 extra = 2 if name == "fp-copy" else 0
@@ -156,10 +165,10 @@ def test_models_of_a_single_iteration_are_tested_as_such(size):
     """They are Mamba; with more iterations they would be another layer than was trained."""
     single = {"FP-Mamba1, one iteration", "Mamba"}
     found = set()
-    for suite in suites.SUITES.values():
-        for condition in suite.conditions(size):
-            (layer,) = condition.runs[0].model.layers
-            attributes = dict(condition.runs[0].evaluation.attributes)
+    for suite in SUITES.values():
+        for condition in suite.entries("paper", size):
+            (layer,) = runs_of(condition)[0].model.layers
+            attributes = dict(runs_of(condition)[0].evaluation.attributes)
             iterates = "max_iterations" in layer.options
             if condition.model in single:
                 found.add(condition.model)
@@ -184,30 +193,29 @@ def test_figures_without_results_are_plainly_empty():
 
 
 def test_budgets_differ_only_in_the_iterations_of_training():
-    conditions = suites.SUITES["fp-budget"].conditions("laptop")
+    conditions = SUITES["fp-budget"].entries("paper", "laptop")
     found = {}
     for condition in conditions:
-        (layer,) = condition.runs[0].model.layers
+        (layer,) = runs_of(condition)[0].model.layers
         budget = layer.options["max_iterations"]
         assert condition.model.endswith(f"at most {budget} iterations")
         published = fixed_points.iteration_budgets()[budget]
         assert condition.published == {n: published[n] for n in range(15, 65, 5)}
         assert condition.metric == "sequence_accuracy"
         same = LayerSpec(layer.name, **{**layer.options, "max_iterations": 1})
-        found[budget] = condition.runs[0].replace(
-            model=condition.runs[0].model.replace(layers=(same,)),
-        )
-        evaluated = condition.runs[0].evaluation.attributes
+        run = runs_of(condition)[0]
+        found[budget] = run.replace(model=run.model.replace(layers=(same,)))
+        evaluated = runs_of(condition)[0].evaluation.attributes
         assert dict(evaluated) == {"max_iterations": 256, "quantile": 1.0}
     assert sorted(found) == [2, 6, 8, 10, 12, 14, 16]
     assert len(set(map(key, found.values()))) == 1
 
 
 def test_models_that_are_compared_have_about_as_many_parameters():
-    conditions = suites.SUITES["fp-a5"].conditions("laptop")
+    conditions = SUITES["fp-a5"].entries("paper", "laptop")
     sizes = {}
     for condition in conditions:
-        run = condition.runs[0]
+        run = runs_of(condition)[0]
         (layer,) = run.model.layers
         built = LAYERS[layer.name](hidden_size=run.model.hidden_size, **layer.options)
         sizes[condition.model] = sum(one.numel() for one in built.parameters())
@@ -220,34 +228,34 @@ def test_models_that_are_compared_train_for_about_as_long():
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     times = {row["model"]: row["cpu_ms_per_step"] for row in rows}
     seconds = {
-        condition.model: condition.runs[0].schedules.num_steps * times[condition.model] / 1e3
-        for condition in suites.SUITES["fp-a5"].conditions("laptop")
+        condition.model: runs_of(condition)[0].schedules.num_steps * times[condition.model] / 1e3
+        for condition in SUITES["fp-a5"].entries("paper", "laptop")
     }
     assert seconds.keys() == times.keys()
     assert max(seconds.values()) < 1.1 * min(seconds.values())  # two digits each
 
 
 def test_a_laptop_reads_words_of_generators_and_is_not_compared():
-    found = {size: suites.SUITES["fp-budget"].conditions(size)[0] for size in SIZES}
+    found = {size: SUITES["fp-budget"].entries("paper", size)[0] for size in SIZES}
     for size, condition in found.items():
         small = size == "laptop"
-        assert bool(condition.runs[0].task.options.get("generators")) == small
+        assert bool(runs_of(condition)[0].task.options.get("generators")) == small
         assert condition.column == ("A_5, two generators" if small else "A_5")
         assert condition.published_for == ("words of all elements" if small else "")
     for size in SIZES:
-        for condition in suites.SUITES["fp-copy"].conditions(size):
-            shorter = condition.runs[0].task.options["length"] < 2 * 20 + 2
+        for condition in SUITES["fp-copy"].entries("paper", size):
+            shorter = runs_of(condition)[0].task.options["length"] < 2 * 20 + 2
             assert bool(condition.published_for) == shorter == (size == "laptop")
-        for condition in suites.SUITES["catbabi"].conditions(size):
+        for condition in SUITES["catbabi"].entries("paper", size):
             assert condition.published_for == (
                 "width 512, 15,000 steps" if size == "laptop" else ""
             )
     configs = [tiny(FIXED_POINT, seed) for seed in range(3)]
     rows = {key(one): row(one, 0.5, 10) for one in configs}
     other = measured(*configs, published={6: Number(0.5, 7)}, published_for="other words")
-    assert score(other, rows).at(6).verdict == "measured"
-    assert score(other, rows).at(6).published is None
-    lines = text.table([score(other, rows)]).lines
+    assert at(other, rows)[6]["verdict"] == "measured"
+    assert at(other, rows)[6]["comparable"] is None
+    lines = table(other, rows).lines
     assert lines[1].cells[:4] == ("  paper", "other words", "", ".50 @7")
 
 
@@ -256,7 +264,7 @@ def test_rows_say_how_networks_iterate(tmp_path):
     plain = tiny(LayerSpec("lstm"))
     planned = plan([measured(iterating, plain)], tmp_path)
     ended = run_all([one.job for one in planned], num_workers=1)
-    rows = {found["key"]: found for found in map(row_of, ended)}
+    rows = {found["key"]: found for found in map(iterated_row, ended)}
     found = rows[key(iterating)]["iterated"]
     assert list(found) == ["6", "9"]
     for numbers in found.values():
@@ -265,7 +273,7 @@ def test_rows_say_how_networks_iterate(tmp_path):
         assert 0 <= numbers["residual"] < 1e-3
     assert rows[key(plain)]["iterated"] == {}
     assert json.loads(json.dumps(rows)) == rows
-    failed = row_of(Ended(planned[0].job, "diverged", "loss must be finite"))
+    failed = iterated_row(Ended(planned[0].job, "diverged", "loss must be finite"))
     assert failed["status"] == "diverged"
     assert "iterated" not in failed
 
@@ -285,60 +293,57 @@ def test_scores_are_means_over_seeds_beside_the_papers():
     published = {6: Number(0.5, 7), 9: Number(0.2)}
     condition = measured(*configs, published=published)
     rows = {key(one): row(one, 0.5 + 0.04 * one.seed, 10 + one.seed) for one in configs[:2]}
-    found = score(condition, rows)
-    assert found.lengths == (6, 9)
-    assert found.at(6).values == (0.5, 0.54)
-    assert found.at(6).verdict == "partial"
+    found = at(condition, rows)
+    assert list(found) == [6, 9]
+    assert found[6]["values"] == [0.5, 0.54]
+    assert found[6]["verdict"] == "partial"
     rows[key(configs[2])] = row(configs[2], 0.58, 12)
     rows[key(configs[3])] = row(configs[3], 0.0, status="diverged")
-    found = score(condition, rows)
-    assert found.at(6).mean == pytest.approx(0.54)
-    assert found.at(6).iterations == (10, 11, 12)
-    assert [found.at(length).verdict for length in (6, 9)] == ["agrees", "above"]
-    assert found.lost == ("diverged",)
+    found = at(condition, rows)
+    assert found[6]["mean"] == pytest.approx(0.54)
+    assert found[6]["iterations_by_seed"] == [10, 11, 12]
+    assert [found[length]["verdict"] for length in (6, 9)] == ["agrees", "above"]
+    assert table(condition, rows).lines[0].cells[2] == "3 of 4, 1 without result"
     whole = dataclasses.replace(condition, metric="sequence_accuracy")
-    assert [score(whole, rows).at(length).verdict for length in (6, 9)] == ["below", "above"]
-    assert score(measured(*configs), rows).at(6).verdict == "measured"
-    # Rows of other programs may lack iterations, and say nothing then.
-    without = {name: {**one} for name, one in rows.items()}
-    del without[key(configs[0])]["iterated"]
-    assert len(score(condition, without).rows) == 2
+    assert [at(whole, rows)[length]["verdict"] for length in (6, 9)] == ["below", "above"]
+    assert at(measured(*configs), rows)[6]["verdict"] == "measured"
 
 
 def test_the_table_has_the_papers_line_below_ours():
     configs = [tiny(FIXED_POINT, seed) for seed in range(3)]
     condition = measured(*configs, published={6: Number(0.5, 7)})
     rows = {key(one): row(one, 0.52, 10 + one.seed) for one in configs}
-    ours, paper = text.table([score(condition, rows)]).lines
+    ours, paper = table(condition, rows).lines
     assert ours.cells == ("S_3", "FP-RNN", "3 of 3", ".520 @11 =", ".520 @11", "1 min 0 s")
     assert paper.cells == ("  paper", "", "", ".50 @7", "", "")
-    empty = text.table([score(condition, {})])
+    empty = table(condition, {})
     assert empty.head[3:-1] == ("6",)
     assert [line.cells for line in empty.lines] == [
         ("S_3", "FP-RNN", "0 of 3", "", ""),
         ("  paper", "", "", ".50 @7", ""),
     ]
     other = measured(*configs, published={512: Number(0.9)}, published_for="all elements")
-    ours, paper = text.table([score(other, rows)]).lines
+    ours, paper = table(other, rows).lines
     assert ours.cells[3:6] == (".520 @11", ".520 @11", "")
     assert paper.cells == ("  paper", "all elements", "", "", "", ".90", "")
     plain = measured(*configs)
-    rows = {key(one): row(one, 0.52) for one in configs}
-    (line,) = text.table([score(plain, rows)]).lines
-    assert line.cells[3] == ".520"
-    (panel,) = drawing.panels([score(plain, rows)])
-    assert [series.runs for series in panel.series] == [[{6.0: 0.52, 9.0: 0.52}] * 3]
+    rows = {key(one): row(one, 0.5 + 0.01 * one.seed) for one in configs}
+    (line,) = table(plain, rows).lines
+    assert line.cells[3] == ".510 (.500–.520)"
+    (panel,) = length_panels(tidy([plain], rows))
+    assert set(panel.curves["x"]) == {6, 9}
+    assert panel.curves["run"].n_unique() == 3
 
 
 def test_every_figure_of_the_paper_counts_once(monkeypatch):
-    def conditions(size):
+    def conditions(protocol, size):
         offset = {"laptop": 0, "workstation": 10, "paper": 20}[size]
         configs = [tiny(FIXED_POINT, offset + seed) for seed in range(3)]
         return (measured(*configs, size=size, published={6: Number(0.5)}),)
 
-    suite = FixedPointSuite("fp-budget", "tiny", conditions)
-    monkeypatch.setattr(scores, "SUITES", {"fp-budget": suite})
-    monkeypatch.setattr(fixed_points, "language", dict)
+    study = FixedPointStudy("fp-budget", "tiny", conditions, sizes=SIZES)
+    monkeypatch.setattr(fixed_point_studies, "STUDIES", (study,))
+    monkeypatch.setattr(fixed_point_studies, "language", dict)
 
     def verdicts(found):
         return [(one["size"], one["length"], one["verdict"]) for one in found["cells"]]
@@ -346,7 +351,7 @@ def test_every_figure_of_the_paper_counts_once(monkeypatch):
     assert verdicts(overview({})) == [("paper", 6, "empty")]
     rows = {}
     for size, value in (("laptop", 0.5), ("paper", 0.9)):
-        for config in conditions(size)[0].runs:
+        for config in runs_of(conditions("paper", size)[0]):
             rows[key(config)] = row(config, value)
     found = overview(rows)
     assert (found["measured"], found["agree"]) == (1, 0)

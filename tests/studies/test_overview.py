@@ -5,9 +5,10 @@ import dataclasses
 import pytest
 
 from statemix.studies.higher_order.overview import overview
-from statemix.studies.higher_order.paper_tables import TABLES, Column, Table
-from statemix.studies.higher_order.protocols import SIZES, Data
+from statemix.studies.higher_order.paper_tables import TABLES, PaperTable
+from statemix.studies.higher_order.protocols import Column, Data
 from statemix.studies.store import key
+from statemix.studies.study_entries import SIZES
 from statemix.tasks import TaskSpec
 
 S3 = Data(
@@ -26,7 +27,7 @@ def rows_of(runs, accuracy):
 
 
 def runs_of(cell):
-    return [run for part in cell.parts.values() for trial in part for run in trial.runs]
+    return [run for _, run, _ in cell.trials.runs]
 
 
 @pytest.fixture
@@ -38,8 +39,10 @@ def tables(monkeypatch):
 
 def test_a_larger_size_decides_only_once_it_is_complete(tables):
     columns = (Column("s3", (S3,)),)
-    tables["tiny"] = Table("tiny", "tiny", columns, {"BD-LRU m=1": {"s3": 0.5}})
-    (small,), (large,) = (tables["tiny"].cells("paper", size) for size in ("laptop", "workstation"))
+    tables["tiny"] = PaperTable("tiny", columns, {"BD-LRU m=1": {"s3": 0.5}})
+    (small,), (large,) = (
+        tables["tiny"].entries("paper", size) for size in ("laptop", "workstation")
+    )
     rows = rows_of(runs_of(small), 0.5)
     *most, last = (run for run in runs_of(large) if key(run) not in rows)
     found = overview(rows | rows_of(most, 1.0))
@@ -55,8 +58,8 @@ def test_a_larger_size_decides_only_once_it_is_complete(tables):
 def test_protocol_paper_decides_even_where_only_the_other_one_is_complete(tables):
     longer = dataclasses.replace(S3, durations={"laptop": 2, "workstation": 3, "paper": 3})
     columns = (Column("s3", (longer,)),)
-    tables["tiny"] = Table("tiny", "tiny", columns, {"BD-LRU m=1": {"s3": 0.5}})
-    (tuned,) = tables["tiny"].cells("tuned", "workstation")
+    tables["tiny"] = PaperTable("tiny", columns, {"BD-LRU m=1": {"s3": 0.5}})
+    (tuned,) = tables["tiny"].entries("tuned", "workstation")
     # Protocol "paper" counts these runs with another score, and would try further learning rates.
     best = {"best_test": {"product": {"token_accuracy": 1.0, "mad_accuracy": 1.0}}}
     rows = {name: row | best for name, row in rows_of(runs_of(tuned), 0.5).items()}
@@ -68,7 +71,7 @@ def test_protocol_paper_decides_even_where_only_the_other_one_is_complete(tables
     assert found["cells"][1]["runs"] < found["cells"][1]["planned"]
     assert (found["measured"], found["agree"]) == (1, 0)
     # A complete cell of a smaller size comes first.
-    (small,) = tables["tiny"].cells("paper", "laptop")
+    (small,) = tables["tiny"].entries("paper", "laptop")
     found = overview(rows | rows_of(runs_of(small), 0.5))
     assert (found["measured"], found["agree"]) == (1, 1)
 
@@ -98,11 +101,11 @@ def test_cells_stand_in_the_order_of_the_papers_tables(tables):
         )
         published = {model: {"s3": 0.5, "s4": 0.5} for model in models}
         # The plan begins with the second model.
-        tables[name] = Table(name, "tiny", own, published, first=models[1:])
+        tables[name] = PaperTable("tiny", own, published, first=models[1:])
     rows = {}
     for table in tables.values():
         for protocol in ("paper", "tuned"):
-            for cell in table.cells(protocol, "laptop"):
+            for cell in table.entries(protocol, "laptop"):
                 rows |= rows_of(runs_of(cell), 0.5)
     cells = overview(rows)["cells"]
     assert [(one["table"], one["column"], one["model"]) for one in cells[::2]] == [

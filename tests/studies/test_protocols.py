@@ -1,6 +1,5 @@
 """What every run of the paper's tables has in common, in numbers: a change orphans all results."""
 
-import dataclasses
 import itertools
 
 import pytest
@@ -8,24 +7,24 @@ import pytest
 from statemix.layers import LayerSpec
 from statemix.studies.higher_order.contenders import CONTENDERS
 from statemix.studies.higher_order.paper_tables import TABLES, column
-from statemix.studies.higher_order.plan import plan
-from statemix.studies.higher_order.protocols import PROTOCOLS, SIZES, trials
+from statemix.studies.higher_order.protocols import GRIDS, trials
 from statemix.studies.store import key
+from statemix.studies.study_entries import PROTOCOLS, plan
 
 S3 = column("table4", "s3_250").data[0]
 
 
-def first_run(cell, data):
-    return cell.parts[data.name][0].runs[0]
+def first_run(table, protocol, data):
+    entries = table.entries(protocol, "laptop")
+    return next(one for one in entries if one.data == data.name).trials.runs[0][1]
 
 
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_runs_are_as_wide_as_the_papers_and_stop_when_they_have_learned(name, protocol):
     for one in TABLES[name].columns:
-        cell = next(c for c in TABLES[name].cells(protocol, "laptop") if c.column is one)
         for data in one.data:
-            config = first_run(cell, data)
+            config = first_run(TABLES[name], protocol, data)
             assert config.model.hidden_size == 128
             assert config.evaluation.stop_at == 0.999
             # Table 6 is about words that are longer than those of training.
@@ -107,22 +106,21 @@ def test_the_most_telling_models_lead_the_plan(name, count, tmp_path):
         "Mamba2",
     ][:count]
     table = TABLES[name]
-    planned = plan(table.cells("paper", "laptop"), tmp_path)
+    planned = plan(table.entries("paper", "laptop"), tmp_path)
     models = list(dict.fromkeys(one.job.name.partition(", ")[0] for one in planned))
     others = [model for model in table.published if model not in decisive]
     assert models == decisive + others
     # One column after the other.
-    columns = list(dict.fromkeys(cell.column.name for cell in table.cells("paper", "laptop")))
+    columns = list(dict.fromkeys(entry.column for entry in table.entries("paper", "laptop")))
     assert columns == [one.name for one in table.columns]
 
 
 def test_a_cell_has_begun_with_any_seed_of_its_first_setting():
-    cells = TABLES["table4"].cells("paper", "workstation")
+    cells = TABLES["table4"].entries("paper", "workstation")
     cell = next(one for one in cells if one.model == "BD-LRU m=2")
-    ((first, *others),) = cell.parts.values()
-    assert [run.seed for run in first.runs] == list(SIZES["workstation"].seeds)
+    first, *others = cell.trials
+    assert [run.seed for run in first.runs] == list(GRIDS["workstation"].seeds)
     for run in first.runs:
         assert cell.begun({key(run)})
     assert others
     assert not cell.begun({key(run) for trial in others for run in trial.runs})
-    assert not dataclasses.replace(cell, size="paper", protocol="tuned").begun({key(first.runs[0])})

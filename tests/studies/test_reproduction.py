@@ -13,23 +13,24 @@ import pytest
 from filelock import FileLock
 
 from statemix.layers import FPRNN, LayerSpec
-from statemix.studies import forecast, runner
+from statemix.studies import forecast, runner, study_entries
 from statemix.studies.forecast import Forecast
-from statemix.studies.higher_order import cell_text as text
+from statemix.studies.higher_order import cell_table as text
 from statemix.studies.higher_order import claims
 from statemix.studies.higher_order import dubinin as published
 from statemix.studies.higher_order import paper_tables as tables
 from statemix.studies.higher_order import short_data as short
-from statemix.studies.higher_order.cell_scores import score
 from statemix.studies.higher_order.contenders import CONTENDERS, ORDERS
-from statemix.studies.higher_order.fill import fill
+from statemix.studies.higher_order.layer_prices import layer_price
 from statemix.studies.higher_order.overview import overview
 from statemix.studies.higher_order.paper_figures import FIGURES
-from statemix.studies.higher_order.paper_tables import TABLES, Cell, Column, Table
-from statemix.studies.higher_order.plan import due, plan
-from statemix.studies.higher_order.prices import price_of
-from statemix.studies.higher_order.protocols import PROTOCOLS, SIZES, Data, trials
+from statemix.studies.higher_order.paper_tables import TABLES, PaperTable
+from statemix.studies.higher_order.protocols import GRIDS, Column, Data, trials
+from statemix.studies.higher_order.protocols import cell as entries_of
 from statemix.studies.store import Store, key
+from statemix.studies.study import Study
+from statemix.studies.study_entries import PROTOCOLS, SIZES, due
+from statemix.studies.tidy import scores, seed_means, tidy
 from statemix.tasks import TaskSpec
 from statemix.training import ScheduleConfig, SearchConfig
 from statemix.training.settings import Assignments
@@ -38,9 +39,53 @@ S3 = Data("S_3", TaskSpec("permutation", group="S_3", length=6, train_size=10), 
 S4 = Data("S_4", TaskSpec("permutation", group="S_4", length=6, train_size=10), {"laptop": 2})
 
 
+class Cell(list):
+    """The entries of one number."""
+
+    @property
+    def parts(self):
+        return {entry.data: tuple(entry.trials) for entry in self}
+
+
 def cell(*data, protocol="paper", size="laptop", published=0.5, model="BD-LRU m=3"):
     column = Column("column", data or (S3,))
-    return Cell("table", CONTENDERS[model], column, protocol, size, published)
+    return Cell(entries_of(CONTENDERS[model], column, protocol, size, published))
+
+
+def score(one, rows):
+    (found,) = scores(tidy(one, rows)).to_dicts()
+    found["by_seed"] = tuple(seed_means(found["parts"]))
+    parts = {
+        part["data"]: SimpleNamespace(
+            **part | {"values": tuple(part["values"] or ()), "lost": tuple(part["lost"])}
+        )
+        for part in found["parts"]
+    }
+    return SimpleNamespace(**found | {"parts": parts})
+
+
+def plan(cells, folder):
+    return study_entries.plan(itertools.chain(*cells), folder)
+
+
+def cell_of(table, protocol, size):
+    listed = list(table.entries(protocol, size))
+    return Cell(entry for entry in listed if entry.cell == listed[0].cell)
+
+
+def points_of(name, protocol, size):
+    """The points of a figure, each with its labels and its entries."""
+    listed = itertools.groupby(FIGURES[name].entries(protocol, size), lambda one: one.cell)
+    for _, group in listed:
+        found = Cell(group)
+        yield SimpleNamespace(**found[0].labels, entries=found, model=found[0].model)
+
+
+def columns_of(name, size):
+    return {entry.column for entry in FIGURES[name].entries("paper", size)}
+
+
+fill = Study("table", "some numbers", lambda *_: []).fill
 
 
 def rows_of(cells, accuracy, validation=None):
@@ -61,12 +106,15 @@ def rows_of(cells, accuracy, validation=None):
 
 
 def test_the_tables_have_the_papers_196_cells():
-    counts = {name: len(list(t.cells("paper", "laptop"))) for name, t in TABLES.items()}
+    counts = {
+        name: len({entry.cell for entry in t.entries("paper", "laptop")})
+        for name, t in TABLES.items()
+    }
     assert counts == {"table3": 60, "table4": 100, "table6": 36}
     assert TABLES["table4"].published["BD-LRU m=4"]["s5_100k"] == 0.88
     assert TABLES["table3"].published["DeltaProduct_4 [-1,1]"]["compression"] == 0.717
     with pytest.raises(ValueError, match="name must be one of"):
-        published.table("table5")
+        published.published_table("table5")
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -82,7 +130,7 @@ def test_every_column_and_model_of_a_table_is_one_of_the_papers(name):
 
 @pytest.mark.parametrize("name", CONTENDERS)
 def test_a_state_is_as_large_as_asked(name):
-    for size in SIZES["paper"].state_sizes:
+    for size in GRIDS["paper"].state_sizes:
         options = CONTENDERS[name].layer(size).options
         units = options.get("num_blocks") or options.get("num_channels")
         if units is not None:
@@ -103,7 +151,7 @@ def test_the_settings_of_a_model_have_distinct_words(protocol, size):
 @pytest.mark.parametrize(("protocol", "size"), list(itertools.product(PROTOCOLS, SIZES)))
 def test_every_setting_has_every_seed(protocol, size):
     data = dataclasses.replace(S3, durations=dict.fromkeys(SIZES, 2))
-    scale = SIZES[size]
+    scale = GRIDS[size]
     found = list(trials(protocol, size, CONTENDERS["BD-LRU m=2"], data))
     settings = len(scale.learning_rates) if protocol == "paper" else scale.num_settings
     assert len(found) == settings * len(scale.state_sizes)
@@ -140,7 +188,7 @@ def test_the_tuned_protocol_tries_the_same_settings_for_every_model():
         return found
 
     assert settings("LSTM") == settings("H-LRU m=5")
-    assert len({str(one) for one in settings("LSTM")}) == SIZES["laptop"].num_settings
+    assert len({str(one) for one in settings("LSTM")}) == GRIDS["laptop"].num_settings
     # One is that of the other protocol.
     (*_, last), (first,) = (
         list(trials(protocol, "laptop", CONTENDERS["LSTM"], S3)) for protocol in PROTOCOLS[::-1]
@@ -177,8 +225,9 @@ def test_runs_in_the_store_are_not_due_and_failed_ones_only_to_be_retried(tmp_pa
 
 
 def test_a_cell_of_the_paper_protocol_is_the_best_run_and_the_mean_of_the_best_setting():
-    one = cell(size="workstation", published=0.9)
-    one.column.data[0].durations["workstation"] = 2
+    one = cell(
+        dataclasses.replace(S3, durations={"workstation": 2}), size="workstation", published=0.9
+    )
     # Two rates, two state sizes: the best run is not of the setting with the best mean.
     best = [t.setting for t in one.parts["S_3"]][2]
 
@@ -216,14 +265,14 @@ def test_a_cell_of_the_tuned_protocol_is_chosen_by_validation():
 
 
 def test_a_cell_of_the_tuned_protocol_counts_every_layer_that_was_tried():
-    one = cell(dataclasses.replace(S3, durations={"workstation": 2}), size="workstation")
-    one = dataclasses.replace(one, protocol="tuned")
+    data = dataclasses.replace(S3, durations={"workstation": 2})
+    one = cell(data, size="workstation", protocol="tuned")
 
     def blocks(config):
         return config.model.layers[0].options["num_blocks"]
 
     found = score(one, rows_of([one], lambda config: 1.0 if blocks(config) == 64 else 0.5))
-    assert (found.complete, len(found.parts["S_3"].keys)) == (True, 13 * 2 * 3)
+    assert (found.complete, len(found.parts["S_3"].done)) == (True, 13 * 2 * 3)
     # Both layers share the words of a setting but for their options; the better one is chosen.
     assert found.parts["S_3"].setting.endswith("num_blocks=64 block_size=3")
     assert found.ours == pytest.approx(0.875)
@@ -281,9 +330,9 @@ def test_the_metric_is_that_of_the_data():
 def test_an_overview_counts_every_cell_once(monkeypatch):
     data = dataclasses.replace(S3, durations=dict.fromkeys(SIZES, 2))
     column = Column("s3", (data,))
-    table = Table("tiny", "tiny", (column,), {"LSTM": {"s3": 0.5}, "BD-LRU m=1": {"s3": 0.9}})
+    table = PaperTable("tiny", (column,), {"LSTM": {"s3": 0.5}, "BD-LRU m=1": {"s3": 0.9}})
     monkeypatch.setattr("statemix.studies.higher_order.overview.TABLES", {"tiny": table})
-    first = next(table.cells("paper", "laptop"))
+    first = cell_of(table, "paper", "laptop")
     rows = rows_of([first], lambda _: 0.5)
     found = overview(rows)
     assert (found["measured"], found["agree"], found["of"]) == (1, 1, 2)
@@ -294,11 +343,11 @@ def test_an_overview_counts_every_cell_once(monkeypatch):
     ]
     assert (found["cells"][0]["runs"], found["cells"][0]["planned"]) == (3, 3)
     assert found["cells"][0]["parameters"] == [132_096, 132_096]
-    assert found["cells"][0]["flops"] == [price_of(CONTENDERS["LSTM"], 192).flops.total] * 2
+    assert found["cells"][0]["flops"] == [layer_price(LayerSpec("lstm")).flops.total] * 2
     assert found["cells"][0]["data"] == {
         "S_3": {"seeds": 3, "ours": 0.5, "mean": 0.5, "longer": {}}
     }
-    tuned = next(table.cells("tuned", "laptop"))
+    tuned = cell_of(table, "tuned", "laptop")
     found = overview(rows_of([tuned], lambda _: 0.1) | rows)
     # Under protocol "tuned" it does not agree; protocol "paper" decides.
     assert (found["measured"], found["agree"]) == (1, 1)
@@ -307,9 +356,9 @@ def test_an_overview_counts_every_cell_once(monkeypatch):
 
 def test_a_partial_cell_says_what_there_is_of_each_data_set(monkeypatch):
     data = [dataclasses.replace(one, durations=dict.fromkeys(SIZES, 2)) for one in (S3, S4)]
-    table = Table("tiny", "tiny", (Column("mean", tuple(data)),), {"LSTM": {"mean": 0.5}})
+    table = PaperTable("tiny", (Column("mean", tuple(data)),), {"LSTM": {"mean": 0.5}})
     monkeypatch.setattr("statemix.studies.higher_order.overview.TABLES", {"tiny": table})
-    cells = list(table.cells("paper", "laptop"))
+    cells = [cell_of(table, "paper", "laptop")]
     rows = rows_of(cells, lambda config: 0.25 * config.seed)
     for config in cells[0].parts["S_4"][0].runs:
         del rows[key(config)]
@@ -323,9 +372,9 @@ def test_a_partial_cell_says_what_there_is_of_each_data_set(monkeypatch):
 
 def test_longer_sequences_are_scored_with_the_last_weights_of_the_chosen_setting(monkeypatch):
     data = dataclasses.replace(S3, durations=dict.fromkeys(SIZES, 2), lengths=(64,))
-    table = Table("tiny", "tiny", (Column("s3", (data,)),), {"LSTM": {"s3": 0.5}})
+    table = PaperTable("tiny", (Column("s3", (data,)),), {"LSTM": {"s3": 0.5}})
     monkeypatch.setattr("statemix.studies.higher_order.overview.TABLES", {"tiny": table})
-    (one,) = table.cells("paper", "workstation")
+    one = cell_of(table, "paper", "workstation")
     # The first learning rate is better at the training length, and worse beyond.
     first, second = (trial.runs[0].optimizer.learning_rate for trial in one.parts["S_3"])
     rows = rows_of([one], lambda config: 0.9 if config.optimizer.learning_rate == first else 0.5)
@@ -333,51 +382,49 @@ def test_longer_sequences_are_scored_with_the_last_weights_of_the_chosen_setting
         value = 0.25 * config.seed if config.optimizer.learning_rate == first else 1.0
         rows[key(config)]["test"] = {"64": {"product": {"token_accuracy": value}}}
     assert first != second
-    found = score(one, rows)
-    assert found.parts["S_3"].longer == {64: (0.0, 0.25, 0.5)}
     (cell_row,) = (c for c in overview(rows)["cells"] if c["size"] == "workstation")
     assert cell_row["data"]["S_3"]["longer"] == {"64": 0.25}
-    *_, longer = text.table([found]).lines
-    assert (longer.cells[0].strip(), longer.cells[-1]) == ("longer", ".250 at 64")
-    assert score(one, {}).parts["S_3"].longer == {64: ()}
-    assert text.longer_text(score(one, {})) == text.longer_text(None) == ""
+    *_, longer = text.cell_table(tidy(one, rows), one).lines
+    assert (longer.cells[0].strip(), longer.cells[1]) == ("longer", ".250 at 64")
+    assert len(text.cell_table(tidy(one, {}), one).lines) == 2
 
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_point_of_a_figure_has_runs_that_can_be_built(name):
-    figure = FIGURES[name]
-    points = list(figure.points("paper", "laptop"))
-    places = [(point.panel, point.line, point.x, point.cell.model) for point in points]
+    points = list(points_of(name, "paper", "laptop"))
+    places = [(point.panel, point.line, point.x, point.model) for point in points]
     assert len(set(places)) == len(places)
     for point in points:
-        assert point.cell.published is None
-        assert (len(point.cell.column.data) == 5) == point.panel.startswith("mean over")
+        assert not any(entry.published for entry in point.entries)
+        assert (len(point.entries) == 5) == point.panel.startswith("mean over")
     # Layers of a view differ by panel only in their data.
-    for spec in {point.cell.contender.layer(48) for point in points}:
+    for spec in {layer for point in points for layer in point.entries[0].layers}:
         assert spec.build(hidden_size=128, device="meta").hidden_size == 128
 
 
 def test_figures_share_runs_with_the_tables():
     def keys(cells):
-        return {key(c) for cell in cells for p in cell.parts.values() for t in p for c in t.runs}
+        return {key(c) for cell in cells for entry in cell for t in entry.trials for c in t.runs}
 
-    tables = {name: keys(table.cells("paper", "workstation")) for name, table in TABLES.items()}
+    tables = {
+        name: keys([Cell(table.entries("paper", "workstation"))]) for name, table in TABLES.items()
+    }
     for name in ("fig1c", "fig1d"):
-        found = keys(point.cell for point in FIGURES[name].points("paper", "workstation"))
+        found = keys(point.entries for point in points_of(name, "paper", "workstation"))
         assert found <= tables["table3"] | tables["table4"]
-    gates = {point.line: point for point in FIGURES["fig2"].points("paper", "workstation")}
+    gates = {point.line: point for point in points_of("fig2", "paper", "workstation")}
     # Softmax is the default, as in the tables.
-    assert keys([gates["BD-LRU, softmax"].cell]) <= tables["table3"]
-    assert not keys([gates["BD-LRU, signed"].cell]) & tables["table3"]
+    assert keys([gates["BD-LRU, softmax"].entries]) <= tables["table3"]
+    assert not keys([gates["BD-LRU, signed"].entries]) & tables["table3"]
 
 
 def test_figures_of_a_laptop_show_sequences_that_it_learns():
-    decisive = {cell.column.name for cell in claims.cells("paper", "laptop")}
+    decisive = {entry.column for entry in claims.claim_entries("paper", "laptop")}
     for name in ("fig2", "fig5", "fig6"):
-        columns = {column.name for column in FIGURES[name].columns("laptop")}
+        columns = columns_of(name, "laptop")
         assert columns <= decisive
         assert columns <= {"compression of 16", "copying of 6"}
-        assert {"compression"} <= {column.name for column in FIGURES[name].columns("paper")}
+        assert {"compression"} <= columns_of(name, "paper")
 
 
 def test_the_sequences_that_short_ones_replace_are_those_of_table_3():
@@ -393,13 +440,13 @@ def test_the_sequences_that_short_ones_replace_are_those_of_table_3():
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", FIGURES)
 def test_runs_of_a_figure_have_names_of_their_own(name, size, tmp_path):
-    points = FIGURES[name].points("paper", size)
-    planned = plan([point.cell for point in points], tmp_path)
+    points = points_of(name, "paper", size)
+    planned = plan([point.entries for point in points], tmp_path)
     assert len({one.job.name for one in planned}) == len(planned)
 
 
 def test_a_figure_begins_with_the_ends_of_all_its_lines():
-    points = list(FIGURES["fig2"].points("paper", "laptop"))
+    points = list(points_of("fig2", "paper", "laptop"))
     lines = list(dict.fromkeys(point.line for point in points))
     assert len(lines) == 12
     assert [(point.line, point.x) for point in points[:24]] == [
@@ -410,12 +457,12 @@ def test_a_figure_begins_with_the_ends_of_all_its_lines():
 
 def test_figure_5_goes_as_far_as_the_paper_at_its_size():
     largest = {
-        size: max(p.x for p in FIGURES["fig5"].points("paper", size) if "LRU" in p.line)
+        size: max(p.x for p in points_of("fig5", "paper", size) if "LRU" in p.line)
         for size in SIZES
     }
     assert largest == {"laptop": 1536, "workstation": 1536, "paper": 6144}
     lines = collections.Counter(
-        point.line for point in FIGURES["fig5"].points("paper", "paper") if point.panel[0] == "c"
+        point.line for point in points_of("fig5", "paper", "paper") if point.panel[0] == "c"
     )
     assert {line: n for line, n in lines.items() if "LRU" not in line} == {
         "Mamba2, 2 taps": 3,
@@ -426,7 +473,7 @@ def test_figure_5_goes_as_far_as_the_paper_at_its_size():
 
 
 def test_figure_6_shows_models_against_their_parameters_without_further_runs():
-    points = list(FIGURES["fig6"].points("paper", "laptop"))
+    points = list(points_of("fig6", "paper", "laptop"))
     panels = list(dict.fromkeys((point.panel, point.x_label) for point in points))
     assert panels == [
         ("compression of 16 tokens, by m", "m, or taps of the convolution"),
@@ -438,13 +485,13 @@ def test_figure_6_shows_models_against_their_parameters_without_further_runs():
     by_m, by_size = of[panels[0][0]], of[panels[1][0]]
     for point, other in zip(by_m, by_size, strict=True):
         assert point.line == other.line
-        ((trial,), (same,)) = (next(iter(one.cell.parts.values())) for one in (point, other))
+        ((trial,), (same,)) = (next(iter(one.entries.parts.values())) for one in (point, other))
         assert [key(run) for run in trial.runs] == [key(run) for run in same.runs]
         layer = trial.runs[0].model.layers[0].build(hidden_size=128, device="meta")
         assert other.x == sum(parameter.numel() for parameter in layer.parameters())
     pointwise = {p.x: p for p in of[panels[2][0]] if p.line == "H-LRU, pointwise gates"}
-    assert pointwise[4].cell.contender.layer(1).options["selective"] == "pointwise"
-    (trial,) = next(iter(pointwise[4].cell.parts.values()))
+    assert pointwise[4].entries[0].layers[0].options["selective"] == "pointwise"
+    (trial,) = next(iter(pointwise[4].entries.parts.values()))
     assert trial.runs[0].model.layers[0].options["num_channels"] == 128
 
 
@@ -480,13 +527,13 @@ def test_a_search_is_expected_to_take_an_attempt():
 
 def test_a_forecast_times_few_tokens_of_a_large_batch(monkeypatch):
     (config, *_) = next(trials("paper", "laptop", CONTENDERS["LSTM"], S3)).runs
-    real, sizes = forecast.build_trainer, []
+    real, sizes = forecast.build_loop, []
 
     def build(config, *arguments):
         sizes.append(config.batches.size)
         return real(config, *arguments)
 
-    monkeypatch.setattr(forecast, "build_trainer", build)
+    monkeypatch.setattr(forecast, "build_loop", build)
     length = config.build_task().length
     for size, accumulate in ((128, 1), (10**6, 1), (10**6, 2048)):
         batches = config.batches.replace(size=size, accumulate=accumulate)
@@ -504,13 +551,13 @@ def clocked(monkeypatch):
         now[0] += next(durations[name])
 
     def trainer(*_):
-        return SimpleNamespace(train_step=lambda: advance("step"))
+        return SimpleNamespace(step=0, train_step=lambda _: advance("step"))
 
     def evaluator(*_, **__):
         return lambda model: advance("evaluation")
 
     monkeypatch.setattr(forecast, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    monkeypatch.setattr(forecast, "build_trainer", trainer)
+    monkeypatch.setattr(forecast, "build_loop", trainer)
     monkeypatch.setattr(forecast, "SplitEvaluator", evaluator)
     return durations
 

@@ -8,75 +8,77 @@ import pytest
 from statemix.errors import RequestError
 from statemix.layers import LayerSpec
 from statemix.studies.higher_order.contenders import ORDERS, Contender, bd_lru, h_lru
-from statemix.studies.higher_order.fill import fill
-from statemix.studies.higher_order.paper_figures import View
-from statemix.studies.higher_order.paper_tables import TABLES, Column
-from statemix.studies.higher_order.plan import plan
-from statemix.studies.higher_order.protocols import PROTOCOLS, SIZES, Data
+from statemix.studies.higher_order.paper_tables import TABLES
+from statemix.studies.higher_order.protocols import Column, Data, cell
 from statemix.studies.higher_order.run_spectra import (
-    SPECTRA,
-    SpectraFigure,
     SpectraFolder,
+    _first_run,
     due_with_spectra,
     measured,
+    spectra_entries,
     store_spectra,
 )
 from statemix.studies.store import Store, key
+from statemix.studies.study import Study
+from statemix.studies.study_entries import PROTOCOLS, SIZES, plan
 from statemix.tasks import TaskSpec
 from statemix.training import load_model, train
 
 S3 = Data("S_3", TaskSpec("permutation", group="S_3", length=6, train_size=10), {"laptop": 2})
-FIGURE = SPECTRA["fig7"]
+fill = Study("fig7", "tiny", lambda *_: []).fill
 
 
-def figure(*contenders):
-    lines = {"line": list(enumerate(contenders, start=1))}
-    view = View("", "m", lambda _: lines, lambda _: (Column("s3", (S3,)),))
-    return SpectraFigure("fig7", "tiny", (view,))
+def points_of(*contenders):
+    column = Column("s3", (S3,))
+    return [
+        entry
+        for one in contenders
+        for entry in cell(one, column, "paper", "laptop", change=_first_run)
+    ]
 
 
-def config_of(point):
-    ((trial,),) = point.cell.parts.values()
-    (config,) = trial.runs
+def config_of(entry):
+    ((_, config, _),) = entry.trials.runs
     return config
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_every_m_and_normalisation_has_one_run_on_s5(protocol, size):
-    points = list(FIGURE.points(protocol, size))
+    points = spectra_entries(protocol, size)
     configs = [config_of(point) for point in points]
     assert len({key(config) for config in configs}) == len(points) == 4 * len(ORDERS)
     assert {config.seed for config in configs} == {0}
     assert {config.task.options["group"] for config in configs} == {"S_5"}
     for point, config in zip(points, configs, strict=True):
         (layer,) = config.model.layers
-        family, gate = point.line.split(", ")
+        family, gate = point.labels["line"].split(", ")
         assert family == {"bd_lru": "BD-LRU", "h_lru": "H-LRU"}[layer.name]
         assert layer.complete().options["gate"] == gate
-        assert layer.options["block_size" if family == "BD-LRU" else "order"] == point.x
+        assert layer.options["block_size" if family == "BD-LRU" else "order"] == point.labels["x"]
     # All lines at one m, before the next: an unfinished figure compares them.
-    assert [point.x for point in points[:8]] == [5] * 4 + [2] * 4
+    assert [point.labels["x"] for point in points[:8]] == [5] * 4 + [2] * 4
     # A run has a name of its own in displays and on the command line.
-    assert len({point.cell.model for point in points}) == len(points)
+    assert len({point.model for point in points}) == len(points)
 
 
 def test_normalised_runs_are_shared_with_table_4():
-    def keys(cells):
-        return {key(c) for cell in cells for p in cell.parts.values() for t in p for c in t.runs}
-
-    table = keys(TABLES["table4"].cells("paper", "laptop"))
-    points = list(FIGURE.points("paper", "laptop"))
-    shared = [point for point in points if keys([point.cell]) <= table]
-    assert {point.line for point in shared} == {"BD-LRU, softmax", "H-LRU, softmax"}
+    table = {
+        name
+        for entry in TABLES["table4"].entries("paper", "laptop")
+        for _, _, name in entry.trials.runs
+    }
+    points = spectra_entries("paper", "laptop")
+    shared = [point for point in points if key(config_of(point)) in table]
+    assert {point.labels["line"] for point in shared} == {"BD-LRU, softmax", "H-LRU, softmax"}
     assert len(shared) == len(points) / 2
 
 
 @pytest.fixture
 def trained(tmp_path, tiny_models):
     """Two runs of a fraction of a second, their store, and the folder of their eigenvalues."""
-    points = figure(bd_lru(3), h_lru(2, gate="none")).points("paper", "laptop")
-    planned = plan([point.cell for point in points], tmp_path / "runs")
+    points = points_of(h_lru(2, gate="none"), bd_lru(3))
+    planned = plan(points, tmp_path / "runs")
     store = Store(tmp_path / "runs.jsonl")
     fill(planned, store, num_workers=1)
     return planned, store, SpectraFolder.beside(store.path)
@@ -103,7 +105,7 @@ def test_eigenvalues_are_stored_beside_the_store_and_only_once(trained, tmp_path
 
 def test_they_are_those_of_the_trained_gates(trained):
     planned, _, _ = trained
-    run = planned[0]  # of the H-LRU, as m = 2 comes before m = 1
+    run = planned[0]  # of the H-LRU
     found = measured(run.key, run.job.folder)
     model = load_model(run.job.folder)
     layer = model.backbone.blocks[0].mixer
@@ -152,8 +154,7 @@ def test_a_run_is_due_until_its_eigenvalues_are_stored_or_can_be(trained, tmp_pa
 
 def test_a_layer_without_a_recurrence_is_refused(tmp_path, tiny_models):
     lstm = Contender("LSTM", lambda _: LayerSpec("lstm"))
-    (point,) = figure(lstm).points("paper", "laptop")
-    (one,) = plan([point.cell], tmp_path / "runs")
+    (one,) = plan(points_of(lstm), tmp_path / "runs")
     fill([one], Store(tmp_path / "runs.jsonl"), num_workers=1)
     with pytest.raises(RequestError, match=r"must hold a linear recurrence, got 'lstm'"):
         measured(one.key, one.job.folder)

@@ -1,59 +1,64 @@
 """Some cells of the paper's tables with what it leaves open changed."""
 
+from statemix.studies.higher_order.higher_order_studies import STUDIES
 from statemix.studies.higher_order.paper_tables import TABLES
-from statemix.studies.higher_order.wrapper import CHANGES, WRAPPER
+from statemix.studies.higher_order.wrapper import CHANGES, wrapper_entries
 from statemix.studies.store import key
 from statemix.training.plain import difference
 
 
-def runs(cell):
-    return [run for trials in cell.parts.values() for trial in trials for run in trial.runs]
+def runs(entry):
+    return [config for _, config, _ in entry.trials.runs]
+
+
+def change(entry):
+    return entry.column.partition(", ")[2]
+
+
+ENTRIES = list(wrapper_entries("paper", "laptop"))
 
 
 def test_without_a_change_the_runs_are_those_of_the_tables():
-    plain = [cell for cell in WRAPPER.cells("paper", "laptop") if not cell.change]
-    tables = {
-        (cell.model, cell.column.name): cell
-        for table in TABLES.values()
-        for cell in table.cells("paper", "laptop")
-    }
+    plain = [entry for entry in ENTRIES if not change(entry)]
+    tables = {}
+    for table in TABLES.values():
+        for entry in table.entries("paper", "laptop"):
+            tables.setdefault((entry.model, entry.column), []).append(entry)
     assert len(plain) == 12
-    for cell in plain:
-        same = tables[cell.model, cell.column.name]
+    for entry in plain:
+        same = tables[entry.model, entry.column]
         # Of several data sets the first, which the paper's number is not about.
-        assert cell.published == (None if len(same.column.data) > 1 else same.published)
-        assert runs(cell) == runs(same)[:3]
+        assert entry.published == ({} if len(same) > 1 else same[0].published)
+        assert runs(entry) == runs(same[0])
 
 
 def test_a_change_is_the_only_difference():
-    cells = list(WRAPPER.cells("paper", "laptop"))
-    assert len(cells) == 9 * 4 + 3 * 5
-    assert {cell.change for cell in cells} == set(CHANGES)
-    assert len({key(run) for cell in cells for run in runs(cell)}) == 3 * len(cells)
-    of = {(cell.model, cell.column.data[0].name, cell.change): cell for cell in cells}
+    assert len(ENTRIES) == 9 * 4 + 3 * 5
+    assert {change(entry) for entry in ENTRIES} == set(CHANGES)
+    assert len({key(run) for entry in ENTRIES for run in runs(entry)}) == 3 * len(ENTRIES)
+    of = {(entry.model, entry.data, change(entry)): entry for entry in ENTRIES}
     found = {
         "constant rate": "schedules.learning_rate",
         "start token": "model.bos",
         "SwiGLU": "model.channel_mixer",
         "200 epochs": "schedules.epochs",
     }
-    for (model, data, change), cell in of.items():
-        for run, usual in zip(runs(cell), runs(of[model, data, ""]), strict=True):
+    for (model, data, name), entry in of.items():
+        for run, usual in zip(runs(entry), runs(of[model, data, ""]), strict=True):
             differs = difference(run.to_plain(), usual.to_plain())
-            assert (differs and differs[0].startswith(found[change])) if change else not differs
-        (trials,) = cell.parts.values()
-        assert trials[0].setting.endswith(change)
+            assert (differs and differs[0].startswith(found[name])) if name else not differs
+        assert entry.trials.runs[0][0].endswith(name)
 
 
 def test_a_changed_cell_has_begun_with_its_own_runs():
     first, changed = (
-        next(cell for cell in WRAPPER.cells("paper", "laptop") if cell.change == change)
-        for change in ("", "start token")
+        next(entry for entry in ENTRIES if change(entry) == name) for name in ("", "start token")
     )
     assert first.model == changed.model
     assert changed.begun({key(runs(changed)[1])})
     assert not changed.begun({key(run) for run in runs(first)})
 
 
-def test_no_other_protocol_has_cells():
-    assert list(WRAPPER.cells("tuned", "laptop")) == []
+def test_there_is_one_protocol():
+    (study,) = (one for one in STUDIES if one.name == "wrapper")
+    assert study.protocols == ("paper",)

@@ -1,18 +1,17 @@
 """``statemix demo``: train, compare and draw in one command."""
 
+import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from rich.console import Console
 
 from statemix import files
+from statemix.cli.reproduce import lost_text, show_study
 from statemix.cli.watch import watched
 from statemix.errors import RunsFailedError
-
-if TYPE_CHECKING:
-    from statemix.studies.demo.demo_suite import Summary
 
 
 @dataclass(frozen=True)
@@ -22,11 +21,11 @@ class Demo:
     For S_3, four networks with five seeds each learn from 250 words of length 16, in under three
     minutes on two cores. For S_5 and A_5, three networks with two seeds each learn from fresh
     words, the BD-LRU by the recipe "exact", in a few minutes more. All are tested on words up to
-    1,024 times longer, and certified: the page says which are proven for every length.
+    1,024 times longer, and certified: the table says which are proven for every length.
 
-    The output folder receives index.html, learning.png, summary.json and the folder runs. After
-    Ctrl-C, repeat the command to resume; finished runs are reused. If a run diverges or fails, the
-    others continue, and the page lists it as missing.
+    The output folder receives demo.png, summary.json (the numbers of every run), index.html (a page
+    of both), the results store runs.jsonl and the folder runs. After Ctrl-C, repeat the command to
+    resume; finished runs are reused. If a run diverges or fails, the others continue.
     """
 
     group: Literal["S_3", "S_5", "A_5"] = "S_3"
@@ -53,66 +52,47 @@ class Demo:
         # Slow imports wait until the options have been checked.
         import torch
 
-        from statemix.studies.demo import demo_page as page
-        from statemix.studies.demo import demo_scores as scores
-        from statemix.studies.demo import demo_suite as demo
+        from statemix.files import write_file
+        from statemix.studies.catalogue import find_study
+        from statemix.studies.page import render_page
+        from statemix.studies.store import Store
+        from statemix.studies.study_entries import plan
+        from statemix.training.folder import remove_runs
 
         folder = self.output or Path("demo", *([] if self.group == "S_3" else [self.group]))
         files.make_folder("output", folder)
+        store = Store(folder / "runs.jsonl")
+        study = find_study(f"demo-{self.group}")
+        entries = study.chosen("paper", "laptop")
+        planned = plan(entries, folder / "runs")
+        if self.fresh:
+            remove_runs([one.job.folder for one in planned])
+            store.path.unlink(missing_ok=True)
+        left = study.due(planned, store, retry=self.retry)
         console = Console(highlight=False, markup=False)
         # In a log file, every sentence stays on one line.
         console.soft_wrap = not console.is_terminal
-        suite = demo.SUITES[self.group]
-        num_jobs = len(suite.members)
-        num_workers = min(torch.get_num_threads(), num_jobs)
+        num_workers = min(torch.get_num_threads(), max(len(left), 1))
         console.print(
-            f"{num_jobs} runs on {self.group}, {num_workers} at a time. "
+            f"{len(left)} of {len(planned)} runs on {self.group}, {num_workers} at a time. "
             "After Ctrl-C, repeat the command to resume."
         )
         began = time.monotonic()
-        with watched(console, num_jobs) as watch:
-            summary = demo.run(
-                suite,
-                folder / "runs",
+        with watched(console, len(left)) as watch:
+            study.fill(
+                left,
+                store,
                 num_workers=num_workers,
-                fresh=self.fresh,
-                retry=("diverged", "failed") if self.retry else (),
+                retry=self.retry,
                 on_event=watch.on_event,
                 on_end=watch.on_end,
             )
-        paths = page.write(summary, folder, self._command())
-        _print_results(console, summary)
-        console.print(f"finished in {time.monotonic() - began:.0f} s; wrote:")
-        for path in paths:
-            console.print(f"  {path}")
-        missing = scores.missing(summary)
-        if missing:
-            raise RunsFailedError(
-                f"{len(missing)} of {num_jobs} runs have no result: {'; '.join(missing)}"
-            )
-
-    def _command(self) -> str:
-        group = "" if self.group == "S_3" else f" --group {self.group}"
-        output = "" if self.output is None else f" --output {self.output}"
-        return f"statemix demo{group}{output}"
-
-
-_CAVEAT = (
-    "uses neither a start token nor sharpened gates, and reports the best of several runs; ours "
-    "are means. The page lists the other differences."
-)
-
-
-def _print_results(console: Console, summary: "Summary") -> None:
-    from statemix.studies.demo import demo_scores as scores
-    from statemix.studies.demo import demo_verdict as verdict
-
-    table = scores.table(summary)
-    title = "Token accuracy on test words: mean (and range) over seeds"
-    console.print()
-    console.print(table.as_rich(title) if console.is_terminal else table.as_text())
-    if summary["published"] is not None:
-        console.print(f"The paper ({summary['published']['setting']}) {_CAVEAT}\n")
-    for sentence in verdict.sentences(summary):
-        console.print(f"- {sentence}")
-    console.print()
+        show_study(console, study, entries, store, folder / "demo.png")
+        rows = store.rows()
+        page, summary = folder / "index.html", folder / "summary.json"
+        write_file(page, render_page([study], rows, folder).encode())
+        numbers = study.runs(entries, rows).drop("lengths", "published_for").to_dicts()
+        write_file(summary, (json.dumps(numbers, indent=1) + "\n").encode())
+        console.print(f"finished in {time.monotonic() - began:.0f} s; wrote {page} and {summary}")
+        if lost := lost_text(planned, store):
+            raise RunsFailedError(lost)

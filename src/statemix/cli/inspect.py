@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from statemix.proofs.joint_action import JointAction
     from statemix.proofs.token_maps import BlockActions
     from statemix.studies.inspection.layer_numbers import LayerNumbers
-    from statemix.studies.inspection.sharpening import Sharpening
+    from statemix.studies.inspection.sharpened_gates import Sharpening
     from statemix.tasks import Examples, Task
     from statemix.training import RunConfig
     from statemix.training.attempts import Attempt
@@ -153,6 +153,7 @@ class Inspect:
         from statemix.automaton import HasAutomaton
         from statemix.proofs.joint_action import join_actions
         from statemix.proofs.token_maps import read_actions
+        from statemix.studies.inspection.action_drawing import by_role
         from statemix.studies.inspection.layer_numbers import inspected
         from statemix.tasks.permutation import Permutation
         from statemix.training import load_model, load_outcome
@@ -163,10 +164,12 @@ class Inspect:
         model = load_model(self.folder, self.weights)
         tokens, lengths = _cut(self._examples(task), self.tokens)
         with attributes_set(model, config.evaluation.attributes):
-            units = self.units or range(_UNITS)
-            layers = inspected(model, torch.from_numpy(tokens), lengths, units=units)
             automaton = task.automaton() if isinstance(task, HasAutomaton) else None
             learned = read_actions(model, automaton)
+            # Blocks that track say most.
+            telling = [one["block"] for one in by_role(learned)[:_UNITS]]
+            units = self.units or telling or range(_UNITS)
+            layers = inspected(model, torch.from_numpy(tokens), lengths, units=units)
             name = task.group.name if isinstance(task, Permutation) else None
             joined = join_actions(model, learned, automaton, name=name)
             sharpened = _sharpened(model, config, task, torch.from_numpy(tokens), lengths, units)
@@ -249,8 +252,8 @@ class Inspect:
         return self.output or self.folder / "inspect"
 
     def _write(self, found: _Found) -> None:
-        from statemix.studies import html as page
-        from statemix.studies.figures import DPI, png
+        from statemix.files import write_file
+        from statemix.studies.figure import png
         from statemix.studies.inspection import action_drawing as actions
         from statemix.studies.inspection import sharpening_drawing as sharpening
         from statemix.studies.inspection.pictures import pictures
@@ -278,9 +281,10 @@ class Inspect:
         if found.race is not None:
             race = found.race
             drawn["representations.png"] = draw_race(race.rows, race.group, race.attempts)
-        contents = {name: png(figure, DPI) for name, figure in drawn.items()}
+        contents = {name: png(figure) for name, figure in drawn.items()}
         contents[NUMBERS] = (json.dumps(numbers, allow_nan=False) + "\n").encode()
-        page.write(self._folder, contents)
+        for name, content in contents.items():
+            write_file(self._folder / name, content)
 
     def _print(self, found: _Found, *, judged: bool) -> None:
         from statemix.studies.inspection import inspection_text as text
@@ -313,7 +317,7 @@ def _sharpened(
 ) -> "list[Sharpening]":
     """Return the gates before and after sharpening; empty if nothing sharpens them."""
     from statemix.proofs import can_harden, harden
-    from statemix.studies.inspection.sharpening import sharpening, softened
+    from statemix.studies.inspection.sharpened_gates import sharpening, softened
 
     soft = softened(model, config, task)
     if soft is not None:

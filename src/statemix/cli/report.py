@@ -1,11 +1,11 @@
-"""``statemix report``: what the stored results say about the paper's tables and figures."""
+"""``statemix report``: what the stored results say about the papers' tables and figures."""
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.console import Console
 
@@ -14,8 +14,6 @@ from statemix.cli.parser import Argument
 from statemix.errors import RequestError
 
 if TYPE_CHECKING:
-    from statemix.studies.fixed_points.fp_scores import FigureRow
-    from statemix.studies.higher_order.overview import CellRow
     from statemix.studies.store import Row
 
 
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 class Report:
     """Show what the results stores hold beside the numbers of the papers.
 
-    "page" writes one self-contained HTML page with all tables, figures, suites and runs. "cells"
+    "page" writes one self-contained HTML page with all tables, figures, studies and runs. "cells"
     prints every cell of the tables of Dubinin et al. and every figure of Movahedi et al. that has
     results, "claims" the claims of the former with the comparisons that decide them.
 
@@ -59,6 +57,9 @@ class Report:
     """File of the page (report/index.html if not given), or folder of the figures of "bench"
     (report)."""
 
+    imports: tuple[str, ...] = ()
+    """Modules to import, such as one that registers a study of your own for the page."""
+
     def run(self) -> None:
         """Write the page or the figures, or print the cells.
 
@@ -83,17 +84,15 @@ class Report:
         if self.kind == "claims":
             self._print_claims(rows)
             return
-        from statemix.studies.higher_order import results_page as page
-        from statemix.studies.higher_order.run_spectra import SpectraFolder
+        from statemix.studies.page import write_page
 
-        spectra = SpectraFolder(self.results / "spectra").read()
         output = self.output or Path("report/index.html")
         files.open_for_append("output", output)
-        page.write(rows, output, spectra)
+        write_page(output, rows, self.results)
         print(f"wrote {output}")
 
     def _draw_throughput(self) -> None:
-        from statemix.studies import figures
+        from statemix.studies.figure import png
         from statemix.studies.throughput import throughput_drawing as drawing
         from statemix.studies.throughput import throughput_text as text
         from statemix.studies.throughput.points import read
@@ -121,37 +120,43 @@ class Report:
             if found:
                 path = folder / f"throughput-{_slug(setting.title)}.png"
                 files.open_for_append("output", path)
-                path.write_bytes(figures.png(drawing.draw(setting, found), figures.DPI))
+                path.write_bytes(png(drawing.draw(setting, found)))
                 console.print(f"wrote {path}")
             console.print()
         console.print(text.LEGEND)
 
     def _print_cells(self, rows: "Mapping[str, Row]") -> None:
-        from statemix.studies.fixed_points.fp_scores import overview as fixed_point_overview
+        from statemix.studies.fixed_points.fixed_point_studies import overview as fixed_points
         from statemix.studies.higher_order.overview import overview
 
-        found, fixed_point = overview(rows), fixed_point_overview(rows)
+        found, more = overview(rows), fixed_points(rows)
         if self.json:
-            print(json.dumps({**found, "fixed_point": fixed_point}, indent=1))
+            print(json.dumps({**found, "fixed_point": more}, indent=1))
             return
         console = Console(highlight=False, markup=False, soft_wrap=True)
-        console.print(
-            f"{found['measured']} of {found['of']} cells measured, {found['agree']} agree"
-        )
-        console.print(_table([cell for cell in found["cells"] if cell["verdict"] != "empty"]))
-        of = f"{fixed_point['of']} figures of Movahedi et al."
-        console.print(f"{fixed_point['measured']} of {of} measured, {fixed_point['agree']} agree")
-        figures = [cell for cell in fixed_point["cells"] if cell["verdict"] != "empty"]
-        if figures:
-            console.print(_figures(figures))
+        for numbers, noun, columns in (
+            (found, "cells", _CELL_COLUMNS),
+            (more, "figures of Movahedi et al.", _FIGURE_COLUMNS),
+        ):
+            console.print(
+                f"{numbers['measured']} of {numbers['of']} {noun} measured, "
+                f"{numbers['agree']} agree"
+            )
+            measured = [cell for cell in numbers["cells"] if cell["verdict"] != "empty"]
+            if measured:
+                console.print(_table(measured, columns))
 
     def _print_claims(self, rows: "Mapping[str, Row]") -> None:
-        from statemix.studies.higher_order import cell_text as text
-        from statemix.studies.higher_order.claims import decide, to_rows
-        from statemix.studies.higher_order.protocols import PROTOCOLS
+        from statemix.studies.higher_order.claims import decide, decision_rows, decision_text
+        from statemix.studies.study_entries import PROTOCOLS
 
         decisions = [decision for protocol in PROTOCOLS for decision in decide(rows, protocol)]
-        print(json.dumps(to_rows(decisions), indent=1) if self.json else text.claims(decisions))
+        if self.json:
+            print(json.dumps(decision_rows(decisions), indent=1))
+            return
+        for decision in decisions:
+            head, details = decision_text(decision)
+            print("\n  ".join([head, *details]))
 
 
 def _slug(text: str) -> str:
@@ -164,78 +169,54 @@ def _slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
-def _table(cells: "list[CellRow]") -> str:
+# Heads of columns -> fields.
+_CELL_COLUMNS = {
+    "table": "table",
+    "column": "column",
+    "model": "model",
+    "parameters": "parameters",
+    "FLOPs/token": "flops",
+    "protocol": "protocol",
+    "size": "size",
+    "seeds": "seeds",
+    "ours": "ours",
+    "mean": "mean",
+    "paper": "published",
+    "": "verdict",
+}
+_FIGURE_COLUMNS = {
+    "suite": "suite",
+    "column": "column",
+    "model": "model",
+    "tokens": "length",
+    "protocol": "protocol",
+    "size": "size",
+    "seeds": "seeds",
+    "mean": "mean",
+    "paper": "published",
+    "": "verdict",
+}
+
+
+def _table(cells: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> str:
+    from statemix.studies.table_text import Line, Table
+
+    lines = [Line(tuple(_text(cell, name) for name in columns.values())) for cell in cells]
+    return Table(tuple(columns), tuple(lines)).as_text()
+
+
+def _text(cell: Mapping[str, Any], name: str) -> str:
     from statemix.studies.number_text import accuracy_text, counts_text, published_text
-    from statemix.studies.table_text import Line, Table
 
-    head = (
-        "table",
-        "column",
-        "model",
-        "parameters",
-        "FLOPs/token",
-        "protocol",
-        "size",
-        "seeds",
-        "ours",
-        "mean",
-        "paper",
-        "",
-    )
-    return Table(
-        head,
-        tuple(
-            Line(
-                (
-                    cell["table"],
-                    cell["column"],
-                    cell["model"],
-                    counts_text(cell["parameters"]),
-                    counts_text(cell["flops"]),
-                    cell["protocol"],
-                    cell["size"],
-                    str(cell["seeds"]),
-                    "" if cell["ours"] is None else accuracy_text(cell["ours"]),
-                    "" if cell["mean"] is None else accuracy_text(cell["mean"]),
-                    published_text(cell["published"]),
-                    _verdict(cell),
-                )
-            )
-            for cell in cells
-        ),
-    ).as_text()
-
-
-def _verdict(cell: "CellRow") -> str:
-    data = cell["data"].values()
-    if cell["verdict"] != "partial" or len(data) == 1:
-        return cell["verdict"]
-    begun = sum(one["ours"] is not None for one in data)
-    return f"partial: {begun} of {len(data)} data sets"
-
-
-def _figures(cells: "list[FigureRow]") -> str:
-    from statemix.studies.number_text import accuracy_text, published_text
-    from statemix.studies.table_text import Line, Table
-
-    head = ("suite", "column", "model", "tokens", "protocol", "size", "seeds", "mean", "paper", "")
-    return Table(
-        head,
-        tuple(
-            Line(
-                (
-                    cell["suite"],
-                    cell["column"],
-                    cell["model"],
-                    str(cell["length"]),
-                    cell["protocol"],
-                    cell["size"],
-                    str(cell["seeds"]),
-                    "" if cell["mean"] is None else accuracy_text(cell["mean"]),
-                    published_text(cell["published"]),
-                    cell["verdict"],
-                )
-            )
-            for cell in cells
-        ),
-    ).as_text()
+    value = cell[name]
+    if name in ("parameters", "flops"):
+        return counts_text(value)
+    if name in ("ours", "mean"):
+        return "" if value is None else accuracy_text(value)
+    if name == "published":
+        return published_text(value)
+    data = cell.get("data", {}).values()
+    if name == "verdict" and value == "partial" and len(data) > 1:
+        begun = sum(one["ours"] is not None for one in data)
+        return f"partial: {begun} of {len(data)} data sets"
+    return str(value)

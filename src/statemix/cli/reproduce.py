@@ -17,11 +17,12 @@ from statemix.cli.watch import watched
 from statemix.errors import RequestError, RunsFailedError
 
 if TYPE_CHECKING:
-    from statemix.cli.studies import Study
-    from statemix.studies.higher_order.plan import Planned
+    from matplotlib.figure import Figure
+
     from statemix.studies.runner import Ended
     from statemix.studies.store import Store
-
+    from statemix.studies.study import Study
+    from statemix.studies.study_entries import Planned, StudyEntry
 
 # Share of the minutes that measuring for the prediction may take.
 _FOR_PREDICTION = 0.1
@@ -31,7 +32,7 @@ _TO_BEGIN_S = 15.0
 
 @dataclass(frozen=True)
 class Reproduce:
-    """Run a table or figure of Dubinin et al., what decides its claims, or a suite.
+    """Run a table or figure of Dubinin et al., what decides its claims, or a study.
 
     A table is printed with the paper's numbers beside ours; a figure is printed and drawn; each
     claim is printed with the comparisons that decide it. "wrapper" repeats some cells of each table
@@ -50,29 +51,10 @@ class Reproduce:
     means one learning rate, one state size, three seeds and short training; "paper" the whole grid.
     """
 
-    what: Annotated[
-        Literal[
-            "table3",
-            "table4",
-            "table6",
-            "fig1c",
-            "fig1d",
-            "fig2",
-            "fig5",
-            "fig6",
-            "fig7",
-            "claims",
-            "wrapper",
-            "exact-groups",
-            "exact-factorial",
-            "fp-a5",
-            "fp-budget",
-            "fp-copy",
-            "catbabi",
-        ],
-        Argument("WHAT", positional=True),
-    ]
-    """Table, figure, all claims, what the paper leaves open, or a suite."""
+    what: Annotated[str, Argument("WHAT", positional=True)]
+    """Table (table3, table4, table6), figure (fig1c, fig1d, fig2, fig5, fig6, fig7), "claims", what
+    the paper leaves open ("wrapper"), exact-groups, exact-factorial, fp-a5, fp-budget, fp-copy,
+    catbabi, demo-S_3, demo-S_5, demo-A_5, or a study of your own."""
 
     size: Literal["laptop", "workstation", "paper"] = "laptop"
     """How much of the paper's grid to run; exact-groups and exact-factorial have one size."""
@@ -86,8 +68,8 @@ class Reproduce:
     begins. (All runs if not given.)"""
 
     columns: tuple[str, ...] = ()
-    """Columns of the table, their panels of the figure, or groups of a suite, such as "A_5" (all if
-    not given)."""
+    """Columns of the table, their panels of the figure, or groups of a study, such as "A_5"; or
+    data sets as the plan prints them, such as "S3-250" (all if not given)."""
 
     models: tuple[str, ...] = ()
     """Models, such as "BD-LRU m=3" (all if not given)."""
@@ -112,6 +94,9 @@ class Reproduce:
     store: Path | None = None
     """Results store, a JSON-lines file (if not given: runs.jsonl in the folder)."""
 
+    imports: tuple[str, ...] = ()
+    """Modules to import, such as one that registers a study of your own."""
+
     def run(self) -> None:
         """Print the plan, run it, and print the table.
 
@@ -133,16 +118,16 @@ class Reproduce:
     def _run(self, until: float | None) -> None:
         import torch
 
-        from statemix.cli.studies import Choice, study
-        from statemix.studies.higher_order.fill import fill
+        from statemix.studies.catalogue import find_study
         from statemix.studies.number_text import counted, duration_text
         from statemix.studies.store import Store
+        from statemix.studies.study_entries import plan
 
-        chosen = study(
-            Choice(self.what, self.protocol, self.size, self.columns, self.models, self.output)
-        )
+        study = find_study(self.what)
+        entries = study.chosen(self.protocol, self.size, self.columns, self.models)
+        planned = plan(entries, self.output / "runs")
         store = Store(self.store or self.output / "runs.jsonl")
-        left = chosen.due(store, retry=self.retry)
+        left = study.due(planned, store, retry=self.retry)
         if not self.dry_run:
             # Runs that cannot be written would be stored as failed.
             is_new = not self.output.exists()
@@ -157,10 +142,11 @@ class Reproduce:
         console.soft_wrap = not console.is_terminal
         workers = self.workers if self.ray else self.workers or torch.get_num_threads()
         workers = workers and min(workers, max(len(left), 1))
-        num_runs = len(chosen.planned)
+        num_cells = len({entry.cell for entry in entries})
         console.print(
-            f"{self.what}, {chosen.heading}: {counted(chosen.num_cells, 'cell')}, "
-            f"{counted(num_runs, 'run')}, of which {num_runs - len(left)} are in {store.path}"
+            f"{self.what}, protocol {self.protocol}, size {self.size}: "
+            f"{counted(num_cells, 'cell')}, {counted(len(planned), 'run')}, "
+            f"of which {len(planned) - len(left)} are in {store.path}"
         )
         seconds = self._predicted(console, left)
         if left:
@@ -177,7 +163,7 @@ class Reproduce:
             for one, time_s in zip(left, seconds, strict=True):
                 text = "unknown" if time_s is None else duration_text(time_s)
                 console.print(f"  {text:>12}  {one.job.name}")
-            if lost := _lost(chosen, store):
+            if lost := lost_text(planned, store):
                 console.print(lost)
             return
         ended: Counter[str] = Counter()
@@ -190,7 +176,7 @@ class Reproduce:
                 ended[row.status] += 1
                 watch.on_end(row)
 
-            fill(
+            study.fill(
                 left,
                 store,
                 num_workers=workers,
@@ -199,19 +185,22 @@ class Reproduce:
                 retry=self.retry,
                 on_event=watch.on_event,
                 on_end=end,
-                make_row=chosen.row_of,
             )
         if left:
             console.print(f"{ended['done']} runs finished in {time.monotonic() - began:.0f} s")
         num_open = len(left) - ended["done"] - ended["diverged"] - ended["failed"]
         if num_open and until is not None and time.monotonic() >= until:
             console.print(f"the time was up: {num_open} runs are left; the same command continues")
-        chosen.show(console, store)
+        study.keep(planned, store)
+        parts: list[str] = [self.protocol] if len(study.protocols) > 1 else []
+        parts += [self.size] if len(study.sizes) > 1 else []
+        name = "-".join([self.what, *parts])
+        show_study(console, study, entries, store, self.output / f"{name}.png")
         if store.path.suffix == ".jsonl":
             # The report reads all stores with this suffix in a folder, by default in another one.
             folder = shlex.quote(str(store.path.parent))
             console.print(f"a page of all results: statemix report --results {folder}")
-        if lost := _lost(chosen, store):
+        if lost := lost_text(planned, store):
             raise RunsFailedError(lost)
 
     def _predicted(self, console: Console, planned: "Sequence[Planned]") -> list[float | None]:
@@ -233,9 +222,36 @@ class Reproduce:
             check_threads("workers", self.workers)
 
 
-def _lost(chosen: "Study", store: "Store") -> str:
+def show_study(
+    console: Console,
+    study: "Study",
+    entries: "Sequence[StudyEntry]",
+    store: "Store",
+    picture: Path,
+) -> "Figure | None":
+    """Print the table of a study, draw its picture, and return it if there is one."""
+    from statemix.files import write_file
+    from statemix.studies.figure import png
+
+    rows = store.rows()
+    runs = study.runs(entries, rows)
+    table = study.table(runs, entries)
+    console.print()
+    title = f"{study.name}: {study.title}"
+    console.print(table.as_rich(title) if console.is_terminal else table.as_text())
+    for text in study.report(rows, entries):
+        console.print(text)
+    figure = study.draw(runs, store.path.parent)
+    if figure is not None:
+        write_file(picture, png(figure))
+        console.print(f"drawn: {picture}")
+    return figure
+
+
+def lost_text(planned: "Sequence[Planned]", store: "Store") -> str:
     """Say how many runs have ended without a result; empty if none has."""
-    endings = chosen.endings(store)
+    rows = store.rows()
+    endings = [rows[one.key]["status"] for one in planned if one.key in rows]
     lost = sum(status != "done" for status in endings)
     if not lost:
         return ""

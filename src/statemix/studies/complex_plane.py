@@ -9,7 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.collections import EllipseCollection, LineCollection
 from matplotlib.figure import Figure
 
-from statemix.studies.style import LIGHT, Theme, drawing, series_styles
+from statemix.studies.figure import LIGHT, Theme, drawing
+from statemix.studies.layer_names import series_colours
 
 Points = Sequence[Sequence[float]]
 """Eigenvalues as pairs (real part, imaginary part)."""
@@ -41,7 +42,7 @@ class Spectra:
     rows: Mapping[str, Sequence[Points] | str]
 
 
-def draw(panels: Sequence[Spectra], *, theme: Theme = LIGHT, stacked: bool = False) -> Figure:
+def draw(panels: Sequence[Spectra]) -> Figure:
     """Draw panels, two side by side.
 
     The frames of a panel have one scale, which its title states unless it is that of the unit
@@ -49,23 +50,21 @@ def draw(panels: Sequence[Spectra], *, theme: Theme = LIGHT, stacked: bool = Fal
 
     Args:
         panels: at least one.
-        theme: colours of the page.
-        stacked: stack the panels vertically, for a narrow screen.
     """
-    across = 1 if stacked or len(panels) == 1 else 2
+    across = min(len(panels), 2)
     down = -(-len(panels) // across)
     rows = max(len(panel.rows) for panel in panels)
     frame = _FRAME if rows > 1 else _SINGLE
     width = max(len(panel.columns) for panel in panels) * frame + 1.0
     tallest = rows * frame + 1.1
-    styles = series_styles([panel.family for panel in panels], theme)
-    with drawing(theme):
+    colours = series_colours([panel.family for panel in panels])
+    with drawing():
         # A narrow figure would cut off the titles.
         size = (max(width * across, 5.2), tallest * down)
         figure = Figure(figsize=size, layout="constrained")
         every = list(figure.subplots(down, across, squeeze=False).flat)
-        for axes, panel, style in zip(every, panels, styles, strict=False):
-            _fill(axes, panel, style.colour, theme)
+        for axes, panel, colour in zip(every, panels, colours, strict=False):
+            _fill(axes, panel, colour, LIGHT)
         for axes in every[len(panels) :]:
             axes.remove()
     return figure
@@ -170,4 +169,6 @@ def _points(
         alpha=opacity,
         linewidths=0,
         zorder=2,
+        # Thousands of points would make a page large.
+        rasterized=True,
     )

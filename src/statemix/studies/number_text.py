@@ -1,25 +1,7 @@
 """Numbers as text: spreads over seeds, accuracies, durations."""
 
-import math
-from collections.abc import Iterable
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Mean, smallest and largest value of one number over seeds."""
-
-    mean: float
-    low: float
-    high: float
-
-    @classmethod
-    def over(cls, values: Iterable[float]) -> "Spread":
-        """Summarise at least one value. The mean of equal values is exactly that value."""
-        found = list(values)
-        low, high = min(found), max(found)
-        # Rounding in the sum must not move the mean out of the range.
-        return cls(min(max(math.fsum(found) / len(found), low), high), low, high)
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 
 def accuracy_text(value: float) -> str:
@@ -35,23 +17,6 @@ def accuracy_text(value: float) -> str:
     return min(f"{value:.3f}", "0.999").removeprefix("0")
 
 
-def range_text(spread: Spread) -> str:
-    """Write the range over seeds, or nothing if its ends look alike."""
-    low, high = accuracy_text(spread.low), accuracy_text(spread.high)
-    return f"{low}–{high}" if low != high else ""
-
-
-def spread_text(spread: Spread) -> str:
-    """Write the mean and, in parentheses, the range.
-
-    Example:
-        >>> spread_text(Spread.over([0.5, 0.55]))
-        '.525 (.500–.550)'
-    """
-    between = range_text(spread)
-    return accuracy_text(spread.mean) + (f" ({between})" if between else "")
-
-
 def counts_text(values: Iterable[float]) -> str:
     """Write whole numbers as the least and the most, or as one if these look alike.
 
@@ -59,8 +24,8 @@ def counts_text(values: Iterable[float]) -> str:
         >>> counts_text([3400, 1200])
         '1,200 to 3,400'
     """
-    spread = Spread.over(values)
-    return " to ".join(dict.fromkeys(f"{value:,.0f}" for value in (spread.low, spread.high)))
+    found = list(values)
+    return " to ".join(dict.fromkeys(f"{value:,.0f}" for value in (min(found), max(found))))
 
 
 def published_text(value: float | None) -> str:
@@ -93,3 +58,33 @@ def duration_text(time_s: float) -> str:
         hours, minutes = divmod(round(time_s / 60), 60)
         return f"{hours} h {minutes} min"
     return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+
+
+def environment_text(environment: Mapping[str, Any]) -> str:
+    """Describe the versions and the machine of a run in short phrases.
+
+    Args:
+        environment: result of ``provenance.describe`` on that machine.
+    """
+    packages = environment["packages"]
+    parts = (
+        f"Statemix {packages['statemix'] or '(not installed)'}",
+        f"PyTorch {packages['torch']}",
+        f"Python {environment['python']}",
+        f"{environment['cpu']}, {environment['cpu_count']} cores",
+    )
+    return ", ".join(parts)
+
+
+def commit_text(environment: Mapping[str, Any]) -> str:
+    """Write seven digits of the commit of a run, and "+" if its code had uncommitted changes.
+
+    Args:
+        environment: result of ``provenance.describe`` on that machine.
+
+    Example:
+        >>> commit_text({"commit": "0123456789abcdef", "tree_clean": False})
+        '0123456+'
+    """
+    commit = (environment.get("commit") or "")[:7]
+    return f"{commit}+" if environment.get("tree_clean") is False else commit

@@ -17,7 +17,13 @@ from filelock import FileLock
 
 from statemix import files, provenance
 from statemix.errors import RequestError
-from statemix.studies.results import HeadScores, Result, environment, plain_scores, result
+from statemix.studies.run_results import (
+    PlainHeads,
+    Result,
+    plain_result,
+    plain_scores,
+    read_environment,
+)
 from statemix.studies.runner import Ended
 from statemix.training import RunConfig, load_outcome
 from statemix.training.config import SCHEMA
@@ -38,7 +44,7 @@ class Row(Result):
     status: Literal["done", "diverged", "failed"]
     message: str
     # Validation scores of the weights that are best there.
-    best_validation: HeadScores
+    best_validation: PlainHeads
     num_steps: int | None
     # Attempts from new weights (`statemix.training.attempts.Attempt`), empty without a search;
     # absent in rows of versions that could not search.
@@ -213,13 +219,13 @@ def row_of(ended: Ended) -> Row:
         "seed": config.seed,
         "status": status,
         "message": ended.message,
-        **result(outcome),
+        **plain_result(outcome),
         "best_validation": plain_scores(best.validation) if best else {},
         "num_steps": outcome.last.step if outcome else None,
         "attempts": [asdict(attempt) for attempt in outcome.attempts] if outcome else [],
         "ended_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "environment": environment([ended.job]) or provenance.describe(),
+        "environment": read_environment(ended.job.folder) or provenance.describe(),
     }
 
 

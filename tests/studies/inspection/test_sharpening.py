@@ -12,7 +12,7 @@ from statemix.proofs import harden
 from statemix.studies.inspection.gate_entropy import entropy
 from statemix.studies.inspection.layer_numbers import inspected
 from statemix.studies.inspection.recording import record
-from statemix.studies.inspection.sharpening import sharpening, softened
+from statemix.studies.inspection.sharpened_gates import sharpening, softened
 from statemix.tasks import TaskSpec
 from statemix.training import AttributeSchedule, ModelConfig, RunConfig, ScheduleConfig
 

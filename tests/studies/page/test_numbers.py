@@ -5,7 +5,6 @@ import math
 import pytest
 
 from statemix.studies import number_text as numbers
-from statemix.studies.number_text import Spread
 
 
 @pytest.mark.parametrize(
@@ -20,16 +19,6 @@ def test_only_perfection_is_written_as_one(value, text):
 def test_what_is_no_accuracy_has_no_text(value):
     with pytest.raises(ValueError, match=r"an accuracy must be in 0\.\.1, got"):
         numbers.accuracy_text(value)
-
-
-def test_mean_of_equal_scores_is_that_score():
-    third = 1 / 3
-    assert Spread.over([third] * 7) == Spread(third, third, third)
-
-
-def test_a_range_is_written_only_if_it_shows():
-    assert numbers.spread_text(Spread.over([0.25, 0.75])) == ".500 (.250–.750)"
-    assert numbers.spread_text(Spread.over([0.25, 0.25001])) == ".250"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from statemix.studies.style import DARK
 from statemix.studies.throughput import throughput_drawing as drawing
 from statemix.studies.throughput.points import read
 from statemix.studies.throughput.throughput_panels import panels
@@ -90,13 +89,6 @@ def test_legends_and_names_stand_beside_the_data(figure):
 def test_the_title_says_what_was_measured(figure):
     title = figure._suptitle.get_text()
     assert title.endswith("\nAMD EPYC, 2 threads, float32, commits abcdef0, 1234567")
-
-
-def test_a_figure_has_the_colours_of_its_page(points):
-    figure = drawing.draw(points[0].setting, panels(points)[0], theme=DARK)
-    assert sum(figure.get_facecolor()[:3]) < 0.5
-    # A colour of their own would hide it.
-    assert all(part.get_facecolor()[3] == 0 for part in figure.subfigs)
 
 
 def test_tables_hold_every_point(points):

@@ -10,15 +10,7 @@ from statemix.training.certificates import certify_run
 from statemix.training.devices import threads
 
 
-class CertifiedRow(Row):
-    """A run that has a result, and whether its network is right on words of every length."""
-
-    # As `statemix.proofs.Certificate.to_plain`, and the seconds that it took to find out.
-    certificate: dict[str, Any]
-    certify_s: float
-
-
-def row_of(ended: Ended) -> Row:
+def certified_row(ended: Ended) -> Row:
     """Return the row of a run that has ended, with a certificate if it has a result.
 
     Raises:
@@ -32,4 +24,5 @@ def row_of(ended: Ended) -> Row:
     with threads(ended.job.config.runtime.num_threads):
         found, _ = certify_run(ended.job.folder, max_pairs=recipes.MAX_PAIRS)
     time_s = round(time.monotonic() - began, 3)
-    return cast(CertifiedRow, {**row, "certificate": found.to_plain(), "certify_s": time_s})
+    more = {"certificate": found.to_plain(), "certify_s": time_s}
+    return cast(Row, {**cast(dict[str, Any], row), **more})

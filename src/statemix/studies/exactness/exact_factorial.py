@@ -1,9 +1,8 @@
-"""The suite exact-factorial: what raises the chance of a single attempt, one change at a time."""
+"""The study exact-factorial: what raises the chance of a single attempt, one change at a time."""
 
-from statemix.studies.conditions import Condition
-from statemix.studies.exactness.exact_suite import ExactSuite
 from statemix.studies.exactness.recipe_changes import at_rate, opened, with_layer
 from statemix.studies.recipes import exact
+from statemix.studies.study_entries import ProtocolName, SizeName, StudyEntry, Trials
 from statemix.tasks import TaskSpec
 from statemix.training import (
     EvaluationConfig,
@@ -14,7 +13,6 @@ from statemix.training import (
     ScheduleConfig,
 )
 
-_NAME = "exact-factorial"
 _GROUPS = ("A_5", "S_5")
 # Others than those of exact-groups, so that no change is chosen by the seeds that prove it.
 _SEEDS = tuple(range(100, 110))
@@ -95,23 +93,16 @@ def _changes(config: RunConfig) -> dict[str, RunConfig]:
     }
 
 
-def _conditions() -> tuple[Condition, ...]:
+def factorial_entries(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntry, ...]:
+    """Return an entry for each change and group; there is one protocol and one size."""
+    del protocol, size
     changed = {group: _changes(_attempt(group)) for group in _GROUPS}
     return tuple(
-        Condition(
-            _NAME,
+        StudyEntry(
             group,
             change,
-            tuple(
-                changed[group][change].replace(seed=seed)
-                for seed in (_USUAL_SEEDS if change == _USUAL else _SEEDS)
-            ),
+            Trials.seeded(changed[group][change], _USUAL_SEEDS if change == _USUAL else _SEEDS),
         )
         for change in changed[_GROUPS[0]]
         for group in _GROUPS
     )
-
-
-FACTORIAL = ExactSuite(
-    _NAME, "what raises the chance of a single attempt", _conditions(), certified=False
-)

@@ -1,13 +1,12 @@
-"""The suite exact-groups: the recipe on every group; an LSTM and a control beside it."""
+"""The study exact-groups: the recipe on every group; an LSTM and a control beside it."""
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 from statemix.layers import LayerSpec
-from statemix.studies.conditions import Condition
-from statemix.studies.exactness.exact_suite import ExactSuite
 from statemix.studies.exactness.recipe_changes import opened
 from statemix.studies.recipes import exact
+from statemix.studies.study_entries import ProtocolName, SizeName, StudyEntry, Trials
 from statemix.tasks import TASKS, TaskSpec
 from statemix.training import (
     EvaluationConfig,
@@ -17,7 +16,6 @@ from statemix.training import (
     ScheduleConfig,
 )
 
-_NAME = "exact-groups"
 _LENGTHS = (64, 256, 1024, 4096, 16_384, 65_536, 262_144, 1_048_576)
 # Steps between evaluations.
 _EVERY = 250
@@ -69,25 +67,25 @@ _WAYS = {
 }
 
 
-def _seeded(config: RunConfig, seeds: tuple[int, ...]) -> tuple[RunConfig, ...]:
+def _measured(config: RunConfig) -> RunConfig:
     size = config.build_task().train_size
     evaluation = EvaluationConfig(
         every=_EVERY if size is None else -(-_EVERY // -(-size // config.batches.size)),
         lengths=_LENGTHS,
         validation_size=256,
     )
-    measured = config.replace(
-        evaluation=evaluation, runtime=RuntimeConfig(device="cpu", num_threads=1)
-    )
-    return tuple(measured.replace(seed=seed) for seed in seeds)
+    return config.replace(evaluation=evaluation, runtime=RuntimeConfig(device="cpu", num_threads=1))
 
 
-GROUPS = ExactSuite(
-    _NAME,
-    "permutation groups, learned from words of 16",
-    tuple(
-        Condition(_NAME, column, model, _seeded(way.configured(_TASKS[column]), way.seeds))
+def group_entries(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntry, ...]:
+    """Return an entry for each way of training and group; there is one protocol and one size."""
+    del protocol, size
+    return tuple(
+        StudyEntry(
+            column,
+            model,
+            Trials.seeded(_measured(way.configured(_TASKS[column])), way.seeds),
+        )
         for model, way in _WAYS.items()
         for column in way.columns
-    ),
-)
+    )

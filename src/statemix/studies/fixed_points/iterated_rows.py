@@ -27,15 +27,8 @@ class Iterations(TypedDict):
     residual: float
 
 
-class IteratedRow(Row):
-    """A run that has a result, and how its network iterates."""
-
-    # Tokens of a test sequence, as text, to numbers; empty if no layer iterates.
-    iterated: dict[str, Iterations]
-
-
-def row_of(ended: Ended) -> Row:
-    """Return the row of a run that has ended, with its iterations if it has a result.
+def iterated_row(ended: Ended) -> Row:
+    """Return the row of a run that has ended; with a result, also its iterations by test length.
 
     Raises:
         RequestError: if the files of a finished run are damaged.
@@ -51,7 +44,7 @@ def row_of(ended: Ended) -> Row:
             numbers = _iterations(model, task.examples("test", 0, _BATCH, length))
             if numbers is not None:
                 found[str(length)] = numbers
-    return cast(IteratedRow, {**cast(dict[str, Any], row), "iterated": found})
+    return cast(Row, {**cast(dict[str, Any], row), "iterated": found})
 
 
 @torch.no_grad()

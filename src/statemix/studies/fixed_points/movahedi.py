@@ -1,23 +1,12 @@
 """The numbers of Movahedi et al., "Fixed-Point RNNs", as data. Accuracies are shares of 1."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
+from statemix.studies.study_entries import Number
 
-@dataclass(frozen=True)
-class Number:
-    """What the paper has for one model at one test length.
-
-    Attributes:
-        accuracy: the accuracy.
-        iterations: iterations at the test; None if the paper does not say.
-    """
-
-    accuracy: float
-    iterations: int | None = None
+PAPER = "Movahedi et al."
 
 
 def state_tracking() -> dict[str, dict[str, float]]:
@@ -78,16 +67,6 @@ def language() -> dict[str, float]:
         27.01
     """
     return dict(_tables()["language_test_perplexity_160M_2B_tokens_FineWeb"])
-
-
-def num_figures() -> int:
-    """Return how many figures the paper states: accuracies and perplexities."""
-    tables: list[Mapping[Any, Mapping[Any, object]]] = [
-        state_tracking(),
-        iteration_budgets(),
-        catbabi(),
-    ]
-    return sum(len(row) for table in tables for row in table.values()) + len(language())
 
 
 def _share(percent: float) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from statemix.layers import LayerSpec
-from statemix.studies.higher_order.protocols import SizeName
+from statemix.studies.study_entries import SizeName, Trials
 from statemix.tasks import TaskSpec
 from statemix.training import (
     BatchConfig,
@@ -60,8 +60,8 @@ class Scale:
         num_layers: int = 1,
         hidden_size: int | None = None,
         num_steps: int | None = None,
-    ) -> tuple[RunConfig, ...]:
-        """Return a run for each seed.
+    ) -> Trials:
+        """Return one setting, with a run for each seed.
 
         A layer that iterates stops in training when three quarters of a batch have converged, and
         in tests when all have. A layer of a single iteration is tested as such.
@@ -108,7 +108,7 @@ class Scale:
             # One thread: two runs side by side are faster than one with two threads.
             runtime=RuntimeConfig(num_threads=1),
         )
-        return tuple(config.replace(seed=seed) for seed in self.seeds)
+        return Trials.seeded(config, self.seeds)
 
 
 def words(group: str, length: int, size: SizeName) -> TaskSpec:

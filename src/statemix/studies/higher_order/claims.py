@@ -3,25 +3,35 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, TypedDict
+from typing import Any, Literal
 
-from statemix.studies.higher_order.cell_scores import NOISE, CellScore, score
-from statemix.studies.higher_order.contenders import CONTENDERS, ORDERS, Contender, bd_lru, h_lru
-from statemix.studies.higher_order.paper_tables import Cell, Column, column
-from statemix.studies.higher_order.prices import price_of
-from statemix.studies.higher_order.protocols import SIZES, ProtocolName, SizeName
+import polars as pl
+
+from statemix.studies.higher_order.contenders import (
+    CONTENDERS,
+    ORDERS,
+    Contender,
+    bd_lru,
+    h_lru,
+)
+from statemix.studies.higher_order.layer_prices import layer_price
+from statemix.studies.higher_order.paper_tables import column
+from statemix.studies.higher_order.protocols import GRIDS, Column, cell
 from statemix.studies.higher_order.short_data import SHORT_COMPRESSION, SHORT_COPYING
+from statemix.studies.number_text import accuracy_text
 from statemix.studies.store import Row
+from statemix.studies.study_entries import SIZES, ProtocolName, SizeName, StudyEntry, begun
+from statemix.studies.tidy import NOISE, scores, tidy
 
 LEARNED = 0.95
 """Accuracy from which a task counts as learned."""
 
-Verdict = Literal["holds", "does not hold", "open"]
+ClaimVerdict = Literal["holds", "does not hold", "open"]
 Relation = Literal["learns", "fails", "beats", "does not beat", "matches", "is smaller than"]
 
 
 @dataclass(frozen=True)
-class Condition:
+class Comparison:
     """An inequality that our runs decide.
 
     Attributes:
@@ -63,7 +73,7 @@ class Finding:
         control: accuracy of its control; None where not measured, or without one.
     """
 
-    condition: Condition
+    condition: Comparison
     values: tuple[float | None, ...]
     control: float | None = None
 
@@ -103,7 +113,7 @@ class Claim:
 
     name: str
     statement: str
-    conditions: tuple[Condition, ...]
+    conditions: tuple[Comparison, ...]
 
 
 @dataclass(frozen=True)
@@ -121,7 +131,7 @@ class Decision:
     findings: tuple[Finding, ...]
 
     @cached_property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> ClaimVerdict:
         """Whether the claim holds: one condition that is not met decides against it."""
         truths = [finding.true for finding in self.findings]
         if False in truths:
@@ -129,28 +139,7 @@ class Decision:
         return "open" if None in truths else "holds"
 
 
-class FindingRow(TypedDict):
-    """A condition and what decides it, as plain data."""
-
-    column: str
-    model: str
-    relation: str
-    other: str | None
-    values: list[float | None]
-    true: bool | None
-
-
-class DecisionRow(TypedDict):
-    """A claim under one protocol and what our runs say about it, as plain data."""
-
-    claim: str
-    statement: str
-    protocol: str
-    verdict: Verdict
-    findings: list[FindingRow]
-
-
-def to_rows(decisions: Iterable[Decision]) -> list[DecisionRow]:
+def decision_rows(decisions: Iterable[Decision]) -> list[dict[str, Any]]:
     """Return decisions as plain data."""
     return [
         {
@@ -174,15 +163,21 @@ def to_rows(decisions: Iterable[Decision]) -> list[DecisionRow]:
     ]
 
 
-def cells(protocol: ProtocolName, size: SizeName) -> list[Cell]:
-    """Return the cells that decide the claims, each once."""
+def claim_entries(protocol: ProtocolName, size: SizeName) -> list[StudyEntry]:
+    """Return the entries that decide the claims, each once."""
     found = {
-        (condition.column.name, model): Cell("claims", model, condition.column, protocol, size)
+        (condition.column.name, model): (model, condition.column)
         for claim in CLAIMS
         for condition in claim.conditions
         for model in (*condition.models, *([condition.control] if condition.control else []))
     }
-    return list(found.values())
+    return [entry for model, one in found.values() for entry in _cell(model, one, protocol, size)]
+
+
+def _cell(
+    model: Contender, column: Column, protocol: ProtocolName, size: SizeName
+) -> list[StudyEntry]:
+    return cell(model, column, protocol, size, fixed=str(model.fixed))
 
 
 def decide(rows: Mapping[str, Row], protocol: ProtocolName) -> list[Decision]:
@@ -194,58 +189,89 @@ def decide(rows: Mapping[str, Row], protocol: ProtocolName) -> list[Decision]:
         rows: rows by key.
         protocol: name of the protocol.
     """
-    known: dict[tuple[str, Contender], float | None] = {}
+    entries = [one for size in SIZES for one in begun(claim_entries(protocol, size), rows)]
+    accuracy = _accuracies(entries, rows) if entries else {}
 
-    def accuracy(condition: Condition, model: Contender) -> float | None:
-        place = condition.column.name, model
-        if place not in known:
-            known[place] = _accuracy(rows, protocol, condition.column, model)
-        return known[place]
+    def value(one: Comparison, model: Contender) -> float | None:
+        return accuracy.get((one.column.name, model.name, str(model.fixed)))
+
+    def finding(one: Comparison) -> Finding:
+        if one.relation == "is smaller than":
+            values: tuple[float | None, ...] = _sizes(one)
+        else:
+            values = tuple(value(one, model) for model in one.models)
+        return Finding(one, values, None if one.control is None else value(one, one.control))
 
     return [
-        Decision(
-            claim,
-            protocol,
-            tuple(
-                Finding(
-                    one,
-                    tuple(accuracy(one, model) for model in one.models) or _sizes(one),
-                    None if one.control is None else accuracy(one, one.control),
-                )
-                for one in claim.conditions
-            ),
-        )
+        Decision(claim, protocol, tuple(finding(one) for one in claim.conditions))
         for claim in CLAIMS
     ]
 
 
-def _accuracy(
-    rows: Mapping[str, Row], protocol: ProtocolName, column: Column, model: Contender
-) -> float | None:
-    for size in reversed(SIZES):
-        cell = Cell("claims", model, column, protocol, size)
-        if cell.begun(rows):
-            scored: CellScore = score(cell, rows)
-            if scored.measured:
-                return scored.ours
-            if scored.complete and not scored.keys:
-                return 0.0
-    return None
+def _accuracies(
+    entries: Iterable[StudyEntry], rows: Mapping[str, Row]
+) -> dict[tuple[str, str, str], float]:
+    """Return (column, model, whether its size is fixed) -> accuracy at the largest size."""
+    places = pl.DataFrame({"size": SIZES, "place": range(len(SIZES))})
+    known = (
+        scores(tidy(entries, rows))
+        .join(places, on="size")
+        .with_columns(
+            accuracy=pl.when("measured")
+            .then("ours")
+            # All runs diverged.
+            .when(pl.col("complete") & (pl.col("done").list.len() == 0))
+            .then(0.0)
+        )
+        .drop_nulls("accuracy")
+        .sort("place")
+        .group_by("column", "model", "fixed")
+        .agg(pl.col("accuracy").last())
+    )
+    return {
+        (one["column"], one["model"], one["fixed"]): one["accuracy"] for one in known.to_dicts()
+    }
 
 
-def _sizes(condition: Condition) -> tuple[float, ...]:
+def decision_text(decision: Decision) -> tuple[str, list[str]]:
+    """Write a claim with its verdict, and what is known of its conditions."""
+    details = [_finding_text(one) for one in decision.findings if one.true is not None]
+    missing = sum(one.true is None for one in decision.findings)
+    if missing:
+        details.append(
+            f"undecided: {missing} of {len(decision.findings)} comparisons "
+            "(not yet measured, or no model has learned the task)"
+        )
+    head = f"{decision.verdict}: {decision.claim.statement} (protocol {decision.protocol})"
+    return head, details
+
+
+def _finding_text(finding: Finding) -> str:
+    """Write a decided condition, such as "yes: BD-LRU m=3 (.999) learns on S3-250"."""
+    condition = finding.condition
+    answer = "yes" if finding.true else "no"
+    known = [value for value in finding.values if value is not None]
+    smaller = condition.relation == "is smaller than"
+    values = [f"{one:,.0f} parameters" if smaller else accuracy_text(one) for one in known]
+    words = f"{answer}: {condition.model.name} ({values[0]}) {condition.relation}"
+    if condition.other is not None:
+        words += f" {condition.other.name} ({values[1]})"
+    return words if smaller else f"{words} on {condition.column.data[0].name}"
+
+
+def _sizes(condition: Comparison) -> tuple[float, ...]:
     assert condition.other is not None
     models = (condition.model, condition.other)
-    return tuple(price_of(model, _STATE).num_parameters for model in models)
+    return tuple(layer_price(model.layer(_STATE)).num_parameters for model in models)
 
 
 # State size of the models whose parameters are compared, that of size "laptop".
-_STATE = SIZES["laptop"].state_sizes[0]
+_STATE = GRIDS["laptop"].state_sizes[0]
 
 
 def _at_one_size(name: str) -> Contender:
     layer = CONTENDERS[name].layer(_STATE)
-    return Contender(name, lambda _: layer)
+    return Contender(name, lambda _: layer, fixed=True)
 
 
 # A model that compresses reaches this there.
@@ -261,15 +287,15 @@ _RIVALS = (
 )
 
 
-def _efficient(model: Contender, *others: Contender) -> Iterator[Condition]:
+def _efficient(model: Contender, *others: Contender) -> Iterator[Comparison]:
     """Yield that a model has fewer parameters than others, and is no worse at compression."""
     control = CONTENDERS["BD-LRU m=4"]
     for other in others:
-        yield Condition(SHORT_COMPRESSION, model, "is smaller than", other)
-        yield Condition(SHORT_COMPRESSION, model, "matches", other, control, _COMPRESSED)
+        yield Comparison(SHORT_COMPRESSION, model, "is smaller than", other)
+        yield Comparison(SHORT_COMPRESSION, model, "matches", other, control, _COMPRESSED)
 
 
-def _unnormalised(usual: Contender, build: Callable[..., Contender]) -> list[Condition]:
+def _unnormalised(usual: Contender, build: Callable[..., Contender]) -> list[Comparison]:
     """Return that a model without normalisation does not grow with m, and falls behind.
 
     Growth begins at m = 1, where there is room above: with m = 4 some rebuild nearly everything.
@@ -277,14 +303,14 @@ def _unnormalised(usual: Contender, build: Callable[..., Contender]) -> list[Con
     few, many = (build(m, gate="none") for m in (1, 16))
     control = CONTENDERS["BD-LRU m=4"]
     return [
-        Condition(SHORT_COMPRESSION, many, "does not beat", few, control, _COMPRESSED),
-        Condition(SHORT_COMPRESSION, usual, "beats", many, control, _COMPRESSED),
+        Comparison(SHORT_COMPRESSION, many, "does not beat", few, control, _COMPRESSED),
+        Comparison(SHORT_COMPRESSION, usual, "beats", many, control, _COMPRESSED),
     ]
 
 
 def _constant(
     pairs: Mapping[Column, int], controls: Mapping[Column, Contender]
-) -> Iterator[Condition]:
+) -> Iterator[Comparison]:
     """Yield that constant gates fall behind gates that see the input, and fail.
 
     Args:
@@ -293,11 +319,11 @@ def _constant(
     """
     for data, m in pairs.items():
         constant = bd_lru(m, selective=False)
-        yield Condition(data, CONTENDERS[f"BD-LRU m={m}"], "beats", constant, controls[data])
+        yield Comparison(data, CONTENDERS[f"BD-LRU m={m}"], "beats", constant, controls[data])
     for data in pairs:
         for build in (bd_lru, h_lru):
             for m in (1, 16):
-                yield Condition(data, build(m, selective=False), "fails", control=controls[data])
+                yield Comparison(data, build(m, selective=False), "fails", control=controls[data])
 
 
 def _claims() -> tuple[Claim, ...]:
@@ -316,7 +342,7 @@ def _claims() -> tuple[Claim, ...]:
             "two states",
             "accuracy rises from m = 1 to m = 2, where eigenvalues may be negative",
             tuple(
-                Condition(data, bd[2], "beats", bd[1], control=controls.get(data))
+                Comparison(data, bd[2], "beats", bd[1], control=controls.get(data))
                 for data in (s3_250, s4_3k, s3_10k, parity, recall, SHORT_COPYING)
             ),
         ),
@@ -324,17 +350,17 @@ def _claims() -> tuple[Claim, ...]:
             "as many states as the group permutes",
             "BD-LRU needs m = 3 for S_3 from 250 examples, and m = 4 for S_4 from 3,000",
             (
-                Condition(s3_250, bd[3], "learns"),
-                Condition(s4_3k, bd[4], "learns"),
-                *(Condition(s3_250, bd[m], "fails") for m in (1, 2)),
-                *(Condition(s4_3k, bd[m], "fails") for m in (1, 2, 3)),
+                Comparison(s3_250, bd[3], "learns"),
+                Comparison(s4_3k, bd[4], "learns"),
+                *(Comparison(s3_250, bd[m], "fails") for m in (1, 2)),
+                *(Comparison(s4_3k, bd[m], "fails") for m in (1, 2, 3)),
             ),
         ),
         Claim(
             "higher order is not enough",
             "H-LRU fails on permutations at every m",
             tuple(
-                Condition(data, h[m], "fails") for data in (s3_250, s4_3k, s3_10k) for m in ORDERS
+                Comparison(data, h[m], "fails") for data in (s3_250, s4_3k, s3_10k) for m in ORDERS
             ),
         ),
         Claim(
@@ -361,8 +387,8 @@ def _claims() -> tuple[Claim, ...]:
             "little data",
             "BD-LRU beats an LSTM on little data",
             (
-                Condition(s3_250, bd[3], "beats", lstm),
-                Condition(s4_3k, bd[4], "beats", lstm),
+                Comparison(s3_250, bd[3], "beats", lstm),
+                Comparison(s4_3k, bd[4], "beats", lstm),
             ),
         ),
     )

@@ -15,11 +15,13 @@ class Contender:
         layer: state size -> the sequence layer to try. A model whose state is set by its width or
             its heads ignores the size.
         variants: further layers that the paper tries at its full size.
+        fixed: whether it has one state size whatever size is asked for.
     """
 
     name: str
     layer: Callable[[int], LayerSpec]
     variants: tuple[LayerSpec, ...] = ()
+    fixed: bool = False
 
     def choices(self, state_sizes: Sequence[int], *, all_variants: bool) -> list[LayerSpec]:
         """Return the distinct layers to try, smallest state first."""

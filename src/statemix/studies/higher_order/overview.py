@@ -1,152 +1,107 @@
-"""All cells of the paper's tables with their results, and how many agree."""
+"""All numbers of the paper's tables with their results, and how many agree."""
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import TypedDict, TypeVar
+from typing import Any
 
-from statemix.studies.higher_order.cell_scores import CellScore, score
+from statemix.studies.higher_order.cell_table import longer_means
+from statemix.studies.higher_order.contenders import CONTENDERS
+from statemix.studies.higher_order.layer_prices import layer_price
 from statemix.studies.higher_order.paper_tables import TABLES
-from statemix.studies.higher_order.prices import prices
-from statemix.studies.higher_order.protocols import PROTOCOLS, SIZES
+from statemix.studies.higher_order.protocols import GRIDS
 from statemix.studies.store import Row
-
-_N = TypeVar("_N", int, float)
-
-
-class DataRow(TypedDict):
-    """What a cell has of one data set; numbers as in the cell."""
-
-    seeds: int
-    ours: float | None
-    mean: float | None
-    # Tokens of longer test sequences, as text -> mean accuracy over the seeds.
-    longer: dict[str, float]
+from statemix.studies.study_entries import PROTOCOLS, SIZES, begun
+from statemix.studies.tidy import scores, tidy
 
 
-class CellRow(TypedDict):
-    """What a cell has under one protocol at one size."""
+def overview(rows: Mapping[str, Row], names: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return how many numbers are measured and agree, of how many, and every number.
 
-    table: str
-    column: str
-    model: str
-    protocol: str
-    size: str
-    # Seeds of the chosen setting, the fewest over the data sets; runs done and planned.
-    seeds: int
-    runs: int
-    planned: int
-    # Parameters of the sequence layer and its forward FLOPs per token: the least and the most of
-    # the layers that the size tries.
-    parameters: list[int]
-    flops: list[float]
-    # The number to compare with the paper's, the mean over seeds and its standard deviation; None
-    # while a data set has no result.
-    ours: float | None
-    mean: float | None
-    deviation: float | None
-    published: float | None
-    verdict: str
-    # Data set -> what there is of it.
-    data: dict[str, DataRow]
-
-
-class Overview(TypedDict):
-    """All cells. Every cell of the paper counts once in the first three numbers."""
-
-    measured: int
-    agree: int
-    of: int
-    # Each cell under every protocol and at every size that has results for it. One without any has
-    # the verdict "empty", protocol "paper" and size "laptop".
-    cells: list[CellRow]
-
-
-def overview(rows: Mapping[str, Row]) -> Overview:
-    """Return every cell of the tables, with its results if there are any.
+    A number stands under each protocol and at each size that has results for it. One without any
+    has the verdict "empty", protocol "paper" and size "laptop". It counts once as measured: the
+    verdict of protocol "paper" counts, then that of runs that are complete, then that of the
+    largest size.
 
     Args:
         rows: rows of results stores, by key.
+        names: names of tables; None means all.
     """
-    found: list[CellRow] = []
-    # The verdict that counts: that of protocol "paper", then of runs that are complete, then of the
-    # largest size.
+    tables = {name: TABLES[name] for name in (TABLES if names is None else names)}
+    found: list[dict[str, Any]] = []
     verdicts: dict[tuple[str, str, str], tuple[tuple[bool, bool], str]] = {}
+    shown: dict[tuple[str, tuple[str, str, str]], set[str]] = {}
     for protocol in reversed(PROTOCOLS):
-        shown: dict[tuple[str, str, str], set[str]] = {}
         for size in SIZES:
-            for table in TABLES.values():
-                for cell in table.cells(protocol, size):
-                    if not cell.begun(rows):
-                        continue
-                    scored = score(cell, rows)
-                    place = (cell.table, cell.column.name, cell.model)
+            for name, table in tables.items():
+                entries = begun(table.entries(protocol, size), rows)
+                for score in scores(tidy(entries, rows)).to_dicts() if entries else ():
+                    place = (name, score["column"], score["model"])
+                    seen = shown.setdefault((protocol, place), set())
                     # Sizes share runs: one is shown for what it adds to the smaller ones.
-                    if scored.keys <= shown.setdefault(place, set()):
+                    if set(score["done"]) <= seen:
                         continue
-                    shown[place] |= scored.keys
-                    found.append(_row(scored))
-                    rank = (protocol == "paper", scored.complete)
-                    if scored.measured and rank >= verdicts.get(place, (rank,))[0]:
-                        verdicts[place] = (rank, scored.verdict)
+                    seen |= set(score["done"])
+                    found.append(_row(name, score))
+                    rank = (protocol == "paper", score["complete"])
+                    if score["measured"] and rank >= verdicts.get(place, (rank,))[0]:
+                        verdicts[place] = (rank, score["verdict"])
     known = {(row["table"], row["column"], row["model"]) for row in found}
-    cells = [cell for table in TABLES.values() for cell in table.cells("paper", "laptop")]
-    found += [
-        _row(score(cell, rows))
-        for cell in cells
-        if (cell.table, cell.column.name, cell.model) not in known
-    ]
+    for name, table in tables.items():
+        left = [
+            entry
+            for entry in table.entries("paper", "laptop")
+            if (name, entry.column, entry.model) not in known
+        ]
+        found += [_row(name, score) for score in scores(tidy(left, rows)).to_dicts()]
     return {
         "measured": len(verdicts),
         "agree": sum(verdict == "agrees" for _, verdict in verdicts.values()),
-        "of": len(cells),
+        "of": sum(len(numbers) for one in tables.values() for numbers in one.published.values()),
         "cells": sorted(found, key=_place),
     }
 
 
-def _place(row: CellRow) -> tuple[int, int, int]:
+def _place(row: Mapping[str, Any]) -> tuple[int, int, int]:
     table = TABLES[row["table"]]
     columns = [column.name for column in table.columns]
     return (
-        list(TABLES).index(table.name),
+        list(TABLES).index(row["table"]),
         columns.index(row["column"]),
         list(table.published).index(row["model"]),
     )
 
 
-def _row(scored: CellScore) -> CellRow:
-    cell = scored.cell
-    paid = prices(cell.contender, cell.size)
+def _row(table: str, score: Mapping[str, Any]) -> dict[str, Any]:
+    grid = GRIDS[score["size"]]
+    layers = CONTENDERS[score["model"]].choices(grid.state_sizes, all_variants=grid.all_variants)
+    paid = [layer_price(layer) for layer in layers]
+    is_paper = score["protocol"] == "paper"
     return {
-        "table": cell.table,
-        "column": cell.column.name,
-        "model": cell.model,
-        "protocol": cell.protocol,
-        "size": cell.size,
-        "seeds": scored.seeds,
-        "runs": len(scored.keys),
-        "planned": sum(part.num_runs for part in scored.parts.values()),
+        "table": table,
+        "column": score["column"],
+        "model": score["model"],
+        "protocol": score["protocol"],
+        "size": score["size"],
+        "seeds": score["seeds"],
+        "runs": len(score["done"]),
+        "planned": score["planned"],
         "parameters": _ends([one.num_parameters for one in paid]),
         "flops": _ends([one.flops.total for one in paid if one.flops is not None]),
-        "ours": scored.ours,
-        "mean": scored.mean,
-        "deviation": scored.deviation,
-        "published": cell.published,
-        "verdict": scored.verdict,
+        "ours": score["ours"],
+        "mean": score["mean"],
+        "deviation": score["deviation"],
+        "published": score["published"],
+        "verdict": score["verdict"],
         "data": {
-            name: {
-                "seeds": part.seeds,
-                "ours": part.best if cell.protocol == "paper" else part.mean,
-                "mean": part.mean,
-                "longer": {
-                    str(length): math.fsum(values) / len(values)
-                    for length, values in part.longer.items()
-                    if values
-                },
+            part["data"]: {
+                "seeds": part["seeds"],
+                "ours": part["best"] if is_paper else part["mean"],
+                "mean": part["mean"],
+                "longer": {str(length): mean for length, mean in longer_means(part).items()},
             }
-            for name, part in scored.parts.items()
+            for part in score["parts"]
         },
     }
 
 
-def _ends(values: Sequence[_N]) -> list[_N]:
+def _ends(values: Sequence[float]) -> list[float]:
     return [min(values), max(values)]

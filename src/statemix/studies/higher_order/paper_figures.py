@@ -6,10 +6,11 @@ from functools import cache
 
 from statemix.layers import LayerSpec
 from statemix.studies.higher_order.contenders import CONTENDERS, ORDERS, Contender, bd_lru, h_lru
-from statemix.studies.higher_order.paper_tables import Cell, Column, column
-from statemix.studies.higher_order.prices import WIDTH, price_of
-from statemix.studies.higher_order.protocols import SIZES, ProtocolName, SizeName
+from statemix.studies.higher_order.layer_prices import WIDTH, layer_price
+from statemix.studies.higher_order.paper_tables import column
+from statemix.studies.higher_order.protocols import GRIDS, Column, cell
 from statemix.studies.higher_order.short_data import SHORT_COMPRESSION, SHORT_COPYING
+from statemix.studies.study_entries import ProtocolName, SizeName, StudyEntry
 
 STATE_SIZES = (48, 96, 192, 384, 768, 1536, 3072, 6144)
 """State sizes of Figure 5; only size "paper" goes beyond 1536."""
@@ -18,25 +19,6 @@ KERNEL_SIZES = (2, 4, 8, 16, 32, 64)
 
 Lines = dict[str, list[tuple[float, Contender]]]
 """Label of a line -> its points, as x and model."""
-
-
-@dataclass(frozen=True)
-class Point:
-    """A point of a figure: the accuracy of one cell.
-
-    Attributes:
-        panel: title of its panel.
-        x_label: label of the x axis.
-        line: label of its line.
-        x: place on the x axis.
-        cell: its runs.
-    """
-
-    panel: str
-    x_label: str
-    line: str
-    x: float
-    cell: Cell
 
 
 @dataclass(frozen=True)
@@ -55,7 +37,7 @@ class View:
     lines: Callable[[SizeName], Lines]
     columns: Callable[[SizeName], tuple[Column, ...]]
 
-    def points(self, figure: str, protocol: ProtocolName, size: SizeName) -> Iterator[Point]:
+    def entries(self, protocol: ProtocolName, size: SizeName) -> Iterator[StudyEntry]:
         """Yield the points, panel by panel: of all lines the ends first, then what lies between."""
         lines = {label: _ends_first(models) for label, models in self.lines(size).items()}
         for panel in self.columns(size):
@@ -64,32 +46,34 @@ class View:
             for place in range(max(map(len, lines.values()))):
                 for line, models in lines.items():
                     for x, model in models[place : place + 1]:
-                        cell = Cell(figure, model, panel, protocol, size)
-                        yield Point(title, self.x_label, line, x, cell)
+                        yield from cell(
+                            model,
+                            panel,
+                            protocol,
+                            size,
+                            panel=title,
+                            x_label=self.x_label,
+                            line=line,
+                            x=float(x),
+                        )
 
 
 @dataclass(frozen=True)
-class Figure:
+class PaperFigure:
     """A figure of the paper.
 
     Attributes:
-        name: name on the command line.
         title: what it shows.
         views: its panels.
     """
 
-    name: str
     title: str
     views: tuple[View, ...]
 
-    def columns(self, size: SizeName) -> tuple[Column, ...]:
-        """Return the columns that its panels show."""
-        return tuple(dict.fromkeys(panel for view in self.views for panel in view.columns(size)))
-
-    def points(self, protocol: ProtocolName, size: SizeName) -> Iterator[Point]:
+    def entries(self, protocol: ProtocolName, size: SizeName) -> Iterator[StudyEntry]:
         """Yield the points, panel by panel."""
         for view in self.views:
-            yield from view.points(self.name, protocol, size)
+            yield from view.entries(protocol, size)
 
 
 def _ends_first(models: list[tuple[float, Contender]]) -> list[tuple[float, Contender]]:
@@ -127,8 +111,8 @@ def _by_flops(size: SizeName) -> Lines:
     found: Lines = {}
     for name, contender in CONTENDERS.items():
         # One layer for each model, so that the accuracy is that of the layer whose FLOPs are shown.
-        one = _fixed(contender, SIZES[size].state_sizes[0])
-        flops = price_of(one, 0).flops
+        one = _fixed(contender, GRIDS[size].state_sizes[0])
+        flops = layer_price(one.layer(0)).flops
         assert flops is not None
         found.setdefault(name.partition(" m=")[0], []).append((flops.transition, one))
     return found
@@ -163,12 +147,12 @@ def _by_state_size(size: SizeName) -> Lines:
     names = (*_named("BD-LRU", 1, 2, 4), *_named("H-LRU", 1, 4, 16))
     found = {name: [(one, _fixed(CONTENDERS[name], one)) for one in entries] for name in names}
     for name in ("Mamba2", "DeltaNet [-1,1]", "DeltaProduct_4 [-1,1]"):
-        layers = CONTENDERS[name].choices(entries[:1], all_variants=SIZES[size].all_variants)
+        layers = CONTENDERS[name].choices(entries[:1], all_variants=GRIDS[size].all_variants)
         for layer in layers:
             line = f"{name}, {layer.options['d_conv']} taps" if name == "Mamba2" else name
             words = [f"{option}={value}" for option, value in layer.options.items()]
             one = _single(" ".join([name, *words]), layer)
-            found.setdefault(line, []).append((price_of(one, 0).state_size, one))
+            found.setdefault(line, []).append((layer_price(one.layer(0)).state_size, one))
     return {line: sorted(points, key=lambda point: point[0]) for line, points in found.items()}
 
 
@@ -178,7 +162,7 @@ def _single(name: str, layer: LayerSpec) -> Contender:
 
 def _fixed(contender: Contender, state_size: int) -> Contender:
     """Return a model at one state size, without the variants of larger searches."""
-    usual = SIZES["laptop"].state_sizes[0]
+    usual = GRIDS["laptop"].state_sizes[0]
     words = "" if state_size == usual else f", state of {state_size}"
     return _single(contender.name + words, contender.layer(state_size))
 
@@ -206,12 +190,12 @@ def _constant(size: SizeName) -> Lines:
 
 @cache
 def _constant_by_parameters(size: SizeName) -> Lines:
-    state = SIZES[size].state_sizes[0]
+    state = GRIDS[size].state_sizes[0]
     found: Lines = {}
     for line, points in _constant(size).items():
         for _, contender in points:
             one = _fixed(contender, state)
-            found.setdefault(line, []).append((price_of(one, 0).num_parameters, one))
+            found.setdefault(line, []).append((layer_price(one.layer(0)).num_parameters, one))
     return found
 
 
@@ -248,37 +232,31 @@ def _convolution(taps: int, *, depthwise: bool) -> Contender:
 
 
 FIGURES = {
-    figure.name: figure
-    for figure in (
-        Figure(
-            "fig1c",
-            "accuracy and FLOPs of the recurrence per step",
-            (View("", "FLOPs per step", _by_flops, _mixed),),
-        ),
-        Figure("fig1d", "accuracy and block size or order", (View("", "m", _by_order, _mixed),)),
-        Figure("fig2", "normalisations on compression", (View("", "m", _by_gate, _compression),)),
-        Figure(
-            "fig5",
-            "accuracy and state size",
-            (
-                View(
-                    "",
-                    "entries of the state",
-                    _by_state_size,
-                    lambda size: (*_compression(size), *_copying(size)),
-                ),
+    "fig1c": PaperFigure(
+        "accuracy and FLOPs of the recurrence per step",
+        (View("", "FLOPs per step", _by_flops, _mixed),),
+    ),
+    "fig1d": PaperFigure("accuracy and block size or order", (View("", "m", _by_order, _mixed),)),
+    "fig2": PaperFigure("normalisations on compression", (View("", "m", _by_gate, _compression),)),
+    "fig5": PaperFigure(
+        "accuracy and state size",
+        (
+            View(
+                "",
+                "entries of the state",
+                _by_state_size,
+                lambda size: (*_compression(size), *_copying(size)),
             ),
         ),
-        Figure(
-            "fig6",
-            "non-selective models on compression",
-            (
-                View("by m", "m, or taps of the convolution", _constant, _compression),
-                View("by size", "parameters", _constant_by_parameters, _compression),
-                View("H-LRU", "m", _parameterisations("H-LRU"), _compression),
-                View("BD-LRU", "m", _parameterisations("BD-LRU"), _compression),
-            ),
+    ),
+    "fig6": PaperFigure(
+        "non-selective models on compression",
+        (
+            View("by m", "m, or taps of the convolution", _constant, _compression),
+            View("by size", "parameters", _constant_by_parameters, _compression),
+            View("H-LRU", "m", _parameterisations("H-LRU"), _compression),
+            View("BD-LRU", "m", _parameterisations("BD-LRU"), _compression),
         ),
-    )
+    ),
 }
 """Name -> figure."""

@@ -2,13 +2,22 @@
 
 import itertools
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
 
 from statemix.layers import LayerSpec
 from statemix.models import ModelKind
 from statemix.studies.higher_order.contenders import Contender
+from statemix.studies.study_entries import (
+    Metric,
+    Number,
+    ProtocolName,
+    SizeName,
+    StudyEntry,
+    Trial,
+    Trials,
+)
 from statemix.tasks import TaskSpec
 from statemix.training import (
     EvaluationConfig,
@@ -21,17 +30,12 @@ from statemix.training import (
 )
 from statemix.training.plain import put
 
-ProtocolName = Literal["paper", "tuned"]
-SizeName = Literal["laptop", "workstation", "paper"]
-Metric = Literal["token_accuracy", "mad_accuracy"]
-PROTOCOLS: tuple[ProtocolName, ...] = ("paper", "tuned")
-
 # About as many evaluations in a run that is not as long as the paper's.
 _EVALUATIONS = 25
 
 
 @dataclass(frozen=True)
-class Size:
+class Grid:
     """How much of the paper's grid is run.
 
     Attributes:
@@ -52,8 +56,8 @@ class Size:
     every_epoch: bool
 
 
-SIZES: dict[SizeName, Size] = {
-    "laptop": Size(
+GRIDS: dict[SizeName, Grid] = {
+    "laptop": Grid(
         learning_rates=(1e-3,),
         state_sizes=(192,),
         all_variants=False,
@@ -61,7 +65,7 @@ SIZES: dict[SizeName, Size] = {
         num_settings=7,
         every_epoch=False,
     ),
-    "workstation": Size(
+    "workstation": Grid(
         learning_rates=(1e-3, 5e-4),
         state_sizes=(192, 768),
         all_variants=False,
@@ -69,7 +73,7 @@ SIZES: dict[SizeName, Size] = {
         num_settings=13,
         every_epoch=False,
     ),
-    "paper": Size(
+    "paper": Grid(
         learning_rates=(1e-3, 5e-4, 1e-4),
         state_sizes=(192, 384, 768, 1536, 3072, 6144),
         all_variants=True,
@@ -102,16 +106,67 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Trial:
-    """One choice of settings, run with several seeds.
+class Column:
+    """A column of a table.
 
     Attributes:
-        setting: the choices in words, distinct among the trials of a model and a data set.
-        runs: one configuration per seed.
+        name: key of the column in the published numbers.
+        data: its data sets; the number in the table is the mean over them.
     """
 
-    setting: str
-    runs: tuple[RunConfig, ...]
+    name: str
+    data: tuple[Data, ...]
+
+    @property
+    def first(self) -> "Column":
+        """The column with its first data set alone."""
+        return replace(self, data=self.data[:1])
+
+
+def cell(
+    contender: Contender,
+    column: Column,
+    protocol: ProtocolName,
+    size: SizeName,
+    published: float | None = None,
+    *,
+    change: Callable[[Trials], Trials] = lambda trials: trials,
+    **labels: str | float,
+) -> list[StudyEntry]:
+    """Return the entries of one model and column, one for each data set.
+
+    Args:
+        contender: the model.
+        column: the column.
+        protocol: name of the protocol.
+        size: name of the size.
+        published: the number of the paper; None if it only draws it.
+        change: changes the settings to try.
+        **labels: further labels.
+    """
+    grid = GRIDS[size]
+    return [
+        StudyEntry(
+            column.name,
+            contender.name,
+            change(_trials(protocol, size, contender, data)),
+            data=data.name,
+            protocol=protocol,
+            size=size,
+            metric=data.metric,
+            lengths=data.lengths,
+            published={} if published is None else {0: Number(published)},
+            layers=contender.choices(grid.state_sizes, all_variants=grid.all_variants),
+            labels=labels,
+        )
+        for data in column.data
+    ]
+
+
+# Tables, figures and claims share runs, whose keys take time.
+@cache
+def _trials(protocol: ProtocolName, size: SizeName, contender: Contender, data: Data) -> Trials:
+    return Trials(partial(trials, protocol, size, contender, data))
 
 
 # The same choices for every model; what the paper fixes or leaves open.
@@ -139,7 +194,7 @@ def trials(
         contender: the model.
         data: the data set.
     """
-    scale = SIZES[size]
+    scale = GRIDS[size]
     layers = contender.choices(scale.state_sizes, all_variants=scale.all_variants)
     if protocol == "paper":
         for layer, rate in itertools.product(layers, scale.learning_rates):
@@ -174,7 +229,7 @@ def _options(layer: LayerSpec, layers: Sequence[LayerSpec]) -> list[str]:
     return [" ".join(f"{name}={value}" for name, value in layer.options.items())]
 
 
-def _seeded(words: Sequence[str], config: RunConfig, size: Size) -> Trial:
+def _seeded(words: Sequence[str], config: RunConfig, size: Grid) -> Trial:
     return Trial(", ".join(words), tuple(config.replace(seed=seed) for seed in size.seeds))
 
 
@@ -182,7 +237,7 @@ def _config(layer: LayerSpec, data: Data, size: SizeName) -> RunConfig:
     """Configure a run as the paper says, and as MAD does where the paper is silent."""
     duration = data.durations[size]
     fresh = "train_size" not in data.task.options
-    every = 1 if SIZES[size].every_epoch and not fresh else max(1, duration // _EVALUATIONS)
+    every = 1 if GRIDS[size].every_epoch and not fresh else max(1, duration // _EVALUATIONS)
     return RunConfig(
         task=data.task,
         model=ModelConfig(layers=(layer,), hidden_size=128, backbone=data.backbone),

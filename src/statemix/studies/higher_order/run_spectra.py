@@ -1,8 +1,8 @@
 """Figure 7 of the paper: eigenvalues of the learned transitions, kept beside the results store."""
 
+import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TypedDict
@@ -11,15 +11,22 @@ import torch
 
 from statemix.errors import RequestError
 from statemix.files import write_file
-from statemix.studies.higher_order.contenders import ORDERS, bd_lru, h_lru
-from statemix.studies.higher_order.paper_figures import Figure, Lines, Point, View
-from statemix.studies.higher_order.paper_tables import Cell, column
-from statemix.studies.higher_order.plan import Planned, due
-from statemix.studies.higher_order.protocols import Data, ProtocolName, SizeName, Trial
+from statemix.studies.higher_order.contenders import ORDERS, Contender, bd_lru, h_lru
+from statemix.studies.higher_order.paper_tables import column
+from statemix.studies.higher_order.protocols import cell
 from statemix.studies.inspection.layer_numbers import plain_eigenvalues
 from statemix.studies.inspection.recording import record
 from statemix.studies.inspection.spectra import eigenvalues
 from statemix.studies.store import Row
+from statemix.studies.study_entries import (
+    Planned,
+    ProtocolName,
+    SizeName,
+    StudyEntry,
+    Trial,
+    Trials,
+    due,
+)
 from statemix.training import load_model, load_outcome
 from statemix.training.folder import read_status
 from statemix.training.schedules import attributes_set
@@ -99,50 +106,40 @@ class SpectraFolder:
 
 # S_5 needs m = 5; small blocks and a large one show what changes with m.
 _TELLING = (5, 2, 3, 8)
+_LINES: dict[str, list[tuple[int, Contender]]] = {
+    "BD-LRU, softmax": [(m, bd_lru(m)) for m in ORDERS],
+    "BD-LRU, none": [(m, bd_lru(m, gate="none")) for m in ORDERS],
+    "H-LRU, softmax": [(m, h_lru(m)) for m in ORDERS],
+    "H-LRU, none": [(m, h_lru(m, gate="none")) for m in ORDERS],
+}
 
 
-class FirstRun(Cell):
-    """A cell of which one run is enough: the first setting with the first seed."""
+def spectra_entries(protocol: ProtocolName, size: SizeName) -> list[StudyEntry]:
+    """Return a run for each line and m: the first setting with the first seed.
 
-    def _trials(self, data: Data) -> Iterator[Trial]:
-        first = next(super()._trials(data))
-        yield replace(first, runs=first.runs[:1])
-
-
-@dataclass(frozen=True)
-class SpectraFigure(Figure):
-    """A figure of eigenvalues: one trained run per line and m, drawn from its transitions."""
-
-    def points(self, protocol: ProtocolName, size: SizeName) -> Iterator[Point]:
-        """Yield the points: all lines at one m, then all at the next, the most telling m first."""
-        order = [*_TELLING, *ORDERS]
-        for point in sorted(
-            super().points(protocol, size), key=lambda one: order.index(int(one.x))
-        ):
-            cell = point.cell
-            first = FirstRun(cell.table, cell.contender, cell.column, cell.protocol, cell.size)
-            yield replace(point, cell=first)
+    All lines at one m come before all at the next, the most telling m first.
+    """
+    found = [
+        entry
+        for line, models in _LINES.items()
+        for m, model in models
+        for entry in cell(
+            model,
+            column("table4", "s5_100k"),
+            protocol,
+            size,
+            change=_first_run,
+            line=line,
+            x=float(m),
+        )
+    ]
+    order = [*_TELLING, *ORDERS]
+    return sorted(found, key=lambda entry: order.index(int(entry.labels["x"])))
 
 
 @cache
-def _by_normalisation(size: SizeName) -> Lines:
-    del size
-    return {
-        "BD-LRU, softmax": [(m, bd_lru(m)) for m in ORDERS],
-        "BD-LRU, none": [(m, bd_lru(m, gate="none")) for m in ORDERS],
-        "H-LRU, softmax": [(m, h_lru(m)) for m in ORDERS],
-        "H-LRU, none": [(m, h_lru(m, gate="none")) for m in ORDERS],
-    }
-
-
-SPECTRA = {
-    "fig7": SpectraFigure(
-        "fig7",
-        "eigenvalues of the learned transitions on S_5",
-        (View("", "m", _by_normalisation, lambda _: (column("table4", "s5_100k"),)),),
-    )
-}
-"""Name -> figure of eigenvalues."""
+def _first_run(trials: Trials) -> Trials:
+    return Trials(lambda: [Trial(one.setting, one.runs[:1]) for one in itertools.islice(trials, 1)])
 
 
 def due_with_spectra(
@@ -155,7 +152,7 @@ def due_with_spectra(
         rows: rows of the store. A run that has a result there, but whose eigenvalues are not stored
             and whose folder is gone, is due again.
         spectra: the stored eigenvalues.
-        retry: as in :func:`statemix.studies.higher_order.plan.due`.
+        retry: as in :func:`statemix.studies.study_entries.due`.
     """
     without_row = {one.key for one in due(planned, rows, retry=retry)}
     return [

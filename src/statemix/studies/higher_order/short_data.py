@@ -4,8 +4,7 @@ Of the 64 tokens of the paper's compression, and the 16 of 64 of its copying, no
 there (results/LOG.md).
 """
 
-from statemix.studies.higher_order.paper_tables import Column
-from statemix.studies.higher_order.protocols import Data
+from statemix.studies.higher_order.protocols import Column, Data
 from statemix.tasks import TaskSpec
 
 SHORT_COPYING = Column(

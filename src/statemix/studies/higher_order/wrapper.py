@@ -1,13 +1,14 @@
 """What the paper leaves open around a layer, and what a laptop leaves out, on some cells."""
 
-from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cache, partial
 
 from statemix.models import MixerSpec
 from statemix.studies.higher_order.contenders import CONTENDERS
-from statemix.studies.higher_order.paper_tables import TABLES, Cell, Column, Table, column
-from statemix.studies.higher_order.protocols import Data, ProtocolName, SizeName, Trial
-from statemix.studies.store import key
+from statemix.studies.higher_order.paper_tables import TABLES, column
+from statemix.studies.higher_order.protocols import cell
+from statemix.studies.study_entries import ProtocolName, SizeName, StudyEntry, Trial, Trials
 from statemix.training import config_from_plain
 from statemix.training.plain import put
 
@@ -32,66 +33,41 @@ _CELLS = (
 )
 
 
-@dataclass(frozen=True)
-class Changed(Cell):
-    """A cell whose runs differ in some settings from those of its protocol.
-
-    Attributes:
-        change: a name in :data:`CHANGES`.
-    """
-
-    change: str = ""
-
-    def begun(self, rows: Container[str]) -> bool:
-        """As in the base class."""
-        return any(key(run) in rows for trials in self.parts.values() for run in trials[0].runs)
-
-    def _trials(self, data: Data) -> Iterator[Trial]:
-        for trial in super()._trials(data):
-            changed = []
-            for run in trial.runs:
-                tree = run.to_plain()
-                for name, value in CHANGES[self.change].items():
-                    put(tree, name, value)
-                changed.append(config_from_plain(tree))
-            words = [trial.setting, *([self.change] if self.change else [])]
-            yield Trial(", ".join(words), tuple(changed))
+WRAPPER_TITLE = (
+    "what the paper leaves open, schedule, start token and channel mixer, and what a laptop leaves "
+    "out, 200 epochs"
+)
 
 
-@dataclass(frozen=True)
-class WrapperTable(Table):
-    """Some cells of the paper's tables, each as in protocol "paper" and with some changes."""
-
-    def cells(self, protocol: ProtocolName, size: SizeName) -> Iterator[Cell]:
-        """Yield the cells in the order in which they should be filled."""
-        if protocol != "paper":
-            return
-        for one in self.columns:
-            change = one.name.partition(", ")[2]
-            for model, numbers in self.published.items():
-                if one.name in numbers:
-                    number, contender = numbers[one.name], CONTENDERS[model]
-                    yield Changed(self.name, contender, one, protocol, size, number, change)
-
-
-def _table() -> WrapperTable:
-    columns: list[Column] = []
-    published: dict[str, dict[str, float | None]] = {}
+def wrapper_entries(protocol: ProtocolName, size: SizeName) -> Iterator[StudyEntry]:
+    """Yield some cells of the tables, each as in the protocol and with some changes."""
     for table, name, models, changes in _CELLS:
+        whole = column(table, name)
         for change in changes:
-            first = column(table, name).first
-            columns.append(replace(first, name=f"{name}, {change}") if change else first)
+            title = f"{name}, {change}" if change else name
             for model in models:
-                whole = column(table, name)
-                # The paper's number of several data sets is their mean.
+                # The number of the paper for several data sets is their mean.
                 number = TABLES[table].published[model][name] if len(whole.data) == 1 else None
-                published.setdefault(model, {})[columns[-1].name] = number
-    title = (
-        "what the paper leaves open, schedule, start token and channel mixer, and what a laptop "
-        "leaves out, 200 epochs"
-    )
-    return WrapperTable("wrapper", title, tuple(columns), published)
+                yield from cell(
+                    CONTENDERS[model],
+                    replace(whole.first, name=title),
+                    protocol,
+                    size,
+                    number,
+                    change=partial(_changed, change),
+                )
 
 
-WRAPPER = _table()
-"""Some cells of the tables, as they are and with some changes."""
+@cache
+def _changed(change: str, trials: Trials) -> Trials:
+    return Trials(lambda: (_changed_trial(change, trial) for trial in trials)) if change else trials
+
+
+def _changed_trial(change: str, trial: Trial) -> Trial:
+    changed = []
+    for run in trial.runs:
+        tree = run.to_plain()
+        for name, value in CHANGES[change].items():
+            put(tree, name, value)
+        changed.append(config_from_plain(tree))
+    return Trial(f"{trial.setting}, {change}", tuple(changed))

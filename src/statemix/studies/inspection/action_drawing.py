@@ -7,16 +7,16 @@ from matplotlib.figure import Figure
 
 from statemix.proofs.joint_action import JointAction
 from statemix.proofs.token_maps import BlockActions
+from statemix.studies.figure import drawing
 from statemix.studies.inspection.heat import Heat
 from statemix.studies.inspection.inspection_text import joint_order
 from statemix.studies.number_text import counted
-from statemix.studies.style import LIGHT, Theme, drawing
 
 # Blocks in a picture, and columns up to which the sources are written as numbers.
 _SHOWN, _WRITTEN = 4, 30
 _COLUMN, _WIDEST = 0.24, 14.0
 _ORDER = {"tracks": 0, "repeats": 1, "other": 2, "constant": 3, "idles": 4}
-# Taller pictures than those of so many entries are none to look at.
+# Pictures of larger blocks are unreadable.
 _TALLEST = 32
 
 
@@ -97,12 +97,17 @@ def _maps(one: BlockActions) -> str:
     return f"its tokens {verb} the entries, and their words make {number}"
 
 
+def by_role(found: Sequence[BlockActions]) -> list[BlockActions]:
+    """Return blocks that track first, then those that repeat them, and idle ones last."""
+    return sorted(found, key=lambda one: _ORDER[one["role"]])
+
+
 def drawable(found: Sequence[BlockActions]) -> bool:
     """Return whether there are blocks of a size that a picture can show."""
     return bool(found) and len(found[0]["sources"][0]) <= _TALLEST
 
 
-def draw(found: Sequence[BlockActions], *, title: str, theme: Theme = LIGHT) -> Figure:
+def draw(found: Sequence[BlockActions], *, title: str) -> Figure:
     """Draw the maps of a few blocks, those that track first: a column per token, a row per entry.
 
     A cell holds the entry that is copied; an empty one is loaded.
@@ -110,14 +115,13 @@ def draw(found: Sequence[BlockActions], *, title: str, theme: Theme = LIGHT) -> 
     Args:
         found: all blocks.
         title: text above the picture.
-        theme: colours of the page.
     """
-    shown = sorted(found, key=lambda one: _ORDER[one["role"]])[:_SHOWN]
+    shown = by_role(found)[:_SHOWN]
     tables = [np.array(one["sources"]).T for one in shown]
-    heat = Heat.of([np.array([[0.0, tables[0].shape[0]]])], theme)
+    heat = Heat.of([np.array([[0.0, tables[0].shape[0]]])])
     size, tokens = tables[0].shape
     width = min(max(tokens * _COLUMN + 1.9, 5.5), _WIDEST)
-    with drawing(theme):
+    with drawing():
         height = (size * _COLUMN + 0.55) * len(shown) + 0.6
         figure = Figure(figsize=(width, height), layout="constrained")
         every = figure.subplots(len(shown), 1, squeeze=False)[:, 0]
@@ -130,7 +134,7 @@ def draw(found: Sequence[BlockActions], *, title: str, theme: Theme = LIGHT) -> 
             if tokens <= _WRITTEN:
                 for (entry, token), source in np.ndenumerate(table):
                     if source >= 0:
-                        colour = heat.ink(source + 1, theme)
+                        colour = heat.ink(source + 1)
                         axes.text(token, entry, str(source), ha="center", va="center", color=colour)
         every[-1].set_xlabel("token", fontsize=9)
         figure.suptitle(title, x=0.01, ha="left", fontsize=11.5)

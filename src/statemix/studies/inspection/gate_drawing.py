@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
+from statemix.studies.figure import LIGHT, drawing
 from statemix.studies.inspection.heat import Heat
-from statemix.studies.style import LIGHT, Theme, drawing
 
 # Space before the input gates of a tile, between tiles, and between single columns, in widths of a
 # gate.
@@ -26,7 +26,6 @@ def draw(
     sequences: Mapping[str, Sequence[str]],
     *,
     title: str,
-    theme: Theme = LIGHT,
 ) -> Figure:
     """Draw a strip of tiles for each sequence and unit: one tile per token.
 
@@ -39,21 +38,20 @@ def draw(
         units: names of the units.
         sequences: name of each sequence -> label of each position.
         title: text above the picture.
-        theme: colours of the page.
     """
     arrays = [np.array(rows, dtype=float) for sequence in gates for rows in sequence]
-    heat = Heat.of(arrays, theme)
+    heat = Heat.of(arrays)
     tiles = [_Tiles(values) for values in arrays]
     longest = max(one.end for one in tiles)
     gate = min(_GATE, _LONGEST / longest)
     height = max(tiles[0].grid.shape[0] * gate, 0.3) + 0.3
-    with drawing(theme):
+    with drawing():
         size = (max(longest * gate + 1.9, 5.5), height * len(tiles) + 0.25 * len(gates) + 0.6)
         figure = Figure(figsize=size, layout="constrained")
         every = figure.subplots(len(tiles), 1, squeeze=False)[:, 0]
         places = itertools.product(sequences.items(), units)
         for axes, one, ((sequence, labels), unit) in zip(every, tiles, places, strict=True):
-            one.fill(axes, heat, labels, theme)
+            one.fill(axes, heat, labels)
             if unit == units[0]:
                 axes.set_title(sequence, loc="left", fontsize=10)
             axes.set_ylabel(unit, rotation=0, ha="right", va="center", fontsize=10)
@@ -87,11 +85,11 @@ class _Tiles:
         self.centres = (np.arange(length) + 0.5) * sum(widths) - between / 2
         self.end = self.edges[-1] - between
 
-    def fill(self, axes: Axes, heat: Heat, labels: Sequence[str], theme: Theme) -> None:
+    def fill(self, axes: Axes, heat: Heat, labels: Sequence[str]) -> None:
         """Draw the tiles, with labels below."""
         rows = self.grid.shape[0]
         # It shows between the tiles, from which gates of zero stand out.
-        back = Rectangle((0, 0), self.end, rows, color=theme.muted, linewidth=0, zorder=0)
+        back = Rectangle((0, 0), self.end, rows, color=LIGHT.muted, linewidth=0, zorder=0)
         axes.add_patch(back)
         axes.pcolormesh(self.edges, np.arange(rows + 1), self.grid, rasterized=True, **heat.options)
         axes.invert_yaxis()

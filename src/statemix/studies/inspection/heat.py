@@ -7,12 +7,11 @@ from typing import Any, Self
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize, to_hex
+from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from statemix.studies.colours import contrast
-from statemix.studies.style import Theme
+from statemix.studies.figure import LIGHT
 
 _NEGATIVE = "#b2182b"
 
@@ -25,14 +24,14 @@ class Heat:
     scale: Normalize
 
     @classmethod
-    def of(cls, arrays: Sequence[NDArray[np.float64]], theme: Theme) -> Self:
+    def of(cls, arrays: Sequence[NDArray[np.float64]]) -> Self:
         """Choose the scale that fits all finite entries."""
         finite = np.concatenate([values[np.isfinite(values)] for values in arrays])
         largest = float(np.abs(finite).max(initial=0.0)) or 1.0
         signed = float(finite.min(initial=0.0)) < 0
-        colours = [theme.paper, theme.accent, theme.ink]
+        colours = [LIGHT.paper, LIGHT.accent, LIGHT.ink]
         if signed:
-            colours = [_NEGATIVE, theme.paper, theme.accent]
+            colours = [_NEGATIVE, LIGHT.paper, LIGHT.accent]
         mapped = LinearSegmentedColormap.from_list("statemix", colours)
         return cls(mapped, Normalize(-largest if signed else 0.0, largest))
 
@@ -41,10 +40,10 @@ class Heat:
         """Arguments of ``pcolormesh`` and ``imshow``."""
         return {"cmap": self.colours, "norm": self.scale}
 
-    def ink(self, value: float, theme: Theme) -> str:
-        """Return the colour of the theme in which text on a cell is easier to read."""
-        cell = to_hex(self.colours(self.scale(value)))
-        return max((theme.ink, theme.paper), key=lambda colour: contrast(colour, cell))
+    def ink(self, value: float) -> str:
+        """Return black or white, whichever is easier to read on a cell."""
+        red, green, blue, _ = self.colours(self.scale(value))
+        return LIGHT.ink if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.4 else LIGHT.paper
 
     def add_bar(self, figure: Figure, beside: Sequence[Axes]) -> None:
         """Draw the scale beside some axes."""

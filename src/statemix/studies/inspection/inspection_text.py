@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from statemix.proofs.joint_action import JointAction
 from statemix.studies.inspection.layer_numbers import LayerNumbers
-from statemix.studies.inspection.sharpening import Sharpening
+from statemix.studies.inspection.sharpened_gates import Sharpening
 from statemix.studies.table_text import Line, Table
 
 _HEAD = (

@@ -13,6 +13,7 @@ from statemix.studies.inspection.gate_entropy import entropy
 from statemix.studies.inspection.mixing import mixing, part, sizes
 from statemix.studies.inspection.recording import Recorded, record
 from statemix.studies.inspection.spectra import Spectrum, eigenvalues
+from statemix.studies.layer_names import display_name
 
 STEPS = 6
 """Most steps whose eigenvalues are kept."""
@@ -122,7 +123,7 @@ def _measured(
         "layer": number,
         "module": one.name,
         "name": one.layer.name,
-        "kind": one.layer.display_name,
+        "kind": display_name(one.layer.name),
         "unit": "",
         "units": None,
         "size": None,

@@ -7,8 +7,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from statemix.studies.figure import LIGHT, drawing
 from statemix.studies.inspection.heat import Heat
-from statemix.studies.style import LIGHT, Theme, drawing
 
 # Most labels along an axis.
 _LABELS = 24
@@ -20,7 +20,6 @@ def draw(
     sequences: Mapping[str, Sequence[str]],
     *,
     title: str,
-    theme: Theme = LIGHT,
 ) -> Figure:
     """Draw the size of every contribution: a row of panels per sequence, one panel per unit.
 
@@ -30,12 +29,11 @@ def draw(
         units: names of the units.
         sequences: name of each sequence -> label of each position.
         title: text above the picture.
-        theme: colours of the page.
     """
     arrays = [[np.array(one, dtype=float) for one in sequence] for sequence in contributions]
-    heat = Heat.of([one for sequence in arrays for one in sequence], theme)
+    heat = Heat.of([one for sequence in arrays for one in sequence])
     down, across = len(arrays), len(units)
-    with drawing(theme):
+    with drawing():
         size = (max(3.1 * across + 0.9, 5.5), 3.2 * down + 0.7)
         figure = Figure(figsize=size, layout="constrained")
         every = figure.subplots(down, across, squeeze=False)
@@ -58,7 +56,6 @@ def draw_block(
     labels: Sequence[str],
     *,
     title: str,
-    theme: Theme = LIGHT,
 ) -> Figure:
     """Draw a whole block attention matrix (Eq. 24) with lines between its blocks.
 
@@ -66,11 +63,10 @@ def draw_block(
         matrix: rows of the entries of all states, columns of the entries of all inputs.
         labels: label of each position.
         title: text above the picture.
-        theme: colours of the page.
     """
     values = np.array(matrix, dtype=float)
-    heat = Heat.of([values], theme)
-    with drawing(theme):
+    heat = Heat.of([values])
+    with drawing():
         figure = Figure(figsize=(8.4, 7.6), layout="constrained")
         axes = figure.subplots()
         rows, columns = (size / len(labels) for size in values.shape)
@@ -78,8 +74,8 @@ def draw_block(
         aspect = columns / rows
         axes.imshow(values, aspect=aspect, interpolation="nearest", **heat.options)
         for place in range(1, len(labels)):
-            axes.axhline(place * rows - 0.5, color=theme.line, linewidth=0.6)
-            axes.axvline(place * columns - 0.5, color=theme.line, linewidth=0.6)
+            axes.axhline(place * rows - 0.5, color=LIGHT.line, linewidth=0.6)
+            axes.axvline(place * columns - 0.5, color=LIGHT.line, linewidth=0.6)
         _label(axes, labels, rows, columns)
         axes.set_ylabel("state after token")
         axes.set_xlabel("input of token")

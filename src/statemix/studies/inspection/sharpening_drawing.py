@@ -7,8 +7,7 @@ from matplotlib.figure import Figure
 from statemix.studies.inspection import gate_drawing as gates
 from statemix.studies.inspection.layer_numbers import LayerNumbers
 from statemix.studies.inspection.pictures import title_of
-from statemix.studies.inspection.sharpening import GateMap, Sharpening
-from statemix.studies.style import LIGHT, Theme
+from statemix.studies.inspection.sharpened_gates import GateMap, Sharpening
 
 
 def pictures(
@@ -36,8 +35,6 @@ def draw(
     layer: LayerNumbers,
     name: str,
     tokens: Sequence[int],
-    *,
-    theme: Theme = LIGHT,
 ) -> Figure:
     """Draw the gates of each unit twice, one above the other: before and after sharpening.
 
@@ -46,7 +43,6 @@ def draw(
         layer: the layer that they belong to.
         name: name of the sequence.
         tokens: its tokens.
-        theme: colours of the page.
     """
     moments = [found["before"], found["after"]]
     units = [
@@ -57,7 +53,7 @@ def draw(
     rows = [moment["gates"][place] for place in range(len(found["shown"])) for moment in moments]
     labels = ["BOS"] * layer["prepended"] + [str(token) for token in tokens]
     title = f"{title_of(layer)}: gates at two gate temperatures τ"
-    return gates.draw([rows], units, {name: labels}, title=title, theme=theme)
+    return gates.draw([rows], units, {name: labels}, title=title)
 
 
 def temperature(found: GateMap) -> str:

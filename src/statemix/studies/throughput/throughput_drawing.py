@@ -9,9 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from statemix.studies.style import LIGHT, SeriesStyle, Theme, drawing, series_styles
+from statemix.studies.figure import LIGHT, MARKERS, drawing
+from statemix.studies.layer_names import series_colours
 from statemix.studies.throughput.points import Setting
-from statemix.studies.throughput.throughput_panels import Line, Panel
+from statemix.studies.throughput.throughput_panels import SpeedLine, SpeedPanel
 from statemix.studies.throughput.throughput_text import commits, rate_text
 
 # Inches of a panel, of the legend beside a row, of a line in it, and of the title of a row.
@@ -24,27 +25,26 @@ _DASHES: Mapping[str, Any] = {
 }
 
 
-def draw(setting: Setting, panels: Sequence[Panel], *, theme: Theme = LIGHT) -> Figure:
+def draw(setting: Setting, panels: Sequence[SpeedPanel]) -> Figure:
     """Draw panels of one setting: lines are medians, bands span the 20th to the 80th percentile.
 
     Args:
         setting: device, threads and dtype, for the title.
         panels: at least one, those of a comparison next to each other.
-        theme: colours of the page.
     """
     rows = [list(row) for _, row in groupby(panels, key=lambda panel: panel.letter)]
     heights = [max(_HEIGHT, _TITLE + _ENTRY * len(_legend(row))) for row in rows]
     width = _WIDTH * max(map(len, rows)) + _LEGEND
-    with drawing(theme):
+    with drawing():
         figure = Figure(figsize=(width, sum(heights) + 0.7), layout="constrained")
         figure.suptitle(_caption(setting, panels), x=0.01, ha="left", fontsize=11)
         parts = figure.subfigures(len(rows), 1, squeeze=False, height_ratios=heights)
         for part, row in zip(parts[:, 0], rows, strict=True):
-            _draw_row(part, row, columns=max(map(len, rows)), theme=theme)
+            _draw_row(part, row, columns=max(map(len, rows)))
     return figure
 
 
-def _caption(setting: Setting, panels: Sequence[Panel]) -> str:
+def _caption(setting: Setting, panels: Sequence[SpeedPanel]) -> str:
     points = [point for panel in panels for point in panel.points]
     return (
         "Training throughput of one layer, forward and backward (Figure 3 of Dubinin et al.)\n"
@@ -52,25 +52,25 @@ def _caption(setting: Setting, panels: Sequence[Panel]) -> str:
     )
 
 
-def _legend(row: Sequence[Panel]) -> dict[str, Line]:
+def _legend(row: Sequence[SpeedPanel]) -> dict[str, SpeedLine]:
     """Return the lines of a row by their names."""
     return {line.name: line for panel in row for line in panel.lines if _drawn(line)}
 
 
-def _drawn(line: Line) -> bool:
+def _drawn(line: SpeedLine) -> bool:
     return any(point.speed is not None for point in line.points.values())
 
 
-def _draw_row(part: SubFigure, row: Sequence[Panel], *, columns: int, theme: Theme) -> None:
+def _draw_row(part: SubFigure, row: Sequence[SpeedPanel], *, columns: int) -> None:
     lines = _legend(row)
-    styles = _styles(list(lines.values()), theme)
+    styles = _styles(list(lines.values()))
     grid = part.subplots(1, columns + 1, width_ratios=[_WIDTH] * columns + [_LEGEND])
     for axes in grid[len(row) :]:
         axes.set_axis_off()
     for place, (axes, panel) in enumerate(zip(grid, row, strict=False)):
         if place:
             axes.sharey(grid[0])
-        _fill(axes, panel, styles, theme)
+        _fill(axes, panel, styles)
     grid[0].set_ylabel("tokens per second", fontsize=10)
     handles: dict[str, Any] = {}
     for axes in grid[: len(row)]:
@@ -89,21 +89,22 @@ def _draw_row(part: SubFigure, row: Sequence[Panel], *, columns: int, theme: The
     )
 
 
-def _styles(lines: Sequence[Line], theme: Theme) -> dict[str, SeriesStyle]:
+def _styles(lines: Sequence[SpeedLine]) -> dict[str, dict[str, Any]]:
     """Return colour and marker by layer and dashes by implementation, by name of the line."""
     layers = {(line.family, line.label): line.family for line in lines}
-    of_layer = dict(zip(layers, series_styles(list(layers.values()), theme), strict=True))
+    colours = dict(zip(layers, series_colours(list(layers.values())), strict=True))
+    markers = {layer: MARKERS[place % len(MARKERS)] for place, layer in enumerate(layers)}
     return {
-        line.name: SeriesStyle(
-            of_layer[line.family, line.label].colour,
-            of_layer[line.family, line.label].marker,
-            _DASHES.get(line.implementation, "solid"),
-        )
+        line.name: {
+            "color": colours[line.family, line.label],
+            "marker": markers[line.family, line.label],
+            "linestyle": _DASHES.get(line.implementation, "solid"),
+        }
         for line in lines
     }
 
 
-def _fill(axes: Axes, panel: Panel, styles: Mapping[str, SeriesStyle], theme: Theme) -> None:
+def _fill(axes: Axes, panel: SpeedPanel, styles: Mapping[str, Mapping[str, Any]]) -> None:
     for line in panel.lines:
         if _drawn(line):
             _draw_line(axes, line, styles[line.name])
@@ -118,23 +119,15 @@ def _fill(axes: Axes, panel: Panel, styles: Mapping[str, SeriesStyle], theme: Th
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: rate_text(value)))
     axes.set_xlabel(panel.axis.label, fontsize=10)
     axes.set_title(panel.title, loc="left", fontsize=10.5)
-    axes.grid(visible=True, axis="y", color=theme.muted, alpha=0.18, linewidth=0.8)
+    axes.grid(visible=True, axis="y", color=LIGHT.muted, alpha=0.18, linewidth=0.8)
     axes.tick_params(length=3, labelsize=9)
     sns.despine(ax=axes)
 
 
-def _draw_line(axes: Axes, line: Line, style: SeriesStyle) -> None:
+def _draw_line(axes: Axes, line: SpeedLine, style: Mapping[str, Any]) -> None:
     speeds = {x: point.speed for x, point in line.points.items() if point.speed is not None}
     low = [speed.p20 for speed in speeds.values()]
     high = [speed.p80 for speed in speeds.values()]
-    axes.fill_between(list(speeds), low, high, color=style.colour, alpha=0.15, linewidth=0)
-    axes.plot(
-        list(speeds),
-        [speed.p50 for speed in speeds.values()],
-        color=style.colour,
-        linestyle=style.dashes,
-        linewidth=1.9,
-        marker=style.marker,
-        markersize=5.5,
-        label=line.name,
-    )
+    axes.fill_between(list(speeds), low, high, color=style["color"], alpha=0.15, linewidth=0)
+    medians = [speed.p50 for speed in speeds.values()]
+    axes.plot(list(speeds), medians, **style, linewidth=1.9, markersize=5.5, label=line.name)

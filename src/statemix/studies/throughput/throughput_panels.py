@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from statemix.layers import LAYERS
+from statemix.studies.layer_names import display_name
 from statemix.studies.throughput.points import Point
 
 _NUM_BLOCKS, _HIDDEN_SIZE, _NUM_PARAMETERS = 128, 768, 33_000_000
@@ -19,7 +19,7 @@ _NUM_BLOCKS, _HIDDEN_SIZE, _NUM_PARAMETERS = 128, 768, 33_000_000
 _PARAMETER_TOLERANCE = _NUM_PARAMETERS // 20
 
 
-class Axis(NamedTuple):
+class SpeedAxis(NamedTuple):
     """What varies along a panel.
 
     Attributes:
@@ -36,7 +36,7 @@ class Axis(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Line:
+class SpeedLine:
     """One line of a panel.
 
     Attributes:
@@ -55,7 +55,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Panel:
+class SpeedPanel:
     """One pair of axes.
 
     Attributes:
@@ -67,8 +67,8 @@ class Panel:
 
     letter: str
     title: str
-    axis: Axis
-    lines: Sequence[Line]
+    axis: SpeedAxis
+    lines: Sequence[SpeedLine]
 
     @property
     def points(self) -> list[Point]:
@@ -89,10 +89,10 @@ class _Comparison(NamedTuple):
     letter: str
     title: str
     holds: Callable[[Point], bool]
-    axes: Sequence[Axis]
+    axes: Sequence[SpeedAxis]
 
 
-def panels(points: Sequence[Point]) -> tuple[list[Panel], list[str]]:
+def panels(points: Sequence[Point]) -> tuple[list[SpeedPanel], list[str]]:
     """Return the panels that can be drawn, and a line for each one that cannot.
 
     A panel shows the points of the commonest sizes, such as those of one batch size along the
@@ -114,7 +114,7 @@ def panels(points: Sequence[Point]) -> tuple[list[Panel], list[str]]:
     return found, missing
 
 
-def _panel(comparison: _Comparison, axis: Axis, points: Sequence[Point]) -> Panel | None:
+def _panel(comparison: _Comparison, axis: SpeedAxis, points: Sequence[Point]) -> SpeedPanel | None:
     groups: dict[tuple[tuple[str, int], ...], list[Point]] = defaultdict(list)
     for point in points:
         groups[tuple(axis.others(point).items())].append(point)
@@ -124,22 +124,22 @@ def _panel(comparison: _Comparison, axis: Axis, points: Sequence[Point]) -> Pane
     sizes = max(curves, key=lambda sizes: (_places(axis, curves[sizes]), len(curves[sizes]), sizes))
     shared = ", ".join(f"{name} = {size:,}" for name, size in sizes)
     title = f"({comparison.letter}) {comparison.title}\n{shared}"
-    return Panel(comparison.letter, title, axis, _lines(axis, curves[sizes]))
+    return SpeedPanel(comparison.letter, title, axis, _lines(axis, curves[sizes]))
 
 
-def _places(axis: Axis, points: Sequence[Point]) -> int:
+def _places(axis: SpeedAxis, points: Sequence[Point]) -> int:
     """Return the number of places at which something was timed."""
     return len({axis.x(point) for point in points if point.speed is not None})
 
 
-def _lines(axis: Axis, points: Sequence[Point]) -> list[Line]:
+def _lines(axis: SpeedAxis, points: Sequence[Point]) -> list[SpeedLine]:
     grouped: dict[tuple[str, int], list[Point]] = defaultdict(list)
     for point in sorted(points, key=_order):
         grouped[_model(axis, point), point.hidden_size].append(point)
     names = {key: _name(axis, group[0]) for key, group in grouped.items()}
     counts = Counter(names.values())
     return [
-        Line(
+        SpeedLine(
             # Layers that differ in other options only go by these.
             names[key] if counts[names[key]] == 1 else key[0],
             group[0].family,
@@ -151,16 +151,16 @@ def _lines(axis: Axis, points: Sequence[Point]) -> list[Line]:
     ]
 
 
-def _model(axis: Axis, point: Point) -> str:
+def _model(axis: SpeedAxis, point: Point) -> str:
     """Return the layer and its options without the one that varies."""
     return re.sub(rf" {axis.option}=\S+", "", point.provider) if axis.option else point.provider
 
 
-def _label(axis: Axis, point: Point) -> str:
-    return LAYERS[point.family].display_name if axis.option else point.label
+def _label(axis: SpeedAxis, point: Point) -> str:
+    return display_name(point.family) if axis.option else point.label
 
 
-def _name(axis: Axis, point: Point) -> str:
+def _name(axis: SpeedAxis, point: Point) -> str:
     return ", ".join(filter(None, (_label(axis, point), point.implementation)))
 
 
@@ -187,14 +187,14 @@ def _is_of_33m_parameters(point: Point) -> bool:
     return abs(point.num_parameters - _NUM_PARAMETERS) <= _PARAMETER_TOLERANCE
 
 
-_BLOCK_SIZE = Axis(
+_BLOCK_SIZE = SpeedAxis(
     "block size m",
     lambda point: int(point.options["block_size"]),
     lambda point: {"T": point.length, "B": point.batch_size, "width": point.hidden_size},
     "block_size",
 )
-_LENGTH = Axis("length T", lambda point: point.length, lambda point: {"B": point.batch_size})
-_BATCH_SIZE = Axis(
+_LENGTH = SpeedAxis("length T", lambda point: point.length, lambda point: {"B": point.batch_size})
+_BATCH_SIZE = SpeedAxis(
     "batch size B", lambda point: point.batch_size, lambda point: {"T": point.length}
 )
 

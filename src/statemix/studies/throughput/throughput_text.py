@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from statemix.studies.table_text import Line, Table
 from statemix.studies.throughput.points import Point
-from statemix.studies.throughput.throughput_panels import Panel
+from statemix.studies.throughput.throughput_panels import SpeedPanel
 
 LEGEND = """\
 tokens/s: forward and backward of one layer, the median and the 20th to the 80th percentile over
@@ -13,7 +13,7 @@ sequential, parallel: a loop over time, and the paper's scan; autotuned: the who
 paper's scan, compiled with max-autotune."""
 
 
-def panel_table(panel: Panel) -> Table:
+def panel_table(panel: SpeedPanel) -> Table:
     """Lay out the points of a panel, a line for each."""
     symbol = panel.axis.label.split()[-1]
     head = ("layer", "parameters", symbol, "tokens/s", "p20 - p80", "x time of LSTM")

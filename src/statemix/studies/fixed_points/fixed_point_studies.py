@@ -1,0 +1,162 @@
+"""Movahedi et al., "Fixed-Point RNNs"."""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from statemix.errors import RequestError
+from statemix.studies.fixed_points.dense_mixing import tracking_entries
+from statemix.studies.fixed_points.iterated_rows import iterated_row
+from statemix.studies.fixed_points.iteration_budget import budget_entries
+from statemix.studies.fixed_points.movahedi import PAPER, language
+from statemix.studies.fixed_points.story_questions import ARCHIVE, story_entries
+from statemix.studies.fixed_points.string_copying import copying_entries
+from statemix.studies.runner import Ended
+from statemix.studies.store import Row
+from statemix.studies.study import LENGTHS_LEGEND, Study
+from statemix.studies.study_entries import SIZES, ProtocolName, SizeName, StudyEntry, Trials, begun
+from statemix.studies.tidy import by_length
+from statemix.tasks.addressing import Split
+
+
+class FixedPointStudy(Study):
+    """Accuracies at several lengths, and the iterations that they need."""
+
+    def row_of(self, ended: Ended) -> Row:
+        return iterated_row(ended)
+
+
+class StoryStudy(FixedPointStudy):
+    """Questions about stories, which are read from an archive."""
+
+    def check(self, entries: Sequence[StudyEntry]) -> None:
+        if not Path(ARCHIVE).exists():
+            raise RequestError(
+                f"{self.name} needs {ARCHIVE} in the current folder, got none; it is at "
+                "http://www.thespermwhale.com/jaseweston/babi"
+            )
+        # All runs read and score the same.
+        _, config, _ = entries[0].trials.runs[0]
+        task = config.build_task()
+        splits: tuple[tuple[Split, int], ...] = (
+            ("validation", config.evaluation.validation_size),
+            ("test", config.evaluation.test_size),
+        )
+        for split, size in splits:
+            try:
+                task.examples(split, size - 1, size)
+            except ValueError as error:
+                raise RequestError(
+                    f"{ARCHIVE} has too few stories: {split}_size{str(error).removeprefix('stop')}"
+                ) from error
+
+
+def _study(kind: type[Study], name: str, title: str, entries: Any, unmeasured: int = 0) -> Study:
+    @cache
+    def listed(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntry, ...]:
+        found: tuple[StudyEntry, ...] = entries(protocol, size)
+        return found
+
+    return kind(name, title, listed, ("paper",), SIZES, LENGTHS_LEGEND, PAPER, unmeasured)
+
+
+STUDIES = (
+    _study(FixedPointStudy, "fp-a5", "words of permutations, and longer ones", tracking_entries),
+    _study(
+        FixedPointStudy,
+        "fp-budget",
+        "the number of iterations allowed in training",
+        budget_entries,
+    ),
+    _study(FixedPointStudy, "fp-copy", "copying, which tracks no state", copying_entries),
+    _study(
+        StoryStudy,
+        "catbabi",
+        "questions about the stories of bAbI",
+        story_entries,
+        unmeasured=len(language()),
+    ),
+)
+"""The studies of the paper, in the order of the page."""
+
+
+def overview(rows: Mapping[str, Row]) -> dict[str, Any]:
+    """Return how many numbers of the paper are measured and agree, of how many, and every number.
+
+    Numbers without results have the verdict "empty". The protocol is "reduced" where task or
+    training are so much less than the paper's that numbers are not compared.
+
+    Args:
+        rows: rows of results stores, by key.
+    """
+    cells = [
+        line
+        for size in SIZES
+        for study in STUDIES
+        for line in _lines(study, rows, study.entries("paper", size))
+    ]
+    known = {_place(cell) for cell in cells if cell["published"] is not None}
+    empty = [
+        _line(study.name, entry, length, {"published": number.accuracy})
+        for study in STUDIES
+        for entry in study.entries("paper", "paper")
+        for length, number in entry.published.items()
+    ]
+    empty += [
+        _line("language", entry, None, {"published": perplexity}) | {"metric": "perplexity"}
+        for model, perplexity in language().items()
+        for entry in [StudyEntry("FineWeb", model, Trials(list), size="paper")]
+    ]
+    counts = [study.counts(rows) for study in STUDIES]
+    measured, agree, of = (sum(one) for one in zip(*counts, strict=True))
+    cells += [cell for cell in empty if _place(cell) not in known]
+    return {"measured": measured, "agree": agree, "of": of, "cells": cells}
+
+
+def _lines(
+    study: Study, rows: Mapping[str, Row], every: Sequence[StudyEntry]
+) -> list[dict[str, Any]]:
+    entries = begun(every, rows)
+    if not entries:
+        return []
+    of = {(entry.column, entry.model): entry for entry in entries}
+    numbers = by_length(study.runs(entries, rows), entries).filter(pl.col("seeds") > 0)
+    places = {cell: place for place, cell in enumerate(of)}
+    return [
+        _line(
+            study.name,
+            of[one["column"], one["model"]],
+            one["length"],
+            {**one, "published": one["comparable"]},
+        )
+        for one in sorted(
+            numbers.to_dicts(),
+            key=lambda one: (places[one["column"], one["model"]], one["length"]),
+        )
+    ]
+
+
+def _line(
+    study: str, entry: StudyEntry, length: int | None, number: Mapping[str, Any]
+) -> dict[str, Any]:
+    return {
+        "suite": study,
+        "column": entry.column,
+        "model": entry.model,
+        "length": length,
+        "size": entry.size,
+        "protocol": "reduced" if entry.published_for else "paper",
+        "metric": entry.metric,
+        "seeds": number.get("seeds", 0),
+        "mean": number.get("mean"),
+        "iterations": number.get("iterations_by_seed", []),
+        "published": number["published"],
+        "verdict": number.get("verdict", "empty"),
+    }
+
+
+def _place(cell: Mapping[str, Any]) -> tuple[Any, ...]:
+    return cell["suite"], cell["column"], cell["model"], cell["length"]

@@ -1,0 +1,124 @@
+"""Tables and figures of accuracies beside those of the paper."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+from statemix.studies.figure import Panel
+from statemix.studies.higher_order.layer_prices import PRICES, price_texts
+from statemix.studies.number_text import accuracy_text, published_text
+from statemix.studies.study_entries import StudyEntry
+from statemix.studies.table_text import MARKS, Line, Table
+from statemix.studies.tidy import scores, seed_means
+
+LEGEND = """\
+Protocol "paper": the best test accuracy of all runs, as in the paper; in parentheses mean and
+standard deviation over the seeds of the best setting. Protocol "tuned": both over the seeds of the
+setting chosen on validation data. = agrees within .05, < below, > above the paper, ? fewer than
+three seeds, not all data sets, or a search under way. Below our line stand the paper's number and,
+after "longer", our mean over the same seeds on sequences longer than any in training. Parameters
+and forward FLOPs are those of the sequence layer; statemix bench layers measures its speed."""
+
+Score = Mapping[str, Any]
+
+
+def cell_table(runs: pl.DataFrame, entries: Sequence[StudyEntry]) -> Table:
+    """Lay out numbers: a line for each model, a column for each column, the paper's line below.
+
+    Beside the model stands what its layer costs.
+    """
+    found = scores(runs)
+    of = {(one["model"], one["column"]): one for one in found.to_dicts()}
+    numbers = {(one.model, one.column): one.published.get(0) for one in entries}
+    layers = {one.model: one.layers for one in entries}
+    columns = list(dict.fromkeys(one.column for one in entries))
+    lines = []
+    for model in layers:
+        row = [of.get((model, column)) for column in columns]
+        paid = price_texts(layers[model])
+        lines.append(Line((model, *(cell_text(score) for score in row), *paid)))
+        published = [numbers.get((model, column)) for column in columns]
+        if any(published):
+            texts = [published_text(number and number.accuracy) for number in published]
+            lines.append(Line(("  paper", *texts, *[""] * len(paid)), quiet=True))
+        longer = [_longer_text(score) for score in row]
+        if any(longer):
+            lines.append(Line(("  longer", *longer, *[""] * len(paid)), quiet=True))
+    return Table(("model", *columns, *PRICES), tuple(lines))
+
+
+def cell_text(score: Score | None) -> str:
+    """Write our number, mean and deviation of the chosen setting in parentheses, and the verdict.
+
+    A partial number is the mean over those of its data sets that have results.
+    """
+    if score is None or score["verdict"] == "empty":
+        lost = 0 if score is None else sum(len(part["lost"]) for part in score["parts"])
+        return f"{lost} without result" if lost else "–"
+    parts = [part for part in score["parts"] if part["best"] is not None]
+    spread = accuracy_text(sum(part["mean"] for part in parts) / len(parts))
+    if score["deviation"] is not None:
+        # A standard deviation of accuracies is at most .71.
+        spread += f"±{accuracy_text(score['deviation'])}"
+    if score["protocol"] == "paper":
+        spread = f"{accuracy_text(sum(part['best'] for part in parts) / len(parts))} ({spread})"
+    return f"{spread} {MARKS[score['verdict']]}".rstrip()
+
+
+def longer_means(part: Mapping[str, Any]) -> dict[int, float]:
+    """Return tokens of longer test sequences -> mean accuracy of the chosen setting."""
+    found: dict[int, float] = {}
+    for length in part["lengths"]:
+        values = [
+            one["accuracy"]
+            for tests in part["tests"] or ()
+            for one in tests
+            if one["length"] == length
+        ]
+        if values:
+            found[length] = sum(values) / len(values)
+    return found
+
+
+def _longer_text(score: Score | None) -> str:
+    return ", ".join(
+        f"{accuracy_text(mean)} at {length}"
+        for part in (score["parts"] if score else ())
+        for length, mean in longer_means(part).items()
+    )
+
+
+def point_table(runs: pl.DataFrame) -> Table:
+    """Lay out the points of a figure: a line for each x, a column for each of its lines."""
+    found = scores(runs)
+    names = list(dict.fromkeys(found["line"]))
+    lines = []
+    for (panel,), group in found.group_by(["panel"], maintain_order=True):
+        for (x,), here in group.sort("x", maintain_order=True).group_by(["x"], maintain_order=True):
+            of = {one["line"]: one for one in here.to_dicts()}
+            texts = (cell_text(of.get(name)) for name in names)
+            lines.append(Line((str(panel), f"{x:g}", *texts)))
+    return Table(("data", "x", *names), tuple(lines))
+
+
+def price_table(entries: Sequence[StudyEntry]) -> Table:
+    """Lay out the costs of the layers of some entries, a line for each model and price."""
+    rows = dict.fromkeys((one.model, *price_texts(one.layers)) for one in entries)
+    return Table(("model", *PRICES), tuple(Line(row) for row in rows))
+
+
+def point_panels(runs: pl.DataFrame) -> list[Panel]:
+    """Return the panels of a figure: accuracies of the chosen settings, one line per seed."""
+    found = scores(runs).filter(pl.col("verdict") != "empty")
+    panels = []
+    for (title,), group in found.group_by(["panel"], maintain_order=True):
+        points = [
+            (one["line"], one["family"], str(seed), one["x"], value)
+            for one in group.sort("x", maintain_order=True).to_dicts()
+            for seed, value in enumerate(seed_means(one["parts"]))
+        ]
+        schema = ["line", "family", "run", "x", "y"]
+        curves = pl.DataFrame(points, schema=schema, orient="row")
+        panels.append(Panel(str(title), group["x_label"][0], curves))
+    return panels

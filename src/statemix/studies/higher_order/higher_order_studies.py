@@ -1,0 +1,155 @@
+"""Dubinin et al.: improved state mixing in higher-order and block diagonal networks."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from statemix.studies.higher_order.cell_table import (
+    LEGEND,
+    cell_table,
+    point_panels,
+    point_table,
+    price_table,
+)
+from statemix.studies.higher_order.claims import claim_entries, decide, decision_text
+from statemix.studies.higher_order.dubinin import PAPER
+from statemix.studies.higher_order.overview import overview
+from statemix.studies.higher_order.paper_figures import FIGURES
+from statemix.studies.higher_order.paper_tables import TABLES
+from statemix.studies.higher_order.run_spectra import (
+    SpectraFolder,
+    due_with_spectra,
+    spectra_entries,
+    store_spectra,
+)
+from statemix.studies.higher_order.wrapper import WRAPPER_TITLE, wrapper_entries
+from statemix.studies.store import Row, Store
+from statemix.studies.study import Section, Study
+from statemix.studies.study_entries import (
+    PROTOCOLS,
+    SIZES,
+    Planned,
+    ProtocolName,
+    SizeName,
+    StudyEntry,
+)
+from statemix.studies.table_text import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class TableStudy(Study):
+    """Numbers beside a table of the paper."""
+
+    def table(self, runs: pl.DataFrame, entries: Sequence[StudyEntry]) -> Table:
+        return cell_table(runs, entries)
+
+    def shown(
+        self, every: Sequence[StudyEntry], entries: Sequence[StudyEntry]
+    ) -> Sequence[StudyEntry]:
+        del entries
+        return every
+
+    def draw(self, runs: pl.DataFrame, folder: Path) -> None:
+        del runs, folder
+
+    def counts(self, rows: Mapping[str, Row]) -> tuple[int, int, int]:
+        found = overview(rows, (self.name,))
+        return found["measured"], found["agree"], found["of"]
+
+
+class ChangedStudy(TableStudy):
+    """Some numbers of the tables once more, which count there."""
+
+    def counts(self, rows: Mapping[str, Row]) -> tuple[int, int, int]:
+        del rows
+        return 0, 0, 0
+
+
+class FigureStudy(Study):
+    """Points of a figure of the paper."""
+
+    def table(self, runs: pl.DataFrame, entries: Sequence[StudyEntry]) -> Table:
+        del entries
+        return point_table(runs)
+
+    def panels(self, runs: pl.DataFrame) -> Any:
+        return point_panels(runs)
+
+    def report(self, rows: Mapping[str, Row], entries: Sequence[StudyEntry]) -> list[str]:
+        del rows
+        return [self.legend, price_table(entries).as_text()]
+
+
+class ClaimsStudy(ChangedStudy):
+    """The claims of the paper, with the cells that decide them."""
+
+    def report(self, rows: Mapping[str, Row], entries: Sequence[StudyEntry]) -> list[str]:
+        return [
+            "\n  ".join([head, *details])
+            for one in decide(rows, entries[0].protocol)
+            for head, details in [decision_text(one)]
+        ]
+
+    def sections(self, rows: Mapping[str, Row], folder: Path) -> Iterator[Section]:
+        del folder
+        decided = [
+            decision_text(one)
+            for protocol in PROTOCOLS
+            for one in decide(rows, protocol)
+            if any(finding.true is not None for finding in one.findings)
+        ]
+        if decided:
+            yield Section(self.name, f"{self.name}: {self.title}", statements=decided)
+
+
+class SpectraStudy(Study):
+    """Eigenvalues of trained runs, which are kept beside the store."""
+
+    def due(self, planned: Sequence[Planned], results: Store, *, retry: bool) -> list[Planned]:
+        kept = SpectraFolder.beside(results.path)
+        return due_with_spectra(planned, results.rows(), kept, retry=retry)
+
+    def keep(self, planned: Sequence[Planned], results: Store) -> None:
+        store_spectra(planned, SpectraFolder.beside(results.path))
+
+    def table(self, runs: pl.DataFrame, entries: Sequence[StudyEntry]) -> Table:
+        del entries
+        return point_table(runs.with_columns(panel=pl.col("data")))
+
+    def draw(self, runs: pl.DataFrame, folder: Path) -> "Figure | None":
+        from statemix.studies.higher_order.spectra_figure import draw_spectra
+
+        return draw_spectra(runs, SpectraFolder(folder / "spectra").read())
+
+
+def _study(
+    kind: type[Study], name: str, title: str, entries: Any, protocols: Any = PROTOCOLS
+) -> Study:
+    def listed(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntry, ...]:
+        return tuple(entries(protocol, size))
+
+    return kind(name, title, listed, protocols, SIZES, LEGEND, PAPER)
+
+
+def _tables() -> Iterator[Study]:
+    for name, one in TABLES.items():
+        yield _study(TableStudy, name, one.title, one.entries)
+
+
+STUDIES = (
+    *_tables(),
+    _study(ChangedStudy, "wrapper", WRAPPER_TITLE, wrapper_entries, ("paper",)),
+    _study(ClaimsStudy, "claims", "the claims of the paper", claim_entries),
+    *(_study(FigureStudy, name, one.title, one.entries) for name, one in FIGURES.items()),
+    _study(
+        SpectraStudy,
+        "fig7",
+        "eigenvalues of the learned transitions on S_5",
+        spectra_entries,
+    ),
+)
+"""Tables, open questions, claims and figures, in the order of the page."""

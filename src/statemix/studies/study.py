@@ -1,0 +1,408 @@
+"""A study: entries, and what is special about how its runs are measured and shown."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from statemix.errors import RequestError
+from statemix.studies import store
+from statemix.studies.number_text import accuracy_text, counted, duration_text
+from statemix.studies.runner import Ended, Ending, run_all
+from statemix.studies.store import Row, Store
+from statemix.studies.study_entries import (
+    PROTOCOLS,
+    SIZES,
+    Planned,
+    ProtocolName,
+    SizeName,
+    StudyEntry,
+    begun,
+    due,
+)
+from statemix.studies.table_text import MARKS, Line, Table
+from statemix.studies.tidy import ENOUGH_SEEDS, by_length, cell_labels, tidy
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from statemix.studies.figure import Panel
+
+LENGTHS_LEGEND = """\
+Columns are tokens of a test sequence. Each number is the mean over seeds, with the range in
+parentheses; after @ stand the iterations at the test, the mean over seeds and layers. = agrees with
+the paper within .05, < below, > above the paper, ? fewer than three seeds. cost: mean training and
+evaluation of a seed."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page of results.
+
+    Attributes:
+        id: anchor in the page.
+        title: heading.
+        table: the numbers.
+        legend: explanation of the table.
+        picture: a figure as SVG; may be empty.
+        caption: explanation of the picture.
+        runs: the runs behind the numbers, one line each.
+        statements: statements and their details.
+    """
+
+    id: str
+    title: str
+    table: Table | None = None
+    legend: str = ""
+    picture: str = ""
+    caption: str = "Thick lines are means over seeds, thin lines single seeds."
+    runs: Sequence[Sequence[str]] = ()
+    statements: Sequence[tuple[str, Sequence[str]]] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """Entries of one question, and how their results are shown.
+
+    Results are by default a table and a figure of accuracies against the length of test sequences.
+
+    Attributes:
+        name: name on the command line.
+        title: what it shows.
+        entries: (protocol, size) -> entries, those first that should be run first.
+        protocols: protocols that it has.
+        sizes: sizes that it has.
+        legend: explanation of its table.
+        paper: whose published numbers its entries hold; empty without any.
+        unmeasured: published numbers that none of its entries has.
+    """
+
+    name: str
+    title: str
+    entries: Callable[[ProtocolName, SizeName], Sequence[StudyEntry]]
+    protocols: tuple[ProtocolName, ...] = ("paper",)
+    sizes: tuple[SizeName, ...] = ("laptop",)
+    legend: str = LENGTHS_LEGEND
+    paper: str = ""
+    unmeasured: int = 0
+
+    def chosen(
+        self,
+        protocol: ProtocolName,
+        size: SizeName,
+        columns: Sequence[str] = (),
+        models: Sequence[str] = (),
+    ) -> list[StudyEntry]:
+        """Return the entries of some columns and models; empty means all.
+
+        Args:
+            protocol: name of the protocol.
+            size: name of the size.
+            columns: names of columns or of their data sets.
+            models: names of models.
+
+        Raises:
+            RequestError: if the study does not have one of them.
+        """
+        for option, got, options in (
+            ("protocol", protocol, self.protocols),
+            ("size", size, self.sizes),
+        ):
+            if got not in options:
+                raise RequestError(
+                    f"{option} must be {' or '.join(options)} with {self.name}, got {got!r}"
+                )
+        every = self.entries(protocol, size)
+        for option, names, known in (
+            ("columns", columns, [name for entry in every for name in entry.names]),
+            ("models", models, [entry.model for entry in every]),
+        ):
+            for name in names:
+                if name not in known:
+                    raise RequestError(
+                        f"{option} must be among {list(dict.fromkeys(known))}, got {name!r}"
+                    )
+        self.check(every)
+        # A data set that is chosen chooses the whole number.
+        cells = {
+            entry.cell
+            for entry in every
+            if (not columns or set(entry.names) & set(columns))
+            and (not models or entry.model in models)
+        }
+        return [entry for entry in every if entry.cell in cells]
+
+    def check(self, entries: Sequence[StudyEntry]) -> None:
+        """Raise a RequestError if something that the runs read is missing."""
+
+    def due(self, planned: Sequence[Planned], results: Store, *, retry: bool) -> list[Planned]:
+        """Return the runs that are still to be trained."""
+        return due(planned, results.rows(), retry=retry)
+
+    def fill(
+        self,
+        planned: Sequence[Planned],
+        results: Store,
+        *,
+        retry: bool = False,
+        on_end: Callable[[Ended], None] | None = None,
+        **options: Any,
+    ) -> None:
+        """Train runs until all have ended or the time is up, and store a row for each that ended.
+
+        A run that a kill left unfinished is resumed by the next call. One that was finished, but
+        whose row was not yet stored, is not repeated either. Several processes may fill one store:
+        a run that another one trains gets no row here, so it stays due until that one stores it.
+
+        Args:
+            planned: runs in the order in which they start.
+            results: receives the rows.
+            retry: train runs again that diverged or failed.
+            on_end: called with each run that has ended, its row being stored, or was interrupted.
+            **options: further options of :func:`statemix.studies.runner.run_all`.
+
+        Raises:
+            RequestError: if the cluster cannot be reached.
+            OSError: if the store cannot be written.
+            KeyboardInterrupt: after Ctrl-C, once active runs are saved; the same call resumes.
+        """
+
+        def note(ended: Ended) -> None:
+            if ended.status != "interrupted":
+                results.append(self.row_of(ended))
+            if on_end is not None and (ended.started or ended.status != "interrupted"):
+                on_end(ended)
+
+        again: tuple[Ending, ...] = ("diverged", "failed") if retry else ()
+        run_all([one.job for one in planned], retry=again, on_end=note, **options)
+        self.keep(planned, results)
+
+    def row_of(self, ended: Ended) -> Row:
+        """Return the row of a run that is done, has diverged or has failed."""
+        return store.row_of(ended)
+
+    def keep(self, planned: Sequence[Planned], results: Store) -> None:
+        """Keep beside the store what rows do not hold."""
+
+    def runs(
+        self, entries: Sequence[StudyEntry], rows: Mapping[str, Row], *, planned: bool = True
+    ) -> pl.DataFrame:
+        """Return the tidy table of the runs of entries."""
+        return tidy(entries, rows, planned=planned)
+
+    def table(self, runs: pl.DataFrame, entries: Sequence[StudyEntry]) -> Table:
+        """Lay out the results."""
+        return length_table(runs, entries)
+
+    def panels(self, runs: pl.DataFrame) -> "Sequence[Panel]":
+        """Return the panels of the figure; none without results."""
+        return length_panels(runs)
+
+    def draw(self, runs: pl.DataFrame, folder: Path) -> "Figure | None":
+        """Draw the results; ``folder`` holds what is kept beside the store."""
+        from statemix.studies.figure import draw
+
+        del folder
+        panels = self.panels(runs)
+        return draw(panels) if panels else None
+
+    def report(self, rows: Mapping[str, Row], entries: Sequence[StudyEntry]) -> list[str]:
+        """Return what a terminal shows below the table."""
+        del rows, entries
+        return [self.legend]
+
+    def counts(self, rows: Mapping[str, Row]) -> tuple[int, int, int]:
+        """Return how many published numbers are measured, how many agree, and of how many.
+
+        Protocol "paper" counts before others, and the largest size with enough seeds.
+        """
+        verdicts: dict[tuple[str, str, int], str] = {}
+        places: set[tuple[str, str, int]] = set()
+        for protocol in reversed(self.protocols):
+            for size in self.sizes:
+                every = self.entries(protocol, size)
+                places |= {
+                    (entry.column, entry.model, length)
+                    for entry in every
+                    for length in entry.published
+                    if size == self.sizes[-1]
+                }
+                entries = begun(every, rows)
+                if not entries:
+                    continue
+                for one in by_length(self.runs(entries, rows), entries).to_dicts():
+                    if one["comparable"] is not None and one["seeds"] >= ENOUGH_SEEDS:
+                        verdicts[one["column"], one["model"], one["length"]] = one["verdict"]
+        agree = sum(verdict == "agrees" for verdict in verdicts.values())
+        return len(verdicts), agree, len(places) + self.unmeasured
+
+    def sections(self, rows: Mapping[str, Row], folder: Path) -> Iterator[Section]:
+        """Yield a section of the page for each protocol and size that adds results.
+
+        Args:
+            rows: rows of results stores, by key.
+            folder: folder of the stores.
+        """
+        for protocol in PROTOCOLS:
+            seen: set[str] = set()
+            for size in SIZES:
+                if protocol not in self.protocols or size not in self.sizes:
+                    continue
+                every = self.entries(protocol, size)
+                entries = begun(every, rows)
+                if not entries:
+                    continue
+                runs = self.runs(self.shown(every, entries), rows, planned=False)
+                keys = set(runs.filter(pl.col("status") == "done")["key"])
+                # Sizes share runs: each is shown for what it adds to the smaller ones.
+                if keys <= seen:
+                    continue
+                seen |= keys
+                yield self.section(runs, entries, folder, protocol, size)
+
+    def shown(
+        self, every: Sequence[StudyEntry], entries: Sequence[StudyEntry]
+    ) -> Sequence[StudyEntry]:
+        """Return the entries whose lines the page shows, of all and of those with results."""
+        del every
+        return entries
+
+    def section(
+        self,
+        runs: pl.DataFrame,
+        entries: Sequence[StudyEntry],
+        folder: Path,
+        protocol: ProtocolName,
+        size: SizeName,
+    ) -> Section:
+        """Return the section of the page for one protocol and size."""
+        from statemix.studies.figure import svg
+
+        figure = self.draw(runs, folder)
+        words = [f'protocol "{protocol}"'] if len(self.protocols) > 1 else []
+        words += [f'size "{size}"'] if len(self.sizes) > 1 else []
+        return Section(
+            "-".join([self.name, *(word.split('"')[1] for word in words)]),
+            ", ".join([f"{self.name}: {self.title}", *words]),
+            self.table(runs, entries),
+            self.legend,
+            "" if figure is None else svg(figure),
+            runs=list(run_lines(runs)),
+        )
+
+
+def run_lines(runs: pl.DataFrame) -> Iterator[list[str]]:
+    """Yield a line for each run with a result: key, labels, setting, seed, result, time, commit."""
+    for run in (
+        runs.filter(pl.col("status") == "done").unique("key", maintain_order=True).to_dicts()
+    ):
+        best = "best_test" if run["protocol"] == "paper" else "at_best_validation"
+        results = [accuracy_text(run[best])]
+        if run["certificate"]:
+            results = [f"{run['certificate']}: {run['word']}".removesuffix(": ")]
+        elif run["attempts"]:
+            results = ["passed" if any(one["passed"] for one in run["attempts"]) else "failed"]
+        if run["attempts"]:
+            results.append(counted(len(run["attempts"]), "attempt"))
+        yield [
+            run["key"],
+            ", ".join(dict.fromkeys((run["column"], run["model"], run["data"]))),
+            run["setting"] or "",
+            f"seed {run['seed']}",
+            ", ".join(results),
+            duration_text(run["seconds"]),
+            run["commit"],
+        ]
+
+
+def length_table(runs: pl.DataFrame, entries: Sequence[StudyEntry]) -> Table:
+    """Lay out accuracies: a line for each model and a column for each length of test sequences.
+
+    Published numbers stand below the line of their model.
+    """
+    cell = cell_labels(runs)
+    numbers = by_length(runs, entries)
+    lengths = sorted(numbers["length"].unique())
+    known = {(*one[: len(cell)], one[-1]["length"]): one[-1] for one in _keyed(numbers, cell)}
+    proven = runs["certificate"].null_count() < len(runs)
+    lines = []
+    for place, group in runs.group_by(cell, maintain_order=True):
+        here = [known.get((*place, length), {}) for length in lengths]
+        first = group.row(0, named=True)
+        cells = [_number(one) for one in here]
+        proofs = [_proven(group)] if proven else []
+        texts = (ended_text(group), *proofs, *cells, _cost(group))
+        lines.append(Line((first["column"], first["model"], *texts)))
+        if any(one.get("published") is not None for one in here):
+            published = [_published(one) for one in here]
+            blank = [""] * (1 + len(proofs))
+            note = first["published_for"]
+            lines.append(Line(("  paper", note, *blank, *published, ""), quiet=True))
+    head = ["trained on", "model", "seeds", *(["proven"] if proven else [])]
+    return Table((*head, *(f"{length:,}" for length in lengths), "cost"), tuple(lines))
+
+
+def _keyed(frame: pl.DataFrame, cell: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    for row in frame.to_dicts():
+        yield (*(row[name] for name in cell), row)
+
+
+def _number(one: Mapping[str, Any]) -> str:
+    if not one.get("seeds"):
+        return ""
+    low, high = accuracy_text(one["low"]), accuracy_text(one["high"])
+    text = accuracy_text(one["mean"]) + (f" ({low}–{high})" if low != high else "")
+    if one["iterations"] is not None:
+        text += f" @{one['iterations']:.0f}"
+    return f"{text} {MARKS[one['verdict']]}".rstrip()
+
+
+def _published(one: Mapping[str, Any]) -> str:
+    from statemix.studies.number_text import published_text
+
+    if one.get("published") is None:
+        return ""
+    steps = one["published_iterations"]
+    return published_text(one["published"]) + ("" if steps is None else f" @{steps}")
+
+
+def ended_text(runs: pl.DataFrame) -> str:
+    """Write how many of some runs have a result, and how many ended without one."""
+    ended = runs["status"].drop_nulls()
+    done = int((ended == "done").sum())
+    lost = len(ended) - done
+    return f"{done} of {len(runs)}" + (f", {lost} without result" if lost else "")
+
+
+def _proven(runs: pl.DataFrame) -> str:
+    certified = runs["certificate"].drop_nulls()
+    return f"{int((certified == 'proven').sum())} of {len(certified)}" if len(certified) else ""
+
+
+def _cost(runs: pl.DataFrame) -> str:
+    seconds = runs.filter(pl.col("status") == "done")["seconds"].to_list()
+    return duration_text(math.fsum(seconds) / len(seconds)) if seconds else ""
+
+
+def length_panels(runs: pl.DataFrame) -> "list[Panel]":
+    """Return a panel for each column: accuracy against the length of test sequences."""
+    from statemix.studies.figure import Panel
+
+    done = runs.filter(pl.col("status") == "done").explode("tests").unnest("tests")
+    return [
+        Panel(
+            str(column),
+            "tokens",
+            group.select(
+                pl.col("model").alias("line"),
+                "family",
+                pl.col("key").alias("run"),
+                pl.col("length").alias("x"),
+                pl.col("accuracy").alias("y"),
+            ),
+        )
+        for (column,), group in done.group_by(["column"], maintain_order=True)
+    ]

@@ -1,0 +1,168 @@
+"""Entries of a study: the runs that fill a number, their labels, and the published number."""
+
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from statemix.layers import LayerSpec
+from statemix.studies.runner import Job
+from statemix.studies.store import Row, key
+from statemix.training import RunConfig
+
+ProtocolName = Literal["paper", "tuned"]
+SizeName = Literal["laptop", "workstation", "paper"]
+PROTOCOLS: tuple[ProtocolName, ...] = ("paper", "tuned")
+SIZES: tuple[SizeName, ...] = ("laptop", "workstation", "paper")
+Metric = Literal["token_accuracy", "mad_accuracy", "sequence_accuracy"]
+
+
+class Number(NamedTuple):
+    """A published accuracy, and the iterations of a layer that iterates, if they are stated."""
+
+    accuracy: float
+    iterations: int | None = None
+
+
+class Trial(NamedTuple):
+    """One choice of settings in words, distinct within an entry, and a run for each seed."""
+
+    setting: str
+    runs: tuple[RunConfig, ...]
+
+
+class Trials:
+    """Settings to try, made when they are first needed: a search may have thousands of runs.
+
+    Args:
+        make: returns the settings.
+    """
+
+    def __init__(self, make: Callable[[], Iterable[Trial]]) -> None:
+        self._make = make
+
+    @classmethod
+    def seeded(cls, config: RunConfig, seeds: Iterable[int]) -> "Trials":
+        """Return a single setting, a run for each seed."""
+        runs = tuple(config.replace(seed=seed) for seed in seeds)
+        return cls(lambda: [Trial("", runs)])
+
+    def __iter__(self) -> Iterator[Trial]:
+        return iter(self._make())
+
+    @cached_property
+    def runs(self) -> list[tuple[str, RunConfig, str]]:
+        """Setting, configuration and key of every run."""
+        return [(trial.setting, config, key(config)) for trial in self for config in trial.runs]
+
+    @cached_property
+    def first_keys(self) -> tuple[str, ...]:
+        """Keys of the runs of the first setting."""
+        return tuple(key(config) for config in next(iter(self)).runs)
+
+
+@dataclass(frozen=True, eq=False)
+class StudyEntry:
+    """Runs that fill a number of a study.
+
+    Entries with equal labels, which differ in their data sets alone, fill one number together: the
+    mean.
+
+    Attributes:
+        column: what is trained on, as the table of the study names it.
+        model: what is trained.
+        trials: the settings to try.
+        data: name of the data set in the plan; empty means that of the column.
+        protocol: name of the protocol. Under "paper" the best test accuracy counts, under others
+            that at the best validation accuracy.
+        size: name of the size.
+        metric: the accuracy that counts.
+        lengths: further test lengths to show.
+        published: tokens of a test sequence -> published number; 0 stands for the length of
+            training.
+        published_for: setting of the published numbers if it is another one. They are shown, but
+            not compared.
+        layers: sequence layers that are tried. The first one sets the colour in figures.
+        labels: further labels, such as the panel of a figure.
+    """
+
+    column: str
+    model: str
+    trials: Trials
+    data: str = ""
+    protocol: ProtocolName = "paper"
+    size: SizeName = "laptop"
+    metric: Metric = "token_accuracy"
+    lengths: tuple[int, ...] = ()
+    published: Mapping[int, Number] = field(default_factory=dict)
+    published_for: str = ""
+    layers: Sequence[LayerSpec] = ()
+    labels: Mapping[str, str | float] = field(default_factory=dict)
+
+    def begun(self, rows: Container[str]) -> bool:
+        """Return whether the first setting has a run among the rows of a store.
+
+        This is fast where most entries have no results.
+        """
+        return any(name in rows for name in self.trials.first_keys)
+
+    @property
+    def cell(self) -> tuple[object, ...]:
+        """What the entries of one number have in common."""
+        return (self.column, self.model, self.protocol, self.size, *self.labels.values())
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Names by which users choose its column."""
+        return (self.column, self.data or self.column)
+
+
+def begun(entries: Iterable[StudyEntry], rows: Container[str]) -> list[StudyEntry]:
+    """Return the entries of all numbers for which one data set has begun."""
+    listed = list(entries)
+    cells = {entry.cell for entry in listed if entry.begun(rows)}
+    return [entry for entry in listed if entry.cell in cells]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run of a plan, and its key in the results store."""
+
+    job: Job
+    key: str
+
+
+def plan(entries: Iterable[StudyEntry], folder: Path) -> list[Planned]:
+    """Return the distinct runs of entries in the order in which they should be done.
+
+    The first data set of every number comes before the second one of any, and every entry is
+    filled before the next one begins.
+
+    Args:
+        entries: entries, those first that should be filled first.
+        folder: parent of the run folders.
+    """
+    jobs: dict[str, Job] = {}
+    for entry in _first_data_first(entries):
+        for setting, config, name in entry.trials.runs:
+            words = (entry.model, entry.data or entry.column, setting, f"seed {config.seed}")
+            title = ", ".join(word for word in words if word)
+            jobs.setdefault(name, Job(title, config, folder / name))
+    return [Planned(job, name) for name, job in jobs.items()]
+
+
+def _first_data_first(entries: Iterable[StudyEntry]) -> Iterator[StudyEntry]:
+    places: dict[tuple[object, ...], int] = {}
+    rounds: dict[int, list[StudyEntry]] = {}
+    for entry in entries:
+        place = places[entry.cell] = places.get(entry.cell, -1) + 1
+        rounds.setdefault(place, []).append(entry)
+    for place in sorted(rounds):
+        yield from rounds[place]
+
+
+def due(planned: Sequence[Planned], rows: Mapping[str, Row], *, retry: bool) -> list[Planned]:
+    """Return the runs that the store has no row of, and with ``retry`` those without a result."""
+    ended = {name for name, row in rows.items() if row["status"] == "done" or not retry}
+    return [one for one in planned if one.key not in ended]

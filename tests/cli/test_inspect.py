@@ -100,7 +100,7 @@ def test_the_race_of_representations_is_drawn_and_kept(run, tmp_path, capsys):
     assert main(["inspect", str(run)]) == 0
     rows = read_metrics(run)
     names = ("step", "attempt", "representations")
-    kept = [{name: row[name] for name in names} for row in rows]
+    kept = [{name: row.get(name) for name in names} for row in rows]
     assert numbers(run / "inspect")["representations"] == kept
     assert set(kept[0]["representations"]) == {"1'", "2"}
     panel = race.draw(rows, "S_3").axes[0]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from statemix.cli.main import main
-from statemix.proofs import join_actions, read_actions
+from statemix.proofs import join_actions, read_actions, token_maps
 from statemix.studies.inspection import race
 from statemix.studies.inspection.action_drawing import together
 from statemix.studies.inspection.layer_numbers import inspected
@@ -35,6 +35,21 @@ def hybrid(tmp_path_factory, tiny_arguments):
 
 def numbers(folder):
     return json.loads((folder / "numbers.json").read_text())
+
+
+def test_blocks_that_track_are_drawn_rather_than_idle_ones(run, monkeypatch):
+    real = token_maps.read_actions
+
+    def reading(model, automaton):
+        found = real(model, automaton)
+        for one in found:
+            one["role"] = "tracks" if one["block"] == 1 else "idles"
+        return found
+
+    monkeypatch.setattr(token_maps, "read_actions", reading)
+    assert main(["inspect", str(run)]) == 0
+    (layer, *_) = numbers(run / "inspect")["layers"]
+    assert layer["shown"] == [1, 0]
 
 
 def test_pictures_and_numbers_lie_in_the_folder_of_the_run(run, capsys):
@@ -85,7 +100,7 @@ def test_the_race_of_representations_is_drawn_and_kept(run, tmp_path, capsys):
     assert main(["inspect", str(run)]) == 0
     rows = read_metrics(run)
     names = ("step", "attempt", "representations")
-    kept = [{name: row[name] for name in names} for row in rows]
+    kept = [{name: row.get(name) for name in names} for row in rows]
     assert numbers(run / "inspect")["representations"] == kept
     assert set(kept[0]["representations"]) == {"1'", "2"}
     panel = race.draw(rows, "S_3").axes[0]

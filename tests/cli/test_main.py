@@ -44,9 +44,9 @@ FLAGS = {
     "demo": "--group --output --fresh --retry",
     "reproduce": """
         --size --protocol --minutes --columns --models --dry-run --retry --workers --ray
-        --output --store
+        --output --store --imports
         """,
-    "report": "--results --json --output",
+    "report": "--results --json --output --imports",
     "bench ops": """
         --recurrences --shapes --block-sizes --orders --gate --dtype --providers --peers --chunks
         --compiled

@@ -449,7 +449,7 @@ def test_a_run_without_a_result_is_named_and_the_exit_code_says_so(capsys, tmp_p
         (["table4", "--columns", "s9"], "columns must be among ['s3', 'S_3'], got 's9'"),
         (["table4", "--models", "GRU"], "models must be among ['LSTM', 'BD-LRU m=2'], got 'GRU'"),
         (["table4", "--minutes", "0"], "minutes must be above 0 and below 1e6, got 0.0"),
-        (["table4", "--minutes", "nan"], "minutes must be above 0 and below 1e6, got nan"),
+        (["table4", "--minutes", "nan"], "minutes must be a valid number, got 'nan'"),
         (["table4", "--workers", "0"], "workers must be in 1..4 (this machine has 1 processors)"),
         (["table4", "--workers", "5"], "workers must be in 1..4 (this machine has 1 processors)"),
         (["table4", "--output", "/dev/null"], "output must be a writable folder, got '/dev/null'"),

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from statemix import ops
+from statemix.errors import OptionError
 from statemix.layers import BDLRU, HLRU
 
 TIGHT = {"rtol": 1e-12, "atol": 1e-13}
@@ -120,8 +121,8 @@ def test_one_block_represents_a_group_exactly(group):
         ({"hidden_size": 0}, ValueError, "hidden_size must be at least 1, got 0"),
         ({"num_blocks": -1}, ValueError, "num_blocks must be at least 1, got -1"),
         ({"block_size": 0}, ValueError, "block_size must be at least 1, got 0"),
-        ({"block_size": 2.0}, TypeError, r"block_size must be an int, got 2\.0"),
-        ({"num_blocks": True}, TypeError, "num_blocks must be an int, got True"),
+        ({"block_size": 2.0}, OptionError, r"block_size must be an int, got 2\.0"),
+        ({"num_blocks": True}, OptionError, "num_blocks must be an int, got True"),
         ({"gate": "hard"}, ValueError, r"gate must be one of \['softmax', .* got 'hard'"),
         ({"selective": "none"}, ValueError, r"selective must be one of \[True, False, 'pointwi"),
         ({"selective": 1}, ValueError, "selective must be one of .* got 1"),

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from statemix.errors import OptionError
 from statemix.layers import LAYERS, CausalConv
 
 
@@ -67,7 +68,7 @@ def test_biases_can_be_zeroed():
     ("kernel_size", "error", "message"),
     [
         (0, ValueError, "kernel_size must be at least 1, got 0"),
-        (2.0, TypeError, r"kernel_size must be an int, got 2\.0"),
+        (2.0, OptionError, r"kernel_size must be an int, got 2\.0"),
     ],
 )
 def test_bad_sizes_are_named(kernel_size, error, message):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import silu, softplus
 
+from statemix.errors import OptionError
 from statemix.layers import LAYERS, DeltaNet, DeltaProduct
 from statemix.layers.delta_rule import CHUNK_SIZE
 
@@ -168,10 +169,10 @@ def test_the_convolution_sees_earlier_tokens_and_silu_alone_does_not():
         ({"num_heads": 0}, ValueError, "num_heads must be at least 1, got 0"),
         ({"num_householder": 0}, ValueError, "num_householder must be at least 1, got 0"),
         ({"head_dim": 0}, ValueError, "head_dim must be at least 1, got 0"),
-        ({"expand_v": 0.5}, TypeError, r"expand_v must be an int, got 0\.5"),
+        ({"expand_v": 0.5}, OptionError, r"expand_v must be an int, got 0\.5"),
         ({"conv_size": -1}, ValueError, "conv_size must be at least 0, got -1"),
-        ({"conv_size": False}, TypeError, "conv_size must be an int, got False"),
-        ({"conv_size": torch.zeros(2)}, TypeError, "conv_size must be an int, got tensor"),
+        ({"conv_size": False}, OptionError, "conv_size must be an int, got False"),
+        ({"conv_size": torch.zeros(2)}, OptionError, "conv_size must be an int, got tensor"),
     ],
 )
 def test_bad_sizes_are_named(arguments, error, message):

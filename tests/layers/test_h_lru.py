@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from statemix import ops
+from statemix.errors import OptionError
 from statemix.layers import HLRU
 from statemix.layers.h_lru import Realization
 
@@ -105,7 +106,7 @@ def test_constant_value_is_a_fixed_point(gate):
         ({"hidden_size": 0}, ValueError, "hidden_size must be at least 1, got 0"),
         ({"num_channels": 0}, ValueError, "num_channels must be at least 1, got 0"),
         ({"order": 0}, ValueError, "order must be at least 1, got 0"),
-        ({"order": "2"}, TypeError, "order must be an int, got '2'"),
+        ({"order": "2"}, OptionError, "order must be an int, got '2'"),
         ({"gate": "householder"}, ValueError, r"gate must be one of \['softmax', .*householder"),
         ({"selective": "dense"}, ValueError, "selective must be one of .* got 'dense'"),
         ({"initial_state": None}, ValueError, "initial_state must be one of .* got None"),

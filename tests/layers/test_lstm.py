@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from statemix.errors import OptionError
 from statemix.layers import LSTM, LSTMState
 
 
@@ -30,7 +31,7 @@ def test_bounds_that_do_not_end_at_the_length_are_refused():
     ("hidden_size", "error", "message"),
     [
         (0, ValueError, "hidden_size must be at least 1, got 0"),
-        (1.5, TypeError, r"hidden_size must be an int, got 1\.5"),
+        (1.5, OptionError, r"hidden_size must be an int, got 1\.5"),
     ],
 )
 def test_bad_sizes_are_named(hidden_size, error, message):

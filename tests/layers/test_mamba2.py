@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import silu, softplus
 
+from statemix.errors import OptionError
 from statemix.layers import LAYERS, Mamba2
 from statemix.layers.mamba2 import CHUNK_SIZE
 
@@ -126,9 +127,9 @@ def test_initial_steps_and_rates_fill_their_intervals():
         ({"head_dim": 5}, ValueError, r"head_dim must divide expand \* hidden_size, got 5 and 12"),
         ({"d_state": 0}, ValueError, "d_state must be at least 1, got 0"),
         ({"d_conv": -1}, ValueError, "d_conv must be at least 0, got -1"),
-        ({"d_conv": False}, TypeError, "d_conv must be an int, got False"),
-        ({"d_conv": torch.zeros(2)}, TypeError, "d_conv must be an int, got tensor"),
-        ({"expand": 1.5}, TypeError, r"expand must be an int, got 1\.5"),
+        ({"d_conv": False}, OptionError, "d_conv must be an int, got False"),
+        ({"d_conv": torch.zeros(2)}, OptionError, "d_conv must be an int, got tensor"),
+        ({"expand": 1.5}, OptionError, r"expand must be an int, got 1\.5"),
     ],
 )
 def test_bad_sizes_are_named(arguments, error, message):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from statemix.bench import comparison
+from statemix.errors import OptionError
 from statemix.layers import LAYERS, LayerSpec, price
 from statemix.layers.state import tensors
 
@@ -85,7 +86,7 @@ def test_a_layer_that_counts_nothing_has_no_flops(toys):
     ("arguments", "error", "message"),
     [
         ({"length": 0}, ValueError, "length must be at least 1, got 0"),
-        ({"length": 1.5}, TypeError, "length must be an int, got 1.5"),
+        ({"length": 1.5}, OptionError, "length must be an int, got 1.5"),
         ({"hidden_size": 0}, ValueError, "hidden_size must be at least 1, got 0"),
         ({"hidden_size": 5}, ValueError, "num_heads must divide hidden_size, got 2 and 5"),
         ({"dtype": torch.int32}, TypeError, "dtype must be one of"),

@@ -12,9 +12,9 @@ from statemix.studies.fixed_points import fixed_point_studies
 from statemix.studies.fixed_points import movahedi as fixed_points
 from statemix.studies.fixed_points.fixed_point_studies import STUDIES, FixedPointStudy, overview
 from statemix.studies.fixed_points.iterated_rows import _iterations, iterated_row
+from statemix.studies.length_table import length_panels, length_table
 from statemix.studies.runner import Ended, run_all
 from statemix.studies.store import key
-from statemix.studies.study import length_panels, length_table
 from statemix.studies.study_entries import SIZES, Number, StudyEntry, Trial, Trials, plan
 from statemix.studies.tidy import by_length, tidy
 from statemix.tasks import TaskSpec

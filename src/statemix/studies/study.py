@@ -1,6 +1,5 @@
 """A study: entries, and what is special about how its runs are measured and shown."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ import polars as pl
 
 from statemix.errors import RequestError
 from statemix.studies import store
+from statemix.studies.length_table import LENGTHS_LEGEND, length_panels, length_table
 from statemix.studies.number_text import accuracy_text, counted, duration_text
 from statemix.studies.runner import Ended, Ending, run_all
 from statemix.studies.store import Row, Store
@@ -23,19 +23,13 @@ from statemix.studies.study_entries import (
     begun,
     due,
 )
-from statemix.studies.table_text import MARKS, Line, Table
-from statemix.studies.tidy import ENOUGH_SEEDS, by_length, cell_labels, tidy
+from statemix.studies.table_text import Table
+from statemix.studies.tidy import ENOUGH_SEEDS, by_length, tidy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from statemix.studies.figure import Panel
-
-LENGTHS_LEGEND = """\
-Columns are tokens of a test sequence. Each number is the mean over seeds, with the range in
-parentheses; after @ stand the iterations at the test, the mean over seeds and layers. = agrees with
-the paper within .05, < below, > above the paper, ? fewer than three seeds. cost: mean training and
-evaluation of a seed."""
 
 
 @dataclass(frozen=True)
@@ -316,93 +310,3 @@ def run_lines(runs: pl.DataFrame) -> Iterator[list[str]]:
             duration_text(run["seconds"]),
             run["commit"],
         ]
-
-
-def length_table(runs: pl.DataFrame, entries: Sequence[StudyEntry]) -> Table:
-    """Lay out accuracies: a line for each model and a column for each length of test sequences.
-
-    Published numbers stand below the line of their model.
-    """
-    cell = cell_labels(runs)
-    numbers = by_length(runs, entries)
-    lengths = sorted(numbers["length"].unique())
-    known = {(*one[: len(cell)], one[-1]["length"]): one[-1] for one in _keyed(numbers, cell)}
-    proven = runs["certificate"].null_count() < len(runs)
-    lines = []
-    for place, group in runs.group_by(cell, maintain_order=True):
-        here = [known.get((*place, length), {}) for length in lengths]
-        first = group.row(0, named=True)
-        cells = [_number(one) for one in here]
-        proofs = [_proven(group)] if proven else []
-        texts = (ended_text(group), *proofs, *cells, _cost(group))
-        lines.append(Line((first["column"], first["model"], *texts)))
-        if any(one.get("published") is not None for one in here):
-            published = [_published(one) for one in here]
-            blank = [""] * (1 + len(proofs))
-            note = first["published_for"]
-            lines.append(Line(("  paper", note, *blank, *published, ""), quiet=True))
-    head = ["trained on", "model", "seeds", *(["proven"] if proven else [])]
-    return Table((*head, *(f"{length:,}" for length in lengths), "cost"), tuple(lines))
-
-
-def _keyed(frame: pl.DataFrame, cell: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    for row in frame.to_dicts():
-        yield (*(row[name] for name in cell), row)
-
-
-def _number(one: Mapping[str, Any]) -> str:
-    if not one.get("seeds"):
-        return ""
-    low, high = accuracy_text(one["low"]), accuracy_text(one["high"])
-    text = accuracy_text(one["mean"]) + (f" ({low}–{high})" if low != high else "")
-    if one["iterations"] is not None:
-        text += f" @{one['iterations']:.0f}"
-    return f"{text} {MARKS[one['verdict']]}".rstrip()
-
-
-def _published(one: Mapping[str, Any]) -> str:
-    from statemix.studies.number_text import published_text
-
-    if one.get("published") is None:
-        return ""
-    steps = one["published_iterations"]
-    return published_text(one["published"]) + ("" if steps is None else f" @{steps}")
-
-
-def ended_text(runs: pl.DataFrame) -> str:
-    """Write how many of some runs have a result, and how many ended without one."""
-    ended = runs["status"].drop_nulls()
-    done = int((ended == "done").sum())
-    lost = len(ended) - done
-    return f"{done} of {len(runs)}" + (f", {lost} without result" if lost else "")
-
-
-def _proven(runs: pl.DataFrame) -> str:
-    certified = runs["certificate"].drop_nulls()
-    return f"{int((certified == 'proven').sum())} of {len(certified)}" if len(certified) else ""
-
-
-def _cost(runs: pl.DataFrame) -> str:
-    seconds = runs.filter(pl.col("status") == "done")["seconds"].to_list()
-    return duration_text(math.fsum(seconds) / len(seconds)) if seconds else ""
-
-
-def length_panels(runs: pl.DataFrame) -> "list[Panel]":
-    """Return a panel for each column: accuracy against the length of test sequences."""
-    from statemix.studies.figure import Panel
-
-    done = runs.filter(pl.col("status") == "done").explode("tests").unnest("tests")
-    return [
-        Panel(
-            str(column),
-            "tokens",
-            group.select(
-                pl.col("model").alias("line"),
-                "family",
-                pl.col("key").alias("run"),
-                pl.col("length").alias("x"),
-                pl.col("accuracy").alias("y"),
-            ),
-        )
-        for (column,), group in done.group_by(["column"], maintain_order=True)
-    ]

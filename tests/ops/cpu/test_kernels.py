@@ -65,13 +65,13 @@ def test_kernels_equal_themselves_on_parts_of_a_large_problem(
 
 @pytest.mark.kernels
 def test_only_a_backward_pass_costs_states_of_32_bits(problem, kind, monkeypatch):
-    call, widened = loader.call, []
+    problem_of, widened = loader.problem_of, []
 
-    def recorded(*names, **tensors):
+    def recorded(gate, temperature, bounds, tensors):
         widened.append("wide_states" in tensors)
-        call(*names, **tensors)
+        return problem_of(gate, temperature, bounds, tensors)
 
-    monkeypatch.setattr(loader, "call", recorded)
+    monkeypatch.setattr(loader, "problem_of", recorded)
     p = problem(kind).to(torch.bfloat16)
     scan = {"blocks": ops.bd_lru, "lags": ops.h_lru}[kind]
     scan(p.gates, p.values)
@@ -285,7 +285,7 @@ def test_missing_kernels_do_not_break_the_graph(problem, kind):
 
 
 STARVED = """
-import resource, torch
+import ctypes, resource, torch
 from statemix.ops.cpu import loader
 blocks, size = 16, 1 << 20
 state = torch.zeros(1, blocks, size).transpose(1, 2).contiguous().transpose(1, 2)
@@ -296,8 +296,10 @@ with open("/proc/self/statm") as file:
     used = int(file.read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (16 << 20), -1))
 try:
-    loader.call("block", "forward", "softmax", None, None, gates=gates, values=values,
-                initial_state=state, states=values, final_state=final)
+    tensors = {"gates": gates, "values": values, "initial_state": state, "states": values,
+               "final_state": final}
+    problem = loader.problem_of("softmax", None, None, tensors)
+    loader.check(loader.function("block", "forward")(ctypes.byref(problem)), problem)
 except MemoryError as error:
     print(error)
 """

@@ -14,9 +14,10 @@ from statemix.studies.fixed_points.iteration_budget import budget_entries
 from statemix.studies.fixed_points.movahedi import PAPER, language
 from statemix.studies.fixed_points.story_questions import ARCHIVE, story_entries
 from statemix.studies.fixed_points.string_copying import copying_entries
+from statemix.studies.length_table import LENGTHS_LEGEND
 from statemix.studies.runner import Ended
 from statemix.studies.store import Row
-from statemix.studies.study import LENGTHS_LEGEND, Study
+from statemix.studies.study import Study
 from statemix.studies.study_entries import SIZES, ProtocolName, SizeName, StudyEntry, Trials, begun
 from statemix.studies.tidy import by_length
 from statemix.tasks.addressing import Split

@@ -248,7 +248,7 @@ def test_bad_requests_are_named(tmp_path, options, message):
 
 @pytest.mark.parametrize("address", ["local", "10.0.0.1:6379"])
 def test_what_no_machine_can_run_is_refused_before_the_cluster_is_asked(tmp_path, address):
-    endless = run().replace(task=TaskSpec("permutation"), schedules=ScheduleConfig())
-    with pytest.raises(RequestError, match=r"^schedules\.num_steps must be given"):
+    endless = run().replace(task=TaskSpec("permutation"), schedules=ScheduleConfig(epochs=2))
+    with pytest.raises(RequestError, match=r"^schedules\.epochs must "):
         run_all(jobs_in(tmp_path, a=endless), ray=address)
     assert not list(tmp_path.iterdir())

@@ -146,7 +146,11 @@ def test_many_sequences_make_as_many_steps_as_their_time_is_divided_by(monkeypat
 
 def test_gates_are_counted_as_the_layers_have_them():
     for case in TINY:
-        layer = BDLRU(6, 2, 3) if case.recurrence == "bd_lru" else HLRU(6, 2, 3)
+        layer = (
+            BDLRU(6, num_blocks=2, block_size=3)
+            if case.recurrence == "bd_lru"
+            else HLRU(6, num_channels=2, order=3)
+        )
         assert case.gates_per_token == layer.gate_proj.out_features
 
 
@@ -173,7 +177,7 @@ def test_sizes_are_refused(sizes, message):
 
 def test_a_step_moves_every_parameter_once_and_the_state_of_each_sequence_twice():
     case = decode.StepCase("bd_lru", 3, 6, 3)
-    layer = BDLRU(6, 2, 3)
+    layer = BDLRU(6, num_blocks=2, block_size=3)
     parameters = sum(parameter.numel() for parameter in layer.parameters())
     assert case.moved_bytes(torch.float32) == 4 * (parameters + 3 * (6 + 6 + 6 + 6))
     # States stay in float32.

@@ -7,7 +7,7 @@ from statemix.layers import LAYERS, Attention, take_rows
 
 
 def drawn(num_heads=3, **options):
-    layer = Attention(6, num_heads, dtype=torch.float64, **options)
+    layer = Attention(6, num_heads=num_heads, dtype=torch.float64, **options)
     layer.reset_parameters(torch.Generator().manual_seed(0))
     return layer
 

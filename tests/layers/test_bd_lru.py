@@ -22,7 +22,7 @@ def generator(seed=0):
 def test_layer_is_projections_around_the_operator(gate):
     """The listing of the paper, written with logical shapes and no attention to memory."""
     H, m = 4, 3
-    layer = BDLRU(5, H, m, gate=gate, dtype=torch.float64)
+    layer = BDLRU(5, num_blocks=H, block_size=m, gate=gate, dtype=torch.float64)
     layer.reset_parameters(generator())
     x = torch.randn(2, 6, 5, generator=generator(1), dtype=torch.float64)
     raw = torch.empty(2, 6, H, m, m + 1, dtype=torch.float64)
@@ -53,12 +53,15 @@ def test_constant_value_is_a_fixed_point(gate):
     torch.testing.assert_close(state, value, **TIGHT)
 
 
-@pytest.mark.parametrize("other", [BDLRU, HLRU])
-def test_blocks_of_one_are_the_linear_part_of_min_gru(other):
+@pytest.mark.parametrize(
+    ("other", "size"),
+    [(BDLRU, {"num_blocks": 4, "block_size": 1}), (HLRU, {"num_channels": 4, "order": 1})],
+)
+def test_blocks_of_one_are_the_linear_part_of_min_gru(other, size):
     """h_t = (1 - z_t) h_{t-1} + z_t v_t, z the sigmoid of the difference of the two logits."""
-    layer = BDLRU(5, 4, 1, dtype=torch.float64)
+    layer = BDLRU(5, num_blocks=4, block_size=1, dtype=torch.float64)
     layer.reset_parameters(generator())
-    twin = other(5, 4, 1, dtype=torch.float64)
+    twin = other(5, **size, dtype=torch.float64)
     twin.load_state_dict(layer.state_dict())
 
     x = torch.randn(2, 9, 5, generator=generator(1), dtype=torch.float64)
@@ -141,4 +144,4 @@ def test_bad_options_are_named(changed, error, message):
 
 def test_unknown_options_are_refused():
     with pytest.raises(TypeError, match="unexpected keyword argument 'gates'"):
-        BDLRU(5, 4, 3, gates="softmax")
+        BDLRU(5, num_blocks=4, block_size=3, gates="softmax")

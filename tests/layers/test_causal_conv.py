@@ -8,7 +8,7 @@ from statemix.layers import LAYERS, CausalConv
 
 
 def drawn(kernel_size, **options):
-    layer = CausalConv(6, kernel_size, dtype=torch.float64, **options)
+    layer = CausalConv(6, kernel_size=kernel_size, dtype=torch.float64, **options)
     layer.reset_parameters(torch.Generator().manual_seed(0))
     return layer
 
@@ -73,7 +73,7 @@ def test_biases_can_be_zeroed():
 )
 def test_bad_sizes_are_named(kernel_size, error, message):
     with pytest.raises(error, match=message):
-        CausalConv(6, kernel_size)
+        CausalConv(6, kernel_size=kernel_size)
 
 
 def test_labels_tell_the_kinds_apart():

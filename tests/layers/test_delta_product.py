@@ -46,7 +46,7 @@ def reference(layer, x):
 
 
 def drawn(kind=DeltaProduct, seed=0, **options):
-    layer = kind(6, 2, dtype=torch.float64, **options)
+    layer = kind(6, num_heads=2, dtype=torch.float64, **options)
     generator = torch.Generator().manual_seed(seed)
     layer.reset_parameters(generator)
     torch.nn.init.uniform_(layer.norm_weight, 0.5, 1.5, generator=generator)
@@ -119,7 +119,7 @@ def test_single_precision_is_accurate_where_keys_repeat():
     with torch.no_grad():
         exact.b_proj.weight.abs_()
     x = tokens(1, 1).abs().expand(1, LENGTH, 6) * 5
-    layer = DeltaProduct(6, 2, num_householder=1, conv_size=0)
+    layer = DeltaProduct(6, num_heads=2, num_householder=1, conv_size=0)
     layer.load_state_dict(exact.state_dict())
     y, state = layer(x.float())
     torch.testing.assert_close(state.memory.double(), exact(x)[1].memory, rtol=1e-4, atol=2e-5)

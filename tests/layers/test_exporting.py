@@ -106,7 +106,7 @@ def test_steps_of_a_graph_follow_a_sequence(name):
 
 @torch.no_grad()
 def test_a_backend_that_is_named_is_kept():
-    layer = layers.BDLRU(WIDTH, 3, 3, backend="loop")
+    layer = layers.BDLRU(WIDTH, num_blocks=3, block_size=3, backend="loop")
     assert "statemix.scan_forward.default" in operators(exported(DecodeStep(layer)))
 
 

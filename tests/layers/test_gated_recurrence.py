@@ -579,7 +579,10 @@ def test_noise_is_drawn_once(monkeypatch, build_gated, training):
     ],
 )
 def test_bad_beginnings_are_refused(options, error, message):
-    for build in (lambda **o: BDLRU(4, 2, 2, **o), lambda **o: HLRU(4, 2, 2, **o)):
+    for build in (
+        lambda **o: BDLRU(4, num_blocks=2, block_size=2, **o),
+        lambda **o: HLRU(4, num_channels=2, order=2, **o),
+    ):
         with pytest.raises(error, match=f"^{message}"):
             build(**options)
 
@@ -644,10 +647,16 @@ def test_compiled_layer_has_no_graph_break_and_the_same_gradients(build_gated):
 
 
 @compiling
-@pytest.mark.parametrize("kind", [BDLRU, HLRU])
-def test_a_compiled_layer_may_compute_its_gates_again(kind):
+@pytest.mark.parametrize(
+    "layer",
+    [
+        BDLRU(6, num_blocks=6, block_size=3, checkpoint_every=2, dtype=torch.float64),
+        HLRU(6, num_channels=6, order=3, checkpoint_every=2, dtype=torch.float64),
+    ],
+    ids=["bd_lru", "h_lru"],
+)
+def test_a_compiled_layer_may_compute_its_gates_again(layer):
     torch.compiler.reset()
-    layer = kind(6, 6, 3, checkpoint_every=2, dtype=torch.float64)
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
 
     def outputs_and_gradients(call):
@@ -710,7 +719,7 @@ def test_vmap_of_grad_over_replicas_equals_a_loop(build_gated):
 @pytest.mark.parametrize("selective", [True, False, "pointwise"])
 def test_weights_start_within_the_bounds_of_linear_maps(selective):
     """As in torch.nn.Linear: uniform within 1 / sqrt(inputs), which gates of one input fill."""
-    layer = BDLRU(64, 64, 3, selective=selective)
+    layer = BDLRU(64, num_blocks=64, block_size=3, selective=selective)
     bounds = {
         "gate_proj.weight": 1 / 8,
         "gate_proj.bias": 1 / 8,

@@ -12,7 +12,7 @@ from statemix.layers.growing import append
 
 @pytest.fixture
 def layer():
-    made = Attention(6, 3, rope=True, dtype=torch.float64)
+    made = Attention(6, num_heads=3, rope=True, dtype=torch.float64)
     made.reset_parameters(torch.Generator().manual_seed(0))
     return made
 
@@ -156,7 +156,7 @@ def test_transforms_see_a_concatenation(layer):
 
 @torch.no_grad()
 def test_a_half_precision_layer_decodes_in_the_precision_of_its_cache():
-    layer = Attention(64, 2, dtype=torch.bfloat16)
+    layer = Attention(64, num_heads=2, dtype=torch.bfloat16)
     x = torch.randn(2, 30, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
     y, state = follow(layer, x, layer.init_state(2))
     assert y.dtype == torch.bfloat16

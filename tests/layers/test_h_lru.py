@@ -54,7 +54,13 @@ def by_the_equations(layer, x, state):
 @pytest.mark.parametrize("realization", ["controller", "observer"])
 def test_layer_computes_its_equations(realization, readout, order, gate):
     layer = HLRU(
-        5, 3, order, gate=gate, realization=realization, readout=readout, dtype=torch.float64
+        5,
+        num_channels=3,
+        order=order,
+        gate=gate,
+        realization=realization,
+        readout=readout,
+        dtype=torch.float64,
     )
     layer.reset_parameters(generator())
     x = torch.randn(2, 7, 5, generator=generator(1), dtype=torch.float64)
@@ -66,7 +72,7 @@ def test_layer_computes_its_equations(realization, readout, order, gate):
 
 
 def test_the_state_holds_the_last_outputs_newest_first():
-    layer = HLRU(4, 4, 3, readout="current", dtype=torch.float64)
+    layer = HLRU(4, num_channels=4, order=3, readout="current", dtype=torch.float64)
     layer.reset_parameters(generator())
     nn.init.eye_(layer.out_proj.weight)
     y, state = layer(torch.randn(2, 6, 4, generator=generator(1), dtype=torch.float64))
@@ -77,7 +83,7 @@ def test_the_state_holds_the_last_outputs_newest_first():
 def test_realizations_differ_unless_the_gates_are_constant(readout):
     def both(selective):
         layers = [
-            HLRU(4, 4, 3, readout="current", realization=r, selective=selective)
+            HLRU(4, num_channels=4, order=3, readout="current", realization=r, selective=selective)
             for r in ("controller", "observer")
         ]
         layers[0].reset_parameters(generator())

@@ -461,13 +461,13 @@ ABSENT = [
 @pytest.mark.parametrize("initial_state", ["zero", "learned"])
 def test_arguments_of_init_state_are_checked(initial_state, arguments, error, message):
     for layer in (
-        layers.BDLRU(4, 2, 2, initial_state=initial_state),
-        layers.HLRU(4, 2, 2, initial_state=initial_state),
+        layers.BDLRU(4, num_blocks=2, block_size=2, initial_state=initial_state),
+        layers.HLRU(4, num_channels=2, order=2, initial_state=initial_state),
         layers.LSTM(4),
-        layers.DeltaNet(4, 2),
+        layers.DeltaNet(4, num_heads=2),
         layers.Mamba2(4, head_dim=4),
-        layers.CausalConv(4, 2),
-        layers.Attention(4, 2),
+        layers.CausalConv(4, kernel_size=2),
+        layers.Attention(4, num_heads=2),
     ):
         with pytest.raises(error, match=message):
             layer.init_state(**{"batch_size": 2} | arguments)
@@ -483,13 +483,13 @@ def test_arguments_of_init_state_are_checked(initial_state, arguments, error, me
 )
 def test_constructors_check_device_and_dtype(name, value, error):
     for build in (
-        lambda **more: layers.BDLRU(4, 2, 2, **more),
-        lambda **more: layers.HLRU(4, 2, 2, **more),
+        lambda **more: layers.BDLRU(4, num_blocks=2, block_size=2, **more),
+        lambda **more: layers.HLRU(4, num_channels=2, order=2, **more),
         lambda **more: layers.LSTM(4, **more),
-        lambda **more: layers.DeltaNet(4, 2, **more),
+        lambda **more: layers.DeltaNet(4, num_heads=2, **more),
         lambda **more: layers.Mamba2(4, head_dim=4, **more),
-        lambda **more: layers.CausalConv(4, 2, **more),
-        lambda **more: layers.Attention(4, 2, **more),
+        lambda **more: layers.CausalConv(4, kernel_size=2, **more),
+        lambda **more: layers.Attention(4, num_heads=2, **more),
     ):
         with pytest.raises(error, match=f"{name} must"):
             build(**{name: value})
@@ -501,9 +501,11 @@ def test_sizes_beyond_any_memory_are_refused():
     ):
         layers.LSTM(2**63)
     with pytest.raises(OptionError, match="gate_temperature must be a number"):
-        layers.BDLRU(4, 2, 2, gate_temperature=torch.nn.Parameter(torch.ones(1)))
+        layers.BDLRU(
+            4, num_blocks=2, block_size=2, gate_temperature=torch.nn.Parameter(torch.ones(1))
+        )
     with pytest.raises(ValueError, match="gate_temperature must be positive and finite"):
-        layers.BDLRU(4, 2, 2, gate_temperature=10**400)
+        layers.BDLRU(4, num_blocks=2, block_size=2, gate_temperature=10**400)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -514,8 +516,8 @@ def test_dynamic_quantisation_changes_results_little(selective, initial_state):
     """Its linear maps hold 8-bit weights instead of parameters."""
     options = {"selective": selective, "initial_state": initial_state}
     for layer in (
-        layers.BDLRU(8, 8, 2, **options),
-        layers.HLRU(8, 8, 2, **options),
+        layers.BDLRU(8, num_blocks=8, block_size=2, **options),
+        layers.HLRU(8, num_channels=8, order=2, **options),
         layers.LSTM(8),
     ):
         quantised = torch.ao.quantization.quantize_dynamic(layer, dtype=torch.qint8)
@@ -552,6 +554,20 @@ def test_dynamic_quantisation_keeps_the_baselines_working(name):
     assert quantised.state_size == layer.state_size
 
 
+def test_masks_are_refused_with_the_argument_that_packs(build):
+    layer, mask = build(), torch.ones(2, 4, dtype=torch.bool)
+    with pytest.raises(TypeError, match=r"^state must be .* got a mask; .* with cu_seqlens$"):
+        layer(tokens(2, 4), mask)
+    with pytest.raises(TypeError, match=r"unexpected argument 'attention_mask'; .* cu_seqlens$"):
+        layer(tokens(2, 4), attention_mask=mask)
+
+
+def test_sizes_are_named(build):
+    layer = build()
+    with pytest.raises(TypeError, match="positional argument"):
+        type(layer)(HIDDEN_SIZE, 2)
+
+
 def test_a_layer_needs_every_method_of_the_interface():
     methods = {"forward", "step", "init_state", "reset_parameters"}
     for missing in methods:
@@ -568,7 +584,7 @@ def test_a_layer_needs_every_method_of_the_interface():
 @pytest.mark.parametrize("shape", [(2, 4, 4), (2, 4, 1), (8,), ()])
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_a_step_takes_one_token_per_sequence(mode, shape):
-    layer = BDLRU(4, 2, 2)
+    layer = BDLRU(4, num_blocks=2, block_size=2)
     with mode(), pytest.raises(ValueError, match=r"^x_t must have shape \(B, hidden_size=4\), got"):
         layer.step(torch.zeros(shape), layer.init_state(2))
     with mode(), pytest.raises(ValueError, match=r"^state must have shape \(B=2, num_blocks=2, "):
@@ -578,9 +594,9 @@ def test_a_step_takes_one_token_per_sequence(mode, shape):
 @pytest.mark.parametrize(
     ("construct", "units"),
     [
-        (lambda: BDLRU(4, 1, 2**31 - 1), "num_blocks"),
-        (lambda: BDLRU(4, 2**20, 2**10), "num_blocks"),
-        (lambda: layers.HLRU(4, 2**20, 2**12), "num_channels"),
+        (lambda: BDLRU(4, num_blocks=1, block_size=2**31 - 1), "num_blocks"),
+        (lambda: BDLRU(4, num_blocks=2**20, block_size=2**10), "num_blocks"),
+        (lambda: layers.HLRU(4, num_channels=2**20, order=2**12), "num_channels"),
     ],
 )
 def test_more_gates_than_can_be_counted_are_refused(construct, units):
@@ -592,7 +608,7 @@ def test_sizes_end_below_two_to_the_31st():
     layer_module.check_sizes(first=1, last=2**31 - 1)
     with pytest.raises(ValueError, match=r"^last must be below 2\^31, got 2147483648$"):
         layer_module.check_sizes(first=1, last=2**31)
-    layer = BDLRU(4, 2, 2)
+    layer = BDLRU(4, num_blocks=2, block_size=2)
     assert len(layer.init_state(2**31 - 1, device="meta")) == 2**31 - 1
     assert len(layer.init_state(0)) == 0
     for number in (-1, 2**31):

@@ -69,7 +69,7 @@ def test_the_gates_are_the_rows_that_share_a_normalisation(build_gated):
 @torch.no_grad()
 @pytest.mark.parametrize("realization", ops.REALIZATIONS)
 def test_the_transitions_of_h_lru_are_companions_of_its_gates(realization):
-    layer = HLRU(HIDDEN_SIZE, 4, 3, realization=realization, dtype=torch.float64)
+    layer = HLRU(HIDDEN_SIZE, num_channels=4, order=3, realization=realization, dtype=torch.float64)
     found = layer.recurrence(inputs())
     gates = found.gates[1, 5, 2, 0].numpy()
     expected = np.array([gates[:3], [1, 0, 0], [0, 1, 0]])

@@ -101,8 +101,8 @@ class Attention(PaddedLayer):
     def __init__(
         self,
         hidden_size: int,
-        num_heads: int,
         *,
+        num_heads: int,
         rope: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,

@@ -90,9 +90,9 @@ class BDLRU(GatedRecurrence):
     def __init__(
         self,
         hidden_size: int,
+        *,
         num_blocks: int,
         block_size: int,
-        *,
         gate: str = "softmax",
         gate_temperature: float = 1.0,
         selective: Selectivity = True,

@@ -61,8 +61,8 @@ class CausalConv(PaddedLayer):
     def __init__(
         self,
         hidden_size: int,
-        kernel_size: int,
         *,
+        kernel_size: int,
         depthwise: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,

@@ -111,8 +111,8 @@ class DeltaProduct(PaddedLayer):
     def __init__(
         self,
         hidden_size: int,
-        num_heads: int,
         *,
+        num_heads: int,
         num_householder: int = 4,
         head_dim: int | None = None,
         expand_v: int = 1,
@@ -338,8 +338,8 @@ class DeltaNet(DeltaProduct):
     def __init__(
         self,
         hidden_size: int,
-        num_heads: int,
         *,
+        num_heads: int,
         head_dim: int | None = None,
         expand_v: int = 1,
         allow_neg_eigval: bool = True,
@@ -351,7 +351,7 @@ class DeltaNet(DeltaProduct):
     ) -> None:
         super().__init__(
             hidden_size,
-            num_heads,
+            num_heads=num_heads,
             num_householder=1,
             head_dim=head_dim,
             expand_v=expand_v,

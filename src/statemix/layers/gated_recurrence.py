@@ -17,6 +17,7 @@ from statemix.layers.layer import (
     at_least_float32,
     check_placement,
     check_sizes,
+    refuse_unknown,
     zero_states,
 )
 from statemix.layers.linear import is_linear, linear
@@ -183,8 +184,13 @@ class GatedRecurrence(Layer):
         """Run over checked arguments of ``forward``."""
 
     def forward(
-        self, x: Tensor, state: Tensor | None = None, cu_seqlens: Tensor | None = None
+        self,
+        x: Tensor,
+        state: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        **unknown: object,
     ) -> tuple[Tensor, Tensor]:
+        refuse_unknown(unknown)
         num_sequences = self._check_sequence(x, state, cu_seqlens)
         if state is None:
             state = self.init_state(num_sequences, x.device, x.dtype)

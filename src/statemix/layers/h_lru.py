@@ -103,9 +103,9 @@ class HLRU(GatedRecurrence):
     def __init__(
         self,
         hidden_size: int,
+        *,
         num_channels: int,
         order: int,
-        *,
         gate: str = "softmax",
         gate_temperature: float = 1.0,
         selective: Selectivity = True,

@@ -224,6 +224,8 @@ class Layer(nn.Module, ABC):
 
     def _check_carried(self, state: State, num_sequences: int, axis: str, x: Tensor) -> None:
         """Check a state, which must be on the device of the input."""
+        if isinstance(state, Tensor) and state.dtype == torch.bool:
+            raise TypeError(f"state must be a state of the layer, got a mask; {_NO_MASK}")
         self.check_state(state, num_sequences, axis)
         for name, part in tensors(state):
             if part.device != x.device:
@@ -244,6 +246,19 @@ class Layer(nn.Module, ABC):
                 f"{name} must have the dtype of the parameters ({weight.dtype}), "
                 f"got {x.dtype}; convert it, or run under torch.autocast"
             )
+
+
+def refuse_unknown(unknown: Mapping[str, object]) -> None:
+    """Refuse arguments that ``forward`` does not have, such as a mask.
+
+    Raises:
+        TypeError: if there are any.
+    """
+    if unknown:
+        raise TypeError(f"forward() got an unexpected argument {next(iter(unknown))!r}; {_NO_MASK}")
+
+
+_NO_MASK = "layers take no masks: pack sequences of different lengths with cu_seqlens"
 
 
 def used_weight(module: nn.Module | None) -> Tensor | None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import rnn
 
-from statemix.layers.layer import Layer, at_least_float32
+from statemix.layers.layer import Layer, at_least_float32, refuse_unknown
 from statemix.layers.state import State, map_state, owned, take_rows
 from statemix.ops.checks import check_cu_seqlens_values
 
@@ -40,8 +40,13 @@ class PaddedLayer(Layer):
         """
 
     def forward(
-        self, x: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None
+        self,
+        x: Tensor,
+        state: State | None = None,
+        cu_seqlens: Tensor | None = None,
+        **unknown: object,
     ) -> tuple[Tensor, State]:
+        refuse_unknown(unknown)
         num_sequences = self._check_sequence(x, state, cu_seqlens)
         if cu_seqlens is not None:
             check_cu_seqlens_values(cu_seqlens, x.shape[1])

@@ -48,7 +48,7 @@ def test_an_entry_is_the_product_of_the_transitions_in_between(layer, x):
 @torch.no_grad()
 def test_one_more_input_changes_later_states_by_its_column(x):
     """The definition of a contribution, without any matrix: a difference of two runs."""
-    layer = BDLRU(6, 3, 2, selective=False, dtype=torch.float64)
+    layer = BDLRU(6, num_blocks=3, block_size=2, selective=False, dtype=torch.float64)
     matrices, s = mixing(layer.recurrence(x)), 2
     before = layer.recurrence(x).values
     changed = x.clone()
@@ -63,7 +63,10 @@ def test_one_more_input_changes_later_states_by_its_column(x):
 @pytest.mark.parametrize("gate", ["softmax", "sigmoid", "relu", "tanh", "signed"])
 @torch.no_grad()
 def test_what_one_entry_receives_is_at_most_one_by_proposition_1(x, gate):
-    for layer in (BDLRU(6, 3, 4, gate=gate), HLRU(6, 3, 4, gate=gate)):
+    for layer in (
+        BDLRU(6, num_blocks=3, block_size=4, gate=gate),
+        HLRU(6, num_channels=3, order=4, gate=gate),
+    ):
         matrices = mixing(layer.recurrence(x.float()))
         received = matrices.abs().sum(dim=(2, -1))  # over the times of the inputs and their entries
         assert received.max() <= 1 + 1e-5

@@ -51,7 +51,7 @@ def test_layers_inside_layers_are_found_and_unused_ones_are_not(tokens):
             super().__init__()
             self.embedding = nn.Embedding(6, 4)
             self.unused = LSTM(4)
-            self.inner = nn.ModuleList([BDLRU(4, 2, 2)])
+            self.inner = nn.ModuleList([BDLRU(4, num_blocks=2, block_size=2)])
 
         def forward(self, tokens):
             return self.inner[0](self.embedding(tokens))[0]

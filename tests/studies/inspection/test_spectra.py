@@ -19,7 +19,9 @@ def multiset(values):
 @pytest.mark.parametrize("realization", ["controller", "observer"])
 @pytest.mark.parametrize("gate", ["softmax", "none"])
 def test_those_of_h_lru_are_the_roots_of_its_characteristic_polynomial(x, realization, gate):
-    layer = HLRU(6, 4, 3, realization=realization, gate=gate, dtype=torch.float64)
+    layer = HLRU(
+        6, num_channels=4, order=3, realization=realization, gate=gate, dtype=torch.float64
+    )
     recurrence = layer.recurrence(x)
     found = eigenvalues(recurrence.transitions)
     assert found.shape == (2, 7, 4, 3)
@@ -42,7 +44,9 @@ def test_those_of_a_permutation_are_roots_of_unity_and_the_largest_come_first():
 @torch.no_grad()
 @pytest.mark.parametrize("gate", ["softmax", "signed", "householder"])
 def test_those_of_bounded_gates_stay_inside_the_unit_circle(x, gate):
-    found = eigenvalues(BDLRU(6, 5, 3, gate=gate).recurrence(x.float() * 10).transitions)
+    found = eigenvalues(
+        BDLRU(6, num_blocks=5, block_size=3, gate=gate).recurrence(x.float() * 10).transitions
+    )
     assert found.abs().max() <= 1 + 1e-6
 
 

@@ -126,10 +126,14 @@ class FixedPointLayer(PaddedLayer):
         self._quantile = float(value)
 
     def forward(
-        self, x: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None
+        self,
+        x: Tensor,
+        state: State | None = None,
+        cu_seqlens: Tensor | None = None,
+        **unknown: object,
     ) -> tuple[Tensor, State]:
         self._found = {}
-        return super().forward(x, state, cu_seqlens)
+        return super().forward(x, state, cu_seqlens, **unknown)
 
     def reports(self) -> Mapping[str, Tensor]:
         """Return the iterations and the largest residual of the last call.

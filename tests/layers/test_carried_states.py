@@ -53,6 +53,25 @@ def test_states_of_every_realization_are_compact(options):
     assert part.untyped_storage().nbytes() <= 2 * part.nbytes
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_a_state_can_be_changed_in_place(make, case):
+    layer = make()
+    state = after(layer, case)
+    given = [part.clone() for _, part in tensors(state)]
+    for _, part in tensors(state):
+        part[0] = 0
+    if case == "initial":
+        for (_, again), before in zip(tensors(layer.init_state(1)), given, strict=True):
+            assert torch.equal(again, before)
+
+
+@pytest.mark.parametrize(("name", "size"), [("bd_lru", "block_size"), ("h_lru", "order")])
+def test_a_state_of_one_entry_can_be_changed_in_place(name, size):
+    units = "num_blocks" if name == "bd_lru" else "num_channels"
+    layer = layers.build(name, hidden_size=8, **{units: 4, size: 1})
+    after(layer, "whole")[0] = 0
+
+
 def test_changing_the_state_after_no_tokens_leaves_the_state_before(make):
     layer = make()
     _, before = layer(torch.randn(1, 5, 8))

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from statemix.automaton import HasAutomaton
 from statemix.errors import RequestError
 from statemix.layers import LayerSpec
+from statemix.layers.bd_lru import TRACKING
 from statemix.tasks import TASKS, Task, TaskSpec
 from statemix.tasks.permutation import Permutation
 from statemix.training import (
@@ -59,16 +60,7 @@ def exact(task: TaskSpec) -> RunConfig:
     return RunConfig(
         task=task,
         model=ModelConfig(
-            layers=(
-                LayerSpec(
-                    "bd_lru",
-                    num_blocks=6,
-                    block_size=block_size,
-                    initial_state="learned",
-                    initial_std=1.0,
-                    input_gate_bias=-6.0,
-                ),
-            ),
+            layers=(LayerSpec("bd_lru", num_blocks=6, block_size=block_size, **TRACKING),),
         ),
         batches=BatchConfig(size=_BATCH_SIZE),
         optimizer=OptimizerConfig(learning_rate=2e-3),

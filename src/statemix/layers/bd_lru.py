@@ -43,8 +43,8 @@ class BDLRU(GatedRecurrence):
         num_blocks: number H of blocks; the state has ``num_blocks * block_size`` entries.
         block_size: entries m per block. 1 gives a diagonal network; composing permutations of n
             elements exactly requires n.
-        gate: name of a gate family, one of ``ops.GATES``. ``"none"`` does not bound the state: with
-            initial parameters it reaches 1e16 within about 1,000 tokens.
+        gate: name of a gate family, one of ``ops.GATES``. ``"none"`` does not bound the state,
+            which may grow exponentially with the number of tokens.
         gate_temperature: temperature tau, the attribute of the same name.
         selective: True: every gate sees every channel. "pointwise": the gates of block k see only
             channel k (requires ``num_blocks == hidden_size``). False: gates are learned constants.

@@ -45,7 +45,7 @@ class HLRU(GatedRecurrence):
         num_channels: number H of channels; the state has ``num_channels * order`` entries.
         order: lags m per channel. 1 gives a diagonal network.
         gate: name of a gate family, one of ``ops.GATES`` that is not for blocks only. ``"none"``
-            does not bound the state, which may grow without limit.
+            does not bound the state, which may grow exponentially with the number of tokens.
         gate_temperature: temperature tau, the attribute of the same name.
         selective: True: every gate sees every channel. "pointwise": the gates of channel k see
             only input channel k (requires ``num_channels == hidden_size``). False: gates are

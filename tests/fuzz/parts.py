@@ -40,7 +40,9 @@ def layer_options(r: random.Random) -> tuple[str, dict[str, Any]]:
     options["gate_temperature"] = r.choice([1.0, 0.125, 3, 10 ** r.uniform(-2, 2)])
     options["initial_state"] = r.choice(["zero", "learned"])
     backends = ops.BACKENDS.values()
-    usable = [b.name for b in backends if b.obstacle("block", "cpu", torch.float32) is None]
+    usable = [
+        b.name for b in backends if b.obstacle("block", torch.device("cpu"), torch.float32) is None
+    ]
     options["backend"] = r.choice([None, *usable])
     if kind == "bd_lru":
         options |= {"num_blocks": units, "block_size": r.choice([1, 2, 3, 4, 5])}

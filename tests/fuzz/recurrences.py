@@ -175,7 +175,9 @@ def draw(r: random.Random) -> Problem:
         options["cu_seqlens"] = arranged(r, bounds.cumsum(0).to(bounds.dtype))
     dtype = r.choice(DTYPES)
     backends = ops.BACKENDS.values()
-    usable = [b.name for b in backends if b.obstacle("block", "cpu", torch.float32) is None]
+    usable = [
+        b.name for b in backends if b.obstacle("block", torch.device("cpu"), torch.float32) is None
+    ]
     options["backend"] = r.choice([None, *usable, "cpu" if "cpu" in usable else None])
     generator = torch.Generator().manual_seed(r.getrandbits(63))
 

@@ -68,8 +68,12 @@ def test_runs_end_as_they_do_here(tmp_path, monkeypatch):
     )
     here = run_all(jobs_in(Path("here"), **configs))
     for row, other in zip(rows, here, strict=True):
-        assert (row.status, row.message, row.details) == (other.status, other.message, "")
-        assert read_status(row.job.folder) == read_status(other.job.folder)
+        # Whether a checkpoint was due before a run diverged depends on the clock.
+        messages = [one.message.partition("; the last good")[0] for one in (row, other)]
+        messages = [text.partition("; no good")[0] for text in messages]
+        assert (row.status, messages[0], row.details) == (other.status, messages[1], "")
+        statuses = [read_status(one.job.folder).status for one in (row, other)]
+        assert statuses[0] == statuses[1]
     assert sorted(row.job.name for row in told) == ["a", "b", "hot"]
     assert {(name, "finished") for name in "ab"} < set(events)
     for name in "ab":

@@ -83,10 +83,12 @@ def data(figure, size):
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_figure_has_its_panels_lines_and_places(name, size):
     found = {}
-    for point in FIGURES[name].points("paper", size):
-        found.setdefault(point.panel, {}).setdefault(point.line, []).append(point.x)
+    for entry in FIGURES[name].entries("paper", size):
+        panel, line, x = (entry.labels[label] for label in ("panel", "line", "x"))
+        # A panel of several data sets has an entry for each.
+        found.setdefault(panel, {}).setdefault(line, set()).add((x, entry.model))
     shown = {
-        panel: {line: sorted(places) for line, places in lines.items()}
+        panel: {line: sorted(x for x, _ in places) for line, places in lines.items()}
         for panel, lines in found.items()
     }
     assert shown == {

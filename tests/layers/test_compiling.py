@@ -38,10 +38,9 @@ def agree(compiled, layer, x, *, autocast=False, **given):
     torch.testing.assert_close(*results, **tolerance)
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_compiled_layer_trains_at_a_second_length(make, backend):
+def test_a_compiled_layer_trains_at_a_second_length(make):
     layer = make()
-    compiled = torch.compile(layer, backend=backend)
+    compiled = torch.compile(layer, backend="aot_eager")
     for length in (5, 9):
         agree(compiled, layer, tokens(2, length))
 
@@ -60,7 +59,7 @@ def test_a_compiled_layer_takes_packed_rows_and_autocast(make, case):
 
 def test_a_compiled_step_takes_a_second_batch(make):
     layer = make()
-    step = torch.compile(layer.step, backend="aot_eager")
+    step = torch.compile(layer.step, backend="eager")
     for batch in (2, 3):
         with torch.no_grad():
             x, state = tokens(batch, 1)[:, 0], layer.init_state(batch)

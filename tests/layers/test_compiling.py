@@ -83,7 +83,18 @@ def test_a_compiled_layer_trains_at_lengths_of_several_chunks(name, options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["bd_lru", "delta_net"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bd_lru",
+        pytest.param(
+            "delta_net",
+            marks=pytest.mark.xfail(
+                strict=True, reason="Inductor of PyTorch 2.13 fails at an open length: 1 < s27"
+            ),
+        ),
+    ],
+)
 def test_the_default_compiler_trains_at_a_second_length(name):
     options = {"bd_lru": {"num_blocks": 4, "block_size": 2}, "delta_net": {"num_heads": 2}}
     layer = layers.build(name, hidden_size=8, **options[name])

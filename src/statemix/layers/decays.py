@@ -63,4 +63,4 @@ def chunked(x: Tensor, most: int) -> Tensor:
         num_chunks += 1
     # Where lengths are open, a compiler errs about the strides of padding's gradient.
     zeros = x.new_zeros(x.shape[0], num_chunks * most - length, *x.shape[2:])
-    return torch.cat([x, zeros], 1).view(x.shape[0], num_chunks, most, *x.shape[2:])
+    return torch.cat([x, zeros], 1).reshape(x.shape[0], num_chunks, most, *x.shape[2:])

@@ -421,8 +421,10 @@ def test_an_interrupted_run_is_saved_and_the_repeated_command_resumes_it(
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stderr is not None
+        # After the first step there is something to save: wait for the first evaluation.
         for line in process.stderr:
             if "started at step 0" in line:
+                next(process.stderr)
                 process.send_signal(number)
                 break
         rest = process.stderr.read()

@@ -249,7 +249,9 @@ def mask_of(
         raise ValueError(f"{names[1]} must be None with {names[0]}")
     if lengths is None:
         return attention_mask
-    bind({"B": len(tokens)}, "lengths", lengths, "B")
+    sizes: dict[str, int] = {}
+    bind(sizes, "tokens", tokens, "B T")
+    bind(sizes, "lengths", lengths, "B")
     if lengths.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"lengths must be int32 or int64, got {lengths.dtype}")
     if lengths.device != tokens.device:

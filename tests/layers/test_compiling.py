@@ -1,5 +1,8 @@
 """Every layer compiled and exported: second lengths, packed rows, steps, autocast, other dtypes."""
 
+import os
+import shutil
+
 import pytest
 import torch
 
@@ -83,6 +86,9 @@ def test_a_compiled_layer_trains_at_lengths_of_several_chunks(name, options):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(
+    shutil.which(os.environ.get("CXX", "g++")) is None, reason="Inductor needs a C++ compiler"
+)
 @pytest.mark.parametrize(
     "name",
     [

@@ -205,9 +205,11 @@ def distrust(operator: str, device: torch.device, backend: str = "triton") -> st
 
 
 def _quick_check(operator: str, device: torch.device, backend: str) -> list[CheckVerdict]:
-    # In a thread of its own: modes, transforms and tracers of the caller must not see the check.
-    with ThreadPoolExecutor(1) as pool:
-        return list(pool.map(lambda case: examine(case, backend, device), QUICK[operator]))
+    # In threads of their own: modes, transforms and tracers of the caller must not see the check, and
+    # Triton compiles in several threads at once.
+    cases = QUICK[operator]
+    with ThreadPoolExecutor(len(cases)) as pool:
+        return list(pool.map(lambda case: examine(case, backend, device), cases))
 
 
 def _fault(verdicts: list[CheckVerdict], device: torch.device, backend: str) -> str:

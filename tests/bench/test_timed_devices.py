@@ -1,6 +1,8 @@
 """Calls as CUDA graphs, with stand-ins for what only a GPU has."""
 
 import contextlib
+import weakref
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -63,6 +65,17 @@ def test_a_call_is_captured_once_and_replayed(device):
     assert captured == ["begins", "ends"]
     assert [replay(), replay()] == [4, 4]
     assert (len(made), _Graph.replays) == (4, 2)
+
+
+def test_a_replay_keeps_the_inputs_of_the_call(device):
+    cuda, _ = device
+    inputs = torch.zeros(1)
+    alive = weakref.ref(inputs)
+    replay = cuda.waiting(partial(torch.neg, inputs))
+    del inputs
+    assert alive() is not None
+    del replay
+    assert alive() is None
 
 
 def test_a_call_that_cannot_be_captured_is_unavailable(device):

@@ -129,7 +129,7 @@ def test_a_check_compares_all_kernels_with_the_reference(capsys):
     assert code == 0
     cases = list(selfcheck.complete_cases())
     rows = [line for line in out.splitlines() if line.startswith("cpu     cpu     agrees ")]
-    assert len(rows) == len(cases) > 80
+    assert len(rows) == len(cases) > 50
     assert all(str(case) in row for case, row in zip(cases, rows, strict=True))
 
 

@@ -10,10 +10,10 @@ from statemix.training.batches import TaskBatches, packed, padded, rows
 CPU = torch.device("cpu")
 
 
-def batches_of(config):
+def batches_of(config, device=CPU):
     config = config.resolved()
     return TaskBatches(
-        config.build_task(), config.batches, config.schedules, seed=config.seed, device=CPU
+        config.build_task(), config.batches, config.schedules, seed=config.seed, device=device
     )
 
 
@@ -130,3 +130,10 @@ def test_a_batch_moves_as_a_whole(toys):
         moved = [one.tokens, one.cu_seqlens if form is packed else one.lengths]
         moved += one.targets.values()
         assert {tensor.device.type for tensor in moved} == {"meta"}
+
+
+@pytest.mark.parametrize("form", [False, True], ids=["padded", "packed"])
+def test_batches_are_on_the_device_of_the_run(tiny, form):
+    device = torch.device("meta")
+    of_step = batch(batches_of(tiny({"batches.packed": form}), device), 0)
+    assert {one.device for one in (of_step.tokens, *of_step.targets.values())} == {device}

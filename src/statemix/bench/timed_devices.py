@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -145,8 +146,11 @@ def _captured(call: Call) -> Call:
             raise
         raise BackendUnavailableError(f"cannot be replayed as a CUDA graph: {error}") from error
 
-    def replay() -> Any:
-        graph.replay()
-        return result
+    return partial(_replayed, graph, result, call)
 
-    return replay
+
+def _replayed(graph: torch.cuda.CUDAGraph, result: Any, call: Call) -> Any:
+    # The call owns the inputs, whose memory the graph reads.
+    del call
+    graph.replay()
+    return result

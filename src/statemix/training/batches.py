@@ -115,7 +115,7 @@ class TaskBatches:
         form = packed if self._config.packed else padded
         pieces = min(self._config.accumulate, len(examples.tokens))
         return [
-            form(rows(examples, piece), num_scored)
+            form(rows(examples, piece), num_scored).to(self._device)
             for piece in np.array_split(np.arange(len(examples.tokens)), pieces)
         ]
 

@@ -1,4 +1,4 @@
-"""Steps of the Triton kernels: a sequence bit for bit, by one launch, ready for CUDA graphs.
+"""Steps of the Triton kernels: the numbers of a sequence, by one launch, ready for CUDA graphs.
 
 The interpreter must be chosen before Triton is imported: ``make test-triton``.
 """
@@ -31,7 +31,10 @@ def on_device(p):
 
 
 def check_steps(p, identical, monkeypatch, gate="softmax", temperature=None):
-    """Steps of inference, each prepared once, equal the sequence as one chunk."""
+    """Steps of inference, each prepared once, equal the sequence as one chunk.
+
+    In the interpreter bit for bit.
+    """
     p, launches = on_device(p), []
     module = modules()["reflect" if gate == "householder" else OPERATORS[p.kind]]
     counted(monkeypatch, module, launches)
@@ -45,7 +48,12 @@ def check_steps(p, identical, monkeypatch, gate="softmax", temperature=None):
             h_t, state = STEPS[p.kind](g_t, v_t, state, gate, **options)
             states.append(h_t)
     assert launches == ["local_forward"] * len(states)
-    identical((torch.stack(states, 1), state), expected)
+    found = torch.stack(states, 1), state
+    if DEVICE == "cpu":
+        identical(found, expected)
+    else:
+        # A compiler may join a product and a sum in one of the two kernels alone.
+        torch.testing.assert_close(found, expected)
 
 
 def modules():

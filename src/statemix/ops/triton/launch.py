@@ -98,8 +98,9 @@ def backward(
 def prepare_step(scan: Scan) -> Step | None:
     """Return a function that runs one step by one launch, or None if it would copy an argument.
 
-    The step is ``local_forward`` with T = 1, so that it rounds as a sequence of one chunk does. It
-    allocates its results and waits for nothing: a CUDA graph can capture it.
+    The step is ``local_forward`` with T = 1. It equals a sequence of one chunk up to the last bits,
+    because compilers join products and sums differently in the two kernels. It allocates its
+    results and waits for nothing: a CUDA graph can capture it.
     """
     gates, values, initial = scan[:3]
     if (

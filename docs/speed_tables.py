@@ -20,6 +20,7 @@ def tables() -> dict[str, str]:
     return {
         "paper": _paper("ops-0cfac9a"),
         "operators": _operators("ops-5f14511", "ops-9442151"),
+        "gpu": _gpu("gpu-4b756eb"),
         "peers": _peers("ops-d6c4113"),
         "layers": _layers("layers-5f14511", "layers-637d344"),
         "steps": _steps("decode-c80c6c9", "decode-637d344"),
@@ -58,6 +59,19 @@ def _operators(*files: str) -> str:
         "Time of an operator, forward and backward, divided by the time of a copy of its bytes."
     )
     return _table(caption, ["dtype", "gates", "B x T x H x m"], dict(sorted(cells.items())), files)
+
+
+def _gpu(file: str) -> str:
+    cells: Cells = {}
+    for row in _rows(file):
+        if row["provider"] == "statemix":
+            key = (row["dtype"], _size(row["case"]))
+            heading = {"forward": "forward", "forward_backward": "forward and backward"}
+            ratio = f"{row['ratios']['copy']['p50']:.1f}"
+            cells.setdefault(key, {})[heading[row["case"]["direction"]]] = ratio
+            device = row["backends"]["triton"]
+    caption = f"Time of BD-LRU on one {device}, divided by the time of a copy of its bytes."
+    return _table(caption, ["dtype", "B x T x H x m"], cells, [file])
 
 
 def _peers(file: str) -> str:

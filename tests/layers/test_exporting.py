@@ -151,11 +151,8 @@ print("equal")
 @pytest.mark.parametrize(
     ("name", "call", "sizes", "hidden"),
     [
-        ("bd_lru", DecodeStep, (3,), ["statemix"]),
         ("h_lru", DecodeStep, (3,), ["statemix"]),
-        ("delta_net", DecodeStep, (3,), ["statemix"]),
         ("bd_lru", WholeSequence, (3, 21), ["statemix.layers"]),
-        ("h_lru", WholeSequence, (3, 21), ["statemix.layers"]),
     ],
 )
 @torch.no_grad()

@@ -9,8 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import EllipseCollection, LineCollection
 from matplotlib.figure import Figure
 
-from statemix.studies.figure import LIGHT, Theme, drawing
-from statemix.studies.layer_names import series_colours
+from statemix.studies.figure import LIGHT, Theme, drawing, series_colours
 
 Points = Sequence[Sequence[float]]
 """Eigenvalues as pairs (real part, imaginary part)."""

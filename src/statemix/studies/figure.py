@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from statemix.studies.layer_names import series_colours
+from statemix.bench.compared_layers import LOOKS
 
 DPI = 150
 """Dots per inch of a stored picture."""
@@ -159,6 +159,31 @@ def _ticks(places: Sequence[float]) -> Sequence[float]:
     if len(places) <= 8:
         return places
     return [4.0**power for power in range(24) if places[0] <= 4.0**power <= places[-1]]
+
+
+def series_colours(families: Sequence[str]) -> list[str]:
+    """Return a colour for each series of a figure.
+
+    Args:
+        families: name of the layer of each series, or any other name. Series of one layer are
+            shades of its colour.
+    """
+    others = [name for name in dict.fromkeys(families) if name not in LOOKS]
+    palette = sns.color_palette("husl", len(others), desat=0.8).as_hex()
+    colours = dict(zip(others, palette, strict=True)) | {
+        name: look.colour for name, look in LOOKS.items()
+    }
+    shades = {family: iter(_shades(colours[family], families.count(family))) for family in families}
+    return [next(shades[family]) for family in families]
+
+
+def _shades(colour: str, count: int) -> list[str]:
+    if count == 1:
+        return [colour]
+    # The ends stay away from black and white, so that lines can be seen on every page.
+    dark, light = (sns.set_hls_values(colour, l=lightness) for lightness in (0.28, 0.68))
+    shades: list[str] = sns.blend_palette([dark, colour, light], count).as_hex()
+    return shades
 
 
 def curves(lines: Iterable[tuple[str, str, str, float, float]]) -> pl.DataFrame:

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from functools import cache
 
+from statemix.bench.compared_layers import layer_label
 from statemix.layers import LayerSpec
 from statemix.layers.registry import LAYERS
 from statemix.studies.exactness.certified_rows import certified_row
 from statemix.studies.higher_order.dubinin import published_table
-from statemix.studies.layer_names import layer_label
 from statemix.studies.recipes import exact
 from statemix.studies.runner import Ended
 from statemix.studies.store import Row

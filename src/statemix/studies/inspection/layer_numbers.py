@@ -8,12 +8,12 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor, nn
 
+from statemix.bench.compared_layers import display_name
 from statemix.layers import Recurrence
 from statemix.studies.inspection.gate_entropy import entropy
 from statemix.studies.inspection.mixing import mixing, part, sizes
 from statemix.studies.inspection.recording import Recorded, record
 from statemix.studies.inspection.spectra import Spectrum, eigenvalues
-from statemix.studies.layer_names import display_name
 
 STEPS = 6
 """Most steps whose eigenvalues are kept."""

@@ -9,8 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from statemix.studies.figure import LIGHT, MARKERS, drawing
-from statemix.studies.layer_names import series_colours
+from statemix.studies.figure import LIGHT, MARKERS, drawing, series_colours
 from statemix.studies.throughput.points import Setting
 from statemix.studies.throughput.throughput_panels import SpeedLine, SpeedPanel
 from statemix.studies.throughput.throughput_text import commits, rate_text

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from statemix.studies.layer_names import display_name
+from statemix.bench.compared_layers import display_name
 from statemix.studies.throughput.points import Point
 
 _NUM_BLOCKS, _HIDDEN_SIZE, _NUM_PARAMETERS = 128, 768, 33_000_000

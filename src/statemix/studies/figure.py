@@ -20,13 +20,14 @@ DPI = 150
 
 
 class Theme(NamedTuple):
-    """Colours of a page: background, text, secondary text, borders, links."""
+    """Colours of a page: background, text, secondary text, borders, links, negative numbers."""
 
     paper: str
     ink: str
     muted: str
     line: str
     accent: str
+    negative: str = "#b2182b"
 
 
 LIGHT = Theme("#ffffff", "#1c2430", "#5b6573", "#dde2e9", "#0b62a3")

@@ -5,11 +5,8 @@ import json
 import pytest
 import torch
 
-from statemix.studies.inspection.gate_entropy import entropy
 from statemix.studies.inspection.layer_numbers import WHOLE, inspected, plain_eigenvalues, spread
-from statemix.studies.inspection.mixing import mixing
-from statemix.studies.inspection.recording import record
-from statemix.studies.inspection.spectra import eigenvalues
+from statemix.studies.inspection.recurrences import eigenvalues, entropy, mixing, record
 
 CLOSE = {"rel": 1e-4, "abs": 1e-9}
 

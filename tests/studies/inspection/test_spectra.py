@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from statemix.layers import BDLRU, HLRU
-from statemix.studies.inspection.spectra import Spectrum, eigenvalues
+from statemix.studies.inspection.recurrences import Spectrum, eigenvalues
 
 
 def multiset(values):

@@ -15,8 +15,7 @@ from statemix.studies.higher_order.contenders import ORDERS, Contender, bd_lru, 
 from statemix.studies.higher_order.paper_tables import column
 from statemix.studies.higher_order.protocols import cell
 from statemix.studies.inspection.layer_numbers import plain_eigenvalues
-from statemix.studies.inspection.recording import record
-from statemix.studies.inspection.spectra import eigenvalues
+from statemix.studies.inspection.recurrences import eigenvalues, record
 from statemix.studies.store import Row
 from statemix.studies.study_entries import (
     Planned,

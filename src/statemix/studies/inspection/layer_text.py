@@ -1,23 +1,108 @@
-"""What tokens do to blocks whose gates are 0 and 1: sentences, and a picture of the maps."""
+"""What there is to say of the layers of one run, and of blocks whose gates are 0 and 1."""
 
-from collections.abc import Sequence
-
-import numpy as np
-from matplotlib.figure import Figure
+from collections.abc import Iterator, Sequence
 
 from statemix.proofs.joint_action import JointAction
 from statemix.proofs.token_maps import BlockActions
-from statemix.studies.figure import drawing
-from statemix.studies.inspection.heat import Heat
-from statemix.studies.inspection.inspection_text import joint_order
+from statemix.studies.inspection.layer_numbers import LayerNumbers, Sharpening
 from statemix.studies.number_text import counted
+from statemix.studies.table_text import Line, Table
 
-# Blocks in a picture, and columns up to which the sources are written as numbers.
-_SHOWN, _WRITTEN = 4, 30
-_COLUMN, _WIDEST = 0.24, 14.0
-_ORDER = {"tracks": 0, "repeats": 1, "other": 2, "constant": 3, "idles": 4}
-# Pictures of larger blocks are unreadable.
-_TALLEST = 32
+_HEAD = (
+    "layer",
+    "kind",
+    "units",
+    "largest |λ|",
+    "mean |λ|",
+    "Re λ < 0",
+    "not real",
+    "|λ| > 1",
+    "gate entropy",
+)
+
+_LEGEND = """\
+λ: eigenvalues of the transitions at all steps of the sequences. Gate entropy: 0 if each row of
+gates copies one entry of the state or its input, 1 if it averages all of them."""
+# Columns that not every run has, and what they hold.
+_UNSHARPENED, _JOINT = "unsharpened", "joint maps"
+_MORE = {
+    _UNSHARPENED: "Unsharpened: the gate entropy at the temperature at which training began.",
+    _JOINT: "Joint maps: of the kept blocks together, with gates of 0 and 1.",
+}
+
+
+def table(
+    layers: Sequence[LayerNumbers],
+    sharpened: Sequence[Sharpening] = (),
+    joined: JointAction | None = None,
+) -> Table:
+    """Lay out a line per layer that has a recurrence.
+
+    Args:
+        layers: numbers of the layers.
+        sharpened: gates before and after sharpening. Gates of 0 and 1 get no column: every trained
+            network has them.
+        joined: what the blocks of the only layer do together.
+    """
+    before = {
+        one["layer"]: one["before"]["gate_entropy"]
+        for one in sharpened
+        if one["after"]["temperature"]
+    }
+    lines = []
+    for one in layers:
+        if cells := _cells(one):
+            cells += [_entropy(before.get(one["layer"]))] if before else []
+            cells += [] if joined is None else [_joint_order(joined)]
+            lines.append(Line(tuple(cells)))
+    more = [_UNSHARPENED] * bool(before) + [_JOINT] * (joined is not None)
+    return Table((*_HEAD, *more), tuple(lines))
+
+
+def _joint_order(joined: JointAction) -> str:
+    """Write the number of maps that blocks generate together."""
+    number = joined["order"]
+    return f"more than {joined['most']:,}" if number is None else f"{number:,}"
+
+
+def legend(shown: Table) -> str:
+    """Explain the columns of a table."""
+    return "\n".join([_LEGEND, *(words for name, words in _MORE.items() if name in shown.head)])
+
+
+def _cells(one: LayerNumbers) -> list[str]:
+    summary = one["summary"]
+    if summary is None:
+        return []
+    return [
+        str(one["layer"]),
+        one["kind"],
+        f"{one['units']} {one['unit']}s of {one['size']}",
+        _number(summary["largest"]),
+        _number(summary["mean"]),
+        *(f"{summary[name]:.1%}" for name in ("negative", "complex", "outside")),
+        _entropy(summary["gate_entropy"]),
+    ]
+
+
+def _entropy(value: float | None) -> str:
+    return "–" if value is None else _number(value)
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "not finite"
+    return f"{value:.3f}" if value < 1000 else f"{value:.3g}"
+
+
+def without(layers: Sequence[LayerNumbers]) -> Iterator[str]:
+    """Yield a sentence for each layer that has nothing to show."""
+    for one in layers:
+        if one["summary"] is None:
+            yield (
+                f"layer {one['layer']} ({one['kind']}) has no transitions to show: it writes out "
+                "no linear recurrence"
+            )
 
 
 def sentences(found: Sequence[BlockActions], *, judged: bool) -> list[str]:
@@ -65,7 +150,7 @@ def together(found: JointAction) -> str:
     verb = "generates" if len(found["blocks"]) == 1 else "together generate"
     return (
         f"with gates of 0 and 1: {_blocks(found['blocks'])} {verb} a {kind} of order "
-        f"{joint_order(found)}{related}"
+        f"{_joint_order(found)}{related}"
     )
 
 
@@ -95,47 +180,3 @@ def _maps(one: BlockActions) -> str:
     verb = "permute" if one["permutes"] else "copy and load" if loads else "copy"
     number = "too many maps to count" if one["order"] is None else f"{one['order']:,} maps"
     return f"its tokens {verb} the entries, and their words make {number}"
-
-
-def by_role(found: Sequence[BlockActions]) -> list[BlockActions]:
-    """Return blocks that track first, then those that repeat them, and idle ones last."""
-    return sorted(found, key=lambda one: _ORDER[one["role"]])
-
-
-def drawable(found: Sequence[BlockActions]) -> bool:
-    """Return whether there are blocks of a size that a picture can show."""
-    return bool(found) and len(found[0]["sources"][0]) <= _TALLEST
-
-
-def draw(found: Sequence[BlockActions], *, title: str) -> Figure:
-    """Draw the maps of a few blocks, those that track first: a column per token, a row per entry.
-
-    A cell holds the entry that is copied; an empty one is loaded.
-
-    Args:
-        found: all blocks.
-        title: text above the picture.
-    """
-    shown = by_role(found)[:_SHOWN]
-    tables = [np.array(one["sources"]).T for one in shown]
-    heat = Heat.of([np.array([[0.0, tables[0].shape[0]]])])
-    size, tokens = tables[0].shape
-    width = min(max(tokens * _COLUMN + 1.9, 5.5), _WIDEST)
-    with drawing():
-        height = (size * _COLUMN + 0.55) * len(shown) + 0.6
-        figure = Figure(figsize=(width, height), layout="constrained")
-        every = figure.subplots(len(shown), 1, squeeze=False)[:, 0]
-        for axes, one, table in zip(every, shown, tables, strict=True):
-            axes.imshow(table + 1, aspect="auto", **heat.options)
-            axes.set_title(f"block {one['block']}: {one['role']}", loc="left", fontsize=10)
-            axes.set_xticks(range(0, tokens, -(-tokens // _WRITTEN)))
-            axes.set_yticks(range(size))
-            axes.set_ylabel("entry", fontsize=9)
-            if tokens <= _WRITTEN:
-                for (entry, token), source in np.ndenumerate(table):
-                    if source >= 0:
-                        colour = heat.ink(source + 1)
-                        axes.text(token, entry, str(source), ha="center", va="center", color=colour)
-        every[-1].set_xlabel("token", fontsize=9)
-        figure.suptitle(title, x=0.01, ha="left", fontsize=11.5)
-    return figure

@@ -7,9 +7,15 @@ from typing import Any
 import polars as pl
 
 from statemix.studies.figure import Panel
-from statemix.studies.number_text import accuracy_text, duration_text, published_text
+from statemix.studies.result_text import (
+    MARKS,
+    Line,
+    Table,
+    accuracy_text,
+    duration_text,
+    published_text,
+)
 from statemix.studies.study_entries import StudyEntry
-from statemix.studies.table_text import MARKS, Line, Table
 from statemix.studies.tidy import by_length, cell_labels
 
 LENGTHS_LEGEND = """\

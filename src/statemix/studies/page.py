@@ -10,7 +10,7 @@ import jinja2
 from statemix.files import write_file
 from statemix.studies.catalogue import studies
 from statemix.studies.figure import DARK, LIGHT
-from statemix.studies.number_text import environment_text
+from statemix.studies.result_text import environment_text
 from statemix.studies.store import Row
 from statemix.studies.study import Study
 

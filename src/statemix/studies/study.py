@@ -10,7 +10,7 @@ import polars as pl
 from statemix.errors import RequestError
 from statemix.studies import store
 from statemix.studies.length_table import LENGTHS_LEGEND, length_panels, length_table
-from statemix.studies.number_text import accuracy_text, counted, duration_text
+from statemix.studies.result_text import Table, accuracy_text, counted, duration_text
 from statemix.studies.runner import Ended, Ending, run_all
 from statemix.studies.store import Row, Store
 from statemix.studies.study_entries import (
@@ -23,7 +23,6 @@ from statemix.studies.study_entries import (
     begun,
     due,
 )
-from statemix.studies.table_text import Table
 from statemix.studies.tidy import ENOUGH_SEEDS, by_length, tidy
 
 if TYPE_CHECKING:

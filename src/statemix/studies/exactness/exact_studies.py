@@ -17,11 +17,11 @@ from statemix.studies.exactness.exact_table import (
     group_panels,
     proof_table,
 )
+from statemix.studies.result_text import Table
 from statemix.studies.runner import Ended
 from statemix.studies.store import Row
 from statemix.studies.study import Study
 from statemix.studies.study_entries import StudyEntry
-from statemix.studies.table_text import Table
 
 
 class AttemptStudy(Study):

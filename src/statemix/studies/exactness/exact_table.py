@@ -7,8 +7,7 @@ from typing import Any
 import polars as pl
 
 from statemix.studies.figure import Panel
-from statemix.studies.number_text import accuracy_text, duration_text
-from statemix.studies.table_text import Line, Table
+from statemix.studies.result_text import Line, Table, accuracy_text, duration_text
 
 LEGEND = """\
 proven: right after every word of every length, with gates of 0 and 1. attempts passed: attempts

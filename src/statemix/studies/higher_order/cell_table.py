@@ -7,9 +7,8 @@ import polars as pl
 
 from statemix.studies.figure import Panel
 from statemix.studies.higher_order.layer_prices import PRICES, price_texts
-from statemix.studies.number_text import accuracy_text, published_text
+from statemix.studies.result_text import MARKS, Line, Table, accuracy_text, published_text
 from statemix.studies.study_entries import StudyEntry
-from statemix.studies.table_text import MARKS, Line, Table
 from statemix.studies.tidy import scores, seed_means
 
 LEGEND = """\

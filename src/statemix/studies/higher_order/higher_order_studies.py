@@ -25,6 +25,7 @@ from statemix.studies.higher_order.run_spectra import (
     store_spectra,
 )
 from statemix.studies.higher_order.wrapper import WRAPPER_TITLE, wrapper_entries
+from statemix.studies.result_text import Table
 from statemix.studies.store import Row, Store
 from statemix.studies.study import Section, Study
 from statemix.studies.study_entries import (
@@ -35,7 +36,6 @@ from statemix.studies.study_entries import (
     SizeName,
     StudyEntry,
 )
-from statemix.studies.table_text import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

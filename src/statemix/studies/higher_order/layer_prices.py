@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from statemix.layers import LayerSpec, Price, price
-from statemix.studies.number_text import counts_text
+from statemix.studies.result_text import counts_text
 from statemix.training import RunConfig
 
 WIDTH = RunConfig().model.hidden_size

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Sequence
 from statemix.proofs.joint_action import JointAction
 from statemix.proofs.token_maps import BlockActions
 from statemix.studies.inspection.layer_numbers import LayerNumbers, Sharpening
-from statemix.studies.number_text import counted
-from statemix.studies.table_text import Line, Table
+from statemix.studies.result_text import Line, Table, counted
 
 _HEAD = (
     "layer",

@@ -11,7 +11,7 @@ from statemix.errors import RequestError
 from statemix.studies import store
 from statemix.studies.length_table import LENGTHS_LEGEND, length_panels, length_table
 from statemix.studies.result_text import Table, accuracy_text, counted, duration_text
-from statemix.studies.runner import Ended, Ending, run_all
+from statemix.studies.runner import Ended, JobEnding, run_all
 from statemix.studies.store import Row, Store
 from statemix.studies.study_entries import (
     PROTOCOLS,
@@ -169,7 +169,7 @@ class Study:
             if on_end is not None and (ended.started or ended.status != "interrupted"):
                 on_end(ended)
 
-        again: tuple[Ending, ...] = ("diverged", "failed") if retry else ()
+        again: tuple[JobEnding, ...] = ("diverged", "failed") if retry else ()
         run_all([one.job for one in planned], retry=again, on_end=note, **options)
         self.keep(planned, results)
 

@@ -10,8 +10,13 @@ from statemix.layers import FPRNN, LAYERS, LayerSpec
 from statemix.models import TokenClassifier
 from statemix.studies.fixed_points import fixed_point_studies
 from statemix.studies.fixed_points import movahedi as fixed_points
-from statemix.studies.fixed_points.fixed_point_studies import STUDIES, FixedPointStudy, overview
-from statemix.studies.fixed_points.iterated_rows import _iterations, iterated_row
+from statemix.studies.fixed_points.fixed_point_studies import (
+    STUDIES,
+    FixedPointStudy,
+    _iterations,
+    iterated_row,
+    overview,
+)
 from statemix.studies.length_table import length_panels, length_table
 from statemix.studies.runner import Ended, run_all
 from statemix.studies.store import key

@@ -2,7 +2,7 @@
 
 import pytest
 
-from statemix.studies.higher_order.dubinin import published_table
+from statemix.studies.higher_order.paper_tables import published_table
 
 
 def test_tables_hold_every_model_under_our_label():

@@ -131,7 +131,7 @@ class Report:
 
     def _print_cells(self, rows: "Mapping[str, Row]") -> None:
         from statemix.studies.fixed_points.fixed_point_studies import overview as fixed_points
-        from statemix.studies.higher_order.overview import overview
+        from statemix.studies.higher_order.cell_table import overview
 
         found, more = overview(rows), fixed_points(rows)
         if self.json:

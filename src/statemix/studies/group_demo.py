@@ -6,8 +6,8 @@ from functools import cache
 from statemix.bench.compared_layers import layer_label
 from statemix.layers import LayerSpec
 from statemix.layers.registry import LAYERS
-from statemix.studies.exactness.certified_rows import certified_row
-from statemix.studies.higher_order.dubinin import published_table
+from statemix.studies.exactness.exact_studies import certified_row
+from statemix.studies.higher_order.paper_tables import published_table
 from statemix.studies.recipes import exact
 from statemix.studies.runner import Ended
 from statemix.studies.store import Row

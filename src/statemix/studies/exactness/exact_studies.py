@@ -1,15 +1,15 @@
 """Networks that track an automaton exactly: the recipe on every group, and one change at a time."""
 
+import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import polars as pl
 
-from statemix.studies.exactness.certified_rows import certified_row
-from statemix.studies.exactness.exact_factorial import factorial_entries
-from statemix.studies.exactness.exact_groups import group_entries
+from statemix.studies import recipes, store
+from statemix.studies.exactness.exact_suites import factorial_entries, group_entries
 from statemix.studies.exactness.exact_table import (
     ATTEMPTS_LEGEND,
     LEGEND,
@@ -22,6 +22,26 @@ from statemix.studies.runner import Ended
 from statemix.studies.store import Row
 from statemix.studies.study import Study
 from statemix.studies.study_entries import StudyEntry
+from statemix.training.certificates import certify_run
+from statemix.training.devices import threads
+
+
+def certified_row(ended: Ended) -> Row:
+    """Return the row of a run that has ended, with a certificate if it has a result.
+
+    Raises:
+        RequestError: if the task has no automaton, or the files of a finished run are damaged.
+    """
+    row = store.row_of(ended)
+    if ended.status != "done":
+        return row
+    began = time.monotonic()
+    # As the run itself, so that the cost is that of one core.
+    with threads(ended.job.config.runtime.num_threads):
+        found, _ = certify_run(ended.job.folder, max_pairs=recipes.MAX_PAIRS)
+    time_s = round(time.monotonic() - began, 3)
+    more = {"certificate": found.to_plain(), "certify_s": time_s}
+    return cast(Row, {**cast(dict[str, Any], row), **more})
 
 
 class AttemptStudy(Study):

@@ -13,11 +13,10 @@ from statemix.studies.higher_order.contenders import (
     Contender,
     bd_lru,
     h_lru,
+    layer_price,
 )
-from statemix.studies.higher_order.layer_prices import layer_price
-from statemix.studies.higher_order.paper_tables import column
+from statemix.studies.higher_order.paper_tables import SHORT_COMPRESSION, SHORT_COPYING, column
 from statemix.studies.higher_order.protocols import GRIDS, Column, cell
-from statemix.studies.higher_order.short_data import SHORT_COMPRESSION, SHORT_COPYING
 from statemix.studies.result_text import accuracy_text
 from statemix.studies.store import Row
 from statemix.studies.study_entries import SIZES, ProtocolName, SizeName, StudyEntry, begun

@@ -9,22 +9,20 @@ import polars as pl
 from statemix.studies.higher_order.cell_table import (
     LEGEND,
     cell_table,
+    overview,
     point_panels,
     point_table,
     price_table,
 )
 from statemix.studies.higher_order.claims import claim_entries, decide, decision_text
-from statemix.studies.higher_order.dubinin import PAPER
-from statemix.studies.higher_order.overview import overview
 from statemix.studies.higher_order.paper_figures import FIGURES
-from statemix.studies.higher_order.paper_tables import TABLES
+from statemix.studies.higher_order.paper_tables import PAPER, TABLES, WRAPPER_TITLE, wrapper_entries
 from statemix.studies.higher_order.run_spectra import (
     SpectraFolder,
     due_with_spectra,
     spectra_entries,
     store_spectra,
 )
-from statemix.studies.higher_order.wrapper import WRAPPER_TITLE, wrapper_entries
 from statemix.studies.result_text import Table
 from statemix.studies.store import Row, Store
 from statemix.studies.study import Section, Study
@@ -121,7 +119,7 @@ class SpectraStudy(Study):
         return point_table(runs.with_columns(panel=pl.col("data")))
 
     def draw(self, runs: pl.DataFrame, folder: Path) -> "Figure | None":
-        from statemix.studies.higher_order.spectra_figure import draw_spectra
+        from statemix.studies.higher_order.run_spectra import draw_spectra
 
         return draw_spectra(runs, SpectraFolder(folder / "spectra").read())
 

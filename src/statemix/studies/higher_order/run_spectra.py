@@ -5,12 +5,15 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
+import polars as pl
 import torch
+from matplotlib.figure import Figure
 
 from statemix.errors import RequestError
 from statemix.files import write_file
+from statemix.studies.complex_plane import Spectra, draw
 from statemix.studies.higher_order.contenders import ORDERS, Contender, bd_lru, h_lru
 from statemix.studies.higher_order.paper_tables import column
 from statemix.studies.higher_order.protocols import cell
@@ -209,3 +212,43 @@ def measured(key: str, folder: Path) -> RunSpectrum:
         "steps": steps,
         "eigenvalues": [plain_eigenvalues(one) for one in eigenvalues(of_steps).unbind(1)],
     }
+
+
+def draw_spectra(runs: pl.DataFrame, spectra: Mapping[str, RunSpectrum]) -> Figure | None:
+    """Draw a panel for each line: rows of m, columns of time steps; None without eigenvalues.
+
+    Args:
+        runs: the runs of the figure.
+        spectra: eigenvalues by key.
+    """
+    known = [spectra[name] for name in runs["key"].drop_nulls() if name in spectra]
+    if not known:
+        return None
+    steps = sorted({step for spectrum in known for step in spectrum["steps"]})
+    return draw(
+        [
+            Spectra(
+                title=f"({'abcdefgh'[place]}) {line}",
+                family=group["family"][0],
+                row_title="m",
+                column_title="time step",
+                columns=[str(step) for step in steps],
+                rows={
+                    f"{run['x']:g}": _row(run, spectra.get(run["key"]), steps)
+                    for run in group.sort("x").to_dicts()
+                },
+            )
+            for place, ((line,), group) in enumerate(runs.group_by(["line"], maintain_order=True))
+        ]
+    )
+
+
+def _row(
+    run: Mapping[str, Any], spectrum: RunSpectrum | None, steps: list[int]
+) -> list[list[list[float]]] | str:
+    if spectrum is not None:
+        at = dict(zip(spectrum["steps"], spectrum["eigenvalues"], strict=True))
+        return [at.get(step, []) for step in steps]
+    if run["status"] is None:
+        return "not trained yet"
+    return "eigenvalues not stored" if run["status"] == "done" else str(run["status"])

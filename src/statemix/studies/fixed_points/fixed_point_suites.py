@@ -1,0 +1,219 @@
+"""The entries of the studies of Movahedi et al.: groups, iterations, copying and questions."""
+
+from dataclasses import replace
+from typing import Any
+
+from statemix.layers import LayerSpec
+from statemix.studies.fixed_points.movahedi import catbabi, iteration_budgets, state_tracking
+from statemix.studies.fixed_points.scales import Scale, Scales, fp_mamba, words
+from statemix.studies.study_entries import Number, SizeName, StudyEntry, Trials
+from statemix.tasks import TaskSpec
+
+
+def _entry(
+    size: SizeName,
+    column: str,
+    model: str,
+    layer: LayerSpec,
+    trials: Trials,
+    paper: str,
+    **more: Any,
+) -> StudyEntry:
+    """Return an entry; ``paper`` is the setting of the paper, which a laptop does not have."""
+    published_for = paper if size == "laptop" else ""
+    layers, more = (layer,), {"published_for": published_for, **more}
+    return StudyEntry(column, model, trials, size=size, layers=layers, **more)
+
+
+_GROUPS = ("A_5", "S_5")
+_TRACKING_SCALES: Scales = {
+    "laptop": Scale(64, 4, 64, 1500, 2e-3, seeds=(0, 1, 2), test_iterations=256),
+    "workstation": Scale(128, 16, 128, 20_000, 1e-3, seeds=(0, 1, 2)),
+    "paper": Scale(512, 16, 512, 20_000, 1e-4, seeds=(0, 1, 2)),
+}
+# Longest words of training; the paper tests at four times the longer of its two.
+_WORDS: dict[SizeName, int] = {"laptop": 16, "workstation": 128, "paper": 128}
+_PUBLISHED_AT = 512
+_WORDS_OF_PAPER = "words of all elements"
+# Model -> width with which its layer has as many parameters as others of the usual width; in the
+# paper all have one width.
+_WIDTHS = {
+    "FP-Mamba1 Kronecker": 60,
+    "FP-Mamba1 Householder_4": 42,
+    "FP-Mamba2 Householder": 44,
+    "LSTM": 98,
+}
+# Model -> steps that take a laptop as long as 1,500 of FP-Mamba1 with one reflection, to two digits
+# (results/fixed_point/step-times.jsonl).
+_STEPS = {
+    "FP-Mamba1 Kronecker": 640,
+    "BD-LRU m=5 softmax": 7700,
+    "LSTM": 9500,
+    "DeltaProduct_4": 1000,
+    "BD-LRU m=5 signed": 7800,
+    "BD-LRU m=5 householder": 7300,
+    "FP-Mamba1 Householder_4": 990,
+    "GatedDeltaProduct_4": 890,
+    "FP-Mamba2 Kronecker": 1100,
+    "FP-Mamba2 Householder": 1600,
+}
+
+
+def _tracking_layers(scale: Scale, length: int) -> dict[str, LayerSpec]:
+    """Return the models, those of the paper by its names."""
+    iterated = {"d_conv": 0, "max_iterations": length}
+    width = scale.hidden_size
+    # As many parameters as FP-Mamba1 with one reflection, which has about 19 times the square of
+    # the width.
+    blocks = {"num_blocks": round(width * 0.47), "block_size": 5}
+    heads = {"num_heads": width // 16, "head_dim": 32, "conv_size": 0}
+    return {
+        "FP-Mamba1 Kronecker": fp_mamba(1, scale, mixer="kronecker", **iterated),
+        "BD-LRU m=5 softmax": LayerSpec("bd_lru", **blocks),
+        "LSTM": LayerSpec("lstm"),
+        "FP-Mamba1 Householder_1": fp_mamba(1, scale, **iterated),
+        "DeltaProduct_4": LayerSpec("delta_product", **heads),
+        "BD-LRU m=5 signed": LayerSpec("bd_lru", **blocks, gate="signed"),
+        "BD-LRU m=5 householder": LayerSpec("bd_lru", **blocks, gate="householder"),
+        "FP-Mamba1 Householder_4": fp_mamba(1, scale, rank=4, **iterated),
+        "GatedDeltaProduct_4": LayerSpec("delta_product", **heads, use_forget_gate=True),
+        "FP-Mamba2 Kronecker": fp_mamba(2, scale, mixer="kronecker", **iterated),
+        "FP-Mamba2 Householder": fp_mamba(2, scale, rank=4, **iterated),
+    }
+
+
+def tracking_entries(size: SizeName) -> tuple[StudyEntry, ...]:
+    """Return the entries of fp-a5: fixed points beside BD-LRU and others on A_5 and S_5."""
+    scale, length, numbers = _TRACKING_SCALES[size], _WORDS[size], state_tracking()
+    found = []
+    for group in _GROUPS:
+        task = words(group, length, size)
+        lengths = [factor * length for factor in (2, 4, 8)]
+        for model, layer in _tracking_layers(scale, length).items():
+            known = numbers.get(model)
+            published = {_PUBLISHED_AT: Number(known[group])} if known else {}
+            width, steps = None, None
+            if size == "laptop":
+                width, steps = _WIDTHS.get(model), _STEPS.get(model)
+            runs = scale.runs(task, layer, lengths, bos=True, hidden_size=width, num_steps=steps)
+            column = task.build().title
+            found.append(
+                _entry(size, column, model, layer, runs, _WORDS_OF_PAPER, published=published)
+            )
+    return tuple(found)
+
+
+_BUDGET_GROUP, _BUDGET_LENGTH = "A_5", 16
+# Paper: mean of four runs.
+_BUDGET_SCALES: Scales = {
+    **_TRACKING_SCALES,
+    "paper": replace(_TRACKING_SCALES["paper"], seeds=(0, 1, 2, 3)),
+}
+# The largest and the smallest say most.
+_BUDGETS = (16, 2, 8, 6, 12, 10, 14)
+
+
+def budget_entries(size: SizeName) -> tuple[StudyEntry, ...]:
+    """Return the entries of fp-budget: what the iterations allowed in training are worth."""
+    numbers, scale = iteration_budgets(), _BUDGET_SCALES[size]
+    task = words(_BUDGET_GROUP, _BUDGET_LENGTH, size)
+    if size == "laptop":
+        # There are too few shorter words of two generators for a test.
+        numbers = {
+            budget: {length: number for length, number in found.items() if length >= 15}
+            for budget, found in numbers.items()
+        }
+    found = []
+    for budget in _BUDGETS:
+        layer = fp_mamba(1, scale, d_conv=0, max_iterations=budget)
+        runs = scale.runs(task, layer, list(numbers[budget]), bos=True)
+        model = f"FP-Mamba1 householder 1, at most {budget} iterations"
+        more: Any = {"metric": "sequence_accuracy", "published": numbers[budget]}
+        found.append(_entry(size, task.build().title, model, layer, runs, _WORDS_OF_PAPER, **more))
+    return tuple(found)
+
+
+_COPY_SCALES: Scales = {
+    "laptop": Scale(64, 16, 64, 1000, 3e-3, seeds=(0, 1, 2), warmup_steps=100, test_iterations=256),
+    "workstation": Scale(256, 32, 64, 10_000, 1e-3, seeds=(0, 1, 2), warmup_steps=300),
+    "paper": Scale(1024, 32, 8, 100_000, 1e-4, seeds=(0, 1, 2), warmup_steps=300, weight_decay=0.1),
+}
+_DEPTHS: dict[SizeName, int] = {"laptop": 1, "workstation": 2, "paper": 12}
+# Letters of the strings in training, fewest and most. No fixed-point RNN learned those of the paper
+# on a laptop, nor up to 12 (results/LOG.md, 2026-11-23).
+_LETTERS: dict[SizeName, tuple[int, int]] = {
+    "laptop": (3, 6),
+    "workstation": (5, 20),
+    "paper": (5, 20),
+}
+
+
+def _tokens(letters: int) -> int:
+    return 2 * letters + 2
+
+
+def copying_entries(size: SizeName) -> tuple[StudyEntry, ...]:
+    """Return the entries of fp-copy: few iterations suffice where no state is tracked."""
+    scale = _COPY_SCALES[size]
+    fewest, most = _LETTERS[size]
+    task = TaskSpec("copying", min_length=_tokens(fewest), length=_tokens(most))
+    lengths = [_tokens(letters) for letters in (fewest, 2 * most, 4 * most)]
+    fixed = {"mixer_inputs": "sum"}
+    layers = {
+        "FP-Mamba1 householder 1": fp_mamba(1, scale, **fixed, max_iterations=_tokens(most)),
+        "FP-Mamba1, one iteration": fp_mamba(1, scale, **fixed, max_iterations=1),
+        "LSTM": LayerSpec("lstm"),
+    }
+    column = f"{fewest} to {most} letters"
+    return tuple(
+        _entry(
+            size,
+            column,
+            model,
+            layer,
+            scale.runs(task, layer, lengths, num_layers=_DEPTHS[size]),
+            "strings of 5 to 20 letters",
+        )
+        for model, layer in layers.items()
+    )
+
+
+ARCHIVE = "tasks_1-20_v1-2.tar.gz"
+_STORY_FOLDER = f"{ARCHIVE}/en-valid-10k"
+_STORY_LENGTH = 200
+_STORY_SCALES: Scales = {
+    "laptop": Scale(
+        32, 4, 16, 500, 2e-3, (0, 1, 2), weight_decay=0.0, test_iterations=256, num_scored=64
+    ),
+    "workstation": Scale(256, 16, 64, 15_000, 1e-3, seeds=(0, 1, 2), weight_decay=0.0),
+    "paper": Scale(512, 16, 256, 15_000, 1e-3, seeds=(0, 1, 2), weight_decay=0.0),
+}
+_MOST_IN_TRAINING: dict[SizeName, int] = {"laptop": 16, "workstation": 100, "paper": 100}
+
+
+def _story_layer(model: str, scale: Scale, most: int) -> LayerSpec:
+    """Return the layer of a model by its name in the paper; ``most`` limits its iterations."""
+    if model == "Mamba":
+        # A single iteration is Mamba with maps of length 1.
+        return fp_mamba(1, scale, max_iterations=1)
+    _, mixer = model.split(" ")
+    if mixer == "K":
+        return fp_mamba(1, scale, mixer="kronecker", max_iterations=most)
+    return fp_mamba(1, scale, rank=int(mixer[1:]), max_iterations=most)
+
+
+def story_entries(size: SizeName) -> tuple[StudyEntry, ...]:
+    """Return the entries of catbabi: questions about stories."""
+    scale = _STORY_SCALES[size]
+    task = TaskSpec("catbabi", folder=_STORY_FOLDER, length=_STORY_LENGTH)
+    found = []
+    for num_layers, numbers in catbabi().items():
+        column = f"{num_layers} layer" if num_layers == 1 else f"{num_layers} layers"
+        for model, number in numbers.items():
+            layer = _story_layer(model, scale, _MOST_IN_TRAINING[size])
+            runs = scale.runs(task, layer, (), num_layers=num_layers)
+            published = {_STORY_LENGTH: Number(number)}
+            # Other studies train on easier words instead.
+            paper = "width 512, 15,000 steps"
+            found.append(_entry(size, column, model, layer, runs, paper, published=published))
+    return tuple(found)

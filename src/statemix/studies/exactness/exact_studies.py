@@ -3,7 +3,6 @@
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any, cast
 
 import polars as pl
@@ -14,9 +13,10 @@ from statemix.studies.exactness.exact_table import (
     ATTEMPTS_LEGEND,
     LEGEND,
     attempts_table,
-    group_panels,
     proof_table,
 )
+from statemix.studies.figure import Panel
+from statemix.studies.length_table import length_panels
 from statemix.studies.result_text import Table
 from statemix.studies.runner import Ended
 from statemix.studies.store import Row
@@ -44,21 +44,26 @@ def certified_row(ended: Ended) -> Row:
     return cast(Row, {**cast(dict[str, Any], row), **more})
 
 
-class AttemptStudy(Study):
-    """Attempts from new weights, whose networks are certified."""
+class CertifiedStudy(Study):
+    """Networks of tasks with an automaton, each with its certificate."""
 
     def row_of(self, ended: Ended) -> Row:
         return certified_row(ended)
+
+
+class AttemptStudy(CertifiedStudy):
+    """Attempts from new weights."""
 
     def table(self, runs: pl.DataFrame, entries: Sequence[StudyEntry]) -> Table:
         del entries
         return attempts_table(runs)
 
-    def draw(self, runs: pl.DataFrame, folder: Path) -> Any:
-        del runs, folder
+    def panels(self, runs: pl.DataFrame) -> list[Panel]:
+        del runs
+        return []
 
 
-class ProofStudy(AttemptStudy):
+class ProofStudy(CertifiedStudy):
     """Networks whose certificate is their result."""
 
     def runs(
@@ -72,11 +77,8 @@ class ProofStudy(AttemptStudy):
         del entries
         return proof_table(runs)
 
-    def panels(self, runs: pl.DataFrame) -> Any:
-        return group_panels(runs)
-
-    def draw(self, runs: pl.DataFrame, folder: Path) -> Any:
-        return Study.draw(self, runs, folder)
+    def panels(self, runs: pl.DataFrame) -> list[Panel]:
+        return length_panels(runs, panel="model", line="column", x_label="word length")
 
 
 STUDIES = (

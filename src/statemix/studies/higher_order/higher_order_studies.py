@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
+from matplotlib.figure import Figure
 
+from statemix.studies.figure import Panel
 from statemix.studies.higher_order.cell_table import (
     LEGEND,
     cell_table,
@@ -19,6 +21,7 @@ from statemix.studies.higher_order.paper_figures import FIGURES
 from statemix.studies.higher_order.paper_tables import PAPER, TABLES, WRAPPER_TITLE, wrapper_entries
 from statemix.studies.higher_order.run_spectra import (
     SpectraFolder,
+    draw_spectra,
     due_with_spectra,
     spectra_entries,
     store_spectra,
@@ -35,9 +38,6 @@ from statemix.studies.study_entries import (
     StudyEntry,
 )
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 class TableStudy(Study):
     """Numbers beside a table of the paper."""
@@ -51,8 +51,9 @@ class TableStudy(Study):
         del entries
         return every
 
-    def draw(self, runs: pl.DataFrame, folder: Path) -> None:
-        del runs, folder
+    def panels(self, runs: pl.DataFrame) -> list[Panel]:
+        del runs
+        return []
 
     def counts(self, rows: Mapping[str, Row]) -> tuple[int, int, int]:
         found = overview(rows, (self.name,))
@@ -74,7 +75,7 @@ class FigureStudy(Study):
         del entries
         return point_table(runs)
 
-    def panels(self, runs: pl.DataFrame) -> Any:
+    def panels(self, runs: pl.DataFrame) -> list[Panel]:
         return point_panels(runs)
 
     def report(self, rows: Mapping[str, Row], entries: Sequence[StudyEntry]) -> list[str]:
@@ -118,9 +119,7 @@ class SpectraStudy(Study):
         del entries
         return point_table(runs.with_columns(panel=pl.col("data")))
 
-    def draw(self, runs: pl.DataFrame, folder: Path) -> "Figure | None":
-        from statemix.studies.higher_order.run_spectra import draw_spectra
-
+    def draw(self, runs: pl.DataFrame, folder: Path) -> Figure | None:
         return draw_spectra(runs, SpectraFolder(folder / "spectra").read())
 
 

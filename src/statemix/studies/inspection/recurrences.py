@@ -1,7 +1,7 @@
 """The recurrences of a model on some tokens: transitions, gates, and what they add up to."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -86,39 +86,28 @@ def eigenvalues(transitions: Tensor) -> Tensor:
     return found.gather(-1, order)
 
 
-@dataclass(frozen=True)
-class Spectrum:
-    """Many eigenvalues in a few numbers.
+class Spectrum(TypedDict):
+    """Many eigenvalues in a few numbers."""
 
-    Attributes:
-        largest: largest modulus.
-        mean: mean modulus.
-        negative: share of eigenvalues with a negative real part.
-        complex: share of eigenvalues that are not real.
-        outside: share of eigenvalues outside the unit circle.
-    """
-
-    largest: float
-    mean: float
+    # Largest and mean modulus.
+    largest: float | None
+    mean: float | None
+    # Shares of eigenvalues with a negative real part, that are not real, and outside the circle.
     negative: float
     complex: float
     outside: float
 
-    @classmethod
-    def of(cls, found: Tensor) -> "Spectrum":
-        """Summarise at least one eigenvalue, of any shape."""
-        modulus = found.abs()
 
-        def share(which: Tensor) -> float:
-            return float(which.double().mean())
-
-        return cls(
-            largest=float(modulus.max()),
-            mean=float(modulus.mean()),
-            negative=share(found.real < -TOLERANCE),
-            complex=share(found.imag.abs() > TOLERANCE),
-            outside=share(modulus > 1 + TOLERANCE),
-        )
+def spectrum(found: Tensor) -> Spectrum:
+    """Summarise at least one eigenvalue, of any shape."""
+    modulus = found.abs()
+    return {
+        "largest": float(modulus.max()),
+        "mean": float(modulus.mean()),
+        "negative": float((found.real < -TOLERANCE).double().mean()),
+        "complex": float((found.imag.abs() > TOLERANCE).double().mean()),
+        "outside": float((modulus > 1 + TOLERANCE).double().mean()),
+    }
 
 
 def entropy(gates: Tensor) -> Tensor:

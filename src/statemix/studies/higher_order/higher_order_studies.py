@@ -20,9 +20,9 @@ from statemix.studies.higher_order.claims import claim_entries, decide, decision
 from statemix.studies.higher_order.paper_figures import FIGURES
 from statemix.studies.higher_order.paper_tables import PAPER, TABLES, WRAPPER_TITLE, wrapper_entries
 from statemix.studies.higher_order.run_spectra import (
-    SpectraFolder,
     draw_spectra,
     due_with_spectra,
+    read_spectra,
     spectra_entries,
     store_spectra,
 )
@@ -109,18 +109,18 @@ class SpectraStudy(Study):
     """Eigenvalues of trained runs, which are kept beside the store."""
 
     def due(self, planned: Sequence[Planned], results: Store, *, retry: bool) -> list[Planned]:
-        kept = SpectraFolder.beside(results.path)
-        return due_with_spectra(planned, results.rows(), kept, retry=retry)
+        folder = results.path.parent / "spectra"
+        return due_with_spectra(planned, results.rows(), folder, retry=retry)
 
     def keep(self, planned: Sequence[Planned], results: Store) -> None:
-        store_spectra(planned, SpectraFolder.beside(results.path))
+        store_spectra(planned, results.path.parent / "spectra")
 
     def table(self, runs: pl.DataFrame, entries: Sequence[StudyEntry]) -> Table:
         del entries
         return point_table(runs.with_columns(panel=pl.col("data")))
 
     def draw(self, runs: pl.DataFrame, folder: Path) -> Figure | None:
-        return draw_spectra(runs, SpectraFolder(folder / "spectra").read())
+        return draw_spectra(runs, read_spectra(folder / "spectra"))
 
 
 def _study(

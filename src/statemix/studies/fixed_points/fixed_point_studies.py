@@ -14,12 +14,13 @@ from statemix.models import ReadoutModel
 from statemix.studies import store
 from statemix.studies.fixed_points.fixed_point_suites import (
     ARCHIVE,
+    LANGUAGE,
+    PAPER,
     budget_entries,
     copying_entries,
     story_entries,
     tracking_entries,
 )
-from statemix.studies.fixed_points.movahedi import PAPER, language
 from statemix.studies.length_table import LENGTHS_LEGEND
 from statemix.studies.runner import Ended
 from statemix.studies.store import Row
@@ -126,7 +127,7 @@ STUDIES = (
         "catbabi",
         "questions about the stories of bAbI",
         story_entries,
-        unmeasured=len(language()),
+        unmeasured=len(LANGUAGE),
     ),
 )
 """The studies of the paper, in the order of the page."""
@@ -156,7 +157,7 @@ def overview(rows: Mapping[str, Row]) -> dict[str, Any]:
     ]
     empty += [
         _line("language", entry, None, {"published": perplexity}) | {"metric": "perplexity"}
-        for model, perplexity in language().items()
+        for model, perplexity in LANGUAGE.items()
         for entry in [StudyEntry("FineWeb", model, Trials(list), size="paper")]
     ]
     counts = [study.counts(rows) for study in STUDIES]

@@ -1,13 +1,50 @@
 """The entries of the studies of Movahedi et al.: groups, iterations, copying and questions."""
 
+import json
 from dataclasses import replace
+from importlib import resources
 from typing import Any
 
 from statemix.layers import LayerSpec
-from statemix.studies.fixed_points.movahedi import catbabi, iteration_budgets, state_tracking
 from statemix.studies.fixed_points.scales import Scale, Scales, fp_mamba, words
 from statemix.studies.study_entries import Number, SizeName, StudyEntry, Trials
 from statemix.tasks import TaskSpec
+
+PAPER = "Movahedi et al."
+_TABLES = json.loads(
+    resources.files("statemix.studies.fixed_points")
+    .joinpath("fixed_point_tables.json")
+    .read_text(encoding="utf-8")
+)
+
+STATE_TRACKING: dict[str, dict[str, float]] = _TABLES["accuracy_at_512_tokens_after_128"]
+"""Model -> group -> accuracy at 512 tokens, after training with at most 128.
+
+The accuracy must be that of single answers. A model that is right up to 128 tokens and guesses from
+there has .25 of them at 512, where the share of words without a mistake would be 0, and the paper
+has .24 for a model that does not generalise.
+"""
+
+ITERATION_BUDGETS = {
+    int(budget): {int(length): Number(*number) for length, number in numbers.items()}
+    for budget, numbers in _TABLES[
+        "a5_by_iteration_budget_and_length, [accuracy, iterations at the test]"
+    ].items()
+}
+"""Most iterations in training -> tokens of a test word -> the numbers.
+
+The accuracy must be the share of words without a mistake: it falls to 0 where that of single
+answers would stay above the share of answers that are right up to the training length.
+"""
+
+CATBABI: dict[int, dict[str, float]] = {
+    int(num_layers): numbers
+    for num_layers, numbers in _TABLES["catbabi_by_number_of_layers"].items()
+}
+"""Number of layers -> model -> accuracy on the questions of catbAbI."""
+
+LANGUAGE: dict[str, float] = _TABLES["language_perplexity_160M_2B_tokens_FineWeb"]
+"""Model -> test perplexity."""
 
 
 def _entry(
@@ -84,7 +121,7 @@ def _tracking_layers(scale: Scale, length: int) -> dict[str, LayerSpec]:
 
 def tracking_entries(size: SizeName) -> tuple[StudyEntry, ...]:
     """Return the entries of fp-a5: fixed points beside BD-LRU and others on A_5 and S_5."""
-    scale, length, numbers = _TRACKING_SCALES[size], _WORDS[size], state_tracking()
+    scale, length, numbers = _TRACKING_SCALES[size], _WORDS[size], STATE_TRACKING
     found = []
     for group in _GROUPS:
         task = words(group, length, size)
@@ -115,7 +152,7 @@ _BUDGETS = (16, 2, 8, 6, 12, 10, 14)
 
 def budget_entries(size: SizeName) -> tuple[StudyEntry, ...]:
     """Return the entries of fp-budget: what the iterations allowed in training are worth."""
-    numbers, scale = iteration_budgets(), _BUDGET_SCALES[size]
+    numbers, scale = ITERATION_BUDGETS, _BUDGET_SCALES[size]
     task = words(_BUDGET_GROUP, _BUDGET_LENGTH, size)
     if size == "laptop":
         # There are too few shorter words of two generators for a test.
@@ -207,7 +244,7 @@ def story_entries(size: SizeName) -> tuple[StudyEntry, ...]:
     scale = _STORY_SCALES[size]
     task = TaskSpec("catbabi", folder=_STORY_FOLDER, length=_STORY_LENGTH)
     found = []
-    for num_layers, numbers in catbabi().items():
+    for num_layers, numbers in CATBABI.items():
         column = f"{num_layers} layer" if num_layers == 1 else f"{num_layers} layers"
         for model, number in numbers.items():
             layer = _story_layer(model, scale, _MOST_IN_TRAINING[size])

@@ -1,12 +1,10 @@
 """The paper's tables of accuracies, shorter data for a laptop, and cells with changes."""
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib import resources
-from typing import Any
 
 from statemix.models import MixerSpec, ModelKind
 from statemix.studies.higher_order.contenders import CONTENDERS
@@ -18,45 +16,17 @@ from statemix.training.plain import put
 
 PAPER = "Dubinin et al."
 
-_NAMES = {
-    "Deltanet[-1,1]": "DeltaNet [-1,1]",
-    "Deltaproduct ₄ [-1,1]": "DeltaProduct_4 [-1,1]",
-}
-
 
 def published_table(name: str) -> dict[str, dict[str, float]]:
-    """Read a table of the paper.
-
-    Args:
-        name: key of the table in ``lru_tables.json``: "table3_mad", "table4_permutation" or
-            "table6_chomsky".
-
-    Returns:
-        Model -> column -> accuracy, without the column of means. The paper's "BD-LRU m3" is our
-        "BD-LRU m=3".
-
-    Raises:
-        ValueError: if there is no such table.
+    """Return a table of ``lru_tables.json``: model -> column -> accuracy.
 
     Example:
         >>> published_table("table4_permutation")["BD-LRU m=3"]["s4_3k"]
         0.43
     """
     path = resources.files("statemix.studies.higher_order").joinpath("lru_tables.json")
-    tables: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    names = [key for key in tables if key.startswith("table")]
-    if name not in names:
-        raise ValueError(f"name must be one of {names}, got {name!r}")
-    return {
-        _label(row["model"]): {
-            column: number for column, number in row.items() if column not in ("model", "overall")
-        }
-        for row in tables[name]
-    }
-
-
-def _label(model: str) -> str:
-    return _NAMES.get(model, re.sub(r" m(\d+)$", r" m=\1", model))
+    found: dict[str, dict[str, float]] = json.loads(path.read_text(encoding="utf-8"))[name]
+    return found
 
 
 @dataclass(frozen=True)

@@ -84,11 +84,13 @@ class Report:
         if self.kind == "claims":
             self._print_claims(rows)
             return
-        from statemix.studies.page import write_page
+        from statemix.files import write_file
+        from statemix.studies.catalogue import studies
+        from statemix.studies.page import render_page
 
         output = self.output or Path("report/index.html")
         files.open_for_append("output", output)
-        write_page(output, rows, self.results)
+        write_file(output, render_page(studies().values(), rows, self.results).encode())
         print(f"wrote {output}")
 
     def _draw_throughput(self) -> None:

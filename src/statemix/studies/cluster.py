@@ -178,11 +178,7 @@ class Cluster:
 def connected(address: str) -> Iterator[Any]:
     """Connect this process to a cluster, unless it is connected already; leave it on exit.
 
-    Args:
-        address: as in :class:`Cluster`.
-
-    Yields:
-        The package ``ray``.
+    Yields the package ``ray``.
 
     Raises:
         RequestError: if Ray is missing or the cluster cannot be reached.

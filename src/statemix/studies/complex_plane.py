@@ -46,9 +46,6 @@ def draw(panels: Sequence[Spectra]) -> Figure:
 
     The frames of a panel have one scale, which its title states unless it is that of the unit
     circle. An eigenvalue beyond its frame is drawn on the edge.
-
-    Args:
-        panels: at least one.
     """
     across = min(len(panels), 2)
     down = -(-len(panels) // across)

@@ -183,11 +183,9 @@ def _ticks(places: Sequence[float]) -> Sequence[float]:
 
 
 def series_colours(families: Sequence[str]) -> list[str]:
-    """Return a colour for each series of a figure.
+    """Return a colour for each series, given the name of its layer, or any other name.
 
-    Args:
-        families: name of the layer of each series, or any other name. Series of one layer are
-            shades of its colour.
+    Series of one layer are shades of its colour.
     """
     others = [name for name in dict.fromkeys(families) if name not in LOOKS]
     palette = sns.color_palette("husl", len(others), desat=0.8).as_hex()

@@ -125,11 +125,7 @@ def duration_text(time_s: float) -> str:
 
 
 def environment_text(environment: Mapping[str, Any]) -> str:
-    """Describe the versions and the machine of a run in short phrases.
-
-    Args:
-        environment: result of ``provenance.describe`` on that machine.
-    """
+    """Describe the versions and the machine of a run, from its ``provenance.describe``."""
     packages = environment["packages"]
     parts = (
         f"Statemix {packages['statemix'] or '(not installed)'}",
@@ -142,9 +138,6 @@ def environment_text(environment: Mapping[str, Any]) -> str:
 
 def commit_text(environment: Mapping[str, Any]) -> str:
     """Write seven digits of the commit of a run, and "+" if its code had uncommitted changes.
-
-    Args:
-        environment: result of ``provenance.describe`` on that machine.
 
     Example:
         >>> commit_text({"commit": "0123456789abcdef", "tree_clean": False})

@@ -2,12 +2,12 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 from annotated_types import Ge
 
@@ -16,9 +16,8 @@ from statemix.interrupts import TERMINABLE, handled
 from statemix.studies.cluster import Cluster
 from statemix.studies.worker_processes import (
     Death,
-    Message,
+    Processes,
     RunEnding,
-    Work,
     processes,
     train_job,
 )
@@ -35,13 +34,7 @@ JobEnding = Literal["done", "diverged", "failed", "interrupted"]
 
 @dataclass(frozen=True)
 class Job:
-    """A run to train, or to resume, in its folder.
-
-    Attributes:
-        name: name in displays and tables.
-        config: configuration of the run.
-        folder: folder of the run.
-    """
+    """A run to train, or to resume, in its folder, with its name in displays and tables."""
 
     name: str
     config: RunConfig
@@ -212,22 +205,9 @@ def _row(job: Job, ending: RunEnding) -> Ended:
     return Ended(job, "interrupted" if status == "in use" else status, message, details)
 
 
-class _Workers(Protocol):
-    """What trains runs beside this process."""
-
-    def has_room(self) -> bool:
-        """Return whether another run may start."""
-
-    def start(self, number: int, work: Work) -> None:
-        """Start to train a run."""
-
-    def receive(self, timeout_s: float | None) -> Iterable[Message | Death]:
-        """Wait for news, for so long at most; there may be none."""
-
-
 def _share_out(
     jobs: Sequence[Job],
-    team: AbstractContextManager["_Workers"],
+    team: AbstractContextManager[Processes | Cluster],
     until: float | None,
     tell: Callable[[Job, Event], None],
     note: Callable[[Ended], None],

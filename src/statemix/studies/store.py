@@ -88,15 +88,12 @@ _BEGINNING = b'{"key": "'
 
 
 class Store:
-    """Rows of runs in a file that many processes may append to.
+    """Rows of runs in a file that many processes may append to; the first row makes it.
 
     Every row is one line of JSON. A row is written whole or not at all: writers take turns, and the
     beginning of a row that a killed writer left is removed by the next one. Nothing else is ever
-    removed. Other programs read the file
-    without this library, for instance ``polars.read_ndjson(path, infer_schema_length=None)``.
-
-    Args:
-        path: the file. It is made by the first row.
+    removed. Other programs read the file without this library, for instance
+    ``polars.read_ndjson(path, infer_schema_length=None)``.
     """
 
     def __init__(self, path: Path) -> None:

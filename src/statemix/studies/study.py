@@ -147,12 +147,7 @@ class Study:
             results: receives the rows.
             retry: train runs again that diverged or failed.
             on_end: called with each run that has ended, its row being stored, or was interrupted.
-            **options: further options of :func:`statemix.studies.runner.run_all`.
-
-        Raises:
-            RequestError: if the cluster cannot be reached.
-            OSError: if the store cannot be written.
-            KeyboardInterrupt: after Ctrl-C, once active runs are saved; the same call resumes.
+            **options: further options of :func:`statemix.studies.runner.run_all`, with its errors.
         """
 
         def note(ended: Ended) -> None:

@@ -58,14 +58,7 @@ class SpeedLine(NamedTuple):
 
 @dataclass(frozen=True)
 class SpeedPanel:
-    """One pair of axes.
-
-    Attributes:
-        letter: letter of the comparison in the paper.
-        title: the comparison, and the sizes that all points share.
-        axis: what varies.
-        lines: lines of at least one point.
-    """
+    """One pair of axes: the comparison of the paper, and lines of at least one point."""
 
     letter: str
     title: str
@@ -113,14 +106,7 @@ def _speed_texts(point: Point) -> tuple[str, ...]:
 
 
 class _Comparison(NamedTuple):
-    """A group of panels.
-
-    Attributes:
-        letter: letter in the paper.
-        title: what its layers have in common.
-        holds: returns whether a point belongs to it.
-        axes: axes of its panels.
-    """
+    """A group of panels: its letter in the paper, what its layers have in common, and its axes."""
 
     letter: str
     title: str
@@ -129,13 +115,10 @@ class _Comparison(NamedTuple):
 
 
 def speed_panels(points: Sequence[Point]) -> tuple[list[SpeedPanel], list[str]]:
-    """Return the panels that can be drawn, and a line for each one that cannot.
+    """Return the panels that points of one setting make, and a line for each that cannot be drawn.
 
     A panel shows the points of the commonest sizes, such as those of one batch size along the
     length. It is drawn if two of its points differ in their places.
-
-    Args:
-        points: points of one setting.
     """
     found, missing = [], []
     for comparison in _COMPARISONS:

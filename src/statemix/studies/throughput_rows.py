@@ -31,14 +31,7 @@ _NAMES = {
 
 
 class Setting(NamedTuple):
-    """What the points of one figure share.
-
-    Attributes:
-        device: name of the product.
-        threads: threads of the process; None on a GPU.
-        dtype: dtype of parameters and activations.
-        graphs: whether calls were replayed as CUDA graphs.
-    """
+    """What the points of one figure share; threads are None on a GPU."""
 
     device: str
     threads: int | None
@@ -140,12 +133,9 @@ class Point(_Stored):
 
 
 def read(paths: Iterable[Path]) -> list[Point]:
-    """Return the points of all files; of repeated ones the last with a time, else the last.
+    """Return the points of JSON-lines files; of repeated ones the last with a time, else the last.
 
     Rows of other benchmarks are skipped.
-
-    Args:
-        paths: files with a JSON object in every line.
 
     Raises:
         RequestError: if a file cannot be read, or a line is not a row of a benchmark.

@@ -31,12 +31,7 @@ Content = Event | RunEnding
 
 @dataclass(frozen=True)
 class Message:
-    """What a worker says about its run.
-
-    Attributes:
-        job: number of the run.
-        content: an event of the run, or its ending.
-    """
+    """What a worker says about the run with a number: an event of it, or its ending."""
 
     job: int
     content: Content
@@ -44,12 +39,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Death:
-    """The end of a worker that has not said how its run ended.
-
-    Attributes:
-        job: number of the run.
-        reason: the error in brackets, if it is known.
-    """
+    """The end of a worker that has not said how its run ended; the reason in brackets, if known."""
 
     job: int
     reason: str = ""
@@ -120,12 +110,7 @@ class Processes:
 
 @contextmanager
 def processes(count: int, checkpoint_every_s: float) -> Iterator[Processes]:
-    """Start processes, and end them on exit, runs under way with a checkpoint.
-
-    Args:
-        count: number of processes.
-        checkpoint_every_s: as in :func:`statemix.training.train`.
-    """
+    """Start processes, and end them on exit, runs under way with a checkpoint."""
     with _connected(count, checkpoint_every_s) as connections:
         yield Processes(connections)
 

@@ -138,9 +138,6 @@ def overview(rows: Mapping[str, Row]) -> dict[str, Any]:
 
     Numbers without results have the verdict "empty". The protocol is "reduced" where task or
     training are so much less than the paper's that numbers are not compared.
-
-    Args:
-        rows: rows of results stores, by key.
     """
     cells = [
         line

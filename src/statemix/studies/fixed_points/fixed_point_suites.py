@@ -1,14 +1,24 @@
 """The entries of the studies of Movahedi et al.: groups, iterations, copying and questions."""
 
 import json
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
 from statemix.layers import LayerSpec
-from statemix.studies.fixed_points.scales import Scale, Scales, fp_mamba, words
 from statemix.studies.study_entries import Number, SizeName, StudyEntry, Trials
 from statemix.tasks import TaskSpec
+from statemix.training import (
+    BatchConfig,
+    EvaluationConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RunConfig,
+    RuntimeConfig,
+    ScheduleConfig,
+)
+from statemix.training.settings import Assignments
 
 PAPER = "Movahedi et al."
 _TABLES = json.loads(
@@ -45,6 +55,111 @@ CATBABI: dict[int, dict[str, float]] = {
 
 LANGUAGE: dict[str, float] = _TABLES["language_perplexity_160M_2B_tokens_FineWeb"]
 """Model -> test perplexity."""
+
+# The paper's code trains until three quarters of a batch have converged.
+_TRAINED = 0.75
+_EVALUATIONS = 5
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The training of every model of a suite.
+
+    Attributes:
+        hidden_size: width of the model.
+        d_state: columns of the state of FP-Mamba.
+        batch_size: sequences per step.
+        num_steps: optimiser steps.
+        learning_rate: the first of a cosine to 0.
+        seeds: seeds of every condition.
+        warmup_steps: steps of a linear warm-up.
+        weight_decay: that of AdamW.
+        test_iterations: iterations of a test; by default as many as the paper's code allows.
+        num_scored: sequences of a test, and of a validation.
+    """
+
+    hidden_size: int
+    d_state: int
+    batch_size: int
+    num_steps: int
+    learning_rate: float
+    seeds: tuple[int, ...]
+    warmup_steps: int = 0
+    weight_decay: float = 0.01
+    test_iterations: int = 1000
+    num_scored: int = 512
+
+    def runs(
+        self,
+        task: TaskSpec,
+        layer: LayerSpec,
+        lengths: Sequence[int],
+        *,
+        bos: bool = False,
+        num_layers: int = 1,
+        hidden_size: int | None = None,
+        num_steps: int | None = None,
+    ) -> Trials:
+        """Return one setting, with a run for each seed; None means the width or steps of the scale.
+
+        A layer that iterates stops in training when three quarters of a batch have converged, and
+        in tests when all have. A layer of a single iteration is tested as such. ``lengths`` are
+        further test lengths in tokens.
+        """
+        steps = num_steps or self.num_steps
+        options: Mapping[str, object] = layer.options
+        iterates = options.get("max_iterations", 1) != 1
+        config = RunConfig(
+            task=task,
+            model=ModelConfig(
+                layers=(layer,),
+                num_layers=num_layers,
+                hidden_size=hidden_size or self.hidden_size,
+                bos=bos,
+            ),
+            batches=BatchConfig(size=self.batch_size),
+            optimizer=OptimizerConfig(
+                learning_rate=self.learning_rate, weight_decay=self.weight_decay, clip_norm=1.0
+            ),
+            schedules=ScheduleConfig(
+                num_steps=steps,
+                warmup_steps=self.warmup_steps,
+                learning_rate="cosine",
+                min_learning_rate=0.0,
+            ),
+            evaluation=EvaluationConfig(
+                every=-(-steps // _EVALUATIONS),
+                test_size=self.num_scored,
+                validation_size=self.num_scored,
+                lengths=tuple(lengths),
+                attributes=Assignments(max_iterations=self.test_iterations, quantile=1.0)
+                if iterates
+                else Assignments(),
+            ),
+            # One thread: two runs side by side are faster than one with two threads.
+            runtime=RuntimeConfig(num_threads=1),
+        )
+        return Trials.seeded(config, self.seeds)
+
+
+def words(group: str, length: int, size: SizeName) -> TaskSpec:
+    """Return the task of words over a group, of all lengths from 2 to that of training.
+
+    On a laptop words are over two generators. No fixed-point RNN learns words of all elements there
+    (results/LOG.md, 2026-11-23).
+    """
+    options = {"group": group, "length": length, "min_length": 2}
+    return TaskSpec("permutation", **options, **({"generators": True} if size == "laptop" else {}))
+
+
+def fp_mamba(version: int, scale: Scale, **options: object) -> LayerSpec:
+    """FP-Mamba 1 or 2 as the paper trains it: within 10% of its fixed point."""
+    usual: dict[str, object] = {"d_state": scale.d_state, "tolerance": 0.1, "quantile": _TRAINED}
+    return LayerSpec(f"fp_mamba{version}", **{**usual, **options})
+
+
+Scales = Mapping[SizeName, Scale]
+"""Size -> the training of a suite."""
 
 
 def _entry(

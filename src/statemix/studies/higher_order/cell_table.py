@@ -132,11 +132,7 @@ def overview(rows: Mapping[str, Row], names: Sequence[str] | None = None) -> dic
     A number stands under each protocol and at each size that has results for it. One without any
     has the verdict "empty", protocol "paper" and size "laptop". It counts once as measured: the
     verdict of protocol "paper" counts, then that of runs that are complete, then that of the
-    largest size.
-
-    Args:
-        rows: rows of results stores, by key.
-        names: names of tables; None means all.
+    largest size. ``names`` are those of tables; None means all.
     """
     tables = {name: TABLES[name] for name in (TABLES if names is None else names)}
     found: list[dict[str, Any]] = []

@@ -61,18 +61,6 @@ def _gates(options: Mapping[str, object]) -> str:
     return words if gate == "softmax" else f"{words}, {gate}"
 
 
-def _mamba2(d_state: int, d_conv: int) -> LayerSpec:
-    return LayerSpec("mamba2", d_state=d_state, d_conv=d_conv)
-
-
-def _delta_net(num_heads: int) -> LayerSpec:
-    return LayerSpec("delta_net", num_heads=num_heads)
-
-
-def _delta_product(num_heads: int) -> LayerSpec:
-    return LayerSpec("delta_product", num_heads=num_heads, num_householder=4)
-
-
 ORDERS = (1, 2, 3, 4, 5, 6, 8, 16)
 """Values of m in the paper's tables."""
 
@@ -84,16 +72,20 @@ CONTENDERS = {
         Contender("LSTM", lambda _: LayerSpec("lstm")),
         Contender(
             "Mamba2",
-            lambda _: _mamba2(8, 4),
-            tuple(_mamba2(d_state, d_conv) for d_state in (2, 4, 8) for d_conv in (2, 4)),
+            lambda _: LayerSpec("mamba2", d_state=8, d_conv=4),
+            tuple(LayerSpec("mamba2", d_state=n, d_conv=k) for n in (2, 4, 8) for k in (2, 4)),
         ),
         Contender(
-            "DeltaNet [-1,1]", lambda _: _delta_net(4), tuple(_delta_net(heads) for heads in (2, 8))
+            "DeltaNet [-1,1]",
+            lambda _: LayerSpec("delta_net", num_heads=4),
+            tuple(LayerSpec("delta_net", num_heads=heads) for heads in (2, 8)),
         ),
         Contender(
             "DeltaProduct_4 [-1,1]",
-            lambda _: _delta_product(4),
-            tuple(_delta_product(heads) for heads in (2, 8)),
+            lambda _: LayerSpec("delta_product", num_heads=4, num_householder=4),
+            tuple(
+                LayerSpec("delta_product", num_heads=heads, num_householder=4) for heads in (2, 8)
+            ),
         ),
         *(bd_lru(m) for m in ORDERS),
         *(h_lru(m) for m in ORDERS),

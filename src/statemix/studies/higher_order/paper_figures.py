@@ -66,12 +66,7 @@ class View:
 
 @dataclass(frozen=True)
 class PaperFigure:
-    """A figure of the paper.
-
-    Attributes:
-        title: what it shows.
-        views: its panels.
-    """
+    """A figure of the paper: what it shows, and its panels."""
 
     title: str
     views: tuple[View, ...]

@@ -234,15 +234,9 @@ class Sharpening(TypedDict):
 
 
 def softened(model: ReadoutModel, config: RunConfig, task: Task) -> ReadoutModel | None:
-    """Return a copy of a trained model with the gate temperatures at which training began.
+    """Return a copy of a run's model with the gate temperatures at which training began.
 
-    Args:
-        model: the model of a run.
-        config: configuration of the run.
-        task: its task.
-
-    Returns:
-        None if the run has no schedule of the gate temperature.
+    None means that the run has no schedule of the gate temperature.
     """
     schedules = tuple(one for one in config.schedules.attributes if one.attribute == _TEMPERATURE)
     if not schedules:
@@ -260,17 +254,10 @@ def sharpening(
     *,
     units: Sequence[int],
 ) -> list[Sharpening]:
-    """Measure the gates of one network at two temperatures.
+    """Measure the gates of one network, before and after a change of its gate temperatures.
 
-    Args:
-        before: the network.
-        after: the same network at other gate temperatures.
-        tokens: at least one sequence, shape (B, T), integers.
-        lengths: number of tokens of each sequence, at least 1.
-        units: units whose gates are kept; those that a layer lacks are skipped.
-
-    Returns:
-        An entry for each layer whose gates have a temperature.
+    Other arguments are those of :func:`inspected`. A layer whose gates have no temperature has no
+    entry.
     """
     one, other = (_gate_maps(model, tokens, lengths, units) for model in (before, after))
     return [

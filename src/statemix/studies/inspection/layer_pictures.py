@@ -160,8 +160,7 @@ def draw_gates(
 class _Tiles:
     """A row of tiles as one grid, in which empty columns separate them.
 
-    Args:
-        values: gates, shape (positions, rows, m+1).
+    Gates have the shape (positions, rows, m+1).
     """
 
     def __init__(self, values: NDArray[np.float64]) -> None:
@@ -204,12 +203,8 @@ def draw_mixing(
 ) -> Figure:
     """Draw what each input adds to each state: a row of panels per sequence, one panel per unit.
 
-    Args:
-        contributions: sequence, unit, position of the state, position of the input -> size; None
-            is not finite.
-        units: names of the units.
-        sequences: name of each sequence -> label of each position.
-        title: text above the picture.
+    ``contributions`` are sizes by sequence, unit, position of the state and position of the input.
+    Other arguments are those of :func:`draw_gates`.
     """
     arrays = [np.array(one, dtype=float) for sequence in contributions for one in sequence]
     scale, across, down = scale_of(arrays), len(units), len(contributions)
@@ -233,10 +228,7 @@ def draw_block(
 ) -> Figure:
     """Draw a whole block attention matrix (Eq. 24) with lines between its blocks.
 
-    Args:
-        matrix: rows of the entries of all states, columns of the entries of all inputs.
-        labels: label of each position.
-        title: text above the picture.
+    Rows are the entries of all states, columns those of all inputs; a position has one label.
     """
     values = np.array(matrix, dtype=float)
     with drawing():
@@ -280,10 +272,6 @@ def draw_actions(found: Sequence[BlockActions], *, title: str) -> Figure:
     """Draw the maps of a few blocks, those that track first: a column per token, a row per entry.
 
     A cell holds the entry that is copied; an empty one is loaded.
-
-    Args:
-        found: all blocks.
-        title: text above the picture.
     """
     shown = by_role(found)[:_BLOCKS]
     tables = [np.array(one["sources"]).T for one in shown]
@@ -318,15 +306,11 @@ def draw_actions(found: Sequence[BlockActions], *, title: str) -> Figure:
 def draw_race(
     rows: Sequence[Mapping[str, Any]], group: str, attempts: Sequence[Attempt] = ()
 ) -> Figure:
-    """Draw the share of each representation in the transitions against training steps.
+    """Draw the share of each representation of a group in the transitions against training steps.
 
     Lines break where an attempt of a search has failed: the next one begins with new weights. Marks
-    show where attempts have left their plateau, and where one has passed its test.
-
-    Args:
-        rows: rows of a run's metrics; at least one holds representations.
-        group: name of the group.
-        attempts: attempts of the search, if there was one.
+    show where attempts have left their plateau, and where one has passed its test. At least one of
+    the rows of a run's metrics holds representations.
     """
     held = [row for row in rows if row["representations"]]
     acting = next(part.name for part in components(group) if part.acts)

@@ -107,9 +107,7 @@ def without(layers: Sequence[LayerNumbers]) -> Iterator[str]:
 def sentences(found: Sequence[BlockActions], *, judged: bool) -> list[str]:
     """Say which blocks track the task, which repeat them, and how many do something else.
 
-    Args:
-        found: all blocks.
-        judged: whether there was an automaton of the task.
+    ``judged`` says whether there was an automaton of the task.
     """
     lines = []
     for one in found:

@@ -34,14 +34,10 @@ class Recorded:
 
 
 def record(model: nn.Module, tokens: Tensor) -> list[Recorded]:
-    """Run a model on tokens and return its sequence layers, those inside other layers too.
+    """Run a model on tokens (B, T) and return its sequence layers, those inside other layers too.
 
-    Args:
-        model: a model whose forward pass takes tokens; it is left in evaluation mode.
-        tokens: shape (B, T), integers.
-
-    Returns:
-        The layers in the order in which the model defines them, without those that were not called.
+    They have the order in which the model defines them; layers that are not called are left out.
+    The model is left in evaluation mode.
     """
     layers = {name: part for name, part in model.named_modules() if isinstance(part, Layer)}
     inputs: dict[str, Tensor] = {}
@@ -164,14 +160,7 @@ def mixing(recurrence: Recurrence) -> Tensor:
 
 
 def carried(recurrence: Recurrence) -> Tensor:
-    """Return the contribution of the initial state to each state.
-
-    Args:
-        recurrence: a recurrence over T steps.
-
-    Returns:
-        A_t ... A_1 h_0 at every t, shape (B, T, H, m, P).
-    """
+    """Return what the initial state contributes: A_t ... A_1 h_0, shape (B, T, H, m, P)."""
     A, h = recurrence.transitions, recurrence.initial_state
     found = h.new_zeros(*A.shape[:4], h.shape[-1])
     for t in range(A.shape[1]):
@@ -180,14 +169,9 @@ def carried(recurrence: Recurrence) -> Tensor:
 
 
 def applied(matrices: Tensor, values: Tensor) -> Tensor:
-    """Multiply a block attention matrix with inputs.
+    """Return the states (B, T, H, m, P) that follow from inputs (B, T, H, R, P).
 
-    Args:
-        matrices: result of :func:`mixing`, shape (B, T, T, H, m, R).
-        values: v, shape (B, T, H, R, P).
-
-    Returns:
-        The states that follow from the inputs, shape (B, T, H, m, P), without :func:`carried`.
+    ``matrices`` is the result of :func:`mixing`; :func:`carried` is no part of the states.
     """
     return torch.einsum("btshmr,bshrp->bthmp", matrices, values)
 
@@ -195,13 +179,7 @@ def applied(matrices: Tensor, values: Tensor) -> Tensor:
 def sizes(matrices: Tensor) -> Tensor:
     """Return the largest change of an entry of the state by inputs of at most 1.
 
-    That is the largest sum of absolute values over a row of each matrix.
-
-    Args:
-        matrices: shape (..., m, R).
-
-    Returns:
-        Shape (...).
+    That is the largest sum of absolute values over a row of each matrix, shape (..., m, R).
     """
     return matrices.abs().sum(-1).amax(-1)
 

@@ -11,7 +11,6 @@ COMMANDS = {"bench", "demo", "tasks"}
 # TODO: empty both lists while the rooms are rebuilt.
 MODULES = {"block", "checks", "copying", "files", "flops", "lag", "layer", "registry", "studies"}
 TYPES = {
-    "Ending",
     "Entry",
     "Loop",
     "Operator",

@@ -25,7 +25,7 @@ OPTIONS = {
     "fp_mamba2": {"max_iterations": 2, "d_state": 3, "head_dim": 4},
 }
 # An exported graph takes all iterations, and nobody is told that they were too few.
-pytestmark = pytest.mark.filterwarnings("ignore:FP-.* has not converged")
+pytestmark = pytest.mark.filterwarnings("ignore:fp_.* has not converged")
 
 
 def build(name):

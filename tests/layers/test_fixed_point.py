@@ -589,7 +589,7 @@ def test_evaluation_that_has_not_converged_warns_once(recwarn):
     layer.train()(x)
     assert not recwarn.list
     message = (
-        r"^FP-RNN has not converged: residual [0-9.e-]+ after 3 iterations, tolerance 1e-06; "
+        r"^fp_rnn has not converged: residual [0-9.e-]+ after 3 iterations, tolerance 1e-06; "
         "its outputs depend on max_iterations"
     )
     with pytest.warns(UserWarning, match=message):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from statemix.bench.comparison import compared
+from statemix.bench.compared_layers import compared
 from statemix.layers import LAYERS, CausalConv, LayerSpec
 from statemix.layers.largest import largest_tensor
 

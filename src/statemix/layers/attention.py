@@ -1,7 +1,6 @@
 """Attention: causal softmax attention whose state is a cache of keys and values."""
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -91,12 +90,6 @@ class Attention(PaddedLayer):
 
     name = "attention"
     entry = "qkv_proj"
-    display_name = "Attention"
-
-    @classmethod
-    def label(cls, options: Mapping[str, Any]) -> str:
-        """Return "Attention" or "Attention with RoPE"."""
-        return cls.display_name + (" with RoPE" if options.get("rope", False) else "")
 
     def __init__(
         self,

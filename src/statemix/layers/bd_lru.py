@@ -88,12 +88,6 @@ class BDLRU(GatedRecurrence):
     """
 
     name = "bd_lru"
-    display_name = "BD-LRU"
-    colour = "#0072B2"
-
-    @classmethod
-    def label(cls, options: Mapping[str, Any]) -> str:
-        return f"{cls.display_name} m={options['block_size']}"
 
     def __init__(
         self,

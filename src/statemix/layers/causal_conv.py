@@ -1,8 +1,5 @@
 """CausalConv: a convolution over the last tokens, the baseline without a recurrence."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -50,13 +47,6 @@ class CausalConv(PaddedLayer):
 
     name = "conv"
     entry = "conv"
-    display_name = "Convolution"
-
-    @classmethod
-    def label(cls, options: Mapping[str, Any]) -> str:
-        """Return such as "Depthwise convolution K=4"."""
-        kind = "Depthwise convolution" if options.get("depthwise", False) else cls.display_name
-        return f"{kind} K={options['kernel_size']}"
 
     def __init__(
         self,

@@ -1,7 +1,6 @@
 """DeltaNet and DeltaProduct: a matrix state, rotated by generalised Householder matrices."""
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -100,13 +99,6 @@ class DeltaProduct(PaddedLayer):
 
     name = "delta_product"
     entry = "qkv_proj"
-    display_name = "DeltaProduct"
-    colour = "#7E57C2"
-
-    @classmethod
-    def label(cls, options: Mapping[str, Any]) -> str:
-        """Return such as "Gated DeltaProduct n=4 [-1, 1]"."""
-        return _label(f"{cls.display_name} n={options.get('num_householder', 4)}", options)
 
     def __init__(
         self,
@@ -327,13 +319,6 @@ class DeltaNet(DeltaProduct):
     """
 
     name = "delta_net"
-    display_name = "DeltaNet"
-    colour = "#CC79A7"
-
-    @classmethod
-    def label(cls, options: Mapping[str, Any]) -> str:
-        """Return such as "Gated DeltaNet [-1, 1]"."""
-        return _label(cls.display_name, options)
 
     def __init__(
         self,
@@ -362,8 +347,3 @@ class DeltaNet(DeltaProduct):
             device=device,
             dtype=dtype,
         )
-
-
-def _label(name: str, options: Mapping[str, Any]) -> str:
-    gated = "Gated " if options.get("use_forget_gate", False) else ""
-    return f"{gated}{name} [{-1 if options.get('allow_neg_eigval', True) else 0}, 1]"

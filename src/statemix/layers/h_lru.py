@@ -1,7 +1,7 @@
 """HLRU: scalar linear recurrences over the last m outputs with jointly normalised gates."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -94,12 +94,6 @@ class HLRU(GatedRecurrence):
     """
 
     name = "h_lru"
-    display_name = "H-LRU"
-    colour = "#009E73"
-
-    @classmethod
-    def label(cls, options: Mapping[str, Any]) -> str:
-        return f"{cls.display_name} m={options['order']}"
 
     def __init__(
         self,

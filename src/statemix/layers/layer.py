@@ -5,7 +5,7 @@ import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import reduce
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -50,8 +50,6 @@ class Layer(nn.Module, ABC):
 
     Attributes:
         name: name of the layer as users write it.
-        display_name: name of the layer in tables and figures.
-        colour: colour in figures, "#rrggbb"; None lets the figures choose one.
         schedulable: attributes that a schedule may set during training and that may have a
             different value in evaluation. An assigned value takes effect at the next call.
         entry: name of a submodule that is called with the input. If it is an ordinary module of
@@ -62,19 +60,11 @@ class Layer(nn.Module, ABC):
     """
 
     name: ClassVar[str]
-    display_name: ClassVar[str]
-    colour: ClassVar[str | None] = None
     schedulable: ClassVar[tuple[str, ...]] = ()
     entry: ClassVar[str] = ""
     iterative: ClassVar[bool] = False
 
     hidden_size: int
-
-    @classmethod
-    def label(cls, options: Mapping[str, Any]) -> str:
-        """Return the name of a layer with these options in tables and figures."""
-        del options
-        return cls.display_name
 
     @property
     def state_size(self) -> int:

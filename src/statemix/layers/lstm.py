@@ -53,8 +53,6 @@ class LSTM(PaddedLayer):
 
     name = "lstm"
     entry = "lstm"
-    display_name = "LSTM"
-    colour = "#D55E00"
 
     def __init__(
         self,

@@ -1,7 +1,6 @@
 """Mamba-2: a matrix state with one input-dependent decay per head."""
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -91,13 +90,6 @@ class Mamba2(PaddedLayer):
 
     name = "mamba2"
     entry = "in_proj"
-    display_name = "Mamba-2"
-    colour = "#9A7D0A"
-
-    @classmethod
-    def label(cls, options: Mapping[str, Any]) -> str:
-        """Return such as "Mamba-2 S=128"."""
-        return f"{cls.display_name} S={options.get('d_state', 128)}"
 
     def __init__(
         self,

@@ -1,7 +1,6 @@
 """What FP-Mamba1 and FP-Mamba2 share: outputs that feed back into a selective scan."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -80,13 +79,6 @@ class FPMamba(FixedPointLayer):
     """
 
     entry = "in_proj"
-
-    @classmethod
-    def label(cls, options: Mapping[str, Any]) -> str:
-        """Return such as "FP-Mamba1 householder 1"."""
-        mixer = options.get("mixer", "householder")
-        rank = "" if mixer == "kronecker" else f" {options.get('rank', 1)}"
-        return f"{cls.display_name} {mixer}{rank}"
 
     def __init__(
         self,

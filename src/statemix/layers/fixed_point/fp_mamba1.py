@@ -79,7 +79,6 @@ class FPMamba1(FPMamba):
     """
 
     name = "fp_mamba1"
-    display_name = "FP-Mamba1"
 
     def __init__(
         self,

@@ -98,7 +98,6 @@ class FPRNN(FixedPointLayer):
 
     name = "fp_rnn"
     entry = "in_proj"
-    display_name = "FP-RNN"
 
     def __init__(
         self,

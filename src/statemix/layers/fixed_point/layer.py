@@ -192,7 +192,7 @@ class FixedPointLayer(PaddedLayer):
         if residual >= self.tolerance and residual > 2 * self._warned_of:
             self._warned_of = residual
             warnings.warn(
-                f"{self.display_name} has not converged: residual {residual:.2g} after "
+                f"{self.name} has not converged: residual {residual:.2g} after "
                 f"{found.iterations} iterations, tolerance {self.tolerance:.2g}; its outputs "
                 "depend on max_iterations, and those of single steps may differ",
                 stacklevel=2,

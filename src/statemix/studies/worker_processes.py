@@ -1,18 +1,74 @@
-"""Worker processes of this machine that train runs."""
+"""Runs in worker processes of this machine, and what a worker says about its run."""
 
 import multiprocessing
-import signal
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Literal
 
-from statemix.interrupts import SIGNALS, can_be_handled
-from statemix.studies.worker import Content, Death, Message, Work, train_job
-from statemix.training import Event
+from statemix.errors import RequestError
+from statemix.interrupts import IGNORED, handled
+from statemix.training import Event, config_from_plain, train
+from statemix.training.folder import FolderInUseError
 
 # Time for an interrupted run to save a checkpoint; if it fails, the run resumes from an older one.
 GRACE_S = 10.0
+
+RunEnding = tuple[Literal["done", "diverged", "failed", "interrupted", "in use"], str, str]
+"""Status, message and details of a run that has ended. "interrupted" also stops the worker.
+"in use": another process trains the run."""
+
+Work = tuple[Mapping[str, Any], Path]
+"""Configuration as plain data, and folder, of a run: reading it imports the user's modules."""
+
+Content = Event | RunEnding
+"""An event of a run, or its ending."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a worker says about the run with a number: an event of it, or its ending."""
+
+    job: int
+    content: Content
+
+
+@dataclass(frozen=True)
+class Death:
+    """The end of a worker that has not said how its run ended; the reason in brackets, if known."""
+
+    job: int
+    reason: str = ""
+
+
+def train_job(
+    work: Work, on_event: Callable[[Event], None], checkpoint_every_s: float
+) -> RunEnding:
+    """Train one run in this process; return its ending, whatever it is."""
+    tree, folder = work
+    try:
+        config = config_from_plain(tree)
+        train(config, folder, on_event=on_event, checkpoint_every_s=checkpoint_every_s)
+    except FloatingPointError as error:
+        return "diverged", line(error), ""
+    except KeyboardInterrupt:
+        return "interrupted", "stopped before its end", ""
+    except FolderInUseError as error:
+        return "in use", line(error), ""
+    except (RequestError, OSError) as error:
+        return "failed", line(error), ""
+    except Exception as error:  # noqa: BLE001  one failing run must not stop the others
+        return "failed", line(error), traceback.format_exc()
+    return "done", "", ""
+
+
+def line(error: BaseException) -> str:
+    """Return an error in one line."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 class Processes:
@@ -54,27 +110,9 @@ class Processes:
 
 @contextmanager
 def processes(count: int, checkpoint_every_s: float) -> Iterator[Processes]:
-    """Start processes, and end them on exit, runs under way with a checkpoint.
-
-    Args:
-        count: number of processes.
-        checkpoint_every_s: as in :func:`statemix.training.train`.
-    """
+    """Start processes, and end them on exit, runs under way with a checkpoint."""
     with _connected(count, checkpoint_every_s) as connections:
         yield Processes(connections)
-
-
-@contextmanager
-def _signals_ignored() -> Iterator[None]:
-    if not can_be_handled():
-        yield
-        return
-    previous = {number: signal.signal(number, signal.SIG_IGN) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
@@ -86,7 +124,7 @@ def _connected(count: int, checkpoint_every_s: float) -> Iterator[list[Connectio
     try:
         # Workers inherit ignored signals. Ctrl-C reaches the workers too, and must not end them
         # while they are still importing.
-        with _signals_ignored():
+        with handled(IGNORED):
             for _ in range(count):
                 ours, theirs = context.Pipe()
                 process: BaseProcess = context.Process(

@@ -1,17 +1,123 @@
-"""The study exact-factorial: what raises the chance of a single attempt, one change at a time."""
+"""The entries of the studies of exactness: the recipe on every group, and one change at a time."""
 
-from statemix.studies.exactness.recipe_changes import at_rate, opened, with_layer
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from statemix.layers import LayerSpec
 from statemix.studies.recipes import exact
 from statemix.studies.study_entries import ProtocolName, SizeName, StudyEntry, Trials
-from statemix.tasks import TaskSpec
+from statemix.tasks import TASKS, TaskSpec
 from statemix.training import (
     EvaluationConfig,
+    ModelConfig,
     ObjectiveConfig,
+    OptimizerConfig,
     ParameterGroup,
     RunConfig,
     RuntimeConfig,
     ScheduleConfig,
 )
+
+
+def with_layer(config: RunConfig, **options: Any) -> RunConfig:
+    """Change options of the only layer."""
+    (layer,) = config.model.layers
+    changed = LayerSpec(layer.name, **{**layer.options, **options})
+    return config.replace(model=config.model.replace(layers=(changed,)))
+
+
+def at_rate(config: RunConfig, rate: float) -> RunConfig:
+    """Change the learning rate, and allow slower attempts more steps, also between tests."""
+    slower = max(config.optimizer.learning_rate / rate, 1.0)
+    search = config.search.replace(
+        max_steps=round(slower * config.search.max_steps),
+        every=round(slower * config.search.every),
+    )
+    return config.replace(optimizer=OptimizerConfig(learning_rate=rate), search=search)
+
+
+def opened(config: RunConfig) -> RunConfig:
+    """Return the control: a start token writes the first state, as input gates begin open."""
+    layer = with_layer(
+        config, num_blocks=20, initial_state="zero", initial_std=0.0, input_gate_bias=0.0
+    )
+    return at_rate(layer.replace(model=layer.model.replace(bos=True)), 1e-3)
+
+
+_LENGTHS = (64, 256, 1024, 4096, 16_384, 65_536, 262_144, 1_048_576)
+# Steps between evaluations.
+_EVERY = 250
+# About as many steps as the recipe needs with its restarts.
+_PEER_STEPS = 2500
+
+
+def _group(name: str) -> TaskSpec:
+    return TaskSpec("permutation", group=name)
+
+
+_TASKS = {
+    "S_3 from 250 words": TaskSpec("permutation", **TASKS["permutation"].presets["S3-250"]),
+    "S_3": _group("S_3"),
+    "S_4": _group("S_4"),
+    "A_5": _group("A_5"),
+    "S_5": _group("S_5"),
+}
+
+
+def _lstm(task: TaskSpec) -> RunConfig:
+    """Return a peer that has no gates to sharpen."""
+    size = task.build().train_size
+    steps_per_epoch = 1 if size is None else -(-size // 128)
+    return RunConfig(
+        task=task,
+        model=ModelConfig(layers=(LayerSpec("lstm"),)),
+        schedules=ScheduleConfig(
+            num_steps=_PEER_STEPS if size is None else None,
+            epochs=None if size is None else -(-_PEER_STEPS // steps_per_epoch),
+        ),
+    )
+
+
+class _Way(NamedTuple):
+    """How a group is learned, with which seeds, and which groups are learned so."""
+
+    configured: Callable[[TaskSpec], RunConfig]
+    seeds: tuple[int, ...]
+    columns: tuple[str, ...] = tuple(_TASKS)
+
+
+_WAYS = {
+    "BD-LRU, recipe exact": _Way(exact, tuple(range(20))),
+    "LSTM": _Way(_lstm, (0, 1, 2)),
+    "BD-LRU, start token, open gates": _Way(
+        lambda task: opened(exact(task)), tuple(range(10)), ("A_5", "S_5")
+    ),
+}
+
+
+def _measured(config: RunConfig) -> RunConfig:
+    size = config.build_task().train_size
+    evaluation = EvaluationConfig(
+        every=_EVERY if size is None else -(-_EVERY // -(-size // config.batches.size)),
+        lengths=_LENGTHS,
+        validation_size=256,
+    )
+    return config.replace(evaluation=evaluation, runtime=RuntimeConfig(device="cpu", num_threads=1))
+
+
+def group_entries(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntry, ...]:
+    """Return an entry for each way of training and group; there is one protocol and one size."""
+    del protocol, size
+    return tuple(
+        StudyEntry(
+            column,
+            model,
+            Trials.seeded(_measured(way.configured(_TASKS[column])), way.seeds),
+        )
+        for model, way in _WAYS.items()
+        for column in way.columns
+    )
+
 
 _GROUPS = ("A_5", "S_5")
 # Others than those of exact-groups, so that no change is chosen by the seeds that prove it.

@@ -169,9 +169,11 @@ class BDLRU(GatedRecurrence):
         shift = math.log(self.block_size) if self.gate == "softmax" else 3.0
         return spans.reciprocal().expm1().log() + shift
 
-    def _run(self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _run(
+        self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None, noise: float
+    ) -> tuple[Tensor, Tensor]:
         values = self._values(x)
-        gates = self._noisy(self._raw_gates(x, values.dtype))
+        gates = self._noisy(self._raw_gates(x, values.dtype), noise)
         states, state = ops.bd_lru(
             gates,
             values,

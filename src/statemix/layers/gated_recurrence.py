@@ -17,6 +17,7 @@ from statemix.layers.layer import (
     at_least_float32,
     check_placement,
     check_sizes,
+    has_hooks,
     refuse_unknown,
     zero_states,
 )
@@ -180,24 +181,28 @@ class GatedRecurrence(Layer):
         """Name and size of each axis of the state of one sequence, in order."""
 
     @abstractmethod
-    def _run(self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Run over checked arguments of ``forward``."""
+    def _run(
+        self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None, noise: float
+    ) -> tuple[Tensor, Tensor]:
+        """Run over checked arguments of ``forward``, with noise of this size in the raw gates."""
 
     def forward(
         self,
         x: Tensor,
         state: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
+        *,
+        _noisy: bool = True,
         **unknown: object,
     ) -> tuple[Tensor, Tensor]:
         refuse_unknown(unknown)
         num_sequences = self._check_sequence(x, state, cu_seqlens)
         if state is None:
             state = self.init_state(num_sequences, x.device, x.dtype)
+        noise = self._gate_noise if self.training and _noisy else 0.0
         if self.checkpoint_every is None or not can_run_in_pieces():
-            return self._run(x, state, cu_seqlens)
-        draws = self.training and self._gate_noise > 0
-        return run_in_pieces(self._run, x, state, cu_seqlens, self.checkpoint_every, draws=draws)
+            return self._run(x, state, cu_seqlens, noise)
+        return run_in_pieces(self._run, x, state, cu_seqlens, noise, self.checkpoint_every)
 
     def check_state(self, state: State, num_sequences: int, axis: str = "B") -> None:
         sizes = {axis: num_sequences, **self._state_axes}
@@ -208,6 +213,10 @@ class GatedRecurrence(Layer):
         fits = self._fits(x_t, state)
         if not fits:
             self._check_step(x_t, state)
+        if has_hooks(self):
+            # They may fetch the layer's own parameters, or change what goes in and out.
+            y, state = self(x_t.unsqueeze(1), state, _noisy=False)
+            return y.squeeze(1), state
         modules = self._modules
         direct = fits and allowed() and all(is_linear(modules.get(name)) for name in _PROJECTIONS)
         stepped = None
@@ -411,11 +420,9 @@ class GatedRecurrence(Layer):
             gates = self.split_gates(gates)
         return gates if gates.dtype == dtype else gates.to(dtype)
 
-    def _noisy(self, gates: Tensor) -> Tensor:
-        """Return raw gates with noise in training."""
-        if not (self.training and self._gate_noise):
-            return gates
-        return gates + self._gate_noise * torch.randn_like(gates)
+    def _noisy(self, gates: Tensor, noise: float) -> Tensor:
+        """Return raw gates with noise of this standard deviation."""
+        return gates + noise * torch.randn_like(gates) if noise else gates
 
     def _normalised(self, gates: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return the state gates (..., m) and input gates (...) of raw gates, in a dtype."""

@@ -162,9 +162,11 @@ class HLRU(GatedRecurrence):
         lags = torch.arange(1, self.order + 1, dtype=spans.dtype, device=spans.device)
         return (lags / spans.unsqueeze(-1)).expm1().sum(-1).log()
 
-    def _run(self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _run(
+        self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None, noise: float
+    ) -> tuple[Tensor, Tensor]:
         values: Tensor = self.value_proj(x)
-        gates = self._noisy(self._raw_gates(x, values.dtype))
+        gates = self._noisy(self._raw_gates(x, values.dtype), noise)
         states, final = ops.h_lru(
             gates,
             values,

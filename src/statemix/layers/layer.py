@@ -9,7 +9,7 @@ from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _global_forward_pre_hooks
+from torch.nn.modules import module as torch_module
 
 from statemix.errors import OptionError
 from statemix.layers.flops import Flops
@@ -269,10 +269,29 @@ def used_weight(module: nn.Module | None) -> Tensor | None:
     """
     if module is None or type(module) not in (nn.Linear, nn.Conv1d, nn.LSTM):
         return None
-    if "forward" in module.__dict__ or module._forward_pre_hooks or _global_forward_pre_hooks:
+    if (
+        "forward" in module.__dict__
+        or module._forward_pre_hooks
+        or torch_module._global_forward_pre_hooks
+    ):
         return None
     weight = module.weight_ih_l0 if type(module) is nn.LSTM else module.weight
     return cast(Tensor, weight)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether calling a module does more than the ``forward`` of its class."""
+    return bool(
+        "forward" in module.__dict__
+        or module._forward_pre_hooks
+        or module._forward_hooks
+        or module._backward_pre_hooks
+        or module._backward_hooks
+        or torch_module._global_forward_pre_hooks
+        or torch_module._global_forward_hooks
+        or torch_module._global_backward_pre_hooks
+        or torch_module._global_backward_hooks
+    )
 
 
 def _autocasts(device_type: str) -> bool:

@@ -2,7 +2,8 @@
 
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.modules import module as torch_module
+
+from statemix.layers.layer import has_hooks
 
 _FORWARD = nn.Linear.forward
 
@@ -16,18 +17,10 @@ def is_linear(module: nn.Module | None) -> bool:
     if type(module) is not nn.Linear or nn.Linear.forward is not _FORWARD:
         return False
     weight, bias = module._parameters.get("weight"), module._parameters.get("bias", module)
-    # Inference mode runs no backward hooks.
     return (
         type(weight) is nn.Parameter
         and (bias is None or type(bias) is nn.Parameter)
-        and not (
-            "forward" in module.__dict__
-            or module._compiled_call_impl
-            or module._forward_pre_hooks
-            or module._forward_hooks
-            or torch_module._global_forward_pre_hooks
-            or torch_module._global_forward_hooks
-        )
+        and not (module._compiled_call_impl or has_hooks(module))
     )
 
 

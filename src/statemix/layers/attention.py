@@ -10,17 +10,13 @@ from torch.nn import functional
 from statemix.errors import OptionError
 from statemix.layers.flops import Flops
 from statemix.layers.growing import append, without_room
-from statemix.layers.layer import (
-    at_least_float32,
-    check_placement,
-    check_sizes,
-    check_switches,
-    zero_states,
-)
+from statemix.layers.layer import zero_states
+from statemix.layers.option_checks import check_placement, check_sizes, check_switches
 from statemix.layers.padded import PaddedLayer, reset_linear, valid_tokens
 from statemix.layers.state import State, check_structure, loadable, map_state, tensors
 from statemix.ops import flops
 from statemix.ops.checks import bind, check_floating
+from statemix.ops.layout import at_least_float32
 
 ROPE_BASE = 10_000.0
 """Ratio of the longest to the shortest wavelength of rotary positions, about."""

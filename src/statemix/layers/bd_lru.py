@@ -9,11 +9,11 @@ from torch import Tensor
 
 from statemix import ops
 from statemix.layers.gated_recurrence import GatedRecurrence, InitialState, Memory, Selectivity
-from statemix.layers.layer import at_least_float32, check_sizes
+from statemix.layers.option_checks import check_sizes
 from statemix.layers.recurrence import Recurrence
 from statemix.ops.checks import check_choice
 from statemix.ops.decoding import projected_step
-from statemix.ops.layout import join_units, split_units
+from statemix.ops.layout import at_least_float32, join_units, split_units
 
 TRACKING: dict[str, Any] = {
     "initial_state": "learned",

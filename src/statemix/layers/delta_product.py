@@ -12,13 +12,9 @@ from statemix.layers import fla
 from statemix.layers.decays import log_decays
 from statemix.layers.delta_rule import delta_rule
 from statemix.layers.flops import Flops
-from statemix.layers.layer import (
-    check_placement,
-    check_sizes,
-    check_switches,
-    zero_states,
-)
+from statemix.layers.layer import zero_states
 from statemix.layers.norms import rms_norm, unit_length
+from statemix.layers.option_checks import check_placement, check_sizes, check_switches, check_taps
 from statemix.layers.padded import (
     PaddedLayer,
     reset_decay,
@@ -27,7 +23,7 @@ from statemix.layers.padded import (
     without_autocast,
 )
 from statemix.layers.recurrence import Recurrence
-from statemix.layers.short_conv import ShortConvolution, check_taps
+from statemix.layers.short_conv import ShortConvolution
 from statemix.layers.state import loadable
 from statemix.ops import flops
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from statemix.layers.layer import Layer, check_sizes, placement, used_weight
+from statemix.layers.layer import Layer, placement, used_weight
+from statemix.layers.option_checks import check_sizes
 from statemix.layers.state import State, map_state, tensors
 
 

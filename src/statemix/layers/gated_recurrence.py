@@ -11,29 +11,24 @@ from torch import Tensor, nn
 from statemix import ops
 from statemix.errors import OptionError
 from statemix.layers.flops import Flops
-from statemix.layers.gate_numbers import check_finite_number, check_gate_temperature
-from statemix.layers.layer import (
-    Layer,
-    at_least_float32,
+from statemix.layers.layer import Layer, has_hooks, refuse_unknown, zero_states
+from statemix.layers.linear import is_linear, linear
+from statemix.layers.option_checks import (
+    check_finite_number,
+    check_gate_temperature,
+    check_memory,
     check_placement,
     check_sizes,
-    has_hooks,
-    refuse_unknown,
-    zero_states,
 )
-from statemix.layers.linear import is_linear, linear
 from statemix.layers.pieces import can_run_in_pieces, run_in_pieces
 from statemix.layers.state import State
 from statemix.ops.checks import FLOATING, bind, check_choice, check_floating
-from statemix.ops.layout import split_units
+from statemix.ops.layout import at_least_float32, split_units
 from statemix.ops.shortcuts import allowed, are_plain
 
 Selectivity = Literal[True, False, "pointwise"]
 Memory = tuple[float, float]
 InitialState = Literal["zero", "learned"]
-
-REMEMBERING = ("softmax", "householder")
-"""Gate families whose input gates alone decide how fast a unit forgets, within any bounds."""
 
 _PROJECTIONS = ("value_proj", "gate_proj", "out_proj")
 
@@ -127,7 +122,7 @@ class GatedRecurrence(Layer):
                 f"{math.prod(gate_shape)} gates"
             )
         check_gate_temperature(gate_temperature, dtype)
-        _check_memory(memory, gate, input_gate_bias)
+        check_memory(memory, gate, input_gate_bias)
         if checkpoint_every is not None:
             check_sizes(checkpoint_every=checkpoint_every)
         self.checkpoint_every = checkpoint_every
@@ -457,21 +452,3 @@ class GatedRecurrence(Layer):
             f"gate_noise={self.gate_noise!r}, checkpoint_every={self.checkpoint_every!r}, "
             f"backend={self.backend!r}"
         )
-
-
-def _check_memory(memory: object, gate: str, input_gate_bias: float) -> None:
-    """Check the numbers of tokens that units are to remember, and that the gates can."""
-    if memory is None:
-        return
-    if not isinstance(memory, tuple | list) or len(memory) != 2:
-        raise OptionError(f"memory must be two numbers of tokens or None, got {memory!r}")
-    for tokens in memory:
-        check_finite_number("memory", tokens, torch.float32)
-    if not 1 <= memory[0] <= memory[1]:
-        raise OptionError(f"memory must rise from 1 or more, got {memory!r}")
-    if gate not in REMEMBERING:
-        raise OptionError(
-            f"memory must be None unless gate is one of {REMEMBERING}, got {memory!r} with {gate!r}"
-        )
-    if input_gate_bias:
-        raise OptionError(f"input_gate_bias must be 0 with memory, got {input_gate_bias}")

@@ -1,6 +1,5 @@
 """The interface of all layers, and the checks of their arguments."""
 
-import numbers
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -11,11 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from statemix.errors import OptionError
 from statemix.layers.flops import Flops
+from statemix.layers.option_checks import check_placement
 from statemix.layers.recurrence import Recurrence
 from statemix.layers.state import State, check_like, tensors
-from statemix.ops.checks import FLOATING, bind, check_cu_seqlens, check_floating
+from statemix.ops.checks import bind, check_cu_seqlens, check_floating
+from statemix.ops.layout import at_least_float32
 from statemix.registry import Spec
 
 
@@ -299,85 +299,6 @@ def _autocasts(device_type: str) -> bool:
     return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
 
 
-def check_sizes(**sizes: int) -> None:
-    """Check that the sizes passed to a constructor are integers of at least 1 and below 2^31.
-
-    Raises:
-        OptionError: otherwise.
-    """
-    for name, size in sizes.items():
-        if not isinstance(size, int) or isinstance(size, bool):
-            raise OptionError(f"{name} must be an int, got {size!r}")
-        if size < 1:
-            raise OptionError(f"{name} must be at least 1, got {size}")
-        if size >= 2**31:
-            raise OptionError(f"{name} must be below 2^31, got {size}")
-
-
-def check_switches(**switches: object) -> None:
-    """Check that options passed to a constructor are True or False: "no" and 0 are mistakes.
-
-    Raises:
-        OptionError: otherwise.
-    """
-    for name, value in switches.items():
-        if not isinstance(value, bool):
-            raise OptionError(f"{name} must be True or False, got {value!r}")
-
-
-def check_number(name: str, value: object) -> numbers.Real:
-    """Check that an option passed to a constructor is a real number, and return it.
-
-    Raises:
-        OptionError: if it is not.
-    """
-    if not isinstance(value, numbers.Real) or isinstance(value, bool):
-        raise OptionError(f"{name} must be a number, got {value!r}")
-    return value
-
-
-# Devices that always exist. Trying "meta" would slow down every step.
-_EVERYWHERE = frozenset({"cpu", "meta"})
-
-
-def check_placement(device: object, dtype: object) -> None:
-    """Check the device and dtype passed to a constructor or to ``init_state``; None is a default.
-
-    Raises:
-        TypeError: if ``device`` has the wrong type, or ``dtype`` is not a supported floating dtype.
-        ValueError: if PyTorch has no such device here.
-    """
-    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype in FLOATING):
-        known = ", ".join(map(str, FLOATING))
-        raise TypeError(f"dtype must be one of {known} or None, got {dtype!r}")
-    if device is None:
-        return
-    if not isinstance(device, torch.device | str | int) or isinstance(device, bool):
-        raise TypeError(f"device must be a device, a name or None, got {device!r}")
-    try:
-        found = torch.device(device)
-        if found.type not in _EVERYWHERE and not torch.compiler.is_compiling():
-            torch.empty(0, device=found)
-    except (RuntimeError, ValueError, AssertionError, ImportError) as error:
-        reason = str(error).partition("\n")[0].partition(". ")[0]
-        raise ValueError(f"device must exist, got {str(device)!r}: {reason}") from error
-
-
-def check_init_state(batch_size: object, device: object, dtype: object) -> None:
-    """Check the arguments of ``init_state``.
-
-    Raises:
-        TypeError: if ``batch_size`` is not an integer, or as in :func:`check_placement`.
-        ValueError: if ``batch_size`` is out of range, or as in :func:`check_placement`.
-    """
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int | torch.SymInt):
-        raise TypeError(f"batch_size must be an int, got {batch_size!r}")
-    # A symbolic size would become a guard of the compiled graph.
-    if isinstance(batch_size, int) and not 0 <= batch_size < 2**31:
-        raise ValueError(f"batch_size must be in 0..2^31 - 1, got {reprlib.repr(batch_size)}")
-    check_placement(device, dtype)
-
-
 def zero_states(
     layer: nn.Module,
     batch_size: int,
@@ -395,10 +316,15 @@ def zero_states(
         *shapes: shapes of the state of one sequence.
 
     Raises:
-        TypeError: as :func:`check_init_state`.
-        ValueError: as :func:`check_init_state`.
+        TypeError: if ``batch_size`` is not an integer, or as in :func:`check_placement`.
+        ValueError: if ``batch_size`` is out of range, or as in :func:`check_placement`.
     """
-    check_init_state(batch_size, device, dtype)
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int | torch.SymInt):
+        raise TypeError(f"batch_size must be an int, got {batch_size!r}")
+    # A symbolic size would become a guard of the compiled graph.
+    if isinstance(batch_size, int) and not 0 <= batch_size < 2**31:
+        raise ValueError(f"batch_size must be in 0..2^31 - 1, got {reprlib.repr(batch_size)}")
+    check_placement(device, dtype)
     if device is None or dtype is None:
         known_device, known_dtype = placement(layer)
         device, dtype = device or known_device, dtype or known_dtype
@@ -419,8 +345,3 @@ def placement(module: nn.Module) -> tuple[torch.device, torch.dtype]:
         devices[0] if devices else torch.device("cpu"),
         reduce(torch.promote_types, widened, torch.float32),
     )
-
-
-def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of a layer's state for parameters in ``dtype``."""
-    return torch.promote_types(dtype, torch.float32)

@@ -8,7 +8,8 @@ from torch.nn.utils import rnn
 
 from statemix.layers import any_length
 from statemix.layers.flops import Flops
-from statemix.layers.layer import check_placement, check_sizes, zero_states
+from statemix.layers.layer import zero_states
+from statemix.layers.option_checks import check_placement, check_sizes
 from statemix.layers.padded import PaddedLayer
 from statemix.layers.state import loadable
 from statemix.ops import flops

@@ -11,12 +11,9 @@ from statemix.errors import OptionError
 from statemix.layers import any_length, fla
 from statemix.layers.decays import chunked, decays_between, log_decays
 from statemix.layers.flops import Flops
-from statemix.layers.layer import (
-    check_placement,
-    check_sizes,
-    zero_states,
-)
+from statemix.layers.layer import zero_states
 from statemix.layers.norms import rms_norm
+from statemix.layers.option_checks import check_placement, check_sizes, check_taps
 from statemix.layers.padded import (
     PaddedLayer,
     reset_decay,
@@ -25,7 +22,7 @@ from statemix.layers.padded import (
     without_autocast,
 )
 from statemix.layers.recurrence import Recurrence
-from statemix.layers.short_conv import ShortConvolution, check_taps
+from statemix.layers.short_conv import ShortConvolution
 from statemix.layers.state import loadable
 from statemix.ops import flops
 

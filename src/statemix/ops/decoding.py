@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from statemix.ops.backends import BACKENDS, Scan, Step, resolve
-from statemix.ops.layout import state_dtype
+from statemix.ops.layout import at_least_float32
 
 # Prepared steps by everything that their preparation depends on; None: the operator must run
 # instead. A decoder needs few; the limit serves processes that keep decoding new shapes.
@@ -76,7 +76,7 @@ def _prepare(
         or gate not in record.families
         or values.dtype not in record.dtypes
         or gates.dtype != values.dtype
-        or state.dtype != state_dtype(values.dtype)
+        or state.dtype != at_least_float32(values.dtype)
         or not (gates.is_contiguous() and values.is_contiguous())
     ):
         return None

@@ -15,9 +15,9 @@ from statemix.layers.fixed_point.mixers import MixerName
 from statemix.layers.fixed_point.normed import MixerInputs
 from statemix.layers.fixed_point.solver import Gradient
 from statemix.layers.flops import Flops
-from statemix.layers.layer import check_sizes
 from statemix.layers.mamba2 import ssd
 from statemix.layers.norms import rms_norm
+from statemix.layers.option_checks import check_sizes
 from statemix.layers.padded import reset_decay, reset_linear, valid_tokens, without_autocast
 from statemix.ops import flops
 

@@ -15,7 +15,7 @@ from torch.nn.utils.parametrize import register_parametrization
 from statemix import ops
 from statemix.errors import OptionError
 from statemix.layers import BDLRU, HLRU, pieces
-from statemix.layers.linear import is_linear
+from statemix.ops.decoding import is_linear
 
 HIDDEN_SIZE = 6
 # Tracing an autograd.Function makes Dynamo itself instantiate the class.

@@ -10,9 +10,7 @@ from torch import Tensor, nn
 
 from statemix import ops
 from statemix.errors import OptionError
-from statemix.layers.flops import Flops
-from statemix.layers.layer import Layer, has_hooks, refuse_unknown, zero_states
-from statemix.layers.linear import is_linear, linear
+from statemix.layers.layer import Flops, Layer, refuse_unknown
 from statemix.layers.option_checks import (
     check_finite_number,
     check_gate_temperature,
@@ -21,10 +19,10 @@ from statemix.layers.option_checks import (
     check_sizes,
 )
 from statemix.layers.pieces import can_run_in_pieces, run_in_pieces
-from statemix.layers.state import State
+from statemix.layers.state import State, zero_states
 from statemix.ops.checks import FLOATING, bind, check_choice, check_floating
+from statemix.ops.decoding import allowed, are_plain, has_hooks, is_linear, linear
 from statemix.ops.layout import at_least_float32, split_units
-from statemix.ops.shortcuts import allowed, are_plain
 
 Selectivity = Literal[True, False, "pointwise"]
 Memory = tuple[float, float]

@@ -8,15 +8,14 @@ from torch import Tensor
 
 from statemix import ops
 from statemix.layers.gated_recurrence import GatedRecurrence, InitialState, Memory, Selectivity
+from statemix.layers.layer import Recurrence
 from statemix.layers.option_checks import check_sizes
-from statemix.layers.recurrence import Recurrence
 from statemix.layers.state import owned
 from statemix.ops.checks import check_choice
 from statemix.ops.decoding import projected_step
-from statemix.ops.lag.history import lagged
-from statemix.ops.lag.lag_kernels import companions
-from statemix.ops.lag.realizations import partial_sums
+from statemix.ops.lag_kernels import companions
 from statemix.ops.layout import at_least_float32, join_units
+from statemix.ops.realizations import lagged, partial_sums
 
 Realization = Literal["controller", "observer"]
 Readout = Literal["lags", "current"]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from statemix import ops
 from statemix.errors import OptionError
-from statemix.layers import any_length
+from statemix.layers.exporting import is_open
 from statemix.layers.fixed_point.solver import (
     Gradient,
     Solution,
@@ -165,7 +165,7 @@ class FixedPointLayer(PaddedLayer):
             gradient=self.gradient,
         )
         length = start.shape[1]
-        if any_length.is_open(length):
+        if is_open(length):
             self._check_open()
         before = 0.0
         if self.window is not None and self.window < length and self.max_iterations != 1:

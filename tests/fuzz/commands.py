@@ -17,7 +17,6 @@ from typing import NamedTuple
 import lightning_fabric  # noqa: F401  warm
 from cases import COMPUTED, REFUSED, FindingError, line, require
 
-import statemix.layers.largest  # noqa: F401  warm
 from statemix.cli import (  # noqa: F401  warm
     bench,
     certify,

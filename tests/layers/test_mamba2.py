@@ -6,7 +6,7 @@ from torch.nn.functional import silu, softplus
 
 from statemix.errors import OptionError
 from statemix.layers import Mamba2
-from statemix.layers.mamba2 import CHUNK_SIZE
+from statemix.layers.chunks import CHUNK_SIZE
 
 LENGTH = CHUNK_SIZE + 5
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from statemix.layers import LAYERS, Layer, LayerSpec
-from statemix.layers.fixed_point.layer import LEAST_BUDGET
+from statemix.layers.fixed_point.fixed_point_layer import LEAST_BUDGET
 
 STATE_PER_CHANNEL = 4
 """Entries of the state of a sequence, divided by the width of the layer."""

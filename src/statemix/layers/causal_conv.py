@@ -3,14 +3,10 @@
 import torch
 from torch import Tensor, nn
 
-from statemix.layers.flops import Flops
-from statemix.layers.layer import (
-    check_placement,
-    check_sizes,
-    check_switches,
-    zero_states,
-)
+from statemix.layers.layer import Flops
+from statemix.layers.option_checks import check_placement, check_sizes, check_switches
 from statemix.layers.padded import PaddedLayer, last_inputs, reset_linear
+from statemix.layers.state import zero_states
 
 
 class CausalConv(PaddedLayer):

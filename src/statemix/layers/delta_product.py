@@ -8,16 +8,10 @@ from torch.nn import functional
 
 from statemix.errors import OptionError
 from statemix.layers import fla
-from statemix.layers.decays import log_decays
-from statemix.layers.delta_rule import delta_rule
-from statemix.layers.flops import Flops
-from statemix.layers.layer import (
-    check_placement,
-    check_sizes,
-    check_switches,
-    zero_states,
-)
+from statemix.layers.chunks import delta_rule, log_decays
+from statemix.layers.layer import Flops, Recurrence
 from statemix.layers.norms import rms_norm, unit_length
+from statemix.layers.option_checks import check_placement, check_sizes, check_switches, check_taps
 from statemix.layers.padded import (
     PaddedLayer,
     reset_decay,
@@ -25,9 +19,8 @@ from statemix.layers.padded import (
     valid_tokens,
     without_autocast,
 )
-from statemix.layers.recurrence import Recurrence
-from statemix.layers.short_conv import ShortConvolution, check_taps
-from statemix.layers.state import loadable
+from statemix.layers.short_conv import ShortConvolution
+from statemix.layers.state import loadable, zero_states
 from statemix.ops import flops
 
 

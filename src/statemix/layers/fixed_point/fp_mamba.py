@@ -7,25 +7,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from statemix.layers.fixed_point.layer import (
-    Budget,
-    FixedPointLayer,
-    Tensors,
-    check_contraction,
-    shifted,
-)
+from statemix.layers.fixed_point.fixed_point_layer import Budget, FixedPointLayer, Tensors, shifted
 from statemix.layers.fixed_point.mixers import MixerName, build_mixer
 from statemix.layers.fixed_point.normed import MixerInputs, NormedLinear
 from statemix.layers.fixed_point.solver import Gradient
-from statemix.layers.layer import (
+from statemix.layers.norms import unit_length
+from statemix.layers.option_checks import (
+    check_contraction,
     check_placement,
     check_sizes,
-    zero_states,
+    check_taps,
 )
-from statemix.layers.norms import unit_length
 from statemix.layers.padded import last_inputs, reset_linear, valid_tokens, without_autocast
-from statemix.layers.short_conv import ShortConvolution, check_taps
-from statemix.layers.state import loadable
+from statemix.layers.short_conv import ShortConvolution
+from statemix.layers.state import loadable, zero_states
 from statemix.ops import flops
 
 

@@ -5,9 +5,8 @@ from torch import Tensor
 from statemix.ops.checks import bind, check_bool, check_choice, same_dtype_and_device
 from statemix.ops.checks import check_finite as check_all_finite
 from statemix.ops.dispatch import Gating, check_bounds, initial_state_of, prepare
-from statemix.ops.gates import check_gate, normalize
-from statemix.ops.lag.realizations import observer_scan
-from statemix.ops.temperature import check_temperature
+from statemix.ops.gates import check_gate, check_temperature, normalize
+from statemix.ops.realizations import observer_scan
 
 REALIZATIONS = ("controller", "observer")
 """Meanings of the state of the lag recurrence: the last outputs, or partial sums."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from statemix import ops
 from statemix.errors import OptionError
-from statemix.layers import any_length
+from statemix.layers.exporting import is_open
 from statemix.layers.fixed_point.solver import (
     Gradient,
     Solution,
@@ -19,7 +19,7 @@ from statemix.layers.fixed_point.solver import (
     residual_of_share,
     solve,
 )
-from statemix.layers.layer import check_number, check_sizes
+from statemix.layers.option_checks import check_fraction, check_number, check_sizes
 from statemix.layers.padded import PaddedLayer
 from statemix.layers.state import State
 from statemix.ops.checks import check_choice
@@ -77,7 +77,7 @@ class FixedPointLayer(PaddedLayer):
         if window is not None:
             check_sizes(window=window)
         check_choice("budget", budget, list(get_args(Budget)))
-        _check_fraction("damping", damping)
+        check_fraction("damping", damping)
         if not isinstance(gradient, str):
             check_sizes(gradient=gradient)
         else:
@@ -122,7 +122,7 @@ class FixedPointLayer(PaddedLayer):
 
     @quantile.setter
     def quantile(self, value: float) -> None:
-        _check_fraction("quantile", value)
+        check_fraction("quantile", value)
         self._quantile = float(value)
 
     def forward(
@@ -165,7 +165,7 @@ class FixedPointLayer(PaddedLayer):
             gradient=self.gradient,
         )
         length = start.shape[1]
-        if any_length.is_open(length):
+        if is_open(length):
             self._check_open()
         before = 0.0
         if self.window is not None and self.window < length and self.max_iterations != 1:
@@ -268,21 +268,3 @@ def diagonal_scan(decays: Tensor, inputs: Tensor, initial: Tensor) -> tuple[Tens
 def shifted(y: Tensor, before: Tensor) -> Tensor:
     """Return each token's predecessor: y (B, T, N) one step later, after ``before`` (B, N)."""
     return torch.cat([before.unsqueeze(1), y], dim=1)[:, : y.shape[1]]
-
-
-def check_contraction(value: float | None) -> None:
-    """Check the factor of a contraction passed to a constructor, of which there may be none.
-
-    Raises:
-        OptionError: if it is not between 0 and 1.
-    """
-    if value is not None:
-        check_number("contraction", value)
-        if not 0 < value < 1:
-            raise OptionError(f"contraction must be between 0 and 1, got {value}")
-
-
-def _check_fraction(name: str, value: float) -> None:
-    check_number(name, value)
-    if not 0 < value <= 1:
-        raise OptionError(f"{name} must be above 0 and at most 1, got {value}")

@@ -5,8 +5,7 @@ from torch import Tensor
 from statemix.ops.checks import bind, check_bool, same_dtype_and_device
 from statemix.ops.checks import check_finite as check_all_finite
 from statemix.ops.dispatch import Gating, prepare
-from statemix.ops.gates import check_gate
-from statemix.ops.temperature import check_temperature
+from statemix.ops.gates import check_gate, check_temperature
 
 
 def bd_lru(

@@ -5,10 +5,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from statemix.ops.backends import Kernel, Results, Scan
-from statemix.ops.block.block_kernels import parallel_scan
-from statemix.ops.lag.history import final_lags, preceding
+from statemix.ops.block_kernels import parallel_scan
 from statemix.ops.packing import Packing, over
 from statemix.ops.portable import ASSOCIATIVE, LOOP, REFERENCE
+from statemix.ops.realizations import final_lags, preceding
 
 
 def define(scan: Scan) -> Results:

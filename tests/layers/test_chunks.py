@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from statemix.layers import DeltaNet, Mamba2
-from statemix.layers.decays import decays_between, log_decays
+from statemix.layers.chunks import decays_between, log_decays
 
 
 def strong(g, size):

@@ -8,8 +8,7 @@ import torch
 
 from statemix import ops as operators
 from statemix.bench import operator_timing as ops
-from statemix.bench.harness import Measurement, Spread
-from statemix.bench.roofline import COPY
+from statemix.bench.harness import COPY, Measurement, Spread
 from statemix.errors import RequestError, SettingError
 
 TINY = [

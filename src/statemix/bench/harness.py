@@ -1,17 +1,26 @@
 """Time several implementations of one computation in interleaved rounds of one process."""
 
+import json
 import math
+import os
+import shlex
+import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from statemix.bench.timed_devices import Cpu
+from statemix import files, provenance
+from statemix.bench.timed_devices import Cpu, DeviceName
 from statemix.memory import is_shortage
 from statemix.ops import BackendUnavailableError
 
@@ -315,3 +324,78 @@ def unavailable_if_it_fails(name: str, call: Callable[[], Any]) -> Any:
 def relative_error(actual: Tensor, expected: Tensor) -> float:
     """Return the largest error relative to the largest entry."""
     return float((actual.double() - expected).abs().max() / expected.abs().max())
+
+
+COPY = "copy"
+"""Name of the provider that copies."""
+
+# The copy reuses buffers of at most this size until it has moved its bytes. They are much larger
+# than the caches, so it costs as much as one large copy.
+_BUFFER_BYTES = 2**28
+
+
+def copying(moved_bytes: int, device: DeviceName, times: int = 1) -> Callable[[], None]:
+    """Return a function that reads and writes a number of bytes in all, several times.
+
+    Each time uses the same buffers, which may stay in the caches.
+    """
+    # torch copies floats faster than bytes.
+    total = max(1, moved_bytes // 2 // torch.float32.itemsize)
+    size = min(total, _BUFFER_BYTES // torch.float32.itemsize)
+    source = torch.ones(size, device=device)
+    target = torch.empty_like(source)
+    repeats, rest = divmod(total, source.numel())
+
+    def copy() -> None:
+        for _ in range(times):
+            for _ in range(repeats):
+                target.copy_(source)
+            if rest:
+                target[:rest].copy_(source[:rest])
+
+    return copy
+
+
+def fraction(measurement: Measurement, share: float) -> Spread | None:
+    """Return the fraction of the memory roofline that a provider reaches: 1 is as fast as a copy.
+
+    ``share`` is the bytes that the provider has to move, divided by those of the copy. The copy
+    itself has no fraction.
+    """
+    ratio = measurement.ratios.get(COPY)
+    return ratio and Spread(share / ratio.p80, share / ratio.p50, share / ratio.p20)
+
+
+def copy_provider(moved_bytes: int, device: DeviceName, times: int = 1) -> Provider:
+    """Return the provider of a copy. Arguments are those of :func:`copying`."""
+    note = "reads and writes as many bytes as the computation must"
+    return Provider(COPY, partial(copying, moved_bytes, device, times), note=note)
+
+
+def describe_process(device: Cpu | None = None) -> dict[str, Any]:
+    """Describe this process: provenance, command, device, threads and the time of this call.
+
+    Args:
+        device: what is measured; None means the processor.
+    """
+    device = device or Cpu()
+    return {
+        **provenance.describe(),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "device": device.model,
+        "graphs": device.graphs,
+        "threads": torch.get_num_threads(),
+        "omp_proc_bind": os.environ.get("OMP_PROC_BIND"),
+        "started_utc": _now(),
+    }
+
+
+def append_rows(path: Path, rows: Iterable[Mapping[str, Any]], process: Mapping[str, Any]) -> None:
+    """Append rows, each with the current time and ``process``; never overwrite any."""
+    context = {"measured_utc": _now(), **process}
+    text = "".join(json.dumps({**row, **context}, allow_nan=False) + "\n" for row in rows)
+    files.append(path, text)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -9,10 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from statemix.bench.entries import Entry, LayerCase, build_layer, draw_problem
-from statemix.bench.harness import Measurement, Provider, relative_error, unavailable_if_it_fails
+from statemix.bench.compared_layers import Entry, LayerCase, build_layer, draw_problem
+from statemix.bench.harness import (
+    Measurement,
+    Provider,
+    copy_provider,
+    fraction,
+    relative_error,
+    unavailable_if_it_fails,
+)
 from statemix.bench.operator_timing import autotuned
-from statemix.bench.roofline import copy_provider, fraction
 from statemix.bench.timed_devices import DeviceName
 from statemix.layers import LAYERS, Layer, LayerSpec
 from statemix.layers.gated_recurrence import GatedRecurrence

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from statemix import ops
-from statemix.bench.allocation import check_fits
-from statemix.bench.harness import Measurement, Provider, relative_error
-from statemix.bench.roofline import copy_provider, fraction
-from statemix.bench.timed_devices import DeviceName
+from statemix.bench.harness import Measurement, Provider, copy_provider, fraction, relative_error
+from statemix.bench.timed_devices import DeviceName, check_fits
 from statemix.errors import RequestError
 from statemix.ops.gates import check_gate
 

@@ -8,10 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from statemix.bench.allocation import check_fits
-from statemix.bench.harness import Measurement, Provider, relative_error
-from statemix.bench.roofline import copy_provider, fraction
-from statemix.bench.timed_devices import DeviceName
+from statemix.bench.harness import Measurement, Provider, copy_provider, fraction, relative_error
+from statemix.bench.timed_devices import DeviceName, check_fits
 from statemix.errors import RequestError
 from statemix.layers import Layer, LayerSpec, price
 from statemix.layers.gated_recurrence import GatedRecurrence

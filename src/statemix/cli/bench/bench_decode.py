@@ -9,8 +9,7 @@ from rich.table import Table
 
 from statemix.bench import step_timing
 from statemix.bench.compared_layers import display_name
-from statemix.bench.harness import Measurement
-from statemix.bench.roofline import COPY
+from statemix.bench.harness import COPY, Measurement
 from statemix.bench.step_timing import PROJECTIONS, StepCase
 from statemix.cli.bench.bench_options import (
     Measured,

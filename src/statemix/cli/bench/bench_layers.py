@@ -6,11 +6,9 @@ from typing import Any
 
 from rich.table import Table
 
-from statemix.bench import entries, layer_timing
-from statemix.bench.compared_layers import display_name, layers_of_dtype
-from statemix.bench.entries import Entry, LayerCase
-from statemix.bench.harness import Measurement, Provider
-from statemix.bench.roofline import COPY
+from statemix.bench import compared_layers, layer_timing
+from statemix.bench.compared_layers import Entry, LayerCase, display_name, layers_of_dtype
+from statemix.bench.harness import COPY, Measurement, Provider
 from statemix.cli.bench.bench_options import Measured, Outcome, name_of, new_table, ratio_text
 from statemix.layers import LayerSpec
 
@@ -26,7 +24,7 @@ _HEADINGS = (
     "decode\nbytes",
     "saved\nbytes",
     "tokens\nper s",
-    f"x time\nof {display_name(entries.BASELINE.name)}",
+    f"x time\nof {display_name(compared_layers.BASELINE.name)}",
 )
 _COLUMNS = """\
 state size: entries that a sequence carries after its last token, inputs of short convolutions
@@ -88,14 +86,14 @@ class Layers(Measured):
             for length in self.length
         ]
         for case in cases:
-            entries.check_case(case, dtype, device.total_bytes())
+            compared_layers.check_case(case, dtype, device.total_bytes())
         listed = self.layers or layers_of_dtype(self.hidden_size, dtype)
-        baseline = name_of(entries.BASELINE)
-        specs = {baseline: entries.BASELINE, **{name_of(spec): spec for spec in listed}}
+        baseline = name_of(compared_layers.BASELINE)
+        specs = {baseline: compared_layers.BASELINE, **{name_of(spec): spec for spec in listed}}
         # Of the cases of one length, the largest batch needs most.
         of_length = {
-            case.length: entries.with_variants(
-                entries.entries(specs, case, dtype, device),
+            case.length: compared_layers.with_variants(
+                compared_layers.entries(specs, case, dtype, device),
                 compiled=self.compiled,
                 projections=self.projections,
             )

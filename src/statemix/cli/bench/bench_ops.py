@@ -8,10 +8,9 @@ from rich.table import Table
 
 from statemix.bench import operator_timing, peer_timing
 from statemix.bench.compared_layers import display_name
-from statemix.bench.harness import Measurement, Provider
+from statemix.bench.harness import COPY, Measurement, Provider
 from statemix.bench.operator_timing import OperatorCase, ProviderName
 from statemix.bench.peer_timing import PeerName
-from statemix.bench.roofline import COPY
 from statemix.cli.bench.bench_options import (
     Measured,
     Outcome,

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from statemix import files
-from statemix.bench import stored_rows
+from statemix.bench import harness
 from statemix.bench.harness import Measurement, Provider, Spread, measure
 from statemix.bench.operator_timing import TOLERANCES
 from statemix.bench.timed_devices import Cpu, DeviceName, device_of
@@ -114,7 +114,7 @@ class Measured:
         console = open_console(self.output)
         if self.threads is not None:
             torch.set_num_threads(self.threads)
-        process = stored_rows.describe_process(device)
+        process = harness.describe_process(device)
         print_setting(console, process, self.dtype, remark)
         outcomes: list[Outcome[C]] = []
         with _progress(console, len(cases)) as start_case:
@@ -136,7 +136,7 @@ class Measured:
                     shown.append((case, measured))
                     if self.output is not None:
                         kept = (row(case, one) for one in measured)
-                        stored_rows.append(self.output, kept, process)
+                        harness.append_rows(self.output, kept, process)
                 console.print(table(shown))
                 outcomes += shown
         missing = (

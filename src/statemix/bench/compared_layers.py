@@ -152,7 +152,7 @@ class LayerCase:
 
 
 @dataclass(frozen=True)
-class Entry:
+class TimedLayer:
     """A layer of the comparison, with the part of its price that is not timed.
 
     Attributes:
@@ -205,7 +205,7 @@ def check_case(case: LayerCase, dtype: torch.dtype, total: int) -> None:
 
 def entries(
     specs: Mapping[str, LayerSpec], case: LayerCase, dtype: torch.dtype, device: Cpu
-) -> list[Entry]:
+) -> list[TimedLayer]:
     """Return the layers with their prices, after checking that each can be run here.
 
     Layers are given by name, and :func:`check_case` has accepted the case.
@@ -226,7 +226,7 @@ def entries(
         _check_time(name, spec, case)
     with device.limited():
         return [
-            Entry(
+            TimedLayer(
                 name,
                 spec,
                 prices[name],
@@ -238,8 +238,8 @@ def entries(
 
 
 def with_variants(
-    listed: Sequence[Entry], *, compiled: bool = False, projections: bool = False
-) -> list[Entry]:
+    listed: Sequence[TimedLayer], *, compiled: bool = False, projections: bool = False
+) -> list[TimedLayer]:
     """Return the entries, each followed by the variants of it that are requested.
 
     Args:

@@ -5,7 +5,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,23 +28,16 @@ def reuse_freed_memory() -> bool:
     """Keep freed memory in this process, so that each call reuses the outputs of the last.
 
     By default glibc maps every block above 32 MB anew and returns it to the system when freed; the
-    page faults of writing to it then cost more than the measured kernels. This function turns off
-    mapping and trimming until ``map_large_blocks``, so use it in benchmarks only. A heap with many
-    large blocks of different sizes may grow to a few times the memory in use.
-
-    Returns:
-        True if the C library accepted both settings (False without glibc).
+    page faults of writing to it then cost more than the measured kernels. A heap with many large
+    blocks of different sizes may grow to a few times the memory in use, so use this in benchmarks
+    only. Returns whether the C library accepted both settings, which needs glibc.
     """
     # A trim threshold of -1 is the largest possible one.
     return _mallopt({_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1})
 
 
 def map_large_blocks() -> bool:
-    """Let glibc map blocks above 32 MB again, so that freeing them returns them to the system.
-
-    Returns:
-        True if the C library accepted both settings (False without glibc).
-    """
+    """Let glibc map blocks above 32 MB again, so that freeing them returns them to the system."""
     return _mallopt({_M_MMAP_MAX: 65536, _M_MMAP_THRESHOLD: 2**25})
 
 
@@ -169,25 +161,16 @@ class Cpu:
     model = "cpu"
     graphs = False
 
+    # How freed memory goes back to the system, how too large allocations raise an error, how much
+    # memory there is, and what a call allocates at most.
+    release = staticmethod(release)
+    limited: Callable[[], AbstractContextManager[None]] = staticmethod(limited)
+    total_bytes = staticmethod(total_bytes)
+    peak_bytes = staticmethod(peak_bytes)
+
     def waiting(self, call: Call) -> Call:
         """Return a call that ends when its work has ended."""
         return call
-
-    def release(self) -> None:
-        """Return freed memory to the system."""
-        release()
-
-    def limited(self) -> AbstractContextManager[None]:
-        """Return a context in which too large allocations raise an error."""
-        return limited()
-
-    def total_bytes(self) -> int:
-        """Return the memory of the device."""
-        return total_bytes()
-
-    def peak_bytes(self, call: Call) -> int:
-        """Return the peak memory of a call, with its results and without its inputs."""
-        return peak_bytes(call)
 
     def allocators(self) -> dict[bool, Callable[[], bool]]:
         """Return the settings of the allocator: whether calls reuse memory -> a function.
@@ -224,16 +207,15 @@ class Cuda(Cpu):
 
         return waited
 
-    def release(self) -> None:
-        torch.cuda.empty_cache()
+    release = staticmethod(torch.cuda.empty_cache)
+    limited = staticmethod(nullcontext)
 
-    def limited(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def total_bytes(self) -> int:
+    @staticmethod
+    def total_bytes() -> int:
         return torch.cuda.mem_get_info()[1]
 
-    def peak_bytes(self, call: Call) -> int:
+    @staticmethod
+    def peak_bytes(call: Call) -> int:
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
@@ -283,11 +265,10 @@ def _captured(call: Call) -> Call:
             raise
         raise BackendUnavailableError(f"cannot be replayed as a CUDA graph: {error}") from error
 
-    return partial(_replayed, graph, result, call)
+    def replay() -> Any:
+        graph.replay()
+        return result
 
-
-def _replayed(graph: torch.cuda.CUDAGraph, result: Any, call: Call) -> Any:
     # The call owns the inputs, whose memory the graph reads.
-    del call
-    graph.replay()
-    return result
+    replay.inputs = call  # type: ignore[attr-defined]
+    return replay

@@ -14,7 +14,7 @@ from statemix.studies.figure import Panel, draw, svg
 from statemix.studies.length_table import LENGTHS_LEGEND, length_panels, length_table
 from statemix.studies.result_text import Table, accuracy_text, counted, duration_text
 from statemix.studies.runner import Ended, JobEnding, run_all
-from statemix.studies.store import Row, Store
+from statemix.studies.store import Store, StoredRow
 from statemix.studies.study_entries import (
     PROTOCOLS,
     SIZES,
@@ -160,7 +160,7 @@ class Study:
         run_all([one.job for one in planned], retry=again, on_end=note, **options)
         self.keep(planned, results)
 
-    def row_of(self, ended: Ended) -> Row:
+    def row_of(self, ended: Ended) -> StoredRow:
         """Return the row of a run that is done, has diverged or has failed."""
         return store.row_of(ended)
 
@@ -168,7 +168,7 @@ class Study:
         """Keep beside the store what rows do not hold."""
 
     def runs(
-        self, entries: Sequence[StudyEntry], rows: Mapping[str, Row], *, planned: bool = True
+        self, entries: Sequence[StudyEntry], rows: Mapping[str, StoredRow], *, planned: bool = True
     ) -> pl.DataFrame:
         """Return the tidy table of the runs of entries."""
         return tidy(entries, rows, planned=planned)
@@ -187,12 +187,12 @@ class Study:
         panels = self.panels(runs)
         return draw(panels) if panels else None
 
-    def report(self, rows: Mapping[str, Row], entries: Sequence[StudyEntry]) -> list[str]:
+    def report(self, rows: Mapping[str, StoredRow], entries: Sequence[StudyEntry]) -> list[str]:
         """Return what a terminal shows below the table."""
         del rows, entries
         return [self.legend]
 
-    def counts(self, rows: Mapping[str, Row]) -> tuple[int, int, int]:
+    def counts(self, rows: Mapping[str, StoredRow]) -> tuple[int, int, int]:
         """Return how many published numbers are measured, how many agree, and of how many.
 
         Protocol "paper" counts before others, and the largest size with enough seeds.
@@ -219,7 +219,7 @@ class Study:
         agree = numbers.filter(verdict="agrees").height
         return numbers.height, agree, len(places) + self.unmeasured
 
-    def sections(self, rows: Mapping[str, Row], folder: Path) -> Iterator[Section]:
+    def sections(self, rows: Mapping[str, StoredRow], folder: Path) -> Iterator[Section]:
         """Yield a section of the page for each protocol and size that adds results.
 
         ``folder`` is that of the results stores that have the rows.

@@ -13,13 +13,13 @@ from statemix.bench.operator_timing import OperatorCase, ProviderName
 from statemix.bench.peer_timing import PeerName
 from statemix.cli.bench.bench_options import (
     Measured,
-    Outcome,
+    Timed,
     provider_table,
     ratio_text,
     time_texts,
 )
 
-_TITLES = {name: display_name(name) for name in get_args(operator_timing.Recurrence)}
+_TITLES = {name: display_name(name) for name in get_args(operator_timing.RecurrenceName)}
 _DIRECTIONS = {"forward": "forward", "forward_backward": "forward + backward"}
 _REMARK = """\
 Forward runs without an autograd graph; every call allocates its gradients. Ours and the
@@ -38,7 +38,7 @@ class Ops(Measured):
     entries, or as few less as whole heads allow.
     """
 
-    recurrences: tuple[operator_timing.Recurrence, ...] = ("bd_lru", "h_lru")
+    recurrences: tuple[operator_timing.RecurrenceName, ...] = ("bd_lru", "h_lru")
     """Operators to time."""
 
     shapes: tuple[str, ...] = ("8x2048x128", "128x16x64x5")
@@ -120,7 +120,7 @@ class Ops(Measured):
         row = peer_timing.row if one.provider in peer_timing.NAMES else operator_timing.row
         return row(case, one, self.torch_dtype)
 
-    def _table(self, outcomes: Sequence[Outcome[OperatorCase]]) -> Table:
+    def _table(self, outcomes: Sequence[Timed[OperatorCase]]) -> Table:
         """One recurrence, one direction, one shape: a row per block size and provider."""
         times = ("ms", "p20 - p80", "x of\ncopy", "roof-\nline", "x slower\nthan ours")
         headings = (*times, "peak MB", "calls", "first\ncall s")
@@ -157,7 +157,7 @@ def _label(case: OperatorCase) -> str:
     return f"{_TITLES[case.recurrence]}{gates}, {_DIRECTIONS[case.direction]}, {size}"
 
 
-def _notes(outcomes: Sequence[Outcome[OperatorCase]]) -> list[str]:
+def _notes(outcomes: Sequence[Timed[OperatorCase]]) -> list[str]:
     peers = {
         f"  {one.provider}: {one.note}": None
         for _, measured in outcomes

@@ -26,7 +26,7 @@ from statemix.layers import LayerSpec
 from statemix.training.devices import check_threads
 
 C = TypeVar("C")
-Outcome = tuple[C, Sequence[Measurement]]
+Timed = tuple[C, Sequence[Measurement]]
 DtypeName = Literal["float32", "bfloat16", "float64"]
 
 WIDTH = 100
@@ -97,8 +97,8 @@ class Measured:
         row: Callable[[C, Measurement], dict[str, Any]],
         remark: str,
         block: Callable[[C], Hashable],
-        table: Callable[[Sequence[Outcome[C]]], Table],
-        notes: Callable[[Sequence[Outcome[C]]], Sequence[str]] = lambda outcomes: (),  # noqa: ARG005
+        table: Callable[[Sequence[Timed[C]]], Table],
+        notes: Callable[[Sequence[Timed[C]]], Sequence[str]] = lambda outcomes: (),  # noqa: ARG005
     ) -> None:
         """Measure case by case, store the rows, and print the tables.
 
@@ -116,10 +116,10 @@ class Measured:
             torch.set_num_threads(self.threads)
         process = harness.describe_process(device)
         print_setting(console, process, self.dtype, remark)
-        outcomes: list[Outcome[C]] = []
+        outcomes: list[Timed[C]] = []
         with _progress(console, len(cases)) as start_case:
             for _, of_block in groupby(cases, key=block):
-                shown: list[Outcome[C]] = []
+                shown: list[Timed[C]] = []
                 for case in of_block:
                     measured = measure(
                         providers(case),
@@ -229,7 +229,7 @@ def provider_table(
     title: str,
     left: Sequence[str],
     right: Sequence[str],
-    outcomes: Sequence[Outcome[C]],
+    outcomes: Sequence[Timed[C]],
     name: Callable[[C], str],
     cells: Callable[[C, Measurement], Sequence[str]],
 ) -> Table:

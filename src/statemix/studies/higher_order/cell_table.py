@@ -10,7 +10,7 @@ from statemix.studies.higher_order.contenders import CONTENDERS, PRICES, layer_p
 from statemix.studies.higher_order.paper_tables import TABLES
 from statemix.studies.higher_order.protocols import GRIDS
 from statemix.studies.result_text import MARKS, Line, Table, accuracy_text, published_text
-from statemix.studies.store import Row
+from statemix.studies.store import StoredRow
 from statemix.studies.study_entries import PROTOCOLS, SIZES, StudyEntry, begun
 from statemix.studies.tidy import scores, seed_means, tidy
 
@@ -126,7 +126,7 @@ def point_panels(runs: pl.DataFrame) -> list[Panel]:
     return panels
 
 
-def overview(rows: Mapping[str, Row], names: Sequence[str] | None = None) -> dict[str, Any]:
+def overview(rows: Mapping[str, StoredRow], names: Sequence[str] | None = None) -> dict[str, Any]:
     """Return how many numbers are measured and agree, of how many, and every number.
 
     A number stands under each protocol and at each size that has results for it. One without any

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import polars as pl
 from matplotlib.figure import Figure
@@ -48,7 +48,7 @@ class Section:
     table: Table | None = None
     legend: str = ""
     picture: str = ""
-    caption: str = "Thick lines are means over seeds, thin lines single seeds."
+    caption: str = ""
     runs: Sequence[Sequence[str]] = ()
     statements: Sequence[tuple[str, Sequence[str]]] = ()
 
@@ -78,6 +78,7 @@ class Study:
     legend: str = LENGTHS_LEGEND
     paper: str = ""
     unmeasured: int = 0
+    caption: ClassVar[str] = "Thick lines are means over seeds, thin lines single seeds."
 
     def chosen(
         self,
@@ -266,6 +267,7 @@ class Study:
             self.table(runs, entries),
             self.legend,
             "" if figure is None else svg(figure),
+            self.caption,
             runs=list(run_lines(runs)),
         )
 

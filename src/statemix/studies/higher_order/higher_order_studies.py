@@ -108,6 +108,8 @@ class ClaimsStudy(ChangedStudy):
 class SpectraStudy(Study):
     """Eigenvalues of trained runs, which are kept beside the store."""
 
+    caption = "Eigenvalues of all units on two test sequences, and the unit circle."
+
     def due(self, planned: Sequence[Planned], results: Store, *, retry: bool) -> list[Planned]:
         folder = results.path.parent / "spectra"
         return due_with_spectra(planned, results.rows(), folder, retry=retry)

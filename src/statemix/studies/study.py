@@ -30,17 +30,9 @@ from statemix.studies.tidy import ENOUGH_SEEDS, by_length, tidy
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page of results.
+    """A part of the page of results: an anchor, a heading, and whatever else it has.
 
-    Attributes:
-        id: anchor in the page.
-        title: heading.
-        table: the numbers.
-        legend: explanation of the table.
-        picture: a figure as SVG; may be empty.
-        caption: explanation of the picture.
-        runs: the runs behind the numbers, one line each.
-        statements: statements and their details.
+    The picture is SVG. Runs have one line each, and statements their details.
     """
 
     id: str

@@ -50,11 +50,8 @@ def tidy(
 ) -> pl.DataFrame:
     """Return a line for each run of entries, with its labels and what its row holds.
 
-    Args:
-        entries: the entries.
-        rows: rows of results stores, by key.
-        planned: list the runs of entries without results; otherwise such an entry has a single
-            line without a key, which is fast.
+    Rows of results stores are given by key. Unless ``planned``, an entry without results has a
+    single line without a key, which is fast.
     """
     labels: dict[str, Any] = dict.fromkeys(("protocol", "size", "column", "model"), pl.String)
     records = []

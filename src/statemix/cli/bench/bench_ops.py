@@ -11,13 +11,7 @@ from statemix.bench.compared_layers import display_name
 from statemix.bench.harness import COPY, Measurement, Provider
 from statemix.bench.operator_timing import OperatorCase, ProviderName
 from statemix.bench.peer_timing import PeerName
-from statemix.cli.bench.bench_options import (
-    Measured,
-    Timed,
-    provider_table,
-    ratio_text,
-    time_texts,
-)
+from statemix.cli.bench.bench_options import Measured, Timed, provider_table, ratio_text, time_texts
 
 _TITLES = {name: display_name(name) for name in get_args(operator_timing.RecurrenceName)}
 _DIRECTIONS = {"forward": "forward", "forward_backward": "forward + backward"}

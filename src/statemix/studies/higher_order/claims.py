@@ -275,9 +275,8 @@ def _constant(
 ) -> Iterator[Comparison]:
     """Yield that constant gates fall behind gates that see the input, and fail.
 
-    Args:
-        pairs: data -> m of a BD-LRU whose usual gates get somewhere.
-        controls: data -> a model that learns it.
+    ``pairs`` maps data to m of a BD-LRU whose usual gates get somewhere, and ``controls`` to a
+    model that learns the data.
     """
     for data, m in pairs.items():
         constant = bd_lru(m, selective=False)

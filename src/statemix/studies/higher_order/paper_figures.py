@@ -29,13 +29,9 @@ Lines = dict[str, list[tuple[float, Contender]]]
 
 @dataclass(frozen=True)
 class View:
-    """Panels of a figure that have the same lines and the same x axis.
+    """Panels of a figure that have the same lines and the same x axis, one for each column.
 
-    Attributes:
-        title: what its panels show beside their data; may be empty.
-        x_label: label of the x axis.
-        lines: the lines, or those for a size.
-        columns: a panel for each.
+    The title says what they show beside their data; it may be empty. Lines may depend on the size.
     """
 
     title: str

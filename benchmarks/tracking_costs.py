@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from statemix.bench import stored_rows as rows
+from statemix.bench import harness as rows
 from statemix.bench.harness import Measurement, Provider, measure
 from statemix.studies.catalogue import find_study
 from statemix.studies.store import key
@@ -68,7 +68,7 @@ def main() -> None:
         batch = _config(chosen[0]).batches.size
         for one in found:
             row = _row(one, work, arguments.group, batch, tokens)
-            rows.append(arguments.output, [row], process)
+            rows.append_rows(arguments.output, [row], process)
             print(
                 f"{work:12} {one.provider:26} {row['tokens_per_s']:10,.0f} tokens/s "
                 f"{row['memory_bytes'] / 1e6:8.1f} MB"

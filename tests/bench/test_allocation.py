@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from statemix import memory as machine
-from statemix.bench import allocation as memory
+from statemix.bench import timed_devices as memory
 
 MIB = 2**20
 

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from statemix import ops
-from statemix.bench import entries as bench_entries
-from statemix.bench.compared_layers import layer_label, layers_of_dtype
-from statemix.bench.entries import LayerCase
+from statemix.bench import compared_layers as bench_entries
+from statemix.bench.compared_layers import LayerCase, layer_label, layers_of_dtype
 from statemix.bench.timed_devices import Cpu
 from statemix.errors import RequestError
 from statemix.layers import LAYERS, LayerSpec, price

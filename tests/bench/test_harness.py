@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from statemix.bench import allocation
+from statemix.bench import timed_devices
 from statemix.bench.harness import TOO_LATE, Provider, measure, spread
 from statemix.bench.timed_devices import Cpu
 from statemix.ops import BackendUnavailableError
@@ -56,7 +56,7 @@ def allocator(monkeypatch):
     settings = []
     for name in ("reuse_freed_memory", "map_large_blocks"):
         # append returns None, so the setting counts as accepted.
-        monkeypatch.setattr(allocation, name, lambda name=name: settings.append(name) is None)
+        monkeypatch.setattr(timed_devices, name, lambda name=name: settings.append(name) is None)
     return settings
 
 
@@ -231,7 +231,7 @@ def test_provider_without_memory_for_reuse_is_mapped_afresh(allocator):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no limit of memory")
 def test_provider_that_needs_more_memory_than_is_free_is_skipped(monkeypatch):
-    monkeypatch.setattr(allocation, "available_bytes", lambda: 2**28)
+    monkeypatch.setattr(timed_devices, "available_bytes", lambda: 2**28)
     before = resource.getrlimit(resource.RLIMIT_DATA)
     clock = FakeClock()
     large = Provider("large", lambda: lambda: torch.ones(2**27))

@@ -6,13 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from statemix.bench import entries as bench_entries
+from statemix.bench import compared_layers as bench_entries
 from statemix.bench import layer_timing as layers
-from statemix.bench.compared_layers import compared
-from statemix.bench.entries import build_layer, draw_problem
-from statemix.bench.harness import Measurement, Spread, measure
+from statemix.bench.compared_layers import build_layer, compared, draw_problem
+from statemix.bench.harness import COPY, Measurement, Spread, measure
 from statemix.bench.operator_timing import TOLERANCES
-from statemix.bench.roofline import COPY
 from statemix.bench.timed_devices import Cpu
 from statemix.layers import LAYERS, LayerSpec
 

@@ -8,8 +8,7 @@ import torch
 
 from statemix import ops as operators
 from statemix.bench import operator_timing as ops
-from statemix.bench.harness import Measurement, Spread
-from statemix.bench.roofline import COPY
+from statemix.bench.harness import COPY, Measurement, Spread
 from statemix.errors import RequestError, SettingError
 
 TINY = [
@@ -185,13 +184,13 @@ def test_rows_are_whole_and_valid_json():
 
 
 def test_the_gate_family_reaches_every_provider_and_must_fit():
-    (forward, backward) = ops.cases(["bd_lru"], [ops.Shape(1, 2, 3, 2)], (), (), "householder")
+    (forward, backward) = ops.cases(["bd_lru"], [ops.CaseShape(1, 2, 3, 2)], (), (), "householder")
     assert (forward.gate, backward.gate) == ("householder", "householder")
     assert ops.row(forward, Measurement("a", "", "skipped"), torch.float32)["case"]["gate"] == (
         "householder"
     )
     with pytest.raises(SettingError, match=r"gate must be one of .* got 'householder'"):
-        ops.cases(["h_lru"], [ops.Shape(1, 2, 3, 2)], (), (), "householder")
+        ops.cases(["h_lru"], [ops.CaseShape(1, 2, 3, 2)], (), (), "householder")
 
 
 def test_functions_are_compiled_with_max_autotune_for_one_shape(monkeypatch):

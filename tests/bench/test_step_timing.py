@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from statemix.bench import step_timing as decode
-from statemix.bench.harness import Measurement, Spread
+from statemix.bench.harness import COPY, Measurement, Spread
 from statemix.bench.operator_timing import TOLERANCES
-from statemix.bench.roofline import COPY
 from statemix.errors import RequestError
 from statemix.layers import BDLRU, HLRU, LayerSpec
 

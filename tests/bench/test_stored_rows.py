@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from statemix import provenance
-from statemix.bench import stored_rows as rows
+from statemix.bench import harness as rows
 from statemix.ops import cpu
 
 
@@ -22,7 +22,7 @@ def test_process_says_where_and_how():
 
 def test_rows_hold_the_instruction_set_of_the_kernels(tmp_path):
     path = tmp_path / "ops.jsonl"
-    rows.append(path, [{"x": 1}], rows.describe_process())
+    rows.append_rows(path, [{"x": 1}], rows.describe_process())
     expected = cpu.instruction_set() if cpu.CPU.unavailable() is None else None
     assert json.loads(path.read_text())["backends"]["cpu"] == expected
 
@@ -30,13 +30,13 @@ def test_rows_hold_the_instruction_set_of_the_kernels(tmp_path):
 def test_a_write_that_fails_names_the_file():
     path = Path("/dev/full")
     with pytest.raises(OSError, match="'/dev/full'"):
-        rows.append(path, [{"x": 1}], {})
+        rows.append_rows(path, [{"x": 1}], {})
 
 
 def test_rows_are_appended(tmp_path):
     path = tmp_path / "ops.jsonl"
-    rows.append(path, [{"x": 1}], {"commit": "c"})
-    rows.append(path, [{"x": 2}, {"x": 3}], {"commit": "d"})
+    rows.append_rows(path, [{"x": 1}], {"commit": "c"})
+    rows.append_rows(path, [{"x": 2}, {"x": 3}], {"commit": "d"})
     read = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(row["x"], row["commit"]) for row in read] == [(1, "c"), (2, "d"), (3, "d")]
     assert all(row["measured_utc"].endswith("+00:00") for row in read)

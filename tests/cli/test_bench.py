@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from statemix import ops
-from statemix.bench import allocation, step_timing
-from statemix.bench.harness import Measurement, Spread
+from statemix.bench import step_timing, timed_devices
+from statemix.bench.harness import COPY, Measurement, Spread
 from statemix.bench.operator_timing import LOOP, OURS, PAPER
-from statemix.bench.roofline import COPY
 from statemix.cli.bench import bench_decode, bench_options, parse
 from statemix.cli.bench.bench_layers import _short
 from statemix.cli.bench.bench_options import open_console, print_setting
@@ -23,8 +22,8 @@ TINY = ["--shapes", "2x6x4", "3x2x4x5", "--block-sizes", "1", "2", "--orders", "
 @pytest.fixture(autouse=True)
 def _leave_the_process_as_it_is(monkeypatch):
     threads = torch.get_num_threads()
-    monkeypatch.setattr(allocation, "reuse_freed_memory", lambda: True)
-    monkeypatch.setattr(allocation, "map_large_blocks", lambda: True)
+    monkeypatch.setattr(timed_devices, "reuse_freed_memory", lambda: True)
+    monkeypatch.setattr(timed_devices, "map_large_blocks", lambda: True)
     yield
     torch.set_num_threads(threads)
 

@@ -13,7 +13,7 @@ LAYERS = ["--layers", "conv", "kernel_size=2", "--rounds", "3"]
 def _somewhere(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for name in ("reuse_freed_memory", "map_large_blocks"):
-        monkeypatch.setattr(f"statemix.bench.allocation.{name}", lambda: True)
+        monkeypatch.setattr(f"statemix.bench.timed_devices.{name}", lambda: True)
 
 
 @pytest.fixture

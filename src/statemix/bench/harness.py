@@ -1,17 +1,26 @@
 """Time several implementations of one computation in interleaved rounds of one process."""
 
+import json
 import math
+import os
+import shlex
+import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from statemix.bench.timed_devices import Cpu
+from statemix import files, provenance
+from statemix.bench.timed_devices import Cpu, DeviceName
 from statemix.memory import is_shortage
 from statemix.ops import BackendUnavailableError
 
@@ -52,22 +61,18 @@ class Provider:
 class Measurement:
     """The outcome of one provider in one case.
 
-    Args:
-        provider: name of the provider.
-        note: the provider's note.
-        status: "measured"; "wrong" if the result was incorrect; "skipped" if the provider cannot
-            run here or memory is short; "failed" if it raised another error or the time limit had
-            passed.
+    "wrong" means that its result was incorrect; "skipped" that it cannot run here or memory is
+    short; "failed" that it raised another error or the time limit had passed.
+
+    Attributes:
         reason: reason for a missing time.
         relative_error: relative error of the first result.
         first_call_s: duration of the first call, including one-time work such as compilation.
         memory_bytes: peak memory allocated by one call, without its inputs.
-        memory_reused: True if calls reuse memory freed by earlier calls. If that needs too much
+        memory_reused: whether calls reuse memory freed by earlier calls. If that needs too much
             memory, every call maps its large blocks anew.
         rounds: number of timed calls.
-        time_s: duration of one call.
-        ratios: name of another provider -> this provider's time divided by the other's, over
-            rounds.
+        ratios: name of another provider -> this provider's time over the other's, over rounds.
     """
 
     provider: str
@@ -124,17 +129,12 @@ def measure(
         budget_s: seconds for the calls of one provider, estimated from its earlier calls.
         tolerance: largest relative error of a correct result.
         seed: seed of the order within each round.
-        on_step: called with a description of the next step, for a progress display; None means no
-            display.
+        on_step: called with a description of the next step.
         device: where the providers run; None means the CPU.
-        ready_by_s: value of ``time.monotonic`` after which no provider is compiled or checked any
-            more.
+        ready_by_s: value of ``time.monotonic`` after which no provider is compiled or checked.
         clock: returns seconds; tests replace it.
-
-    Returns:
-        One measurement per provider, in the order given.
     """
-    device, on_step = device or Cpu(), on_step or _say_nothing
+    device, on_step = device or Cpu(), on_step or (lambda _: None)
     with device.limited():
         outcomes: dict[str, Measurement] = {}
         ready: dict[str, Callable[[], float]] = {}
@@ -185,18 +185,10 @@ def _without_time(name: str, note: str, error: Exception) -> Measurement:
     return Measurement(name, note, "failed", f"{type(error).__name__}: {error}")
 
 
-def _say_nothing(step: str) -> None:
-    del step
-
-
 def _admit(
     provider: Provider, device: Cpu, tolerance: float, clock: Callable[[], float]
 ) -> tuple[Measurement, Callable[[], float] | None]:
-    """Prepare a provider, check its result and measure its memory, if it can run.
-
-    Returns:
-        The outcome, and a function that times one call; None if the provider must not be timed.
-    """
+    """Prepare a provider, check it and measure its memory; also return a call to time, if any."""
     for reuse, set_allocator in device.allocators().items():
         device.release()
         memory_reused = set_allocator() and reuse
@@ -315,3 +307,98 @@ def unavailable_if_it_fails(name: str, call: Callable[[], Any]) -> Any:
 def relative_error(actual: Tensor, expected: Tensor) -> float:
     """Return the largest error relative to the largest entry."""
     return float((actual.double() - expected).abs().max() / expected.abs().max())
+
+
+COPY = "copy"
+"""Name of the provider that copies."""
+
+# The copy reuses buffers of at most this size until it has moved its bytes. They are much larger
+# than the caches, so it costs as much as one large copy.
+_BUFFER_BYTES = 2**28
+
+
+def timed_row(
+    benchmark: str,
+    case: Any,
+    measurement: Measurement,
+    dtype: torch.dtype,
+    moved: int | None,
+    copied: int,
+) -> dict[str, Any]:
+    """Return what all stored rows have in common, without their provenance.
+
+    Of the bytes that must move, the copy in the same rounds moved ``copied``; None means that the
+    provider has no such bytes.
+    """
+    share = None if moved is None else fraction(measurement, moved / copied)
+    return {
+        "benchmark": benchmark,
+        "case": asdict(case),
+        "dtype": str(dtype).removeprefix("torch."),
+        "moved_bytes": moved,
+        "roofline": share and share._asdict(),
+        **measurement.to_row(),
+    }
+
+
+def copying(moved_bytes: int, device: DeviceName, times: int = 1) -> Callable[[], None]:
+    """Return a function that reads and writes a number of bytes in all, several times.
+
+    Each time uses the same buffers, which may stay in the caches.
+    """
+    # torch copies floats faster than bytes.
+    total = max(1, moved_bytes // 2 // torch.float32.itemsize)
+    size = min(total, _BUFFER_BYTES // torch.float32.itemsize)
+    source = torch.ones(size, device=device)
+    target = torch.empty_like(source)
+    repeats, rest = divmod(total, source.numel())
+
+    def copy() -> None:
+        for _ in range(times):
+            for _ in range(repeats):
+                target.copy_(source)
+            if rest:
+                target[:rest].copy_(source[:rest])
+
+    return copy
+
+
+def fraction(measurement: Measurement, share: float) -> Spread | None:
+    """Return the fraction of the memory roofline that a provider reaches: 1 is as fast as a copy.
+
+    ``share`` is the bytes that the provider has to move, divided by those of the copy. The copy
+    itself has no fraction.
+    """
+    ratio = measurement.ratios.get(COPY)
+    return ratio and Spread(share / ratio.p80, share / ratio.p50, share / ratio.p20)
+
+
+def copy_provider(moved_bytes: int, device: DeviceName, times: int = 1) -> Provider:
+    """Return the provider of a copy. Arguments are those of :func:`copying`."""
+    note = "reads and writes as many bytes as the computation must"
+    return Provider(COPY, partial(copying, moved_bytes, device, times), note=note)
+
+
+def describe_process(device: Cpu | None = None) -> dict[str, Any]:
+    """Describe this process: provenance, command, device, threads and the time of this call."""
+    device = device or Cpu()
+    return {
+        **provenance.describe(),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "device": device.model,
+        "graphs": device.graphs,
+        "threads": torch.get_num_threads(),
+        "omp_proc_bind": os.environ.get("OMP_PROC_BIND"),
+        "started_utc": _now(),
+    }
+
+
+def append_rows(path: Path, rows: Iterable[Mapping[str, Any]], process: Mapping[str, Any]) -> None:
+    """Append rows, each with the current time and ``process``; never overwrite any."""
+    context = {"measured_utc": _now(), **process}
+    text = "".join(json.dumps({**row, **context}, allow_nan=False) + "\n" for row in rows)
+    files.append(path, text)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -9,10 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from statemix.bench.entries import Entry, LayerCase, build_layer, draw_problem
-from statemix.bench.harness import Measurement, Provider, relative_error, unavailable_if_it_fails
+from statemix.bench.compared_layers import LayerCase, TimedLayer, build_layer, draw_problem
+from statemix.bench.harness import (
+    Measurement,
+    Provider,
+    copy_provider,
+    relative_error,
+    timed_row,
+    unavailable_if_it_fails,
+)
 from statemix.bench.operator_timing import autotuned
-from statemix.bench.roofline import copy_provider, fraction
 from statemix.bench.timed_devices import DeviceName
 from statemix.layers import LAYERS, Layer, LayerSpec
 from statemix.layers.gated_recurrence import GatedRecurrence
@@ -22,7 +28,7 @@ _CHECKED_STEPS = 32
 
 
 def providers(
-    listed: Sequence[Entry], case: LayerCase, dtype: torch.dtype, device: DeviceName = "cpu"
+    listed: Sequence[TimedLayer], case: LayerCase, dtype: torch.dtype, device: DeviceName = "cpu"
 ) -> list[Provider]:
     """Return a provider for each entry, and a copy.
 
@@ -43,7 +49,7 @@ def providers(
     def problem() -> tuple[Tensor, Tensor]:
         return draw_problem(case, dtype, device)
 
-    def provider(entry: Entry) -> Provider:
+    def provider(entry: TimedLayer) -> Provider:
         def prepare() -> Callable[[], tuple[Tensor, Tensor]]:
             layer, (x, d_y) = build_layer(entry.spec, case, dtype, device), problem()
             leaves = [x, *layer.parameters()]
@@ -74,7 +80,7 @@ def providers(
     return [*(provider(entry) for entry in listed), copy_provider(copied, device)]
 
 
-def moved_bytes(entry: Entry, case: LayerCase, dtype: torch.dtype) -> int:
+def moved_bytes(entry: TimedLayer, case: LayerCase, dtype: torch.dtype) -> int:
     """Return the bytes that forward and backward of a layer have to move, whatever it computes.
 
     Forward reads x and the parameters and writes y; backward reads x, the parameters and the
@@ -84,7 +90,7 @@ def moved_bytes(entry: Entry, case: LayerCase, dtype: torch.dtype) -> int:
     return dtype.itemsize * (3 * entry.price.num_parameters + 5 * inputs)
 
 
-def copied_bytes(listed: Sequence[Entry], case: LayerCase, dtype: torch.dtype) -> int:
+def copied_bytes(listed: Sequence[TimedLayer], case: LayerCase, dtype: torch.dtype) -> int:
     """Return the bytes of the copy beside some layers: those of the one that has to move most."""
     return max(moved_bytes(entry, case, dtype) for entry in listed)
 
@@ -97,7 +103,7 @@ def _judge_of(spec: LayerSpec, device: DeviceName) -> LayerSpec:
 
 
 def _projections(
-    entry: Entry, case: LayerCase, dtype: torch.dtype, device: DeviceName
+    entry: TimedLayer, case: LayerCase, dtype: torch.dtype, device: DeviceName
 ) -> Callable[[], Any]:
     """Return a call of all that a gated layer does but for its recurrence."""
     layer, (x, d_y) = (
@@ -120,7 +126,7 @@ def _projections(
 
 
 def row(
-    entry: Entry, case: LayerCase, measurement: Measurement, dtype: str, copied: int
+    entry: TimedLayer, case: LayerCase, measurement: Measurement, dtype: str, copied: int
 ) -> dict[str, Any]:
     """Return the stored row of a measurement, without its provenance.
 
@@ -129,12 +135,9 @@ def row(
     """
     torch_dtype: torch.dtype = getattr(torch, dtype)
     moved = None if entry.projections else moved_bytes(entry, case, torch_dtype)
-    share = None if moved is None else fraction(measurement, moved / copied)
     time_s, flops = measurement.time_s, entry.price.flops
     return {
-        "benchmark": "layers",
-        "case": asdict(case),
-        "dtype": dtype,
+        **timed_row("layers", case, measurement, torch_dtype, moved, copied),
         "layer": entry.spec.complete().to_plain(),
         "label": entry.label,
         "compiled": entry.compiled,
@@ -143,10 +146,7 @@ def row(
         **asdict(entry.price),
         "flops": flops and {**flops._asdict(), "total": flops.total},
         "saved_bytes_per_token": entry.saved_bytes,
-        "moved_bytes": moved,
-        "roofline": share and share._asdict(),
         "tokens_per_s": time_s and case.num_tokens / time_s.p50,
-        **measurement.to_row(),
     }
 
 

@@ -1,7 +1,7 @@
 """Time the operators against the published scan, a loop over time and a copy of equal size."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -9,16 +9,14 @@ import torch
 from torch import Tensor
 
 from statemix import ops
-from statemix.bench.allocation import check_fits
-from statemix.bench.harness import Measurement, Provider, relative_error
-from statemix.bench.roofline import copy_provider, fraction
-from statemix.bench.timed_devices import DeviceName
+from statemix.bench.harness import Measurement, Provider, copy_provider, relative_error, timed_row
+from statemix.bench.timed_devices import DeviceName, check_fits
 from statemix.errors import RequestError
 from statemix.ops.gates import check_gate
 
-Recurrence = Literal["bd_lru", "h_lru"]
+RecurrenceName = Literal["bd_lru", "h_lru"]
 Direction = Literal["forward", "forward_backward"]
-Operator = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+TimedOperator = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 OURS, PAPER, COMPILED, LOOP = "statemix", "paper", "paper-compiled", "torch-loop"
 ProviderName = Literal["copy", "statemix", "torch-loop", "paper"]
@@ -44,7 +42,7 @@ _CHECKED_STEPS = 2048
 class OperatorCase:
     """One operation at one size. For H-LRU, blocks are channels and the block size is the order."""
 
-    recurrence: Recurrence
+    recurrence: RecurrenceName
     direction: Direction
     batch_size: int
     length: int
@@ -82,7 +80,7 @@ class OperatorCase:
         return self.moved_entries * dtype.itemsize
 
 
-class Shape(NamedTuple):
+class CaseShape(NamedTuple):
     """Batch size, length and number of blocks; the block size is None for all block sizes."""
 
     batch_size: int
@@ -91,7 +89,7 @@ class Shape(NamedTuple):
     block_size: int | None
 
 
-def parse_shape(text: str) -> Shape:
+def parse_shape(text: str) -> CaseShape:
     """Read "BxTxH", for all block sizes, or "BxTxHxm".
 
     Raises:
@@ -99,18 +97,18 @@ def parse_shape(text: str) -> Shape:
 
     Example:
         >>> parse_shape("128x16x64x5")
-        Shape(batch_size=128, length=16, num_blocks=64, block_size=5)
+        CaseShape(batch_size=128, length=16, num_blocks=64, block_size=5)
     """
     parts = text.split("x")
     if len(parts) not in (3, 4) or not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise RequestError(f"shapes must be BxTxH or BxTxHxm with positive sizes, got {text!r}")
     batch_size, length, num_blocks, *block_size = map(int, parts)
-    return Shape(batch_size, length, num_blocks, block_size[0] if block_size else None)
+    return CaseShape(batch_size, length, num_blocks, block_size[0] if block_size else None)
 
 
 def cases(
-    recurrences: Sequence[Recurrence],
-    shapes: Sequence[Shape],
+    recurrences: Sequence[RecurrenceName],
+    shapes: Sequence[CaseShape],
     block_sizes: Sequence[int],
     orders: Sequence[int],
     gate: str = "softmax",
@@ -252,19 +250,13 @@ def row(
 
     Without ``moved_bytes``, the provider has to move the bytes of our operator.
     """
-    if moved_bytes is None:
-        moved_bytes = case.moved_bytes(dtype)
-    share = fraction(measurement, moved_bytes / case.moved_bytes(dtype))
+    copied = case.moved_bytes(dtype)
+    moved = copied if moved_bytes is None else moved_bytes
     before, _, chunk = measurement.provider.rpartition("-chunk-")
     return {
-        "benchmark": "ops",
-        "case": asdict(case),
+        **timed_row("ops", case, measurement, dtype, moved, copied),
         # Forced; None is the choice of the rule.
         "chunk": int(chunk) if before == OURS else None,
-        "dtype": str(dtype).removeprefix("torch."),
-        "moved_bytes": moved_bytes,
-        "roofline": share and share._asdict(),
-        **measurement.to_row(),
     }
 
 
@@ -288,7 +280,7 @@ def _problem(
     return gates, values, d_states
 
 
-def _operator(case: OperatorCase, backend: str) -> Operator:
+def _operator(case: OperatorCase, backend: str) -> TimedOperator:
     operator = ops.bd_lru if case.recurrence == "bd_lru" else ops.h_lru
 
     def scan(gates: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -298,7 +290,7 @@ def _operator(case: OperatorCase, backend: str) -> Operator:
 
 
 def _call(
-    direction: Direction, operator: Operator, gates: Tensor, values: Tensor, d_states: Tensor
+    direction: Direction, operator: TimedOperator, gates: Tensor, values: Tensor, d_states: Tensor
 ) -> Callable[[], Sequence[Tensor]]:
     leaves = (gates.detach().requires_grad_(), values.detach().requires_grad_())
     return timed_call(direction, lambda: operator(*leaves), leaves, d_states)

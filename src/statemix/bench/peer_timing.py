@@ -42,7 +42,7 @@ _HEAD_DIM = 16
 _CHECKED_TOKENS = 32
 
 # Inputs of the recurrence -> outputs of all tokens.
-Operator = Callable[[Sequence[Tensor]], Tensor]
+PeerOperator = Callable[[Sequence[Tensor]], Tensor]
 
 
 class _Problem(NamedTuple):
@@ -191,7 +191,7 @@ def _computed(dtype: torch.dtype) -> torch.dtype:
 
 def _operator(
     name: str, case: OperatorCase, problem: _Problem, dtype: torch.dtype, device: DeviceName
-) -> Operator:
+) -> PeerOperator:
     """Return the implementation that is measured: inputs -> outputs of all tokens."""
     lstm = problem.lstm
     if lstm is not None:

@@ -1,23 +1,20 @@
 """Time decoding steps of the layers against their projections alone, and against other layers."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from statemix.bench.allocation import check_fits
-from statemix.bench.harness import Measurement, Provider, relative_error
-from statemix.bench.roofline import copy_provider, fraction
-from statemix.bench.timed_devices import DeviceName
+from statemix.bench.harness import Measurement, Provider, copy_provider, relative_error, timed_row
+from statemix.bench.operator_timing import RecurrenceName
+from statemix.bench.timed_devices import DeviceName, check_fits
 from statemix.errors import RequestError
 from statemix.layers import Layer, LayerSpec, price
 from statemix.layers.gated_recurrence import GatedRecurrence
 from statemix.memory import total_bytes
-
-Recurrence = Literal["bd_lru", "h_lru"]
 
 STEP, PROJECTIONS = "statemix", "projections"
 # A step takes microseconds: one timed call makes this many, and fewer of more sequences.
@@ -33,7 +30,7 @@ _CHECKED_SEQUENCES = 4
 class StepCase:
     """Decoding with one layer at one size. For H-LRU, the block size is the order."""
 
-    recurrence: Recurrence
+    recurrence: RecurrenceName
     batch_size: int
     hidden_size: int
     block_size: int
@@ -72,7 +69,7 @@ class StepCase:
 
 
 def cases(
-    recurrences: Sequence[Recurrence],
+    recurrences: Sequence[RecurrenceName],
     batch_sizes: Sequence[int],
     hidden_sizes: Sequence[int],
     block_sizes: Sequence[int],
@@ -204,19 +201,13 @@ def row(
     Arguments are those of :func:`providers`. Projections alone have no bytes that must move.
     """
     torch_dtype: torch.dtype = getattr(torch, dtype)
-    moved = share = None
+    moved = None
     if measurement.provider != PROJECTIONS:
         moved = case.moved_bytes(torch_dtype, (peers or {}).get(measurement.provider))
-        share = fraction(measurement, moved / case.moved_bytes(torch_dtype))
     time_s, steps = measurement.time_s, case.steps_per_call
     return {
-        "benchmark": "decode",
-        "case": asdict(case),
-        "dtype": dtype,
+        **timed_row("decode", case, measurement, torch_dtype, moved, case.moved_bytes(torch_dtype)),
         "steps_per_call": steps,
-        "moved_bytes": moved,
-        "roofline": share and share._asdict(),
-        **measurement.to_row(),
         "time_s": time_s and {name: t / steps for name, t in time_s._asdict().items()},
     }
 

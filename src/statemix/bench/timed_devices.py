@@ -1,16 +1,145 @@
 """The device of a benchmark: when a call has ended, and how much memory it used."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+import ctypes
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
-from statemix.bench import allocation
 from statemix.errors import RequestError
-from statemix.memory import is_shortage, total_bytes
+from statemix.memory import available_bytes, gigabytes, is_shortage, total_bytes
 from statemix.ops import BackendUnavailableError
+
+# Parameter numbers of mallopt in glibc's malloc.h.
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_M_MMAP_MAX = -4
+# The rest of the free memory is for other processes.
+_USABLE_SHARE = 0.8
+
+
+def reuse_freed_memory() -> bool:
+    """Keep freed memory in this process, so that each call reuses the outputs of the last.
+
+    By default glibc maps every block above 32 MB anew and returns it to the system when freed; the
+    page faults of writing to it then cost more than the measured kernels. A heap with many large
+    blocks of different sizes may grow to a few times the memory in use, so use this in benchmarks
+    only. Returns whether the C library accepted both settings, which needs glibc.
+    """
+    # A trim threshold of -1 is the largest possible one.
+    return _mallopt({_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1})
+
+
+def map_large_blocks() -> bool:
+    """Let glibc map blocks above 32 MB again, so that freeing them returns them to the system."""
+    return _mallopt({_M_MMAP_MAX: 65536, _M_MMAP_THRESHOLD: 2**25})
+
+
+def release() -> None:
+    """Return freed memory to the system, if the C library can."""
+    malloc_trim = _of_c_library("malloc_trim")
+    if malloc_trim is not None:
+        malloc_trim(0)
+
+
+def _mallopt(settings: dict[int, int]) -> bool:
+    mallopt = _of_c_library("mallopt")
+    if mallopt is None:
+        return False
+    accepted = [mallopt(*setting) == 1 for setting in settings.items()]
+    return all(accepted)
+
+
+def _of_c_library(name: str) -> Callable[..., int] | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    return getattr(ctypes.CDLL(None), name, None)
+
+
+@contextmanager
+def limited() -> Iterator[None]:
+    """Make allocations beyond the free memory raise an error instead of ending the process.
+
+    Only Linux enforces the limit, and a stricter one that is already set stays.
+    """
+    if not sys.platform.startswith("linux"):
+        yield
+        return
+    import resource
+
+    before, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    # The limit counts the private memory that a process has reserved, VmData in pages.
+    pages = int(Path("/proc/self/statm").read_text().split()[5])
+    most = pages * resource.getpagesize() + int(_USABLE_SHARE * available_bytes())
+    if before != resource.RLIM_INFINITY:
+        most = min(most, before)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (before, hard))
+
+
+def check_fits(name: str, value: object, needed: int, total: int) -> None:
+    """Check that the value of an option needs no more bytes than a device has in total.
+
+    Raises:
+        RequestError: otherwise.
+    """
+    if needed > total:
+        raise RequestError(
+            f"{name} must fit into memory ({gigabytes(total)}), got {value}, which needs "
+            f"{gigabytes(needed)}"
+        )
+
+
+def peak_bytes(call: Callable[[], object]) -> int:
+    """Return the peak tensor memory of ``call``, including its results but not its inputs.
+
+    It counts allocations through torch's CPU allocator during the call. The kernels of this library
+    allocate tensors only through it.
+    """
+    # Keep the profiler from writing its stages to stderr, into the progress display.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        result = call()
+    del result
+    session = profiler.profiler
+    assert session is not None
+    assert session.kineto_results is not None
+    events = [event for event in session.kineto_results.events() if event.name() == "[memory]"]
+    held = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return peak
+
+
+def saved_bytes(call: Callable[[], object], parameters: Iterable[Tensor]) -> int:
+    """Return the bytes that ``call`` keeps for its backward, without those of ``parameters``.
+
+    Tensors that share memory count once, and with all of that memory.
+    """
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        # A freed tensor could leave its address to the next.
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        result = call()
+    del result
+    for parameter in parameters:
+        kept.pop(parameter.untyped_storage().data_ptr(), None)
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
 
 DeviceName = Literal["cpu", "cuda"]
 Call = Callable[[], Any]
@@ -32,32 +161,23 @@ class Cpu:
     model = "cpu"
     graphs = False
 
+    # How freed memory goes back to the system, how too large allocations raise an error, how much
+    # memory there is, and what a call allocates at most.
+    release = staticmethod(release)
+    limited: Callable[[], AbstractContextManager[None]] = staticmethod(limited)
+    total_bytes = staticmethod(total_bytes)
+    peak_bytes = staticmethod(peak_bytes)
+
     def waiting(self, call: Call) -> Call:
         """Return a call that ends when its work has ended."""
         return call
-
-    def release(self) -> None:
-        """Return freed memory to the system."""
-        allocation.release()
-
-    def limited(self) -> AbstractContextManager[None]:
-        """Return a context in which too large allocations raise an error."""
-        return allocation.limited()
-
-    def total_bytes(self) -> int:
-        """Return the memory of the device."""
-        return total_bytes()
-
-    def peak_bytes(self, call: Call) -> int:
-        """Return the peak memory of a call, with its results and without its inputs."""
-        return allocation.peak_bytes(call)
 
     def allocators(self) -> dict[bool, Callable[[], bool]]:
         """Return the settings of the allocator: whether calls reuse memory -> a function.
 
         The function makes the setting and returns whether the allocator accepted it.
         """
-        return {True: allocation.reuse_freed_memory, False: allocation.map_large_blocks}
+        return {True: reuse_freed_memory, False: map_large_blocks}
 
 
 class Cuda(Cpu):
@@ -87,16 +207,15 @@ class Cuda(Cpu):
 
         return waited
 
-    def release(self) -> None:
-        torch.cuda.empty_cache()
+    release = staticmethod(torch.cuda.empty_cache)
+    limited = staticmethod(nullcontext)
 
-    def limited(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def total_bytes(self) -> int:
+    @staticmethod
+    def total_bytes() -> int:
         return torch.cuda.mem_get_info()[1]
 
-    def peak_bytes(self, call: Call) -> int:
+    @staticmethod
+    def peak_bytes(call: Call) -> int:
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
@@ -146,11 +265,10 @@ def _captured(call: Call) -> Call:
             raise
         raise BackendUnavailableError(f"cannot be replayed as a CUDA graph: {error}") from error
 
-    return partial(_replayed, graph, result, call)
+    def replay() -> Any:
+        graph.replay()
+        return result
 
-
-def _replayed(graph: torch.cuda.CUDAGraph, result: Any, call: Call) -> Any:
     # The call owns the inputs, whose memory the graph reads.
-    del call
-    graph.replay()
-    return result
+    replay.inputs = call  # type: ignore[attr-defined]
+    return replay

@@ -14,7 +14,7 @@ from statemix.cli.parser import Argument
 from statemix.errors import RequestError
 
 if TYPE_CHECKING:
-    from statemix.studies.store import Row
+    from statemix.studies.store import StoredRow
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Report:
             console.print()
         console.print(throughput.LEGEND)
 
-    def _print_cells(self, rows: "Mapping[str, Row]") -> None:
+    def _print_cells(self, rows: "Mapping[str, StoredRow]") -> None:
         from statemix.studies.fixed_points.fixed_point_studies import overview as fixed_points
         from statemix.studies.higher_order.cell_table import overview
 
@@ -152,7 +152,7 @@ class Report:
             if measured:
                 console.print(_table(measured, columns))
 
-    def _print_claims(self, rows: "Mapping[str, Row]") -> None:
+    def _print_claims(self, rows: "Mapping[str, StoredRow]") -> None:
         from statemix.studies.higher_order.claims import decide, decision_rows, decision_text
         from statemix.studies.study_entries import PROTOCOLS
 

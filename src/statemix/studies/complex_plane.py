@@ -22,15 +22,10 @@ _SINGLE, _FRAME, _SHOWN = 1.5, 0.82, 0.92
 
 @dataclass(frozen=True)
 class Spectra:
-    """A panel: frames in rows and columns.
+    """A panel: frames in rows and columns, with what these are.
 
-    Attributes:
-        title: text above the panel.
-        family: name of the layer, which determines the colour.
-        row_title: what the rows are.
-        column_title: what the columns are.
-        columns: labels of the columns.
-        rows: label of a row -> eigenvalues by column, or a text that says why there are none.
+    The name of the layer determines the colour. A row has eigenvalues by column, or a text that
+    says why there are none.
     """
 
     title: str

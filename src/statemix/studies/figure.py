@@ -176,10 +176,13 @@ def _fill(axes: Axes, panel: Panel, style: Mapping[str, Any]) -> None:
 
 
 def _ticks(places: Sequence[float]) -> Sequence[float]:
-    """Return at most eight places, or the powers of four between the first and the last."""
-    if len(places) <= 8:
-        return places
-    return [4.0**power for power in range(24) if places[0] <= 4.0**power <= places[-1]]
+    """Return places whose labels fit below a panel: all of them, or powers of 4 or 16."""
+    base = 4.0
+    while len(" ".join(f"{place:,.0f}" for place in places)) > 36:
+        powers = [base**power for power in range(12)]
+        places = [power for power in powers if places[0] <= power <= places[-1]]
+        base *= base
+    return places
 
 
 def series_colours(families: Sequence[str]) -> list[str]:
@@ -200,7 +203,7 @@ def _shades(colour: str, count: int) -> list[str]:
     if count == 1:
         return [colour]
     # The ends stay away from black and white, so that lines can be seen on every page.
-    dark, light = (sns.set_hls_values(colour, l=lightness) for lightness in (0.28, 0.68))
+    dark, light = (sns.blend_palette([colour, end], 11)[3] for end in ("black", "white"))
     shades: list[str] = sns.blend_palette([dark, colour, light], count).as_hex()
     return shades
 

@@ -23,13 +23,7 @@ _LONGEST_NAME, _KEPT = 200, 100
 
 @dataclass(frozen=True)
 class Axis:
-    """A setting by its dotted name, and the values to try.
-
-    Attributes:
-        name: dotted name, such as "optimizer.learning_rate", "seed" or
-            "model.layers.0.block_size".
-        values: plain values, at least one.
-    """
+    """A setting by its dotted name, such as "optimizer.learning_rate", and values to try."""
 
     name: str
     values: tuple[Any, ...]

@@ -9,11 +9,11 @@ import jinja2
 
 from statemix.studies.figure import DARK, LIGHT
 from statemix.studies.result_text import environment_text
-from statemix.studies.store import Row
+from statemix.studies.store import StoredRow
 from statemix.studies.study import Study
 
 
-def render_page(shown: Iterable[Study], rows: Mapping[str, Row], folder: Path) -> str:
+def render_page(shown: Iterable[Study], rows: Mapping[str, StoredRow], folder: Path) -> str:
     """Render the page of some studies; every number in it is computed from the rows."""
     listed = list(shown)
     sections = [section for study in listed for section in study.sections(rows, folder)]
@@ -34,7 +34,7 @@ def render_page(shown: Iterable[Study], rows: Mapping[str, Row], folder: Path) -
     )
 
 
-def _lead(listed: Iterable[Study], rows: Mapping[str, Row]) -> Sequence[str]:
+def _lead(listed: Iterable[Study], rows: Mapping[str, StoredRow]) -> Sequence[str]:
     """Say for each paper how many of its numbers are measured, and how many agree."""
     found: dict[str, list[tuple[int, int, int]]] = {}
     for study in listed:
@@ -50,7 +50,7 @@ def _lead(listed: Iterable[Study], rows: Mapping[str, Row]) -> Sequence[str]:
     return sentences
 
 
-def _machines(rows: Iterable[Row]) -> Sequence[str]:
+def _machines(rows: Iterable[StoredRow]) -> Sequence[str]:
     """Describe every combination of versions and machine once, and how many runs it made."""
     counts = Counter(environment_text(row["environment"]) for row in rows)
     return [f"{words}: {count} runs" for words, count in counts.items()]

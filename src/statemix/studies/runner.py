@@ -14,13 +14,7 @@ from annotated_types import Ge
 from statemix.errors import RequestError
 from statemix.interrupts import TERMINABLE, handled
 from statemix.studies.cluster import Cluster
-from statemix.studies.worker_processes import (
-    Death,
-    Processes,
-    RunEnding,
-    processes,
-    train_job,
-)
+from statemix.studies.worker_processes import Death, Processes, RunEnding, processes, train_job
 from statemix.training import Event, RunConfig
 from statemix.training.config import NotNegative
 from statemix.training.devices import check_threads

@@ -39,7 +39,7 @@ PlainHeads = dict[str, PlainScores]
 """Head to its scores."""
 
 
-class Row(TypedDict):
+class StoredRow(TypedDict):
     """One run that has ended. Without a result, scores are empty and numbers None."""
 
     # Identifies what was asked (see `key`).
@@ -99,7 +99,7 @@ class Store:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def rows(self) -> dict[str, Row]:
+    def rows(self) -> dict[str, StoredRow]:
         """Return the rows by key. Of several rows, a finished one counts, then the last.
 
         Raises:
@@ -114,7 +114,7 @@ class Store:
         # Devices and pipes may never end.
         if not stat.S_ISREG(mode):
             raise self._refused("which is none")
-        found: dict[str, Row] = {}
+        found: dict[str, StoredRow] = {}
         lines, last = self._lines()
         # Many editors leave no newline at the end.
         lines += [] if last is None else [last]
@@ -128,9 +128,9 @@ class Store:
         path = reprlib.repr(str(self.path))
         return RequestError(f"a results store must be a regular file, got {path}, {reason[:80]}")
 
-    def _row(self, number: int, line: bytes) -> Row:
+    def _row(self, number: int, line: bytes) -> StoredRow:
         try:
-            row: Row = json.loads(line.decode())
+            row: StoredRow = json.loads(line.decode())
             reason = _fault(row)
         except (ValueError, RecursionError) as error:
             reason = f"{type(error).__name__}: {error}"
@@ -140,7 +140,7 @@ class Store:
             )
         return row
 
-    def append(self, row: Row) -> None:
+    def append(self, row: StoredRow) -> None:
         """Append a row.
 
         Raises:
@@ -223,7 +223,7 @@ def _plain(heads: Mapping[str, Scores]) -> PlainHeads:
     return found
 
 
-def row_of(ended: Ended) -> Row:
+def row_of(ended: Ended) -> StoredRow:
     """Return the row of a run that is done, has diverged or has failed.
 
     Raises:
@@ -233,7 +233,7 @@ def row_of(ended: Ended) -> Row:
     assert status != "interrupted"
     # Absent if the run has not begun.
     environment = folder / ENVIRONMENT
-    row: Row = {
+    row: StoredRow = {
         "key": key(config),
         "schema": SCHEMA,
         "asked": config.asked(),
@@ -268,9 +268,9 @@ def row_of(ended: Ended) -> Row:
     return row
 
 
-def merged(paths: Iterable[Path]) -> dict[str, Row]:
+def merged(paths: Iterable[Path]) -> dict[str, StoredRow]:
     """Return the rows of several stores by key; finished rows count before others."""
-    found: dict[str, Row] = {}
+    found: dict[str, StoredRow] = {}
     for path in paths:
         for name, row in Store(path).rows().items():
             if name not in found or found[name]["status"] != "done":

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import polars as pl
 from matplotlib.figure import Figure
@@ -14,7 +14,7 @@ from statemix.studies.figure import Panel, draw, svg
 from statemix.studies.length_table import LENGTHS_LEGEND, length_panels, length_table
 from statemix.studies.result_text import Table, accuracy_text, counted, duration_text
 from statemix.studies.runner import Ended, JobEnding, run_all
-from statemix.studies.store import Row, Store
+from statemix.studies.store import Store, StoredRow
 from statemix.studies.study_entries import (
     PROTOCOLS,
     SIZES,
@@ -30,17 +30,9 @@ from statemix.studies.tidy import ENOUGH_SEEDS, by_length, tidy
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page of results.
+    """A part of the page of results: an anchor, a heading, and whatever else it has.
 
-    Attributes:
-        id: anchor in the page.
-        title: heading.
-        table: the numbers.
-        legend: explanation of the table.
-        picture: a figure as SVG; may be empty.
-        caption: explanation of the picture.
-        runs: the runs behind the numbers, one line each.
-        statements: statements and their details.
+    The picture is SVG. Runs have one line each, and statements their details.
     """
 
     id: str
@@ -48,7 +40,7 @@ class Section:
     table: Table | None = None
     legend: str = ""
     picture: str = ""
-    caption: str = "Thick lines are means over seeds, thin lines single seeds."
+    caption: str = ""
     runs: Sequence[Sequence[str]] = ()
     statements: Sequence[tuple[str, Sequence[str]]] = ()
 
@@ -78,6 +70,7 @@ class Study:
     legend: str = LENGTHS_LEGEND
     paper: str = ""
     unmeasured: int = 0
+    caption: ClassVar[str] = "Thick lines are means over seeds, thin lines single seeds."
 
     def chosen(
         self,
@@ -160,7 +153,7 @@ class Study:
         run_all([one.job for one in planned], retry=again, on_end=note, **options)
         self.keep(planned, results)
 
-    def row_of(self, ended: Ended) -> Row:
+    def row_of(self, ended: Ended) -> StoredRow:
         """Return the row of a run that is done, has diverged or has failed."""
         return store.row_of(ended)
 
@@ -168,7 +161,7 @@ class Study:
         """Keep beside the store what rows do not hold."""
 
     def runs(
-        self, entries: Sequence[StudyEntry], rows: Mapping[str, Row], *, planned: bool = True
+        self, entries: Sequence[StudyEntry], rows: Mapping[str, StoredRow], *, planned: bool = True
     ) -> pl.DataFrame:
         """Return the tidy table of the runs of entries."""
         return tidy(entries, rows, planned=planned)
@@ -187,12 +180,12 @@ class Study:
         panels = self.panels(runs)
         return draw(panels) if panels else None
 
-    def report(self, rows: Mapping[str, Row], entries: Sequence[StudyEntry]) -> list[str]:
+    def report(self, rows: Mapping[str, StoredRow], entries: Sequence[StudyEntry]) -> list[str]:
         """Return what a terminal shows below the table."""
         del rows, entries
         return [self.legend]
 
-    def counts(self, rows: Mapping[str, Row]) -> tuple[int, int, int]:
+    def counts(self, rows: Mapping[str, StoredRow]) -> tuple[int, int, int]:
         """Return how many published numbers are measured, how many agree, and of how many.
 
         Protocol "paper" counts before others, and the largest size with enough seeds.
@@ -219,7 +212,7 @@ class Study:
         agree = numbers.filter(verdict="agrees").height
         return numbers.height, agree, len(places) + self.unmeasured
 
-    def sections(self, rows: Mapping[str, Row], folder: Path) -> Iterator[Section]:
+    def sections(self, rows: Mapping[str, StoredRow], folder: Path) -> Iterator[Section]:
         """Yield a section of the page for each protocol and size that adds results.
 
         ``folder`` is that of the results stores that have the rows.
@@ -266,6 +259,7 @@ class Study:
             self.table(runs, entries),
             self.legend,
             "" if figure is None else svg(figure),
+            self.caption,
             runs=list(run_lines(runs)),
         )
 

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from statemix.layers import LayerSpec
 from statemix.studies.runner import Job
-from statemix.studies.store import Row, key
+from statemix.studies.store import StoredRow, key
 from statemix.training import RunConfig
 
 ProtocolName = Literal["paper", "tuned"]
@@ -152,7 +152,7 @@ def plan(entries: Iterable[StudyEntry], folder: Path) -> list[Planned]:
     return [Planned(job, name) for name, job in jobs.items()]
 
 
-def due(planned: Sequence[Planned], rows: Mapping[str, Row], *, retry: bool) -> list[Planned]:
+def due(planned: Sequence[Planned], rows: Mapping[str, StoredRow], *, retry: bool) -> list[Planned]:
     """Return the runs that the store has no row of, and with ``retry`` those without a result."""
     ended = {name for name, row in rows.items() if row["status"] == "done" or not retry}
     return [one for one in planned if one.key not in ended]

@@ -34,13 +34,10 @@ _PARAMETER_TOLERANCE = _NUM_PARAMETERS // 20
 
 
 class SpeedAxis(NamedTuple):
-    """What varies along a panel.
+    """What varies along a panel: a label whose last word is a symbol, and the place of a point.
 
-    Attributes:
-        label: label of the axis, whose last word is a symbol.
-        x: returns the place of a point on the axis.
-        others: returns the sizes that all points of a panel share, by name.
-        option: option of the layers that varies; empty if no option does.
+    ``others`` returns the sizes that all points of a panel share, by name. ``option`` is the option
+    of the layers that varies; empty if no option does.
     """
 
     label: str

@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 
 from statemix.studies.result_text import commit_text
-from statemix.studies.store import Row
+from statemix.studies.store import StoredRow
 from statemix.studies.study_entries import StudyEntry
 
 NOISE = 0.05
@@ -46,15 +46,12 @@ _LOST = pl.col("status").is_not_null() & (pl.col("status") != "done")
 
 
 def tidy(
-    entries: Iterable[StudyEntry], rows: Mapping[str, Row], *, planned: bool = True
+    entries: Iterable[StudyEntry], rows: Mapping[str, StoredRow], *, planned: bool = True
 ) -> pl.DataFrame:
     """Return a line for each run of entries, with its labels and what its row holds.
 
-    Args:
-        entries: the entries.
-        rows: rows of results stores, by key.
-        planned: list the runs of entries without results; otherwise such an entry has a single
-            line without a key, which is fast.
+    Rows of results stores are given by key. Unless ``planned``, an entry without results has a
+    single line without a key, which is fast.
     """
     labels: dict[str, Any] = dict.fromkeys(("protocol", "size", "column", "model"), pl.String)
     records = []
@@ -83,7 +80,7 @@ def tidy(
     return pl.DataFrame(records, schema={**labels, **_ENTRY, **_RUN})
 
 
-def _row(row: Row | None, metric: str) -> dict[str, Any]:
+def _row(row: StoredRow | None, metric: str) -> dict[str, Any]:
     """Return what a row holds; the first head counts, which the papers' tables are about."""
     if row is None:
         return {}

@@ -7,14 +7,13 @@ from typing import Any
 
 from rich.table import Table
 
-from statemix.bench import step_timing
+from statemix.bench import operator_timing, step_timing
 from statemix.bench.compared_layers import display_name
-from statemix.bench.harness import Measurement
-from statemix.bench.roofline import COPY
+from statemix.bench.harness import COPY, Measurement
 from statemix.bench.step_timing import PROJECTIONS, StepCase
 from statemix.cli.bench.bench_options import (
     Measured,
-    Outcome,
+    Timed,
     name_of,
     provider_table,
     ratio_text,
@@ -22,8 +21,6 @@ from statemix.cli.bench.bench_options import (
 )
 from statemix.layers import LayerSpec
 from statemix.ops import BACKENDS
-
-Row = Callable[[StepCase, Measurement], Mapping[str, Any]]
 
 _REMARK = """\
 Every call makes many steps in inference mode; times are per step.
@@ -40,7 +37,7 @@ class Decode(Measured):
     and ratios are medians of the ratios within a round.
     """
 
-    recurrences: tuple[step_timing.Recurrence, ...] = ("bd_lru", "h_lru")
+    recurrences: tuple[operator_timing.RecurrenceName, ...] = ("bd_lru", "h_lru")
     """Layers to time."""
 
     batch_sizes: tuple[int, ...] = (1, 16)
@@ -97,7 +94,9 @@ def _label(case: StepCase) -> str:
     return f"{name} m={case.block_size}, width {case.hidden_size}, B={case.batch_size}"
 
 
-def _table(outcomes: Sequence[Outcome[StepCase]], row: Row) -> Table:
+def _table(
+    outcomes: Sequence[Timed[StepCase]], row: Callable[[StepCase, Measurement], Mapping[str, Any]]
+) -> Table:
     headings = ("us", "p20 - p80", "x of\nprojections", "roof-\nline", "calls")
 
     def cells(case: StepCase, one: Measurement) -> Sequence[str]:

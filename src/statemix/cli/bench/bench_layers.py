@@ -6,12 +6,10 @@ from typing import Any
 
 from rich.table import Table
 
-from statemix.bench import entries, layer_timing
-from statemix.bench.compared_layers import display_name, layers_of_dtype
-from statemix.bench.entries import Entry, LayerCase
-from statemix.bench.harness import Measurement, Provider
-from statemix.bench.roofline import COPY
-from statemix.cli.bench.bench_options import Measured, Outcome, name_of, new_table, ratio_text
+from statemix.bench import compared_layers, layer_timing
+from statemix.bench.compared_layers import LayerCase, TimedLayer, display_name, layers_of_dtype
+from statemix.bench.harness import COPY, Measurement, Provider
+from statemix.cli.bench.bench_options import Measured, Timed, name_of, new_table, ratio_text
 from statemix.layers import LayerSpec
 
 _REMARK = """\
@@ -26,7 +24,7 @@ _HEADINGS = (
     "decode\nbytes",
     "saved\nbytes",
     "tokens\nper s",
-    f"x time\nof {display_name(entries.BASELINE.name)}",
+    f"x time\nof {display_name(compared_layers.BASELINE.name)}",
 )
 _COLUMNS = """\
 state size: entries that a sequence carries after its last token, inputs of short convolutions
@@ -88,14 +86,14 @@ class Layers(Measured):
             for length in self.length
         ]
         for case in cases:
-            entries.check_case(case, dtype, device.total_bytes())
+            compared_layers.check_case(case, dtype, device.total_bytes())
         listed = self.layers or layers_of_dtype(self.hidden_size, dtype)
-        baseline = name_of(entries.BASELINE)
-        specs = {baseline: entries.BASELINE, **{name_of(spec): spec for spec in listed}}
+        baseline = name_of(compared_layers.BASELINE)
+        specs = {baseline: compared_layers.BASELINE, **{name_of(spec): spec for spec in listed}}
         # Of the cases of one length, the largest batch needs most.
         of_length = {
-            case.length: entries.with_variants(
-                entries.entries(specs, case, dtype, device),
+            case.length: compared_layers.with_variants(
+                compared_layers.entries(specs, case, dtype, device),
                 compiled=self.compiled,
                 projections=self.projections,
             )
@@ -112,11 +110,11 @@ class Layers(Measured):
             copied = layer_timing.copied_bytes(of_length[case.length], case, dtype)
             return layer_timing.row(entry, case, measured, self.dtype, copied)
 
-        def table(outcomes: Sequence[Outcome[LayerCase]]) -> Table:
+        def table(outcomes: Sequence[Timed[LayerCase]]) -> Table:
             ((case, measured),) = outcomes
             return _table(case, baseline, by_name[case.length], measured)
 
-        def notes(outcomes: Sequence[Outcome[LayerCase]]) -> list[str]:
+        def notes(outcomes: Sequence[Timed[LayerCase]]) -> list[str]:
             return _notes(by_name, outcomes)
 
         alone = {one.name for each in of_length.values() for one in each if one.projections}
@@ -140,7 +138,10 @@ def _title(case: LayerCase) -> str:
 
 
 def _table(
-    case: LayerCase, baseline: str, listed: Mapping[str, Entry], measured: Sequence[Measurement]
+    case: LayerCase,
+    baseline: str,
+    listed: Mapping[str, TimedLayer],
+    measured: Sequence[Measurement],
 ) -> Table:
     beside_projections = any(entry.projections for entry in listed.values())
     headings = [*_HEADINGS, *["x of\nprojections"] * beside_projections]
@@ -159,7 +160,7 @@ def _table(
     return table
 
 
-def _paid(entry: Entry) -> list[str]:
+def _paid(entry: TimedLayer) -> list[str]:
     """Return the counted columns of a layer; of projections alone nothing is counted."""
     if entry.projections:
         return ["-"] * 6
@@ -170,7 +171,7 @@ def _paid(entry: Entry) -> list[str]:
 
 
 def _notes(
-    by_name: Mapping[int, Mapping[str, Entry]], outcomes: Sequence[Outcome[LayerCase]]
+    by_name: Mapping[int, Mapping[str, TimedLayer]], outcomes: Sequence[Timed[LayerCase]]
 ) -> list[str]:
     """Explain the columns and the options of the layers."""
     layers: dict[str, None] = {}

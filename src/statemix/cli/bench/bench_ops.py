@@ -8,19 +8,12 @@ from rich.table import Table
 
 from statemix.bench import operator_timing, peer_timing
 from statemix.bench.compared_layers import display_name
-from statemix.bench.harness import Measurement, Provider
+from statemix.bench.harness import COPY, Measurement, Provider
 from statemix.bench.operator_timing import OperatorCase, ProviderName
 from statemix.bench.peer_timing import PeerName
-from statemix.bench.roofline import COPY
-from statemix.cli.bench.bench_options import (
-    Measured,
-    Outcome,
-    provider_table,
-    ratio_text,
-    time_texts,
-)
+from statemix.cli.bench.bench_options import Measured, Timed, provider_table, ratio_text, time_texts
 
-_TITLES = {name: display_name(name) for name in get_args(operator_timing.Recurrence)}
+_TITLES = {name: display_name(name) for name in get_args(operator_timing.RecurrenceName)}
 _DIRECTIONS = {"forward": "forward", "forward_backward": "forward + backward"}
 _REMARK = """\
 Forward runs without an autograd graph; every call allocates its gradients. Ours and the
@@ -39,7 +32,7 @@ class Ops(Measured):
     entries, or as few less as whole heads allow.
     """
 
-    recurrences: tuple[operator_timing.Recurrence, ...] = ("bd_lru", "h_lru")
+    recurrences: tuple[operator_timing.RecurrenceName, ...] = ("bd_lru", "h_lru")
     """Operators to time."""
 
     shapes: tuple[str, ...] = ("8x2048x128", "128x16x64x5")
@@ -121,7 +114,7 @@ class Ops(Measured):
         row = peer_timing.row if one.provider in peer_timing.NAMES else operator_timing.row
         return row(case, one, self.torch_dtype)
 
-    def _table(self, outcomes: Sequence[Outcome[OperatorCase]]) -> Table:
+    def _table(self, outcomes: Sequence[Timed[OperatorCase]]) -> Table:
         """One recurrence, one direction, one shape: a row per block size and provider."""
         times = ("ms", "p20 - p80", "x of\ncopy", "roof-\nline", "x slower\nthan ours")
         headings = (*times, "peak MB", "calls", "first\ncall s")
@@ -158,7 +151,7 @@ def _label(case: OperatorCase) -> str:
     return f"{_TITLES[case.recurrence]}{gates}, {_DIRECTIONS[case.direction]}, {size}"
 
 
-def _notes(outcomes: Sequence[Outcome[OperatorCase]]) -> list[str]:
+def _notes(outcomes: Sequence[Timed[OperatorCase]]) -> list[str]:
     peers = {
         f"  {one.provider}: {one.note}": None
         for _, measured in outcomes

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from statemix import files
-from statemix.bench import stored_rows
+from statemix.bench import harness
 from statemix.bench.harness import Measurement, Provider, Spread, measure
 from statemix.bench.operator_timing import TOLERANCES
 from statemix.bench.timed_devices import Cpu, DeviceName, device_of
@@ -26,7 +26,7 @@ from statemix.layers import LayerSpec
 from statemix.training.devices import check_threads
 
 C = TypeVar("C")
-Outcome = tuple[C, Sequence[Measurement]]
+Timed = tuple[C, Sequence[Measurement]]
 DtypeName = Literal["float32", "bfloat16", "float64"]
 
 WIDTH = 100
@@ -97,8 +97,8 @@ class Measured:
         row: Callable[[C, Measurement], dict[str, Any]],
         remark: str,
         block: Callable[[C], Hashable],
-        table: Callable[[Sequence[Outcome[C]]], Table],
-        notes: Callable[[Sequence[Outcome[C]]], Sequence[str]] = lambda outcomes: (),  # noqa: ARG005
+        table: Callable[[Sequence[Timed[C]]], Table],
+        notes: Callable[[Sequence[Timed[C]]], Sequence[str]] = lambda outcomes: (),  # noqa: ARG005
     ) -> None:
         """Measure case by case, store the rows, and print the tables.
 
@@ -114,12 +114,12 @@ class Measured:
         console = open_console(self.output)
         if self.threads is not None:
             torch.set_num_threads(self.threads)
-        process = stored_rows.describe_process(device)
+        process = harness.describe_process(device)
         print_setting(console, process, self.dtype, remark)
-        outcomes: list[Outcome[C]] = []
+        outcomes: list[Timed[C]] = []
         with _progress(console, len(cases)) as start_case:
             for _, of_block in groupby(cases, key=block):
-                shown: list[Outcome[C]] = []
+                shown: list[Timed[C]] = []
                 for case in of_block:
                     measured = measure(
                         providers(case),
@@ -136,7 +136,7 @@ class Measured:
                     shown.append((case, measured))
                     if self.output is not None:
                         kept = (row(case, one) for one in measured)
-                        stored_rows.append(self.output, kept, process)
+                        harness.append_rows(self.output, kept, process)
                 console.print(table(shown))
                 outcomes += shown
         missing = (
@@ -229,7 +229,7 @@ def provider_table(
     title: str,
     left: Sequence[str],
     right: Sequence[str],
-    outcomes: Sequence[Outcome[C]],
+    outcomes: Sequence[Timed[C]],
     name: Callable[[C], str],
     cells: Callable[[C, Measurement], Sequence[str]],
 ) -> Table:

@@ -19,14 +19,14 @@ from statemix.studies.figure import Panel
 from statemix.studies.length_table import length_panels
 from statemix.studies.result_text import Table
 from statemix.studies.runner import Ended
-from statemix.studies.store import Row
+from statemix.studies.store import StoredRow
 from statemix.studies.study import Study
 from statemix.studies.study_entries import StudyEntry
 from statemix.training.certificates import certify_run
 from statemix.training.devices import threads
 
 
-def certified_row(ended: Ended) -> Row:
+def certified_row(ended: Ended) -> StoredRow:
     """Return the row of a run that has ended, with a certificate if it has a result.
 
     Raises:
@@ -41,13 +41,13 @@ def certified_row(ended: Ended) -> Row:
         found, _ = certify_run(ended.job.folder, max_pairs=recipes.MAX_PAIRS)
     time_s = round(time.monotonic() - began, 3)
     more = {"certificate": found.to_plain(), "certify_s": time_s}
-    return cast(Row, {**cast(dict[str, Any], row), **more})
+    return cast(StoredRow, {**cast(dict[str, Any], row), **more})
 
 
 class CertifiedStudy(Study):
     """Networks of tasks with an automaton, each with its certificate."""
 
-    def row_of(self, ended: Ended) -> Row:
+    def row_of(self, ended: Ended) -> StoredRow:
         return certified_row(ended)
 
 
@@ -67,7 +67,7 @@ class ProofStudy(CertifiedStudy):
     """Networks whose certificate is their result."""
 
     def runs(
-        self, entries: Sequence[StudyEntry], rows: Mapping[str, Row], *, planned: bool = True
+        self, entries: Sequence[StudyEntry], rows: Mapping[str, StoredRow], *, planned: bool = True
     ) -> pl.DataFrame:
         found = super().runs(entries, rows, planned=planned)
         lacks = (pl.col("status") == "done") & pl.col("certificate").is_null()

@@ -23,7 +23,7 @@ from statemix.studies.fixed_points.fixed_point_suites import (
 )
 from statemix.studies.length_table import LENGTHS_LEGEND
 from statemix.studies.runner import Ended
-from statemix.studies.store import Row
+from statemix.studies.store import StoredRow
 from statemix.studies.study import Study
 from statemix.studies.study_entries import SIZES, ProtocolName, SizeName, StudyEntry, Trials, begun
 from statemix.studies.tidy import by_length
@@ -37,7 +37,7 @@ from statemix.training.schedules import attributes_set
 _BATCH = 64
 
 
-def iterated_row(ended: Ended) -> Row:
+def iterated_row(ended: Ended) -> StoredRow:
     """Return the row of a run that has ended; with a result, also its iterations by test length.
 
     Raises:
@@ -54,7 +54,7 @@ def iterated_row(ended: Ended) -> Row:
             numbers = _iterations(model, task.examples("test", 0, _BATCH, length))
             if numbers is not None:
                 found[str(length)] = numbers
-    return cast(Row, {**cast(dict[str, Any], row), "iterated": found})
+    return cast(StoredRow, {**cast(dict[str, Any], row), "iterated": found})
 
 
 @torch.no_grad()
@@ -74,7 +74,7 @@ def _iterations(model: ReadoutModel, examples: Examples) -> dict[str, float] | N
 class FixedPointStudy(Study):
     """Accuracies at several lengths, and the iterations that they need."""
 
-    def row_of(self, ended: Ended) -> Row:
+    def row_of(self, ended: Ended) -> StoredRow:
         return iterated_row(ended)
 
 
@@ -133,7 +133,7 @@ STUDIES = (
 """The studies of the paper, in the order of the page."""
 
 
-def overview(rows: Mapping[str, Row]) -> dict[str, Any]:
+def overview(rows: Mapping[str, StoredRow]) -> dict[str, Any]:
     """Return how many numbers of the paper are measured and agree, of how many, and every number.
 
     Numbers without results have the verdict "empty". The protocol is "reduced" where task or
@@ -164,7 +164,7 @@ def overview(rows: Mapping[str, Row]) -> dict[str, Any]:
 
 
 def _lines(
-    study: Study, rows: Mapping[str, Row], every: Sequence[StudyEntry]
+    study: Study, rows: Mapping[str, StoredRow], every: Sequence[StudyEntry]
 ) -> list[dict[str, Any]]:
     entries = begun(every, rows)
     if not entries:

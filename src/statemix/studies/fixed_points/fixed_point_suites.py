@@ -65,17 +65,9 @@ _EVALUATIONS = 5
 class Scale:
     """The training of every model of a suite.
 
-    Attributes:
-        hidden_size: width of the model.
-        d_state: columns of the state of FP-Mamba.
-        batch_size: sequences per step.
-        num_steps: optimiser steps.
-        learning_rate: the first of a cosine to 0.
-        seeds: seeds of every condition.
-        warmup_steps: steps of a linear warm-up.
-        weight_decay: that of AdamW.
-        test_iterations: iterations of a test; by default as many as the paper's code allows.
-        num_scored: sequences of a test, and of a validation.
+    ``d_state`` is the number of columns of the state of FP-Mamba, ``learning_rate`` the first of a
+    cosine to 0, and ``num_scored`` the number of sequences of a test, and of a validation. Tests
+    have as many iterations as the paper's code allows.
     """
 
     hidden_size: int

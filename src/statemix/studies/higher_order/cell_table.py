@@ -5,12 +5,12 @@ from typing import Any
 
 import polars as pl
 
-from statemix.studies.figure import Panel
+from statemix.studies.figure import Panel, curves
 from statemix.studies.higher_order.contenders import CONTENDERS, PRICES, layer_price, price_texts
 from statemix.studies.higher_order.paper_tables import TABLES
 from statemix.studies.higher_order.protocols import GRIDS
 from statemix.studies.result_text import MARKS, Line, Table, accuracy_text, published_text
-from statemix.studies.store import Row
+from statemix.studies.store import StoredRow
 from statemix.studies.study_entries import PROTOCOLS, SIZES, StudyEntry, begun
 from statemix.studies.tidy import scores, seed_means, tidy
 
@@ -120,13 +120,11 @@ def point_panels(runs: pl.DataFrame) -> list[Panel]:
             for one in group.sort("x", maintain_order=True).to_dicts()
             for seed, value in enumerate(seed_means(one["parts"]))
         ]
-        schema = ["line", "family", "run", "x", "y"]
-        curves = pl.DataFrame(points, schema=schema, orient="row")
-        panels.append(Panel(str(title), group["x_label"][0], curves))
+        panels.append(Panel(str(title), group["x_label"][0], curves(points)))
     return panels
 
 
-def overview(rows: Mapping[str, Row], names: Sequence[str] | None = None) -> dict[str, Any]:
+def overview(rows: Mapping[str, StoredRow], names: Sequence[str] | None = None) -> dict[str, Any]:
     """Return how many numbers are measured and agree, of how many, and every number.
 
     A number stands under each protocol and at each size that has results for it. One without any
@@ -171,46 +169,33 @@ def overview(rows: Mapping[str, Row], names: Sequence[str] | None = None) -> dic
 
 def _place(row: Mapping[str, Any]) -> tuple[int, int, int]:
     table = TABLES[row["table"]]
-    columns = [column.name for column in table.columns]
-    return (
-        list(TABLES).index(row["table"]),
-        columns.index(row["column"]),
-        list(table.published).index(row["model"]),
-    )
+    columns, models = [column.name for column in table.columns], list(table.published)
+    place = list(TABLES).index(row["table"])
+    return place, columns.index(row["column"]), models.index(row["model"])
 
 
 def _row(table: str, score: Mapping[str, Any]) -> dict[str, Any]:
     grid = GRIDS[score["size"]]
     layers = CONTENDERS[score["model"]].choices(grid.state_sizes, all_variants=grid.all_variants)
     paid = [layer_price(layer) for layer in layers]
-    is_paper = score["protocol"] == "paper"
+    sizes = [one.num_parameters for one in paid]
+    flops = [one.flops.total for one in paid if one.flops is not None]
+    ours = "best" if score["protocol"] == "paper" else "mean"
     return {
         "table": table,
-        "column": score["column"],
-        "model": score["model"],
-        "protocol": score["protocol"],
-        "size": score["size"],
-        "seeds": score["seeds"],
+        **{name: score[name] for name in ("column", "model", "protocol", "size", "seeds")},
         "runs": len(score["done"]),
         "planned": score["planned"],
-        "parameters": _ends([one.num_parameters for one in paid]),
-        "flops": _ends([one.flops.total for one in paid if one.flops is not None]),
-        "ours": score["ours"],
-        "mean": score["mean"],
-        "deviation": score["deviation"],
-        "published": score["published"],
-        "verdict": score["verdict"],
+        "parameters": [min(sizes), max(sizes)],
+        "flops": [min(flops), max(flops)],
+        **{name: score[name] for name in ("ours", "mean", "deviation", "published", "verdict")},
         "data": {
             part["data"]: {
                 "seeds": part["seeds"],
-                "ours": part["best"] if is_paper else part["mean"],
+                "ours": part[ours],
                 "mean": part["mean"],
                 "longer": {str(length): mean for length, mean in longer_means(part).items()},
             }
             for part in score["parts"]
         },
     }
-
-
-def _ends(values: Sequence[float]) -> list[float]:
-    return [min(values), max(values)]

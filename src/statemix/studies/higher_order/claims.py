@@ -16,7 +16,7 @@ from statemix.studies.higher_order.contenders import (
 from statemix.studies.higher_order.paper_tables import SHORT_COMPRESSION, SHORT_COPYING, column
 from statemix.studies.higher_order.protocols import GRIDS, Column, cell
 from statemix.studies.result_text import accuracy_text
-from statemix.studies.store import Row
+from statemix.studies.store import StoredRow
 from statemix.studies.study_entries import SIZES, ProtocolName, SizeName, StudyEntry, begun
 from statemix.studies.tidy import NOISE, scores, tidy
 
@@ -155,7 +155,7 @@ def claim_entries(protocol: ProtocolName, size: SizeName) -> list[StudyEntry]:
     ]
 
 
-def decide(rows: Mapping[str, Row], protocol: ProtocolName) -> list[Decision]:
+def decide(rows: Mapping[str, StoredRow], protocol: ProtocolName) -> list[Decision]:
     """Decide every claim from the rows of results stores, by key.
 
     Of several sizes the largest counts at which a model has enough seeds.
@@ -177,7 +177,7 @@ def decide(rows: Mapping[str, Row], protocol: ProtocolName) -> list[Decision]:
 
 
 def _accuracies(
-    entries: Iterable[StudyEntry], rows: Mapping[str, Row]
+    entries: Iterable[StudyEntry], rows: Mapping[str, StoredRow]
 ) -> dict[tuple[str, str, str], float]:
     """Return (column, model, whether its size is fixed) -> accuracy at the largest size."""
     places = pl.DataFrame({"size": SIZES, "place": range(len(SIZES))})
@@ -275,9 +275,8 @@ def _constant(
 ) -> Iterator[Comparison]:
     """Yield that constant gates fall behind gates that see the input, and fail.
 
-    Args:
-        pairs: data -> m of a BD-LRU whose usual gates get somewhere.
-        controls: data -> a model that learns it.
+    ``pairs`` maps data to m of a BD-LRU whose usual gates get somewhere, and ``controls`` to a
+    model that learns the data.
     """
     for data, m in pairs.items():
         constant = bd_lru(m, selective=False)

@@ -27,7 +27,7 @@ from statemix.studies.higher_order.run_spectra import (
     store_spectra,
 )
 from statemix.studies.result_text import Table
-from statemix.studies.store import Row, Store
+from statemix.studies.store import Store, StoredRow
 from statemix.studies.study import Section, Study
 from statemix.studies.study_entries import (
     PROTOCOLS,
@@ -55,7 +55,7 @@ class TableStudy(Study):
         del runs
         return []
 
-    def counts(self, rows: Mapping[str, Row]) -> tuple[int, int, int]:
+    def counts(self, rows: Mapping[str, StoredRow]) -> tuple[int, int, int]:
         found = overview(rows, (self.name,))
         return found["measured"], found["agree"], found["of"]
 
@@ -63,7 +63,7 @@ class TableStudy(Study):
 class ChangedStudy(TableStudy):
     """Some numbers of the tables once more, which count there."""
 
-    def counts(self, rows: Mapping[str, Row]) -> tuple[int, int, int]:
+    def counts(self, rows: Mapping[str, StoredRow]) -> tuple[int, int, int]:
         del rows
         return 0, 0, 0
 
@@ -78,7 +78,7 @@ class FigureStudy(Study):
     def panels(self, runs: pl.DataFrame) -> list[Panel]:
         return point_panels(runs)
 
-    def report(self, rows: Mapping[str, Row], entries: Sequence[StudyEntry]) -> list[str]:
+    def report(self, rows: Mapping[str, StoredRow], entries: Sequence[StudyEntry]) -> list[str]:
         del rows
         return [self.legend, price_table(entries).as_text()]
 
@@ -86,14 +86,14 @@ class FigureStudy(Study):
 class ClaimsStudy(ChangedStudy):
     """The claims of the paper, with the cells that decide them."""
 
-    def report(self, rows: Mapping[str, Row], entries: Sequence[StudyEntry]) -> list[str]:
+    def report(self, rows: Mapping[str, StoredRow], entries: Sequence[StudyEntry]) -> list[str]:
         return [
             "\n  ".join([head, *details])
             for one in decide(rows, entries[0].protocol)
             for head, details in [decision_text(one)]
         ]
 
-    def sections(self, rows: Mapping[str, Row], folder: Path) -> Iterator[Section]:
+    def sections(self, rows: Mapping[str, StoredRow], folder: Path) -> Iterator[Section]:
         del folder
         decided = [
             decision_text(one)
@@ -107,6 +107,8 @@ class ClaimsStudy(ChangedStudy):
 
 class SpectraStudy(Study):
     """Eigenvalues of trained runs, which are kept beside the store."""
+
+    caption = "Eigenvalues of all units on two test sequences, and the unit circle."
 
     def due(self, planned: Sequence[Planned], results: Store, *, retry: bool) -> list[Planned]:
         folder = results.path.parent / "spectra"

@@ -29,23 +29,20 @@ Lines = dict[str, list[tuple[float, Contender]]]
 
 @dataclass(frozen=True)
 class View:
-    """Panels of a figure that have the same lines and the same x axis.
+    """Panels of a figure that have the same lines and the same x axis, one for each column.
 
-    Attributes:
-        title: what its panels show beside their data; may be empty.
-        x_label: label of the x axis.
-        lines: the lines for a size.
-        columns: a panel for each.
+    The title says what they show beside their data; it may be empty. Lines may depend on the size.
     """
 
     title: str
     x_label: str
-    lines: Callable[[SizeName], Lines]
+    lines: Lines | Callable[[SizeName], Lines]
     columns: Callable[[SizeName], tuple[Column, ...]]
 
     def entries(self, protocol: ProtocolName, size: SizeName) -> Iterator[StudyEntry]:
         """Yield the points, panel by panel: of all lines the ends first, then what lies between."""
-        lines = {label: _ends_first(models) for label, models in self.lines(size).items()}
+        found = self.lines(size) if callable(self.lines) else self.lines
+        lines = {label: _ends_first(models) for label, models in found.items()}
         for panel in self.columns(size):
             name = panel.data[0].name if len(panel.data) == 1 else panel.name
             title = f"{name}, {self.title}" if self.title else name
@@ -119,27 +116,15 @@ def _by_flops(size: SizeName) -> Lines:
     return found
 
 
-@cache
-def _by_order(size: SizeName) -> Lines:
-    del size
-    return {
-        "BD-LRU": [(m, CONTENDERS[f"BD-LRU m={m}"]) for m in ORDERS],
-        "H-LRU": [(m, CONTENDERS[f"H-LRU m={m}"]) for m in ORDERS],
-    }
-
-
 _MODELS: dict[str, Callable[..., Contender]] = {"BD-LRU": bd_lru, "H-LRU": h_lru}
 _GATES = ("softmax", "sigmoid", "relu", "none", "tanh", "signed")
 
-
-@cache
-def _by_gate(size: SizeName) -> Lines:
-    del size
-    return {
-        f"{name}, {gate}": [(m, model(m, gate=gate)) for m in ORDERS]
-        for name, model in _MODELS.items()
-        for gate in _GATES
-    }
+_BY_ORDER: Lines = {name: [(m, CONTENDERS[f"{name} m={m}"]) for m in ORDERS] for name in _MODELS}
+_BY_GATE: Lines = {
+    f"{name}, {gate}": [(m, model(m, gate=gate)) for m in ORDERS]
+    for name, model in _MODELS.items()
+    for gate in _GATES
+}
 
 
 @cache
@@ -172,64 +157,51 @@ def _named(model: str, *orders: int) -> list[str]:
     return [f"{model} m={m}" for m in orders]
 
 
-@cache
-def _constant(size: SizeName) -> Lines:
-    del size
-    return {
-        **{
-            f"{name}, constant gates": [(m, model(m, selective=False)) for m in ORDERS]
-            for name, model in _MODELS.items()
-        },
-        **{
-            f"convolution, {kind}": [
-                (taps, _convolution(taps, depthwise=kind == "depthwise")) for taps in KERNEL_SIZES
-            ]
-            for kind in ("dense", "depthwise")
-        },
-    }
+def _convolution(taps: int, kind: str) -> Contender:
+    layer = LayerSpec("conv", kernel_size=taps, depthwise=kind == "depthwise")
+    return _single(f"{kind} convolution of {taps}", layer)
+
+
+_CONSTANT: Lines = {
+    **{
+        f"{name}, constant gates": [(m, model(m, selective=False)) for m in ORDERS]
+        for name, model in _MODELS.items()
+    },
+    **{
+        f"convolution, {kind}": [(taps, _convolution(taps, kind)) for taps in KERNEL_SIZES]
+        for kind in ("dense", "depthwise")
+    },
+}
 
 
 @cache
 def _constant_by_parameters(size: SizeName) -> Lines:
     state = GRIDS[size].state_sizes[0]
     found: Lines = {}
-    for line, points in _constant(size).items():
+    for line, points in _CONSTANT.items():
         for _, contender in points:
             one = _fixed(contender, state)
             found.setdefault(line, []).append((layer_price(one.layer(0)).num_parameters, one))
     return found
 
 
-def _parameterisations(model: str) -> Callable[[SizeName], Lines]:
-    @cache
-    def lines(size: SizeName) -> Lines:
-        del size
-        build = _MODELS[model]
-        return {
-            f"{model}, constant gates": [(m, build(m, selective=False)) for m in ORDERS],
-            # Such gates see one channel each, so there are as many blocks or channels as the width.
-            f"{model}, pointwise gates": [
-                (m, _fixed(build(m, selective="pointwise"), WIDTH * m)) for m in ORDERS
-            ],
-            f"{model}, selective": [(m, CONTENDERS[f"{model} m={m}"]) for m in ORDERS],
-            **{
-                f"{model}, constant gates, {gate}": [
-                    (m, build(m, selective=False, gate=gate)) for m in ORDERS
-                ]
-                for gate in _GATES
-                # That of the first line.
-                if gate != "softmax"
-            },
-        }
-
-    return lines
-
-
-def _convolution(taps: int, *, depthwise: bool) -> Contender:
-    return Contender(
-        f"{'depthwise' if depthwise else 'dense'} convolution of {taps}",
-        lambda _: LayerSpec("conv", kernel_size=taps, depthwise=depthwise),
-    )
+def _parameterisations(name: str) -> Lines:
+    build = _MODELS[name]
+    return {
+        f"{name}, constant gates": _CONSTANT[f"{name}, constant gates"],
+        # Such gates see one channel each, so there are as many blocks or channels as the width.
+        f"{name}, pointwise gates": [
+            (m, _fixed(build(m, selective="pointwise"), WIDTH * m)) for m in ORDERS
+        ],
+        f"{name}, selective": _BY_ORDER[name],
+        **{
+            f"{name}, constant gates, {gate}": [
+                (m, build(m, selective=False, gate=gate)) for m in ORDERS
+            ]
+            # The first line has softmax gates.
+            for gate in _GATES[1:]
+        },
+    }
 
 
 FIGURES = {
@@ -237,8 +209,8 @@ FIGURES = {
         "accuracy and FLOPs of the recurrence per step",
         (View("", "FLOPs per step", _by_flops, _mixed),),
     ),
-    "fig1d": PaperFigure("accuracy and block size or order", (View("", "m", _by_order, _mixed),)),
-    "fig2": PaperFigure("normalisations on compression", (View("", "m", _by_gate, _compression),)),
+    "fig1d": PaperFigure("accuracy and block size or order", (View("", "m", _BY_ORDER, _mixed),)),
+    "fig2": PaperFigure("normalisations on compression", (View("", "m", _BY_GATE, _compression),)),
     "fig5": PaperFigure(
         "accuracy and state size",
         (
@@ -253,7 +225,7 @@ FIGURES = {
     "fig6": PaperFigure(
         "non-selective models on compression",
         (
-            View("by m", "m, or taps of the convolution", _constant, _compression),
+            View("by m", "m, or taps of the convolution", _CONSTANT, _compression),
             View("by size", "parameters", _constant_by_parameters, _compression),
             View("H-LRU", "m", _parameterisations("H-LRU"), _compression),
             View("BD-LRU", "m", _parameterisations("BD-LRU"), _compression),

@@ -86,15 +86,11 @@ GRIDS: dict[SizeName, Grid] = {
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """A data set of a table, and the length of training on it.
+    """A data set of a table by its name in the plan, and the length of training on it.
 
-    Attributes:
-        name: name in the plan.
-        task: the task.
-        durations: size -> epochs, or optimiser steps on fresh examples.
-        lengths: further test lengths.
-        backbone: how the model reads its outputs.
-        metric: score that the paper reports.
+    Durations are epochs, or optimiser steps on fresh examples, by size. ``lengths`` are further
+    test lengths, ``backbone`` says how the model reads its outputs, and ``metric`` is the score
+    that the paper reports.
     """
 
     name: str

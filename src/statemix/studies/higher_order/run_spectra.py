@@ -19,7 +19,7 @@ from statemix.studies.higher_order.paper_tables import column
 from statemix.studies.higher_order.protocols import cell
 from statemix.studies.inspection.layer_numbers import plain_eigenvalues
 from statemix.studies.inspection.recurrences import eigenvalues, record
-from statemix.studies.store import Row
+from statemix.studies.store import StoredRow
 from statemix.studies.study_entries import (
     Planned,
     ProtocolName,
@@ -106,7 +106,7 @@ def _first_run(trials: Trials) -> Trials:
 
 
 def due_with_spectra(
-    planned: Sequence[Planned], rows: Mapping[str, Row], folder: Path, *, retry: bool
+    planned: Sequence[Planned], rows: Mapping[str, StoredRow], folder: Path, *, retry: bool
 ) -> list[Planned]:
     """Return the runs to train for a figure of eigenvalues.
 

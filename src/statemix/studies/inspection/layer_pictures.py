@@ -38,10 +38,8 @@ def pictures(
 ) -> Iterator[tuple[str, Figure]]:
     """Yield the pictures that suit the layers, by file name.
 
-    Args:
-        layers: numbers of the layers; those without a recurrence are skipped.
-        tokens: name of each sequence -> its tokens.
-        sharpened: gates before and after sharpening, drawn on the first sequence.
+    Layers without a recurrence are skipped. Sequences are tokens by name; gates before and after
+    sharpening are drawn on the first one.
     """
     moments = {one["layer"]: one for one in sharpened if one["shown"]}
     for one in layers:

@@ -37,11 +37,8 @@ def table(
 ) -> Table:
     """Lay out a line per layer that has a recurrence.
 
-    Args:
-        layers: numbers of the layers.
-        sharpened: gates before and after sharpening. Gates of 0 and 1 get no column: every trained
-            network has them.
-        joined: what the blocks of the only layer do together.
+    Gates before and after sharpening add a column, unless they are 0 and 1: every trained network
+    has those. ``joined`` is what the blocks of the only layer do together.
     """
     before = {
         one["layer"]: one["before"]["gate_entropy"]

@@ -14,13 +14,10 @@ TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class Recorded:
-    """A sequence layer of a model, and its input on some tokens.
+    """A sequence layer of a model by its dotted name, and its input on some tokens.
 
-    Attributes:
-        name: dotted name of the layer within the model.
-        layer: the layer.
-        x: its input, shape (B, T, hidden_size). T exceeds the number of tokens by those that the
-            model itself prepends.
+    ``x`` has the shape (B, T, hidden_size). T exceeds the number of tokens by those that the model
+    itself prepends.
     """
 
     name: str

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from statemix.errors import OptionError, SettingError
 from statemix.layers import FPRNN, FPMamba1, FPMamba2
-from statemix.layers.fixed_point import layer as layer_module
+from statemix.layers.fixed_point import fixed_point_layer as layer_module
 from statemix.layers.fixed_point.fixed_point_layer import LEAST_BUDGET, diagonal_scan, shifted
 from statemix.layers.fixed_point.mixers import _shortened, build_mixer
 from statemix.layers.fixed_point.normed import NormedLinear

@@ -236,6 +236,13 @@ class Layer(nn.Module, ABC):
         del x
         return None
 
+    def extra_repr(self) -> str:
+        """Return the options of the constructor that are attributes of the same name."""
+        hidden = ("device", "dtype", "return")
+        names = [name for name in type(self).__init__.__annotations__ if name not in hidden]
+        shown = {name: getattr(self, name) for name in names if hasattr(self, name)}
+        return ", ".join(f"{name}={_shown(value)!r}" for name, value in shown.items())
+
     def check_state(self, state: State, num_sequences: int, axis: str = "B") -> None:
         """Check that a state fits this layer and the number of sequences.
 
@@ -333,3 +340,18 @@ def used_weight(module: nn.Module | None) -> Tensor | None:
 def _autocasts(device_type: str) -> bool:
     # is_autocast_enabled raises for a device without autocast, such as "meta".
     return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+
+
+def _shown(value: object) -> object:
+    """Return an option for a listing: a number that was stored in float32 without its rounding."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def passed_on(arguments: Mapping[str, Any], base: type[nn.Module]) -> dict[str, Any]:
+    """Return those arguments of a constructor that the constructors of its bases have, too.
+
+    Called with ``locals()``, it spares a constructor a second list of its options.
+    """
+    constructors = [vars(kind)["__init__"] for kind in base.__mro__ if "__init__" in vars(kind)]
+    names = {name for each in constructors for name in getattr(each, "__annotations__", ())}
+    return {name: value for name, value in arguments.items() if name in names}

@@ -352,6 +352,6 @@ def passed_on(arguments: Mapping[str, Any], base: type[nn.Module]) -> dict[str, 
 
     Called with ``locals()``, it spares a constructor a second list of its options.
     """
-    constructors = [vars(kind)["__init__"] for kind in base.__mro__ if "__init__" in vars(kind)]
-    names = {name for each in constructors for name in getattr(each, "__annotations__", ())}
+    found = [vars(kind).get("__init__") for kind in base.__mro__ if issubclass(kind, Layer)]
+    names = {name for constructor in found if constructor for name in constructor.__annotations__}
     return {name: value for name, value in arguments.items() if name in names}

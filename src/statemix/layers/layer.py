@@ -94,10 +94,10 @@ class Layer(nn.Module, ABC):
         y, state = self.mixer(x)                      # in forward: a whole sequence
         y_t, state = self.mixer.step(x_t, state)      # while decoding: one token
 
-    One line in ``layers/registry.py`` makes a layer available to every model, task and command. The
-    constructor of a layer has the parameter ``hidden_size`` and the keywords ``device`` and
-    ``dtype``; its other parameters are the layer's options. It refuses an option by an
-    :class:`~statemix.errors.OptionError`; any other exception counts as a defect of the layer.
+    One line in ``layers/layer_registry.py`` makes a layer available to every model, task and
+    command. The constructor of a layer has the parameter ``hidden_size`` and the keywords
+    ``device`` and ``dtype``; its other parameters are the layer's options. An option is refused by
+    an :class:`~statemix.errors.OptionError`; any other exception counts as a defect of the layer.
 
     Attributes:
         name: name of the layer as users write it.

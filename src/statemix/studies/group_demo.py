@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import cache
 
 from statemix.layers import LayerSpec
-from statemix.layers.registry import LAYERS
+from statemix.layers.layer_registry import LAYERS
 from statemix.studies.exactness.certified_rows import certified_row
 from statemix.studies.higher_order.dubinin import published_table
 from statemix.studies.layer_names import layer_label

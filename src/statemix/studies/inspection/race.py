@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from statemix.studies.figure import Panel, curves
 from statemix.studies.figure import draw as draw_panels
-from statemix.tasks.irreps import components
+from statemix.tasks.groups import components
 from statemix.training.attempts import Attempt
 
 

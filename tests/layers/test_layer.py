@@ -7,8 +7,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from statemix import layers
 from statemix.errors import OptionError
-from statemix.layers import BDLRU, Attention, Flops, map_state, take_rows
-from statemix.layers import layer as layer_module
+from statemix.layers import BDLRU, Attention, Flops, map_state, option_checks, take_rows
 from statemix.layers.gated_recurrence import GatedRecurrence
 from statemix.layers.state import tensors
 
@@ -576,8 +575,8 @@ def test_a_layer_needs_every_method_of_the_interface():
             type("Incomplete", (layers.Layer,), some)()
     # A class between the interface and its layers has methods of its own to be given.
     assert GatedRecurrence.__abstractmethods__ == {
-        *("_run", "_unit_name", "_state_axes"),
-        *("_direct_step", "_step_of_units", "_read_out", "_input_gates_of"),
+        *("_run", "_state_axes"),
+        *("_kernel", "_step_of_units", "_read_out", "_input_gates_of"),
     }
 
 
@@ -605,9 +604,9 @@ def test_more_gates_than_can_be_counted_are_refused(construct, units):
 
 
 def test_sizes_end_below_two_to_the_31st():
-    layer_module.check_sizes(first=1, last=2**31 - 1)
+    option_checks.check_sizes(first=1, last=2**31 - 1)
     with pytest.raises(ValueError, match=r"^last must be below 2\^31, got 2147483648$"):
-        layer_module.check_sizes(first=1, last=2**31)
+        option_checks.check_sizes(first=1, last=2**31)
     layer = BDLRU(4, num_blocks=2, block_size=2)
     assert len(layer.init_state(2**31 - 1, device="meta")) == 2**31 - 1
     assert len(layer.init_state(0)) == 0

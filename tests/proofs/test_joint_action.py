@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from statemix.automaton import NEVER, Automaton
-from statemix.proofs import join_actions, read_actions, semigroup
+from statemix.proofs import join_actions, read_actions, token_maps
 from statemix.studies.inspection.layer_text import together
 from statemix.tasks.groups import NAMES, group
 from statemix.tasks.permutation import Permutation
@@ -150,7 +150,7 @@ def test_blocks_that_nothing_changes_generate_nothing(tracker):
 
 
 def test_more_maps_than_are_counted_are_not_compared(of_group, monkeypatch):
-    monkeypatch.setattr(semigroup, "MOST_MAPS", 119)
+    monkeypatch.setattr(token_maps, "MOST_MAPS", 119)
     found = joined(of_group("S_5"), Permutation(group="S_5").automaton(), "S_5")
     assert (found["order"], found["most"], found["relation"]) == (None, 119, None)
     assert "a group of order more than 119" in together(found)

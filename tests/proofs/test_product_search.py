@@ -15,7 +15,7 @@ from statemix.layers import LayerSpec
 from statemix.models import SequenceAutoencoder, TokenClassifier
 from statemix.proofs import harden, product_search, prove, prune, search
 from statemix.tasks.chomsky.arithmetic import ModularArithmetic
-from statemix.tasks.chomsky.counting import CycleNavigation
+from statemix.tasks.chomsky.string_tasks import CycleNavigation
 from statemix.tasks.permutation import Permutation
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statemix.proofs import semigroup
-from statemix.proofs.semigroup import order
+from statemix.proofs import token_maps
+from statemix.proofs.token_maps import semigroup_order
 from statemix.tasks.groups import NAMES, group
 
 
@@ -39,7 +39,7 @@ def test_every_product_of_tokens_counts_once(data):
     tokens, entries, states = (data.draw(st.integers(low, 3)) for low in (1, 0, 0))
     sources = tables(data.draw, tokens, entries, entries + 1)
     moves = tables(data.draw, tokens, states, max(states - 1, 0))
-    assert order(sources, moves) == len(closure(sources.tolist(), moves.tolist()))
+    assert semigroup_order(sources, moves) == len(closure(sources.tolist(), moves.tolist()))
 
 
 @given(st.data())
@@ -59,27 +59,27 @@ def test_permutations_of_several_blocks_generate_what_they_generate_together(dat
             break
         known |= products
     together = [[3 * block + i for block, f in enumerate(word) for i in f] for word in words]
-    assert order(np.array(together)) == len(known)
+    assert semigroup_order(np.array(together)) == len(known)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_group_has_its_order_as_permutations_and_as_moves_of_its_elements(name):
     found = group(name)
     sources = np.array(found.elements) - 1
-    assert order(sources) == order(sources[:, :0], found.table.T) == found.order
+    assert semigroup_order(sources) == semigroup_order(sources[:, :0], found.table.T) == found.order
     # Both name the same words: the pairs are no more.
-    assert order(sources, found.table.T) == found.order
+    assert semigroup_order(sources, found.table.T) == found.order
     # Read backwards, they are another group, unless it is commutative.
-    assert (order(sources, found.table) == found.order) == (name == "S_2")
+    assert (semigroup_order(sources, found.table) == found.order) == (name == "S_2")
 
 
 def test_too_many_maps_are_not_counted(monkeypatch):
     elements = np.array(group("S_4").elements) - 1
-    monkeypatch.setattr(semigroup, "MOST_MAPS", 24)
-    assert order(elements) == 24
-    monkeypatch.setattr(semigroup, "MOST_MAPS", 23)
-    assert order(elements) is None
-    assert order(elements[[1, 9]]) is None
+    monkeypatch.setattr(token_maps, "MOST_MAPS", 24)
+    assert semigroup_order(elements) == 24
+    monkeypatch.setattr(token_maps, "MOST_MAPS", 23)
+    assert semigroup_order(elements) is None
+    assert semigroup_order(elements[[1, 9]]) is None
     monkeypatch.undo()
     rng = np.random.default_rng(0)
-    assert order(rng.integers(0, 7, (6, 7))) is None
+    assert semigroup_order(rng.integers(0, 7, (6, 7))) is None

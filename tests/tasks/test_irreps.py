@@ -5,8 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from statemix.tasks.groups import NAMES, group
-from statemix.tasks.irreps import components, shares
+from statemix.tasks.groups import NAMES, components, group, shares
 
 # Dimensions of the irreducible representations, from the literature (for instance Serre, chapter 5;
 # Fulton and Harris, "Representation Theory", section 3.1).

@@ -5,7 +5,7 @@ import torch
 
 from statemix.layers import LayerSpec
 from statemix.tasks import TaskSpec
-from statemix.tasks.irreps import shares
+from statemix.tasks.groups import shares
 from statemix.training import load_model, train
 from statemix.training.folder import read_metrics
 from statemix.training.representations import representations

@@ -194,7 +194,7 @@ class Inspect:
 
     def _race(self, task: "Task", attempts: "tuple[Attempt, ...]") -> "Race | None":
         """Return the representations of the task's group during training, if the run kept them."""
-        from statemix.tasks.irreps import components
+        from statemix.tasks.groups import components
         from statemix.tasks.permutation import Permutation
         from statemix.training.folder import METRICS, read_metrics
 

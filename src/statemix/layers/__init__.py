@@ -11,11 +11,11 @@ from statemix.layers.fixed_point.fp_mamba2 import FPMamba2
 from statemix.layers.fixed_point.fp_rnn import FPRNN
 from statemix.layers.h_lru import HLRU
 from statemix.layers.layer import Flops, Layer, LayerSpec, Recurrence
+from statemix.layers.layer_registry import LAYERS, build
 from statemix.layers.lstm import LSTM, LSTMState
 from statemix.layers.mamba2 import Mamba2, Mamba2State
 from statemix.layers.masks import pack, unpack
 from statemix.layers.prices import Price, price
-from statemix.layers.registry import LAYERS, build
 from statemix.layers.state import State, map_state, take_rows
 
 __all__ = [

@@ -12,7 +12,7 @@ from statemix.errors import OptionError
 from statemix.layers.layer import Flops
 from statemix.layers.option_checks import check_placement, check_sizes, check_switches
 from statemix.layers.padded import PaddedLayer, reset_linear, valid_tokens
-from statemix.layers.state import State, check_structure, loadable, map_state, tensors, zero_states
+from statemix.layers.state import State, check_structure, loadable, map_state, tensors
 from statemix.ops import flops
 from statemix.ops.checks import bind, check_floating
 from statemix.ops.decoding import are_plain, unobserved
@@ -87,6 +87,7 @@ class Attention(PaddedLayer):
 
     name = "attention"
     entry = "qkv_proj"
+    state_class = AttentionState
 
     def __init__(
         self,
@@ -125,15 +126,9 @@ class Attention(PaddedLayer):
         reset_linear(self.qkv_proj, generator)
         reset_linear(self.out_proj, generator)
 
-    def init_state(
-        self,
-        batch_size: int,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> AttentionState:
-        shape = (0, self.num_heads, self.head_dim)
-        shapes = (shape, shape, shape[:1])
-        return AttentionState(*zero_states(self, batch_size, device, dtype, *shapes))
+    @property
+    def _state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        return ((0, self.num_heads, self.head_dim),) * 2 + ((0,),)
 
     def state_after(self, length: int) -> AttentionState:
         empty = self.init_state(1, device="meta")

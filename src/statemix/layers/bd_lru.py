@@ -8,11 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from statemix import ops
-from statemix.layers.gated_recurrence import GatedRecurrence, InitialState, Memory, Selectivity
-from statemix.layers.layer import Recurrence
-from statemix.layers.option_checks import check_sizes
+from statemix.layers.gated_recurrence import GatedRecurrence, InitialState, Memory
+from statemix.layers.layer import Recurrence, passed_on
+from statemix.layers.option_checks import Selectivity, check_sizes
 from statemix.ops.checks import check_choice
-from statemix.ops.decoding import projected_step
 from statemix.ops.layout import at_least_float32, join_units, split_units
 
 TRACKING: dict[str, Any] = {
@@ -113,28 +112,12 @@ class BDLRU(GatedRecurrence):
         self.num_blocks = num_blocks
         self.block_size = block_size
         super().__init__(
-            hidden_size,
             num_units=num_blocks,
             gate_shape=(block_size, block_size + 1),
             num_values=block_size,
             num_readouts=block_size,
-            gate=gate,
-            gate_temperature=gate_temperature,
-            selective=selective,
-            initial_state=initial_state,
-            initial_std=initial_std,
-            input_gate_bias=input_gate_bias,
-            memory=memory,
-            gate_noise=gate_noise,
-            checkpoint_every=checkpoint_every,
-            backend=backend,
-            device=device,
-            dtype=dtype,
+            **passed_on(locals(), GatedRecurrence),
         )
-
-    @property
-    def _unit_name(self) -> str:
-        return "num_blocks"
 
     @property
     def _state_axes(self) -> Mapping[str, int]:
@@ -179,13 +162,9 @@ class BDLRU(GatedRecurrence):
         )
         return self._read(states), state
 
-    def _direct_step(
-        self, gates: Tensor, values: Tensor, state: Tensor
-    ) -> tuple[Tensor, Tensor] | None:
-        return projected_step(
-            *("block", self.block_size, gates, values, state),
-            *(self.gate, self.temperature, self.backend),
-        )
+    @property
+    def _kernel(self) -> tuple[str, int | None]:
+        return "block", self.block_size
 
     def _step_of_units(self, gates: Tensor, values: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         h_t, state = ops.bd_lru_step(
@@ -225,12 +204,6 @@ class BDLRU(GatedRecurrence):
     def _read(self, states: Tensor) -> Tensor:
         y: Tensor = self.out_proj(join_units(states))
         return y
-
-    def extra_repr(self) -> str:
-        return (
-            f"hidden_size={self.hidden_size}, num_blocks={self.num_blocks}, "
-            f"block_size={self.block_size}, {self._shared_repr()}"
-        )
 
 
 BEGIN, FINISH, SHARP = 0.5, 0.9, 1 / 8

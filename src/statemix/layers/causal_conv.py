@@ -6,7 +6,6 @@ from torch import Tensor, nn
 from statemix.layers.layer import Flops
 from statemix.layers.option_checks import check_placement, check_sizes, check_switches
 from statemix.layers.padded import PaddedLayer, last_inputs, reset_linear
-from statemix.layers.state import zero_states
 
 
 class CausalConv(PaddedLayer):
@@ -77,14 +76,9 @@ class CausalConv(PaddedLayer):
         """Set the bias c to zero."""
         nn.init.zeros_(self.conv.bias)  # type: ignore[arg-type]
 
-    def init_state(
-        self,
-        batch_size: int,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Tensor:
-        shape = (self.kernel_size - 1, self.hidden_size)
-        return zero_states(self, batch_size, device, dtype, shape)[0]
+    @property
+    def _state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        return ((self.kernel_size - 1, self.hidden_size),)
 
     def flops_per_token(self, length: int) -> Flops:
         del length

@@ -9,7 +9,7 @@ from torch.nn import functional
 from statemix.errors import OptionError
 from statemix.layers import fla
 from statemix.layers.chunks import delta_rule, log_decays
-from statemix.layers.layer import Flops, Recurrence
+from statemix.layers.layer import Flops, Recurrence, passed_on
 from statemix.layers.norms import rms_norm, unit_length
 from statemix.layers.option_checks import check_placement, check_sizes, check_switches, check_taps
 from statemix.layers.padded import (
@@ -20,7 +20,7 @@ from statemix.layers.padded import (
     without_autocast,
 )
 from statemix.layers.short_conv import ShortConvolution
-from statemix.layers.state import loadable, zero_states
+from statemix.layers.state import loadable
 from statemix.ops import flops
 
 
@@ -92,6 +92,7 @@ class DeltaProduct(PaddedLayer):
 
     name = "delta_product"
     entry = "qkv_proj"
+    state_class = DeltaState
 
     def __init__(
         self,
@@ -167,15 +168,12 @@ class DeltaProduct(PaddedLayer):
         if self.use_forget_gate:
             reset_decay(self.A_log, self.dt_bias, generator, least=0.0)
 
-    def init_state(
-        self,
-        batch_size: int,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> DeltaState:
-        memory = (self.num_heads, self.head_dim, self.head_dim * self.expand_v)
-        shapes = (memory, (self.conv.num_kept, self.conv.channels))
-        return DeltaState(*zero_states(self, batch_size, device, dtype, *shapes))
+    @property
+    def _state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        return (
+            (self.num_heads, self.head_dim, self.head_dim * self.expand_v),
+            (self.conv.num_kept, self.conv.channels),
+        )
 
     def flops_per_token(self, length: int) -> Flops:
         del length
@@ -327,16 +325,4 @@ class DeltaNet(DeltaProduct):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(
-            hidden_size,
-            num_heads=num_heads,
-            num_householder=1,
-            head_dim=head_dim,
-            expand_v=expand_v,
-            allow_neg_eigval=allow_neg_eigval,
-            use_forget_gate=use_forget_gate,
-            use_output_gate=use_output_gate,
-            conv_size=conv_size,
-            device=device,
-            dtype=dtype,
-        )
+        super().__init__(num_householder=1, **passed_on(locals(), DeltaProduct))

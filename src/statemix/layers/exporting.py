@@ -178,7 +178,7 @@ class WholeSequence(_Call):
         return self._shapes(Dim("T", min=1))
 
 
-Loop = Callable[..., tuple[Tensor, ...]]
+LoopOverTime = Callable[..., tuple[Tensor, ...]]
 
 
 def is_open(length: int) -> bool:
@@ -186,7 +186,7 @@ def is_open(length: int) -> bool:
     return torch.compiler.is_exporting() and isinstance(length, torch.SymInt)
 
 
-def register_loop(name: str, loop: Loop, outputs: Loop) -> Callable[..., Any]:
+def register_loop(name: str, loop: LoopOverTime, outputs: LoopOverTime) -> Callable[..., Any]:
     """Register a loop as the operator ``statemix::name``.
 
     Args:

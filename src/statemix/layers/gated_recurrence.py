@@ -3,7 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
@@ -12,19 +12,23 @@ from statemix import ops
 from statemix.errors import OptionError
 from statemix.layers.layer import Flops, Layer, refuse_unknown
 from statemix.layers.option_checks import (
+    Selectivity,
+    check_deviation,
     check_finite_number,
     check_gate_temperature,
     check_memory,
     check_placement,
+    check_selectivity,
     check_sizes,
+    check_units,
 )
+from statemix.layers.padded import reset_linear
 from statemix.layers.pieces import can_run_in_pieces, run_in_pieces
 from statemix.layers.state import State, zero_states
 from statemix.ops.checks import FLOATING, bind, check_choice, check_floating
-from statemix.ops.decoding import allowed, are_plain, has_hooks, is_linear, linear
+from statemix.ops.decoding import allowed, are_plain, has_hooks, is_linear, linear, projected_step
 from statemix.ops.layout import at_least_float32, split_units
 
-Selectivity = Literal[True, False, "pointwise"]
 Memory = tuple[float, float]
 InitialState = Literal["zero", "learned"]
 
@@ -45,24 +49,13 @@ class GatedRecurrence(Layer):
     output are projected without bias, as in the paper's listing. All projections use the memory
     order of the kernels, units last, so that no tensor is copied between them.
 
+    The options that both layers have are documented there.
+
     Args:
-        hidden_size: width of input and output.
         num_units: number H of units.
         gate_shape: shape of the raw gates of one unit.
         num_values: values per unit.
         num_readouts: inputs of the output projection per unit.
-        gate: name of a gate family.
-        gate_temperature: temperature tau.
-        selective: dependence of the gates on the input, as above.
-        initial_state: state to use when none is given.
-        initial_std: standard deviation from which a learned initial state is drawn.
-        input_gate_bias: what the biases of the raw input gates start at, beyond their own draw.
-        memory: tokens that the units remember at first, from the shortest to the longest, or None.
-        gate_noise: standard deviation of what is added to the raw gates in training.
-        checkpoint_every: tokens between states that the backward pass starts from, or None.
-        backend: backend of the operators.
-        device: device of the parameters.
-        dtype: dtype of the parameters.
     """
 
     schedulable = ("gate_temperature", "gate_noise")
@@ -95,30 +88,17 @@ class GatedRecurrence(Layer):
         super().__init__()
         check_sizes(hidden_size=hidden_size)
         check_placement(device, dtype)
-        if not isinstance(selective, bool | str) or selective not in get_args(Selectivity):
-            choices = list(get_args(Selectivity))
-            raise OptionError(f"selective must be one of {choices}, got {selective!r}")
+        check_selectivity(selective)
         check_choice("initial_state", initial_state, get_args(InitialState))
         ops.check_backend(backend)
-        check_finite_number("initial_std", initial_std, dtype)
-        check_finite_number("input_gate_bias", input_gate_bias, dtype)
-        if initial_std < 0:
-            raise OptionError(f"initial_std must be at least 0, got {initial_std}")
+        check_deviation("initial_std", initial_std, dtype)
         if initial_std and initial_state != "learned":
             raise OptionError(
                 f"initial_std must be 0 with initial_state={initial_state!r}, got {initial_std}"
             )
-        if selective == "pointwise" and hidden_size != num_units:
-            raise OptionError(
-                f"hidden_size must equal {self._unit_name} with "
-                f"selective='pointwise', got {hidden_size} and {num_units}"
-            )
+        check_finite_number("input_gate_bias", input_gate_bias, dtype)
         num_gates = math.prod(gate_shape) * num_units
-        if num_gates >= 2**31:
-            raise OptionError(
-                f"{self._unit_name} must give fewer than 2^31 gates per token, got {num_units} of "
-                f"{math.prod(gate_shape)} gates"
-            )
+        check_units(next(iter(self._state_axes)), num_units, num_gates, selective, hidden_size)
         check_gate_temperature(gate_temperature, dtype)
         check_memory(memory, gate, input_gate_bias)
         if checkpoint_every is not None:
@@ -144,34 +124,23 @@ class GatedRecurrence(Layer):
             if selective == "pointwise":
                 self.gate_weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
             self.gate_bias = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-        self.value_proj = nn.Linear(
-            hidden_size, num_values * num_units, bias=False, device=device, dtype=dtype
-        )
-        self.out_proj = nn.Linear(
-            num_readouts * num_units, hidden_size, bias=False, device=device, dtype=dtype
-        )
+        placed: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.value_proj = nn.Linear(hidden_size, num_values * num_units, bias=False, **placed)
+        self.out_proj = nn.Linear(num_readouts * num_units, hidden_size, bias=False, **placed)
+        self.register_parameter("learned_state", None)
         if initial_state == "learned":
             self.learned_state = nn.Parameter(
                 torch.empty(self._state_shape, device=device, dtype=dtype)
             )
-        else:
-            self.register_parameter("learned_state", None)
-        parameter_dtype = self.value_proj.weight.dtype
-        self.register_buffer(
-            "temperature", torch.ones((), device=device, dtype=at_least_float32(parameter_dtype))
-        )
+        wide = at_least_float32(self.value_proj.weight.dtype)
+        self.register_buffer("temperature", torch.ones((), device=device, dtype=wide))
         self._constructed_temperature = gate_temperature
         self.reset_parameters()
 
     @property
     @abstractmethod
-    def _unit_name(self) -> str:
-        """Name of the constructor argument that counts the units, for messages."""
-
-    @property
-    @abstractmethod
     def _state_axes(self) -> Mapping[str, int]:
-        """Name and size of each axis of the state of one sequence, in order."""
+        """Name and size of each axis of the state of one sequence; the first counts the units."""
 
     @abstractmethod
     def _run(
@@ -210,12 +179,15 @@ class GatedRecurrence(Layer):
             # They may fetch the layer's own parameters, or change what goes in and out.
             y, state = self(x_t.unsqueeze(1), state, _noisy=False)
             return y.squeeze(1), state
-        modules = self._modules
+        modules, stepped = self._modules, None
         direct = fits and allowed() and all(is_linear(modules.get(name)) for name in _PROJECTIONS)
-        stepped = None
         if direct:
             values, gates = linear(modules["value_proj"], x_t), linear(modules["gate_proj"], x_t)
-            stepped = self._direct_step(gates, values, state)
+            kernel = self._kernel
+            if kernel is not None:
+                stepped = projected_step(
+                    *kernel, gates, values, state, self.gate, self.temperature, self.backend
+                )
         else:
             values, gates = self.value_proj(x_t), self._projected_gates(x_t)
         if stepped is None:
@@ -224,24 +196,16 @@ class GatedRecurrence(Layer):
         read = self._read_out(h_t, state)
         return linear(modules["out_proj"], read) if direct else self.out_proj(read), state
 
+    @property
     @abstractmethod
-    def _direct_step(
-        self, gates: Tensor, values: Tensor, state: Tensor
-    ) -> tuple[Tensor, Tensor] | None:
-        """Run :func:`statemix.ops.decoding.projected_step`; None if it lacks the recurrence."""
+    def _kernel(self) -> tuple[str, int | None] | None:
+        """Operator of :func:`projected_step` and rows of a unit's gates; None if it has none."""
 
     @abstractmethod
     def _step_of_units(self, gates: Tensor, values: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Advance by one token by the general operator.
+        """Advance by the general operator, from raw gates (B, H, *gate_shape) and projected values.
 
-        Args:
-            gates: raw gates, (B, H, *gate_shape).
-            values: as projected, (B, num_values * H).
-            state: (B, H, m).
-
-        Returns:
-            h_t: in the order of ``values``.
-            state: (B, H, m).
+        h_t has the order of ``values``, (B, num_values * H).
         """
 
     @abstractmethod
@@ -296,9 +260,7 @@ class GatedRecurrence(Layer):
 
     @gate_noise.setter
     def gate_noise(self, value: float) -> None:
-        check_finite_number("gate_noise", value, None)
-        if value < 0:
-            raise OptionError(f"gate_noise must be at least 0, got {value}")
+        check_deviation("gate_noise", value, None)
         self._gate_noise = float(value)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
@@ -309,20 +271,17 @@ class GatedRecurrence(Layer):
         ``input_gate_bias`` is added to the biases of the input gates, or ``memory`` sets them.
         """
         if self.selective is True:
-            bound = 1 / math.sqrt(self.hidden_size)
-            nn.init.uniform_(self.gate_proj.weight, -bound, bound, generator=generator)
-            nn.init.uniform_(self.gate_proj.bias, -bound, bound, generator=generator)
+            reset_linear(self.gate_proj, generator)
         else:
             if self.selective == "pointwise":
                 nn.init.uniform_(self.gate_weight, -1, 1, generator=generator)
             nn.init.uniform_(self.gate_bias, -1, 1, generator=generator)
-        for projection in (self.value_proj, self.out_proj):
-            bound = 1 / math.sqrt(projection.in_features)
-            nn.init.uniform_(projection.weight, -bound, bound, generator=generator)
-        if self.learned_state is not None and self.initial_std:
-            nn.init.normal_(self.learned_state, std=self.initial_std, generator=generator)
-        elif self.learned_state is not None:
+        reset_linear(self.value_proj, generator)
+        reset_linear(self.out_proj, generator)
+        if self.learned_state is not None:
             nn.init.zeros_(self.learned_state)
+            if self.initial_std:
+                nn.init.normal_(self.learned_state, std=self.initial_std, generator=generator)
         self._move_input_gates()
         self.gate_temperature = self._constructed_temperature
 
@@ -380,8 +339,7 @@ class GatedRecurrence(Layer):
         *rows, size = self._gate_shape
         normalised = self._num_units * (1 if family.blocks_only else math.prod(rows))
         gates = 2 * num_gates if self.selective == "pointwise" else 0
-        if self.selective is not False:
-            gates += normalised * family.flops(size - 1)
+        gates += normalised * family.flops(size - 1) if self.selective is not False else 0
         return Flops(
             projections=2 * self.hidden_size * (dense + sum(widths)),
             # Each row multiplies m entries of the state and its input.
@@ -396,16 +354,24 @@ class GatedRecurrence(Layer):
     def _raw_gates(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Return gates (..., H, *gate_shape) of x (..., hidden_size), before the temperature.
 
-        H is innermost in memory. Sequences (B, T, hidden_size) and single tokens (B, hidden_size)
-        share this code. Autocast may compute gates and values in two dtypes: ``dtype`` is that of
-        the values.
+        H is innermost in memory. Autocast may compute gates and values in two dtypes: ``dtype`` is
+        that of the values.
         """
         return self._of_units(self._projected_gates(x), dtype)
 
     def _projected_gates(self, x: Tensor) -> Tensor:
         """Return what :meth:`_of_units` turns into gates: the projection, if there is one."""
-        gates: Tensor = self.gate_proj(x) if self.selective is True else self._elementwise_gates(x)
-        return gates
+        if self.selective is True:
+            gates: Tensor = self.gate_proj(x)
+            return gates
+        bias = self.gate_bias.movedim(0, -1).contiguous()
+        if self.selective == "pointwise":
+            weight = self.gate_weight.movedim(0, -1).contiguous()
+            channels = x.reshape(*x.shape[:-1], *(1 for _ in self._gate_shape), x.shape[-1])
+            gates = bias + channels * weight
+        else:
+            gates = bias.expand(*x.shape[:-1], *bias.shape)
+        return gates.movedim(-1, x.ndim - 1)
 
     def _of_units(self, gates: Tensor, dtype: torch.dtype) -> Tensor:
         """Return :meth:`_raw_gates` of projected gates."""
@@ -421,16 +387,6 @@ class GatedRecurrence(Layer):
         """Return the state gates (..., m) and input gates (...) of raw gates, in a dtype."""
         return ops.normalize(gates.to(dtype), self.gate, temperature=self.temperature)
 
-    def _elementwise_gates(self, x: Tensor) -> Tensor:
-        bias = self.gate_bias.movedim(0, -1).contiguous()
-        if self.selective == "pointwise":
-            weight = self.gate_weight.movedim(0, -1).contiguous()
-            channels = x.reshape(*x.shape[:-1], *(1 for _ in self._gate_shape), x.shape[-1])
-            gates = bias + channels * weight
-        else:
-            gates = bias.expand(*x.shape[:-1], *bias.shape)
-        return gates.movedim(-1, x.ndim - 1)
-
     # The parameter is positional in torch.nn.Module.
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:  # noqa: FBT001, FBT002
         """Keep conversions such as ``.to(torch.bfloat16)`` from rounding the temperature."""
@@ -440,13 +396,3 @@ class GatedRecurrence(Layer):
         if not (before.is_meta or after.is_meta):
             self.temperature = before.to(after.device, at_least_float32(after.dtype))
         return self
-
-    def _shared_repr(self) -> str:
-        return (
-            f"gate={self.gate!r}, gate_temperature={self.gate_temperature:g}, "
-            f"selective={self.selective!r}, initial_state={self.initial_state!r}, "
-            f"initial_std={self.initial_std!r}, input_gate_bias={self.input_gate_bias!r}, "
-            f"memory={self.memory!r}, "
-            f"gate_noise={self.gate_noise!r}, checkpoint_every={self.checkpoint_every!r}, "
-            f"backend={self.backend!r}"
-        )

@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 
 from statemix import ops
-from statemix.layers.gated_recurrence import GatedRecurrence, InitialState, Memory, Selectivity
-from statemix.layers.layer import Recurrence
-from statemix.layers.option_checks import check_sizes
+from statemix.layers.gated_recurrence import GatedRecurrence, InitialState, Memory
+from statemix.layers.layer import Recurrence, passed_on
+from statemix.layers.option_checks import Selectivity, check_sizes
 from statemix.layers.state import owned
 from statemix.ops.checks import check_choice
-from statemix.ops.decoding import projected_step
 from statemix.ops.lag_kernels import companions
 from statemix.ops.layout import at_least_float32, join_units
 from statemix.ops.realizations import lagged, partial_sums
@@ -124,28 +123,12 @@ class HLRU(GatedRecurrence):
         self.realization = realization
         self.readout = readout
         super().__init__(
-            hidden_size,
             num_units=num_channels,
             gate_shape=(order + 1,),
             num_values=1,
             num_readouts=order if readout == "lags" else 1,
-            gate=gate,
-            gate_temperature=gate_temperature,
-            selective=selective,
-            initial_state=initial_state,
-            initial_std=initial_std,
-            input_gate_bias=input_gate_bias,
-            memory=memory,
-            gate_noise=gate_noise,
-            checkpoint_every=checkpoint_every,
-            backend=backend,
-            device=device,
-            dtype=dtype,
+            **passed_on(locals(), GatedRecurrence),
         )
-
-    @property
-    def _unit_name(self) -> str:
-        return "num_channels"
 
     @property
     def _state_axes(self) -> Mapping[str, int]:
@@ -181,14 +164,9 @@ class HLRU(GatedRecurrence):
             window = partial_sums(coefficients, states.to(final.dtype), state, cu_seqlens)
         return self._read(window.to(states.dtype)), final
 
-    def _direct_step(
-        self, gates: Tensor, values: Tensor, state: Tensor
-    ) -> tuple[Tensor, Tensor] | None:
-        if self.realization == "observer":
-            return None
-        return projected_step(
-            "lag", None, gates, values, state, self.gate, self.temperature, self.backend
-        )
+    @property
+    def _kernel(self) -> tuple[str, int | None] | None:
+        return ("lag", None) if self.realization == "controller" else None
 
     def _step_of_units(self, gates: Tensor, values: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         return ops.h_lru_step(
@@ -228,10 +206,3 @@ class HLRU(GatedRecurrence):
         """Project the state entries (..., H, m) of each position."""
         y: Tensor = self.out_proj(join_units(window))
         return y
-
-    def extra_repr(self) -> str:
-        return (
-            f"hidden_size={self.hidden_size}, num_channels={self.num_channels}, "
-            f"order={self.order}, {self._shared_repr()}, "
-            f"realization={self.realization!r}, readout={self.readout!r}"
-        )

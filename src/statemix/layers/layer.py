@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -94,10 +94,10 @@ class Layer(nn.Module, ABC):
         y, state = self.mixer(x)                      # in forward: a whole sequence
         y_t, state = self.mixer.step(x_t, state)      # while decoding: one token
 
-    One line in ``layers/registry.py`` makes a layer available to every model, task and command. The
-    constructor of a layer has the parameter ``hidden_size`` and the keywords ``device`` and
-    ``dtype``; its other parameters are the layer's options. It refuses an option by an
-    :class:`~statemix.errors.OptionError`; any other exception counts as a defect of the layer.
+    One line in ``layers/layer_registry.py`` makes a layer available to every model, task and
+    command. The constructor of a layer has the parameter ``hidden_size`` and the keywords
+    ``device`` and ``dtype``; its other parameters are the layer's options. An option is refused by
+    an :class:`~statemix.errors.OptionError`; any other exception counts as a defect of the layer.
 
     Attributes:
         name: name of the layer as users write it.
@@ -226,6 +226,13 @@ class Layer(nn.Module, ABC):
         del x
         return None
 
+    def extra_repr(self) -> str:
+        """Return the options of the constructor that are attributes of the same name."""
+        hidden = ("device", "dtype", "return")
+        names = [name for name in type(self).__init__.__annotations__ if name not in hidden]
+        shown = {name: getattr(self, name) for name in names if hasattr(self, name)}
+        return ", ".join(f"{name}={_shown(value)!r}" for name, value in shown.items())
+
     def check_state(self, state: State, num_sequences: int, axis: str = "B") -> None:
         """Check that a state fits this layer and the number of sequences.
 
@@ -323,3 +330,18 @@ def used_weight(module: nn.Module | None) -> Tensor | None:
 def _autocasts(device_type: str) -> bool:
     # is_autocast_enabled raises for a device without autocast, such as "meta".
     return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+
+
+def _shown(value: object) -> object:
+    """Return an option for a listing: a number that was stored in float32 without its rounding."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def passed_on(arguments: Mapping[str, Any], base: type[nn.Module]) -> dict[str, Any]:
+    """Return those arguments of a constructor that the constructors of its bases have, too.
+
+    Called with ``locals()``, it spares a constructor a second list of its options.
+    """
+    found = [vars(kind).get("__init__") for kind in base.__mro__ if issubclass(kind, Layer)]
+    names = {name for constructor in found if constructor for name in constructor.__annotations__}
+    return {name: value for name, value in arguments.items() if name in names}

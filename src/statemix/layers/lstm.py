@@ -10,7 +10,7 @@ from statemix.layers.exporting import is_open, register_loop
 from statemix.layers.layer import Flops
 from statemix.layers.option_checks import check_placement, check_sizes
 from statemix.layers.padded import PaddedLayer
-from statemix.layers.state import loadable, zero_states
+from statemix.layers.state import loadable
 from statemix.ops import flops
 
 
@@ -53,6 +53,7 @@ class LSTM(PaddedLayer):
 
     name = "lstm"
     entry = "lstm"
+    state_class = LSTMState
 
     def __init__(
         self,
@@ -72,14 +73,9 @@ class LSTM(PaddedLayer):
         for parameter in self.lstm.parameters():
             nn.init.uniform_(parameter, -bound, bound, generator=generator)
 
-    def init_state(
-        self,
-        batch_size: int,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> LSTMState:
-        shapes = ((self.hidden_size,),) * 2
-        return LSTMState(*zero_states(self, batch_size, device, dtype, *shapes))
+    @property
+    def _state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        return ((self.hidden_size,),) * 2
 
     def flops_per_token(self, length: int) -> Flops:
         del length

@@ -20,7 +20,7 @@ from statemix.layers.padded import (
     without_autocast,
 )
 from statemix.layers.short_conv import ShortConvolution
-from statemix.layers.state import loadable, zero_states
+from statemix.layers.state import loadable
 from statemix.ops import flops
 
 
@@ -82,6 +82,7 @@ class Mamba2(PaddedLayer):
 
     name = "mamba2"
     entry = "in_proj"
+    state_class = Mamba2State
 
     def __init__(
         self,
@@ -136,15 +137,12 @@ class Mamba2(PaddedLayer):
         nn.init.ones_(self.D)
         nn.init.ones_(self.norm_weight)
 
-    def init_state(
-        self,
-        batch_size: int,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Mamba2State:
-        ssm = (self.num_heads, self.head_dim, self.d_state)
-        shapes = (ssm, (self.conv.num_kept, self.conv.channels))
-        return Mamba2State(*zero_states(self, batch_size, device, dtype, *shapes))
+    @property
+    def _state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        return (
+            (self.num_heads, self.head_dim, self.d_state),
+            (self.conv.num_kept, self.conv.channels),
+        )
 
     def flops_per_token(self, length: int) -> Flops:
         del length

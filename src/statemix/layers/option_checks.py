@@ -3,12 +3,15 @@
 import math
 import numbers
 import reprlib
+from typing import Literal, get_args
 
 import torch
 
 from statemix.errors import OptionError
 from statemix.ops.checks import FLOATING
 from statemix.ops.layout import at_least_float32
+
+Selectivity = Literal[True, False, "pointwise"]
 
 REMEMBERING = ("softmax", "householder")
 """Gate families whose input gates alone decide how fast a unit forgets, within any bounds."""
@@ -120,6 +123,48 @@ def _as_float(value: numbers.Real) -> float:
         return float(value)
     except OverflowError:
         return math.inf
+
+
+def check_deviation(name: str, value: float, dtype: torch.dtype | None) -> None:
+    """Check a standard deviation of numbers that parameters of a dtype are to hold.
+
+    Raises:
+        OptionError: if it is not finite, or below 0.
+    """
+    check_finite_number(name, value, dtype)
+    if value < 0:
+        raise OptionError(f"{name} must be at least 0, got {value}")
+
+
+def check_selectivity(value: object) -> None:
+    """Check how gates depend on the input.
+
+    Raises:
+        OptionError: if it is none of the choices.
+    """
+    choices = list(get_args(Selectivity))
+    if not isinstance(value, bool | str) or value not in choices:
+        raise OptionError(f"selective must be one of {choices}, got {value!r}")
+
+
+def check_units(
+    name: str, num_units: int, num_gates: int, selective: Selectivity, hidden_size: int
+) -> None:
+    """Check the number of units (blocks or channels) of a layer with gates.
+
+    Raises:
+        OptionError: if there are too many gates, or pointwise gates of another number of units.
+    """
+    if selective == "pointwise" and hidden_size != num_units:
+        raise OptionError(
+            f"hidden_size must equal {name} with selective='pointwise', got {hidden_size} and "
+            f"{num_units}"
+        )
+    if num_gates >= 2**31:
+        raise OptionError(
+            f"{name} must give fewer than 2^31 gates per token, got {num_units} of "
+            f"{num_gates // num_units} gates"
+        )
 
 
 def check_memory(memory: object, gate: str, input_gate_bias: float) -> None:

@@ -3,7 +3,8 @@
 import contextlib
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from torch.nn import functional
 from torch.nn.utils import rnn
 
 from statemix.layers.layer import Layer, refuse_unknown
-from statemix.layers.state import State, map_state, owned, take_rows
+from statemix.layers.state import State, map_state, owned, take_rows, zero_states
 from statemix.ops.checks import check_cu_seqlens_values
 from statemix.ops.layout import at_least_float32
 
@@ -23,7 +24,17 @@ class PaddedLayer(Layer):
     change no state. Packed sequences cost at most twice as much as their tokens, and read
     ``cu_seqlens`` on the host. Each option of the
     constructor is an attribute of the same name.
+
+    Attributes:
+        state_class: class of the state, a NamedTuple; None means that the state is one tensor.
     """
+
+    state_class: ClassVar[Callable[..., State] | None] = None
+
+    @property
+    @abstractmethod
+    def _state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shape of every tensor in the state of one sequence."""
 
     @abstractmethod
     def _run(self, x: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State]:
@@ -75,16 +86,20 @@ class PaddedLayer(Layer):
         final = map_state(lambda *parts: _joined(parts)[order.argsort()], *after)
         return torch.cat(outputs).unsqueeze(0), final
 
+    def init_state(
+        self,
+        batch_size: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> State:
+        zeros = zero_states(self, batch_size, device, dtype, *self._state_shapes)
+        return zeros[0] if self.state_class is None else self.state_class(*zeros)
+
     def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
         self._check_step(x_t, state)
         # Hooks on the layer, such as those that offload, run only if the module is called.
         y, state = self(x_t.unsqueeze(1), state)
         return y.squeeze(1), state
-
-    def extra_repr(self) -> str:
-        hidden = ("device", "dtype", "return")
-        names = [name for name in type(self).__init__.__annotations__ if name not in hidden]
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
 
 
 def groups_of_like_length(lengths: Sequence[int]) -> list[list[int]]:

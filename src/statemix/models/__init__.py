@@ -3,12 +3,10 @@
 from typing import Literal
 
 from statemix.models.autoencoder import SequenceAutoencoder
-from statemix.models.backbone import Backbone
-from statemix.models.block import Block
+from statemix.models.backbone import Backbone, Block
 from statemix.models.channel_mixers import CHANNEL_MIXERS, ChannelMixer, MixerSpec
 from statemix.models.classifier import TokenClassifier
-from statemix.models.names import earlier_name
-from statemix.models.readouts import LinearInit, ReadoutModel
+from statemix.models.readouts import LinearInit, ReadoutModel, earlier_name
 
 ModelKind = Literal["causal", "autoencoder"]
 

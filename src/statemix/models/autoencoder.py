@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from statemix.errors import OptionError
 from statemix.layers.masks import pack, unpack
-from statemix.models.backbone import States, check_values, mask_of
-from statemix.models.block import NORMS, Norm
+from statemix.models.backbone import NORMS, Norm, States, check_values, mask_of
 from statemix.models.readouts import Logits, ReadoutModel
 from statemix.ops.checks import check_cu_seqlens_values
 from statemix.ops.packing import positions

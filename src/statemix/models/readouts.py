@@ -10,10 +10,8 @@ from torch import Tensor, nn
 from statemix.errors import OptionError
 from statemix.layers import LayerSpec
 from statemix.layers.option_checks import check_sizes, check_switches
-from statemix.models.backbone import Backbone
-from statemix.models.block import Norm
+from statemix.models.backbone import Backbone, Norm
 from statemix.models.channel_mixers import MixerSpec
-from statemix.models.names import earlier_name
 from statemix.ops.checks import check_choice
 
 LinearInit = Literal["own", "normal"]
@@ -196,3 +194,23 @@ def _check_seed(seed: object) -> None:
         raise OptionError(f"seed must be an int, got {seed!r}")
     if not 0 <= seed < 2**63:
         raise OptionError(f"seed must be in 0..2^63 - 1, got {seed}")
+
+
+_BLOCK_PARTS = {"mixer": "layer", "channel_mixer": "mixer", "channel_norm": "mixer_norm"}
+
+
+def earlier_name(name: str) -> str:
+    """Return the name that a parameter, module or attribute had before there was a backbone.
+
+    Whatever reads weights, attributes or patterns of names from a stored run accepts both names.
+
+    Example:
+        >>> earlier_name("backbone.blocks.0.mixer.gate_temperature")
+        'blocks.0.layer.gate_temperature'
+    """
+    first, *parts = name.split(".")
+    if first != "backbone" or not parts:
+        return name
+    if parts[0] == "blocks" and len(parts) > 2:
+        parts[2] = _BLOCK_PARTS.get(parts[2], parts[2])
+    return ".".join(parts)

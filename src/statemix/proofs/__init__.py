@@ -1,11 +1,10 @@
 """Proofs that a trained model is right on words of every length, and the maps of its blocks."""
 
 from statemix.proofs.certificate import Certificate, prove
-from statemix.proofs.hardening import PrunedModel, can_harden, can_prune, harden, prune
+from statemix.proofs.hardening import PrunedModel, can_harden, can_prune, harden, prune, refit
 from statemix.proofs.horizon import Horizon, find_horizon
 from statemix.proofs.joint_action import JointAction, join_actions
 from statemix.proofs.product_search import SearchResult, search
-from statemix.proofs.refitting import refit
 from statemix.proofs.token_maps import BlockActions, read_actions
 
 __all__ = [

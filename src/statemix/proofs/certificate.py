@@ -7,10 +7,9 @@ from typing import Any, Literal
 
 from statemix.automaton import Automaton
 from statemix.models import ReadoutModel
-from statemix.proofs.hardening import PrunedModel, can_harden, can_prune, harden, prune
+from statemix.proofs.hardening import PrunedModel, can_harden, can_prune, harden, prune, refit
 from statemix.proofs.horizon import Horizon, find_horizon
 from statemix.proofs.product_search import SearchResult, Verdict, search
-from statemix.proofs.refitting import refit
 from statemix.proofs.ties import GateGaps, watch_gaps
 
 NetworkForm = Literal["pruned", "refitted", "hardened", "as trained"]

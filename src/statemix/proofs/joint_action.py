@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from statemix.automaton import NEVER, Automaton
 from statemix.models import ReadoutModel
-from statemix.proofs import semigroup
+from statemix.proofs import token_maps
 from statemix.proofs.hardening import harden
-from statemix.proofs.token_maps import BlockActions, entry_maps
+from statemix.proofs.token_maps import BlockActions, entry_maps, semigroup_order
 
 SemigroupRelation = Literal["isomorphic", "quotient", "cover"]
 
@@ -64,11 +64,11 @@ def join_actions(
     if not blocks:
         return None
     sources = _together(entry_maps(harden(model).cpu())[blocks])
-    number = semigroup.order(sources)
+    number = semigroup_order(sources)
     joined: JointAction = {
         "blocks": blocks,
         "order": number,
-        "most": semigroup.MOST_MAPS,
+        "most": token_maps.MOST_MAPS,
         "group": all(found[block]["permutes"] for block in blocks),
         "task": None,
         "task_order": None,
@@ -77,10 +77,10 @@ def join_actions(
     if automaton is not None:
         moves = _moves(automaton)
         none = np.empty((len(moves), 0), np.int64)
-        joined["task_order"] = semigroup.order(none, moves)
+        joined["task_order"] = semigroup_order(none, moves)
         joined["task"] = name or _name(moves, joined["task_order"])
         joined["relation"] = _relation(
-            number, joined["task_order"], semigroup.order(sources, moves)
+            number, joined["task_order"], semigroup_order(sources, moves)
         )
         # Quotients of a group are groups.
         of_group = joined["relation"] in ("isomorphic", "quotient") and _permute(moves)
@@ -113,7 +113,7 @@ def _permute(moves: NDArray[np.int64]) -> bool:
 def _name(moves: NDArray[np.int64], number: int | None) -> str:
     """Name a cyclic group of which some token is a generator."""
     none = np.empty((1, 0), np.int64)
-    cyclic = _permute(moves) and any(semigroup.order(none, move[None]) == number for move in moves)
+    cyclic = _permute(moves) and any(semigroup_order(none, move[None]) == number for move in moves)
     return f"Z_{number}" if cyclic and number is not None else "the task's semigroup"
 
 

@@ -5,7 +5,7 @@ from functools import cache
 
 from statemix.bench.compared_layers import layer_label
 from statemix.layers import LayerSpec
-from statemix.layers.registry import LAYERS
+from statemix.layers.layer_registry import LAYERS
 from statemix.studies.exactness.exact_studies import CertifiedStudy
 from statemix.studies.higher_order.paper_tables import published_table
 from statemix.studies.recipes import exact

@@ -17,6 +17,7 @@ function, ``words``:
 """
 
 import hashlib
+import operator
 from functools import lru_cache
 from typing import Literal, get_args
 
@@ -226,3 +227,39 @@ def _round_functions(alphabet_size: int, length: int, seed: int) -> list[NDArray
         first_block += num_blocks
         domain, image = image, domain
     return tables
+
+
+def check_integer(name: str, value: object, *, minimum: int, maximum: int | None = None) -> int:
+    """Return a checked integer.
+
+    Raises:
+        OptionError: if the value is not an integer, or out of range.
+    """
+    # Python counts bool as an integer, but "length=True" is a mistake.
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise OptionError(f"{name} must be an integer, got {value!r}")
+    number = operator.index(value)
+    if number < minimum:
+        raise OptionError(f"{name} must be at least {minimum}, got {number}")
+    if maximum is not None and number > maximum:
+        raise OptionError(f"{name} must be at most {maximum}, got {number}")
+    return number
+
+
+def check_length(value: object, *, minimum: int = 1) -> int:
+    """Return a checked number of tokens."""
+    return check_integer("length", value, minimum=minimum, maximum=MAX_LENGTH)
+
+
+def check_seed(value: object) -> int:
+    """Return a checked seed of the data, 0 <= seed < 2^64."""
+    number = check_integer("seed", value, minimum=0)
+    if number >= 2**64:
+        raise OptionError(f"seed must be below 2^64, got {value}")
+    return number
+
+
+def check_split(value: object) -> None:
+    """Check the name of a split."""
+    if not isinstance(value, str) or value not in SPLITS:
+        raise OptionError(f"split must be one of {', '.join(SPLITS)}, got {value!r}")

@@ -7,7 +7,7 @@ import numpy as np
 
 from statemix.automaton import IGNORED
 from statemix.errors import OptionError
-from statemix.tasks import addressing, checks
+from statemix.tasks import addressing
 from statemix.tasks.drawn import DrawnTask, Raw
 from statemix.tasks.task import Examples
 
@@ -52,6 +52,8 @@ class Copying(DrawnTask):
     """
 
     name: ClassVar[str] = "copying"
+    vocab_size = len(_WORDS)
+    title = "copying"
 
     def __init__(
         self,
@@ -61,7 +63,7 @@ class Copying(DrawnTask):
         train_size: int | None = None,
         seed: int = 0,
     ) -> None:
-        self.min_length = checks.integer("min_length", min_length, minimum=1)
+        self.min_length = addressing.check_integer("min_length", min_length, minimum=1)
         _check("min_length", self.min_length)
         super().__init__(length=length, train_size=train_size, seed=seed)
         if self.min_length > self.length:
@@ -70,22 +72,10 @@ class Copying(DrawnTask):
             )
 
     @property
-    def vocab_size(self) -> int:
-        return len(_WORDS)
-
-    @property
-    def num_classes(self) -> int:
-        return len(_WORDS)
-
-    @property
     def guessing(self) -> float:
         # Tests at the training length are of one length, so "$" needs no guess.
         letters = _num_letters(self.length)
         return (letters / _NUM_LETTERS + 1) / (letters + 1)
-
-    @property
-    def title(self) -> str:
-        return "copying"
 
     def word(self, token: int) -> str:
         return _WORDS[token]

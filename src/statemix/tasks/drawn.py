@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from statemix.automaton import IGNORED
 from statemix.errors import OptionError
-from statemix.tasks import addressing, checks
+from statemix.tasks import addressing
 from statemix.tasks.task import Examples
 
 Raw = NDArray[np.uint64]
@@ -26,39 +26,35 @@ class DrawnTask(ABC):
         length: tokens of the longest training example.
         train_size: number of training examples; None means an endless stream of fresh examples.
         seed: seed of the examples, 0 <= seed < 2^64.
+
+    Attributes:
+        vocab_size: number of tokens.
+        title: short name of the subject, for figures.
     """
 
     name: ClassVar[str]
+    vocab_size: int
+    title: str
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
     head: ClassVar[str] = "token"
 
     def __init__(self, *, length: int, train_size: int | None, seed: int) -> None:
-        self.length = checks.length(length)
+        self.length = addressing.check_length(length)
         self._check_length(self.length)
-        self.seed = checks.seed(seed)
+        self.seed = addressing.check_seed(seed)
         self.train_size: int | None = None
         if train_size is not None:
-            self.train_size = checks.integer("train_size", train_size, minimum=1)
+            self.train_size = addressing.check_integer("train_size", train_size, minimum=1)
 
     @property
-    @abstractmethod
-    def vocab_size(self) -> int:
-        """Number of tokens."""
-
-    @property
-    @abstractmethod
     def num_classes(self) -> int:
-        """Number of classes of the head."""
+        """Number of classes of the head: unless a task says otherwise, they are the tokens."""
+        return self.vocab_size
 
     @property
     @abstractmethod
     def guessing(self) -> float:
         """Token accuracy of the best guess that does not read the example."""
-
-    @property
-    @abstractmethod
-    def title(self) -> str:
-        """Short name of the subject, for figures."""
 
     @abstractmethod
     def _count(self, length: int) -> int:
@@ -97,10 +93,10 @@ class DrawnTask(ABC):
             OptionError: if the split is unknown, the range is not within it, or the length is
                 out of range.
         """
-        checks.split(split)
-        start = checks.integer("start", start, minimum=0)
-        stop = checks.integer("stop", stop, minimum=start)
-        length = self.length if length is None else checks.length(length)
+        addressing.check_split(split)
+        start = addressing.check_integer("start", start, minimum=0)
+        stop = addressing.check_integer("stop", stop, minimum=start)
+        length = self.length if length is None else addressing.check_length(length)
         self._check_length(length)
         addressing.check_range(start, stop, length)
         if split == "train" and self.train_size is not None and stop > self.train_size:
@@ -117,7 +113,7 @@ class DrawnTask(ABC):
             index: index of the example in the split.
             split: as in ``examples``.
         """
-        index = checks.integer("index", index, minimum=0)
+        index = addressing.check_integer("index", index, minimum=0)
         tokens, targets, lengths = self.examples(split, index, index + 1)
         length = tokens.shape[1] if lengths is None else int(lengths[0])
         words = [self.word(int(token)) for token in tokens[0, :length]]

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from statemix.automaton import IGNORED, Automaton
 from statemix.errors import OptionError
-from statemix.tasks import addressing, checks, groups
+from statemix.tasks import addressing, groups
 from statemix.tasks.groups import GroupName
 from statemix.tasks.task import Examples
 
@@ -101,10 +101,10 @@ class Permutation:
         if not isinstance(group, str):
             raise OptionError(f"group must be a string, got {group!r}")
         self.group = groups.group(group)
-        self.length = checks.length(length)
+        self.length = addressing.check_length(length)
         self.min_length: int | None = None
         if min_length is not None:
-            self.min_length = checks.integer("min_length", min_length, minimum=1)
+            self.min_length = addressing.check_integer("min_length", min_length, minimum=1)
             if self.min_length > self.length:
                 raise OptionError(
                     f"min_length must be at most length={self.length}, got {self.min_length}"
@@ -115,10 +115,10 @@ class Permutation:
         self.letters = self.group.generators if generators else tuple(range(self.group.order))
         if len(self.letters) < 2:
             raise OptionError(f"generators must be false for {group}, which has only one, got true")
-        self.seed = checks.seed(seed)
+        self.seed = addressing.check_seed(seed)
         self.train_size: int | None = None
         if train_size is not None:
-            self.train_size = checks.integer("train_size", train_size, minimum=1)
+            self.train_size = addressing.check_integer("train_size", train_size, minimum=1)
             self._check_space("train_size", self.train_size, "train", self.length)
 
     @property
@@ -162,10 +162,10 @@ class Permutation:
             OptionError: if the split is unknown, the range is not within it, or the length is
                 out of range.
         """
-        checks.split(split)
-        start = checks.integer("start", start, minimum=0)
-        stop = checks.integer("stop", stop, minimum=start)
-        length = self.length if length is None else checks.length(length)
+        addressing.check_split(split)
+        start = addressing.check_integer("start", start, minimum=0)
+        stop = addressing.check_integer("stop", stop, minimum=start)
+        length = self.length if length is None else addressing.check_length(length)
         addressing.check_range(start, stop, length)
         if split != "train":
             self._check_space("stop", stop, split, length)
@@ -195,7 +195,7 @@ class Permutation:
             index: index of the example in the split.
             split: as in ``examples``.
         """
-        index = checks.integer("index", index, minimum=0)
+        index = addressing.check_integer("index", index, minimum=0)
         examples = self.examples(split, index, index + 1)
         length = self.length if examples.lengths is None else int(examples.lengths[0])
         tokens, targets = examples.tokens[0], examples.targets["product"][0]

@@ -9,7 +9,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from statemix.errors import ABSENT, SettingError
 from statemix.layers import LayerSpec
 from statemix.models import MODELS, LinearInit, MixerSpec, ModelKind, ReadoutModel
-from statemix.models.block import Norm
+from statemix.models.backbone import Norm
 from statemix.tasks import TASKS, Task, TaskSpec
 from statemix.training.reading import import_modules
 from statemix.training.settings import SPEC, Assignments, Settings, built

@@ -10,7 +10,7 @@ import torch
 from statemix.layers.gated_recurrence import GatedRecurrence
 from statemix.models import ReadoutModel
 from statemix.tasks import Task
-from statemix.tasks.irreps import shares
+from statemix.tasks.groups import shares
 from statemix.tasks.permutation import Permutation
 from statemix.training.hooks import Hook
 from statemix.training.loop import Loop
@@ -34,7 +34,7 @@ def representations(model: ReadoutModel, task: Task) -> dict[str, float]:
 
     Returns:
         Name of each representation but the constant one
-        (:func:`statemix.tasks.irreps.components`) -> its share of the table's energy; empty if the
+        (:func:`statemix.tasks.groups.components`) -> its share of the table's energy; empty if the
         task is not about all elements of a group, the first layer has no gates of its own, or they
         are too many.
     """

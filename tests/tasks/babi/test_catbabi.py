@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from statemix.errors import OptionError, RequestError
 from statemix.tasks import IGNORED, TaskSpec
-from statemix.tasks.babi import files, stories
+from statemix.tasks.babi import stories
 from statemix.tasks.babi.catbabi import CatBabi
 from statemix.training import RunConfig
 
@@ -209,8 +209,8 @@ def test_description_shows_answers_after_their_questions(folder):
 
 def test_files_are_read_once_and_again_after_a_change(folder, monkeypatch):
     reads = []
-    read = files.read
-    monkeypatch.setattr(files, "read", lambda place: reads.append(place) or read(place))
+    read = stories.read
+    monkeypatch.setattr(stories, "read", lambda place: reads.append(place) or read(place))
     monkeypatch.chdir(folder.parent)
     for path in (str(folder), f"{folder}/", folder.name):
         assert "box" not in CatBabi(folder=path).words

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from statemix.tasks import IGNORED
 from statemix.tasks.chomsky.arithmetic import BracketArithmetic, ModularArithmetic
-from statemix.tasks.chomsky.counting import CycleNavigation, Parity
+from statemix.tasks.chomsky.string_tasks import CycleNavigation, Parity
 
 TASKS = [Parity, CycleNavigation, ModularArithmetic, BracketArithmetic]
 OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}

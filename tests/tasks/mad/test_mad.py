@@ -10,12 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statemix.tasks import IGNORED, addressing
-from statemix.tasks.mad.compression import Compression
-from statemix.tasks.mad.copying import SelectiveCopying
 from statemix.tasks.mad.fuzzy_recall import FuzzyRecall, distinct, first_places
-from statemix.tasks.mad.memorization import Memorization
-from statemix.tasks.mad.noisy_recall import NoisyRecall
-from statemix.tasks.mad.recall import Recall
+from statemix.tasks.mad.recall import NoisyRecall, Recall
+from statemix.tasks.mad.storage import Compression, Memorization, SelectiveCopying
 
 SPLITS = st.sampled_from(["train", "validation", "test"])
 

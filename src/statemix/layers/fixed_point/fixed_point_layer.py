@@ -12,6 +12,8 @@ from torch import Tensor
 from statemix import ops
 from statemix.errors import OptionError
 from statemix.layers.exporting import is_open
+from statemix.layers.fixed_point.mixers import MixerName, build_mixer
+from statemix.layers.fixed_point.normed import MixerInputs
 from statemix.layers.fixed_point.solver import (
     Gradient,
     Solution,
@@ -19,7 +21,13 @@ from statemix.layers.fixed_point.solver import (
     residual_of_share,
     solve,
 )
-from statemix.layers.option_checks import check_fraction, check_number, check_sizes
+from statemix.layers.option_checks import (
+    check_contraction,
+    check_fraction,
+    check_number,
+    check_placement,
+    check_sizes,
+)
 from statemix.layers.padded import PaddedLayer
 from statemix.layers.state import State
 from statemix.ops.checks import check_choice
@@ -40,6 +48,13 @@ class FixedPointLayer(PaddedLayer):
     """A layer whose outputs are found by iteration.
 
     Args:
+        hidden_size: width of input and output.
+        mixer: "householder", "dplr", "kronecker" or "monarch".
+        rank: vectors of the first two, size of the last one's blocks; "kronecker" has none.
+        mixer_inputs: what the mixer sees: "both" the token and the output before it, "sum" their
+            sum, or "token" the token alone.
+        expand: N, the width of the iterated outputs, divided by ``hidden_size``.
+        contraction: None, or a factor in (0, 1) by which every iteration is at least a contraction.
         max_iterations: most iterations, at least 1; None means the length of the sequence, at least
             16. With 1 no token depends on the outputs of others: the layer is the diagonal one.
         window: None iterates the whole sequence at once. A number of tokens first iterates windows
@@ -53,6 +68,8 @@ class FixedPointLayer(PaddedLayer):
         damping: share of the map's value in the next iterate, in (0, 1].
         gradient: number of last iterations that are differentiated, "implicit" for the gradient of
             the fixed point, or "unrolled" for all iterations.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
 
     In evaluation, a call that ends above the tolerance warns, and a later one if its residual is
     more than twice the largest that the layer has warned of. With ``max_iterations=1`` no call
@@ -64,7 +81,13 @@ class FixedPointLayer(PaddedLayer):
 
     def __init__(
         self,
+        hidden_size: int,
         *,
+        mixer: MixerName,
+        rank: int,
+        mixer_inputs: MixerInputs,
+        expand: int,
+        contraction: float | None,
         max_iterations: int | None,
         window: int | None,
         budget: Budget,
@@ -72,6 +95,8 @@ class FixedPointLayer(PaddedLayer):
         quantile: float,
         damping: float,
         gradient: Gradient,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
     ) -> None:
         super().__init__()
         if window is not None:
@@ -82,6 +107,22 @@ class FixedPointLayer(PaddedLayer):
             check_sizes(gradient=gradient)
         else:
             check_choice("gradient", gradient, ["implicit", "unrolled"])
+        check_sizes(hidden_size=hidden_size, expand=expand)
+        check_placement(device, dtype)
+        check_contraction(contraction)
+        self.hidden_size = hidden_size
+        self.mixer = mixer
+        self.rank = rank
+        self.mixer_inputs = mixer_inputs
+        self.expand = expand
+        self.contraction = contraction
+        self.inner_size = expand * hidden_size
+        self.state_mixer = build_mixer(
+            *(mixer, self.inner_size, mixer_inputs, rank),
+            contractive=contraction is not None,
+            device=device,
+            dtype=dtype,
+        )
         self.max_iterations = max_iterations
         self.window = window
         self.budget = budget

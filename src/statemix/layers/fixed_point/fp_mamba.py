@@ -7,20 +7,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from statemix.layers.fixed_point.fixed_point_layer import Budget, FixedPointLayer, Tensors, shifted
-from statemix.layers.fixed_point.mixers import MixerName, build_mixer
-from statemix.layers.fixed_point.normed import MixerInputs, NormedLinear
-from statemix.layers.fixed_point.solver import Gradient
+from statemix.layers.fixed_point.fixed_point_layer import FixedPointLayer, Tensors, shifted
+from statemix.layers.fixed_point.normed import NormedLinear
 from statemix.layers.norms import unit_length
 from statemix.layers.option_checks import (
-    check_contraction,
-    check_placement,
     check_sizes,
     check_taps,
 )
 from statemix.layers.padded import last_inputs, reset_linear, valid_tokens, without_autocast
 from statemix.layers.short_conv import ShortConvolution
-from statemix.layers.state import loadable, zero_states
+from statemix.layers.state import loadable
 from statemix.ops import flops
 
 
@@ -73,60 +69,26 @@ class FPMamba(FixedPointLayer):
     A subclass names the scan; options and state are common to both.
     """
 
+    D: nn.Parameter
+
     entry = "in_proj"
+    state_class = FPMambaState
 
     def __init__(
-        self,
-        hidden_size: int,
-        *,
-        d_state: int,
-        d_conv: int,
-        expand: int,
-        mixer: MixerName,
-        rank: int,
-        mixer_inputs: MixerInputs,
-        contraction: float | None,
-        max_iterations: int | None,
-        window: int | None,
-        budget: Budget,
-        tolerance: float,
-        quantile: float,
-        damping: float,
-        gradient: Gradient,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
+        self, *, d_state: int, d_conv: int, device: Any, dtype: Any, **options: Any
     ) -> None:
-        super().__init__(
-            max_iterations=max_iterations,
-            window=window,
-            budget=budget,
-            tolerance=tolerance,
-            quantile=quantile,
-            damping=damping,
-            gradient=gradient,
-        )
-        check_sizes(hidden_size=hidden_size, d_state=d_state, expand=expand)
+        super().__init__(device=device, dtype=dtype, **options)
+        check_sizes(d_state=d_state)
         check_taps("d_conv", d_conv)
-        check_placement(device, dtype)
-        check_contraction(contraction)
-        self.hidden_size = hidden_size
         self.d_state = d_state
         self.d_conv = d_conv
-        self.expand = expand
-        self.mixer = mixer
-        self.rank = rank
-        self.mixer_inputs = mixer_inputs
-        self.contraction = contraction
-        self.inner_size = inner = expand * hidden_size
+        inner = self.inner_size
         placed: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.state_mixer = build_mixer(
-            mixer, inner, mixer_inputs, rank, contractive=contraction is not None, **placed
-        )
-        if mixer_inputs != "token":
+        if self.mixer_inputs != "token":
             self.map_proj = NormedLinear(inner, 2 * d_state, "token", **placed)
         self.conv = ShortConvolution(self._conv_channels, d_conv, bias=True, **placed)
         self.norm_weight = nn.Parameter(torch.empty(inner, **placed))
-        self.out_proj = nn.Linear(inner, hidden_size, bias=False, **placed)
+        self.out_proj = nn.Linear(inner, self.hidden_size, bias=False, **placed)
 
     @property
     @abstractmethod
@@ -135,7 +97,7 @@ class FPMamba(FixedPointLayer):
 
     @property
     @abstractmethod
-    def _state_shape(self) -> tuple[int, ...]:
+    def _ssm_shape(self) -> tuple[int, ...]:
         """Shape of the state of one sequence's scan."""
 
     @abstractmethod
@@ -148,9 +110,11 @@ class FPMamba(FixedPointLayer):
     ) -> tuple[Tensor, Tensor]:
         """Return readouts (B, T, N), D included, and the last state of the scan."""
 
-    @abstractmethod
     def _gain(self, projected: Projected) -> Tensor:
         """Return the most by which a token's readout grows with its value: shape (B, T, 1)."""
+        # b and c have length 1, so that their product is at most 1.
+        gain = projected.steps + self.D.abs().to(projected.steps.dtype)
+        return gain.amax(-1, keepdim=True)
 
     @abstractmethod
     def _normalised(self, projected: Projected, o: Tensor) -> Tensor:
@@ -174,14 +138,13 @@ class FPMamba(FixedPointLayer):
         nn.init.ones_(self.norm_weight)
         reset_linear(self.out_proj, generator)
 
-    def init_state(
-        self,
-        batch_size: int,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> FPMambaState:
-        shapes = (self._state_shape, (self.inner_size,), (self.conv.num_kept, self.conv.channels))
-        return FPMambaState(*zero_states(self, batch_size, device, dtype, *shapes))
+    @property
+    def _state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        return (
+            self._ssm_shape,
+            (self.inner_size,),
+            (self.conv.num_kept, self.conv.channels),
+        )
 
     def _run(
         self, x: Tensor, state: FPMambaState, lengths: Tensor | None

@@ -12,7 +12,7 @@ from statemix.layers.fixed_point.fp_mamba import FPMamba, FPMambaState, Projecte
 from statemix.layers.fixed_point.mixers import MixerName
 from statemix.layers.fixed_point.normed import MixerInputs, NormedLinear
 from statemix.layers.fixed_point.solver import Gradient
-from statemix.layers.layer import Flops
+from statemix.layers.layer import Flops, passed_on
 from statemix.layers.norms import rms_norm
 from statemix.layers.padded import reset_linear, reset_steps, valid_tokens, without_autocast
 from statemix.ops import flops
@@ -101,25 +101,7 @@ class FPMamba1(FPMamba):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(
-            hidden_size,
-            d_state=d_state,
-            d_conv=d_conv,
-            expand=expand,
-            mixer=mixer,
-            rank=rank,
-            mixer_inputs=mixer_inputs,
-            contraction=contraction,
-            max_iterations=max_iterations,
-            window=window,
-            budget=budget,
-            tolerance=tolerance,
-            quantile=quantile,
-            damping=damping,
-            gradient=gradient,
-            device=device,
-            dtype=dtype,
-        )
+        super().__init__(**passed_on(locals(), FPMamba))
         inner = self.inner_size
         self._low = math.ceil(hidden_size / 16)
         placed: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -138,7 +120,7 @@ class FPMamba1(FPMamba):
         return self.inner_size
 
     @property
-    def _state_shape(self) -> tuple[int, ...]:
+    def _ssm_shape(self) -> tuple[int, ...]:
         return (self.inner_size, self.d_state)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
@@ -195,11 +177,6 @@ class FPMamba1(FPMamba):
         )
         states, last = states.view_as(inputs), last.view_as(ssm)
         return (states @ C.unsqueeze(-1)).squeeze(-1) + self.D.to(values.dtype) * values, last
-
-    def _gain(self, projected: Projected) -> Tensor:
-        # b and c have length 1, so that their product is at most 1.
-        gain = projected.steps + self.D.abs().to(projected.steps.dtype)
-        return gain.amax(-1, keepdim=True)
 
     def _normalised(self, projected: Projected, o: Tensor) -> Tensor:
         del projected

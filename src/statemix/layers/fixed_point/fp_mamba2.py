@@ -14,7 +14,7 @@ from statemix.layers.fixed_point.fp_mamba import FPMamba, FPMambaState, Projecte
 from statemix.layers.fixed_point.mixers import MixerName
 from statemix.layers.fixed_point.normed import MixerInputs
 from statemix.layers.fixed_point.solver import Gradient
-from statemix.layers.layer import Flops
+from statemix.layers.layer import Flops, passed_on
 from statemix.layers.norms import rms_norm
 from statemix.layers.option_checks import check_sizes
 from statemix.layers.padded import reset_decay, reset_linear, valid_tokens, without_autocast
@@ -108,25 +108,7 @@ class FPMamba2(FPMamba):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(
-            hidden_size,
-            d_state=d_state,
-            d_conv=d_conv,
-            expand=expand,
-            mixer=mixer,
-            rank=rank,
-            mixer_inputs=mixer_inputs,
-            contraction=contraction,
-            max_iterations=max_iterations,
-            window=window,
-            budget=budget,
-            tolerance=tolerance,
-            quantile=quantile,
-            damping=damping,
-            gradient=gradient,
-            device=device,
-            dtype=dtype,
-        )
+        super().__init__(**passed_on(locals(), FPMamba))
         inner = self.inner_size
         self.head_dim = math.gcd(inner, 64) if head_dim is None else head_dim
         check_sizes(head_dim=self.head_dim)
@@ -149,7 +131,7 @@ class FPMamba2(FPMamba):
         return self.inner_size + 2 * self.d_state
 
     @property
-    def _state_shape(self) -> tuple[int, ...]:
+    def _ssm_shape(self) -> tuple[int, ...]:
         return (self.num_heads, self.head_dim, self.d_state)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
@@ -194,11 +176,6 @@ class FPMamba2(FPMamba):
         inputs = values * projected.steps.unsqueeze(-1)
         o, last = ssd(inputs, projected.decays, B, C, ssm)
         return (o + self.D.to(o.dtype).unsqueeze(-1) * values).flatten(2), last
-
-    def _gain(self, projected: Projected) -> Tensor:
-        # b and c have length 1, so that their product is at most 1.
-        gain = projected.steps + self.D.abs().to(projected.steps.dtype)
-        return gain.amax(-1, keepdim=True)
 
     def _normalised(self, projected: Projected, o: Tensor) -> Tensor:
         gated = o * functional.silu(projected.z.to(o.dtype))

@@ -13,14 +13,12 @@ from statemix.layers.fixed_point.fixed_point_layer import (
     diagonal_scan,
     shifted,
 )
-from statemix.layers.fixed_point.mixers import MixerName, build_mixer
+from statemix.layers.fixed_point.mixers import MixerName
 from statemix.layers.fixed_point.normed import MixerInputs
 from statemix.layers.fixed_point.solver import Gradient
-from statemix.layers.layer import Flops
+from statemix.layers.layer import Flops, passed_on
 from statemix.layers.norms import rms_norm
-from statemix.layers.option_checks import check_contraction, check_placement, check_sizes
 from statemix.layers.padded import last_inputs, reset_linear, valid_tokens, without_autocast
-from statemix.layers.state import zero_states
 from statemix.ops import flops
 from statemix.ops.layout import at_least_float32
 
@@ -114,29 +112,9 @@ class FPRNN(FixedPointLayer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(
-            max_iterations=max_iterations,
-            window=window,
-            budget=budget,
-            tolerance=tolerance,
-            quantile=quantile,
-            damping=damping,
-            gradient=gradient,
-        )
-        check_sizes(hidden_size=hidden_size, expand=expand)
-        check_placement(device, dtype)
-        check_contraction(contraction)
-        self.hidden_size = hidden_size
-        self.mixer = mixer
-        self.rank = rank
-        self.mixer_inputs = mixer_inputs
-        self.expand = expand
-        self.contraction = contraction
-        self.inner_size = inner = expand * hidden_size
+        super().__init__(**passed_on(locals(), FixedPointLayer))
+        inner = self.inner_size
         placed: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.state_mixer = build_mixer(
-            mixer, inner, mixer_inputs, rank, contractive=contraction is not None, **placed
-        )
         self.in_proj = nn.Linear(hidden_size, 2 * inner, bias=False, **placed)
         self.input_proj = nn.Linear(inner, inner, bias=False, **placed)
         self.decay_proj = nn.Linear(inner, inner, **placed)
@@ -158,13 +136,9 @@ class FPRNN(FixedPointLayer):
         self.state_mixer.reset_parameters(generator)
         nn.init.ones_(self.norm_weight)
 
-    def init_state(
-        self,
-        batch_size: int,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Tensor:
-        return zero_states(self, batch_size, device, dtype, (self.inner_size,))[0]
+    @property
+    def _state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        return ((self.inner_size,),)
 
     def flops_per_token(self, length: int) -> Flops:
         """Count as many iterations as the budget allows."""

@@ -16,7 +16,7 @@ from statemix.studies import complex_plane
 from statemix.studies.figure import LIGHT, Panel, curves, drawing
 from statemix.studies.figure import draw as draw_panels
 from statemix.studies.inspection.layer_numbers import GateMap, LayerNumbers, Sharpening
-from statemix.tasks.irreps import components
+from statemix.tasks.groups import components
 from statemix.training.attempts import Attempt
 
 # Gate maps: space before the input gates of a tile, between tiles, and between single columns, in

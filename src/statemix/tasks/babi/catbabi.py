@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from statemix.automaton import IGNORED
 from statemix.errors import OptionError
-from statemix.tasks import addressing, checks
+from statemix.tasks import addressing
 from statemix.tasks.babi.stories import Stories, corpus
 from statemix.tasks.task import Examples
 
@@ -72,11 +72,11 @@ class CatBabi:
         if not isinstance(folder, str):
             raise OptionError(f"folder must be a string, got {folder!r}")
         self.folder = folder
-        self.length = checks.length(length)
-        self.seed = checks.seed(seed)
+        self.length = addressing.check_length(length)
+        self.seed = addressing.check_seed(seed)
         self.train_size: int | None = None
         if train_size is not None:
-            self.train_size = checks.integer("train_size", train_size, minimum=1)
+            self.train_size = addressing.check_integer("train_size", train_size, minimum=1)
         self._corpus = corpus(folder)
         self.words = self._corpus.words
 
@@ -116,10 +116,10 @@ class CatBabi:
             OptionError: if the split is unknown, the range is not within it, or the length is
                 out of range.
         """
-        checks.split(split)
-        start = checks.integer("start", start, minimum=0)
-        stop = checks.integer("stop", stop, minimum=start)
-        length = self.length if length is None else checks.length(length)
+        addressing.check_split(split)
+        start = addressing.check_integer("start", start, minimum=0)
+        stop = addressing.check_integer("stop", stop, minimum=start)
+        length = self.length if length is None else addressing.check_length(length)
         addressing.check_range(start, stop, length)
         stories = self._corpus.splits[split]
         size = len(stories.tokens)
@@ -145,7 +145,7 @@ class CatBabi:
             index: index of the example in the split.
             split: as in ``examples``.
         """
-        index = checks.integer("index", index, minimum=0)
+        index = addressing.check_integer("index", index, minimum=0)
         tokens, targets, _ = self.examples(split, index, index + 1)
         pairs = zip(tokens[0].tolist(), targets["answer"][0].tolist(), strict=True)
         words = [

@@ -1,16 +1,20 @@
-"""Stories of bAbI as tokens: parsing, vocabulary and splits."""
+"""Stories of bAbI as tokens: files, parsing, vocabulary and splits."""
 
+import lzma
 import re
+import tarfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from statemix.errors import OptionError
 from statemix.tasks.addressing import SPLITS, Split
-from statemix.tasks.babi import files
 
 STORY = "<story>"
 """The word before every story; its token is 0."""
@@ -21,6 +25,138 @@ HELD_OUT: dict[Split, int] = {"validation": 9, "test": 8}
 _LINE = re.compile(r"(\d{1,9}) +(\S.*)")
 _WORD = re.compile(r"\w+(?:['-]\w+)*|[^\w\s]")
 _FORM = "'ID text' or 'ID question?<tab>answer<tab>IDs of facts'"
+
+
+_NAME = re.compile(r"qa(\d+)_(?:.*_)?(train|valid|test)\.txt")
+_SPLITS: dict[str, Split] = {"train": "train", "valid": "validation", "test": "test"}
+_EXPECTED = "qaN_..._train.txt, optionally _valid.txt and _test.txt"
+
+
+class TextFile(NamedTuple):
+    """The stories of one bAbI task for one split.
+
+    Attributes:
+        number: number of the bAbI task.
+        split: split that the file is meant for.
+        name: name of the file, for messages.
+        text: its content.
+    """
+
+    number: int
+    split: Split
+    name: str
+    text: str
+
+
+Place = tuple[str, str, tuple[tuple[str, int, int], ...]]
+"""A folder or an archive, the folder within the archive, and the state of the files on disk."""
+
+
+def locate(folder: str) -> Place:
+    """Return where the files are, without reading them.
+
+    Args:
+        folder: path of a folder; path of an archive (.tar.gz), or such a path continued by the path
+            of a folder within the archive.
+
+    Returns:
+        A value that changes if files are replaced.
+
+    Raises:
+        OptionError: if there is no such folder or archive.
+        OSError: if the folder cannot be read.
+    """
+    path = Path(folder).absolute()
+    if path.is_dir():
+        found = sorted(entry for entry in path.iterdir() if _NAME.fullmatch(entry.name))
+        return str(path), "", tuple(map(_state, found))
+    for place in (path, *path.parents):
+        if place.is_file():
+            inside = "" if place == path else path.relative_to(place).as_posix()
+            return str(place), inside, (_state(place),)
+    raise OptionError(
+        f"folder must be an existing folder or archive of bAbI's files, got {folder!r}"
+    )
+
+
+def read(place: Place) -> list[TextFile]:
+    """Read all files, sorted by task and split.
+
+    Raises:
+        OptionError: if there are no such files, a task has two files of one split or none to train
+            on, or a file or the archive cannot be decoded.
+        OSError: if a file cannot be read.
+    """
+    root, inside, state = place
+    if Path(root).is_dir():
+        contents = {Path(name).name: Path(name).read_bytes() for name, *_ in state}
+    else:
+        contents = _unpacked(root, PurePosixPath(inside))
+    files: dict[tuple[int, Split], TextFile] = {}
+    for name, content in contents.items():
+        number, split = _meaning(name)
+        if (number, split) in files:
+            first = files[number, split].name
+            raise OptionError(
+                f"folder must hold one file for each task and split, got {first} and {name}"
+            )
+        files[number, split] = TextFile(number, split, name, _text(name, content))
+    if not files:
+        raise OptionError(f"folder must hold bAbI's files ({_EXPECTED}), got none in {root!r}")
+    for number, split in files:
+        if (number, "train") not in files:
+            name = files[number, split].name
+            raise OptionError(f"folder must hold qa{number}_..._train.txt, got only {name}")
+    return [files[key] for key in sorted(files)]
+
+
+def _state(path: Path) -> tuple[str, int, int]:
+    stat = path.stat()
+    return str(path), stat.st_size, stat.st_mtime_ns
+
+
+def _meaning(name: str) -> tuple[int, Split]:
+    match = _NAME.fullmatch(name)
+    assert match is not None
+    return int(match[1]), _SPLITS[match[2]]
+
+
+def _text(name: str, content: bytes) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise OptionError(
+            f"folder must hold text files in UTF-8, got byte {error.start} of {name}"
+        ) from error
+
+
+def _unpacked(archive: str, inside: PurePosixPath) -> dict[str, bytes]:
+    """Return name -> content of the files in one folder of an archive; nothing is written."""
+    try:
+        with tarfile.open(archive) as packed:
+            members = {
+                PurePosixPath(member.name): member
+                for member in packed
+                if member.isfile() and _NAME.fullmatch(PurePosixPath(member.name).name)
+            }
+            folders = sorted({path.parent for path in members})
+            asked = len(inside.parts)
+            chosen = [one for one in folders if not asked or one.parts[-asked:] == inside.parts]
+            if folders and len(chosen) != 1:
+                raise OptionError(
+                    f"folder must name one folder of the archive ({', '.join(map(str, folders))}), "
+                    f"such as {archive}/{folders[0]}, got {str(inside)!r}"
+                )
+            contents = {}
+            for path, member in members.items():
+                stream = packed.extractfile(member) if path.parent in chosen else None
+                if stream is not None:
+                    contents[path.name] = stream.read()
+            return contents
+    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise OptionError(
+            f"folder must be a folder or a complete .tar.gz archive, got {archive!r} ({error})"
+        ) from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,20 +198,20 @@ def corpus(folder: str) -> Corpus:
     Files are read again after they change.
 
     Args:
-        folder: as in ``files.locate``.
+        folder: as in ``locate``.
 
     Raises:
         OptionError: if the folder does not hold bAbI's files; the message names the file and line.
     """
     try:
-        return _corpus(files.locate(folder))
+        return _corpus(locate(folder))
     except OSError as error:
         raise OptionError(f"folder must be readable, got {folder!r} ({error})") from error
 
 
 @lru_cache(maxsize=4)
-def _corpus(place: files.Place) -> Corpus:
-    found = files.read(place)
+def _corpus(place: Place) -> Corpus:
+    found = read(place)
     having = {(file.number, file.split) for file in found}
     vocabulary = {STORY: 0}
     stories: dict[Split, list[tuple[list[int], list[int]]]] = {split: [] for split in SPLITS}
@@ -102,9 +238,7 @@ def _joined(stories: list[tuple[list[int], list[int]]], renumbered: NDArray[np.i
     return Stories(renumbered[tokens], asked, begins)
 
 
-def _parsed(
-    file: files.TextFile, vocabulary: dict[str, int]
-) -> Iterator[tuple[list[int], list[int]]]:
+def _parsed(file: TextFile, vocabulary: dict[str, int]) -> Iterator[tuple[list[int], list[int]]]:
     """Yield the tokens of every story and the places of its question marks.
 
     Args:
@@ -163,7 +297,7 @@ def _fits(text: str, answering: list[str]) -> bool:
     return len(answer.split()) == 1 and all(fact.isdecimal() for fact in facts.split())
 
 
-def _malformed(file: files.TextFile, number: int, condition: str, line: str) -> OptionError:
+def _malformed(file: TextFile, number: int, condition: str, line: str) -> OptionError:
     shown = repr(line if len(line) <= 80 else f"{line[:80]}…")
     return OptionError(
         f"folder must hold bAbI's files: line {number} of {file.name} {condition}, got {shown}"

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from statemix.automaton import IGNORED, NEVER, Automaton
 from statemix.tasks import addressing
-from statemix.tasks.chomsky.strings import StringTask
+from statemix.tasks.chomsky.string_tasks import StringTask
 from statemix.tasks.drawn import Raw, Tokens
 
 MODULUS = 5
@@ -50,30 +50,11 @@ class ModularArithmetic(StringTask):
     """
 
     name: ClassVar[str] = "modular_arithmetic"
+    vocab_size = EQUALS + 1
+    num_classes = MODULUS
+    title = "modular arithmetic"
     _shortest: ClassVar[int] = 2
     _longest: ClassVar[int] = _LONGEST
-
-    def __init__(
-        self,
-        *,
-        min_length: int = 2,
-        length: int = 39,
-        train_size: int | None = None,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(min_length=min_length, length=length, train_size=train_size, seed=seed)
-
-    @property
-    def vocab_size(self) -> int:
-        return EQUALS + 1
-
-    @property
-    def num_classes(self) -> int:
-        return MODULUS
-
-    @property
-    def title(self) -> str:
-        return "modular arithmetic"
 
     def word(self, token: int) -> str:
         return _WORDS[token]
@@ -160,6 +141,9 @@ class BracketArithmetic(StringTask):
     """
 
     name: ClassVar[str] = "bracket_arithmetic"
+    vocab_size = CLOSE + 1
+    num_classes = MODULUS
+    title = "arithmetic with brackets"
     _shortest: ClassVar[int] = 2
     _longest: ClassVar[int] = _LONGEST
 
@@ -172,18 +156,6 @@ class BracketArithmetic(StringTask):
         seed: int = 0,
     ) -> None:
         super().__init__(min_length=min_length, length=length, train_size=train_size, seed=seed)
-
-    @property
-    def vocab_size(self) -> int:
-        return CLOSE + 1
-
-    @property
-    def num_classes(self) -> int:
-        return MODULUS
-
-    @property
-    def title(self) -> str:
-        return "arithmetic with brackets"
 
     def word(self, token: int) -> str:
         return _WORDS[token]

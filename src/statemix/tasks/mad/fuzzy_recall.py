@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from statemix.automaton import IGNORED
 from statemix.errors import OptionError
-from statemix.tasks import addressing, checks
+from statemix.tasks import addressing
 from statemix.tasks.drawn import DrawnTask, Raw, Tokens
 from statemix.tasks.mad.configurations import of_mad
 from statemix.tasks.task import Examples
@@ -53,6 +53,7 @@ class FuzzyRecall(DrawnTask):
     """
 
     name: ClassVar[str] = "fuzzy_recall"
+    title = "fuzzy recall"
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = of_mad(
         vocabularies=(16, 32, 64, 128), lengths=(128, 256, 512, 1024)
     )
@@ -67,32 +68,24 @@ class FuzzyRecall(DrawnTask):
         train_size: int | None = None,
         seed: int = 0,
     ) -> None:
-        self.key_size = checks.integer("key_size", key_size, minimum=1, maximum=2**10)
-        self.value_size = checks.integer("value_size", value_size, minimum=1, maximum=2**10)
+        self.key_size = addressing.check_integer("key_size", key_size, minimum=1, maximum=2**10)
+        self.value_size = addressing.check_integer(
+            "value_size", value_size, minimum=1, maximum=2**10
+        )
         # The fewest tokens that leave enough different ones to keys and values, and a filler.
         least = 1 + max(2 * self.key_size, 2 * self.value_size - 1)
-        self._vocab_size = checks.integer("vocab_size", vocab_size, minimum=least, maximum=2**20)
+        self.vocab_size = addressing.check_integer(
+            "vocab_size", vocab_size, minimum=least, maximum=2**20
+        )
         super().__init__(length=length, train_size=train_size, seed=seed)
-
-    @property
-    def vocab_size(self) -> int:
-        return self._vocab_size
-
-    @property
-    def num_classes(self) -> int:
-        return self._vocab_size
 
     @property
     def guessing(self) -> float:
         return 1 / (self._filler - self._num_keys)
 
     @property
-    def title(self) -> str:
-        return "fuzzy recall"
-
-    @property
     def _filler(self) -> int:
-        return self._vocab_size - 1
+        return self.vocab_size - 1
 
     @property
     def _num_keys(self) -> int:

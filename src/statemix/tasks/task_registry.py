@@ -3,14 +3,11 @@
 from statemix.registry import Registry
 from statemix.tasks.babi.catbabi import CatBabi
 from statemix.tasks.chomsky.arithmetic import BracketArithmetic, ModularArithmetic
-from statemix.tasks.chomsky.counting import CycleNavigation, Parity
+from statemix.tasks.chomsky.string_tasks import CycleNavigation, Parity
 from statemix.tasks.copying import Copying
-from statemix.tasks.mad.compression import Compression
-from statemix.tasks.mad.copying import SelectiveCopying
 from statemix.tasks.mad.fuzzy_recall import FuzzyRecall
-from statemix.tasks.mad.memorization import Memorization
-from statemix.tasks.mad.noisy_recall import NoisyRecall
-from statemix.tasks.mad.recall import Recall
+from statemix.tasks.mad.recall import NoisyRecall, Recall
+from statemix.tasks.mad.storage import Compression, Memorization, SelectiveCopying
 from statemix.tasks.permutation import Permutation
 from statemix.tasks.task import Task
 

@@ -32,6 +32,7 @@ _DAMAGE = (
     IsADirectoryError,
     NotADirectoryError,
     ValueError,
+    RecursionError,
     SafetensorError,
 )
 
@@ -139,11 +140,15 @@ def _step(name: str) -> int:
 
 
 def _remove(checkpoint: Path) -> None:
-    """Remove the files that a checkpoint may hold, and its folder if nothing else is in it."""
+    """Remove the files that a checkpoint lists, and its folder if nothing else is in it."""
     if checkpoint.is_symlink() or not checkpoint.is_dir():
         return
+    own = {_MANIFEST, _STATE}
+    with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
+        own |= set(json.loads((checkpoint / _MANIFEST).read_bytes()))
     for path in checkpoint.iterdir():
-        is_own = path.name in (_MANIFEST, _STATE) or path.suffix == _SUFFIX
+        # An unfinished checkpoint has no list.
+        is_own = path.name in own or (checkpoint.name == _UNFINISHED and path.suffix == _SUFFIX)
         if is_own and (path.is_symlink() or path.is_file()):
             path.unlink()
     with contextlib.suppress(OSError):

@@ -1,6 +1,7 @@
 """Train any module on any batches, with everything that a run has."""
 
 import contextlib
+import inspect
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -88,7 +89,8 @@ def fit(
 
     The same call after Ctrl-C, SIGTERM or ``kill -9`` ends with weights that are bit-identical to
     those of an uninterrupted call on the same machine, if ``batch``, ``loss`` and ``evaluate``
-    depend on their arguments alone. Random numbers of PyTorch are seeded before every step.
+    depend on their arguments alone, and all that the model changes is in its parameters and
+    buffers. Random numbers of PyTorch are seeded before every step.
 
     Args:
         model: the model, trained in place; at the end, it has the last weights. Where a run
@@ -146,8 +148,13 @@ def fit(
         device=chosen_device(device),
         num_threads=num_threads or torch.get_num_threads(),
     )
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise RequestError("model must have weights that are trained, got none")
     check_storable(model)
     request = _request(model, num_steps, seed, dict(settings or {}))
+    # A folder that cannot be written is still read.
+    if runs.is_finished(folder, runs.resolve_config(folder, request, extend=extend)):
+        return _load(model, folder)
     with contextlib.ExitStack() as stack:
         stack.enter_context(runs.lock_folder(folder))
         stored = runs.resolve_config(folder, request, extend=extend)
@@ -213,6 +220,10 @@ def _check_optimizer(loop: Loop) -> None:
     own = set(loop.model.parameters())
     if any(p not in own for group in loop.optimizer.param_groups for p in group["params"]):
         raise RequestError("optimizer must have parameters of the model alone")
+    closure = inspect.signature(loop.optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        kind = type(loop.optimizer).__name__
+        raise RequestError(f"optimizer must make a step without a closure, got {kind}")
 
 
 def _by_name(losses: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
@@ -230,11 +241,13 @@ def _evaluate(loop: Loop, evaluate: Callable[[Any], Mapping[str, float]] | None)
 
 
 def _value(row: Row, criterion: str | None) -> float:
-    value = row.get("scores", {}).get(criterion)
-    if value is None:
-        names = sorted(row.get("scores", {}))
-        raise SettingError("criterion", f"must be a number of evaluate ({names})", criterion)
-    return -math.inf if math.isnan(value) else value
+    scores = row.get("scores", {})
+    if criterion not in scores:
+        condition = f"must be a number of evaluate ({sorted(scores)})"
+        raise SettingError("criterion", condition, criterion)
+    value = scores[criterion]
+    # Files of finished runs have None for NaN.
+    return -math.inf if value is None or math.isnan(value) else value
 
 
 def _load(model: nn.Module, folder: Path) -> Fitted:

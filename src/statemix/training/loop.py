@@ -85,10 +85,10 @@ class Loop:
         self._losses, self._clip_norm, self._seed = losses, clip_norm, seed
         self._emit = emit
         self._resumed, self._time_s, self._clock = False, 0.0, time.monotonic()
-        self._names = set(model.state_dict())
         # The wrapped pair trains; the bare pair is evaluated, saved and restored.
         self._wrapped: Any = fabric.setup(model, optimizer)
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._forms = _forms(model.state_dict())
+        self._parameters = list(model.parameters())
         self._reporting = {
             name: module for name, module in model.named_modules() if hasattr(module, "reports")
         }
@@ -151,7 +151,8 @@ class Loop:
         Raises:
             FloatingPointError: if the loss or the norm of the gradient is not finite; the weights
                 are then unchanged.
-            RequestError: if the model has made weights in its first step.
+            RequestError: if the model has made or changed weights in its first step, or the state
+                of the optimiser cannot be stored.
         """
         model, optimizer = self._wrapped
         model.train()
@@ -169,7 +170,7 @@ class Loop:
             loss = loss + part.detach()
             parts.append(losses)
             reports.append(self.reports())
-        norm = get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+        norm = get_total_norm([_entries(p.grad) for p in self._parameters if p.grad is not None])
         # The only wait for the device.
         value, length = torch.stack([loss.double(), norm.double()]).tolist()
         error = self.refusal(value, length)
@@ -179,12 +180,15 @@ class Loop:
         if self._clip_norm is not None:
             clip_grads_with_norm_(self._parameters, self._clip_norm, norm)
         if step == 0:
-            self.check_names()
+            self.check_weights()
         # The averages must not include a step that failed.
         self.averages.collect(parts, reports)
         optimizer.step()
         optimizer.zero_grad()
         self.step = step + 1
+        if step == 0:
+            # What cannot be resumed must show now, and not when it is needed.
+            optimizer_state(self.optimizer, self.model)
         return float(value)
 
     def _seed_generators(self, step: int) -> None:
@@ -217,18 +221,21 @@ class Loop:
             for key, number in module.reports().items()
         }
 
-    def check_names(self) -> None:
+    def check_weights(self) -> None:
         """Check that calls of the model have made no weights, which a new model would not have.
 
         Raises:
-            RequestError: if they have; the message names one.
+            RequestError: if they have, or changed a shape or a dtype; the message names one.
         """
-        changed = sorted(self._names ^ set(self.model.state_dict()))
-        if changed:
-            raise RequestError(
-                f"weights of the model must be the same before and after its first call, "
-                f"got {changed[0]!r} only {'before' if changed[0] in self._names else 'after'} it"
-            )
+        before, after = self._forms, _forms(self.model.state_dict())
+        for name in sorted(before.keys() | after.keys()):
+            if before.get(name) != after.get(name):
+                got = f"got {name!r} with another shape or dtype"
+                if name not in before or name not in after:
+                    got = f"got {name!r} only {'before' if name in before else 'after'} it"
+                raise RequestError(
+                    f"weights of the model must be the same before and after a call, {got}"
+                )
 
     def restart(self, weights: Mapping[str, Tensor]) -> None:
         """Continue with new weights and a new state of the optimiser, but with the next batches."""
@@ -248,7 +255,7 @@ class Loop:
     @property
     def num_parameters(self) -> int:
         """Number of trained parameters."""
-        return sum(parameter.numel() for parameter in self._parameters)
+        return sum(parameter.numel() for parameter in self._parameters if parameter.requires_grad)
 
     @property
     def time_s(self) -> float:
@@ -256,7 +263,12 @@ class Loop:
         return round(self._time_s + time.monotonic() - self._clock, 3)
 
     def tensors(self) -> TensorFiles:
-        """Return weights, state of the optimiser and tensors of hooks, as files of tensors."""
+        """Return weights, state of the optimiser and tensors of hooks, as files of tensors.
+
+        Raises:
+            RequestError: as in :meth:`check_weights`.
+        """
+        self.check_weights()
         weights = dict(self.model.state_dict())
         files = {"model": weights, "optimizer": optimizer_state(self.optimizer, self.model)[0]}
         buffers = {n: b for n, b in self.model.named_buffers() if n not in weights}
@@ -287,7 +299,12 @@ class Loop:
         self.model.load_state_dict(tensors["model"])
         for name, buffer in tensors.get("buffers", {}).items():
             path, _, attribute = name.rpartition(".")
-            setattr(self.model.get_submodule(path), attribute, buffer.to(self.fabric.device))
+            module = self.model.get_submodule(path)
+            if attribute in module._buffers:
+                setattr(module, attribute, buffer.to(self.fabric.device))
+            else:
+                # A call has made it.
+                module.register_buffer(attribute, buffer.to(self.fabric.device), persistent=False)
         # Checkpoints of older versions hold tensors alone.
         load_optimizer(self.optimizer, self.model, tensors["optimizer"], state.get("optimizer", {}))
         self.step, self.stopped = state["trainer"]["step"], state["stopped"]
@@ -295,6 +312,16 @@ class Loop:
         self.averages.load_state_dict(state["trainer"], self.fabric.device)
         for hook in self.hooks:
             hook.load_state_dict(state, tensors)
+
+
+def _forms(weights: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """Return the shapes and dtypes of weights by their names."""
+    return {name: (t.shape, t.dtype) for name, t in weights.items() if isinstance(t, Tensor)}
+
+
+def _entries(gradient: Tensor) -> Tensor:
+    """Return a tensor with the norm of a gradient, which may be sparse."""
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
 class Averages:

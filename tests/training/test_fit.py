@@ -175,11 +175,74 @@ def test_ones_own_hook_is_called_and_restored(tmp_path):
         ({"settings": {"f": print}}, "settings must be JSON data"),
         ({"on_event": 3}, "on_event must be a function or None"),
         ({"optimizer": torch.optim.SGD(build().parameters())}, "optimizer must have parameters"),
+        ({"optimizer": torch.optim.SGD}, "optimizer must be an optimiser or None, got <class"),
+        ({"model": abs}, "model must be a module, got <built-in"),
+        ({"batch": None}, "batch must be a function, got None"),
+        ({"loss": 3}, "loss must be a function, got 3"),
+        ({"evaluate": 3}, "evaluate must be a function, got 3"),
+        ({"hooks": [3]}, "hooks must be hooks, got 3"),
+        ({"settings": [1]}, r"settings must be JSON data, got \[1\]"),
+        ({"seed": 1.5}, "seed must be an int, got 1.5"),
+        ({"num_threads": 0}, "num_threads must be greater than or equal to 1, got 0"),
+        ({"clip_norm": -1.0}, "clip_norm must be greater than 0, got -1"),
+        ({"clip_norm": float("nan")}, "clip_norm must be a finite number"),
+        ({"checkpoint_every_s": float("nan")}, "checkpoint_every_s must be a finite number"),
+        ({"checkpoint_every_s": -1.0}, "checkpoint_every_s must be greater than or equal to 0"),
+        ({"stop_at": float("nan")}, "stop_at must be a finite number"),
+        ({"evaluate": None}, "criterion must be None without evaluate, got 'score'"),
     ],
 )
 def test_bad_arguments_are_named(tmp_path, changes, message):
+    arguments = {"model": build(), "batch": batch, "loss": loss, "num_steps": 4, **OPTIONS}
     with pytest.raises(RequestError, match=f"^{message}"):
-        fit(build(), batch, loss, tmp_path / "run", **{"num_steps": 4, **OPTIONS, **changes})
+        fit(folder=tmp_path / "run", **{**arguments, **changes})
+
+
+@pytest.mark.parametrize("kind", ["vector", "one entry", "number", "table of vectors", "empty"])
+def test_a_loss_that_is_no_scalar_is_refused_at_the_first_step(tmp_path, kind):
+    def odd(model, x):
+        y = model(x)
+        odd_losses = {"vector": y, "one entry": y.sum()[None], "number": y.sum().item()}
+        return {**odd_losses, "table of vectors": {"a": y}, "empty": {}}[kind]
+
+    with pytest.raises(RequestError, match=r"^loss must be a tensor of shape \(\), or a table"):
+        fit(build(), batch, odd, tmp_path, num_steps=4, device="cpu")
+
+
+@pytest.mark.parametrize("found", [None, [1.0], {"score": "high"}, {"score": torch.ones(2)}])
+def test_an_evaluation_that_is_no_table_of_numbers_is_refused_and_the_steps_are_saved(
+    tmp_path, found
+):
+    options = OPTIONS | {"evaluate": lambda _: found, "evaluate_every": 3}
+    with pytest.raises(RequestError, match=r"^evaluate must return numbers by name, got"):
+        fit(build(), batch, loss, tmp_path, num_steps=4, **options)
+    assert (tmp_path / "checkpoints" / "step-000000003").exists()
+
+
+class Storing(Hook):
+    """A hook that stores tensors and JSON data under a name."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def tensors(self):
+        return {} if self.name == "trainer" else {self.name: {"w": torch.ones(1)}}
+
+    def state_dict(self):
+        return {self.name: {"w": 1}}
+
+
+@pytest.mark.parametrize(
+    "names", [["model"], ["trainer"], ["files"], ["a", "a"], ["../a"], ["a/b"]]
+)
+def test_hooks_that_store_under_a_name_of_others_are_refused_before_a_step(tmp_path, names):
+    steps = []
+    with pytest.raises(RequestError, match=r"^hooks must store under names of their own, got"):
+        fit(
+            build(), batch, loss, tmp_path, num_steps=4, hooks=[Storing(name) for name in names],
+            on_event=lambda event: steps.append(event.kind), **OPTIONS,
+        )  # fmt: skip
+    assert "step" not in steps
 
 
 def test_a_folder_of_other_settings_or_of_another_model_is_refused(tmp_path):
@@ -410,3 +473,19 @@ def test_a_call_whose_best_value_is_no_number_is_extended(tmp_path):
     fit(build(), batch, loss, tmp_path, num_steps=8, **options)
     found = fit(build(), batch, loss, tmp_path, num_steps=12, extend=True, **options)
     assert found.best["step"] == 12
+
+
+def test_an_optimizer_without_a_rate_diverges_as_others_do(tmp_path):
+    class Unit(torch.optim.Optimizer):
+        def __init__(self, parameters):
+            super().__init__(parameters, {})
+
+        def step(self, closure=None):
+            del closure
+
+    model = build()
+    with pytest.raises(FloatingPointError, match=r"^loss must be finite, got inf at step 1 of 4"):
+        fit(
+            model, batch, lambda net, x: net(x).sum() / 0, tmp_path, num_steps=4, device="cpu",
+            optimizer=Unit(model.parameters()),
+        )  # fmt: skip

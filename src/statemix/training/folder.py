@@ -230,8 +230,8 @@ def _reopen_run(folder: Path) -> None:
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
         step = state["trainer"]["step"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        condition = "must hold a run's last state to extend it, as finished runs have since"
-        raise RequestError(f"{folder / STATE} {condition} version 0.1: {error!r}") from error
+        condition = "must hold a run's last state to extend it, as finished runs have since 0.1"
+        raise RequestError(f"{folder / STATE} {condition}: {error!r}") from error
     tensors = {
         Path(file).stem: load_weights(folder, file, sha256) for file, sha256 in hashes.items()
     }

@@ -13,10 +13,11 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from statemix.errors import RequestError, SettingError
 from statemix.interrupts import Interrupts
 from statemix.models import earlier_name
+from statemix.tensor_files import check_forms, forms
 from statemix.training.batches import Batches
 from statemix.training.checkpoint import TensorFiles, load_optimizer, optimizer_state
 from statemix.training.config import OptimizerConfig
-from statemix.training.hooks import Event, Hook
+from statemix.training.hooks import Event, Hook, add_stored
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -87,7 +88,7 @@ class Loop:
         self._resumed, self._time_s, self._clock = False, 0.0, time.monotonic()
         # The wrapped pair trains; the bare pair is evaluated, saved and restored.
         self._wrapped: Any = fabric.setup(model, optimizer)
-        self._forms = _forms(model.state_dict())
+        self._forms = forms(model.state_dict())
         self._parameters = list(model.parameters())
         self._reporting = {
             name: module for name, module in model.named_modules() if hasattr(module, "reports")
@@ -170,7 +171,8 @@ class Loop:
             loss = loss + part.detach()
             parts.append(losses)
             reports.append(self.reports())
-        norm = get_total_norm([_entries(p.grad) for p in self._parameters if p.grad is not None])
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        norm = get_total_norm([g.coalesce().values() if g.is_sparse else g for g in gradients])
         # The only wait for the device.
         value, length = torch.stack([loss.double(), norm.double()]).tolist()
         error = self.refusal(value, length)
@@ -187,7 +189,7 @@ class Loop:
         optimizer.zero_grad()
         self.step = step + 1
         if step == 0:
-            # What cannot be resumed must show now, and not when it is needed.
+            # What cannot be resumed shows now.
             optimizer_state(self.optimizer, self.model)
         return float(value)
 
@@ -205,7 +207,7 @@ class Loop:
         for name, value in (("loss", loss), ("norm of the gradient", norm)):
             if not math.isfinite(value):
                 group = self.optimizer.param_groups[0]
-                rate = group["lr"] / group.get("rate_factor", 1.0)
+                rate = group.get("lr", math.nan) / group.get("rate_factor", 1.0)
                 return FloatingPointError(
                     f"{name} must be finite, got {value} at step {self.step + 1} of "
                     f"{self.num_steps} with learning rate {rate:.3g}; a smaller rate or clip_norm "
@@ -227,15 +229,7 @@ class Loop:
         Raises:
             RequestError: if they have, or changed a shape or a dtype; the message names one.
         """
-        before, after = self._forms, _forms(self.model.state_dict())
-        for name in sorted(before.keys() | after.keys()):
-            if before.get(name) != after.get(name):
-                got = f"got {name!r} with another shape or dtype"
-                if name not in before or name not in after:
-                    got = f"got {name!r} only {'before' if name in before else 'after'} it"
-                raise RequestError(
-                    f"weights of the model must be the same before and after a call, {got}"
-                )
+        check_forms(self._forms, forms(self.model.state_dict()))
 
     def restart(self, weights: Mapping[str, Tensor]) -> None:
         """Continue with new weights and a new state of the optimiser, but with the next batches."""
@@ -263,11 +257,7 @@ class Loop:
         return round(self._time_s + time.monotonic() - self._clock, 3)
 
     def tensors(self) -> TensorFiles:
-        """Return weights, state of the optimiser and tensors of hooks, as files of tensors.
-
-        Raises:
-            RequestError: as in :meth:`check_weights`.
-        """
+        """Return weights, state of the optimiser and tensors of hooks, as files of tensors."""
         self.check_weights()
         weights = dict(self.model.state_dict())
         files = {"model": weights, "optimizer": optimizer_state(self.optimizer, self.model)[0]}
@@ -275,7 +265,7 @@ class Loop:
         if buffers:
             files["buffers"] = buffers
         for hook in self.hooks:
-            files |= hook.tensors()
+            add_stored(files, hook.tensors(), ("buffers",))
         return files
 
     def state_dict(self) -> dict[str, Any]:
@@ -287,7 +277,7 @@ class Loop:
             "optimizer": optimizer_state(self.optimizer, self.model)[1],
         }
         for hook in self.hooks:
-            state |= hook.state_dict()
+            add_stored(state, hook.state_dict(), ("files",))
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], tensors: TensorFiles) -> None:
@@ -300,11 +290,10 @@ class Loop:
         for name, buffer in tensors.get("buffers", {}).items():
             path, _, attribute = name.rpartition(".")
             module = self.model.get_submodule(path)
-            if attribute in module._buffers:
-                setattr(module, attribute, buffer.to(self.fabric.device))
-            else:
+            if attribute not in module._buffers:
                 # A call has made it.
-                module.register_buffer(attribute, buffer.to(self.fabric.device), persistent=False)
+                module.register_buffer(attribute, None, persistent=False)
+            setattr(module, attribute, buffer.to(self.fabric.device))
         # Checkpoints of older versions hold tensors alone.
         load_optimizer(self.optimizer, self.model, tensors["optimizer"], state.get("optimizer", {}))
         self.step, self.stopped = state["trainer"]["step"], state["stopped"]
@@ -312,16 +301,6 @@ class Loop:
         self.averages.load_state_dict(state["trainer"], self.fabric.device)
         for hook in self.hooks:
             hook.load_state_dict(state, tensors)
-
-
-def _forms(weights: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """Return the shapes and dtypes of weights by their names."""
-    return {name: (t.shape, t.dtype) for name, t in weights.items() if isinstance(t, Tensor)}
-
-
-def _entries(gradient: Tensor) -> Tensor:
-    """Return a tensor with the norm of a gradient, which may be sparse."""
-    return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
 class Averages:

@@ -105,6 +105,8 @@ class Store:
         # Many editors leave no newline at the end.
         lines += [] if last is None else [last]
         for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
             row = self._row(number, line)
             if row["status"] == "done" or found.get(row["key"], row)["status"] != "done":
                 found[row["key"]] = row
@@ -116,7 +118,7 @@ class Store:
 
     def _row(self, number: int, line: bytes) -> Row:
         try:
-            row: Row = json.loads(line.decode())
+            row: Row = json.loads(line.decode("utf-8-sig"))
             reason = _fault(row)
         except (ValueError, RecursionError) as error:
             reason = f"{type(error).__name__}: {error}"
@@ -145,8 +147,8 @@ class Store:
             RequestError: if the last line is neither a row nor the beginning of one.
         """
         *lines, last = self.path.read_bytes().split(b"\n")
-        if not last:
-            return lines, None
+        if not last.strip():
+            return lines, last
         try:
             json.loads(last)
         except (ValueError, RecursionError):
@@ -197,7 +199,8 @@ def _is_scores(scores: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    # An integer may be too large for a float.
+    return type(value) in (int, float) and -math.inf < value < math.inf
 
 
 def row_of(ended: Ended) -> Row:

@@ -75,3 +75,11 @@ def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(RequestError, match=r"output must be .* \(a pipe\)"):
         open_for_append("output", tmp_path / "pipe")
+
+
+def test_what_can_be_appended_to_is_left_as_it_was(tmp_path):
+    open_for_append("output", tmp_path / "new" / "certificate.json")
+    assert not (tmp_path / "new" / "certificate.json").exists()
+    (tmp_path / "old").write_text("x")
+    open_for_append("output", tmp_path / "old")
+    assert (tmp_path / "old").read_text() == "x"

@@ -53,7 +53,9 @@ def make_folder(name: str, path: Path) -> None:
 
 
 def open_for_append(name: str, path: Path) -> None:
-    """Create ``path`` if necessary and check, before long work, that it can be appended to.
+    """Check, before long work, that ``path`` can be appended to, and make its folder.
+
+    A file that did not exist does not exist afterwards: the work may end without a result.
 
     Args:
         name: the option that holds the path.
@@ -67,8 +69,11 @@ def open_for_append(name: str, path: Path) -> None:
         raise RequestError(f"{name} must be a writable file, got {str(path)!r} (a pipe)")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not path.exists()
         with path.open("a", encoding="utf-8"):
             pass
+        if is_new:
+            path.unlink()
     except OSError as error:
         raise RequestError(
             f"{name} must be a writable file, got {str(path)!r} ({error.strerror})"

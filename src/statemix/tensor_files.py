@@ -1,6 +1,7 @@
 """Weights as bytes, and whether those of a model survive a file."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -84,3 +85,24 @@ def check_storable(model: nn.Module) -> None:
 
 def _bits_equal(one: Tensor, other: Tensor) -> bool:
     return one.dtype == other.dtype and tensor_bytes({"": one}) == tensor_bytes({"": other})
+
+
+def forms(weights: Mapping[str, Any]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Return shape and dtype of each tensor."""
+    return {name: (t.shape, t.dtype) for name, t in weights.items() if isinstance(t, Tensor)}
+
+
+def check_forms(before: Mapping[str, object], after: Mapping[str, object]) -> None:
+    """Check that weights have the names, shapes and dtypes that they had.
+
+    Raises:
+        RequestError: if they have not; the message names one.
+    """
+    for name in sorted(before.keys() | after.keys()):
+        if before.get(name) != after.get(name):
+            place = "before" if name not in after else "after"
+            which = "with another shape or dtype" if name in before and name in after else "only"
+            raise RequestError(
+                "weights of the model must be the same before and after a call, got "
+                f"{name!r} {which} {place} it"
+            )

@@ -15,3 +15,12 @@ def test_a_silent_run_says_from_time_to_time_where_it_is(capsys, monkeypatch):
             show("run", Event("step", step, 1000, loss=0.5))
     lines = capsys.readouterr().err.splitlines()
     assert lines == ["run: step 16 of 1,000", "run: step 31 of 1,000"]
+
+
+def test_a_log_that_cannot_be_written_ends_no_run(monkeypatch):
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        monkeypatch.setattr(progress.sys, "stderr", full)
+        with progress.shown() as show:
+            show("run", Event("started", 0, 1000, text="started"))
+        # The file tries again when it is closed.
+        full.detach()

@@ -130,6 +130,17 @@ def test_a_line_that_a_killed_writer_left_is_removed_by_the_next_one(tmp_path):
     assert [json.loads(line)["key"] for line in store.path.read_text().splitlines()] == ["a", "c"]
 
 
+@pytest.mark.parametrize("change", [b"\n%s", b"%s\n\n", b"%s  ", b"\xef\xbb\xbf%s"])
+def test_what_editors_leave_between_rows_does_no_harm(tmp_path, change):
+    store = Store(tmp_path / "runs.jsonl")
+    before = change % (json.dumps(row("a")).encode() + b"\n")
+    store.path.write_bytes(before)
+    assert list(store.rows()) == ["a"]
+    store.append(row("c"))
+    assert list(store.rows()) == ["a", "c"]
+    assert store.path.read_bytes().startswith(before)
+
+
 def test_a_last_row_without_a_newline_counts_and_stays(tmp_path):
     store = Store(tmp_path / "runs.jsonl")
     store.path.write_text(json.dumps(row("a")) + "\n" + json.dumps(row("b")))
@@ -184,6 +195,7 @@ TOO_LARGE = {"product": {"token_accuracy": 1.5, "mad_accuracy": 0.5}}
         ({"seed": "0"}, "seed='0'"),
         ({"environment": 3}, "environment=3"),
         ({"time_s": "1"}, "time_s='1'"),
+        ({"time_s": 10**400}, "time_s=1000"),
         ({"status": "weird"}, "status='weird'"),
         ({"best_test": {}}, r"best_test=\{\}"),
         ({"best_test": [1]}, r"best_test=\[1\]"),

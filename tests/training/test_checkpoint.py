@@ -91,6 +91,7 @@ DAMAGES = {
     "missing manifest": lambda path: (path / "manifest.json").unlink(),
     "empty manifest": lambda path: (path / "manifest.json").write_text("{}"),
     "manifest that is no JSON": lambda path: (path / "manifest.json").write_text("{"),
+    "manifest too deep to read": lambda path: (path / "manifest.json").write_text("[" * 10**5),
     "empty folder": lambda path: shutil.rmtree(path) or path.mkdir(),
     "folder in place of tensors": lambda path: replace_by_folder(path / "model.safetensors"),
     "folder in place of the manifest": lambda path: replace_by_folder(path / "manifest.json"),
@@ -224,7 +225,9 @@ def test_steps_beyond_nine_digits_sort_as_numbers(tmp_path):
     assert checkpoint.newest_before(tmp_path, 10**9 + 1).name == "step-1000000000"
 
 
-@pytest.mark.parametrize("name", [".DS_Store", "Thumbs.db", ".nfs00000001", "notes.txt"])
+@pytest.mark.parametrize(
+    "name", [".DS_Store", "Thumbs.db", ".nfs00000001", "notes.txt", "mine.safetensors"]
+)
 def test_files_of_others_do_no_harm_and_stay(tmp_path, name):
     save(tmp_path, 1)
     save(tmp_path, 2)

@@ -95,9 +95,12 @@ def test_a_search_is_not_extended(fresh, tmp_path):
 
 def test_a_finished_run_of_an_older_version_says_what_is_missing(tiny, tmp_path):
     train(tiny(), tmp_path)
-    (tmp_path / "state.json").unlink()
-    with pytest.raises(RequestError, match=r"state\.json must hold a run's last state to extend"):
-        train(tiny({"schedules.epochs": 7}), tmp_path, extend=True)
+    for content in ("null", '{"trainer": []}', "{", None):
+        (tmp_path / "state.json").write_text(content or "")
+        if content is None:
+            (tmp_path / "state.json").unlink()
+        with pytest.raises(RequestError, match=r"state\.json must hold a run's last state to exte"):
+            train(tiny({"schedules.epochs": 7}), tmp_path, extend=True)
     assert load_outcome(tmp_path).last.step == 12
 
 

@@ -175,11 +175,74 @@ def test_ones_own_hook_is_called_and_restored(tmp_path):
         ({"settings": {"f": print}}, "settings must be JSON data"),
         ({"on_event": 3}, "on_event must be a function or None"),
         ({"optimizer": torch.optim.SGD(build().parameters())}, "optimizer must have parameters"),
+        ({"optimizer": torch.optim.SGD}, "optimizer must be an optimiser or None, got <class"),
+        ({"model": abs}, "model must be a module, got <built-in"),
+        ({"batch": None}, "batch must be a function, got None"),
+        ({"loss": 3}, "loss must be a function, got 3"),
+        ({"evaluate": 3}, "evaluate must be a function, got 3"),
+        ({"hooks": [3]}, "hooks must be hooks, got 3"),
+        ({"settings": [1]}, r"settings must be JSON data, got \[1\]"),
+        ({"seed": 1.5}, "seed must be an int, got 1.5"),
+        ({"num_threads": 0}, "num_threads must be greater than or equal to 1, got 0"),
+        ({"clip_norm": -1.0}, "clip_norm must be greater than 0, got -1"),
+        ({"clip_norm": float("nan")}, "clip_norm must be a finite number"),
+        ({"checkpoint_every_s": float("nan")}, "checkpoint_every_s must be a finite number"),
+        ({"checkpoint_every_s": -1.0}, "checkpoint_every_s must be greater than or equal to 0"),
+        ({"stop_at": float("nan")}, "stop_at must be a finite number"),
+        ({"evaluate": None}, "criterion must be None without evaluate, got 'score'"),
     ],
 )
 def test_bad_arguments_are_named(tmp_path, changes, message):
+    arguments = {"model": build(), "batch": batch, "loss": loss, "num_steps": 4, **OPTIONS}
     with pytest.raises(RequestError, match=f"^{message}"):
-        fit(build(), batch, loss, tmp_path / "run", **{"num_steps": 4, **OPTIONS, **changes})
+        fit(folder=tmp_path / "run", **{**arguments, **changes})
+
+
+@pytest.mark.parametrize("kind", ["vector", "one entry", "number", "table of vectors", "empty"])
+def test_a_loss_that_is_no_scalar_is_refused_at_the_first_step(tmp_path, kind):
+    def odd(model, x):
+        y = model(x)
+        odd_losses = {"vector": y, "one entry": y.sum()[None], "number": y.sum().item()}
+        return {**odd_losses, "table of vectors": {"a": y}, "empty": {}}[kind]
+
+    with pytest.raises(RequestError, match=r"^loss must be a tensor of shape \(\), or a table"):
+        fit(build(), batch, odd, tmp_path, num_steps=4, device="cpu")
+
+
+@pytest.mark.parametrize("found", [None, [1.0], {"score": "high"}, {"score": torch.ones(2)}])
+def test_an_evaluation_that_is_no_table_of_numbers_is_refused_and_the_steps_are_saved(
+    tmp_path, found
+):
+    options = OPTIONS | {"evaluate": lambda _: found, "evaluate_every": 3}
+    with pytest.raises(RequestError, match=r"^evaluate must return numbers by name, got"):
+        fit(build(), batch, loss, tmp_path, num_steps=4, **options)
+    assert (tmp_path / "checkpoints" / "step-000000003").exists()
+
+
+class Storing(Hook):
+    """A hook that stores tensors and JSON data under a name."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def tensors(self):
+        return {} if self.name == "trainer" else {self.name: {"w": torch.ones(1)}}
+
+    def state_dict(self):
+        return {self.name: {"w": 1}}
+
+
+@pytest.mark.parametrize(
+    "names", [["model"], ["trainer"], ["files"], ["a", "a"], ["../a"], ["a/b"]]
+)
+def test_hooks_that_store_under_a_name_of_others_are_refused_before_a_step(tmp_path, names):
+    steps = []
+    with pytest.raises(RequestError, match=r"^hooks must store under names of their own, got"):
+        fit(
+            build(), batch, loss, tmp_path, num_steps=4, hooks=[Storing(name) for name in names],
+            on_event=lambda event: steps.append(event.kind), **OPTIONS,
+        )  # fmt: skip
+    assert "step" not in steps
 
 
 def test_a_folder_of_other_settings_or_of_another_model_is_refused(tmp_path):
@@ -209,10 +272,16 @@ class Odd(nn.Module):
         elif kind == "late buffer":
             del self.table
             self.register_buffer("table", None)
+        elif kind in ("growing buffer", "buffer of another dtype"):
+            self.register_buffer("calls", torch.zeros(1, dtype=torch.int64))
 
     def forward(self, x):
         if self.kind == "late buffer" and self.table is None:
             self.table = torch.ones(3)
+        elif self.kind == "growing buffer":
+            self.calls = torch.cat([self.calls, self.calls[:1]])
+        elif self.kind == "buffer of another dtype":
+            self.calls = self.calls + 0.5
         return self.map(x)
 
     def get_extra_state(self):
@@ -231,6 +300,8 @@ class Odd(nn.Module):
         "sparse buffer",
         "meta buffer",
         "late buffer",
+        "growing buffer",
+        "buffer of another dtype",
         "extra state",
     ],
 )
@@ -292,3 +363,129 @@ def test_metrics_hold_no_nan(tmp_path):
     text = (tmp_path / "metrics.jsonl").read_text() + (tmp_path / "summary.json").read_text()
     assert "NaN" not in text
     assert json.loads(text.splitlines()[0])["scores"] == {"odd": None}
+
+
+class Counting(nn.Module):
+    """A module that makes a buffer at a call, and another one that is not stored at the first."""
+
+    def __init__(self, made_at=0):
+        super().__init__()
+        self.map, self.made_at = nn.Linear(3, 1), made_at
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        self.calls += 1
+        if not hasattr(self, "first"):
+            self.register_buffer("first", x.detach().mean(0), persistent=False)
+        if self.calls == self.made_at:
+            self.register_buffer("late", torch.ones(3))
+        return self.map(x * self.first)
+
+
+def test_weights_that_appear_later_are_refused_by_the_next_checkpoint(tmp_path):
+    with pytest.raises(RequestError, match=r"got 'late' only after it"):
+        fit(
+            Counting(made_at=4), batch, loss, tmp_path, num_steps=9, device="cpu",
+            checkpoint_every_s=0.0,
+        )  # fmt: skip
+    assert max(path.name for path in (tmp_path / "checkpoints").iterdir()) == "step-000000003"
+
+
+def test_a_buffer_that_is_not_stored_survives_two_kills(tmp_path):
+    def train(folder, **options):
+        torch.manual_seed(0)
+        fit(Counting(), batch, loss, folder, num_steps=8, device="cpu", num_threads=1, **options)
+        return (folder / "model.safetensors").read_bytes()
+
+    whole = train(tmp_path / "whole")
+    for step in (2, 5):
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path / "run", on_event=stop_at(step))
+    assert train(tmp_path / "run") == whole
+
+
+class Warming(torch.optim.SGD):
+    """An optimiser that counts its steps, in its state or beside it."""
+
+    def __init__(self, model, place):
+        super().__init__(model.parameters(), lr=0.01)
+        self.place, self.count = place, 0
+
+    def step(self, closure=None):
+        self.count += 1
+        if self.place == "state":
+            self.state["count"] = self.count
+        return super().step(closure)
+
+    def state_dict(self):
+        further = {"count": self.count} if self.place == "beside" else {}
+        return super().state_dict() | further
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda model: Warming(model, "state"), r"^state of the optimizer .*got 'count'"),
+        (lambda model: Warming(model, "beside"), r"^state of the optimizer .*got 'count'"),
+        (lambda model: torch.optim.LBFGS(model.parameters()), r"^optimizer must .*LBFGS"),
+    ],
+)
+def test_an_optimizer_that_cannot_be_resumed_is_refused_at_once(tmp_path, make, message):
+    model = build()
+    with pytest.raises(RequestError, match=message):
+        fit(model, batch, loss, tmp_path, num_steps=9, optimizer=make(model), device="cpu")
+
+
+def test_a_model_without_trained_weights_is_refused(tmp_path):
+    for model in (build().requires_grad_(requires_grad=False), nn.Flatten()):
+        with pytest.raises(RequestError, match=r"^model must have weights"):
+            fit(model, batch, loss, tmp_path / "run", num_steps=2, device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
+def test_sparse_gradients_are_clipped_and_resumed(tmp_path):
+    def train(folder, **options):
+        torch.manual_seed(0)
+        model = nn.EmbeddingBag(5, 1, sparse=True)
+        fit(
+            model, lambda step: torch.tensor([[step % 5, 1, 1]]), lambda net, x: net(x).exp().sum(),
+            folder, num_steps=8, device="cpu", num_threads=1, clip_norm=0.1,
+            optimizer=torch.optim.SparseAdam(model.parameters(), lr=0.1), **options,
+        )  # fmt: skip
+        return (folder / "model.safetensors").read_bytes()
+
+    whole = train(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "run", on_event=stop_at(3))
+    assert train(tmp_path / "run") == whole
+
+
+def test_a_finished_call_is_read_from_a_folder_that_others_write(tmp_path, monkeypatch):
+    fit(build(), batch, loss, tmp_path, num_steps=2, device="cpu")
+    monkeypatch.setattr("statemix.training.folder.lock_folder", None)
+    assert fit(build(), batch, loss, tmp_path, num_steps=2, device="cpu").last["step"] == 2
+
+
+def test_a_call_whose_best_value_is_no_number_is_extended(tmp_path):
+    values = iter([float("nan"), float("nan"), 0.5])
+    options = OPTIONS | {"evaluate": lambda _: {"accuracy": next(values)}, "evaluate_every": 4}
+    options["criterion"] = "accuracy"
+    fit(build(), batch, loss, tmp_path, num_steps=8, **options)
+    found = fit(build(), batch, loss, tmp_path, num_steps=12, extend=True, **options)
+    assert found.best["step"] == 12
+
+
+def test_an_optimizer_without_a_rate_diverges_as_others_do(tmp_path):
+    class Unit(torch.optim.Optimizer):
+        def __init__(self, parameters):
+            super().__init__(parameters, {})
+
+        def step(self, closure=None):
+            del closure
+
+    model = build()
+    with pytest.raises(FloatingPointError, match=r"^loss must be finite, got inf at step 1 of 4"):
+        fit(
+            model, batch, lambda net, x: net(x).sum() / 0, tmp_path, num_steps=4, device="cpu",
+            optimizer=Unit(model.parameters()),
+        )  # fmt: skip

@@ -179,4 +179,7 @@ def read_words(annotation: Any, words: Sequence[str], name: str) -> Any:
         raise RequestError(f"{name} must have a value, got none")
     if len(words) > 1:
         raise RequestError(f"{name} must have one value, got {', '.join(words)}")
+    if kind is Path and not words[0]:
+        # It would be the working directory.
+        raise RequestError(f"{name} must have a value, got ''")
     return Path(words[0]) if kind is Path else typed(words[0])

@@ -169,6 +169,8 @@ def read_fields(options: Sequence[Option], groups: Groups) -> dict[str, Any]:
             raise RequestError(f"{flag} must be given once")
         if bare(option.annotation) is bool and given[:1] not in (["true"], ["false"]):
             given = ["true" if option.flag == name else "false", *given]
+        if not given and option.default == () and takes_many(option.annotation):
+            raise RequestError(f"{flag} must have a value, got none")
         count = len(given) if takes_many(option.annotation) else 1
         words[option.field] = given[:count]
         free += given[count:]

@@ -83,4 +83,6 @@ class _Lines:
                 return
             self._parts[name] = part
         self._written[name] = now
-        print(f"{name}: {text}", file=sys.stderr, flush=True)
+        # A log that cannot be written must not end a run.
+        with contextlib.suppress(OSError):
+            print(f"{name}: {text}", file=sys.stderr, flush=True)

@@ -119,6 +119,8 @@ class Store:
         # Many editors leave no newline at the end.
         lines += [] if last is None else [last]
         for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
             row = self._row(number, line)
             if row["status"] == "done" or found.get(row["key"], row)["status"] != "done":
                 found[row["key"]] = row
@@ -130,7 +132,7 @@ class Store:
 
     def _row(self, number: int, line: bytes) -> StoredRow:
         try:
-            row: StoredRow = json.loads(line.decode())
+            row: StoredRow = json.loads(line.decode("utf-8-sig"))
             reason = _fault(row)
         except (ValueError, RecursionError) as error:
             reason = f"{type(error).__name__}: {error}"
@@ -159,8 +161,8 @@ class Store:
             RequestError: if the last line is neither a row nor the beginning of one.
         """
         *lines, last = self.path.read_bytes().split(b"\n")
-        if not last:
-            return lines, None
+        if not last.strip():
+            return lines, last
         try:
             json.loads(last)
         except (ValueError, RecursionError):
@@ -211,7 +213,8 @@ def _is_scores(scores: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    # An integer may be too large for a float.
+    return type(value) in (int, float) and -math.inf < value < math.inf
 
 
 def _plain(heads: Mapping[str, Scores]) -> PlainHeads:

@@ -32,6 +32,7 @@ _DAMAGE = (
     IsADirectoryError,
     NotADirectoryError,
     ValueError,
+    RecursionError,
     SafetensorError,
 )
 
@@ -139,11 +140,15 @@ def _step(name: str) -> int:
 
 
 def _remove(checkpoint: Path) -> None:
-    """Remove the files that a checkpoint may hold, and its folder if nothing else is in it."""
+    """Remove the files that a checkpoint lists, and its folder if nothing else is in it."""
     if checkpoint.is_symlink() or not checkpoint.is_dir():
         return
+    own = {_MANIFEST, _STATE}
+    with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
+        own |= set(json.loads((checkpoint / _MANIFEST).read_bytes()))
     for path in checkpoint.iterdir():
-        is_own = path.name in (_MANIFEST, _STATE) or path.suffix == _SUFFIX
+        # An unfinished checkpoint has no list.
+        is_own = path.name in own or (checkpoint.name == _UNFINISHED and path.suffix == _SUFFIX)
         if is_own and (path.is_symlink() or path.is_file()):
             path.unlink()
     with contextlib.suppress(OSError):
@@ -203,6 +208,12 @@ def optimizer_state(
     Raises:
         RequestError: if the state holds something else.
     """
+    own = set(model.parameters())
+    further: list[Any] = [key for key in optimizer.state if key not in own]
+    further += sorted(optimizer.state_dict().keys() - {"state", "param_groups"})
+    if further:
+        condition = "must belong to parameters and groups alone, so that runs can be resumed"
+        raise RequestError(f"state of the optimizer {condition}, got {further[0]!r}")
     tensors, values = {}, {}
     for name, parameter in model.named_parameters():
         for quantity, value in optimizer.state.get(parameter, {}).items():
@@ -228,9 +239,9 @@ def load_optimizer(
     numbers: Mapping[str, Any],
 ) -> None:
     """Restore the result of :func:`optimizer_state`, bit-identical and in its own dtypes."""
-    parameters = dict(model.named_parameters())
+    own = dict(model.named_parameters())
     # Checkpoints of older versions have other names.
-    parameters |= {earlier_name(name): parameter for name, parameter in parameters.items()}
+    parameters = {earlier_name(name): parameter for name, parameter in own.items()} | own
     optimizer.state.clear()
     for key, value in (*tensors.items(), *numbers.get("values", {}).items()):
         name, quantity = key.rsplit("/", 1)

@@ -1,6 +1,7 @@
 """Train any module on any batches, with everything that a run has."""
 
 import contextlib
+import inspect
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,14 @@ from statemix.errors import RequestError, SettingError
 from statemix.interrupts import Interrupts
 from statemix.tensor_files import check_storable
 from statemix.training import folder as runs
-from statemix.training.config import Device, Precision, RuntimeConfig, chosen_device
+from statemix.training.config import (
+    Device,
+    NotNegative,
+    Positive,
+    Precision,
+    RuntimeConfig,
+    chosen_device,
+)
 from statemix.training.devices import (
     build_fabric,
     check_device,
@@ -27,6 +35,7 @@ from statemix.training.hooks import Checkpoints, Evaluation, Event, Hook, Row
 from statemix.training.loop import Loop
 from statemix.training.outcome import save_outcome
 from statemix.training.run import CHECKPOINT_EVERY_S, check_arguments, resume, run_loop
+from statemix.training.settings import checked
 
 # Version of what `fit` stores; runs of `train` have versions of their own.
 _SCHEMA = 1
@@ -88,7 +97,8 @@ def fit(
 
     The same call after Ctrl-C, SIGTERM or ``kill -9`` ends with weights that are bit-identical to
     those of an uninterrupted call on the same machine, if ``batch``, ``loss`` and ``evaluate``
-    depend on their arguments alone. Random numbers of PyTorch are seeded before every step.
+    depend on their arguments alone, and all that the model changes is in its parameters and
+    buffers. Random numbers of PyTorch are seeded before every step.
 
     Args:
         model: the model, trained in place; at the end, it has the last weights. Where a run
@@ -138,16 +148,29 @@ def fit(
     folder = Path(folder)
     check_arguments(on_event)
     _check_numbers(num_steps=num_steps, evaluate_every=evaluate_every)
+    _check_parts(model, hooks, optimizer, batch=batch, loss=loss, evaluate=evaluate or float)
+    if evaluate is None and criterion is not None:
+        raise RequestError(f"criterion must be None without evaluate, got {criterion!r}")
     if criterion is None and stop_at is not None:
         raise RequestError(f"stop_at must be None without a criterion, got {stop_at}")
+    if type(seed) is not int:
+        raise RequestError(f"seed must be an int, got {seed!r}")
+    clip_norm = checked(Positive | None, clip_norm, "clip_norm")
+    stop_at = checked(float | None, stop_at, "stop_at")
+    checkpoint_every_s = checked(NotNegative, checkpoint_every_s, "checkpoint_every_s")
     check_device("device", device)
     runtime = RuntimeConfig(
         precision=precision,
         device=chosen_device(device),
-        num_threads=num_threads or torch.get_num_threads(),
+        num_threads=torch.get_num_threads() if num_threads is None else num_threads,
     )
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise RequestError("model must have weights that are trained, got none")
     check_storable(model)
-    request = _request(model, num_steps, seed, dict(settings or {}))
+    request = _request(model, num_steps, seed, settings or {})
+    # A folder that cannot be written is still read.
+    if runs.is_finished(folder, runs.resolve_config(folder, request, extend=extend)):
+        return _load(model, folder)
     with contextlib.ExitStack() as stack:
         stack.enter_context(runs.lock_folder(folder))
         stored = runs.resolve_config(folder, request, extend=extend)
@@ -194,15 +217,30 @@ def _check_numbers(**numbers: object) -> None:
             raise RequestError(f"{name} must be an int of at least 1, got {number!r}")
 
 
+def _check_parts(
+    model: object, hooks: Sequence[object], optimizer: object, **functions: object
+) -> None:
+    if not isinstance(model, nn.Module):
+        raise RequestError(f"model must be a module, got {model!r}")
+    for hook in hooks:
+        if not isinstance(hook, Hook):
+            raise RequestError(f"hooks must be hooks, got {hook!r}")
+    if not isinstance(optimizer, torch.optim.Optimizer | None):
+        raise RequestError(f"optimizer must be an optimiser or None, got {optimizer!r}")
+    for name, function in functions.items():
+        if not callable(function):
+            raise RequestError(f"{name} must be a function, got {function!r}")
+
+
 def _request(
-    model: nn.Module, num_steps: int, seed: int, settings: dict[str, Any]
+    model: nn.Module, num_steps: int, seed: int, settings: Mapping[str, Any]
 ) -> runs.StoredConfig:
     tensors = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
-    plain = {
-        "fit": {"settings": settings, "seed": seed, "model": tensors},
-        "schedules": {"num_steps": num_steps},
-    }
     try:
+        plain = {
+            "fit": {"settings": dict(settings), "seed": seed, "model": tensors},
+            "schedules": {"num_steps": num_steps},
+        }
         plain = json.loads(json.dumps(plain, allow_nan=False))
     except (TypeError, ValueError) as error:
         raise RequestError(f"settings must be JSON data, got {settings!r} ({error})") from error
@@ -213,10 +251,22 @@ def _check_optimizer(loop: Loop) -> None:
     own = set(loop.model.parameters())
     if any(p not in own for group in loop.optimizer.param_groups for p in group["params"]):
         raise RequestError("optimizer must have parameters of the model alone")
+    closure = inspect.signature(loop.optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        kind = type(loop.optimizer).__name__
+        raise RequestError(f"optimizer must make a step without a closure, got {kind}")
 
 
-def _by_name(losses: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
-    return {"train": losses} if isinstance(losses, Tensor) else dict(losses)
+def _by_name(found: Any) -> dict[str, Tensor]:
+    losses = {"train": found} if isinstance(found, Tensor) else found
+    condition = "loss must be a tensor of shape (), or a table of such tensors by name"
+    if not isinstance(losses, Mapping) or not losses:
+        raise RequestError(f"{condition}, got {found!r}")
+    for name, part in losses.items():
+        if not isinstance(part, Tensor) or part.shape:
+            got = f"shape {tuple(part.shape)}" if isinstance(part, Tensor) else repr(part)
+            raise RequestError(f"{condition}, got {got} for {name!r}")
+    return dict(losses)
 
 
 def _evaluate(loop: Loop, evaluate: Callable[[Any], Mapping[str, float]] | None) -> tuple[Row, str]:
@@ -225,16 +275,22 @@ def _evaluate(loop: Loop, evaluate: Callable[[Any], Mapping[str, float]] | None)
         return row, ""
     loop.model.eval()
     with torch.no_grad(), loop.fabric.autocast():
-        row["scores"] = {name: float(value) for name, value in evaluate(loop.model).items()}
+        found = evaluate(loop.model)
+    try:
+        row["scores"] = {name: float(value) for name, value in found.items()}
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        raise RequestError(f"evaluate must return numbers by name, got {found!r}") from error
     return row, "".join(f", {name} {value:.4f}" for name, value in row["scores"].items())
 
 
 def _value(row: Row, criterion: str | None) -> float:
-    value = row.get("scores", {}).get(criterion)
-    if value is None:
-        names = sorted(row.get("scores", {}))
-        raise SettingError("criterion", f"must be a number of evaluate ({names})", criterion)
-    return -math.inf if math.isnan(value) else value
+    scores = row.get("scores", {})
+    if criterion not in scores:
+        condition = f"must be a number of evaluate ({sorted(scores)})"
+        raise SettingError("criterion", condition, criterion)
+    value = scores[criterion]
+    # Files of finished runs have None for NaN.
+    return -math.inf if value is None or math.isnan(value) else value
 
 
 def _load(model: nn.Module, folder: Path) -> Fitted:

@@ -228,14 +228,15 @@ def _reopen_run(folder: Path) -> None:
     hashes = read_summary(folder)["weights"]
     try:
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        condition = "must hold a run's last state to extend it, as finished runs have since"
-        raise RequestError(f"{folder / STATE} {condition} version 0.1: {error}") from error
+        step = state["trainer"]["step"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        condition = "must hold a run's last state to extend it, as finished runs have since 0.1"
+        raise RequestError(f"{folder / STATE} {condition}: {error!r}") from error
     tensors = {
         Path(file).stem: load_weights(folder, file, sha256) for file, sha256 in hashes.items()
     }
     state["stopped"] = False
-    save_checkpoint(folder / CHECKPOINTS, state["trainer"]["step"], tensors, state)
+    save_checkpoint(folder / CHECKPOINTS, step, tensors, state)
     (folder / SUMMARY).unlink()
 
 

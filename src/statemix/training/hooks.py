@@ -4,13 +4,14 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 
+from statemix.errors import RequestError
 from statemix.files import append, naming
 from statemix.training.checkpoint import TensorFiles, save_checkpoint
 from statemix.training.config import ScheduleConfig
@@ -90,6 +91,18 @@ class Hook:
 
     def load_state_dict(self, state: Mapping[str, Any], tensors: TensorFiles) -> None:
         """Restore this hook from the state and the tensors of all hooks."""
+
+
+def add_stored(stored: dict[str, Any], further: Mapping[str, Any], reserved: Sequence[str]) -> None:
+    """Add what a hook stores, under names of files that nothing else has.
+
+    Raises:
+        RequestError: if a name is taken, or is no name of a file.
+    """
+    for name in further:
+        if name in stored or name in reserved or Path(name).name != name:
+            raise RequestError(f"hooks must store under names of their own, got {name!r}")
+    stored |= further
 
 
 Row = dict[str, Any]

@@ -13,10 +13,11 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from statemix.errors import RequestError, SettingError
 from statemix.interrupts import Interrupts
 from statemix.models import earlier_name
+from statemix.tensor_files import check_forms, forms
 from statemix.training.batches import Batches
 from statemix.training.checkpoint import TensorFiles, load_optimizer, optimizer_state
 from statemix.training.config import OptimizerConfig
-from statemix.training.hooks import Event, Hook
+from statemix.training.hooks import Event, Hook, add_stored
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -85,10 +86,10 @@ class Loop:
         self._losses, self._clip_norm, self._seed = losses, clip_norm, seed
         self._emit = emit
         self._resumed, self._time_s, self._clock = False, 0.0, time.monotonic()
-        self._names = set(model.state_dict())
         # The wrapped pair trains; the bare pair is evaluated, saved and restored.
         self._wrapped: Any = fabric.setup(model, optimizer)
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._forms = forms(model.state_dict())
+        self._parameters = list(model.parameters())
         self._reporting = {
             name: module for name, module in model.named_modules() if hasattr(module, "reports")
         }
@@ -151,7 +152,8 @@ class Loop:
         Raises:
             FloatingPointError: if the loss or the norm of the gradient is not finite; the weights
                 are then unchanged.
-            RequestError: if the model has made weights in its first step.
+            RequestError: if the model has made or changed weights in its first step, or the state
+                of the optimiser cannot be stored.
         """
         model, optimizer = self._wrapped
         model.train()
@@ -169,7 +171,8 @@ class Loop:
             loss = loss + part.detach()
             parts.append(losses)
             reports.append(self.reports())
-        norm = get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        norm = get_total_norm([g.coalesce().values() if g.is_sparse else g for g in gradients])
         # The only wait for the device.
         value, length = torch.stack([loss.double(), norm.double()]).tolist()
         error = self.refusal(value, length)
@@ -179,12 +182,15 @@ class Loop:
         if self._clip_norm is not None:
             clip_grads_with_norm_(self._parameters, self._clip_norm, norm)
         if step == 0:
-            self.check_names()
+            self.check_weights()
         # The averages must not include a step that failed.
         self.averages.collect(parts, reports)
         optimizer.step()
         optimizer.zero_grad()
         self.step = step + 1
+        if step == 0:
+            # What cannot be resumed shows now.
+            optimizer_state(self.optimizer, self.model)
         return float(value)
 
     def _seed_generators(self, step: int) -> None:
@@ -201,7 +207,7 @@ class Loop:
         for name, value in (("loss", loss), ("norm of the gradient", norm)):
             if not math.isfinite(value):
                 group = self.optimizer.param_groups[0]
-                rate = group["lr"] / group.get("rate_factor", 1.0)
+                rate = group.get("lr", math.nan) / group.get("rate_factor", 1.0)
                 return FloatingPointError(
                     f"{name} must be finite, got {value} at step {self.step + 1} of "
                     f"{self.num_steps} with learning rate {rate:.3g}; a smaller rate or clip_norm "
@@ -217,18 +223,13 @@ class Loop:
             for key, number in module.reports().items()
         }
 
-    def check_names(self) -> None:
+    def check_weights(self) -> None:
         """Check that calls of the model have made no weights, which a new model would not have.
 
         Raises:
-            RequestError: if they have; the message names one.
+            RequestError: if they have, or changed a shape or a dtype; the message names one.
         """
-        changed = sorted(self._names ^ set(self.model.state_dict()))
-        if changed:
-            raise RequestError(
-                f"weights of the model must be the same before and after its first call, "
-                f"got {changed[0]!r} only {'before' if changed[0] in self._names else 'after'} it"
-            )
+        check_forms(self._forms, forms(self.model.state_dict()))
 
     def restart(self, weights: Mapping[str, Tensor]) -> None:
         """Continue with new weights and a new state of the optimiser, but with the next batches."""
@@ -248,7 +249,7 @@ class Loop:
     @property
     def num_parameters(self) -> int:
         """Number of trained parameters."""
-        return sum(parameter.numel() for parameter in self._parameters)
+        return sum(parameter.numel() for parameter in self._parameters if parameter.requires_grad)
 
     @property
     def time_s(self) -> float:
@@ -257,13 +258,14 @@ class Loop:
 
     def tensors(self) -> TensorFiles:
         """Return weights, state of the optimiser and tensors of hooks, as files of tensors."""
+        self.check_weights()
         weights = dict(self.model.state_dict())
         files = {"model": weights, "optimizer": optimizer_state(self.optimizer, self.model)[0]}
         buffers = {n: b for n, b in self.model.named_buffers() if n not in weights}
         if buffers:
             files["buffers"] = buffers
         for hook in self.hooks:
-            files |= hook.tensors()
+            add_stored(files, hook.tensors(), ("buffers",))
         return files
 
     def state_dict(self) -> dict[str, Any]:
@@ -275,7 +277,7 @@ class Loop:
             "optimizer": optimizer_state(self.optimizer, self.model)[1],
         }
         for hook in self.hooks:
-            state |= hook.state_dict()
+            add_stored(state, hook.state_dict(), ("files",))
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], tensors: TensorFiles) -> None:
@@ -287,7 +289,11 @@ class Loop:
         self.model.load_state_dict(tensors["model"])
         for name, buffer in tensors.get("buffers", {}).items():
             path, _, attribute = name.rpartition(".")
-            setattr(self.model.get_submodule(path), attribute, buffer.to(self.fabric.device))
+            module = self.model.get_submodule(path)
+            if attribute not in module._buffers:
+                # A call has made it.
+                module.register_buffer(attribute, None, persistent=False)
+            setattr(module, attribute, buffer.to(self.fabric.device))
         # Checkpoints of older versions hold tensors alone.
         load_optimizer(self.optimizer, self.model, tensors["optimizer"], state.get("optimizer", {}))
         self.step, self.stopped = state["trainer"]["step"], state["stopped"]

@@ -232,7 +232,7 @@ class Run:
             if not is_shortage(error):
                 raise
             raise RequestError(f"model must fit into memory for one token: {error}") from error
-        self.loop.check_names()
+        self.loop.check_weights()
 
     def _take_weights(self) -> None:
         """Begin with the weights of another run if the configuration names one."""

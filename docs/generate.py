@@ -5,15 +5,11 @@ from statistics import mean
 
 import polars as pl
 from speed_tables import tables as speed_tables
+from study_tables import markdown
+from study_tables import tables as study_tables
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "generated"
-
-
-def markdown(header: list[str], rows: list[list[str]]) -> str:
-    """Return a Markdown table."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 def memory() -> str:
@@ -48,7 +44,7 @@ def memory() -> str:
 
 def tables() -> dict[str, str]:
     """Return the Markdown of every table by the name of its file."""
-    return {"memory": memory(), **speed_tables()}
+    return {"memory": memory(), **speed_tables(), **study_tables()}
 
 
 if __name__ == "__main__":

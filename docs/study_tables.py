@@ -166,27 +166,31 @@ def _paper_table(cells: Mapping[str, Any], table: str) -> str:
     ]
     columns = list(dict.fromkeys(one["column"] for one in here))
     of = {(one["model"], one["column"]): one for one in here}
+    # A column without results says nothing.
+    kept = [name for name in columns if any(_ours(of[key]) for key in of if key[1] == name)]
     lines = []
     for model in dict.fromkeys(one["model"] for one in here):
-        texts = [_beside(of.get((model, column))) for column in columns]
-        if any(text[0] for text in texts):
-            lines.append((model, *(text for pair in texts for text in pair)))
-    head = [heading for name in columns for heading in (f"`{name}`", "paper")]
-    return markdown(("model", *head), lines)
+        texts = [_beside(of.get((model, column))) for column in kept]
+        if any(texts):
+            lines.append((model, *texts))
+    return markdown(("model", *(f"`{name}`" for name in kept)), lines)
 
 
-def _beside(cell: Mapping[str, Any] | None) -> tuple[str, str]:
-    """Return our number with its mark, and the paper's; of some data sets, theirs in italics."""
-    if cell is None:
-        return "", ""
-    published = published_text(cell["published"])
+def _beside(cell: Mapping[str, Any] | None) -> str:
+    """Return our number with its mark, and the paper's in parentheses."""
+    ours = "" if cell is None else _ours(cell)
+    return f"{ours} ({published_text(cell['published'])})" if cell and ours else ""
+
+
+def _ours(cell: Mapping[str, Any]) -> str:
+    """Return our number with its mark; a mean over some of the data sets is in italics."""
     if cell["ours"] is not None:
         mark = MARKS[cell["verdict"]] if cell["seeds"] >= 3 else "?"
-        return f"{accuracy_text(cell['ours'])} {mark}".rstrip(), published
+        return f"{accuracy_text(cell['ours'])} {mark}".rstrip()
     parts = [one["ours"] for one in cell["data"].values() if one["ours"] is not None]
     if len(cell["data"]) > 1 and parts:
-        return f"*{accuracy_text(math.fsum(parts) / len(parts))}*", published
-    return "", published
+        return f"*{accuracy_text(math.fsum(parts) / len(parts))}*"
+    return ""
 
 
 def _tuned(cells: Mapping[str, Any]) -> str:

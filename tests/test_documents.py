@@ -1,5 +1,6 @@
 """Every code block of the documents runs, and every link target exists."""
 
+import importlib
 import json
 import re
 import runpy
@@ -162,6 +163,13 @@ def test_files_of_results_that_pages_name_exist():
     for path in DOCUMENTS:
         for name in re.findall(r"`(results/[^`*]+)`", path.read_text()):
             assert (ROOT / name).exists(), f"{path.name}: {name}"
+
+
+@pytest.mark.parametrize("room", ["layers", "models", "ops", "proofs", "tasks", "training"])
+def test_the_reference_lists_every_public_name(room):
+    page = (ROOT / "docs" / "api" / f"{room}.md").read_text()
+    listed = [name.rpartition(".")[2] for name in re.findall(r"^::: (\S+)$", page, re.MULTILINE)]
+    assert sorted(listed) == sorted(importlib.import_module(f"statemix.{room}").__all__)
 
 
 def test_docstrings_are_shown_as_markdown(monkeypatch):

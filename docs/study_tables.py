@@ -1,12 +1,11 @@
 """The tables of the studies in the documentation, from the rows of their results stores."""
 
-import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import polars as pl
+from measurement_tables import RESULTS, markdown
 
 from statemix.studies.catalogue import find_study
 from statemix.studies.exactness.exact_table import interval, tallies
@@ -19,15 +18,8 @@ from statemix.studies.store import Row, merged
 from statemix.studies.table_text import MARKS
 from statemix.studies.tidy import by_length
 
-RESULTS = Path(__file__).parents[1] / "results"
 RECIPE = "BD-LRU, recipe exact"
 USUAL = "as in the recipe"
-
-
-def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 def tables() -> dict[str, str]:
@@ -38,7 +30,6 @@ def tables() -> dict[str, str]:
         "totals": _totals(rows, cells),
         "tracking": _tracking(rows),
         "factorial": _factorial(rows),
-        "races": _races(),
         **{name: _paper_table(cells, name) for name in ("table3", "table4", "table6")},
         "tuned": _tuned(cells),
         "claims": _claims(rows),
@@ -48,15 +39,7 @@ def tables() -> dict[str, str]:
         "budgets": _budgets(rows),
         "copies": _lengths(rows, "fp-copy", (8, 14, 26, 50)),
         "spectra": _spectra(rows),
-        "tracking_costs": _tracking_costs(),
-        "layer_costs": _layer_costs(),
-        "demo": _demo(),
     }
-
-
-def json_lines(*path: str) -> list[dict[str, Any]]:
-    """Return the rows of a file in the folder of results."""
-    return [json.loads(line) for line in RESULTS.joinpath(*path).read_text().splitlines()]
 
 
 def _totals(rows: Mapping[str, Row], cells: Mapping[str, Any]) -> str:
@@ -138,23 +121,6 @@ def _factorial(rows: Mapping[str, Row]) -> str:
         texts.append("" if change == USUAL else f"{sum(same)} of {len(same)}")
         lines.append(texts)
     return markdown(("change", "A_5", "S_5", "same outcome as the recipe"), lines)
-
-
-def _races() -> str:
-    rows = [row for row in json_lines("certify", "races.jsonl") if "blocks of" not in row["change"]]
-    lines = []
-    for group in ("A_5", "S_5"):
-        for passed in (True, False):
-            here = [row for row in rows if (row["group"], row["passed"]) == (group, passed)]
-            ahead = sum(_largest_part(row["shares"][-1]) == "4" for row in here)
-            outcome = "passed" if passed else "failed"
-            lines.append((group, outcome, str(len(here)), str(ahead), str(len(here) - ahead)))
-    head = ("group", "attempt", "number", "point part is largest", "another part is largest")
-    return markdown(head, lines)
-
-
-def _largest_part(shares: Mapping[str, float]) -> str:
-    return max((name for name in shares if name != "step"), key=lambda name: shares[name])
 
 
 def _paper_table(cells: Mapping[str, Any], table: str) -> str:
@@ -311,53 +277,3 @@ def _spectra(rows: Mapping[str, Row]) -> str:
         found.setdefault(f"{name} m={layer[size]}", {})[layer.get("gate", "softmax")] = accuracy
     lines = [(model, of.get("softmax", ""), of.get("none", "")) for model, of in found.items()]
     return markdown(("model", "softmax gates", "gates without normalisation"), sorted(lines))
-
-
-def _tracking_costs() -> str:
-    works = {"train": "training", "answer": "words of 16", "answer long": "words of 128"}
-    lines: dict[str, dict[str, str]] = {}
-    for row in json_lines("fixed_point", "costs.jsonl"):
-        of_model = lines.setdefault(row["model"], {})
-        two_digits = float(f"{row['tokens_per_s']:.2g}")
-        of_model[row["work"]] = f"{two_digits:,.0f}"
-        if row["work"] == "train":
-            of_model["memory"] = f"{row['memory_bytes'] / 1e6:.0f} MB"
-    order = ("train", "memory", "answer", "answer long")
-    complete = {model: cells for model, cells in lines.items() if set(order) <= set(cells)}
-    head = ("model", works["train"], "memory", works["answer"], works["answer long"])
-    return markdown(
-        head, [(model, *(of[name] for name in order)) for model, of in complete.items()]
-    )
-
-
-def _layer_costs() -> str:
-    lines = [
-        (
-            row["label"],
-            f"{row['num_parameters']:,}",
-            f"{row['state_size']:,}",
-            f"{float(f'{tokens:.3g}'):,.0f}",
-        )
-        for row in json_lines("bench", "layers-1c3eb70.jsonl")
-        if (tokens := row["tokens_per_s"])
-    ]
-    return markdown(("layer", "parameters", "state entries", "tokens per second"), lines)
-
-
-def _demo() -> str:
-    runs = json.loads((RESULTS / "demo" / "S_3.json").read_text())["runs"]
-    lengths = ("16", "64", "1024", "16384")
-    published = {"BD-LRU m=3": "1.00", "BD-LRU m=2": ".49", "BD-LRU m=1": ".38", "LSTM": ".32"}
-    lines = []
-    for network in dict.fromkeys(run["network"] for run in runs):
-        here = [run for run in runs if run["network"] == network]
-        texts = []
-        for length in lengths:
-            values = [next(iter(run["test"][length].values()))["token_accuracy"] for run in here]
-            texts.append(accuracy_text(math.fsum(values) / len(values)))
-        verdicts = [run["certificate"]["verdict"] for run in here if run["certificate"]]
-        proven = f"{verdicts.count('proven')} of {len(here)}"
-        lines.append((network, published[network], *texts, proven))
-    return markdown(
-        ("network", "paper, at 16", *(f"{int(one):,}" for one in lengths), "proven"), lines
-    )

@@ -10,7 +10,7 @@ from statemix.automaton import IGNORED, Automaton
 from statemix.models import ReadoutModel
 from statemix.proofs.hardening import walk
 
-# To tell nearly equal initial values apart, 200 were too few and 1,000 enough (results/LOG.md).
+# A network of S_4 had nearly equal initial values: 200 were too few for it and 1,000 enough.
 _ITERATIONS = 2000
 
 

@@ -128,9 +128,11 @@ def test_the_readme_tracks_parity_and_recalls_the_first_token(seed):
 
 
 def anchors(path):
-    """Return the anchors of the headings of a page."""
-    words = [heading.replace("`", "").lower() for heading in HEADING.findall(path.read_text())]
-    return {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", word)) for word in words}
+    """Return the anchors of the headings of a page, and those that it sets itself."""
+    text = path.read_text()
+    words = [heading.replace("`", "").lower() for heading in HEADING.findall(text)]
+    named = {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", word)) for word in words}
+    return named | set(re.findall(r'<a id="(.+?)">', text))
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 
-from statemix.studies.number_text import accuracy_text
+from statemix.studies.result_text import accuracy_text
 
 RESULTS = Path(__file__).parents[1] / "results"
 LENGTHS = ("16", "64", "1024", "16384")

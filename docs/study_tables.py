@@ -10,12 +10,16 @@ from measurement_tables import RESULTS, markdown
 from statemix.studies.catalogue import find_study
 from statemix.studies.exactness.exact_table import interval, tallies
 from statemix.studies.fixed_points.fixed_point_studies import overview as fixed_points
+from statemix.studies.higher_order.cell_table import overview
 from statemix.studies.higher_order.claims import decide, decision_text
-from statemix.studies.higher_order.layer_prices import price_texts
-from statemix.studies.higher_order.overview import overview
-from statemix.studies.number_text import accuracy_text, duration_text, published_text
+from statemix.studies.higher_order.contenders import price_texts
+from statemix.studies.result_text import (
+    MARKS,
+    accuracy_text,
+    duration_text,
+    published_text,
+)
 from statemix.studies.store import Row, merged
-from statemix.studies.table_text import MARKS
 from statemix.studies.tidy import by_length
 
 RECIPE = "BD-LRU, recipe exact"

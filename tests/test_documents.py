@@ -27,7 +27,8 @@ MOST_WORDS = {
     "docs/state_tracking.md": 1500,
     "docs/reproduction.md": 1500,
     "docs/training.md": 1200,
-}
+    "docs/kernels.md": 2000,
+} | {f"docs/studies/{path.name}": 300 for path in PAGES if path.parent.name == "studies"}
 
 
 def blocks(language):

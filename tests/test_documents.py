@@ -1,7 +1,9 @@
 """Every code block of the documents runs, and every link target exists."""
 
+import importlib
 import json
 import re
+import runpy
 import shlex
 import subprocess
 import tomllib
@@ -15,9 +17,18 @@ from statemix.training import RunConfig, config_from_plain
 from statemix.training.config import SCHEMA
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "generated"]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\]\((?!#)([^)\s]+)\)")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+MOST_WORDS = {
+    "README.md": 700,
+    "docs/state_tracking.md": 1500,
+    "docs/reproduction.md": 1500,
+    "docs/training.md": 1200,
+    "docs/kernels.md": 2000,
+} | {f"docs/studies/{path.name}": 300 for path in PAGES if path.parent.name == "studies"}
 
 
 def blocks(language):
@@ -117,19 +128,67 @@ def test_the_readme_tracks_parity_and_recalls_the_first_token(seed):
     exec(code.replace("manual_seed(0)", f"manual_seed({seed})"), {})
 
 
-def test_what_layers_cost_is_what_was_measured():
-    path = ROOT / "results" / "fixed_point" / "costs.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    found = {(row["model"], row["work"]): row for row in rows}
-    table = re.findall(
-        r"^\| (.+) \| ([\d,]+) \| (\d+) MB \| ([\d,]+) \| ([\d,]+) \|$",
-        (ROOT / "docs" / "choosing.md").read_text(),
-        re.MULTILINE,
+def anchors(path):
+    """Return the anchors of the headings of a page, and those that it sets itself."""
+    text = path.read_text()
+    words = [heading.replace("`", "").lower() for heading in HEADING.findall(text)]
+    named = {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", word)) for word in words}
+    return named | set(re.findall(r'<a id="(.+?)">', text))
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings(path):
+    for target in LINK.findall(path.read_text()):
+        if not target.startswith("https://"):
+            name, _, anchor = target.partition("#")
+            file = (path.parent / name).resolve() if name else path
+            assert file.is_file(), target
+            assert not anchor or anchor in anchors(file), target
+
+
+@pytest.mark.parametrize("name", MOST_WORDS)
+def test_pages_stay_short(name):
+    assert len((ROOT / name).read_text().split()) <= MOST_WORDS[name]
+
+
+def test_counts_in_the_readme_are_those_of_the_rows():
+    readme = (ROOT / "README.md").read_text()
+    totals = (ROOT / "docs" / "generated" / "totals.md").read_text()
+    numbers = dict(re.findall(r"^\| (.+) \| (.+) \|$", totals, re.MULTILINE))
+    proven = numbers["networks of the recipe `exact` proven at every length"]
+    published = numbers["accuracies in tables of the H-LRU paper"]
+    measured = numbers["of these, measured with three seeds"]
+    assert f"{proven} networks" in readme
+    assert f"{measured} of {published} accuracies" in readme
+
+
+def test_files_of_results_that_pages_name_exist():
+    for path in DOCUMENTS:
+        for name in re.findall(r"`(results/[^`*]+)`", path.read_text()):
+            assert (ROOT / name).exists(), f"{path.name}: {name}"
+
+
+@pytest.mark.parametrize("room", ["layers", "models", "ops", "proofs", "tasks", "training"])
+def test_the_reference_lists_every_public_name(room):
+    page = (ROOT / "docs" / "api" / f"{room}.md").read_text()
+    listed = [name.rpartition(".")[2] for name in re.findall(r"^::: (\S+)$", page, re.MULTILINE)]
+    assert sorted(listed) == sorted(importlib.import_module(f"statemix.{room}").__all__)
+
+
+def test_docstrings_are_shown_as_markdown(monkeypatch):
+    pytest.importorskip("griffe")
+    found = runpy.run_path(str(ROOT / "docs" / "docstrings.py"))["to_markdown"](
+        """Run :class:`~statemix.BDLRU` for :math:`m > 1`.
+
+    .. math::
+        h_t &= 1
+
+    Example:
+        >>> 1
+        1
+    """
     )
-    assert len(table) == 8
-    for model, training, memory, short, long in table:
-        works = {"train": training, "answer": short, "answer long": long}
-        for work, stated in works.items():
-            measured = found[model, work]["tokens_per_s"]
-            assert int(stated.replace(",", "")) == float(f"{measured:.2g}")
-        assert int(memory) == round(found[model, "train"]["memory_bytes"] / 1e6)
+    assert found == (
+        "Run `statemix.BDLRU` for $m > 1$.\n\n\n    $$\n    \\begin{aligned}\n    h_t &= 1\n"
+        "    \\end{aligned}\n    $$\n\n    Examples:\n        >>> 1\n        1"
+    )

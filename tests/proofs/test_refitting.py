@@ -41,7 +41,7 @@ def test_a_readout_is_fitted_to_what_is_left(leaning):
 
 
 def test_states_that_differ_by_little_are_told_apart():
-    """As in a network of S_4 (results/LOG.md), two initial values are nearly equal."""
+    """As in a network of S_4, two initial values are nearly equal."""
     task = Permutation(group="S_4")
     torch.manual_seed(0)
     layer = LayerSpec("bd_lru", num_blocks=1, block_size=4, initial_state="learned")

@@ -131,7 +131,7 @@ def _soft(found: "Certificate") -> str:
     if tokens is None:
         return f"no bound: {reason}"
     blocks = "all blocks" if found.tracking is None else "these blocks"
-    length = f"right up to {_tokens(tokens)} at least" if tokens else "the bound covers no length"
+    length = f"right up to {_tokens(tokens)} at least" if tokens else "no length is guaranteed"
     return f"{blocks} with gates as trained: {length}; {reason}"
 
 

@@ -170,7 +170,7 @@ def _same_bytes(one: Tensor, other: Tensor) -> Tensor:
     return (one.contiguous().view(kind) == other.contiguous().view(kind)).all(-1)
 
 
-# To tell nearly equal initial values apart, 200 were too few and 1,000 enough (results/LOG.md).
+# A network of S_4 had nearly equal initial values: 200 were too few for it and 1,000 enough.
 _ITERATIONS = 2000
 
 

@@ -100,8 +100,8 @@ def find_horizon(
 
     def told() -> str:
         return (
-            f"each token may move the states {drift.error:.2g} away from those of gates of 0 and "
-            f"1, and from {slack:.2g} on answers may change"
+            f"states can drift by up to {drift.error:.2g} per token, and a drift of "
+            f"{slack:.2g} can change an answer"
         )
 
     found = ProductSearch(hard.eval(), automaton, head, max_pairs, observe=observe).run()

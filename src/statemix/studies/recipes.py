@@ -78,9 +78,9 @@ def exact(task: TaskSpec) -> RunConfig:
             attempts=12,
             length=4 * built.length,
             # Late attempts that track have passed this. Those that track a quotient of the group,
-            # and the rest on short words alone, stay below (results/LOG.md).
+            # and the rest on short words alone, stay below.
             accept_last=0.75,
-            # Networks that were proven had .998 at least, others .95 at most (results/LOG.md).
+            # Networks that were proven had .998 at least, others .95 at most.
             confirm=0.99,
             attributes=Assignments(gate_temperature=_SHARP),
         ),

@@ -116,7 +116,7 @@ inline int64_t steps_ahead(const Problem& problem, int64_t element_bytes) {
 }
 
 // Measured with two threads: they pay from 2^15 gates if the team has just worked, and from 2^16 if
-// it has to be woken (results/LOG.md).
+// it has to be woken (docs/studies/threads.md).
 constexpr int64_t kGatesPerTeam = 1 << 15;
 
 inline int run(bool (*kernel)(const Problem&, const Work&), const Problem& problem, int64_t width,

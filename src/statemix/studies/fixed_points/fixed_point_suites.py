@@ -138,7 +138,7 @@ def words(group: str, length: int, size: SizeName) -> TaskSpec:
     """Return the task of words over a group, of all lengths from 2 to that of training.
 
     On a laptop words are over two generators. No fixed-point RNN learns words of all elements there
-    (results/LOG.md, 2026-11-23).
+    (results/fixed_point/pilots.jsonl).
     """
     options = {"group": group, "length": length, "min_length": 2}
     return TaskSpec("permutation", **options, **({"generators": True} if size == "laptop" else {}))
@@ -284,7 +284,7 @@ _COPY_SCALES: Scales = {
 }
 _DEPTHS: dict[SizeName, int] = {"laptop": 1, "workstation": 2, "paper": 12}
 # Letters of the strings in training, fewest and most. No fixed-point RNN learned those of the paper
-# on a laptop, nor up to 12 (results/LOG.md, 2026-11-23).
+# on a laptop, nor up to 12 (results/fixed_point/pilots.jsonl).
 _LETTERS: dict[SizeName, tuple[int, int]] = {
     "laptop": (3, 6),
     "workstation": (5, 20),

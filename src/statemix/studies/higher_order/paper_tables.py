@@ -138,7 +138,7 @@ def column(table: str, name: str) -> Column:
 
 
 # Of the 64 tokens of the paper's compression, and the 16 of 64 of its copying, no model learns much
-# within the epochs of a laptop (results/LOG.md).
+# within the epochs of a laptop (docs/studies/table3.md).
 SHORT_COPYING = Column(
     "copying of 6",
     (

@@ -1,0 +1,283 @@
+"""The tables of the studies in the documentation, from the rows of their results stores."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import polars as pl
+from measurement_tables import RESULTS, markdown
+
+from statemix.studies.catalogue import find_study
+from statemix.studies.exactness.exact_table import interval, tallies
+from statemix.studies.fixed_points.fixed_point_studies import overview as fixed_points
+from statemix.studies.higher_order.cell_table import overview
+from statemix.studies.higher_order.claims import decide, decision_text
+from statemix.studies.higher_order.contenders import price_texts
+from statemix.studies.result_text import (
+    MARKS,
+    accuracy_text,
+    duration_text,
+    published_text,
+)
+from statemix.studies.store import Row, merged
+from statemix.studies.tidy import by_length
+
+RECIPE = "BD-LRU, recipe exact"
+USUAL = "as in the recipe"
+
+
+def tables() -> dict[str, str]:
+    """Return the Markdown of every table by the name of its file."""
+    rows = merged(sorted((RESULTS / "reproduce").glob("*.jsonl")))
+    cells = overview(rows)
+    return {
+        "totals": _totals(rows, cells),
+        "tracking": _tracking(rows),
+        "factorial": _factorial(rows),
+        **{name: _paper_table(cells, name) for name in ("table3", "table4", "table6")},
+        "tuned": _tuned(cells),
+        "claims": _claims(rows),
+        "short_data": _short_data(rows),
+        "wrapper": _wrapper(rows),
+        "words": _lengths(rows, "fp-a5", (16, 32, 64, 128)),
+        "budgets": _budgets(rows),
+        "copies": _lengths(rows, "fp-copy", (8, 14, 26, 50)),
+        "spectra": _spectra(rows),
+    }
+
+
+def _totals(rows: Mapping[str, Row], cells: Mapping[str, Any]) -> str:
+    decisions = [text for text, _ in map(decision_text, decide(rows, "paper"))]
+    claims = sum(text.startswith("holds") for text in decisions)
+    against = sum(text.startswith("does not hold") for text in decisions)
+    more = fixed_points(rows)
+    runs = _runs(rows, "exact-groups").filter(pl.col("model") == RECIPE)
+    proven = (runs["certificate"] == "proven").sum()
+    lines = [
+        ("accuracies in tables of the H-LRU paper", str(cells["of"])),
+        ("of these, measured with three seeds", str(cells["measured"])),
+        ("of the measured accuracies, equal to the paper within 0.05", str(cells["agree"])),
+        ("of the measured accuracies, different", str(cells["measured"] - cells["agree"])),
+        ("claims of the H-LRU paper that hold in our runs", f"{claims} of {claims + against}"),
+        ("numbers of the Fixed-Point RNN paper measured", f"{more['measured']} of {more['of']}"),
+        ("networks of the recipe `exact` proven at every length", f"{proven} of {len(runs)}"),
+    ]
+    return markdown(("what", "number"), lines)
+
+
+def _runs(rows: Mapping[str, Row], study: str) -> pl.DataFrame:
+    found = find_study(study)
+    return found.runs(found.entries("paper", "laptop"), rows)
+
+
+def _tracking(rows: Mapping[str, Row]) -> str:
+    runs = _runs(rows, "exact-groups")
+    names = {RECIPE: "recipe `exact`", "LSTM": "LSTM"}
+    lines = []
+    for one in tallies(runs).to_dicts():
+        keys = runs.filter(column=one["column"], model=one["model"])["key"]
+        certificates = [_certificate(rows[key]) for key in keys]
+        trained = sum(
+            found.get("verdict") == "proven" and found["network"] != "refitted"
+            for found in certificates
+        )
+        passed = f"{sum(one['passed'])} of {len(one['passed'])}" if one["passed"] else "–"
+        verdicts = one["verdicts"]
+        lines.append(
+            (
+                one["column"],
+                names.get(one["model"], one["model"].removeprefix("BD-LRU, ")),
+                f"{verdicts.count('proven')} of {len(verdicts)}",
+                str(trained) if "proven" in verdicts else "–",
+                passed,
+                duration_text(math.fsum(one["seconds"]) / one["done"]),
+                duration_text(max(one["seconds"])),
+            )
+        )
+    header = ("task", "network", "proven", "without refit", "attempts passed", "mean cost")
+    return markdown((*header, "largest cost"), lines)
+
+
+def _certificate(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = row.get("certificate", {})
+    return found
+
+
+def _factorial(rows: Mapping[str, Row]) -> str:
+    runs = _runs(rows, "exact-factorial")
+    passed = {
+        (run["column"], run["model"], run["seed"]): any(one["passed"] for one in run["attempts"])
+        for run in runs.filter(pl.col("status") == "done").to_dicts()
+    }
+    lines = []
+    for change in runs["model"].unique(maintain_order=True):
+        texts = [change]
+        for group in runs["column"].unique(maintain_order=True):
+            here = [ended for (g, name, _), ended in passed.items() if (g, name) == (group, change)]
+            low, high = interval(here)
+            spread = f"{accuracy_text(low)} to {accuracy_text(high)}"
+            texts.append(f"{sum(here)} of {len(here)} ({spread})")
+        same = [
+            ended == passed[group, USUAL, seed]
+            for (group, name, seed), ended in passed.items()
+            if name == change
+        ]
+        texts.append("" if change == USUAL else f"{sum(same)} of {len(same)}")
+        lines.append(texts)
+    return markdown(("change", "A_5", "S_5", "same outcome as the recipe"), lines)
+
+
+def _paper_table(cells: Mapping[str, Any], table: str) -> str:
+    """Write ours beside the paper's, of protocol "paper" at size "laptop"."""
+    here = [
+        one
+        for one in cells["cells"]
+        if (one["table"], one["protocol"], one["size"]) == (table, "paper", "laptop")
+    ]
+    columns = list(dict.fromkeys(one["column"] for one in here))
+    of = {(one["model"], one["column"]): one for one in here}
+    # A column without results says nothing.
+    kept = [name for name in columns if any(_ours(of[key]) for key in of if key[1] == name)]
+    lines = []
+    for model in dict.fromkeys(one["model"] for one in here):
+        texts = [_beside(of.get((model, column))) for column in kept]
+        if any(texts):
+            lines.append((model, *texts))
+    return markdown(("model", *(f"`{name}`" for name in kept)), lines)
+
+
+def _beside(cell: Mapping[str, Any] | None) -> str:
+    """Return our number with its mark, and the paper's in parentheses."""
+    ours = "" if cell is None else _ours(cell)
+    return f"{ours} ({published_text(cell['published'])})" if cell and ours else ""
+
+
+def _ours(cell: Mapping[str, Any]) -> str:
+    """Return our number with its mark; a mean over some of the data sets is in italics."""
+    if cell["ours"] is not None:
+        mark = MARKS[cell["verdict"]] if cell["seeds"] >= 3 else "?"
+        return f"{accuracy_text(cell['ours'])} {mark}".rstrip()
+    parts = [one["ours"] for one in cell["data"].values() if one["ours"] is not None]
+    if len(cell["data"]) > 1 and parts:
+        return f"*{accuracy_text(math.fsum(parts) / len(parts))}*"
+    return ""
+
+
+def _tuned(cells: Mapping[str, Any]) -> str:
+    lines = []
+    for one in cells["cells"]:
+        if one["protocol"] == "tuned" and one["verdict"] != "partial":
+            spread = f"{accuracy_text(one['mean'])} ± {accuracy_text(one['deviation'])}"
+            name = f"`{one['column']}`"
+            lines.append((one["model"], name, spread, published_text(one["published"])))
+    return markdown(("model", "column", "protocol tuned", "paper"), lines)
+
+
+def _claims(rows: Mapping[str, Row]) -> str:
+    lines = []
+    for decision in decide(rows, "paper"):
+        head, details = decision_text(decision)
+        verdict, _, claim = head.removesuffix(" (protocol paper)").partition(": ")
+        yes = sum(line.startswith("yes") for line in details)
+        lines.append((claim, verdict, f"{yes} of {len(details)}"))
+    return markdown(("claim", "verdict", "comparisons that support it"), lines)
+
+
+def _short_data(rows: Mapping[str, Row]) -> str:
+    """Write the accuracies on short sequences, which decide claims on compression and copying."""
+    entries = find_study("claims").entries("paper", "laptop")
+    layers = {one.model: one.layers for one in entries}
+    best = (
+        _runs(rows, "claims")
+        .filter(pl.col("status") == "done", pl.col("data").str.contains("tokens"))
+        .group_by("data", "model", maintain_order=True)
+        .agg(pl.col("best_test").max())
+        .sort("data", "best_test", descending=[False, True])
+    )
+    lines = [
+        (
+            one["data"],
+            one["model"],
+            price_texts(layers[one["model"]])[0],
+            accuracy_text(one["best_test"]),
+        )
+        for one in best.to_dicts()
+    ]
+    return markdown(("task", "model", "parameters", "best accuracy"), lines)
+
+
+def _wrapper(rows: Mapping[str, Row]) -> str:
+    runs = _runs(rows, "wrapper")
+    best = {
+        (*one["column"].partition(", ")[::2], one["model"]): one
+        for one in runs.filter(pl.col("status") == "done")
+        .group_by("column", "model", maintain_order=True)
+        .agg(pl.col("best_test").max(), pl.col("published").first())
+        .to_dicts()
+    }
+    changes = list(dict.fromkeys(change for _, change, _ in best))
+    lines = []
+    for column, model in dict.fromkeys((column, model) for column, _, model in best):
+        here = [best.get((column, change, model)) for change in changes]
+        texts = [accuracy_text(one["best_test"]) if one else "" for one in here]
+        published = next((one["published"] for one in here if one), None)
+        lines.append((f"`{column}`", model, *texts, published_text(published)))
+    heads = [change or "protocol paper" for change in changes]
+    return markdown(("column", "model", *heads, "paper"), lines)
+
+
+def _lengths(rows: Mapping[str, Row], study: str, lengths: Sequence[int]) -> str:
+    """Write mean accuracies by length, with the iterations of the tests where a layer iterates."""
+    lines = []
+    numbers = _by_length(rows, study)
+    for column, model in dict.fromkeys((column, model) for column, model, _ in numbers):
+        texts = [_accuracy(numbers[column, model, length]) for length in lengths]
+        lines.append((column, model, *texts))
+    return markdown(("task", "model", *map(str, lengths)), lines)
+
+
+def _by_length(rows: Mapping[str, Row], study: str) -> dict[tuple[str, str, int], dict[str, Any]]:
+    found = find_study(study)
+    entries = found.entries("paper", "laptop")
+    numbers = by_length(found.runs(entries, rows), entries).filter(pl.col("seeds") > 0)
+    return {(one["column"], one["model"], one["length"]): one for one in numbers.to_dicts()}
+
+
+def _accuracy(one: Mapping[str, Any]) -> str:
+    text = accuracy_text(one["mean"])
+    return text if one["iterations"] is None else f"{text} @{one['iterations']:.0f}"
+
+
+def _budgets(rows: Mapping[str, Row]) -> str:
+    """Write the share of right answers at each length, and the iterations of the tests."""
+    done = _runs(rows, "fp-budget").filter(pl.col("status") == "done")
+    lines: dict[int, dict[str, list[float]]] = {}
+    for key in done["key"]:
+        row: Mapping[str, Any] = rows[key]
+        of_budget = lines.setdefault(row["layers"][0]["max_iterations"], {})
+        for length in ("16", "30", "60"):
+            accuracy = row["test"][length]["product"]["token_accuracy"]
+            of_budget.setdefault(f"at {length}", []).append(accuracy)
+        for length in ("15", "30", "60"):
+            iterations = row["iterated"][length]["iterations"]
+            of_budget.setdefault(f"iterations at {length}", []).append(iterations)
+    heads = list(next(iter(lines.values())))
+    texts = []
+    for budget, numbers in sorted(lines.items()):
+        means = [math.fsum(numbers[head]) / len(numbers[head]) for head in heads]
+        cells = [accuracy_text(mean) for mean in means[:3]] + [f"{mean:.0f}" for mean in means[3:]]
+        texts.append((str(budget), *cells))
+    return markdown(("most iterations in training", *heads), texts)
+
+
+def _spectra(rows: Mapping[str, Row]) -> str:
+    found: dict[str, dict[str, str]] = {}
+    for key in _runs(rows, "fig7").filter(pl.col("status") == "done")["key"]:
+        row: Mapping[str, Any] = rows[key]
+        layer = row["layers"][0]
+        names = {"bd_lru": ("BD-LRU", "block_size"), "h_lru": ("H-LRU", "order")}
+        name, size = names[layer["name"]]
+        accuracy = accuracy_text(row["best_test"]["product"]["token_accuracy"])
+        found.setdefault(f"{name} m={layer[size]}", {})[layer.get("gate", "softmax")] = accuracy
+    lines = [(model, of.get("softmax", ""), of.get("none", "")) for model, of in found.items()]
+    return markdown(("model", "softmax gates", "gates without normalisation"), sorted(lines))

@@ -19,7 +19,7 @@ from statemix.studies.result_text import (
     duration_text,
     published_text,
 )
-from statemix.studies.store import Row, merged
+from statemix.studies.store import StoredRow, merged
 from statemix.studies.tidy import by_length
 
 RECIPE = "BD-LRU, recipe exact"
@@ -46,7 +46,7 @@ def tables() -> dict[str, str]:
     }
 
 
-def _totals(rows: Mapping[str, Row], cells: Mapping[str, Any]) -> str:
+def _totals(rows: Mapping[str, StoredRow], cells: Mapping[str, Any]) -> str:
     decisions = [text for text, _ in map(decision_text, decide(rows, "paper"))]
     claims = sum(text.startswith("holds") for text in decisions)
     against = sum(text.startswith("does not hold") for text in decisions)
@@ -65,12 +65,12 @@ def _totals(rows: Mapping[str, Row], cells: Mapping[str, Any]) -> str:
     return markdown(("what", "number"), lines)
 
 
-def _runs(rows: Mapping[str, Row], study: str) -> pl.DataFrame:
+def _runs(rows: Mapping[str, StoredRow], study: str) -> pl.DataFrame:
     found = find_study(study)
     return found.runs(found.entries("paper", "laptop"), rows)
 
 
-def _tracking(rows: Mapping[str, Row]) -> str:
+def _tracking(rows: Mapping[str, StoredRow]) -> str:
     runs = _runs(rows, "exact-groups")
     names = {RECIPE: "recipe `exact`", "LSTM": "LSTM"}
     lines = []
@@ -103,7 +103,7 @@ def _certificate(row: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
-def _factorial(rows: Mapping[str, Row]) -> str:
+def _factorial(rows: Mapping[str, StoredRow]) -> str:
     runs = _runs(rows, "exact-factorial")
     passed = {
         (run["column"], run["model"], run["seed"]): any(one["passed"] for one in run["attempts"])
@@ -173,7 +173,7 @@ def _tuned(cells: Mapping[str, Any]) -> str:
     return markdown(("model", "column", "protocol tuned", "paper"), lines)
 
 
-def _claims(rows: Mapping[str, Row]) -> str:
+def _claims(rows: Mapping[str, StoredRow]) -> str:
     lines = []
     for decision in decide(rows, "paper"):
         head, details = decision_text(decision)
@@ -183,7 +183,7 @@ def _claims(rows: Mapping[str, Row]) -> str:
     return markdown(("claim", "verdict", "comparisons that support it"), lines)
 
 
-def _short_data(rows: Mapping[str, Row]) -> str:
+def _short_data(rows: Mapping[str, StoredRow]) -> str:
     """Write the accuracies on short sequences, which decide claims on compression and copying."""
     entries = find_study("claims").entries("paper", "laptop")
     layers = {one.model: one.layers for one in entries}
@@ -206,7 +206,7 @@ def _short_data(rows: Mapping[str, Row]) -> str:
     return markdown(("task", "model", "parameters", "best accuracy"), lines)
 
 
-def _wrapper(rows: Mapping[str, Row]) -> str:
+def _wrapper(rows: Mapping[str, StoredRow]) -> str:
     runs = _runs(rows, "wrapper")
     best = {
         (*one["column"].partition(", ")[::2], one["model"]): one
@@ -226,7 +226,7 @@ def _wrapper(rows: Mapping[str, Row]) -> str:
     return markdown(("column", "model", *heads, "paper"), lines)
 
 
-def _lengths(rows: Mapping[str, Row], study: str, lengths: Sequence[int]) -> str:
+def _lengths(rows: Mapping[str, StoredRow], study: str, lengths: Sequence[int]) -> str:
     """Write mean accuracies by length, with the iterations of the tests where a layer iterates."""
     lines = []
     numbers = _by_length(rows, study)
@@ -236,7 +236,7 @@ def _lengths(rows: Mapping[str, Row], study: str, lengths: Sequence[int]) -> str
     return markdown(("task", "model", *map(str, lengths)), lines)
 
 
-def _by_length(rows: Mapping[str, Row], study: str) -> dict[tuple[str, str, int], dict[str, Any]]:
+def _by_length(rows: Mapping[str, StoredRow], study: str) -> dict[tuple[str, str, int], dict[str, Any]]:
     found = find_study(study)
     entries = found.entries("paper", "laptop")
     numbers = by_length(found.runs(entries, rows), entries).filter(pl.col("seeds") > 0)
@@ -248,7 +248,7 @@ def _accuracy(one: Mapping[str, Any]) -> str:
     return text if one["iterations"] is None else f"{text} @{one['iterations']:.0f}"
 
 
-def _budgets(rows: Mapping[str, Row]) -> str:
+def _budgets(rows: Mapping[str, StoredRow]) -> str:
     """Write the share of right answers at each length, and the iterations of the tests."""
     done = _runs(rows, "fp-budget").filter(pl.col("status") == "done")
     lines: dict[int, dict[str, list[float]]] = {}
@@ -270,7 +270,7 @@ def _budgets(rows: Mapping[str, Row]) -> str:
     return markdown(("most iterations in training", *heads), texts)
 
 
-def _spectra(rows: Mapping[str, Row]) -> str:
+def _spectra(rows: Mapping[str, StoredRow]) -> str:
     found: dict[str, dict[str, str]] = {}
     for key in _runs(rows, "fig7").filter(pl.col("status") == "done")["key"]:
         row: Mapping[str, Any] = rows[key]

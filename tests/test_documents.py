@@ -13,6 +13,7 @@ import pytest
 
 from statemix.cli import main
 from statemix.layers import LAYERS
+from statemix.tasks import TASKS
 from statemix.training import RunConfig, config_from_plain
 from statemix.training.config import SCHEMA
 
@@ -50,17 +51,20 @@ def test_every_block_has_a_language_that_is_tested():
 
 
 @pytest.fixture
-def layers_restored():
-    """Remove the layers that a block registers."""
-    before = set(LAYERS)
+def names_restored():
+    """Remove the layers and tasks that a block registers."""
+    before = {id(registry): set(registry) for registry in (LAYERS, TASKS)}
     yield
-    for name in set(LAYERS) - before:
-        LAYERS.remove(name)
+    for registry in (LAYERS, TASKS):
+        for name in set(registry) - before[id(registry)]:
+            registry.remove(name)
 
 
 @pytest.mark.parametrize("code", blocks("python"))
-def test_python_blocks_run(code, tmp_path, layers_restored):
-    exec(compile(code, "block", "exec"), {"folder": tmp_path / "run"})
+def test_python_blocks_run(code, tmp_path, monkeypatch, names_restored):
+    """As pasted: a block defines all that it uses, and writes into the working directory."""
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "block", "exec"), {})
 
 
 @pytest.mark.parametrize("code", blocks("toml"))

@@ -236,7 +236,9 @@ def _lengths(rows: Mapping[str, StoredRow], study: str, lengths: Sequence[int]) 
     return markdown(("task", "model", *map(str, lengths)), lines)
 
 
-def _by_length(rows: Mapping[str, StoredRow], study: str) -> dict[tuple[str, str, int], dict[str, Any]]:
+def _by_length(
+    rows: Mapping[str, StoredRow], study: str
+) -> dict[tuple[str, str, int], dict[str, Any]]:
     found = find_study(study)
     entries = found.entries("paper", "laptop")
     numbers = by_length(found.runs(entries, rows), entries).filter(pl.col("seeds") > 0)

@@ -63,9 +63,9 @@ class BDLRU(GatedRecurrence):
         gate_noise: standard deviation of normal noise that is added to the raw gates in training,
             the attribute of the same name.
         checkpoint_every: None keeps the gates, values and states of all tokens for the backward
-            pass. A number keeps the state after every so many tokens, and computes all else again:
-            less memory, more time. A packed row of more sequences than that is computed again as a
-            whole, and under ``torch.func`` nothing is.
+            pass. A number n keeps only the state after every n tokens, and computes the rest again
+            in the backward pass, which saves memory and costs time. A packed row of more than n
+            sequences is computed again as a whole. ``torch.func`` ignores the option.
         backend: as in ``ops.bd_lru``; None chooses the fastest for the device.
         device: device of the parameters.
         dtype: dtype of the parameters. The state is always float32 or wider.

@@ -105,7 +105,7 @@ class DecodeStep(_Call):
 
         Returns:
             x, shape (batch_size, hidden_size), in the dtype of the parameters, and the tensors of a
-            state; one that grows holds three tokens.
+            state; a growing state holds three tokens.
 
         Raises:
             OptionError: if it is below 1.
@@ -162,7 +162,7 @@ class WholeSequence(_Call):
 
         Returns:
             x, shape (batch_size, length, hidden_size), in the dtype of the parameters, and the
-            tensors of a state; one that grows holds three tokens.
+            tensors of a state; a growing state holds three tokens.
 
         Raises:
             OptionError: if a size is below 1.

@@ -63,9 +63,9 @@ class HLRU(GatedRecurrence):
         gate_noise: standard deviation of normal noise that is added to the raw gates in training,
             the attribute of the same name.
         checkpoint_every: None keeps the gates, values and states of all tokens for the backward
-            pass. A number keeps the state after every so many tokens, and computes all else again:
-            less memory, more time. A packed row of more sequences than that is computed again as a
-            whole, and under ``torch.func`` nothing is.
+            pass. A number n keeps only the state after every n tokens, and computes the rest again
+            in the backward pass, which saves memory and costs time. A packed row of more than n
+            sequences is computed again as a whole. ``torch.func`` ignores the option.
         realization: "controller" is the first equation, "observer" the second. The observer has
             the same eigenvalues, but coefficient i acts i - 1 steps late and the states are not
             bounded by the values. With constant gates both give the same h.

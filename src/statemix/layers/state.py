@@ -30,7 +30,7 @@ def map_state(function: Callable[..., Tensor], state: State, *others: State) -> 
         *others: states of the same structure.
 
     Raises:
-        TypeError: if the state is no such tree.
+        TypeError: if the state is not such a tree.
 
     Returns:
         A state of the same structure with the results.

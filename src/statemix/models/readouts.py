@@ -137,7 +137,7 @@ class ReadoutModel(nn.Module, ABC):
                 bool or integer.
 
         Returns:
-            Head -> logits (B, T, classes); those of padding mean nothing.
+            Head -> logits (B, T, classes); logits at padding have no meaning.
 
         Raises:
             ValueError: as in :meth:`Backbone.forward`.

@@ -85,8 +85,8 @@ class Kernel:
             means that states have the dtype of the initial state and that nothing is saved.
         prepare_step: scan of one step -> :data:`Step` that runs all scans whose tensors share
             shapes, strides, dtypes and device with these, under the same number of threads; or
-            None, as where such a scan would have to be copied. None in place of the function means
-            that ``forward`` runs single steps, too.
+            None, for instance if the tensors would have to be copied. None in place of the function
+            means that ``forward`` runs single steps, too.
     """
 
     forward: Callable[[Scan], Results]

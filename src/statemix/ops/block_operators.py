@@ -153,7 +153,7 @@ def bd_lru_step(
     temperature: Tensor | float | None = None,
     backend: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Advance :func:`bd_lru` by one token; options and errors are those of :func:`bd_lru`.
+    """Advance :func:`bd_lru` by one token; it has the same options and errors.
 
     Args:
         gates: raw gates of one step, shape (B, H, m, m+1).

@@ -177,7 +177,7 @@ def h_lru_step(
     realization: str = "controller",
     backend: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Advance :func:`h_lru` by one token; options and errors are those of :func:`h_lru`.
+    """Advance :func:`h_lru` by one token; it has the same options and errors.
 
     Args:
         gates: raw gates of one step, shape (B, H, m+1).

@@ -21,7 +21,7 @@ def sequence_parallel(
 ) -> tuple[Tensor, Tensor]:
     r"""Run an operator on a sequence whose time axis is split over the ranks of a group.
 
-    Rank r holds the tokens after those of rank r - 1; slices may differ in length, and may be
+    The tokens of rank r follow the tokens of rank r - 1. Slices may differ in length, and may be
     empty. The states of a slice are affine in the state before it,
 
     .. math:: h_{r+1} = P_r h_r + q_r
@@ -53,7 +53,7 @@ def sequence_parallel(
         **options: of the operator, the same on all ranks.
 
     Returns:
-        states: those of this rank's slice, as the operator returns them.
+        states: states of this rank's slice, as the operator returns them.
         final_state: the state after this rank's slice.
 
     Raises:

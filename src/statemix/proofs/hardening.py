@@ -64,7 +64,7 @@ class PrunedModel(NamedTuple):
     Attributes:
         model: the model.
         tracking: blocks of the first layer that were kept.
-        varying: those of them whose state is not the same in all states of the automaton.
+        varying: kept blocks whose state differs between states of the automaton.
         num_blocks: blocks that the layer has.
     """
 
@@ -177,10 +177,10 @@ _ITERATIONS = 2000
 def refit(model: ReadoutModel, automaton: Automaton, head: str) -> ReadoutModel:
     """Return a copy of a pruned model whose readout is fitted again.
 
-    While it was trained, the readout also leaned on blocks that do not track, and they are gone.
-    The state of what is left is a function of the automaton's, so the readout has finitely many
-    inputs: one for each state and token. Logistic regression on all of them, from the trained
-    readout, by L-BFGS. Nothing but the readout changes.
+    In training, the readout also used blocks that do not track, which pruning has removed. The
+    state of the kept blocks is a function of the state of the automaton. The readout therefore has
+    finitely many inputs: one for each state and token. It is fitted to all of them by logistic
+    regression with L-BFGS, starting from the trained readout. Nothing else changes.
 
     Args:
         model: the model, as :func:`prune` returns it.

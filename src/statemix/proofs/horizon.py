@@ -24,8 +24,8 @@ class Horizon:
     """A length up to which soft gates are proven to answer right.
 
     Attributes:
-        tokens: the length; None if the bound is about none.
-        reason: why it is no longer, or why there is none.
+        tokens: the length; None if there is no bound.
+        reason: why the length is not larger, or why there is no bound.
     """
 
     tokens: int | None
@@ -47,7 +47,7 @@ def find_horizon(
     The soft model has the weights of the hard one. Let e be the largest L1 distance of a soft row
     of gates and its hard one, V the largest value, and u the largest relative error by which a step
     and its gates are rounded. Hard states are at most V and not rounded. The rows of soft gates sum
-    to 1, but for their rounding, so a step adds e V to the error of the state, and rounds what is
+    to 1 up to rounding. A step therefore adds e V to the error of the state, and rounds a number of
     at most V plus this error:
 
     .. math::

@@ -37,8 +37,8 @@ class SearchResult:
             among the answers seen; None if none is scored, or if there is no other class.
         word: a shortest word that fails; empty unless refuted.
         reason: why the verdict is open; otherwise empty.
-        answer: class that the model gives after the word: of the wrong ones, that with the largest
-            logit. None unless refuted, or if a logit is not a number.
+        answer: class that the model gives after the word: the wrong class with the largest logit.
+            None unless refuted, or if a logit is not a number.
         expected: class that is right after the word; None unless refuted.
         checked: number of tokens up to which all words were checked and are right; None if all
             words of every length are.
@@ -63,17 +63,18 @@ def search(
     max_pairs: int = 100_000,
     on_progress: Callable[[int], None] | None = None,
 ) -> SearchResult:
-    """Prove that a model answers as an automaton on words of every length, or find a word.
+    """Prove that a model answers like an automaton on every word, or find a shortest wrong word.
 
-    The model and the automaton read the same tokens. Pairs of their states are visited breadth
-    first from the empty word, by the model's own step. States are equal if their bytes are. If no
-    new pair is left, every word leads to a pair that was visited, and every answer was checked. A
-    wrong answer ends the search, and as shorter words came first, the word is a shortest one.
+    The model and the automaton read the same tokens. The search visits pairs of their states
+    breadth first from the empty word, by the model's own step. Two states are equal if their bytes
+    are equal. If no new pair is left, every word leads to a visited pair, and every answer was
+    checked. A wrong answer ends the search. No shorter word is wrong, because shorter words come
+    first.
 
-    This holds for a model whose step is a function of the token and of the bytes of the state. The
-    search checks it as far as it can: each step is made twice, with its rows in opposite order, and
-    must give states of the same bytes and the same logits, up to rounding. Other shapes of batches
-    may round logits otherwise, too; the margin says how much is needed for another answer.
+    The proof assumes that a step is a function of the token and of the bytes of the state. The
+    search checks this: it makes each step twice, with its rows in opposite order. Both must give
+    states of the same bytes, and the same logits up to rounding. Another shape of batch may round
+    logits differently; the margin says how much an answer can tolerate.
 
     Args:
         model: a causal model; it is put into evaluation mode.

@@ -35,7 +35,7 @@ class Task(Protocol):
     """A generator of labelled sequences.
 
     The first line of a task's docstring describes the task in listings. The constructor has only
-    keyword options, each with a default unless there can be none, such as the folder of the data.
+    keyword options, each with a default if a sensible one exists (the folder of the data has none).
     An option ``seed`` gets the run's seed unless it is given.
 
     Attributes:

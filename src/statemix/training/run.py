@@ -82,8 +82,8 @@ def train(
         extend: continue a run whose request differs from ``config`` in fewer epochs or steps alone,
             finished or not, with its weights and the state of its optimiser. Further steps have
             the learning rate and the attributes that the longer schedules prescribe for them, so a
-            cosine rises again where the run continues. With constant ones, the result is that of
-            a run that was asked for the longer training at once.
+            cosine rises again where the run continues. With constant
+            schedules, the result equals that of one longer run.
 
     Returns:
         The scores at the end, at the best test and at the best validation accuracy.

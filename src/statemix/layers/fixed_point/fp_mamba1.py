@@ -36,8 +36,8 @@ class FPMamba1(FPMamba):
     The output of the layer is :math:`W_o (\mathrm{silu}(z_t + W_z y_{t-1}) \odot y_t)`.
 
     Source: Movahedi et al., "Fixed-Point RNNs", FP-Mamba1 as in its code. There, the LayerNorm lets
-    the map have several fixed points, so that sequences and single steps may converge to different
-    ones. Ours: ``contraction``, which guarantees one.
+    the map have several fixed points, so sequences and single steps may converge to different
+    points. Ours: ``contraction``, which guarantees a single fixed point.
 
     In float32 the layer holds inputs up to about 1e9, and gradients for inputs up to about 1e4.
 

@@ -38,10 +38,10 @@ class FPMamba2(FPMamba):
     Each iteration mixes all tokens and runs one scan, beginning with y = 0; a single one is Mamba-2
     with normalised maps. The output of the layer is :math:`W_o y_t`.
 
-    Source: Movahedi et al., "Fixed-Point RNNs", FP-Mamba2 as in its code (which does not run as it
-    is released), with one group. There, the norm lets the map have several fixed points, so that
-    sequences and single steps may converge to different ones. Ours: ``contraction``, which
-    guarantees one.
+    Source: Movahedi et al., "Fixed-Point RNNs", FP-Mamba2 as in its code, with one group. (The
+    released code does not run.) There, the norm lets the map have several fixed points, so
+    sequences and single steps may converge to different points. Ours: ``contraction``, which
+    guarantees a single fixed point.
 
     In float32 the layer holds inputs up to about 1e9, and gradients for inputs up to about 1e4.
 

@@ -55,7 +55,7 @@ class FPRNN(FixedPointLayer):
     and gradients for inputs up to about 1e4.
 
     While the iteration has not converged, the output at a token depends on the budget, and
-    sequences in pieces or single steps may differ from whole ones.
+    the results of pieces or single steps may differ from the result of the whole sequence.
 
     Args:
         hidden_size: width of input and output.

@@ -9,6 +9,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from statemix.errors import RequestError
+from statemix.memory import is_shortage
 
 # Stands behind the name of a complex tensor, which is stored as pairs of real numbers.
 _COMPLEX = "#complex"
@@ -66,6 +67,8 @@ def check_storable(model: nn.Module) -> None:
         try:
             (stored,) = load_tensors(tensor_bytes({name: tensor})).values()
         except (RuntimeError, ValueError, TypeError, KeyError, SafetensorError) as error:
+            if is_shortage(error):
+                raise
             reason = " ".join(str(error).split()) or type(error).__name__
             text = f"weights of the model cannot be stored: {name!r}: {reason}"
             raise RequestError(text) from error
@@ -74,6 +77,8 @@ def check_storable(model: nn.Module) -> None:
     try:
         model.load_state_dict(weights)
     except (RuntimeError, ValueError, TypeError) as error:
+        if is_shortage(error):
+            raise
         reason = " ".join(str(error).split())
         raise RequestError(f"weights of the model cannot be loaded: {reason}") from error
     for name, tensor in model.state_dict().items():

@@ -102,6 +102,15 @@ def test_layers_are_refused_before_anything_is_allocated(spec, message, monkeypa
         entries([LayerSpec("lstm"), spec])
 
 
+def test_a_fault_of_a_layer_is_not_blamed_on_memory(monkeypatch):
+    def fail(*arguments, **options):
+        raise NotImplementedError("no such operator")
+
+    monkeypatch.setattr(bench_entries, "price", fail)
+    with pytest.raises(NotImplementedError, match="no such operator"):
+        entries([LayerSpec("lstm")])
+
+
 def test_a_call_that_would_take_hours_is_refused():
     long = LayerCase(hidden_size=256, batch_size=1, length=300_000)
     entries([LayerSpec("conv", kernel_size=2)], long)

@@ -489,3 +489,33 @@ def test_an_optimizer_without_a_rate_diverges_as_others_do(tmp_path):
             model, batch, lambda net, x: net(x).sum() / 0, tmp_path, num_steps=4, device="cpu",
             optimizer=Unit(model.parameters()),
         )  # fmt: skip
+
+
+SHORTAGE = "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: 12 TB"
+
+
+# Before the first step, and as the run resumes.
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_shortage_of_memory_is_not_blamed_on_the_weights(tmp_path, monkeypatch, number):
+    with pytest.raises(KeyboardInterrupt):
+        fit(build(), batch, loss, tmp_path, num_steps=4, device="cpu", on_event=stop_at(2))
+    load = nn.Module.load_state_dict
+    calls = []
+
+    def fail(module, *arguments, **options):
+        calls.append(module)
+        if len(calls) == number:
+            raise RuntimeError(SHORTAGE)
+        return load(module, *arguments, **options)
+
+    monkeypatch.setattr(nn.Module, "load_state_dict", fail)
+    with pytest.raises(RuntimeError, match="enforce fail") as caught:
+        fit(build(), batch, loss, tmp_path, num_steps=4, device="cpu")
+    assert type(caught.value) is RuntimeError
+
+
+def test_a_hook_that_the_checkpoint_does_not_know_is_named(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        fit(build(), batch, loss, tmp_path, num_steps=4, device="cpu", on_event=stop_at(2))
+    with pytest.raises(RequestError, match=r"model and hooks must be those of the checkpoint: 'ra"):
+        fit(build(), batch, loss, tmp_path, num_steps=4, device="cpu", hooks=[Rate()])

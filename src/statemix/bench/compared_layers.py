@@ -276,7 +276,9 @@ def _price(name: str, spec: LayerSpec, case: LayerCase, dtype: torch.dtype, devi
     except BackendUnavailableError:
         raise
     except RuntimeError as error:
-        # Tensors on "meta" fail only if they are larger than any memory.
+        # The sizes of tensors on "meta" are larger than any memory, or the layer is at fault.
+        if "overflow" not in str(error):
+            raise
         raise RequestError(f"layers must fit into memory, got {name}") from error
     # Weights, their gradients, and the copy in float64 that checks them.
     needed = paid.num_parameters * (2 * dtype.itemsize + torch.float64.itemsize)

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_type_hints
 from torch import Tensor
 
 from statemix.errors import RequestError, SettingError
+from statemix.memory import is_shortage
 from statemix.models import ReadoutModel
 from statemix.training import folder as runs
 from statemix.training.attempts import Attempt
@@ -240,6 +241,8 @@ def model_with(tensors: dict[str, Tensor], config: RunConfig, file: Path) -> Rea
     try:
         model.load_state_dict(tensors)
     except RuntimeError as error:
+        if is_shortage(error):
+            raise
         reason = " ".join(str(error).split())
         raise RequestError(f"{file} must fit the run's network: {reason}") from error
     return model.eval()

@@ -47,13 +47,14 @@ def read_tree(path: Path) -> dict[str, Any]:
     if path.exists() and not path.is_file():
         # Some devices and pipes never end.
         raise RequestError(f"{path} must be a regular file")
+    is_toml = path.suffix.lower() == ".toml"
     try:
         text = path.read_text(encoding="utf-8-sig")
-        tree = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+        tree = tomllib.loads(text) if is_toml else json.loads(text)
     except OSError as error:
         raise RequestError(f"{path} must be readable, got: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        kind = "TOML" if path.suffix == ".toml" else "JSON"
+        kind = "TOML" if is_toml else "JSON"
         raise RequestError(f"{path} must be {kind}, got: {error}") from error
     if not isinstance(tree, dict):
         raise RequestError(f"{path} must hold a table of settings, got {type(tree).__name__}")

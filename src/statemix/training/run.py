@@ -351,10 +351,10 @@ def resume(loop: Loop, folder: Path) -> bool:
     try:
         loop.load_state_dict(state, tensors)
     except (RuntimeError, KeyError) as error:
-        reason = " ".join(str(error).split())
-        raise RequestError(
-            f"{folder / runs.CONFIG}: model must be that of the checkpoint: {reason}"
-        ) from error
+        if is_shortage(error):
+            raise
+        text = f"{folder / runs.CONFIG}: model and hooks must be those of the checkpoint: "
+        raise RequestError(text + " ".join(str(error).split())) from error
     if loop.step > loop.num_steps:
         raise RequestError(
             f"{folder / runs.CONFIG}: schedules must last until the checkpoint at step "

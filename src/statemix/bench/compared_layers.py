@@ -22,12 +22,9 @@ STATE_PER_CHANNEL = 4
 
 @dataclass(frozen=True)
 class Look:
-    """How a layer is shown.
+    """How a layer is shown: its name, and what ``label`` adds to the name for some options.
 
-    Attributes:
-        name: its name.
-        colour: its colour in figures; each has a contrast of 3 with white and with black pages.
-        label: returns what is added to the name for some options.
+    Each colour has a contrast of 3 with white and with black pages.
     """
 
     name: str
@@ -157,8 +154,6 @@ class TimedLayer:
 
     Attributes:
         name: name and options as users write them, distinct within a comparison.
-        spec: the layer.
-        price: price of the last token of a sequence.
         saved_bytes: bytes per token that the forward keeps for the backward, parameters excluded;
             None if nothing was counted.
         compiled: whether the whole layer is compiled with max-autotune, as in the paper.
@@ -189,11 +184,7 @@ class TimedLayer:
 
 
 def check_case(case: LayerCase, dtype: torch.dtype, total: int) -> None:
-    """Check that the sizes are positive and that input, output and gradients fit into memory.
-
-    Raises:
-        RequestError: otherwise.
-    """
+    """Raise a RequestError if a size is not positive, or the tensors do not fit into memory."""
     for name, size in asdict(case).items():
         bits = 20 if name == "length" else 31
         if not 1 <= size < 2**bits:
@@ -242,10 +233,8 @@ def with_variants(
 ) -> list[TimedLayer]:
     """Return the entries, each followed by the variants of it that are requested.
 
-    Args:
-        listed: the layers.
-        compiled: add the compiled form of each layer that runs the paper's scan.
-        projections: add the projections alone of each BD-LRU and H-LRU.
+    ``compiled`` adds the compiled form of each layer that runs the paper's scan, and
+    ``projections`` the projections alone of each BD-LRU and H-LRU.
 
     Raises:
         RequestError: if no layer has a requested variant, or PyTorch compiles fewer at once.

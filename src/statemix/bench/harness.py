@@ -43,12 +43,9 @@ class Spread(NamedTuple):
 class Provider:
     """One way to compute a case.
 
-    Args:
-        name: name in rows and tables.
-        prepare: creates the inputs and returns the function to time. It is called again if memory
-            is short, for calls that keep no freed memory.
-        error: result of a call -> its relative error. None if there is nothing to check.
-        note: remark on the inputs for readers, such as their memory order.
+    ``prepare`` creates the inputs and returns the function to time; it is called again if memory is
+    short. ``error`` maps a result to its relative error; None checks nothing. ``note`` is a remark
+    on the inputs for readers.
     """
 
     name: str
@@ -291,10 +288,9 @@ def spread(sample: Sequence[float]) -> Spread:
 
 
 def unavailable_if_it_fails(name: str, call: Callable[[], Any]) -> Any:
-    """Call something that the kernels of flash-linear-attention run.
+    """Call what flash-linear-attention runs; its failure is a BackendUnavailableError.
 
-    Raises:
-        BackendUnavailableError: if the call fails, so that the other providers are still measured.
+    The other providers are still measured.
     """
     try:
         return call()

@@ -142,11 +142,7 @@ def cases(
 
 
 def check_case(case: OperatorCase, dtype: torch.dtype, total: int) -> None:
-    """Check that the inputs of a case fit into memory.
-
-    Raises:
-        RequestError: otherwise, or if the loop over time would take hours.
-    """
+    """Raise a RequestError if a case does not fit into memory, or its loop takes hours."""
     if case.length >= 2**20:
         raise RequestError(f"shapes must have lengths below 2^20, got {case.length}")
     entries = case.batch_size * case.length * (case.num_gates + 2 * case.num_values)
@@ -155,11 +151,7 @@ def check_case(case: OperatorCase, dtype: torch.dtype, total: int) -> None:
 
 
 def check_chunks(chunks: Sequence[int], device: DeviceName) -> None:
-    """Check that the kernels of a device cut time into such chunks.
-
-    Raises:
-        RequestError: if they do not.
-    """
+    """Raise a RequestError if the kernels of a device do not cut time into such chunks."""
     if any(chunk < 0 for chunk in chunks):
         raise RequestError(f"chunks must be at least 0, got {tuple(chunks)}")
     if chunks and device != "cuda":

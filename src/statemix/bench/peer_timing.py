@@ -89,11 +89,7 @@ def moved_bytes(name: str, case: OperatorCase, dtype: torch.dtype) -> int:
 
 
 def check(names: Sequence[str], dtype: torch.dtype, device: DeviceName) -> None:
-    """Check that the peers know the dtype on this device.
-
-    Raises:
-        RequestError: if they do not.
-    """
+    """Raise a RequestError if a peer does not know the dtype on this device."""
     for name in names:
         if device == "cuda" and name != LSTM and dtype != torch.bfloat16:
             raise RequestError(

@@ -87,11 +87,7 @@ def limited() -> Iterator[None]:
 
 
 def check_fits(name: str, value: object, needed: int, total: int) -> None:
-    """Check that the value of an option needs no more bytes than a device has in total.
-
-    Raises:
-        RequestError: otherwise.
-    """
+    """Raise a RequestError if an option's value needs more bytes than a device has in total."""
     if needed > total:
         raise RequestError(
             f"{name} must fit into memory ({gigabytes(total)}), got {value}, which needs "
@@ -149,13 +145,7 @@ _CALLS_BEFORE_CAPTURE = 3
 
 
 class Cpu:
-    """The processor.
-
-    Attributes:
-        name: name of the device in PyTorch.
-        model: name of the product.
-        graphs: whether calls are replayed as CUDA graphs.
-    """
+    """The processor: its name in PyTorch and that of the product; a GPU may replay graphs."""
 
     name: DeviceName = "cpu"
     model = "cpu"

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from queue import Empty
-from types import TracebackType
 from typing import Any
 
 from statemix import files
@@ -34,60 +33,37 @@ _POLL_S = 1.0
 
 
 class Cluster:
-    """Tasks of a Ray cluster, each of which trains a run on one GPU, or on processors.
+    """Tasks of a Ray cluster, each of which trains a run on one GPU, or on processors."""
 
-    Args:
-        address: address of the cluster, "auto" or "local", as in
-            :func:`statemix.studies.runner.run_all`.
-        num_tasks: tasks at a time; None for as many as there are GPUs, or processors if there is
-            no GPU.
-        checkpoint_every_s: as in :func:`statemix.training.train`.
-
-    Raises:
-        RequestError: on entry, if Ray is missing or the cluster cannot be reached.
-    """
-
-    def __init__(self, address: str, num_tasks: int | None, checkpoint_every_s: float) -> None:
-        self._address = address
-        self._num_tasks = num_tasks
-        self._checkpoint_every_s = checkpoint_every_s
+    def __init__(
+        self, ray: Any, address: str, num_tasks: int | None, every_s: float, undo: ExitStack
+    ) -> None:
+        self._ray, self._address, self._checkpoint_every_s = ray, address, every_s
+        self._undo = undo
         # Number of a run in training -> Ray's reference to its task.
         self._busy: dict[int, Any] = {}
         # Parent of run folders -> a file that shows whether a machine sees the same folder.
         self._marks: dict[Path, Path] = {}
-        self._exit = ExitStack()
+        resources = ray.cluster_resources()
+        self._has_gpus = resources.get("GPU", 0) >= 1
+        if resources.get("CPU", 0) < 1:
+            raise RequestError("ray must name a cluster that has processors, this one has none")
+        self._most_threads = _most_threads(ray.nodes(), with_gpu=self._has_gpus)
+        self._room = num_tasks or int(resources["GPU"] if self._has_gpus else resources["CPU"])
+        from ray.util.queue import Queue
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    def __enter__(self) -> "Cluster":
-        with ExitStack() as undo:
-            self._ray = undo.enter_context(connected(self._address))
-            resources = self._ray.cluster_resources()
-            self._has_gpus = resources.get("GPU", 0) >= 1
-            if resources.get("CPU", 0) < 1:
-                raise RequestError("ray must name a cluster that has processors, this one has none")
-            self._most_threads = _most_threads(self._ray.nodes(), with_gpu=self._has_gpus)
-            usual = resources["GPU"] if self._has_gpus else resources["CPU"]
-            self._room = self._num_tasks or int(usual)
-            from ray.util.queue import Queue
-            from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+        # Another machine may be lost.
+        here = ray.get_runtime_context().get_node_id()
+        place = NodeAffinitySchedulingStrategy(here, soft=False)
+        self._news = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": place})
+        undo.callback(self._news.shutdown, force=True)
 
-            # Another machine may be lost.
-            here = self._ray.get_runtime_context().get_node_id()
-            place = NodeAffinitySchedulingStrategy(here, soft=False)
-            self._news = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": place})
-            undo.callback(self._news.shutdown, force=True)
-            self._exit = undo.pop_all()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        with self._exit:
-            for task in self._busy.values():
-                self._ray.cancel(task)
-            self._over(GRACE_S)
+    def cancel(self) -> None:
+        """End all tasks, runs under way with a checkpoint."""
+        for task in self._busy.values():
+            self._ray.cancel(task)
+        self._over(GRACE_S)
 
     def has_room(self) -> bool:
         """Return whether another run may start."""
@@ -169,9 +145,30 @@ class Cluster:
             files.make_folder("folder", parent)
             file, name = tempfile.mkstemp(prefix=".shared-", dir=parent)
             os.close(file)
-            self._exit.callback(os.unlink, name)
+            self._undo.callback(os.unlink, name)
             self._marks[parent] = Path(name)
         return self._marks[parent]
+
+
+@contextmanager
+def cluster(address: str, num_tasks: int | None, checkpoint_every_s: float) -> Iterator[Cluster]:
+    """Connect to a cluster, and end its tasks on exit, runs under way with a checkpoint.
+
+    Args:
+        address: as in :func:`statemix.studies.runner.run_all`.
+        num_tasks: tasks at a time; None for as many as there are GPUs, or processors if there is
+            no GPU.
+        checkpoint_every_s: as in :func:`statemix.training.train`.
+
+    Raises:
+        RequestError: if Ray is missing or the cluster cannot be reached.
+    """
+    with connected(address) as ray, ExitStack() as undo:
+        tasks = Cluster(ray, address, num_tasks, checkpoint_every_s, undo)
+        try:
+            yield tasks
+        finally:
+            tasks.cancel()
 
 
 @contextmanager

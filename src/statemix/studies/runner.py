@@ -13,7 +13,7 @@ from annotated_types import Ge
 
 from statemix.errors import RequestError
 from statemix.interrupts import TERMINABLE, handled
-from statemix.studies.cluster import Cluster
+from statemix.studies.cluster import Cluster, cluster
 from statemix.studies.worker_processes import Death, Processes, RunEnding, processes, train_job
 from statemix.training import Event, RunConfig
 from statemix.training.config import NotNegative
@@ -132,7 +132,7 @@ def run_all(
         if on_end is not None:
             on_end(row)
 
-    tell = _say_nothing if on_event is None else on_event
+    tell = on_event or (lambda *_: None)
     due = []
     for job in jobs:
         row = _ended_before(job, retry, tell)
@@ -144,7 +144,7 @@ def run_all(
     if not due:
         pass
     elif ray is not None:
-        _share_out(due, Cluster(ray, num_workers, checkpoint_every_s), until, tell, note)
+        _share_out(due, cluster(ray, num_workers, checkpoint_every_s), until, tell, note)
     elif until is not None or num_here > 1:
         # Only other processes can be stopped at a given time.
         _share_out(due, processes(num_here, checkpoint_every_s), until, tell, note)
@@ -155,10 +155,6 @@ def run_all(
             if ending[0] == "interrupted":
                 raise KeyboardInterrupt
     return [ended[job.folder] for job in jobs]
-
-
-def _say_nothing(job: Job, event: Event) -> None:
-    del job, event
 
 
 def _ending(job: Job, retry: Collection[JobEnding]) -> Status | None:

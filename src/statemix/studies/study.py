@@ -70,6 +70,8 @@ class Study:
     legend: str = LENGTHS_LEGEND
     paper: str = ""
     unmeasured: int = 0
+    # Whether the page also shows entries without results.
+    whole: ClassVar[bool] = False
     caption: ClassVar[str] = "Thick lines are means over seeds, thin lines single seeds."
 
     def chosen(
@@ -226,20 +228,13 @@ class Study:
                 entries = begun(every, rows)
                 if not entries:
                     continue
-                runs = self.runs(self.shown(every, entries), rows, planned=False)
+                runs = self.runs(every if self.whole else entries, rows, planned=False)
                 keys = set(runs.filter(pl.col("status") == "done")["key"])
                 # Sizes share runs: each is shown for what it adds to the smaller ones.
                 if keys <= seen:
                     continue
                 seen |= keys
                 yield self.section(runs, entries, folder, protocol, size)
-
-    def shown(
-        self, every: Sequence[StudyEntry], entries: Sequence[StudyEntry]
-    ) -> Sequence[StudyEntry]:
-        """Return the entries whose lines the page shows, of all and of those with results."""
-        del every
-        return entries
 
     def section(
         self,

@@ -42,14 +42,10 @@ from statemix.studies.study_entries import (
 class TableStudy(Study):
     """Numbers beside a table of the paper."""
 
+    whole = True
+
     def table(self, runs: pl.DataFrame, entries: Sequence[StudyEntry]) -> Table:
         return cell_table(runs, entries)
-
-    def shown(
-        self, every: Sequence[StudyEntry], entries: Sequence[StudyEntry]
-    ) -> Sequence[StudyEntry]:
-        del entries
-        return every
 
     def panels(self, runs: pl.DataFrame) -> list[Panel]:
         del runs
@@ -58,14 +54,6 @@ class TableStudy(Study):
     def counts(self, rows: Mapping[str, StoredRow]) -> tuple[int, int, int]:
         found = overview(rows, (self.name,))
         return found["measured"], found["agree"], found["of"]
-
-
-class ChangedStudy(TableStudy):
-    """Some numbers of the tables once more, which count there."""
-
-    def counts(self, rows: Mapping[str, StoredRow]) -> tuple[int, int, int]:
-        del rows
-        return 0, 0, 0
 
 
 class FigureStudy(Study):
@@ -83,7 +71,7 @@ class FigureStudy(Study):
         return [self.legend, price_table(entries).as_text()]
 
 
-class ClaimsStudy(ChangedStudy):
+class ClaimsStudy(TableStudy):
     """The claims of the paper, with the cells that decide them."""
 
     def report(self, rows: Mapping[str, StoredRow], entries: Sequence[StudyEntry]) -> list[str]:
@@ -126,29 +114,29 @@ class SpectraStudy(Study):
 
 
 def _study(
-    kind: type[Study], name: str, title: str, entries: Any, protocols: Any = PROTOCOLS
+    kind: type[Study],
+    name: str,
+    title: str,
+    entries: Any,
+    protocols: tuple[ProtocolName, ...] = PROTOCOLS,
+    paper: str = "",
 ) -> Study:
+    """Return a study; each number counts in the table that the paper has it in."""
+
     def listed(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntry, ...]:
         return tuple(entries(protocol, size))
 
-    return kind(name, title, listed, protocols, SIZES, LEGEND, PAPER)
-
-
-def _tables() -> Iterator[Study]:
-    for name, one in TABLES.items():
-        yield _study(TableStudy, name, one.title, one.entries)
+    return kind(name, title, listed, protocols, SIZES, LEGEND, paper)
 
 
 STUDIES = (
-    *_tables(),
-    _study(ChangedStudy, "wrapper", WRAPPER_TITLE, wrapper_entries, ("paper",)),
+    *(
+        _study(TableStudy, name, one.title, one.entries, paper=PAPER)
+        for name, one in TABLES.items()
+    ),
+    _study(TableStudy, "wrapper", WRAPPER_TITLE, wrapper_entries, ("paper",)),
     _study(ClaimsStudy, "claims", "the claims of the paper", claim_entries),
     *(_study(FigureStudy, name, one.title, one.entries) for name, one in FIGURES.items()),
-    _study(
-        SpectraStudy,
-        "fig7",
-        "eigenvalues of the learned transitions on S_5",
-        spectra_entries,
-    ),
+    _study(SpectraStudy, "fig7", "eigenvalues of the learned transitions on S_5", spectra_entries),
 )
 """Tables, open questions, claims and figures, in the order of the page."""

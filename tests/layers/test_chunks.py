@@ -1,4 +1,4 @@
-"""Decays against their definition, and between tokens against products of decays."""
+"""Decays against their definition, and between tokens against products; outputs of chunks."""
 
 import math
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from statemix.layers import DeltaNet, Mamba2
-from statemix.layers.chunks import decays_between, log_decays
+from statemix.layers.chunks import CHUNK_SIZE, decays_between, delta_rule, log_decays, ssd
 
 
 def strong(g, size):
@@ -108,3 +108,18 @@ def test_layers_with_any_rate_stay_finite(kind, A_log):
         with torch.no_grad():
             y_t, after = layer.step(x[:, 0], state)
         assert all(part.isfinite().all() for part in (y_t, *after))
+
+
+@pytest.mark.parametrize("length", [2, CHUNK_SIZE, CHUNK_SIZE + 3, 2 * CHUNK_SIZE])
+def test_outputs_are_no_views_of_chunks(length):
+    """Inductor saves them for the backward pass and cannot order the strides of such a view."""
+    heads = torch.randn(2, length, 3, 4)
+    zeros = torch.zeros(2, 3, 4, 4)
+    decays = -torch.rand(2, length, 3)
+    updates = heads.unsqueeze(2)
+    delta, _ = delta_rule(heads, updates, updates, decays.exp().unsqueeze(2), decays, zeros)
+    states, _ = ssd(heads, decays, heads[:, :, 0], heads[:, :, 1], zeros)
+    for o in (delta, states):
+        assert o.shape == heads.shape
+        assert o._base is None
+        assert o.is_contiguous()

@@ -73,6 +73,14 @@ def chunked(x: Tensor, most: int) -> Tensor:
     return torch.cat([x, zeros], 1).reshape(x.shape[0], num_chunks, most, *x.shape[2:])
 
 
+def _in_order(outputs: list[Tensor], length: int) -> Tensor:
+    """Join the outputs of chunks, (B, H, size, D) each, to those of all tokens, (B, T, H, D)."""
+    parts = [o.transpose(1, 2) for o in outputs]
+    # The result must be no view: Inductor cannot order the strides of a view of unknown length.
+    parts[-1] = parts[-1][:, : length - (len(parts) - 1) * parts[0].shape[1]]
+    return torch.cat(parts, 1)
+
+
 def delta_rule(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None, memory: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -144,8 +152,7 @@ def delta_rule(
         )
         outputs.append(q @ memory + attention @ u)
         memory = (memory if factor is None else factor * memory) + written.mT @ u
-    o = torch.stack(outputs, 1).transpose(2, 3)  # (B, chunks, size, H, V)
-    return o.flatten(1, 2)[:, :length], memory
+    return _in_order(outputs, length), memory
 
 
 def _of_one_token(
@@ -207,8 +214,7 @@ def ssd(x: Tensor, g: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tens
     for c in range(x.shape[2]):
         outputs.append(inside[:, :, c] + since_start[:, :, c] * (C[:, :, c] @ state.mT))
         state = since_start[:, :, c, -1:] * state + added[:, :, c]
-    o = torch.stack(outputs, 1).transpose(2, 3)  # (B, chunks, size, H, P)
-    return o.flatten(1, 2)[:, :length], state
+    return _in_order(outputs, length), state
 
 
 _ssd_of_any_length = register_loop(

@@ -1,5 +1,7 @@
 """Progress in a log file."""
 
+import errno
+import io
 from types import SimpleNamespace
 
 from statemix.cli import progress
@@ -18,9 +20,10 @@ def test_a_silent_run_says_from_time_to_time_where_it_is(capsys, monkeypatch):
 
 
 def test_a_log_that_cannot_be_written_ends_no_run(monkeypatch):
-    with open("/dev/full", "w", encoding="utf-8") as full:
-        monkeypatch.setattr(progress.sys, "stderr", full)
-        with progress.shown() as show:
-            show("run", Event("started", 0, 1000, text="started"))
-        # The file tries again when it is closed.
-        full.detach()
+    class Full(io.StringIO):
+        def write(self, text):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(progress.sys, "stderr", Full())
+    with progress.shown() as show:
+        show("run", Event("started", 0, 1000, text="started"))

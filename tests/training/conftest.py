@@ -13,7 +13,7 @@ from statemix.training import (
     ScheduleConfig,
 )
 from statemix.training.devices import check_here
-from statemix.training.reading import import_modules
+from statemix.training.plain import import_modules
 from statemix.training.run import Run
 
 TINY = RunConfig(

@@ -13,7 +13,7 @@ from statemix.layers import LAYERS, LayerSpec
 from statemix.models import MODELS, MixerSpec, ModelKind, backbone
 from statemix.tasks import TaskSpec
 from statemix.training import AttributeSchedule, RunConfig, ScheduleConfig, config_from_plain
-from statemix.training.reading import read_tree
+from statemix.training.plain import read_tree
 from statemix.training.settings import Assignments
 
 

@@ -43,7 +43,7 @@ def test_a_run_visits_eight_modules_of_its_room_before_its_first_step(tiny, tmp_
     rooms = {room: sorted(name for name in visited if f".{room}." in name) for room in
              ("training", "models", "tasks")}  # fmt: skip
     named = ["batches", "config", "devices", "evaluation", "folder", "hooks", "loop", "run"]
-    values = {"statemix.training.plain", "statemix.training.settings", "statemix.training.reading"}
+    values = {"statemix.training.plain", "statemix.training.settings"}
     found = [name for name in rooms["training"] if name not in values]
     assert found == [f"statemix.training.{name}" for name in named]
     assert len(rooms["models"]) <= 5

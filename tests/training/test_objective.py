@@ -12,7 +12,7 @@ from statemix.layers import LayerSpec
 from statemix.tasks import TaskSpec
 from statemix.training import AttributeSchedule, train
 from statemix.training.batches import CrossEntropy
-from statemix.training.permutation_penalty import (
+from statemix.training.transition_hooks import (
     PermutationPenalty,
     permutation_penalty,
     token_transitions,

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from statemix.cli.options import bare, head_of, read_words, takes_many, text_of, words_of
 from statemix.errors import RequestError, suggestion
 from statemix.registry import Spec
-from statemix.training.reading import import_modules
+from statemix.training.plain import import_modules
 from statemix.training.settings import Assignments, checked
 
 C = TypeVar("C")

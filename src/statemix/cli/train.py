@@ -43,8 +43,7 @@ from statemix.training import (
 )
 from statemix.training.devices import check_threads
 from statemix.training.outcome import load_asked
-from statemix.training.plain import put
-from statemix.training.reading import import_modules, read_tree
+from statemix.training.plain import import_modules, put, read_tree
 from statemix.training.run import CHECKPOINT_EVERY_S
 from statemix.training.settings import Settings
 

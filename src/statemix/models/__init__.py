@@ -5,8 +5,7 @@ from typing import Literal
 from statemix.models.autoencoder import SequenceAutoencoder
 from statemix.models.backbone import Backbone, Block
 from statemix.models.channel_mixers import CHANNEL_MIXERS, ChannelMixer, MixerSpec
-from statemix.models.classifier import TokenClassifier
-from statemix.models.readouts import LinearInit, ReadoutModel, earlier_name
+from statemix.models.readouts import LinearInit, ReadoutModel, TokenClassifier, earlier_name
 
 ModelKind = Literal["causal", "autoencoder"]
 

@@ -11,7 +11,7 @@ from statemix.layers import LayerSpec
 from statemix.models import MODELS, LinearInit, MixerSpec, ModelKind, ReadoutModel
 from statemix.models.backbone import Norm
 from statemix.tasks import TASKS, Task, TaskSpec
-from statemix.training.reading import import_modules
+from statemix.training.plain import import_modules
 from statemix.training.settings import SPEC, Assignments, Settings, built
 
 Count = Annotated[int, Ge(1), Lt(2**31)]

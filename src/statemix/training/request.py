@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from statemix.training.config import SCHEMA, RunConfig
 from statemix.training.devices import check_here
 from statemix.training.folder import StoredConfig
-from statemix.training.reading import import_modules
+from statemix.training.plain import import_modules
 
 
 def request(config: RunConfig) -> StoredConfig:

@@ -42,12 +42,10 @@ from statemix.training.outcome import (
     resolved_config,
     save_outcome,
 )
-from statemix.training.permutation_penalty import PermutationPenalty
-from statemix.training.plain import to_plain
-from statemix.training.reading import import_modules
-from statemix.training.representations import Representations
+from statemix.training.plain import import_modules, to_plain
 from statemix.training.schedules import attributes_set
 from statemix.training.settings import checked
+from statemix.training.transition_hooks import PermutationPenalty, Representations
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric

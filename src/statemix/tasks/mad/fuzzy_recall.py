@@ -10,7 +10,7 @@ from statemix.automaton import IGNORED
 from statemix.errors import OptionError
 from statemix.tasks import addressing
 from statemix.tasks.drawn import DrawnTask, Raw, Tokens
-from statemix.tasks.mad.configurations import of_mad
+from statemix.tasks.mad import of_mad
 from statemix.tasks.task import Examples
 
 # Drawing different tokens takes time in the square of their number: so much is seconds an example.

@@ -10,7 +10,7 @@ from statemix.automaton import IGNORED
 from statemix.errors import OptionError
 from statemix.tasks import addressing
 from statemix.tasks.drawn import DrawnTask, Raw, Tokens
-from statemix.tasks.mad.configurations import four
+from statemix.tasks.mad import four
 from statemix.tasks.task import Examples
 
 

@@ -1,4 +1,4 @@
-"""A penalty on transitions that do not permute; a tool of experiments."""
+"""Hooks that look at the first layer's transitions: a penalty and a race, for experiments."""
 
 from typing import Any
 
@@ -7,11 +7,17 @@ from torch import Tensor
 
 from statemix.errors import SettingError
 from statemix.layers import Layer
+from statemix.layers.gated_recurrence import GatedRecurrence
 from statemix.models import ReadoutModel
-from statemix.tasks import IGNORED
+from statemix.tasks import IGNORED, Task
+from statemix.tasks.groups import shares
+from statemix.tasks.permutation import Permutation
 from statemix.training.attempts import Attempts
 from statemix.training.hooks import Hook
 from statemix.training.loop import Loop
+
+# Entries of the transitions of one token; more would slow evaluations.
+_MOST_ENTRIES = 10_000
 
 
 class PermutationPenalty(Hook):
@@ -82,3 +88,51 @@ def token_transitions(model: ReadoutModel, num_tokens: int) -> Tensor | None:
     x = model.backbone.blocks[0].norm(model.backbone.embedding.weight[:num_tokens])
     recurrence = layer.recurrence(x.unsqueeze(1))
     return None if recurrence is None else recurrence.transitions[:, 0]
+
+
+@torch.no_grad()
+def representations(model: ReadoutModel, task: Task) -> dict[str, float]:
+    r"""Split the transitions of a model's first layer by irreducible representation of the group.
+
+    The table of transitions :math:`A(g)`, one for each token g, is a function on the group. The
+    part that belongs to the group's action on its points can be sharpened into permutations of the
+    entries; a network whose gates hold another part tracks short words alone, or a quotient.
+
+    Args:
+        model: the model.
+        task: its task.
+
+    Returns:
+        Name of each representation but the constant one
+        (:func:`statemix.tasks.groups.components`) -> its share of the table's energy; empty if the
+        task is not about all elements of a group, the first layer has no gates of its own, or they
+        are too many.
+    """
+    layer = model.backbone.blocks[0].mixer
+    if not isinstance(task, Permutation) or task.generators:
+        return {}
+    if not isinstance(layer, GatedRecurrence):
+        return {}
+    first = token_transitions(model, 1)
+    assert first is not None
+    if first.numel() > _MOST_ENTRIES:
+        return {}
+    table = token_transitions(model, task.group.order)
+    assert table is not None
+    return shares(table.flatten(1).double().cpu().numpy(), task.group.name)
+
+
+class Representations(Hook):
+    """Adds the shares of the representations to every row of the metrics.
+
+    Args:
+        model: the model.
+        task: its task.
+    """
+
+    def __init__(self, model: ReadoutModel, task: Task) -> None:
+        self._model, self._task = model, task
+
+    def row(self, loop: Loop) -> dict[str, Any]:
+        del loop
+        return {"representations": representations(self._model, self._task)}

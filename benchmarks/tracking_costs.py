@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from statemix.studies.catalogue import find_study
 
 from statemix.bench import harness as rows
 from statemix.bench.harness import Measurement, Provider, measure
-from statemix.studies.catalogue import find_study
 from statemix.studies.store import key
 from statemix.studies.study_entries import StudyEntry
 from statemix.training import RunConfig, load_model

@@ -7,7 +7,6 @@ from typing import Any
 import polars as pl
 from measurement_tables import RESULTS, markdown
 
-from statemix.studies.catalogue import find_study
 from statemix.studies.exactness.exact_table import interval, tallies
 from statemix.studies.fixed_points.fixed_point_studies import overview as fixed_points
 from statemix.studies.higher_order.cell_table import overview
@@ -20,6 +19,7 @@ from statemix.studies.result_text import (
     published_text,
 )
 from statemix.studies.store import StoredRow, merged
+from statemix.studies.study import find_study
 from statemix.studies.tidy import by_length
 
 RECIPE = "BD-LRU, recipe exact"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from statemix.layers import LayerSpec
-from statemix.studies import catalogue
+from statemix.studies import study as catalogue
 from statemix.studies.store import key
 from statemix.studies.study import Study
 from statemix.studies.study_entries import StudyEntry, Trials

@@ -14,7 +14,7 @@ import torch
 from statemix.cli.main import main
 from statemix.layers import LayerSpec
 from statemix.models import TokenClassifier
-from statemix.studies import catalogue
+from statemix.studies import study as catalogue
 from statemix.studies.exactness.exact_studies import CertifiedStudy
 from statemix.studies.group_demo import STUDIES
 from statemix.studies.study_entries import Number, StudyEntry, Trials
@@ -137,8 +137,8 @@ def test_an_unwritable_folder_is_named(tiny, tmp_path, capsys):
 _ENDLESS = """
 import sys, torch
 from statemix.cli.main import main
-from statemix.studies import catalogue
-from statemix.studies.catalogue import find_study
+from statemix.studies import study as catalogue
+from statemix.studies.study import find_study
 from statemix.studies.study_entries import StudyEntry, Trials
 from statemix.studies.exactness.exact_studies import CertifiedStudy
 if __name__ == "__main__":

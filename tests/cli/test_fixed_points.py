@@ -9,7 +9,7 @@ import pytest
 
 from statemix.cli.main import main
 from statemix.layers import LayerSpec
-from statemix.studies import catalogue
+from statemix.studies import study as catalogue
 from statemix.studies.fixed_points import fixed_point_studies
 from statemix.studies.fixed_points.fixed_point_studies import STUDIES, FixedPointStudy
 from statemix.studies.fixed_points.fixed_point_suites import ARCHIVE

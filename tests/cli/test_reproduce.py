@@ -12,8 +12,8 @@ import pytest
 
 from statemix.cli.main import main
 from statemix.layers import LayerSpec
-from statemix.studies import catalogue, cluster, forecast
-from statemix.studies.catalogue import find_study
+from statemix.studies import cluster, forecast
+from statemix.studies import study as catalogue
 from statemix.studies.exactness import exact_studies
 from statemix.studies.exactness.exact_studies import AttemptStudy, ProofStudy
 from statemix.studies.higher_order import (
@@ -36,6 +36,7 @@ from statemix.studies.higher_order.paper_figures import PaperFigure, View
 from statemix.studies.higher_order.paper_tables import PaperTable
 from statemix.studies.higher_order.protocols import Column, Data
 from statemix.studies.runner import Ended, run_all
+from statemix.studies.study import find_study
 from statemix.studies.study_entries import SIZES, StudyEntry, Trials, plan
 from statemix.tasks import TaskSpec
 from statemix.training import (

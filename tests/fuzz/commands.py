@@ -31,7 +31,7 @@ from statemix.cli import (  # noqa: F401  warm
 )
 from statemix.cli.main import main
 from statemix.layers import LayerSpec
-from statemix.studies import catalogue
+from statemix.studies import study as catalogue
 from statemix.studies.exactness.exact_studies import CertifiedStudy
 from statemix.studies.study_entries import StudyEntry, Trials
 from statemix.tasks import TASKS, TaskSpec

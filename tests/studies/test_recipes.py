@@ -5,8 +5,8 @@ import pytest
 from statemix.errors import RequestError
 from statemix.studies import recipes
 from statemix.studies.recipes import exact
+from statemix.studies.runner import request
 from statemix.tasks import TaskSpec
-from statemix.training.request import request
 
 
 @pytest.mark.parametrize(

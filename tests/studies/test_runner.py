@@ -311,7 +311,7 @@ def test_one_job_that_cannot_run_is_one_error_and_none_starts(
 
 def test_a_run_that_has_ended_is_reported_on_any_machine(jobs, monkeypatch):
     run_all(jobs)
-    monkeypatch.setattr("statemix.training.request.check_here", pytest.fail)
+    monkeypatch.setattr("statemix.studies.runner.check_here", pytest.fail)
     assert {row.status for row in run_all(jobs)} == {"done"}
 
 

@@ -16,9 +16,9 @@ import torch
 from statemix.errors import SettingError
 from statemix.layers import LayerSpec
 from statemix.models import MixerSpec, SequenceAutoencoder
+from statemix.studies.runner import request
 from statemix.tasks import TaskSpec
 from statemix.training import AttributeSchedule, ParameterGroup, RunConfig, train
-from statemix.training.request import request
 from statemix.training.settings import Assignments, Settings
 
 SCHEDULE = AttributeSchedule("gate_temperature", end=0.5)

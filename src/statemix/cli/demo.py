@@ -53,9 +53,9 @@ class Demo:
         import torch
 
         from statemix.files import write_file
-        from statemix.studies.catalogue import find_study
         from statemix.studies.page import render_page
         from statemix.studies.store import Store
+        from statemix.studies.study import find_study
         from statemix.studies.study_entries import plan
         from statemix.training.folder import remove_runs
 

@@ -85,8 +85,8 @@ class Report:
             self._print_claims(rows)
             return
         from statemix.files import write_file
-        from statemix.studies.catalogue import studies
         from statemix.studies.page import render_page
+        from statemix.studies.study import studies
 
         output = self.output or Path("report/index.html")
         files.open_for_append("output", output)

@@ -118,9 +118,9 @@ class Reproduce:
     def _run(self, until: float | None) -> None:
         import torch
 
-        from statemix.studies.catalogue import find_study
         from statemix.studies.result_text import counted, duration_text
         from statemix.studies.store import Store
+        from statemix.studies.study import find_study
         from statemix.studies.study_entries import plan
 
         study = find_study(self.what)

@@ -1,8 +1,9 @@
 """Many training runs, in this process or in parallel processes, each with its own ending."""
 
+import json
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,10 +17,10 @@ from statemix.interrupts import TERMINABLE, handled
 from statemix.studies.cluster import Cluster, cluster
 from statemix.studies.worker_processes import Death, Processes, RunEnding, processes, train_job
 from statemix.training import Event, RunConfig
-from statemix.training.config import NotNegative
-from statemix.training.devices import check_threads
-from statemix.training.folder import Status, read_status, remove_runs, resolve_config
-from statemix.training.request import check_all_here, request
+from statemix.training.config import SCHEMA, NotNegative
+from statemix.training.devices import check_here, check_threads
+from statemix.training.folder import Status, StoredConfig, read_status, remove_runs, resolve_config
+from statemix.training.plain import import_modules
 from statemix.training.run import CHECKPOINT_EVERY_S
 from statemix.training.settings import checked
 
@@ -235,3 +236,40 @@ def _share_out(
         note(Ended(job, "interrupted", reason, started=job.folder in begun))
     for _, job in waiting:
         note(Ended(job, "interrupted", reason, started=False))
+
+
+def request(config: RunConfig) -> StoredConfig:
+    """Return the request of a run, which identifies it, and its configuration resolved here.
+
+    Raises:
+        RequestError: if the configuration cannot be resolved.
+    """
+    import_modules(config.imports)
+    return StoredConfig(SCHEMA, config.asked(), config.resolved().to_plain())
+
+
+# Parts of a configuration that `check_here` does not read.
+_UNREAD = ("seed", "optimizer", "objective")
+
+
+def check_all_here(configs: Iterable[RunConfig]) -> None:
+    """Check that this machine can run many configurations, as :func:`check_here` does.
+
+    Of the many that differ in seed, optimiser and objective alone, one is checked: the others have
+    the same answer if their tasks accept the seed and are of the same sizes.
+
+    Args:
+        configs: configurations, resolved or not.
+
+    Raises:
+        RequestError: at the first configuration that cannot be run.
+    """
+    checked = set()
+    for config in configs:
+        task = config.build_task()
+        asked = {name: value for name, value in config.asked().items() if name not in _UNREAD}
+        sizes = (task.length, task.train_size, task.vocab_size, dict(task.heads))
+        question = json.dumps([asked, sizes], sort_keys=True)
+        if question not in checked:
+            check_here(config.resolved())
+            checked.add(question)

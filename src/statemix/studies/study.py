@@ -1,7 +1,9 @@
-"""A study: entries, and what is special about how its runs are measured and shown."""
+"""A study: entries, and what is special about how its runs are measured and shown; all by name."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -281,3 +283,48 @@ def run_lines(runs: pl.DataFrame) -> Iterator[list[str]]:
             duration_text(run["seconds"]),
             run["commit"],
         ]
+
+
+# Each has a tuple STUDIES, in the order of the page.
+_MODULES = (
+    "statemix.studies.higher_order.higher_order_studies",
+    "statemix.studies.exactness.exact_studies",
+    "statemix.studies.fixed_points.fixed_point_studies",
+    "statemix.studies.group_demo",
+)
+_REGISTERED: dict[str, Study] = {}
+
+
+@cache
+def _own() -> dict[str, Study]:
+    every = [study for name in _MODULES for study in import_module(name).STUDIES]
+    return {study.name: study for study in every}
+
+
+def studies() -> dict[str, Study]:
+    """Return all studies by name, in the order of the page."""
+    return {**_own(), **_REGISTERED}
+
+
+def find_study(name: str) -> Study:
+    """Return a study by name.
+
+    Raises:
+        RequestError: if there is none.
+    """
+    known = studies()
+    if name not in known:
+        raise RequestError(f"study must be one of {', '.join(known)}, got {name!r}")
+    return known[name]
+
+
+def register_study(study: Study) -> Study:
+    """Add a study of one's own, for ``statemix reproduce NAME --imports MODULE`` and the page.
+
+    Raises:
+        ValueError: if another study has its name.
+    """
+    if study.name in _own():
+        raise ValueError(f"study must have a new name, got {study.name!r}")
+    _REGISTERED[study.name] = study
+    return study

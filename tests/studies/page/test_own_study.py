@@ -5,16 +5,15 @@ import json
 import pytest
 
 from statemix.cli.main import main
-from statemix.studies import catalogue
-from statemix.studies.catalogue import find_study, register_study
-from statemix.studies.study import Study
+from statemix.studies import study as catalogue
+from statemix.studies.study import Study, find_study, register_study
 
 MODULE = """
 import json
 from pathlib import Path
 
 from statemix.layers import LayerSpec
-from statemix.studies.catalogue import register_study
+from statemix.studies.study import register_study
 from statemix.studies.study_entries import StudyEntry, Number, Trials
 from statemix.studies.study import Study
 from statemix.tasks import TaskSpec

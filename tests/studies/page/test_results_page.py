@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from statemix.studies.catalogue import studies
 from statemix.studies.page import render_page
 from statemix.studies.store import merged
+from statemix.studies.study import studies
 
 ROOT = Path(__file__).parents[3]
 

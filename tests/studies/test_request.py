@@ -4,6 +4,8 @@ import pytest
 
 from statemix.errors import OptionError, RequestError
 from statemix.layers import LayerSpec
+from statemix.studies import runner as requests
+from statemix.studies.runner import check_all_here
 from statemix.tasks import TASKS, TaskSpec
 from statemix.tasks.permutation import Permutation
 from statemix.training import (
@@ -16,8 +18,6 @@ from statemix.training import (
     ScheduleConfig,
     SearchConfig,
 )
-from statemix.training import request as requests
-from statemix.training.request import check_all_here
 
 CONFIG = RunConfig(
     task=TaskSpec("permutation", group="S_3", length=5, train_size=20),

@@ -10,7 +10,7 @@ import pytest
 
 from statemix.errors import RequestError, SettingError
 from statemix.layers import LAYERS, LayerSpec
-from statemix.models import MODELS, MixerSpec, ModelKind, block
+from statemix.models import MODELS, MixerSpec, ModelKind, backbone
 from statemix.tasks import TaskSpec
 from statemix.training import AttributeSchedule, RunConfig, ScheduleConfig, config_from_plain
 from statemix.training.reading import read_tree
@@ -107,7 +107,7 @@ def test_a_bad_schedule_is_named(fields, message):
 
 
 def test_choices_are_those_of_the_model():
-    assert get_args(block.Norm) == tuple(block.NORMS)
+    assert get_args(backbone.Norm) == tuple(backbone.NORMS)
     assert get_args(ModelKind) == tuple(MODELS)
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from statemix.layers.norms import rms_norm, unit_length
+from statemix.layers.padded import rms_norm, unit_length
 
 LENGTHS = [0.0, 1e-30, 1e-3, 1.0, 1e9, 1e18, 1e19, 1e30, 1e37]
 

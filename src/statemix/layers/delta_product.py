@@ -11,12 +11,13 @@ from statemix.errors import OptionError
 from statemix.layers import fla
 from statemix.layers.chunks import delta_rule, log_decays
 from statemix.layers.layer import Flops, Recurrence, passed_on
-from statemix.layers.norms import rms_norm, unit_length
 from statemix.layers.option_checks import check_placement, check_sizes, check_switches, check_taps
 from statemix.layers.padded import (
     PaddedLayer,
     reset_decay,
     reset_linear,
+    rms_norm,
+    unit_length,
     valid_tokens,
     without_autocast,
 )

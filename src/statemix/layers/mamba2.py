@@ -11,12 +11,12 @@ from statemix.errors import OptionError
 from statemix.layers import fla
 from statemix.layers.chunks import log_decays, ssd
 from statemix.layers.layer import Flops, Recurrence
-from statemix.layers.norms import rms_norm
 from statemix.layers.option_checks import check_placement, check_sizes, check_taps
 from statemix.layers.padded import (
     PaddedLayer,
     reset_decay,
     reset_linear,
+    rms_norm,
     valid_tokens,
     without_autocast,
 )

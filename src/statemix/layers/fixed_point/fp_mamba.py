@@ -10,12 +10,17 @@ from torch import Tensor, nn
 
 from statemix.layers.fixed_point.fixed_point_layer import FixedPointLayer, Tensors, shifted
 from statemix.layers.fixed_point.normed import NormedLinear
-from statemix.layers.norms import unit_length
 from statemix.layers.option_checks import (
     check_sizes,
     check_taps,
 )
-from statemix.layers.padded import last_inputs, reset_linear, valid_tokens, without_autocast
+from statemix.layers.padded import (
+    last_inputs,
+    reset_linear,
+    unit_length,
+    valid_tokens,
+    without_autocast,
+)
 from statemix.layers.short_conv import ShortConvolution
 from statemix.layers.state import loadable
 from statemix.ops import flops

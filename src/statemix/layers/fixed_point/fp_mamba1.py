@@ -13,8 +13,13 @@ from statemix.layers.fixed_point.mixers import MixerName
 from statemix.layers.fixed_point.normed import MixerInputs, NormedLinear
 from statemix.layers.fixed_point.solver import Gradient
 from statemix.layers.layer import Flops, passed_on
-from statemix.layers.norms import rms_norm
-from statemix.layers.padded import reset_linear, reset_steps, valid_tokens, without_autocast
+from statemix.layers.padded import (
+    reset_linear,
+    reset_steps,
+    rms_norm,
+    valid_tokens,
+    without_autocast,
+)
 from statemix.ops import flops
 
 

@@ -15,9 +15,14 @@ from statemix.layers.fixed_point.mixers import MixerName
 from statemix.layers.fixed_point.normed import MixerInputs
 from statemix.layers.fixed_point.solver import Gradient
 from statemix.layers.layer import Flops, passed_on
-from statemix.layers.norms import rms_norm
 from statemix.layers.option_checks import check_sizes
-from statemix.layers.padded import reset_decay, reset_linear, valid_tokens, without_autocast
+from statemix.layers.padded import (
+    reset_decay,
+    reset_linear,
+    rms_norm,
+    valid_tokens,
+    without_autocast,
+)
 from statemix.ops import flops
 
 

@@ -8,20 +8,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from statemix.errors import OptionError
-from statemix.layers.chunks import log_decays, ssd
+from statemix.layers.chunks import ssd
 from statemix.layers.fixed_point.fixed_point_layer import Budget
 from statemix.layers.fixed_point.fp_mamba import FPMamba, FPMambaState, Projected
 from statemix.layers.fixed_point.mixers import MixerName
 from statemix.layers.fixed_point.normed import MixerInputs
 from statemix.layers.fixed_point.solver import Gradient
 from statemix.layers.layer import Flops, passed_on
+from statemix.layers.mamba2 import project_heads
 from statemix.layers.option_checks import check_sizes
 from statemix.layers.padded import (
     reset_decay,
     reset_linear,
     rms_norm,
-    valid_tokens,
-    without_autocast,
 )
 from statemix.ops import flops
 
@@ -160,20 +159,8 @@ class FPMamba2(FPMamba):
         )
 
     def _project(self, x: Tensor, state: FPMambaState, lengths: Tensor | None) -> Projected:
-        z, to_mix, raw_steps = self.in_proj(x).split(
-            [self.inner_size, self._conv_channels, self.num_heads], -1
-        )
-        with without_autocast(x.device):
-            mixed, conv = self.conv(to_mix, state.conv, lengths)
-            dtype = torch.promote_types(mixed.dtype, state.ssm.dtype)
-            values, B, C = mixed.to(dtype).split([self.inner_size, self.d_state, self.d_state], -1)
-            raw_steps = raw_steps.to(dtype) + self.dt_bias.to(dtype)
-            steps = functional.softplus(raw_steps)
-            decays = log_decays(self.A_log.to(dtype), raw_steps)
-            if lengths is not None:
-                valid = valid_tokens(x, lengths).unsqueeze(-1)
-                steps, decays = steps * valid, decays * valid
-        return Projected(values, z, B, C, steps, decays, conv)
+        p = project_heads(self, x, state, lengths)
+        return Projected(p.values, p.z, p.B, p.C, p.steps, p.decays, p.conv)
 
     def _scan(
         self, projected: Projected, values: Tensor, B: Tensor, C: Tensor, ssm: Tensor

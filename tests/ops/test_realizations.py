@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from statemix import ops
-from statemix.ops import lag_operators, realizations
+from statemix.ops import lag_kernels, lag_operators
 
 
 def transposed_companions(coefficients):
@@ -110,7 +110,7 @@ def test_proposition_fails_in_the_observer_form_and_holds_in_the_controller_form
 def test_lagged_states_are_the_carried_state_at_every_step(problem, size, lengths):
     p = problem("lags", length=9, size=size, lengths=lengths)
     states, _ = ops.h_lru(p.gates, p.values, "softmax", p.initial_state, p.cu_seqlens)
-    windows = realizations.lagged(states, p.initial_state, p.cu_seqlens)
+    windows = lag_kernels.lagged(states, p.initial_state, p.cu_seqlens)
     for t, carried in carried_states(p, "controller"):
         assert windows[:, t].equal(carried), t
 
@@ -123,7 +123,7 @@ def test_partial_sums_are_the_carried_state_at_every_step(problem, size, lengths
         p.gates, p.values, "softmax", p.initial_state, p.cu_seqlens, realization="observer"
     )
     coefficients, _ = ops.normalize(p.gates, "softmax")
-    sums = realizations.partial_sums(coefficients, states, p.initial_state, p.cu_seqlens)
+    sums = lag_kernels.partial_sums(coefficients, states, p.initial_state, p.cu_seqlens)
     for t, carried in carried_states(p, "observer"):
         torch.testing.assert_close(sums[:, t], carried, rtol=1e-12, atol=1e-12)
 

@@ -12,9 +12,8 @@ from statemix.layers.layer import Recurrence, passed_on
 from statemix.layers.option_checks import Selectivity, check_sizes
 from statemix.layers.state import owned
 from statemix.ops.checks import check_choice
-from statemix.ops.lag_kernels import companions
+from statemix.ops.lag_kernels import companions, lagged, partial_sums
 from statemix.ops.layout import at_least_float32, join_units
-from statemix.ops.realizations import lagged, partial_sums
 
 Realization = Literal["controller", "observer"]
 Readout = Literal["lags", "current"]

@@ -161,21 +161,22 @@ class Mamba2(PaddedLayer):
     def _run(
         self, x: Tensor, state: Mamba2State, lengths: Tensor | None
     ) -> tuple[Tensor, Mamba2State]:
-        p = self._project(x, state, lengths)
+        p = project_heads(self, x, state, lengths)
         dtype = p.values.dtype
         with without_autocast(x.device):
             # Readouts multiply four projections of the input and the gate is a fifth: their
             # product may overflow although its direction, all that the norm keeps, does not.
             z = p.z.to(dtype)
             scale = _readout_scale(p.C.detach(), z.detach())
-            inputs = p.values * p.steps.unsqueeze(-1)
+            values = p.values.view(*x.shape[:2], self.num_heads, self.head_dim)
+            inputs = values * p.steps.unsqueeze(-1)
             arguments = (inputs, p.decays, p.B, p.C * scale, state.ssm.to(dtype))
             if fla.serves(x, p.z.dtype, self.d_state):
                 o, ssm = fla.ssd(*arguments, p.z.dtype)
             else:
                 o, ssm = ssd(*arguments)
             D = self.D.to(dtype) * scale
-            o = (o + D.unsqueeze(-1) * p.values).flatten(2)
+            o = (o + D.unsqueeze(-1) * values).flatten(2)
             o = o * functional.silu(z)
             o = rms_norm(o, self.norm_weight.to(dtype), scale).to(p.z.dtype)
         return self.out_proj(o), Mamba2State(ssm.to(state.ssm.dtype), p.conv)
@@ -183,10 +184,11 @@ class Mamba2(PaddedLayer):
     def recurrence(self, x: Tensor) -> Recurrence:
         """Return a unit for each head: one scalar transition for all entries of its matrix."""
         state = self.init_state(self._check_sequence(x, None, None), x.device, x.dtype)
-        p = self._project(x, state, None)
+        p = project_heads(self, x, state, None)
         with without_autocast(x.device):
             decays = p.decays.exp()[..., None, None]
-            inputs = (p.values * p.steps.unsqueeze(-1)).unsqueeze(-1) * p.B[:, :, None, None]
+            values = p.values.view(*x.shape[:2], self.num_heads, self.head_dim)
+            inputs = (values * p.steps.unsqueeze(-1)).unsqueeze(-1) * p.B[:, :, None, None]
         return Recurrence(
             decays,
             torch.ones_like(decays),
@@ -195,30 +197,13 @@ class Mamba2(PaddedLayer):
             unit="head",
         )
 
-    def _project(self, x: Tensor, state: Mamba2State, lengths: Tensor | None) -> "_Projected":
-        z, to_mix, raw_steps = self.in_proj(x).split(
-            [self._widths[0], sum(self._widths), self.num_heads], -1
-        )
-        with without_autocast(x.device):
-            mixed, conv = self.conv(to_mix, state.conv, lengths)
-            dtype = torch.promote_types(mixed.dtype, state.ssm.dtype)
-            values, B, C = mixed.to(dtype).split(self._widths, -1)
-            values = values.unflatten(-1, (self.num_heads, self.head_dim))
-            raw_steps = raw_steps.to(dtype) + self.dt_bias.to(dtype)
-            steps = functional.softplus(raw_steps)
-            decays = log_decays(self.A_log.to(dtype), raw_steps)
-            if lengths is not None:
-                valid = valid_tokens(x, lengths).unsqueeze(-1)
-                steps, decays = steps * valid, decays * valid
-        return _Projected(z, values, steps, decays, B, C, conv)
 
-
-class _Projected(NamedTuple):
+class ProjectedHeads(NamedTuple):
     """Inputs of the recurrence of Mamba-2.
 
     Attributes:
         z: input of the output gate, shape (B, T, H * P), in the dtype of the projection.
-        values: x of the equations, shape (B, T, H, P).
+        values: x of the equations, shape (B, T, H * P).
         steps: Delta, shape (B, T, H).
         decays: Delta A, the logarithm of the transitions, shape (B, T, H).
         B: input maps, shape (B, T, N).
@@ -239,3 +224,20 @@ def _readout_scale(C: Tensor, z: Tensor) -> Tensor:
     """Return the inverse of the size of C silu(z), at most 1: shape (B, T, 1)."""
     size = C.abs().amax(-1, keepdim=True) * z.amax(-1, keepdim=True).clamp(min=1)
     return size.clamp(min=1).clamp(max=1 / torch.finfo(size.dtype).tiny).reciprocal()
+
+
+def project_heads(layer: Any, x: Tensor, state: Any, lengths: Tensor | None) -> ProjectedHeads:
+    """Project the input of Mamba-2, or of a layer with the same maps, heads and state."""
+    inner, d_state, heads = layer.expand * layer.hidden_size, layer.d_state, layer.num_heads
+    z, to_mix, raw_steps = layer.in_proj(x).split([inner, inner + 2 * d_state, heads], -1)
+    with without_autocast(x.device):
+        mixed, conv = layer.conv(to_mix, state.conv, lengths)
+        dtype = torch.promote_types(mixed.dtype, state.ssm.dtype)
+        values, B, C = mixed.to(dtype).split([inner, d_state, d_state], -1)
+        raw_steps = raw_steps.to(dtype) + layer.dt_bias.to(dtype)
+        steps = functional.softplus(raw_steps)
+        decays = log_decays(layer.A_log.to(dtype), raw_steps)
+        if lengths is not None:
+            valid = valid_tokens(x, lengths).unsqueeze(-1)
+            steps, decays = steps * valid, decays * valid
+    return ProjectedHeads(z, values, steps, decays, B, C, conv)

@@ -1,4 +1,4 @@
-"""What baselines share: packed sequences in padded groups, exact sums, norms, first weights."""
+"""Common base of the baselines: packed sequences in padded groups, sums, norms, initial weights."""
 
 import contextlib
 import math
@@ -167,6 +167,37 @@ def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[
     return torch.autocast(device.type, enabled=False)
 
 
+def unit_length(x: Tensor) -> Tensor:
+    r"""Return :math:`x / \sqrt{|x|^2 + 10^{-6}}` over the last axis.
+
+    As in flash-linear-attention; the small term keeps the gradient of a zero vector finite.
+    """
+    return _normalised(x, 1.0, 1e-6, 1.0)
+
+
+def rms_norm(x: Tensor, weight: Tensor, scale: Tensor | float = 1.0) -> Tensor:
+    r"""Return :math:`w \odot x / \sqrt{\mathrm{mean}(x^2) + 10^{-5}}` over the last axis.
+
+    Args:
+        x: shape (..., D), float32 or float64.
+        weight: w, shape (D,).
+        scale: number by which each vector was multiplied to fit its dtype, in (0, 1] and not
+            subnormal, without a gradient, shape (..., 1).
+
+    Returns:
+        The same as for vectors that were not multiplied.
+    """
+    return _normalised(x, scale, 1e-5, 1 / x.shape[-1]) * weight
+
+
+def _normalised(x: Tensor, scale: Tensor | float, eps: float, share: float) -> Tensor:
+    # Squares must not overflow. Entries up to 2^32 stay as they are.
+    unit = (x.detach().abs().amax(-1, keepdim=True) * 2.0**-32).clamp(min=scale)
+    y = x / unit
+    mean = share * y.square().sum(-1, keepdim=True) + eps * (scale / unit).square()
+    return y * mean.rsqrt()
+
+
 def reset_linear(linear: nn.Linear | nn.Conv1d, generator: torch.Generator | None) -> None:
     """Redraw the parameters of a linear map or convolution as PyTorch does by default."""
     bound = 1 / math.sqrt(linear.weight[0].numel())
@@ -198,34 +229,3 @@ def reset_steps(dt_bias: Tensor, generator: torch.Generator | None) -> None:
     with torch.no_grad():
         dt = 0.001 * 100 ** dt_bias.to(at_least_float32(dt_bias.dtype))
         dt_bias.copy_(dt + (-torch.expm1(-dt)).log())  # the inverse of softplus
-
-
-def unit_length(x: Tensor) -> Tensor:
-    r"""Return :math:`x / \sqrt{|x|^2 + 10^{-6}}` over the last axis.
-
-    As in flash-linear-attention; the small term keeps the gradient of a zero vector finite.
-    """
-    return _normalised(x, 1.0, 1e-6, 1.0)
-
-
-def rms_norm(x: Tensor, weight: Tensor, scale: Tensor | float = 1.0) -> Tensor:
-    r"""Return :math:`w \odot x / \sqrt{\mathrm{mean}(x^2) + 10^{-5}}` over the last axis.
-
-    Args:
-        x: shape (..., D), float32 or float64.
-        weight: w, shape (D,).
-        scale: number by which each vector was multiplied to fit its dtype, in (0, 1] and not
-            subnormal, without a gradient, shape (..., 1).
-
-    Returns:
-        The same as for vectors that were not multiplied.
-    """
-    return _normalised(x, scale, 1e-5, 1 / x.shape[-1]) * weight
-
-
-def _normalised(x: Tensor, scale: Tensor | float, eps: float, share: float) -> Tensor:
-    # Squares must not overflow. Entries up to 2^32 stay as they are.
-    unit = (x.detach().abs().amax(-1, keepdim=True) * 2.0**-32).clamp(min=scale)
-    y = x / unit
-    mean = share * y.square().sum(-1, keepdim=True) + eps * (scale / unit).square()
-    return y * mean.rsqrt()

@@ -6,7 +6,7 @@ from statemix.ops.checks import bind, check_bool, check_choice, same_dtype_and_d
 from statemix.ops.checks import check_finite as check_all_finite
 from statemix.ops.dispatch import Gating, check_bounds, initial_state_of, prepare
 from statemix.ops.gates import check_gate, check_temperature, normalize
-from statemix.ops.realizations import observer_scan
+from statemix.ops.lag_kernels import observer_scan
 
 REALIZATIONS = ("controller", "observer")
 """Meanings of the state of the lag recurrence: the last outputs, or partial sums."""

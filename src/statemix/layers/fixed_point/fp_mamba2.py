@@ -8,20 +8,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from statemix.errors import OptionError
-from statemix.layers.chunks import log_decays, ssd
+from statemix.layers.chunks import ssd
 from statemix.layers.fixed_point.fixed_point_layer import Budget
 from statemix.layers.fixed_point.fp_mamba import FPMamba, FPMambaState, Projected
 from statemix.layers.fixed_point.mixers import MixerName
 from statemix.layers.fixed_point.normed import MixerInputs
 from statemix.layers.fixed_point.solver import Gradient
 from statemix.layers.layer import Flops, passed_on
+from statemix.layers.mamba2 import project_heads
 from statemix.layers.option_checks import check_sizes
 from statemix.layers.padded import (
     reset_decay,
     reset_linear,
     rms_norm,
-    valid_tokens,
-    without_autocast,
 )
 from statemix.ops import flops
 
@@ -43,10 +42,10 @@ class FPMamba2(FPMamba):
     Each iteration mixes all tokens and runs one scan, beginning with y = 0; a single one is Mamba-2
     with normalised maps. The output of the layer is :math:`W_o y_t`.
 
-    Source: Movahedi et al., "Fixed-Point RNNs", FP-Mamba2 as in its code, with one group. (The
-    released code does not run.) There, the norm lets the map have several fixed points, so
-    sequences and single steps may converge to different points. Ours: ``contraction``, which
-    guarantees a single fixed point.
+    Source: Movahedi et al., "Fixed-Point RNNs", FP-Mamba2 as in its code (which does not run as it
+    is released), with one group. There, the norm lets the map have several fixed points, so that
+    sequences and single steps may converge to different ones. Ours: ``contraction``, which
+    guarantees one.
 
     In float32 the layer holds inputs up to about 1e9, and gradients for inputs up to about 1e4.
 
@@ -90,6 +89,7 @@ class FPMamba2(FPMamba):
     """
 
     name = "fp_mamba2"
+    display_name = "FP-Mamba2"
 
     def __init__(
         self,
@@ -159,20 +159,8 @@ class FPMamba2(FPMamba):
         )
 
     def _project(self, x: Tensor, state: FPMambaState, lengths: Tensor | None) -> Projected:
-        z, to_mix, raw_steps = self.in_proj(x).split(
-            [self.inner_size, self._conv_channels, self.num_heads], -1
-        )
-        with without_autocast(x.device):
-            mixed, conv = self.conv(to_mix, state.conv, lengths)
-            dtype = torch.promote_types(mixed.dtype, state.ssm.dtype)
-            values, B, C = mixed.to(dtype).split([self.inner_size, self.d_state, self.d_state], -1)
-            raw_steps = raw_steps.to(dtype) + self.dt_bias.to(dtype)
-            steps = functional.softplus(raw_steps)
-            decays = log_decays(self.A_log.to(dtype), raw_steps)
-            if lengths is not None:
-                valid = valid_tokens(x, lengths).unsqueeze(-1)
-                steps, decays = steps * valid, decays * valid
-        return Projected(values, z, B, C, steps, decays, conv)
+        p = project_heads(self, x, state, lengths)
+        return Projected(p.values, p.z, p.B, p.C, p.steps, p.decays, p.conv)
 
     def _scan(
         self, projected: Projected, values: Tensor, B: Tensor, C: Tensor, ssm: Tensor

@@ -2,7 +2,6 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any, Literal, cast, get_args
 
 import torch
@@ -30,19 +29,38 @@ class StateMixer(nn.Module, ABC):
 
     Args:
         size: N, entries that are mixed.
-        bound: as the attribute.
+        inputs: as in :class:`NormedLinear`.
+        rank: number of vectors, or size of a block; 1 if there is none.
         contractive: whether the 2-norm of D stays within :attr:`bound`. Otherwise Q is as in the
             source, and D may be as large as that allows.
-
-    Attributes:
-        bound: largest 2-norm of D if the mixer is contractive.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
     """
 
-    def __init__(self, size: int, *, bound: float, contractive: bool) -> None:
+    def __init__(
+        self,
+        size: int,
+        inputs: MixerInputs,
+        rank: int,
+        *,
+        contractive: bool,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         self.size = size
-        self.bound = bound
+        self.rank = rank
         self.contractive = contractive
+        self._build(inputs, {"device": device, "dtype": dtype})
+
+    @abstractmethod
+    def _build(self, inputs: MixerInputs, placed: dict[str, Any]) -> None:
+        """Make the linear maps."""
+
+    @property
+    def bound(self) -> float:
+        """Largest 2-norm of D if the mixer is contractive."""
+        return 1.0
 
     @property
     @abstractmethod
@@ -75,30 +93,13 @@ class StateMixer(nn.Module, ABC):
 class _Reflecting(StateMixer):
     """Vectors u_i of length 1 and strengths c_i, i = 1 ... r."""
 
-    def __init__(
-        self,
-        size: int,
-        inputs: MixerInputs,
-        rank: int,
-        *,
-        contractive: bool,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(size, bound=self._bound(rank), contractive=contractive)
-        self.rank = rank
-        placed: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.vectors = NormedLinear(size, rank * size, inputs, **placed)
-        self.strengths = NormedLinear(size, rank, inputs, bias=True, **placed)
+    def _build(self, inputs: MixerInputs, placed: dict[str, Any]) -> None:
+        self.vectors = NormedLinear(self.size, self.rank * self.size, inputs, **placed)
+        self.strengths = NormedLinear(self.size, self.rank, inputs, bias=True, **placed)
 
     @property
     def linears(self) -> list[NormedLinear]:
         return [self.vectors, self.strengths]
-
-    @staticmethod
-    @abstractmethod
-    def _bound(rank: int) -> float:
-        """Return the largest 2-norm of D with r vectors, if the mixer is contractive."""
 
     @property
     def _flops(self) -> int:
@@ -125,9 +126,9 @@ class Householder(_Reflecting):
     half-way to it if contractive.
     """
 
-    @staticmethod
-    def _bound(rank: int) -> float:
-        return math.sqrt(rank)
+    @property
+    def bound(self) -> float:
+        return math.sqrt(self.rank)
 
     @property
     def flops(self) -> int:
@@ -155,9 +156,9 @@ class DPLR(_Reflecting):
     Source: as :class:`Householder`.
     """
 
-    @staticmethod
-    def _bound(rank: int) -> float:
-        return float(rank)
+    @property
+    def bound(self) -> float:
+        return float(self.rank)
 
     @property
     def flops(self) -> int:
@@ -185,19 +186,10 @@ class Kronecker(StateMixer):
     Source: as :class:`Householder`.
     """
 
-    def __init__(
-        self,
-        size: int,
-        inputs: MixerInputs,
-        *,
-        contractive: bool,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(size, bound=1.0, contractive=contractive)
+    def _build(self, inputs: MixerInputs, placed: dict[str, Any]) -> None:
+        size = self.size
         rows = max(n for n in range(1, math.isqrt(size) + 1) if size % n == 0)
         self.sizes = (rows, size // rows)
-        placed: dict[str, Any] = {"device": device, "dtype": dtype}
         self.triangles = nn.ModuleList(
             NormedLinear(size, n * (n + 1) // 2, inputs, **placed) for n in self.sizes
         )
@@ -252,25 +244,14 @@ class Monarch(StateMixer):
     Source: as :class:`Householder`, whose code has it without published numbers.
     """
 
-    def __init__(
-        self,
-        size: int,
-        inputs: MixerInputs,
-        rank: int,
-        *,
-        contractive: bool,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(size, bound=1.0, contractive=contractive)
+    def _build(self, inputs: MixerInputs, placed: dict[str, Any]) -> None:
+        size, rank = self.size, self.rank
         if size % rank:
             raise OptionError(
                 f"rank must divide the entries of a Monarch mixer, got {rank} and {size}"
             )
-        self.rank = rank
         self.num_blocks = size // rank
         entries = self.num_blocks * rank * (rank + 1) // 2
-        placed: dict[str, Any] = {"device": device, "dtype": dtype}
         self.triangles = NormedLinear(size, entries, inputs, **placed)
         self.strengths = NormedLinear(size, self.num_blocks, inputs, bias=True, **placed)
 
@@ -306,26 +287,15 @@ class Monarch(StateMixer):
         return mixed
 
 
-def build_mixer(
-    name: str,
-    size: int,
-    inputs: MixerInputs,
-    rank: int,
-    *,
-    contractive: bool,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-) -> StateMixer:
-    """Build a mixer by name.
+def build_mixer(name: str, size: int, inputs: MixerInputs, rank: int, **options: Any) -> StateMixer:
+    """Build a mixer by name; the other arguments are those of :class:`StateMixer`.
 
     Args:
         name: "householder", "dplr", "kronecker" or "monarch".
         size: N.
         inputs: as in :class:`NormedLinear`.
         rank: number of vectors, or size of a block; "kronecker" has none, which is 1.
-        contractive: as in :class:`StateMixer`.
-        device: device of the parameters.
-        dtype: dtype of the parameters.
+        **options: the rest.
 
     Raises:
         OptionError: if the name is unknown, ``rank`` is out of range, does not divide ``size``
@@ -334,13 +304,15 @@ def build_mixer(
     check_choice("mixer", name, list(get_args(MixerName)))
     check_choice("mixer_inputs", inputs, list(get_args(MixerInputs)))
     check_sizes(rank=rank)
-    if name == "kronecker":
-        if rank != 1:
-            raise OptionError(f"rank must be absent with a Kronecker mixer, got {rank}")
-        return Kronecker(size, inputs, contractive=contractive, device=device, dtype=dtype)
-    kinds: dict[str, Callable[..., StateMixer]]
-    kinds = {"householder": Householder, "dplr": DPLR, "monarch": Monarch}
-    return kinds[name](size, inputs, rank, contractive=contractive, device=device, dtype=dtype)
+    if name == "kronecker" and rank != 1:
+        raise OptionError(f"rank must be absent with a Kronecker mixer, got {rank}")
+    kinds: dict[str, type[StateMixer]] = {
+        "householder": Householder,
+        "dplr": DPLR,
+        "kronecker": Kronecker,
+        "monarch": Monarch,
+    }
+    return kinds[name](size, inputs, rank, **options)
 
 
 def _split(v: Tensor, parts: int) -> Tensor:

@@ -259,7 +259,8 @@ class Inspect:
         from statemix.studies.inspection.pictures import pictures
         from statemix.studies.inspection.race import draw as draw_race
 
-        files.open_for_append("output", self._folder / NUMBERS)
+        advice = "" if self.output else "; choose a folder by --output"
+        files.open_for_append("output", self._folder / NUMBERS, advice)
         numbers = {
             "run": str(self.folder),
             "weights": self.weights,

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from statemix.studies.catalogue import find_study
 
 from statemix.bench import harness as rows
 from statemix.bench.harness import Measurement, Provider, measure
 from statemix.studies.store import key
+from statemix.studies.study import find_study
 from statemix.studies.study_entries import StudyEntry
 from statemix.training import RunConfig, load_model
 from statemix.training.devices import build_fabric

@@ -52,7 +52,7 @@ def make_folder(name: str, path: Path) -> None:
         ) from error
 
 
-def open_for_append(name: str, path: Path) -> None:
+def open_for_append(name: str, path: Path, advice: str = "") -> None:
     """Check, before long work, that ``path`` can be appended to, and make its folder.
 
     A file that did not exist does not exist afterwards: the work may end without a result.
@@ -60,6 +60,7 @@ def open_for_append(name: str, path: Path) -> None:
     Args:
         name: the option that holds the path.
         path: the file.
+        advice: end of the message.
 
     Raises:
         RequestError: if it is not writable.
@@ -76,7 +77,7 @@ def open_for_append(name: str, path: Path) -> None:
             path.unlink()
     except OSError as error:
         raise RequestError(
-            f"{name} must be a writable file, got {str(path)!r} ({error.strerror})"
+            f"{name} must be a writable file, got {str(path)!r} ({error.strerror}){advice}"
         ) from error
 
 

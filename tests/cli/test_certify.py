@@ -104,6 +104,16 @@ def test_a_run_that_is_only_readable_is_certified_elsewhere(tracker, tmp_path, c
     run.chmod(0o755)
 
 
+def test_a_run_that_cannot_be_written_says_what_to_do(tracker, tmp_path, capsys):
+    run = shutil.copytree(tracker, tmp_path / "run")
+    for command, place in (("certify", "certificate.json"), ("inspect", "inspect/numbers.json")):
+        (run / place).unlink(missing_ok=True)
+        (run / place).mkdir(parents=True)
+        assert main([command, str(run)]) == 2
+        said = capsys.readouterr().err
+        assert f"{place}' (Is a directory); choose a folder by --output" in said
+
+
 def test_an_output_that_is_a_file_is_refused(tracker, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert main(["certify", str(tracker), "--output", str(tmp_path / "file")]) == 2

@@ -179,7 +179,7 @@ def test_ones_own_hook_is_called_and_restored(tmp_path):
         ({"model": abs}, "model must be a module, got <built-in"),
         ({"batch": None}, "batch must be a function, got None"),
         ({"loss": 3}, "loss must be a function, got 3"),
-        ({"evaluate": 3}, "evaluate must be a function, got 3"),
+        ({"evaluate": 3}, "evaluate must be a function or None, got 3"),
         ({"hooks": [3]}, "hooks must be hooks, got 3"),
         ({"settings": [1]}, r"settings must be JSON data, got \[1\]"),
         ({"seed": 1.5}, "seed must be an int, got 1.5"),

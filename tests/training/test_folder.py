@@ -544,3 +544,10 @@ def test_runs_that_are_removed_are_locked(tiny, tmp_path):
     assert (tmp_path / "one" / "config.json").exists()
     runs.remove_runs([tmp_path / "one", tmp_path / "two", tmp_path / "absent"])
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_begins_is_running_before_its_status_is_written(tmp_path):
+    with runs.lock_folder(tmp_path):
+        runs.begin_run(tmp_path, runs.StoredConfig(1, {}, {}), {})
+        assert runs.read_status(tmp_path).status == "running"
+    assert runs.read_status(tmp_path).status == "interrupted"

@@ -255,7 +255,8 @@ class Inspect:
         from statemix.studies.figure import png
         from statemix.studies.inspection import layer_pictures as drawing
 
-        files.open_for_append("output", self._folder / NUMBERS)
+        advice = "" if self.output else "; choose a folder by --output"
+        files.open_for_append("output", self._folder / NUMBERS, advice)
         numbers = {
             "run": str(self.folder),
             "weights": self.weights,

@@ -1,6 +1,6 @@
 """Mamba-2: a matrix state with one input-dependent decay per head."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn

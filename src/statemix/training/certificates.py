@@ -53,7 +53,8 @@ def certify_run(
     if config.model.backbone != "causal":
         raise RequestError(f"backbone must be 'causal' to certify, got {config.model.backbone!r}")
     path, _ = certificate_paths(output or folder, weights, soft=soft)
-    files.open_for_append("folder" if output is None else "output", path)
+    advice = "; choose a folder by --output" if output is None else ""
+    files.open_for_append("certificate" if output is None else "output", path, advice)
     model = load_model(folder, weights)
     with attributes_set(model, config.evaluation.attributes):
         certificate = prove(

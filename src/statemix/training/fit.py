@@ -148,7 +148,9 @@ def fit(
     folder = Path(folder)
     check_arguments(on_event)
     _check_numbers(num_steps=num_steps, evaluate_every=evaluate_every)
-    _check_parts(model, hooks, optimizer, batch=batch, loss=loss, evaluate=evaluate or float)
+    _check_parts(model, hooks, optimizer, batch=batch, loss=loss)
+    if evaluate is not None and not callable(evaluate):
+        raise RequestError(f"evaluate must be a function or None, got {evaluate!r}")
     if evaluate is None and criterion is not None:
         raise RequestError(f"criterion must be None without evaluate, got {criterion!r}")
     if criterion is None and stop_at is not None:

@@ -298,7 +298,7 @@ def record_status(folder: Path) -> Iterator[None]:
 def read_status(folder: Path) -> Status | None:
     """Read the status of the run in a folder; None if there is no run.
 
-    A killed run and a run with a damaged status file count as interrupted: they can be resumed.
+    A run that was killed, or has a damaged status, counts as interrupted: it can be resumed.
     """
     if (folder / SUMMARY).exists():
         return Status("done")
@@ -307,8 +307,8 @@ def read_status(folder: Path) -> Status | None:
     try:
         stored = json.loads((folder / STATUS).read_text(encoding="utf-8"))
         status = Status(stored["status"], str(stored["message"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return Status("interrupted")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return Status("running" if _is_locked(folder) else "interrupted")
     if status.status not in get_args(Ending) or status.status == "done":
         return Status("interrupted")
     if status.status == "running" and not _is_locked(folder):

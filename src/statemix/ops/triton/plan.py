@@ -49,13 +49,8 @@ def most_maps(length: int, lanes: int, size: int, forced: int | None = None) -> 
     """Return how many maps of chunks of a sequence there are at most, by arithmetic alone.
 
     A compiler may know sizes by name only. For these, :func:`chunk_of` has no result, and a
-    comparison would split the compiled program.
-
-    Args:
-        length: steps T of the sequence.
-        lanes: sequences times units.
-        size: m.
-        forced: steps of a chunk if the rule is not asked, 0 for one chunk.
+    comparison would split the compiled program. ``forced`` gives the steps of a chunk in place of
+    the rule, 0 for one chunk; the other arguments are those of :func:`chunk_of`.
     """
     most = 0
     if forced:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from statemix.layers import LAYERS, Attention, take_rows
+from statemix.layers import Attention, take_rows
 
 
 def drawn(num_heads=3, **options):
@@ -133,8 +133,3 @@ def test_parts_of_unequal_lengths_are_refused():
     _, state = layer(tokens(2, 4))
     with pytest.raises(ValueError, match=r"^state\.used must have shape \(B=2, S=4\), got \(2, 3"):
         layer(tokens(2, 1), state._replace(used=state.used[:, :3]))
-
-
-def test_labels_tell_positions():
-    assert LAYERS["attention"].label({"num_heads": 2}) == "Attention"
-    assert LAYERS["attention"].label({"rope": True}) == "Attention with RoPE"

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from statemix.errors import OptionError
-from statemix.layers import LAYERS, CausalConv
+from statemix.layers import CausalConv
 
 
 def drawn(kernel_size, **options):
@@ -74,12 +74,6 @@ def test_biases_can_be_zeroed():
 def test_bad_sizes_are_named(kernel_size, error, message):
     with pytest.raises(error, match=message):
         CausalConv(6, kernel_size=kernel_size)
-
-
-def test_labels_tell_the_kinds_apart():
-    assert LAYERS["conv"].label({"kernel_size": 4}) == "Convolution K=4"
-    shown = LAYERS["conv"].label({"kernel_size": 2, "depthwise": True})
-    assert shown == "Depthwise convolution K=2"
 
 
 def test_a_sparse_state_is_refused():

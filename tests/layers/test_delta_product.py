@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import silu, softplus
 
 from statemix.errors import OptionError
-from statemix.layers import LAYERS, DeltaNet, DeltaProduct
+from statemix.layers import DeltaNet, DeltaProduct
 from statemix.layers.chunks import CHUNK_SIZE
 
 LENGTH = CHUNK_SIZE + 5
@@ -178,11 +178,3 @@ def test_the_convolution_sees_earlier_tokens_and_silu_alone_does_not():
 def test_bad_sizes_are_named(arguments, error, message):
     with pytest.raises(error, match=message):
         DeltaProduct(**{"hidden_size": 6, "num_heads": 2} | arguments)
-
-
-def test_labels_tell_the_variants_apart():
-    assert LAYERS["delta_net"].label({"num_heads": 2}) == "DeltaNet [-1, 1]"
-    gated = {"use_forget_gate": True, "allow_neg_eigval": False}
-    assert LAYERS["delta_net"].label(gated) == "Gated DeltaNet [0, 1]"
-    assert LAYERS["delta_product"].label({}) == "DeltaProduct n=4 [-1, 1]"
-    assert LAYERS["delta_product"].label({"num_householder": 2}) == "DeltaProduct n=2 [-1, 1]"

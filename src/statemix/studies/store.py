@@ -214,7 +214,7 @@ def _is_scores(scores: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     # An integer may be too large for a float.
-    return type(value) in (int, float) and -math.inf < value < math.inf
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 def _plain(heads: Mapping[str, Scores]) -> PlainHeads:

@@ -8,13 +8,21 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 KERNELS := $(wildcard src/statemix/ops/cpu/*.h src/statemix/ops/cpu/*.cpp)
 PROJECT := pyproject.toml setup.py constraints.txt $(KERNELS)
 
-.PHONY: demo docs test test-without-kernels test-triton test-compiled lint format mutants fuzz clean
+.PHONY: demo docs test test-compilers test-without-kernels test-triton test-compiled lint format mutants fuzz clean
 
 demo: $(VENV)/installed
 	$(BIN)/statemix demo
 
+# All tests but two slow ones, which have targets of their own: test-compilers and fuzz.
+COMPILERS := tests/layers/test_compiling.py
+FUZZER := tests/test_fuzz.py
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -n auto --dist worksteal --durations 10
+	$(BIN)/python -m pytest -n auto --dist worksteal --durations 10 \
+	  --ignore $(COMPILERS) --ignore $(FUZZER)
+
+# Compile and export every layer: second lengths, packed rows, steps, autocast, other dtypes.
+test-compilers: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -n auto --dist worksteal $(COMPILERS)
 
 # Install a copy without a C++ compiler and run the tests that matter there (about a minute), or
 # all tests with TESTS=tests.
@@ -68,9 +76,11 @@ mutants: SEED ?= 1
 mutants: $(VENV)/installed-dev
 	$(BIN)/python tests/mutation/run.py --sample $(SAMPLE) --seed $(SEED) $(MUTANTS)
 
-# Try random requests for MINUTES and report broken promises; without SEED, the seed is a fresh one.
+# Plant defects and check that the fuzzer finds them. Then try random requests for MINUTES and report
+# broken promises; without SEED, the seed is a fresh one.
 MINUTES ?= 10
 fuzz: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -q -n auto --dist worksteal $(FUZZER)
 	$(BIN)/python tests/fuzz/run.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(FUZZ)
 
 clean:

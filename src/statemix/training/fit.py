@@ -15,6 +15,7 @@ from statemix.errors import RequestError, SettingError
 from statemix.interrupts import Interrupts
 from statemix.tensor_files import check_storable
 from statemix.training import folder as runs
+from statemix.training.batches import Batches
 from statemix.training.config import Device, Precision, RuntimeConfig, chosen_device
 from statemix.training.devices import (
     build_fabric,
@@ -63,7 +64,7 @@ class _Batches:
 
 def fit(
     model: nn.Module,
-    batch: Callable[[int], Any],
+    batch: Callable[[int], Any] | Batches,
     loss: Callable[[Any, Any], Tensor | dict[str, Tensor]],
     folder: Path | str,
     *,
@@ -93,8 +94,8 @@ def fit(
     Args:
         model: the model, trained in place; at the end, it has the last weights. Where a run
             resumes, its own weights count.
-        batch: function of a step, counted from 0, that returns its batch. Tensors must be on the
-            device of the model.
+        batch: function of a step, counted from 0, that returns its batch, or :class:`Batches`, whose
+            steps may have several batches. Tensors must be on the device of the model.
         loss: function of the model and a batch that returns a loss, or losses by name, whose sum
             is minimised.
         folder: folder of the run, made if absent. A finished run is loaded.
@@ -158,7 +159,7 @@ def fit(
         interrupts = stack.enter_context(Interrupts())
         loop = Loop(
             model,
-            _Batches(batch, num_steps),
+            _Batches(batch, num_steps) if callable(batch) else batch,
             lambda net, item: _by_name(loss(net, item)),
             optimizer=optimizer or torch.optim.AdamW(model.parameters()),
             fabric=build_fabric(runtime.device, precision),

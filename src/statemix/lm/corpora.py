@@ -108,7 +108,9 @@ def standard_library() -> Iterator[Document]:
     root = Path(sysconfig.get_path("stdlib"))
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).parts
-        if not _LEFT_OUT.intersection(parts) and not parts[0].startswith(("_sysconfigdata", "config-")):
+        if not _LEFT_OUT.intersection(parts) and not parts[0].startswith(
+            ("_sysconfigdata", "config-")
+        ):
             yield Document("/".join(parts), parts[0].removesuffix(".py"), _text_of(path))
 
 

@@ -78,7 +78,9 @@ class StatemixConfig(PreTrainedConfig):
         if intermediate_size is None:
             intermediate_size = -(-8 * hidden_size // 3 // 64) * 64
         self.intermediate_size = intermediate_size
-        self.layer_types = [RECURRENT] * num_hidden_layers if layer_types is None else list(layer_types)
+        self.layer_types = (
+            [RECURRENT] * num_hidden_layers if layer_types is None else list(layer_types)
+        )
         self.mixers = _mixers(mixers or {}, self.layer_types, hidden_size)
         self.conv_size = conv_size
         self.output_gate = output_gate
@@ -118,6 +120,8 @@ def _mixers(
         name = table.get("name")
         if name not in LAYERS:
             known = ", ".join(LAYERS)
-            raise OptionError(f"mixers[{kind!r}] must have the name of a layer ({known}), got {name!r}")
+            raise OptionError(
+                f"mixers[{kind!r}] must have the name of a layer ({known}), got {name!r}"
+            )
         mixers[kind] = table
     return mixers

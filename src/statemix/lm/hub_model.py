@@ -57,9 +57,7 @@ class GatedMixer(nn.Module):
         self.conv: CausalConv | None = None
         self.output_gate: nn.Linear | None = None
         if kind != ATTENTION and config.conv_size:
-            self.conv = CausalConv(
-                config.hidden_size, kernel_size=config.conv_size, depthwise=True
-            )
+            self.conv = CausalConv(config.hidden_size, kernel_size=config.conv_size, depthwise=True)
         if kind != ATTENTION and config.output_gate:
             self.output_gate = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
 
@@ -169,9 +167,7 @@ class StatemixModel(StatemixPreTrainedModel):
 
     def __init__(self, config: StatemixConfig) -> None:
         super().__init__(config)
-        self.embed_tokens = nn.Embedding(
-            config.vocab_size, config.hidden_size, config.pad_token_id
-        )
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         self.layers = nn.ModuleList(StatemixBlock(config, kind) for kind in config.layer_types)
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.gradient_checkpointing = False
@@ -302,7 +298,9 @@ def _bounds(
         begins[:, 1:] = seq_idx[:, 1:] != seq_idx[:, :-1]
         explicit.append(_bounds_of(begins))
     if explicit:
-        if any(len(other) != len(explicit[0]) or (other != explicit[0]).any() for other in explicit):
+        if any(
+            len(other) != len(explicit[0]) or (other != explicit[0]).any() for other in explicit
+        ):
             raise ValueError("cu_seqlens, cu_seq_lens_q and seq_idx must have the same bounds")
         if attention_mask is not None and not bool(attention_mask.all()):
             raise ValueError("attention_mask must have no padding with packed sequences")

@@ -147,7 +147,9 @@ def bits_per_byte(
         inputs = torch.cat([ids.new_tensor([end]), ids[:-1]]) if end is not None else ids[:-1]
         cache = None
         for place in range(0, len(targets), _PIECE):
-            output = model(inputs[None, place : place + _PIECE], past_key_values=cache, use_cache=True)
+            output = model(
+                inputs[None, place : place + _PIECE], past_key_values=cache, use_cache=True
+            )
             cache = output.past_key_values
             total += float(
                 functional.cross_entropy(
@@ -244,7 +246,9 @@ def train_language_model(
     for given in (tokens, held_out):
         size = given.info.get("vocab_size")
         if size is not None and size > config.vocab_size:
-            raise RequestError(f"{given.path} must have at most {config.vocab_size} tokens, got {size}")
+            raise RequestError(
+                f"{given.path} must have at most {config.vocab_size} tokens, got {size}"
+            )
     torch.manual_seed(settings.seed)
     model = StatemixForCausalLM(config)
     batches = TokenBatches(tokens.ids, settings, torch.device("cpu"))

@@ -193,7 +193,9 @@ def read_tokens(path: Path, *, verify: bool = False) -> Tokens:
             with (path.parent / name).open("rb") as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
             if found != digest:
-                raise RequestError(f"{path.parent / name} must have the sha256 {digest}, got {found}")
+                raise RequestError(
+                    f"{path.parent / name} must have the sha256 {digest}, got {found}"
+                )
     ids = np.memmap(path, dtype, "r") if wanted else np.empty(0, dtype)
     return Tokens(path, ids, bounds, info)
 
@@ -242,7 +244,9 @@ def _read_llm_c(path: Path) -> Tokens:
         )
     wanted = 4 * _LLM_C_HEADER + 2 * int(header[2])
     if path.stat().st_size != wanted:
-        raise RequestError(f"{path} must have {wanted} bytes by its header, got {path.stat().st_size}")
+        raise RequestError(
+            f"{path} must have {wanted} bytes by its header, got {path.stat().st_size}"
+        )
     ids = np.memmap(path, np.uint16, "r", 4 * _LLM_C_HEADER)
     # llm.c begins a document with the end of text of GPT-2.
     begins = np.flatnonzero(ids == 50256)

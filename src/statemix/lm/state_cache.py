@@ -208,7 +208,9 @@ class StateCache(Cache):
         del layer_idx
         return -1
 
-    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+    def has_previous_state(
+        self, layer_idx: int | None = None, state_idx: int | None = None
+    ) -> bool:
         del layer_idx, state_idx
         return self.seen > 0
 

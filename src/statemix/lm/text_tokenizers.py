@@ -56,7 +56,9 @@ def load_tokenizer(name: str) -> Tokenizer:
         return Tokenizer.from_file(str(path)) if path.exists() else Tokenizer.from_pretrained(name)
     # The library raises plain exceptions.
     except Exception as error:
-        raise RequestError(f"tokenizer must be bytes, bpe:SIZE, a file or a model, got {name!r} ({error})") from error
+        raise RequestError(
+            f"tokenizer must be bytes, bpe:SIZE, a file or a model, got {name!r} ({error})"
+        ) from error
 
 
 def digest_of(tokenizer: Tokenizer) -> str:

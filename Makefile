@@ -16,13 +16,12 @@ demo: $(VENV)/installed
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n auto --dist worksteal --durations 10
 
-# Install a copy without a C++ compiler and run the tests that matter there (about two minutes), or
+# Install a copy without a C++ compiler and run the tests that matter there (about a minute), or
 # all tests with TESTS=tests.
 COPY := $(CURDIR)/build/without-kernels
-TESTS := tests/test_build.py tests/layers tests/training tests/ops/cpu \
-  --ignore tests/layers/test_exporting.py \
-  tests/ops/test_backends.py tests/ops/test_decoding.py tests/ops/test_dispatch.py \
-  tests/cli/test_doctor.py tests/cli/test_train.py \
+TESTS := tests/test_build.py tests/layers/test_layer.py tests/layers/test_gated_recurrence.py \
+  tests/training/test_run.py tests/ops/cpu tests/ops/test_backends.py tests/ops/test_decoding.py \
+  tests/cli/test_doctor.py \
   tests/cli/test_demo.py::test_command_leaves_page_picture_and_summary_and_prints_the_table
 
 test-without-kernels: $(VENV)/installed-dev

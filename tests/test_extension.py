@@ -42,7 +42,6 @@ class Averaging(Layer):
     """A layer within a layer: adds a running average of the input to another layer's output."""
 
     name = "averaging"
-    display_name = "Averaging"
     schedulable = ("decay",)
 
     def __init__(
@@ -391,7 +390,6 @@ class Attention(Layer):
     """One head of causal attention without positions; its state grows with the sequence."""
 
     name = "cached"
-    display_name = "Cached attention"
 
     def __init__(self, hidden_size, *, device=None, dtype=None):
         super().__init__()

@@ -124,8 +124,3 @@ def test_planted_defects_are_found_and_repeated(kind, tmp_path):
     assert (row["seed"], row["kinds"][kind]["findings"]) == (5, len(findings))
     assert row["kinds"][kind]["cases"] == COUNTS[kind]
     assert "commit" in row
-
-
-def test_without_a_defect_nothing_is_found():
-    printed = fuzz("", 0, "--seed", "6", "--count", "2")
-    assert re.fullmatch(r"seed 6\n(\w+ +2 cases, .* 0 findings, .* seconds\n){4}", printed)

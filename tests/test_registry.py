@@ -45,7 +45,6 @@ class Wrapped(Layer):
     """Wraps another layer, given as an option."""
 
     name = "wrapped"
-    display_name = "wrapped"
 
     def __init__(
         self,

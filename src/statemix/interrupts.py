@@ -2,10 +2,20 @@
 
 import signal
 import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """The signals that request a stop: Ctrl-C, and the first signal of Slurm and Kubernetes."""
+
+Handler = Callable[[int, FrameType | None], object] | signal.Handlers
+
+IGNORED: Mapping[signal.Signals, Handler] = dict.fromkeys(SIGNALS, signal.SIG_IGN)
+"""Handlers of a process whose parent decides when it ends."""
+
+TERMINABLE: Mapping[signal.Signals, Handler] = {signal.SIGTERM: signal.default_int_handler}
+"""Handlers that end a process by SIGTERM as by Ctrl-C, so that its workers have time to save."""
 
 
 def can_be_handled() -> bool:
@@ -15,6 +25,25 @@ def can_be_handled() -> bool:
     """
     in_main_thread = threading.current_thread() is threading.main_thread()
     return in_main_thread and all(signal.getsignal(number) is not None for number in SIGNALS)
+
+
+@contextmanager
+def handled(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
+    """Set handlers, and restore those of all signals on exit, whatever code inside has set.
+
+    The context does nothing where :func:`can_be_handled` is False.
+    """
+    if not can_be_handled():
+        yield
+        return
+    previous = {number: signal.getsignal(number) for number in SIGNALS}
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, before in previous.items():
+            signal.signal(number, before)
 
 
 class Interrupts:

@@ -5,7 +5,7 @@ import torch
 
 from statemix import ops
 from statemix.bench import entries as bench_entries
-from statemix.bench.comparison import layers_of_dtype
+from statemix.bench.compared_layers import layer_label, layers_of_dtype
 from statemix.bench.entries import LayerCase
 from statemix.bench.timed_devices import Cpu
 from statemix.errors import RequestError
@@ -28,7 +28,7 @@ def test_every_layer_of_the_library_is_compared_and_none_of_the_users(toys):
     for entry in entries(layers_of_dtype(8, torch.float32)):
         options = {"hidden_size": 8, "length": 70, "dtype": torch.float32}
         assert entry.price == price(entry.spec, **options)
-        assert entry.label == LAYERS[entry.spec.name].label(entry.spec.options)
+        assert entry.label == layer_label(entry.spec.name, entry.spec.options)
 
 
 def test_layers_that_iterate_are_not_compared_in_16_bits():

@@ -8,7 +8,7 @@ import torch
 
 from statemix.bench import entries as bench_entries
 from statemix.bench import layer_timing as layers
-from statemix.bench.comparison import compared
+from statemix.bench.compared_layers import compared
 from statemix.bench.entries import build_layer, draw_problem
 from statemix.bench.harness import Measurement, Spread, measure
 from statemix.bench.operator_timing import TOLERANCES

@@ -11,8 +11,7 @@ from statemix.bench import peer_timing as peers
 from statemix.bench.harness import Measurement, Spread, measure
 from statemix.errors import RequestError
 from statemix.layers import fla
-from statemix.layers.delta_rule import delta_rule
-from statemix.layers.mamba2 import ssd
+from statemix.layers.chunks import delta_rule, ssd
 
 F32, HALF = torch.float32, torch.bfloat16
 

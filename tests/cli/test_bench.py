@@ -15,7 +15,7 @@ from statemix.cli.bench.bench_layers import _short
 from statemix.cli.bench.bench_options import open_console, print_setting
 from statemix.errors import RequestError, RunsFailedError
 from statemix.layers import LAYERS
-from statemix.studies.throughput.points import read
+from statemix.studies.throughput_rows import read
 
 TINY = ["--shapes", "2x6x4", "3x2x4x5", "--block-sizes", "1", "2", "--orders", "3", "--rounds", "4"]
 

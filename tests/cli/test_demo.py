@@ -15,7 +15,8 @@ from statemix.cli.main import main
 from statemix.layers import LayerSpec
 from statemix.models import TokenClassifier
 from statemix.studies import catalogue
-from statemix.studies.group_demo import STUDIES, DemoStudy
+from statemix.studies.exactness.exact_studies import CertifiedStudy
+from statemix.studies.group_demo import STUDIES
 from statemix.studies.study_entries import Number, StudyEntry, Trials
 from statemix.tasks import TaskSpec
 from statemix.training import (
@@ -47,7 +48,7 @@ def tiny(monkeypatch):
         for name, layer in layers.items()
     ]
     names = [study.name for study in STUDIES]
-    studies = {name: DemoStudy(name, "tiny", lambda *_: entries) for name in names}
+    studies = {name: CertifiedStudy(name, "tiny", lambda *_: entries) for name in names}
     monkeypatch.setattr(catalogue, "_own", lambda: studies)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -139,7 +140,7 @@ from statemix.cli.main import main
 from statemix.studies import catalogue
 from statemix.studies.catalogue import find_study
 from statemix.studies.study_entries import StudyEntry, Trials
-from statemix.studies.group_demo import DemoStudy
+from statemix.studies.exactness.exact_studies import CertifiedStudy
 if __name__ == "__main__":
     torch.set_num_threads({workers})
     entries = [
@@ -157,7 +158,7 @@ if __name__ == "__main__":
         for one in find_study("demo-S_3").entries("paper", "laptop")
         for _, config, _ in one.trials.runs[:1]
     ]
-    endless = DemoStudy("demo-S_3", "endless", lambda *_: entries)
+    endless = CertifiedStudy("demo-S_3", "endless", lambda *_: entries)
     catalogue._own = lambda: {{"demo-S_3": endless}}
     sys.exit(main(["demo", "--output", sys.argv[1]]))
 """

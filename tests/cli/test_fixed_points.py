@@ -12,7 +12,7 @@ from statemix.layers import LayerSpec
 from statemix.studies import catalogue
 from statemix.studies.fixed_points import fixed_point_studies
 from statemix.studies.fixed_points.fixed_point_studies import STUDIES, FixedPointStudy
-from statemix.studies.fixed_points.story_questions import ARCHIVE
+from statemix.studies.fixed_points.fixed_point_suites import ARCHIVE
 from statemix.studies.study_entries import SIZES, Number, StudyEntry, Trial, Trials
 from statemix.tasks import TaskSpec
 from statemix.training import BatchConfig, EvaluationConfig, ModelConfig, RunConfig, ScheduleConfig

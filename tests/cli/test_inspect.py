@@ -10,9 +10,9 @@ import torch
 
 from statemix.cli.main import main
 from statemix.proofs import join_actions, read_actions, token_maps
-from statemix.studies.inspection import race
-from statemix.studies.inspection.action_drawing import together
 from statemix.studies.inspection.layer_numbers import inspected
+from statemix.studies.inspection.layer_pictures import draw_race
+from statemix.studies.inspection.layer_text import together
 from statemix.training import load_model, load_outcome
 from statemix.training.folder import read_metrics
 
@@ -103,7 +103,7 @@ def test_the_race_of_representations_is_drawn_and_kept(run, tmp_path, capsys):
     kept = [{name: row.get(name) for name in names} for row in rows]
     assert numbers(run / "inspect")["representations"] == kept
     assert set(kept[0]["representations"]) == {"1'", "2"}
-    panel = race.draw(rows, "S_3").axes[0]
+    panel = draw_race(rows, "S_3").axes[0]
     drawn = [line.get_xydata().tolist() for line in panel.get_lines()]
     assert [[row["step"], row["representations"]["2"]] for row in rows] in drawn
 

@@ -17,9 +17,9 @@ from statemix.studies.catalogue import find_study
 from statemix.studies.exactness import exact_studies
 from statemix.studies.exactness.exact_studies import AttemptStudy, ProofStudy
 from statemix.studies.higher_order import (
+    cell_table,
     claims,
     higher_order_studies,
-    overview,
     protocols,
     run_spectra,
 )
@@ -56,7 +56,7 @@ def tiny(monkeypatch, tmp_path, tiny_models):
     column = Column("s3", (Data("S_3", task, dict.fromkeys(SIZES, 2)),))
     numbers = {"LSTM": {"s3": 0.0}, "BD-LRU m=2": {"s3": 1.0}}
     table = PaperTable("tiny", (column,), numbers)
-    monkeypatch.setattr("statemix.studies.higher_order.overview.TABLES", {"table4": table})
+    monkeypatch.setattr("statemix.studies.higher_order.cell_table.TABLES", {"table4": table})
     lines = {"BD-LRU": [(m, CONTENDERS[f"BD-LRU m={m}"]) for m in (1, 2)]}
     figure = PaperFigure("tiny", (View("", "m", lambda _: lines, lambda _: (column,)),))
     gates = {
@@ -498,7 +498,7 @@ def test_a_report_needs_a_folder_of_stores(capsys, tmp_path):
 
 
 def test_claims_are_run_and_printed_with_what_decides_them(capsys, monkeypatch):
-    column = overview.TABLES["table4"].columns[0]
+    column = cell_table.TABLES["table4"].columns[0]
     two, lstm = CONTENDERS["BD-LRU m=2"], CONTENDERS["LSTM"]
     conditions = (
         Comparison(column, two, "fails"),

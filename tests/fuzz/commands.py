@@ -17,7 +17,6 @@ from typing import NamedTuple
 import lightning_fabric  # noqa: F401  warm
 from cases import COMPUTED, REFUSED, FindingError, line, require
 
-import statemix.layers.largest  # noqa: F401  warm
 from statemix.cli import (  # noqa: F401  warm
     bench,
     certify,
@@ -33,7 +32,7 @@ from statemix.cli import (  # noqa: F401  warm
 from statemix.cli.main import main
 from statemix.layers import LayerSpec
 from statemix.studies import catalogue
-from statemix.studies.group_demo import DemoStudy
+from statemix.studies.exactness.exact_studies import CertifiedStudy
 from statemix.studies.study_entries import StudyEntry, Trials
 from statemix.tasks import TASKS, TaskSpec
 from statemix.training import (
@@ -478,7 +477,7 @@ def _demo(r: random.Random, folder: Path, prepared: Path) -> Request:
     )
     entry = StudyEntry("S_3", "BD-LRU m=3", Trials.seeded(config, (0,)))
     names = ("demo-S_3", "demo-S_5", "demo-A_5")
-    studies = {name: DemoStudy(name, "tiny", lambda *_: [entry]) for name in names}
+    studies = {name: CertifiedStudy(name, "tiny", lambda *_: [entry]) for name in names}
     catalogue._own = lambda: studies
     flags = _some(r, _DEMO, 3)
     if r.random() < 0.9:

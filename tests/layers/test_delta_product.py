@@ -6,7 +6,7 @@ from torch.nn.functional import silu, softplus
 
 from statemix.errors import OptionError
 from statemix.layers import LAYERS, DeltaNet, DeltaProduct
-from statemix.layers.delta_rule import CHUNK_SIZE
+from statemix.layers.chunks import CHUNK_SIZE
 
 LENGTH = CHUNK_SIZE + 5
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from statemix.errors import OptionError, SettingError
 from statemix.layers import FPRNN, FPMamba1, FPMamba2
-from statemix.layers.fixed_point import layer as layer_module
-from statemix.layers.fixed_point.layer import LEAST_BUDGET, diagonal_scan, shifted
+from statemix.layers.fixed_point import fixed_point_layer as layer_module
+from statemix.layers.fixed_point.fixed_point_layer import LEAST_BUDGET, diagonal_scan, shifted
 from statemix.layers.fixed_point.mixers import _shortened, build_mixer
 from statemix.layers.fixed_point.normed import NormedLinear
 from statemix.layers.fixed_point.solver import SolverConfig, _residuals, solve
@@ -589,7 +589,7 @@ def test_evaluation_that_has_not_converged_warns_once(recwarn):
     layer.train()(x)
     assert not recwarn.list
     message = (
-        r"^FP-RNN has not converged: residual [0-9.e-]+ after 3 iterations, tolerance 1e-06; "
+        r"^fp_rnn has not converged: residual [0-9.e-]+ after 3 iterations, tolerance 1e-06; "
         "its outputs depend on max_iterations"
     )
     with pytest.warns(UserWarning, match=message):

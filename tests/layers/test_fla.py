@@ -11,8 +11,7 @@ import torch
 from torch.nn import functional
 
 from statemix.layers import LAYERS, fla
-from statemix.layers.delta_rule import delta_rule
-from statemix.layers.mamba2 import ssd
+from statemix.layers.chunks import delta_rule, ssd
 
 HALF = torch.bfloat16
 LENGTH = 70

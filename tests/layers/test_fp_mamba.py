@@ -279,7 +279,7 @@ def test_a_contraction_needs_a_constant_more_iterations_than_tokens(kind, mixer,
 @pytest.mark.parametrize("kind", BOTH)
 def test_without_a_contraction_the_layer_says_that_it_has_not_converged(kind):
     layer = build(kind, max_iterations=4, tolerance=1e-9).eval()
-    with pytest.warns(UserWarning, match=rf"{layer.display_name} has not converged: residual"):
+    with pytest.warns(UserWarning, match=rf"{layer.name} has not converged: residual"):
         layer(tokens(1, 5, 6))
 
 

@@ -15,7 +15,7 @@ from torch.nn.utils.parametrize import register_parametrization
 from statemix import ops
 from statemix.errors import OptionError
 from statemix.layers import BDLRU, HLRU, pieces
-from statemix.layers.linear import is_linear
+from statemix.ops.decoding import is_linear
 
 HIDDEN_SIZE = 6
 # Tracing an autograd.Function makes Dynamo itself instantiate the class.
@@ -322,7 +322,7 @@ def test_only_plain_weights_of_a_plain_module_are_multiplied_at_once(monkeypatch
 @pytest.mark.parametrize(
     "register", [register_module_forward_hook, register_module_forward_pre_hook]
 )
-def test_hooks_of_all_modules_see_the_projections_of_a_step(register):
+def test_hooks_of_all_modules_see_the_layer_and_the_projections_of_a_step(register):
     for layer in layers_of_units():
         seen = []
         hook = register(lambda module, *_, seen=seen: seen.append(module))
@@ -330,7 +330,7 @@ def test_hooks_of_all_modules_see_the_projections_of_a_step(register):
             layer.step(tokens(2, 1)[:, 0], layer.init_state(2))
         finally:
             hook.remove()
-        assert set(seen) == {layer.value_proj, layer.gate_proj, layer.out_proj}
+        assert set(seen) == {layer, layer.value_proj, layer.gate_proj, layer.out_proj}
 
 
 @torch.inference_mode()
@@ -440,17 +440,17 @@ def test_training_adds_noise_to_every_raw_gate(build_gated):
     plain.load_state_dict(layer.state_dict())
     x = tokens(4, 50)
     seen = []
-    layer._noisy = lambda gates: seen.append(gates) or type(layer)._noisy(layer, gates)
+    layer._noisy = lambda gates, std: seen.append(gates) or type(layer)._noisy(layer, gates, std)
     torch.manual_seed(0)
     noisy = layer(x)[0]
     torch.manual_seed(0)
     (gates,) = seen
-    noise = type(layer)._noisy(layer, gates) - gates
+    noise = type(layer)._noisy(layer, gates, 0.25) - gates
     assert noise.std().item() == pytest.approx(0.25, rel=0.1)
     assert noise.mean().item() == pytest.approx(0, abs=0.02)
     # The gates of no two entries, units or tokens have one noise.
     assert noise.unique().numel() == noise.numel()
-    plain._noisy = lambda gates: gates + noise
+    plain._noisy = lambda gates, _: gates + noise
     torch.testing.assert_close(noisy, plain(x)[0], **TIGHT)
     assert (noisy - layer.eval()(x)[0]).abs().max() > 1e-3
 

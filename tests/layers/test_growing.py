@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from statemix.layers import Attention, AttentionState, map_state, take_rows
-from statemix.layers.growing import append
+from statemix.layers.attention import append
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import torch
 from torch.nn.functional import silu, softplus
 
 from statemix.errors import OptionError
-from statemix.layers import LAYERS, Mamba2
-from statemix.layers.mamba2 import CHUNK_SIZE
+from statemix.layers import Mamba2
+from statemix.layers.chunks import CHUNK_SIZE
 
 LENGTH = CHUNK_SIZE + 5
 
@@ -135,8 +135,3 @@ def test_initial_steps_and_rates_fill_their_intervals():
 def test_bad_sizes_are_named(arguments, error, message):
     with pytest.raises(error, match=message):
         Mamba2(**{"hidden_size": 6, "head_dim": 4} | arguments)
-
-
-def test_labels_tell_the_sizes_apart():
-    assert LAYERS["mamba2"].label({}) == "Mamba-2 S=128"
-    assert LAYERS["mamba2"].label({"d_state": 16}) == "Mamba-2 S=16"

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
-from statemix.layers import LSTM, DecodeStep, WholeSequence
+from statemix.layers import BDLRU, HLRU, LSTM, DecodeStep, WholeSequence
 from statemix.layers.state import tensors
 
 
@@ -110,11 +110,56 @@ def test_offloaded_weights_are_fetched_by_their_modules(make):
         torch.testing.assert_close(run_all(offload(layer), x), expected)
 
 
+def with_own_gates(name, selective):
+    """Return a layer that holds the parameters of its gates itself, not in a projection."""
+    options = {"selective": selective, "initial_state": "learned", "dtype": torch.float64}
+    if name == "bd_lru":
+        return BDLRU(8, num_blocks=8, block_size=2, **options)
+    return HLRU(8, num_channels=8, order=2, realization=name.removeprefix("h_lru "), **options)
+
+
+@pytest.fixture(params=["bd_lru", "h_lru controller", "h_lru observer"])
+def own_gates(request):
+    return lambda selective: with_own_gates(request.param, selective)
+
+
+@pytest.mark.parametrize("selective", ["pointwise", False])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_offloaded_gates_are_fetched_in_steps_as_in_sequences(own_gates, selective, mode):
+    layer, x = own_gates(selective), tokens(2, 5, dtype=torch.float64)
+    with mode():
+        expected = run_all(layer, x)
+        torch.testing.assert_close(run_all(offload(layer), x), expected)
+
+
+@pytest.mark.parametrize("selective", [True, "pointwise", False])
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("change", ["before", "after", "replaced"])
+def test_hooks_on_the_layer_itself_see_steps(own_gates, selective, mode, change):
+    layer = own_gates(selective)
+    layer.gate_noise = 1.0  # Steps have none.
+    x, state = tokens(2, dtype=torch.float64), torch.ones(2, 8, 2, dtype=torch.float64)
+    with mode():
+        y, after = layer.step(x, state)
+        if change == "before":
+            layer.register_forward_pre_hook(lambda _, given: (2 * given[0], *given[1:]))
+            expected = copy.deepcopy(layer)
+            expected._forward_pre_hooks.clear()
+            y, after = expected.step(2 * x, state)
+        elif change == "after":
+            layer.register_forward_hook(lambda _, given, result: (3 * result[0], result[1]))
+            y = 3 * y
+        else:
+            forward = layer.forward
+            layer.forward = lambda *given, **more: [part + 1 for part in forward(*given, **more)]
+            y, after = y + 1, after + 1
+        torch.testing.assert_close(layer.step(x, state), (y, after))
+
+
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 def test_every_module_with_weights_is_called(make, mode):
     layer, called = make(), set()
     wanted = {n for n, m in layer.named_modules() if list(m.parameters(recurse=False))}
-    wanted -= {""} if make().name == "bd_lru" else set()  # a step needs no initial state
     for name, module in layer.named_modules():
         module.register_forward_pre_hook(lambda *_, name=name: called.add(name))
     with mode():

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from statemix.bench import comparison
+from statemix.bench import compared_layers
 from statemix.errors import OptionError
 from statemix.layers import LAYERS, LayerSpec, price
 from statemix.layers.state import tensors
 
 
 def compared(name, hidden_size):
-    return comparison.compared(hidden_size)[name]
+    return compared_layers.compared(hidden_size)[name]
 
 
 @pytest.mark.parametrize("name", list(LAYERS))
@@ -73,7 +73,7 @@ def test_layers_are_compared_with_states_of_comparable_size(name):
         return
     # FP-Mamba keeps its last output, too.
     kept = [size for part, size in sizes.items() if part not in ("state.conv", "state.output")]
-    assert kept == [comparison.STATE_PER_CHANNEL * 256]
+    assert kept == [compared_layers.STATE_PER_CHANNEL * 256]
 
 
 def test_a_layer_that_counts_nothing_has_no_flops(toys):

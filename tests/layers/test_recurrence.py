@@ -8,7 +8,7 @@ from statemix import ops
 from statemix.layers import BDLRU, HLRU, Recurrence
 from statemix.layers import layer as layer_module
 from statemix.layers.state import tensors
-from statemix.ops.lag.lag_kernels import companions
+from statemix.ops.lag_kernels import companions
 
 HIDDEN_SIZE = 6
 LINEAR = {"bd_lru", "h_lru", "delta_net", "delta_product", "mamba2"}

@@ -123,13 +123,6 @@ def test_unknown_names_and_options_are_listed(call, message):
         call()
 
 
-def test_a_layer_without_colour_is_left_to_the_figures_and_labels_show_the_size():
-    assert layers.Layer.colour is None
-    assert LAYERS["bd_lru"].label({"block_size": 4}) == "BD-LRU m=4"
-    assert LAYERS["h_lru"].label({"order": 2}) == "H-LRU m=2"
-    assert LAYERS["lstm"].label({}) == "LSTM"
-
-
 SWITCHES = [
     (factories, name, option)
     for factories in (LAYERS, CHANNEL_MIXERS)

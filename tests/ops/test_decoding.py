@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from statemix import ops
-from statemix.ops.decoding import projected_step
-from statemix.ops.shortcuts import are_plain
+from statemix.ops.decoding import are_plain, projected_step
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 

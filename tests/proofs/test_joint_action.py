@@ -5,7 +5,7 @@ import pytest
 
 from statemix.automaton import NEVER, Automaton
 from statemix.proofs import join_actions, read_actions, semigroup
-from statemix.studies.inspection.action_drawing import together
+from statemix.studies.inspection.layer_text import together
 from statemix.tasks.groups import NAMES, group
 from statemix.tasks.permutation import Permutation
 

@@ -10,7 +10,8 @@ from statemix.layers import LayerSpec
 from statemix.models import SequenceAutoencoder, TokenClassifier
 from statemix.proofs import read_actions
 from statemix.studies.figure import png
-from statemix.studies.inspection.action_drawing import draw, drawable, sentences
+from statemix.studies.inspection.layer_pictures import draw_actions, drawable
+from statemix.studies.inspection.layer_text import sentences
 from statemix.tasks.groups import group
 from statemix.tasks.permutation import Permutation
 
@@ -127,9 +128,9 @@ def test_sentences_name_the_blocks_that_track_and_those_that_repeat_them(of_grou
         "with gates of 0 and 1: idle (no token changes it): block 2",
         "with gates of 0 and 1: of another kind: 1 block",
     ]
-    titles = [axes.get_title(loc="left") for axes in draw(found, title="maps").axes]
+    titles = [axes.get_title(loc="left") for axes in draw_actions(found, title="maps").axes]
     assert titles == ["block 0: tracks", "block 1: repeats", "block 3: other", "block 2: idles"]
-    texts = [text.get_text() for text in draw(found, title="maps").axes[0].texts]
+    texts = [text.get_text() for text in draw_actions(found, title="maps").axes[0].texts]
     assert texts == [str(elements[token][entry]) for entry in range(3) for token in range(6)]
 
 
@@ -137,21 +138,22 @@ def test_blocks_that_track_are_drawn_first_and_those_that_idle_last(of_group):
     (one,) = read_actions(of_group("S_3"), AUTOMATON)
     roles = ["idles", "constant", "other", "repeats", "tracks"]
     blocks = [{**one, "block": block, "role": role} for block, role in enumerate(roles)]
-    titles = [axes.get_title(loc="left") for axes in draw(blocks, title="maps").axes]
+    titles = [axes.get_title(loc="left") for axes in draw_actions(blocks, title="maps").axes]
     assert titles == ["block 4: tracks", "block 3: repeats", "block 2: other", "block 1: constant"]
 
 
 @pytest.mark.parametrize(("name", "step"), [("S_2", 1), ("S_3", 1), ("A_5", 2), ("S_5", 4)])
 def test_tokens_are_whole_numbers_and_sources_are_legible(of_group, name, step):
     task = Permutation(group=name)
-    figure = draw(read_actions(of_group(name), task.automaton()), title="maps")
+    figure = draw_actions(read_actions(of_group(name), task.automaton()), title="maps")
     png(figure, 40)
     axes = figure.axes[0]
     shown = [label.get_text() for label in axes.get_xticklabels()]
     assert shown == [str(token) for token in range(0, task.group.order, step)]
-    assert axes.get_xticks().tolist() == list(range(0, task.group.order, step))
+    middles = [token + 0.5 for token in range(0, task.group.order, step)]
+    assert axes.get_xticks().tolist() == middles
     assert len(axes.texts) == (task.group.order * task.group.degree if step == 1 else 0)
-    cells = axes.images[0]
+    cells = axes.collections[0]
     for text in axes.texts:
         token, entry = (int(place) for place in text.get_position())
         cell = to_hex(cells.to_rgba(cells.get_array())[entry, token])

@@ -7,10 +7,14 @@ import torch
 
 from statemix.layers import LayerSpec
 from statemix.proofs import search
-from statemix.studies.exactness import certified_rows as exactness_rows
+from statemix.studies.exactness import exact_studies as exactness_rows
 from statemix.studies.exactness import exact_table as text
-from statemix.studies.exactness.certified_rows import certified_row
-from statemix.studies.exactness.exact_studies import STUDIES, AttemptStudy, ProofStudy
+from statemix.studies.exactness.exact_studies import (
+    STUDIES,
+    AttemptStudy,
+    ProofStudy,
+    certified_row,
+)
 from statemix.studies.exactness.exact_table import interval
 from statemix.studies.recipes import exact
 from statemix.studies.runner import Ended, Job

@@ -9,9 +9,14 @@ import pytest
 from statemix.layers import FPRNN, LAYERS, LayerSpec
 from statemix.models import TokenClassifier
 from statemix.studies.fixed_points import fixed_point_studies
-from statemix.studies.fixed_points import movahedi as fixed_points
-from statemix.studies.fixed_points.fixed_point_studies import STUDIES, FixedPointStudy, overview
-from statemix.studies.fixed_points.iterated_rows import _iterations, iterated_row
+from statemix.studies.fixed_points import fixed_point_suites as fixed_points
+from statemix.studies.fixed_points.fixed_point_studies import (
+    STUDIES,
+    FixedPointStudy,
+    _iterations,
+    iterated_row,
+    overview,
+)
 from statemix.studies.length_table import length_panels, length_table
 from statemix.studies.runner import Ended, run_all
 from statemix.studies.store import key
@@ -69,13 +74,13 @@ def row(config, value, iterations=None, status="done"):
 
 
 def test_the_papers_figures_are_read_from_the_data():
-    assert fixed_points.state_tracking()["GatedDeltaProduct_4"] == {"A_5": 0.239, "S_5": 0.4542}
-    budgets = fixed_points.iteration_budgets()
+    assert fixed_points.STATE_TRACKING["GatedDeltaProduct_4"] == {"A_5": 0.239, "S_5": 0.4542}
+    budgets = fixed_points.ITERATION_BUDGETS
     assert list(budgets) == [2, 6, 8, 10, 12, 14, 16]
     assert all(list(numbers) == list(range(5, 65, 5)) for numbers in budgets.values())
     assert budgets[16][60] == Number(0.5315, 67)
-    assert fixed_points.catbabi()[4] == {"Mamba": 0.8651}
-    assert fixed_points.language() == {"Mamba": 27.01, "FP-Mamba K": 26.0, "FP-Mamba H1": 25.24}
+    assert fixed_points.CATBABI[4] == {"Mamba": 0.8651}
+    assert fixed_points.LANGUAGE == {"Mamba": 27.01, "FP-Mamba K": 26.0, "FP-Mamba H1": 25.24}
 
 
 @pytest.mark.parametrize(("suite", "size"), EVERY, ids=lambda one: getattr(one, "name", one))
@@ -199,7 +204,7 @@ def test_budgets_differ_only_in_the_iterations_of_training():
         (layer,) = runs_of(condition)[0].model.layers
         budget = layer.options["max_iterations"]
         assert condition.model.endswith(f"at most {budget} iterations")
-        published = fixed_points.iteration_budgets()[budget]
+        published = fixed_points.ITERATION_BUDGETS[budget]
         assert condition.published == {n: published[n] for n in range(15, 65, 5)}
         assert condition.metric == "sequence_accuracy"
         same = LayerSpec(layer.name, **{**layer.options, "max_iterations": 1})
@@ -343,7 +348,7 @@ def test_every_figure_of_the_paper_counts_once(monkeypatch):
 
     study = FixedPointStudy("fp-budget", "tiny", conditions, sizes=SIZES)
     monkeypatch.setattr(fixed_point_studies, "STUDIES", (study,))
-    monkeypatch.setattr(fixed_point_studies, "language", dict)
+    monkeypatch.setattr(fixed_point_studies, "LANGUAGE", {})
 
     def verdicts(found):
         return [(one["size"], one["length"], one["verdict"]) for one in found["cells"]]

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from statemix.studies.higher_order.overview import overview
+from statemix.studies.higher_order.cell_table import overview
 from statemix.studies.higher_order.paper_tables import TABLES, PaperTable
 from statemix.studies.higher_order.protocols import Column, Data
 from statemix.studies.store import key
@@ -33,7 +33,7 @@ def runs_of(cell):
 @pytest.fixture
 def tables(monkeypatch):
     found = {}
-    monkeypatch.setattr("statemix.studies.higher_order.overview.TABLES", found)
+    monkeypatch.setattr("statemix.studies.higher_order.cell_table.TABLES", found)
     return found
 
 

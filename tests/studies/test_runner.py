@@ -15,9 +15,9 @@ import pytest
 from filelock import FileLock
 
 from statemix.errors import RequestError
-from statemix.interrupts import SIGNALS
+from statemix.interrupts import IGNORED, SIGNALS, TERMINABLE, handled
 from statemix.layers import LayerSpec
-from statemix.studies import processes, runner, worker
+from statemix.studies import worker_processes as processes
 from statemix.studies.runner import Job, run_all
 from statemix.tasks import TaskSpec
 from statemix.training import (
@@ -419,7 +419,7 @@ def test_an_unexpected_error_comes_with_its_traceback(jobs, monkeypatch, error, 
     def fail(config, folder, **options):
         raise error
 
-    monkeypatch.setattr(worker, "train", fail)
+    monkeypatch.setattr(processes, "train", fail)
     if where == "here":
         (row,) = run_all(jobs[:1])
         told = (row.status, row.message, row.details)
@@ -451,11 +451,11 @@ def test_workers_may_be_started_from_any_thread(jobs, monkeypatch):
     assert {row.status for row in rows} == {"failed"}
 
 
-@pytest.mark.parametrize("context", [processes._signals_ignored, runner._terminable])
-def test_a_handler_that_python_did_not_install_is_left_alone(monkeypatch, context):
+@pytest.mark.parametrize("handlers", [IGNORED, TERMINABLE])
+def test_a_handler_that_python_did_not_install_is_left_alone(monkeypatch, handlers):
     monkeypatch.setattr(signal, "getsignal", lambda _: None)
     monkeypatch.setattr(signal, "signal", lambda *_: pytest.fail("the handler was touched"))
-    with context():
+    with handled(handlers):
         pass
 
 

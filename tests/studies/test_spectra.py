@@ -11,10 +11,10 @@ from statemix.studies.higher_order.contenders import ORDERS, Contender, bd_lru, 
 from statemix.studies.higher_order.paper_tables import TABLES
 from statemix.studies.higher_order.protocols import Column, Data, cell
 from statemix.studies.higher_order.run_spectra import (
-    SpectraFolder,
     _first_run,
     due_with_spectra,
     measured,
+    read_spectra,
     spectra_entries,
     store_spectra,
 )
@@ -81,17 +81,17 @@ def trained(tmp_path, tiny_models):
     planned = plan(points, tmp_path / "runs")
     store = Store(tmp_path / "runs.jsonl")
     fill(planned, store, num_workers=1)
-    return planned, store, SpectraFolder.beside(store.path)
+    return planned, store, store.path.parent / "spectra"
 
 
 def test_eigenvalues_are_stored_beside_the_store_and_only_once(trained, tmp_path):
     planned, _, spectra = trained
-    assert spectra.read() == {}
+    assert read_spectra(spectra) == {}
     store_spectra(planned, spectra)
     assert {path.name for path in (tmp_path / "spectra").iterdir()} == {
         f"{one.key}.json" for one in planned
     }
-    found = spectra.read()
+    found = read_spectra(spectra)
     for one in planned:
         assert found[one.key] == measured(one.key, one.job.folder)
         assert found[one.key]["steps"] == [1, 4]  # of six
@@ -174,4 +174,4 @@ def test_a_damaged_file_is_named(tmp_path, content, message):
     (tmp_path / "spectra").mkdir()
     (tmp_path / "spectra" / "a.json").write_text(content)
     with pytest.raises(RequestError, match=rf"a\.json must hold .*{message}"):
-        SpectraFolder(tmp_path / "spectra").read()
+        read_spectra(tmp_path / "spectra")

@@ -1,8 +1,7 @@
 """Some cells of the paper's tables with what it leaves open changed."""
 
 from statemix.studies.higher_order.higher_order_studies import STUDIES
-from statemix.studies.higher_order.paper_tables import TABLES
-from statemix.studies.higher_order.wrapper import CHANGES, wrapper_entries
+from statemix.studies.higher_order.paper_tables import CHANGES, TABLES, wrapper_entries
 from statemix.studies.store import key
 from statemix.training.plain import difference
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from statemix.bench import allocation
 from statemix.bench.allocation import check_fits
-from statemix.bench.comparison import is_lost
+from statemix.bench.compared_layers import is_lost, layer_label
 from statemix.bench.timed_devices import Cpu, DeviceName
 from statemix.errors import RequestError
 from statemix.layers import LAYERS, Layer, LayerSpec, Price, fla, price
@@ -71,7 +71,7 @@ class Entry:
     @property
     def label(self) -> str:
         """Name of the layer."""
-        return LAYERS[self.spec.name].label(self.spec.options)
+        return layer_label(self.spec.name, self.spec.options)
 
     @property
     def title(self) -> str:

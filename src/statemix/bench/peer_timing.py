@@ -22,8 +22,7 @@ from statemix.bench.operator_timing import OperatorCase, timed_call
 from statemix.bench.timed_devices import DeviceName
 from statemix.errors import RequestError
 from statemix.layers import fla
-from statemix.layers.delta_rule import delta_rule
-from statemix.layers.mamba2 import ssd
+from statemix.layers.chunks import delta_rule, ssd
 from statemix.ops import BackendUnavailableError
 
 PeerName = Literal["lstm", "mamba2", "delta_net", "gated_delta_net", "gated_delta_product"]

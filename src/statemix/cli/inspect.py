@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from statemix.models import ReadoutModel
     from statemix.proofs.joint_action import JointAction
     from statemix.proofs.token_maps import BlockActions
-    from statemix.studies.inspection.layer_numbers import LayerNumbers
-    from statemix.studies.inspection.sharpened_gates import Sharpening
+    from statemix.studies.inspection.layer_numbers import LayerNumbers, Sharpening
     from statemix.tasks import Examples, Task
     from statemix.training import RunConfig
     from statemix.training.attempts import Attempt
@@ -153,8 +152,8 @@ class Inspect:
         from statemix.automaton import HasAutomaton
         from statemix.proofs.joint_action import join_actions
         from statemix.proofs.token_maps import read_actions
-        from statemix.studies.inspection.action_drawing import by_role
         from statemix.studies.inspection.layer_numbers import inspected
+        from statemix.studies.inspection.layer_pictures import by_role
         from statemix.tasks.permutation import Permutation
         from statemix.training import load_model, load_outcome
         from statemix.training.schedules import attributes_set
@@ -254,10 +253,7 @@ class Inspect:
     def _write(self, found: _Found) -> None:
         from statemix.files import write_file
         from statemix.studies.figure import png
-        from statemix.studies.inspection import action_drawing as actions
-        from statemix.studies.inspection import sharpening_drawing as sharpening
-        from statemix.studies.inspection.pictures import pictures
-        from statemix.studies.inspection.race import draw as draw_race
+        from statemix.studies.inspection import layer_pictures as drawing
 
         files.open_for_append("output", self._folder / NUMBERS)
         numbers = {
@@ -273,22 +269,20 @@ class Inspect:
             "representations": found.race.rows if found.race else [],
             "attempts": [asdict(one) for one in found.race.attempts] if found.race else [],
         }
-        drawn = dict(pictures(found.layers, found.tokens))
-        drawn |= sharpening.pictures(found.sharpened, found.layers, found.tokens)
-        if actions.drawable(found.learned):
+        drawn = dict(drawing.pictures(found.layers, found.tokens, found.sharpened))
+        if drawing.drawable(found.learned):
             title = "layer 0: the entry that each entry copies"
-            drawn["actions.png"] = actions.draw(found.learned, title=title)
+            drawn["actions.png"] = drawing.draw_actions(found.learned, title=title)
         if found.race is not None:
             race = found.race
-            drawn["representations.png"] = draw_race(race.rows, race.group, race.attempts)
+            drawn["representations.png"] = drawing.draw_race(race.rows, race.group, race.attempts)
         contents = {name: png(figure) for name, figure in drawn.items()}
         contents[NUMBERS] = (json.dumps(numbers, allow_nan=False) + "\n").encode()
         for name, content in contents.items():
             write_file(self._folder / name, content)
 
     def _print(self, found: _Found, *, judged: bool) -> None:
-        from statemix.studies.inspection import inspection_text as text
-        from statemix.studies.inspection.action_drawing import sentences, together
+        from statemix.studies.inspection import layer_text as text
 
         console = Console(highlight=False, markup=False)
         console.soft_wrap = not console.is_terminal
@@ -300,10 +294,10 @@ class Inspect:
         for sentence in text.without(found.layers):
             console.print(sentence)
         if found.learned:
-            for sentence in sentences(found.learned, judged=judged):
+            for sentence in text.sentences(found.learned, judged=judged):
                 console.print(sentence)
         if found.joined is not None:
-            console.print(together(found.joined))
+            console.print(text.together(found.joined))
         console.print(f"written: {self._folder}")
 
 
@@ -317,7 +311,7 @@ def _sharpened(
 ) -> "list[Sharpening]":
     """Return the gates before and after sharpening; empty if nothing sharpens them."""
     from statemix.proofs import can_harden, harden
-    from statemix.studies.inspection.sharpened_gates import sharpening, softened
+    from statemix.studies.inspection.layer_numbers import sharpening, softened
 
     soft = softened(model, config, task)
     if soft is not None:

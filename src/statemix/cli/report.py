@@ -84,19 +84,19 @@ class Report:
         if self.kind == "claims":
             self._print_claims(rows)
             return
-        from statemix.studies.page import write_page
+        from statemix.files import write_file
+        from statemix.studies.catalogue import studies
+        from statemix.studies.page import render_page
 
         output = self.output or Path("report/index.html")
         files.open_for_append("output", output)
-        write_page(output, rows, self.results)
+        write_file(output, render_page(studies().values(), rows, self.results).encode())
         print(f"wrote {output}")
 
     def _draw_throughput(self) -> None:
-        from statemix.studies.figure import png
-        from statemix.studies.throughput import throughput_drawing as drawing
-        from statemix.studies.throughput import throughput_text as text
-        from statemix.studies.throughput.points import read
-        from statemix.studies.throughput.throughput_panels import panels
+        from statemix.studies import throughput
+        from statemix.studies.figure import draw, png
+        from statemix.studies.throughput_rows import read
 
         if self.json:
             raise RequestError("json must not be used with bench, whose rows are JSON")
@@ -111,23 +111,29 @@ class Report:
         files.make_folder("output", folder)
         console = Console(highlight=False, markup=False, soft_wrap=True)
         for setting in dict.fromkeys(point.setting for point in points):
-            found, missing = panels([point for point in points if point.setting == setting])
+            found, missing = throughput.speed_panels(
+                [point for point in points if point.setting == setting]
+            )
             console.print(f"{setting.title}\n")
             for panel in found:
-                console.print(f"{panel.title}\n{text.panel_table(panel).as_text()}\n")
+                console.print(f"{panel.title}\n{panel.table().as_text()}\n")
             for line in missing:
                 console.print(f"left out: {line}")
             if found:
                 path = folder / f"throughput-{_slug(setting.title)}.png"
                 files.open_for_append("output", path)
-                path.write_bytes(png(drawing.draw(setting, found)))
+                title = throughput.caption(
+                    setting, [one for panel in found for one in panel.points]
+                )
+                drawn = [panel.drawn() for panel in found]
+                path.write_bytes(png(draw(drawn, "tokens per second", title)))
                 console.print(f"wrote {path}")
             console.print()
-        console.print(text.LEGEND)
+        console.print(throughput.LEGEND)
 
     def _print_cells(self, rows: "Mapping[str, Row]") -> None:
         from statemix.studies.fixed_points.fixed_point_studies import overview as fixed_points
-        from statemix.studies.higher_order.overview import overview
+        from statemix.studies.higher_order.cell_table import overview
 
         found, more = overview(rows), fixed_points(rows)
         if self.json:
@@ -199,14 +205,14 @@ _FIGURE_COLUMNS = {
 
 
 def _table(cells: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> str:
-    from statemix.studies.table_text import Line, Table
+    from statemix.studies.result_text import Line, Table
 
     lines = [Line(tuple(_text(cell, name) for name in columns.values())) for cell in cells]
     return Table(tuple(columns), tuple(lines)).as_text()
 
 
 def _text(cell: Mapping[str, Any], name: str) -> str:
-    from statemix.studies.number_text import accuracy_text, counts_text, published_text
+    from statemix.studies.result_text import accuracy_text, counts_text, published_text
 
     value = cell[name]
     if name in ("parameters", "flops"):

@@ -119,7 +119,7 @@ class Reproduce:
         import torch
 
         from statemix.studies.catalogue import find_study
-        from statemix.studies.number_text import counted, duration_text
+        from statemix.studies.result_text import counted, duration_text
         from statemix.studies.store import Store
         from statemix.studies.study_entries import plan
 

@@ -1,7 +1,7 @@
 """Modules with parameters: one file per architecture, all with the call of :class:`Layer`."""
 
 from statemix.layers.attention import Attention, AttentionState
-from statemix.layers.bd_lru import BDLRU
+from statemix.layers.bd_lru import BDLRU, sharpen
 from statemix.layers.causal_conv import CausalConv
 from statemix.layers.delta_product import DeltaNet, DeltaProduct, DeltaState
 from statemix.layers.exporting import DecodeStep, WholeSequence
@@ -9,16 +9,13 @@ from statemix.layers.fixed_point.fp_mamba import FPMambaState
 from statemix.layers.fixed_point.fp_mamba1 import FPMamba1
 from statemix.layers.fixed_point.fp_mamba2 import FPMamba2
 from statemix.layers.fixed_point.fp_rnn import FPRNN
-from statemix.layers.flops import Flops
 from statemix.layers.h_lru import HLRU
-from statemix.layers.layer import Layer, LayerSpec
+from statemix.layers.layer import Flops, Layer, LayerSpec, Recurrence
 from statemix.layers.lstm import LSTM, LSTMState
 from statemix.layers.mamba2 import Mamba2, Mamba2State
 from statemix.layers.masks import pack, unpack
 from statemix.layers.prices import Price, price
-from statemix.layers.recurrence import Recurrence
 from statemix.layers.registry import LAYERS, build
-from statemix.layers.sharpening import sharpen
 from statemix.layers.state import State, map_state, take_rows
 
 __all__ = [

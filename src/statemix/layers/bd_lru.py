@@ -5,15 +5,15 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from statemix import ops
 from statemix.layers.gated_recurrence import GatedRecurrence, InitialState, Memory, Selectivity
-from statemix.layers.layer import at_least_float32, check_sizes
-from statemix.layers.recurrence import Recurrence
+from statemix.layers.layer import Recurrence
+from statemix.layers.option_checks import check_sizes
 from statemix.ops.checks import check_choice
 from statemix.ops.decoding import projected_step
-from statemix.ops.layout import join_units, split_units
+from statemix.ops.layout import at_least_float32, join_units, split_units
 
 TRACKING: dict[str, Any] = {
     "initial_state": "learned",
@@ -88,12 +88,6 @@ class BDLRU(GatedRecurrence):
     """
 
     name = "bd_lru"
-    display_name = "BD-LRU"
-    colour = "#0072B2"
-
-    @classmethod
-    def label(cls, options: Mapping[str, Any]) -> str:
-        return f"{cls.display_name} m={options['block_size']}"
 
     def __init__(
         self,
@@ -169,9 +163,11 @@ class BDLRU(GatedRecurrence):
         shift = math.log(self.block_size) if self.gate == "softmax" else 3.0
         return spans.reciprocal().expm1().log() + shift
 
-    def _run(self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _run(
+        self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None, noise: float
+    ) -> tuple[Tensor, Tensor]:
         values = self._values(x)
-        gates = self._noisy(self._raw_gates(x, values.dtype))
+        gates = self._noisy(self._raw_gates(x, values.dtype), noise)
         states, state = ops.bd_lru(
             gates,
             values,
@@ -235,3 +231,40 @@ class BDLRU(GatedRecurrence):
             f"hidden_size={self.hidden_size}, num_blocks={self.num_blocks}, "
             f"block_size={self.block_size}, {self._shared_repr()}"
         )
+
+
+BEGIN, FINISH, SHARP = 0.5, 0.9, 1 / 8
+
+
+def sharpen(model: nn.Module, progress: float) -> float:
+    r"""Set the gate temperature of all layers in a model that have one.
+
+    .. math:: 1 / \tau = 1 + 7\, \mathrm{clamp}\Big(\frac{p - 0.5}{0.9 - 0.5}, 0, 1\Big)
+
+    Gates are divided by tau, so that they are near 0 and 1 in the last tenth of training. Call it
+    before every optimiser step. The temperature is part of the state dict.
+
+    Args:
+        model: a model or a layer.
+        progress: share of the training that is done, p.
+
+    Returns:
+        The temperature tau.
+
+    Raises:
+        ValueError: if no layer has a gate temperature.
+
+    Example:
+        >>> from statemix.layers import BDLRU
+        >>> layer = BDLRU.tracker(8, num_blocks=2, block_size=2)
+        >>> [sharpen(layer, progress) for progress in (0.0, 0.5, 1.0)], layer.gate_temperature
+        ([1.0, 1.0, 0.125], 0.125)
+    """
+    done = min(max((progress - BEGIN) / (FINISH - BEGIN), 0.0), 1.0)
+    temperature = 1 / (1 + (1 / SHARP - 1) * done)
+    gated = [module for module in model.modules() if isinstance(module, GatedRecurrence)]
+    if not gated:
+        raise ValueError("model must contain a layer with a gate temperature, such as BDLRU")
+    for layer in gated:
+        layer.gate_temperature = temperature
+    return temperature

@@ -1,19 +1,12 @@
 """CausalConv: a convolution over the last tokens, the baseline without a recurrence."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
-from statemix.layers.flops import Flops
-from statemix.layers.layer import (
-    check_placement,
-    check_sizes,
-    check_switches,
-    zero_states,
-)
+from statemix.layers.layer import Flops
+from statemix.layers.option_checks import check_placement, check_sizes, check_switches
 from statemix.layers.padded import PaddedLayer, last_inputs, reset_linear
+from statemix.layers.state import zero_states
 
 
 class CausalConv(PaddedLayer):
@@ -50,13 +43,6 @@ class CausalConv(PaddedLayer):
 
     name = "conv"
     entry = "conv"
-    display_name = "Convolution"
-
-    @classmethod
-    def label(cls, options: Mapping[str, Any]) -> str:
-        """Return such as "Depthwise convolution K=4"."""
-        kind = "Depthwise convolution" if options.get("depthwise", False) else cls.display_name
-        return f"{kind} K={options['kernel_size']}"
 
     def __init__(
         self,

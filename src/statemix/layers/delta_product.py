@@ -1,7 +1,6 @@
 """DeltaNet and DeltaProduct: a matrix state, rotated by generalised Householder matrices."""
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -9,16 +8,10 @@ from torch.nn import functional
 
 from statemix.errors import OptionError
 from statemix.layers import fla
-from statemix.layers.decays import log_decays
-from statemix.layers.delta_rule import delta_rule
-from statemix.layers.flops import Flops
-from statemix.layers.layer import (
-    check_placement,
-    check_sizes,
-    check_switches,
-    zero_states,
-)
+from statemix.layers.chunks import delta_rule, log_decays
+from statemix.layers.layer import Flops, Recurrence
 from statemix.layers.norms import rms_norm, unit_length
+from statemix.layers.option_checks import check_placement, check_sizes, check_switches, check_taps
 from statemix.layers.padded import (
     PaddedLayer,
     reset_decay,
@@ -26,9 +19,8 @@ from statemix.layers.padded import (
     valid_tokens,
     without_autocast,
 )
-from statemix.layers.recurrence import Recurrence
-from statemix.layers.short_conv import ShortConvolution, check_taps
-from statemix.layers.state import loadable
+from statemix.layers.short_conv import ShortConvolution
+from statemix.layers.state import loadable, zero_states
 from statemix.ops import flops
 
 
@@ -100,13 +92,6 @@ class DeltaProduct(PaddedLayer):
 
     name = "delta_product"
     entry = "qkv_proj"
-    display_name = "DeltaProduct"
-    colour = "#7E57C2"
-
-    @classmethod
-    def label(cls, options: Mapping[str, Any]) -> str:
-        """Return such as "Gated DeltaProduct n=4 [-1, 1]"."""
-        return _label(f"{cls.display_name} n={options.get('num_householder', 4)}", options)
 
     def __init__(
         self,
@@ -327,13 +312,6 @@ class DeltaNet(DeltaProduct):
     """
 
     name = "delta_net"
-    display_name = "DeltaNet"
-    colour = "#CC79A7"
-
-    @classmethod
-    def label(cls, options: Mapping[str, Any]) -> str:
-        """Return such as "Gated DeltaNet [-1, 1]"."""
-        return _label(cls.display_name, options)
 
     def __init__(
         self,
@@ -362,8 +340,3 @@ class DeltaNet(DeltaProduct):
             device=device,
             dtype=dtype,
         )
-
-
-def _label(name: str, options: Mapping[str, Any]) -> str:
-    gated = "Gated " if options.get("use_forget_gate", False) else ""
-    return f"{gated}{name} [{-1 if options.get('allow_neg_eigval', True) else 0}, 1]"

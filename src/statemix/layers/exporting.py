@@ -4,15 +4,16 @@ The graph of a decoding step has only operators of PyTorch. That of whole sequen
 calls the library's own, which are registered by ``import statemix.layers``.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from statemix.layers.layer import Layer, check_sizes, placement, used_weight
-from statemix.layers.state import State, map_state, tensors
+from statemix.layers.layer import Layer, used_weight
+from statemix.layers.option_checks import check_sizes
+from statemix.layers.state import State, map_state, placement, tensors
 
 
 class _Call(nn.Module):
@@ -175,3 +176,33 @@ class WholeSequence(_Call):
         They are the batch, "B", the tokens, "T", and that of a growing state, "S".
         """
         return self._shapes(Dim("T", min=1))
+
+
+Loop = Callable[..., tuple[Tensor, ...]]
+
+
+def is_open(length: int) -> bool:
+    """Return whether a length is left open by an export."""
+    return torch.compiler.is_exporting() and isinstance(length, torch.SymInt)
+
+
+def register_loop(name: str, loop: Loop, outputs: Loop) -> Callable[..., Any]:
+    """Register a loop as the operator ``statemix::name``.
+
+    Args:
+        name: name of the operator.
+        loop: the function, annotated for ``torch.library.infer_schema``.
+        outputs: its results by shape and dtype, from the same arguments.
+
+    Returns:
+        The operator, whose results are contiguous and share no memory with its arguments.
+    """
+
+    def fresh(*arguments: object) -> tuple[Tensor, ...]:
+        found = loop(*arguments)
+        return tuple(one.clone(memory_format=torch.contiguous_format) for one in found)
+
+    schema = torch.library.infer_schema(loop, mutates_args=())
+    operator = torch.library.custom_op(f"statemix::{name}", fresh, mutates_args=(), schema=schema)
+    operator.register_fake(outputs)
+    return operator

@@ -62,7 +62,7 @@ def delta_rule(
     memory: Tensor,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """Compute :func:`statemix.layers.delta_rule.delta_rule` with numbers of 16 bits.
+    """Compute :func:`statemix.layers.chunks.delta_rule` with numbers of 16 bits.
 
     Args:
         q: queries, shape (B, T, H, K).
@@ -100,7 +100,7 @@ def delta_rule(
 def ssd(
     x: Tensor, g: Tensor, B: Tensor, C: Tensor, state: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Compute :func:`statemix.layers.mamba2.ssd` with numbers of 16 bits.
+    """Compute :func:`statemix.layers.chunks.ssd` with numbers of 16 bits.
 
     Args:
         x: inputs, shape (B, T, H, P).

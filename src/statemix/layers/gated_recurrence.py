@@ -10,29 +10,23 @@ from torch import Tensor, nn
 
 from statemix import ops
 from statemix.errors import OptionError
-from statemix.layers.flops import Flops
-from statemix.layers.gate_numbers import check_finite_number, check_gate_temperature
-from statemix.layers.layer import (
-    Layer,
-    at_least_float32,
+from statemix.layers.layer import Flops, Layer, refuse_unknown
+from statemix.layers.option_checks import (
+    check_finite_number,
+    check_gate_temperature,
+    check_memory,
     check_placement,
     check_sizes,
-    refuse_unknown,
-    zero_states,
 )
-from statemix.layers.linear import is_linear, linear
 from statemix.layers.pieces import can_run_in_pieces, run_in_pieces
-from statemix.layers.state import State
+from statemix.layers.state import State, zero_states
 from statemix.ops.checks import FLOATING, bind, check_choice, check_floating
-from statemix.ops.layout import split_units
-from statemix.ops.shortcuts import allowed, are_plain
+from statemix.ops.decoding import allowed, are_plain, has_hooks, is_linear, linear
+from statemix.ops.layout import at_least_float32, split_units
 
 Selectivity = Literal[True, False, "pointwise"]
 Memory = tuple[float, float]
 InitialState = Literal["zero", "learned"]
-
-REMEMBERING = ("softmax", "householder")
-"""Gate families whose input gates alone decide how fast a unit forgets, within any bounds."""
 
 _PROJECTIONS = ("value_proj", "gate_proj", "out_proj")
 
@@ -126,7 +120,7 @@ class GatedRecurrence(Layer):
                 f"{math.prod(gate_shape)} gates"
             )
         check_gate_temperature(gate_temperature, dtype)
-        _check_memory(memory, gate, input_gate_bias)
+        check_memory(memory, gate, input_gate_bias)
         if checkpoint_every is not None:
             check_sizes(checkpoint_every=checkpoint_every)
         self.checkpoint_every = checkpoint_every
@@ -180,24 +174,28 @@ class GatedRecurrence(Layer):
         """Name and size of each axis of the state of one sequence, in order."""
 
     @abstractmethod
-    def _run(self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Run over checked arguments of ``forward``."""
+    def _run(
+        self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None, noise: float
+    ) -> tuple[Tensor, Tensor]:
+        """Run over checked arguments of ``forward``, with noise of this size in the raw gates."""
 
     def forward(
         self,
         x: Tensor,
         state: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
+        *,
+        _noisy: bool = True,
         **unknown: object,
     ) -> tuple[Tensor, Tensor]:
         refuse_unknown(unknown)
         num_sequences = self._check_sequence(x, state, cu_seqlens)
         if state is None:
             state = self.init_state(num_sequences, x.device, x.dtype)
+        noise = self._gate_noise if self.training and _noisy else 0.0
         if self.checkpoint_every is None or not can_run_in_pieces():
-            return self._run(x, state, cu_seqlens)
-        draws = self.training and self._gate_noise > 0
-        return run_in_pieces(self._run, x, state, cu_seqlens, self.checkpoint_every, draws=draws)
+            return self._run(x, state, cu_seqlens, noise)
+        return run_in_pieces(self._run, x, state, cu_seqlens, noise, self.checkpoint_every)
 
     def check_state(self, state: State, num_sequences: int, axis: str = "B") -> None:
         sizes = {axis: num_sequences, **self._state_axes}
@@ -208,6 +206,10 @@ class GatedRecurrence(Layer):
         fits = self._fits(x_t, state)
         if not fits:
             self._check_step(x_t, state)
+        if has_hooks(self):
+            # They may fetch the layer's own parameters, or change what goes in and out.
+            y, state = self(x_t.unsqueeze(1), state, _noisy=False)
+            return y.squeeze(1), state
         modules = self._modules
         direct = fits and allowed() and all(is_linear(modules.get(name)) for name in _PROJECTIONS)
         stepped = None
@@ -411,11 +413,9 @@ class GatedRecurrence(Layer):
             gates = self.split_gates(gates)
         return gates if gates.dtype == dtype else gates.to(dtype)
 
-    def _noisy(self, gates: Tensor) -> Tensor:
-        """Return raw gates with noise in training."""
-        if not (self.training and self._gate_noise):
-            return gates
-        return gates + self._gate_noise * torch.randn_like(gates)
+    def _noisy(self, gates: Tensor, noise: float) -> Tensor:
+        """Return raw gates with noise of this standard deviation."""
+        return gates + noise * torch.randn_like(gates) if noise else gates
 
     def _normalised(self, gates: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return the state gates (..., m) and input gates (...) of raw gates, in a dtype."""
@@ -450,21 +450,3 @@ class GatedRecurrence(Layer):
             f"gate_noise={self.gate_noise!r}, checkpoint_every={self.checkpoint_every!r}, "
             f"backend={self.backend!r}"
         )
-
-
-def _check_memory(memory: object, gate: str, input_gate_bias: float) -> None:
-    """Check the numbers of tokens that units are to remember, and that the gates can."""
-    if memory is None:
-        return
-    if not isinstance(memory, tuple | list) or len(memory) != 2:
-        raise OptionError(f"memory must be two numbers of tokens or None, got {memory!r}")
-    for tokens in memory:
-        check_finite_number("memory", tokens, torch.float32)
-    if not 1 <= memory[0] <= memory[1]:
-        raise OptionError(f"memory must rise from 1 or more, got {memory!r}")
-    if gate not in REMEMBERING:
-        raise OptionError(
-            f"memory must be None unless gate is one of {REMEMBERING}, got {memory!r} with {gate!r}"
-        )
-    if input_gate_bias:
-        raise OptionError(f"input_gate_bias must be 0 with memory, got {input_gate_bias}")

@@ -1,22 +1,21 @@
 """HLRU: scalar linear recurrences over the last m outputs with jointly normalised gates."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from statemix import ops
 from statemix.layers.gated_recurrence import GatedRecurrence, InitialState, Memory, Selectivity
-from statemix.layers.layer import at_least_float32, check_sizes
-from statemix.layers.recurrence import Recurrence
+from statemix.layers.layer import Recurrence
+from statemix.layers.option_checks import check_sizes
 from statemix.layers.state import owned
 from statemix.ops.checks import check_choice
 from statemix.ops.decoding import projected_step
-from statemix.ops.lag.history import lagged
-from statemix.ops.lag.lag_kernels import companions
-from statemix.ops.lag.realizations import partial_sums
-from statemix.ops.layout import join_units
+from statemix.ops.lag_kernels import companions
+from statemix.ops.layout import at_least_float32, join_units
+from statemix.ops.realizations import lagged, partial_sums
 
 Realization = Literal["controller", "observer"]
 Readout = Literal["lags", "current"]
@@ -94,12 +93,6 @@ class HLRU(GatedRecurrence):
     """
 
     name = "h_lru"
-    display_name = "H-LRU"
-    colour = "#009E73"
-
-    @classmethod
-    def label(cls, options: Mapping[str, Any]) -> str:
-        return f"{cls.display_name} m={options['order']}"
 
     def __init__(
         self,
@@ -162,9 +155,11 @@ class HLRU(GatedRecurrence):
         lags = torch.arange(1, self.order + 1, dtype=spans.dtype, device=spans.device)
         return (lags / spans.unsqueeze(-1)).expm1().sum(-1).log()
 
-    def _run(self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _run(
+        self, x: Tensor, state: Tensor, cu_seqlens: Tensor | None, noise: float
+    ) -> tuple[Tensor, Tensor]:
         values: Tensor = self.value_proj(x)
-        gates = self._noisy(self._raw_gates(x, values.dtype))
+        gates = self._noisy(self._raw_gates(x, values.dtype), noise)
         states, final = ops.h_lru(
             gates,
             values,

@@ -1,21 +1,15 @@
 """The interface of all layers, and the checks of their arguments."""
 
-import numbers
-import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from functools import reduce
-from typing import Any, ClassVar, cast
+from typing import ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _global_forward_pre_hooks
+from torch.nn.modules import module as torch_module
 
-from statemix.errors import OptionError
-from statemix.layers.flops import Flops
-from statemix.layers.recurrence import Recurrence
 from statemix.layers.state import State, check_like, tensors
-from statemix.ops.checks import FLOATING, bind, check_cu_seqlens, check_floating
+from statemix.ops.checks import bind, check_cu_seqlens, check_floating
 from statemix.registry import Spec
 
 
@@ -31,6 +25,63 @@ class LayerSpec(Spec):
     """
 
     kind = "layer"
+
+
+class Flops(NamedTuple):
+    """FLOPs of one token in the forward pass, counted from the layer's equation.
+
+    :mod:`statemix.ops.flops` states how operations are counted; a multiply-add is 2 FLOPs. A
+    recurrence counts as its equation, step by step: chunks and parallel scans compute more.
+
+    Attributes:
+        projections: products of weight matrices (or kernels of convolutions) with inputs, which all
+            tokens of a sequence can compute together.
+        transition: update of the state and, if its readout is no weight matrix, the readout; for
+            attention, the comparison with every cached token. This is the "FLOPs per recurrent
+            step" of Dubinin et al., Table 5, in corrected form: the input of a BD-LRU has as many
+            entries as its state, and states of DeltaNet and Mamba-2 are matrices that are also
+            read.
+        other: everything else: gates and their normalisation, short convolutions, norms.
+    """
+
+    projections: int
+    transition: int
+    other: int
+
+    @property
+    def total(self) -> int:
+        """Sum of the three parts."""
+        return sum(self)
+
+
+class Recurrence(NamedTuple):
+    r"""A linear recurrence in independent units, with all its matrices.
+
+    .. math:: h_t = A_t h_{t-1} + B_t v_t, \qquad t = 1, \dots, T
+
+    A unit is a block, a channel or a head. Its state is a vector of m entries, or a matrix of m
+    rows whose P columns share the transitions. Layers compute the same states without forming
+    these matrices.
+
+    Source: Dubinin et al., Eq. 4 and 23, for one unit of their block-diagonal matrices.
+
+    Attributes:
+        transitions: A, shape (B, T, H, m, m), float32 or wider, like all others.
+        input_maps: B, shape (B, T, H, m, R).
+        values: v, shape (B, T, H, R, P).
+        initial_state: h_0, shape (B, H, m, P). With T = 1, h_1 is what ``Layer.step`` returns as
+            the first tensor of its state, in the same order of entries.
+        gates: rows of gates that share one normalisation, state gates before the input gate, shape
+            (B, T, H, rows, m+1); None if the layer has no such gates.
+        unit: what a unit is called.
+    """
+
+    transitions: Tensor
+    input_maps: Tensor
+    values: Tensor
+    initial_state: Tensor
+    gates: Tensor | None = None
+    unit: str = "unit"
 
 
 class Layer(nn.Module, ABC):
@@ -50,8 +101,6 @@ class Layer(nn.Module, ABC):
 
     Attributes:
         name: name of the layer as users write it.
-        display_name: name of the layer in tables and figures.
-        colour: colour in figures, "#rrggbb"; None lets the figures choose one.
         schedulable: attributes that a schedule may set during training and that may have a
             different value in evaluation. An assigned value takes effect at the next call.
         entry: name of a submodule that is called with the input. If it is an ordinary module of
@@ -62,19 +111,11 @@ class Layer(nn.Module, ABC):
     """
 
     name: ClassVar[str]
-    display_name: ClassVar[str]
-    colour: ClassVar[str | None] = None
     schedulable: ClassVar[tuple[str, ...]] = ()
     entry: ClassVar[str] = ""
     iterative: ClassVar[bool] = False
 
     hidden_size: int
-
-    @classmethod
-    def label(cls, options: Mapping[str, Any]) -> str:
-        """Return the name of a layer with these options in tables and figures."""
-        del options
-        return cls.display_name
 
     @property
     def state_size(self) -> int:
@@ -269,7 +310,11 @@ def used_weight(module: nn.Module | None) -> Tensor | None:
     """
     if module is None or type(module) not in (nn.Linear, nn.Conv1d, nn.LSTM):
         return None
-    if "forward" in module.__dict__ or module._forward_pre_hooks or _global_forward_pre_hooks:
+    if (
+        "forward" in module.__dict__
+        or module._forward_pre_hooks
+        or torch_module._global_forward_pre_hooks
+    ):
         return None
     weight = module.weight_ih_l0 if type(module) is nn.LSTM else module.weight
     return cast(Tensor, weight)
@@ -278,130 +323,3 @@ def used_weight(module: nn.Module | None) -> Tensor | None:
 def _autocasts(device_type: str) -> bool:
     # is_autocast_enabled raises for a device without autocast, such as "meta".
     return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
-
-
-def check_sizes(**sizes: int) -> None:
-    """Check that the sizes passed to a constructor are integers of at least 1 and below 2^31.
-
-    Raises:
-        OptionError: otherwise.
-    """
-    for name, size in sizes.items():
-        if not isinstance(size, int) or isinstance(size, bool):
-            raise OptionError(f"{name} must be an int, got {size!r}")
-        if size < 1:
-            raise OptionError(f"{name} must be at least 1, got {size}")
-        if size >= 2**31:
-            raise OptionError(f"{name} must be below 2^31, got {size}")
-
-
-def check_switches(**switches: object) -> None:
-    """Check that options passed to a constructor are True or False: "no" and 0 are mistakes.
-
-    Raises:
-        OptionError: otherwise.
-    """
-    for name, value in switches.items():
-        if not isinstance(value, bool):
-            raise OptionError(f"{name} must be True or False, got {value!r}")
-
-
-def check_number(name: str, value: object) -> numbers.Real:
-    """Check that an option passed to a constructor is a real number, and return it.
-
-    Raises:
-        OptionError: if it is not.
-    """
-    if not isinstance(value, numbers.Real) or isinstance(value, bool):
-        raise OptionError(f"{name} must be a number, got {value!r}")
-    return value
-
-
-# Devices that always exist. Trying "meta" would slow down every step.
-_EVERYWHERE = frozenset({"cpu", "meta"})
-
-
-def check_placement(device: object, dtype: object) -> None:
-    """Check the device and dtype passed to a constructor or to ``init_state``; None is a default.
-
-    Raises:
-        TypeError: if ``device`` has the wrong type, or ``dtype`` is not a supported floating dtype.
-        ValueError: if PyTorch has no such device here.
-    """
-    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype in FLOATING):
-        known = ", ".join(map(str, FLOATING))
-        raise TypeError(f"dtype must be one of {known} or None, got {dtype!r}")
-    if device is None:
-        return
-    if not isinstance(device, torch.device | str | int) or isinstance(device, bool):
-        raise TypeError(f"device must be a device, a name or None, got {device!r}")
-    try:
-        found = torch.device(device)
-        if found.type not in _EVERYWHERE and not torch.compiler.is_compiling():
-            torch.empty(0, device=found)
-    except (RuntimeError, ValueError, AssertionError, ImportError) as error:
-        reason = str(error).partition("\n")[0].partition(". ")[0]
-        raise ValueError(f"device must exist, got {str(device)!r}: {reason}") from error
-
-
-def check_init_state(batch_size: object, device: object, dtype: object) -> None:
-    """Check the arguments of ``init_state``.
-
-    Raises:
-        TypeError: if ``batch_size`` is not an integer, or as in :func:`check_placement`.
-        ValueError: if ``batch_size`` is out of range, or as in :func:`check_placement`.
-    """
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int | torch.SymInt):
-        raise TypeError(f"batch_size must be an int, got {batch_size!r}")
-    # A symbolic size would become a guard of the compiled graph.
-    if isinstance(batch_size, int) and not 0 <= batch_size < 2**31:
-        raise ValueError(f"batch_size must be in 0..2^31 - 1, got {reprlib.repr(batch_size)}")
-    check_placement(device, dtype)
-
-
-def zero_states(
-    layer: nn.Module,
-    batch_size: int,
-    device: torch.device | str | None,
-    dtype: torch.dtype | None,
-    *shapes: tuple[int, ...],
-) -> tuple[Tensor, ...]:
-    """Return the zeros that ``init_state`` returns, of shape (batch_size, ...) for each shape.
-
-    Args:
-        layer: layer whose :func:`placement` counts where ``device`` or ``dtype`` is None.
-        batch_size: as in ``init_state``.
-        device: as in ``init_state``.
-        dtype: as in ``init_state``; the zeros are float32 or wider.
-        *shapes: shapes of the state of one sequence.
-
-    Raises:
-        TypeError: as :func:`check_init_state`.
-        ValueError: as :func:`check_init_state`.
-    """
-    check_init_state(batch_size, device, dtype)
-    if device is None or dtype is None:
-        known_device, known_dtype = placement(layer)
-        device, dtype = device or known_device, dtype or known_dtype
-    dtype = at_least_float32(dtype)
-    return tuple(torch.zeros((batch_size, *one), device=device, dtype=dtype) for one in shapes)
-
-
-def placement(module: nn.Module) -> tuple[torch.device, torch.dtype]:
-    """Return the device and dtype of a state that fits a module's parameters and buffers.
-
-    Mixed dtypes give the widest. Offloaded tensors are on "meta": another device counts if there is
-    one. Dynamic quantisation packs parameters away; it computes in float32 on the CPU.
-    """
-    known = [one for one in (*module.parameters(), *module.buffers()) if one.is_floating_point()]
-    devices = [one.device for one in known if not one.is_meta] or [one.device for one in known]
-    widened = (at_least_float32(one.dtype) for one in known)
-    return (
-        devices[0] if devices else torch.device("cpu"),
-        reduce(torch.promote_types, widened, torch.float32),
-    )
-
-
-def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of a layer's state for parameters in ``dtype``."""
-    return torch.promote_types(dtype, torch.float32)

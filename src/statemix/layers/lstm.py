@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import rnn
 
-from statemix.layers import any_length
-from statemix.layers.flops import Flops
-from statemix.layers.layer import check_placement, check_sizes, zero_states
+from statemix.layers.exporting import is_open, register_loop
+from statemix.layers.layer import Flops
+from statemix.layers.option_checks import check_placement, check_sizes
 from statemix.layers.padded import PaddedLayer
-from statemix.layers.state import loadable
+from statemix.layers.state import loadable, zero_states
 from statemix.ops import flops
 
 
@@ -53,8 +53,6 @@ class LSTM(PaddedLayer):
 
     name = "lstm"
     entry = "lstm"
-    display_name = "LSTM"
-    colour = "#D55E00"
 
     def __init__(
         self,
@@ -101,7 +99,7 @@ class LSTM(PaddedLayer):
             y, _ = rnn.pad_packed_sequence(outputs, batch_first=True)
         elif torch.compiler.is_exporting():
             # The module would leave a copy of its parameters in the graph's.
-            run = _of_any_length if any_length.is_open(x.shape[1]) else _lstm
+            run = _of_any_length if is_open(x.shape[1]) else _lstm
             for hook in self.lstm._forward_pre_hooks.values():
                 hook(self.lstm, (x, h_c))  # Pruning computes the weights in such a hook.
             weights = [getattr(self.lstm, name) for name in self.lstm._flat_weights_names]
@@ -127,7 +125,7 @@ def _lstm(x: Tensor, h: Tensor, c: Tensor, weights: list[Tensor]) -> tuple[Tenso
     return y, h, c
 
 
-_of_any_length = any_length.register(
+_of_any_length = register_loop(
     "lstm",
     _lstm,
     lambda x, h, c, _weights: (

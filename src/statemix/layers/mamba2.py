@@ -1,22 +1,17 @@
 """Mamba-2: a matrix state with one input-dependent decay per head."""
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from statemix.errors import OptionError
-from statemix.layers import any_length, fla
-from statemix.layers.decays import chunked, decays_between, log_decays
-from statemix.layers.flops import Flops
-from statemix.layers.layer import (
-    check_placement,
-    check_sizes,
-    zero_states,
-)
+from statemix.layers import fla
+from statemix.layers.chunks import log_decays, ssd
+from statemix.layers.layer import Flops, Recurrence
 from statemix.layers.norms import rms_norm
+from statemix.layers.option_checks import check_placement, check_sizes, check_taps
 from statemix.layers.padded import (
     PaddedLayer,
     reset_decay,
@@ -24,13 +19,9 @@ from statemix.layers.padded import (
     valid_tokens,
     without_autocast,
 )
-from statemix.layers.recurrence import Recurrence
-from statemix.layers.short_conv import ShortConvolution, check_taps
-from statemix.layers.state import loadable
+from statemix.layers.short_conv import ShortConvolution
+from statemix.layers.state import loadable, zero_states
 from statemix.ops import flops
-
-CHUNK_SIZE = 64
-"""Tokens that one chunk mixes as an attention matrix."""
 
 
 @loadable
@@ -91,13 +82,6 @@ class Mamba2(PaddedLayer):
 
     name = "mamba2"
     entry = "in_proj"
-    display_name = "Mamba-2"
-    colour = "#9A7D0A"
-
-    @classmethod
-    def label(cls, options: Mapping[str, Any]) -> str:
-        """Return such as "Mamba-2 S=128"."""
-        return f"{cls.display_name} S={options.get('d_state', 128)}"
 
     def __init__(
         self,
@@ -257,47 +241,3 @@ def _readout_scale(C: Tensor, z: Tensor) -> Tensor:
     """Return the inverse of the size of C silu(z), at most 1: shape (B, T, 1)."""
     size = C.abs().amax(-1, keepdim=True) * z.amax(-1, keepdim=True).clamp(min=1)
     return size.clamp(min=1).clamp(max=1 / torch.finfo(size.dtype).tiny).reciprocal()
-
-
-def ssd(x: Tensor, g: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Compute S_t = exp(g_t) S_{t-1} + x_t B_t^T and its readouts S_t C_t, chunk by chunk.
-
-    Args:
-        x: inputs, shape (B, T, H, P).
-        g: logarithm of the decays, at most 0, shape (B, T, H).
-        B: input maps, shape (B, T, N), shared by the heads.
-        C: readout maps, shape (B, T, N).
-        state: state before the first token, shape (B, H, P, N).
-
-    Returns:
-        o: readouts, shape (B, T, H, P).
-        state: state after the last token.
-    """
-    length = x.shape[1]
-    if any_length.is_open(length):
-        o, state = _of_any_length(x, g, B, C, state)
-        return o, state
-    if length == 0:
-        return x, state
-    # Tokens of decay 1 and input 0 fill the last chunk.
-    x, g, B, C = (chunked(part, CHUNK_SIZE) for part in (x, g, B, C))
-    x = x.movedim(3, 1)  # (B, H, chunks, size, P)
-    B, C = B.unsqueeze(1), C.unsqueeze(1)
-    g = g.movedim(3, 1)  # (B, H, chunks, size)
-    decay = decays_between(g)
-    since_start = g.cumsum(-1).exp().unsqueeze(-1)
-    inside = (C @ B.mT * decay) @ x
-    added = (x * decay[..., -1, :, None]).mT @ B
-    outputs = []
-    for c in range(x.shape[2]):
-        outputs.append(inside[:, :, c] + since_start[:, :, c] * (C[:, :, c] @ state.mT))
-        state = since_start[:, :, c, -1:] * state + added[:, :, c]
-    o = torch.stack(outputs, 1).transpose(2, 3)  # (B, chunks, size, H, P)
-    return o.flatten(1, 2)[:, :length], state
-
-
-_of_any_length = any_length.register(
-    "ssd",
-    ssd,
-    lambda x, *others: (x.new_empty(x.shape), others[-1].new_empty(others[-1].shape)),
-)

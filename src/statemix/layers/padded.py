@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import rnn
 
-from statemix.layers.layer import Layer, at_least_float32, refuse_unknown
+from statemix.layers.layer import Layer, refuse_unknown
 from statemix.layers.state import State, map_state, owned, take_rows
 from statemix.ops.checks import check_cu_seqlens_values
+from statemix.ops.layout import at_least_float32
 
 
 class PaddedLayer(Layer):

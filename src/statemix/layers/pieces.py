@@ -10,23 +10,22 @@ from statemix.ops.dispatch import check_bounds
 
 
 def run_in_pieces(
-    run: Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]],
+    run: Callable[[Tensor, Tensor, Tensor | None, float], tuple[Tensor, Tensor]],
     x: Tensor,
     state: Tensor,
     cu_seqlens: Tensor | None,
+    noise: float,
     length: int,
-    *,
-    draws: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return what ``run`` returns of a whole sequence, and keep only the states between pieces.
 
     Args:
-        run: returns the output and the state after it, of x, the state before it and bounds.
+        run: returns the output and the state after it, of x, the state before it, bounds and noise.
         x: shape (B, T, hidden_size).
         state: state of each sequence, shape (N, ...).
         cu_seqlens: bounds of N packed sequences, shape (N+1,), or None.
+        noise: size of the random numbers that ``run`` draws; they are the same when it runs again.
         length: tokens of a piece.
-        draws: whether ``run`` draws random numbers, which must be the same when it runs again.
 
     Raises:
         ValueError: if ``cu_seqlens`` has wrong values.
@@ -34,7 +33,7 @@ def run_in_pieces(
     outputs = []
     for piece, bounds in _pieces(x, cu_seqlens, length):
         y, state = checkpoint(
-            run, piece, state, bounds, use_reentrant=False, preserve_rng_state=draws
+            *(run, piece, state, bounds, noise), use_reentrant=False, preserve_rng_state=noise > 0
         )
         outputs.append(y)
         # It may be a view, which would keep the states of a whole piece.

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from statemix.layers.flops import Flops
-from statemix.layers.layer import Layer, LayerSpec, check_sizes
+from statemix.layers.layer import Flops, Layer, LayerSpec
+from statemix.layers.option_checks import check_sizes
 from statemix.layers.state import tensors
 
 

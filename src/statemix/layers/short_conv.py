@@ -3,10 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from statemix.errors import OptionError
-from statemix.layers.layer import at_least_float32, check_sizes
 from statemix.layers.padded import last_inputs
 from statemix.ops import flops
+from statemix.ops.layout import at_least_float32
 
 
 class ShortConvolution(nn.Module):
@@ -122,16 +121,3 @@ def shifted_sum(window: Tensor, weight: Tensor, length: int) -> Tensor:
     """The same without a convolution, which on a GPU would round to TF32."""
     taps = (weight[j] * window[:, j : j + length] for j in range(1, len(weight)))
     return sum(taps, weight[0] * window[:, :length])
-
-
-def check_taps(name: str, size: int) -> None:
-    """Check a number of taps passed to a constructor, of which there may be none.
-
-    Raises:
-        OptionError: if it is below 0, or 2^31 or more.
-    """
-    if type(size) is int and size <= 0:
-        if size < 0:
-            raise OptionError(f"{name} must be at least 0, got {size}")
-        return
-    check_sizes(**{name: size})

@@ -1,12 +1,16 @@
 """States of layers as trees of tensors, and operations that need not know their parts."""
 
+import reprlib
 from collections.abc import Callable, Iterator
+from functools import reduce
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from statemix.layers.option_checks import check_placement
 from statemix.ops.checks import check_dense, check_floating
+from statemix.ops.layout import at_least_float32
 
 Kind = TypeVar("Kind")
 
@@ -155,3 +159,51 @@ def check_structure(name: str, state: State, template: State) -> None:
     names = getattr(template, "_fields", range(len(template)))
     for part_name, part, like in zip(names, state, template, strict=True):
         check_structure(f"{name}.{part_name}", part, like)
+
+
+def zero_states(
+    layer: nn.Module,
+    batch_size: int,
+    device: torch.device | str | None,
+    dtype: torch.dtype | None,
+    *shapes: tuple[int, ...],
+) -> tuple[Tensor, ...]:
+    """Return the zeros that ``init_state`` returns, of shape (batch_size, ...) for each shape.
+
+    Args:
+        layer: layer whose :func:`placement` counts where ``device`` or ``dtype`` is None.
+        batch_size: as in ``init_state``.
+        device: as in ``init_state``.
+        dtype: as in ``init_state``; the zeros are float32 or wider.
+        *shapes: shapes of the state of one sequence.
+
+    Raises:
+        TypeError: if ``batch_size`` is not an integer, or as in :func:`check_placement`.
+        ValueError: if ``batch_size`` is out of range, or as in :func:`check_placement`.
+    """
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int | torch.SymInt):
+        raise TypeError(f"batch_size must be an int, got {batch_size!r}")
+    # A symbolic size would become a guard of the compiled graph.
+    if isinstance(batch_size, int) and not 0 <= batch_size < 2**31:
+        raise ValueError(f"batch_size must be in 0..2^31 - 1, got {reprlib.repr(batch_size)}")
+    check_placement(device, dtype)
+    if device is None or dtype is None:
+        known_device, known_dtype = placement(layer)
+        device, dtype = device or known_device, dtype or known_dtype
+    dtype = at_least_float32(dtype)
+    return tuple(torch.zeros((batch_size, *one), device=device, dtype=dtype) for one in shapes)
+
+
+def placement(module: nn.Module) -> tuple[torch.device, torch.dtype]:
+    """Return the device and dtype of a state that fits a module's parameters and buffers.
+
+    Mixed dtypes give the widest. Offloaded tensors are on "meta": another device counts if there is
+    one. Dynamic quantisation packs parameters away; it computes in float32 on the CPU.
+    """
+    known = [one for one in (*module.parameters(), *module.buffers()) if one.is_floating_point()]
+    devices = [one.device for one in known if not one.is_meta] or [one.device for one in known]
+    widened = (at_least_float32(one.dtype) for one in known)
+    return (
+        devices[0] if devices else torch.device("cpu"),
+        reduce(torch.promote_types, widened, torch.float32),
+    )

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from statemix.errors import OptionError
 from statemix.layers import LayerSpec, State
-from statemix.layers.layer import check_sizes, check_switches
 from statemix.layers.masks import pack, unpack
+from statemix.layers.option_checks import check_sizes, check_switches
 from statemix.models.block import NORMS, Block, Norm, placement_of
 from statemix.models.channel_mixers import MixerSpec
 from statemix.ops.checks import (

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from statemix.layers.layer import check_sizes
+from statemix.layers.option_checks import check_sizes
 from statemix.registry import Registry, Spec
 
 # MAD's inner widths are multiples of this, for the tensor cores of GPUs.

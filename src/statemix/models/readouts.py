@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from statemix.errors import OptionError
 from statemix.layers import LayerSpec
-from statemix.layers.layer import check_sizes, check_switches
+from statemix.layers.option_checks import check_sizes, check_switches
 from statemix.models.backbone import Backbone
 from statemix.models.block import Norm
 from statemix.models.channel_mixers import MixerSpec

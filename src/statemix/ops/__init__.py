@@ -1,9 +1,11 @@
 """The recurrences as pure functions of tensors.
 
-Each operator has a folder (``block/``, ``lag/``) with its public functions, its definition and its
-PyTorch implementations. Backends have a folder (``cpu/``, ``triton/``), or share ``portable.py``.
+Each operator has two files: its public functions (``block_operators.py``, ``lag_operators.py``),
+and its definition and PyTorch implementations (``block_kernels.py``, ``lag_kernels.py``). Backends
+have a folder (``cpu/``, ``triton/``), or share ``portable.py``.
 """
 
+from statemix.ops import block_kernels, lag_kernels  # noqa: F401  they add themselves to backends
 from statemix.ops.backends import (
     BACKENDS,
     Backend,
@@ -12,11 +14,11 @@ from statemix.ops.backends import (
     check_backend,
     default_backend,
 )
-from statemix.ops.block import bd_lru, bd_lru_step, block_scan, block_step
+from statemix.ops.block_operators import bd_lru, bd_lru_step, block_scan, block_step
 from statemix.ops.checks import BackendUnavailableError
 from statemix.ops.cpu import CPU
 from statemix.ops.gates import GATES, GateFamily, normalize
-from statemix.ops.lag import REALIZATIONS, h_lru, h_lru_step, lag_scan, lag_step
+from statemix.ops.lag_operators import REALIZATIONS, h_lru, h_lru_step, lag_scan, lag_step
 from statemix.ops.portable import ASSOCIATIVE, LOOP, REFERENCE
 from statemix.ops.sequence_parallel import sequence_parallel
 from statemix.ops.triton import TRITON, in_chunks

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from statemix.ops.checks import FLOATING, BackendUnavailableError
-from statemix.ops.layout import state_dtype
+from statemix.ops.layout import at_least_float32
 from statemix.registry import Registry
 
 GIVEN = "given"
@@ -158,7 +158,7 @@ class Backend:
             return f"backend {self.name!r} has no kernel of operator {operator!r}"
         if self.devices is not None and device_type not in self.devices:
             return f"backend {self.name!r} needs tensors on {_either(self.devices)}"
-        if dtype not in self.dtypes and state_dtype(dtype) not in self.dtypes:
+        if dtype not in self.dtypes and at_least_float32(dtype) not in self.dtypes:
             known = _either([str(one).removeprefix("torch.") for one in self.dtypes])
             return f"backend {self.name!r} needs tensors of {known}"
         return None

@@ -1,13 +1,18 @@
-"""Decoding without derivatives: a direct call from a layer's projections to its step kernel.
+"""Decoding without derivatives: direct calls of projections and step kernels.
 
-PyTorch's bookkeeping of an operator costs several times as much as a step's arithmetic.
+PyTorch's bookkeeping of an operator costs several times as much as a step's arithmetic. A direct
+call is safe where no compiler, transform, tracer, profiler or hook could notice it.
 """
 
+from functools import cache
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules import module as torch_module
 
 from statemix.ops.backends import BACKENDS, Scan, Step, resolve
-from statemix.ops.layout import state_dtype
+from statemix.ops.layout import at_least_float32
 
 # Prepared steps by everything that their preparation depends on; None: the operator must run
 # instead. A decoder needs few; the limit serves processes that keep decoding new shapes.
@@ -27,7 +32,7 @@ def projected_step(
 ) -> tuple[Tensor, Tensor] | None:
     """Run one step on checked projections, or return None if the operator must run instead.
 
-    The caller makes sure that nothing observes operators (:mod:`statemix.ops.shortcuts`).
+    The caller makes sure that nothing observes operators (:func:`allowed`).
 
     Args:
         operator: name of the operator.
@@ -76,7 +81,7 @@ def _prepare(
         or gate not in record.families
         or values.dtype not in record.dtypes
         or gates.dtype != values.dtype
-        or state.dtype != state_dtype(values.dtype)
+        or state.dtype != at_least_float32(values.dtype)
         or not (gates.is_contiguous() and values.is_contiguous())
     ):
         return None
@@ -88,3 +93,113 @@ def _prepare(
         *(state, None, temperature, operator, record.name, gate, False),
     )
     return prepare_step(scan)
+
+
+def allowed() -> bool:
+    """Return whether no autograd and nothing of :func:`unobserved` sees operators."""
+    # A compiler refuses the other question.
+    return unobserved() and torch.is_inference_mode_enabled()
+
+
+def unobserved() -> bool:
+    """Return whether no compiler, transform, tracer, profiler, function or dispatch mode is active.
+
+    The tensors of a call may still ask for operators: see :func:`are_plain`.
+    """
+    return (
+        not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._len_torch_function_stack() == 0
+        and not torch._C._autograd._profiler_enabled()
+        and torch._C._get_tracing_state() is None
+    )
+
+
+def are_plain(*tensors: object) -> bool:
+    """Return whether these are dense ``torch.Tensor`` whose memory holds their values.
+
+    Subclasses, batched tensors, and those that are zero, negated or conjugated by a flag are not. A
+    compiler cannot ask.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    for tensor in tensors:
+        if type(tensor) is not Tensor:
+            return False
+        keys = _keys(tensor)
+        plain = _plainness.get(keys)
+        if plain is None:
+            plain = _plainness[keys] = keys in _plain_keys(tensor.device.type)
+        if not plain:
+            return False
+    return True
+
+
+# Whether tensors with these dispatch keys are plain. The keys name the device, too; asking for its
+# type takes as long as the look-up.
+_plainness: dict[int, bool] = {}
+
+
+def _keys(tensor: Tensor) -> int:
+    """Return the dispatch keys, which name everything that an operator would have to handle."""
+    keys: int = torch._C._dispatch_keys(tensor).raw_repr()
+    return keys
+
+
+@cache
+def _plain_keys(device_type: str) -> frozenset[int]:
+    found = set()
+    for inference in (False, True):
+        with torch.inference_mode(inference):
+            found.add(_keys(torch.empty(0, device=device_type)))
+    return frozenset(found)
+
+
+# Now, as a later call might come under a mode that changes what it creates.
+_plain_keys("cpu")
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether calling a module does more than the ``forward`` of its class."""
+    return bool(
+        "forward" in module.__dict__
+        or module._forward_pre_hooks
+        or module._forward_hooks
+        or module._backward_pre_hooks
+        or module._backward_hooks
+        or torch_module._global_forward_pre_hooks
+        or torch_module._global_forward_hooks
+        or torch_module._global_backward_pre_hooks
+        or torch_module._global_backward_hooks
+    )
+
+
+_FORWARD = nn.Linear.forward
+
+
+def is_linear(module: nn.Module | None) -> bool:
+    """Return whether calling the module in inference mode only runs ``functional.linear``.
+
+    It is not so for an adapter or a quantised map, and with hooks, another ``forward``, or
+    parameters of another class.
+    """
+    if type(module) is not nn.Linear or nn.Linear.forward is not _FORWARD:
+        return False
+    weight, bias = module._parameters.get("weight"), module._parameters.get("bias", module)
+    return (
+        type(weight) is nn.Parameter
+        and (bias is None or type(bias) is nn.Parameter)
+        and not (module._compiled_call_impl or has_hooks(module))
+    )
+
+
+def linear(module: nn.Module | None, x: Tensor) -> Tensor:
+    """Return ``module(x)`` of a module that :func:`is_linear`, in half the time.
+
+    Calling a module takes longer than a small matrix product.
+    """
+    assert module is not None
+    weight, bias = module._parameters["weight"], module._parameters["bias"]
+    assert weight is not None
+    return functional.linear(x, weight, bias)

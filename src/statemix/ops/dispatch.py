@@ -18,7 +18,7 @@ from statemix.ops.checks import (
     check_initial_state,
 )
 from statemix.ops.gates import normalize
-from statemix.ops.layout import state_dtype
+from statemix.ops.layout import at_least_float32
 
 
 class Gating(NamedTuple):
@@ -100,7 +100,7 @@ def initial_state_of(
     if cu_seqlens is not None:
         check_cu_seqlens(cu_seqlens, values)
     sizes["N"] = sizes["B"] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    dtype = state_dtype(values.dtype)
+    dtype = at_least_float32(values.dtype)
     if initial_state is None:
         # The kernels would copy zeros of another memory order.
         return values.new_zeros(sizes["N"], sizes["m"], sizes["H"], dtype=dtype).transpose(1, 2)

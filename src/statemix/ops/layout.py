@@ -14,7 +14,7 @@ STATE_BLOCK_AXIS = 1
 """The axis of blocks (or channels) in initial and final states: (N, H, m)."""
 
 
-def state_dtype(dtype: torch.dtype) -> torch.dtype:
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which states are carried for arguments of ``dtype``."""
     return torch.promote_types(dtype, torch.float32)
 

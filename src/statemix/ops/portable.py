@@ -1,4 +1,4 @@
-"""Backends in PyTorch, which run on every device; block/ and lag/ add their kernels.
+"""Backends in PyTorch, which run on every device; the operators add their kernels.
 
 "reference" is the sequential definition, which every other backend must match.
 

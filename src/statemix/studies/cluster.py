@@ -1,7 +1,6 @@
 """A Ray cluster that trains runs."""
 
 import os
-import signal
 import socket
 import tempfile
 import time
@@ -14,9 +13,16 @@ from typing import Any
 
 from statemix import files
 from statemix.errors import RequestError
-from statemix.interrupts import can_be_handled
-from statemix.studies.processes import GRACE_S
-from statemix.studies.worker import Content, Death, Message, Work, line, train_job
+from statemix.interrupts import handled
+from statemix.studies.worker_processes import (
+    GRACE_S,
+    Content,
+    Death,
+    Message,
+    Work,
+    line,
+    train_job,
+)
 from statemix.training import Event
 
 # Steps are shown to a person; a small network does a thousand in a second.
@@ -172,11 +178,7 @@ class Cluster:
 def connected(address: str) -> Iterator[Any]:
     """Connect this process to a cluster, unless it is connected already; leave it on exit.
 
-    Args:
-        address: as in :class:`Cluster`.
-
-    Yields:
-        The package ``ray``.
+    Yields the package ``ray``.
 
     Raises:
         RequestError: if Ray is missing or the cluster cannot be reached.
@@ -189,17 +191,14 @@ def connected(address: str) -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
-    # Ray handles SIGTERM by itself, without a checkpoint.
-    handler = signal.getsignal(signal.SIGTERM)
     try:
         _check_listening(address)
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        # Ray handles SIGTERM by itself, without a checkpoint.
+        with handled({}):
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except Exception as error:
         text = f"ray must be 'auto', 'local' or the address of a cluster, got {address!r}"
         raise RequestError(f"{text}: {line(error)}") from error
-    finally:
-        if can_be_handled():
-            signal.signal(signal.SIGTERM, handler)
     try:
         yield ray
     finally:

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.collections import EllipseCollection, LineCollection
 from matplotlib.figure import Figure
+from matplotlib.patches import Circle, Rectangle
 
-from statemix.studies.figure import LIGHT, Theme, drawing
-from statemix.studies.layer_names import series_colours
+from statemix.studies.figure import LIGHT, drawing, series_colours
 
 Points = Sequence[Sequence[float]]
 """Eigenvalues as pairs (real part, imaginary part)."""
@@ -47,9 +46,6 @@ def draw(panels: Sequence[Spectra]) -> Figure:
 
     The frames of a panel have one scale, which its title states unless it is that of the unit
     circle. An eigenvalue beyond its frame is drawn on the edge.
-
-    Args:
-        panels: at least one.
     """
     across = min(len(panels), 2)
     down = -(-len(panels) // across)
@@ -64,7 +60,7 @@ def draw(panels: Sequence[Spectra]) -> Figure:
         figure = Figure(figsize=size, layout="constrained")
         every = list(figure.subplots(down, across, squeeze=False).flat)
         for axes, panel, colour in zip(every, panels, colours, strict=False):
-            _fill(axes, panel, colour, LIGHT)
+            _fill(axes, panel, colour)
         for axes in every[len(panels) :]:
             axes.remove()
     return figure
@@ -72,35 +68,25 @@ def draw(panels: Sequence[Spectra]) -> Figure:
 
 def reach(rows: Mapping[str, Sequence[Points] | str]) -> float:
     """Return half the width of the frames of a panel, in units of the circle's radius."""
-    parts = [
-        max(abs(one[0]), abs(one[1]))
-        for row in rows.values()
-        if not isinstance(row, str)
-        for points in row
-        for one in points
-    ]
+    frames = [points for row in rows.values() if not isinstance(row, str) for points in row]
+    parts = [abs(part) for points in frames for point in points for part in point]
     low, high = _REACH
     return min(max(1.05 * max(parts, default=0.0), low), high)
 
 
-def _fill(axes: Axes, panel: Spectra, colour: str, theme: Theme) -> None:
+def _fill(axes: Axes, panel: Spectra, colour: str) -> None:
     half = reach(panel.rows)
-    scale = _SHOWN / 2 / half
-    title = panel.title
-    if half > _REACH[0]:
-        title += f" (frames to ±{half:.2g})"
+    title = f"{panel.title} (frames to ±{half:.2g})" if half > _REACH[0] else panel.title
     axes.set_title(title, loc="left", fontsize=11.5)
     count = len(panel.columns)
-    for place, row in enumerate(panel.rows.values()):
+    for y, row in enumerate(panel.rows.values()):
         if isinstance(row, str):
-            axes.text(
-                (count - 1) / 2, place, row, ha="center", va="center", color=theme.muted, fontsize=9
-            )
+            place = ((count - 1) / 2, y)
+            axes.annotate(row, place, ha="center", va="center", color=LIGHT.muted, fontsize=9)
             continue
-        centres = [(float(column), float(place)) for column in range(count)]
-        _frames(axes, centres, 2 * scale, theme)
-        for centre, points in zip(centres, row, strict=True):
-            _points(axes, centre, points, scale, half, colour)
+        for x, points in enumerate(row):
+            _frame(axes, x, y, half)
+            _points(axes, x, y, points, half, colour)
     axes.set_xlim(-0.55, count - 0.45)
     axes.set_ylim(len(panel.rows) - 0.45, -0.55)
     axes.set_aspect("equal")
@@ -112,61 +98,28 @@ def _fill(axes: Axes, panel: Spectra, colour: str, theme: Theme) -> None:
     axes.spines[:].set_visible(False)
 
 
-def _frames(
-    axes: Axes, centres: Sequence[tuple[float, float]], diameter: float, theme: Theme
-) -> None:
-    half = _SHOWN / 2
-    lines = [
-        line
-        for x, y in centres
-        for line in (
-            [(x - half, y), (x + half, y)],
-            [(x, y - half), (x, y + half)],
-        )
-    ]
-    axes.add_collection(LineCollection(lines, colors=theme.line, linewidths=0.7, zorder=0))
-    boxes = [
-        [(x - half, y - half), (x + half, y - half), (x + half, y + half), (x - half, y + half)]
-        for x, y in centres
-    ]
-    closed = [[*box, box[0]] for box in boxes]
-    axes.add_collection(LineCollection(closed, colors=theme.line, linewidths=0.9, zorder=0))
-    axes.add_collection(
-        EllipseCollection(
-            [diameter] * len(centres),
-            [diameter] * len(centres),
-            [0.0] * len(centres),
-            units="xy",
-            offsets=centres,
-            offset_transform=axes.transData,
-            facecolors="none",
-            edgecolors=theme.muted,
-            linewidths=0.9,
-            zorder=1,
-        )
+def _frame(axes: Axes, x: float, y: float, half: float) -> None:
+    side = _SHOWN / 2
+    axes.add_patch(
+        Rectangle((x - side, y - side), _SHOWN, _SHOWN, fill=False, ec=LIGHT.line, lw=0.9)
     )
+    axes.add_patch(Circle((x, y), side / half, fill=False, ec=LIGHT.muted, lw=0.9))
+    axes.hlines(y, x - side, x + side, color=LIGHT.line, lw=0.7, zorder=0)
+    axes.vlines(x, y - side, y + side, color=LIGHT.line, lw=0.7, zorder=0)
 
 
-def _points(
-    axes: Axes,
-    centre: tuple[float, float],
-    points: Points,
-    scale: float,
-    half: float,
-    colour: str,
-) -> None:
+def _points(axes: Axes, x: float, y: float, points: Points, half: float, colour: str) -> None:
     if not points:
         return
-    places = np.clip(np.asarray(points, dtype=float), -half, half) * scale
-    # Many points must not hide where most of them are.
-    opacity = min(1.0, max(0.25, 6 / math.sqrt(len(places))))
+    places = np.clip(np.asarray(points, dtype=float), -half, half) * _SHOWN / 2 / half
     axes.scatter(
-        centre[0] + places[:, 0],
+        x + places[:, 0],
         # The rows run downwards, imaginary parts upwards.
-        centre[1] - places[:, 1],
+        y - places[:, 1],
         s=5.0,
         color=colour,
-        alpha=opacity,
+        # Many points must not hide where most of them are.
+        alpha=min(1.0, max(0.25, 6 / math.sqrt(len(places)))),
         linewidths=0,
         zorder=2,
         # Thousands of points would make a page large.

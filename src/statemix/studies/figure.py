@@ -11,22 +11,24 @@ import seaborn as sns  # type: ignore[import-untyped]
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from statemix.studies.layer_names import series_colours
+from statemix.bench.compared_layers import LOOKS
+from statemix.studies.result_text import rate_text
 
 DPI = 150
 """Dots per inch of a stored picture."""
 
 
 class Theme(NamedTuple):
-    """Colours of a page: background, text, secondary text, borders, links."""
+    """Colours of a page: background, text, secondary text, borders, links, negative numbers."""
 
     paper: str
     ink: str
     muted: str
     line: str
     accent: str
+    negative: str = "#b2182b"
 
 
 LIGHT = Theme("#ffffff", "#1c2430", "#5b6573", "#dde2e9", "#0b62a3")
@@ -58,6 +60,9 @@ class Panel:
         logarithmic: whether the x axis is logarithmic; its ticks are then the places of points.
         by_run: draw each run alone, without a mean.
         marks: name -> places of vertical lines.
+        rates: draw tokens per second: medians and whole ranges on a logarithmic axis, instead of
+            accuracies of single runs and their means.
+        dashes: name of a line -> its dashes, where they have a meaning.
     """
 
     title: str
@@ -66,28 +71,37 @@ class Panel:
     logarithmic: bool = True
     by_run: bool = False
     marks: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    rates: bool = False
+    dashes: Mapping[str, Any] = field(default_factory=dict)
 
 
-def draw(panels: Sequence[Panel], y_label: str = "accuracy on test sequences") -> Figure:
-    """Draw panels with one y axis and one legend.
+def draw(
+    panels: Sequence[Panel], y_label: str = "accuracy on test sequences", title: str = ""
+) -> Figure:
+    """Draw panels with one legend; accuracies have one y axis.
 
     Thick lines are means over runs, thin lines single runs; bands span the worst to the best.
     """
+    dashes = {name: style for panel in panels for name, style in panel.dashes.items()}
     curves = pl.concat([panel.curves.cast(pl.Schema(CURVE)) for panel in panels])
     families = dict(curves.select("line", "family").unique(maintain_order=True).iter_rows())
     names = list(families)
     style = {
         "palette": dict(zip(names, series_colours(list(families.values())), strict=True)),
         "markers": {name: MARKERS[place % 10] for place, name in enumerate(names)},
-        "dashes": {name: _DASHES[place // 10 % 4] for place, name in enumerate(names)},
+        "dashes": {
+            name: dashes.get(name, _DASHES[place // 10 % 4]) for place, name in enumerate(names)
+        },
     }
     across = min(len(panels), _ACROSS)
     down = -(-len(panels) // across)
     columns = min(len(names), 2 * across)
-    height = 3.6 * down + 0.25 * -(-len(names) // columns)
+    height = 3.6 * down + 0.25 * -(-len(names) // columns) + 0.6 * bool(title)
     with drawing():
         figure = Figure(figsize=(4.8 * across, height), layout="constrained")
-        every = list(figure.subplots(down, across, squeeze=False, sharey=True).flat)
+        if title:
+            figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+        every = list(figure.subplots(down, across, squeeze=False, sharey=not panels[0].rates).flat)
         for axes, panel in zip(every, panels, strict=False):
             _fill(axes, panel, style)
             axes.set_ylabel(y_label if axes in every[::across] else "")
@@ -111,7 +125,7 @@ def draw(panels: Sequence[Panel], y_label: str = "accuracy on test sequences") -
 def _fill(axes: Axes, panel: Panel, style: Mapping[str, Any]) -> None:
     data = panel.curves.to_dict(as_series=False)
     common = {"data": data, "x": "x", "y": "y", "hue": "line", "palette": style["palette"]}
-    if panel.curves.height:
+    if panel.curves.height and not panel.rates:
         thin = {"linewidth": 2.0} if panel.by_run else {"linewidth": 0.8, "alpha": 0.5}
         sns.lineplot(
             **common, units="run", estimator=None, ax=axes, legend=panel.by_run or False, **thin
@@ -122,6 +136,7 @@ def _fill(axes: Axes, panel: Panel, style: Mapping[str, Any]) -> None:
             style="line",
             markers=style["markers"],
             dashes=style["dashes"],
+            estimator="median" if panel.rates else "mean",
             errorbar=("pi", 100),
             err_kws={"alpha": 0.15, "linewidth": 0},
             linewidth=2.2,
@@ -146,7 +161,13 @@ def _fill(axes: Axes, panel: Panel, style: Mapping[str, Any]) -> None:
                 linewidth=1.2,
                 label=name if place == places[0] else None,
             )
-    axes.set_ylim(-0.02, 1.04)
+    if panel.rates:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: rate_text(value)))
+    else:
+        axes.set_ylim(-0.02, 1.04)
     axes.set_xlabel(panel.x_label)
     axes.set_title(panel.title, loc="left", fontsize=11.5)
     axes.grid(visible=True, axis="y", color=LIGHT.muted, alpha=0.18, linewidth=0.8)
@@ -159,6 +180,29 @@ def _ticks(places: Sequence[float]) -> Sequence[float]:
     if len(places) <= 8:
         return places
     return [4.0**power for power in range(24) if places[0] <= 4.0**power <= places[-1]]
+
+
+def series_colours(families: Sequence[str]) -> list[str]:
+    """Return a colour for each series, given the name of its layer, or any other name.
+
+    Series of one layer are shades of its colour.
+    """
+    others = [name for name in dict.fromkeys(families) if name not in LOOKS]
+    palette = sns.color_palette("husl", len(others), desat=0.8).as_hex()
+    colours = dict(zip(others, palette, strict=True)) | {
+        name: look.colour for name, look in LOOKS.items()
+    }
+    shades = {family: iter(_shades(colours[family], families.count(family))) for family in families}
+    return [next(shades[family]) for family in families]
+
+
+def _shades(colour: str, count: int) -> list[str]:
+    if count == 1:
+        return [colour]
+    # The ends stay away from black and white, so that lines can be seen on every page.
+    dark, light = (sns.set_hls_values(colour, l=lightness) for lightness in (0.28, 0.68))
+    shades: list[str] = sns.blend_palette([dark, colour, light], count).as_hex()
+    return shades
 
 
 def curves(lines: Iterable[tuple[str, str, str, float, float]]) -> pl.DataFrame:

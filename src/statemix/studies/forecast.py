@@ -5,7 +5,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from statemix.training import OptimizerConfig, RunConfig
 from statemix.training.devices import build_fabric, threads
@@ -22,8 +22,7 @@ _ENOUGH_S = 0.5
 _TOKENS = 2048
 
 
-@dataclass(frozen=True)
-class _Price:
+class _Price(NamedTuple):
     """Seconds per token of an optimiser step, and of an evaluation."""
 
     step: float

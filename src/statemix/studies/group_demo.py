@@ -3,14 +3,12 @@
 from collections.abc import Callable
 from functools import cache
 
+from statemix.bench.compared_layers import layer_label
 from statemix.layers import LayerSpec
 from statemix.layers.registry import LAYERS
-from statemix.studies.exactness.certified_rows import certified_row
-from statemix.studies.higher_order.dubinin import published_table
-from statemix.studies.layer_names import layer_label
+from statemix.studies.exactness.exact_studies import CertifiedStudy
+from statemix.studies.higher_order.paper_tables import published_table
 from statemix.studies.recipes import exact
-from statemix.studies.runner import Ended
-from statemix.studies.store import Row
 from statemix.studies.study import Study
 from statemix.studies.study_entries import Number, ProtocolName, SizeName, StudyEntry, Trials
 from statemix.tasks import TaskSpec
@@ -76,18 +74,12 @@ def _entries(
     known = published_table("table4_permutation")
     found = []
     for config in configs:
-        (layer,) = config.model.layers
-        label = layer_label(layer.name, layer.options)
+        layers, length = config.model.layers, config.build_task().length
+        label = layer_label(layers[0].name, layers[0].options)
         number = known.get(label, {}).get(column)
-        found.append(
-            StudyEntry(
-                group,
-                label,
-                Trials.seeded(config, seeds),
-                published={} if number is None else {config.build_task().length: Number(number)},
-                layers=(layer,),
-            )
-        )
+        published = {} if number is None else {length: Number(number)}
+        trials = Trials.seeded(config, seeds)
+        found.append(StudyEntry(group, label, trials, published=published, layers=layers))
     return tuple(found)
 
 
@@ -109,20 +101,15 @@ def _fresh(group: str, duration: int, column: str = "") -> tuple[StudyEntry, ...
     return _entries(group, [_by_recipe(measured), *configs], range(2), column)
 
 
-class DemoStudy(Study):
-    """Networks on words of one group, each with its certificate."""
-
-    def row_of(self, ended: Ended) -> Row:
-        return certified_row(ended)
-
-
 def _study(group: str, make: Callable[[], tuple[StudyEntry, ...]]) -> Study:
     @cache
     def listed(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntry, ...]:
         del protocol, size
         return make()
 
-    return DemoStudy(f"demo-{group}", f"tracking {group} on longer words", listed, legend=LEGEND)
+    return CertifiedStudy(
+        f"demo-{group}", f"tracking {group} on longer words", listed, legend=LEGEND
+    )
 
 
 STUDIES = (

@@ -1,15 +1,21 @@
 """Accuracies against the length of test sequences: the usual table and figure of a study."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import polars as pl
 
-from statemix.studies.figure import Panel
-from statemix.studies.number_text import accuracy_text, duration_text, published_text
+from statemix.studies.figure import CURVE, Panel
+from statemix.studies.result_text import (
+    MARKS,
+    Line,
+    Table,
+    accuracy_text,
+    duration_text,
+    published_text,
+)
 from statemix.studies.study_entries import StudyEntry
-from statemix.studies.table_text import MARKS, Line, Table
 from statemix.studies.tidy import by_length, cell_labels
 
 LENGTHS_LEGEND = """\
@@ -27,28 +33,25 @@ def length_table(runs: pl.DataFrame, entries: Sequence[StudyEntry]) -> Table:
     cell = cell_labels(runs)
     numbers = by_length(runs, entries)
     lengths = sorted(numbers["length"].unique())
-    known = {(*one[: len(cell)], one[-1]["length"]): one[-1] for one in _keyed(numbers, cell)}
+    known = numbers.partition_by(cell, as_dict=True)
     proven = runs["certificate"].null_count() < len(runs)
     lines = []
     for place, group in runs.group_by(cell, maintain_order=True):
-        here = [known.get((*place, length), {}) for length in lengths]
+        found = known[place].to_dicts() if place in known else []
+        of = {one["length"]: one for one in found}
+        here = [of.get(length, {}) for length in lengths]
         first = group.row(0, named=True)
-        cells = [_number(one) for one in here]
         proofs = [_proven(group)] if proven else []
-        texts = (ended_text(group), *proofs, *cells, _cost(group))
+        texts = (ended_text(group), *proofs, *map(_number, here), _cost(group))
         lines.append(Line((first["column"], first["model"], *texts)))
         if any(one.get("published") is not None for one in here):
-            published = [_published(one) for one in here]
             blank = [""] * (1 + len(proofs))
-            note = first["published_for"]
-            lines.append(Line(("  paper", note, *blank, *published, ""), quiet=True))
+            published = map(_published, here)
+            lines.append(
+                Line(("  paper", first["published_for"], *blank, *published, ""), quiet=True)
+            )
     head = ["trained on", "model", "seeds", *(["proven"] if proven else [])]
     return Table((*head, *(f"{length:,}" for length in lengths), "cost"), tuple(lines))
-
-
-def _keyed(frame: pl.DataFrame, cell: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    for row in frame.to_dicts():
-        yield (*(row[name] for name in cell), row)
 
 
 def _number(one: Mapping[str, Any]) -> str:
@@ -86,20 +89,21 @@ def _cost(runs: pl.DataFrame) -> str:
     return duration_text(math.fsum(seconds) / len(seconds)) if seconds else ""
 
 
-def length_panels(runs: pl.DataFrame) -> list[Panel]:
-    """Return a panel for each column: accuracy against the length of test sequences."""
+def length_panels(
+    runs: pl.DataFrame, panel: str = "column", line: str = "model", x_label: str = "tokens"
+) -> list[Panel]:
+    """Return a panel for each column: accuracy against the length of test sequences.
+
+    ``panel`` and ``line`` are labels: what has a panel, and what a line of its own.
+    """
     done = runs.filter(pl.col("status") == "done").explode("tests").unnest("tests")
+    family = "family" if line == "model" else line
+    points = (pl.col(line), pl.col(family), pl.col("key"), pl.col("length"), pl.col("accuracy"))
     return [
         Panel(
-            str(column),
-            "tokens",
-            group.select(
-                pl.col("model").alias("line"),
-                "family",
-                pl.col("key").alias("run"),
-                pl.col("length").alias("x"),
-                pl.col("accuracy").alias("y"),
-            ),
+            str(name),
+            x_label,
+            group.select(*(c.alias(n) for c, n in zip(points, CURVE, strict=True))),
         )
-        for (column,), group in done.group_by(["column"], maintain_order=True)
+        for (name,), group in done.group_by([panel], maintain_order=True)
     ]

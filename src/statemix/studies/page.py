@@ -7,26 +7,10 @@ from pathlib import Path
 
 import jinja2
 
-from statemix.files import write_file
-from statemix.studies.catalogue import studies
 from statemix.studies.figure import DARK, LIGHT
-from statemix.studies.number_text import environment_text
+from statemix.studies.result_text import environment_text
 from statemix.studies.store import Row
 from statemix.studies.study import Study
-
-
-def write_page(path: Path, rows: Mapping[str, Row], folder: Path) -> None:
-    """Write the page of all studies atomically into an existing folder.
-
-    Args:
-        path: file of the page.
-        rows: rows of results stores, by key.
-        folder: folder of the stores, and of what is kept beside them.
-
-    Raises:
-        OSError: if it cannot be written.
-    """
-    write_file(path, render_page(studies().values(), rows, folder).encode())
 
 
 def render_page(shown: Iterable[Study], rows: Mapping[str, Row], folder: Path) -> str:

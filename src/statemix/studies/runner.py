@@ -1,23 +1,26 @@
 """Many training runs, in this process or in parallel processes, each with its own ending."""
 
-import signal
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 from annotated_types import Ge
 
 from statemix.errors import RequestError
-from statemix.interrupts import can_be_handled
+from statemix.interrupts import TERMINABLE, handled
 from statemix.studies.cluster import Cluster
-from statemix.studies.processes import processes
-from statemix.studies.worker import Death, Message, Work, train_job
-from statemix.studies.worker import Ending as Told
+from statemix.studies.worker_processes import (
+    Death,
+    Processes,
+    RunEnding,
+    processes,
+    train_job,
+)
 from statemix.training import Event, RunConfig
 from statemix.training.config import NotNegative
 from statemix.training.devices import check_threads
@@ -26,18 +29,12 @@ from statemix.training.request import check_all_here, request
 from statemix.training.run import CHECKPOINT_EVERY_S
 from statemix.training.settings import checked
 
-Ending = Literal["done", "diverged", "failed", "interrupted"]
+JobEnding = Literal["done", "diverged", "failed", "interrupted"]
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run to train, or to resume, in its folder.
-
-    Attributes:
-        name: name in displays and tables.
-        config: configuration of the run.
-        folder: folder of the run.
-    """
+    """A run to train, or to resume, in its folder, with its name in displays and tables."""
 
     name: str
     config: RunConfig
@@ -59,7 +56,7 @@ class Ended:
     """
 
     job: Job
-    status: Ending
+    status: JobEnding
     message: str = ""
     details: str = ""
     started: bool = True
@@ -70,7 +67,7 @@ def run_all(
     *,
     num_workers: int | None = None,
     ray: str | None = None,
-    retry: Collection[Ending] = (),
+    retry: Collection[JobEnding] = (),
     fresh: bool = False,
     until: float | None = None,
     on_event: Callable[[Job, Event], None] | None = None,
@@ -170,7 +167,7 @@ def _say_nothing(job: Job, event: Event) -> None:
     del job, event
 
 
-def _ending(job: Job, retry: Collection[Ending]) -> Status | None:
+def _ending(job: Job, retry: Collection[JobEnding]) -> Status | None:
     """Return the stored ending of a run that is not to be trained again."""
     before = read_status(job.folder)
     if before is None or before.status in ("running", "interrupted", *retry):
@@ -179,7 +176,7 @@ def _ending(job: Job, retry: Collection[Ending]) -> Status | None:
 
 
 def _ended_before(
-    job: Job, retry: Collection[Ending], tell: Callable[[Job, Event], None]
+    job: Job, retry: Collection[JobEnding], tell: Callable[[Job, Event], None]
 ) -> Ended | None:
     """Return the ending of a run that is not to be trained again; None if it is to be trained."""
     before = _ending(job, retry)
@@ -197,31 +194,20 @@ def _ended_before(
     return Ended(job, before.status, before.message, started=False)  # type: ignore[arg-type]
 
 
-def _train_here(job: Job, tell: Callable[[Job, Event], None], checkpoint_every_s: float) -> Told:
+def _train_here(
+    job: Job, tell: Callable[[Job, Event], None], checkpoint_every_s: float
+) -> RunEnding:
     return train_job((job.config.to_plain(), job.folder), partial(tell, job), checkpoint_every_s)
 
 
-def _row(job: Job, ending: Told) -> Ended:
+def _row(job: Job, ending: RunEnding) -> Ended:
     status, message, details = ending
     return Ended(job, "interrupted" if status == "in use" else status, message, details)
 
 
-class _Workers(Protocol):
-    """What trains runs beside this process."""
-
-    def has_room(self) -> bool:
-        """Return whether another run may start."""
-
-    def start(self, number: int, work: Work) -> None:
-        """Start to train a run."""
-
-    def receive(self, timeout_s: float | None) -> Iterable[Message | Death]:
-        """Wait for news, for so long at most; there may be none."""
-
-
 def _share_out(
     jobs: Sequence[Job],
-    team: AbstractContextManager["_Workers"],
+    team: AbstractContextManager[Processes | Cluster],
     until: float | None,
     tell: Callable[[Job, Event], None],
     note: Callable[[Ended], None],
@@ -231,7 +217,7 @@ def _share_out(
     begun: set[Path] = set()
     # A worker that is alive has a run until none is waiting.
     reason = "every worker process died"
-    with _terminable(), team as workers:
+    with handled(TERMINABLE), team as workers:
         while until is None or time.monotonic() < until:
             while waiting and workers.has_room():
                 number, job = waiting.popleft()
@@ -259,16 +245,3 @@ def _share_out(
         note(Ended(job, "interrupted", reason, started=job.folder in begun))
     for _, job in waiting:
         note(Ended(job, "interrupted", reason, started=False))
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Let SIGTERM end this process as Ctrl-C does, so that the workers have time to save."""
-    if not can_be_handled():
-        yield
-        return
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)

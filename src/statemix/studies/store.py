@@ -7,31 +7,40 @@ import reprlib
 import shlex
 import stat
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, NotRequired
+from typing import Any, Literal, NotRequired, TypedDict, cast
 
 from filelock import FileLock
 
 from statemix import files, provenance
 from statemix.errors import RequestError
-from statemix.studies.run_results import (
-    PlainHeads,
-    Result,
-    plain_result,
-    plain_scores,
-    read_environment,
-)
 from statemix.studies.runner import Ended
-from statemix.training import RunConfig, load_outcome
+from statemix.training import RunConfig, Scores, load_outcome
 from statemix.training.config import SCHEMA
+from statemix.training.folder import ENVIRONMENT
 from statemix.training.plain import to_plain
 
 
-class Row(Result):
-    """One run that has ended."""
+class PlainScores(TypedDict):
+    """Scores of one head, as in :class:`statemix.training.Scores`."""
+
+    num_sequences: int
+    token_accuracy: float
+    mad_accuracy: float
+    sequence_accuracy: float
+    # None if it is not finite, which JSON has no number for.
+    loss: float | None
+
+
+PlainHeads = dict[str, PlainScores]
+"""Head to its scores."""
+
+
+class Row(TypedDict):
+    """One run that has ended. Without a result, scores are empty and numbers None."""
 
     # Identifies what was asked (see `key`).
     key: str
@@ -43,6 +52,14 @@ class Row(Result):
     seed: int
     status: Literal["done", "diverged", "failed"]
     message: str
+    # With the last weights: length in tokens, as text, to head to scores.
+    test: dict[str, PlainHeads]
+    # At the training length, with the weights that are best there (selected on the test set, as in
+    # the papers), and with the weights that are best in validation.
+    best_test: PlainHeads
+    test_at_best_validation: PlainHeads
+    num_parameters: int | None
+    time_s: float | None
     # Validation scores of the weights that are best there.
     best_validation: PlainHeads
     num_steps: int | None
@@ -71,15 +88,12 @@ _BEGINNING = b'{"key": "'
 
 
 class Store:
-    """Rows of runs in a file that many processes may append to.
+    """Rows of runs in a file that many processes may append to; the first row makes it.
 
     Every row is one line of JSON. A row is written whole or not at all: writers take turns, and the
     beginning of a row that a killed writer left is removed by the next one. Nothing else is ever
-    removed. Other programs read the file
-    without this library, for instance ``polars.read_ndjson(path, infer_schema_length=None)``.
-
-    Args:
-        path: the file. It is made by the first row.
+    removed. Other programs read the file without this library, for instance
+    ``polars.read_ndjson(path, infer_schema_length=None)``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -200,17 +214,26 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value)
 
 
+def _plain(heads: Mapping[str, Scores]) -> PlainHeads:
+    """Return the scores of heads as plain data."""
+    found = {}
+    for head, scores in heads.items():
+        loss = scores.loss if math.isfinite(scores.loss) else None
+        found[head] = cast(PlainScores, asdict(scores) | {"loss": loss})
+    return found
+
+
 def row_of(ended: Ended) -> Row:
     """Return the row of a run that is done, has diverged or has failed.
 
     Raises:
         RequestError: if the files of a finished run are damaged.
     """
-    config, status = ended.job.config, ended.status
+    config, status, folder = ended.job.config, ended.status, ended.job.folder
     assert status != "interrupted"
-    outcome = load_outcome(ended.job.folder) if status == "done" else None
-    best = outcome and outcome.test_at_best_validation
-    return {
+    # Absent if the run has not begun.
+    environment = folder / ENVIRONMENT
+    row: Row = {
         "key": key(config),
         "schema": SCHEMA,
         "asked": config.asked(),
@@ -219,14 +242,30 @@ def row_of(ended: Ended) -> Row:
         "seed": config.seed,
         "status": status,
         "message": ended.message,
-        **plain_result(outcome),
-        "best_validation": plain_scores(best.validation) if best else {},
-        "num_steps": outcome.last.step if outcome else None,
-        "attempts": [asdict(attempt) for attempt in outcome.attempts] if outcome else [],
+        "test": {},
+        "best_test": {},
+        "test_at_best_validation": {},
+        "num_parameters": None,
+        "time_s": None,
+        "best_validation": {},
+        "num_steps": None,
+        "attempts": [],
         "ended_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "environment": read_environment(ended.job.folder) or provenance.describe(),
+        "environment": json.loads(environment.read_text(encoding="utf-8"))
+        if environment.exists()
+        else provenance.describe(),
     }
+    if status == "done":
+        outcome = load_outcome(folder)
+        length, best = config.build_task().length, outcome.test_at_best_validation
+        row["test"] = {str(at): _plain(heads) for at, heads in outcome.last.test.items()}
+        row["best_test"] = _plain(outcome.best_test.test[length])
+        row["test_at_best_validation"] = _plain(best.test[length])
+        row["num_parameters"], row["time_s"] = outcome.num_parameters, outcome.time_s
+        row["best_validation"], row["num_steps"] = _plain(best.validation), outcome.last.step
+        row["attempts"] = [asdict(attempt) for attempt in outcome.attempts]
+    return row
 
 
 def merged(paths: Iterable[Path]) -> dict[str, Row]:

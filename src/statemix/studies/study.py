@@ -3,15 +3,17 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
+from matplotlib.figure import Figure
 
 from statemix.errors import RequestError
 from statemix.studies import store
+from statemix.studies.figure import Panel, draw, svg
 from statemix.studies.length_table import LENGTHS_LEGEND, length_panels, length_table
-from statemix.studies.number_text import accuracy_text, counted, duration_text
-from statemix.studies.runner import Ended, Ending, run_all
+from statemix.studies.result_text import Table, accuracy_text, counted, duration_text
+from statemix.studies.runner import Ended, JobEnding, run_all
 from statemix.studies.store import Row, Store
 from statemix.studies.study_entries import (
     PROTOCOLS,
@@ -23,13 +25,7 @@ from statemix.studies.study_entries import (
     begun,
     due,
 )
-from statemix.studies.table_text import Table
 from statemix.studies.tidy import ENOUGH_SEEDS, by_length, tidy
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from statemix.studies.figure import Panel
 
 
 @dataclass(frozen=True)
@@ -90,13 +86,7 @@ class Study:
         columns: Sequence[str] = (),
         models: Sequence[str] = (),
     ) -> list[StudyEntry]:
-        """Return the entries of some columns and models; empty means all.
-
-        Args:
-            protocol: name of the protocol.
-            size: name of the size.
-            columns: names of columns or of their data sets.
-            models: names of models.
+        """Return the entries of some columns, or of their data sets, and models; empty means all.
 
         Raises:
             RequestError: if the study does not have one of them.
@@ -110,14 +100,15 @@ class Study:
                     f"{option} must be {' or '.join(options)} with {self.name}, got {got!r}"
                 )
         every = self.entries(protocol, size)
-        for option, names, known in (
-            ("columns", columns, [name for entry in every for name in entry.names]),
-            ("models", models, [entry.model for entry in every]),
-        ):
+        known = {
+            "columns": dict.fromkeys(name for entry in every for name in entry.names),
+            "models": dict.fromkeys(entry.model for entry in every),
+        }
+        for option, names in (("columns", columns), ("models", models)):
             for name in names:
-                if name not in known:
+                if name not in known[option]:
                     raise RequestError(
-                        f"{option} must be among {list(dict.fromkeys(known))}, got {name!r}"
+                        f"{option} must be among {list(known[option])}, got {name!r}"
                     )
         self.check(every)
         # A data set that is chosen chooses the whole number.
@@ -156,12 +147,7 @@ class Study:
             results: receives the rows.
             retry: train runs again that diverged or failed.
             on_end: called with each run that has ended, its row being stored, or was interrupted.
-            **options: further options of :func:`statemix.studies.runner.run_all`.
-
-        Raises:
-            RequestError: if the cluster cannot be reached.
-            OSError: if the store cannot be written.
-            KeyboardInterrupt: after Ctrl-C, once active runs are saved; the same call resumes.
+            **options: further options of :func:`statemix.studies.runner.run_all`, with its errors.
         """
 
         def note(ended: Ended) -> None:
@@ -170,7 +156,7 @@ class Study:
             if on_end is not None and (ended.started or ended.status != "interrupted"):
                 on_end(ended)
 
-        again: tuple[Ending, ...] = ("diverged", "failed") if retry else ()
+        again: tuple[JobEnding, ...] = ("diverged", "failed") if retry else ()
         run_all([one.job for one in planned], retry=again, on_end=note, **options)
         self.keep(planned, results)
 
@@ -191,14 +177,12 @@ class Study:
         """Lay out the results."""
         return length_table(runs, entries)
 
-    def panels(self, runs: pl.DataFrame) -> "Sequence[Panel]":
+    def panels(self, runs: pl.DataFrame) -> list[Panel]:
         """Return the panels of the figure; none without results."""
         return length_panels(runs)
 
-    def draw(self, runs: pl.DataFrame, folder: Path) -> "Figure | None":
+    def draw(self, runs: pl.DataFrame, folder: Path) -> Figure | None:
         """Draw the results; ``folder`` holds what is kept beside the store."""
-        from statemix.studies.figure import draw
-
         del folder
         panels = self.panels(runs)
         return draw(panels) if panels else None
@@ -213,8 +197,7 @@ class Study:
 
         Protocol "paper" counts before others, and the largest size with enough seeds.
         """
-        verdicts: dict[tuple[str, str, int], str] = {}
-        places: set[tuple[str, str, int]] = set()
+        found, places = [], set()
         for protocol in reversed(self.protocols):
             for size in self.sizes:
                 every = self.entries(protocol, size)
@@ -224,21 +207,22 @@ class Study:
                     for length in entry.published
                     if size == self.sizes[-1]
                 }
-                entries = begun(every, rows)
-                if not entries:
-                    continue
-                for one in by_length(self.runs(entries, rows), entries).to_dicts():
-                    if one["comparable"] is not None and one["seeds"] >= ENOUGH_SEEDS:
-                        verdicts[one["column"], one["model"], one["length"]] = one["verdict"]
-        agree = sum(verdict == "agrees" for verdict in verdicts.values())
-        return len(verdicts), agree, len(places) + self.unmeasured
+                if entries := begun(every, rows):
+                    found.append(by_length(self.runs(entries, rows), entries))
+        if not found:
+            return 0, 0, len(places) + self.unmeasured
+        numbers = (
+            pl.concat(found, how="diagonal")
+            .filter(pl.col("comparable").is_not_null(), pl.col("seeds") >= ENOUGH_SEEDS)
+            .unique(["column", "model", "length"], keep="last")
+        )
+        agree = numbers.filter(verdict="agrees").height
+        return numbers.height, agree, len(places) + self.unmeasured
 
     def sections(self, rows: Mapping[str, Row], folder: Path) -> Iterator[Section]:
         """Yield a section of the page for each protocol and size that adds results.
 
-        Args:
-            rows: rows of results stores, by key.
-            folder: folder of the stores.
+        ``folder`` is that of the results stores that have the rows.
         """
         for protocol in PROTOCOLS:
             seen: set[str] = set()
@@ -273,8 +257,6 @@ class Study:
         size: SizeName,
     ) -> Section:
         """Return the section of the page for one protocol and size."""
-        from statemix.studies.figure import svg
-
         figure = self.draw(runs, folder)
         words = [f'protocol "{protocol}"'] if len(self.protocols) > 1 else []
         words += [f'size "{size}"'] if len(self.sizes) > 1 else []

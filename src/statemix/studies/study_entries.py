@@ -1,5 +1,6 @@
 """Entries of a study: the runs that fill a number, their labels, and the published number."""
 
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -33,11 +34,7 @@ class Trial(NamedTuple):
 
 
 class Trials:
-    """Settings to try, made when they are first needed: a search may have thousands of runs.
-
-    Args:
-        make: returns the settings.
-    """
+    """Settings to try, made when they are first needed: a search may have thousands of runs."""
 
     def __init__(self, make: Callable[[], Iterable[Trial]]) -> None:
         self._make = make
@@ -137,29 +134,22 @@ def plan(entries: Iterable[StudyEntry], folder: Path) -> list[Planned]:
     """Return the distinct runs of entries in the order in which they should be done.
 
     The first data set of every number comes before the second one of any, and every entry is
-    filled before the next one begins.
-
-    Args:
-        entries: entries, those first that should be filled first.
-        folder: parent of the run folders.
+    filled before the next one begins. Each run has a folder of its own inside ``folder``.
     """
     jobs: dict[str, Job] = {}
-    for entry in _first_data_first(entries):
+    counts: Counter[tuple[object, ...]] = Counter()
+
+    def place(entry: StudyEntry) -> int:
+        """Return how many data sets of its number come before."""
+        counts[entry.cell] += 1
+        return counts[entry.cell]
+
+    for entry in sorted(entries, key=place):
         for setting, config, name in entry.trials.runs:
             words = (entry.model, entry.data or entry.column, setting, f"seed {config.seed}")
             title = ", ".join(word for word in words if word)
             jobs.setdefault(name, Job(title, config, folder / name))
     return [Planned(job, name) for name, job in jobs.items()]
-
-
-def _first_data_first(entries: Iterable[StudyEntry]) -> Iterator[StudyEntry]:
-    places: dict[tuple[object, ...], int] = {}
-    rounds: dict[int, list[StudyEntry]] = {}
-    for entry in entries:
-        place = places[entry.cell] = places.get(entry.cell, -1) + 1
-        rounds.setdefault(place, []).append(entry)
-    for place in sorted(rounds):
-        yield from rounds[place]
 
 
 def due(planned: Sequence[Planned], rows: Mapping[str, Row], *, retry: bool) -> list[Planned]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import polars as pl
 
-from statemix.studies.number_text import commit_text
+from statemix.studies.result_text import commit_text
 from statemix.studies.store import Row
 from statemix.studies.study_entries import StudyEntry
 

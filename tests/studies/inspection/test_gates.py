@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from statemix.studies.inspection.gate_entropy import entropy
+from statemix.studies.inspection.recurrences import entropy
 
 
 def test_a_copy_has_none_and_an_average_all():

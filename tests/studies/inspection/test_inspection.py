@@ -5,11 +5,8 @@ import json
 import pytest
 import torch
 
-from statemix.studies.inspection.gate_entropy import entropy
 from statemix.studies.inspection.layer_numbers import WHOLE, inspected, plain_eigenvalues, spread
-from statemix.studies.inspection.mixing import mixing
-from statemix.studies.inspection.recording import record
-from statemix.studies.inspection.spectra import eigenvalues
+from statemix.studies.inspection.recurrences import eigenvalues, entropy, mixing, record
 
 CLOSE = {"rel": 1e-4, "abs": 1e-9}
 
@@ -56,11 +53,9 @@ def test_the_numbers_are_those_of_the_recurrences(model, tokens):
 
 
 def test_a_layer_without_a_recurrence_has_no_numbers(model, tokens):
-    (lstm,) = inspected(model, tokens, layers=[1])
+    lstm = inspected(model, tokens)[1]
     assert (lstm["layer"], lstm["kind"], lstm["summary"]) == (1, "LSTM", None)
     assert lstm["mixing"] == lstm["eigenvalues"] == lstm["steps"] == []
-    with pytest.raises(ValueError, match=r"layers must be in 0..2, got 3"):
-        inspected(model, tokens, layers=[3])
 
 
 def test_what_follows_the_end_of_a_sequence_does_not_count(model, tokens):
@@ -81,7 +76,7 @@ def test_what_follows_the_end_of_a_sequence_does_not_count(model, tokens):
 def test_what_is_not_finite_is_none(model, tokens):
     with torch.no_grad():
         model.backbone.blocks[0].mixer.gate_proj.bias[0] = float("nan")
-    (first,) = inspected(model, tokens, layers=[0])
+    first = inspected(model, tokens)[0]
     assert first["summary"]["largest"] is None
     assert None in first["gates"][0][0][0][0]
     json.dumps(first, allow_nan=False)

@@ -8,7 +8,7 @@ import torch
 
 from statemix.layers import BDLRU, HLRU
 from statemix.layers.state import tensors
-from statemix.studies.inspection.mixing import applied, carried, mixing, part, sizes
+from statemix.studies.inspection.recurrences import applied, carried, mixing, part, sizes
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 

@@ -3,19 +3,22 @@
 import numpy as np
 import pytest
 import torch
-from matplotlib.collections import QuadMesh
-from matplotlib.colors import to_hex, to_rgb
+from matplotlib.collections import LineCollection, QuadMesh
+from matplotlib.colors import Normalize, to_hex, to_rgb
 
 from statemix.layers import LayerSpec
 from statemix.models import TokenClassifier
 from statemix.studies.figure import png
-from statemix.studies.inspection import gate_drawing as gates
-from statemix.studies.inspection import inspection_text as text
-from statemix.studies.inspection import mixing_drawing as mixing
-from statemix.studies.inspection import sharpening_drawing as sharpening
-from statemix.studies.inspection.heat import Heat
+from statemix.studies.inspection import layer_text as text
 from statemix.studies.inspection.layer_numbers import inspected
-from statemix.studies.inspection.pictures import pictures
+from statemix.studies.inspection.layer_pictures import (
+    draw_actions,
+    draw_block,
+    draw_gates,
+    draw_mixing,
+    pictures,
+    scale_of,
+)
 
 
 def contrast(one, other):
@@ -80,7 +83,7 @@ def grids(figure):
 
 def test_a_tile_is_a_transition_with_its_input_gates_on_the_right():
     tiles = [[[0.1, 0.2, 0.7], [0.3, 0.4, 0.3]], [[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]]
-    figure = gates.draw([[tiles]], ["block 0"], {"s": ["1", "2"]}, title="gates")
+    figure = draw_gates([[tiles]], ["block 0"], {"s": ["1", "2"]}, title="gates")
     gap = np.nan
     expected = [
         [0.1, 0.2, gap, 0.7, gap, 0.5, 0.5, gap, 0.0, gap],
@@ -106,8 +109,8 @@ def sharpened(layers, after=0.125):
 
 
 def test_gates_before_and_after_sharpening_stand_one_above_the_other(layers):
-    found = dict(sharpening.pictures([sharpened(layers)], layers, TOKENS))
-    assert list(found) == ["sharpening-0.png"]
+    found = dict(pictures(layers, TOKENS, [sharpened(layers)]))
+    assert found.keys() - dict(pictures(layers, TOKENS)).keys() == {"sharpening-0.png"}
     figure = found["sharpening-0.png"]
     strips = figure.axes[:4]
     assert [axes.get_ylabel() for axes in strips] == [
@@ -120,16 +123,16 @@ def test_gates_before_and_after_sharpening_stand_one_above_the_other(layers):
     assert [label.get_text() for label in strips[0].get_xticklabels()] == ["BOS", "1", "2", "3"]
     assert strips[0].get_title(loc="left") == "sequence 0"
     # Gates of 0 and 1 are the limit of all temperatures.
-    hard = sharpening.draw(sharpened(layers, 0.0), layers[0], "s", [1, 2, 3])
+    hard = dict(pictures(layers, TOKENS, [sharpened(layers, 0.0)]))["sharpening-0.png"]
     assert hard.axes[1].get_ylabel() == "block 0, τ → 0"
     # Without a unit, there is nothing to draw.
     none = sharpened(layers) | {"shown": []}
-    assert not list(sharpening.pictures([none], layers, TOKENS))
+    assert "sharpening-0.png" not in dict(pictures(layers, TOKENS, [none]))
 
 
 def test_a_single_row_of_gates_stands_upright():
     rows = [[[0.1, 0.2, 0.7]], [[0.6, 0.4, 0.0]]]
-    figure = gates.draw([[rows]], ["channel 0"], {"s": ["1", "2"]}, title="gates")
+    figure = draw_gates([[rows]], ["channel 0"], {"s": ["1", "2"]}, title="gates")
     gap = np.nan
     expected = [[0.1, gap, 0.6, gap], [0.2, gap, 0.4, gap], [0.7, gap, 0.0, gap]]
     np.testing.assert_array_equal(grids(figure)[0], expected)
@@ -137,10 +140,9 @@ def test_a_single_row_of_gates_stands_upright():
 
 def test_states_are_rows_and_inputs_columns():
     sizes = [[1.0, 0.0, 0.0], [0.5, 0.25, 0.0], [0.1, None, 0.75]]
-    figure = mixing.draw([[sizes]], ["block 0"], {"s": ["7", "8", "9"]}, title="mixing")
+    figure = draw_mixing([[sizes]], ["block 0"], {"s": ["7", "8", "9"]}, title="mixing")
     axes = figure.axes[0]
-    shown = np.ma.filled(axes.images[0].get_array(), np.nan)
-    np.testing.assert_array_equal(shown, np.array(sizes, dtype=float))
+    np.testing.assert_array_equal(grids(figure)[0], np.array(sizes, dtype=float))
     assert [label.get_text() for label in axes.get_yticklabels()] == ["7", "8", "9"]
     assert axes.get_ylabel() == "state after token"
     assert axes.get_xlabel() == "input of token"
@@ -150,21 +152,23 @@ def test_states_are_rows_and_inputs_columns():
 
 def test_blocks_of_a_block_attention_matrix_are_labelled_in_their_middle():
     matrix = np.tril(np.ones((6, 3))).tolist()
-    figure = mixing.draw_block(matrix, ["1", "2", "3"], title="block")
+    figure = draw_block(matrix, ["1", "2", "3"], title="block")
     axes = figure.axes[0]
-    np.testing.assert_allclose(axes.get_yticks(), [0.5, 2.5, 4.5])
-    np.testing.assert_allclose(axes.get_xticks(), [0, 1, 2])
-    assert len(axes.lines) == 4
+    np.testing.assert_allclose(axes.get_yticks(), [1, 3, 5])
+    np.testing.assert_allclose(axes.get_xticks(), [0.5, 1.5, 2.5])
+    lines = [part for part in axes.collections if isinstance(part, LineCollection)]
+    places = [[segment[0].tolist() for segment in part.get_segments()] for part in lines]
+    assert places == [[[0, 2], [0, 4]], [[1, 6], [2, 6]]]
 
 
 def test_zero_has_the_colour_of_the_page_whatever_the_signs():
     for values in ([0.0, 0.5], [-3.0, 0.0, 0.5], [0.0]):
-        heat = Heat.of([np.array(values), np.array([np.nan, np.inf])])
-        colour = heat.colours(heat.scale(0.0))
-        np.testing.assert_allclose(colour[:3], 1.0, atol=0.02)
-    assert heat.scale.vmax == 1
-    signed = Heat.of([np.array([-3.0, 0.5])])
-    assert (signed.scale.vmin, signed.scale.vmax) == (-3, 3)
+        scale = scale_of([np.array(values), np.array([np.nan, np.inf])])
+        zero = Normalize(scale["vmin"], scale["vmax"])(0.0)
+        np.testing.assert_allclose(scale["cmap"](zero)[:3], 1.0, atol=0.02)
+    assert scale["vmax"] == 1
+    signed = scale_of([np.array([-3.0, 0.5])])
+    assert (signed["vmin"], signed["vmax"]) == (-3, 3)
 
 
 def test_the_table_has_a_line_for_each_layer_with_transitions(layers):
@@ -198,10 +202,12 @@ def test_columns_appear_where_there_is_something_to_say(layers):
 
 @pytest.mark.parametrize("size", range(1, 33))
 def test_numbers_on_cells_are_legible(size):
-    heat = Heat.of([np.array([0.0, size])])
-    for value in range(1, size + 1):
-        cell = to_hex(heat.colours(heat.scale(value)))
-        assert contrast(heat.ink(value), cell) >= 3
+    block = {"block": 0, "role": "tracks", "sources": [list(range(size))]}
+    axes = draw_actions([block], title="maps").axes[0]
+    cells = axes.collections[0].to_rgba(axes.collections[0].get_array()).reshape(size, 4)
+    assert [written.get_text() for written in axes.texts] == [str(entry) for entry in range(size)]
+    for written, cell in zip(axes.texts, cells, strict=True):
+        assert contrast(written.get_color(), to_hex(cell)) >= 3
 
 
 def test_large_and_infinite_numbers_fit_into_the_table(layers):

@@ -1,7 +1,7 @@
 """The race of representations: lines that break between attempts, and marks of what happened."""
 
 from statemix.studies.figure import png
-from statemix.studies.inspection import race
+from statemix.studies.inspection.layer_pictures import draw_race
 from statemix.training.attempts import Attempt
 
 # Two attempts: the first one is given up at step 40.
@@ -29,7 +29,7 @@ def texts(figure):
 
 
 def test_a_line_breaks_between_two_attempts():
-    figure = race.draw(ROWS, "S_3", ATTEMPTS)
+    figure = draw_race(ROWS, "S_3", ATTEMPTS)
     curves, _ = lines(figure)
     assert [[step, step / 100] for step, _ in STEPS[:3]] in curves
     assert [[step, step / 100] for step, _ in STEPS[3:]] in curves
@@ -39,15 +39,15 @@ def test_a_line_breaks_between_two_attempts():
 def test_one_attempt_is_one_line_without_marks():
     for attempt in (None, 1):
         rows = [{**row, "attempt": attempt} for row in ROWS]
-        curves, upright = lines(race.draw(rows, "S_3"))
+        curves, upright = lines(draw_race(rows, "S_3"))
         assert [[step, step / 100] for step, _ in STEPS] in curves
         assert upright == []
 
 
 def test_marks_show_where_attempts_left_the_plateau_and_where_one_passed():
-    figure = race.draw(ROWS, "S_3", ATTEMPTS)
+    figure = draw_race(ROWS, "S_3", ATTEMPTS)
     assert lines(figure)[1] == [15, 52, 58]
     assert {"1'", "2, the points", "off the plateau", "passed"} == texts(figure)
-    failed = race.draw(ROWS[:3], "S_3", [Attempt(0, None, 40, 0.1)])
+    failed = draw_race(ROWS[:3], "S_3", [Attempt(0, None, 40, 0.1)])
     assert lines(failed)[1] == []
     assert "passed" not in texts(failed)

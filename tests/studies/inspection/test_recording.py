@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from statemix.layers import BDLRU, LSTM
-from statemix.studies.inspection.recording import record
+from statemix.studies.inspection.recurrences import record
 
 
 def test_every_layer_is_found_with_its_input(model, tokens):

@@ -9,10 +9,8 @@ import torch
 from statemix.layers import LayerSpec
 from statemix.models import TokenClassifier
 from statemix.proofs import harden
-from statemix.studies.inspection.gate_entropy import entropy
-from statemix.studies.inspection.layer_numbers import inspected
-from statemix.studies.inspection.recording import record
-from statemix.studies.inspection.sharpened_gates import sharpening, softened
+from statemix.studies.inspection.layer_numbers import inspected, sharpening, softened
+from statemix.studies.inspection.recurrences import entropy, record
 from statemix.tasks import TaskSpec
 from statemix.training import AttributeSchedule, ModelConfig, RunConfig, ScheduleConfig
 

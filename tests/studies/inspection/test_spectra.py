@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from statemix.layers import BDLRU, HLRU
-from statemix.studies.inspection.spectra import Spectrum, eigenvalues
+from statemix.studies.inspection.recurrences import Spectrum, eigenvalues, spectrum
 
 
 def multiset(values):
@@ -60,7 +60,7 @@ def test_a_matrix_that_is_not_finite_has_none_and_harms_no_other():
 
 def test_a_summary_counts_every_eigenvalue_once():
     found = torch.tensor([0.5, -0.5, 2j, -2j, 0.0, 1.0, 1e-9j, -1e-9], dtype=torch.complex128)
-    assert Spectrum.of(found.view(2, 4)) == Spectrum(
+    assert spectrum(found.view(2, 4)) == Spectrum(
         largest=2.0,
         mean=pytest.approx(6 / 8),
         negative=1 / 8,

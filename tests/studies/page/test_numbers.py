@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from statemix.studies import number_text as numbers
+from statemix.studies import result_text as numbers
 
 
 @pytest.mark.parametrize(

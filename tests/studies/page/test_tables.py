@@ -1,6 +1,6 @@
 """Tables as text and as HTML."""
 
-from statemix.studies.table_text import Line, Table
+from statemix.studies.result_text import Line, Table
 
 TABLE = Table(
     ("model", "s3"),

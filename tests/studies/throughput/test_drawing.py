@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+from matplotlib.colors import rgb_to_hsv, to_rgb
 
-from statemix.studies.throughput import throughput_drawing as drawing
-from statemix.studies.throughput.points import read
-from statemix.studies.throughput.throughput_panels import panels
-from statemix.studies.throughput.throughput_text import panel_table, rate_text
+from statemix.bench.compared_layers import LOOKS
+from statemix.studies.figure import draw
+from statemix.studies.result_text import rate_text
+from statemix.studies.throughput import caption, speed_panels
+from statemix.studies.throughput_rows import read
 
 SCAN = "bd_lru num_blocks=192 block_size=4 backend=associative"
 
@@ -27,20 +29,27 @@ def points(row, write):
 
 @pytest.fixture
 def figure(points):
-    return drawing.draw(points[0].setting, panels(points)[0])
+    panels = [panel.drawn() for panel in speed_panels(points)[0]]
+    return draw(panels, "tokens per second", caption(points[0].setting, points))
 
 
 def drawn(figure):
     return [axes for axes in figure.axes if axes.get_title(loc="left")]
 
 
-def curves(axes):
-    return {line.get_label(): line for line in axes.lines}
+def curves(figure, axes):
+    """The lines of a panel by their names in the legend."""
+    (legend,) = figure.legends
+    names = [text.get_text() for text in legend.get_texts()]
+    colours = [handle.get_color() for handle in legend.legend_handles]
+    assert len(set(colours)) == len(names)
+    named = dict(zip(colours, names, strict=True))
+    return {named[line.get_color()]: line for line in axes.lines if len(line.get_xdata())}
 
 
 def test_lines_are_medians_and_bands_the_spread(figure):
     axes = drawn(figure)[0]
-    line = curves(axes)["BD-LRU m=4, parallel"]
+    line = curves(figure, axes)["BD-LRU m=4, parallel"]
     np.testing.assert_allclose(line.get_xydata(), [[16, 8 * 16], [32, 8 * 32]])
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     assert list(axes.get_xticks()) == [16, 32]
@@ -51,34 +60,32 @@ def test_lines_are_medians_and_bands_the_spread(figure):
 
 
 def test_points_without_a_time_are_not_drawn(figure):
-    loop = curves(drawn(figure)[1])["BD-LRU m=4, sequential"]
+    loop = curves(figure, drawn(figure)[1])["BD-LRU m=4, sequential"]
     assert list(loop.get_xdata()) == [8]
 
 
 def test_dashes_tell_implementations_and_colours_layers(figure):
-    found = curves(drawn(figure)[0])
+    found = curves(figure, drawn(figure)[0])
     dashes = {name: line._unscaled_dash_pattern for name, line in found.items()}
     assert len({str(one) for one in dashes.values()}) == 4
-    assert dashes["LSTM"] == (0.0, None)
-    colours = {name: line.get_color() for name, line in found.items()}
-    assert len(set(colours.values())) == 2
-    assert colours["LSTM"] not in [colours[name] for name in colours if name != "LSTM"]
+    assert [name for name, line in found.items() if not line.is_dashed()] == ["LSTM"]
+    assert found["LSTM"].get_color() == LOOKS["lstm"].colour
+    # The lines of one layer are shades of its colour.
+    hues = [rgb_to_hsv(to_rgb(line.get_color()))[0] for line in found.values()]
+    assert max(hues[:3]) - min(hues[:3]) < 0.05 < abs(hues[3] - hues[0])
 
 
-def test_every_comparison_has_one_legend_of_its_lines(figure):
-    legends = [axes.get_legend() for axes in figure.axes if axes.get_legend() is not None]
-    names = [[text.get_text() for text in legend.get_texts()] for legend in legends]
-    implementations = ["autotuned", "parallel", "sequential"]
-    assert names == [[*(f"BD-LRU m=4, {name}" for name in implementations), "LSTM"], ["LSTM"]]
-    assert [axes.get_title(loc="left")[:3] for axes in drawn(figure)] == ["(B)", "(B)"] + [
-        "(C)"
-    ] * 2
+def test_all_lines_have_one_legend(figure):
+    (legend,) = figure.legends
+    names = [f"BD-LRU m=4, {name}" for name in ("autotuned", "parallel", "sequential")]
+    assert [text.get_text() for text in legend.get_texts()] == [*names, "LSTM"]
+    assert [axes.get_title(loc="left")[:3] for axes in drawn(figure)] == ["(B)"] * 2 + ["(C)"] * 2
 
 
 def test_legends_and_names_stand_beside_the_data(figure):
     figure.draw_without_rendering()
     boxes = [axes.get_tightbbox() for axes in drawn(figure)]
-    boxes += [axes.get_legend().get_window_extent() for axes in figure.axes if axes.get_legend()]
+    boxes += [legend.get_window_extent() for legend in figure.legends]
     boxes.append(figure._suptitle.get_window_extent())
     for place, box in enumerate(boxes):
         assert not any(box.overlaps(other) for other in boxes[place + 1 :])
@@ -92,7 +99,7 @@ def test_the_title_says_what_was_measured(figure):
 
 
 def test_tables_hold_every_point(points):
-    lines = panel_table(panels(points)[0][1]).as_text().splitlines()
+    lines = speed_panels(points)[0][1].table().as_text().splitlines()
     assert [line.split("  ")[0] for line in lines] == [
         "layer", *["BD-LRU m=4, autotuned"] * 2, *["BD-LRU m=4, parallel"] * 2,
         *["BD-LRU m=4, sequential"] * 2, *["LSTM"] * 2,

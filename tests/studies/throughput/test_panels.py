@@ -2,8 +2,8 @@
 
 import pytest
 
-from statemix.studies.throughput.points import read
-from statemix.studies.throughput.throughput_panels import panels
+from statemix.studies.throughput import speed_panels
+from statemix.studies.throughput_rows import read
 
 SCAN = "bd_lru num_blocks=192 block_size=4 backend=associative"
 WIDE = {"hidden_size": 768}
@@ -12,7 +12,7 @@ WIDE = {"hidden_size": 768}
 @pytest.fixture
 def arranged(row, write):
     """Return a function from rows to panels and the names of those that are missing."""
-    return lambda rows: panels(read([write(rows)]))
+    return lambda rows: speed_panels(read([write(rows)]))
 
 
 def test_blocks_are_compared_by_their_size(row, arranged):
@@ -122,4 +122,4 @@ def test_layers_of_one_label_go_by_their_options(row, arranged):
     rows = [row(one, **WIDE, batch_size=1, length=length) for one in twins for length in (4, 8)]
     (panel,), _ = arranged(rows)
     assert [line.name for line in panel.lines] == twins
-    assert {line.label for line in panel.lines} == {"BD-LRU m=4"}
+    assert {point.label for point in panel.points} == {"BD-LRU m=4"}

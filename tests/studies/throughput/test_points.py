@@ -4,7 +4,7 @@ import pytest
 
 from statemix.bench.harness import Spread
 from statemix.errors import RequestError
-from statemix.studies.throughput.points import Setting, read
+from statemix.studies.throughput_rows import Setting, read
 
 SIZES = {"hidden_size": 8, "batch_size": 2, "length": 5}
 LOOP = "bd_lru num_blocks=4 block_size=2 backend=loop"
@@ -16,10 +16,10 @@ def test_a_row_is_a_point(row, write):
     assert point.setting == Setting("AMD EPYC", 2, "float32", False)
     assert point.setting.title == "AMD EPYC, 2 threads, float32"
     assert point.speed == Spread(5.0, 10.0, 20.0)  # 10 tokens in 2, 1 and 0.5 seconds
-    assert point.ratio == Spread(1.0, 3.0, 4.0)
+    assert tuple(dict(point.ratio).values()) == (1.0, 3.0, 4.0)
     assert (point.hidden_size, point.batch_size, point.length) == (8, 2, 5)
-    assert (point.provider, point.family, point.label) == (LOOP, "bd_lru", "BD-LRU m=2")
-    assert (point.num_parameters, point.commit, point.missing) == (1000, "abcdef0", "")
+    assert (point.provider, point.layer.name, point.label) == (LOOP, "bd_lru", "BD-LRU m=2")
+    assert (point.num_parameters, point.version, point.missing) == (1000, "abcdef0", "")
 
 
 @pytest.mark.parametrize(
@@ -86,12 +86,12 @@ def test_rows_differ_by_setting_layer_and_sizes(row, write):
 
 def test_files_that_had_changed_are_marked(row, write):
     (point,) = read([write([row("lstm", **SIZES, tree_clean=False)])])
-    assert point.commit == "abcdef0+"
+    assert point.version == "abcdef0+"
 
 
 def test_rows_of_no_checkout_have_an_unknown_commit(row, write):
     (point,) = read([write([row("lstm", **SIZES, commit=None, tree_clean=None)])])
-    assert point.commit == "unknown"
+    assert point.version == "unknown"
 
 
 def test_rows_of_other_benchmarks_are_skipped(row, write):
@@ -101,18 +101,27 @@ def test_rows_of_other_benchmarks_are_skipped(row, write):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"case": None}, r":2: case must be an object, got None$"),
-        ({"case": SIZES | {"length": 0}}, ":2: case: length must be a whole number .*, got 0$"),
-        ({"case": SIZES | {"length": True}}, ":2: case: length must be a whole .*, got True$"),
-        ({"time_s": {"p20": 1.0, "p50": -1.0, "p80": 1}}, ":2: time_s: p50 must be a positive nu"),
-        ({"time_s": {"p20": 1.0}}, ":2: time_s: p50 must be a positive number, got nothing$"),
-        ({"time_s": 3}, ":2: time_s must be an object, got 3$"),
-        ({"provider": 3}, ":2: provider must be a text, got 3$"),
-        ({"num_parameters": 1.5}, ":2: num_parameters must be a whole number .*, got 1.5$"),
-        ({"threads": None}, ":2: threads must be a whole number of at least 1, got None$"),
-        ({"layer": {}}, ":2: layer: name must be a text, got nothing$"),
-        ({"layer": {"name": "bd_lru", "backend": 3}}, ":2: layer: backend must be a text, got 3$"),
-        ({"layer": {"name": "bd_lru", "num_blocks": "x"}}, ":2: layer: num_blocks must be a whole"),
+        ({"case": None}, ":2: case.hidden_size .*, got nothing$"),
+        ({"case": SIZES | {"length": 0}}, ":2: case.length must be greater than 0, got 0$"),
+        ({"case": SIZES | {"length": True}}, ":2: case.length must be a valid integer, got True$"),
+        (
+            {"time_s": {"p20": 1.0, "p50": -1.0, "p80": 1}},
+            ":2: time_s.p50 must be greater than 0, got -1",
+        ),
+        ({"time_s": {"p20": 1.0}}, ":2: time_s.p50 Field required, got nothing$"),
+        ({"time_s": 3}, ":2: time_s must be a valid dictionary .*, got 3$"),
+        ({"provider": 3}, ":2: provider must be a valid string, got 3$"),
+        ({"num_parameters": 1.5}, ":2: num_parameters must be a valid integer, got 1.5$"),
+        ({"threads": None}, ":2: threads must be given on a CPU, got "),
+        ({"layer": {}}, ":2: layer.name Field required, got nothing$"),
+        (
+            {"layer": {"name": "bd_lru", "backend": 3}},
+            ":2: layer.backend must be a valid string, got 3$",
+        ),
+        (
+            {"layer": {"name": "bd_lru", "num_blocks": "x"}},
+            ":2: layer.num_blocks must be a valid int",
+        ),
     ],
 )
 def test_a_bad_field_is_named_with_its_file_and_line(row, write, change, message):

@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from statemix.bench import step_timing
+from statemix.bench.compared_layers import display_name
 from statemix.bench.harness import Measurement
 from statemix.bench.roofline import COPY
 from statemix.bench.step_timing import PROJECTIONS, StepCase
@@ -19,7 +20,7 @@ from statemix.cli.bench.bench_options import (
     ratio_text,
     time_texts,
 )
-from statemix.layers import LAYERS, LayerSpec
+from statemix.layers import LayerSpec
 from statemix.ops import BACKENDS
 
 Row = Callable[[StepCase, Measurement], Mapping[str, Any]]
@@ -92,7 +93,7 @@ class Decode(Measured):
 
 
 def _label(case: StepCase) -> str:
-    name = LAYERS[case.recurrence].display_name
+    name = display_name(case.recurrence)
     return f"{name} m={case.block_size}, width {case.hidden_size}, B={case.batch_size}"
 
 

@@ -7,12 +7,12 @@ from typing import Any
 from rich.table import Table
 
 from statemix.bench import entries, layer_timing
-from statemix.bench.comparison import layers_of_dtype
+from statemix.bench.compared_layers import display_name, layers_of_dtype
 from statemix.bench.entries import Entry, LayerCase
 from statemix.bench.harness import Measurement, Provider
 from statemix.bench.roofline import COPY
 from statemix.cli.bench.bench_options import Measured, Outcome, name_of, new_table, ratio_text
-from statemix.layers import LAYERS, LayerSpec
+from statemix.layers import LayerSpec
 
 _REMARK = """\
 A call computes forward and backward of the layer alone, with the gradients of its input and of
@@ -26,7 +26,7 @@ _HEADINGS = (
     "decode\nbytes",
     "saved\nbytes",
     "tokens\nper s",
-    f"x time\nof {LAYERS[entries.BASELINE.name].display_name}",
+    f"x time\nof {display_name(entries.BASELINE.name)}",
 )
 _COLUMNS = """\
 state size: entries that a sequence carries after its last token, inputs of short convolutions

@@ -7,6 +7,7 @@ from typing import Any, get_args
 from rich.table import Table
 
 from statemix.bench import operator_timing, peer_timing
+from statemix.bench.compared_layers import display_name
 from statemix.bench.harness import Measurement, Provider
 from statemix.bench.operator_timing import OperatorCase, ProviderName
 from statemix.bench.peer_timing import PeerName
@@ -18,9 +19,8 @@ from statemix.cli.bench.bench_options import (
     ratio_text,
     time_texts,
 )
-from statemix.layers import LAYERS
 
-_TITLES = {name: LAYERS[name].display_name for name in get_args(operator_timing.Recurrence)}
+_TITLES = {name: display_name(name) for name in get_args(operator_timing.Recurrence)}
 _DIRECTIONS = {"forward": "forward", "forward_backward": "forward + backward"}
 _REMARK = """\
 Forward runs without an autograd graph; every call allocates its gradients. Ours and the

@@ -1,32 +1,26 @@
 """What FP-Mamba1 and FP-Mamba2 share: outputs that feed back into a selective scan."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from statemix.layers.fixed_point.layer import (
-    Budget,
-    FixedPointLayer,
-    Tensors,
-    check_contraction,
-    shifted,
-)
+from statemix.layers.fixed_point.fixed_point_layer import Budget, FixedPointLayer, Tensors, shifted
 from statemix.layers.fixed_point.mixers import MixerName, build_mixer
 from statemix.layers.fixed_point.normed import MixerInputs, NormedLinear
 from statemix.layers.fixed_point.solver import Gradient
-from statemix.layers.layer import (
+from statemix.layers.norms import unit_length
+from statemix.layers.option_checks import (
+    check_contraction,
     check_placement,
     check_sizes,
-    zero_states,
+    check_taps,
 )
-from statemix.layers.norms import unit_length
 from statemix.layers.padded import last_inputs, reset_linear, valid_tokens, without_autocast
-from statemix.layers.short_conv import ShortConvolution, check_taps
-from statemix.layers.state import loadable
+from statemix.layers.short_conv import ShortConvolution
+from statemix.layers.state import loadable, zero_states
 from statemix.ops import flops
 
 
@@ -80,13 +74,6 @@ class FPMamba(FixedPointLayer):
     """
 
     entry = "in_proj"
-
-    @classmethod
-    def label(cls, options: Mapping[str, Any]) -> str:
-        """Return such as "FP-Mamba1 householder 1"."""
-        mixer = options.get("mixer", "householder")
-        rank = "" if mixer == "kronecker" else f" {options.get('rank', 1)}"
-        return f"{cls.display_name} {mixer}{rank}"
 
     def __init__(
         self,

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from statemix.layers.fixed_point.fixed_point_layer import Budget, diagonal_scan
 from statemix.layers.fixed_point.fp_mamba import FPMamba, FPMambaState, Projected
-from statemix.layers.fixed_point.layer import Budget, diagonal_scan
 from statemix.layers.fixed_point.mixers import MixerName
 from statemix.layers.fixed_point.normed import MixerInputs, NormedLinear
 from statemix.layers.fixed_point.solver import Gradient
-from statemix.layers.flops import Flops
+from statemix.layers.layer import Flops
 from statemix.layers.norms import rms_norm
 from statemix.layers.padded import reset_linear, reset_steps, valid_tokens, without_autocast
 from statemix.ops import flops
@@ -79,7 +79,6 @@ class FPMamba1(FPMamba):
     """
 
     name = "fp_mamba1"
-    display_name = "FP-Mamba1"
 
     def __init__(
         self,

@@ -8,16 +8,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from statemix.errors import OptionError
-from statemix.layers.decays import log_decays
+from statemix.layers.chunks import log_decays, ssd
+from statemix.layers.fixed_point.fixed_point_layer import Budget
 from statemix.layers.fixed_point.fp_mamba import FPMamba, FPMambaState, Projected
-from statemix.layers.fixed_point.layer import Budget
 from statemix.layers.fixed_point.mixers import MixerName
 from statemix.layers.fixed_point.normed import MixerInputs
 from statemix.layers.fixed_point.solver import Gradient
-from statemix.layers.flops import Flops
-from statemix.layers.layer import check_sizes
-from statemix.layers.mamba2 import ssd
+from statemix.layers.layer import Flops
 from statemix.layers.norms import rms_norm
+from statemix.layers.option_checks import check_sizes
 from statemix.layers.padded import reset_decay, reset_linear, valid_tokens, without_autocast
 from statemix.ops import flops
 
@@ -86,7 +85,6 @@ class FPMamba2(FPMamba):
     """
 
     name = "fp_mamba2"
-    display_name = "FP-Mamba2"
 
     def __init__(
         self,

@@ -6,27 +6,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from statemix.layers.fixed_point.layer import (
+from statemix.layers.fixed_point.fixed_point_layer import (
     Budget,
     FixedPointLayer,
     Tensors,
-    check_contraction,
     diagonal_scan,
     shifted,
 )
 from statemix.layers.fixed_point.mixers import MixerName, build_mixer
 from statemix.layers.fixed_point.normed import MixerInputs
 from statemix.layers.fixed_point.solver import Gradient
-from statemix.layers.flops import Flops
-from statemix.layers.layer import (
-    at_least_float32,
-    check_placement,
-    check_sizes,
-    zero_states,
-)
+from statemix.layers.layer import Flops
 from statemix.layers.norms import rms_norm
+from statemix.layers.option_checks import check_contraction, check_placement, check_sizes
 from statemix.layers.padded import last_inputs, reset_linear, valid_tokens, without_autocast
+from statemix.layers.state import zero_states
 from statemix.ops import flops
+from statemix.ops.layout import at_least_float32
 
 
 class FPRNN(FixedPointLayer):
@@ -98,7 +94,6 @@ class FPRNN(FixedPointLayer):
 
     name = "fp_rnn"
     entry = "in_proj"
-    display_name = "FP-RNN"
 
     def __init__(
         self,

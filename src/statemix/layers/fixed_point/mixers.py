@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from statemix.errors import OptionError
 from statemix.layers.fixed_point.normed import MixerInputs, NormedLinear, Prepared
-from statemix.layers.layer import check_sizes
 from statemix.layers.norms import unit_length
+from statemix.layers.option_checks import check_sizes
 from statemix.ops import flops
 from statemix.ops.checks import check_choice
 

@@ -1,44 +1,69 @@
 """Networks that track an automaton exactly: the recipe on every group, and one change at a time."""
 
+import time
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import polars as pl
 
-from statemix.studies.exactness.certified_rows import certified_row
-from statemix.studies.exactness.exact_factorial import factorial_entries
-from statemix.studies.exactness.exact_groups import group_entries
+from statemix.studies import recipes, store
+from statemix.studies.exactness.exact_suites import factorial_entries, group_entries
 from statemix.studies.exactness.exact_table import (
     ATTEMPTS_LEGEND,
     LEGEND,
     attempts_table,
-    group_panels,
     proof_table,
 )
+from statemix.studies.figure import Panel
+from statemix.studies.length_table import length_panels
+from statemix.studies.result_text import Table
 from statemix.studies.runner import Ended
 from statemix.studies.store import Row
 from statemix.studies.study import Study
 from statemix.studies.study_entries import StudyEntry
-from statemix.studies.table_text import Table
+from statemix.training.certificates import certify_run
+from statemix.training.devices import threads
 
 
-class AttemptStudy(Study):
-    """Attempts from new weights, whose networks are certified."""
+def certified_row(ended: Ended) -> Row:
+    """Return the row of a run that has ended, with a certificate if it has a result.
+
+    Raises:
+        RequestError: if the task has no automaton, or the files of a finished run are damaged.
+    """
+    row = store.row_of(ended)
+    if ended.status != "done":
+        return row
+    began = time.monotonic()
+    # As the run itself, so that the cost is that of one core.
+    with threads(ended.job.config.runtime.num_threads):
+        found, _ = certify_run(ended.job.folder, max_pairs=recipes.MAX_PAIRS)
+    time_s = round(time.monotonic() - began, 3)
+    more = {"certificate": found.to_plain(), "certify_s": time_s}
+    return cast(Row, {**cast(dict[str, Any], row), **more})
+
+
+class CertifiedStudy(Study):
+    """Networks of tasks with an automaton, each with its certificate."""
 
     def row_of(self, ended: Ended) -> Row:
         return certified_row(ended)
+
+
+class AttemptStudy(CertifiedStudy):
+    """Attempts from new weights."""
 
     def table(self, runs: pl.DataFrame, entries: Sequence[StudyEntry]) -> Table:
         del entries
         return attempts_table(runs)
 
-    def draw(self, runs: pl.DataFrame, folder: Path) -> Any:
-        del runs, folder
+    def panels(self, runs: pl.DataFrame) -> list[Panel]:
+        del runs
+        return []
 
 
-class ProofStudy(AttemptStudy):
+class ProofStudy(CertifiedStudy):
     """Networks whose certificate is their result."""
 
     def runs(
@@ -52,11 +77,8 @@ class ProofStudy(AttemptStudy):
         del entries
         return proof_table(runs)
 
-    def panels(self, runs: pl.DataFrame) -> Any:
-        return group_panels(runs)
-
-    def draw(self, runs: pl.DataFrame, folder: Path) -> Any:
-        return Study.draw(self, runs, folder)
+    def panels(self, runs: pl.DataFrame) -> list[Panel]:
+        return length_panels(runs, panel="model", line="column", x_label="word length")
 
 
 STUDIES = (

@@ -1,14 +1,12 @@
 """How many runs are proven, after how many attempts, and at what cost."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import polars as pl
 
-from statemix.studies.figure import Panel
-from statemix.studies.number_text import accuracy_text, duration_text
-from statemix.studies.table_text import Line, Table
+from statemix.studies.result_text import Line, Table, accuracy_text, duration_text
 
 LEGEND = """\
 proven: right after every word of every length, with gates of 0 and 1. attempts passed: attempts
@@ -53,36 +51,39 @@ def tallies(runs: pl.DataFrame) -> pl.DataFrame:
 
 def proof_table(runs: pl.DataFrame) -> Table:
     """Lay out conditions whose networks may be proven, a line for each."""
-    lines = []
-    for one in tallies(runs).to_dicts():
-        if one["done"]:
-            cells = [_verdicts(one), _attempts(one), _cost(one), _accuracy(one)]
-        else:
-            cells = [_without_result(one), "", "", ""]
-        lines.append(Line((one["column"], one["model"], *cells)))
-    head = ("trained on", "model", "proven", "attempts passed", "cost of a run", "accuracy")
-    return Table(head, tuple(lines))
+    columns = {"proven": _verdicts, "attempts passed": _attempts, "cost of a run": _cost}
+    return _table(runs, "model", {**columns, "accuracy": _accuracy})
 
 
 def attempts_table(runs: pl.DataFrame) -> Table:
     """Lay out conditions that differ in how an attempt is made, a line for each."""
+    columns = {
+        "attempts passed": lambda one: ", ".join(
+            [_attempts(one), *[_without_result(one)] * bool(one["lost"])]
+        ),
+        "proven": _proven,
+        "plateau": lambda one: _mean(one["plateau"]),
+        "steps": lambda one: _mean(one["steps"]),
+        "cost of a run": _cost,
+    }
+    return _table(runs, "change", columns)
+
+
+Cell = Callable[[dict[str, Any]], str]
+
+
+def _table(runs: pl.DataFrame, model: str, columns: Mapping[str, Cell]) -> Table:
     lines = []
     for one in tallies(runs).to_dicts():
-        cells = [_without_result(one), "", "", "", ""]
-        if one["done"]:
-            lost = f", {one['lost']} without result" if one["lost"] else ""
-            certified = len(one["verdicts"])
-            proven = one["verdicts"].count("proven")
-            cells = [
-                _attempts(one) + lost,
-                f"{proven} of {certified}" if certified else "–",
-                _mean(one["plateau"]),
-                _mean(one["steps"]),
-                _cost(one),
-            ]
+        cells = [cell(one) for cell in columns.values()] if one["done"] else [_without_result(one)]
+        cells += [""] * (len(columns) - len(cells))
         lines.append(Line((one["column"], one["model"], *cells)))
-    head = ("trained on", "change", "attempts passed", "proven", "plateau", "steps")
-    return Table((*head, "cost of a run"), tuple(lines))
+    return Table(("trained on", model, *columns), tuple(lines))
+
+
+def _proven(one: dict[str, Any]) -> str:
+    certified = len(one["verdicts"])
+    return f"{one['verdicts'].count('proven')} of {certified}" if certified else "–"
 
 
 def _without_result(one: dict[str, Any]) -> str:
@@ -119,10 +120,11 @@ def _cost(one: dict[str, Any]) -> str:
 
 
 def _accuracy(one: dict[str, Any]) -> str:
-    by_length: dict[int, list[float]] = {}
-    for test in one["tests"]:
-        by_length.setdefault(test["length"], []).append(test["accuracy"])
-    ends = [by_length[min(by_length)], by_length[max(by_length)]]
+    lengths = [test["length"] for test in one["tests"]]
+    ends = [
+        [test["accuracy"] for test in one["tests"] if test["length"] == end]
+        for end in (min(lengths), max(lengths))
+    ]
     return " … ".join(accuracy_text(math.fsum(values) / len(values)) for values in ends)
 
 
@@ -148,22 +150,3 @@ def interval(passed: Sequence[bool]) -> tuple[float, float]:
     centre = (k + _Z**2 / 2) / (n + _Z**2)
     half = _Z / (n + _Z**2) * math.sqrt(k * (n - k) / n + _Z**2 / 4)
     return max(centre - half, 0.0), min(centre + half, 1.0)
-
-
-def group_panels(runs: pl.DataFrame) -> list[Panel]:
-    """Return a panel for each model: accuracy as trained against the length of words."""
-    done = runs.filter(pl.col("status") == "done").explode("tests").unnest("tests")
-    return [
-        Panel(
-            str(model),
-            "word length",
-            group.select(
-                pl.col("column").alias("line"),
-                pl.col("column").alias("family"),
-                pl.col("key").alias("run"),
-                pl.col("length").alias("x"),
-                pl.col("accuracy").alias("y"),
-            ),
-        )
-        for (model,), group in done.group_by(["model"], maintain_order=True)
-    ]

@@ -3,17 +3,24 @@
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import polars as pl
+import torch
 
 from statemix.errors import RequestError
-from statemix.studies.fixed_points.dense_mixing import tracking_entries
-from statemix.studies.fixed_points.iterated_rows import iterated_row
-from statemix.studies.fixed_points.iteration_budget import budget_entries
-from statemix.studies.fixed_points.movahedi import PAPER, language
-from statemix.studies.fixed_points.story_questions import ARCHIVE, story_entries
-from statemix.studies.fixed_points.string_copying import copying_entries
+from statemix.layers import Layer
+from statemix.models import ReadoutModel
+from statemix.studies import store
+from statemix.studies.fixed_points.fixed_point_suites import (
+    ARCHIVE,
+    LANGUAGE,
+    PAPER,
+    budget_entries,
+    copying_entries,
+    story_entries,
+    tracking_entries,
+)
 from statemix.studies.length_table import LENGTHS_LEGEND
 from statemix.studies.runner import Ended
 from statemix.studies.store import Row
@@ -21,6 +28,47 @@ from statemix.studies.study import Study
 from statemix.studies.study_entries import SIZES, ProtocolName, SizeName, StudyEntry, Trials, begun
 from statemix.studies.tidy import by_length
 from statemix.tasks.addressing import Split
+from statemix.tasks.task import Examples
+from statemix.training import load_config, load_model
+from statemix.training.devices import threads
+from statemix.training.schedules import attributes_set
+
+# Sequences of the batch that is iterated, which ends when the slowest of them has converged.
+_BATCH = 64
+
+
+def iterated_row(ended: Ended) -> Row:
+    """Return the row of a run that has ended; with a result, also its iterations by test length.
+
+    Raises:
+        RequestError: if the files of a finished run are damaged.
+    """
+    row = store.row_of(ended)
+    if ended.status != "done":
+        return row
+    config = load_config(ended.job.folder)
+    task, model = config.build_task(), load_model(ended.job.folder)
+    found: dict[str, dict[str, float]] = {}
+    with threads(config.runtime.num_threads), attributes_set(model, config.evaluation.attributes):
+        for length in map(int, row["test"]):
+            numbers = _iterations(model, task.examples("test", 0, _BATCH, length))
+            if numbers is not None:
+                found[str(length)] = numbers
+    return cast(Row, {**cast(dict[str, Any], row), "iterated": found})
+
+
+@torch.no_grad()
+def _iterations(model: ReadoutModel, examples: Examples) -> dict[str, float] | None:
+    """Return the iterations, the mean over layers, and the largest residual of any of them."""
+    lengths = None if examples.lengths is None else torch.from_numpy(examples.lengths)
+    model(torch.from_numpy(examples.tokens), lengths=lengths)
+    reports = [layer.reports() for layer in model.modules() if isinstance(layer, Layer)]
+    iterating = [numbers for numbers in reports if "iterations" in numbers]
+    if not iterating:
+        return None
+    iterations = torch.stack([numbers["iterations"].double() for numbers in iterating])
+    residuals = torch.stack([numbers["residual"].double() for numbers in iterating])
+    return {"iterations": float(iterations.mean()), "residual": float(residuals.max())}
 
 
 class FixedPointStudy(Study):
@@ -58,7 +106,8 @@ class StoryStudy(FixedPointStudy):
 def _study(kind: type[Study], name: str, title: str, entries: Any, unmeasured: int = 0) -> Study:
     @cache
     def listed(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntry, ...]:
-        found: tuple[StudyEntry, ...] = entries(protocol, size)
+        del protocol
+        found: tuple[StudyEntry, ...] = entries(size)
         return found
 
     return kind(name, title, listed, ("paper",), SIZES, LENGTHS_LEGEND, PAPER, unmeasured)
@@ -78,7 +127,7 @@ STUDIES = (
         "catbabi",
         "questions about the stories of bAbI",
         story_entries,
-        unmeasured=len(language()),
+        unmeasured=len(LANGUAGE),
     ),
 )
 """The studies of the paper, in the order of the page."""
@@ -89,9 +138,6 @@ def overview(rows: Mapping[str, Row]) -> dict[str, Any]:
 
     Numbers without results have the verdict "empty". The protocol is "reduced" where task or
     training are so much less than the paper's that numbers are not compared.
-
-    Args:
-        rows: rows of results stores, by key.
     """
     cells = [
         line
@@ -108,7 +154,7 @@ def overview(rows: Mapping[str, Row]) -> dict[str, Any]:
     ]
     empty += [
         _line("language", entry, None, {"published": perplexity}) | {"metric": "perplexity"}
-        for model, perplexity in language().items()
+        for model, perplexity in LANGUAGE.items()
         for entry in [StudyEntry("FineWeb", model, Trials(list), size="paper")]
     ]
     counts = [study.counts(rows) for study in STUDIES]

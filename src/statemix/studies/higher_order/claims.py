@@ -1,9 +1,7 @@
 """The paper's claims, and what our runs say about each."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import polars as pl
 
@@ -13,12 +11,11 @@ from statemix.studies.higher_order.contenders import (
     Contender,
     bd_lru,
     h_lru,
+    layer_price,
 )
-from statemix.studies.higher_order.layer_prices import layer_price
-from statemix.studies.higher_order.paper_tables import column
+from statemix.studies.higher_order.paper_tables import SHORT_COMPRESSION, SHORT_COPYING, column
 from statemix.studies.higher_order.protocols import GRIDS, Column, cell
-from statemix.studies.higher_order.short_data import SHORT_COMPRESSION, SHORT_COPYING
-from statemix.studies.number_text import accuracy_text
+from statemix.studies.result_text import accuracy_text
 from statemix.studies.store import Row
 from statemix.studies.study_entries import SIZES, ProtocolName, SizeName, StudyEntry, begun
 from statemix.studies.tidy import NOISE, scores, tidy
@@ -30,17 +27,25 @@ ClaimVerdict = Literal["holds", "does not hold", "open"]
 Relation = Literal["learns", "fails", "beats", "does not beat", "matches", "is smaller than"]
 
 
-@dataclass(frozen=True)
-class Comparison:
+_HOLDS: dict[Relation, Callable[[float, float], bool]] = {
+    "learns": lambda ours, _: ours >= LEARNED,
+    "fails": lambda ours, _: ours < LEARNED,
+    # Rounded, because 1.0 - 0.95 is more than 0.05 in floating point.
+    "beats": lambda ours, other: round(ours - other, 6) > NOISE,
+    "does not beat": lambda ours, other: round(ours - other, 6) <= NOISE,
+    "matches": lambda ours, other: round(other - ours, 6) <= NOISE,
+    "is smaller than": lambda ours, other: ours < other,
+}
+"""Relation -> whether it holds between two accuracies, or numbers of parameters of layers."""
+
+
+class Comparison(NamedTuple):
     """An inequality that our runs decide.
 
     Attributes:
         column: data to be learned; its first data set counts.
         model: the model.
-        relation: "learns" and "fails" compare its accuracy with LEARNED; "beats" asks for more than
-            NOISE above the other model, "does not beat" for the opposite, "matches" for no more
-            than NOISE below it; "is smaller than" compares the parameters of the layers and needs
-            no runs.
+        relation: one of :data:`_HOLDS`. "is smaller than" needs no runs.
         other: the model to compare with, if any.
         control: a model that must reach ``least`` on the same data for the condition to decide
             anything; None asks for none. Where nothing learns, nothing can be compared.
@@ -62,8 +67,7 @@ class Comparison:
         return (self.model,) if self.other is None else (self.model, self.other)
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """A condition with what decides it.
 
     Attributes:
@@ -85,52 +89,25 @@ class Finding:
             return None
         if self.condition.control is not None and (self.control or 0.0) < self.condition.least:
             return None
-        # Rounded, because 1.0 - 0.95 is more than 0.05 in floating point.
-        match self.condition.relation:
-            case "learns":
-                return known[0] >= LEARNED
-            case "fails":
-                return known[0] < LEARNED
-            case "beats":
-                return round(known[0] - known[1], 6) > NOISE
-            case "does not beat":
-                return round(known[0] - known[1], 6) <= NOISE
-            case "matches":
-                return round(known[1] - known[0], 6) <= NOISE
-            case "is smaller than":
-                return known[0] < known[1]
+        return _HOLDS[self.condition.relation](known[0], known[-1])
 
 
-@dataclass(frozen=True)
-class Claim:
-    """A claim of the paper, as conditions that must all be met.
-
-    Attributes:
-        name: short name.
-        statement: the claim in words.
-        conditions: the conditions, those first that say most.
-    """
+class Claim(NamedTuple):
+    """A claim of the paper, as conditions that must all be met; those first that say most."""
 
     name: str
     statement: str
     conditions: tuple[Comparison, ...]
 
 
-@dataclass(frozen=True)
-class Decision:
-    """What our runs say about a claim under one protocol.
-
-    Attributes:
-        claim: the claim.
-        protocol: name of the protocol.
-        findings: one for each of its conditions.
-    """
+class Decision(NamedTuple):
+    """What our runs say about a claim under one protocol: a finding for each of its conditions."""
 
     claim: Claim
     protocol: ProtocolName
     findings: tuple[Finding, ...]
 
-    @cached_property
+    @property
     def verdict(self) -> ClaimVerdict:
         """Whether the claim holds: one condition that is not met decides against it."""
         truths = [finding.true for finding in self.findings]
@@ -171,23 +148,17 @@ def claim_entries(protocol: ProtocolName, size: SizeName) -> list[StudyEntry]:
         for condition in claim.conditions
         for model in (*condition.models, *([condition.control] if condition.control else []))
     }
-    return [entry for model, one in found.values() for entry in _cell(model, one, protocol, size)]
-
-
-def _cell(
-    model: Contender, column: Column, protocol: ProtocolName, size: SizeName
-) -> list[StudyEntry]:
-    return cell(model, column, protocol, size, fixed=str(model.fixed))
+    return [
+        entry
+        for model, column in found.values()
+        for entry in cell(model, column, protocol, size, fixed=str(model.fixed))
+    ]
 
 
 def decide(rows: Mapping[str, Row], protocol: ProtocolName) -> list[Decision]:
-    """Decide every claim from the rows of results stores.
+    """Decide every claim from the rows of results stores, by key.
 
     Of several sizes the largest counts at which a model has enough seeds.
-
-    Args:
-        rows: rows by key.
-        protocol: name of the protocol.
     """
     entries = [one for size in SIZES for one in begun(claim_entries(protocol, size), rows)]
     accuracy = _accuracies(entries, rows) if entries else {}
@@ -196,16 +167,13 @@ def decide(rows: Mapping[str, Row], protocol: ProtocolName) -> list[Decision]:
         return accuracy.get((one.column.name, model.name, str(model.fixed)))
 
     def finding(one: Comparison) -> Finding:
-        if one.relation == "is smaller than":
-            values: tuple[float | None, ...] = _sizes(one)
-        else:
-            values = tuple(value(one, model) for model in one.models)
+        values: tuple[float | None, ...] = tuple(value(one, model) for model in one.models)
+        if one.other is not None and one.relation == "is smaller than":
+            models = (one.model, one.other)
+            values = tuple(layer_price(model.layer(_STATE)).num_parameters for model in models)
         return Finding(one, values, None if one.control is None else value(one, one.control))
 
-    return [
-        Decision(claim, protocol, tuple(finding(one) for one in claim.conditions))
-        for claim in CLAIMS
-    ]
+    return [Decision(claim, protocol, tuple(map(finding, claim.conditions))) for claim in CLAIMS]
 
 
 def _accuracies(
@@ -257,12 +225,6 @@ def _finding_text(finding: Finding) -> str:
     if condition.other is not None:
         words += f" {condition.other.name} ({values[1]})"
     return words if smaller else f"{words} on {condition.column.data[0].name}"
-
-
-def _sizes(condition: Comparison) -> tuple[float, ...]:
-    assert condition.other is not None
-    models = (condition.model, condition.other)
-    return tuple(layer_price(model.layer(_STATE)).num_parameters for model in models)
 
 
 # State size of the models whose parameters are compared, that of size "laptop".

@@ -1,9 +1,12 @@
-"""The models that the paper compares, by their names in its tables."""
+"""The models that the paper compares, by their names in its tables, and what they cost."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
-from statemix.layers import LayerSpec
+from statemix.layers import LayerSpec, Price, price
+from statemix.studies.result_text import counts_text
+from statemix.training import RunConfig
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,18 +61,6 @@ def _gates(options: Mapping[str, object]) -> str:
     return words if gate == "softmax" else f"{words}, {gate}"
 
 
-def _mamba2(d_state: int, d_conv: int) -> LayerSpec:
-    return LayerSpec("mamba2", d_state=d_state, d_conv=d_conv)
-
-
-def _delta_net(num_heads: int) -> LayerSpec:
-    return LayerSpec("delta_net", num_heads=num_heads)
-
-
-def _delta_product(num_heads: int) -> LayerSpec:
-    return LayerSpec("delta_product", num_heads=num_heads, num_householder=4)
-
-
 ORDERS = (1, 2, 3, 4, 5, 6, 8, 16)
 """Values of m in the paper's tables."""
 
@@ -81,19 +72,43 @@ CONTENDERS = {
         Contender("LSTM", lambda _: LayerSpec("lstm")),
         Contender(
             "Mamba2",
-            lambda _: _mamba2(8, 4),
-            tuple(_mamba2(d_state, d_conv) for d_state in (2, 4, 8) for d_conv in (2, 4)),
+            lambda _: LayerSpec("mamba2", d_state=8, d_conv=4),
+            tuple(LayerSpec("mamba2", d_state=n, d_conv=k) for n in (2, 4, 8) for k in (2, 4)),
         ),
         Contender(
-            "DeltaNet [-1,1]", lambda _: _delta_net(4), tuple(_delta_net(heads) for heads in (2, 8))
+            "DeltaNet [-1,1]",
+            lambda _: LayerSpec("delta_net", num_heads=4),
+            tuple(LayerSpec("delta_net", num_heads=heads) for heads in (2, 8)),
         ),
         Contender(
             "DeltaProduct_4 [-1,1]",
-            lambda _: _delta_product(4),
-            tuple(_delta_product(heads) for heads in (2, 8)),
+            lambda _: LayerSpec("delta_product", num_heads=4, num_householder=4),
+            tuple(
+                LayerSpec("delta_product", num_heads=heads, num_householder=4) for heads in (2, 8)
+            ),
         ),
         *(bd_lru(m) for m in ORDERS),
         *(h_lru(m) for m in ORDERS),
     )
 }
 """Name -> model, in the order of the paper's tables."""
+
+
+WIDTH = RunConfig().model.hidden_size
+"""Width of the models that are compared."""
+
+PRICES = ("parameters", "FLOPs/token")
+"""Heads of the columns that :func:`price_texts` fills."""
+
+
+@cache
+def layer_price(layer: LayerSpec) -> Price:
+    """Return the price of a layer at the width of the paper."""
+    return price(layer, hidden_size=WIDTH, length=1)
+
+
+def price_texts(layers: Sequence[LayerSpec]) -> tuple[str, str]:
+    """Write parameters and forward FLOPs per token of the layers that are tried."""
+    paid = [layer_price(layer) for layer in layers]
+    flops = [one.flops.total for one in paid if one.flops is not None]
+    return counts_text(one.num_parameters for one in paid), counts_text(flops)

@@ -2,29 +2,31 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
+from matplotlib.figure import Figure
 
+from statemix.studies.figure import Panel
 from statemix.studies.higher_order.cell_table import (
     LEGEND,
     cell_table,
+    overview,
     point_panels,
     point_table,
     price_table,
 )
 from statemix.studies.higher_order.claims import claim_entries, decide, decision_text
-from statemix.studies.higher_order.dubinin import PAPER
-from statemix.studies.higher_order.overview import overview
 from statemix.studies.higher_order.paper_figures import FIGURES
-from statemix.studies.higher_order.paper_tables import TABLES
+from statemix.studies.higher_order.paper_tables import PAPER, TABLES, WRAPPER_TITLE, wrapper_entries
 from statemix.studies.higher_order.run_spectra import (
-    SpectraFolder,
+    draw_spectra,
     due_with_spectra,
+    read_spectra,
     spectra_entries,
     store_spectra,
 )
-from statemix.studies.higher_order.wrapper import WRAPPER_TITLE, wrapper_entries
+from statemix.studies.result_text import Table
 from statemix.studies.store import Row, Store
 from statemix.studies.study import Section, Study
 from statemix.studies.study_entries import (
@@ -35,10 +37,6 @@ from statemix.studies.study_entries import (
     SizeName,
     StudyEntry,
 )
-from statemix.studies.table_text import Table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 class TableStudy(Study):
@@ -53,8 +51,9 @@ class TableStudy(Study):
         del entries
         return every
 
-    def draw(self, runs: pl.DataFrame, folder: Path) -> None:
-        del runs, folder
+    def panels(self, runs: pl.DataFrame) -> list[Panel]:
+        del runs
+        return []
 
     def counts(self, rows: Mapping[str, Row]) -> tuple[int, int, int]:
         found = overview(rows, (self.name,))
@@ -76,7 +75,7 @@ class FigureStudy(Study):
         del entries
         return point_table(runs)
 
-    def panels(self, runs: pl.DataFrame) -> Any:
+    def panels(self, runs: pl.DataFrame) -> list[Panel]:
         return point_panels(runs)
 
     def report(self, rows: Mapping[str, Row], entries: Sequence[StudyEntry]) -> list[str]:
@@ -110,20 +109,18 @@ class SpectraStudy(Study):
     """Eigenvalues of trained runs, which are kept beside the store."""
 
     def due(self, planned: Sequence[Planned], results: Store, *, retry: bool) -> list[Planned]:
-        kept = SpectraFolder.beside(results.path)
-        return due_with_spectra(planned, results.rows(), kept, retry=retry)
+        folder = results.path.parent / "spectra"
+        return due_with_spectra(planned, results.rows(), folder, retry=retry)
 
     def keep(self, planned: Sequence[Planned], results: Store) -> None:
-        store_spectra(planned, SpectraFolder.beside(results.path))
+        store_spectra(planned, results.path.parent / "spectra")
 
     def table(self, runs: pl.DataFrame, entries: Sequence[StudyEntry]) -> Table:
         del entries
         return point_table(runs.with_columns(panel=pl.col("data")))
 
-    def draw(self, runs: pl.DataFrame, folder: Path) -> "Figure | None":
-        from statemix.studies.higher_order.spectra_figure import draw_spectra
-
-        return draw_spectra(runs, SpectraFolder(folder / "spectra").read())
+    def draw(self, runs: pl.DataFrame, folder: Path) -> Figure | None:
+        return draw_spectra(runs, read_spectra(folder / "spectra"))
 
 
 def _study(

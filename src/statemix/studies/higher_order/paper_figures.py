@@ -5,11 +5,17 @@ from dataclasses import dataclass
 from functools import cache
 
 from statemix.layers import LayerSpec
-from statemix.studies.higher_order.contenders import CONTENDERS, ORDERS, Contender, bd_lru, h_lru
-from statemix.studies.higher_order.layer_prices import WIDTH, layer_price
-from statemix.studies.higher_order.paper_tables import column
+from statemix.studies.higher_order.contenders import (
+    CONTENDERS,
+    ORDERS,
+    WIDTH,
+    Contender,
+    bd_lru,
+    h_lru,
+    layer_price,
+)
+from statemix.studies.higher_order.paper_tables import SHORT_COMPRESSION, SHORT_COPYING, column
 from statemix.studies.higher_order.protocols import GRIDS, Column, cell
-from statemix.studies.higher_order.short_data import SHORT_COMPRESSION, SHORT_COPYING
 from statemix.studies.study_entries import ProtocolName, SizeName, StudyEntry
 
 STATE_SIZES = (48, 96, 192, 384, 768, 1536, 3072, 6144)
@@ -60,12 +66,7 @@ class View:
 
 @dataclass(frozen=True)
 class PaperFigure:
-    """A figure of the paper.
-
-    Attributes:
-        title: what it shows.
-        views: its panels.
-    """
+    """A figure of the paper: what it shows, and its panels."""
 
     title: str
     views: tuple[View, ...]

@@ -107,12 +107,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table.
-
-    Attributes:
-        name: key of the column in the published numbers.
-        data: its data sets; the number in the table is the mean over them.
-    """
+    """A column of a table by its key there: the mean over its data sets."""
 
     name: str
     data: tuple[Data, ...]
@@ -135,14 +130,8 @@ def cell(
 ) -> list[StudyEntry]:
     """Return the entries of one model and column, one for each data set.
 
-    Args:
-        contender: the model.
-        column: the column.
-        protocol: name of the protocol.
-        size: name of the size.
-        published: the number of the paper; None if it only draws it.
-        change: changes the settings to try.
-        **labels: further labels.
+    ``published`` is the number of the paper; None if it only draws it. ``change`` changes the
+    settings to try.
     """
     grid = GRIDS[size]
     return [
@@ -187,12 +176,6 @@ def trials(
     Protocol "paper" tries the learning rates and state sizes of the paper; its score is the best
     test accuracy of all runs. Protocol "tuned" tries settings drawn at random, the same for every
     model, and that of "paper" with its first learning rate, and selects one by validation accuracy.
-
-    Args:
-        protocol: name of the protocol.
-        size: name of the size.
-        contender: the model.
-        data: the data set.
     """
     scale = GRIDS[size]
     layers = contender.choices(scale.state_sizes, all_variants=scale.all_variants)

@@ -5,18 +5,20 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
+import polars as pl
 import torch
+from matplotlib.figure import Figure
 
 from statemix.errors import RequestError
 from statemix.files import write_file
+from statemix.studies.complex_plane import Spectra, draw
 from statemix.studies.higher_order.contenders import ORDERS, Contender, bd_lru, h_lru
 from statemix.studies.higher_order.paper_tables import column
 from statemix.studies.higher_order.protocols import cell
 from statemix.studies.inspection.layer_numbers import plain_eigenvalues
-from statemix.studies.inspection.recording import record
-from statemix.studies.inspection.spectra import eigenvalues
+from statemix.studies.inspection.recurrences import eigenvalues, record
 from statemix.studies.store import Row
 from statemix.studies.study_entries import (
     Planned,
@@ -51,57 +53,25 @@ class RunSpectrum(TypedDict):
     eigenvalues: list[list[list[float]]]
 
 
-class SpectraFolder:
-    """Eigenvalues of runs: a JSON file for each, named by the key of the run.
+def read_spectra(folder: Path) -> dict[str, RunSpectrum]:
+    """Return the spectra in a folder by key.
 
-    Args:
-        path: the folder. It is made by the first file.
+    Raises:
+        RequestError: if a file does not hold one.
     """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @classmethod
-    def beside(cls, store: Path) -> "SpectraFolder":
-        """Return the folder that belongs to a results store, or to any other store beside it."""
-        return cls(store.parent / "spectra")
-
-    def read(self) -> dict[str, RunSpectrum]:
-        """Return the spectra by key.
-
-        Raises:
-            RequestError: if a file does not hold one.
-        """
-        found: dict[str, RunSpectrum] = {}
-        for path in sorted(self.path.glob("*.json")):
-            try:
-                spectrum: RunSpectrum = json.loads(path.read_text(encoding="utf-8"))
-                same = spectrum["key"] == path.stem
-                same &= len(spectrum["steps"]) == len(spectrum["eigenvalues"])
-            except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-                reason = f"{type(error).__name__}: {error}"
-                raise RequestError(f"{path} must hold a run's eigenvalues, got {reason}") from error
-            if not same:
-                raise RequestError(f"{path} must hold the eigenvalues of this run, got others")
-            found[path.stem] = spectrum
-        return found
-
-    def has(self, key: str) -> bool:
-        """Return whether a run's eigenvalues are stored."""
-        return self._path(key).exists()
-
-    def write(self, spectrum: RunSpectrum) -> None:
-        """Store the eigenvalues of a run.
-
-        Raises:
-            OSError: if the file cannot be written.
-        """
-        self.path.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(spectrum, separators=(",", ":"))
-        write_file(self._path(spectrum["key"]), (text + "\n").encode())
-
-    def _path(self, key: str) -> Path:
-        return self.path / f"{key}.json"
+    found: dict[str, RunSpectrum] = {}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            spectrum: RunSpectrum = json.loads(path.read_text(encoding="utf-8"))
+            same = spectrum["key"] == path.stem
+            same &= len(spectrum["steps"]) == len(spectrum["eigenvalues"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise RequestError(f"{path} must hold a run's eigenvalues, got {reason}") from error
+        if not same:
+            raise RequestError(f"{path} must hold the eigenvalues of this run, got others")
+        found[path.stem] = spectrum
+    return found
 
 
 # S_5 needs m = 5; small blocks and a large one show what changes with m.
@@ -119,19 +89,12 @@ def spectra_entries(protocol: ProtocolName, size: SizeName) -> list[StudyEntry]:
 
     All lines at one m come before all at the next, the most telling m first.
     """
+    data = column("table4", "s5_100k")
     found = [
         entry
         for line, models in _LINES.items()
         for m, model in models
-        for entry in cell(
-            model,
-            column("table4", "s5_100k"),
-            protocol,
-            size,
-            change=_first_run,
-            line=line,
-            x=float(m),
-        )
+        for entry in cell(model, data, protocol, size, change=_first_run, line=line, x=float(m))
     ]
     order = [*_TELLING, *ORDERS]
     return sorted(found, key=lambda entry: order.index(int(entry.labels["x"])))
@@ -143,16 +106,12 @@ def _first_run(trials: Trials) -> Trials:
 
 
 def due_with_spectra(
-    planned: Sequence[Planned], rows: Mapping[str, Row], spectra: SpectraFolder, *, retry: bool
+    planned: Sequence[Planned], rows: Mapping[str, Row], folder: Path, *, retry: bool
 ) -> list[Planned]:
     """Return the runs to train for a figure of eigenvalues.
 
-    Args:
-        planned: runs.
-        rows: rows of the store. A run that has a result there, but whose eigenvalues are not stored
-            and whose folder is gone, is due again.
-        spectra: the stored eigenvalues.
-        retry: as in :func:`statemix.studies.study_entries.due`.
+    A run that has a result, but whose eigenvalues are not in the folder and whose own folder is
+    gone, is due again. Other arguments are those of :func:`statemix.studies.study_entries.due`.
     """
     without_row = {one.key for one in due(planned, rows, retry=retry)}
     return [
@@ -161,21 +120,24 @@ def due_with_spectra(
         if one.key in without_row
         or (
             rows[one.key]["status"] == "done"
-            and not spectra.has(one.key)
+            and not (folder / f"{one.key}.json").exists()
             and not _is_trained(one.job.folder)
         )
     ]
 
 
-def store_spectra(planned: Sequence[Planned], spectra: SpectraFolder) -> None:
-    """Store the eigenvalues of all trained runs whose folders are here.
+def store_spectra(planned: Sequence[Planned], folder: Path) -> None:
+    """Store the eigenvalues of all trained runs whose folders are here, a file for each key.
 
     Raises:
         OSError: if a file cannot be written.
     """
     for one in planned:
-        if not spectra.has(one.key) and _is_trained(one.job.folder):
-            spectra.write(measured(one.key, one.job.folder))
+        path = folder / f"{one.key}.json"
+        if not path.exists() and _is_trained(one.job.folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(measured(one.key, one.job.folder), separators=(",", ":"))
+            write_file(path, (text + "\n").encode())
 
 
 def _is_trained(folder: Path) -> bool:
@@ -184,11 +146,7 @@ def _is_trained(folder: Path) -> bool:
 
 
 def measured(key: str, folder: Path) -> RunSpectrum:
-    """Compute the eigenvalues of the first layer of a trained run.
-
-    Args:
-        key: the run's key.
-        folder: its folder.
+    """Compute the eigenvalues of the first layer of a trained run, from its folder.
 
     Raises:
         RequestError: if the folder holds no finished run, or its layer no linear recurrence.
@@ -210,3 +168,38 @@ def measured(key: str, folder: Path) -> RunSpectrum:
         "steps": steps,
         "eigenvalues": [plain_eigenvalues(one) for one in eigenvalues(of_steps).unbind(1)],
     }
+
+
+def draw_spectra(runs: pl.DataFrame, spectra: Mapping[str, RunSpectrum]) -> Figure | None:
+    """Draw a panel for each line: rows of m, columns of time steps; None without eigenvalues."""
+    known = [spectra[name] for name in runs["key"].drop_nulls() if name in spectra]
+    if not known:
+        return None
+    steps = sorted({step for spectrum in known for step in spectrum["steps"]})
+    return draw(
+        [
+            Spectra(
+                title=f"({'abcdefgh'[place]}) {line}",
+                family=group["family"][0],
+                row_title="m",
+                column_title="time step",
+                columns=[str(step) for step in steps],
+                rows={
+                    f"{run['x']:g}": _row(run, spectra.get(run["key"]), steps)
+                    for run in group.sort("x").to_dicts()
+                },
+            )
+            for place, ((line,), group) in enumerate(runs.group_by(["line"], maintain_order=True))
+        ]
+    )
+
+
+def _row(
+    run: Mapping[str, Any], spectrum: RunSpectrum | None, steps: list[int]
+) -> list[list[list[float]]] | str:
+    if spectrum is not None:
+        at = dict(zip(spectrum["steps"], spectrum["eigenvalues"], strict=True))
+        return [at.get(step, []) for step in steps]
+    if run["status"] is None:
+        return "not trained yet"
+    return "eigenvalues not stored" if run["status"] == "done" else str(run["status"])

@@ -1,19 +1,31 @@
 """Everything worth showing of a trained model's layers, as plain numbers."""
 
+import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 import torch
 from torch import Tensor, nn
 
+from statemix.bench.compared_layers import display_name
 from statemix.layers import Recurrence
-from statemix.studies.inspection.gate_entropy import entropy
-from statemix.studies.inspection.mixing import mixing, part, sizes
-from statemix.studies.inspection.recording import Recorded, record
-from statemix.studies.inspection.spectra import Spectrum, eigenvalues
-from statemix.studies.layer_names import display_name
+from statemix.layers.gated_recurrence import GatedRecurrence
+from statemix.models import ReadoutModel
+from statemix.studies.inspection.recurrences import (
+    Recorded,
+    Spectrum,
+    eigenvalues,
+    entropy,
+    mixing,
+    part,
+    record,
+    sizes,
+    spectrum,
+)
+from statemix.tasks import Task
+from statemix.training import RunConfig
+from statemix.training.schedules import Attributes, restore_attributes
 
 STEPS = 6
 """Most steps whose eigenvalues are kept."""
@@ -22,17 +34,17 @@ WHOLE = 256
 """Most rows of a block attention matrix that is kept whole."""
 
 _DIGITS = 5
+_TEMPERATURE = "gate_temperature"
+# Temperatures below it are those of hardened models.
+_HARD = 1e-20
 
 
-class Summary(TypedDict):
-    """A layer in a few numbers; each eigenvalue and each row of gates counts once."""
+class Summary(Spectrum):
+    """A layer in a few numbers; each eigenvalue and each row of gates counts once.
 
-    # As in Spectrum.
-    largest: float | None
-    mean: float | None
-    negative: float
-    complex: float
-    outside: float
+    A modulus that is not finite is None.
+    """
+
     # Mean entropy of the rows of gates, from 0 (one gate is open) to 1; None without such gates.
     gate_entropy: float | None
 
@@ -69,24 +81,11 @@ class LayerNumbers(TypedDict):
     block_attention: list[list[float]] | None
 
 
-@dataclass(frozen=True)
-class _Run:
-    """Sequences of a recurrence, each with its number of positions."""
-
-    recurrence: Recurrence
-    lengths: tuple[int, ...]
-
-    def joined(self, per_position: Tensor) -> Tensor:
-        """Return the entries (B, T, ...) of all positions that exist, end to end."""
-        return torch.cat([row[:n] for row, n in zip(per_position, self.lengths, strict=True)])
-
-
 def inspected(
     model: nn.Module,
     tokens: Tensor,
     lengths: Sequence[int] | None = None,
     *,
-    layers: Sequence[int] | None = None,
     units: Sequence[int] = (0,),
 ) -> list[LayerNumbers]:
     """Measure the layers of a model on some sequences.
@@ -95,28 +94,17 @@ def inspected(
         model: a model whose forward pass takes tokens.
         tokens: at least one sequence, shape (B, T), integers.
         lengths: number of tokens of each sequence, at least 1; None means T.
-        layers: numbers of the layers to measure, as :func:`record` orders them; None means all.
         units: units whose gates and mixing matrices are kept; those that a layer lacks are skipped.
-
-    Raises:
-        ValueError: if there is no layer of a number.
     """
-    recorded = record(model, tokens)
-    numbers = range(len(recorded)) if layers is None else layers
-    for number in numbers:
-        if not 0 <= number < len(recorded):
-            raise ValueError(f"layers must be in 0..{len(recorded) - 1}, got {number}")
-    found = []
-    for number in numbers:
-        one = recorded[number]
-        prepended = one.x.shape[1] - tokens.shape[1]
-        counts = [tokens.shape[1]] * len(tokens) if lengths is None else lengths
-        found.append(_measured(number, one, prepended, tuple(counts), units))
-    return found
+    counts = [tokens.shape[1]] * len(tokens) if lengths is None else lengths
+    return [
+        _measured(number, one, one.x.shape[1] - tokens.shape[1], counts, units)
+        for number, one in enumerate(record(model, tokens))
+    ]
 
 
 def _measured(
-    number: int, one: Recorded, prepended: int, counts: tuple[int, ...], units: Sequence[int]
+    number: int, one: Recorded, prepended: int, counts: Sequence[int], units: Sequence[int]
 ) -> LayerNumbers:
     recurrence = one.recurrence()
     numbers: LayerNumbers = {
@@ -138,20 +126,20 @@ def _measured(
     }
     if recurrence is None:
         return numbers
-    run = _Run(recurrence, tuple(prepended + count for count in counts))
+    lengths = [prepended + count for count in counts]
     numbers["unit"] = recurrence.unit
     numbers["units"], numbers["size"] = recurrence.transitions.shape[2:4]
     found = eigenvalues(recurrence.transitions)
-    numbers["summary"] = _summary(run, found)
-    numbers["steps"] = spread(max(run.lengths), STEPS)
+    numbers["summary"] = _summary(recurrence, lengths, found)
+    numbers["steps"] = spread(max(lengths), STEPS)
     numbers["eigenvalues"] = [
         plain_eigenvalues(
-            torch.stack([row[step] for row, n in zip(found, run.lengths, strict=True) if step < n])
+            torch.stack([row[step] for row, n in zip(found, lengths, strict=True) if step < n])
         )
         for step in numbers["steps"]
     ]
     numbers["shown"] = [unit for unit in units if unit < recurrence.transitions.shape[2]]
-    _measure_units(numbers, part(recurrence, slice(None), numbers["shown"]), run.lengths)
+    _measure_units(numbers, part(recurrence, slice(None), numbers["shown"]), lengths)
     return numbers
 
 
@@ -176,17 +164,16 @@ def _measure_units(numbers: LayerNumbers, shown: Recurrence, lengths: Sequence[i
                 numbers["block_attention"] = plain(block)
 
 
-def _summary(run: _Run, found: Tensor) -> Summary:
-    spectrum = Spectrum.of(run.joined(found))
-    gates = run.recurrence.gates
-    return {
-        "largest": _rounded(spectrum.largest),
-        "mean": _rounded(spectrum.mean),
-        "negative": spectrum.negative,
-        "complex": spectrum.complex,
-        "outside": spectrum.outside,
-        "gate_entropy": None if gates is None else plain(run.joined(entropy(gates)).mean()),
-    }
+def _summary(recurrence: Recurrence, lengths: Sequence[int], found: Tensor) -> Summary:
+    """Summarise the positions that exist."""
+
+    def joined(per_position: Tensor) -> Tensor:
+        return torch.cat([row[:n] for row, n in zip(per_position, lengths, strict=True)])
+
+    known, gates = spectrum(joined(found)), recurrence.gates
+    moduli = {name: _rounded(known[name]) for name in ("largest", "mean")}
+    mean_entropy = None if gates is None else plain(joined(entropy(gates)).mean())
+    return cast(Summary, {**known, **moduli, "gate_entropy": mean_entropy})
 
 
 def spread(count: int, most: int) -> list[int]:
@@ -222,3 +209,84 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, list):
         return [_rounded(one) for one in value]
     return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
+
+
+class GateMap(TypedDict):
+    """The gates of a layer at one temperature."""
+
+    # 0 stands for the limit, in which the gates are 0 and 1.
+    temperature: float
+    # Mean entropy of the rows of gates of all sequences, as in Summary; None if it is not finite.
+    gate_entropy: float | None
+    # Of the first sequence: unit, position, row -> gates, the input gate last.
+    gates: list[Any]
+
+
+class Sharpening(TypedDict):
+    """The gates of a layer before and after sharpening, on the same sequences."""
+
+    # Number among the layers, as in LayerNumbers.
+    layer: int
+    # Units whose gates are kept.
+    shown: list[int]
+    before: GateMap
+    after: GateMap
+
+
+def softened(model: ReadoutModel, config: RunConfig, task: Task) -> ReadoutModel | None:
+    """Return a copy of a run's model with the gate temperatures at which training began.
+
+    None means that the run has no schedule of the gate temperature.
+    """
+    schedules = tuple(one for one in config.schedules.attributes if one.attribute == _TEMPERATURE)
+    if not schedules:
+        return None
+    copied = copy.deepcopy(model)
+    restore_attributes(copied, Attributes(config.build_model(task), schedules).set(0, 1))
+    return copied
+
+
+def sharpening(
+    before: ReadoutModel,
+    after: ReadoutModel,
+    tokens: Tensor,
+    lengths: Sequence[int],
+    *,
+    units: Sequence[int],
+) -> list[Sharpening]:
+    """Measure the gates of one network, before and after a change of its gate temperatures.
+
+    Other arguments are those of :func:`inspected`. A layer whose gates have no temperature has no
+    entry.
+    """
+    one, other = (_gate_maps(model, tokens, lengths, units) for model in (before, after))
+    return [
+        {"layer": number, "shown": shown, "before": soft, "after": other[number][1]}
+        for number, (shown, soft) in one.items()
+    ]
+
+
+def _gate_maps(
+    model: ReadoutModel, tokens: Tensor, lengths: Sequence[int], units: Sequence[int]
+) -> dict[int, tuple[list[int], GateMap]]:
+    """Return number of a layer -> units shown, and its gates."""
+    found = {}
+    for number, one in enumerate(record(model, tokens)):
+        recurrence = one.recurrence()
+        if not isinstance(one.layer, GatedRecurrence) or recurrence is None:
+            continue
+        assert recurrence.gates is not None
+        prepended = one.x.shape[1] - tokens.shape[1]
+        rows = [
+            gates[: prepended + length]
+            for gates, length in zip(recurrence.gates, lengths, strict=True)
+        ]
+        shown = [unit for unit in units if unit < rows[0].shape[1]]
+        temperature = one.layer.gate_temperature
+        measured: GateMap = {
+            "temperature": temperature if temperature > _HARD else 0.0,
+            "gate_entropy": plain(torch.cat([entropy(gates) for gates in rows]).mean()),
+            "gates": plain(rows[0][:, shown].transpose(0, 1)),
+        }
+        found[number] = shown, measured
+    return found

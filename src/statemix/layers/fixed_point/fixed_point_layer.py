@@ -1,0 +1,270 @@
+"""Common base of the layers that iterate: budgets, stopping, reports and warnings."""
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from statemix import ops
+from statemix.errors import OptionError
+from statemix.layers.exporting import is_open
+from statemix.layers.fixed_point.solver import (
+    Gradient,
+    Solution,
+    SolverConfig,
+    residual_of_share,
+    solve,
+)
+from statemix.layers.option_checks import check_fraction, check_number, check_sizes
+from statemix.layers.padded import PaddedLayer
+from statemix.layers.state import State
+from statemix.ops.checks import check_choice
+
+Budget = Literal["fixed", "gamma"]
+Tensors = tuple[Tensor, ...]
+Piece = Callable[[Tensor, Tensors, slice], tuple[Tensor, Tensors]]
+
+LEAST_BUDGET = 16
+"""Iterations that a budget of the sequence's length allows at least."""
+
+
+# Shape of the Gamma distribution of random budgets.
+_SHAPE = 4.0
+
+
+class FixedPointLayer(PaddedLayer):
+    """A layer whose outputs are found by iteration.
+
+    Args:
+        max_iterations: most iterations, at least 1; None means the length of the sequence, at least
+            16. With 1 no token depends on the outputs of others: the layer is the diagonal one.
+        window: None iterates the whole sequence at once. A number of tokens first iterates windows
+            of so many, one after the other, and the whole from there; the budget is that of each.
+            Tokens converge one after the other, so that this takes T (W + k) applications to tokens
+            instead of T (T + k).
+        budget: "fixed", or "gamma": in training, draw the budget of each batch from a Gamma
+            distribution of shape 4 whose mean is the fixed one, rounded up.
+        tolerance: residual below which a sequence has converged, above 0.
+        quantile: share of the sequences that must have converged, above 0.
+        damping: share of the map's value in the next iterate, in (0, 1].
+        gradient: number of last iterations that are differentiated, "implicit" for the gradient of
+            the fixed point, or "unrolled" for all iterations.
+
+    In evaluation, a call that ends above the tolerance warns, and a later one if its residual is
+    more than twice the largest that the layer has warned of. With ``max_iterations=1`` no call
+    warns: nothing is meant to converge.
+    """
+
+    schedulable = ("max_iterations", "tolerance", "quantile")
+    iterative = True
+
+    def __init__(
+        self,
+        *,
+        max_iterations: int | None,
+        window: int | None,
+        budget: Budget,
+        tolerance: float,
+        quantile: float,
+        damping: float,
+        gradient: Gradient,
+    ) -> None:
+        super().__init__()
+        if window is not None:
+            check_sizes(window=window)
+        check_choice("budget", budget, list(get_args(Budget)))
+        check_fraction("damping", damping)
+        if not isinstance(gradient, str):
+            check_sizes(gradient=gradient)
+        else:
+            check_choice("gradient", gradient, ["implicit", "unrolled"])
+        self.max_iterations = max_iterations
+        self.window = window
+        self.budget = budget
+        self.tolerance = tolerance
+        self.quantile = quantile
+        self.damping = damping
+        self.gradient = gradient
+        self._warned_of = 0.0
+        self._found: dict[str, Tensor] = {}
+
+    @property
+    def max_iterations(self) -> int | None:
+        """Most iterations; None means the length of the sequence."""
+        return self._max_iterations
+
+    @max_iterations.setter
+    def max_iterations(self, value: int | None) -> None:
+        if value is not None:
+            check_sizes(max_iterations=value)
+        self._max_iterations = value
+
+    @property
+    def tolerance(self) -> float:
+        """Residual below which a sequence has converged."""
+        return self._tolerance
+
+    @tolerance.setter
+    def tolerance(self, value: float) -> None:
+        check_number("tolerance", value)
+        if not 0 < value < math.inf:
+            raise OptionError(f"tolerance must be above 0 and finite, got {value}")
+        self._tolerance = float(value)
+
+    @property
+    def quantile(self) -> float:
+        """Share of the sequences that must have converged."""
+        return self._quantile
+
+    @quantile.setter
+    def quantile(self, value: float) -> None:
+        check_fraction("quantile", value)
+        self._quantile = float(value)
+
+    def forward(
+        self,
+        x: Tensor,
+        state: State | None = None,
+        cu_seqlens: Tensor | None = None,
+        **unknown: object,
+    ) -> tuple[Tensor, State]:
+        self._found = {}
+        return super().forward(x, state, cu_seqlens, **unknown)
+
+    def reports(self) -> Mapping[str, Tensor]:
+        """Return the iterations and the largest residual of the last call.
+
+        Iterations of a window count by its share of the sequence.
+        """
+        return self._found
+
+    def usual_budget(self, length: int) -> int:
+        """Return the most iterations of a sequence of ``length`` tokens, unless drawn."""
+        return self.max_iterations or max(length, LEAST_BUDGET)
+
+    def _solved(
+        self, piece: Piece, carried: Tensors, start: Tensor, valid: Tensor | None
+    ) -> Solution:
+        """Iterate within the budget; take note of how it went.
+
+        Args:
+            piece: the map of the tokens of a slice, given their y and the state before them. It
+                returns their new y, and the state after them.
+            carried: the state before the first token.
+            start: the first y, (B, T, N).
+            valid: as in :func:`solve`.
+        """
+        config = SolverConfig(
+            tolerance=self.tolerance,
+            damping=self.damping,
+            quantile=self.quantile,
+            gradient=self.gradient,
+        )
+        length = start.shape[1]
+        if is_open(length):
+            self._check_open()
+        before = 0.0
+        if self.window is not None and self.window < length and self.max_iterations != 1:
+            start, before = self._by_windows(piece, carried, start, valid, config)
+        found = solve(
+            partial(_first_of, piece, carried, slice(length)),
+            start,
+            self._drawn(length),
+            config,
+            valid,
+        )
+        if torch.compiler.is_exporting():
+            return found
+        largest = found.residual.max() if len(found.residual) else found.residual.new_zeros(())
+        now = {"iterations": torch.tensor(before + found.iterations), "residual": largest}
+        # Groups of packed sequences are solved one after the other.
+        self._found = {
+            name: torch.maximum(number, self._found.get(name, number))
+            for name, number in now.items()
+        }
+        if self.training or largest.is_meta or self.max_iterations == 1 or not len(found.residual):
+            return found
+        residual = residual_of_share(found.residual, self.quantile)
+        if residual >= self.tolerance and residual > 2 * self._warned_of:
+            self._warned_of = residual
+            warnings.warn(
+                f"{self.name} has not converged: residual {residual:.2g} after "
+                f"{found.iterations} iterations, tolerance {self.tolerance:.2g}; its outputs "
+                "depend on max_iterations, and those of single steps may differ",
+                stacklevel=2,
+            )
+        return found
+
+    def _check_open(self) -> None:
+        """Check that the number of iterations does not depend on that of tokens."""
+        if self.max_iterations is None:
+            raise ValueError("max_iterations must be given to export sequences of any length")
+        if self.window is not None:
+            raise ValueError(
+                f"window must be None to export sequences of any length, got {self.window}"
+            )
+
+    @torch.no_grad()
+    def _by_windows(
+        self,
+        piece: Piece,
+        carried: Tensors,
+        start: Tensor,
+        valid: Tensor | None,
+        config: SolverConfig,
+    ) -> tuple[Tensor, float]:
+        """Return y as windows give it, one after the other, and their iterations by their share."""
+        length, found, iterations = start.shape[1], [], 0.0
+        for first in range(0, length, self.window or length):
+            span = slice(first, min(first + (self.window or length), length))
+            y = start[:, span]
+            solution = solve(
+                partial(_first_of, piece, carried, span),
+                y,
+                self.usual_budget(y.shape[1]),
+                config,
+                None if valid is None else valid[:, span],
+            )
+            found.append(solution.value)
+            iterations += solution.iterations * y.shape[1] / length
+            _, carried = piece(solution.value, carried, span)
+        return torch.cat(found, 1), iterations
+
+    def _drawn(self, length: int) -> int:
+        """Return the budget of a call."""
+        usual = self.usual_budget(length)
+        if self.budget == "fixed" or not self.training:
+            return usual
+        drawn = torch.distributions.Gamma(_SHAPE, _SHAPE / usual).sample()
+        return max(math.ceil(drawn.item()), 1)
+
+
+def _first_of(piece: Piece, carried: Tensors, span: slice, y: Tensor) -> Tensor:
+    return piece(y, carried, span)[0]
+
+
+def diagonal_scan(decays: Tensor, inputs: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Return :math:`h_t = \lambda_t \odot h_{t-1} + b_t` by the kernels of blocks of one entry.
+
+    Args:
+        decays: shape (B, T, N), float32 or wider.
+        inputs: b, the same shape and dtype.
+        initial: h_0, shape (B, N).
+
+    Returns:
+        states: shape (B, T, N).
+        final: the last state, shape (B, N).
+    """
+    states, final = ops.block_scan(
+        decays[..., None, None], inputs.unsqueeze(-1), initial.unsqueeze(-1)
+    )
+    return states.squeeze(-1), final.squeeze(-1)
+
+
+def shifted(y: Tensor, before: Tensor) -> Tensor:
+    """Return each token's predecessor: y (B, T, N) one step later, after ``before`` (B, N)."""
+    return torch.cat([before.unsqueeze(1), y], dim=1)[:, : y.shape[1]]

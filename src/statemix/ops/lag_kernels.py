@@ -1,0 +1,141 @@
+"""The lag recurrence in PyTorch: its definition, a loop with an adjoint, and a parallel scan."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from statemix.ops.backends import Kernel, Results, Scan
+from statemix.ops.block_kernels import parallel_scan
+from statemix.ops.packing import Packing, over
+from statemix.ops.portable import ASSOCIATIVE, LOOP, REFERENCE
+from statemix.ops.realizations import final_lags, preceding
+
+
+def define(scan: Scan) -> Results:
+    """h_t = sum_i a_{i,t} h_{t-i} + b_t, one step at a time, newest lag first."""
+    coefficients, inputs, initial_state, cu_seqlens, *_ = scan
+    length = inputs.shape[1]
+    lags = initial_state
+    if cu_seqlens is not None and length:
+        packing = Packing.of(cu_seqlens, length)
+        starts = initial_state[packing.sequence].unsqueeze(1)  # h_0, h_{-1}, ... (T, 1, H, m)
+        lags = torch.zeros_like(starts[0])
+    states = []
+    for t, (a_t, b_t) in enumerate(zip(coefficients.unbind(1), inputs.unbind(1), strict=True)):
+        if cu_seqlens is not None:
+            lags = torch.where(packing.first[t], starts[t], lags)
+        h_t = (a_t * lags).sum(-1) + b_t
+        lags = torch.cat([h_t.unsqueeze(-1), lags[..., :-1]], dim=-1)
+        states.append(h_t)
+    if not states:
+        return inputs.clone(), initial_state.clone(), ()
+    stacked = torch.stack(states, dim=1)
+    if cu_seqlens is None:
+        return stacked, lags.clone(), ()
+    return stacked, final_lags(stacked, initial_state, cu_seqlens), ()
+
+
+def loop_forward(scan: Scan) -> Results:
+    """Run the recurrence as a loop over time."""
+    coefficients, inputs, initial_state, cu_seqlens, *_ = scan
+    rows = coefficients.permute(1, 0, 3, 2).contiguous()  # (T, B, m, H)
+    lags = initial_state.transpose(1, 2)  # (B, m, H)
+    states = torch.empty_like(inputs.transpose(0, 1).contiguous())  # (T, B, H)
+    starts = None
+    if cu_seqlens is not None:
+        packing = Packing.of(cu_seqlens, len(states))
+        starts, lags = lags[packing.sequence], lags.new_zeros(1, *lags.shape[1:])
+    for t, (a_t, b_t, h_t) in enumerate(
+        zip(rows.unbind(0), inputs.unbind(1), states.unbind(0), strict=True)
+    ):
+        if starts is not None:
+            lags = torch.where(packing.first[t], starts[t], lags)
+        torch.sum(a_t * lags, dim=1, out=h_t)
+        h_t += b_t
+        lags = torch.cat([h_t.unsqueeze(1), lags[:, :-1]], dim=1)
+    logical = states.transpose(0, 1)
+    if cu_seqlens is None:
+        return logical, lags.transpose(1, 2).clone(), ()
+    if not len(states):
+        return logical, initial_state.clone(), ()
+    return logical, final_lags(logical, initial_state, cu_seqlens), ()
+
+
+def loop_backward(
+    scan: Scan,
+    d_states: Tensor,
+    d_final_state: Tensor,
+    states: Tensor,
+    saved: tuple[Tensor, ...],  # noqa: ARG001
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Return the gradients of coefficients, inputs and initial states by the adjoint recurrence.
+
+    .. math:: \lambda_t = dy_t + \sum_i a_{i,t+i} \lambda_{t+i}
+    """
+    coefficients, _, initial_state, cu_seqlens, *_ = scan
+    rows = coefficients.permute(1, 0, 3, 2).contiguous()  # (T, B, m, H)
+    adjoints = d_states.transpose(0, 1).contiguous().clone()  # (T, B, H)
+    # Contributions of later steps to the gradients of h_t, h_{t-1}, ...
+    pushed = d_final_state.transpose(1, 2)  # (B, m, H)
+    ends, reached = None, []
+    if cu_seqlens is not None:
+        packing = Packing.of(cu_seqlens, len(adjoints))
+        ends, pushed = pushed[packing.sequence], pushed.new_zeros(1, *pushed.shape[1:])
+    steps = zip(rows.unbind(0), adjoints.unbind(0), strict=True)
+    for t, (a_t, lam) in reversed(list(enumerate(steps))):
+        if ends is not None:
+            pushed = torch.where(packing.last[t], ends[t], pushed)
+        lam += pushed[:, 0]
+        later = torch.cat([pushed[:, 1:], torch.zeros_like(pushed[:, :1])], dim=1)
+        pushed = later + a_t * lam.unsqueeze(1)
+        if ends is not None:
+            reached.append(pushed)
+    d_initial = pushed.transpose(1, 2)
+    if cu_seqlens is not None:
+        d_initial = d_final_state
+        if reached:
+            at_starts = torch.cat(reached[::-1])[packing.starts].transpose(1, 2)
+            d_initial = torch.where(over(packing.empty, 3, axis=0), d_final_state, at_starts)
+    d_inputs = adjoints.transpose(0, 1)  # (B, T, H)
+    lags = preceding(states, initial_state, cu_seqlens)
+    d_coefficients = torch.stack([d_inputs * lag for lag in lags], dim=2).transpose(2, 3)
+    return d_coefficients, d_inputs, d_initial.clone()
+
+
+def _run_parallel_scan(scan: Scan) -> Results:
+    r"""Solve a recurrence of order m as a block scan of companion matrices.
+
+    Source: Dubinin et al., Eq. 3, with the first row of each companion matrix holding the
+    coefficients. (The printed snippet puts them into the first column, which is a different
+    recurrence if they vary.) Memory grows as m^2 and work as m^3, although the recurrence itself
+    needs only m.
+    """
+    coefficients, inputs, initial_state, cu_seqlens, *_ = scan
+    padded = F.pad(inputs.unsqueeze(-1), (0, coefficients.shape[-1] - 1))
+    windows, final_state = parallel_scan(
+        companions(coefficients), padded, initial_state, cu_seqlens
+    )
+    return windows[..., 0], final_state, ()
+
+
+def companions(coefficients: Tensor) -> Tensor:
+    """Return companion matrices: coefficients in the first row, ones below the diagonal.
+
+    Args:
+        coefficients: a, shape (..., m).
+
+    Returns:
+        Shape (..., m, m).
+
+    Example:
+        >>> companions(torch.tensor([2.0, 3.0, 4.0])).tolist()
+        [[2.0, 3.0, 4.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
+    """
+    order = coefficients.shape[-1]
+    ones = torch.ones(order - 1, dtype=coefficients.dtype, device=coefficients.device)
+    return ones.diag(-1) + F.pad(coefficients.unsqueeze(-2), (0, 0, 0, order - 1))
+
+
+REFERENCE.add("lag", Kernel(define))
+LOOP.add("lag", Kernel(loop_forward, loop_backward))
+ASSOCIATIVE.add("lag", Kernel(_run_parallel_scan))

@@ -1,0 +1,220 @@
+"""Public functions of the lag recurrence: from raw gates, and from given coefficients."""
+
+from torch import Tensor
+
+from statemix.ops.checks import bind, check_bool, check_choice, same_dtype_and_device
+from statemix.ops.checks import check_finite as check_all_finite
+from statemix.ops.dispatch import Gating, check_bounds, initial_state_of, prepare
+from statemix.ops.gates import check_gate, check_temperature, normalize
+from statemix.ops.realizations import observer_scan
+
+REALIZATIONS = ("controller", "observer")
+"""Meanings of the state of the lag recurrence: the last outputs, or partial sums."""
+
+
+def h_lru(
+    gates: Tensor,
+    values: Tensor,
+    gate: str = "softmax",
+    initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    *,
+    temperature: Tensor | float | None = None,
+    realization: str = "controller",
+    backend: str | None = None,
+    check_finite: bool = False,
+) -> tuple[Tensor, Tensor]:
+    r"""Run the gated higher-order recurrence: raw gates and values in, states out.
+
+    .. math:: h_t = \sum_{i=1}^m a_{i,t} \odot h_{t-i} + a_{0,t} \odot v_t
+
+    Source: Dubinin et al., Eq. 3 (controller form). The paper's listing, once repaired, computes
+    the observer form: the coefficient of h_{t-i} is then that of step t - i + 1, and Proposition 1
+    does not hold.
+
+    Args:
+        gates: raw gates, shape (B, T, H, m+1): ``[..., i-1]`` multiplies h_{t-i}, ``[..., m]`` is
+            the input gate. float32, float64, bfloat16 or float16.
+        values: v, shape (B, T, H), same dtype and device.
+        gate: family that normalises the raw gates, a name in :data:`statemix.ops.GATES` whose
+            family is not ``blocks_only``. All families but "none" bound the states of the
+            controller form, see :func:`statemix.ops.normalize`.
+        initial_state: shape (B, H, m), or (N, H, m) if packed. The controller form expects the m
+            states before step 1, newest first; the observer form the partial sums s^1 ... s^m.
+            None means zeros.
+        cu_seqlens: int32 or int64, shape (N+1,): the bounds 0 = c_0 <= ... <= c_N = T of N
+            sequences packed into one row (B = 1). None means one sequence per row.
+        temperature: tau, a positive number or 0-d tensor by which the raw gates are divided; None
+            means 1.
+        realization: name in :data:`REALIZATIONS`.
+        backend: name in :data:`statemix.ops.BACKENDS`, or None for the preferred one.
+        check_finite: reject NaN and infinity in the arguments, at the cost of reading them.
+
+    Returns:
+        states: h_1 ... h_T, shape (B, T, H), dtype of ``values``.
+        final_state: like ``initial_state``, float32 or wider.
+
+    Raises:
+        ValueError: if shapes or devices disagree, a name is unknown, the bounds do not rise from 0
+            to T, ``temperature`` is not positive and finite, or ``check_finite`` detects a bad
+            entry.
+        TypeError: if dtypes differ or are not floating, or a tensor is not dense.
+        BackendUnavailableError: if ``backend`` cannot run here.
+
+    Example:
+        >>> import torch
+        >>> gates = torch.zeros(1, 3, 1, 3)  # two lags and the input, one third each
+        >>> [round(h, 3) for h in h_lru(gates, torch.ones(1, 3, 1))[0].flatten().tolist()]
+        [0.333, 0.444, 0.593]
+    """
+    check_bool(check_finite=check_finite)
+    check_gate(gate, blocks=False)
+    check_choice("realization", realization, REALIZATIONS)
+    sizes: dict[str, int] = {}
+    bind(sizes, "values", values, "B T H")
+    bind(sizes, "gates", gates, "B T H m+1")
+    same_dtype_and_device(gates=gates, values=values)
+    temperature = check_temperature(temperature, gates)
+    if realization == "controller":
+        solve, scan = prepare(
+            "lag",
+            gates,
+            values,
+            Gating(gate, temperature),
+            sizes,
+            initial_state=initial_state,
+            cu_seqlens=cu_seqlens,
+            backend=backend,
+            finite=check_finite,
+        )
+        states, final_state, *_ = solve(*scan)
+        return states.to(values.dtype), final_state
+    if check_finite:
+        check_all_finite(gates=gates, values=values, initial_state=initial_state)
+    h_0 = initial_state_of(initial_state, values, cu_seqlens, sizes)
+    # The observer form indexes with cu_seqlens before the operator can check them.
+    check_bounds(cu_seqlens, sizes["T"])
+    coefficients, input_gate = normalize(gates.to(h_0.dtype), gate, temperature=temperature)
+    states, final_state = observer_scan(
+        lambda a, b, lags: lag_scan(a, b, lags, cu_seqlens, backend=backend),
+        coefficients,
+        input_gate * values.to(h_0.dtype),
+        h_0,
+        cu_seqlens,
+    )
+    return states.to(values.dtype), final_state
+
+
+def lag_scan(
+    coefficients: Tensor,
+    inputs: Tensor,
+    initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    *,
+    backend: str | None = None,
+    check_finite: bool = False,
+) -> tuple[Tensor, Tensor]:
+    r"""Solve a higher-order linear recurrence, channel by channel.
+
+    .. math:: h_t = \sum_{i=1}^m a_{i,t} \odot h_{t-i} + b_t, \qquad t = 1, \dots, T
+
+    Source: Dubinin et al., Eq. 3, with :math:`b_t = a_{0,t} \odot v_t`. The default backends use a
+    buffer of m lags, without companion matrices.
+
+    Args:
+        coefficients: a, shape (B, T, H, m); ``[..., i-1]`` multiplies h_{t-i}.
+        inputs: b, shape (B, T, H), same floating dtype and device.
+        initial_state: the m states before step 1, newest first, shape (B, H, m), or (N, H, m) if
+            packed. None means zeros.
+        cu_seqlens: bounds of N sequences packed into one row (B = 1), shape (N+1,), or None.
+        backend: name in :data:`statemix.ops.BACKENDS`, or None for the preferred one.
+        check_finite: reject NaN and infinity in the arguments, at the cost of reading them.
+
+    Returns:
+        states: h_1 ... h_T, shape (B, T, H), dtype of ``inputs``.
+        final_state: the last m states, newest first, like ``initial_state``, float32 or wider.
+
+    Raises:
+        ValueError: if shapes or devices disagree, the bounds do not rise from 0 to T, ``backend``
+            is unknown, or ``check_finite`` detects a bad entry.
+        TypeError: if dtypes differ or are not floating, or a tensor is not dense.
+        BackendUnavailableError: if ``backend`` cannot run here.
+
+    Example:
+        >>> import torch
+        >>> a, b = torch.ones(1, 5, 1, 2), torch.zeros(1, 5, 1)
+        >>> lag_scan(a, b, torch.tensor([[[1.0, 0.0]]]))[0].flatten().tolist()
+        [1.0, 2.0, 3.0, 5.0, 8.0]
+    """
+    check_bool(check_finite=check_finite)
+    sizes: dict[str, int] = {}
+    bind(sizes, "inputs", inputs, "B T H")
+    bind(sizes, "coefficients", coefficients, "B T H m")
+    same_dtype_and_device(coefficients=coefficients, inputs=inputs)
+    if check_finite:
+        check_all_finite(coefficients=coefficients, inputs=inputs, initial_state=initial_state)
+    solve, scan = prepare(
+        "lag",
+        coefficients,
+        inputs,
+        Gating(),
+        sizes,
+        initial_state=initial_state,
+        cu_seqlens=cu_seqlens,
+        backend=backend,
+    )
+    states, final_state, *_ = solve(*scan)
+    return states.to(inputs.dtype), final_state
+
+
+def h_lru_step(
+    gates: Tensor,
+    values: Tensor,
+    state: Tensor,
+    gate: str = "softmax",
+    *,
+    temperature: Tensor | float | None = None,
+    realization: str = "controller",
+    backend: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Advance :func:`h_lru` by one token; options and errors are those of :func:`h_lru`.
+
+    Args:
+        gates: raw gates of one step, shape (B, H, m+1).
+        values: v_t, shape (B, H).
+        state: shape (B, H, m), as :func:`h_lru` returns it.
+        gate: gate family.
+        temperature: divisor of the raw gates, or None.
+        realization: meaning of the state.
+        backend: backend, or None.
+
+    Returns:
+        h_t: shape (B, H), dtype of ``values``.
+        state: shape (B, H, m), float32 or wider.
+    """
+    sizes: dict[str, int] = {}
+    bind(sizes, "values", values, "B H")
+    bind(sizes, "gates", gates, "B H m+1")
+    bind(sizes, "state", state, "B H m")
+    states, state = h_lru(
+        gates.unsqueeze(1),
+        values.unsqueeze(1),
+        gate,
+        state,
+        temperature=temperature,
+        realization=realization,
+        backend=backend,
+    )
+    return states.squeeze(1), state
+
+
+def lag_step(
+    coefficients: Tensor, inputs: Tensor, state: Tensor, *, backend: str | None = None
+) -> tuple[Tensor, Tensor]:
+    """Advance :func:`lag_scan` by one step: a and state (B, H, m), b (B, H)."""
+    sizes: dict[str, int] = {}
+    bind(sizes, "inputs", inputs, "B H")
+    bind(sizes, "coefficients", coefficients, "B H m")
+    bind(sizes, "state", state, "B H m")
+    states, state = lag_scan(coefficients.unsqueeze(1), inputs.unsqueeze(1), state, backend=backend)
+    return states.squeeze(1), state

@@ -1,1 +1,0 @@
-"""Throughput of single layers, arranged like Figure 3 of Dubinin et al."""

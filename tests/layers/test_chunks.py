@@ -1,0 +1,110 @@
+"""Decays against their definition, and between tokens against products of decays."""
+
+import math
+
+import pytest
+import torch
+
+from statemix.layers import DeltaNet, Mamba2
+from statemix.layers.chunks import decays_between, log_decays
+
+
+def strong(g, size):
+    """Decays with one of e^-size in the middle."""
+    g = g.clone()
+    g[..., g.shape[-1] // 2] = -size
+    return g
+
+
+@pytest.mark.parametrize("size", [0.0, 1e3, 1e5, 1e7, 1e30, 3e38])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_decays_are_the_products_of_those_between(size, dtype):
+    generator = torch.Generator().manual_seed(0)
+    g = strong(-torch.rand(2, 9, generator=generator, dtype=torch.float64), size).to(dtype)
+    weights = torch.randn(2, 9, 9, generator=generator, dtype=torch.float64)
+    g.requires_grad_()
+    (decays_between(g) * weights.to(dtype)).sum().backward()
+    exact = g.detach().double().requires_grad_()
+    expected = torch.zeros(2, 9, 9, dtype=torch.float64)
+    for i in range(9):
+        for j in range(i + 1):
+            expected[:, i, j] = exact[:, j + 1 : i + 1].exp().prod(-1)
+    (expected * weights).sum().backward()
+    tight = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 0}
+    torch.testing.assert_close(decays_between(g).double(), expected, **tight)
+    torch.testing.assert_close(g.grad.double(), exact.grad, **tight)
+
+
+@pytest.mark.parametrize("size", [1e3, 1e5, 1e7])
+@pytest.mark.parametrize("kind", [Mamba2, DeltaNet])
+def test_a_strong_decay_costs_no_digits_of_what_comes_after_it(kind, size):
+    """In single precision, against single steps in double precision."""
+    torch.manual_seed(0)
+    options = {
+        Mamba2: {"d_state": 5, "head_dim": 4},
+        DeltaNet: {"num_heads": 1, "use_forget_gate": True, "conv_size": 0},
+    }[kind]
+    layer, exact = (kind(6, **options, dtype=dtype) for dtype in (torch.float32, torch.float64))
+    exact.load_state_dict(layer.state_dict())
+    x = torch.randn(1, 12, 6)
+    for one in (layer, exact):
+        # The seventh token asks for a decay of about e^-size.
+        row = one.in_proj.weight[-one.num_heads :] if kind is Mamba2 else one.a_proj.weight
+        with torch.no_grad():
+            row.zero_()
+            row[:, 0] = size
+    x[..., 0] = -1.0
+    x[:, 6, 0] = 1.0
+    y, _ = layer(x)
+    state, expected = exact.init_state(1), []
+    for t in range(12):
+        y_t, state = exact.step(x[:, t].double(), state)
+        expected.append(y_t)
+    y.square().sum().backward()
+    expected = torch.stack(expected, 1)
+    expected.square().sum().backward()
+    torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(layer.A_log.grad.double(), exact.A_log.grad, rtol=1e-3, atol=1e-5)
+
+
+RATES = [-3e38, -1e3, 0.0, 30.0, 80.0, 88.0, 89.0, 200.0, 1e9, 3e38]  # values of A_log
+
+
+@pytest.mark.parametrize("A_log", RATES)
+@pytest.mark.parametrize("offset", [-3e38, -200.0, -1.0, 0.0, 1.0, 200.0, 3e38])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_decays_of_any_rate_and_step_equal_their_definition(A_log, offset, dtype):
+    """Also where the rate overflows and the step vanishes, but their product is ordinary."""
+    A = torch.tensor([A_log], dtype=dtype, requires_grad=True)
+    r = torch.tensor([[max(min(offset - A_log, 3e38), -3e38)]], dtype=dtype, requires_grad=True)
+    g = log_decays(A, r)
+    d_A, d_r = torch.autograd.grad(g.exp().sum(), (A, r))
+    # In logarithms of Python's floats; softplus(r) is e^r for small r and r for large r.
+    step = r.item()
+    log_step = step if step < -40 else math.log(math.log1p(math.exp(step)) if step < 700 else step)
+    log_g = A.item() + log_step
+    size = math.exp(min(log_g, 700))
+    tolerance = {"rel": 1e-4, "abs": 1e-6} if dtype == torch.float32 else {"rel": 1e-9}
+    assert g.exp().item() == pytest.approx(math.exp(-size), **tolerance)
+    assert d_A.item() == pytest.approx(-size * math.exp(-size), **tolerance)
+    assert math.isfinite(d_r.item())
+
+
+@pytest.mark.parametrize("A_log", RATES)
+@pytest.mark.parametrize("kind", [Mamba2, DeltaNet])
+def test_layers_with_any_rate_stay_finite(kind, A_log):
+    options = {
+        Mamba2: {"d_state": 5, "head_dim": 4},
+        DeltaNet: {"num_heads": 1, "use_forget_gate": True},
+    }[kind]
+    layer = kind(6, **options)
+    for bias in (0.0, -200.0):  # The step is positive, or vanishes.
+        torch.nn.init.constant_(layer.A_log, A_log)
+        torch.nn.init.constant_(layer.dt_bias, bias)
+        x = torch.randn(2, 5, 6, requires_grad=True)
+        y, state = layer(x, layer(x)[1])
+        found = torch.autograd.grad(y.sum() + state[0].sum(), [x, *layer.parameters()])
+        assert all(part.isfinite().all() for part in (y, *state, *found))
+        with torch.no_grad():
+            y_t, after = layer.step(x[:, 0], state)
+        assert all(part.isfinite().all() for part in (y_t, *after))

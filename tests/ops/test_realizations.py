@@ -1,0 +1,150 @@
+"""Controller and observer form: two states, one characteristic polynomial."""
+
+import pytest
+import torch
+
+from statemix import ops
+from statemix.ops import lag_operators, realizations
+
+
+def transposed_companions(coefficients):
+    """Coefficients in the first column, ones above the diagonal: the observer form as a block."""
+    size = coefficients.shape[-1]
+    shift = coefficients.new_ones(size - 1).diag(1)
+    column = coefficients.new_zeros(size)
+    column[0] = 1.0
+    return shift + coefficients.unsqueeze(-1) * column
+
+
+def simulated(p, gate):
+    """All partial sums and the final ones, by whole matrices; differentiable by autograd."""
+    a, a_0 = ops.normalize(p.gates, gate)
+    inputs = torch.zeros_like(a) + 0.0
+    inputs = torch.cat([(a_0 * p.values).unsqueeze(-1), inputs[..., 1:]], -1)
+    return ops.block_scan(transposed_companions(a), inputs, p.initial_state, backend="reference")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 6])
+@pytest.mark.parametrize("length", [0, 1, 2, 4, 9])
+def test_observer_form_equals_a_simulation_with_matrices(problem, agree, length, size, backend):
+    p = problem("lags", length=length, size=size)
+    actual = p.outcome(realization="observer", backend=backend)
+    leaves = [leaf.clone().requires_grad_() for leaf in p.leaves]
+    sums, final_state = simulated(
+        p.replace(gates=leaves[0], values=leaves[1], initial_state=leaves[2]), "softmax"
+    )
+    results = (sums[..., 0], final_state)
+    gradients = torch.autograd.grad(
+        results, leaves, (p.d_states, p.d_final_state), materialize_grads=True
+    )
+    agree(actual, dict(zip(actual, (*results, *gradients), strict=True)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("gate", ["softmax", "sigmoid", "relu", "signed", "tanh", "none"])
+def test_observer_form_of_any_dtype_equals_float64(problem, agree, gate, dtype):
+    p = problem("lags", blocks=18, gate=gate).to(dtype)
+    expected = p.to(torch.float64).outcome(gate, realization="observer", backend="reference")
+    agree(p.outcome(gate, realization="observer"), expected)
+
+
+@pytest.mark.parametrize("cotangents", [("states",), ("final_state",)])
+def test_observer_gradients_flow_through_each_result_alone(problem, agree, cotangents):
+    p = problem("lags", lengths=(3, 0, 1, 4))
+    options = {"realization": "observer", "cotangents": cotangents}
+    actual = p.outcome(**options)
+    agree(actual, p.outcome(**options, backend="reference"))
+    assert actual["d_initial_state"].abs().max() > 0
+
+
+@pytest.mark.parametrize("split", range(8))
+def test_observer_form_split_at_any_point_equals_the_whole(problem, agree, split, backend):
+    p = problem("lags", length=7, size=4)
+    whole = p.outcome(realization="observer", backend=backend)
+
+    def run(piece, state):
+        gates, values = p.gates[:, piece], p.values[:, piece]
+        return ops.h_lru(gates, values, "softmax", state, realization="observer", backend=backend)
+
+    head, state = run(slice(0, split), p.initial_state)
+    tail, state = run(slice(split, None), state)
+    actual = {"states": torch.cat([head, tail], 1), "final_state": state}
+    agree(actual, {name: whole[name] for name in actual})
+
+
+def test_both_realizations_agree_for_constant_gates(problem, backend):
+    p = problem("lags", length=12, size=4)
+    gates = p.gates[:, :1].expand_as(p.gates)
+    states = [
+        ops.h_lru(gates, p.values, realization=realization, backend=backend)[0]
+        for realization in ops.REALIZATIONS
+    ]
+    torch.testing.assert_close(*states, rtol=1e-12, atol=1e-12)
+
+
+def test_both_realizations_differ_for_selective_gates(problem):
+    p = problem("lags", length=12, size=4)
+    controller, observer = (
+        ops.h_lru(p.gates, p.values, realization=name)[0] for name in ops.REALIZATIONS
+    )
+    assert (controller - observer).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("length", [10, 100])
+def test_proposition_fails_in_the_observer_form_and_holds_in_the_controller_form(
+    length, device, backend
+):
+    """Alternating a_0 = 1 and a_2 = 1 stores every value and adds it to the next: T/2 exactly."""
+    gates = torch.zeros(1, length, 1, 3, dtype=torch.float64, device=device)
+    gates[:, 0::2, :, 2] = 1.0
+    gates[:, 1::2, :, 1] = 1.0
+    ones = torch.ones_like(gates[..., 0])
+    observer, _ = ops.h_lru(gates, ones, "none", realization="observer", backend=backend)
+    assert observer.max() == length / 2
+    controller, _ = ops.h_lru(gates, ones, "none", backend=backend)
+    assert controller.max() == 1.0
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize("lengths", [None, (3, 0, 1, 5)], ids=["dense", "packed"])
+def test_lagged_states_are_the_carried_state_at_every_step(problem, size, lengths):
+    p = problem("lags", length=9, size=size, lengths=lengths)
+    states, _ = ops.h_lru(p.gates, p.values, "softmax", p.initial_state, p.cu_seqlens)
+    windows = realizations.lagged(states, p.initial_state, p.cu_seqlens)
+    for t, carried in carried_states(p, "controller"):
+        assert windows[:, t].equal(carried), t
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize("lengths", [None, (3, 0, 1, 5)], ids=["dense", "packed"])
+def test_partial_sums_are_the_carried_state_at_every_step(problem, size, lengths):
+    p = problem("lags", length=9, size=size, lengths=lengths)
+    states, _ = ops.h_lru(
+        p.gates, p.values, "softmax", p.initial_state, p.cu_seqlens, realization="observer"
+    )
+    coefficients, _ = ops.normalize(p.gates, "softmax")
+    sums = realizations.partial_sums(coefficients, states, p.initial_state, p.cu_seqlens)
+    for t, carried in carried_states(p, "observer"):
+        torch.testing.assert_close(sums[:, t], carried, rtol=1e-12, atol=1e-12)
+
+
+def carried_states(p, realization):
+    """(t, state after step t) of every step, one step at a time."""
+    bounds = [0, p.values.shape[1]] if p.cu_seqlens is None else p.cu_seqlens.tolist()
+    rows = [p.initial_state] if p.cu_seqlens is None else p.initial_state.unsqueeze(1)
+    for start, stop, state in zip(bounds, bounds[1:], rows, strict=False):
+        for t in range(start, stop):
+            _, state = ops.h_lru_step(p.gates[:, t], p.values[:, t], state, realization=realization)
+            yield t, state
+
+
+def test_observer_form_runs_on_the_backend_that_is_named(problem, monkeypatch, backend):
+    named, scan = [], lag_operators.lag_scan
+
+    def spy(*arguments, backend):
+        named.append(backend)
+        return scan(*arguments, backend=backend)
+
+    monkeypatch.setattr(lag_operators, "lag_scan", spy)
+    problem("lags").outcome(realization="observer", backend=backend)
+    assert named == [backend]

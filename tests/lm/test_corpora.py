@@ -74,7 +74,7 @@ def test_a_dataset_of_the_hub_is_streamed(monkeypatch):
 
 
 def test_a_source_that_does_not_exist_is_named():
-    with pytest.raises(RequestError, match="source must be stdlib, .* got 'nowhere'"):
+    with pytest.raises(RequestError, match=r"source must be stdlib, .* got 'nowhere'"):
         list(read_corpus(["nowhere"]))
 
 
@@ -103,7 +103,7 @@ def test_a_tokenizer_that_does_not_exist_is_named(tmp_path, monkeypatch):
             raise OSError(f"{name} is not a model")
 
     monkeypatch.setattr("statemix.lm.text_tokenizers.Tokenizer", Hub)
-    with pytest.raises(RequestError, match="got 'nobody/nothing' .nobody/nothing is not a model"):
+    with pytest.raises(RequestError, match=r"got 'nobody/nothing' .nobody/nothing is not a model"):
         load_tokenizer("nobody/nothing")
     with pytest.raises(RequestError, match="vocab_size must be at least 257, got 9"):
         train_bpe(["text"], 9)
@@ -134,6 +134,6 @@ def test_a_changed_tokenizer_is_refused(texts, tmp_path):
 def test_a_failed_preparation_leaves_no_tokens(texts, tmp_path):
     bad = tmp_path / "bad.jsonl"
     bad.write_text(json.dumps({"text": "x"}) + "\nnothing\n")
-    with pytest.raises(RequestError, match="bad.jsonl:2"):
+    with pytest.raises(RequestError, match=r"bad\.jsonl:2"):
         prepare([str(texts), str(bad)], tmp_path / "out", tokenizer="bytes")
     assert not list((tmp_path / "out").glob("*"))

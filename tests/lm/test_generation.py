@@ -4,10 +4,10 @@ import copy
 
 import pytest
 import torch
+from tests.lm.conftest import build_model
 
 from statemix.lm import StateCache
 from statemix.lm.hub_model import CACHE
-from tests.lm.conftest import build_model
 
 OPTIONS = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 IDS = torch.randint(1, 50, (2, 7), generator=torch.Generator().manual_seed(1))
@@ -49,9 +49,9 @@ def test_a_cache_is_taken_under_both_names(model, name):
 @pytest.mark.parametrize("cuts", [(1, 6), (3, 0, 4), (2, 1, 1, 3)], ids=str)
 @torch.no_grad()
 def test_prompts_cut_anywhere_give_the_same_logits(model, cuts):
-    cache, logits = StateCache(2), []
-    for part in torch.split(IDS, cuts, dim=1):
-        logits.append(model(part, use_cache=True, **{CACHE: cache}).logits)
+    cache = StateCache(2)
+    parts = torch.split(IDS, cuts, dim=1)
+    logits = [model(part, use_cache=True, **{CACHE: cache}).logits for part in parts]
     torch.testing.assert_close(torch.cat(logits, 1), model(IDS, use_cache=False).logits)
 
 
@@ -164,7 +164,7 @@ def test_a_removal_may_cross_calls_and_be_followed_by_another(model):
 
 def test_more_than_the_record_cannot_be_removed():
     cache = StateCache(1)
-    with pytest.raises(ValueError, match="tokens_to_remove must be at least -0, .* got -1"):
+    with pytest.raises(ValueError, match=r"tokens_to_remove must be at least -0, .* got -1"):
         cache.crop(-1)
     with pytest.raises(ValueError, match="tokens_to_remove must be at most 0, got 3"):
         cache.crop(3)

@@ -5,11 +5,11 @@ import copy
 import pytest
 import torch
 from safetensors import safe_open
+from tests.lm.conftest import build_model
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from statemix.errors import OptionError
 from statemix.lm import StatemixConfig
-from tests.lm.conftest import build_model
 
 IDS = torch.randint(1, 50, (2, 7), generator=torch.Generator().manual_seed(1))
 
@@ -31,7 +31,7 @@ def test_loading_draws_nothing(kind, tmp_path, size, dtype):
     assert loaded.dtype == dtype
     for (name, wanted), found in zip(model.named_parameters(), loaded.parameters(), strict=True):
         assert torch.equal(wanted, found), name
-    keys = [key for file in tmp_path.glob("*.safetensors") for key in safe_open(file, "pt").keys()]
+    keys = [key for file in tmp_path.glob("*.safetensors") for key in safe_open(file, "pt").keys()]  # noqa: SIM118
     assert "lm_head.weight" not in keys
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
 

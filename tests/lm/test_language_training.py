@@ -1,7 +1,9 @@
 """Training on tokens: order of the data, exact resumption, bits per byte, the command."""
 
+import itertools
 import math
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -10,6 +12,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from tests.lm.conftest import build_model
 
 from statemix.cli.main import main
 from statemix.errors import RequestError
@@ -22,7 +25,6 @@ from statemix.lm.language_training import (
 )
 from statemix.lm.shards import read_tokens, write_documents
 from statemix.tensor_files import load_tensors
-from tests.lm.conftest import build_model
 
 CPU = torch.device("cpu")
 SETTINGS = LanguageSettings(length=4, batch_size=3, steps=20, learning_rate=1e-2, seed=5)
@@ -60,7 +62,7 @@ def test_the_rate_rises_and_falls():
     assert rates[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
     assert rates[10] == pytest.approx(1.0)
     assert rates[100] == pytest.approx(0.1)
-    assert all(later < sooner for sooner, later in zip(rates[10:], rates[11:], strict=False))
+    assert all(later < sooner for sooner, later in itertools.pairwise(rates[10:]))
 
 
 @pytest.mark.parametrize("vocab_size", [50, 9000])
@@ -100,10 +102,12 @@ def prepared(tmp_path_factory):
     return folder / "tokens"
 
 
-TINY = """
---num-layers 1 --hidden-size 16 --layer bd_lru num_blocks=4 block_size=2 --length 16
---batch-size 4 --learning-rate 1e-2 --device cpu --seed 3
-""".split()
+TINY = shlex.split(
+    """
+    --num-layers 1 --hidden-size 16 --layer bd_lru num_blocks=4 block_size=2 --length 16
+    --batch-size 4 --learning-rate 1e-2 --device cpu --seed 3
+    """
+)
 
 
 def weights(folder):

@@ -1,5 +1,6 @@
 """Files of tokens: what is written is read, and what is damaged is refused."""
 
+import itertools
 import json
 
 import numpy as np
@@ -63,21 +64,21 @@ def test_shards_of_llm_c_are_read(tmp_path):
         read_tokens(path)
 
 
-@pytest.mark.parametrize("suffix", [".bin", ".idx", ".json"])
-@pytest.mark.parametrize("damage", ["cut", "changed", "emptied"])
+@pytest.mark.parametrize(
+    ("suffix", "damage"),
+    [
+        *itertools.product([".bin", ".idx"], ["cut", "changed", "emptied"]),
+        (".json", "emptied"),
+    ],
+)
 def test_damage_is_noticed(written, suffix, damage):
     path = written.with_suffix(suffix)
     content = bytearray(path.read_bytes())
     if damage == "changed":
         content[len(content) // 2] ^= 0x55
     path.write_bytes({"cut": content[:-1], "changed": content, "emptied": b""}[damage])
-    if suffix == ".json" and damage == "cut":
-        pytest.skip("the last byte is a line feed")
-    with pytest.raises((RequestError, UnicodeDecodeError)):
-        tokens = read_tokens(written, verify=True)
-        assert tokens.info["document_bytes"] == [5, 0, 2]
-        assert tokens.info["source"] == "here"
-        raise RequestError("a byte of the description differs, but says the same")
+    with pytest.raises(RequestError):
+        read_tokens(written, verify=True)
 
 
 def test_an_index_of_another_kind_is_named(written):
@@ -85,7 +86,7 @@ def test_an_index_of_another_kind_is_named(written):
     with pytest.raises(RequestError, match="must be an index of Megatron-LM"):
         read_tokens(written)
     written.with_suffix(".idx").unlink()
-    with pytest.raises(RequestError, match="or be a shard of llm.c"):
+    with pytest.raises(RequestError, match=r"or be a shard of llm\.c"):
         read_tokens(written)
     with pytest.raises(RequestError, match="must be a file of tokens, found none"):
         read_tokens(written.with_name("other.bin"))

@@ -36,7 +36,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """Command -> its class in the module of the same name, and its summary."""
 
-EXTRAS = dict.fromkeys(("demo", "inspect", "reproduce", "report", "bench"), "studies") | {"lm": "lm"}
+EXTRAS = {
+    **dict.fromkeys(("demo", "inspect", "reproduce", "report", "bench"), "studies"),
+    "lm": "lm",
+}
 """Command -> the extra that it needs; the others need the extra "train"."""
 
 RESUMABLE = ("demo", "train", "reproduce", "lm")

@@ -1,7 +1,12 @@
 """Language models: a Hugging Face model whose layers are those of Statemix."""
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
-from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
 
 from statemix.lm.hub_config import StatemixConfig
 from statemix.lm.hub_model import (

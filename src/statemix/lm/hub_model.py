@@ -147,7 +147,7 @@ class StatemixPreTrainedModel(PreTrainedModel):
             init.normal_(module.weight, 0.0, std)
             if getattr(module, "bias", None) is not None:
                 init.zeros_(module.bias)
-            if getattr(module, "padding_idx", None) is not None:
+            if isinstance(module, nn.Embedding) and module.padding_idx is not None:
                 init.zeros_(module.weight[module.padding_idx])
         elif isinstance(module, nn.RMSNorm):
             init.ones_(module.weight)
@@ -187,7 +187,7 @@ class StatemixModel(StatemixPreTrainedModel):
         cu_seqlens: Tensor | None = None,
         cu_seq_lens_q: Tensor | None = None,
         seq_idx: Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: Any,  # noqa: ARG002 - arguments for other models
     ) -> BaseModelOutputWithPast | tuple[Any, ...]:
         """Return the hidden state of every token.
 
@@ -263,7 +263,7 @@ class StatemixModel(StatemixPreTrainedModel):
     def get_input_embeddings(self) -> nn.Module:
         return self.embed_tokens
 
-    def set_input_embeddings(self, value: nn.Module) -> None:
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
         self.embed_tokens = value
 
 
@@ -395,7 +395,7 @@ class StatemixForCausalLM(StatemixPreTrainedModel, GenerationMixin):
             loss = self.loss_function(
                 logits=logits, labels=labels, vocab_size=self.vocab_size, **kwargs
             )
-        found = {CACHE: outputs[CACHE] if CACHE in outputs else None}
+        found = {CACHE: outputs.get(CACHE)}
         output = CausalLMOutputWithPast(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, **found
         )

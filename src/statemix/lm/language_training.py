@@ -15,10 +15,10 @@ from torch.nn import functional
 
 from statemix.errors import RequestError
 from statemix.lm.hub_config import StatemixConfig
-from statemix.lm.hub_model import StatemixForCausalLM
+from statemix.lm.hub_model import CACHE, StatemixForCausalLM
 from statemix.lm.shards import Tokens
 from statemix.training.fit import Fitted, fit
-from statemix.training.hooks import Event, Hook
+from statemix.training.hooks import Hook
 from statemix.training.loop import Loop
 
 # Tokens of a piece of a document in evaluation; the state carries on.
@@ -107,7 +107,7 @@ class TokenBatches:
         return self._ids[begin : begin + self._settings.length + 1]
 
 
-def summed_loss(model: nn.Module, tokens: Tensor) -> Tensor:
+def summed_loss(model: Any, tokens: Tensor) -> Tensor:
     """Return the summed cross-entropy of all tokens but the first, (B, T + 1) in."""
     hidden = model.model(tokens[:, :-1], use_cache=False).last_hidden_state.flatten(0, 1)
     targets = tokens[:, 1:].flatten()
@@ -147,10 +147,8 @@ def bits_per_byte(
         inputs = torch.cat([ids.new_tensor([end]), ids[:-1]]) if end is not None else ids[:-1]
         cache = None
         for place in range(0, len(targets), _PIECE):
-            output = model(
-                inputs[None, place : place + _PIECE], past_key_values=cache, use_cache=True
-            )
-            cache = output.past_key_values
+            output = model(inputs[None, place : place + _PIECE], use_cache=True, **{CACHE: cache})
+            cache = output[CACHE]
             total += float(
                 functional.cross_entropy(
                     output.logits[0].float(), targets[place : place + _PIECE], reduction="sum"
@@ -295,6 +293,3 @@ def describe(model: StatemixForCausalLM) -> dict[str, float]:
         "parameters": sum(p.numel() for p in model.parameters()),
         "state_bytes": 4 * sum(layer.state_size for layer in layers),
     }
-
-
-__all__ = ["Event", "LanguageSettings", "TokenBatches", "bits_per_byte", "train_language_model"]

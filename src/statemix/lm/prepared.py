@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from statemix.errors import RequestError
 from statemix.lm.corpora import HELD_OUT_SHARE, Document, read_corpus
-from statemix.lm.shards import TokenWriter, Tokens, read_tokens
+from statemix.lm.shards import Tokens, TokenWriter, read_tokens
 from statemix.lm.text_tokenizers import (
     bytes_tokenizer,
     digest_of,

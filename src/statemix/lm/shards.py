@@ -239,8 +239,8 @@ def _read_llm_c(path: Path) -> Tokens:
         header = np.frombuffer(file.read(4 * _LLM_C_HEADER), "<i4")
     if len(header) < _LLM_C_HEADER or tuple(header[:2]) != _LLM_C:
         raise RequestError(
-            f"{path} must have an index {path.with_suffix('.idx').name} beside it, or be a shard of "
-            "llm.c"
+            f"{path} must have an index {path.with_suffix('.idx').name} beside it, or be a shard "
+            "of llm.c"
         )
     wanted = 4 * _LLM_C_HEADER + 2 * int(header[2])
     if path.stat().st_size != wanted:

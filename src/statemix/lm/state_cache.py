@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from statemix.layers import State
-from statemix.layers.state import map_state, take_rows
+from statemix.layers.state import map_state
 
 
 class Call(NamedTuple):

@@ -6,12 +6,12 @@ from typing import Any
 
 from statemix.cli.progress import shown
 from statemix.errors import RequestError
+from statemix.layers import LayerSpec
 from statemix.lm.hub_config import StatemixConfig
 from statemix.lm.hub_model import StatemixForCausalLM
 from statemix.lm.language_training import LanguageSettings, describe, train_language_model
 from statemix.lm.prepared import prepare, read_prepared
 from statemix.lm.presets import preset_of
-from statemix.layers import LayerSpec
 from statemix.training.config import Device, Precision
 from statemix.training.run import CHECKPOINT_EVERY_S
 

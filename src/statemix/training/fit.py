@@ -94,8 +94,9 @@ def fit(
     Args:
         model: the model, trained in place; at the end, it has the last weights. Where a run
             resumes, its own weights count.
-        batch: function of a step, counted from 0, that returns its batch, or :class:`Batches`, whose
-            steps may have several batches. Tensors must be on the device of the model.
+        batch: function of a step, counted from 0, that returns its batch, or a
+            :class:`~statemix.training.batches.Batches`, whose steps may have several batches.
+            Tensors must be on the device of the model.
         loss: function of the model and a batch that returns a loss, or losses by name, whose sum
             is minimised.
         folder: folder of the run, made if absent. A finished run is loaded.

@@ -232,15 +232,28 @@ class StatemixModel(StatemixPreTrainedModel):
         if bounds is not None:
             if cache is not None:
                 raise ValueError("packed sequences must come without a cache, got both")
-            x = x.reshape(1, -1, shape[-1])
         elif attention_mask is not None:
             mask = _padding(attention_mask, shape[1])
-        if mask is not None:
-            x, bounds = pack(x, mask)
+
+        def tokens(rows: Tensor) -> Tensor:
+            """Return the tokens alone, in one row if they are packed or padded."""
+            if mask is None:
+                return rows if bounds is None else rows.reshape(1, -1, shape[-1])
+            return rows[mask].unsqueeze(0)
+
+        def rows(tokens: Tensor) -> Tensor:
+            return tokens.view(shape) if mask is None else unpack(tokens, mask)
 
         passed = []
+        if mask is None:
+            x = tokens(x)
+        else:
+            x, bounds = pack(x, mask)
         for place, block in enumerate(self.layers):
-            passed.append(x)
+            if output_hidden_states:
+                # What is returned lies on the path of the gradient.
+                passed.append(rows(x))
+                x = tokens(passed[-1])
             layer = None if cache is None else cache.layers[place]
             state = None if layer is None else layer.state
             pending = None if layer is None else layer.pending
@@ -250,14 +263,11 @@ class StatemixModel(StatemixPreTrainedModel):
                 layer.store(before, state, None if unequal else inputs, mask)
         if cache is not None:
             cache.seen += shape[1]
-        x = self.norm(x)
-
-        def rows(packed: Tensor) -> Tensor:
-            return packed.reshape(shape) if mask is None else unpack(packed, mask)
-
-        hidden_states = (*map(rows, passed), rows(x)) if output_hidden_states else None
-        found = {"last_hidden_state": rows(x), CACHE: cache if use_cache else None}
-        output = BaseModelOutputWithPast(**found, hidden_states=hidden_states)
+        x = rows(self.norm(x))
+        found: dict[str, Any] = {"last_hidden_state": x, CACHE: cache if use_cache else None}
+        if output_hidden_states:
+            found["hidden_states"] = (*passed, x)
+        output = BaseModelOutputWithPast(**found)
         return output if return_dict else output.to_tuple()
 
     def get_input_embeddings(self) -> nn.Module:

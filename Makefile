@@ -8,7 +8,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 KERNELS := $(wildcard src/statemix/ops/cpu/*.h src/statemix/ops/cpu/*.cpp)
 PROJECT := pyproject.toml setup.py constraints.txt $(KERNELS)
 
-.PHONY: demo docs test test-compilers test-without-kernels test-triton test-compiled lint format mutants fuzz clean
+.PHONY: demo docs test test-compilers test-without-kernels test-triton test-compiled
+.PHONY: test-ecosystem lint format mutants fuzz clean
 
 demo: $(VENV)/installed
 	$(BIN)/statemix demo
@@ -51,6 +52,15 @@ test-triton: $(VENV)/installed-dev
 # spills (half an hour on two cores), or SAMPLE of the cases: make test-compiled SAMPLE=12
 test-compiled: $(VENV)/installed-dev
 	SAMPLE=$(SAMPLE) $(BIN)/python -m pytest -n auto --dist worksteal tests/compiled/spills.py
+
+# Test the language models with PEFT, TRL, torchao, lm-eval and the common tests of transformers, in an
+# environment of their own (two minutes, and a download of 300 MB).
+ECOSYSTEM := build/ecosystem
+test-ecosystem: $(VENV)/bin/python $(PROJECT)
+	test -x $(ECOSYSTEM)/bin/python || $(PYTHON) -m venv $(ECOSYSTEM)
+	$(ECOSYSTEM)/bin/python -m pip --disable-pip-version-check --quiet install \
+	  -c constraints.txt -e '.[lm]' -r tests/ecosystem/requirements.txt
+	$(ECOSYSTEM)/bin/python -m pytest -q tests/ecosystem
 
 # Write the measured tables and build the site in build/site.
 docs: $(VENV)/installed-dev

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from statemix.cli import main
+from statemix.cli.bench import BENCHMARKS
+from statemix.cli.lm import PARTS
 from statemix.layers import LAYERS
 from statemix.tasks import TASKS
 from statemix.training import RunConfig, config_from_plain
@@ -101,10 +103,10 @@ def test_commands_that_would_take_long_are_understood(code, tmp_path, monkeypatc
     for line in code.replace("\\\n", " ").splitlines():
         _, name, *arguments = shlex.split(line)
         command = main.parse(name, arguments)
-        # A benchmark is the class of its own name.
-        assert type(command).__name__ == (
-            arguments[0].capitalize() if name == "bench" else main.COMMANDS[name][0]
-        )
+        # The parts of these commands are classes of their own.
+        parts = {"bench": BENCHMARKS, "lm": PARTS}.get(name)
+        wanted = main.COMMANDS[name][0] if parts is None else parts[arguments[0]].__name__
+        assert type(command).__name__ == wanted
 
 
 def test_the_versions_are_those_of_the_project():

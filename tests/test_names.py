@@ -5,9 +5,11 @@ from collections import Counter
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "src" / "statemix"
-FILES = [path for path in PACKAGE.rglob("*.py") if path.name != "__main__.py"]
+# These layers travel alone, under the names of those that they replace.
+LEFT_OUT = ("__main__.py", "portable_layers.py")
+FILES = [path for path in PACKAGE.rglob("*.py") if path.name not in LEFT_OUT]
 # A command has the name of the room that it serves.
-COMMANDS = {"bench", "demo", "tasks"}
+COMMANDS = {"bench", "demo", "lm", "tasks"}
 # A class, or an alias of a type.
 TYPE = re.compile(r"^class ([A-Z]\w*)|^([A-Z]\w*[a-z]\w*)(?:: TypeAlias)? = ", re.MULTILINE)
 

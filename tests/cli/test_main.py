@@ -60,6 +60,15 @@ FLAGS = {
         --recurrences --batch-sizes --hidden-sizes --block-sizes --backends --peers --dtype
         --rounds --budget-s --threads --device --graphs --limit-s --output
         """,
+    "lm prepare": "--output --tokenizer --field --suffixes --documents",
+    "lm train": """
+        --folder --tokens --size --layer --attention-every --conv-size --output-gate
+        --hidden-size --num-layers --length --batch-size --accumulate --steps
+        --learning-rate --weight-decay --evaluate-every --evaluate-bytes --precision --device
+        --seed --checkpoint-every-s --extend
+        """,
+    "lm generate": "--max-new-tokens --temperature --top-k --seed",
+    "lm evaluate": "--tokens --most-bytes --json",
 }
 
 
@@ -118,7 +127,7 @@ def test_every_command_has_its_class_and_a_help(command, capsys):
         (
             ["trian"],
             "command must be one of demo, train, evaluate, inspect, certify, reproduce, report, "
-            "tasks, doctor, bench, got 'trian'; did you mean 'train'?",
+            "tasks, doctor, bench, lm, got 'trian'; did you mean 'train'?",
         ),
         (["train", "--nonsense"], "--nonsense"),
         (["train", "--folder", "x", "--seed", "one"], "seed must be a valid integer"),

@@ -32,11 +32,15 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "tasks": ("Tasks", "list the tasks, or show examples of one"),
     "doctor": ("Doctor", "show versions, devices and backends, and why a backend is not used"),
     "bench": ("Bench", "measure speed and memory against baselines"),
+    "lm": ("Lm", "language models: prepare text, train, generate, evaluate"),
 }
 """Command -> its class in the module of the same name, and its summary."""
 
-LABORATORY = ("demo", "inspect", "reproduce", "report", "bench")
-"""Commands that need the extra "studies"; the others need the extra "train"."""
+EXTRAS = {
+    **dict.fromkeys(("demo", "inspect", "reproduce", "report", "bench"), "studies"),
+    "lm": "lm",
+}
+"""Command -> the extra that it needs; the others need the extra "train"."""
 
 RESUMABLE = ("demo", "train", "reproduce")
 """Commands that resume after an interruption; the others start over."""
@@ -160,7 +164,7 @@ def _dispatch(arguments: list[str]) -> int:
         advice = suggestion(name, COMMANDS)
         known = ", ".join(COMMANDS)
         return _fail(f"command must be one of {known}, got {name!r}{advice}", WRONG_REQUEST)
-    extra = "studies" if name in LABORATORY else "train"
+    extra = EXTRAS.get(name, "train")
     missing = missing_packages(extra)
     if missing:
         needed = f"{name} needs {', '.join(missing)}"
@@ -213,7 +217,8 @@ def _attempt(name: str, arguments: list[str]) -> int:
         try:
             command.run()
         except KeyboardInterrupt:
-            resumes = name in RESUMABLE and not getattr(command, "dry_run", False)
+            resumes = name in RESUMABLE or getattr(command, "resumes", False)
+            resumes = resumes and not getattr(command, "dry_run", False)
             advice = "; repeat the command to resume" if resumes else ""
             return _fail(f"interrupted{advice}", INTERRUPTED)
     except (RequestError, OptionError, BackendUnavailableError, PermissionError) as error:

@@ -16,6 +16,7 @@ from statemix.errors import RequestError, SettingError
 from statemix.interrupts import Interrupts
 from statemix.tensor_files import check_storable
 from statemix.training import folder as runs
+from statemix.training.batches import Batches
 from statemix.training.config import (
     Device,
     NotNegative,
@@ -72,7 +73,7 @@ class _Batches:
 
 def fit(
     model: nn.Module,
-    batch: Callable[[int], Any],
+    batch: Callable[[int], Any] | Batches,
     loss: Callable[[Any, Any], Tensor | dict[str, Tensor]],
     folder: Path | str,
     *,
@@ -103,8 +104,9 @@ def fit(
     Args:
         model: the model, trained in place; at the end, it has the last weights. Where a run
             resumes, its own weights count.
-        batch: function of a step, counted from 0, that returns its batch. Tensors must be on the
-            device of the model.
+        batch: function of a step, counted from 0, that returns its batch, or a
+            :class:`~statemix.training.batches.Batches`, whose steps may have several batches.
+            Tensors must be on the device of the model.
         loss: function of the model and a batch that returns a loss, or losses by name, whose sum
             is minimised.
         folder: folder of the run, made if absent. A finished run is loaded.
@@ -148,7 +150,8 @@ def fit(
     folder = Path(folder)
     check_arguments(on_event)
     _check_numbers(num_steps=num_steps, evaluate_every=evaluate_every)
-    _check_parts(model, hooks, optimizer, batch=batch, loss=loss)
+    parts = getattr(batch, "parts", batch)
+    _check_parts(model, hooks, optimizer, batch=parts, loss=loss)
     if evaluate is not None and not callable(evaluate):
         raise RequestError(f"evaluate must be a function or None, got {evaluate!r}")
     if evaluate is None and criterion is not None:
@@ -183,7 +186,7 @@ def fit(
         interrupts = stack.enter_context(Interrupts())
         loop = Loop(
             model,
-            _Batches(batch, num_steps),
+            _Batches(batch, num_steps) if callable(batch) else batch,
             lambda net, item: _by_name(loss(net, item)),
             optimizer=optimizer or torch.optim.AdamW(model.parameters()),
             fabric=build_fabric(runtime.device, precision),

@@ -1,0 +1,67 @@
+"""``statemix lm generate``: continue a text."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+
+from statemix.cli.parser import Argument
+from statemix.errors import RequestError
+from statemix.lm.prepared import load_language_model
+
+
+@dataclass(frozen=True)
+class Generate:
+    """Continue a text with a trained language model.
+
+    The state of the model does not grow with the text, unless it has attention.
+
+    statemix lm generate runs/python "def " --max-new-tokens 200
+    """
+
+    folder: Annotated[Path, Argument("RUN", positional=True)]
+    """Folder of a finished run, or of a model that transformers has stored."""
+
+    prompt: Annotated[str, Argument("TEXT", positional=True)]
+    """Text to continue."""
+
+    max_new_tokens: int = 200
+    """Largest number of tokens to generate."""
+
+    temperature: float = 0.8
+    """Temperature of sampling; 0 chooses the likeliest token."""
+
+    top_k: int = 50
+    """Number of the likeliest tokens to sample from; 0 means all."""
+
+    seed: int = 0
+    """Seed of sampling."""
+
+    def run(self) -> None:
+        """Print the text as it is generated.
+
+        Raises:
+            RequestError: if the folder holds no language model, or a number is out of range.
+        """
+        if self.max_new_tokens < 1:
+            raise RequestError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
+        if self.temperature < 0 or self.top_k < 0:
+            raise RequestError(
+                f"temperature and top_k must be at least 0, got {self.temperature} and {self.top_k}"
+            )
+        model, tokenizer = load_language_model(self.folder)
+        ids = tokenizer.encode(self.prompt, add_special_tokens=False).ids
+        if not ids:
+            raise RequestError("prompt must have at least one token, got none")
+        torch.manual_seed(self.seed)
+        sampling = {"do_sample": True, "temperature": self.temperature, "top_k": self.top_k}
+        found = model.generate(
+            torch.tensor([ids]),
+            attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
+            max_new_tokens=self.max_new_tokens,
+            pad_token_id=model.config.eos_token_id,
+            **(sampling if self.temperature else {"do_sample": False}),
+        )
+        sys.stdout.write(tokenizer.decode(found[0].tolist()) + "\n")

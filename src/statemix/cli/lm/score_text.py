@@ -1,0 +1,49 @@
+"""``statemix lm evaluate``: bits per byte of held-out text, beside a compressor."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from statemix.cli.parser import Argument
+from statemix.lm.language_training import bits_per_byte
+from statemix.lm.prepared import compressed_bits_per_byte, load_language_model, read_prepared
+
+
+@dataclass(frozen=True)
+class EvaluateText:
+    """Score a language model on held-out text: bits per byte and perplexity.
+
+    Every document is read from its beginning, and every token is predicted from all tokens before
+    it. `xz -9e` compresses the same text, alone and with the training text before it.
+
+    statemix lm evaluate runs/python --tokens runs/python-tokens
+    """
+
+    folder: Annotated[Path, Argument("RUN", positional=True)]
+    """Folder of a finished run, or of a model that transformers has stored."""
+
+    tokens: Path
+    """Folder that `statemix lm prepare` made."""
+
+    most_bytes: int | None = None
+    """Stop after the document that reaches this number of bytes."""
+
+    json: bool = False
+    """Print JSON instead of lines."""
+
+    def run(self) -> None:
+        """Score and print.
+
+        Raises:
+            RequestError: if a folder does not hold what it should.
+        """
+        model, _ = load_language_model(self.folder)
+        tokens, held_out, tokenizer = read_prepared(self.tokens)
+        scores = bits_per_byte(model, held_out, most_bytes=self.most_bytes)
+        scores |= compressed_bits_per_byte(tokens, held_out, tokenizer, most_bytes=self.most_bytes)
+        if self.json:
+            print(json.dumps(scores))
+            return
+        for name, value in scores.items():
+            print(f"{name.replace('_', ' ')}: {value:.4f}")

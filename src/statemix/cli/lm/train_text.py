@@ -1,0 +1,188 @@
+"""``statemix lm train``: train a language model on prepared tokens."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from statemix.cli.progress import shown
+from statemix.errors import RequestError
+from statemix.layers import LayerSpec
+from statemix.lm.hub_config import StatemixConfig
+from statemix.lm.hub_model import StatemixForCausalLM
+from statemix.lm.language_training import LanguageSettings, describe, train_language_model
+from statemix.lm.prepared import prepare, read_prepared
+from statemix.lm.presets import preset_of
+from statemix.training.config import Device, Precision
+from statemix.training.run import CHECKPOINT_EVERY_S
+
+
+@dataclass(frozen=True)
+class TrainText:
+    """Train a language model.
+
+    A run may be interrupted at any moment. Repeat the command to resume it; the final weights are
+    the same. Without --tokens, the standard library of this Python is prepared and used.
+
+    statemix lm train --folder runs/python
+
+    statemix lm train --folder runs/mine --tokens data/mine --size 10M --layer h_lru order=4
+    num_channels=320 --steps 5000
+
+    The folder receives model/, which transformers loads after `import statemix.lm`:
+
+    AutoModelForCausalLM.from_pretrained("runs/python/model")
+    """
+
+    resumes: ClassVar[bool] = True
+
+    folder: Path
+    """Folder of the run."""
+
+    tokens: Path | None = None
+    """Folder that `statemix lm prepare` made."""
+
+    size: str = "nano"
+    """nano, 10M, 140M or 210M; the last two are those of Figure 4. A size decides all numbers
+    below that are not given."""
+
+    layer: LayerSpec | None = None
+    """Sequence layer of the blocks, with its options (BD-LRU if not given)."""
+
+    attention_every: int | None = None
+    """Make every n-th block attention with rotary positions."""
+
+    conv_size: int = 0
+    """Taps of a short convolution before each recurrent layer; 0 means none."""
+
+    output_gate: bool = False
+    """Gate the output of each recurrent layer."""
+
+    hidden_size: int | None = None
+    """Width of the residual stream."""
+
+    num_layers: int | None = None
+    """Number of blocks."""
+
+    length: int | None = None
+    """TokenFile of a training sequence."""
+
+    batch_size: int | None = None
+    """Sequences of an optimiser step."""
+
+    accumulate: int = 1
+    """Forward passes of an optimiser step, for less memory."""
+
+    steps: int | None = None
+    """Optimiser steps."""
+
+    learning_rate: float | None = None
+    """Largest learning rate."""
+
+    weight_decay: float = 0.1
+    """Weight decay of matrices."""
+
+    evaluate_every: int = 200
+    """Steps between two evaluations."""
+
+    evaluate_bytes: int = 200_000
+    """Held-out bytes of an evaluation during training."""
+
+    precision: Precision = "32-true"
+    """Precision of weights and arithmetic."""
+
+    device: Device = "auto"
+    """Device; auto uses a GPU if there is one."""
+
+    seed: int = 0
+    """Seed of the weights and of the order of the data."""
+
+    checkpoint_every_s: float = CHECKPOINT_EVERY_S
+    """Seconds between checkpoints."""
+
+    extend: bool = False
+    """Continue a run of fewer steps."""
+
+    def run(self) -> None:
+        """Train, and print the result.
+
+        Raises:
+            RequestError: if a number is out of range, or the tokens or the folder do not fit.
+            FloatingPointError: if the loss is not finite.
+            KeyboardInterrupt: after Ctrl-C, with a checkpoint saved.
+        """
+        data = self.tokens
+        if data is None:
+            data = self.folder.parent / f"{self.folder.name}-tokens"
+            if not (data / "train.json").exists():
+                prepare(["stdlib"], data)
+        tokens, held_out, tokenizer = read_prepared(data)
+        config, settings = self.request(tokenizer.get_vocab_size(), tokenizer)
+        numbers = describe(StatemixForCausalLM(config))
+        print(
+            f"{numbers['parameters']:,} parameters, {numbers['state_bytes']:,} bytes of state per "
+            f"sequence, {settings.steps * settings.batch_size * settings.length:,} tokens to read "
+            f"of {len(tokens.ids):,}"
+        )
+        with shown() as show:
+            _, fitted = train_language_model(
+                config,
+                tokens,
+                held_out,
+                self.folder,
+                settings,
+                most_bytes=self.evaluate_bytes,
+                precision=self.precision,
+                device=self.device,
+                on_event=lambda event: show(self.folder.name, event),
+                checkpoint_every_s=self.checkpoint_every_s,
+                extend=self.extend,
+            )
+        tokenizer.save(str(self.folder / "model" / "tokenizer.json"))
+        scores = fitted.last["scores"]
+        print(
+            f"{scores['bits_per_byte']:.4f} bits per byte, perplexity {scores['perplexity']:.2f}, "
+            f"{fitted.time_s:.1f} s; stored in {self.folder}"
+        )
+
+    def request(self, vocab_size: int, tokenizer: Any) -> tuple[StatemixConfig, LanguageSettings]:
+        """Return the model and the training that the options ask for."""
+        from statemix.lm.text_tokenizers import end_of
+
+        preset = preset_of(self.size)
+        width = self.hidden_size or preset.hidden_size
+        depth = self.num_layers or preset.num_layers
+        layer = self.layer
+        if layer is None:
+            num_blocks = preset.num_blocks * width // preset.hidden_size
+            layer = LayerSpec("bd_lru", num_blocks=num_blocks, block_size=preset.block_size)
+        if self.attention_every is not None and self.attention_every < 1:
+            raise RequestError(f"attention_every must be at least 1, got {self.attention_every}")
+        kinds = [
+            "full_attention"
+            if self.attention_every and place % self.attention_every == 0
+            else "linear_attention"
+            for place in range(1, depth + 1)
+        ]
+        config = StatemixConfig(
+            vocab_size=vocab_size,
+            hidden_size=width,
+            num_hidden_layers=depth,
+            layer_types=kinds,
+            mixers={"linear_attention": {"name": layer.name, **layer.options}},
+            conv_size=self.conv_size,
+            output_gate=self.output_gate,
+            tie_word_embeddings=preset.tied,
+            eos_token_id=end_of(tokenizer),
+            bos_token_id=end_of(tokenizer),
+        )
+        settings = LanguageSettings(
+            length=self.length or preset.length,
+            batch_size=self.batch_size or preset.batch_size,
+            accumulate=self.accumulate,
+            steps=self.steps or preset.steps,
+            learning_rate=self.learning_rate or preset.learning_rate,
+            weight_decay=self.weight_decay,
+            evaluate_every=self.evaluate_every,
+            seed=self.seed,
+        )
+        return config, settings

@@ -1,0 +1,41 @@
+"""Language models: a Hugging Face model whose layers are those of Statemix."""
+
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
+
+from statemix.lm.hub_config import StatemixConfig
+from statemix.lm.hub_model import (
+    StatemixForCausalLM,
+    StatemixForSequenceClassification,
+    StatemixForTokenClassification,
+    StatemixModel,
+    StatemixPreTrainedModel,
+)
+from statemix.lm.remote_code import export_remote_code
+from statemix.lm.state_cache import StateCache
+
+AutoConfig.register(StatemixConfig.model_type, StatemixConfig, exist_ok=True)
+AutoModel.register(StatemixConfig, StatemixModel, exist_ok=True)
+AutoModelForCausalLM.register(StatemixConfig, StatemixForCausalLM, exist_ok=True)
+AutoModelForSequenceClassification.register(
+    StatemixConfig, StatemixForSequenceClassification, exist_ok=True
+)
+AutoModelForTokenClassification.register(
+    StatemixConfig, StatemixForTokenClassification, exist_ok=True
+)
+
+__all__ = [
+    "StateCache",
+    "StatemixConfig",
+    "StatemixForCausalLM",
+    "StatemixForSequenceClassification",
+    "StatemixForTokenClassification",
+    "StatemixModel",
+    "StatemixPreTrainedModel",
+    "export_remote_code",
+]

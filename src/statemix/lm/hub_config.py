@@ -1,0 +1,127 @@
+"""The configuration of the Hugging Face model."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from statemix.errors import OptionError
+from statemix.layers import LAYERS
+
+RECURRENT, ATTENTION = "linear_attention", "full_attention"
+"""The names by which transformers knows layers with a state of fixed size, and with a cache."""
+
+
+class StatemixConfig(PreTrainedConfig):
+    r"""Configuration of a language model whose sequence layers are layers of Statemix.
+
+    Args:
+        vocab_size: number of tokens.
+        hidden_size: width of the residual stream.
+        num_hidden_layers: number of blocks.
+        intermediate_size: inner width of the gated MLP. None means 8/3 of ``hidden_size``, rounded
+            up to a multiple of 64.
+        mixers: name of a kind of layer -> name and options of a layer of Statemix, as in
+            ``{"linear_attention": {"name": "bd_lru", "num_blocks": 64, "block_size": 4}}``. Kinds
+            that are missing have a default: "linear_attention" is a BD-LRU of blocks of 4 with
+            ``hidden_size`` entries, and "full_attention" is attention with rotary positions and
+            heads of at most 64 channels. A mapping without kinds describes "linear_attention".
+        layer_types: kind of each layer, in order. None means "linear_attention" everywhere.
+        conv_size: taps of a depthwise causal convolution before each recurrent layer; 0 means none.
+        output_gate: multiply the output of each recurrent layer by a gate, SiLU of a projection of
+            its input.
+        norm_eps: number that RMSNorm adds to the mean square.
+        initializer_range: standard deviation of the first weights of embedding and MLP. Layers of
+            Statemix draw their own.
+        use_cache: return the states of the layers by default.
+        tie_word_embeddings: whether the output projection is the embedding.
+        pad_token_id: token of padding.
+        bos_token_id: first token of a document.
+        eos_token_id: last token of a document.
+
+    Raises:
+        OptionError: if a layer is unknown, an option does not fit it, or the number of
+            ``layer_types`` is not ``num_hidden_layers``.
+
+    Example:
+        >>> config = StatemixConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2)
+        >>> config.mixers["linear_attention"]
+        {'name': 'bd_lru', 'num_blocks': 8, 'block_size': 4}
+    """
+
+    model_type = "statemix"
+    keys_to_ignore_at_inference = ("past_key_values", "cache")
+
+    def __init__(
+        self,
+        vocab_size: int = 32_000,
+        hidden_size: int = 768,
+        num_hidden_layers: int = 12,
+        intermediate_size: int | None = None,
+        mixers: Mapping[str, Any] | None = None,
+        layer_types: Sequence[str] | None = None,
+        conv_size: int = 0,
+        output_gate: bool = False,
+        norm_eps: float = 1e-5,
+        initializer_range: float = 0.02,
+        use_cache: bool = True,
+        tie_word_embeddings: bool = True,
+        pad_token_id: int | None = None,
+        bos_token_id: int | None = None,
+        eos_token_id: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self.num_hidden_layers = num_hidden_layers
+        if intermediate_size is None:
+            intermediate_size = -(-8 * hidden_size // 3 // 64) * 64
+        self.intermediate_size = intermediate_size
+        self.layer_types = (
+            [RECURRENT] * num_hidden_layers if layer_types is None else list(layer_types)
+        )
+        self.mixers = _mixers(mixers or {}, self.layer_types, hidden_size)
+        self.conv_size = conv_size
+        self.output_gate = output_gate
+        self.norm_eps = norm_eps
+        self.initializer_range = initializer_range
+        self.use_cache = use_cache
+        if len(self.layer_types) != num_hidden_layers:
+            raise OptionError(
+                f"layer_types must have num_hidden_layers={num_hidden_layers} entries, "
+                f"got {len(self.layer_types)}"
+            )
+        # Common checks of transformers ask for it.
+        attention = self.mixers.get(ATTENTION, {})
+        self.num_attention_heads = attention.get("num_heads", max(1, hidden_size // 64))
+        super().__init__(
+            tie_word_embeddings=tie_word_embeddings,
+            pad_token_id=pad_token_id,
+            bos_token_id=bos_token_id,
+            eos_token_id=eos_token_id,
+            **kwargs,
+        )
+
+
+def _mixers(
+    given: Mapping[str, Any], kinds: Sequence[str], hidden_size: int
+) -> dict[str, dict[str, Any]]:
+    """Return the layer of each kind, with the defaults."""
+    if isinstance(given.get("name"), str):
+        given = {RECURRENT: given}
+    defaults = {
+        RECURRENT: {"name": "bd_lru", "num_blocks": max(1, hidden_size // 4), "block_size": 4},
+        ATTENTION: {"name": "attention", "num_heads": max(1, hidden_size // 64), "rope": True},
+    }
+    mixers = {}
+    for kind in dict.fromkeys(kinds):
+        table = copy.deepcopy(dict(given.get(kind, defaults.get(kind, {}))))
+        name = table.get("name")
+        if name not in LAYERS:
+            known = ", ".join(LAYERS)
+            raise OptionError(
+                f"mixers[{kind!r}] must have the name of a layer ({known}), got {name!r}"
+            )
+        mixers[kind] = table
+    return mixers

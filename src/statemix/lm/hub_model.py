@@ -1,0 +1,441 @@
+"""The Hugging Face model: embedding, blocks of Statemix layers, and the heads of transformers."""
+
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers import initialization as init
+from transformers.modeling_layers import (
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+    GradientCheckpointingLayer,
+)
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+
+from statemix.layers import Layer, LayerSpec, State, pack, unpack
+from statemix.layers.causal_conv import CausalConv
+from statemix.layers.state import loadable
+from statemix.lm.hub_config import ATTENTION, StatemixConfig
+from statemix.lm.state_cache import StateCache
+from statemix.models.channel_mixers import SwiGLU
+
+# transformers 5.24 calls the cache "cache", earlier versions "past_key_values".
+CACHE = (
+    "cache"
+    if "cache" in {field.name for field in fields(BaseModelOutputWithPast)}
+    else "past_key_values"
+)
+
+
+@loadable
+class MixerState(NamedTuple):
+    """State of a mixer with a convolution before it."""
+
+    conv: State
+    recurrence: State
+
+
+class GatedMixer(nn.Module):
+    r"""A sequence layer with an optional short convolution before and gate after it.
+
+    .. math:: y = \mathrm{layer}(\mathrm{silu}(\mathrm{conv}(x))) \odot \mathrm{silu}(W x)
+
+    Args:
+        config: configuration of the model.
+        kind: kind of the layer, a key of ``config.mixers``. Attention has neither convolution nor
+            gate.
+    """
+
+    def __init__(self, config: StatemixConfig, kind: str) -> None:
+        super().__init__()
+        options = dict(config.mixers[kind])
+        self.layer: Layer = LayerSpec(options.pop("name"), **options).build(
+            hidden_size=config.hidden_size
+        )
+        self.conv: CausalConv | None = None
+        self.output_gate: nn.Linear | None = None
+        if kind != ATTENTION and config.conv_size:
+            self.conv = CausalConv(config.hidden_size, kernel_size=config.conv_size, depthwise=True)
+        if kind != ATTENTION and config.output_gate:
+            self.output_gate = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+
+    def forward(
+        self, x: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        if self.conv is None:
+            y, after = self.layer(x, state, cu_seqlens)
+        else:
+            before = (None, None) if state is None else state
+            u, conv = self.conv(x, before[0], cu_seqlens)
+            y, recurrence = self.layer(nn.functional.silu(u), before[1], cu_seqlens)
+            after = MixerState(conv, recurrence)
+        if self.output_gate is not None:
+            y = y * nn.functional.silu(self.output_gate(x))
+        return y, after
+
+
+class StatemixBlock(GradientCheckpointingLayer):
+    """A mixer and a gated MLP, each with RMSNorm before it and added to its input.
+
+    The block takes and returns its state. Recomputation in the backward pass therefore changes no
+    cache.
+    """
+
+    def __init__(self, config: StatemixConfig, kind: str) -> None:
+        super().__init__()
+        self.mixer_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.mixer = GatedMixer(config, kind)
+        self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.mlp = SwiGLU(config.hidden_size, intermediate_size=config.intermediate_size)
+
+    def forward(
+        self,
+        x: Tensor,
+        state: State | None = None,
+        cu_seqlens: Tensor | None = None,
+        pending: Tensor | None = None,
+    ) -> tuple[Tensor, State, State | None, Tensor]:
+        """Run over whole sequences.
+
+        Args:
+            x: shape (B, T, hidden_size).
+            state: state that the block returned before; None means new sequences.
+            cu_seqlens: bounds of packed sequences (B = 1).
+            pending: inputs of the mixer between ``state`` and x.
+
+        Returns:
+            x: shape (B, T, hidden_size).
+            state: state at the end.
+            before: state before x.
+            inputs: inputs of the mixer, (B, T, hidden_size).
+        """
+        before = state if pending is None else self.mixer(pending, state)[1]
+        inputs = self.mixer_norm(x)
+        y, after = self.mixer(inputs, before, cu_seqlens)
+        x = x + y
+        x = x + self.mlp(self.mlp_norm(x))
+        return x, after, before, inputs
+
+
+class StatemixPreTrainedModel(PreTrainedModel):
+    """Base of the models: how weights are drawn, and what transformers asks of its models."""
+
+    config_class = StatemixConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["StatemixBlock"]
+    _skip_keys_device_placement = ["cache", "past_key_values"]
+    _is_stateful = False
+    _can_compile_fullgraph = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        std = self.config.initializer_range
+        if isinstance(module, Layer):
+            # A layer draws all its weights, but those of a checkpoint must stay.
+            kept = {
+                parameter: parameter.clone()
+                for parameter in module.parameters()
+                if getattr(parameter, "_is_hf_initialized", False)
+            }
+            module.reset_parameters()
+            for parameter, value in kept.items():
+                parameter.copy_(value)
+        elif isinstance(module, nn.Linear | nn.Embedding):
+            init.normal_(module.weight, 0.0, std)
+            if getattr(module, "bias", None) is not None:
+                init.zeros_(module.bias)
+            if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+                init.zeros_(module.weight[module.padding_idx])
+        elif isinstance(module, nn.RMSNorm):
+            init.ones_(module.weight)
+
+
+class StatemixModel(StatemixPreTrainedModel):
+    """Embedding, blocks and final norm.
+
+    Padded rows, packed rows and single sequences give a token the same hidden state.
+
+    Example:
+        >>> config = StatemixConfig(vocab_size=10, hidden_size=8, num_hidden_layers=2)
+        >>> model = StatemixModel(config)
+        >>> model(torch.tensor([[1, 2, 3]])).last_hidden_state.shape
+        torch.Size([1, 3, 8])
+    """
+
+    def __init__(self, config: StatemixConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.layers = nn.ModuleList(StatemixBlock(config, kind) for kind in config.layer_types)
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: StateCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        cache: StateCache | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        cu_seqlens: Tensor | None = None,
+        cu_seq_lens_q: Tensor | None = None,
+        seq_idx: Tensor | None = None,
+        **kwargs: Any,  # noqa: ARG002 - arguments for other models
+    ) -> BaseModelOutputWithPast | tuple[Any, ...]:
+        """Return the hidden state of every token.
+
+        Args:
+            input_ids: tokens, shape (B, T).
+            attention_mask: 1 for tokens and 0 for padding, which may be anywhere, shape (B, S); the
+                last T columns count. A single column is never padding.
+            position_ids: positions, shape (B, T) or (1, T). Without a mask and a cache, a sequence
+                begins where they do not increase by 1.
+            past_key_values: ``cache`` in transformers before 5.24.
+            inputs_embeds: embeddings, shape (B, T, hidden_size), instead of ``input_ids``.
+            use_cache: return a cache; None means ``config.use_cache``, and False in training.
+            cache: states that a previous call returned; changed in place.
+            output_hidden_states: return the embeddings, and the output of each block.
+            return_dict: return an output object instead of a tuple.
+            cu_seqlens: bounds of sequences packed into one row (B = 1), shape (N+1,).
+            cu_seq_lens_q: the same, as TRL names it.
+            seq_idx: number of the sequence of each token, shape (1, T), instead of bounds.
+            **kwargs: arguments for other models, which are ignored.
+
+        Raises:
+            ValueError: if not exactly one of ``input_ids`` and ``inputs_embeds`` is given, bounds
+                disagree, or packed sequences come with a cache or a mask with padding.
+        """
+        cache = past_key_values if cache is None else cache
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("exactly one of input_ids and inputs_embeds must be given")
+        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        bounds = _bounds(x, attention_mask, position_ids, cache, cu_seqlens, cu_seq_lens_q, seq_idx)
+        if use_cache is None:
+            use_cache = self.config.use_cache and not self.training and bounds is None
+        if self.gradient_checkpointing and self.training:
+            use_cache = False
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        if return_dict is None:
+            return_dict = self.config.return_dict
+        if cache is None and use_cache:
+            cache = StateCache(len(self.layers))
+
+        shape, mask = x.shape, None
+        if bounds is not None:
+            if cache is not None:
+                raise ValueError("packed sequences must come without a cache, got both")
+        elif attention_mask is not None:
+            mask = _padding(attention_mask, shape[1])
+
+        def tokens(rows: Tensor) -> Tensor:
+            """Return the tokens alone, in one row if they are packed or padded."""
+            if mask is None:
+                return rows if bounds is None else rows.reshape(1, -1, shape[-1])
+            return rows[mask].unsqueeze(0)
+
+        def rows(tokens: Tensor) -> Tensor:
+            return tokens.view(shape) if mask is None else unpack(tokens, mask)
+
+        passed = []
+        if mask is None:
+            x = tokens(x)
+        else:
+            x, bounds = pack(x, mask)
+        for place, block in enumerate(self.layers):
+            if output_hidden_states:
+                # What is returned lies on the path of the gradient.
+                passed.append(rows(x))
+                x = tokens(passed[-1])
+            layer = None if cache is None else cache.layers[place]
+            state = None if layer is None else layer.state
+            pending = None if layer is None else layer.pending
+            x, state, before, inputs = block(x, state, bounds, pending)
+            if layer is not None:
+                unequal = bounds is not None and shape[0] > 1
+                layer.store(before, state, None if unequal else inputs, mask)
+        if cache is not None:
+            cache.seen += shape[1]
+        x = rows(self.norm(x))
+        found: dict[str, Any] = {"last_hidden_state": x, CACHE: cache if use_cache else None}
+        if output_hidden_states:
+            found["hidden_states"] = (*passed, x)
+        output = BaseModelOutputWithPast(**found)
+        return output if return_dict else output.to_tuple()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.embed_tokens = value
+
+
+def _padding(attention_mask: Tensor, length: int) -> Tensor | None:
+    """Return which tokens are no padding, (B, T); None if all are tokens."""
+    if attention_mask.ndim != 2:
+        raise ValueError(
+            f"attention_mask must have shape (B, S), got {tuple(attention_mask.shape)}"
+        )
+    if length <= 1:
+        return None
+    mask = attention_mask[:, -length:].bool()
+    if not torch.compiler.is_compiling() and bool(mask.all()):
+        return None
+    return mask
+
+
+def _bounds(
+    x: Tensor,
+    attention_mask: Tensor | None,
+    position_ids: Tensor | None,
+    cache: StateCache | None,
+    cu_seqlens: Tensor | None,
+    cu_seq_lens_q: Tensor | None,
+    seq_idx: Tensor | None,
+) -> Tensor | None:
+    """Return the bounds of packed sequences from any of the ways to state them, or None."""
+    batch_size, length = x.shape[:2]
+    explicit = [given for given in (cu_seqlens, cu_seq_lens_q) if given is not None]
+    if seq_idx is not None:
+        begins = torch.ones(batch_size, length, dtype=torch.bool, device=x.device)
+        begins[:, 1:] = seq_idx[:, 1:] != seq_idx[:, :-1]
+        explicit.append(_bounds_of(begins))
+    if explicit:
+        if any(
+            len(other) != len(explicit[0]) or (other != explicit[0]).any() for other in explicit
+        ):
+            raise ValueError("cu_seqlens, cu_seq_lens_q and seq_idx must have the same bounds")
+        if attention_mask is not None and not bool(attention_mask.all()):
+            raise ValueError("attention_mask must have no padding with packed sequences")
+        if batch_size != 1:
+            raise ValueError(f"packed sequences must be one row, got {batch_size}")
+        return explicit[0]
+    if position_ids is None or attention_mask is not None or cache is not None or length < 2:
+        return None
+    position_ids = position_ids.expand(batch_size, -1)
+    begins = torch.ones(batch_size, length, dtype=torch.bool, device=x.device)
+    begins[:, 1:] = position_ids.diff() != 1
+    return _bounds_of(begins) if bool(begins[:, 1:].any()) else None
+
+
+def _bounds_of(begins: Tensor) -> Tensor:
+    places = begins.flatten().nonzero().flatten()
+    return torch.cat([places, places.new_tensor([begins.numel()])])
+
+
+class StatemixForCausalLM(StatemixPreTrainedModel, GenerationMixin):
+    """A language model: :class:`StatemixModel` and a projection to the vocabulary.
+
+    Example:
+        >>> config = StatemixConfig(vocab_size=10, hidden_size=8, num_hidden_layers=2)
+        >>> model = StatemixForCausalLM(config)
+        >>> model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=4).shape
+        torch.Size([1, 7])
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: StatemixConfig) -> None:
+        super().__init__(config)
+        self.model = StatemixModel(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: StateCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        cache: StateCache | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
+        """Return the logits of the next tokens and, with labels, the loss.
+
+        Args:
+            input_ids: as in :meth:`StatemixModel.forward`.
+            attention_mask: as in :meth:`StatemixModel.forward`.
+            position_ids: as in :meth:`StatemixModel.forward`.
+            past_key_values: as in :meth:`StatemixModel.forward`.
+            inputs_embeds: as in :meth:`StatemixModel.forward`.
+            labels: tokens, shape (B, T); -100 is not scored. They are shifted here.
+            use_cache: as in :meth:`StatemixModel.forward`.
+            cache: as in :meth:`StatemixModel.forward`.
+            output_hidden_states: as in :meth:`StatemixModel.forward`.
+            return_dict: as in :meth:`StatemixModel.forward`.
+            logits_to_keep: number of last positions, or indices of positions, that get logits; 0
+                means all.
+            **kwargs: bounds of packed sequences, and arguments of the loss such as
+                ``num_items_in_batch``.
+        """
+        if return_dict is None:
+            return_dict = self.config.return_dict
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            cache=cache,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+            **kwargs,
+        )
+        kept: slice | Tensor = (
+            slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        )
+        logits = self.lm_head(outputs.last_hidden_state[:, kept])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(
+                logits=logits, labels=labels, vocab_size=self.vocab_size, **kwargs
+            )
+        found = {CACHE: outputs.get(CACHE)}
+        output = CausalLMOutputWithPast(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, **found
+        )
+        return output if return_dict else output.to_tuple()
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *arguments: Any, **options: Any
+    ) -> None:
+        del arguments, options
+        if generation_config.use_cache is False or model_kwargs.get(CACHE) is not None:
+            return
+        # Chunked prefill and assisted decoding need a cache before the first call.
+        model_kwargs[CACHE] = StateCache(len(self.model.layers))
+        if getattr(generation_config, "is_assistant", False):
+            model_kwargs[CACHE].activate_past_recording()
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False
+
+    @staticmethod
+    def create_masks_for_generate(attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
+        """Return the mask itself: layers need no mask of pairs."""
+        del kwargs
+        return attention_mask
+
+
+class StatemixForSequenceClassification(GenericForSequenceClassification, StatemixPreTrainedModel):
+    """:class:`StatemixModel` and a classifier of its last token."""
+
+
+class StatemixForTokenClassification(GenericForTokenClassification, StatemixPreTrainedModel):
+    """:class:`StatemixModel` and a classifier of every token."""

@@ -1,0 +1,154 @@
+"""Folders of prepared tokens, and stored language models."""
+
+import itertools
+import lzma
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
+
+from statemix.errors import RequestError
+from statemix.lm.corpora import HELD_OUT_SHARE, Document, read_corpus
+from statemix.lm.shards import TokenFile, TokenWriter, read_tokens
+from statemix.lm.text_tokenizers import (
+    bytes_tokenizer,
+    digest_of,
+    encode,
+    load_tokenizer,
+    train_bpe,
+)
+
+TRAIN, HELD_OUT, TOKENIZER = "train", "held_out", "tokenizer.json"
+_SPLIT = f"sha256 of the group, modulo {HELD_OUT_SHARE}, is 0 for held-out groups"
+# Documents that are encoded at once, and those that a BPE is trained on at most.
+_AT_ONCE = 256
+_MOST_FOR_BPE = 100_000
+
+
+def prepare(
+    sources: Sequence[str],
+    folder: Path,
+    *,
+    tokenizer: str = "bpe:2048",
+    field: str = "text",
+    suffixes: Sequence[str] = (),
+    most_documents: int | None = None,
+) -> dict[str, TokenFile]:
+    """Write the tokens of a corpus: one file to train on, one that is held out.
+
+    Args:
+        sources: as in :func:`statemix.lm.corpora.read_corpus`.
+        folder: folder that receives the files.
+        tokenizer: "bytes"; "bpe:SIZE", trained on the training split; a file; or a model.
+        field: as in :func:`statemix.lm.corpora.read_corpus`.
+        suffixes: as in :func:`statemix.lm.corpora.read_corpus`.
+        most_documents: number of documents to read; None means all.
+
+    Returns:
+        "train" and "held_out" -> their tokens.
+
+    Raises:
+        RequestError: if a source cannot be read, there is no such tokenizer, or a file exists.
+    """
+
+    def documents() -> Iterator[Document]:
+        every = read_corpus(sources, field=field, suffixes=suffixes)
+        return itertools.islice(every, most_documents)
+
+    chosen = _tokenizer(tokenizer, (one.text for one in documents() if not one.is_held_out))
+    writers: dict[str, TokenWriter] = {}
+    try:
+        for name in (TRAIN, HELD_OUT):
+            writers[name] = TokenWriter(folder / name, chosen.get_vocab_size())
+        every = documents()
+        while some := list(itertools.islice(every, _AT_ONCE)):
+            for one, ids in zip(some, encode(chosen, [one.text for one in some]), strict=True):
+                writers[HELD_OUT if one.is_held_out else TRAIN].add(ids, len(one.text.encode()))
+        info = {
+            "source": list(sources),
+            "split": _SPLIT,
+            "tokenizer": tokenizer,
+            "tokenizer_sha256": digest_of(chosen),
+        }
+        chosen.save(str(folder / TOKENIZER))
+        return {name: read_tokens(writer.finish(info)) for name, writer in writers.items()}
+    except BaseException:
+        for writer in writers.values():
+            writer.discard()
+        raise
+
+
+def _tokenizer(name: str, texts: Iterable[str]) -> Tokenizer:
+    if name == "bytes":
+        return bytes_tokenizer()
+    kind, colon, size = name.partition(":")
+    if kind == "bpe" and colon:
+        if not size.isdecimal():
+            raise RequestError(f"tokenizer must be bpe:SIZE with a number, got {name!r}")
+        return train_bpe(itertools.islice(texts, _MOST_FOR_BPE), int(size))
+    return load_tokenizer(name)
+
+
+def read_prepared(folder: Path) -> tuple[TokenFile, TokenFile, Tokenizer]:
+    """Return the training tokens, the held-out tokens and the tokenizer of a folder.
+
+    Raises:
+        RequestError: if a file is missing or damaged, or the tokenizer is another one.
+    """
+    if not (folder / TOKENIZER).is_file():
+        raise RequestError(f"tokens must be a folder that `statemix lm prepare` made, got {folder}")
+    tokenizer = load_tokenizer(str(folder / TOKENIZER))
+    parts = [read_tokens(folder / f"{name}.bin", verify=True) for name in (TRAIN, HELD_OUT)]
+    for part in parts:
+        wanted = part.info.get("tokenizer_sha256")
+        if wanted is not None and wanted != digest_of(tokenizer):
+            raise RequestError(f"{folder / TOKENIZER} must be the tokenizer of {part.path}")
+    return parts[0], parts[1], tokenizer
+
+
+def load_language_model(folder: Path) -> tuple[Any, Tokenizer]:
+    """Return the model of a finished run, or of a folder of transformers, and its tokenizer.
+
+    Raises:
+        RequestError: if there is none.
+    """
+    inner = folder / "model"
+    chosen = inner if (inner / "config.json").exists() else folder
+    if not (chosen / "config.json").exists() or not (chosen / TOKENIZER).exists():
+        raise RequestError(f"folder must hold a finished language model, got {folder}")
+    model = AutoModelForCausalLM.from_pretrained(chosen)
+    return model.eval(), load_tokenizer(str(chosen / TOKENIZER))
+
+
+def compressed_bits_per_byte(
+    tokens: TokenFile, held_out: TokenFile, tokenizer: Tokenizer, *, most_bytes: int | None = None
+) -> dict[str, float]:
+    """Return the bits per byte of held-out text under ``xz -9e``.
+
+    Args:
+        tokens: the training text, which "xz_given_training" compresses first.
+        held_out: the text.
+        tokenizer: their tokenizer.
+        most_bytes: stop after the document that reaches this number of bytes.
+    """
+    text = _text(held_out, tokenizer, most_bytes)
+    before = _text(tokens, tokenizer, None)
+    alone, first, both = (_xz(part) for part in (text, before, before + text))
+    return {"xz": 8 * alone / len(text), "xz_given_training": 8 * (both - first) / len(text)}
+
+
+def _text(tokens: TokenFile, tokenizer: Tokenizer, most_bytes: int | None) -> bytes:
+    parts, size = [], 0
+    for number in range(len(tokens.bounds) - 1):
+        parts.append(tokenizer.decode(tokens.document(number).tolist()).encode())
+        size += len(parts[-1])
+        if most_bytes is not None and size >= most_bytes:
+            break
+    return b"".join(parts)
+
+
+def _xz(text: bytes) -> int:
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME}]
+    return len(lzma.compress(text, filters=filters))

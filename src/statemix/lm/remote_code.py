@@ -1,0 +1,58 @@
+"""One file with the model's code, for `trust_remote_code` where Statemix is not installed."""
+
+import json
+import re
+from pathlib import Path
+
+from statemix.errors import RequestError
+from statemix.files import write_file
+from statemix.lm import hub_config, hub_model, portable_layers, state_cache
+
+FILE = "modeling_statemix.py"
+_CLASSES = {
+    "AutoConfig": "StatemixConfig",
+    "AutoModel": "StatemixModel",
+    "AutoModelForCausalLM": "StatemixForCausalLM",
+}
+# From an import of this library to the end of its statement.
+_OWN_IMPORT = re.compile(r"^from statemix\S* import (?:\([^)]*\)|[^\n]*)\n", re.MULTILINE)
+
+
+def self_contained_source() -> str:
+    """Return the source of the model as one module that imports PyTorch and transformers alone."""
+    parts = [portable_layers, hub_config, state_cache, hub_model]
+    sources = [Path(str(part.__file__)).read_text(encoding="utf-8") for part in parts]
+    return "\n\n".join(_OWN_IMPORT.sub("", source) for source in sources)
+
+
+def export_remote_code(folder: Path) -> Path:
+    """Put the model's code into a folder that ``save_pretrained`` has made, and name it there.
+
+    ``AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)`` then works without
+    Statemix. The layers run in plain PyTorch, which is slower than the kernels of this library.
+
+    Args:
+        folder: folder with ``config.json``.
+
+    Returns:
+        The file of the code.
+
+    Raises:
+        RequestError: if there is no configuration of a Statemix model, or a layer of it cannot
+            travel alone.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise RequestError(f"{path} must exist; save the model first")
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if config.get("model_type") != hub_config.StatemixConfig.model_type:
+        raise RequestError(f"{path} must be of a Statemix model, got {config.get('model_type')!r}")
+    names = {table["name"] for table in config["mixers"].values()}
+    if names - set(portable_layers.LAYERS):
+        known = ", ".join(portable_layers.LAYERS)
+        raise RequestError(f"layers must be among {known} to travel alone, got {sorted(names)}")
+    write_file(folder / FILE, self_contained_source().encode())
+    module = FILE.removesuffix(".py")
+    config["auto_map"] = {auto: f"{module}.{name}" for auto, name in _CLASSES.items()}
+    write_file(path, (json.dumps(config, indent=2) + "\n").encode())
+    return folder / FILE

@@ -1,0 +1,282 @@
+"""Files of tokens: Megatron's ``.bin`` and ``.idx``, and the shards of llm.c, memory-mapped.
+
+A ``.bin`` holds the token ids of all documents one after another, as unsigned 16-bit integers or
+signed 32-bit ones. It is at the same time a ``.bin`` of nanoGPT. The ``.idx`` beside it holds the
+lengths of the documents, in the layout of Megatron-LM's ``IndexedDataset``; the ``.json`` holds
+what these lack.
+"""
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from statemix.errors import RequestError
+from statemix.files import write_file
+
+_MAGIC = b"MMIDIDX\x00\x00"
+_HEADER = struct.Struct("<9sQBQQ")
+_VERSION = 1
+# Megatron's codes of dtypes; it has none for unsigned 32-bit integers.
+_CODES: dict[int, type[np.generic]] = {1: np.uint8, 4: np.int32, 8: np.uint16}
+_LLM_C = (20240520, 1)
+_LLM_C_HEADER = 256
+_FORMAT = "statemix tokens 1"
+_MOST_LENGTH = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """The tokens of a prepared file.
+
+    Attributes:
+        path: path of the ``.bin`` file.
+        ids: all token ids, memory-mapped.
+        bounds: bounds of the documents in ``ids``, int64, one more than documents.
+        info: content of the ``.json`` file; empty for shards of llm.c.
+    """
+
+    path: Path
+    ids: NDArray[Any]
+    bounds: NDArray[np.int64]
+    info: Mapping[str, Any]
+
+    @property
+    def num_bytes(self) -> int | None:
+        """Bytes of text, if they are known."""
+        counts = self.info.get("document_bytes")
+        return None if counts is None else sum(counts)
+
+    def document(self, number: int) -> NDArray[Any]:
+        """Return the token ids of one document."""
+        return self.ids[self.bounds[number] : self.bounds[number + 1]]
+
+
+def dtype_of(vocab_size: int) -> type[np.generic]:
+    """Return the dtype of the ids of a vocabulary.
+
+    Raises:
+        RequestError: if no dtype of the format holds them.
+    """
+    if not 1 <= vocab_size <= 2**31:
+        raise RequestError(f"vocab_size must be in 1..2^31, got {vocab_size}")
+    return np.uint16 if vocab_size <= 2**16 else np.int32
+
+
+class TokenWriter:
+    """Writes documents into ``.bin``, ``.idx`` and ``.json``, which appear when all is written.
+
+    Args:
+        stem: path of the files without their suffixes.
+        vocab_size: number of tokens.
+
+    Raises:
+        RequestError: if one of the files exists.
+    """
+
+    def __init__(self, stem: Path, vocab_size: int) -> None:
+        self.stem, self._vocab_size = stem, vocab_size
+        self._dtype = dtype_of(vocab_size)
+        for suffix in (".bin", ".idx", ".json"):
+            if with_suffix(stem, suffix).exists():
+                raise RequestError(f"{with_suffix(stem, suffix)} must not exist yet")
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        self._partial = with_suffix(stem, ".bin.partial")
+        self._file = self._partial.open("wb")
+        self._digest = hashlib.sha256()
+        self._lengths: list[int] = []
+        self._bytes: list[int] = []
+
+    def add(self, ids: Sequence[int] | NDArray[Any], num_bytes: int) -> None:
+        """Append one document.
+
+        Args:
+            ids: its token ids.
+            num_bytes: bytes of its text.
+
+        Raises:
+            RequestError: if an id is not in the vocabulary, or the index cannot hold the length.
+        """
+        array = np.asarray(ids, dtype=np.int64)
+        if array.ndim != 1 or len(array) > _MOST_LENGTH:
+            raise RequestError(
+                f"a document must have at most {_MOST_LENGTH} tokens, got {array.size}"
+            )
+        if array.size and not 0 <= array.min() <= array.max() < self._vocab_size:
+            raise RequestError(
+                f"tokens must be in 0..{self._vocab_size - 1}, got {array.min()}..{array.max()}"
+            )
+        payload = array.astype(np.dtype(self._dtype).newbyteorder("<")).tobytes()
+        self._file.write(payload)
+        self._digest.update(payload)
+        self._lengths.append(len(array))
+        self._bytes.append(num_bytes)
+
+    def finish(self, info: Mapping[str, Any]) -> Path:
+        """Write the index and the description, and return the path of the ``.bin``.
+
+        Args:
+            info: what the ``.json`` states beside sizes and checksums.
+        """
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        lengths = np.asarray(self._lengths, dtype=np.int64)
+        itemsize = np.dtype(self._dtype).itemsize
+        places = np.concatenate([[0], lengths.cumsum()]) * itemsize
+        documents = np.arange(len(lengths) + 1, dtype=np.int64)
+        (code,) = (code for code, dtype in _CODES.items() if dtype is self._dtype)
+        index = b"".join(
+            [
+                _HEADER.pack(_MAGIC, _VERSION, code, len(lengths), len(documents)),
+                lengths.astype("<i4").tobytes(),
+                places[:-1].astype("<i8").tobytes(),
+                documents.astype("<i8").tobytes(),
+            ]
+        )
+        described = {
+            "format": _FORMAT,
+            **info,
+            "vocab_size": self._vocab_size,
+            "num_tokens": int(lengths.sum()),
+            "document_bytes": self._bytes,
+            "sha256": {
+                self.stem.name + ".bin": self._digest.hexdigest(),
+                self.stem.name + ".idx": hashlib.sha256(index).hexdigest(),
+            },
+        }
+        path = with_suffix(self.stem, ".bin")
+        os.replace(self._partial, path)
+        write_file(with_suffix(self.stem, ".idx"), index)
+        text = json.dumps(described, ensure_ascii=False) + "\n"
+        write_file(with_suffix(self.stem, ".json"), text.encode())
+        return path
+
+    def discard(self) -> None:
+        """Remove what has been written."""
+        self._file.close()
+        self._partial.unlink(missing_ok=True)
+
+
+def read_tokens(path: Path, *, verify: bool = False) -> TokenFile:
+    """Open a ``.bin`` with its index, or a shard of llm.c, without reading the tokens.
+
+    Args:
+        path: the ``.bin`` file.
+        verify: also compare the checksums of the ``.json``, which reads all files.
+
+    Raises:
+        RequestError: if a file is absent, truncated, or of another format, or a checksum differs.
+    """
+    if not path.is_file():
+        raise RequestError(f"{path} must be a file of tokens, found none")
+    index = path.with_suffix(".idx")
+    if not index.exists():
+        return _read_llm_c(path)
+    lengths, dtype = _read_index(index)
+    info = _read_info(path.with_suffix(".json"))
+    bounds = np.concatenate([[0], lengths.cumsum(dtype=np.int64)])
+    wanted = int(bounds[-1]) * np.dtype(dtype).itemsize
+    if path.stat().st_size != wanted:
+        raise RequestError(
+            f"{path} must have {wanted} bytes by its index, got {path.stat().st_size}"
+        )
+    if verify:
+        for name, digest in info.get("sha256", {}).items():
+            with (path.parent / name).open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+            if found != digest:
+                raise RequestError(
+                    f"{path.parent / name} must have the sha256 {digest}, got {found}"
+                )
+    ids = np.memmap(path, dtype, "r") if wanted else np.empty(0, dtype)
+    return TokenFile(path, ids, bounds, info)
+
+
+def _read_index(path: Path) -> tuple[NDArray[np.int64], type[np.generic]]:
+    content = path.read_bytes()
+    if len(content) < _HEADER.size or not content.startswith(_MAGIC):
+        raise RequestError(f"{path} must be an index of Megatron-LM, which begins with MMIDIDX")
+    _, version, code, num_sequences, num_documents = _HEADER.unpack_from(content)
+    if version != _VERSION or code not in _CODES:
+        raise RequestError(
+            f"{path} must have version {_VERSION} and a dtype code in {sorted(_CODES)}, "
+            f"got {version} and {code}"
+        )
+    wanted = _HEADER.size + 12 * num_sequences + 8 * num_documents
+    if len(content) != wanted:
+        raise RequestError(f"{path} must have {wanted} bytes by its header, got {len(content)}")
+    lengths = np.frombuffer(content, "<i4", num_sequences, _HEADER.size).astype(np.int64)
+    documents = np.frombuffer(content, "<i8", num_documents, wanted - 8 * num_documents)
+    if (lengths < 0).any() or (documents.size and documents[-1] != num_sequences):
+        raise RequestError(f"{path} must count the sequences of its documents")
+    # A document may be several sequences.
+    places = np.concatenate([[0], lengths.cumsum()])[documents]
+    return np.diff(places), _CODES[code]
+
+
+def _read_info(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        info = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RequestError(f"{path} must be JSON: {error}") from error
+    if not isinstance(info, dict) or info.get("format") != _FORMAT:
+        raise RequestError(f"{path} must have the format {_FORMAT!r}")
+    return info
+
+
+def _read_llm_c(path: Path) -> TokenFile:
+    with path.open("rb") as file:
+        header = np.frombuffer(file.read(4 * _LLM_C_HEADER), "<i4")
+    if len(header) < _LLM_C_HEADER or tuple(header[:2]) != _LLM_C:
+        raise RequestError(
+            f"{path} must have an index {path.with_suffix('.idx').name} beside it, or be a shard "
+            "of llm.c"
+        )
+    wanted = 4 * _LLM_C_HEADER + 2 * int(header[2])
+    if path.stat().st_size != wanted:
+        raise RequestError(
+            f"{path} must have {wanted} bytes by its header, got {path.stat().st_size}"
+        )
+    ids = np.memmap(path, np.uint16, "r", 4 * _LLM_C_HEADER)
+    # llm.c begins a document with the end of text of GPT-2.
+    begins = np.flatnonzero(ids == 50256)
+    bounds = np.unique(np.concatenate([[0], begins, [len(ids)]])).astype(np.int64)
+    return TokenFile(path, ids, bounds, {})
+
+
+def write_documents(
+    stem: Path,
+    vocab_size: int,
+    documents: Iterable[tuple[Sequence[int], int]],
+    info: Mapping[str, Any],
+) -> Path:
+    """Write documents, each with its token ids and the bytes of its text, and return the ``.bin``.
+
+    If an error or a signal ends the writing, no file is left.
+
+    Raises:
+        RequestError: as in :class:`TokenWriter`.
+    """
+    writer = TokenWriter(stem, vocab_size)
+    try:
+        for ids, num_bytes in documents:
+            writer.add(ids, num_bytes)
+        return writer.finish(info)
+    except BaseException:
+        writer.discard()
+        raise
+
+
+def with_suffix(stem: Path, suffix: str) -> Path:
+    """Return the path with a suffix appended; ``Path.with_suffix`` would replace a dotted end."""
+    return stem.parent / (stem.name + suffix)

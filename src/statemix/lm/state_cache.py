@@ -1,0 +1,240 @@
+"""The states of a model's layers as a cache of transformers, which can be rolled back."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from statemix.layers import State
+from statemix.layers.state import map_state
+
+
+class RecordedCall(NamedTuple):
+    """A recorded call: inputs of the mixer (B, T, hidden_size), and which columns had tokens."""
+
+    inputs: Tensor
+    mask: Tensor | None
+
+    @property
+    def columns(self) -> int:
+        """Number of tokens with padding."""
+        return self.inputs.shape[1] if self.mask is None else self.mask.shape[1]
+
+    def first(self, columns: int) -> Tensor:
+        """Return the inputs in the first columns."""
+        tokens = columns if self.mask is None else int(self.mask[0, :columns].sum())
+        return self.inputs[:, :tokens]
+
+
+class StateLayer(CacheLayerMixin):
+    """The state of one block after the tokens so far.
+
+    While the past is recorded, the layer also keeps the state before the recorded tokens, and the
+    inputs of the block's mixer. Rolling back then leaves the earlier state and the inputs that are
+    kept; the block runs its mixer over these before the next tokens.
+
+    Attributes:
+        state: state of the block; None before the first token.
+        pending: inputs of the mixer that ``state`` has not seen yet, (B, T, hidden_size), or None.
+    """
+
+    is_sliding = False
+    is_croppable = True
+    is_compileable = False
+    supports_early_init = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.record_past = False
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        self.state: State | None = None
+        self.pending: Tensor | None = None
+        self._before: State | None = None
+        self._calls: list[RecordedCall] | None = None
+
+    def activate_past_recording(self) -> None:
+        """Record tokens from here on, so that :meth:`crop` can remove them."""
+        self.record_past = True
+
+    def store(
+        self, before: State | None, state: State, inputs: Tensor | None, mask: Tensor | None
+    ) -> None:
+        """Take what a call of the block returned.
+
+        Args:
+            before: state before the tokens of the call.
+            state: state after them.
+            inputs: inputs of the mixer in the call without padding, (B, T, hidden_size); None if
+                rows have unequal lengths, and cannot be rolled back.
+            mask: which columns of the call are tokens, (1, columns); None means all.
+        """
+        if self.record_past and inputs is not None:
+            if self._calls is None:
+                self._before, self._calls = before, []
+            self._calls.append(RecordedCall(inputs, mask))
+        else:
+            self._before = self._calls = None
+        self.state, self.pending = state, None
+        self.is_initialized = True
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Remove the last tokens, and forget how to remove those before this call's records.
+
+        Args:
+            tokens_to_remove: minus the number of tokens, or 0.
+
+        Raises:
+            ValueError: if the number is positive, or more than the recorded tokens.
+        """
+        if tokens_to_remove > 0:
+            raise ValueError(f"tokens_to_remove must be at most 0, got {tokens_to_remove}")
+        before, calls = self._before, self._calls
+        if calls is None:
+            # After another removal, what it has kept can still be removed.
+            before = self.state
+            calls = [] if self.pending is None else [RecordedCall(self.pending, None)]
+        recorded = sum(call.columns for call in calls)
+        kept = recorded + tokens_to_remove
+        if kept < 0:
+            raise ValueError(
+                f"tokens_to_remove must be at least -{recorded}, the number of recorded tokens, "
+                f"got {tokens_to_remove}"
+            )
+        if tokens_to_remove:
+            self.state = before
+            parts = []
+            for call in calls:
+                parts.append(call.first(kept))
+                kept = max(0, kept - call.columns)
+            pending = torch.cat(parts, 1) if parts else None
+            self.pending = None if pending is None or not pending.shape[1] else pending
+        self._before = self._calls = None
+
+    def _rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Change the batch axis of all tensors."""
+
+        def of_state(state: State | None) -> State | None:
+            return None if state is None else map_state(change, state)
+
+        self.state, self._before = of_state(self.state), of_state(self._before)
+        self.pending = None if self.pending is None else change(self.pending)
+        if self._calls is not None:
+            self._calls = [RecordedCall(change(call.inputs), call.mask) for call in self._calls]
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.batch_select_indices(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep these sequences, in this order."""
+        self._rows(lambda part: part[indices.to(part.device)])
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every sequence."""
+        self._rows(lambda part: part.repeat_interleave(repeats, 0))
+
+    def offload(self) -> None:
+        self._rows(lambda part: part.to("cpu", non_blocking=True))
+
+    def prefetch(self) -> None:
+        """States stay where the blocks have put them."""
+
+    def lazy_initialization(self, *arguments: Any, **options: Any) -> None:
+        raise NotImplementedError("a StateLayer holds no keys and values")
+
+    update = lazy_initialization
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return query_length, 0
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class StateCache(Cache):
+    """The states of all blocks of a :class:`~statemix.lm.StatemixModel`.
+
+    Pass the cache of one call to the next, under either of its names. ``take_rows`` and the methods
+    of transformers select, repeat and reorder its sequences. Its memory does not grow with the
+    number of tokens, unless a layer is attention.
+
+    Args:
+        num_layers: number of blocks.
+
+    Attributes:
+        seen: number of tokens so far, with padding.
+    """
+
+    layers: list[StateLayer]
+
+    def __init__(self, num_layers: int) -> None:
+        super().__init__(layers=[StateLayer() for _ in range(num_layers)])
+        self.seen = 0
+
+    @property
+    def is_initialized(self) -> bool:
+        return self.seen > 0
+
+    @property
+    def is_linear(self) -> list[bool]:
+        # Otherwise `generate` would not cut what the cache has seen off the prompt.
+        return [False] * len(self.layers)
+
+    @property
+    def is_compileable(self) -> bool:
+        # Otherwise `generate` would compile the model on a GPU without being asked.
+        return False
+
+    @property
+    def is_croppable(self) -> bool:
+        return True
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        del layer_idx
+        return self.seen
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        del layer_idx
+        return self.seen + query_length, 0
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        del layer_idx
+        return -1
+
+    def has_previous_state(
+        self, layer_idx: int | None = None, state_idx: int | None = None
+    ) -> bool:
+        del layer_idx, state_idx
+        return self.seen > 0
+
+    def activate_past_recording(self) -> None:
+        for layer in self.layers:
+            layer.activate_past_recording()
+
+    def crop(self, tokens_to_remove: int) -> None:
+        for layer in self.layers:
+            layer.crop(tokens_to_remove)
+        self.seen += tokens_to_remove
+
+    def reset(self) -> None:
+        for layer in self.layers:
+            layer.reset()
+        self.seen = 0
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        for layer in self.layers:
+            layer.batch_repeat_interleave(repeats)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        for layer in self.layers:
+            layer.batch_select_indices(indices)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.batch_select_indices(beam_idx)

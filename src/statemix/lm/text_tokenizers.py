@@ -1,0 +1,88 @@
+"""Tokenizers by name: bytes, a byte-level BPE trained on a corpus, a file, or the hub's."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from statemix.errors import RequestError
+
+END = "<|endoftext|>"
+"""The token after every document."""
+
+
+def bytes_tokenizer() -> Tokenizer:
+    """Return the tokenizer whose tokens are the 256 bytes, and the end of a document."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {character: place for place, character in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab | {END: len(vocab)}, merges=[]))
+    return _byte_level(tokenizer)
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Train a byte-level BPE.
+
+    Args:
+        texts: texts of the training split.
+        vocab_size: number of tokens, with the 256 bytes and the end of a document.
+
+    Raises:
+        RequestError: if ``vocab_size`` is below 257.
+    """
+    if vocab_size < 257:
+        raise RequestError(f"vocab_size must be at least 257, got {vocab_size}")
+    tokenizer = _byte_level(Tokenizer(models.BPE()))
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def load_tokenizer(name: str) -> Tokenizer:
+    """Return the tokenizer of a file ``tokenizer.json`` or of a model of the Hugging Face hub.
+
+    Raises:
+        RequestError: if there is none.
+    """
+    path = Path(name)
+    if path.is_dir():
+        path = path / "tokenizer.json"
+    try:
+        return Tokenizer.from_file(str(path)) if path.exists() else Tokenizer.from_pretrained(name)
+    # The library raises plain exceptions.
+    except Exception as error:
+        raise RequestError(
+            f"tokenizer must be bytes, bpe:SIZE, a file or a model, got {name!r} ({error})"
+        ) from error
+
+
+def digest_of(tokenizer: Tokenizer) -> str:
+    """Return the sha256 of everything that decides how a tokenizer reads text."""
+    return hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
+
+
+def end_of(tokenizer: Tokenizer) -> int | None:
+    """Return the id of the end of a document, or None if the tokenizer has none."""
+    for token in (END, "</s>", "<eos>", "<|end_of_text|>"):
+        number = tokenizer.token_to_id(token)
+        if number is not None:
+            return int(number)
+    return None
+
+
+def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """Return the token ids of texts, each followed by the end of a document if there is one."""
+    end = end_of(tokenizer)
+    tail = [] if end is None else [end]
+    return [[*one.ids, *tail] for one in tokenizer.encode_batch(texts, add_special_tokens=False)]
+
+
+def _byte_level(tokenizer: Tokenizer) -> Tokenizer:
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer

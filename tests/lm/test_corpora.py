@@ -1,0 +1,139 @@
+"""Corpora: what they read, how they split, and what they refuse."""
+
+import json
+import sys
+
+import pytest
+
+from statemix.errors import RequestError
+from statemix.lm.corpora import Document, read_corpus
+from statemix.lm.prepared import prepare, read_prepared
+from statemix.lm.text_tokenizers import bytes_tokenizer, encode, end_of, load_tokenizer, train_bpe
+
+
+@pytest.fixture
+def texts(tmp_path):
+    folder = tmp_path / "texts"
+    for name in ("a", "b", "c", "d", "e", "f"):
+        (folder / name).mkdir(parents=True)
+        for number in range(3):
+            (folder / name / f"{number}.py").write_text(f"# {name}{number}\nprint({number})\n" * 9)
+    (folder / "a" / "notes.bin").write_bytes(b"\xff")
+    (folder / "copy.py").write_text((folder / "a" / "0.py").read_text())
+    return folder
+
+
+def test_a_folder_is_split_by_its_first_level_without_copies(texts):
+    documents = list(read_corpus([str(texts)]))
+    assert len(documents) == 18
+    sides = {}
+    for document in documents:
+        sides.setdefault(document.group, set()).add(document.is_held_out)
+    assert all(len(side) == 1 for side in sides.values())
+    assert list(read_corpus([str(texts)])) == documents
+
+
+def test_the_standard_library_has_no_tests_and_no_code_pages():
+    groups = {document.group for document in read_corpus(["stdlib"])}
+    assert {"json", "argparse"} <= groups
+    assert not groups & {"test", "encodings", "site-packages", "idlelib"}
+
+
+def test_rows_are_read_by_the_name_of_the_text(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"body": "one"}\n\n{"body": "two"}\n', encoding="utf-8")
+    assert [d.text for d in read_corpus([str(path)], field="body")] == ["one", "two"]
+    with pytest.raises(RequestError, match=r"rows.jsonl:1 must have a text in the field 'text'"):
+        list(read_corpus([str(path)]))
+    path.write_text('{"body": "one"}\n{"body"\n', encoding="utf-8")
+    with pytest.raises(RequestError, match=r"rows.jsonl:2 must be JSON"):
+        list(read_corpus([str(path)], field="body"))
+
+
+def test_parquet_is_read(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    path = tmp_path / "rows.parquet"
+    parquet.write_table(pyarrow.table({"text": ["one", "two"], "n": [1, 2]}), path)
+    assert [d.text for d in read_corpus([str(path)])] == ["one", "two"]
+    with pytest.raises(RequestError, match="must have the field 'body'"):
+        list(read_corpus([str(path)], field="body"))
+
+
+def test_a_dataset_of_the_hub_is_streamed(monkeypatch):
+    """By the interface of `datasets`, without a network."""
+
+    class Stub:
+        @staticmethod
+        def load_dataset(name, config, *, split, streaming):
+            assert (name, config, split, streaming) == ("owner/web", "small", "train", True)
+            return iter([{"text": "one"}, {"text": "two"}])
+
+    monkeypatch.setitem(sys.modules, "datasets", Stub)
+    assert [d.text for d in read_corpus(["hub:owner/web:small"])] == ["one", "two"]
+
+
+def test_a_source_that_does_not_exist_is_named():
+    with pytest.raises(RequestError, match=r"source must be stdlib, .* got 'nowhere'"):
+        list(read_corpus(["nowhere"]))
+
+
+def test_about_an_eighth_of_the_groups_is_held_out():
+    held_out = sum(Document("", str(n), "x").is_held_out for n in range(4000))
+    assert 400 < held_out < 600
+
+
+@pytest.mark.parametrize("make", [bytes_tokenizer, lambda: train_bpe(["print(1)\n"] * 9, 270)])
+def test_a_tokenizer_returns_every_text(make):
+    tokenizer = make()
+    text = "def f():\n\treturn 'ä€\U0001f600' \x00"
+    (ids,) = encode(tokenizer, [text])
+    assert ids[-1] == end_of(tokenizer)
+    assert tokenizer.decode(ids[:-1]) == text
+
+
+def test_a_tokenizer_that_does_not_exist_is_named(tmp_path, monkeypatch):
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(RequestError, match="tokenizer must be bytes, bpe:SIZE, a file or a model"):
+        load_tokenizer(str(tmp_path))
+
+    class Hub:
+        @staticmethod
+        def from_pretrained(name):
+            raise OSError(f"{name} is not a model")
+
+    monkeypatch.setattr("statemix.lm.text_tokenizers.Tokenizer", Hub)
+    with pytest.raises(RequestError, match=r"got 'nobody/nothing' .nobody/nothing is not a model"):
+        load_tokenizer("nobody/nothing")
+    with pytest.raises(RequestError, match="vocab_size must be at least 257, got 9"):
+        train_bpe(["text"], 9)
+
+
+def test_prepared_tokens_are_those_of_the_texts(texts, tmp_path):
+    prepare([str(texts)], tmp_path / "out", tokenizer="bpe:280")
+    tokens, held_out, tokenizer = read_prepared(tmp_path / "out")
+    documents = list(read_corpus([str(texts)]))
+    for part, side in ((tokens, False), (held_out, True)):
+        wanted = [d.text for d in documents if d.is_held_out is side]
+        found = [part.document(n) for n in range(len(part.bounds) - 1)]
+        assert [tokenizer.decode(ids[:-1].tolist()) for ids in found] == wanted
+        assert part.num_bytes == sum(len(text.encode()) for text in wanted)
+    assert tokens.info["source"] == [str(texts)]
+
+
+def test_a_changed_tokenizer_is_refused(texts, tmp_path):
+    prepare([str(texts)], tmp_path / "out", tokenizer="bytes")
+    path = tmp_path / "out" / "tokenizer.json"
+    train_bpe(["other"], 260).save(str(path))
+    with pytest.raises(RequestError, match="must be the tokenizer of"):
+        read_prepared(tmp_path / "out")
+    with pytest.raises(RequestError, match="must be a folder that `statemix lm prepare` made"):
+        read_prepared(tmp_path)
+
+
+def test_a_failed_preparation_leaves_no_tokens(texts, tmp_path):
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text(json.dumps({"text": "x"}) + "\nnothing\n")
+    with pytest.raises(RequestError, match=r"bad\.jsonl:2"):
+        prepare([str(texts), str(bad)], tmp_path / "out", tokenizer="bytes")
+    assert not list((tmp_path / "out").glob("*"))

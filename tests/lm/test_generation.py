@@ -1,0 +1,228 @@
+"""Generation through transformers equals recomputation from the whole text, however it is cut."""
+
+import copy
+
+import pytest
+import torch
+from tests.lm.conftest import build_model
+
+from statemix.lm import StateCache
+from statemix.lm.hub_model import CACHE
+
+OPTIONS = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+IDS = torch.randint(1, 50, (2, 7), generator=torch.Generator().manual_seed(1))
+
+
+def greedy(model, ids, mask=None, count=12):
+    """Greedy tokens, each from a pass over everything before it."""
+    for _ in range(count):
+        logits = model(ids, attention_mask=mask, use_cache=False).logits[:, -1]
+        ids = torch.cat([ids, logits.argmax(-1, keepdim=True)], 1)
+        if mask is not None:
+            mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
+    return ids
+
+
+@torch.no_grad()
+def test_cached_tokens_are_those_without_a_cache(model):
+    assert torch.equal(model.generate(IDS, **OPTIONS), greedy(model, IDS))
+
+
+@torch.no_grad()
+def test_each_cached_logit_is_the_recomputed_one(model):
+    cache, whole = None, model(IDS, use_cache=False).logits
+    for t in range(IDS.shape[1]):
+        output = model(IDS[:, t : t + 1], use_cache=True, **{CACHE: cache})
+        cache = output[CACHE]
+        torch.testing.assert_close(output.logits[:, 0], whole[:, t])
+
+
+@pytest.mark.parametrize("name", ["past_key_values", "cache"])
+@torch.no_grad()
+def test_a_cache_is_taken_under_both_names(model, name):
+    cache = model(IDS[:, :4], use_cache=True)[CACHE]
+    output = model(IDS[:, 4:], use_cache=True, **{name: cache})
+    torch.testing.assert_close(output.logits, model(IDS, use_cache=False).logits[:, 4:])
+    assert cache.get_seq_length() == 7
+
+
+@pytest.mark.parametrize("cuts", [(1, 6), (3, 0, 4), (2, 1, 1, 3)], ids=str)
+@torch.no_grad()
+def test_prompts_cut_anywhere_give_the_same_logits(model, cuts):
+    cache = StateCache(2)
+    parts = torch.split(IDS, cuts, dim=1)
+    logits = [model(part, use_cache=True, **{CACHE: cache}).logits for part in parts]
+    torch.testing.assert_close(torch.cat(logits, 1), model(IDS, use_cache=False).logits)
+
+
+@pytest.mark.parametrize("side", ["left", "right", "anywhere"])
+@torch.no_grad()
+def test_padding_changes_neither_logits_nor_states(model, side):
+    mask = torch.ones(2, 7, dtype=torch.int64)
+    places = {"left": [0, 1, 2], "right": [4, 5, 6], "anywhere": [0, 3, 5]}[side]
+    mask[1, places] = 0
+    output = model(IDS, attention_mask=mask, use_cache=True)
+    alone = model(IDS[1:, mask[1].bool()], use_cache=True)
+    torch.testing.assert_close(output.logits[1, mask[1].bool()], alone.logits[0])
+    following = torch.tensor([[3, 4]])
+    after = model(following.expand(2, -1), use_cache=True, **{CACHE: output[CACHE]}).logits[1]
+    wanted = model(following, use_cache=True, **{CACHE: alone[CACHE]}).logits[0]
+    torch.testing.assert_close(after, wanted)
+
+
+@torch.no_grad()
+def test_chunked_prefill_of_padded_prompts_gives_the_same_tokens(model):
+    mask = torch.ones(2, 7, dtype=torch.int64)
+    mask[1, :3] = 0
+    found = model.generate(IDS, attention_mask=mask, prefill_chunk_size=3, **OPTIONS)
+    assert torch.equal(found, greedy(model, IDS, mask))
+    single = model.generate(IDS[1:, 3:], **OPTIONS)
+    assert torch.equal(found[1, 7:], single[0, 4:])
+
+
+@pytest.mark.parametrize("contract", ["cu_seqlens", "cu_seq_lens_q", "seq_idx", "position_ids"])
+def test_packed_documents_do_not_leak(model, contract):
+    first, second = IDS[:1, :3], IDS[1:, :5]
+    bounds = torch.tensor([0, 3, 8], dtype=torch.int32)
+    given = {
+        "cu_seqlens": {"cu_seqlens": bounds},
+        "cu_seq_lens_q": {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": 5},
+        "seq_idx": {"seq_idx": torch.tensor([[0] * 3 + [1] * 5])},
+        "position_ids": {"position_ids": torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]])},
+    }[contract]
+    results = []
+    for call in (
+        lambda: model(torch.cat([first, second], 1), **given).logits,
+        lambda: torch.cat([model(part).logits for part in (first, second)], 1),
+    ):
+        model.zero_grad()
+        logits = call()
+        logits.square().mean().backward()
+        results.append(
+            [logits, *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+        )
+    torch.testing.assert_close(*results)
+
+
+def test_bounds_that_disagree_are_refused():
+    model = build_model("bd_lru")
+    bounds = torch.tensor([0, 3, 7])
+    with pytest.raises(ValueError, match="must have the same bounds"):
+        model(IDS[:1], cu_seqlens=bounds, cu_seq_lens_q=torch.tensor([0, 4, 7]))
+    with pytest.raises(ValueError, match="must have no padding with packed sequences"):
+        model(IDS[:1], cu_seqlens=bounds, attention_mask=torch.tensor([[0] + [1] * 6]))
+    with pytest.raises(ValueError, match="must be one row, got 2"):
+        model(IDS, cu_seqlens=bounds)
+    with pytest.raises(ValueError, match="must come without a cache"):
+        model(IDS[:1], cu_seqlens=bounds, cache=StateCache(2))
+    with pytest.raises(ValueError, match="exactly one of input_ids and inputs_embeds"):
+        model()
+
+
+@torch.no_grad()
+def test_beams_with_a_cache_are_those_without(model):
+    options = {**OPTIONS, "num_beams": 3, "num_return_sequences": 2}
+    found = model.generate(IDS, **options)
+    assert torch.equal(found, model.generate(IDS, use_cache=False, **options))
+
+
+@torch.no_grad()
+def test_prompt_lookup_equals_greedy(model):
+    found = model.generate(IDS[:1], prompt_lookup_num_tokens=3, **OPTIONS)
+    assert torch.equal(found, greedy(model, IDS[:1]))
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.02, 1.0])
+@torch.no_grad()
+def test_assisted_decoding_equals_greedy(model, noise):
+    """With an assistant that is always, often and seldom right."""
+    assistant = copy.deepcopy(model)
+    torch.manual_seed(2)
+    for parameter in assistant.parameters():
+        parameter.add_(torch.randn_like(parameter) * noise)
+    found = model.generate(IDS[:1], assistant_model=assistant, **OPTIONS)
+    assert torch.equal(found, greedy(model, IDS[:1]))
+
+
+@torch.no_grad()
+def test_a_removal_may_cross_calls_and_be_followed_by_another(model):
+    cache = StateCache(2)
+    model(IDS[:, :2], use_cache=True, **{CACHE: cache})
+    cache.activate_past_recording()
+    for part in (IDS[:, 2:5], IDS[:, 5:6]):
+        model(part, use_cache=True, **{CACHE: cache})
+    cache.crop(-2)
+    cache.crop(-1)
+    assert cache.get_seq_length() == 3
+    output = model(IDS[:, 3:], use_cache=True, **{CACHE: cache})
+    torch.testing.assert_close(output.logits, model(IDS, use_cache=False).logits[:, 3:])
+    # What a call before has removed stays removed: the cache records from there on.
+    cache.crop(-4)
+    output = model(IDS[:, 3:], use_cache=True, **{CACHE: cache})
+    torch.testing.assert_close(output.logits, model(IDS, use_cache=False).logits[:, 3:])
+
+
+def test_more_than_the_record_cannot_be_removed():
+    cache = StateCache(1)
+    with pytest.raises(ValueError, match=r"tokens_to_remove must be at least -0, .* got -1"):
+        cache.crop(-1)
+    with pytest.raises(ValueError, match="tokens_to_remove must be at most 0, got 3"):
+        cache.crop(3)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@torch.no_grad()
+def test_a_returned_cache_continues_with_the_whole_prompt_or_with_the_new_tokens(model, whole):
+    first = model.generate(IDS, return_dict_in_generate=True, **OPTIONS)
+    cache = first[CACHE]
+    longer = torch.cat([first.sequences, torch.tensor([[3, 4], [5, 6]])], 1)
+    seen = cache.get_seq_length()
+    given = longer if whole else longer[:, seen:]
+    options = {**OPTIONS, CACHE: cache, "attention_mask": torch.ones_like(longer)}
+    found = model.generate(given, **options)
+    wanted = greedy(model, longer)
+    assert torch.equal(
+        found if whole else found[:, given.shape[1] :], wanted[:, 0 if whole else longer.shape[1] :]
+    )
+
+
+@torch.no_grad()
+def test_two_texts_branch_from_one_prefix(model):
+    cache = model(IDS[:1, :4], use_cache=True)[CACHE]
+    kept = copy.deepcopy(cache)
+    for text in ([5, 6, 7], [8, 9, 10]):
+        ids = torch.tensor([text])
+        output = model(ids, use_cache=True, **{CACHE: copy.deepcopy(kept)})
+        wanted = model(torch.cat([IDS[:1, :4], ids], 1), use_cache=False).logits[:, 4:]
+        torch.testing.assert_close(output.logits, wanted)
+
+
+@torch.no_grad()
+def test_embeddings_may_replace_tokens(model):
+    embedded = model.get_input_embeddings()(IDS)
+    found = model.generate(inputs_embeds=embedded, **OPTIONS)
+    assert torch.equal(found, greedy(model, IDS)[:, 7:])
+
+
+@torch.no_grad()
+def test_a_cache_is_compiled_only_when_asked_for():
+    cache = StateCache(2)
+    assert not cache.is_compileable
+    assert cache.is_croppable
+    assert not any(cache.is_linear)
+
+
+@torch.no_grad()
+def test_states_are_of_32_bits_whatever_the_weights(kind):
+    model = build_model(kind).to(torch.bfloat16)
+    cache = model(IDS, use_cache=True)[CACHE]
+
+    def tensors(state):
+        return (
+            [state]
+            if isinstance(state, torch.Tensor)
+            else [t for part in state for t in tensors(part)]
+        )
+
+    states = [tensor for layer in cache.layers for tensor in tensors(layer.state)]
+    assert {state.dtype for state in states if state.is_floating_point()} == {torch.float32}

@@ -1,0 +1,109 @@
+"""Saving, loading and changing the model as transformers does."""
+
+import copy
+
+import pytest
+import torch
+from safetensors import safe_open
+from tests.lm.conftest import build_model
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from statemix.errors import OptionError
+from statemix.lm import StatemixConfig
+
+IDS = torch.randint(1, 50, (2, 7), generator=torch.Generator().manual_seed(1))
+
+
+def poisoned(model):
+    """Every parameter has values that no initialisation draws."""
+    with torch.no_grad():
+        for place, parameter in enumerate(model.parameters()):
+            parameter.copy_(torch.arange(parameter.numel()).view_as(parameter) % 7 + place / 8)
+    return model
+
+
+@pytest.mark.parametrize("size", ["5GB", "4KB"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_loading_draws_nothing(kind, tmp_path, size, dtype):
+    model = poisoned(build_model(kind)).to(dtype)
+    model.save_pretrained(tmp_path, max_shard_size=size)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+    assert loaded.dtype == dtype
+    for (name, wanted), found in zip(model.named_parameters(), loaded.parameters(), strict=True):
+        assert torch.equal(wanted, found), name
+    keys = [key for file in tmp_path.glob("*.safetensors") for key in safe_open(file, "pt").keys()]  # noqa: SIM118
+    assert "lm_head.weight" not in keys
+    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+
+
+def test_a_loaded_model_has_the_same_logits(kind, tmp_path):
+    model = build_model(kind)
+    model.save_pretrained(tmp_path)
+    with torch.no_grad():
+        wanted = model(IDS).logits
+        assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path)(IDS).logits, wanted)
+    assert type(AutoModel.from_pretrained(tmp_path)).__name__ == "StatemixModel"
+    again = AutoConfig.from_pretrained(tmp_path).to_dict()
+    assert again | {"_name_or_path": ""} == model.config.to_dict()
+
+
+def test_more_tokens_keep_the_weights_tied():
+    model = build_model("bd_lru")
+    model.resize_token_embeddings(60)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert model(IDS).logits.shape == (2, 7, 60)
+
+
+def test_recomputed_blocks_have_the_same_gradients(kind):
+    model = build_model(kind).train()
+    gradients = []
+    for checkpointing in (False, True):
+        if checkpointing:
+            # transformers 5.24 has another name for it.
+            enable = getattr(model, "activation_checkpointing_enable", None)
+            (enable or model.gradient_checkpointing_enable)()
+        model.zero_grad()
+        model(IDS, labels=IDS, use_cache=True).loss.backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    torch.testing.assert_close(*gradients, rtol=0, atol=0)
+
+
+def test_the_loss_counts_the_items_of_the_whole_step():
+    model = build_model("bd_lru")
+    mean = model(IDS, labels=IDS).loss
+    summed = model(IDS, labels=IDS, num_items_in_batch=torch.tensor(4)).loss
+    torch.testing.assert_close(summed, mean * 12 / 4)
+
+
+def test_logits_of_some_positions_are_those_of_all():
+    model = build_model("bd_lru")
+    whole = model(IDS).logits
+    assert torch.equal(model(IDS, logits_to_keep=2).logits, whole[:, -2:])
+    assert torch.equal(model(IDS, logits_to_keep=torch.tensor([1, 4])).logits, whole[:, [1, 4]])
+
+
+def test_tuples_and_hidden_states_are_returned_on_request():
+    model = build_model("bd_lru")
+    logits, *_ = model(IDS, return_dict=False)
+    output = model(IDS, output_hidden_states=True)
+    assert torch.equal(output.logits, logits)
+    assert [tuple(one.shape) for one in output.hidden_states] == [(2, 7, 16)] * 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mixers": {"name": "bdlru"}}, "must have the name of a layer"),
+        ({"layer_types": ["linear_attention"]}, "must have num_hidden_layers=2 entries, got 1"),
+        ({"layer_types": ["sliding"] * 2}, "must have the name of a layer .* got None"),
+    ],
+)
+def test_a_configuration_that_fits_no_layer_is_refused(options, message):
+    with pytest.raises(OptionError, match=message):
+        StatemixConfig(num_hidden_layers=2, **options)
+
+
+def test_a_configuration_survives_json(tmp_path):
+    config = build_model("hybrid").config
+    again = StatemixConfig.from_dict(copy.deepcopy(config.to_dict()))
+    assert again.to_dict() == config.to_dict()

@@ -1,0 +1,159 @@
+"""Training on tokens: order of the data, exact resumption, bits per byte, the command."""
+
+import itertools
+import math
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from tests.lm.conftest import build_model
+
+from statemix.cli.main import main
+from statemix.errors import RequestError
+from statemix.lm.language_training import (
+    CosineRate,
+    LanguageSettings,
+    TokenBatches,
+    bits_per_byte,
+    summed_loss,
+)
+from statemix.lm.shards import read_tokens, write_documents
+from statemix.tensor_files import load_tensors
+
+CPU = torch.device("cpu")
+SETTINGS = LanguageSettings(length=4, batch_size=3, steps=20, learning_rate=1e-2, seed=5)
+
+
+def test_an_epoch_shows_every_window_once_in_an_order_of_its_own():
+    ids = np.arange(100, dtype=np.uint16)
+    batches = TokenBatches(ids, SETTINGS, CPU)
+    assert batches.steps_per_epoch == 8
+    epochs = [[p for step in range(8 * e, 8 * e + 8) for p in batches.places(step)] for e in (0, 1)]
+    for places in epochs:
+        assert len(set(places)) == 24
+        assert {place % 4 for place in places} == {places[0] % 4}
+    assert epochs[0] != epochs[1]
+    (batch,) = batches.parts(3)
+    assert torch.equal(batch[:, 0], torch.tensor(batches.places(3)))
+    assert torch.equal(batch.diff(), torch.ones(3, 4, dtype=torch.int64))
+
+
+def test_the_order_depends_on_seed_epoch_and_position_alone():
+    ids = np.arange(100, dtype=np.uint16)
+    forward = [TokenBatches(ids, SETTINGS, CPU).places(step) for step in range(20)]
+    batches = TokenBatches(ids, SETTINGS, CPU)
+    assert [batches.places(step) for step in reversed(range(20))][::-1] == forward
+
+
+def test_too_few_tokens_are_refused():
+    with pytest.raises(RequestError, match="must fill one step of 3 sequences of 4 tokens, got 15"):
+        TokenBatches(np.zeros(15, np.uint16), SETTINGS, CPU)
+
+
+def test_the_rate_rises_and_falls():
+    schedule = CosineRate(LanguageSettings(4, 3, 100, 1.0, min_learning_rate=0.1))
+    rates = [schedule.rate(step) for step in range(101)]
+    assert rates[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
+    assert rates[10] == pytest.approx(1.0)
+    assert rates[100] == pytest.approx(0.1)
+    assert all(later < sooner for sooner, later in itertools.pairwise(rates[10:]))
+
+
+@pytest.mark.parametrize("vocab_size", [50, 9000])
+def test_the_loss_is_that_of_the_model(vocab_size):
+    """Also in chunks, as for large vocabularies."""
+    model = build_model("bd_lru")
+    if vocab_size != 50:
+        model.resize_token_embeddings(vocab_size)
+    tokens = torch.randint(0, 50, (2, 6))
+    wanted = model(tokens, labels=tokens).loss * 10
+    torch.testing.assert_close(summed_loss(model, tokens), wanted)
+
+
+def test_bits_per_byte_are_those_of_each_token_from_all_before(tmp_path, monkeypatch):
+    monkeypatch.setattr("statemix.lm.language_training._PIECE", 3)
+    model = build_model("bd_lru", eos_token_id=0)
+    documents = [([4, 5, 6, 7, 0], 9), ([8, 0], 3)]
+    tokens = read_tokens(write_documents(tmp_path / "held", 50, documents, {}))
+    total = 0.0
+    for ids, _ in documents:
+        logits = model(torch.tensor([[0, *ids[:-1]]])).logits[0].log_softmax(-1)
+        total -= float(logits[torch.arange(len(ids)), torch.tensor(ids)].detach().sum())
+    found = bits_per_byte(model, tokens)
+    assert found["bits_per_byte"] == pytest.approx(total / math.log(2) / 12, rel=1e-5)
+    assert found["perplexity"] == pytest.approx(math.exp(total / 7), rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lm")
+    for place in range(12):
+        (folder / "texts" / f"p{place}").mkdir(parents=True)
+        lines = [f"def f{n}(x):\n    return x + {n * place}\n" for n in range(60)]
+        (folder / "texts" / f"p{place}" / "m.py").write_text("".join(lines))
+    arguments = ["lm", "prepare", str(folder / "texts"), "--output", str(folder / "tokens")]
+    assert main([*arguments, "--tokenizer", "bpe:300"]) == 0
+    return folder / "tokens"
+
+
+TINY = shlex.split(
+    """
+    --num-layers 1 --hidden-size 16 --layer bd_lru num_blocks=4 block_size=2 --length 16
+    --batch-size 4 --learning-rate 1e-2 --device cpu --seed 3
+    """
+)
+
+
+def weights(folder):
+    return load_tensors((folder / "model.safetensors").read_bytes())
+
+
+def test_the_commands_train_generate_and_evaluate(prepared, tmp_path, capsys):
+    folder = str(tmp_path / "run")
+    train = ["lm", "train", "--folder", folder, "--tokens", str(prepared), *TINY]
+    assert main([*train, "--steps", "60", "--evaluate-every", "30"]) == 0
+    assert "bits per byte, perplexity" in capsys.readouterr().out
+    assert main(["lm", "generate", folder, "def f", "--max-new-tokens", "8"]) == 0
+    assert capsys.readouterr().out.startswith("def f")
+    assert main(["lm", "evaluate", folder, "--tokens", str(prepared)]) == 0
+    out = capsys.readouterr().out
+    assert "bits per byte: " in out
+    assert "xz given training: " in out
+    assert main(["lm", "generate", str(prepared), "def f"]) == 2
+    assert "must hold a finished language model" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_three_kills_change_no_bit(prepared, tmp_path):
+    command = [sys.executable, "-m", "statemix", "lm", "train", "--tokens", str(prepared), *TINY]
+    command += ["--steps", "300", "--evaluate-every", "50", "--checkpoint-every-s", "0"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    subprocess.run([*command, "--folder", str(whole)], env=environment, check=True, timeout=300)
+    kills = 0
+    while True:
+        process = subprocess.Popen([*command, "--folder", str(killed)], env=environment)
+        begun = (killed / "checkpoints").exists() and {
+            p.name for p in (killed / "checkpoints").iterdir()
+        }
+        # Wait for a checkpoint of this process, so that every resumption continues from another.
+        while kills < 3 and process.poll() is None:
+            folder = killed / "checkpoints"
+            if folder.exists() and {p.name for p in folder.iterdir()} - (begun or set()):
+                time.sleep(0.1 * (kills + 1))
+                process.send_signal(signal.SIGKILL)
+                break
+            time.sleep(0.01)
+        if process.wait(timeout=300) == 0:
+            break
+        kills += 1
+    assert kills == 3
+    found, wanted = weights(killed), weights(whole)
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)

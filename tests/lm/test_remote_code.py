@@ -1,0 +1,90 @@
+"""A stored model loads where Statemix is not installed, with the same logits and tokens."""
+
+import ast
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from tests.lm.conftest import build_model
+
+from statemix.errors import RequestError
+from statemix.layers import LayerSpec
+from statemix.lm import portable_layers
+from statemix.lm.remote_code import export_remote_code, self_contained_source
+
+IDS = torch.randint(1, 50, (2, 7), generator=torch.Generator().manual_seed(1))
+LOADER = """
+import sys
+sys.modules["statemix"] = None
+import torch
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+ids, mask, logits, tokens = torch.load(sys.argv[2])
+found = model(ids, attention_mask=mask).logits
+torch.testing.assert_close(found[mask.bool()], logits[mask.bool()], rtol=1e-4, atol=1e-5)
+options = dict(max_new_tokens=6, do_sample=False, eos_token_id=None, pad_token_id=0)
+assert torch.equal(model.generate(ids, attention_mask=mask, **options), tokens)
+assert torch.equal(model.generate(ids[:1], prompt_lookup_num_tokens=2, **options), tokens[:1])
+print("equal")
+"""
+
+
+@pytest.mark.parametrize("kind", ["bd_lru", "h_lru-conv-gate", "hybrid"])
+@torch.no_grad()
+def test_the_model_travels_alone(kind, tmp_path):
+    model = build_model(kind)
+    model.save_pretrained(tmp_path / "model")
+    export_remote_code(tmp_path / "model")
+    mask = torch.ones(2, 7, dtype=torch.int64)
+    mask[1, :2] = 0
+    options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    tokens = model.generate(IDS, attention_mask=mask, **options)
+    torch.save((IDS, mask, model(IDS, attention_mask=mask).logits, tokens), tmp_path / "t.pt")
+    command = [sys.executable, "-c", LOADER, str(tmp_path / "model"), str(tmp_path / "t.pt")]
+    environment = {"HF_HOME": str(tmp_path), "PATH": "", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout == "equal\n", done.stderr
+
+
+@pytest.mark.parametrize("gate", ["softmax", "sigmoid", "relu", "signed", "tanh", "none"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        LayerSpec("bd_lru", num_blocks=3, block_size=2, gate_temperature=0.5),
+        LayerSpec("h_lru", num_channels=4, order=3, initial_state="learned", initial_std=1.0),
+        LayerSpec("h_lru", num_channels=4, order=2, readout="current"),
+    ],
+    ids=str,
+)
+@torch.no_grad()
+def test_a_portable_layer_is_the_layer(spec, gate):
+    layer = LayerSpec(spec.name, **spec.options, gate=gate).build(hidden_size=8)
+    portable = portable_layers.LAYERS[spec.name](8, **spec.options, gate=gate)
+    portable.load_state_dict(layer.state_dict())
+    x = torch.randn(1, 9, 8)
+    bounds = torch.tensor([0, 4, 4, 9])
+    found, wanted = portable(x, None, bounds), layer(x, None, bounds)
+    torch.testing.assert_close(found, wanted)
+
+
+def test_the_source_imports_pytorch_and_transformers_alone():
+    tree = ast.parse(self_contained_source())
+    roots = {
+        (node.module if isinstance(node, ast.ImportFrom) else node.names[0].name).partition(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    }
+    assert roots - set(sys.stdlib_module_names) == {"torch", "transformers"}
+
+
+def test_a_model_that_cannot_travel_is_refused(tmp_path):
+    with pytest.raises(RequestError, match="must exist; save the model first"):
+        export_remote_code(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    with pytest.raises(RequestError, match="must be of a Statemix model, got 'gpt2'"):
+        export_remote_code(tmp_path)
+    build_model("delta_net").save_pretrained(tmp_path)
+    with pytest.raises(RequestError, match=r"layers must be among .* got \['delta_net'\]"):
+        export_remote_code(tmp_path)

@@ -1,0 +1,112 @@
+"""Files of tokens: what is written is read, and what is damaged is refused."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from statemix.errors import RequestError
+from statemix.lm.shards import TokenWriter, dtype_of, read_tokens, write_documents
+
+DOCUMENTS = [([1, 2, 3], 5), ([], 0), ([65_535], 2)]
+
+
+@pytest.fixture
+def written(tmp_path):
+    return write_documents(tmp_path / "part.1", 65_536, DOCUMENTS, {"source": "here"})
+
+
+def test_documents_are_read_as_they_were_written(written):
+    tokens = read_tokens(written, verify=True)
+    assert [tokens.document(n).tolist() for n in range(3)] == [ids for ids, _ in DOCUMENTS]
+    assert (tokens.ids.dtype, tokens.num_bytes, tokens.info["source"]) == (np.uint16, 7, "here")
+    assert written.name == "part.1.bin"
+
+
+def test_the_layout_is_that_of_megatron(written):
+    """Byte by byte: magic, version, code of uint16, counts, lengths, places in bytes, documents."""
+    wanted = b"MMIDIDX\x00\x00" + (1).to_bytes(8, "little") + bytes([8])
+    wanted += (3).to_bytes(8, "little") + (4).to_bytes(8, "little")
+    wanted += np.array([3, 0, 1], "<i4").tobytes() + np.array([0, 6, 6], "<i8").tobytes()
+    wanted += np.arange(4, dtype="<i8").tobytes()
+    assert written.with_suffix(".idx").read_bytes() == wanted
+    assert written.read_bytes() == np.array([1, 2, 3, 65_535], "<u2").tobytes()
+
+
+def test_a_document_may_be_several_sequences(written):
+    index = written.with_suffix(".idx")
+    content = bytearray(index.read_bytes())
+    content[26:34] = (3).to_bytes(8, "little")
+    content[-32:] = np.array([0, 2, 3], "<i8").tobytes()
+    index.write_bytes(content)
+    assert np.diff(read_tokens(written).bounds).tolist() == [3, 1]
+
+
+def test_large_vocabularies_take_four_bytes(tmp_path):
+    path = write_documents(tmp_path / "large", 70_000, [([69_999], 1)], {})
+    assert read_tokens(path).ids.dtype == np.int32
+    assert dtype_of(65_537) is np.int32
+    with pytest.raises(RequestError, match="vocab_size must be in 1"):
+        dtype_of(2**31 + 1)
+
+
+def test_shards_of_llm_c_are_read(tmp_path):
+    header = np.zeros(256, "<i4")
+    header[:3] = 20240520, 1, 5
+    path = tmp_path / "fineweb_train_000001.bin"
+    ids = np.array([50256, 7, 8, 50256, 9], "<u2")
+    path.write_bytes(header.tobytes() + ids.tobytes())
+    tokens = read_tokens(path)
+    assert [tokens.document(n).tolist() for n in range(2)] == [[50256, 7, 8], [50256, 9]]
+    path.write_bytes(header.tobytes() + ids[:-1].tobytes())
+    with pytest.raises(RequestError, match="must have 1034 bytes by its header, got 1032"):
+        read_tokens(path)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "damage"),
+    [
+        *itertools.product([".bin", ".idx"], ["cut", "changed", "emptied"]),
+        (".json", "emptied"),
+    ],
+)
+def test_damage_is_noticed(written, suffix, damage):
+    path = written.with_suffix(suffix)
+    content = bytearray(path.read_bytes())
+    if damage == "changed":
+        content[len(content) // 2] ^= 0x55
+    path.write_bytes({"cut": content[:-1], "changed": content, "emptied": b""}[damage])
+    with pytest.raises(RequestError):
+        read_tokens(written, verify=True)
+
+
+def test_an_index_of_another_kind_is_named(written):
+    written.with_suffix(".idx").write_bytes(b"something else entirely, long enough to be one")
+    with pytest.raises(RequestError, match="must be an index of Megatron-LM"):
+        read_tokens(written)
+    written.with_suffix(".idx").unlink()
+    with pytest.raises(RequestError, match=r"or be a shard of llm\.c"):
+        read_tokens(written)
+    with pytest.raises(RequestError, match="must be a file of tokens, found none"):
+        read_tokens(written.with_name("other.bin"))
+
+
+@pytest.mark.parametrize("ids", [[50], [-1]])
+def test_tokens_outside_the_vocabulary_leave_no_file(tmp_path, ids):
+    with pytest.raises(RequestError, match=r"tokens must be in 0..49"):
+        write_documents(tmp_path / "bad", 50, [([1], 1), (ids, 1)], {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_existing_files_are_kept(written):
+    before = written.read_bytes()
+    with pytest.raises(RequestError, match="must not exist yet"):
+        TokenWriter(written.with_suffix(""), 10)
+    assert written.read_bytes() == before
+
+
+def test_the_description_is_json(written):
+    info = json.loads(written.with_suffix(".json").read_text())
+    assert info["document_bytes"] == [5, 0, 2]
+    assert sorted(info["sha256"]) == ["part.1.bin", "part.1.idx"]

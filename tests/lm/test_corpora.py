@@ -131,6 +131,13 @@ def test_a_changed_tokenizer_is_refused(texts, tmp_path):
         read_prepared(tmp_path)
 
 
+def test_a_single_document_cannot_be_split(tmp_path):
+    (tmp_path / "one.txt").write_text("one text")
+    with pytest.raises(RequestError, match="must have groups on both sides of the split"):
+        prepare([str(tmp_path / "one.txt")], tmp_path / "out", tokenizer="bytes")
+    assert not list((tmp_path / "out").glob("*"))
+
+
 def test_a_failed_preparation_leaves_no_tokens(texts, tmp_path):
     bad = tmp_path / "bad.jsonl"
     bad.write_text(json.dumps({"text": "x"}) + "\nnothing\n")

@@ -34,7 +34,8 @@ class Certify:
     The certificate is written to certificate.json in the run's folder (or --output), and a proven
     network to certified.safetensors. With --soft or other weights, the names of the files say so,
     as in certificate-best_test-soft.json. A stored proof of the same weights is kept unless a new
-    proof replaces it. docs/state_tracking.md lists the assumptions of the proof.
+    proof replaces it. The page "State tracking with proofs" lists the
+    assumptions of the proof.
 
     statemix certify runs/s3
     """

@@ -27,7 +27,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Certify",
         "prove that what a model has learned is right at every length, or refute it",
     ),
-    "reproduce": ("Reproduce", "run a table or figure of the paper, and print or draw it"),
+    "reproduce": (
+        "Reproduce",
+        "run a study: a table or figure of a paper, or an experiment of ours",
+    ),
     "report": ("Report", "write a page of stored results beside the paper's, or list the cells"),
     "tasks": ("Tasks", "list the tasks, or show examples of one"),
     "doctor": ("Doctor", "show versions, devices and backends, and why a backend is not used"),
@@ -63,8 +66,8 @@ options:
   -h, --help    show this text; `statemix COMMAND --help` explains a command and its options
   --version     show the version
 
-exit codes: 0 success, 1 failure, 2 invalid request, 130 interrupted (repeat a demo, train or
-reproduce command to resume it)
+exit codes: 0 success, 1 failure, 2 invalid request, 130 interrupted (repeat a demo, train, lm train
+or reproduce command to resume it)
 """
 
 

@@ -163,7 +163,7 @@ def _of_parquet(path: Path, field: str) -> Iterator[Document]:
     try:
         from pyarrow import parquet
     except ImportError as error:
-        raise RequestError(f"{path} needs pyarrow: pip install 'statemix[lm]'") from error
+        raise RequestError(f"{path} needs pyarrow: pip install pyarrow") from error
     file = parquet.ParquetFile(path)
     if field not in file.schema_arrow.names:
         raise RequestError(f"{path} must have the field {field!r}, got {file.schema_arrow.names}")
@@ -178,7 +178,7 @@ def _of_hub(name: str, field: str) -> Iterator[Document]:
     try:
         import datasets
     except ImportError as error:
-        raise RequestError(f"hub:{name} needs datasets: pip install 'statemix[lm]'") from error
+        raise RequestError(f"hub:{name} needs datasets: pip install datasets") from error
     name, _, config = name.partition(":")
     stream = datasets.load_dataset(name, config or None, split="train", streaming=True)
     for number, row in enumerate(stream):

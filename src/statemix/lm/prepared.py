@@ -66,6 +66,12 @@ def prepare(
         while some := list(itertools.islice(every, _AT_ONCE)):
             for one, ids in zip(some, encode(chosen, [one.text for one in some]), strict=True):
                 writers[HELD_OUT if one.is_held_out else TRAIN].add(ids, len(one.text.encode()))
+        empty = [name for name, writer in writers.items() if not writer.num_documents]
+        if empty:
+            raise RequestError(
+                f"sources must have groups on both sides of the split, got none for {empty[0]}; "
+                "a group is a top-level folder, package or document"
+            )
         info = {
             "source": list(sources),
             "split": _SPLIT,

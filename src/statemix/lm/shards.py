@@ -94,6 +94,11 @@ class TokenWriter:
         self._lengths: list[int] = []
         self._bytes: list[int] = []
 
+    @property
+    def num_documents(self) -> int:
+        """Documents so far."""
+        return len(self._lengths)
+
     def add(self, ids: Sequence[int] | NDArray[Any], num_bytes: int) -> None:
         """Append one document.
 

@@ -21,7 +21,8 @@ class TrainText:
     """Train a language model.
 
     A run may be interrupted at any moment. Repeat the command to resume it; the final weights are
-    the same. Without --tokens, the standard library of this Python is prepared and used.
+    the same. Without --tokens, the standard library of this Python is prepared in FOLDER-tokens
+    and used.
 
     statemix lm train --folder runs/python
 
@@ -42,8 +43,8 @@ class TrainText:
     """Folder that `statemix lm prepare` made."""
 
     size: str = "nano"
-    """nano, 10M, 140M or 210M; the last two are those of Figure 4. A size decides all numbers
-    below that are not given."""
+    """nano, 10M, 140M or 210M; the last two are those of Figure 4 of the H-LRU paper. The size
+    decides every number below that has no default and is not given."""
 
     layer: LayerSpec | None = None
     """Sequence layer of the blocks, with its options (BD-LRU if not given)."""
@@ -64,7 +65,7 @@ class TrainText:
     """Number of blocks."""
 
     length: int | None = None
-    """TokenFile of a training sequence."""
+    """Tokens of a training sequence."""
 
     batch_size: int | None = None
     """Sequences of an optimiser step."""
@@ -100,7 +101,7 @@ class TrainText:
     """Seconds between checkpoints."""
 
     extend: bool = False
-    """Continue a run of fewer steps."""
+    """Continue a run of fewer steps, finished or not."""
 
     def run(self) -> None:
         """Train, and print the result.

@@ -14,14 +14,14 @@ PROJECT := pyproject.toml setup.py constraints.txt $(KERNELS)
 demo: $(VENV)/installed
 	$(BIN)/statemix demo
 
-# All tests but two slow ones, which have targets of their own: test-compilers and fuzz.
-COMPILERS := tests/layers/test_compiling.py
+# All tests but the slow ones that have targets of their own: test-compilers and fuzz.
+COMPILERS := tests/layers/test_compiling.py tests/layers/test_exporting.py
 FUZZER := tests/test_fuzz.py
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n auto --dist worksteal --durations 10 \
-	  --ignore $(COMPILERS) --ignore $(FUZZER)
+	  $(addprefix --ignore ,$(COMPILERS) $(FUZZER))
 
-# Compile and export every layer: second lengths, packed rows, steps, autocast, other dtypes.
+# Compile and export every layer: second lengths, packed rows, steps, autocast, dtypes, formats.
 test-compilers: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n auto --dist worksteal $(COMPILERS)
 

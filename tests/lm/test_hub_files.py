@@ -93,6 +93,10 @@ def test_tuples_and_hidden_states_are_returned_on_request():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (
+            {"mixers": {"linear": {"name": "lstm"}}},
+            r"must be of kinds in layer_types, got .'linear'.",
+        ),
         ({"mixers": {"name": "bdlru"}}, "must have the name of a layer"),
         ({"layer_types": ["linear_attention"]}, "must have num_hidden_layers=2 entries, got 1"),
         ({"layer_types": ["sliding"] * 2}, "must have the name of a layer .* got None"),

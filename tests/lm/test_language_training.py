@@ -1,6 +1,7 @@
 """Training on tokens: order of the data, exact resumption, bits per byte, the command."""
 
 import itertools
+import json
 import math
 import os
 import shlex
@@ -8,12 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from tests.lm.conftest import build_model
 
+from statemix.cli.lm import parse
 from statemix.cli.main import main
 from statemix.errors import RequestError
 from statemix.lm.language_training import (
@@ -21,9 +24,12 @@ from statemix.lm.language_training import (
     LanguageSettings,
     TokenBatches,
     bits_per_byte,
+    count_sizes,
+    optimizer_of,
     summed_loss,
 )
 from statemix.lm.shards import read_tokens, write_documents
+from statemix.lm.text_tokenizers import bytes_tokenizer
 from statemix.tensor_files import load_tensors
 
 CPU = torch.device("cpu")
@@ -49,6 +55,66 @@ def test_the_order_depends_on_seed_epoch_and_position_alone():
     forward = [TokenBatches(ids, SETTINGS, CPU).places(step) for step in range(20)]
     batches = TokenBatches(ids, SETTINGS, CPU)
     assert [batches.places(step) for step in reversed(range(20))][::-1] == forward
+
+
+def test_a_step_may_have_several_batches():
+    ids = np.arange(100, dtype=np.uint16)
+    whole = TokenBatches(ids, SETTINGS, CPU).parts(2)
+    parts = TokenBatches(ids, replace(SETTINGS, accumulate=2), CPU).parts(2)
+    assert [len(part) for part in parts] == [2, 1]
+    assert torch.equal(torch.cat(parts), whole[0])
+
+
+def test_vectors_do_not_decay():
+    model = build_model("bd_lru")
+    matrices, vectors = optimizer_of(model, SETTINGS).param_groups
+    assert (matrices["weight_decay"], vectors["weight_decay"]) == (0.1, 0.0)
+    assert {p.ndim for p in matrices["params"]} == {2}
+    assert {p.ndim for p in vectors["params"]} == {1}
+    assert len(matrices["params"]) + len(vectors["params"]) == len(list(model.parameters()))
+
+
+def test_sizes_are_those_of_the_model():
+    model = build_model("bd_lru")
+    sizes = count_sizes(model.config)
+    assert sizes == {"parameters": model.num_parameters(), "state_bytes": 4 * 2 * 16}
+
+
+def test_options_of_the_command_reach_the_model_and_the_training():
+    words = "--folder x --num-layers 4 --attention-every 2 --conv-size 3 --output-gate --steps 7"
+    words += " --accumulate 2 --weight-decay 0.3 --learning-rate 0.5 --length 9 --seed 4"
+    tokenizer = bytes_tokenizer()
+    config, settings = parse(["train", *words.split()]).request(tokenizer)
+    kinds = ["linear_attention", "full_attention"] * 2
+    assert (config.layer_types, config.conv_size, config.output_gate) == (kinds, 3, True)
+    assert (config.vocab_size, config.eos_token_id, config.tie_word_embeddings) == (257, 256, True)
+    assert config.mixers["linear_attention"]["num_blocks"] == 40
+    wanted = LanguageSettings(9, 16, 7, 0.5, accumulate=2, weight_decay=0.3, seed=4)
+    assert settings == wanted
+    large, _ = parse(["train", "--folder", "x", "--size", "140M"]).request(tokenizer)
+    assert (large.hidden_size, large.num_hidden_layers, large.tie_word_embeddings) == (
+        768,
+        12,
+        False,
+    )
+
+
+@pytest.mark.parametrize("words", ["--steps 0", "--length -1", "--size 7B", "--learning-rate 0"])
+def test_numbers_out_of_range_are_refused(words, tmp_path, prepared, capsys):
+    folder = ["--folder", str(tmp_path / "run"), "--tokens", str(prepared)]
+    assert main(["lm", "train", *folder, *words.split()]) == 2
+    assert words.split()[0].strip("-").replace("-", "_") in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_is_extended(prepared, tmp_path):
+    train = ["lm", "train", "--folder", str(tmp_path), "--tokens", str(prepared), *TINY]
+    assert main([*train, "--steps", "4"]) == 0
+    assert main([*train, "--steps", "6"]) == 2
+    assert main([*train, "--steps", "6", "--extend"]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [4, 6]
+    assert all(row["tokens_per_s"] > 0 for row in rows)
 
 
 def test_too_few_tokens_are_refused():

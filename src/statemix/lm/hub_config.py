@@ -114,6 +114,8 @@ def _mixers(
         RECURRENT: {"name": "bd_lru", "num_blocks": max(1, hidden_size // 4), "block_size": 4},
         ATTENTION: {"name": "attention", "num_heads": max(1, hidden_size // 64), "rope": True},
     }
+    if unknown := set(given) - {*kinds, *defaults}:
+        raise OptionError(f"mixers must be of kinds in layer_types, got {sorted(unknown)}")
     mixers = {}
     for kind in dict.fromkeys(kinds):
         table = copy.deepcopy(dict(given.get(kind, defaults.get(kind, {}))))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from statemix.errors import RequestError
+from statemix.layers import Layer
 from statemix.lm.hub_config import StatemixConfig
 from statemix.lm.hub_model import CACHE, StatemixForCausalLM
 from statemix.lm.shards import TokenFile
@@ -116,9 +117,7 @@ def summed_loss(model: Any, tokens: Tensor) -> Tensor:
     if weight.shape[0] >= _LARGE_VOCABULARY and chunked is not None:
         loss: Tensor = chunked(hidden, weight, targets, reduction="sum")
         return loss
-    return functional.cross_entropy(
-        functional.linear(hidden, weight).float(), targets, reduction="sum"
-    )
+    return functional.cross_entropy(model.lm_head(hidden).float(), targets, reduction="sum")
 
 
 @torch.no_grad()
@@ -135,6 +134,12 @@ def bits_per_byte(
         model: the model, in evaluation mode.
         tokens: the documents.
         most_bytes: stop after the document that reaches this number of bytes.
+
+    Returns:
+        "bits_per_byte" and "perplexity", exp of the mean loss of a token.
+
+    Raises:
+        RequestError: if the bytes of the documents are not known.
     """
     total, num_tokens, num_bytes = 0.0, 0, 0
     counts = tokens.info.get("document_bytes")
@@ -257,6 +262,8 @@ def train_language_model(
         "tokens": tokens.info.get("sha256", str(tokens.path)),
     }
     identity["model"].pop("transformers_version", None)
+    # A run may be extended.
+    del identity["training"]["steps"], identity["training"]["evaluate_every"]
 
     def loss(net: nn.Module, batch: Tensor) -> Tensor:
         return summed_loss(net, batch.to(model.device)) / per_step
@@ -284,10 +291,10 @@ def train_language_model(
     return model, fitted
 
 
-def describe(model: StatemixForCausalLM) -> dict[str, float]:
-    """Return parameters, and the bytes of the state of one sequence, in float32."""
-    from statemix.layers import Layer
-
+def count_sizes(config: StatemixConfig) -> dict[str, int]:
+    """Return the parameters of a model, and the bytes of the state of one sequence in float32."""
+    with torch.device("meta"):
+        model = StatemixForCausalLM(config)
     layers = [module for module in model.modules() if isinstance(module, Layer)]
     return {
         "parameters": sum(p.numel() for p in model.parameters()),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from statemix.errors import RequestError
 from statemix.files import write_file
-from statemix.lm import hub_config, hub_model, portable_layers, state_cache
+from statemix.lm import hub_blocks, hub_config, hub_model, portable_layers, state_cache
 
 FILE = "modeling_statemix.py"
 _CLASSES = {
@@ -20,7 +20,7 @@ _OWN_IMPORT = re.compile(r"^from statemix\S* import (?:\([^)]*\)|[^\n]*)\n", re.
 
 def self_contained_source() -> str:
     """Return the source of the model as one module that imports PyTorch and transformers alone."""
-    parts = [portable_layers, hub_config, state_cache, hub_model]
+    parts = [portable_layers, hub_config, state_cache, hub_blocks, hub_model]
     sources = [Path(str(part.__file__)).read_text(encoding="utf-8") for part in parts]
     return "\n\n".join(_OWN_IMPORT.sub("", source) for source in sources)
 

@@ -137,12 +137,6 @@ class StateLayer(CacheLayerMixin):
         """Repeat every sequence."""
         self._rows(lambda part: part.repeat_interleave(repeats, 0))
 
-    def offload(self) -> None:
-        self._rows(lambda part: part.to("cpu", non_blocking=True))
-
-    def prefetch(self) -> None:
-        """States stay where the blocks have put them."""
-
     def lazy_initialization(self, *arguments: Any, **options: Any) -> None:
         raise NotImplementedError("a StateLayer holds no keys and values")
 
@@ -161,9 +155,9 @@ class StateLayer(CacheLayerMixin):
 class StateCache(Cache):
     """The states of all blocks of a :class:`~statemix.lm.StatemixModel`.
 
-    Pass the cache of one call to the next, under either of its names. ``take_rows`` and the methods
-    of transformers select, repeat and reorder its sequences. Its memory does not grow with the
-    number of tokens, unless a layer is attention.
+    Pass the cache of one call to the next, under either of its names. The methods of transformers
+    select, repeat and reorder its sequences. Its memory does not grow with the number of tokens,
+    unless a layer is attention.
 
     Args:
         num_layers: number of blocks.
@@ -214,27 +208,10 @@ class StateCache(Cache):
         del layer_idx, state_idx
         return self.seen > 0
 
-    def activate_past_recording(self) -> None:
-        for layer in self.layers:
-            layer.activate_past_recording()
-
     def crop(self, tokens_to_remove: int) -> None:
-        for layer in self.layers:
-            layer.crop(tokens_to_remove)
+        super().crop(tokens_to_remove)
         self.seen += tokens_to_remove
 
     def reset(self) -> None:
-        for layer in self.layers:
-            layer.reset()
+        super().reset()
         self.seen = 0
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        for layer in self.layers:
-            layer.batch_repeat_interleave(repeats)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        for layer in self.layers:
-            layer.batch_select_indices(indices)
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        self.batch_select_indices(beam_idx)

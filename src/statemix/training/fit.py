@@ -158,6 +158,8 @@ def fit(
         raise RequestError(f"criterion must be None without evaluate, got {criterion!r}")
     if criterion is None and stop_at is not None:
         raise RequestError(f"stop_at must be None without a criterion, got {stop_at}")
+    if getattr(batch, "num_steps", num_steps) != num_steps:
+        raise RequestError(f"num_steps must be that of the batches, got {num_steps}")
     if type(seed) is not int:
         raise RequestError(f"seed must be an int, got {seed!r}")
     clip_norm = checked(Positive | None, clip_norm, "clip_norm")

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
+from annotated_types import Ge
 
 from statemix.cli.parser import Argument
 from statemix.errors import RequestError
 from statemix.lm.prepared import load_language_model
+from statemix.training.config import Count, NotNegative
 
 
 @dataclass(frozen=True)
@@ -27,13 +29,13 @@ class Generate:
     prompt: Annotated[str, Argument("TEXT", positional=True)]
     """Text to continue."""
 
-    max_new_tokens: int = 200
+    max_new_tokens: Count = 200
     """Largest number of tokens to generate."""
 
-    temperature: float = 0.8
+    temperature: NotNegative = 0.8
     """Temperature of sampling; 0 chooses the likeliest token."""
 
-    top_k: int = 50
+    top_k: Annotated[int, Ge(0)] = 50
     """Number of the likeliest tokens to sample from; 0 means all."""
 
     seed: int = 0
@@ -45,12 +47,6 @@ class Generate:
         Raises:
             RequestError: if the folder holds no language model, or a number is out of range.
         """
-        if self.max_new_tokens < 1:
-            raise RequestError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
-        if self.temperature < 0 or self.top_k < 0:
-            raise RequestError(
-                f"temperature and top_k must be at least 0, got {self.temperature} and {self.top_k}"
-            )
         model, tokenizer = load_language_model(self.folder)
         ids = tokenizer.encode(self.prompt, add_special_tokens=False).ids
         if not ids:

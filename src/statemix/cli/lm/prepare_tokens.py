@@ -6,6 +6,7 @@ from typing import Annotated
 
 from statemix.cli.parser import Argument
 from statemix.lm.prepared import prepare
+from statemix.training.config import Count
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Prepare:
     suffixes: tuple[str, ...] = ()
     """Suffixes of the files in folders (.py .txt .md .rst if not given)."""
 
-    documents: int | None = None
+    documents: Count | None = None
     """Number of documents to read at most."""
 
     def run(self) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 from statemix.cli.parser import Argument
 from statemix.lm.language_training import bits_per_byte
 from statemix.lm.prepared import compressed_bits_per_byte, load_language_model, read_prepared
+from statemix.training.config import Count
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class EvaluateText:
     tokens: Path
     """Folder that `statemix lm prepare` made."""
 
-    most_bytes: int | None = None
+    most_bytes: Count | None = None
     """Stop after the document that reaches this number of bytes."""
 
     json: bool = False

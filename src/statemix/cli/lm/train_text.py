@@ -2,17 +2,18 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
+
+from tokenizers import Tokenizer
 
 from statemix.cli.progress import shown
-from statemix.errors import RequestError
 from statemix.layers import LayerSpec
 from statemix.lm.hub_config import StatemixConfig
-from statemix.lm.hub_model import StatemixForCausalLM
-from statemix.lm.language_training import LanguageSettings, describe, train_language_model
+from statemix.lm.language_training import LanguageSettings, count_sizes, train_language_model
 from statemix.lm.prepared import prepare, read_prepared
 from statemix.lm.presets import preset_of
-from statemix.training.config import Device, Precision
+from statemix.lm.text_tokenizers import end_of
+from statemix.training.config import Count, Device, NotNegative, Positive, Precision
 from statemix.training.run import CHECKPOINT_EVERY_S
 
 
@@ -49,7 +50,7 @@ class TrainText:
     layer: LayerSpec | None = None
     """Sequence layer of the blocks, with its options (BD-LRU if not given)."""
 
-    attention_every: int | None = None
+    attention_every: Count | None = None
     """Make every n-th block attention with rotary positions."""
 
     conv_size: int = 0
@@ -58,34 +59,34 @@ class TrainText:
     output_gate: bool = False
     """Gate the output of each recurrent layer."""
 
-    hidden_size: int | None = None
+    hidden_size: Count | None = None
     """Width of the residual stream."""
 
-    num_layers: int | None = None
+    num_layers: Count | None = None
     """Number of blocks."""
 
-    length: int | None = None
+    length: Count | None = None
     """Tokens of a training sequence."""
 
-    batch_size: int | None = None
+    batch_size: Count | None = None
     """Sequences of an optimiser step."""
 
-    accumulate: int = 1
+    accumulate: Count = 1
     """Forward passes of an optimiser step, for less memory."""
 
-    steps: int | None = None
+    steps: Count | None = None
     """Optimiser steps."""
 
-    learning_rate: float | None = None
+    learning_rate: Positive | None = None
     """Largest learning rate."""
 
-    weight_decay: float = 0.1
+    weight_decay: NotNegative = 0.1
     """Weight decay of matrices."""
 
-    evaluate_every: int = 200
+    evaluate_every: Count = 200
     """Steps between two evaluations."""
 
-    evaluate_bytes: int = 200_000
+    evaluate_bytes: Count = 200_000
     """Held-out bytes of an evaluation during training."""
 
     precision: Precision = "32-true"
@@ -97,7 +98,7 @@ class TrainText:
     seed: int = 0
     """Seed of the weights and of the order of the data."""
 
-    checkpoint_every_s: float = CHECKPOINT_EVERY_S
+    checkpoint_every_s: NotNegative = CHECKPOINT_EVERY_S
     """Seconds between checkpoints."""
 
     extend: bool = False
@@ -117,8 +118,8 @@ class TrainText:
             if not (data / "train.json").exists():
                 prepare(["stdlib"], data)
         tokens, held_out, tokenizer = read_prepared(data)
-        config, settings = self.request(tokenizer.get_vocab_size(), tokenizer)
-        numbers = describe(StatemixForCausalLM(config))
+        config, settings = self.request(tokenizer)
+        numbers = count_sizes(config)
         print(
             f"{numbers['parameters']:,} parameters, {numbers['state_bytes']:,} bytes of state per "
             f"sequence, {settings.steps * settings.batch_size * settings.length:,} tokens to read "
@@ -145,10 +146,8 @@ class TrainText:
             f"{fitted.time_s:.1f} s; stored in {self.folder}"
         )
 
-    def request(self, vocab_size: int, tokenizer: Any) -> tuple[StatemixConfig, LanguageSettings]:
+    def request(self, tokenizer: Tokenizer) -> tuple[StatemixConfig, LanguageSettings]:
         """Return the model and the training that the options ask for."""
-        from statemix.lm.text_tokenizers import end_of
-
         preset = preset_of(self.size)
         width = self.hidden_size or preset.hidden_size
         depth = self.num_layers or preset.num_layers
@@ -156,8 +155,6 @@ class TrainText:
         if layer is None:
             num_blocks = preset.num_blocks * width // preset.hidden_size
             layer = LayerSpec("bd_lru", num_blocks=num_blocks, block_size=preset.block_size)
-        if self.attention_every is not None and self.attention_every < 1:
-            raise RequestError(f"attention_every must be at least 1, got {self.attention_every}")
         kinds = [
             "full_attention"
             if self.attention_every and place % self.attention_every == 0
@@ -165,7 +162,7 @@ class TrainText:
             for place in range(1, depth + 1)
         ]
         config = StatemixConfig(
-            vocab_size=vocab_size,
+            vocab_size=tokenizer.get_vocab_size(),
             hidden_size=width,
             num_hidden_layers=depth,
             layer_types=kinds,

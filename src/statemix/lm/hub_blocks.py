@@ -1,0 +1,102 @@
+"""The blocks of the Hugging Face model: a layer of Statemix and a gated MLP."""
+
+from typing import NamedTuple
+
+from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from statemix.layers import Layer, LayerSpec, State
+from statemix.layers.causal_conv import CausalConv
+from statemix.layers.state import loadable
+from statemix.lm.hub_config import ATTENTION, StatemixConfig
+from statemix.models.channel_mixers import SwiGLU
+
+
+@loadable
+class MixerState(NamedTuple):
+    """State of a mixer with a convolution before it."""
+
+    conv: State
+    recurrence: State
+
+
+class GatedMixer(nn.Module):
+    r"""A sequence layer with an optional short convolution before and gate after it.
+
+    .. math:: y = \mathrm{layer}(\mathrm{silu}(\mathrm{conv}(x))) \odot \mathrm{silu}(W x)
+
+    Args:
+        config: configuration of the model.
+        kind: kind of the layer, a key of ``config.mixers``. Attention has neither convolution nor
+            gate.
+    """
+
+    def __init__(self, config: StatemixConfig, kind: str) -> None:
+        super().__init__()
+        options = dict(config.mixers[kind])
+        self.layer: Layer = LayerSpec(options.pop("name"), **options).build(
+            hidden_size=config.hidden_size
+        )
+        self.conv: CausalConv | None = None
+        self.output_gate: nn.Linear | None = None
+        if kind != ATTENTION and config.conv_size:
+            self.conv = CausalConv(config.hidden_size, kernel_size=config.conv_size, depthwise=True)
+        if kind != ATTENTION and config.output_gate:
+            self.output_gate = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+
+    def forward(
+        self, x: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        if self.conv is None:
+            y, after = self.layer(x, state, cu_seqlens)
+        else:
+            before = (None, None) if state is None else state
+            u, conv = self.conv(x, before[0], cu_seqlens)
+            y, recurrence = self.layer(nn.functional.silu(u), before[1], cu_seqlens)
+            after = MixerState(conv, recurrence)
+        if self.output_gate is not None:
+            y = y * nn.functional.silu(self.output_gate(x))
+        return y, after
+
+
+class StatemixBlock(GradientCheckpointingLayer):
+    """A mixer and a gated MLP, each with RMSNorm before it and added to its input.
+
+    The block takes and returns its state. Recomputation in the backward pass therefore changes no
+    cache.
+    """
+
+    def __init__(self, config: StatemixConfig, kind: str) -> None:
+        super().__init__()
+        self.mixer_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.mixer = GatedMixer(config, kind)
+        self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.mlp = SwiGLU(config.hidden_size, intermediate_size=config.intermediate_size)
+
+    def forward(
+        self,
+        x: Tensor,
+        state: State | None = None,
+        cu_seqlens: Tensor | None = None,
+        pending: Tensor | None = None,
+    ) -> tuple[Tensor, State, State | None, Tensor]:
+        """Run over whole sequences.
+
+        Args:
+            x: shape (B, T, hidden_size).
+            state: state that the block returned before; None means new sequences.
+            cu_seqlens: bounds of packed sequences (B = 1).
+            pending: inputs of the mixer between ``state`` and x.
+
+        Returns:
+            x: shape (B, T, hidden_size).
+            state: state at the end.
+            before: state before x.
+            inputs: inputs of the mixer, (B, T, hidden_size).
+        """
+        before = state if pending is None else self.mixer(pending, state)[1]
+        inputs = self.mixer_norm(x)
+        y, after = self.mixer(inputs, before, cu_seqlens)
+        x = x + y
+        x = x + self.mlp(self.mlp_norm(x))
+        return x, after, before, inputs

@@ -162,6 +162,30 @@ def test_a_removal_may_cross_calls_and_be_followed_by_another(model):
     torch.testing.assert_close(output.logits, model(IDS, use_cache=False).logits[:, 3:])
 
 
+@torch.no_grad()
+def test_padding_counts_as_columns_but_not_as_tokens(model):
+    """A mask may be as long as everything so far, and columns are removed from its end."""
+    mask = torch.tensor([[1, 1, 0, 0, 1, 1, 1]])
+    cache = model(IDS[:1, :3], attention_mask=mask[:, :3], use_cache=True)[CACHE]
+    cache.activate_past_recording()
+    model(IDS[:1, 3:6], attention_mask=mask[:, :6], use_cache=True, **{CACHE: cache})
+    cache.crop(-1)
+    assert cache.get_seq_length() == 5
+    output = model(IDS[:1, 5:], attention_mask=mask, use_cache=True, **{CACHE: cache})
+    wanted = model(IDS[:1, mask[0].bool()], use_cache=False).logits
+    torch.testing.assert_close(output.logits, wanted[:, 3:])
+
+
+@torch.no_grad()
+def test_repeated_and_selected_sequences_keep_their_order(model):
+    cache = model(IDS[:, :4], use_cache=True)[CACHE]
+    cache.batch_repeat_interleave(2)
+    cache.batch_select_indices(torch.tensor([0, 2, 3]))
+    rows = torch.tensor([0, 1, 1])
+    output = model(IDS[rows, 4:], use_cache=True, **{CACHE: cache})
+    torch.testing.assert_close(output.logits, model(IDS[rows], use_cache=False).logits[:, 4:])
+
+
 def test_more_than_the_record_cannot_be_removed():
     cache = StateCache(1)
     with pytest.raises(ValueError, match=r"tokens_to_remove must be at least -0, .* got -1"):

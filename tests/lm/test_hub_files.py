@@ -5,11 +5,12 @@ import copy
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from tests.lm.conftest import build_model
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from statemix.errors import OptionError
-from statemix.lm import StatemixConfig
+from statemix.lm import StatemixConfig, StatemixForCausalLM
 
 IDS = torch.randint(1, 50, (2, 7), generator=torch.Generator().manual_seed(1))
 
@@ -34,6 +35,23 @@ def test_loading_draws_nothing(kind, tmp_path, size, dtype):
     keys = [key for file in tmp_path.glob("*.safetensors") for key in safe_open(file, "pt").keys()]  # noqa: SIM118
     assert "lm_head.weight" not in keys
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+
+
+def test_a_missing_weight_is_drawn_and_the_others_of_its_layer_stay(tmp_path):
+    mixer = {"name": "bd_lru", "num_blocks": 4, "block_size": 4, "initial_state": "learned"}
+    config = StatemixConfig(50, 16, 2, mixers=mixer | {"input_gate_bias": -3.0})
+    model = poisoned(StatemixForCausalLM(config))
+    model.model.layers[0].mixer.layer.gate_temperature = 0.5
+    model.save_pretrained(tmp_path)
+    (path,) = tmp_path.glob("*.safetensors")
+    weights = load_file(path)
+    missing = "model.layers.0.mixer.layer.learned_state"
+    del weights[missing]
+    save_file(weights, path, {"format": "pt"})
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
+    assert not loaded[missing].any()
+    for name, wanted in weights.items():
+        assert torch.equal(loaded[name], wanted), name
 
 
 def test_a_loaded_model_has_the_same_logits(kind, tmp_path):

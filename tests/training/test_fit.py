@@ -519,3 +519,22 @@ def test_a_hook_that_the_checkpoint_does_not_know_is_named(tmp_path):
         fit(build(), batch, loss, tmp_path, num_steps=4, device="cpu", on_event=stop_at(2))
     with pytest.raises(RequestError, match=r"model and hooks must be those of the checkpoint: 'ra"):
         fit(build(), batch, loss, tmp_path, num_steps=4, device="cpu", hooks=[Rate()])
+
+
+def test_batches_of_another_number_of_steps_are_refused(tmp_path):
+    class Fixed:
+        num_steps, steps_per_epoch = 2, 1
+
+        def parts(self, step):
+            return [torch.ones(1, 2), torch.ones(2, 2)]
+
+    def loss(model, x):
+        seen.append(len(x))
+        return model(x).sum()
+
+    seen = []
+    with pytest.raises(RequestError, match="num_steps must be that of the batches, got 3"):
+        fit(nn.Linear(2, 1), Fixed(), loss, tmp_path / "run", num_steps=3)
+    assert not (tmp_path / "run").exists()
+    fit(nn.Linear(2, 1), Fixed(), loss, tmp_path / "run", num_steps=2)
+    assert seen == [1, 2, 1, 2]

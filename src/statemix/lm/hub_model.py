@@ -43,13 +43,13 @@ class StatemixPreTrainedModel(PreTrainedModel):
         if isinstance(module, Layer):
             # A layer draws all its weights, but those of a checkpoint must stay.
             kept = {
-                parameter: parameter.clone()
-                for parameter in module.parameters()
-                if getattr(parameter, "_is_hf_initialized", False)
+                tensor: tensor.clone()
+                for tensor in (*module.parameters(), *module.buffers())
+                if getattr(tensor, "_is_hf_initialized", False)
             }
             module.reset_parameters()
-            for parameter, value in kept.items():
-                parameter.copy_(value)
+            for tensor, value in kept.items():
+                tensor.copy_(value)
         elif isinstance(module, nn.Linear | nn.Embedding):
             init.normal_(module.weight, 0.0, std)
             if getattr(module, "bias", None) is not None:

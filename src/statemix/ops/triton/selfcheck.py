@@ -122,11 +122,9 @@ def _examined(
     So modes, transforms and tracers of the caller do not see the check, and Triton compiles several
     kernels at once.
     """
-    pool = ThreadPoolExecutor(min(32, os.cpu_count() or 1))
-    try:
+    with ThreadPoolExecutor(min(32, os.cpu_count() or 1)) as pool:
+        # A caller that stops early cancels the cases that have not begun.
         yield from pool.map(lambda case: examine(case, backend, device), cases)
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def examine(case: CheckedCase, backend: str, device: torch.device) -> CheckVerdict:

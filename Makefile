@@ -9,7 +9,7 @@ KERNELS := $(wildcard src/statemix/ops/cpu/*.h src/statemix/ops/cpu/*.cpp)
 PROJECT := pyproject.toml setup.py constraints.txt $(KERNELS)
 
 .PHONY: demo lm docs test test-compilers test-without-kernels test-triton test-compiled
-.PHONY: test-ecosystem lint format mutants fuzz clean
+.PHONY: test-ecosystem lint format mutants known-bugs fuzz clean
 
 demo: $(VENV)/installed
 	$(BIN)/statemix demo
@@ -93,6 +93,10 @@ mutants: SAMPLE ?= 600
 mutants: SEED ?= 1
 mutants: $(VENV)/installed-dev
 	$(BIN)/python tests/mutation/run.py --sample $(SAMPLE) --seed $(SEED) $(MUTANTS)
+
+# Plant bugs that other language models had, and check that their tests turn red (five minutes).
+known-bugs: $(VENV)/installed-dev
+	$(BIN)/python tests/mutation/known_bugs.py
 
 # Plant defects and check that the fuzzer finds them. Then try random requests for MINUTES and report
 # broken promises; without SEED, the seed is a fresh one.

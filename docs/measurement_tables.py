@@ -32,6 +32,7 @@ def tables() -> dict[str, str]:
         "threads": _threads(),
         "anderson": _anderson(),
         "checks": _checks(),
+        "generation": _generation(),
     }
 
 
@@ -215,3 +216,18 @@ def _checks() -> str:
     }
     lines += [(names[kind], f"{n:,}", f"{bad} findings") for kind, (n, bad) in totals.items()]
     return markdown(("check", "cases", "outcome"), lines)
+
+
+def _generation() -> str:
+    """Return the table of checks by model; rounding alone makes differences of up to 1e-5."""
+    cells: dict[str, list[str]] = {}
+    models: list[str] = []
+    for row in json_lines("generation.jsonl"):
+        if row["model"] not in models:
+            models.append(row["model"])
+        if row["error"] is not None:
+            cell = row["error"].partition(":")[0]
+        else:
+            cell = "equal" if row["difference"] < 1e-5 else f"wrong, {row['difference']:.2g}"
+        cells.setdefault(row["check"], []).append(cell)
+    return markdown(("", *models), [(check, *found) for check, found in cells.items()])

@@ -4,9 +4,11 @@ import copy
 
 import pytest
 import torch
+import torch._dynamo.testing
 from tests.lm.conftest import build_model
+from transformers import CompileConfig
 
-from statemix.lm import StateCache
+from statemix.lm import StateCache, StatemixConfig, StatemixForCausalLM
 from statemix.lm.hub_model import CACHE
 
 OPTIONS = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
@@ -70,6 +72,35 @@ def test_padding_changes_neither_logits_nor_states(model, side):
     torch.testing.assert_close(after, wanted)
 
 
+@pytest.mark.parametrize("batch_size", [1, 3])
+@torch.no_grad()
+def test_padding_may_be_in_every_piece_of_a_prompt(model, batch_size):
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(1, 50, (batch_size, 12), generator=generator)
+    # Every piece of four columns has padding in every row, and no row is all padding.
+    mask = torch.stack(
+        [
+            torch.cat(
+                [
+                    torch.randperm(4, generator=generator) >= 1 + (row + piece) % 3
+                    for piece in range(3)
+                ]
+            )
+            for row in range(batch_size)
+        ]
+    ).long()
+    cache = StateCache(2)
+    parts = [
+        model(ids[:, t : t + 4], attention_mask=mask[:, : t + 4], use_cache=True, **{CACHE: cache})
+        for t in (0, 4, 8)
+    ]
+    logits = torch.cat([part.logits for part in parts], 1)
+    for row in range(batch_size):
+        kept = mask[row].bool()
+        alone = model(ids[row : row + 1, kept], use_cache=False).logits[0]
+        torch.testing.assert_close(logits[row, kept], alone)
+
+
 @torch.no_grad()
 def test_chunked_prefill_of_padded_prompts_gives_the_same_tokens(model):
     mask = torch.ones(2, 7, dtype=torch.int64)
@@ -102,6 +133,13 @@ def test_packed_documents_do_not_leak(model, contract):
             [logits, *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
         )
     torch.testing.assert_close(*results)
+
+
+@torch.no_grad()
+def test_explicit_bounds_count_instead_of_positions(model):
+    bounds, positions = torch.tensor([0, 3, 7]), torch.tensor([[0, 1, 2, 3, 0, 1, 2]])
+    found = model(IDS[:1], cu_seqlens=bounds, position_ids=positions).logits
+    assert torch.equal(found, model(IDS[:1], cu_seqlens=bounds).logits)
 
 
 def test_bounds_that_disagree_are_refused():
@@ -210,15 +248,18 @@ def test_a_returned_cache_continues_with_the_whole_prompt_or_with_the_new_tokens
     )
 
 
+@pytest.mark.parametrize("length", range(1, 7))
 @torch.no_grad()
-def test_two_texts_branch_from_one_prefix(model):
-    cache = model(IDS[:1, :4], use_cache=True)[CACHE]
-    kept = copy.deepcopy(cache)
+def test_texts_branch_from_a_prefix_of_any_length(model, length):
+    """Also from one that is shorter than the convolution, which has four taps."""
+    kept = copy.deepcopy(model(IDS[:1, :length], use_cache=True)[CACHE])
     for text in ([5, 6, 7], [8, 9, 10]):
-        ids = torch.tensor([text])
-        output = model(ids, use_cache=True, **{CACHE: copy.deepcopy(kept)})
-        wanted = model(torch.cat([IDS[:1, :4], ids], 1), use_cache=False).logits[:, 4:]
-        torch.testing.assert_close(output.logits, wanted)
+        cache, ids = copy.deepcopy(kept), torch.tensor([text])
+        steps = [
+            model(ids[:, t : t + 1], use_cache=True, **{CACHE: cache}).logits for t in range(3)
+        ]
+        wanted = model(torch.cat([IDS[:1, :length], ids], 1), use_cache=False).logits[:, length:]
+        torch.testing.assert_close(torch.cat(steps, 1), wanted)
 
 
 @torch.no_grad()
@@ -228,12 +269,53 @@ def test_embeddings_may_replace_tokens(model):
     assert torch.equal(found, greedy(model, IDS)[:, 7:])
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("asked", [None, "static"])
 @torch.no_grad()
-def test_a_cache_is_compiled_only_when_asked_for():
-    cache = StateCache(2)
-    assert not cache.is_compileable
-    assert cache.is_croppable
-    assert not any(cache.is_linear)
+def test_decoding_is_compiled_only_when_asked_for(model, asked, monkeypatch):
+    """As on a GPU, where `generate` compiles without a configuration."""
+    compiled = []
+    compile_ = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda *args, **options: compiled.append(1) or compile_(*args, **options)
+    )
+    torch._dynamo.reset()
+    options = CompileConfig(backend="eager", mode=None, fullgraph=True)
+    options._compile_all_devices = True
+    found = model.generate(IDS, cache_implementation=asked, compile_config=options, **OPTIONS)
+    assert torch.equal(found, greedy(model, IDS))
+    assert len(compiled) == (asked is not None)
+
+
+@pytest.mark.filterwarnings("ignore")
+@torch.no_grad()
+def test_compiled_steps_need_two_graphs(model):
+    """The first step, and all later ones: a number of tokens that is a constant would need 32."""
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounter()
+    step = torch.compile(model.forward, backend=counter, fullgraph=True)
+    cache = model(IDS, use_cache=True)[CACHE]
+    for token in range(1, 33):
+        step(input_ids=torch.full((2, 1), token), use_cache=True, **{CACHE: cache})
+    assert counter.frame_count <= 2
+
+
+@torch.no_grad()
+def test_errors_of_16_bit_weights_do_not_grow_with_the_text():
+    """A state of 16 bits would lose what small inputs add."""
+    torch.manual_seed(0)
+    mixer = {"name": "bd_lru", "num_blocks": 4, "block_size": 4, "memory": (500, 5000)}
+    config = StatemixConfig(50, 16, 1, mixers=mixer, intermediate_size=32)
+    model = StatemixForCausalLM(config).eval().bfloat16()
+    exact = copy.deepcopy(model).double()
+    ids = torch.randint(0, 50, (1, 4096))
+    wanted = exact(ids, use_cache=True)[CACHE].layers[0].state
+    cache = StateCache(1)
+    for t in range(4096):
+        model.model(ids[:, t : t + 1], use_cache=True, **{CACHE: cache})
+    error = (cache.layers[0].state.double() - wanted).norm() / wanted.norm()
+    # A state that is rounded to 16 bits has an error of .02.
+    assert error < 0.008
 
 
 @torch.no_grad()

@@ -325,7 +325,9 @@ class StatemixForCausalLM(StatemixPreTrainedModel, GenerationMixin):
         if generation_config.use_cache is False or model_kwargs.get(CACHE) is not None:
             return
         # Chunked prefill and assisted decoding need a cache before the first call.
-        model_kwargs[CACHE] = StateCache(len(self.model.layers))
+        # `generate` compiles the model if the cache can be, so the user has to ask for it.
+        is_static = generation_config.cache_implementation == "static"
+        model_kwargs[CACHE] = StateCache(len(self.model.layers), is_compileable=is_static)
         if getattr(generation_config, "is_assistant", False):
             model_kwargs[CACHE].activate_past_recording()
 

@@ -161,6 +161,8 @@ class StateCache(Cache):
 
     Args:
         num_layers: number of blocks.
+        is_compileable: whether ``generate`` compiles the model, which it does on a GPU and with a
+            ``compile_config`` alone.
 
     Attributes:
         seen: number of tokens so far, with padding.
@@ -168,9 +170,10 @@ class StateCache(Cache):
 
     layers: list[StateLayer]
 
-    def __init__(self, num_layers: int) -> None:
+    def __init__(self, num_layers: int, *, is_compileable: bool = False) -> None:
         super().__init__(layers=[StateLayer() for _ in range(num_layers)])
         self.seen = 0
+        self._is_compileable = is_compileable
 
     @property
     def is_initialized(self) -> bool:
@@ -183,8 +186,7 @@ class StateCache(Cache):
 
     @property
     def is_compileable(self) -> bool:
-        # Otherwise `generate` would compile the model on a GPU without being asked.
-        return False
+        return self._is_compileable
 
     @property
     def is_croppable(self) -> bool:

@@ -1,0 +1,61 @@
+"""Plant the bugs of ``known_bugs.toml`` one by one, and check that their tests turn red.
+
+The exit code is 1 if a test fails without a bug, or passes with its bug.
+
+    python tests/mutation/known_bugs.py [TEXT ...]
+
+TEXT chooses the bugs whose symptom contains it.
+"""
+
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+from tree import KERNELS, ROOT, Tree
+
+BUGS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["bug"]
+
+
+def main(words: list[str]) -> int:
+    """Check the chosen bugs, and print a line for each."""
+    chosen = [bug for bug in BUGS if all(word in bug["symptom"] for word in words)]
+    missed = 0
+    with tempfile.TemporaryDirectory(prefix="statemix-bugs-") as folder:
+        tree = Tree(Path(folder))
+        for kernels in (ROOT / KERNELS).glob("*.so"):
+            (tree.folder / KERNELS / kernels.name).symlink_to(kernels)
+        if not _passes(tree, sorted({bug["test"] for bug in chosen})):
+            raise SystemExit("a test fails without a bug")
+        for bug in chosen:
+            path = tree.folder / bug["file"]
+            text = path.read_text()
+            path.write_text(text.replace(bug["before"], bug["after"], 1))
+            is_caught = not _passes(tree, [bug["test"]])
+            path.write_text(text)
+            missed += not is_caught
+            say(f"{'caught' if is_caught else 'MISSED'}  {bug['symptom']}  <- {bug['test']}")
+    say(f"{len(chosen) - missed} of {len(chosen)} caught")
+    return 1 if missed else 0
+
+
+def _passes(tree: Tree, tests: list[str]) -> bool:
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+    done = subprocess.run(
+        command, cwd=tree.folder, env=tree.environment, capture_output=True, text=True, check=False
+    )
+    # Anything but red or green tests is a fault of the table.
+    if done.returncode not in (0, 1):
+        raise SystemExit(done.stdout + done.stderr)
+    return done.returncode == 0
+
+
+def say(line: str) -> None:
+    """Print a line and flush it."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

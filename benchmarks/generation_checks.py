@@ -83,6 +83,7 @@ def main() -> None:
         model = _build(config)
         for check, measure in CHECKS.items():
             row = {"model": name, "check": check, **_result(measure, model)}
+            row["transformers"] = transformers.__version__
             rows.append_rows(output, [row], process)
             print(*row.values(), sep=" | ")
 

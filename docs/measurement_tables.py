@@ -230,4 +230,5 @@ def _generation() -> str:
         else:
             cell = "equal" if row["difference"] < 1e-5 else f"wrong, {row['difference']:.2g}"
         cells.setdefault(row["check"], []).append(cell)
-    return markdown(("", *models), [(check, *found) for check, found in cells.items()])
+    head = (f"transformers {row['transformers']}", *models)
+    return markdown(head, [(check, *found) for check, found in cells.items()])

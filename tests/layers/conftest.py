@@ -47,7 +47,12 @@ LEFT_OUT = {
 }
 # Further variants of layers whose options are not all closed sets.
 VARIANTS = {
-    "bd_lru": [{"block_size": 1}, {"checkpoint_every": 2}],
+    "bd_lru": [
+        {"block_size": 1},
+        {"checkpoint_every": 2},
+        {"value_channels": 2, "initial_state": "learned"},
+        {"value_channels": 2, "block_size": 1, "gate": "householder"},
+    ],
     "h_lru": [{"checkpoint_every": 2}],
     "delta_net": [{"conv_size": 0}, {"head_dim": 2, "expand_v": 2}],
     "delta_product": [{"conv_size": 1, "num_householder": 2}],

@@ -41,6 +41,45 @@ def test_layer_is_projections_around_the_operator(gate):
     torch.testing.assert_close(layer(x), (y, final), rtol=1e-10, atol=1e-12)
 
 
+def test_a_layer_of_channels_is_projections_around_the_operator():
+    """One set of gates for all channels; units are innermost in every projection, then channels."""
+    H, m, C = 4, 3, 2
+    layer = BDLRU(5, num_blocks=H, block_size=m, value_channels=C, dtype=torch.float64)
+    layer.reset_parameters(generator())
+    x = torch.randn(2, 6, 5, generator=generator(1), dtype=torch.float64)
+    raw = layer.gate_proj(x).unflatten(-1, (m, m + 1, H)).movedim(-1, 2)
+    written = layer.value_proj.weight.unflatten(0, (m, C, H))
+    read = layer.out_proj.weight.unflatten(1, (m, C, H))
+    channels = []
+    for c in range(C):
+        values = torch.stack([x @ written[i, c].T for i in range(m)], -1)
+        channels.append(ops.bd_lru(raw, values, backend="reference"))
+    y = sum(
+        channels[c][0][..., i] @ read[:, i, c].T for i, c in itertools.product(range(m), range(C))
+    )
+    final = torch.stack([one[1] for one in channels], -1)
+    torch.testing.assert_close(layer(x), (y, final), rtol=1e-10, atol=1e-12)
+
+
+def test_one_channel_is_the_layer_without_channels():
+    options = {"num_blocks": 4, "block_size": 3, "initial_state": "learned", "initial_std": 1.0}
+    plain, one = BDLRU(5, **options), BDLRU(5, **options, value_channels=1)
+    one.load_state_dict(plain.state_dict())
+    x = torch.randn(2, 6, 5, generator=generator(1))
+    for found, expected in zip(one(x), plain(x), strict=True):
+        assert torch.equal(found, expected)
+    assert plain.init_state(2).shape == (2, 4, 3)
+    assert plain.state_size == 12
+
+
+def test_channels_enlarge_the_state_and_not_the_gates():
+    layers = [BDLRU(5, num_blocks=4, block_size=3, value_channels=C) for C in (1, 7)]
+    assert [layer.state_size for layer in layers] == [12, 84]
+    assert [layer.gate_proj.out_features for layer in layers] == [48, 48]
+    assert [layer.out_proj.in_features for layer in layers] == [12, 84]
+    assert layers[1].init_state(2).shape == (2, 4, 3, 7)
+
+
 @pytest.mark.parametrize("gate", ["softmax", "sigmoid"])
 def test_constant_value_is_a_fixed_point(gate):
     """The gates of a row sum to one, so a state equal to the value stays where it is."""
@@ -124,6 +163,7 @@ def test_one_block_represents_a_group_exactly(group):
         ({"hidden_size": 0}, ValueError, "hidden_size must be at least 1, got 0"),
         ({"num_blocks": -1}, ValueError, "num_blocks must be at least 1, got -1"),
         ({"block_size": 0}, ValueError, "block_size must be at least 1, got 0"),
+        ({"value_channels": 0}, ValueError, "value_channels must be at least 1, got 0"),
         ({"block_size": 2.0}, OptionError, r"block_size must be an int, got 2\.0"),
         ({"num_blocks": True}, OptionError, "num_blocks must be an int, got True"),
         ({"gate": "hard"}, ValueError, r"gate must be one of \['softmax', .* got 'hard'"),

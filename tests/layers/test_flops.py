@@ -201,11 +201,11 @@ def test_mamba2_updates_and_reads_as_its_equation():
     assert layer.flops_per_token(1).transition == sum(counted(token)) + 4 * 4 * 5
 
 
-@pytest.mark.parametrize(("H", "m"), [(3, 2), (64, 4)])
-def test_block_transition_is_a_product_of_matrices_and_an_input_per_entry(H, m):
-    layer = layers.build("bd_lru", hidden_size=6, num_blocks=H, block_size=m)
-    A, h = torch.empty(H, m, m, device="meta"), torch.empty(H, m, 1, device="meta")
-    assert layer.flops_per_token(1).transition == sum(counted(lambda: A @ h)) + 2 * H * m
+@pytest.mark.parametrize(("H", "m", "C"), [(3, 2, 1), (64, 4, 1), (3, 2, 5)])
+def test_block_transition_is_a_product_of_matrices_and_an_input_per_entry(H, m, C):
+    layer = layers.build("bd_lru", hidden_size=6, num_blocks=H, block_size=m, value_channels=C)
+    A, h = torch.empty(H, m, m, device="meta"), torch.empty(H, m, C, device="meta")
+    assert layer.flops_per_token(1).transition == sum(counted(lambda: A @ h)) + 2 * H * m * C
 
 
 def test_transitions_are_those_of_table_5_corrected():

@@ -480,7 +480,8 @@ def test_what_is_computed_again_has_the_same_gradients(build_gated, bounds, ever
         layer = build_gated(**options)
         x = tokens(2 if bounds is None else 1, 10).requires_grad_()
         state = layer.init_state(2 if bounds is None else len(bounds) - 1).detach()
-        state = (state + torch.linspace(0, 1, len(state)).view(-1, 1, 1)).requires_grad_()
+        shifts = torch.linspace(0, 1, len(state)).view(-1, *(1 for _ in state.shape[1:]))
+        state = (state + shifts).requires_grad_()
         y, final = layer(x, state, cu_seqlens)
         (y.square().sum() + final.pow(3).sum()).backward()
         # The learned initial state is not used here.

@@ -53,6 +53,14 @@ def test_the_model_travels_alone(kind, tmp_path):
     "spec",
     [
         LayerSpec("bd_lru", num_blocks=3, block_size=2, gate_temperature=0.5),
+        LayerSpec(
+            "bd_lru",
+            num_blocks=3,
+            block_size=2,
+            value_channels=4,
+            initial_state="learned",
+            initial_std=1.0,
+        ),
         LayerSpec("h_lru", num_channels=4, order=3, initial_state="learned", initial_std=1.0),
         LayerSpec("h_lru", num_channels=4, order=2, readout="current"),
     ],

@@ -86,9 +86,22 @@ class Problem:
 
 
 def make_problem(
-    kind, *, batch=2, length=7, blocks=3, size=3, lengths=None, seed=0, scale=1.0, gate="softmax"
+    kind,
+    *,
+    batch=2,
+    length=7,
+    blocks=3,
+    size=3,
+    channels=None,
+    lengths=None,
+    seed=0,
+    scale=1.0,
+    gate="softmax",
 ):
-    """Normal gates times ``scale``, in float64; ``lengths`` packs sequences into one row."""
+    """Normal gates times ``scale``, in float64; ``lengths`` packs sequences into one row.
+
+    ``channels`` is the number of value channels of blocks, None for values without their axis.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape):
@@ -101,13 +114,14 @@ def make_problem(
     rows = (batch, length, blocks) + ((size,) if kind == "blocks" else ())
     if gate == "none":
         scale = scale * 0.5 / (size + 1)  # un-normalised: rows must stay short or states explode
+    columns = () if channels is None else (channels,)
     return Problem(
         kind,
         normal(*rows, size + 1) * scale,
-        normal(*rows),
-        normal(sequences, blocks, size),
-        normal(*rows),
-        normal(sequences, blocks, size),
+        normal(*rows, *columns),
+        normal(sequences, blocks, size, *columns),
+        normal(*rows, *columns),
+        normal(sequences, blocks, size, *columns),
         cu_seqlens,
     )
 

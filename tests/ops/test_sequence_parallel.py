@@ -12,11 +12,13 @@ from torch import distributed
 from statemix import ops
 
 B, H = 2, 3
-# Operator, m, its options, dtype.
+# Operator, m, its options, dtype. Names with "channels" have values of C channels.
+C = 4
 CASES = {
     "bd_lru": (ops.bd_lru, 3, {"gate": "signed", "temperature": 0.7}, torch.float64),
     "bd_lru-float32": (ops.bd_lru, 4, {}, torch.float32),
     "bd_lru-householder": (ops.bd_lru, 3, {"gate": "householder"}, torch.float64),
+    "bd_lru-channels": (ops.bd_lru, 3, {"gate": "tanh"}, torch.float64),
     "h_lru": (ops.h_lru, 3, {}, torch.float64),
     "h_lru-observer": (ops.h_lru, 2, {"realization": "observer"}, torch.float64),
     "block_scan": (ops.block_scan, 2, {}, torch.float64),
@@ -37,11 +39,12 @@ def problem(name, length):
 
     block = operator in (ops.bd_lru, ops.block_scan)
     gated = operator in (ops.bd_lru, ops.h_lru)
-    values = draw(B, length, H, m) if block else draw(B, length, H)
+    columns = (C,) if "channels" in name else ()
+    values = draw(B, length, H, m, *columns) if block else draw(B, length, H)
     shape = (m, m + gated) if block else (m + gated,)
     gates = draw(B, length, H, *shape) * (1 if gated else 0.4)
-    leaves = [gates, values, draw(B, H, m)]
-    cotangents = [draw(*values.shape), draw(B, H, m)]
+    leaves = [gates, values, draw(B, H, m, *columns)]
+    cotangents = [draw(*values.shape), draw(B, H, m, *columns)]
     return operator, options, [one.requires_grad_() for one in leaves], cotangents
 
 

@@ -21,15 +21,26 @@ def hard_tracker(sources, values, readout, num_classes, initial_state="zero"):
     Args:
         sources: for each block, token (the learned one last) and entry, which entry to copy, or
             -1 to load.
-        values: for each block, token and entry, the value to load.
-        readout: logits are its product with all entries, block by block.
+        values: for each block, token and entry, the value to load, or one for each of its channels.
+        readout: logits are its product with all entries, block by block, entry by entry, and
+            channel by channel.
     """
     num_blocks, num_tokens, m = np.shape(sources)
+    values = np.reshape(values, (num_blocks, num_tokens, m, -1))
+    C = values.shape[-1]
     model = TokenClassifier(
         num_tokens - 1,
         {"answer": num_classes},
-        num_tokens + num_blocks * m,
-        [LayerSpec("bd_lru", num_blocks=num_blocks, block_size=m, initial_state=initial_state)],
+        num_tokens + num_blocks * m * C,
+        [
+            LayerSpec(
+                "bd_lru",
+                num_blocks=num_blocks,
+                block_size=m,
+                value_channels=C,
+                initial_state=initial_state,
+            )
+        ],
         bos=True,
         residual=False,
         norm="none",
@@ -40,15 +51,16 @@ def hard_tracker(sources, values, readout, num_classes, initial_state="zero"):
             parameter.zero_()
         model.backbone.embedding.weight[:, :num_tokens] = torch.eye(num_tokens)
         gates = layer.gate_proj.weight.view(m, m + 1, num_blocks, -1)
-        loads = layer.value_proj.weight.view(m, num_blocks, -1)
-        read = layer.out_proj.weight.view(-1, m, num_blocks)
+        loads = layer.value_proj.weight.view(m, C, num_blocks, -1)
+        read = layer.out_proj.weight.view(-1, m, C, num_blocks)
         for block, token, entry in itertools.product(
             range(num_blocks), range(num_tokens), range(m)
         ):
             gates[entry, sources[block][token][entry], block, token] = SHARP
-            loads[entry, block, token] = values[block][token][entry]
-            read[block * m + entry, entry, block] = 1
-        model.readouts["answer"].weight[:, : num_blocks * m] = torch.as_tensor(readout).float()
+            loads[entry, :, block, token] = torch.tensor(values[block, token, entry]).float()
+            for channel in range(C):
+                read[(block * m + entry) * C + channel, entry, channel, block] = 1
+        model.readouts["answer"].weight[:, : num_blocks * m * C] = torch.as_tensor(readout).float()
     return model
 
 
@@ -91,6 +103,24 @@ def group_tracker(name, *more_sources, initial_state="zero"):
     return hard_tracker(sources, [written, *others], readout, order, initial_state)
 
 
+def group_tracker_of_channels(name, *more):
+    """The exact tracker of a permutation group whose entries hold the rows of an identity matrix.
+
+    Args:
+        name: name of the group.
+        *more: sources and values of more blocks, which nothing reads.
+    """
+    elements = np.array(group(name).elements)
+    order, m = elements.shape
+    sources = [[*(elements - 1).tolist(), [-1] * m], *(one for one, _ in more)]
+    values = np.zeros((1 + len(more), order + 1, m, m))
+    values[0, order] = np.eye(m)
+    values[1:] = [one for _, one in more] or values[1:]
+    readout = np.zeros((order, 1 + len(more), m, m))
+    readout[:, 0] = np.eye(m)[elements - 1]
+    return hard_tracker(sources, values, readout.reshape(order, -1), order)
+
+
 # After one word of each length below 3, and after all longer ones.
 PASSING = Automaton(0, np.array([[1], [2], [3], [3]]), np.array([[0], [1], [2], [2]]))
 
@@ -127,3 +157,9 @@ def stacked():
 def of_group():
     """Build the exact tracker of a permutation group by name."""
     return group_tracker
+
+
+@pytest.fixture(scope="session")
+def of_group_in_channels():
+    """Build the exact tracker of a permutation group with value channels by name."""
+    return group_tracker_of_channels

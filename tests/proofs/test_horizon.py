@@ -55,11 +55,11 @@ def soft(request, of_group):
     return model
 
 
-def slack_of(soft):
+def slack_of(soft, largest=LARGEST):
     """The error of a state that ``horizon`` allows for, from its result."""
     length = length_of(soft)
     # The learned token is a step, and lengths are whole numbers.
-    return (length + 1.5) * (distance(TEMPERATURE) + ROUNDING) * LARGEST, length
+    return (length + 1.5) * (distance(TEMPERATURE) + ROUNDING) * largest, length
 
 
 def margins(model, states, answers):
@@ -89,6 +89,24 @@ def test_no_smaller_error_of_the_state_changes_an_answer(soft):
     # With a norm, the bound adds what two errors do that need not come together.
     if isinstance(soft.backbone.final_norm, torch.nn.Identity):
         assert min(leads[len(signs) :]) < 0
+
+
+def test_errors_of_all_channels_count(of_group_in_channels):
+    """A block of S_3 whose entries hold the rows of an identity matrix; no value is above 1."""
+    # A further block, which does not track, must not count.
+    model = of_group_in_channels("S_3", ([[-1] * 3] * 7, np.linspace(0, 1, 63).reshape(7, 3, 3)))
+    model.backbone.blocks[0].mixer.gate_temperature = TEMPERATURE
+    slack, length = slack_of(model, 1.0)
+    assert length > 100
+    _, (states,) = harden(model).extend(torch.arange(6).unsqueeze(1))
+    signs = torch.tensor(list(itertools.product([-1.0, 1.0], repeat=9))).view(-1, 1, 1, 3, 3)
+    signs = torch.cat([signs, torch.zeros_like(signs)], 2)
+    answers = torch.arange(6).repeat(len(signs))
+    leads = [
+        margins(model, (states + factor * slack * signs).flatten(0, 1), answers).min()
+        for factor in (0.999, 1.01)
+    ]
+    assert leads[0] > 0 > leads[1]
 
 
 def test_states_stay_within_the_bound_up_to_the_length(soft):

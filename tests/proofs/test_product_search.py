@@ -62,6 +62,36 @@ def test_the_exact_block_of_a_group_is_proven(of_group, name):
     assert levels == [task.group.order] * 2
 
 
+@pytest.mark.parametrize("name", ["S_2", "S_3", "S_4"])
+def test_a_block_with_value_channels_is_proven(of_group_in_channels, name):
+    task = Permutation(group=name)
+    model = of_group_in_channels(name)
+    found = search(harden(model), task.automaton())
+    # One exchange of neighbours moves two of the points.
+    assert (found.verdict, found.pairs, found.margin) == ("proven", task.group.order, 2)
+    # Every channel counts: without the last, two points look alike.
+    with torch.no_grad():
+        weight = model.backbone.blocks[0].mixer.out_proj.weight
+        size = int(name[2:])
+        weight.view(-1, size, size, 1)[:, :, -2:] = 0
+    assert search(harden(model), task.automaton()).verdict == "refuted"
+
+
+def test_a_block_tracks_only_if_all_of_its_channels_do(of_group_in_channels):
+    """Both more blocks hold zeros in all channels but one, which holds a constant or the token."""
+    loads = [[-1] * 3] * 7
+    held = np.zeros((2, 7, 3, 3))
+    held[0, :, 1, 2] = 5
+    held[1, :, 1, 2] = np.arange(7)
+    model = of_group_in_channels("S_3", (loads, held[0]), (loads, held[1]))
+    pruned = prune(harden(model), Permutation(group="S_3").automaton())
+    assert (pruned.tracking, pruned.varying, pruned.num_blocks) == ((0, 1), (0,), 3)
+    loads = pruned.model.backbone.blocks[0].mixer.value_proj.weight.view(3, 3, 3, -1)
+    assert [bool(loads[:, :, block].any()) for block in range(3)] == [True, True, False]
+    found = prove(model, Permutation(group="S_3").automaton())
+    assert (found.result.verdict, found.tracking) == ("proven", (0, 1))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_a_model_of_any_dtype_is_proven(of_group, dtype):
     found = search(harden(of_group("S_3")).to(dtype), Permutation(group="S_3").automaton())

@@ -8,7 +8,8 @@ from matplotlib.colors import to_hex, to_rgb
 from statemix.automaton import Automaton
 from statemix.layers import LayerSpec
 from statemix.models import SequenceAutoencoder, TokenClassifier
-from statemix.proofs import read_actions
+from statemix.proofs import harden, read_actions
+from statemix.proofs.token_maps import entry_maps
 from statemix.studies.figure import png
 from statemix.studies.inspection.layer_pictures import draw_actions, drawable
 from statemix.studies.inspection.layer_text import sentences
@@ -188,3 +189,20 @@ def test_large_blocks_are_not_drawn(of_group):
     wide = [{**found[0], "sources": [list(range(33))] * 6}]
     assert not drawable(wide)
     assert not drawable([])
+
+
+def test_channels_of_a_block_move_together_and_are_one_value(of_group_in_channels):
+    """Two values are one only if they are equal in all channels."""
+    loads = [[-1] * 3] * 7
+    held = np.zeros((7, 3, 3))
+    held[1, :, 2] = 5
+    model = of_group_in_channels("S_3", (loads, held))
+    automaton = Permutation(group="S_3").automaton()
+    tracking, other = read_actions(model, automaton)
+    assert (tracking["role"], tracking["order"], tracking["permutes"]) == ("tracks", 6, True)
+    assert other["role"] == "other"
+    maps = entry_maps(harden(model))
+    assert maps.shape == (2, 6, 3)
+    of_second = maps[1]
+    assert len(np.unique(of_second)) == 2
+    assert (of_second[[0, 2, 3, 4, 5]] == of_second[0, 0]).all()

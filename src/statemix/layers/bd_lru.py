@@ -33,15 +33,22 @@ class BDLRU(GatedRecurrence):
     in each of ``num_blocks`` blocks. A row of a block shares one normalisation with its input
     gate; each gate family documents the resulting bound.
 
+    With C = ``value_channels`` above 1, :math:`h_t` and :math:`v_t` are m x C matrices. Every
+    column follows the equation with the same gates, and :math:`W_y` reads all m C entries.
+
     Source: Dubinin et al., "Improved state mixing in higher-order and block diagonal linear
-    recurrent networks", Eq. 5. Our additions: gate temperature, learned
+    recurrent networks", Eq. 5. Channels share gates as those of a head do in Dao and Gu (2024),
+    "Transformers are SSMs". Our additions: value channels in blocks, gate temperature, learned
     initial state, bias of the input gates.
 
     Args:
         hidden_size: width of input and output.
-        num_blocks: number H of blocks; the state has ``num_blocks * block_size`` entries.
+        num_blocks: number H of blocks; the state has ``num_blocks * block_size * value_channels``
+            entries.
         block_size: entries m per block. 1 gives a diagonal network; composing permutations of n
             elements exactly requires n.
+        value_channels: columns C of a block's state that share its gates. The gates then cost 1/C
+            per entry of the state.
         gate: name of a gate family, one of ``ops.GATES``. ``"none"`` does not bound the state,
             which may grow exponentially with the number of tokens.
         gate_temperature: temperature tau, the attribute of the same name.
@@ -71,7 +78,8 @@ class BDLRU(GatedRecurrence):
         dtype: dtype of the parameters. The state is always float32 or wider.
 
     Shape:
-        x (B, T, hidden_size) -> y (B, T, hidden_size), state (B, num_blocks, block_size).
+        x (B, T, hidden_size) -> y (B, T, hidden_size), state (B, num_blocks, block_size), or
+        (B, num_blocks, block_size, value_channels) with more than one channel.
 
     Raises:
         OptionError: if a size is out of range, a name is unknown, ``gate_temperature`` is not
@@ -94,6 +102,7 @@ class BDLRU(GatedRecurrence):
         *,
         num_blocks: int,
         block_size: int,
+        value_channels: int = 1,
         gate: str = "softmax",
         gate_temperature: float = 1.0,
         selective: Selectivity = True,
@@ -107,21 +116,23 @@ class BDLRU(GatedRecurrence):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        check_sizes(num_blocks=num_blocks, block_size=block_size)
+        check_sizes(num_blocks=num_blocks, block_size=block_size, value_channels=value_channels)
         check_choice("gate", gate, list(ops.GATES))
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.value_channels = value_channels
         super().__init__(
             num_units=num_blocks,
             gate_shape=(block_size, block_size + 1),
-            num_values=block_size,
-            num_readouts=block_size,
+            num_values=block_size * value_channels,
+            num_readouts=block_size * value_channels,
             **passed_on(locals(), GatedRecurrence),
         )
 
     @property
     def _state_axes(self) -> Mapping[str, int]:
-        return {"num_blocks": self.num_blocks, "block_size": self.block_size}
+        axes = {"num_blocks": self.num_blocks, "block_size": self.block_size}
+        return axes if self.value_channels == 1 else axes | {"value_channels": self.value_channels}
 
     @classmethod
     def tracker(cls, hidden_size: int, **options: Any) -> Self:
@@ -175,7 +186,7 @@ class BDLRU(GatedRecurrence):
             temperature=self.temperature,
             backend=self.backend,
         )
-        return join_units(h_t), state
+        return self._joined(h_t), state
 
     def _read_out(self, h_t: Tensor, state: Tensor) -> Tensor:
         del state
@@ -186,11 +197,14 @@ class BDLRU(GatedRecurrence):
         values = self._values(x)
         gates = self._raw_gates(x, values.dtype)
         transitions, input_gates = self._normalised(gates, at_least_float32(gates.dtype))
+        state = self.init_state(num_sequences, x.device, x.dtype)
+        if self.value_channels == 1:
+            values, state = values.unsqueeze(-1), state.unsqueeze(-1)
         return Recurrence(
             transitions,
             torch.diag_embed(input_gates),
-            values.to(transitions.dtype).unsqueeze(-1),
-            self.init_state(num_sequences, x.device, x.dtype).unsqueeze(-1),
+            values.to(transitions.dtype),
+            state,
             torch.cat([transitions, input_gates.unsqueeze(-1)], dim=-1),
             unit="block",
         )
@@ -199,10 +213,13 @@ class BDLRU(GatedRecurrence):
         return self._split_values(self.value_proj(x))
 
     def _split_values(self, flat: Tensor) -> Tensor:
-        return split_units(flat, (self.block_size,), self.num_blocks)
+        return split_units(flat, self._state_shape[1:], self.num_blocks)
+
+    def _joined(self, states: Tensor) -> Tensor:
+        return join_units(states, len(self._state_shape) - 1)
 
     def _read(self, states: Tensor) -> Tensor:
-        y: Tensor = self.out_proj(join_units(states))
+        y: Tensor = self.out_proj(self._joined(states))
         return y
 
 

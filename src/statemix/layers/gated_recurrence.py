@@ -114,6 +114,7 @@ class GatedRecurrence(Layer):
         self.memory = memory
         self.backend = backend
         self._num_units = num_units
+        self._num_columns = num_values // math.prod(gate_shape[:-1])
         self._gate_shape = gate_shape
         self._state_shape = tuple(self._state_axes.values())
 
@@ -342,8 +343,8 @@ class GatedRecurrence(Layer):
         gates += normalised * family.flops(size - 1) if self.selective is not False else 0
         return Flops(
             projections=2 * self.hidden_size * (dense + sum(widths)),
-            # Each row multiplies m entries of the state and its input.
-            transition=2 * num_gates,
+            # Each row multiplies m entries of the state and its input, in each column.
+            transition=2 * num_gates * self._num_columns,
             other=gates,
         )
 

@@ -97,7 +97,12 @@ class GatedLayer(Layer):
     """The part that BD-LRU and H-LRU share: projections, temperature, initial state."""
 
     def __init__(
-        self, hidden_size: int, gates: tuple[int, ...], state: tuple[int, ...], **options: Any
+        self,
+        hidden_size: int,
+        gates: tuple[int, ...],
+        state: tuple[int, ...],
+        columns: int = 1,
+        **options: Any,
     ) -> None:
         super().__init__()
         self.gates, self.state, self.gate = gates, state, options.pop("gate", "softmax")
@@ -117,7 +122,7 @@ class GatedLayer(Layer):
             raise OptionError(
                 f"a layer that travels alone must have gates of its input, got {options}"
             )
-        units, values = gates[-1], math.prod(gates) // (gates[-1] * gates[-2])
+        units, values = gates[-1], math.prod(gates) // (gates[-1] * gates[-2]) * columns
         self.gate_proj = nn.Linear(hidden_size, math.prod(gates))
         self.value_proj = nn.Linear(hidden_size, values * units, bias=False)
         self.out_proj = nn.Linear(values * units, hidden_size, bias=False)
@@ -143,26 +148,36 @@ class GatedLayer(Layer):
 
 
 class BDLRU(GatedLayer):
-    """h_t = A_t h_{t-1} + a_{0,t} v_t in blocks of m entries."""
+    """h_t = A_t h_{t-1} + a_{0,t} v_t in blocks of m entries, or of m rows and C columns."""
 
     def __init__(
-        self, hidden_size: int, *, num_blocks: int, block_size: int, **options: Any
+        self,
+        hidden_size: int,
+        *,
+        num_blocks: int,
+        block_size: int,
+        value_channels: int = 1,
+        **options: Any,
     ) -> None:
         shape = (block_size, block_size + 1, num_blocks)
-        super().__init__(hidden_size, shape, (num_blocks, block_size), **options)
+        channels = (value_channels,) if value_channels > 1 else ()
+        state = (num_blocks, block_size, *channels)
+        super().__init__(hidden_size, shape, state, value_channels, **options)
 
     def run(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
         """Run over whole rows from a state."""
         gates, values = self.rows(x, h.dtype)
+        columns = h.view(*h.shape[:2], self.gates[0], -1)
         states = []
         for t in range(x.shape[1]):
-            A, a = gates[:, t, ..., :-1], gates[:, t, ..., -1]
-            h = (A @ h.unsqueeze(-1)).squeeze(-1) + a * values[:, t]
-            states.append(h)
+            A, a = gates[:, t, ..., :-1], gates[:, t, ..., -1:]
+            columns = A @ columns + a * values[:, t].reshape(columns.shape)
+            states.append(columns)
         if not states:
             return x, h
         # In memory order, units come last.
-        return self.out_proj(torch.stack(states, 1).mT.flatten(2).to(x.dtype)), h
+        read = torch.stack(states, 1).movedim(2, -1).flatten(2)
+        return self.out_proj(read.to(x.dtype)), columns.view_as(h)
 
 
 class HLRU(GatedLayer):

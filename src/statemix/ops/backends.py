@@ -29,8 +29,8 @@ class Scan(NamedTuple):
     Attributes:
         coefficients: raw gates if the backend normalises their family, else transitions or lag
             coefficients, (B, T, H, ...).
-        inputs: values or inputs, (B, T, H, ...).
-        initial_state: h_0, (N, H, m), float32 or float64.
+        inputs: values or inputs, (B, T, H, ...); blocks may have channels, (B, T, H, m, C).
+        initial_state: h_0, (N, H, m), or (N, H, m, C) with channels; float32 or float64.
         cu_seqlens: bounds of N packed sequences, (N+1,), or None. They have been validated on the
             CPU; on other devices their values must not be read back.
         temperature: 0-d divisor of raw gates, or None.
@@ -87,12 +87,15 @@ class Kernel:
             shapes, strides, dtypes and device with these, under the same number of threads; or
             None, for instance if the tensors would have to be copied. None in place of the function
             means that ``forward`` runs single steps, too.
+        channels: True if inputs, states and their gradients may have a last axis of channels that
+            share the coefficients of their block.
     """
 
     forward: Callable[[Scan], Results]
     backward: Callable[..., tuple[Tensor, Tensor, Tensor]] | None = None
     empty: Callable[[Scan], Results] | None = None
     prepare_step: Callable[[Scan], Step | None] | None = None
+    channels: bool = False
 
 
 def _always() -> None:

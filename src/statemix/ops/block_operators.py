@@ -31,10 +31,12 @@ def bd_lru(
         gates: raw gates, shape (B, T, H, m, m+1): ``[..., i, :m]`` mixes the previous state into
             entry i, ``[..., i, m]`` is its input gate (``householder`` reads them differently, see
             :func:`statemix.ops.normalize`). float32, float64, bfloat16 or float16.
-        values: v, shape (B, T, H, m), same dtype and device.
+        values: v, shape (B, T, H, m), or (B, T, H, m, C) for C channels that share the gates; same
+            dtype and device.
         gate: family that normalises the raw gates, a name in :data:`statemix.ops.GATES`. All
             families but "none" bound the states, see :func:`statemix.ops.normalize`.
-        initial_state: h_0, shape (B, H, m), or (N, H, m) if packed. None means zeros.
+        initial_state: h_0, shape (B, H, m), or (N, H, m) if packed; with channels, their axis comes
+            last, as in ``values``. None means zeros.
         cu_seqlens: int32 or int64, shape (N+1,): the bounds 0 = c_0 <= ... <= c_N = T of N
             sequences packed into one row (B = 1). None means one sequence per row.
         temperature: tau, a positive number or a positive 0-d floating tensor on the device of the
@@ -45,9 +47,9 @@ def bd_lru(
         check_finite: reject NaN and infinity in the arguments, at the cost of reading them.
 
     Returns:
-        states: h_1 ... h_T, shape (B, T, H, m), dtype of ``values``.
-        final_state: the last state of every sequence, shape (B, H, m) or (N, H, m), float32 or
-            wider, so that chunks can be chained without loss; h_0 for an empty sequence.
+        states: h_1 ... h_T, shape and dtype of ``values``.
+        final_state: the last state of every sequence, shape of ``initial_state``, float32 or wider,
+            so that chunks can be chained without loss; h_0 for an empty sequence.
 
     Raises:
         ValueError: if shapes or devices disagree, ``gate`` or ``backend`` is unknown, the bounds do
@@ -66,7 +68,7 @@ def bd_lru(
     check_bool(check_finite=check_finite)
     check_gate(gate, blocks=True)
     sizes: dict[str, int] = {}
-    bind(sizes, "values", values, "B T H m")
+    bind(sizes, "values", values, "B T H m" + _channels(values, 5))
     bind(sizes, "gates", gates, "B T H m m+1")
     same_dtype_and_device(gates=gates, values=values)
     solve, scan = prepare(
@@ -101,14 +103,16 @@ def block_scan(
 
     Args:
         transitions: A, shape (B, T, H, m, m); row i of a block produces entry i of the new state.
-        inputs: b, shape (B, T, H, m), same floating dtype and device.
-        initial_state: h_0, shape (B, H, m), or (N, H, m) if packed. None means zeros.
+        inputs: b, shape (B, T, H, m), or (B, T, H, m, C) for C channels; same floating dtype and
+            device.
+        initial_state: h_0, shape (B, H, m) or (B, H, m, C), with N for B if packed. None means
+            zeros.
         cu_seqlens: bounds of N sequences packed into one row (B = 1), shape (N+1,), or None.
         backend: name in :data:`statemix.ops.BACKENDS`, or None for the preferred one.
         check_finite: reject NaN and infinity in the arguments, at the cost of reading them.
 
     Returns:
-        states: h_1 ... h_T, shape (B, T, H, m), dtype of ``inputs``.
+        states: h_1 ... h_T, shape and dtype of ``inputs``.
         final_state: the last state of every sequence, float32 or wider; h_0 for an empty one.
 
     Raises:
@@ -125,7 +129,7 @@ def block_scan(
     """
     check_bool(check_finite=check_finite)
     sizes: dict[str, int] = {}
-    bind(sizes, "inputs", inputs, "B T H m")
+    bind(sizes, "inputs", inputs, "B T H m" + _channels(inputs, 5))
     bind(sizes, "transitions", transitions, "B T H m m")
     same_dtype_and_device(transitions=transitions, inputs=inputs)
     if check_finite:
@@ -157,21 +161,22 @@ def bd_lru_step(
 
     Args:
         gates: raw gates of one step, shape (B, H, m, m+1).
-        values: v_t, shape (B, H, m).
-        state: h_{t-1}, shape (B, H, m).
+        values: v_t, shape (B, H, m), or (B, H, m, C) for C channels.
+        state: h_{t-1}, shape of ``values``.
         gate: gate family.
         temperature: divisor of the raw gates, or None.
         backend: backend, or None.
 
     Returns:
-        h_t: shape (B, H, m), dtype of ``values``.
-        state: h_t, shape (B, H, m), float32 or wider.
+        h_t: shape and dtype of ``values``.
+        state: h_t, same shape, float32 or wider.
     """
     check_gate(gate, blocks=True)
     sizes: dict[str, int] = {}
-    bind(sizes, "values", values, "B H m")
+    channels = _channels(values, 4)
+    bind(sizes, "values", values, "B H m" + channels)
     bind(sizes, "gates", gates, "B H m m+1")
-    bind(sizes, "state", state, "B H m")
+    bind(sizes, "state", state, "B H m" + channels)
     same_dtype_and_device(gates=gates, values=values)
     solve, scan = prepare(
         "block",
@@ -190,12 +195,18 @@ def bd_lru_step(
 def block_step(
     transitions: Tensor, inputs: Tensor, state: Tensor, *, backend: str | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Advance :func:`block_scan` by one step: A (B, H, m, m), b and h (B, H, m)."""
+    """Advance :func:`block_scan` by one step: A (B, H, m, m), b and h (B, H, m) or (B, H, m, C)."""
     sizes: dict[str, int] = {}
-    bind(sizes, "inputs", inputs, "B H m")
+    channels = _channels(inputs, 4)
+    bind(sizes, "inputs", inputs, "B H m" + channels)
     bind(sizes, "transitions", transitions, "B H m m")
-    bind(sizes, "state", state, "B H m")
+    bind(sizes, "state", state, "B H m" + channels)
     states, state = block_scan(
         transitions.unsqueeze(1), inputs.unsqueeze(1), state, backend=backend
     )
     return states.squeeze(1), state
+
+
+def _channels(values: Tensor, ndim: int) -> str:
+    """Return the name of the last axis if values have the ``ndim`` axes of those with channels."""
+    return " C" if isinstance(values, Tensor) and values.ndim == ndim else ""

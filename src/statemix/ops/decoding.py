@@ -38,15 +38,16 @@ def projected_step(
         operator: name of the operator.
         num_rows: rows of a unit's gates, m; None if units have no axis of rows.
         gates: raw gates of one step, (B, num_rows * (m+1) * H), with units innermost.
-        values: v_t, (B, num_rows * H), with units innermost.
-        state: state before the step, (B, H, m).
+        values: v_t, (B, num_rows * H), or (B, num_rows * C * H) with C channels, with units
+            innermost.
+        state: state before the step, (B, H, m); with channels, (B, H, m, C).
         gate: name of a family that the operator supports.
         temperature: 0-d divisor of the gates, or None.
         backend: name of a backend, or None.
 
     Returns:
         h_t: as ``values``.
-        state: (B, H, m).
+        state: as the argument.
     """
     key = (
         *(operator, num_rows, gate, backend, BACKENDS.revision, torch.get_num_threads()),
@@ -75,9 +76,12 @@ def _prepare(
     backend: str | None,
 ) -> Step | None:
     record = resolve(backend, operator, values.device, values.dtype)
-    prepare_step = record.kernels[operator].prepare_step
+    kernel = record.kernels[operator]
+    prepare_step = kernel.prepare_step
+    B, H, m, *channels = state.shape
     if (
         prepare_step is None
+        or (channels and not kernel.channels)
         or gate not in record.families
         or values.dtype not in record.dtypes
         or gates.dtype != values.dtype
@@ -85,11 +89,10 @@ def _prepare(
         or not (gates.is_contiguous() and values.is_contiguous())
     ):
         return None
-    B, H, m = state.shape
     rows = () if num_rows is None else (num_rows,)
     scan = Scan(
         gates.view(B, 1, *rows, m + 1, H).movedim(-1, 2),
-        values.view(B, 1, *rows, H).movedim(-1, 2),
+        values.view(B, 1, *rows, *channels, H).movedim(-1, 2),
         *(state, None, temperature, operator, record.name, gate, False),
     )
     return prepare_step(scan)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from statemix.ops.autograd import may_be_differentiated, solver_of
 from statemix.ops.backends import GIVEN, Scan, resolve
+from statemix.ops.channels import solve_unshared
 from statemix.ops.checks import (
     check_cu_seqlens,
     check_cu_seqlens_values,
@@ -50,9 +51,9 @@ def prepare(
     Args:
         operator: name of the operator.
         coefficients: raw gates or given coefficients, (B, T, H, ...), checked against ``inputs``.
-        inputs: values or inputs, (B, T, H, ...).
+        inputs: values or inputs, (B, T, H, ...); with channels, their axis is the last.
         gating: how coefficients follow from gates, normalised by the kernel if it can.
-        sizes: sizes of the axes B, T, H and m.
+        sizes: sizes of the axes B, T, H and m, and C if inputs have channels.
         initial_state: the user's argument, unchecked.
         cu_seqlens: the user's argument, unchecked.
         backend: the user's argument, unchecked.
@@ -67,6 +68,8 @@ def prepare(
     h_0 = initial_state_of(initial_state, b, cu_seqlens, sizes)
     if gate != GIVEN and gate not in record.families:
         a, input_gate = normalize(a.to(h_0.dtype), gate, temperature=temperature)
+        if "C" in sizes:
+            input_gate = input_gate.unsqueeze(-1)
         b, gate, temperature = input_gate * b.to(h_0.dtype), GIVEN, None
     elif isinstance(temperature, float):
         temperature = a.new_full((), temperature, dtype=h_0.dtype)
@@ -80,6 +83,8 @@ def prepare(
     if record.kernels[operator].backward is None:
         # The registered operators check the bounds themselves.
         check_bounds(cu_seqlens, b.shape[1])
+    if "C" in sizes and (sizes["C"] == 1 or not record.kernels[operator].channels):
+        return solve_unshared, scan
     return solver_of(scan), scan
 
 
@@ -95,7 +100,7 @@ def initial_state_of(
         initial_state: the user's argument, unchecked.
         values: tensor whose device the state must share.
         cu_seqlens: the user's argument; its shape, dtype and device are checked here.
-        sizes: sizes of the axes B, H and m; N is added.
+        sizes: sizes of the axes B, H and m, and C if values have channels; N is added.
     """
     if cu_seqlens is not None:
         check_cu_seqlens(cu_seqlens, values)
@@ -103,8 +108,9 @@ def initial_state_of(
     dtype = at_least_float32(values.dtype)
     if initial_state is None:
         # The kernels would copy zeros of another memory order.
-        return values.new_zeros(sizes["N"], sizes["m"], sizes["H"], dtype=dtype).transpose(1, 2)
-    check_initial_state(initial_state, values, sizes, "N H m")
+        inner = [sizes[axis] for axis in ("m", "C", "H") if axis in sizes]
+        return values.new_zeros(sizes["N"], *inner, dtype=dtype).movedim(-1, 1)
+    check_initial_state(initial_state, values, sizes, "N H m C" if "C" in sizes else "N H m")
     return initial_state.to(dtype)
 
 

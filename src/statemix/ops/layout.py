@@ -75,6 +75,11 @@ def split_units(flat: Tensor, shape: tuple[int, ...], num_units: int) -> Tensor:
     return flat.reshape(*batch, *shape, num_units).movedim(-1, len(batch))
 
 
-def join_units(units: Tensor) -> Tensor:
-    """Return units (..., H, m) as (..., m * H), the inverse of :func:`split_units`."""
-    return units.mT.flatten(-2)
+def join_units(units: Tensor, num_axes: int = 1) -> Tensor:
+    """Return units (..., H, *shape) as (..., prod(shape) * H), the inverse of :func:`split_units`.
+
+    Args:
+        units: units whose shape has ``num_axes`` axes.
+        num_axes: number of axes of one unit.
+    """
+    return units.movedim(-1 - num_axes, -1).flatten(-1 - num_axes)

@@ -26,9 +26,9 @@ def sequence_parallel(
 
     .. math:: h_{r+1} = P_r h_r + q_r
 
-    so ranks exchange one product P and one state q each, about (m + 1) m numbers for each block of
-    a sequence, and every rank computes the state that its slice begins with. The backward pass
-    exchanges one vector more, for
+    so ranks exchange one product P and one state q each, about (m + C) m numbers for each block of
+    a sequence with C value channels, and every rank computes the state that its slice begins with.
+    The backward pass exchanges one state more, for
 
     .. math:: g_r = \bar h_r + P_r^\top g_{r+1}
 
@@ -44,7 +44,7 @@ def sequence_parallel(
     Args:
         scan: :func:`bd_lru`, :func:`h_lru`, :func:`block_scan` or :func:`lag_scan`, or a function
             alike: linear in its second argument and ``initial_state`` together, the latter of shape
-            (B, H, m).
+            (B, H, m), or (B, H, m, C) with value channels.
         coefficients: first argument of the operator for this rank's slice.
         inputs: the second, likewise.
         initial_state: the state before the whole sequence, as the operator takes it. That of rank 0
@@ -100,12 +100,16 @@ class _StateBefore(torch.autograd.Function):
         _, moved = run(coefficients, inputs, zeros)
         start = torch.zeros_like(moved) if initial_state is None else initial_state.to(moved.dtype)
         product = _product(run, coefficients, torch.zeros_like(inputs), moved)
-        everyone = _gathered(torch.cat([product, moved[..., None], start[..., None]], -1), group)
-        products = [one[..., :-2] for one in everyone]
-        before = everyone[0][..., -1]
+        exchanged = product, _columns(moved), _columns(start)
+        widths = [one.shape[-1] for one in exchanged]
+        everyone = [
+            torch.split(one, widths, -1) for one in _gathered(torch.cat(exchanged, -1), group)
+        ]
+        products = [product for product, _, _ in everyone]
+        before = everyone[0][2].reshape(moved.shape)
         rank = dist.get_rank(group)
-        for product, one in zip(products[:rank], everyone, strict=False):
-            before = _applied(product, before) + one[..., -2]
+        for product, after, _ in everyone[:rank]:
+            before = _applied(product, before) + after.reshape(moved.shape)
         ctx.run, ctx.group, ctx.rank, ctx.products = run, group, rank, products
         ctx.save_for_backward(coefficients, inputs, before)
         return before
@@ -131,15 +135,22 @@ class _StateBefore(torch.autograd.Function):
 def _product(run: Operator, coefficients: Tensor, zeros: Tensor, like: Tensor) -> Tensor:
     """Return what a slice makes of states: (B, H, m, m), column j of the unit state j."""
     columns = []
-    for place in range(like.shape[-1]):
+    for place in range(like.shape[2]):
         unit = torch.zeros_like(like)
-        unit[..., place] = 1
-        columns.append(run(coefficients, zeros, unit)[1])
+        unit[:, :, place] = 1
+        # All channels are equal.
+        columns.append(_columns(run(coefficients, zeros, unit)[1])[..., 0])
     return torch.stack(columns, -1)
 
 
 def _applied(product: Tensor, state: Tensor) -> Tensor:
-    return (product @ state.unsqueeze(-1)).squeeze(-1)
+    after: Tensor = product @ _columns(state)
+    return after.reshape(state.shape)
+
+
+def _columns(state: Tensor) -> Tensor:
+    """Return a state (B, H, m, C), with one channel if it has none."""
+    return state if state.ndim == 4 else state.unsqueeze(-1)
 
 
 def _gathered(tensor: Tensor, group: "dist.ProcessGroup | None") -> Sequence[Tensor]:

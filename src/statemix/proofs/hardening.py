@@ -96,7 +96,7 @@ def prune(model: ReadoutModel, automaton: Automaton) -> PrunedModel:
         raise TypeError(f"the first layer must be a BD-LRU to prune, got {type(layer).__name__}")
     tracks, varies = _tracking(copied, automaton)
     # Blocks are innermost in the order of the projection.
-    layer.value_proj.weight.view(layer.block_size, layer.num_blocks, -1)[:, ~tracks] = 0
+    layer.value_proj.weight.view(-1, layer.num_blocks, layer.hidden_size)[:, ~tracks] = 0
     if layer.learned_state is not None:
         layer.learned_state[~tracks] = 0
     kept, varying = (
@@ -164,10 +164,10 @@ def walk(model: ReadoutModel, automaton: Automaton) -> Iterator[WalkStep]:
 
 
 def _same_bytes(one: Tensor, other: Tensor) -> Tensor:
-    """Return for each block, shape (H, m), whether its entries have the same bytes."""
+    """Return for each block of states (H, m) or (H, m, C) whether entries have the same bytes."""
     kinds = {torch.float32: torch.int32, torch.float64: torch.int64}
     kind = kinds[one.dtype]
-    return (one.contiguous().view(kind) == other.contiguous().view(kind)).all(-1)
+    return (one.contiguous().view(kind) == other.contiguous().view(kind)).flatten(1).all(-1)
 
 
 # A network of S_4 had nearly equal initial values: 200 were too few for it and 1,000 enough.

@@ -155,18 +155,19 @@ def _only_layer(model: ReadoutModel) -> BDLRU | None:
 
 
 def _constants(model: ReadoutModel, layer: BDLRU) -> tuple[Tensor, Tensor]:
-    """Return the gates (tokens, H, m, m+1) and values (tokens, H, m) of every token."""
+    """Return the gates (tokens, H, m, m+1) and values (tokens, H, m, C) of every token."""
     x = model.backbone.blocks[0].norm(model.backbone.embedding.weight)
     recurrence = layer.recurrence(x.unsqueeze(0))
     assert recurrence.gates is not None
-    return recurrence.gates[0], recurrence.values[0].squeeze(-1)
+    return recurrence.gates[0], recurrence.values[0]
 
 
 def _slack(read: "_Readout", model: ReadoutModel, layer: BDLRU, found: RightAnswers) -> float:
     """Return an error of the state that changes no answer."""
     answers = torch.from_numpy(found.outputs)
     scored = answers != IGNORED
-    h = join_units(found.after[0][scored]).double()
+    state = found.after[0][scored]
+    h = join_units(state, state.ndim - 2).double()
     out = layer.out_proj.weight.double()
     z, size = h @ out.T, h.abs() @ out.abs().T
     if model.backbone.blocks[0].residual:
@@ -209,7 +210,7 @@ class _Readout(NamedTuple):
             weight = weight - weight.mean(1, keepdim=True)
         out = layer.out_proj.weight.double()
         # A pruned block holds zeros, without error.
-        out = out * used.repeat(layer.block_size)
+        out = out * used.repeat(layer.block_size * layer.value_channels)
         steepness = torch.cdist(weight @ out, weight @ out, p=1)
         if eps is not None:
             scale = out.abs().sum(1).norm() / math.sqrt(len(out))

@@ -105,7 +105,8 @@ def entry_maps(hard: ReadoutModel) -> NDArray[np.int64]:
 
     Returns:
         Shape (blocks, tokens, m): the entry of the block that is copied, or m plus the number of
-        the value that is loaded. All blocks share the numbers of values.
+        the value that is loaded. All blocks share the numbers of values. With value channels, an
+        entry is a row of the block's state.
     """
     layer = hard.backbone.blocks[0].mixer
     assert isinstance(layer, BDLRU)
@@ -115,9 +116,9 @@ def entry_maps(hard: ReadoutModel) -> NDArray[np.int64]:
     maps: NDArray[np.int64] = recurrence.gates[0].argmax(-1).numpy()
     loads = maps == layer.block_size
     # NumPy has no bfloat16.
-    values = recurrence.values[0].squeeze(-1).double().numpy()
-    _, numbers = np.unique(values[loads], return_inverse=True)
-    maps[loads] += numbers
+    values = recurrence.values[0].double().numpy()
+    _, numbers = np.unique(values[loads], axis=0, return_inverse=True)
+    maps[loads] += numbers.reshape(-1)  # NumPy 2.0 keeps the axis of channels.
     return maps.transpose(1, 0, 2)
 
 

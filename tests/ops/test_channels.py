@@ -1,0 +1,198 @@
+"""Values with channels: one set of gates for C columns of a block's state."""
+
+import pytest
+import torch
+from torch.func import grad, vmap
+
+from statemix import ops
+
+SHAPES = {
+    "odd sizes": {"length": 7, "blocks": 3, "size": 3, "channels": 5},
+    "whole vectors and a rest": {"length": 3, "blocks": 21, "size": 4, "channels": 8},
+    "a large block": {"length": 3, "blocks": 2, "size": 9, "channels": 2},
+    "blocks of one": {"length": 4, "blocks": 17, "size": 1, "channels": 3},
+    "one step": {"length": 1, "channels": 2},
+    "one channel": {"channels": 1},
+    "no steps": {"length": 0, "channels": 2},
+    "no channels": {"channels": 0},
+    "packed": {"lengths": (3, 0, 1, 4), "channels": 3},
+    "packed, of one channel": {"lengths": (2, 3), "channels": 1},
+    "packed, all empty": {"lengths": (0, 0), "channels": 3},
+}
+
+
+def columns(A, b, h):
+    """The equation, column by column of all blocks, for one sequence (T, H, ...)."""
+    if not b.numel():
+        return b + 0 * A.sum(), h
+    states = []
+    for A_t, b_t in zip(A, b, strict=True):
+        h = torch.stack(
+            [
+                torch.einsum("hij,hj->hi", A_t, h_c) + b_c
+                for h_c, b_c in zip(h.unbind(-1), b_t.unbind(-1), strict=True)
+            ],
+            -1,
+        )
+        states.append(h)
+    return torch.stack(states), h
+
+
+def oracle(p, gate):
+    """The outcome of a problem in float64, with gradients by autograd."""
+    leaves = [leaf.detach().double().requires_grad_() for leaf in p.leaves]
+    gates, values, initial_state = leaves
+    A, a_0 = ops.normalize(gates, gate)
+    b = a_0.unsqueeze(-1) * values
+    if p.cu_seqlens is None:
+        rows = [(A[n], b[n]) for n in range(len(b))]
+    else:
+        lengths = p.cu_seqlens.diff().tolist()
+        rows = list(zip(A[0].split(lengths), b[0].split(lengths), strict=True))
+    found = [columns(*row, h) for row, h in zip(rows, initial_state, strict=True)]
+    states, finals = zip(*found, strict=True)
+    states = torch.stack(states) if p.cu_seqlens is None else torch.cat(states).unsqueeze(0)
+    results = states, torch.stack(finals)
+    gradients = torch.autograd.grad(
+        results, leaves, (p.d_states.double(), p.d_final_state.double()), materialize_grads=True
+    )
+    names = ("states", "final_state", "d_gates", "d_values", "d_initial_state")
+    return {name: one.detach() for name, one in zip(names, (*results, *gradients), strict=True)}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_states_and_all_gradients_are_those_of_the_equation(problem, agree, shape, gate, backend):
+    p = problem("blocks", gate=gate, **SHAPES[shape])
+    agree(p.outcome(gate, backend=backend), oracle(p, gate))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("cotangents", [("states",), ("final_state",)], ids=str)
+def test_every_dtype_is_as_exact_as_without_channels(
+    problem, agree, tolerances_of, dtype, cotangents, backend
+):
+    shape = SHAPES["whole vectors and a rest"]
+    p = problem("blocks", **shape).to(dtype)
+    unused = {f"d_{name}" for name in ("states", "final_state")} - {f"d_{cotangents[0]}"}
+    zeros = {name: torch.zeros_like(getattr(p, name)) for name in unused}
+    found = p.outcome(backend=backend, cotangents=cotangents)
+    assert found["states"].dtype == found["d_gates"].dtype == dtype
+    # Gradients of gates add up those of copies in the dtype of the gates.
+    tolerances = tolerances_of(backend, dtype) or tolerances_of("triton", dtype)
+    agree(found, oracle(p.replace(**zeros), "softmax"), tolerances)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("lengths", [None, (2, 0, 3)], ids=["dense", "packed"])
+def test_one_channel_is_bit_identical_to_none(problem, identical, dtype, lengths, gate, backend):
+    p = problem("blocks", blocks=21, lengths=lengths, gate=gate).to(dtype)
+    names = ("values", "initial_state", "d_states", "d_final_state")
+    one = p.replace(**{name: getattr(p, name).unsqueeze(-1) for name in names})
+    found = one.outcome(gate, backend=backend)
+    d_gates = found.pop("d_gates")
+    expected = p.outcome(gate, backend=backend)
+    identical(d_gates, expected.pop("d_gates"))
+    identical({name: tensor.squeeze(-1) for name, tensor in found.items()}, expected)
+
+
+@pytest.mark.kernels  # sums of PyTorch are rounded differently in another shape
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_every_channel_is_bit_identical_to_a_call_of_its_own(problem, identical, dtype, gate):
+    p = problem("blocks", blocks=21, size=4, channels=3, gate=gate).to(dtype)
+    found = p.outcome(gate, backend="cpu")
+    del found["d_gates"]
+    for c in range(3):
+        names = ("values", "initial_state", "d_states", "d_final_state")
+        one = p.replace(**{name: getattr(p, name)[..., c] for name in names})
+        expected = one.outcome(gate, backend="cpu")
+        del expected["d_gates"]
+        identical({name: tensor[..., c] for name, tensor in found.items()}, expected)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_steps_equal_the_sequence_bit_for_bit(
+    problem, identical, dtype, channels, gate, stepwise_backend
+):
+    p = problem("blocks", length=4, blocks=21, channels=channels, gate=gate).to(dtype)
+    state, states = p.initial_state, []
+    for g_t, v_t in zip(p.gates.unbind(1), p.values.unbind(1), strict=True):
+        h_t, state = ops.bd_lru_step(g_t, v_t, state, gate, backend=stepwise_backend)
+        states.append(h_t)
+    expected = ops.bd_lru(p.gates, p.values, gate, p.initial_state, backend=stepwise_backend)
+    identical((torch.stack(states, 1), state), expected)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_given_transitions_serve_all_channels(problem, agree, channels, backend):
+    p = problem("blocks", gate="none", channels=channels)
+    A, b = p.gates[..., :-1], p.values
+    states, final = ops.block_scan(A, b, p.initial_state, backend=backend)
+    wanted = [columns(*row) for row in zip(A, b, p.initial_state, strict=True)]
+    found = {"states": states, "final_state": final}
+    agree(found, dict(zip(found, map(torch.stack, zip(*wanted, strict=True)), strict=True)))
+    h_t, after = ops.block_step(A[:, 0], b[:, 0], p.initial_state, backend=backend)
+    agree({"states": h_t.unsqueeze(1)}, {"states": states[:, :1]})
+    assert torch.equal(h_t, after)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_states_begin_at_zero_and_carry_over(problem, agree, channels, backend):
+    p = problem("blocks", length=6, channels=channels)
+    zeros = torch.zeros_like(p.initial_state)
+    whole = ops.bd_lru(p.gates, p.values, initial_state=zeros, backend=backend)
+    first, state = ops.bd_lru(p.gates[:, :4], p.values[:, :4], backend=backend)
+    second, state = ops.bd_lru(
+        p.gates[:, 4:], p.values[:, 4:], initial_state=state, backend=backend
+    )
+    found = {"states": torch.cat([first, second], 1), "final_state": state}
+    agree(found, dict(zip(found, whole, strict=True)))
+
+
+def test_gates_of_zero_weight_all_channels_alike():
+    values = torch.tensor([8.0, -16.0]).expand(1, 2, 1, 1, 2)
+    states, _ = ops.bd_lru(torch.zeros(1, 2, 1, 1, 2), values)
+    assert states.flatten().tolist() == [4.0, -8.0, 6.0, -12.0]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_transforms_see_channels(problem, channels, registered_backend):
+    p = problem("blocks", channels=channels)
+    several = [torch.stack([leaf, 2 * leaf, -leaf]) for leaf in p.leaves]
+
+    def loss(gates, values, state):
+        states, final = ops.bd_lru(gates, values, initial_state=state, backend=registered_backend)
+        return (states * p.d_states).sum() + (final * p.d_final_state).sum()
+
+    found = vmap(grad(loss, argnums=(0, 1, 2)))(*several)
+    for n in range(3):
+        leaves = [one[n].clone().requires_grad_() for one in several]
+        expected = torch.autograd.grad(loss(*leaves), leaves)
+        for one, wanted in zip(found, expected, strict=True):
+            torch.testing.assert_close(one[n], wanted, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"initial_state": (2, 3, 3)}, r"initial_state must have shape \(N=2, H=3, m=3, C=4\)"),
+        ({"initial_state": (2, 3, 3, 1)}, r"\(N=2, H=3, m=3, C=4\), got \(2, 3, 3, 1\)"),
+        ({"values": (2, 7, 3, 2, 4)}, r"gates must have shape \(B=2, T=7, H=3, m=2, m\+1=3\), got"),
+        ({"values": (2, 7, 3, 3, 4, 1)}, r"values must have shape \(B, T, H, m\), got \(2, 7"),
+        ({"values": (2, 7, 3, 3)}, r"initial_state must have shape \(N=2, H=3, m=3\), got"),
+    ],
+)
+def test_shapes_that_disagree_are_named(problem, changed, message):
+    p = problem("blocks", channels=4)
+    arguments = {"gates": p.gates, "values": p.values, "initial_state": p.initial_state}
+    arguments |= {name: torch.zeros(shape, dtype=torch.float64) for name, shape in changed.items()}
+    with pytest.raises(ValueError, match=message):
+        ops.bd_lru(**arguments)
+
+
+def test_a_state_of_a_step_has_the_channels_of_its_values(problem):
+    p = problem("blocks", length=1, channels=4)
+    with pytest.raises(ValueError, match=r"state must have shape \(B=2, H=3, m=3, C=4\), got"):
+        ops.bd_lru_step(p.gates[:, 0], p.values[:, 0], p.initial_state[..., 0])
+    with pytest.raises(ValueError, match=r"state must have shape \(B=2, H=3, m=3, C=4\), got"):
+        ops.block_step(p.gates[:, 0, ..., :-1], p.values[:, 0], p.initial_state[..., :1])

@@ -19,15 +19,10 @@ from tests.lm.conftest import build_model
 from statemix.cli.lm import parse
 from statemix.cli.main import main
 from statemix.errors import RequestError
-from statemix.lm.language_training import (
-    CosineRate,
-    LanguageSettings,
-    TokenBatches,
-    bits_per_byte,
-    count_sizes,
-    optimizer_of,
-    summed_loss,
-)
+from statemix.lm.language_optimizers import CosineRate, optimizer_of
+from statemix.lm.language_scores import bits_per_byte, summed_loss
+from statemix.lm.language_training import TokenBatches, count_sizes
+from statemix.lm.presets import LanguageSettings
 from statemix.lm.shards import read_tokens, write_documents
 from statemix.lm.text_tokenizers import bytes_tokenizer
 from statemix.tensor_files import load_tensors
@@ -83,13 +78,16 @@ def test_sizes_are_those_of_the_model():
 def test_options_of_the_command_reach_the_model_and_the_training():
     words = "--folder x --num-layers 4 --attention-every 2 --conv-size 3 --output-gate --steps 7"
     words += " --accumulate 2 --weight-decay 0.3 --learning-rate 0.5 --length 9 --seed 4"
+    words += " --optimizer muon"
     tokenizer = bytes_tokenizer()
     config, settings = parse(["train", *words.split()]).request(tokenizer)
     kinds = ["linear_attention", "full_attention"] * 2
     assert (config.layer_types, config.conv_size, config.output_gate) == (kinds, 3, True)
     assert (config.vocab_size, config.eos_token_id, config.tie_word_embeddings) == (257, 256, True)
     assert config.mixers["linear_attention"]["num_blocks"] == 40
-    wanted = LanguageSettings(9, 16, 7, 0.5, accumulate=2, weight_decay=0.3, seed=4)
+    wanted = LanguageSettings(
+        9, 16, 7, 0.5, accumulate=2, weight_decay=0.3, seed=4, optimizer="muon"
+    )
     assert settings == wanted
     large, _ = parse(["train", "--folder", "x", "--size", "140M"]).request(tokenizer)
     assert (large.hidden_size, large.num_hidden_layers, large.tie_word_embeddings) == (
@@ -115,6 +113,14 @@ def test_a_run_is_extended(prepared, tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [4, 6]
     assert all(row["tokens_per_s"] > 0 for row in rows)
+
+
+def test_a_run_of_an_older_version_names_no_optimizer(prepared, tmp_path):
+    train = ["lm", "train", "--folder", str(tmp_path), "--tokens", str(prepared), *TINY]
+    assert main([*train, "--steps", "2"]) == 0
+    stored = json.loads((tmp_path / "config.json").read_text())
+    assert "optimizer" not in stored["asked"]["fit"]["settings"]["training"]
+    assert main([*train, "--steps", "2", "--optimizer", "muon"]) == 2
 
 
 def test_too_few_tokens_are_refused():
@@ -143,7 +149,7 @@ def test_the_loss_is_that_of_the_model(vocab_size):
 
 
 def test_bits_per_byte_are_those_of_each_token_from_all_before(tmp_path, monkeypatch):
-    monkeypatch.setattr("statemix.lm.language_training._PIECE", 3)
+    monkeypatch.setattr("statemix.lm.language_scores._PIECE", 3)
     model = build_model("bd_lru", eos_token_id=0)
     documents = [([4, 5, 6, 7, 0], 9), ([8, 0], 3)]
     tokens = read_tokens(write_documents(tmp_path / "held", 50, documents, {}))
@@ -196,9 +202,11 @@ def test_the_commands_train_generate_and_evaluate(prepared, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_three_kills_change_no_bit(prepared, tmp_path):
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_three_kills_change_no_bit(prepared, tmp_path, optimizer):
     command = [sys.executable, "-m", "statemix", "lm", "train", "--tokens", str(prepared), *TINY]
     command += ["--steps", "300", "--evaluate-every", "50", "--checkpoint-every-s", "0"]
+    command += ["--optimizer", optimizer]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     subprocess.run([*command, "--folder", str(whole)], env=environment, check=True, timeout=300)

@@ -1,62 +1,27 @@
-"""Train a language model on prepared tokens: batches, losses, schedules, bits per byte."""
+"""Train a language model on prepared tokens."""
 
 import json
-import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from statemix.errors import RequestError
 from statemix.layers import Layer
 from statemix.lm.hub_config import StatemixConfig
-from statemix.lm.hub_model import CACHE, StatemixForCausalLM
+from statemix.lm.hub_model import StatemixForCausalLM
+from statemix.lm.language_optimizers import CosineRate, optimizer_of
+from statemix.lm.language_scores import bits_per_byte, summed_loss
+from statemix.lm.presets import LanguageSettings
 from statemix.lm.shards import TokenFile
 from statemix.training.fit import Fitted, fit
 from statemix.training.hooks import Hook
 from statemix.training.loop import Loop
-
-# TokenFile of a piece of a document in evaluation; the state carries on.
-_PIECE = 8192
-# Vocabularies from this size on get their loss in chunks.
-_LARGE_VOCABULARY = 8192
-
-
-@dataclass(frozen=True)
-class LanguageSettings:
-    """How a language model is trained.
-
-    Attributes:
-        length: tokens of a sequence.
-        batch_size: sequences of an optimiser step.
-        accumulate: forward passes of an optimiser step.
-        steps: optimiser steps.
-        learning_rate: rate after the warm-up.
-        min_learning_rate: rate at the end.
-        warmup_share: share of the steps in which the rate rises from 0.
-        weight_decay: decay of matrices; vectors do not decay.
-        clip_norm: largest norm of the gradient.
-        evaluate_every: steps between two evaluations.
-        seed: seed of weights and of the order of the data.
-    """
-
-    length: int
-    batch_size: int
-    steps: int
-    learning_rate: float
-    accumulate: int = 1
-    min_learning_rate: float = 1e-5
-    warmup_share: float = 0.1
-    weight_decay: float = 0.1
-    clip_norm: float = 1.0
-    evaluate_every: int = 200
-    seed: int = 0
 
 
 class TokenBatches:
@@ -106,99 +71,6 @@ class TokenBatches:
 
     def _window(self, begin: int) -> Any:
         return self._ids[begin : begin + self._settings.length + 1]
-
-
-def summed_loss(model: Any, tokens: Tensor) -> Tensor:
-    """Return the summed cross-entropy of all tokens but the first, (B, T + 1) in."""
-    hidden = model.model(tokens[:, :-1], use_cache=False).last_hidden_state.flatten(0, 1)
-    targets = tokens[:, 1:].flatten()
-    weight = model.lm_head.weight
-    chunked = getattr(functional, "linear_cross_entropy", None)
-    if weight.shape[0] >= _LARGE_VOCABULARY and chunked is not None:
-        loss: Tensor = chunked(hidden, weight, targets, reduction="sum")
-        return loss
-    return functional.cross_entropy(model.lm_head(hidden).float(), targets, reduction="sum")
-
-
-@torch.no_grad()
-def bits_per_byte(
-    model: StatemixForCausalLM, tokens: TokenFile, *, most_bytes: int | None = None
-) -> dict[str, float]:
-    """Return bits per byte and perplexity of whole documents.
-
-    A document is read from its first token to its last in pieces, and the state carries on: every
-    token is predicted from all tokens before it. The first one is predicted from the end of the
-    document before, token ``config.eos_token_id``.
-
-    Args:
-        model: the model, in evaluation mode.
-        tokens: the documents.
-        most_bytes: stop after the document that reaches this number of bytes.
-
-    Returns:
-        "bits_per_byte" and "perplexity", exp of the mean loss of a token.
-
-    Raises:
-        RequestError: if the bytes of the documents are not known.
-    """
-    total, num_tokens, num_bytes = 0.0, 0, 0
-    counts = tokens.info.get("document_bytes")
-    if counts is None:
-        raise RequestError(f"{tokens.path} must have a .json with the bytes of each document")
-    end = model.config.eos_token_id
-    for number, count in enumerate(counts):
-        ids = torch.from_numpy(tokens.document(number).astype(np.int64)).to(model.device)
-        targets = ids if end is not None else ids[1:]
-        inputs = torch.cat([ids.new_tensor([end]), ids[:-1]]) if end is not None else ids[:-1]
-        cache = None
-        for place in range(0, len(targets), _PIECE):
-            output = model(inputs[None, place : place + _PIECE], use_cache=True, **{CACHE: cache})
-            cache = output[CACHE]
-            total += float(
-                functional.cross_entropy(
-                    output.logits[0].float(), targets[place : place + _PIECE], reduction="sum"
-                )
-            )
-        num_tokens, num_bytes = num_tokens + len(targets), num_bytes + count
-        if most_bytes is not None and num_bytes >= most_bytes:
-            break
-    nats = total / max(num_tokens, 1)
-    return {"bits_per_byte": total / math.log(2) / num_bytes, "perplexity": math.exp(nats)}
-
-
-def optimizer_of(model: nn.Module, settings: LanguageSettings) -> torch.optim.AdamW:
-    """Return AdamW, which decays matrices but no vectors."""
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.ndim <= 1]
-    groups = [
-        {"params": matrices, "weight_decay": settings.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.95))
-
-
-class CosineRate(Hook):
-    """Sets the learning rate: a linear warm-up, then a cosine down to the least rate."""
-
-    def __init__(self, settings: LanguageSettings) -> None:
-        self._settings = settings
-
-    def before_step(self, loop: Loop) -> None:
-        for group in loop.optimizer.param_groups:
-            group["lr"] = self.rate(loop.step)
-
-    def rate(self, step: int) -> float:
-        """Return the rate of a step, counted from 0."""
-        settings = self._settings
-        warmup = settings.warmup_share * settings.steps
-        if step < warmup:
-            return settings.learning_rate * (step + 1) / math.ceil(warmup)
-        done = (step - warmup) / max(settings.steps - warmup, 1)
-        low = settings.min_learning_rate
-        return low + (settings.learning_rate - low) * (1 + math.cos(math.pi * done)) / 2
-
-    def row(self, loop: Loop) -> dict[str, Any]:
-        return {"learning_rate": self.rate(max(loop.step - 1, 0))}
 
 
 class Speed(Hook):
@@ -264,6 +136,9 @@ def train_language_model(
     identity["model"].pop("transformers_version", None)
     # A run may be extended.
     del identity["training"]["steps"], identity["training"]["evaluate_every"]
+    if settings.optimizer == "adamw":
+        # Runs of older versions state no optimiser.
+        del identity["training"]["optimizer"]
 
     def loss(net: nn.Module, batch: Tensor) -> Tensor:
         return summed_loss(net, batch.to(model.device)) / per_step

@@ -9,9 +9,9 @@ from tokenizers import Tokenizer
 from statemix.cli.progress import shown
 from statemix.layers import LayerSpec
 from statemix.lm.hub_config import StatemixConfig
-from statemix.lm.language_training import LanguageSettings, count_sizes, train_language_model
+from statemix.lm.language_training import count_sizes, train_language_model
 from statemix.lm.prepared import prepare, read_prepared
-from statemix.lm.presets import preset_of
+from statemix.lm.presets import LanguageSettings, OptimizerName, preset_of
 from statemix.lm.text_tokenizers import end_of
 from statemix.training.config import Count, Device, NotNegative, Positive, Precision
 from statemix.training.run import CHECKPOINT_EVERY_S
@@ -79,6 +79,10 @@ class TrainText:
 
     learning_rate: Positive | None = None
     """Largest learning rate."""
+
+    optimizer: OptimizerName = "adamw"
+    """adamw, or muon: Muon for the matrices of MLPs and for value and output projections, AdamW for
+    the rest. Both have the same learning rate."""
 
     weight_decay: NotNegative = 0.1
     """Weight decay of matrices."""
@@ -182,5 +186,6 @@ class TrainText:
             weight_decay=self.weight_decay,
             evaluate_every=self.evaluate_every,
             seed=self.seed,
+            optimizer=self.optimizer,
         )
         return config, settings

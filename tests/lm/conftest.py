@@ -25,8 +25,8 @@ KINDS = {
 def build_model(kind, **options):
     """A model of two blocks with random weights, float32, in evaluation mode."""
     torch.manual_seed(0)
-    settings = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, **KINDS[kind]}
-    model = StatemixForCausalLM(StatemixConfig(**settings, intermediate_size=32, **options))
+    sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    model = StatemixForCausalLM(StatemixConfig(**{**sizes, **KINDS[kind], **options}))
     with torch.no_grad():
         # With the first weights of an embedding, all tokens look alike.
         model.model.embed_tokens.weight.normal_()

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from statemix.lm.language_optimizers import CosineRate, optimizer_of
 from statemix.lm.language_scores import bits_per_byte, summed_loss
 from statemix.lm.presets import LanguageSettings
 from statemix.lm.shards import TokenFile
+from statemix.training.config import Precision
 from statemix.training.fit import Fitted, fit
 from statemix.training.hooks import Hook
 from statemix.training.loop import Loop
@@ -100,6 +102,9 @@ def train_language_model(
     settings: LanguageSettings,
     *,
     most_bytes: int | None = None,
+    compiled: bool = False,
+    gradient_checkpointing: bool = False,
+    precision: Precision = "32-true",
     **options: Any,
 ) -> tuple[StatemixForCausalLM, Fitted]:
     """Train a language model, or resume its training, and store it for transformers.
@@ -113,7 +118,11 @@ def train_language_model(
         folder: folder of the run.
         settings: how to train.
         most_bytes: held-out bytes that evaluations during training read; None means all.
-        **options: options of :func:`statemix.training.fit`, such as ``precision``.
+        compiled: compile the blocks with ``torch.compile``. Evaluations are not compiled.
+        gradient_checkpointing: keep only the inputs of the blocks for the backward pass, and
+            compute the rest again.
+        precision: precision of weights and arithmetic.
+        **options: options of :func:`statemix.training.fit`, such as ``device``.
 
     Raises:
         RequestError: as in :func:`statemix.training.fit`, or if the tokens do not fit the model.
@@ -140,12 +149,27 @@ def train_language_model(
         # Runs of older versions state no optimiser.
         del identity["training"]["optimizer"]
 
+    if gradient_checkpointing:
+        # transformers 5.24 has renamed the method.
+        old = model.gradient_checkpointing_enable
+        enable: Any = getattr(model, "activation_checkpointing_enable", old)
+        enable({"use_reentrant": False})
+    if compiled:
+        # All blocks of a kind share their graph.
+        for block in model.model.layers:
+            block.compile()
+
     def loss(net: nn.Module, batch: Tensor) -> Tensor:
-        return summed_loss(net, batch.to(model.device)) / per_step
+        # Fabric's autocast covers calls of the whole model alone.
+        is_mixed = precision == "bf16-mixed"
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=is_mixed):
+            return summed_loss(net, batch.to(model.device)) / per_step
 
     def evaluate(net: nn.Module) -> Mapping[str, float]:
         del net
-        return bits_per_byte(model, held_out, most_bytes=most_bytes)
+        # Documents have many lengths, each of which would be compiled.
+        with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
+            return bits_per_byte(model, held_out, most_bytes=most_bytes)
 
     fitted = fit(
         model,
@@ -160,6 +184,7 @@ def train_language_model(
         hooks=[CosineRate(settings), Speed(per_step)],
         clip_norm=settings.clip_norm,
         seed=settings.seed,
+        precision=precision,
         **options,
     )
     model.eval().save_pretrained(folder / "model")

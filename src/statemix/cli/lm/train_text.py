@@ -13,7 +13,7 @@ from statemix.lm.language_training import count_sizes, train_language_model
 from statemix.lm.prepared import prepare, read_prepared
 from statemix.lm.presets import LanguageSettings, OptimizerName, preset_of
 from statemix.lm.text_tokenizers import end_of
-from statemix.training.config import Count, Device, NotNegative, Positive, Precision
+from statemix.training.config import Count, Device, Fraction, NotNegative, Positive, Precision
 from statemix.training.run import CHECKPOINT_EVERY_S
 
 
@@ -87,6 +87,15 @@ class TrainText:
     weight_decay: NotNegative = 0.1
     """Weight decay of matrices."""
 
+    min_learning_rate: NotNegative = 1e-5
+    """Learning rate at the end."""
+
+    warmup_share: Fraction = 0.1
+    """Share of the steps in which the learning rate rises."""
+
+    clip_norm: Positive = 1.0
+    """Largest norm of the gradient."""
+
     evaluate_every: Count = 200
     """Steps between two evaluations."""
 
@@ -95,6 +104,13 @@ class TrainText:
 
     precision: Precision = "32-true"
     """Precision of weights and arithmetic."""
+
+    compile: bool = False
+    """Compile the blocks with torch.compile."""
+
+    gradient_checkpointing: bool = False
+    """Keep only the inputs of the blocks for the backward pass, which saves memory and costs
+    time."""
 
     device: Device = "auto"
     """Device; auto uses a GPU if there is one."""
@@ -137,6 +153,8 @@ class TrainText:
                 self.folder,
                 settings,
                 most_bytes=self.evaluate_bytes,
+                compiled=self.compile,
+                gradient_checkpointing=self.gradient_checkpointing,
                 precision=self.precision,
                 device=self.device,
                 on_event=lambda event: show(self.folder.name, event),
@@ -184,6 +202,9 @@ class TrainText:
             steps=self.steps or preset.steps,
             learning_rate=self.learning_rate or preset.learning_rate,
             weight_decay=self.weight_decay,
+            min_learning_rate=self.min_learning_rate,
+            warmup_share=self.warmup_share,
+            clip_norm=self.clip_norm,
             evaluate_every=self.evaluate_every,
             seed=self.seed,
             optimizer=self.optimizer,

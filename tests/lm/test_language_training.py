@@ -4,7 +4,6 @@ import itertools
 import json
 import math
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -14,14 +13,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.lm.conftest import build_model
+from tests.lm.conftest import TINY, build_model
 
 from statemix.cli.lm import parse
 from statemix.cli.main import main
 from statemix.errors import RequestError
 from statemix.lm.language_optimizers import CosineRate, optimizer_of
 from statemix.lm.language_scores import bits_per_byte
-from statemix.lm.language_training import TokenBatches, count_sizes
+from statemix.lm.language_training import TokenBatches
 from statemix.lm.presets import LanguageSettings
 from statemix.lm.shards import read_tokens, write_documents
 from statemix.lm.text_tokenizers import bytes_tokenizer
@@ -67,12 +66,6 @@ def test_vectors_do_not_decay():
     assert {p.ndim for p in matrices["params"]} == {2}
     assert {p.ndim for p in vectors["params"]} == {1}
     assert len(matrices["params"]) + len(vectors["params"]) == len(list(model.parameters()))
-
-
-def test_sizes_are_those_of_the_model():
-    model = build_model("bd_lru")
-    sizes = count_sizes(model.config)
-    assert sizes == {"parameters": model.num_parameters(), "state_bytes": 4 * 2 * 16}
 
 
 def test_options_of_the_command_reach_the_model_and_the_training():
@@ -148,26 +141,6 @@ def test_bits_per_byte_are_those_of_each_token_from_all_before(tmp_path, monkeyp
     found = bits_per_byte(model, tokens)
     assert found["bits_per_byte"] == pytest.approx(total / math.log(2) / 12, rel=1e-5)
     assert found["perplexity"] == pytest.approx(math.exp(total / 7), rel=1e-5)
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("lm")
-    for place in range(12):
-        (folder / "texts" / f"p{place}").mkdir(parents=True)
-        lines = [f"def f{n}(x):\n    return x + {n * place}\n" for n in range(60)]
-        (folder / "texts" / f"p{place}" / "m.py").write_text("".join(lines))
-    arguments = ["lm", "prepare", str(folder / "texts"), "--output", str(folder / "tokens")]
-    assert main([*arguments, "--tokenizer", "bpe:300"]) == 0
-    return folder / "tokens"
-
-
-TINY = shlex.split(
-    """
-    --num-layers 1 --hidden-size 16 --layer bd_lru num_blocks=4 block_size=2 --length 16
-    --batch-size 4 --learning-rate 1e-2 --device cpu --seed 3
-    """
-)
 
 
 def weights(folder):

@@ -1,8 +1,7 @@
 """Train a language model on prepared tokens."""
 
 import json
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -13,17 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from statemix.errors import RequestError
-from statemix.layers import Layer
 from statemix.lm.hub_config import StatemixConfig
 from statemix.lm.hub_model import StatemixForCausalLM
 from statemix.lm.language_optimizers import CosineRate, optimizer_of
 from statemix.lm.language_scores import bits_per_byte, summed_loss
+from statemix.lm.model_costs import MATMUL_DTYPES, matmul_speed, training_flops
 from statemix.lm.presets import LanguageSettings
 from statemix.lm.shards import TokenFile
-from statemix.training.config import Precision
+from statemix.lm.step_line import StepLine, TimedBatches
+from statemix.training.config import Device, Precision, chosen_device
 from statemix.training.fit import Fitted, fit
-from statemix.training.hooks import Hook
-from statemix.training.loop import Loop
+from statemix.training.hooks import Event
+from statemix.training.run import check_arguments
 
 
 class TokenBatches:
@@ -75,25 +75,6 @@ class TokenBatches:
         return self._ids[begin : begin + self._settings.length + 1]
 
 
-class Speed(Hook):
-    """Adds tokens per second to the rows of the metrics.
-
-    Args:
-        tokens_per_step: tokens of an optimiser step.
-    """
-
-    def __init__(self, tokens_per_step: int) -> None:
-        self._tokens, self._since = tokens_per_step, (0, 0.0)
-
-    def on_start(self, loop: Loop) -> None:
-        self._since = loop.step, time.monotonic()
-
-    def row(self, loop: Loop) -> dict[str, Any]:
-        (step, begun), now = self._since, time.monotonic()
-        self._since = loop.step, now
-        return {"tokens_per_s": (loop.step - step) * self._tokens / max(now - begun, 1e-9)}
-
-
 def train_language_model(
     config: StatemixConfig,
     tokens: TokenFile,
@@ -105,6 +86,8 @@ def train_language_model(
     compiled: bool = False,
     gradient_checkpointing: bool = False,
     precision: Precision = "32-true",
+    device: Device = "auto",
+    on_event: Callable[[Event], None] | None = None,
     **options: Any,
 ) -> tuple[StatemixForCausalLM, Fitted]:
     """Train a language model, or resume its training, and store it for transformers.
@@ -122,11 +105,14 @@ def train_language_model(
         gradient_checkpointing: keep only the inputs of the blocks for the backward pass, and
             compute the rest again.
         precision: precision of weights and arithmetic.
-        **options: options of :func:`statemix.training.fit`, such as ``device``.
+        device: as in :func:`statemix.training.fit`.
+        on_event: function called with each event. The text of the event of a step is its step line.
+        **options: further options of :func:`statemix.training.fit`.
 
     Raises:
         RequestError: as in :func:`statemix.training.fit`, or if the tokens do not fit the model.
     """
+    check_arguments(on_event)
     for given in (tokens, held_out):
         size = given.info.get("vocab_size")
         if size is not None and size > config.vocab_size:
@@ -135,8 +121,15 @@ def train_language_model(
             )
     torch.manual_seed(settings.seed)
     model = StatemixForCausalLM(config)
-    batches = TokenBatches(tokens.ids, settings, torch.device("cpu"))
+    batches = TimedBatches(TokenBatches(tokens.ids, settings, torch.device("cpu")))
     per_step = settings.batch_size * settings.length
+    line = StepLine(
+        batches,
+        tokens_per_step=per_step,
+        flops_per_token=sum(training_flops(config, settings.length)),
+        matmul_speed=matmul_speed(chosen_device(device), MATMUL_DTYPES[precision]),
+        bytes_per_token=tokens.num_bytes and tokens.num_bytes / len(tokens.ids),
+    )
     identity = {
         "model": json.loads(config.to_json_string(use_diff=False)),
         "training": asdict(settings),
@@ -181,22 +174,13 @@ def train_language_model(
         evaluate=evaluate,
         evaluate_every=settings.evaluate_every,
         settings=identity,
-        hooks=[CosineRate(settings), Speed(per_step)],
+        hooks=[CosineRate(settings), line],
         clip_norm=settings.clip_norm,
         seed=settings.seed,
         precision=precision,
+        device=device,
+        on_event=None if on_event is None else lambda event: on_event(line.describe(event)),
         **options,
     )
     model.eval().save_pretrained(folder / "model")
     return model, fitted
-
-
-def count_sizes(config: StatemixConfig) -> dict[str, int]:
-    """Return the parameters of a model, and the bytes of the state of one sequence in float32."""
-    with torch.device("meta"):
-        model = StatemixForCausalLM(config)
-    layers = [module for module in model.modules() if isinstance(module, Layer)]
-    return {
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "state_bytes": 4 * sum(layer.state_size for layer in layers),
-    }

@@ -1,6 +1,7 @@
 """Options of training: each test fails if its option does nothing."""
 
 import functools
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch.nn import functional
 
 from statemix.lm import StatemixConfig, language_training
 from statemix.lm.language_scores import summed_loss
-from statemix.lm.language_training import train_language_model
+from statemix.lm.language_training import TokenBatches, train_language_model
 from statemix.lm.presets import LanguageSettings
 from statemix.lm.shards import read_tokens, write_documents
 
@@ -159,3 +160,34 @@ def test_the_loss_and_its_gradients_are_those_of_all_logits(vocab_size, monkeypa
     torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(torch.autograd.grad(found, list(model.parameters())), gradients)
     assert len(chunks) == (vocab_size == 9000)
+
+
+@pytest.mark.parametrize("batch_size", [2, 12])
+def test_a_loss_of_nan_names_step_batch_and_checkpoint(train, tmp_path, monkeypatch, batch_size):
+    calls = itertools.count(1)
+    loss = language_training.summed_loss
+
+    def failing(model, tokens):
+        return loss(model, tokens) * (np.nan if next(calls) == 3 else 1.0)
+
+    monkeypatch.setattr(language_training, "summed_loss", failing)
+    settings = replace(SETTINGS, batch_size=batch_size)
+    with pytest.raises(FloatingPointError) as caught:
+        train(settings, checkpoint_every_s=0.0)
+    message = str(caught.value)
+    assert "got nan at step 3 of 3" in message
+    assert "the last good checkpoint is " in message
+    assert "step-000000001" in message
+    tokens = read_tokens(tmp_path / "train.bin")
+    places = TokenBatches(tokens.ids, settings, torch.device("cpu")).places(2)
+    # Documents have 40 tokens.
+    documents = [(place // 40, (place + 8) // 40) for place in places]
+    wanted = [
+        f"{place} (document {first})" if first == last else f"{place} (documents {first} to {last})"
+        for place, (first, last) in zip(places, documents, strict=True)
+    ]
+    further = " and 4 further tokens" if batch_size == 12 else ""
+    assert message.endswith(
+        f"the sequences of its batch begin in {tokens.path} at token "
+        f"{', '.join(wanted[:8])}{further}"
+    )

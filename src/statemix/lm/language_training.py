@@ -25,6 +25,9 @@ from statemix.training.fit import Fitted, fit
 from statemix.training.hooks import Event
 from statemix.training.run import check_arguments
 
+# Sequences that an error names.
+_SHOWN = 8
+
 
 class TokenBatches:
     """Windows of the tokens, whose order is a function of seed, epoch and position alone.
@@ -75,6 +78,27 @@ class TokenBatches:
         return self._ids[begin : begin + self._settings.length + 1]
 
 
+def describe_batch(tokens: TokenFile, places: Sequence[int], length: int) -> str:
+    """Return where the sequences of a batch are in a token file, for a reader.
+
+    Args:
+        tokens: the file.
+        places: first token of each sequence.
+        length: tokens of a sequence, without its last target.
+    """
+    shown = []
+    for place in places[:_SHOWN]:
+        # The last token is the target of the token before.
+        ends = np.searchsorted(tokens.bounds, [place, place + length], side="right") - 1
+        first, last = map(int, ends)
+        named = f"document {first}" if first == last else f"documents {first} to {last}"
+        shown.append(f"{place} ({named})")
+    rest = len(places) - len(shown)
+    return f"the sequences of its batch begin in {tokens.path} at token {', '.join(shown)}" + (
+        f" and {rest} further tokens" if rest else ""
+    )
+
+
 def train_language_model(
     config: StatemixConfig,
     tokens: TokenFile,
@@ -111,6 +135,8 @@ def train_language_model(
 
     Raises:
         RequestError: as in :func:`statemix.training.fit`, or if the tokens do not fit the model.
+        FloatingPointError: if the loss or the gradient is not finite. The message names the step,
+            the last good checkpoint and the batch.
     """
     check_arguments(on_event)
     for given in (tokens, held_out):
@@ -121,7 +147,8 @@ def train_language_model(
             )
     torch.manual_seed(settings.seed)
     model = StatemixForCausalLM(config)
-    batches = TimedBatches(TokenBatches(tokens.ids, settings, torch.device("cpu")))
+    token_batches = TokenBatches(tokens.ids, settings, torch.device("cpu"))
+    batches = TimedBatches(token_batches)
     per_step = settings.batch_size * settings.length
     line = StepLine(
         batches,
@@ -164,23 +191,27 @@ def train_language_model(
         with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
             return bits_per_byte(model, held_out, most_bytes=most_bytes)
 
-    fitted = fit(
-        model,
-        batches,
-        loss,
-        folder,
-        num_steps=settings.steps,
-        optimizer=optimizer_of(model, settings),
-        evaluate=evaluate,
-        evaluate_every=settings.evaluate_every,
-        settings=identity,
-        hooks=[CosineRate(settings), line],
-        clip_norm=settings.clip_norm,
-        seed=settings.seed,
-        precision=precision,
-        device=device,
-        on_event=None if on_event is None else lambda event: on_event(line.describe(event)),
-        **options,
-    )
+    try:
+        fitted = fit(
+            model,
+            batches,
+            loss,
+            folder,
+            num_steps=settings.steps,
+            optimizer=optimizer_of(model, settings),
+            evaluate=evaluate,
+            evaluate_every=settings.evaluate_every,
+            settings=identity,
+            hooks=[CosineRate(settings), line],
+            clip_norm=settings.clip_norm,
+            seed=settings.seed,
+            precision=precision,
+            device=device,
+            on_event=None if on_event is None else lambda event: on_event(line.describe(event)),
+            **options,
+        )
+    except FloatingPointError as error:
+        text = describe_batch(tokens, token_batches.places(batches.step), settings.length)
+        raise FloatingPointError(f"{error}; {text}") from error
     model.eval().save_pretrained(folder / "model")
     return model, fitted

@@ -24,18 +24,19 @@ class TimedBatches:
     Attributes:
         num_steps: as of the batches.
         steps_per_epoch: as of the batches.
-        began: time at which the last step asked for its batches.
-        wait_s: seconds that this took.
+        step: last step that asked for its batches.
+        began: time at which it asked.
+        wait_s: seconds that the batches took.
     """
 
     def __init__(self, batches: Batches) -> None:
         self._batches = batches
         self.num_steps, self.steps_per_epoch = batches.num_steps, batches.steps_per_epoch
-        self.began = self.wait_s = 0.0
+        self.step, self.began, self.wait_s = 0, 0.0, 0.0
 
     def parts(self, step: int) -> Sequence[Any]:
         """Return the batches of a step."""
-        self.began = time.monotonic()
+        self.step, self.began = step, time.monotonic()
         parts = self._batches.parts(step)
         self.wait_s = time.monotonic() - self.began
         return parts

@@ -1,10 +1,13 @@
-"""Small language models of every kind of block."""
+"""Small language models of every kind of block, and the command that trains them."""
+
+import shlex
 
 import pytest
 import torch
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
+from statemix.cli.main import main  # noqa: E402
 from statemix.lm import StatemixConfig, StatemixForCausalLM  # noqa: E402
 
 KINDS = {
@@ -25,8 +28,8 @@ KINDS = {
 def build_model(kind, **options):
     """A model of two blocks with random weights, float32, in evaluation mode."""
     torch.manual_seed(0)
-    settings = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, **KINDS[kind]}
-    model = StatemixForCausalLM(StatemixConfig(**settings, intermediate_size=32, **options))
+    sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    model = StatemixForCausalLM(StatemixConfig(**{**sizes, **KINDS[kind], **options}))
     with torch.no_grad():
         # With the first weights, earlier tokens hardly change the logits, and greedy text repeats a
         # single token.
@@ -46,3 +49,32 @@ def kind(request):
 @pytest.fixture
 def model(kind):
     return build_model(kind)
+
+
+TINY = shlex.split(
+    """
+    --num-layers 1 --hidden-size 16 --layer bd_lru num_blocks=4 block_size=2 --length 16
+    --batch-size 4 --learning-rate 1e-2 --device cpu --seed 3
+    """
+)
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory):
+    """Folder of the tokens of a small corpus."""
+    folder = tmp_path_factory.mktemp("lm")
+    for place in range(12):
+        (folder / "texts" / f"p{place}").mkdir(parents=True)
+        lines = [f"def f{n}(x):\n    return x + {n * place}\n" for n in range(60)]
+        (folder / "texts" / f"p{place}" / "m.py").write_text("".join(lines))
+    arguments = ["lm", "prepare", str(folder / "texts"), "--output", str(folder / "tokens")]
+    assert main([*arguments, "--tokenizer", "bpe:300"]) == 0
+    return folder / "tokens"
+
+
+@pytest.fixture
+def train_tiny(prepared, tmp_path):
+    """Function that runs the command with further words, in the folder "run" of ``tmp_path``."""
+    folder, tokens = str(tmp_path / "run"), str(prepared)
+    command = ["lm", "train", "--folder", folder, "--tokens", tokens, *TINY]
+    return lambda *words: main([*command, *words])

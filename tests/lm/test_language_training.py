@@ -4,7 +4,6 @@ import itertools
 import json
 import math
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -14,20 +13,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.lm.conftest import build_model
+from tests.lm.conftest import TINY, build_model
 
 from statemix.cli.lm import parse
 from statemix.cli.main import main
 from statemix.errors import RequestError
-from statemix.lm.language_training import (
-    CosineRate,
-    LanguageSettings,
-    TokenBatches,
-    bits_per_byte,
-    count_sizes,
-    optimizer_of,
-    summed_loss,
-)
+from statemix.lm.language_optimizers import CosineRate, optimizer_of
+from statemix.lm.language_scores import bits_per_byte
+from statemix.lm.language_training import TokenBatches
+from statemix.lm.presets import LanguageSettings
 from statemix.lm.shards import read_tokens, write_documents
 from statemix.lm.text_tokenizers import bytes_tokenizer
 from statemix.tensor_files import load_tensors
@@ -74,15 +68,10 @@ def test_vectors_do_not_decay():
     assert len(matrices["params"]) + len(vectors["params"]) == len(list(model.parameters()))
 
 
-def test_sizes_are_those_of_the_model():
-    model = build_model("bd_lru")
-    sizes = count_sizes(model.config)
-    assert sizes == {"parameters": model.num_parameters(), "state_bytes": 4 * 2 * 16}
-
-
 def test_options_of_the_command_reach_the_model_and_the_training():
     words = "--folder x --num-layers 4 --attention-every 2 --conv-size 3 --output-gate --steps 7"
     words += " --accumulate 2 --weight-decay 0.3 --learning-rate 0.5 --length 9 --seed 4"
+    words += " --optimizer muon --clip-norm 2 --warmup-share 0.2 --min-learning-rate 0.1"
     tokenizer = bytes_tokenizer()
     config, settings = parse(["train", *words.split()]).request(tokenizer)
     kinds = ["linear_attention", "full_attention"] * 2
@@ -90,7 +79,8 @@ def test_options_of_the_command_reach_the_model_and_the_training():
     assert (config.vocab_size, config.eos_token_id, config.tie_word_embeddings) == (257, 256, True)
     assert config.mixers["linear_attention"]["num_blocks"] == 40
     wanted = LanguageSettings(9, 16, 7, 0.5, accumulate=2, weight_decay=0.3, seed=4)
-    assert settings == wanted
+    wanted = replace(wanted, min_learning_rate=0.1, warmup_share=0.2, clip_norm=2.0)
+    assert settings == replace(wanted, optimizer="muon")
     large, _ = parse(["train", "--folder", "x", "--size", "140M"]).request(tokenizer)
     assert (large.hidden_size, large.num_hidden_layers, large.tie_word_embeddings) == (
         768,
@@ -117,6 +107,14 @@ def test_a_run_is_extended(prepared, tmp_path):
     assert all(row["tokens_per_s"] > 0 for row in rows)
 
 
+def test_a_run_of_an_older_version_names_no_optimizer(prepared, tmp_path):
+    train = ["lm", "train", "--folder", str(tmp_path), "--tokens", str(prepared), *TINY]
+    assert main([*train, "--steps", "2"]) == 0
+    stored = json.loads((tmp_path / "config.json").read_text())
+    assert "optimizer" not in stored["asked"]["fit"]["settings"]["training"]
+    assert main([*train, "--steps", "2", "--optimizer", "muon"]) == 2
+
+
 def test_too_few_tokens_are_refused():
     with pytest.raises(RequestError, match="must fill one step of 3 sequences of 4 tokens, got 15"):
         TokenBatches(np.zeros(15, np.uint16), SETTINGS, CPU)
@@ -131,19 +129,8 @@ def test_the_rate_rises_and_falls():
     assert all(later < sooner for sooner, later in itertools.pairwise(rates[10:]))
 
 
-@pytest.mark.parametrize("vocab_size", [50, 9000])
-def test_the_loss_is_that_of_the_model(vocab_size):
-    """Also in chunks, as for large vocabularies."""
-    model = build_model("bd_lru")
-    if vocab_size != 50:
-        model.resize_token_embeddings(vocab_size)
-    tokens = torch.randint(0, 50, (2, 6))
-    wanted = model(tokens, labels=tokens).loss * 10
-    torch.testing.assert_close(summed_loss(model, tokens), wanted)
-
-
 def test_bits_per_byte_are_those_of_each_token_from_all_before(tmp_path, monkeypatch):
-    monkeypatch.setattr("statemix.lm.language_training._PIECE", 3)
+    monkeypatch.setattr("statemix.lm.language_scores._PIECE", 3)
     model = build_model("bd_lru", eos_token_id=0)
     documents = [([4, 5, 6, 7, 0], 9), ([8, 0], 3)]
     tokens = read_tokens(write_documents(tmp_path / "held", 50, documents, {}))
@@ -154,26 +141,6 @@ def test_bits_per_byte_are_those_of_each_token_from_all_before(tmp_path, monkeyp
     found = bits_per_byte(model, tokens)
     assert found["bits_per_byte"] == pytest.approx(total / math.log(2) / 12, rel=1e-5)
     assert found["perplexity"] == pytest.approx(math.exp(total / 7), rel=1e-5)
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("lm")
-    for place in range(12):
-        (folder / "texts" / f"p{place}").mkdir(parents=True)
-        lines = [f"def f{n}(x):\n    return x + {n * place}\n" for n in range(60)]
-        (folder / "texts" / f"p{place}" / "m.py").write_text("".join(lines))
-    arguments = ["lm", "prepare", str(folder / "texts"), "--output", str(folder / "tokens")]
-    assert main([*arguments, "--tokenizer", "bpe:300"]) == 0
-    return folder / "tokens"
-
-
-TINY = shlex.split(
-    """
-    --num-layers 1 --hidden-size 16 --layer bd_lru num_blocks=4 block_size=2 --length 16
-    --batch-size 4 --learning-rate 1e-2 --device cpu --seed 3
-    """
-)
 
 
 def weights(folder):
@@ -196,9 +163,11 @@ def test_the_commands_train_generate_and_evaluate(prepared, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_three_kills_change_no_bit(prepared, tmp_path):
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_three_kills_change_no_bit(prepared, tmp_path, optimizer):
     command = [sys.executable, "-m", "statemix", "lm", "train", "--tokens", str(prepared), *TINY]
     command += ["--steps", "300", "--evaluate-every", "50", "--checkpoint-every-s", "0"]
+    command += ["--optimizer", optimizer]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     subprocess.run([*command, "--folder", str(whole)], env=environment, check=True, timeout=300)

@@ -51,7 +51,9 @@ def shown() -> Iterator[Show]:
             if name not in bars:
                 bars[name] = progress.add_task(name, total=None, scores="")
             progress.update(bars[name], completed=event.step, total=event.num_steps)
-            if event.kind == "evaluated":
+            if event.kind == "step" and event.text:
+                progress.update(bars[name], scores=event.text)
+            elif event.kind == "evaluated":
                 progress.update(bars[name], scores=event.text.partition(": ")[2])
             elif event.kind in ("message", "started", "finished"):
                 progress.console.print(f"{name}: {event.text}", soft_wrap=True)
@@ -76,7 +78,7 @@ class _Lines:
         if event.kind == "step":
             if now - self._written.setdefault(name, now) < LINE_EVERY_S:
                 return
-            text = f"step {event.step:,} of {event.num_steps:,}"
+            text = f"step {event.step:,} of {event.num_steps:,}" + (f": {text}" if text else "")
         elif event.kind == "evaluated" and event.step < event.num_steps:
             part = event.step * _LINES // event.num_steps
             if part == self._parts.get(name):

@@ -1,62 +1,32 @@
-"""Train a language model on prepared tokens: batches, losses, schedules, bits per byte."""
+"""Train a language model on prepared tokens."""
 
 import json
-import math
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from statemix.errors import RequestError
-from statemix.layers import Layer
 from statemix.lm.hub_config import StatemixConfig
-from statemix.lm.hub_model import CACHE, StatemixForCausalLM
+from statemix.lm.hub_model import StatemixForCausalLM
+from statemix.lm.language_optimizers import CosineRate, optimizer_of
+from statemix.lm.language_scores import bits_per_byte, summed_loss
+from statemix.lm.model_costs import MATMUL_DTYPES, matmul_speed, training_flops
+from statemix.lm.presets import LanguageSettings
 from statemix.lm.shards import TokenFile
+from statemix.lm.step_line import StepLine, TimedBatches
+from statemix.training.config import Device, Precision, chosen_device
 from statemix.training.fit import Fitted, fit
-from statemix.training.hooks import Hook
-from statemix.training.loop import Loop
+from statemix.training.hooks import Event
+from statemix.training.run import check_arguments
 
-# TokenFile of a piece of a document in evaluation; the state carries on.
-_PIECE = 8192
-# Vocabularies from this size on get their loss in chunks.
-_LARGE_VOCABULARY = 8192
-
-
-@dataclass(frozen=True)
-class LanguageSettings:
-    """How a language model is trained.
-
-    Attributes:
-        length: tokens of a sequence.
-        batch_size: sequences of an optimiser step.
-        accumulate: forward passes of an optimiser step.
-        steps: optimiser steps.
-        learning_rate: rate after the warm-up.
-        min_learning_rate: rate at the end.
-        warmup_share: share of the steps in which the rate rises from 0.
-        weight_decay: decay of matrices; vectors do not decay.
-        clip_norm: largest norm of the gradient.
-        evaluate_every: steps between two evaluations.
-        seed: seed of weights and of the order of the data.
-    """
-
-    length: int
-    batch_size: int
-    steps: int
-    learning_rate: float
-    accumulate: int = 1
-    min_learning_rate: float = 1e-5
-    warmup_share: float = 0.1
-    weight_decay: float = 0.1
-    clip_norm: float = 1.0
-    evaluate_every: int = 200
-    seed: int = 0
+# Sequences that an error names.
+_SHOWN = 8
 
 
 class TokenBatches:
@@ -108,116 +78,25 @@ class TokenBatches:
         return self._ids[begin : begin + self._settings.length + 1]
 
 
-def summed_loss(model: Any, tokens: Tensor) -> Tensor:
-    """Return the summed cross-entropy of all tokens but the first, (B, T + 1) in."""
-    hidden = model.model(tokens[:, :-1], use_cache=False).last_hidden_state.flatten(0, 1)
-    targets = tokens[:, 1:].flatten()
-    weight = model.lm_head.weight
-    chunked = getattr(functional, "linear_cross_entropy", None)
-    if weight.shape[0] >= _LARGE_VOCABULARY and chunked is not None:
-        loss: Tensor = chunked(hidden, weight, targets, reduction="sum")
-        return loss
-    return functional.cross_entropy(model.lm_head(hidden).float(), targets, reduction="sum")
-
-
-@torch.no_grad()
-def bits_per_byte(
-    model: StatemixForCausalLM, tokens: TokenFile, *, most_bytes: int | None = None
-) -> dict[str, float]:
-    """Return bits per byte and perplexity of whole documents.
-
-    A document is read from its first token to its last in pieces, and the state carries on: every
-    token is predicted from all tokens before it. The first one is predicted from the end of the
-    document before, token ``config.eos_token_id``.
+def describe_batch(tokens: TokenFile, places: Sequence[int], length: int) -> str:
+    """Return where the sequences of a batch are in a token file, for a reader.
 
     Args:
-        model: the model, in evaluation mode.
-        tokens: the documents.
-        most_bytes: stop after the document that reaches this number of bytes.
-
-    Returns:
-        "bits_per_byte" and "perplexity", exp of the mean loss of a token.
-
-    Raises:
-        RequestError: if the bytes of the documents are not known.
+        tokens: the file.
+        places: first token of each sequence.
+        length: tokens of a sequence, without its last target.
     """
-    total, num_tokens, num_bytes = 0.0, 0, 0
-    counts = tokens.info.get("document_bytes")
-    if counts is None:
-        raise RequestError(f"{tokens.path} must have a .json with the bytes of each document")
-    end = model.config.eos_token_id
-    for number, count in enumerate(counts):
-        ids = torch.from_numpy(tokens.document(number).astype(np.int64)).to(model.device)
-        targets = ids if end is not None else ids[1:]
-        inputs = torch.cat([ids.new_tensor([end]), ids[:-1]]) if end is not None else ids[:-1]
-        cache = None
-        for place in range(0, len(targets), _PIECE):
-            output = model(inputs[None, place : place + _PIECE], use_cache=True, **{CACHE: cache})
-            cache = output[CACHE]
-            total += float(
-                functional.cross_entropy(
-                    output.logits[0].float(), targets[place : place + _PIECE], reduction="sum"
-                )
-            )
-        num_tokens, num_bytes = num_tokens + len(targets), num_bytes + count
-        if most_bytes is not None and num_bytes >= most_bytes:
-            break
-    nats = total / max(num_tokens, 1)
-    return {"bits_per_byte": total / math.log(2) / num_bytes, "perplexity": math.exp(nats)}
-
-
-def optimizer_of(model: nn.Module, settings: LanguageSettings) -> torch.optim.AdamW:
-    """Return AdamW, which decays matrices but no vectors."""
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.ndim <= 1]
-    groups = [
-        {"params": matrices, "weight_decay": settings.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.95))
-
-
-class CosineRate(Hook):
-    """Sets the learning rate: a linear warm-up, then a cosine down to the least rate."""
-
-    def __init__(self, settings: LanguageSettings) -> None:
-        self._settings = settings
-
-    def before_step(self, loop: Loop) -> None:
-        for group in loop.optimizer.param_groups:
-            group["lr"] = self.rate(loop.step)
-
-    def rate(self, step: int) -> float:
-        """Return the rate of a step, counted from 0."""
-        settings = self._settings
-        warmup = settings.warmup_share * settings.steps
-        if step < warmup:
-            return settings.learning_rate * (step + 1) / math.ceil(warmup)
-        done = (step - warmup) / max(settings.steps - warmup, 1)
-        low = settings.min_learning_rate
-        return low + (settings.learning_rate - low) * (1 + math.cos(math.pi * done)) / 2
-
-    def row(self, loop: Loop) -> dict[str, Any]:
-        return {"learning_rate": self.rate(max(loop.step - 1, 0))}
-
-
-class Speed(Hook):
-    """Adds tokens per second to the rows of the metrics.
-
-    Args:
-        tokens_per_step: tokens of an optimiser step.
-    """
-
-    def __init__(self, tokens_per_step: int) -> None:
-        self._tokens, self._since = tokens_per_step, (0, 0.0)
-
-    def on_start(self, loop: Loop) -> None:
-        self._since = loop.step, time.monotonic()
-
-    def row(self, loop: Loop) -> dict[str, Any]:
-        (step, begun), now = self._since, time.monotonic()
-        self._since = loop.step, now
-        return {"tokens_per_s": (loop.step - step) * self._tokens / max(now - begun, 1e-9)}
+    shown = []
+    for place in places[:_SHOWN]:
+        # The last token is the target of the token before.
+        ends = np.searchsorted(tokens.bounds, [place, place + length], side="right") - 1
+        first, last = map(int, ends)
+        named = f"document {first}" if first == last else f"documents {first} to {last}"
+        shown.append(f"{place} ({named})")
+    rest = len(places) - len(shown)
+    return f"the sequences of its batch begin in {tokens.path} at token {', '.join(shown)}" + (
+        f" and {rest} further tokens" if rest else ""
+    )
 
 
 def train_language_model(
@@ -228,6 +107,11 @@ def train_language_model(
     settings: LanguageSettings,
     *,
     most_bytes: int | None = None,
+    compiled: bool = False,
+    gradient_checkpointing: bool = False,
+    precision: Precision = "32-true",
+    device: Device = "auto",
+    on_event: Callable[[Event], None] | None = None,
     **options: Any,
 ) -> tuple[StatemixForCausalLM, Fitted]:
     """Train a language model, or resume its training, and store it for transformers.
@@ -241,11 +125,20 @@ def train_language_model(
         folder: folder of the run.
         settings: how to train.
         most_bytes: held-out bytes that evaluations during training read; None means all.
-        **options: options of :func:`statemix.training.fit`, such as ``precision``.
+        compiled: compile the blocks with ``torch.compile``. Evaluations are not compiled.
+        gradient_checkpointing: keep only the inputs of the blocks for the backward pass, and
+            compute the rest again.
+        precision: precision of weights and arithmetic.
+        device: as in :func:`statemix.training.fit`.
+        on_event: function called with each event. The text of the event of a step is its step line.
+        **options: further options of :func:`statemix.training.fit`.
 
     Raises:
         RequestError: as in :func:`statemix.training.fit`, or if the tokens do not fit the model.
+        FloatingPointError: if the loss or the gradient is not finite. The message names the step,
+            the last good checkpoint and the batch.
     """
+    check_arguments(on_event)
     for given in (tokens, held_out):
         size = given.info.get("vocab_size")
         if size is not None and size > config.vocab_size:
@@ -254,8 +147,16 @@ def train_language_model(
             )
     torch.manual_seed(settings.seed)
     model = StatemixForCausalLM(config)
-    batches = TokenBatches(tokens.ids, settings, torch.device("cpu"))
+    token_batches = TokenBatches(tokens.ids, settings, torch.device("cpu"))
+    batches = TimedBatches(token_batches)
     per_step = settings.batch_size * settings.length
+    line = StepLine(
+        batches,
+        tokens_per_step=per_step,
+        flops_per_token=sum(training_flops(config, settings.length)),
+        matmul_speed=matmul_speed(chosen_device(device), MATMUL_DTYPES[precision]),
+        bytes_per_token=tokens.num_bytes and tokens.num_bytes / len(tokens.ids),
+    )
     identity = {
         "model": json.loads(config.to_json_string(use_diff=False)),
         "training": asdict(settings),
@@ -264,39 +165,53 @@ def train_language_model(
     identity["model"].pop("transformers_version", None)
     # A run may be extended.
     del identity["training"]["steps"], identity["training"]["evaluate_every"]
+    if settings.optimizer == "adamw":
+        # Runs of older versions state no optimiser.
+        del identity["training"]["optimizer"]
+
+    if gradient_checkpointing:
+        # transformers 5.24 has renamed the method.
+        old = model.gradient_checkpointing_enable
+        enable: Any = getattr(model, "activation_checkpointing_enable", old)
+        enable({"use_reentrant": False})
+    if compiled:
+        # All blocks of a kind share their graph.
+        for block in model.model.layers:
+            block.compile()
 
     def loss(net: nn.Module, batch: Tensor) -> Tensor:
-        return summed_loss(net, batch.to(model.device)) / per_step
+        # Fabric's autocast covers calls of the whole model alone.
+        is_mixed = precision == "bf16-mixed"
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=is_mixed):
+            return summed_loss(net, batch.to(model.device)) / per_step
 
     def evaluate(net: nn.Module) -> Mapping[str, float]:
         del net
-        return bits_per_byte(model, held_out, most_bytes=most_bytes)
+        # Documents have many lengths, each of which would be compiled.
+        with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
+            return bits_per_byte(model, held_out, most_bytes=most_bytes)
 
-    fitted = fit(
-        model,
-        batches,
-        loss,
-        folder,
-        num_steps=settings.steps,
-        optimizer=optimizer_of(model, settings),
-        evaluate=evaluate,
-        evaluate_every=settings.evaluate_every,
-        settings=identity,
-        hooks=[CosineRate(settings), Speed(per_step)],
-        clip_norm=settings.clip_norm,
-        seed=settings.seed,
-        **options,
-    )
+    try:
+        fitted = fit(
+            model,
+            batches,
+            loss,
+            folder,
+            num_steps=settings.steps,
+            optimizer=optimizer_of(model, settings),
+            evaluate=evaluate,
+            evaluate_every=settings.evaluate_every,
+            settings=identity,
+            hooks=[CosineRate(settings), line],
+            clip_norm=settings.clip_norm,
+            seed=settings.seed,
+            precision=precision,
+            device=device,
+            on_event=None if on_event is None else lambda event: on_event(line.describe(event)),
+            **options,
+        )
+    except FloatingPointError as error:
+        text = describe_batch(tokens, token_batches.places(batches.step), settings.length)
+        raise FloatingPointError(f"{error}; {text}") from error
     model.eval().save_pretrained(folder / "model")
     return model, fitted
-
-
-def count_sizes(config: StatemixConfig) -> dict[str, int]:
-    """Return the parameters of a model, and the bytes of the state of one sequence in float32."""
-    with torch.device("meta"):
-        model = StatemixForCausalLM(config)
-    layers = [module for module in model.modules() if isinstance(module, Layer)]
-    return {
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "state_bytes": 4 * sum(layer.state_size for layer in layers),
-    }

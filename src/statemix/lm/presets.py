@@ -1,8 +1,45 @@
-"""One dial for language models: a size decides width, depth, steps and rates."""
+"""How language models are trained, and one dial that decides width, depth, steps and rates."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from statemix.errors import RequestError, suggestion
+
+OptimizerName = Literal["adamw", "muon"]
+
+
+@dataclass(frozen=True)
+class LanguageSettings:
+    """How a language model is trained.
+
+    Attributes:
+        length: tokens of a sequence.
+        batch_size: sequences of an optimiser step.
+        accumulate: forward passes of an optimiser step.
+        steps: optimiser steps.
+        learning_rate: rate after the warm-up.
+        min_learning_rate: rate at the end.
+        warmup_share: share of the steps in which the rate rises from 0.
+        weight_decay: decay of matrices; vectors do not decay.
+        clip_norm: largest norm of the gradient.
+        evaluate_every: steps between two evaluations.
+        seed: seed of weights and of the order of the data.
+        optimizer: "adamw", or "muon": Muon for matrices of MLPs and for value and output
+            projections, AdamW for the rest.
+    """
+
+    length: int
+    batch_size: int
+    steps: int
+    learning_rate: float
+    accumulate: int = 1
+    min_learning_rate: float = 1e-5
+    warmup_share: float = 0.1
+    weight_decay: float = 0.1
+    clip_norm: float = 1.0
+    evaluate_every: int = 200
+    seed: int = 0
+    optimizer: OptimizerName = "adamw"
 
 
 @dataclass(frozen=True)

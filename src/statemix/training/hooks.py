@@ -33,7 +33,7 @@ class Event:
         num_steps: steps of the whole run.
         loss: training loss of the step, where ``kind`` is "step".
         row: the row of metrics, where ``kind`` is "evaluated".
-        text: one line for a reader; empty for "step".
+        text: one line for a reader; empty for a "step" that nothing describes.
     """
 
     kind: Literal["started", "step", "evaluated", "saved", "message", "finished"]

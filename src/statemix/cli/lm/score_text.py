@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from statemix.cli.parser import Argument
-from statemix.lm.language_training import bits_per_byte
+from statemix.lm.language_scores import bits_per_byte
 from statemix.lm.prepared import compressed_bits_per_byte, load_language_model, read_prepared
 from statemix.training.config import Count
 

@@ -9,11 +9,21 @@ from tokenizers import Tokenizer
 from statemix.cli.progress import shown
 from statemix.layers import LayerSpec
 from statemix.lm.hub_config import StatemixConfig
-from statemix.lm.language_training import LanguageSettings, count_sizes, train_language_model
+from statemix.lm.language_training import train_language_model
+from statemix.lm.model_costs import MATMUL_DTYPES, count_sizes, matmul_speed, training_flops
 from statemix.lm.prepared import prepare, read_prepared
-from statemix.lm.presets import preset_of
+from statemix.lm.presets import LanguageSettings, OptimizerName, preset_of
+from statemix.lm.step_line import duration
 from statemix.lm.text_tokenizers import end_of
-from statemix.training.config import Count, Device, NotNegative, Positive, Precision
+from statemix.training.config import (
+    Count,
+    Device,
+    Fraction,
+    NotNegative,
+    Positive,
+    Precision,
+    chosen_device,
+)
 from statemix.training.run import CHECKPOINT_EVERY_S
 
 
@@ -80,8 +90,21 @@ class TrainText:
     learning_rate: Positive | None = None
     """Largest learning rate."""
 
+    optimizer: OptimizerName = "adamw"
+    """adamw, or muon: Muon for the matrices of MLPs and for value and output projections, AdamW for
+    the rest. Both have the same learning rate."""
+
     weight_decay: NotNegative = 0.1
     """Weight decay of matrices."""
+
+    min_learning_rate: NotNegative = 1e-5
+    """Learning rate at the end."""
+
+    warmup_share: Fraction = 0.1
+    """Share of the steps in which the learning rate rises."""
+
+    clip_norm: Positive = 1.0
+    """Largest norm of the gradient."""
 
     evaluate_every: Count = 200
     """Steps between two evaluations."""
@@ -91,6 +114,13 @@ class TrainText:
 
     precision: Precision = "32-true"
     """Precision of weights and arithmetic."""
+
+    compile: bool = False
+    """Compile the blocks with torch.compile."""
+
+    gradient_checkpointing: bool = False
+    """Keep only the inputs of the blocks for the backward pass, which saves memory and costs
+    time."""
 
     device: Device = "auto"
     """Device; auto uses a GPU if there is one."""
@@ -119,12 +149,7 @@ class TrainText:
                 prepare(["stdlib"], data)
         tokens, held_out, tokenizer = read_prepared(data)
         config, settings = self.request(tokenizer)
-        numbers = count_sizes(config)
-        print(
-            f"{numbers['parameters']:,} parameters, {numbers['state_bytes']:,} bytes of state per "
-            f"sequence, {settings.steps * settings.batch_size * settings.length:,} tokens to read "
-            f"of {len(tokens.ids):,}"
-        )
+        print(self._costs(config, settings, len(tokens.ids)))
         with shown() as show:
             _, fitted = train_language_model(
                 config,
@@ -133,6 +158,8 @@ class TrainText:
                 self.folder,
                 settings,
                 most_bytes=self.evaluate_bytes,
+                compiled=self.compile,
+                gradient_checkpointing=self.gradient_checkpointing,
                 precision=self.precision,
                 device=self.device,
                 on_event=lambda event: show(self.folder.name, event),
@@ -144,6 +171,19 @@ class TrainText:
         print(
             f"{scores['bits_per_byte']:.4f} bits per byte, perplexity {scores['perplexity']:.2f}, "
             f"{fitted.time_s:.1f} s; stored in {self.folder}"
+        )
+
+    def _costs(self, config: StatemixConfig, settings: LanguageSettings, available: int) -> str:
+        """Return what the run costs, for a reader."""
+        sizes, flops = count_sizes(config), sum(training_flops(config, settings.length))
+        speed = matmul_speed(chosen_device(self.device), MATMUL_DTYPES[self.precision])
+        to_read = settings.steps * settings.batch_size * settings.length
+        return (
+            f"{sizes['parameters']:,} parameters, {sizes['state_bytes']:,} bytes of state per "
+            f"sequence, {flops / 1e6:,.1f} MFLOPs per training token\n"
+            f"{to_read:,} tokens to read of {available:,}: at least "
+            f"{duration(flops * to_read / speed)}, the time of matrix products at "
+            f"{speed / 1e9:,.0f} GFLOP/s; the step line shows the time left"
         )
 
     def request(self, tokenizer: Tokenizer) -> tuple[StatemixConfig, LanguageSettings]:
@@ -180,7 +220,11 @@ class TrainText:
             steps=self.steps or preset.steps,
             learning_rate=self.learning_rate or preset.learning_rate,
             weight_decay=self.weight_decay,
+            min_learning_rate=self.min_learning_rate,
+            warmup_share=self.warmup_share,
+            clip_norm=self.clip_norm,
             evaluate_every=self.evaluate_every,
             seed=self.seed,
+            optimizer=self.optimizer,
         )
         return config, settings

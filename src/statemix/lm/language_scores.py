@@ -1,0 +1,76 @@
+"""The loss of a language model in training, and its bits per byte on held-out text."""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from statemix.errors import RequestError
+from statemix.lm.hub_model import CACHE, StatemixForCausalLM
+from statemix.lm.shards import TokenFile
+
+# Tokens of a piece of a document in evaluation; the state carries on.
+_PIECE = 8192
+# Vocabularies from this size on get their loss in chunks.
+_LARGE_VOCABULARY = 8192
+
+
+def summed_loss(model: Any, tokens: Tensor) -> Tensor:
+    """Return the summed cross-entropy of all tokens but the first, (B, T + 1) in."""
+    hidden = model.model(tokens[:, :-1], use_cache=False).last_hidden_state.flatten(0, 1)
+    targets = tokens[:, 1:].flatten()
+    weight = model.lm_head.weight
+    chunked = getattr(functional, "linear_cross_entropy", None)
+    if weight.shape[0] >= _LARGE_VOCABULARY and chunked is not None:
+        loss: Tensor = chunked(hidden, weight, targets, reduction="sum")
+        return loss
+    return functional.cross_entropy(model.lm_head(hidden).float(), targets, reduction="sum")
+
+
+@torch.no_grad()
+def bits_per_byte(
+    model: StatemixForCausalLM, tokens: TokenFile, *, most_bytes: int | None = None
+) -> dict[str, float]:
+    """Return bits per byte and perplexity of whole documents.
+
+    A document is read from its first token to its last in pieces, and the state carries on: every
+    token is predicted from all tokens before it. The first one is predicted from the end of the
+    document before, token ``config.eos_token_id``.
+
+    Args:
+        model: the model, in evaluation mode.
+        tokens: the documents.
+        most_bytes: stop after the document that reaches this number of bytes.
+
+    Returns:
+        "bits_per_byte" and "perplexity", exp of the mean loss of a token.
+
+    Raises:
+        RequestError: if the bytes of the documents are not known.
+    """
+    total, num_tokens, num_bytes = 0.0, 0, 0
+    counts = tokens.info.get("document_bytes")
+    if counts is None:
+        raise RequestError(f"{tokens.path} must have a .json with the bytes of each document")
+    end = model.config.eos_token_id
+    for number, count in enumerate(counts):
+        ids = torch.from_numpy(tokens.document(number).astype(np.int64)).to(model.device)
+        targets = ids if end is not None else ids[1:]
+        inputs = torch.cat([ids.new_tensor([end]), ids[:-1]]) if end is not None else ids[:-1]
+        cache = None
+        for place in range(0, len(targets), _PIECE):
+            output = model(inputs[None, place : place + _PIECE], use_cache=True, **{CACHE: cache})
+            cache = output[CACHE]
+            total += float(
+                functional.cross_entropy(
+                    output.logits[0].float(), targets[place : place + _PIECE], reduction="sum"
+                )
+            )
+        num_tokens, num_bytes = num_tokens + len(targets), num_bytes + count
+        if most_bytes is not None and num_bytes >= most_bytes:
+            break
+    nats = total / max(num_tokens, 1)
+    return {"bits_per_byte": total / math.log(2) / num_bytes, "perplexity": math.exp(nats)}

@@ -1,0 +1,99 @@
+"""The costs of a language model: parameters, state, FLOPs of a token, and this device's speed."""
+
+import functools
+import time
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from statemix.layers import Layer
+from statemix.lm.hub_config import StatemixConfig
+from statemix.lm.hub_model import StatemixForCausalLM
+from statemix.training.config import Precision
+
+# Sides of the matrices whose product is timed: large enough for full speed.
+_SIDE = {"cpu": 1024, "cuda": 8192}
+_PRODUCTS = 4
+MATMUL_DTYPES: dict[Precision, torch.dtype] = {
+    "32-true": torch.float32,
+    "bf16-mixed": torch.bfloat16,
+    "64-true": torch.float64,
+}
+"""Precision -> dtype of matrix products."""
+
+
+def _on_meta(config: StatemixConfig) -> StatemixForCausalLM:
+    with torch.device("meta"):
+        return StatemixForCausalLM(config)
+
+
+def count_sizes(config: StatemixConfig) -> dict[str, int]:
+    """Return the parameters of a model, and the bytes of the state of one sequence in float32."""
+    model = _on_meta(config)
+    layers = [module for module in model.modules() if isinstance(module, Layer)]
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "state_bytes": 4 * sum(layer.state_size for layer in layers),
+    }
+
+
+class TrainingFlops(NamedTuple):
+    """FLOPs of a training token.
+
+    Attributes:
+        projections: products of weight matrices with activations and gradients.
+        recurrences: scans, attention, gates, convolutions and norms of layers.
+    """
+
+    projections: int
+    recurrences: int
+
+
+def training_flops(config: StatemixConfig, length: int) -> TrainingFlops:
+    r"""Return the FLOPs of a token in training, forward and backward.
+
+    .. math:: 3 \Big(\sum_W 2\, d_{in} d_{out} + \sum_{\text{layers}} r(\tfrac{T + 1}{2})\Big)
+
+    where W runs over all weight matrices but the embedding, r counts the rest of a layer, and T is
+    the length. The backward pass counts twice the forward pass: it has the gradient of the input
+    and the gradient of the weights. What gradient checkpointing computes again does not count. A
+    layer that does not count its FLOPs counts its matrices alone.
+
+    Args:
+        config: the model.
+        length: tokens of a training sequence. It matters to attention.
+    """
+    model = _on_meta(config)
+    layers = [module for module in model.modules() if isinstance(module, Layer)]
+    inside = {part for layer in layers for part in layer.modules()}
+    outside = (m for m in model.modules() if isinstance(m, nn.Linear) and m not in inside)
+    projections = sum(2 * linear.weight.numel() for linear in outside)
+    recurrences = 0
+    for layer in layers:
+        flops = layer.flops_per_token((length + 1) // 2)
+        if flops is None:
+            projections += sum(2 * p.numel() for p in layer.parameters() if p.ndim > 1)
+        else:
+            projections += flops.projections
+            recurrences += flops.transition + flops.other
+    return TrainingFlops(3 * projections, 3 * recurrences)
+
+
+@functools.cache
+def matmul_speed(device: str, dtype: torch.dtype) -> float:
+    """Return the FLOP/s of the best of a few products of large square matrices.
+
+    Args:
+        device: "cpu", with the present number of threads, or "cuda".
+        dtype: dtype of the matrices.
+    """
+    side = _SIDE[device]
+    left, right = (torch.ones(side, side, device=device, dtype=dtype) for _ in range(2))
+    best = 0.0
+    for _ in range(1 + _PRODUCTS):
+        begun = time.perf_counter()
+        # Waits for the device.
+        float((left @ right)[0, 0])
+        best = max(best, 2 * side**3 / (time.perf_counter() - begun))
+    return best

@@ -1,0 +1,125 @@
+"""The step line, and the costs that training prints before the first step."""
+
+import math
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tests.lm.conftest import build_model
+from torch.utils.flop_counter import FlopCounterMode
+
+from statemix.lm import model_costs, step_line
+from statemix.lm.language_scores import summed_loss
+from statemix.lm.model_costs import count_sizes, matmul_speed, training_flops
+from statemix.lm.step_line import StepLine, TimedBatches
+from statemix.training import Event
+
+
+@pytest.mark.parametrize("kind", ["bd_lru", "h_lru-conv-gate"])
+def test_flops_are_those_of_the_matrix_products_of_a_step(kind):
+    model = build_model(kind, conv_size=0, output_gate=True)
+    with FlopCounterMode(display=False) as counter:
+        summed_loss(model, torch.randint(0, 50, (2, 8))).backward()
+    flops = training_flops(model.config, 7)
+    assert counter.get_total_flops() == 2 * 7 * flops.projections
+    assert 0 < flops.recurrences < flops.projections
+
+
+def test_flops_grow_with_the_length_for_attention_alone():
+    for kind, grows in (("bd_lru", False), ("hybrid", True)):
+        config = build_model(kind).config
+        short, long = (training_flops(config, length) for length in (10, 1000))
+        assert short.projections == long.projections
+        assert (short.recurrences < long.recurrences) == grows
+
+
+def test_a_layer_without_a_count_counts_its_matrices(monkeypatch):
+    config = build_model("bd_lru").config
+    counted = training_flops(config, 7)
+    layer = type(build_model("bd_lru").model.layers[0].mixer.layer)
+    monkeypatch.setattr(layer, "flops_per_token", lambda self, length: None)
+    assert training_flops(config, 7) == (counted.projections, 0)
+
+
+def test_sizes_are_those_of_the_model():
+    model = build_model("bd_lru")
+    sizes = count_sizes(model.config)
+    assert sizes == {"parameters": model.num_parameters(), "state_bytes": 4 * 2 * 16}
+
+
+def test_the_speed_of_matrix_products_is_that_of_the_best(monkeypatch):
+    times = iter([0.0, 8.0, 8.0, 9.0, 9.0, 11.0, 11.0, 15.0, 15.0, 23.0])
+    monkeypatch.setattr(model_costs, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    monkeypatch.setitem(model_costs._SIDE, "cpu", 10)
+    assert matmul_speed.__wrapped__("cpu", torch.float64) == 2 * 10**3
+
+
+class Slow:
+    """Batches that take 3 s of a clock, in steps of 10 s."""
+
+    num_steps, steps_per_epoch = 100, 5
+
+    def __init__(self, monkeypatch):
+        self.now = 50.0
+        monkeypatch.setattr(step_line, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+    def parts(self, step):
+        self.now += 3.0
+        return [step]
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    return Slow(monkeypatch)
+
+
+def measured(slow, bytes_per_token=2.0):
+    """A step line after two steps of 10 s, of which evaluations of 90 s are no part."""
+    batches = TimedBatches(slow)
+    line = StepLine(
+        batches,
+        tokens_per_step=400,
+        flops_per_token=5.0,
+        matmul_speed=1000.0,
+        bytes_per_token=bytes_per_token,
+    )
+    line.on_start(SimpleNamespace(step=10))
+    for step in range(2):
+        assert batches.parts(step) == [step]
+        slow.now += 7.0
+        line.after_step(None, 1.0)
+        slow.now += 90.0
+    return line
+
+
+def test_the_line_has_loss_speed_utilisation_wait_and_time_left(slow):
+    line = measured(slow)
+    event = line.describe(Event("step", 12, 100, loss=math.log(4)))
+    assert event.text == (
+        "loss 1.3863, 1.000 bits per byte, 40 tokens/s, utilisation 20%, data wait 30%, "
+        "about 2.4 h left"
+    )
+    saved = Event("saved", 12, 100, text="checkpoint")
+    assert line.describe(saved) == saved
+    assert "bits" not in measured(slow, None).describe(Event("step", 12, 100, loss=1.0)).text
+
+
+def test_a_row_has_the_means_since_the_row_before(slow):
+    line = measured(slow)
+    wanted = {"tokens_per_s": 40.0, "utilisation": 0.2, "data_wait": 0.3}
+    assert line.row(None) == pytest.approx(wanted)
+    # A run that resumes at its last step makes no step.
+    assert line.row(None) == {"tokens_per_s": 0.0, "utilisation": 0.0, "data_wait": 0.0}
+
+
+def test_the_command_prints_costs_and_step_lines(prepared, train_tiny, capsys, monkeypatch):
+    monkeypatch.setattr("statemix.cli.progress.LINE_EVERY_S", 0.0)
+    assert train_tiny("--steps", "3") == 0
+    out, err = capsys.readouterr()
+    assert re.search(r"8,584 parameters, 32 bytes of state per sequence, 0\.\d MFLOPs", out)
+    assert re.search(r"192 tokens to read of 9,078: at least 0 s, .* at \d+ GFLOP/s", out)
+    line = r"step 2 of 3: loss \d\.\d+, (\d\.\d+) bits per byte, [\d,]+ tokens/s, utilisation \d+%"
+    bits = re.search(line + r", data wait \d+%, about 0 s left", err).group(1)
+    # The held-out text is like the training text.
+    assert float(bits) == pytest.approx(float(re.search(r"per_byte (\S+),", err).group(1)), rel=0.1)

@@ -1,0 +1,193 @@
+"""Options of training: each test fails if its option does nothing."""
+
+import functools
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tests.lm.conftest import build_model
+from torch.nn import functional
+
+from statemix.lm import StatemixConfig, language_training
+from statemix.lm.language_scores import summed_loss
+from statemix.lm.language_training import TokenBatches, train_language_model
+from statemix.lm.presets import LanguageSettings
+from statemix.lm.shards import read_tokens, write_documents
+
+SETTINGS = LanguageSettings(8, 6, 3, 1e-2, evaluate_every=2, seed=5)
+CONFIG = StatemixConfig(
+    vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=2, eos_token_id=0
+)
+
+
+@pytest.fixture
+def train(tmp_path):
+    """Return a function that trains a small model with options, and returns its weights."""
+    draw = np.random.default_rng(0)
+    documents = [(draw.integers(0, 50, 40), 100) for _ in range(10)]
+    tokens = read_tokens(write_documents(tmp_path / "train", 50, documents, {}))
+    held_out = read_tokens(write_documents(tmp_path / "held_out", 50, documents[:1], {}))
+    runs = (tmp_path / f"run{number}" for number in range(9))
+
+    def weights(settings=SETTINGS, **options):
+        trained, _ = train_language_model(
+            CONFIG, tokens, held_out, next(runs), settings, device="cpu", **options
+        )
+        return torch.cat([parameter.detach().flatten() for parameter in trained.parameters()])
+
+    return weights
+
+
+def seen(monkeypatch, name, note):
+    """Call ``note`` with the arguments of each call of a function of the training."""
+    function = getattr(language_training, name)
+
+    def noting(*arguments):
+        found = function(*arguments)
+        note(*arguments, found)
+        return found
+
+    monkeypatch.setattr(language_training, name, noting)
+
+
+def test_accumulation_makes_the_step_of_a_large_batch(train, monkeypatch):
+    sizes = []
+    seen(monkeypatch, "summed_loss", lambda model, tokens, loss: sizes.append(len(tokens)))
+    whole = train()
+    assert sizes == [6] * 3
+    sizes.clear()
+    torch.testing.assert_close(train(replace(SETTINGS, accumulate=4)), whole)
+    assert sizes == [2, 2, 1, 1] * 3
+
+
+def test_gradients_are_clipped(train, monkeypatch):
+    norms = []
+
+    def note(model, settings, optimizer):
+        def norm(*arguments):
+            del arguments
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            norms.append(float(torch.nn.utils.get_total_norm(gradients)))
+
+        optimizer.register_step_pre_hook(norm)
+
+    seen(monkeypatch, "optimizer_of", note)
+    train(replace(SETTINGS, clip_norm=1e-3))
+    assert norms == pytest.approx([1e-3] * 3, rel=1e-2)
+
+
+def test_gradient_checkpointing_computes_blocks_again(train, monkeypatch):
+    calls = []
+    forward = language_training.StatemixForCausalLM
+
+    class Counted(forward):
+        def __init__(self, config):
+            super().__init__(config)
+            mlp = self.model.layers[0].mlp
+            mlp.register_forward_pre_hook(lambda *arguments: calls.append(mlp.training))
+
+    monkeypatch.setattr(language_training, "StatemixForCausalLM", Counted)
+    kept = train()
+    once = sum(calls)
+    calls.clear()
+    assert torch.equal(train(gradient_checkpointing=True), kept)
+    assert (once, sum(calls)) == (3, 6)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_compiled_blocks_train_and_evaluations_are_not_compiled(train, monkeypatch):
+    calls = []
+
+    def counting(graph, inputs):
+        del inputs
+
+        def call(*arguments):
+            calls.append(torch.is_grad_enabled())
+            return graph(*arguments)
+
+        return call
+
+    plain = train()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counting))
+    torch.testing.assert_close(train(compiled=True), plain)
+    # Every block in every step.
+    assert calls.count(True) >= 2 * 3
+    assert all(calls)
+
+
+def test_bfloat16_multiplies_matrices_but_keeps_weights(train, monkeypatch):
+    dtypes, losses = [], {"32-true": [], "bf16-mixed": []}
+    forward = language_training.StatemixForCausalLM
+
+    class Watched(forward):
+        def __init__(self, config):
+            super().__init__(config)
+            up = self.model.layers[0].mlp.up_proj
+            up.register_forward_hook(
+                lambda module, x, y: dtypes.append((module.weight.dtype, y.dtype))
+            )
+
+    monkeypatch.setattr(language_training, "StatemixForCausalLM", Watched)
+    for precision, noted in losses.items():
+        dtypes.clear()
+        with monkeypatch.context() as patch:
+            seen(patch, "summed_loss", lambda model, tokens, loss, to=noted: to.append(loss.item()))
+            weights = train(precision=precision)
+        wanted = torch.bfloat16 if precision == "bf16-mixed" else torch.float32
+        assert set(dtypes) == {(torch.float32, wanted)}
+        assert weights.dtype == torch.float32
+    exact, rounded = losses.values()
+    assert rounded == pytest.approx(exact, rel=1e-2)
+    assert rounded != exact
+
+
+@pytest.mark.parametrize("vocab_size", [50, 9000])
+def test_the_loss_and_its_gradients_are_those_of_all_logits(vocab_size, monkeypatch):
+    chunks = []
+    chunked = functional.linear_cross_entropy
+    monkeypatch.setattr(
+        functional,
+        "linear_cross_entropy",
+        lambda *arguments, **options: chunks.append(1) or chunked(*arguments, **options),
+    )
+    model = build_model("bd_lru", vocab_size=vocab_size)
+    tokens = torch.randint(0, 50, (2, 6))
+    wanted = model(tokens, labels=tokens).loss * 10
+    gradients = torch.autograd.grad(wanted, list(model.parameters()))
+    found = summed_loss(model, tokens)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(torch.autograd.grad(found, list(model.parameters())), gradients)
+    assert len(chunks) == (vocab_size == 9000)
+
+
+@pytest.mark.parametrize("batch_size", [2, 12])
+def test_a_loss_of_nan_names_step_batch_and_checkpoint(train, tmp_path, monkeypatch, batch_size):
+    calls = itertools.count(1)
+    loss = language_training.summed_loss
+
+    def failing(model, tokens):
+        return loss(model, tokens) * (np.nan if next(calls) == 3 else 1.0)
+
+    monkeypatch.setattr(language_training, "summed_loss", failing)
+    settings = replace(SETTINGS, batch_size=batch_size)
+    with pytest.raises(FloatingPointError) as caught:
+        train(settings, checkpoint_every_s=0.0)
+    message = str(caught.value)
+    assert "got nan at step 3 of 3" in message
+    assert "the last good checkpoint is " in message
+    assert "step-000000001" in message
+    tokens = read_tokens(tmp_path / "train.bin")
+    places = TokenBatches(tokens.ids, settings, torch.device("cpu")).places(2)
+    # Documents have 40 tokens.
+    documents = [(place // 40, (place + 8) // 40) for place in places]
+    wanted = [
+        f"{place} (document {first})" if first == last else f"{place} (documents {first} to {last})"
+        for place, (first, last) in zip(places, documents, strict=True)
+    ]
+    further = " and 4 further tokens" if batch_size == 12 else ""
+    assert message.endswith(
+        f"the sequences of its batch begin in {tokens.path} at token "
+        f"{', '.join(wanted[:8])}{further}"
+    )

@@ -21,6 +21,7 @@ from statemix.lm.shards import TokenFile
 from statemix.training.fit import Fitted, fit
 from statemix.training.hooks import Hook
 from statemix.training.loop import Loop
+from statemix.training.ranks import ALONE, Ranks, ranks_here
 
 # TokenFile of a piece of a document in evaluation; the state carries on.
 _PIECE = 8192
@@ -69,13 +70,28 @@ class TokenBatches:
         ids: all token ids.
         settings: sizes and seed.
         device: device of the batches.
+        ranks: processes of the run, each of which gets its share of each step.
 
     Raises:
-        RequestError: if there are too few tokens for one step.
+        RequestError: if there are too few tokens for one step, or too few sequences for all
+            processes.
     """
 
-    def __init__(self, ids: Any, settings: LanguageSettings, device: torch.device) -> None:
+    def __init__(
+        self,
+        ids: Any,
+        settings: LanguageSettings,
+        device: torch.device,
+        ranks: Ranks = ALONE,
+    ) -> None:
         self._ids, self._settings, self._device = ids, settings, device
+        self._ranks = ranks
+        shares = self._ranks.size * settings.accumulate
+        if self._ranks.size > 1 and settings.batch_size < shares:
+            raise RequestError(
+                f"batch_size must be at least {shares} for {self._ranks.size} processes with "
+                f"accumulate={settings.accumulate}, got {settings.batch_size}"
+            )
         windows = (len(ids) - settings.length) // settings.length
         self.steps_per_epoch = windows // settings.batch_size
         self.num_steps = settings.steps
@@ -87,10 +103,15 @@ class TokenBatches:
         self._epoch = -1
 
     def parts(self, step: int) -> Sequence[Tensor]:
-        """Return the batches of a step, each (b, length + 1), int64."""
-        rows = np.stack([self._window(place) for place in self.places(step)]).astype(np.int64)
-        pieces = np.array_split(rows, self._settings.accumulate)
-        return [torch.from_numpy(piece).to(self._device) for piece in pieces if len(piece)]
+        """Return the batches of this process in a step, each (b, length + 1), int64."""
+        rank, number = self._ranks.rank, self._settings.accumulate
+        shares = np.array_split(self.places(step), self._ranks.size * number)
+        pieces = [
+            np.stack([self._window(place) for place in share]).astype(np.int64)
+            for share in shares[rank * number : (rank + 1) * number]
+            if len(share)
+        ]
+        return [torch.from_numpy(piece).to(self._device) for piece in pieces]
 
     def places(self, step: int) -> list[int]:
         """Return where the sequences of a step begin."""
@@ -254,7 +275,8 @@ def train_language_model(
             )
     torch.manual_seed(settings.seed)
     model = StatemixForCausalLM(config)
-    batches = TokenBatches(tokens.ids, settings, torch.device("cpu"))
+    ranks = ranks_here()
+    batches = TokenBatches(tokens.ids, settings, torch.device("cpu"), ranks)
     per_step = settings.batch_size * settings.length
     identity = {
         "model": json.loads(config.to_json_string(use_diff=False)),
@@ -266,11 +288,10 @@ def train_language_model(
     del identity["training"]["steps"], identity["training"]["evaluate_every"]
 
     def loss(net: nn.Module, batch: Tensor) -> Tensor:
-        return summed_loss(net, batch.to(model.device)) / per_step
+        return summed_loss(net, batch.to(next(net.parameters()).device)) / per_step
 
-    def evaluate(net: nn.Module) -> Mapping[str, float]:
-        del net
-        return bits_per_byte(model, held_out, most_bytes=most_bytes)
+    def evaluate(net: Any) -> Mapping[str, float]:
+        return bits_per_byte(net, held_out, most_bytes=most_bytes)
 
     fitted = fit(
         model,
@@ -287,7 +308,8 @@ def train_language_model(
         seed=settings.seed,
         **options,
     )
-    model.eval().save_pretrained(folder / "model")
+    if ranks.is_first:
+        model.eval().save_pretrained(folder / "model")
     return model, fitted
 
 

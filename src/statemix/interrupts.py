@@ -52,17 +52,17 @@ class Interrupts:
     A second signal raises at once. The context does nothing where :func:`can_be_handled` is False.
 
     Attributes:
+        noted: whether a signal came.
         forced: whether a second signal came; the state may then be inconsistent.
     """
 
     def __init__(self) -> None:
-        self.forced = False
-        self._noted = False
+        self.noted = self.forced = False
         self._previous: dict[signal.Signals, object] = {}
 
     def check(self) -> None:
         """Raise KeyboardInterrupt if a signal has come."""
-        if self._noted:
+        if self.noted:
             raise KeyboardInterrupt
 
     def __enter__(self) -> "Interrupts":
@@ -81,7 +81,7 @@ class Interrupts:
         self._previous = {}
 
     def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        if self._noted:
+        if self.noted:
             self.forced = True
             raise KeyboardInterrupt
-        self._noted = True
+        self.noted = True

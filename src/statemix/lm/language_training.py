@@ -23,6 +23,7 @@ from statemix.lm.step_line import StepLine, TimedBatches
 from statemix.training.config import Device, Precision, chosen_device
 from statemix.training.fit import Fitted, fit
 from statemix.training.hooks import Event
+from statemix.training.ranks import ALONE, Ranks, ranks_here
 from statemix.training.run import check_arguments
 
 # Sequences that an error names.
@@ -39,13 +40,28 @@ class TokenBatches:
         ids: all token ids.
         settings: sizes and seed.
         device: device of the batches.
+        ranks: processes of the run, each of which gets its share of each step.
 
     Raises:
-        RequestError: if there are too few tokens for one step.
+        RequestError: if there are too few tokens for one step, or too few sequences for all
+            processes.
     """
 
-    def __init__(self, ids: Any, settings: LanguageSettings, device: torch.device) -> None:
+    def __init__(
+        self,
+        ids: Any,
+        settings: LanguageSettings,
+        device: torch.device,
+        ranks: Ranks = ALONE,
+    ) -> None:
         self._ids, self._settings, self._device = ids, settings, device
+        self._ranks = ranks
+        shares = self._ranks.size * settings.accumulate
+        if self._ranks.size > 1 and settings.batch_size < shares:
+            raise RequestError(
+                f"batch_size must be at least {shares} for {self._ranks.size} processes with "
+                f"accumulate={settings.accumulate}, got {settings.batch_size}"
+            )
         windows = (len(ids) - settings.length) // settings.length
         self.steps_per_epoch = windows // settings.batch_size
         self.num_steps = settings.steps
@@ -57,10 +73,15 @@ class TokenBatches:
         self._epoch = -1
 
     def parts(self, step: int) -> Sequence[Tensor]:
-        """Return the batches of a step, each (b, length + 1), int64."""
-        rows = np.stack([self._window(place) for place in self.places(step)]).astype(np.int64)
-        pieces = np.array_split(rows, self._settings.accumulate)
-        return [torch.from_numpy(piece).to(self._device) for piece in pieces if len(piece)]
+        """Return the batches of this process in a step, each (b, length + 1), int64."""
+        rank, number = self._ranks.rank, self._settings.accumulate
+        shares = np.array_split(self.places(step), self._ranks.size * number)
+        pieces = [
+            np.stack([self._window(place) for place in share]).astype(np.int64)
+            for share in shares[rank * number : (rank + 1) * number]
+            if len(share)
+        ]
+        return [torch.from_numpy(piece).to(self._device) for piece in pieces]
 
     def places(self, step: int) -> list[int]:
         """Return where the sequences of a step begin."""
@@ -147,14 +168,15 @@ def train_language_model(
             )
     torch.manual_seed(settings.seed)
     model = StatemixForCausalLM(config)
-    token_batches = TokenBatches(tokens.ids, settings, torch.device("cpu"))
+    ranks = ranks_here()
+    token_batches = TokenBatches(tokens.ids, settings, torch.device("cpu"), ranks)
     batches = TimedBatches(token_batches)
     per_step = settings.batch_size * settings.length
     line = StepLine(
         batches,
         tokens_per_step=per_step,
         flops_per_token=sum(training_flops(config, settings.length)),
-        matmul_speed=matmul_speed(chosen_device(device), MATMUL_DTYPES[precision]),
+        matmul_speed=ranks.size * matmul_speed(chosen_device(device), MATMUL_DTYPES[precision]),
         bytes_per_token=tokens.num_bytes and tokens.num_bytes / len(tokens.ids),
     )
     identity = {
@@ -182,14 +204,13 @@ def train_language_model(
     def loss(net: nn.Module, batch: Tensor) -> Tensor:
         # Fabric's autocast covers calls of the whole model alone.
         is_mixed = precision == "bf16-mixed"
-        with torch.autocast(model.device.type, torch.bfloat16, enabled=is_mixed):
-            return summed_loss(net, batch.to(model.device)) / per_step
+        with torch.autocast(next(net.parameters()).device.type, torch.bfloat16, enabled=is_mixed):
+            return summed_loss(net, batch.to(next(net.parameters()).device)) / per_step
 
-    def evaluate(net: nn.Module) -> Mapping[str, float]:
-        del net
+    def evaluate(net: Any) -> Mapping[str, float]:
         # Documents have many lengths, each of which would be compiled.
         with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
-            return bits_per_byte(model, held_out, most_bytes=most_bytes)
+            return bits_per_byte(net, held_out, most_bytes=most_bytes)
 
     try:
         fitted = fit(
@@ -213,5 +234,6 @@ def train_language_model(
     except FloatingPointError as error:
         text = describe_batch(tokens, token_batches.places(batches.step), settings.length)
         raise FloatingPointError(f"{error}; {text}") from error
-    model.eval().save_pretrained(folder / "model")
+    if ranks.is_first:
+        model.eval().save_pretrained(folder / "model")
     return model, fitted

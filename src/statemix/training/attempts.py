@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from statemix.training.batches import CrossEntropy
-from statemix.training.checkpoint import TensorFiles
 from statemix.training.config import SearchConfig
 from statemix.training.evaluation import SplitEvaluator, accuracy
 from statemix.training.hooks import Evaluation, Hook, Schedules
 from statemix.training.loop import Loop
 from statemix.training.schedules import attributes_set
+from statemix.training.shards_on_disk import TensorFiles
 
 # Decay per step of the moving average of the loss.
 _DECAY = 0.97

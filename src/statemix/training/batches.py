@@ -1,5 +1,6 @@
-"""The examples of each step, which depend only on the seed and the step's number; their loss."""
+"""The examples of each step, which depend only on the seed and the step's number; their losses."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -237,3 +238,59 @@ class CrossEntropy:
         all_places = torch.arange(1, self._length + 1, dtype=torch.float64)
         mean = all_places.pow(self._power).mean().item()
         return (places + 1).double() ** self._power / mean
+
+
+class Averages:
+    """Means of numbers between two evaluations, kept on the device: reading would wait for it."""
+
+    def __init__(self) -> None:
+        self._totals: dict[str, Tensor] = {}
+        self._counts: dict[str, int] = {}
+
+    def collect(
+        self, parts: Sequence[Mapping[str, Tensor]], reports: Sequence[Mapping[str, Tensor]]
+    ) -> None:
+        """Add the losses of a step and the numbers that layers reported.
+
+        Args:
+            parts: losses of each of the step's batches. They add up to one loss per step, so they
+                count once.
+            reports: reported numbers of each forward pass.
+        """
+        for name in parts[0]:
+            self._add(f"loss/{name}", *(losses[name] for losses in parts))
+        for numbers in reports:
+            for name, number in numbers.items():
+                self._add(name, number)
+
+    def _add(self, name: str, *numbers: Tensor) -> None:
+        """Add numbers that count as one term."""
+        for number in numbers:
+            number = number.detach().double()
+            self._totals[name] = self._totals[name] + number if name in self._totals else number
+        self._counts[name] = self._counts.get(name, 0) + 1
+
+    def read(self) -> dict[str, float]:
+        """Return and forget the means: "loss" (the sum over heads) and every name; {} if empty."""
+        if not self._totals:
+            return {}
+        means = {name: value / self._counts[name] for name, value in self._values().items()}
+        self._totals, self._counts = {}, {}
+        losses = [value for name, value in means.items() if name.startswith("loss/")]
+        return {"loss": math.fsum(losses), **means}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything as plain data."""
+        return {"sums": self._values(), "counts": dict(self._counts)}
+
+    def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
+        """Undo :meth:`state_dict`."""
+        self._counts = dict(state["counts"])
+        self._totals = {
+            name: torch.tensor(value, dtype=torch.float64, device=device)
+            for name, value in state["sums"].items()
+        }
+
+    def _values(self) -> dict[str, float]:
+        values = torch.stack(list(self._totals.values())).tolist() if self._totals else []
+        return dict(zip(self._totals, values, strict=True))

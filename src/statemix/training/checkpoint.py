@@ -16,6 +16,14 @@ from statemix import files
 from statemix.errors import RequestError
 from statemix.models import earlier_name
 from statemix.tensor_files import load_tensors, tensor_bytes
+from statemix.training.parallel import is_sharded
+from statemix.training.ranks import ALONE, Ranks
+from statemix.training.shards_on_disk import (
+    TensorFiles,
+    read_shards,
+    spread_tensors,
+    write_shards,
+)
 
 _PREFIX = "step-"
 _UNFINISHED = "unfinished"
@@ -23,6 +31,8 @@ _DAMAGED = "damaged-"
 _MANIFEST = "manifest.json"
 _STATE = "state.json"
 _SUFFIX = ".safetensors"
+# The state of a checkpoint in shards names the tied weights, which have one shard.
+_TIES = "ties"
 # The newest checkpoint, and one to fall back on.
 _KEPT = 2
 
@@ -36,12 +46,13 @@ _DAMAGE = (
     SafetensorError,
 )
 
-TensorFiles = dict[str, dict[str, Tensor]]
-"""Name of a file without its suffix -> name of a tensor -> tensor."""
-
 
 def save_checkpoint(
-    folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]
+    folder: Path,
+    step: int,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    state: Mapping[str, Any],
+    ranks: Ranks = ALONE,
 ) -> None:
     """Save the checkpoint of a step and keep the previous one.
 
@@ -49,21 +60,48 @@ def save_checkpoint(
     is renamed. So a checkpoint with its final name is whole. The manifest holds the SHA-256 of each
     file, and the state their names.
 
+    The first process writes, unless the tensors are sharded: then each process writes its shards.
+
     Args:
         folder: folder of the run's checkpoints; made if absent.
         step: optimiser steps done.
         tensors: name of a file without its suffix -> name of a tensor -> tensor.
         state: everything else, as JSON.
+        ranks: processes of the run, all of which call this.
     """
+    sharded = any(is_sharded(tensor) for group in tensors.values() for tensor in group.values())
+    unfinished = folder / _UNFINISHED
+    if ranks.is_first:
+        _begin(unfinished)
+    if sharded:
+        ranks.wait()
+        state = {**state, _TIES: write_shards(unfinished, tensors)}
+    if ranks.is_first:
+        _finish(unfinished, step, {} if sharded else tensors, state)
+
+
+def _begin(unfinished: Path) -> None:
+    folder = unfinished.parent
     folder.mkdir(exist_ok=True)
     # Sync the run folder too: the metrics must survive a power cut together with the checkpoint.
     files.sync_directory(folder.parent)
-    unfinished = folder / _UNFINISHED
     _remove(unfinished)
     unfinished.mkdir(exist_ok=True)
+
+
+def _finish(
+    unfinished: Path,
+    step: int,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    state: Mapping[str, Any],
+) -> None:
+    folder = unfinished.parent
+    # The shards are there already.
+    hashes = {path.name: _sha256(path) for path in sorted(unfinished.glob("*" + _SUFFIX))}
     contents = {name + _SUFFIX: tensor_bytes(group) for name, group in tensors.items()}
-    contents[_STATE] = json.dumps({"files": sorted(contents), **state}, indent=2).encode()
-    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    listed = sorted([*hashes, *contents])
+    contents[_STATE] = json.dumps({"files": listed, **state}, indent=2).encode()
+    hashes |= {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
     contents[_MANIFEST] = json.dumps(hashes, indent=2).encode()
     for name, content in contents.items():
         files.write_synced(unfinished / name, content)
@@ -80,7 +118,10 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    folder: Path, report: Callable[[str], None]
+    folder: Path,
+    report: Callable[[str], None],
+    like: Mapping[str, Tensor] | None = None,
+    ranks: Ranks = ALONE,
 ) -> tuple[TensorFiles, dict[str, Any]] | None:
     """Load the newest checkpoint that is whole, and rename newer damaged ones.
 
@@ -90,27 +131,42 @@ def load_checkpoint(
     Args:
         folder: folder of the run's checkpoints.
         report: called with one line for each damaged checkpoint.
+        like: weights of the model. Tensors that belong to sharded weights are sharded like them.
+        ranks: processes of the run, all of which call this.
 
     Returns:
-        tensors: tensors as given to :func:`save_checkpoint`, on the CPU.
+        tensors: tensors as given to :func:`save_checkpoint`; those without shards on the CPU.
         state: state as given to it. A single None replaces both if no checkpoint is whole.
 
     Raises:
         OSError: if a checkpoint cannot be read. It may be whole, so nothing is renamed.
     """
-    found = None
-    damaged: dict[Path, str] = {}
-    for path in _newest_first(folder):
-        try:
-            found = _load(path)
-            break
-        except _DAMAGE as error:
-            damaged[path] = " ".join(str(error).split())
-        except OSError as error:
-            raise OSError(f"cannot read checkpoint {path}: {error.strerror}") from error
-    for path, reason in damaged.items():
-        report(f"checkpoint {path.name} is damaged and set aside as {_set_aside(path)}: {reason}")
-    return found
+    loaded: list[tuple[TensorFiles, dict[str, Any]]] = []
+
+    def newest() -> str | None:
+        damaged: dict[Path, str] = {}
+        whole = None
+        for path in _newest_first(folder):
+            try:
+                loaded.append(_load(path))
+                whole = path.name
+                break
+            except _DAMAGE as error:
+                damaged[path] = " ".join(str(error).split())
+            except OSError as error:
+                raise OSError(f"cannot read checkpoint {path}: {error.strerror}") from error
+        for path, reason in damaged.items():
+            aside = _set_aside(path)
+            report(f"checkpoint {path.name} is damaged and set aside as {aside}: {reason}")
+        return whole
+
+    name = ranks.on_first(newest)
+    if name is None:
+        return None
+    tensors, state = loaded[0] if loaded else _load(folder / name)
+    if _TIES in state:
+        return read_shards(folder / name, state.pop(_TIES), like or {}), state
+    return spread_tensors(tensors, like or {}), state
 
 
 def newest_before(folder: Path, step: int) -> Path | None:
@@ -155,6 +211,11 @@ def _remove(checkpoint: Path) -> None:
         checkpoint.rmdir()
 
 
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _set_aside(path: Path) -> str:
     """Give a damaged checkpoint another name, which is returned."""
     number, target = 1, path.with_name(_DAMAGED + path.name)
@@ -169,16 +230,16 @@ def _load(path: Path) -> tuple[TensorFiles, dict[str, Any]]:
     hashes = json.loads((path / _MANIFEST).read_bytes())
     if not isinstance(hashes, dict) or _STATE not in hashes:
         raise ValueError(f"{_MANIFEST} does not list the files of a checkpoint")
-    tensors: TensorFiles = {}
-    state: dict[str, Any] = {}
     for name, expected in hashes.items():
-        content = (path / name).read_bytes()
-        if hashlib.sha256(content).hexdigest() != expected:
+        if _sha256(path / name) != expected:
             raise ValueError(f"the SHA-256 of {name} differs from {_MANIFEST}")
-        if name == _STATE:
-            state = json.loads(content)
-        else:
-            tensors[name.removesuffix(_SUFFIX)] = load_tensors(content)
+    state: dict[str, Any] = json.loads((path / _STATE).read_bytes())
+    tensors: TensorFiles = {}
+    if _TIES not in state:
+        names = hashes.keys() - {_STATE}
+        tensors = {
+            name.removesuffix(_SUFFIX): load_tensors((path / name).read_bytes()) for name in names
+        }
     # The checksum of the state protects this list. Checkpoints of older versions lack it.
     for name in state.pop("files", ()):
         if name not in hashes:

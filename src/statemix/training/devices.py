@@ -14,6 +14,8 @@ from statemix.errors import ABSENT, RequestError, SettingError
 from statemix.memory import available_bytes, gigabytes
 from statemix.tasks import TASKS, Task
 from statemix.training.config import Device, Precision, RunConfig, RuntimeConfig, chosen_device
+from statemix.training.parallel import Strategy, shard_model
+from statemix.training.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -23,12 +25,42 @@ _TOKEN_BYTES = 8
 _COPIES = 6
 
 
-def build_fabric(device: Device, precision: Precision) -> "Fabric":
-    """Build Lightning Fabric for one device that is available."""
+def build_fabric(
+    device: Device,
+    precision: Precision,
+    ranks: Ranks = ALONE,
+    strategy: Strategy = "ddp",
+) -> "Fabric":
+    """Build Lightning Fabric for devices that are available.
+
+    Args:
+        device: kind of the devices.
+        precision: precision of weights and arithmetic.
+        ranks: processes of the run, connected, with a device each.
+        strategy: how several processes share the model.
+    """
     # It imports the compiler of PyTorch, which takes as long as everything else together.
     from lightning_fabric import Fabric
 
-    return Fabric(accelerator=chosen_device(device), devices=1, precision=precision)
+    accelerator = chosen_device(device)
+    if ranks.size == 1:
+        return Fabric(accelerator=accelerator, devices=1, precision=precision)
+    from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+    from lightning_fabric.strategies.model_parallel import ModelParallelStrategy
+
+    sharding = ModelParallelStrategy(
+        shard_model, data_parallel_size=ranks.size, tensor_parallel_size=1
+    )
+    fabric = Fabric(
+        accelerator=accelerator,
+        devices=ranks.local_size,
+        num_nodes=ranks.size // ranks.local_size,
+        strategy="ddp" if strategy == "ddp" else sharding,
+        precision=precision,
+        plugins=[TorchElasticEnvironment()],
+    )
+    fabric.launch()
+    return fabric
 
 
 def check_device(path: str, device: Device) -> None:

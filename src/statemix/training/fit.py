@@ -1,13 +1,14 @@
 """Train any module on any batches, with everything that a run has."""
 
 import contextlib
+import copy
 import inspect
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,8 @@ from statemix.training.devices import (
 from statemix.training.hooks import Checkpoints, Evaluation, Event, Hook, Row
 from statemix.training.loop import Loop
 from statemix.training.outcome import save_outcome
+from statemix.training.parallel import Strategy, parameter_names, rebind_optimizer
+from statemix.training.ranks import join_ranks
 from statemix.training.run import CHECKPOINT_EVERY_S, check_arguments, resume, run_loop
 from statemix.training.settings import checked
 
@@ -93,6 +96,7 @@ def fit(
     on_event: Callable[[Event], None] | None = None,
     checkpoint_every_s: float = CHECKPOINT_EVERY_S,
     extend: bool = False,
+    strategy: Strategy = "ddp",
 ) -> Fitted:
     """Train a module of your own, or resume an interrupted call.
 
@@ -100,6 +104,12 @@ def fit(
     those of an uninterrupted call on the same machine, if ``batch``, ``loss`` and ``evaluate``
     depend on their arguments alone, and all that the model changes is in its parameters and
     buffers. Random numbers of PyTorch are seeded before every step.
+
+    Under torchrun, every process makes this call. Losses and gradients are summed over processes,
+    so ``batch`` returns the share of this process (``torch.distributed.get_rank()``), and a loss
+    that is a mean divides by the size of the whole batch. Each process evaluates the same model.
+    The first process writes the folder, which all processes must see, and reports events. Resuming
+    is bit-identical with the same number of processes.
 
     Args:
         model: the model, trained in place; at the end, it has the last weights. Where a run
@@ -129,6 +139,9 @@ def fit(
         on_event: as in :func:`statemix.training.train`.
         checkpoint_every_s: as in :func:`statemix.training.train`.
         extend: continue a run of fewer steps, finished or not.
+        strategy: how the processes of torchrun share the model. "ddp" keeps the whole model in each
+            process. "fsdp" (FSDP2) keeps a shard of weights, gradients and moments; it gathers the
+            weights by blocks, the entries of ``nn.ModuleList``. One process keeps the whole model.
 
     Raises:
         RequestError: if an argument is out of range, the weights cannot be stored and loaded, or
@@ -174,48 +187,72 @@ def fit(
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise RequestError("model must have weights that are trained, got none")
     check_storable(model)
+    if strategy not in get_args(Strategy):
+        raise RequestError(f"strategy must be 'ddp' or 'fsdp', got {strategy!r}")
     request = _request(model, num_steps, seed, settings or {})
-    # A folder that cannot be written is still read.
-    if runs.is_finished(folder, runs.resolve_config(folder, request, extend=extend)):
-        return _load(model, folder)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(runs.lock_folder(folder))
-        stored = runs.resolve_config(folder, request, extend=extend)
-        if runs.is_finished(folder, stored):
+        ranks = join_ranks(device)
+        sharded = strategy == "fsdp" and ranks.size > 1
+        if sharded and precision == "64-true":
+            raise RequestError(
+                f"precision must be 32-true or bf16-mixed with fsdp, got {precision}"
+            )
+
+        def begin() -> runs.StoredConfig | None:
+            # A folder that cannot be written is still read.
+            if runs.is_finished(folder, runs.resolve_config(folder, request, extend=extend)):
+                return None
+            stack.enter_context(runs.lock_folder(folder))
+            stored = runs.resolve_config(folder, request, extend=extend)
+            return None if runs.is_finished(folder, stored) else stored
+
+        stored = ranks.on_first(begin)
+        if stored is None:
             return _load(model, folder)
         stack.enter_context(threads(runtime.num_threads))
         stack.enter_context(own_random_numbers(runtime.device))
         interrupts = stack.enter_context(Interrupts())
+        # Whoever calls keeps a model without shards.
+        trained = copy.deepcopy(model) if sharded else model
+        if optimizer is None:
+            optimizer = torch.optim.AdamW(trained.parameters())
+        elif sharded:
+            rebind_optimizer(optimizer, parameter_names(model), trained)
         loop = Loop(
-            model,
+            trained,
             _Batches(batch, num_steps) if callable(batch) else batch,
             lambda net, item: _by_name(loss(net, item)),
-            optimizer=optimizer or torch.optim.AdamW(model.parameters()),
-            fabric=build_fabric(runtime.device, precision),
+            optimizer=optimizer,
+            fabric=build_fabric(runtime.device, precision, ranks, strategy),
             clip_norm=clip_norm,
             seed=seed,
-            emit=on_event,
+            emit=on_event if ranks.is_first else None,
             interrupts=interrupts,
+            ranks=ranks,
         )
         _check_optimizer(loop)
         evaluation = Evaluation(
             lambda loop: _evaluate(loop, evaluate),
             every=evaluate_every,
-            metrics=folder / runs.METRICS,
+            metrics=folder / runs.METRICS if ranks.is_first else None,
             criteria={} if criterion is None else {"best": lambda row: _value(row, criterion)},
             stop_if=None if stop_at is None else lambda row: _value(row, criterion) > stop_at,
         )
         checkpoints = Checkpoints(folder / runs.CHECKPOINTS, checkpoint_every_s)
         loop.hooks += [*hooks, evaluation, checkpoints]
-        runs.begin_run(folder, stored, environment(runtime))
-        with runs.record_status(folder):
+        described = environment(runtime)
+        if ranks.size > 1:
+            described |= {"num_processes": ranks.size, "strategy": strategy}
+        ranks.on_first(lambda: runs.begin_run(folder, stored, described))
+        with runs.record_status(folder) if ranks.is_first else contextlib.nullcontext():
             if not resume(loop, folder):
                 # Another process may be given a model with other weights.
                 checkpoints.save(loop)
             run_loop(loop, folder)
             save_outcome(loop, folder, evaluation.rows)
-        interrupts.check()
-    return _load(model, folder)
+        if ranks.any_of(flag=interrupts.noted):
+            raise KeyboardInterrupt
+        return _load(model, folder)
 
 
 def _check_numbers(**numbers: object) -> None:
@@ -282,11 +319,13 @@ def _evaluate(loop: Loop, evaluate: Callable[[Any], Mapping[str, float]] | None)
         return row, ""
     loop.model.eval()
     with torch.no_grad(), loop.fabric.autocast():
-        found = evaluate(loop.model)
+        found = loop.call(evaluate)
     try:
         row["scores"] = {name: float(value) for name, value in found.items()}
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
         raise RequestError(f"evaluate must return numbers by name, got {found!r}") from error
+    # Another kind of device may round otherwise, but all processes must decide alike.
+    row["scores"] = loop.ranks.on_first(lambda: row["scores"])
     return row, "".join(f", {name} {value:.4f}" for name, value in row["scores"].items())
 
 

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +12,11 @@ from torch import Tensor, nn
 
 from statemix.errors import RequestError
 from statemix.files import append, naming
-from statemix.training.checkpoint import TensorFiles, save_checkpoint
+from statemix.training.checkpoint import save_checkpoint
 from statemix.training.config import ScheduleConfig
 from statemix.training.plain import finite
 from statemix.training.schedules import Attributes
+from statemix.training.shards_on_disk import TensorFiles
 
 if TYPE_CHECKING:
     from statemix.training.loop import Loop
@@ -115,7 +115,7 @@ class Evaluation(Hook):
     Args:
         evaluate: returns the row of an evaluation, and a line about it for a reader.
         every: steps between two evaluations.
-        metrics: file of the rows.
+        metrics: file of the rows; None writes none, as in all processes of a run but the first.
         criteria: name of a choice of weights -> function of a row; the first row with the highest
             value is chosen.
         stop_if: function of a row; training ends early when it is true. None means never.
@@ -131,7 +131,7 @@ class Evaluation(Hook):
         evaluate: Callable[["Loop"], tuple[Row, str]],
         *,
         every: int,
-        metrics: Path,
+        metrics: Path | None,
         criteria: Mapping[str, Callable[[Row], float]],
         stop_if: Callable[[Row], bool] | None = None,
     ) -> None:
@@ -143,7 +143,8 @@ class Evaluation(Hook):
         self.evaluated_at = 0
 
     def on_start(self, loop: "Loop") -> None:
-        cut_rows(self._metrics, self._size, loop.report)
+        if self._metrics is not None:
+            cut_rows(self._metrics, self._size, loop.report)
 
     def before_step(self, loop: "Loop") -> None:
         is_due = loop.step % self._every == 0 or loop.stopped or loop.step >= loop.num_steps
@@ -161,7 +162,8 @@ class Evaluation(Hook):
             if name not in self.rows or value > criterion(self.rows[name]):
                 self.rows[name] = row
                 self.weights[name] = _copy(loop.model.state_dict())
-        append(self._metrics, json.dumps(finite(row)) + "\n")
+        if self._metrics is not None:
+            append(self._metrics, json.dumps(finite(row)) + "\n")
         self.evaluated_at = loop.step
         if self._stop_if is not None and self._stop_if(row):
             loop.stopped = True
@@ -175,7 +177,7 @@ class Evaluation(Hook):
     def state_dict(self) -> dict[str, Any]:
         return {
             "evaluated_at": self.evaluated_at,
-            "metrics_bytes": sync_rows(self._metrics),
+            "metrics_bytes": 0 if self._metrics is None else sync_rows(self._metrics),
             "selections": self.rows,
         }
 
@@ -262,11 +264,10 @@ class Checkpoints(Hook):
         self._folder, self._every_s = folder, every_s
 
     def on_start(self, loop: "Loop") -> None:
-        del loop
-        self._saved_at = time.monotonic()
+        self._saved_at = loop.clock
 
     def before_step(self, loop: "Loop") -> None:
-        if time.monotonic() - self._saved_at >= self._every_s:
+        if loop.clock - self._saved_at >= self._every_s:
             self.save(loop)
 
     def on_stop(self, loop: "Loop") -> None:
@@ -277,8 +278,10 @@ class Checkpoints(Hook):
 
     def save(self, loop: "Loop") -> None:
         """Save a checkpoint."""
-        save_checkpoint(self._folder, loop.step, loop.tensors(), loop.state_dict())
-        self._saved_at = time.monotonic()
+        save_checkpoint(
+            self._folder, loop.step, loop.tensors(), loop.state_dict(), ranks=loop.ranks
+        )
+        self._saved_at = loop.clock
         loop.emit("saved", f"checkpoint at step {loop.step}")
 
 

@@ -14,10 +14,13 @@ from statemix.errors import RequestError, SettingError
 from statemix.interrupts import Interrupts
 from statemix.models import earlier_name
 from statemix.tensor_files import check_forms, forms
-from statemix.training.batches import Batches
-from statemix.training.checkpoint import TensorFiles, load_optimizer, optimizer_state
+from statemix.training.batches import Averages, Batches
+from statemix.training.checkpoint import load_optimizer, optimizer_state
 from statemix.training.config import OptimizerConfig
 from statemix.training.hooks import Event, Hook, add_stored
+from statemix.training.parallel import Agreement, is_sharded, set_up_model, whole_tensor
+from statemix.training.ranks import ALONE, Ranks
+from statemix.training.shards_on_disk import TensorFiles
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -50,6 +53,7 @@ class Loop:
         seed: seed of what layers draw, such as noise.
         emit: function called with each event.
         interrupts: signals that end the loop.
+        ranks: the processes of the run. Losses and gradients are summed over processes.
 
     Attributes:
         model: the model as it was given.
@@ -61,6 +65,7 @@ class Loop:
         num_steps: optimiser steps of the whole run; hooks may change it.
         stopped: whether a hook has ended training early.
         interrupts: as given.
+        ranks: as given.
         averages: losses and reported numbers since the last row.
     """
 
@@ -77,17 +82,23 @@ class Loop:
         seed: int = 0,
         emit: Callable[[Event], None] | None = None,
         interrupts: Interrupts | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.model, self.batches, self.optimizer = model, batches, optimizer
         self.fabric, self.hooks = fabric, list(hooks)
         self.step, self.num_steps, self.stopped = 0, batches.num_steps, False
-        self.interrupts = interrupts or Interrupts()
+        self.interrupts, self.ranks = interrupts or Interrupts(), ranks
         self.averages = Averages()
         self._losses, self._clip_norm, self._seed = losses, clip_norm, seed
         self._emit = emit
         self._resumed, self._time_s, self._clock = False, 0.0, time.monotonic()
         # The wrapped pair trains; the bare pair is evaluated, saved and restored.
-        self._wrapped: Any = fabric.setup(model, optimizer)
+        self._wrapped: Any
+        if ranks.size == 1:
+            self._wrapped = fabric.setup(model, optimizer)
+        else:
+            self._wrapped = set_up_model(fabric, model, optimizer)
+            self._agreement = Agreement(ranks, self.interrupts, fabric.device)
         self._forms = forms(model.state_dict())
         self._parameters = list(model.parameters())
         self._reporting = {
@@ -103,6 +114,8 @@ class Loop:
         """
         self._clock = time.monotonic()
         began = "resumed" if self._resumed else "started"
+        if self.ranks.size > 1:
+            self._agreement.start()
         try:
             for hook in self.hooks:
                 hook.on_start(self)
@@ -132,7 +145,10 @@ class Loop:
                 hook.before_step(self)
         except FloatingPointError as error:
             self._recover(error)
-        self.interrupts.check()
+        if self.ranks.size == 1:
+            self.interrupts.check()
+        elif self._agreement.interrupted:
+            raise KeyboardInterrupt
         return None if self.stopped or self.step >= self.num_steps else self.step
 
     def _recover(self, error: FloatingPointError) -> None:
@@ -160,21 +176,26 @@ class Loop:
         self._seed_generators(step)
         loss = torch.zeros((), device=self.fabric.device)
         parts, reports = [], []
-        for batch in self.batches.parts(step):
+        batches = self.batches.parts(step)
+        for place, batch in enumerate(batches):
             # Fabric converts a model's outputs to the default dtype, which would round float64.
             with self.fabric.strategy.precision.tensor_init_context():
-                losses = self._losses(model, batch)
-                for hook in self.hooks:
-                    losses |= hook.losses(self, batch)
+                losses = self._batch_losses(model, batch)
             part = torch.stack(list(losses.values())).sum()
-            self.fabric.backward(part)
+            self._backward(model, part, is_last=place == len(batches) - 1)
             loss = loss + part.detach()
             parts.append(losses)
             reports.append(self.reports())
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         norm = get_total_norm([g.coalesce().values() if g.is_sparse else g for g in gradients])
+        numbers = [loss.double(), norm.double()]
+        if self.ranks.size > 1:
+            loss, parts, reports, agreed = self._agreement.sums(parts, reports)
+            numbers = [loss, whole_tensor(norm).double(), *agreed]
         # The only wait for the device.
-        value, length = torch.stack([loss.double(), norm.double()]).tolist()
+        value, length, *agreed_on = torch.stack(numbers).tolist()
+        if agreed_on:
+            self._agreement.read(agreed_on)
         error = self.refusal(value, length)
         if error is not None:
             optimizer.zero_grad()
@@ -193,10 +214,30 @@ class Loop:
             optimizer_state(self.optimizer, self.model)
         return float(value)
 
+    def _batch_losses(self, model: Any, batch: Any) -> dict[str, Tensor]:
+        def losses(net: Any) -> dict[str, Tensor]:
+            found = self._losses(net, batch)
+            for hook in self.hooks:
+                found |= hook.losses(self, batch)
+            return found
+
+        found: dict[str, Tensor] = losses(model) if self.ranks.size == 1 else model(losses)
+        return found
+
+    def _backward(self, model: Any, loss: Tensor, *, is_last: bool) -> None:
+        if self.ranks.size == 1:
+            self.fabric.backward(loss)
+            return
+        # DDP and FSDP2 average gradients, whose sum is that of one process.
+        with self.fabric.no_backward_sync(model, enabled=not is_last):
+            self.fabric.backward(loss * self.ranks.size)
+
     def _seed_generators(self, step: int) -> None:
         """Let nothing that layers draw depend on the steps before."""
         # An odd multiplier keeps the sequences of two seeds apart.
-        seed = (self._seed * 0x9E3779B97F4A7C15 + step) % 2**64
+        seed = (
+            self._seed * 0x9E3779B97F4A7C15 + self.ranks.rank * 0xBF58476D1CE4E5B9 + step
+        ) % 2**64
         # torch.manual_seed looks at every kind of device, which takes a hundred times as long.
         torch.default_generator.manual_seed(seed)
         if self.fabric.device.type == "cuda":
@@ -256,6 +297,21 @@ class Loop:
         """Seconds of training so far, without interruptions."""
         return round(self._time_s + time.monotonic() - self._clock, 3)
 
+    @property
+    def clock(self) -> float:
+        """Seconds of a clock that never goes back, the same in all processes between two steps."""
+        return time.monotonic() if self.ranks.size == 1 else self._agreement.clock
+
+    def call(self, function: Callable[[Any], Any]) -> Any:
+        """Return a function of the model, between two steps; shards are gathered for the call."""
+        whole = self._wrapped[0]
+        if not any(map(is_sharded, self._parameters)):
+            return function(self.model)
+        found = whole(function)
+        # Without a backward pass, the weights would stay whole.
+        whole.reshard()
+        return found
+
     def tensors(self) -> TensorFiles:
         """Return weights, state of the optimiser and tensors of hooks, as files of tensors."""
         self.check_weights()
@@ -301,62 +357,6 @@ class Loop:
         self.averages.load_state_dict(state["trainer"], self.fabric.device)
         for hook in self.hooks:
             hook.load_state_dict(state, tensors)
-
-
-class Averages:
-    """Means of numbers between two evaluations, kept on the device: reading would wait for it."""
-
-    def __init__(self) -> None:
-        self._totals: dict[str, Tensor] = {}
-        self._counts: dict[str, int] = {}
-
-    def collect(
-        self, parts: Sequence[Mapping[str, Tensor]], reports: Sequence[Mapping[str, Tensor]]
-    ) -> None:
-        """Add the losses of a step and the numbers that layers reported.
-
-        Args:
-            parts: losses of each of the step's batches. They add up to one loss per step, so they
-                count once.
-            reports: reported numbers of each forward pass.
-        """
-        for name in parts[0]:
-            self._add(f"loss/{name}", *(losses[name] for losses in parts))
-        for numbers in reports:
-            for name, number in numbers.items():
-                self._add(name, number)
-
-    def _add(self, name: str, *numbers: Tensor) -> None:
-        """Add numbers that count as one term."""
-        for number in numbers:
-            number = number.detach().double()
-            self._totals[name] = self._totals[name] + number if name in self._totals else number
-        self._counts[name] = self._counts.get(name, 0) + 1
-
-    def read(self) -> dict[str, float]:
-        """Return and forget the means: "loss" (the sum over heads) and every name; {} if empty."""
-        if not self._totals:
-            return {}
-        means = {name: value / self._counts[name] for name, value in self._values().items()}
-        self._totals, self._counts = {}, {}
-        losses = [value for name, value in means.items() if name.startswith("loss/")]
-        return {"loss": math.fsum(losses), **means}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything as plain data."""
-        return {"sums": self._values(), "counts": dict(self._counts)}
-
-    def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """Undo :meth:`state_dict`."""
-        self._counts = dict(state["counts"])
-        self._totals = {
-            name: torch.tensor(value, dtype=torch.float64, device=device)
-            for name, value in state["sums"].items()
-        }
-
-    def _values(self) -> dict[str, float]:
-        values = torch.stack(list(self._totals.values())).tolist() if self._totals else []
-        return dict(zip(self._totals, values, strict=True))
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:

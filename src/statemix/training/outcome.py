@@ -20,6 +20,7 @@ from statemix.training.config import SCHEMA, RunConfig, config_from_plain
 from statemix.training.evaluation import HeadScores, Scores, accuracy
 from statemix.training.hooks import Event
 from statemix.training.loop import Loop
+from statemix.training.parallel import whole_tensor
 from statemix.training.schedules import restore_attributes
 from statemix.training.settings import checked
 
@@ -136,13 +137,20 @@ _SELECTIONS = ("last", "best_test", "test_at_best_validation")
 
 def save_outcome(loop: Loop, folder: Path, summary: Mapping[str, Any]) -> None:
     """Write the weights and the summary of a run, which mark it as done."""
-    hashes = {
-        f"{name}.safetensors": runs.save_weights(folder, f"{name}.safetensors", tensors)
-        for name, tensors in loop.tensors().items()
+    tensors = {
+        file: {name: whole_tensor(tensor) for name, tensor in group.items()}
+        for file, group in loop.tensors().items()
     }
-    numbers = {"num_parameters": loop.num_parameters, "time_s": loop.time_s, "weights": hashes}
-    runs.write_summary(folder, {**summary, **numbers}, loop.state_dict())
-    remove_checkpoints(folder / runs.CHECKPOINTS)
+    state = loop.state_dict()
+    if loop.ranks.is_first:
+        hashes = {
+            f"{name}.safetensors": runs.save_weights(folder, f"{name}.safetensors", group)
+            for name, group in tensors.items()
+        }
+        numbers = {"num_parameters": loop.num_parameters, "time_s": loop.time_s, "weights": hashes}
+        runs.write_summary(folder, {**summary, **numbers}, state)
+        remove_checkpoints(folder / runs.CHECKPOINTS)
+    loop.ranks.wait()
     loop.emit("finished", f"finished at step {loop.step}: {folder}")
 
 

@@ -342,7 +342,9 @@ def resume(loop: Loop, folder: Path) -> bool:
         RequestError: if the checkpoint is that of another model or a longer run.
     """
     checkpoints = folder / runs.CHECKPOINTS
-    found = load_checkpoint(checkpoints, loop.report) if checkpoints.exists() else None
+    if loop.ranks.size == 1 and not checkpoints.exists():
+        return False
+    found = load_checkpoint(checkpoints, loop.report, loop.model.state_dict(), loop.ranks)
     if found is None:
         return False
     tensors, state = found

@@ -1,5 +1,6 @@
 """``statemix lm train``: train a language model on prepared tokens."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -24,7 +25,13 @@ from statemix.training.config import (
     Precision,
     chosen_device,
 )
+from statemix.training.parallel import Strategy
+from statemix.training.ranks import join_ranks
 from statemix.training.run import CHECKPOINT_EVERY_S
+
+
+def _silent(*arguments: object) -> None:
+    del arguments
 
 
 @dataclass(frozen=True)
@@ -125,6 +132,10 @@ class TrainText:
     device: Device = "auto"
     """Device; auto uses a GPU if there is one."""
 
+    strategy: Strategy = "ddp"
+    """How processes that torchrun starts share the model: ddp keeps it whole in each process, fsdp
+    keeps a shard in each."""
+
     seed: int = 0
     """Seed of the weights and of the order of the data."""
 
@@ -142,15 +153,14 @@ class TrainText:
             FloatingPointError: if the loss is not finite.
             KeyboardInterrupt: after Ctrl-C, with a checkpoint saved.
         """
-        data = self.tokens
-        if data is None:
-            data = self.folder.parent / f"{self.folder.name}-tokens"
-            if not (data / "train.json").exists():
-                prepare(["stdlib"], data)
+        ranks = join_ranks(self.device)
+        data = ranks.on_first(self._prepared)
         tokens, held_out, tokenizer = read_prepared(data)
         config, settings = self.request(tokenizer)
-        print(self._costs(config, settings, len(tokens.ids)))
-        with shown() as show:
+        # One process reports for all.
+        report = print if ranks.is_first else _silent
+        report(self._costs(config, settings, len(tokens.ids)))
+        with shown() if ranks.is_first else nullcontext(_silent) as show:
             _, fitted = train_language_model(
                 config,
                 tokens,
@@ -165,10 +175,12 @@ class TrainText:
                 on_event=lambda event: show(self.folder.name, event),
                 checkpoint_every_s=self.checkpoint_every_s,
                 extend=self.extend,
+                strategy=self.strategy,
             )
-        tokenizer.save(str(self.folder / "model" / "tokenizer.json"))
+        if ranks.is_first:
+            tokenizer.save(str(self.folder / "model" / "tokenizer.json"))
         scores = fitted.last["scores"]
-        print(
+        report(
             f"{scores['bits_per_byte']:.4f} bits per byte, perplexity {scores['perplexity']:.2f}, "
             f"{fitted.time_s:.1f} s; stored in {self.folder}"
         )
@@ -185,6 +197,15 @@ class TrainText:
             f"{duration(flops * to_read / speed)}, the time of matrix products at "
             f"{speed / 1e9:,.0f} GFLOP/s; the step line shows the time left"
         )
+
+    def _prepared(self) -> Path:
+        """Return the folder of the tokens; it is prepared if none was given."""
+        data = self.tokens
+        if data is None:
+            data = self.folder.parent / f"{self.folder.name}-tokens"
+            if not (data / "train.json").exists():
+                prepare(["stdlib"], data)
+        return data
 
     def request(self, tokenizer: Tokenizer) -> tuple[StatemixConfig, LanguageSettings]:
         """Return the model and the training that the options ask for."""

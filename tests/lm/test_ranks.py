@@ -1,0 +1,186 @@
+"""Many processes train as one does: DDP and FSDP2 on two processes, with real files and kills."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.lm.two_processes import IDS, SETTINGS, build_tied_model, train_tiny
+
+from statemix.errors import RequestError
+from statemix.lm.language_training import TokenBatches
+from statemix.tensor_files import load_tensors
+from statemix.training.folder import read_metrics, read_status
+from statemix.training.ranks import Ranks, ranks_here
+
+SCRIPT = Path(__file__).with_name("two_processes.py")
+STRATEGIES = ("ddp", "fsdp")
+
+
+def torchrun(*arguments):
+    """Run a program in two processes; return its output."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    path = os.pathsep.join([*filter(None, sys.path), str(SCRIPT.parents[2])])
+    with subprocess.Popen(
+        [*command, *arguments],
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=120)
+        except subprocess.TimeoutExpired:
+            # SIGKILL would leave the workers behind.
+            process.terminate()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def run_script(folder, strategies=STRATEGIES, **asked):
+    return torchrun(
+        str(SCRIPT), json.dumps({"folder": str(folder), "strategies": strategies, **asked})
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Runs of two processes, whole and disturbed, and one of a single process."""
+    folder = tmp_path_factory.mktemp("ranks")
+    done = run_script(folder, refusals=True)
+    assert done.returncode == 0, done.stderr
+    losses = []
+    train_tiny(folder / "single", losses=losses)
+    (folder / "single.json").write_text(json.dumps(losses))
+    return folder
+
+
+def files(folder):
+    return {path.name: load_tensors(path.read_bytes()) for path in folder.glob("*.safetensors")}
+
+
+def assert_equal_files(found, wanted, **tolerance):
+    found, wanted = files(found), files(wanted)
+    assert (
+        found.keys()
+        == wanted.keys()
+        == {f"{n}.safetensors" for n in ("model", "optimizer", "best")}
+    )
+    for name in wanted:
+        assert found[name].keys() == wanted[name].keys()
+        for key in wanted[name]:
+            torch.testing.assert_close(found[name][key], wanted[name][key], **tolerance)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_two_processes_train_as_one(trained, strategy):
+    """Momentum shows the scale of the gradients, and clipping their global norm."""
+    assert_equal_files(trained / strategy, trained / "single", rtol=1e-5, atol=1e-6)
+    first, second = (json.loads((trained / f"{strategy}-{r}.json").read_text()) for r in (0, 1))
+    assert first["losses"] == pytest.approx(json.loads((trained / "single.json").read_text()))
+    assert second["losses"] == []
+    rows, wanted = (read_metrics(trained / name) for name in (strategy, "single"))
+    assert [row["step"] for row in rows] == [3, 6, 7]
+    for row, other in zip(rows, wanted, strict=True):
+        assert row["scores"] == pytest.approx(other["scores"])
+        assert row["train"] == pytest.approx(other["train"])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_tied_weights_stay_one_tensor(trained, strategy):
+    for rank in (0, 1):
+        assert json.loads((trained / f"{strategy}-{rank}.json").read_text())["tied"]
+    weights = files(trained / strategy)["model.safetensors"]
+    assert torch.equal(weights["lm_head.weight"], weights["model.embed_tokens.weight"])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_all_processes_decide_alike(trained, strategy):
+    """A signal to one process, or a NaN in one, ends all at the same step with a checkpoint."""
+    first, second = (
+        json.loads((trained / f"{strategy}-{r}.json").read_text())["refusals"] for r in (0, 1)
+    )
+    assert first["signal"] == second["signal"] == "KeyboardInterrupt: "
+    # Resumed later, the run has lost nothing.
+    assert_equal_files(
+        trained / f"{strategy}-refused" / "signal", trained / strategy, rtol=0, atol=0
+    )
+    for message in (first["nan"], second["nan"]):
+        assert message.startswith("FloatingPointError: loss must be finite, got nan at step 5 of 7")
+    stopped = trained / f"{strategy}-refused" / "nan"
+    assert read_status(stopped).status == "diverged"
+    (*_, newest) = sorted((stopped / "checkpoints").iterdir())
+    assert newest.name == "step-000000004"
+    for message in (first["other"], second["other"]):
+        assert message.startswith("RequestError: folder must hold a run of the same configuration")
+    wanted = (
+        "RequestError: precision must be 32-true or bf16-mixed with fsdp"
+        if strategy == "fsdp"
+        else ""
+    )
+    assert first["double"].startswith(wanted)
+
+
+def test_kills_of_one_process_and_of_all_change_no_bit(trained, tmp_path):
+    kills = [("fsdp", 3, [1]), ("fsdp", 5, [0, 1]), ("ddp", 2, [1])]
+    for place, kill in enumerate(kills):
+        done = run_script(tmp_path, ["fsdp", "ddp"], kills=[kill])
+        assert done.returncode != 0
+        if place == 0:
+            assert read_status(tmp_path / "fsdp").status != "done"
+            shutil.copytree(tmp_path / "fsdp", tmp_path / "alone")
+            newest = tmp_path / "fsdp" / "checkpoints" / "step-000000003"
+            names = {path.name for path in newest.iterdir()}
+            assert len([name for name in names if name.endswith(".safetensors")]) == 2
+            assert {"state.json", "manifest.json"} < names
+            assert len(names) == 4
+    done = run_script(tmp_path, ["fsdp", "ddp"])
+    assert done.returncode == 0, done.stderr
+    for strategy in STRATEGIES:
+        assert_equal_files(tmp_path / strategy, trained / strategy, rtol=0, atol=0)
+        steps = [row["step"] for row in read_metrics(tmp_path / strategy)]
+        assert steps == [3, 6, 7]
+    # One process continues from the shards of two.
+    resumed = []
+    train_tiny(tmp_path / "alone", losses=resumed)
+    assert len(resumed) == 4
+    assert_equal_files(tmp_path / "alone", trained / "single", rtol=1e-5, atol=1e-6)
+
+
+def test_shares_of_the_processes_are_those_of_a_step():
+    whole = TokenBatches(IDS, SETTINGS, torch.device("cpu")).parts(3)
+    shares = [
+        TokenBatches(IDS, SETTINGS, torch.device("cpu"), Ranks(rank, 2)).parts(3) for rank in (0, 1)
+    ]
+    assert [[len(part) for part in parts] for parts in shares] == [[2, 1], [1, 1]]
+    assert torch.equal(torch.cat([*shares[0], *shares[1]]), torch.cat([*whole]))
+
+
+def test_every_process_needs_a_sequence():
+    message = "batch_size must be at least 6 for 3 processes with accumulate=2, got 5"
+    with pytest.raises(RequestError, match=message):
+        TokenBatches(np.zeros(100, np.uint16), SETTINGS, torch.device("cpu"), Ranks(0, 3))
+
+
+def test_the_environment_names_the_processes(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert ranks_here() == Ranks()
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert ranks_here() == Ranks(5, 8, 1, 4)
+    assert not ranks_here().is_first
+
+
+def test_an_unknown_strategy_is_refused(tmp_path):
+    with pytest.raises(RequestError, match="strategy must be 'ddp' or 'fsdp', got 'zero'"):
+        train_tiny(tmp_path / "run", strategy="zero")
+    assert not (tmp_path / "run").exists()
+    assert build_tied_model().lm_head.weight.shape == (11, 7)

@@ -1,0 +1,133 @@
+"""Training in the processes of torchrun, told by a JSON: python two_processes.py '{"folder": ...}'.
+
+Keys: folder; strategies, trained in this order; and the ranks that die at a step of a strategy, as
+[[strategy, step, [ranks]], ...]. Also a function that trains in the calling process.
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from statemix.errors import RequestError
+from statemix.lm import StatemixConfig, StatemixForCausalLM
+from statemix.lm.language_training import LanguageSettings, TokenBatches, summed_loss
+from statemix.training import fit
+from statemix.training.ranks import ranks_here
+
+STEPS = 7
+# Five rows, two processes and two batches each: no two batches of a step are alike.
+SETTINGS = LanguageSettings(length=6, batch_size=5, accumulate=2, steps=STEPS, learning_rate=1.0)
+IDS = np.random.default_rng(0).integers(0, 11, 400).astype(np.uint16)
+
+
+def build_tied_model():
+    """Seven columns and eleven tokens: shards of two processes are uneven."""
+    torch.manual_seed(1)
+    mixers = {"name": "bd_lru", "num_blocks": 3, "block_size": 2}
+    config = StatemixConfig(vocab_size=11, hidden_size=7, num_hidden_layers=2, mixers=mixers)
+    model = StatemixForCausalLM(config)
+    with torch.no_grad():
+        model.model.embed_tokens.weight.normal_()
+    return model
+
+
+def train_tiny(folder, *, strategy="ddp", losses=None, act=None, clip_norm=2.0, **options):
+    """Train with momentum, which the scale of the gradient changes; return the model."""
+    model, ranks = build_tied_model(), ranks_here()
+    batches = TokenBatches(IDS, SETTINGS, torch.device("cpu"), ranks)
+    own = batches.parts
+
+    def parts(step):
+        return [(step, rows) for rows in own(step)]
+
+    def loss(net, batch):
+        step, rows = batch
+        factor = 1.0 if act is None else act(step, ranks.rank)
+        return summed_loss(net, rows) * factor / 30
+
+    def evaluate(net):
+        rows = torch.from_numpy(IDS[None, :50].astype(np.int64))
+        return {"score": -float(summed_loss(net, rows))}
+
+    def on_event(event):
+        if event.kind == "step" and losses is not None:
+            losses.append(event.loss)
+
+    batches.parts = parts
+    options = {"device": "cpu", "num_threads": 1, "evaluate_every": 3, **options}
+    fit(
+        model, batches, loss, folder, num_steps=STEPS, evaluate=evaluate, criterion="score",
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9),
+        strategy=strategy, on_event=on_event, clip_norm=clip_norm, **options,
+    )  # fmt: skip
+    return model
+
+
+def _killed(kills, strategy):
+    def act(step, rank):
+        for name, at, ranks in kills:
+            if (name, at) == (strategy, step) and rank in ranks:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return 1.0
+
+    return act
+
+
+def _signal_one():
+    sent = []
+
+    def act(step, rank):
+        # A second signal would end the process at once, and a step has two batches.
+        if (step, rank) == (3, 1) and not sent:
+            sent.append(True)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return 1.0
+
+    return act
+
+
+def _spoil_one(step, rank):
+    return float("nan") if (step, rank) == (4, 1) else 1.0
+
+
+def _refusals(folder, strategy):
+    """Return how runs end of which a single process gets a signal, a NaN, a wrong folder."""
+    found = {}
+    tries = {
+        "signal": lambda: train_tiny(folder / "signal", strategy=strategy, act=_signal_one()),
+        "nan": lambda: train_tiny(folder / "nan", strategy=strategy, act=_spoil_one),
+        "other": lambda: train_tiny(folder / "nan", strategy=strategy, seed=5),
+        "double": lambda: train_tiny(folder / "x", strategy=strategy, precision="64-true"),
+    }
+    for name, attempt in tries.items():
+        try:
+            attempt()
+            found[name] = ""
+        except (KeyboardInterrupt, FloatingPointError, RequestError) as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    train_tiny(folder / "signal", strategy=strategy)
+    return found
+
+
+if __name__ == "__main__":
+    asked = json.loads(sys.argv[1])
+    root, rank = Path(asked["folder"]), ranks_here().rank
+    for strategy in asked["strategies"]:
+        losses = []
+        model = train_tiny(
+            root / strategy,
+            strategy=strategy,
+            losses=losses,
+            act=_killed(asked.get("kills", ()), strategy),
+            checkpoint_every_s=0.0,
+        )
+        tied = model.lm_head.weight is model.model.embed_tokens.weight
+        report = {"losses": losses, "tied": tied}
+        if asked.get("refusals"):
+            report["refusals"] = _refusals(root / f"{strategy}-refused", strategy)
+        (root / f"{strategy}-{rank}.json").write_text(json.dumps(report))

@@ -228,6 +228,7 @@ def train_language_model(
     settings: LanguageSettings,
     *,
     most_bytes: int | None = None,
+    hooks: Sequence[Hook] = (),
     **options: Any,
 ) -> tuple[StatemixForCausalLM, Fitted]:
     """Train a language model, or resume its training, and store it for transformers.
@@ -241,6 +242,7 @@ def train_language_model(
         folder: folder of the run.
         settings: how to train.
         most_bytes: held-out bytes that evaluations during training read; None means all.
+        hooks: further hooks of the loop.
         **options: options of :func:`statemix.training.fit`, such as ``precision``.
 
     Raises:
@@ -282,7 +284,7 @@ def train_language_model(
         evaluate=evaluate,
         evaluate_every=settings.evaluate_every,
         settings=identity,
-        hooks=[CosineRate(settings), Speed(per_step)],
+        hooks=[CosineRate(settings), Speed(per_step), *hooks],
         clip_norm=settings.clip_norm,
         seed=settings.seed,
         **options,

@@ -79,7 +79,7 @@ class Watch:
 
     def _evaluated(self, job: "Job", event: "Event") -> None:
         status = event.text
-        if event.row is not None:
+        if event.row is not None and "test" in event.row:
             (heads,) = event.row["test"].values()
             accuracy = next(iter(heads.values()))["token_accuracy"]
             epoch = event.row["epoch"]
@@ -112,8 +112,11 @@ class Watch:
             self.console.print(ended.details)
 
     def _done(self, ended: "Ended", *, reused: bool) -> str:
+        from statemix.studies.study_runs import StudyRun
         from statemix.training import load_outcome
 
+        if isinstance(ended.job.config, StudyRun):
+            return ended.job.config.ending(ended.job.folder) + (" (reused)" if reused else "")
         outcome = load_outcome(ended.job.folder)
         scores = {
             length: next(iter(heads.values())).token_accuracy

@@ -22,7 +22,7 @@ from statemix.lm.shards import TokenFile
 from statemix.lm.step_line import StepLine, TimedBatches
 from statemix.training.config import Device, Precision, chosen_device
 from statemix.training.fit import Fitted, fit
-from statemix.training.hooks import Event
+from statemix.training.hooks import Event, Hook
 from statemix.training.ranks import ALONE, Ranks, ranks_here
 from statemix.training.run import check_arguments
 
@@ -133,6 +133,7 @@ def train_language_model(
     precision: Precision = "32-true",
     device: Device = "auto",
     on_event: Callable[[Event], None] | None = None,
+    hooks: Sequence[Hook] = (),
     **options: Any,
 ) -> tuple[StatemixForCausalLM, Fitted]:
     """Train a language model, or resume its training, and store it for transformers.
@@ -152,6 +153,7 @@ def train_language_model(
         precision: precision of weights and arithmetic.
         device: as in :func:`statemix.training.fit`.
         on_event: function called with each event. The text of the event of a step is its step line.
+        hooks: further hooks of the loop.
         **options: further options of :func:`statemix.training.fit`.
 
     Raises:
@@ -223,7 +225,7 @@ def train_language_model(
             evaluate=evaluate,
             evaluate_every=settings.evaluate_every,
             settings=identity,
-            hooks=[CosineRate(settings), line],
+            hooks=[CosineRate(settings), line, *hooks],
             clip_norm=settings.clip_norm,
             seed=settings.seed,
             precision=precision,

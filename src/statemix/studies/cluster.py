@@ -13,6 +13,7 @@ from typing import Any
 from statemix import files
 from statemix.errors import RequestError
 from statemix.interrupts import handled
+from statemix.studies.study_runs import StudyRun
 from statemix.studies.worker_processes import (
     GRACE_S,
     Content,
@@ -71,10 +72,13 @@ class Cluster:
 
     def start(self, number: int, work: Work) -> None:
         """Submit a task that trains a run."""
-        tree, folder = work
+        asked, folder = work
         # The machines of a cluster have working directories of their own.
         folder = folder.resolve()
-        threads = tree["runtime"]["num_threads"] or 1
+        if isinstance(asked, StudyRun):
+            threads = asked.num_threads or 1
+        else:
+            threads = asked["runtime"]["num_threads"] or 1
         options = {
             "num_cpus": min(threads, self._most_threads),
             "num_gpus": 1 if self._has_gpus else 0,
@@ -84,7 +88,7 @@ class Cluster:
         train = self._ray.remote(**options)(_train)
         mark = self._mark(folder.parent)
         self._busy[number] = train.remote(
-            number, (tree, folder), mark, self._news, self._checkpoint_every_s
+            number, (asked, folder), mark, self._news, self._checkpoint_every_s
         )
 
     def receive(self, timeout_s: float | None) -> Iterator[Message | Death]:

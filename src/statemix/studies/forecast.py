@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
+from statemix.studies.study_runs import Runnable, StudyRun
 from statemix.training import OptimizerConfig, RunConfig
 from statemix.training.devices import build_fabric, threads
 from statemix.training.evaluation import SplitEvaluator
@@ -51,12 +52,17 @@ class Forecast:
         self._known: dict[str, _Price] = {}
         self._left_s = math.inf if limit_s is None else limit_s
 
-    def seconds(self, config: RunConfig) -> float | None:
+    def seconds(self, config: Runnable) -> float | None:
         """Return the seconds that a run will take; None if its network is not measured.
 
         Raises:
             RequestError: if the run cannot be built.
         """
+        if isinstance(config, StudyRun):
+            began = time.perf_counter()
+            found = config.seconds() if self._left_s > 0 else None
+            self._left_s -= time.perf_counter() - began
+            return found
         config = config.resolved()
         task, evaluation = config.build_task(), config.evaluation
         per_epoch = 1 if task.train_size is None else -(-task.train_size // config.batches.size)

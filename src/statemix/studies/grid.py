@@ -11,6 +11,7 @@ from typing import Any
 
 from statemix.errors import RequestError, SettingError
 from statemix.studies.runner import Job
+from statemix.studies.study_runs import Runnable, configured
 from statemix.training import Outcome, RunConfig, config_from_plain
 from statemix.training.folder import CONFIG
 from statemix.training.plain import lookup, put
@@ -28,9 +29,9 @@ class Axis:
     name: str
     values: tuple[Any, ...]
 
-    def value_in(self, config: RunConfig) -> Any:
+    def value_in(self, config: Runnable) -> Any:
         """Return the setting's value in a configuration."""
-        return lookup(config.to_plain(), self.name)
+        return lookup(configured(config).to_plain(), self.name)
 
 
 def grid(config: RunConfig, folder: Path, axes: Sequence[Axis]) -> list[Job]:

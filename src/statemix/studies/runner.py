@@ -15,7 +15,15 @@ from annotated_types import Ge
 from statemix.errors import RequestError
 from statemix.interrupts import TERMINABLE, handled
 from statemix.studies.cluster import Cluster, cluster
-from statemix.studies.worker_processes import Death, Processes, RunEnding, processes, train_job
+from statemix.studies.study_runs import Runnable
+from statemix.studies.worker_processes import (
+    Death,
+    Processes,
+    RunEnding,
+    processes,
+    train_job,
+    work_of,
+)
 from statemix.training import Event, RunConfig
 from statemix.training.config import SCHEMA, NotNegative
 from statemix.training.devices import check_here, check_threads
@@ -32,7 +40,7 @@ class Job:
     """A run to train, or to resume, in its folder, with its name in displays and tables."""
 
     name: str
-    config: RunConfig
+    config: Runnable
     folder: Path
 
 
@@ -118,7 +126,11 @@ def run_all(
         raise RequestError("jobs must have distinct folders, got one folder twice")
     fresh = checked(bool, fresh, "fresh")
     # One request that cannot be met is one error, before any process starts.
-    asked = [job.config for job in jobs if fresh or _ending(job, retry) is None]
+    asked = [
+        job.config
+        for job in jobs
+        if isinstance(job.config, RunConfig) and (fresh or _ending(job, retry) is None)
+    ]
     if ray in (None, "local"):
         check_all_here(asked)
     else:
@@ -178,7 +190,8 @@ def _ended_before(
         ending = _train_here(job, tell, checkpoint_every_s=0.0)
         return replace(_row(job, ending), started=False)
     try:
-        resolve_config(job.folder, request(job.config))
+        if isinstance(job.config, RunConfig):
+            resolve_config(job.folder, request(job.config))
     except RequestError:
         # The folder holds another run, which training will report.
         return None
@@ -188,7 +201,8 @@ def _ended_before(
 def _train_here(
     job: Job, tell: Callable[[Job, Event], None], checkpoint_every_s: float
 ) -> RunEnding:
-    return train_job((job.config.to_plain(), job.folder), partial(tell, job), checkpoint_every_s)
+    work = work_of(job.config, job.folder)
+    return train_job(work, partial(tell, job), checkpoint_every_s)
 
 
 def _row(job: Job, ending: RunEnding) -> Ended:
@@ -213,7 +227,7 @@ def _share_out(
             while waiting and workers.has_room():
                 number, job = waiting.popleft()
                 busy[number] = job
-                workers.start(number, (job.config.to_plain(), job.folder))
+                workers.start(number, work_of(job.config, job.folder))
             if not busy:
                 break
             for told in workers.receive(None if until is None else until - time.monotonic()):

@@ -18,6 +18,7 @@ from filelock import FileLock
 from statemix import files, provenance
 from statemix.errors import RequestError
 from statemix.studies.runner import Ended
+from statemix.studies.study_runs import Runnable, StudyRun
 from statemix.training import RunConfig, Scores, load_outcome
 from statemix.training.config import SCHEMA
 from statemix.training.folder import ENVIRONMENT
@@ -66,13 +67,15 @@ class StoredRow(TypedDict):
     # Attempts from new weights (`statemix.training.attempts.Attempt`), empty without a search;
     # absent in rows of versions that could not search.
     attempts: NotRequired[list[dict[str, Any]]]
+    # Scores of a language model, which has no accuracies.
+    language: NotRequired[dict[str, Any]]
     ended_utc: str
     command: str
     # Commit, versions and machine.
     environment: dict[str, Any]
 
 
-def key(config: RunConfig) -> str:
+def key(config: Runnable) -> str:
     """Return the name of a run in the store: a hash of its request.
 
     As for folders of runs, the request is what differs from the defaults, so a new option changes
@@ -197,6 +200,10 @@ def _fault(row: Any) -> str:
     if row.get("status") not in ("done", "diverged", "failed"):
         return f"status={reprlib.repr(row.get('status'))}"
     names = ("best_test", "test_at_best_validation", "best_validation")
+    if "language" in row:
+        scores = row["language"]
+        is_scored = isinstance(scores, dict) and isinstance(scores.get("scores"), dict)
+        return "" if is_scored else f"language={reprlib.repr(scores)}"
     for name in names if row["status"] == "done" else ():
         heads = row.get(name)
         scores = list(heads.values()) if isinstance(heads, dict) else []
@@ -236,12 +243,17 @@ def row_of(ended: Ended) -> StoredRow:
     assert status != "interrupted"
     # Absent if the run has not begun.
     environment = folder / ENVIRONMENT
+    if isinstance(config, StudyRun):
+        described = config.described()
+    else:
+        layers = [to_plain(layer) for layer in config.model.layers]
+        described = {"layers": layers, "task": to_plain(config.task)}
     row: StoredRow = {
         "key": key(config),
         "schema": SCHEMA,
         "asked": config.asked(),
-        "layers": [to_plain(layer) for layer in config.model.layers],
-        "task": to_plain(config.task),
+        "layers": described["layers"],
+        "task": described["task"],
         "seed": config.seed,
         "status": status,
         "message": ended.message,
@@ -260,15 +272,28 @@ def row_of(ended: Ended) -> StoredRow:
         else provenance.describe(),
     }
     if status == "done":
-        outcome = load_outcome(folder)
-        length, best = config.build_task().length, outcome.test_at_best_validation
-        row["test"] = {str(at): _plain(heads) for at, heads in outcome.last.test.items()}
-        row["best_test"] = _plain(outcome.best_test.test[length])
-        row["test_at_best_validation"] = _plain(best.test[length])
-        row["num_parameters"], row["time_s"] = outcome.num_parameters, outcome.time_s
-        row["best_validation"], row["num_steps"] = _plain(best.validation), outcome.last.step
-        row["attempts"] = [asdict(attempt) for attempt in outcome.attempts]
+        if isinstance(config, StudyRun):
+            found = config.results(folder)
+        else:
+            found = _results(config, folder)
+        row = cast(StoredRow, {**row, **found})
     return row
+
+
+def _results(config: RunConfig, folder: Path) -> dict[str, Any]:
+    """Return what the row of a finished run of ``statemix train`` holds further."""
+    outcome = load_outcome(folder)
+    length, best = config.build_task().length, outcome.test_at_best_validation
+    return {
+        "test": {str(at): _plain(heads) for at, heads in outcome.last.test.items()},
+        "best_test": _plain(outcome.best_test.test[length]),
+        "test_at_best_validation": _plain(best.test[length]),
+        "num_parameters": outcome.num_parameters,
+        "time_s": outcome.time_s,
+        "best_validation": _plain(best.validation),
+        "num_steps": outcome.last.step,
+        "attempts": [asdict(attempt) for attempt in outcome.attempts],
+    }
 
 
 def merged(paths: Iterable[Path]) -> dict[str, StoredRow]:

@@ -148,7 +148,7 @@ class Study:
         """
 
         def note(ended: Ended) -> None:
-            if ended.status != "interrupted":
+            if ended.status != "interrupted" and not _is_done(results, ended):
                 results.append(self.row_of(ended))
             if on_end is not None and (ended.started or ended.status != "interrupted"):
                 on_end(ended)
@@ -285,12 +285,19 @@ def run_lines(runs: pl.DataFrame) -> Iterator[list[str]]:
         ]
 
 
+def _is_done(results: Store, ended: Ended) -> bool:
+    """Return whether another process has trained a run and stored its row in the meantime."""
+    row = results.rows().get(store.key(ended.job.config))
+    return row is not None and row["status"] == "done"
+
+
 # Each has a tuple STUDIES, in the order of the page.
 _MODULES = (
     "statemix.studies.higher_order.higher_order_studies",
     "statemix.studies.exactness.exact_studies",
     "statemix.studies.fixed_points.fixed_point_studies",
     "statemix.studies.group_demo",
+    "statemix.studies.language.language_studies",
 )
 _REGISTERED: dict[str, Study] = {}
 

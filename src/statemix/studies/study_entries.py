@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 from statemix.layers import LayerSpec
 from statemix.studies.runner import Job
 from statemix.studies.store import StoredRow, key
+from statemix.studies.study_runs import Runnable
 from statemix.training import RunConfig
 
 ProtocolName = Literal["paper", "tuned"]
@@ -30,7 +31,7 @@ class Trial(NamedTuple):
     """One choice of settings in words, distinct within an entry, and a run for each seed."""
 
     setting: str
-    runs: tuple[RunConfig, ...]
+    runs: tuple[Runnable, ...]
 
 
 class Trials:
@@ -49,7 +50,7 @@ class Trials:
         return iter(self._make())
 
     @cached_property
-    def runs(self) -> list[tuple[str, RunConfig, str]]:
+    def runs(self) -> list[tuple[str, Runnable, str]]:
         """Setting, configuration and key of every run."""
         return [(trial.setting, config, key(config)) for trial in self for config in trial.runs]
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from statemix.errors import RequestError
 from statemix.interrupts import IGNORED, handled
+from statemix.studies.study_runs import Runnable, StudyRun
 from statemix.training import Event, config_from_plain, train
 from statemix.training.folder import FolderInUseError
 
@@ -22,8 +23,8 @@ RunEnding = tuple[Literal["done", "diverged", "failed", "interrupted", "in use"]
 """Status, message and details of a run that has ended. "interrupted" also stops the worker.
 "in use": another process trains the run."""
 
-Work = tuple[Mapping[str, Any], Path]
-"""Configuration as plain data, and folder, of a run: reading it imports the user's modules."""
+Work = tuple[Mapping[str, Any] | StudyRun, Path]
+"""A run and its folder. A configuration is plain data: reading it imports the user's modules."""
 
 Content = Event | RunEnding
 """An event of a run, or its ending."""
@@ -45,14 +46,22 @@ class Death:
     reason: str = ""
 
 
+def work_of(config: Runnable, folder: Path) -> Work:
+    """Return what a process is sent to train a run."""
+    return (config if isinstance(config, StudyRun) else config.to_plain()), folder
+
+
 def train_job(
     work: Work, on_event: Callable[[Event], None], checkpoint_every_s: float
 ) -> RunEnding:
     """Train one run in this process; return its ending, whatever it is."""
-    tree, folder = work
+    asked, folder = work
     try:
-        config = config_from_plain(tree)
-        train(config, folder, on_event=on_event, checkpoint_every_s=checkpoint_every_s)
+        if isinstance(asked, StudyRun):
+            asked.train(folder, on_event, checkpoint_every_s)
+        else:
+            config = config_from_plain(asked)
+            train(config, folder, on_event=on_event, checkpoint_every_s=checkpoint_every_s)
     except FloatingPointError as error:
         return "diverged", line(error), ""
     except KeyboardInterrupt:

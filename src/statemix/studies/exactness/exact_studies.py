@@ -22,6 +22,7 @@ from statemix.studies.runner import Ended
 from statemix.studies.store import StoredRow
 from statemix.studies.study import Study
 from statemix.studies.study_entries import StudyEntry
+from statemix.studies.study_runs import configured
 from statemix.training.certificates import certify_run
 from statemix.training.devices import threads
 
@@ -37,7 +38,7 @@ def certified_row(ended: Ended) -> StoredRow:
         return row
     began = time.monotonic()
     # As the run itself, so that the cost is that of one core.
-    with threads(ended.job.config.runtime.num_threads):
+    with threads(configured(ended.job.config).runtime.num_threads):
         found, _ = certify_run(ended.job.folder, max_pairs=recipes.MAX_PAIRS)
     time_s = round(time.monotonic() - began, 3)
     more = {"certificate": found.to_plain(), "certify_s": time_s}

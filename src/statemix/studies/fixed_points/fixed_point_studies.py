@@ -26,6 +26,7 @@ from statemix.studies.runner import Ended
 from statemix.studies.store import StoredRow
 from statemix.studies.study import Study
 from statemix.studies.study_entries import SIZES, ProtocolName, SizeName, StudyEntry, Trials, begun
+from statemix.studies.study_runs import configured
 from statemix.studies.tidy import by_length
 from statemix.tasks.addressing import Split
 from statemix.tasks.task import Examples
@@ -88,7 +89,7 @@ class StoryStudy(FixedPointStudy):
                 "http://www.thespermwhale.com/jaseweston/babi"
             )
         # All runs read and score the same.
-        _, config, _ = entries[0].trials.runs[0]
+        config = configured(entries[0].trials.runs[0][1])
         task = config.build_task()
         splits: tuple[tuple[Split, int], ...] = (
             ("validation", config.evaluation.validation_size),

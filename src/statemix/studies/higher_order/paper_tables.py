@@ -10,6 +10,7 @@ from statemix.models import MixerSpec, ModelKind
 from statemix.studies.higher_order.contenders import CONTENDERS
 from statemix.studies.higher_order.protocols import Column, Data, cell
 from statemix.studies.study_entries import ProtocolName, SizeName, StudyEntry, Trial, Trials
+from statemix.studies.study_runs import configured
 from statemix.tasks import TASKS, TaskSpec
 from statemix.training import config_from_plain
 from statemix.training.plain import put
@@ -223,7 +224,7 @@ def _changed(change: str, trials: Trials) -> Trials:
 def _changed_trial(change: str, trial: Trial) -> Trial:
     changed = []
     for run in trial.runs:
-        tree = run.to_plain()
+        tree = configured(run).to_plain()
         for name, value in CHANGES[change].items():
             put(tree, name, value)
         changed.append(config_from_plain(tree))

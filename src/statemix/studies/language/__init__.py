@@ -1,0 +1,1 @@
+"""Language models: Figure 4 of Dubinin et al., and a duel of layers."""

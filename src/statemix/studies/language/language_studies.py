@@ -1,0 +1,93 @@
+"""The studies of language models: Figure 4 of Dubinin et al., and a duel of layers."""
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from matplotlib.figure import Figure
+
+from statemix.studies.language.language_suites import duel_entries, figure_entries
+from statemix.studies.language.language_tables import (
+    duel_table,
+    figure_table,
+    is_at_chosen_rate,
+    language_runs,
+)
+from statemix.studies.result_text import Table
+from statemix.studies.store import Store, StoredRow
+from statemix.studies.study import Study
+from statemix.studies.study_entries import Planned, StudyEntry, due
+
+LEGEND = """\
+bits per byte: mean and standard deviation over seeds, on the held-out documents that chose nothing.
+"""
+
+
+class LanguageStudy(Study):
+    """Bits per byte of language models."""
+
+    def check(self, entries: Sequence[StudyEntry]) -> None:
+        del entries
+        # A command whose extra is missing names the extra.
+        import_module("statemix.lm")
+
+    def runs(
+        self, entries: Sequence[StudyEntry], rows: Mapping[str, StoredRow], *, planned: bool = True
+    ) -> pl.DataFrame:
+        return language_runs(entries, rows, planned=planned)
+
+    def table(self, runs: pl.DataFrame, entries: Sequence[StudyEntry]) -> Table:
+        del entries
+        return figure_table(runs)
+
+    def draw(self, runs: pl.DataFrame, folder: Path) -> Figure | None:
+        del runs, folder
+        return None
+
+
+class Duel(LanguageStudy):
+    """Every model chooses its learning rate by one seed; further seeds train at that rate."""
+
+    def due(self, planned: Sequence[Planned], results: Store, *, retry: bool) -> list[Planned]:
+        rows = results.rows()
+        return [
+            one
+            for one in due(planned, rows, retry=retry)
+            if one.job.config.seed == 0 or is_at_chosen_rate(one.job.config, rows) is not False
+        ]
+
+    def fill(
+        self, planned: Sequence[Planned], results: Store, *, retry: bool = False, **options: Any
+    ) -> None:
+        tried: set[str] = set()
+        while True:
+            rows = results.rows()
+            ready = [
+                one
+                for one in due(planned, rows, retry=retry)
+                if one.key not in tried
+                and (one.job.config.seed == 0 or is_at_chosen_rate(one.job.config, rows))
+            ]
+            if not ready:
+                return
+            tried |= {one.key for one in ready}
+            super().fill(ready, results, retry=retry, **options)
+
+    def table(self, runs: pl.DataFrame, entries: Sequence[StudyEntry]) -> Table:
+        del entries
+        return duel_table(runs)
+
+
+STUDIES = (
+    LanguageStudy(
+        "fig4",
+        "perplexity of language models against block size, width and learning rate",
+        figure_entries,
+        sizes=("laptop", "paper"),
+        legend=LEGEND,
+    ),
+    Duel("duel", "language models of equal parameters", duel_entries, legend=LEGEND),
+)
+"""The studies of language models, in the order of the page."""

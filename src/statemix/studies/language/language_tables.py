@@ -1,0 +1,189 @@
+"""The tables of the language studies: what runs of one cell add up to."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import polars as pl
+
+from statemix.studies.language.language_runs import LanguageRun
+from statemix.studies.language.language_suites import RATES
+from statemix.studies.result_text import Line, Table, commit_text, duration_text
+from statemix.studies.store import StoredRow, key
+from statemix.studies.study_entries import StudyEntry
+from statemix.studies.study_runs import Runnable
+
+_POINT = pl.Struct({"tokens": pl.Float64, "cpu_s": pl.Float64, "bits": pl.Float64})
+_SCHEMA: dict[str, Any] = {
+    "protocol": pl.String,
+    "size": pl.String,
+    "column": pl.String,
+    "model": pl.String,
+    "at": pl.Float64,
+    "family": pl.String,
+    "setting": pl.String,
+    "seed": pl.Int64,
+    "key": pl.String,
+    "status": pl.String,
+    "bits": pl.Float64,
+    "perplexity": pl.Float64,
+    "held_out_bits": pl.Float64,
+    "chosen": pl.Boolean,
+    "parameters": pl.Int64,
+    "state_bytes": pl.Int64,
+    "tokens": pl.Float64,
+    "cpu_s": pl.Float64,
+    "seconds": pl.Float64,
+    "points": pl.List(_POINT),
+    "commit": pl.String,
+}
+
+
+def language_runs(
+    entries: Sequence[StudyEntry], rows: Mapping[str, StoredRow], *, planned: bool = True
+) -> pl.DataFrame:
+    """Return a line for each run: its labels, and what its row holds.
+
+    Columns beside the labels: bits (per byte) and perplexity of the documents that score,
+    held_out_bits of all held-out documents, chosen (whether its learning rate is the one that
+    counts; null if it is not known yet), parameters, state_bytes, tokens and cpu_s of the training,
+    seconds, points of the curve in validation, and commit. Unless ``planned``, runs without a row
+    are left out.
+    """
+    lines = []
+    for entry in entries:
+        several = len(list(entry.trials)) > 1
+        for setting, config, name in entry.trials.runs:
+            if not planned and name not in rows:
+                continue
+            lines.append(
+                {
+                    "protocol": entry.protocol,
+                    "size": entry.size,
+                    "column": entry.column,
+                    "model": entry.model,
+                    "at": entry.labels.get("at"),
+                    "family": entry.layers[0].name,
+                    "setting": setting,
+                    "seed": config.seed,
+                    "key": name,
+                    "chosen": is_at_chosen_rate(config, rows) if several else True,
+                    **_results(rows.get(name)),
+                }
+            )
+    return pl.DataFrame(lines, schema=_SCHEMA)
+
+
+def _results(row: StoredRow | None) -> dict[str, Any]:
+    if row is None:
+        return {}
+    found: dict[str, Any] = {"status": row["status"], "commit": commit_text(row["environment"])}
+    if row["status"] != "done":
+        return found
+    language = row["language"]
+    points = [
+        {"tokens": one["tokens"], "cpu_s": one["cpu_s"], "bits": one["bits_per_byte"]}
+        for one in language["curve"]
+    ]
+    return found | {
+        "bits": language["scores"]["test"]["bits_per_byte"],
+        "perplexity": language["scores"]["test"]["perplexity"],
+        "held_out_bits": language["scores"]["held_out"]["bits_per_byte"],
+        "parameters": language["parameters"],
+        "state_bytes": language["state_bytes"],
+        "tokens": points[-1]["tokens"],
+        "cpu_s": points[-1]["cpu_s"],
+        "seconds": row["time_s"],
+        "points": points,
+    }
+
+
+def is_at_chosen_rate(run: Runnable, rows: Mapping[str, StoredRow]) -> bool | None:
+    """Return whether a run of the duel has the learning rate that its model has chosen.
+
+    The rate with the fewest bits per byte in validation is chosen, by runs with seed 0. None means
+    that one of them has not ended yet.
+    """
+    run = cast(LanguageRun, run)
+    found = {rate: rows.get(key(at_rate(run, rate))) for rate in RATES}
+    if any(row is None for row in found.values()):
+        return None
+    best = min(RATES, key=lambda rate: _validation_bits(cast(StoredRow, found[rate])))
+    return bool(run.training["learning_rate"] == best)
+
+
+def at_rate(run: LanguageRun, rate: float) -> LanguageRun:
+    """Return the run with seed 0 that tries a learning rate."""
+    return replace(run, training={**run.training, "learning_rate": rate}, seed=0)
+
+
+def _validation_bits(row: StoredRow) -> float:
+    """Return infinity for a run without a result."""
+    if row["status"] != "done":
+        return math.inf
+    return float(row["language"]["scores"]["validation"]["bits_per_byte"])
+
+
+def summaries(runs: pl.DataFrame) -> pl.DataFrame:
+    """Return a line for each cell: what its finished runs at the chosen rate add up to.
+
+    Columns beside the labels: seeds (finished), deviation of bits over seeds (null below two), and
+    means of the others. A cell without results has 0 seeds.
+    """
+    done = pl.col("status").eq("done").fill_null(value=False) & pl.col("chosen").fill_null(
+        value=False
+    )
+    means = ["perplexity", "held_out_bits", "parameters", "state_bytes", "tokens", "cpu_s"]
+    return runs.group_by("column", "model", "at", "family", maintain_order=True).agg(
+        seeds=done.sum(),
+        lost=(pl.col("status").is_not_null() & (pl.col("status") != "done")).sum(),
+        bits=pl.col("bits").filter(done).mean(),
+        deviation=pl.col("bits").filter(done).std(),
+        setting=pl.col("setting").filter(done).first(),
+        values=pl.col("bits").filter(done),
+        **{name: pl.col(name).filter(done).mean() for name in means},
+    )
+
+
+def spread_text(mean: float | None, deviation: float | None) -> str:
+    """Write a mean and its standard deviation over seeds; a dash without results."""
+    if mean is None:
+        return "–"
+    return f"{mean:.3f}" if deviation is None else f"{mean:.3f} ± {deviation:.3f}"
+
+
+def figure_table(runs: pl.DataFrame) -> Table:
+    """Lay out the cells of Figure 4."""
+    head = ("part", "model", "at", "seeds", "bits per byte", "perplexity", "parameters", "state")
+    lines = [
+        Line((one["column"], one["model"], f"{one['at']:g}", *_cells(one)))
+        for one in summaries(runs).to_dicts()
+    ]
+    return Table((*head, "tokens", "training"), tuple(lines))
+
+
+def duel_table(runs: pl.DataFrame) -> Table:
+    """Lay out the models of the duel."""
+    head = ("model", "rate", "seeds", "bits per byte", "perplexity", "parameters", "state")
+    lines = [
+        Line((one["model"], (one["setting"] or "–").removeprefix("lr="), *_cells(one)))
+        for one in summaries(runs).to_dicts()
+    ]
+    return Table((*head, "tokens", "training"), tuple(lines))
+
+
+def _cells(one: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the number of seeds and the means of a cell; dashes without results."""
+    lost = f" ({one['lost']} lost)" if one["lost"] else ""
+    if not one["seeds"]:
+        return (f"0{lost}", *["–"] * 6)
+    return (
+        f"{one['seeds']}{lost}",
+        spread_text(one["bits"], one["deviation"]),
+        f"{one['perplexity']:.2f}",
+        f"{one['parameters']:,.0f}",
+        f"{one['state_bytes']:,.0f} B",
+        f"{one['tokens']:,.0f}",
+        f"{duration_text(one['cpu_s'])} CPU",
+    )

@@ -1,0 +1,178 @@
+"""The studies of language models: their entries, runs, rows, choice of rates, and tables."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+
+from statemix.errors import RequestError
+from statemix.lm.model_costs import count_sizes
+from statemix.lm.prepared import read_prepared
+from statemix.lm.presets import PRESETS
+from statemix.studies.language.language_runs import LanguageRun, StudyCorpus, split
+from statemix.studies.language.language_studies import STUDIES
+from statemix.studies.language.language_suites import RATES, SEEDS, figure_entries
+from statemix.studies.language.language_tables import at_rate, is_at_chosen_rate
+from statemix.studies.runner import Job, run_all
+from statemix.studies.store import Store, key, row_of
+from statemix.studies.study_entries import StudyEntry, Trial, Trials, plan
+
+FIGURE, DUEL = STUDIES
+TEXT = "def add(a, b):\n    return a + b\n\n"
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """A run of seconds on texts of its own."""
+    texts = tmp_path / "texts"
+    for number in range(24):
+        folder = texts / f"package{number}"
+        folder.mkdir(parents=True)
+        (folder / "code.py").write_text(f"# {number}\n" + (3 + number) * TEXT)
+    mixer = {"name": "bd_lru", "num_blocks": 4, "block_size": 2}
+    return LanguageRun(
+        StudyCorpus((str(texts),), "bytes"),
+        {
+            "hidden_size": 8,
+            "num_hidden_layers": 1,
+            "intermediate_size": 16,
+            "mixers": {"linear_attention": mixer},
+            "layer_types": ["linear_attention"],
+            "tie_word_embeddings": True,
+        },
+        {
+            "length": 16,
+            "batch_size": 4,
+            "steps": 4,
+            "evaluate_every": 2,
+            "learning_rate": RATES[0],
+        },
+    )
+
+
+def finished(run, folder):
+    """Train a run, and return its row."""
+    (ended,) = run_all([Job("tiny", run, folder)])
+    assert ended.status == "done", ended
+    return row_of(ended)
+
+
+def test_run_ends_in_a_row_with_its_curve(tiny, tmp_path):
+    row = finished(tiny, tmp_path / "runs" / "one")
+    store = Store(tmp_path / "rows.jsonl")
+    store.append(row)
+    found = store.rows()[key(tiny)]["language"]
+    assert [one["step"] for one in found["curve"]] == [2, 4]
+    assert [one["tokens"] for one in found["curve"]] == [128, 256]
+    assert 0 < found["curve"][0]["cpu_s"] < found["curve"][1]["cpu_s"]
+    last = found["curve"][-1]["bits_per_byte"]
+    assert last == pytest.approx(found["scores"]["validation"]["bits_per_byte"], rel=1e-5)
+    assert found["parameters"] == row["num_parameters"] > 0
+    assert row["num_steps"] == 4
+    assert set(found["corpus"]["sha256"]) == {
+        "train.bin", "train.idx", "held_out.bin", "held_out.idx",
+    }  # fmt: skip
+    assert found["corpus"]["xz"] > 0
+
+
+def test_finished_run_is_left_alone_and_a_row_that_another_process_stored_is_not_repeated(
+    tiny, tmp_path
+):
+    entries = [StudyEntry("tiny", "tiny", Trials(lambda: [Trial("", (tiny,))]))]
+    planned = plan(entries, tmp_path / "runs")
+    store = Store(tmp_path / "rows.jsonl")
+    FIGURE.fill(planned, store)
+    written = store.path.read_bytes()
+    # As for a process that planned the run before another one trained it.
+    FIGURE.fill(planned, store)
+    assert store.path.read_bytes() == written
+
+
+@pytest.mark.parametrize("language", [None, [], {}, {"scores": 1.0}])
+def test_row_without_scores_of_a_language_model_is_no_row(tiny, tmp_path, language):
+    row = {"key": key(tiny), "seed": 0, "environment": {}, "status": "done", "language": language}
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    with pytest.raises(RequestError, match="must be a row of a results store, got language="):
+        Store(path).rows()
+
+
+def test_held_out_documents_choose_or_score(tiny, tmp_path):
+    finished(tiny, tmp_path / "runs" / "one")
+    tokens = tmp_path / "runs" / tiny.corpus.name
+    _, held_out, _ = read_prepared(tokens)
+    validation, test = split(held_out)
+    documents = [
+        part.document(n).tolist()
+        for part in (validation, test)
+        for n in range(len(part.bounds) - 1)
+    ]
+    assert documents == [held_out.document(n).tolist() for n in range(len(held_out.bounds) - 1)]
+    assert validation.num_bytes + test.num_bytes == held_out.num_bytes
+    quarter, last = held_out.num_bytes / 4, validation.info["document_bytes"][-1]
+    assert validation.num_bytes - last < quarter <= validation.num_bytes
+
+
+def stored(run, bits):
+    """A row of a run that reached this many bits per byte in validation; None diverged."""
+    row = {"key": key(run), "seed": run.seed, "environment": {}, "status": "done"}
+    if bits is None:
+        return row | {"status": "diverged"}
+    return row | {"language": {"scores": {"validation": {"bits_per_byte": bits}}}}
+
+
+def test_learning_rate_is_chosen_by_the_first_seed_on_validation_text(tiny):
+    tries = [at_rate(tiny, rate) for rate in RATES]
+    rows = {key(run): stored(run, bits) for run, bits in zip(tries, (2.0, 1.5, None), strict=True)}
+    chosen = [is_at_chosen_rate(replace(run, seed=2), rows) for run in tries]
+    assert chosen == [False, True, False]
+    del rows[key(tries[2])]
+    assert [is_at_chosen_rate(run, rows) for run in tries] == [None] * 3
+
+
+def test_duel_trains_further_seeds_at_the_chosen_rate_alone(tiny, tmp_path):
+    trials = [
+        Trial(f"lr={rate:g}", tuple(replace(at_rate(tiny, rate), seed=seed) for seed in (0, 1)))
+        for rate in RATES
+    ]
+    planned = plan([StudyEntry("duel", "tiny", Trials(lambda: trials))], tmp_path / "runs")
+    store = Store(tmp_path / "rows.jsonl")
+    assert DUEL.due(planned, store, retry=False) == planned
+    DUEL.fill(planned, store)
+    rows = store.rows().values()
+    assert sorted(row["seed"] for row in rows) == [0, 0, 0, 1]
+    bits = {
+        row["asked"]["language"]["training"]["learning_rate"]: row["language"]["scores"]
+        for row in rows
+        if row["seed"] == 0
+    }
+    (second,) = [row for row in rows if row["seed"] == 1]
+    best = min(bits, key=lambda rate: bits[rate]["validation"]["bits_per_byte"])
+    assert second["asked"]["language"]["training"]["learning_rate"] == best
+    assert DUEL.due(planned, store, retry=False) == []
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)
+def test_models_that_are_compared_have_equal_parameters(study):
+    counts = {}
+    for entry in study.entries("paper", "laptop"):
+        run = entry.trials.runs[0][1]
+        group = (entry.column, entry.labels["at"] if entry.column == "width" else 0)
+        sizes = count_sizes(run.config(2048, 0))
+        counts.setdefault(group, []).append(sizes["parameters"])
+    for group, numbers in counts.items():
+        assert len(numbers) > 1
+        assert max(numbers) < 1.03 * min(numbers), (group, numbers)
+
+
+def test_paper_size_is_that_of_the_paper():
+    entries = figure_entries("paper", "paper")
+    runs = [run for entry in entries for _, run, _ in entry.trials.runs]
+    assert {run.corpus.sources for run in runs} == {("hub:HuggingFaceFW/fineweb:sample-10BT",)}
+    assert {run.tokens for run in runs} == {2_516_582_400}
+    (m4,) = [one for one in entries if (one.column, one.model) == ("block size", "BD-LRU m=4")]
+    run = m4.trials.runs[0][1]
+    assert run.model["mixers"]["linear_attention"]["num_blocks"] == PRESETS["140M"].num_blocks
+    assert [run.seed for _, run, _ in m4.trials.runs] == list(SEEDS)

@@ -31,7 +31,8 @@ def texts(tmp_path):
     folder = tmp_path / "texts"
     folder.mkdir()
     for place in range(12):
-        (folder / f"{place}.txt").write_text(f"text number {place} " * 2000)
+        # Less than a buffer, so that closing a file writes again.
+        (folder / f"{place}.txt").write_text(f"text number {place} " * 200)
     return folder
 
 
@@ -122,7 +123,7 @@ def test_rows_that_are_not_utf_8_are_read_and_broken_parquet_is_named(tmp_path):
 def test_a_full_disk_leaves_no_half_of_the_tokens(texts, tmp_path):
     """The limit of the size of a file stands for the end of the disk."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
     try:
         with pytest.raises(OSError, match="too large") as caught:
             prepare([str(texts)], tmp_path / "out", tokenizer="bytes")

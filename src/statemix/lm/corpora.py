@@ -151,7 +151,7 @@ def _of_folder(folder: Path, suffixes: tuple[str, ...]) -> Iterator[Document]:
 
 
 def _of_json_lines(path: Path, field: str) -> Iterator[Document]:
-    with path.open(encoding="utf-8") as lines:
+    with path.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
@@ -167,7 +167,11 @@ def _of_parquet(path: Path, field: str) -> Iterator[Document]:
         from pyarrow import parquet
     except ImportError as error:
         raise RequestError(f"{path} needs pyarrow: pip install pyarrow") from error
-    file = parquet.ParquetFile(path)
+    try:
+        file = parquet.ParquetFile(path)
+    # Errors of pyarrow are errors of values, too.
+    except (OSError, ValueError) as error:
+        raise RequestError(f"{path} must be a parquet file: {error}") from error
     if field not in file.schema_arrow.names:
         raise RequestError(f"{path} must have the field {field!r}, got {file.schema_arrow.names}")
     number = 0

@@ -204,6 +204,11 @@ def train_language_model(
             block.compile()
 
     def loss(net: nn.Module, batch: Tensor) -> Tensor:
+        if int(batch.max()) >= config.vocab_size:
+            raise RequestError(
+                f"{tokens.path} must have tokens below {config.vocab_size}, the vocab_size of the "
+                f"model, got {int(batch.max())}"
+            )
         # Fabric's autocast covers calls of the whole model alone.
         is_mixed = precision == "bf16-mixed"
         with torch.autocast(next(net.parameters()).device.type, torch.bfloat16, enabled=is_mixed):

@@ -66,6 +66,8 @@ def prepare(
         while some := list(itertools.islice(every, _AT_ONCE)):
             for one, ids in zip(some, encode(chosen, [one.text for one in some]), strict=True):
                 writers[HELD_OUT if one.is_held_out else TRAIN].add(ids, len(one.text.encode()))
+        if not any(writer.num_documents for writer in writers.values()):
+            raise RequestError(f"sources must have texts, got none in {', '.join(sources)}")
         empty = [name for name, writer in writers.items() if not writer.num_documents]
         if empty:
             raise RequestError(
@@ -112,6 +114,24 @@ def read_prepared(folder: Path) -> tuple[TokenFile, TokenFile, Tokenizer]:
         if wanted is not None and wanted != digest_of(tokenizer):
             raise RequestError(f"{folder / TOKENIZER} must be the tokenizer of {part.path}")
     return parts[0], parts[1], tokenizer
+
+
+def check_tokenizers(folder: Path, own: Tokenizer, tokens: Path, other: Tokenizer) -> None:
+    """Check that a model reads tokens of its own tokenizer.
+
+    Args:
+        folder: folder of the model.
+        own: its tokenizer.
+        tokens: folder of the tokens.
+        other: their tokenizer.
+
+    Raises:
+        RequestError: if the tokenizers differ.
+    """
+    if digest_of(own) != digest_of(other):
+        raise RequestError(
+            f"tokens must have the tokenizer of the model in {folder}, got another one in {tokens}"
+        )
 
 
 def load_language_model(folder: Path) -> tuple[Any, Tokenizer]:

@@ -6,6 +6,7 @@ lengths of the documents, in the layout of Megatron-LM's ``IndexedDataset``; the
 what these lack.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from statemix.errors import RequestError
-from statemix.files import write_file
+from statemix.files import naming, write_file
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
@@ -112,14 +113,17 @@ class TokenWriter:
         array = np.asarray(ids, dtype=np.int64)
         if array.ndim != 1 or len(array) > _MOST_LENGTH:
             raise RequestError(
-                f"a document must have at most {_MOST_LENGTH} tokens, got {array.size}"
+                f"document {self.num_documents} must have at most {_MOST_LENGTH} tokens, which the "
+                f"index can hold, got {array.size}; split it"
             )
         if array.size and not 0 <= array.min() <= array.max() < self._vocab_size:
             raise RequestError(
-                f"tokens must be in 0..{self._vocab_size - 1}, got {array.min()}..{array.max()}"
+                f"tokens must be in 0..{self._vocab_size - 1}, got {array.min()}..{array.max()} in "
+                f"document {self.num_documents}"
             )
         payload = array.astype(np.dtype(self._dtype).newbyteorder("<")).tobytes()
-        self._file.write(payload)
+        with naming(self._partial):
+            self._file.write(payload)
         self._digest.update(payload)
         self._lengths.append(len(array))
         self._bytes.append(num_bytes)
@@ -130,9 +134,10 @@ class TokenWriter:
         Args:
             info: what the ``.json`` states beside sizes and checksums.
         """
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+        with naming(self._partial):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
         lengths = np.asarray(self._lengths, dtype=np.int64)
         itemsize = np.dtype(self._dtype).itemsize
         places = np.concatenate([[0], lengths.cumsum()]) * itemsize
@@ -165,9 +170,12 @@ class TokenWriter:
         return path
 
     def discard(self) -> None:
-        """Remove what has been written."""
-        self._file.close()
-        self._partial.unlink(missing_ok=True)
+        """Remove all that has been written, the files of a finished writer included."""
+        # Closing writes the rest, which a full disk refuses again.
+        with contextlib.suppress(OSError):
+            self._file.close()
+        for suffix in (".bin.partial", ".bin", ".idx", ".idx.tmp", ".json", ".json.tmp"):
+            with_suffix(self.stem, suffix).unlink(missing_ok=True)
 
 
 def read_tokens(path: Path, *, verify: bool = False) -> TokenFile:
@@ -175,7 +183,9 @@ def read_tokens(path: Path, *, verify: bool = False) -> TokenFile:
 
     Args:
         path: the ``.bin`` file.
-        verify: also compare the checksums of the ``.json``, which reads all files.
+        verify: also compare the checksums of the ``.json``, which reads all files. The result is
+            remembered in a ``.verified`` beside them for as long as their sizes and modification
+            times stay.
 
     Raises:
         RequestError: if a file is absent, truncated, or of another format, or a checksum differs.
@@ -194,15 +204,39 @@ def read_tokens(path: Path, *, verify: bool = False) -> TokenFile:
             f"{path} must have {wanted} bytes by its index, got {path.stat().st_size}"
         )
     if verify:
-        for name, digest in info.get("sha256", {}).items():
-            with (path.parent / name).open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-            if found != digest:
-                raise RequestError(
-                    f"{path.parent / name} must have the sha256 {digest}, got {found}"
-                )
+        counts = info.get("document_bytes")
+        if counts is not None and len(counts) != len(lengths):
+            raise RequestError(
+                f"{path.with_suffix('.json')} must have the bytes of {len(lengths)} documents, got "
+                f"{len(counts)}"
+            )
+        _verify(path, info.get("sha256", {}))
     ids = np.memmap(path, dtype, "r") if wanted else np.empty(0, dtype)
     return TokenFile(path, ids, bounds, info)
+
+
+def _verify(path: Path, digests: Mapping[str, str]) -> None:
+    """Compare the checksums of files beside ``path``, unless they were equal and nothing changed.
+
+    Raises:
+        RequestError: if a checksum differs.
+    """
+    stamps = {}
+    for name, digest in digests.items():
+        stat = (path.parent / name).stat()
+        stamps[name] = [digest, stat.st_size, stat.st_mtime_ns]
+    record = path.with_suffix(".verified")
+    with contextlib.suppress(OSError, ValueError):
+        if json.loads(record.read_bytes()) == stamps:
+            return
+    for name, digest in digests.items():
+        with (path.parent / name).open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != digest:
+            raise RequestError(f"{path.parent / name} must have the sha256 {digest}, got {found}")
+    # A folder that cannot be written is verified each time.
+    with contextlib.suppress(OSError):
+        write_file(record, json.dumps(stamps).encode())
 
 
 def _read_index(path: Path) -> tuple[NDArray[np.int64], type[np.generic]]:

@@ -7,7 +7,12 @@ from typing import Annotated
 
 from statemix.cli.parser import Argument
 from statemix.lm.language_scores import bits_per_byte
-from statemix.lm.prepared import compressed_bits_per_byte, load_language_model, read_prepared
+from statemix.lm.prepared import (
+    check_tokenizers,
+    compressed_bits_per_byte,
+    load_language_model,
+    read_prepared,
+)
 from statemix.training.config import Count
 
 
@@ -37,10 +42,11 @@ class EvaluateText:
         """Score and print.
 
         Raises:
-            RequestError: if a folder does not hold what it should.
+            RequestError: if a folder does not hold what it should, or the tokenizers differ.
         """
-        model, _ = load_language_model(self.folder)
+        model, own = load_language_model(self.folder)
         tokens, held_out, tokenizer = read_prepared(self.tokens)
+        check_tokenizers(self.folder, own, self.tokens, tokenizer)
         scores = bits_per_byte(model, held_out, most_bytes=self.most_bytes)
         scores |= compressed_bits_per_byte(tokens, held_out, tokenizer, most_bytes=self.most_bytes)
         if self.json:

@@ -1,0 +1,215 @@
+"""Damaged data, changed tokenizers and full disks: clear errors, and nothing is lost."""
+
+import errno
+import json
+import os
+import resource
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from tests.lm.conftest import TINY
+
+from statemix import files
+from statemix.cli.main import main
+from statemix.errors import RequestError
+from statemix.lm import shards
+from statemix.lm.corpora import read_corpus
+from statemix.lm.prepared import prepare
+from statemix.lm.shards import read_tokens, write_documents
+from statemix.tensor_files import load_tensors
+
+
+@pytest.fixture
+def written(tmp_path):
+    return write_documents(tmp_path / "part", 50, [([1, 2, 3], 5), ([4], 1)], {})
+
+
+@pytest.fixture
+def texts(tmp_path):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for place in range(12):
+        # Less than a buffer, so that closing a file writes again.
+        (folder / f"{place}.txt").write_text(f"text number {place} " * 200)
+    return folder
+
+
+@pytest.fixture
+def copied(prepared, tmp_path):
+    """A copy of the prepared tokens, which a test may damage."""
+    return shutil.copytree(prepared, tmp_path / "tokens")
+
+
+@pytest.mark.parametrize(
+    ("suffix", "place", "message"),
+    [
+        (".bin", None, r"part\.bin must have 8 bytes by its index, got 7"),
+        (".idx", None, r"part\.idx must have \d+ bytes by its header, got \d+"),
+        (".idx", 0, r"part\.idx must be an index of Megatron-LM"),
+        (".idx", 9, r"part\.idx must have version 1 and a dtype code in .*, got 84 and 8"),
+        (".bin", 3, r"part\.bin must have the sha256 \w{64}, got \w{64}"),
+        (".json", 3, r"part\.json must have the format 'statemix tokens 1'"),
+    ],
+)
+def test_damaged_files_are_named(written, suffix, place, message):
+    path = written.with_suffix(suffix)
+    content = bytearray(path.read_bytes())
+    if place is None:
+        content.pop()
+    else:
+        content[place] ^= 0x55
+    path.write_bytes(content)
+    with pytest.raises(RequestError, match=message):
+        read_tokens(written, verify=True)
+
+
+def test_bytes_of_other_documents_are_refused(written):
+    path = written.with_suffix(".json")
+    info = json.loads(path.read_text())
+    path.write_text(json.dumps(info | {"document_bytes": [5]}))
+    with pytest.raises(RequestError, match=r"must have the bytes of 2 documents, got 1"):
+        read_tokens(written, verify=True)
+
+
+def test_checksums_are_compared_once_and_again_after_a_change(written, monkeypatch):
+    hashed = []
+    digest = shards.hashlib.file_digest
+    monkeypatch.setattr(
+        shards.hashlib,
+        "file_digest",
+        lambda file, name: hashed.append(os.path.basename(file.name)) or digest(file, name),
+    )
+    for _ in range(3):
+        read_tokens(written, verify=True)
+    assert hashed == ["part.bin", "part.idx"]
+    content = bytearray(written.read_bytes())
+    content[0] ^= 1
+    written.write_bytes(content)
+    for _ in range(2):
+        with pytest.raises(RequestError, match="must have the sha256"):
+            read_tokens(written, verify=True)
+
+
+def test_a_document_longer_than_the_index_allows_is_named(tmp_path, monkeypatch):
+    assert np.iinfo(np.int32).max == shards._MOST_LENGTH
+    monkeypatch.setattr(shards, "_MOST_LENGTH", 3)
+    with pytest.raises(RequestError, match=r"document 1 must have at most 3 tokens, .* got 4"):
+        write_documents(tmp_path / "part", 50, [([1, 2, 3], 1), ([1, 2, 3, 4], 1)], {})
+    assert not list(tmp_path.iterdir())
+
+
+def test_empty_corpora_are_refused(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "blank.txt").write_text("")
+    for tokenizer in ("bytes", "bpe:300"):
+        with pytest.raises(RequestError, match=r"sources must have texts, got none in .*empty"):
+            prepare([str(tmp_path / "empty")], tmp_path / "out", tokenizer=tokenizer)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_rows_that_are_not_utf_8_are_read_and_broken_parquet_is_named(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"text": "caf\xe9"}\n')
+    assert [document.text for document in read_corpus([str(path)])] == ["caf\ufffd"]
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    path = tmp_path / "rows.parquet"
+    path.write_bytes(b"no parquet")
+    with pytest.raises(RequestError, match=r"rows\.parquet must be a parquet file"):
+        list(read_corpus([str(path)]))
+
+
+def test_a_full_disk_leaves_no_half_of_the_tokens(texts, tmp_path):
+    """The limit of the size of a file stands for the end of the disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large") as caught:
+            prepare([str(texts)], tmp_path / "out", tokenizer="bytes")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.filename == str(tmp_path / "out" / "train.bin.partial")
+    assert not list((tmp_path / "out").iterdir())
+    prepare([str(texts)], tmp_path / "out", tokenizer="bytes")
+
+
+def full_from(monkeypatch, ending):
+    """Let the disk be full when a file with this end is synced."""
+    write = files.write_synced
+
+    def failing(path, content):
+        with files.naming(path):
+            if str(path).endswith(ending):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, content)
+
+    monkeypatch.setattr(files, "write_synced", failing)
+
+
+@pytest.mark.parametrize("ending", ["train.idx.tmp", "held_out.json.tmp"])
+def test_a_disk_that_fills_up_at_the_end_leaves_no_tokens(texts, tmp_path, monkeypatch, ending):
+    with monkeypatch.context() as patch:
+        full_from(patch, ending)
+        with pytest.raises(OSError, match="No space left"):
+            prepare([str(texts)], tmp_path / "out", tokenizer="bytes")
+    assert {path.name for path in (tmp_path / "out").iterdir()} <= {"tokenizer.json"}
+    prepare([str(texts)], tmp_path / "out", tokenizer="bytes")
+
+
+def test_a_full_disk_keeps_the_last_checkpoint(train_tiny, tmp_path, monkeypatch, capsys):
+    words = ("--steps", "9", "--checkpoint-every-s", "0")
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        count, write = [], files.write_synced
+
+        def failing(path, content):
+            count.append(path)
+            if sum(path.name == "model.safetensors" for path in count) == 5:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            write(path, content)
+
+        patch.setattr(files, "write_synced", failing)
+        assert train_tiny(*words) == 1
+    err = capsys.readouterr().err
+    assert "No space left on device" in err
+    assert "checkpoints/unfinished/model.safetensors" in err
+    assert train_tiny(*words) == 0
+    assert "resumed at step 2 of 9" in capsys.readouterr().err
+    resumed = load_tensors((run / "model.safetensors").read_bytes())
+    shutil.rmtree(run)
+    assert train_tiny(*words) == 0
+    whole = load_tensors((run / "model.safetensors").read_bytes())
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+
+
+def test_a_changed_tokenizer_is_refused_on_resumption_and_evaluation(
+    prepared, copied, train_tiny, tmp_path, capsys
+):
+    texts, other = prepared.parent / "texts", tmp_path / "other"
+    run = str(tmp_path / "run")
+    assert train_tiny("--steps", "3") == 0
+    prepare([str(texts)], other, tokenizer="bpe:290")
+    capsys.readouterr()
+    assert main(["lm", "evaluate", run, "--tokens", str(other)]) == 2
+    assert "tokens must have the tokenizer of the model in" in capsys.readouterr().err
+    assert main(["lm", "train", "--folder", run, "--tokens", str(other), *TINY]) == 2
+    assert "model.vocab_size" in capsys.readouterr().err
+    shutil.copy(other / "tokenizer.json", copied / "tokenizer.json")
+    for command in (["evaluate", run], ["train", "--folder", run, *TINY]):
+        assert main(["lm", *command, "--tokens", str(copied)]) == 2
+        assert "must be the tokenizer of" in capsys.readouterr().err
+
+
+def test_tokens_beyond_the_vocabulary_of_the_model_are_named(copied, tmp_path, capsys):
+    # Without a description, no checksum is known.
+    for path in copied.glob("train.[jv]*"):
+        path.unlink()
+    ids = np.fromfile(copied / "train.bin", np.uint16)
+    ids[:] = 400
+    ids.tofile(copied / "train.bin")
+    command = ["lm", "train", "--folder", str(tmp_path / "run"), "--tokens", str(copied), *TINY]
+    assert main([*command, "--steps", "3"]) == 2
+    assert "must have tokens below 300, the vocab_size of the model, got 400" in (
+        capsys.readouterr().err
+    )

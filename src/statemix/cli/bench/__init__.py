@@ -4,11 +4,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from statemix.cli.bench.bench_decode import Decode
+from statemix.cli.bench.bench_language import LanguageModels
 from statemix.cli.bench.bench_layers import Layers
 from statemix.cli.bench.bench_ops import Ops
 from statemix.cli.parser import parse_part
 
-BENCHMARKS: dict[str, type[Any]] = {"ops": Ops, "decode": Decode, "layers": Layers}
+BENCHMARKS: dict[str, type[Any]] = {
+    "ops": Ops,
+    "decode": Decode,
+    "layers": Layers,
+    "language": LanguageModels,
+}
 
 
 def parse(arguments: Sequence[str]) -> Any:

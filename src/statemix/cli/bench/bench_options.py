@@ -99,12 +99,14 @@ class Measured:
         block: Callable[[C], Hashable],
         table: Callable[[Sequence[Timed[C]]], Table],
         notes: Callable[[Sequence[Timed[C]]], Sequence[str]] = lambda outcomes: (),  # noqa: ARG005
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Measure case by case, store the rows, and print the tables.
 
         Providers in ``relative_to`` divide the times of the others. Those in ``hidden`` are timed
         for that alone, and neither stored nor shown. Neighbouring cases with one key of ``block``
-        share a table, and ``notes`` returns lines below all tables.
+        share a table, and ``notes`` returns lines below all tables. ``clock`` returns the seconds
+        that are measured.
 
         Raises:
             RequestError: if the output cannot be written.
@@ -131,6 +133,7 @@ class Measured:
                         on_step=start_case(label(case)),
                         device=device,
                         ready_by_s=ready_by_s,
+                        clock=clock,
                     )
                     measured = [one for one in measured if one.provider not in hidden]
                     shown.append((case, measured))

@@ -321,3 +321,18 @@ def duel_entries(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntry, ..
         )
         for one in contenders()
     )
+
+
+def laptop_models() -> dict[str, Mapping[str, Any]]:
+    """Return the models of the duel and of Figure 4 against the block size, by name.
+
+    They are what ``statemix bench language`` times side by side.
+    """
+    every = {one.name: one.model for one in contenders()}
+    setting, known = _SETTINGS["laptop"], list(every.values())
+    for name, sizes in BLOCK_SIZES:
+        for m in sizes:
+            model = _lru(setting, name, m)
+            if model not in known:
+                every[f"{_NAMES[name]} m={m}"] = model
+    return every

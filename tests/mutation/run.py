@@ -6,6 +6,8 @@ argument removed (``operators.py``). The script draws a sample of all mutants, a
 copy of the working tree by the tests that execute the changed lines (``selection.py``). Of these
 only a random draw of ``--seconds`` recorded seconds is run, and no test of another package, so that
 the true number of survivors can only be lower. A mutant that no test executes survives.
+Files of ``ops/triton`` are not drawn: no lines of kernels can be recorded, so the suites of the
+interpreter and of compiled kernels, ``make test-triton`` and the faults that these plant judge them.
 
 Each mutant has its place in an order that the seed determines, whatever happens to other lines, and
 the sample is the beginning of it. The output has one row per mutant; the same command continues
@@ -74,8 +76,9 @@ class Change:
 
 def draw(seed: int) -> Iterator[Change]:
     """Every mutant in the order of the seed, without those that Python rejects or cannot tell."""
-    folders = [ROOT / "src" / "statemix" / part for part in PARTS]
-    paths = [path for folder in folders for path in folder.rglob("*.py")]
+    package = ROOT / "src" / "statemix"
+    paths = [path for part in PARTS for path in (package / part).rglob("*.py")]
+    paths = [path for path in paths if not path.is_relative_to(package / "ops" / "triton")]
     texts = {path.relative_to(ROOT).as_posix(): path.read_text() for path in paths}
     population = [mutant for file, text in texts.items() for mutant in mutants(text, file)]
     say(f"{len(population)} possible mutants of {len(paths)} files")

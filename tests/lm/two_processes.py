@@ -15,7 +15,9 @@ import torch
 
 from statemix.errors import RequestError
 from statemix.lm import StatemixConfig, StatemixForCausalLM
-from statemix.lm.language_training import LanguageSettings, TokenBatches, summed_loss
+from statemix.lm.language_scores import summed_loss
+from statemix.lm.language_training import TokenBatches
+from statemix.lm.presets import LanguageSettings
 from statemix.training import fit
 from statemix.training.ranks import ranks_here
 

@@ -12,12 +12,10 @@ from statemix.bench.harness import Measurement, Provider, timed_row
 from statemix.layers.state import map_state
 from statemix.lm.hub_config import StatemixConfig
 from statemix.lm.hub_model import CACHE, StatemixForCausalLM
-from statemix.lm.language_training import (
-    LanguageSettings,
-    count_sizes,
-    optimizer_of,
-    summed_loss,
-)
+from statemix.lm.language_optimizers import optimizer_of
+from statemix.lm.language_scores import summed_loss
+from statemix.lm.model_costs import count_sizes
+from statemix.lm.presets import LanguageSettings
 from statemix.lm.state_cache import StateCache
 from statemix.memory import resident_bytes
 

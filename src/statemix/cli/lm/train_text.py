@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 
 from statemix.cli.progress import shown
 from statemix.layers import LayerSpec
+from statemix.lm import curve_logs
 from statemix.lm.hub_config import StatemixConfig
 from statemix.lm.language_training import train_language_model
 from statemix.lm.model_costs import MATMUL_DTYPES, count_sizes, matmul_speed, training_flops
@@ -131,6 +132,9 @@ class TrainText:
     checkpoint_every_s: NotNegative = CHECKPOINT_EVERY_S
     """Seconds between checkpoints."""
 
+    wandb: str | None = None
+    """Project of Weights & Biases that receives the curves, too."""
+
     extend: bool = False
     """Continue a run of fewer steps, finished or not."""
 
@@ -150,6 +154,13 @@ class TrainText:
         tokens, held_out, tokenizer = read_prepared(data)
         config, settings = self.request(tokenizer)
         print(self._costs(config, settings, len(tokens.ids)))
+        curves: list[curve_logs.CurveLog] = []
+        if curve_logs.is_installed("tensorboard"):
+            curves.append(curve_logs.TensorBoardCurves(self.folder / "tensorboard"))
+        else:
+            print("`pip install tensorboard` adds curves; metrics.jsonl has the numbers")
+        if self.wandb is not None:
+            curves.append(curve_logs.WandbCurves(self.wandb, self.folder))
         with shown() as show:
             _, fitted = train_language_model(
                 config,
@@ -163,6 +174,7 @@ class TrainText:
                 precision=self.precision,
                 device=self.device,
                 on_event=lambda event: show(self.folder.name, event),
+                curves=curves,
                 checkpoint_every_s=self.checkpoint_every_s,
                 extend=self.extend,
             )

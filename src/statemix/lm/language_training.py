@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from statemix.errors import RequestError
+from statemix.lm.curve_logs import CurveLog
 from statemix.lm.hub_config import StatemixConfig
 from statemix.lm.hub_model import StatemixForCausalLM
 from statemix.lm.language_optimizers import CosineRate, optimizer_of
@@ -133,6 +134,7 @@ def train_language_model(
     precision: Precision = "32-true",
     device: Device = "auto",
     on_event: Callable[[Event], None] | None = None,
+    curves: Sequence[CurveLog] = (),
     hooks: Sequence[Hook] = (),
     **options: Any,
 ) -> tuple[StatemixForCausalLM, Fitted]:
@@ -153,6 +155,7 @@ def train_language_model(
         precision: precision of weights and arithmetic.
         device: as in :func:`statemix.training.fit`.
         on_event: function called with each event. The text of the event of a step is its step line.
+        curves: logs that receive the numbers of each event.
         hooks: further hooks of the loop.
         **options: further options of :func:`statemix.training.fit`.
 
@@ -219,6 +222,13 @@ def train_language_model(
         with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
             return bits_per_byte(net, held_out, most_bytes=most_bytes)
 
+    def emit(event: Event) -> None:
+        event = line.describe(event)
+        for log in curves:
+            log.note(event)
+        if on_event is not None:
+            on_event(event)
+
     try:
         fitted = fit(
             model,
@@ -230,12 +240,12 @@ def train_language_model(
             evaluate=evaluate,
             evaluate_every=settings.evaluate_every,
             settings=identity,
-            hooks=[CosineRate(settings), line, *hooks],
+            hooks=[CosineRate(settings), line, *curves, *hooks],
             clip_norm=settings.clip_norm,
             seed=settings.seed,
             precision=precision,
             device=device,
-            on_event=None if on_event is None else lambda event: on_event(line.describe(event)),
+            on_event=emit,
             **options,
         )
     except FloatingPointError as error:

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 
 from statemix.cli.progress import shown
 from statemix.layers import LayerSpec
+from statemix.lm import curve_logs
 from statemix.lm.hub_config import StatemixConfig
 from statemix.lm.language_training import train_language_model
 from statemix.lm.model_costs import MATMUL_DTYPES, count_sizes, matmul_speed, training_flops
@@ -142,6 +143,9 @@ class TrainText:
     checkpoint_every_s: NotNegative = CHECKPOINT_EVERY_S
     """Seconds between checkpoints."""
 
+    wandb: str | None = None
+    """Project of Weights & Biases that receives the curves, too."""
+
     extend: bool = False
     """Continue a run of fewer steps, finished or not."""
 
@@ -160,6 +164,7 @@ class TrainText:
         # One process reports for all.
         report = print if ranks.is_first else _silent
         report(self._costs(config, settings, len(tokens.ids)))
+        curves = self._curves() if ranks.is_first else []
         with shown() if ranks.is_first else nullcontext(_silent) as show:
             _, fitted = train_language_model(
                 config,
@@ -173,6 +178,7 @@ class TrainText:
                 precision=self.precision,
                 device=self.device,
                 on_event=lambda event: show(self.folder.name, event),
+                curves=curves,
                 checkpoint_every_s=self.checkpoint_every_s,
                 extend=self.extend,
                 strategy=self.strategy,
@@ -197,6 +203,17 @@ class TrainText:
             f"{duration(flops * to_read / speed)}, the time of matrix products at "
             f"{speed / 1e9:,.0f} GFLOP/s; the step line shows the time left"
         )
+
+    def _curves(self) -> list[curve_logs.CurveLog]:
+        """Return the logs of the curves."""
+        curves: list[curve_logs.CurveLog] = []
+        if curve_logs.is_installed("tensorboard"):
+            curves.append(curve_logs.TensorBoardCurves(self.folder / "tensorboard"))
+        else:
+            print("`pip install tensorboard` adds curves; metrics.jsonl has the numbers")
+        if self.wandb is not None:
+            curves.append(curve_logs.WandbCurves(self.wandb, self.folder))
+        return curves
 
     def _prepared(self) -> Path:
         """Return the folder of the tokens; it is prepared if none was given."""

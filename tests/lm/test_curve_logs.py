@@ -1,0 +1,152 @@
+"""Curves in TensorBoard and Weights & Biases: each point once, whatever interrupts the run."""
+
+import sys
+import types
+from collections import defaultdict
+
+import pytest
+
+from statemix.lm import curve_logs
+from statemix.training import hooks
+
+WORDS = ("--steps", "6", "--evaluate-every", "2", "--checkpoint-every-s", "0")
+STEPS = {"train/loss": [1, 2, 3, 4, 5, 6], "held_out/bits_per_byte": [2, 4, 6]}
+
+
+class Killed(BaseException):
+    """The process ends at once: no hook acts any more."""
+
+
+@pytest.fixture
+def killed(monkeypatch, train_tiny):
+    """Kill the process after 2, 4 and 5 steps, when some points lie after the last checkpoint."""
+
+    def run(*words):
+        for last in (2, 4, 5):
+            save = hooks.save_checkpoint
+
+            def saved(folder, step, *rest, save=save, last=last):
+                if step <= last - 2:
+                    save(folder, step, *rest)
+                if step >= last:
+                    raise Killed
+
+            with monkeypatch.context() as patch:
+                patch.setattr(hooks, "save_checkpoint", saved)
+                with pytest.raises(Killed):
+                    train_tiny(*WORDS, *words)
+        assert train_tiny(*WORDS, *words) == 0
+
+    return run
+
+
+def test_tensorboard_shows_each_point_once(killed, tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    killed()
+    shown = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    for name, steps in STEPS.items():
+        assert [point.step for point in shown.Scalars(name)] == steps
+    assert shown.Scalars("training/learning_rate")[-1].value < 1e-2
+
+
+class Writer:
+    """Stands for the writer of TensorBoard."""
+
+    made: list
+
+    def __init__(self, folder, purge_step):
+        self.folder, self.purge_step = folder, purge_step
+        self.waiting, self.points, self.is_closed = [], [], False
+        self.made.append(self)
+
+    def add_scalar(self, name, value, step):
+        assert isinstance(value, float)
+        self.waiting.append((name, step))
+
+    def flush(self):
+        self.points += self.waiting
+        self.waiting = []
+
+    def close(self):
+        self.flush()
+        self.is_closed = True
+
+
+def test_points_reach_the_disk_before_the_checkpoint(killed, tmp_path, monkeypatch):
+    """As TensorBoard reads the files: a start forgets all points from its step on."""
+    Writer.made = []
+    stub = types.SimpleNamespace(SummaryWriter=Writer)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", stub)
+    monkeypatch.setattr(curve_logs, "is_installed", lambda package: True)
+    killed()
+    points = defaultdict(list)
+    for writer in Writer.made:
+        for steps in points.values():
+            steps[:] = [step for step in steps if step < writer.purge_step]
+        for name, step in writer.points:
+            points[name].append(step)
+    assert {name: points[name] for name in STEPS} == STEPS
+    assert {writer.folder for writer in Writer.made} == {str(tmp_path / "run" / "tensorboard")}
+    assert Writer.made[-1].is_closed
+
+
+class Wandb:
+    """Stands for Weights & Biases: runs by id, which keep their points when a process dies."""
+
+    class Error(Exception):
+        pass
+
+    def __init__(self):
+        self.runs = {}
+
+    def init(self, *, project, id, name, dir, resume):
+        assert (project, name, resume) == ("mine", "run", "allow")
+        assert dir.endswith("run")
+        run = self.runs.setdefault(id, types.SimpleNamespace(points=[], finished=0))
+        run.step = max((step for step, _ in run.points), default=-1) + 1
+
+        def log(points, step):
+            assert step >= run.step
+            run.step = step
+            run.points.append((step, points))
+
+        def finish():
+            run.finished += 1
+
+        run.log, run.finish = log, finish
+        return run
+
+
+def test_a_run_of_wandb_continues(killed, monkeypatch):
+    stub = Wandb()
+    monkeypatch.setitem(sys.modules, "wandb", stub)
+    monkeypatch.setattr(curve_logs, "is_installed", lambda package: package == "wandb")
+    killed("--wandb", "mine")
+    (run,) = stub.runs.values()
+    for name, steps in STEPS.items():
+        assert [step for step, points in run.points if name in points] == steps
+    assert run.finished == 1
+
+
+def test_a_refused_login_is_named(train_tiny, monkeypatch, capsys):
+    stub = Wandb()
+
+    def refuse(**options):
+        raise stub.Error("No API key configured.")
+
+    stub.init = refuse
+    monkeypatch.setitem(sys.modules, "wandb", stub)
+    monkeypatch.setattr(curve_logs, "is_installed", lambda package: package == "wandb")
+    assert train_tiny("--steps", "2") == 0
+    assert train_tiny("--steps", "4", "--extend", "--wandb", "mine") == 2
+    assert "wandb cannot open the project 'mine': No API key" in capsys.readouterr().err
+
+
+def test_a_missing_package_is_named(train_tiny, capsys, monkeypatch):
+    monkeypatch.setattr(curve_logs, "is_installed", lambda package: False)
+    assert train_tiny("--steps", "2", "--wandb", "mine") == 2
+    found = capsys.readouterr()
+    assert "wandb must be installed for the project 'mine': pip install wandb" in found.err
+    assert "`pip install tensorboard` adds curves" in found.out

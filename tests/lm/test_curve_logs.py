@@ -25,9 +25,9 @@ def killed(monkeypatch, train_tiny):
         for last in (2, 4, 5):
             save = hooks.save_checkpoint
 
-            def saved(folder, step, *rest, save=save, last=last):
+            def saved(folder, step, *rest, save=save, last=last, **options):
                 if step <= last - 2:
-                    save(folder, step, *rest)
+                    save(folder, step, *rest, **options)
                 if step >= last:
                     raise Killed
 

@@ -6,6 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from statemix import layers, ops
 from statemix.layers import LSTM, Flops
+from statemix.layers.fixed_point.mixers import build_mixer
 
 # Every entry counts one token by hand: rows of weights, then the state, then what is left.
 HAND_COUNTS = {
@@ -52,6 +53,18 @@ HAND_COUNTS = {
             2 * 6 * (16 + 2 + 2 + 8 + 8),
             2 * 8 * 7,
             16 * (8 + 4) + 2 * (2 * 7 + 2 + 18 + (4 + 4) + 5 + 4 * 5),
+        ),
+    ),
+    # A head of 3 x 3; maps to 9 q, k, v, a strength, a decay and 3 gates, and from 3 values.
+    "delta_net with an odd number of values": (
+        {
+            "num_heads": 1, "head_dim": 3, "conv_size": 0,
+            "use_forget_gate": True, "use_output_gate": True,
+        },
+        Flops(
+            2 * 6 * (9 + 1 + 1 + 3 + 3),
+            9 * 7,
+            9 * 4 + (2 * 10 + 3 + 14 + (4 + 3) + 5 + 3 * 5),
         ),
     ),
     "delta_product": (
@@ -144,6 +157,35 @@ def test_flops_are_those_of_a_hand_count(case):
 
 def test_every_layer_has_a_hand_count():
     assert {case.split()[0] for case in HAND_COUNTS} == set(layers.LAYERS)
+
+
+# Per mixer of six entries: its FLOPs, and those of one that is contractive.
+MIXERS = {
+    # Two vectors with SiLU (24) and lengths (19), two sigmoids, doubled unless contractive; two
+    # reflections of 4 x 6 + 1 and their difference from v.
+    ("householder", 2): (2 * (24 + 19 + 4) + 2 * 25 + 6, 2 * (24 + 19 + 3) + 2 * 25 + 6),
+    ("dplr", 2): (2 * (24 + 19 + 4) + 2 * 25, 2 * (24 + 19 + 3) + 2 * 25),
+    # Matrices of 2 x 2 and 3 x 3: SiLU of their triangles, squares, lengths of rows, sigmoids and
+    # their use; v as 2 x 3 times both, then doubled. Otherwise they are bounded: three times all
+    # entries, two times the rows, three numbers, and the quotients.
+    ("kronecker", 1): (
+        (12 + 16 + 14 + 6 + 4) + (24 + 54 + 30 + 9 + 9) + (24 + 36) + 6,
+        (12 + 16 + 14 + 6 + 4) + (24 + 54 + 30 + 9 + 9) + (24 + 36) + (23 + 45),
+    ),
+    # Three blocks of 2 x 2: SiLU of the triangle and its square; squares or magnitudes, their sums,
+    # the maximum and, unless contractive, a root; sigmoid, quotient and product; the block times v.
+    ("monarch", 2): (
+        3 * ((12 + 16) + (4 + 4 + 2 + 1) + (3 + 1 + 4) + 8),
+        3 * ((12 + 16) + (4 + 4 + 2) + (3 + 1 + 4) + 8),
+    ),
+}
+
+
+@pytest.mark.parametrize("contractive", [False, True])
+@pytest.mark.parametrize(("name", "rank"), MIXERS)
+def test_flops_of_state_mixers_are_those_of_a_hand_count(name, rank, contractive):
+    mixer = build_mixer(name, 6, "both", rank, contractive=contractive, device="meta")
+    assert mixer.flops == MIXERS[name, rank][contractive]
 
 
 def counted(call):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from statemix.layers import AttentionState, LayerSpec, take_rows
 from statemix.models import Backbone, Block, MixerSpec, SequenceAutoencoder, TokenClassifier
+from statemix.models.backbone import check_values
 
 LAYERS = (
     LayerSpec("bd_lru", num_blocks=2, block_size=3),
@@ -153,6 +154,21 @@ def test_device_and_dtype_reach_every_parameter():
     assert {(part.device.type, part.dtype) for part in block.parameters()} == {
         ("meta", torch.float64)
     }
+
+
+def test_parts_of_a_block_may_be_named_and_options_must_be():
+    block = Block(hidden_size=8, mixer=LAYERS[0], channel_mixer=MixerSpec("mlp"))
+    assert (block.mixer.hidden_size, type(block.channel_mixer).__name__) == (8, "MLP")
+    with pytest.raises(TypeError, match="positional"):
+        Block(8, LAYERS[0], None, "layer")
+
+
+def test_values_of_other_devices_are_not_read():
+    read = []
+    check_values(torch.ones(2), lambda: read.append("cpu"))
+    # Reading from a GPU would wait for it.
+    check_values(torch.ones(2, device="meta"), lambda: read.append("meta"))
+    assert read == ["cpu"]
 
 
 def test_dropout_zeroes_outputs_of_parts_in_training_alone():

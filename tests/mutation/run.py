@@ -6,8 +6,8 @@ argument removed (``operators.py``). The script draws a sample of all mutants, a
 copy of the working tree by the tests that execute the changed lines (``selection.py``). Of these
 only a random draw of ``--seconds`` recorded seconds is run, and no test of another package, so that
 the true number of survivors can only be lower. A mutant that no test executes survives.
-Files of ``ops/triton`` are not drawn: no lines of kernels can be recorded, so the suites of the
-interpreter and of compiled kernels judge them, and so do the faults that these plant.
+Files of ``ops/triton`` are not drawn: the lines of kernels cannot be recorded, so ``make
+test-triton``, ``make test-compiled`` and the faults that their suites plant judge these files.
 
 Each mutant has its place in an order that the seed determines, whatever happens to other lines, and
 the sample is the beginning of it. The output has one row per mutant; the same command continues

@@ -350,6 +350,22 @@ def test_jacobian_equals_that_of_the_reference(problem, agree, kind, registered_
     agree(jacobian(registered_backend), jacobian("reference"))
 
 
+def test_jacobian_in_16_bits_equals_a_loop_of_gradients(
+    problem, identical, kind, registered_backend
+):
+    """Kernels save what their backward needs in 16 bits, which no row of the Jacobian changes."""
+    p = problem(kind, batch=1, length=3, blocks=2, size=2).to(torch.bfloat16)
+
+    def states(gates):
+        return RECURRENCES[kind](gates, p.values, backend=registered_backend)[0]
+
+    gates = p.gates.requires_grad_()
+    y = states(gates)
+    rows = [torch.autograd.grad(one, gates, retain_graph=True)[0] for one in y.flatten()]
+    expected = torch.stack(rows).view(*y.shape, *gates.shape)
+    identical({0: jacrev(states)(gates.detach())}, {0: expected})
+
+
 # torch loads its own decompositions for forward mode by a deprecated route.
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 def test_forward_mode_is_refused_rather_than_zero(problem, kind, registered_backend):

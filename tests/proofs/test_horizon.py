@@ -118,6 +118,32 @@ def test_states_stay_within_the_bound_up_to_the_length(soft):
     assert (soft(words)["answer"].argmax(-1) == answers).all()
 
 
+def test_a_bias_that_the_root_mean_square_scales_counts(tracker):
+    """The larger an error makes the root mean square, the more do biases of both signs count."""
+    swaps = [[0, 1], [1, 0], [-1, -1]]
+    model = tracker([swaps], [[[0.0, 0.0]] * 2 + [[1.0, 2.0]]], [[0, 1], [0, 0]], 2)
+    model.backbone.blocks[0].mixer.gate_temperature = TEMPERATURE
+    model.backbone.final_norm = torch.nn.RMSNorm(5, eps=1e-5)
+    with torch.no_grad():
+        model.readouts["answer"].bias.copy_(torch.tensor([-0.75, 0.75]))
+    parity = np.array([[0, 1], [1, 0]])
+    hard = harden(model)
+    found = find_horizon(model, hard, Automaton(0, parity, parity), head="answer")
+    # Of the raw gates 8, 0, 0, and 2 m + 16 roundings, times the largest value. The learned token
+    # is a step, and lengths are whole numbers.
+    of_a_step = (2 * 2 / (math.exp(8 / TEMPERATURE) + 2) + 20 * 2**-24) * 2
+    slack = (found.tokens + 1.5) * of_a_step
+    # States hold 1 and 2, so that r = 1. Class 0 leads by the second entry less 1.5: by 0.5 or
+    # -0.5. An error of 1 changes the entry by 1, and r by no more than the length of (1, 1) / 5.
+    assert slack == pytest.approx(0.5 / (1 + 1.5 * math.sqrt(2 / 5)), rel=5e-3)
+    states = torch.tensor([[[1.0, 2.0]], [[2.0, 1.0]]])
+    answers = torch.tensor([0, 1])
+    signs = torch.tensor(list(itertools.product([-1.0, 0.0, 1.0], repeat=2)))
+    assert all((margins(hard, states + slack * sign, answers) > 0).all() for sign in signs)
+    # By the entry alone, which allows for 0.5, the second answer would change.
+    assert (margins(hard, states + 0.45 * torch.tensor([-1.0, 1.0]), answers) < 0).any()
+
+
 def steps(temperature):
     """Steps after which the error of the states has reached what changes an answer of S_3."""
     error, count = 0.0, 0
@@ -313,6 +339,12 @@ def test_the_learned_token_and_every_other_one_add_an_error(tracker, ratio, leng
 def test_a_close_answer_counts_from_the_length_at_which_it_is_met(tracker, place, length):
     assert bound(*cycle(tracker, 1000.5, place, 1e-3)).tokens == length
     assert bound(*cycle(tracker, 1000.5, place, -1e-3)).tokens == length
+
+
+def test_the_length_of_a_close_answer_is_compared_with_the_steps_that_it_leaves(tracker):
+    # Place 4 is met after 4 tokens, 5 steps, when 3.5 steps are left: the words before are right.
+    model, automaton = cycle(tracker, 1000.5, 4, 2.5 * 3.5 / 1000.5)
+    assert bound(model, automaton).tokens == 3
 
 
 def test_a_close_answer_stays_close_after_longer_words(tracker):

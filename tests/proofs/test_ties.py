@@ -78,8 +78,10 @@ def test_a_network_with_all_its_blocks_is_not_proven_either_if_rounding_may_swap
     monkeypatch.setattr(certificate, "can_prune", lambda _: False)
     found = prove(of_group("S_3"), AUTOMATON)
     assert (found.result.verdict, found.network) == ("proven", "hardened")
+    assert found.gate_margin == 8.0
     near = prove(with_gap(of_group("S_3"), 2e-6), AUTOMATON)
     assert (near.result.verdict, near.network) == ("open", "hardened")
+    assert near.gate_margin == pytest.approx(2e-6, rel=0.3)
     assert "rounding may swap two gates" in near.result.reason
 
 
@@ -91,21 +93,24 @@ def test_models_as_trained_and_gates_of_one_channel_state_no_gap(of_group):
     assert (found.network, found.gate_margin) == ("hardened", None)
 
 
-def test_the_bound_is_that_of_the_equation():
-    model = torch.nn.ModuleList(
-        [LayerSpec("bd_lru", num_blocks=1, block_size=1).build(hidden_size=3)]
-    )
+# 2 n + 32 roundings.
+@pytest.mark.parametrize(("hidden_size", "roundings"), [(3, 38), (20, 72)])
+def test_the_bound_is_that_of_the_equation(hidden_size, roundings):
+    layer = LayerSpec("bd_lru", num_blocks=1, block_size=1).build(hidden_size=hidden_size)
+    model = torch.nn.ModuleList([layer])
     with torch.no_grad():
-        model[0].gate_proj.weight.copy_(torch.tensor([[1.0, -2.0, 4.0], [0.0, 0.0, 0.0]]))
-        model[0].gate_proj.bias.copy_(torch.tensor([8.0, -16.0]))
+        layer.gate_proj.weight.zero_()
+        layer.gate_proj.weight[0, :3] = torch.tensor([1.0, -2.0, 4.0])
+        layer.gate_proj.bias.copy_(torch.tensor([8.0, -16.0]))
+    x = torch.ones(1, 1, hidden_size)
+    x[0, 0, 2] = -1
     with watch_gaps(model) as gaps:
-        model[0](torch.tensor([[[1.0, 1.0, -1.0]]]))
+        layer(x)
     # The raw gates are 1 - 2 - 4 + 8 and -16.
     assert gaps.smallest == 19.0
-    roundings = (2 * 3 + 32) * torch.finfo(torch.float32).eps / 2
     # Both gates may move, each by no more than the larger error: 16, of terms 1, 2, 4, 8 or of 16.
     # The float32 numbers near 19 are 2e-6 apart.
-    assert gaps.nearest == pytest.approx(19.0 - 2 * roundings * 16, rel=0, abs=1e-6)
+    assert gaps.nearest == pytest.approx(19.0 - 2 * roundings * 2**-24 * 16, rel=0, abs=1e-6)
 
 
 @pytest.mark.parametrize("hidden_size", [1, 7, 300])

@@ -26,6 +26,7 @@ def test_components_are_those_of_the_literature(name):
     dimensions = DIMENSIONS[name]
     assert [int(part.name.rstrip("'")) for part in found] == dimensions
     assert len({part.name for part in found}) == len(found)
+    assert [part.name for part in found if part.acts] == [ACTION[name]]
     sizes = [round(np.trace(part.projector)) for part in found]
     assert sizes == [dimension**2 for dimension in dimensions]
     assert np.allclose(found[0].projector, 1 / group(name).order)
@@ -73,8 +74,12 @@ def test_shares_of_noise_are_as_large_as_the_components():
     assert shares(table + 7.0, "A_5") == pytest.approx(found)
 
 
-def test_equal_rows_have_no_shares():
-    assert set(shares(np.ones((6, 2)), "S_3").values()) == {0.0}
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+def test_equal_rows_have_no_shares_and_others_do_whatever_their_scale(scale):
+    assert set(shares(np.full((6, 2), scale / 3), "S_3").values()) == {0.0}
+    # Even permutations are the first, fourth and fifth.
+    signs = np.array([[1, -1, -1, 1, 1, -1]]).T
+    assert shares(scale * signs, "S_3") == pytest.approx({"1'": 1.0, "2": 0.0})
 
 
 @pytest.mark.parametrize("shape", [(5, 2), (6,), (7, 2)])

@@ -75,6 +75,14 @@ def test_attempts_fail_their_last_test_or_on_the_plateau():
     assert (search.began, search.origin) == (61, 82)
 
 
+def test_the_last_test_may_come_hundreds_of_steps_after_the_plateau():
+    config = SearchConfig(attempts=2, max_steps=400, every=150, tests=2, accept=0.9)
+    search, tested = led(config, [2.0, *[0.0] * 310], [0.3, 0.6])
+    assert tested == [161, 311]
+    # The last test asks for less.
+    assert search.attempts == [Attempt(0, left=11, ended=311, accuracy=0.6, passed=True)]
+
+
 def test_when_the_last_attempt_fails_the_schedules_begin_with_its_weights():
     search, tested = led(SearchConfig(attempts=2, max_steps=3), [1.0] * 9, [0.0, 0.0])
     assert search.attempts == [Attempt(0, None, 3, 0.0), Attempt(3, None, 6, 0.0)]

@@ -119,6 +119,17 @@ def test_values_of_a_single_query_are_all_drawn():
     assert task.guessing == 1 / 8
 
 
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        (Memorization(vocab_size=6), "k0 k1 v0 v1 v2 ?"),
+        (NoisyRecall(vocab_size=8), "k0 k1 v0 v1 ~ ~ ~ ~"),
+    ],
+)
+def test_tokens_are_named_as_keys_and_values(task, words):
+    assert [task.word(token) for token in range(task.vocab_size)] == words.split()
+
+
 def numbers(text):
     return [int(word) for word in text.split()]
 
@@ -404,6 +415,7 @@ def test_the_seed_determines_the_map():
             "length must be at most 4096 with key_size=1024 and value_size=1024, got 4097",
         ),
         (lambda: FuzzyRecall(key_size=0), "key_size must be at least 1, got 0"),
+        (lambda: FuzzyRecall(vocab_size=2**20 + 1), "vocab_size must be .*1048576, got 1048577"),
     ],
 )
 def test_options_that_make_no_example_are_named(build, message):
@@ -421,4 +433,6 @@ def test_the_configurations_of_the_paper():
         "vocab_size": 16, "train_size": 800, "length": 128
     }  # fmt: skip
     assert len(FuzzyRecall.presets) == 1 + 3 + 3 + 4
+    lengths = {options["length"] for options in FuzzyRecall.presets.values()}
+    assert lengths == {128, 256, 512, 1024}
     assert {options["train_size"] for options in Recall.presets.values()} == {10_000, 20_000}

@@ -1,6 +1,10 @@
 """The studies of language models: their entries, runs, rows, choice of rates, and tables."""
 
+import itertools
 import json
+import pickle
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -325,3 +329,31 @@ def test_page_has_a_section_of_what_has_results(study, tmp_path):
     assert "<svg" in section.picture
     assert section.runs[0][4] == "1.5000 bits per byte"
     assert list(study.sections({}, tmp_path)) == []
+
+
+def test_killed_run_ends_like_an_uninterrupted_one(tiny, tmp_path):
+    """Scores are equal bit for bit, and the processor time goes on where it stopped."""
+    run = replace(tiny, training={**tiny.training, "steps": 40, "evaluate_every": 10})
+    whole = finished(run, tmp_path / "whole" / "one")
+    script = (
+        "import pickle, sys, time\n"
+        "from pathlib import Path\n"
+        "run, folder = pickle.loads(bytes.fromhex(sys.argv[1]))\n"
+        "run.train(folder, lambda event: print(event.kind, event.step, flush=True) "
+        "or time.sleep(0.02), 0.0)\n"
+    )
+    folder = tmp_path / "killed" / "one"
+    argument = pickle.dumps((run, folder)).hex()
+    for last in (12, 25):
+        command = [sys.executable, "-c", script, argument]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            for line in process.stdout:
+                kind, step = line.split()[:2]
+                if kind == "step" and int(step) >= last:
+                    process.kill()
+                    break
+    resumed = finished(run, folder)
+    assert resumed["language"]["scores"] == whole["language"]["scores"]
+    points = resumed["language"]["curve"]
+    assert [one["tokens"] for one in points] == [640, 1280, 1920, 2560]
+    assert all(a["cpu_s"] < b["cpu_s"] for a, b in itertools.pairwise(points))

@@ -5,15 +5,19 @@ from pathlib import Path
 from measurement_tables import tables as measurement_tables
 from speed_tables import tables as speed_tables
 from study_tables import tables as study_tables
+from text_tables import pictures
+from text_tables import tables as text_tables
 
 FOLDER = Path(__file__).parent / "generated"
 
 
 def tables() -> dict[str, str]:
     """Return the Markdown of every table by the name of its file."""
-    return {**measurement_tables(), **speed_tables(), **study_tables()}
+    return {**measurement_tables(), **speed_tables(), **study_tables(), **text_tables()}
 
 
 if __name__ == "__main__":
     for name, text in tables().items():
         (FOLDER / f"{name}.md").write_text(text)
+    for name, picture in pictures().items():
+        (FOLDER.parent / "images" / f"{name}.png").write_bytes(picture)

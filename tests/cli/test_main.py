@@ -60,6 +60,10 @@ FLAGS = {
         --recurrences --batch-sizes --hidden-sizes --block-sizes --backends --peers --dtype
         --rounds --budget-s --threads --device --graphs --limit-s --output
         """,
+    "bench language": """
+        --models --contexts --memory-at --dtype
+        --rounds --budget-s --threads --device --graphs --limit-s --output
+        """,
     "lm prepare": "--output --tokenizer --field --suffixes --documents",
     "lm train": """
         --folder --tokens --size --layer --attention-every --conv-size --output-gate

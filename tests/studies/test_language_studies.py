@@ -1,6 +1,10 @@
 """The studies of language models: their entries, runs, rows, choice of rates, and tables."""
 
+import itertools
 import json
+import pickle
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -13,8 +17,19 @@ from statemix.lm.prepared import read_prepared
 from statemix.lm.presets import PRESETS
 from statemix.studies.language.language_runs import LanguageRun, StudyCorpus, split
 from statemix.studies.language.language_studies import STUDIES
-from statemix.studies.language.language_suites import RATES, SEEDS, figure_entries
-from statemix.studies.language.language_tables import at_rate, is_at_chosen_rate
+from statemix.studies.language.language_suites import (
+    RATES,
+    SEEDS,
+    duel_entries,
+    figure_entries,
+    laptop_models,
+)
+from statemix.studies.language.language_tables import at_rate, duel_panels, is_at_chosen_rate
+from statemix.studies.language.language_verdicts import (
+    figure_speeds,
+    training_speeds,
+    verdict_lines,
+)
 from statemix.studies.runner import Job, run_all
 from statemix.studies.store import Store, key, row_of
 from statemix.studies.study_entries import StudyEntry, Trial, Trials, plan
@@ -176,3 +191,169 @@ def test_paper_size_is_that_of_the_paper():
     run = m4.trials.runs[0][1]
     assert run.model["mixers"]["linear_attention"]["num_blocks"] == PRESETS["140M"].num_blocks
     assert [run.seed for _, run, _ in m4.trials.runs] == list(SEEDS)
+
+
+def language_row(run, bits, *, tokens=(100, 200)):
+    """A row of a finished run: its curve falls to ``bits``, on both texts."""
+    points = [
+        {"step": 1, "tokens": at, "cpu_s": at / 10, "time_s": 1.0, "bits_per_byte": bits + 200 - at}
+        for at in tokens
+    ]
+    scores = {"bits_per_byte": bits, "perplexity": 2.0**bits}
+    return {
+        "key": key(run),
+        "seed": run.seed,
+        "environment": {},
+        "status": "done",
+        "time_s": 1.0,
+        "language": {
+            "parameters": 10,
+            "state_bytes": 4,
+            "scores": dict.fromkeys(("validation", "test", "held_out"), scores),
+            "curve": points,
+        },
+    }
+
+
+def rows_of(entries, bits_of):
+    """Rows of all seeds of entries; ``bits_of`` maps an entry and a seed to bits, None to none."""
+    found = {}
+    for entry in entries:
+        for _, run, name in entry.trials.runs:
+            bits = bits_of(entry, run.seed)
+            if bits is not None:
+                found[name] = language_row(run, bits)
+    return found
+
+
+BITS = {1: 1.6, 2: 1.4, 4: 1.41, 8: 1.7, 16: 1.8}
+
+
+def outcomes(bits_of, speeds=None):
+    entries = [one for one in figure_entries("paper", "laptop") if one.column == "block size"]
+    runs = FIGURE.runs(entries, rows_of(entries, bits_of))
+    return [head.partition(": ")[0] for head, _ in verdict_lines(runs, speeds or {})]
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, "holds"),
+        ({1: 1.39}, "does not hold"),
+        # The best seed of m = 1 lies below the worst of m = 4.
+        ({1: 1.415}, "within seed noise"),
+        ({16: None}, "open"),
+    ],
+)
+def test_claim_is_decided_beyond_seed_noise(changed, expected):
+    bits = {**BITS, **changed}
+
+    def bits_of(entry, seed):
+        value = bits[entry.labels["at"]]
+        return None if value is None else value + 0.005 * seed
+
+    assert outcomes(bits_of)[0] == expected
+
+
+def test_two_seeds_leave_a_claim_open():
+    assert outcomes(lambda entry, seed: BITS[entry.labels["at"]] if seed else None)[0] == "open"
+
+
+def test_slow_models_are_cut_off_at_equal_time():
+    speeds = dict.fromkeys([f"BD-LRU m={m}" for m in BITS], 10.0)
+    same = outcomes(lambda entry, _: BITS[entry.labels["at"]], speeds)
+    assert same[:2] == ["holds", "holds"]
+    # m = 2 and 4 have read half their tokens when the others end, where their curve is at 100 more.
+    slow = speeds | {"BD-LRU m=2": 5.0, "BD-LRU m=4": 5.0}
+    assert outcomes(lambda entry, _: BITS[entry.labels["at"]], slow)[:2] == [
+        "holds", "does not hold",
+    ]  # fmt: skip
+    del slow["BD-LRU m=8"]
+    assert outcomes(lambda entry, _: BITS[entry.labels["at"]], slow)[1] == "open"
+
+
+def test_speeds_are_those_of_models_that_have_not_changed():
+    models = laptop_models()
+    row = {"benchmark": "language", "case": {"task": "training"}, "tokens_per_s": 7.0}
+    changed = {**models["LSTM"], "hidden_size": 1}
+    rows = [
+        row | {"model": models["m=1 (minGRU)"]},
+        row | {"model": changed},
+        row | {"model": models["LSTM"], "case": {"task": "decoding"}},
+        row | {"model": models["Transformer"], "tokens_per_s": None},
+    ]
+    found = training_speeds(rows)
+    assert found == {"m=1 (minGRU)": 7.0}
+    assert figure_speeds(found) == {"BD-LRU m=1": 7.0}
+
+
+def test_tables_show_means_spreads_and_missing_cells():
+    entries = figure_entries("paper", "laptop")
+    rows = rows_of(
+        entries, lambda entry, seed: 1.5 + 0.1 * seed if entry.labels["at"] == 16 else None
+    )
+    table = FIGURE.table(FIGURE.runs(entries, rows), entries)
+    lines = {line.cells[:3]: line.cells[3:] for line in table.lines}
+    assert lines["block size", "BD-LRU m=16", "16"][:2] == ("3", "1.600 ± 0.100")
+    assert lines["block size", "BD-LRU m=8", "8"] == ("0", *["–"] * 6)
+    assert FIGURE.draw(FIGURE.runs(entries, rows), None) is not None
+    assert FIGURE.draw(FIGURE.runs(entries, {}), None) is None
+
+
+def test_duel_counts_the_chosen_rate_alone():
+    entries = duel_entries("paper", "laptop")
+    (entry,) = [one for one in entries if one.model == "LSTM"]
+    rows = {
+        name: language_row(run, {"lr=0.001": 1.7, "lr=0.003": 1.5, "lr=0.01": 1.6}[setting])
+        for setting, run, name in entry.trials.runs
+        if run.seed == 0 or setting == "lr=0.003"
+    }
+    runs = DUEL.runs(entries, rows)
+    lines = {line.cells[0]: line.cells[1:] for line in DUEL.table(runs, entries).lines}
+    assert lines["LSTM"][:3] == ("0.003", "3", "1.500 ± 0.000")
+    assert lines["Transformer"] == ("–", "0", *["–"] * 6)
+    tokens, time = DUEL.panels(runs)
+    assert tokens.curves["run"].n_unique() == 3
+    # Ten tokens take a second of the processor.
+    assert time.curves["x"].max() == pytest.approx(200 / 10 / 60)
+    (_, timed) = duel_panels(runs, {"LSTM": 100.0})
+    assert timed.curves["x"].max() == pytest.approx(200 / 100 / 60)
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)
+def test_page_has_a_section_of_what_has_results(study, tmp_path):
+    entries = study.entries("paper", "laptop")
+    rows = rows_of(entries[:1], lambda *_: 1.5)
+    (section,) = study.sections(rows, tmp_path)
+    assert section.id.startswith(study.name)
+    assert "<svg" in section.picture
+    assert section.runs[0][4] == "1.5000 bits per byte"
+    assert list(study.sections({}, tmp_path)) == []
+
+
+def test_killed_run_ends_like_an_uninterrupted_one(tiny, tmp_path):
+    """Scores are equal bit for bit, and the processor time goes on where it stopped."""
+    run = replace(tiny, training={**tiny.training, "steps": 40, "evaluate_every": 10})
+    whole = finished(run, tmp_path / "whole" / "one")
+    script = (
+        "import pickle, sys, time\n"
+        "from pathlib import Path\n"
+        "run, folder = pickle.loads(bytes.fromhex(sys.argv[1]))\n"
+        "run.train(folder, lambda event: print(event.kind, event.step, flush=True) "
+        "or time.sleep(0.02), 0.0)\n"
+    )
+    folder = tmp_path / "killed" / "one"
+    argument = pickle.dumps((run, folder)).hex()
+    for last in (12, 25):
+        command = [sys.executable, "-c", script, argument]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            for line in process.stdout:
+                kind, step = line.split()[:2]
+                if kind == "step" and int(step) >= last:
+                    process.kill()
+                    break
+    resumed = finished(run, folder)
+    assert resumed["language"]["scores"] == whole["language"]["scores"]
+    points = resumed["language"]["curve"]
+    assert [one["tokens"] for one in points] == [640, 1280, 1920, 2560]
+    assert all(a["cpu_s"] < b["cpu_s"] for a, b in itertools.pairwise(points))

@@ -63,6 +63,7 @@ class Panel:
         rates: draw tokens per second: medians and whole ranges on a logarithmic axis, instead of
             accuracies of single runs and their means.
         dashes: name of a line -> its dashes, where they have a meaning.
+        limits: ends of the y axis; None means those of the data. Rates have their own.
     """
 
     title: str
@@ -73,6 +74,7 @@ class Panel:
     marks: Mapping[str, Sequence[float]] = field(default_factory=dict)
     rates: bool = False
     dashes: Mapping[str, Any] = field(default_factory=dict)
+    limits: tuple[float, float] | None = (-0.02, 1.04)
 
 
 def draw(
@@ -166,8 +168,8 @@ def _fill(axes: Axes, panel: Panel, style: Mapping[str, Any]) -> None:
         axes.yaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
         axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: rate_text(value)))
-    else:
-        axes.set_ylim(-0.02, 1.04)
+    elif panel.limits is not None:
+        axes.set_ylim(panel.limits)
     axes.set_xlabel(panel.x_label)
     axes.set_title(panel.title, loc="left", fontsize=11.5)
     axes.grid(visible=True, axis="y", color=LIGHT.muted, alpha=0.18, linewidth=0.8)

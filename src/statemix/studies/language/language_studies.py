@@ -8,21 +8,28 @@ from typing import Any
 import polars as pl
 from matplotlib.figure import Figure
 
+from statemix.studies.figure import Panel, draw, svg
 from statemix.studies.language.language_suites import duel_entries, figure_entries
 from statemix.studies.language.language_tables import (
+    duel_panels,
     duel_table,
+    figure_panels,
     figure_table,
     is_at_chosen_rate,
+    language_run_lines,
     language_runs,
 )
+from statemix.studies.language.language_verdicts import verdict_lines
 from statemix.studies.result_text import Table
 from statemix.studies.store import Store, StoredRow
-from statemix.studies.study import Study
-from statemix.studies.study_entries import Planned, StudyEntry, due
+from statemix.studies.study import Section, Study
+from statemix.studies.study_entries import Planned, ProtocolName, SizeName, StudyEntry, due
 
 LEGEND = """\
-bits per byte: mean and standard deviation over seeds, on the held-out documents that chose nothing.
-"""
+bits per byte: mean and standard deviation over seeds, of held-out documents that choose nothing.
+perplexity: that of a token. state: bytes of a sequence in float32, without keys and values of
+attention. training: processor time of the steps."""
+_BITS = "bits per byte of validation text"
 
 
 class LanguageStudy(Study):
@@ -43,8 +50,43 @@ class LanguageStudy(Study):
         return figure_table(runs)
 
     def draw(self, runs: pl.DataFrame, folder: Path) -> Figure | None:
-        del runs, folder
-        return None
+        del folder
+        panels = self.panels(runs)
+        return draw(panels, y_label=_BITS) if panels else None
+
+    def panels(self, runs: pl.DataFrame) -> list[Panel]:
+        return figure_panels(runs)
+
+    def report(self, rows: Mapping[str, StoredRow], entries: Sequence[StudyEntry]) -> list[str]:
+        texts = [self.legend]
+        for head, details in verdict_lines(self.runs(entries, rows), {}):
+            texts += [head, *(f"  {line}" for line in details)]
+        return texts
+
+    def counts(self, rows: Mapping[str, StoredRow]) -> tuple[int, int, int]:
+        del rows
+        return 0, 0, 0
+
+    def section(
+        self,
+        runs: pl.DataFrame,
+        entries: Sequence[StudyEntry],
+        folder: Path,
+        protocol: ProtocolName,
+        size: SizeName,
+    ) -> Section:
+        del protocol
+        figure = self.draw(runs, folder)
+        name = f"{self.name}, size {size}" if len(self.sizes) > 1 else self.name
+        return Section(
+            name.replace(", size ", "-"),
+            f"{name}: {self.title}",
+            self.table(runs, entries),
+            self.legend,
+            "" if figure is None else svg(figure),
+            self.caption,
+            runs=list(language_run_lines(runs)),
+        )
 
 
 class Duel(LanguageStudy):
@@ -78,6 +120,13 @@ class Duel(LanguageStudy):
     def table(self, runs: pl.DataFrame, entries: Sequence[StudyEntry]) -> Table:
         del entries
         return duel_table(runs)
+
+    def panels(self, runs: pl.DataFrame) -> list[Panel]:
+        return duel_panels(runs)
+
+    def report(self, rows: Mapping[str, StoredRow], entries: Sequence[StudyEntry]) -> list[str]:
+        del rows, entries
+        return [self.legend]
 
 
 STUDIES = (

@@ -1,14 +1,15 @@
 """The tables of the language studies: what runs of one cell add up to."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 import polars as pl
 
+from statemix.studies.figure import Panel, curves
 from statemix.studies.language.language_runs import LanguageRun
-from statemix.studies.language.language_suites import RATES
+from statemix.studies.language.language_suites import BLOCKS, RATE, RATES, WIDTH
 from statemix.studies.result_text import Line, Table, commit_text, duration_text
 from statemix.studies.store import StoredRow, key
 from statemix.studies.study_entries import StudyEntry
@@ -187,3 +188,77 @@ def _cells(one: Mapping[str, Any]) -> tuple[str, ...]:
         f"{one['tokens']:,.0f}",
         f"{duration_text(one['cpu_s'])} CPU",
     )
+
+
+def figure_panels(runs: pl.DataFrame) -> list[Panel]:
+    """Return the panels of Figure 4: bits per byte against block size, width and rate."""
+    axes = {
+        BLOCKS: ("block size or order m", 1.0),
+        WIDTH: ("width", 1.0),
+        RATE: ("learning rate, thousandths", 1e3),
+    }
+    panels, done = [], runs.filter(pl.col("bits").is_not_null())
+    for column, (label, scale) in axes.items():
+        points = [
+            (
+                one["model"].partition(" ")[0] if column == BLOCKS else one["model"],
+                one["family"],
+                str(one["seed"]),
+                scale * one["at"],
+                one["bits"],
+            )
+            for one in done.filter(pl.col("column") == column).to_dicts()
+        ]
+        if points:
+            panels.append(Panel(column, label, curves(points), limits=None))
+    return panels
+
+
+def duel_panels(runs: pl.DataFrame, speeds: Mapping[str, float] | None = None) -> list[Panel]:
+    """Return the panels of the duel: bits per byte against tokens, and against time.
+
+    Args:
+        runs: the runs.
+        speeds: tokens per second by model, measured side by side. If a model has none, the time is
+            that of the processor during the runs.
+    """
+    done = runs.filter(pl.col("points").is_not_null() & pl.col("chosen").fill_null(value=False))
+    if not done.height:
+        return []
+    by_tokens, by_time = [], []
+    of_model: dict[str, list[dict[str, Any]]] = {}
+    for run in done.to_dicts():
+        of_model.setdefault(run["model"], []).append(run)
+    if not speeds or of_model.keys() - speeds.keys():
+        speeds = None
+    for model, group in of_model.items():
+        cpu_s = math.fsum(run["cpu_s"] for run in group)
+        rate = speeds[model] if speeds else math.fsum(run["tokens"] for run in group) / cpu_s
+        for run in group:
+            shared = (model, model, str(run["seed"]))
+            for point in run["points"]:
+                by_tokens.append((*shared, point["tokens"] / 1e6, point["bits"]))
+                by_time.append((*shared, point["tokens"] / rate / 60, point["bits"]))
+    how = "measured side by side" if speeds else "during the runs"
+    return [
+        Panel(title, label, curves(points), logarithmic=False, limits=None)
+        for title, label, points in (
+            ("at equal tokens", "million tokens", by_tokens),
+            ("at equal time", f"minutes of one thread, {how}", by_time),
+        )
+    ]
+
+
+def language_run_lines(runs: pl.DataFrame) -> Iterator[list[str]]:
+    """Yield a line for each run with a result: key, labels, setting, seed, result, time, commit."""
+    done = runs.filter(pl.col("bits").is_not_null()).unique("key", maintain_order=True)
+    for run in done.to_dicts():
+        yield [
+            run["key"],
+            f"{run['column']}, {run['model']}",
+            run["setting"],
+            f"seed {run['seed']}",
+            f"{run['bits']:.4f} bits per byte",
+            duration_text(run["seconds"]),
+            run["commit"],
+        ]

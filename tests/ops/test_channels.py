@@ -208,3 +208,23 @@ def test_a_state_of_a_step_has_the_channels_of_its_values(problem):
         ops.bd_lru_step(p.gates[:, 0], p.values[:, 0], p.initial_state[..., 0])
     with pytest.raises(ValueError, match=r"state must have shape \(B=2, H=3, m=3, C=4\), got"):
         ops.block_step(p.gates[:, 0, ..., :-1], p.values[:, 0], p.initial_state[..., :1])
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("blocks", [3, 21])
+def test_channels_and_rows_may_have_any_strides(problem, identical, blocks):
+    """Blocks are innermost, as the kernels read them; rows and channels have gaps between them."""
+
+    def spread(tensor):
+        # In memory (B, T, C, m, H), with three times as many channels and twice as many rows.
+        B, T, H, m, C = tensor.shape
+        room = torch.full((B, T, 3 * C, 2 * m, H), torch.nan, dtype=tensor.dtype)
+        view = room[:, :, ::3, ::2].permute(0, 1, 4, 3, 2)
+        view.copy_(tensor)
+        assert not view.is_contiguous()
+        assert view.stride(2) == 1
+        return view
+
+    p = problem("blocks", blocks=blocks, channels=3)
+    strided = p.replace(values=spread(p.values), d_states=spread(p.d_states))
+    identical(strided.outcome(backend="cpu"), p.outcome(backend="cpu"))

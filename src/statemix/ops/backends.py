@@ -87,15 +87,15 @@ class Kernel:
             shapes, strides, dtypes and device with these, under the same number of threads; or
             None, for instance if the tensors would have to be copied. None in place of the function
             means that ``forward`` runs single steps, too.
-        channels: True if inputs, states and their gradients may have a last axis of channels that
-            share the coefficients of their block.
+        channels: families (or "given") for which inputs and states may have a last axis of channels
+            that share the coefficients of their block.
     """
 
     forward: Callable[[Scan], Results]
     backward: Callable[..., tuple[Tensor, Tensor, Tensor]] | None = None
     empty: Callable[[Scan], Results] | None = None
     prepare_step: Callable[[Scan], Step | None] | None = None
-    channels: bool = False
+    channels: Collection[str] = ()
 
 
 def _always() -> None:

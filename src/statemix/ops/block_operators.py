@@ -27,6 +27,10 @@ def bd_lru(
     Source: Dubinin et al., "Improved state mixing in higher-order and block diagonal linear
     recurrent networks", Eq. 5 and 6, in the column convention.
 
+    With C channels, h_t and v_t have C columns, which follow the equation with the same gates, as
+    the channels of a head do in Mamba-2 (Dao and Gu, 2024). Backend "cpu" reads the gates once for
+    all channels, but in the family "householder". The other backends copy them for each channel.
+
     Args:
         gates: raw gates, shape (B, T, H, m, m+1): ``[..., i, :m]`` mixes the previous state into
             entry i, ``[..., i, m]`` is its input gate (``householder`` reads them differently, see

@@ -12,7 +12,8 @@ from statemix.ops.layout import BLOCK_AXIS, STATE_BLOCK_AXIS
 def solve_unshared(*arguments: Any) -> tuple[Any, ...]:
     """Run a scan of C channels as a scan of C times as many blocks, which have copies of the gates.
 
-    One channel needs no copy. Its results are bit-identical to those without channels.
+    One channel needs no copy. Its results are bit-identical to those without channels. Several run
+    in the dtype of the state: gradients of gates are sums over the copies, whose terms may cancel.
 
     Args:
         *arguments: fields of a :class:`~statemix.ops.backends.Scan` whose inputs are
@@ -24,6 +25,9 @@ def solve_unshared(*arguments: Any) -> tuple[Any, ...]:
     scan = Scan(*arguments)
     gates = scan.coefficients
     sizes = scan.inputs.shape[-1], gates.shape[BLOCK_AXIS]
+    if sizes[0] > 1:
+        gates, values = (one.to(scan.initial_state.dtype) for one in (gates, scan.inputs))
+        scan = scan._replace(inputs=values)
     scan = scan._replace(
         coefficients=_joined(gates.unsqueeze(-1).expand(*gates.shape, sizes[0]), BLOCK_AXIS),
         inputs=_joined(scan.inputs, BLOCK_AXIS),

@@ -81,7 +81,7 @@ def _prepare(
     B, H, m, *channels = state.shape
     if (
         prepare_step is None
-        or (channels and not kernel.channels)
+        or (channels and gate not in kernel.channels)
         or gate not in record.families
         or values.dtype not in record.dtypes
         or gates.dtype != values.dtype

@@ -83,7 +83,7 @@ def prepare(
     if record.kernels[operator].backward is None:
         # The registered operators check the bounds themselves.
         check_bounds(cu_seqlens, b.shape[1])
-    if "C" in sizes and (sizes["C"] == 1 or not record.kernels[operator].channels):
+    if "C" in sizes and (sizes["C"] < 2 or gate not in record.kernels[operator].channels):
         return solve_unshared, scan
     return solver_of(scan), scan
 

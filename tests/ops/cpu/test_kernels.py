@@ -30,6 +30,17 @@ def test_kernels_equal_the_reference(problem, agree, kind, gate, size, dtype):
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [1, 4, 9])
+def test_kernels_equal_the_reference_in_all_channels(problem, agree, gate, size, dtype):
+    for blocks, lengths in [(21, None), (3, (2, 0, 3))]:
+        sizes = {"blocks": blocks, "size": size, "channels": 3, "lengths": lengths}
+        p = problem("blocks", **sizes, gate=gate).to(dtype)
+        expected = p.to(torch.float64).outcome(gate, backend="reference")
+        agree(p.outcome(gate, backend="cpu"), expected)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("blocks", "size", "gate"),
     # 48 and 40 blocks are no whole numbers of vectors in bfloat16, and in any dtype.
@@ -47,6 +58,21 @@ def test_kernels_equal_themselves_on_parts_of_a_large_problem(
     if gate == "householder" and kind == "lags":
         pytest.skip("lags have no such gates")
     p = problem(kind, batch=2, length=4, blocks=blocks, size=size, gate=gate).to(dtype)
+    check_parts(p, gate, identical, threads)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("blocks", "gate"), [(64, "softmax"), (48, "sigmoid"), (40, "signed")])
+def test_kernels_equal_themselves_on_parts_of_a_large_problem_of_channels(
+    problem, identical, threads, blocks, gate, dtype
+):
+    sizes = {"batch": 2, "length": 4, "blocks": blocks, "size": 4, "channels": 3}
+    check_parts(problem("blocks", **sizes, gate=gate).to(dtype), gate, identical, threads)
+
+
+def check_parts(p, gate, identical, threads):
+    """A problem repeated in time is bit-identical to the rows of its batch by themselves."""
     repeats = (12 << 20) // (p.gates.numel() * p.gates.element_size())
     large = p.replace(
         **{

@@ -5,7 +5,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from statemix.ops.backends import Backend, Kernel, Results, Scan, Step
+from statemix.ops.backends import GIVEN, Backend, Kernel, Results, Scan, Step
 from statemix.ops.cpu import loader
 from statemix.ops.cpu.loader import instruction_set
 from statemix.ops.layout import STATE_BLOCK_AXIS, dense, empty_innermost, innermost
@@ -109,9 +109,15 @@ def _int64(cu_seqlens: Tensor | None) -> Tensor | None:
     return None if cu_seqlens is None else cu_seqlens.to(torch.int64).contiguous()
 
 
+# Blocks of the family "householder" get copies of their gates for every channel.
+_SHARED = (*(name for name in loader.FAMILIES if name != "householder"), GIVEN)
+
 CPU = Backend(
     "cpu",
-    kernels=dict.fromkeys(("block", "lag"), Kernel(_forward, _backward, _empty, _prepare_step)),
+    kernels={
+        "block": Kernel(_forward, _backward, _empty, _prepare_step, channels=_SHARED),
+        "lag": Kernel(_forward, _backward, _empty, _prepare_step),
+    },
     devices=("cpu",),
     dtypes=loader.ELEMENTS,
     families=loader.FAMILIES,

@@ -4,7 +4,7 @@
 
 // Increase with every change below. Python then rejects a library built from older sources (as in
 // an editable installation after an update) instead of passing arguments that it misreads.
-constexpr int64_t kInterfaceVersion = 4;
+constexpr int64_t kInterfaceVersion = 5;
 
 enum Family {
   SOFTMAX = 0,
@@ -25,6 +25,7 @@ enum Element { FLOAT32 = 0, FLOAT64 = 1, BFLOAT16 = 2 };
 // states that the backward reads. All other tensors hold elements.
 struct Problem {
   int64_t batch, length, blocks, size;
+  int64_t channels;           // of values, or 0 if they have no axis of channels
   int64_t sequences;          // length of cu_seqlens minus one, or batch
   const int64_t* cu_seqlens;  // null: every batch row is one sequence
   int64_t family, element, threads;
@@ -32,15 +33,15 @@ struct Problem {
 
   const void* gates;  // [batch, length, (row,) gate, blocks]
   int64_t gates_batch, gates_time, gates_row, gates_gate;
-  const void* values;  // [batch, length, (row,) blocks]
-  int64_t values_batch, values_time, values_row;
-  const void* initial_state;  // [sequences, size, blocks], contiguous
-  void* states;               // [batch, length, (row,) blocks], contiguous
+  const void* values;  // [batch, length, (row,) (channel,) blocks]
+  int64_t values_batch, values_time, values_row, values_channel;
+  const void* initial_state;  // [sequences, size, (channel,) blocks], contiguous
+  void* states;               // [batch, length, (row,) (channel,) blocks], contiguous
   void* wide_states;          // states for the backward, or null if those above serve
-  void* final_state;          // [sequences, size, blocks], contiguous
+  void* final_state;          // [sequences, size, (channel,) blocks], contiguous
 
   const void* d_states;  // like values
-  int64_t d_states_batch, d_states_time, d_states_row;
+  int64_t d_states_batch, d_states_time, d_states_row, d_states_channel;
   const void* d_final_state;  // like final_state
   void* d_gates;              // like gates, contiguous
   void* d_values;             // like values, contiguous

@@ -2,6 +2,7 @@
 // with ONLY_BFLOAT16 has those of one dtype.
 
 #include "block_scan.h"
+#include "channel_scan.h"
 #include "lag_scan.h"
 #include "reflect_scan.h"
 
@@ -20,6 +21,18 @@ struct BlockBackward {
   template <int Family, int Size, bool Partial, class Element>
   static int call(const Problem& p, int64_t width) {
     return run(block_backward<Family, Size, Partial, Element>, p, width, sizeof(Element));
+  }
+};
+struct ChannelForward {
+  template <int Family, int Size, bool Partial, class Element>
+  static int call(const Problem& p, int64_t width) {
+    return run(channel_forward<Family, Size, Partial, Element>, p, width, sizeof(Element));
+  }
+};
+struct ChannelBackward {
+  template <int Family, int Size, bool Partial, class Element>
+  static int call(const Problem& p, int64_t width) {
+    return run(channel_backward<Family, Size, Partial, Element>, p, width, sizeof(Element));
   }
 };
 struct ReflectForward {
@@ -119,11 +132,13 @@ template <class Kernel> int reflected_by_element(const Problem& p) {
 int CONCATENATE(ISA_NAMESPACE, _block_forward)(const Problem& p) {
   if (p.family == HOUSEHOLDER)
     return ISA_NAMESPACE::reflected_by_element<ISA_NAMESPACE::ReflectForward>(p);
+  if (p.channels) return ISA_NAMESPACE::by_element<ISA_NAMESPACE::ChannelForward>(p);
   return ISA_NAMESPACE::by_element<ISA_NAMESPACE::BlockForward>(p);
 }
 int CONCATENATE(ISA_NAMESPACE, _block_backward)(const Problem& p) {
   if (p.family == HOUSEHOLDER)
     return ISA_NAMESPACE::reflected_by_element<ISA_NAMESPACE::ReflectBackward>(p);
+  if (p.channels) return ISA_NAMESPACE::by_element<ISA_NAMESPACE::ChannelBackward>(p);
   return ISA_NAMESPACE::by_element<ISA_NAMESPACE::BlockBackward>(p);
 }
 int CONCATENATE(ISA_NAMESPACE, _lag_forward)(const Problem& p) {

@@ -16,7 +16,7 @@ from statemix.ops.checks import BackendUnavailableError
 
 LIBRARY = Path(__file__).with_name("kernels.so")
 # Mirrors interface.h.
-INTERFACE_VERSION = 4
+INTERFACE_VERSION = 5
 FAMILIES = ("softmax", "sigmoid", "relu", "signed", "tanh", "none", "householder")
 _CODES = {name: code for code, name in enumerate((*FAMILIES, GIVEN))}
 ELEMENTS = (torch.float32, torch.float64, torch.bfloat16)
@@ -31,20 +31,21 @@ class _Problem(ctypes.Structure):
     """Mirrors ``struct Problem`` of interface.h."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("batch", "length", "blocks", "size", "sequences")),
+        *((name, ctypes.c_int64) for name in ("batch", "length", "blocks", "size", "channels")),
+        ("sequences", ctypes.c_int64),
         ("cu_seqlens", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("family", "element", "threads")),
         ("inverse_temperature", ctypes.c_double),
         ("gates", ctypes.c_void_p),
         *((f"gates_{axis}", ctypes.c_int64) for axis in ("batch", "time", "row", "gate")),
         ("values", ctypes.c_void_p),
-        *((f"values_{axis}", ctypes.c_int64) for axis in ("batch", "time", "row")),
+        *((f"values_{axis}", ctypes.c_int64) for axis in ("batch", "time", "row", "channel")),
         ("initial_state", ctypes.c_void_p),
         ("states", ctypes.c_void_p),
         ("wide_states", ctypes.c_void_p),
         ("final_state", ctypes.c_void_p),
         ("d_states", ctypes.c_void_p),
-        *((f"d_states_{axis}", ctypes.c_int64) for axis in ("batch", "time", "row")),
+        *((f"d_states_{axis}", ctypes.c_int64) for axis in ("batch", "time", "row", "channel")),
         ("d_final_state", ctypes.c_void_p),
         ("d_gates", ctypes.c_void_p),
         ("d_values", ctypes.c_void_p),
@@ -138,12 +139,14 @@ def problem_of(
         temperature: 0-d divisor of the gates, or None.
         cu_seqlens: int64 (N+1,) or None.
         tensors: members of ``struct Problem`` by name, with blocks innermost: ``gates``
-            (B, T, H, ...), ``values`` (B, T, H, ...), ``initial_state`` (N, H, m), and others.
+            (B, T, H, ...), ``values`` (B, T, H, ...), ``initial_state`` (N, H, m) or (N, H, m, C),
+            and others.
     """
     gates, values, initial_state = (tensors[n] for n in ("gates", "values", "initial_state"))
     problem = _Problem()
     problem.batch, problem.length, problem.blocks = values.shape[:3]
-    problem.sequences, _, problem.size = initial_state.shape
+    problem.sequences, _, problem.size, *channels = initial_state.shape
+    problem.channels = channels[0] if channels else 0
     problem.cu_seqlens = None if cu_seqlens is None else cu_seqlens.data_ptr()
     problem.family = _CODES[gate]
     problem.element = ELEMENTS.index(values.dtype)
@@ -153,11 +156,13 @@ def problem_of(
     problem.gates_batch, problem.gates_time, problem.gates_gate = *strides[:2], strides[-1]
     # Lags have no axis of rows.
     problem.gates_row = strides[3] if len(strides) == 5 else 0
-    problem.values_batch, problem.values_time, _, *row = values.stride()
-    problem.values_row = row[0] if row else 0
+    # Lags have no axis of rows here either, and most blocks none of channels.
+    problem.values_batch, problem.values_time, _, *inner = (*values.stride(), 0, 0)
+    problem.values_row, problem.values_channel = inner[:2]
     if "d_states" in tensors:
-        problem.d_states_batch, problem.d_states_time, _, *row = tensors["d_states"].stride()
-        problem.d_states_row = row[0] if row else 0
+        strides = tensors["d_states"].stride()
+        problem.d_states_batch, problem.d_states_time, _, *inner = (*strides, 0, 0)
+        problem.d_states_row, problem.d_states_channel = inner[:2]
     for name, tensor in tensors.items():
         setattr(problem, name, tensor.data_ptr())
     return problem

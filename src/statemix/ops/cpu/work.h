@@ -87,9 +87,10 @@ inline int64_t gates_of_row(const Problem& problem) {
   return problem.size + (problem.family != GIVEN);
 }
 
-inline int64_t count_gates(const Problem& problem) {
-  return problem.batch * problem.length * problem.blocks * gates_of_row(problem) *
-         (problem.gates_row ? problem.size : 1);
+// Gates of a problem, or its values if channels make those more.
+inline int64_t count_numbers(const Problem& problem) {
+  return problem.batch * problem.length * problem.blocks *
+         std::max(gates_of_row(problem), problem.channels) * (problem.gates_row ? problem.size : 1);
 }
 
 // Rows of one step follow one another without gaps. Lags have one row, and so do blocks whose rows
@@ -122,13 +123,13 @@ constexpr int64_t kGatesPerTeam = 1 << 15;
 inline int run(bool (*kernel)(const Problem&, const Work&), const Problem& problem, int64_t width,
                int64_t element_bytes) {
   const int64_t tiles = (problem.blocks + width - 1) / width;
-  const bool large = count_gates(problem) * element_bytes > kStreamedBytes;
+  const bool large = count_numbers(problem) * element_bytes > kStreamedBytes;
   const int64_t tiles_per_vector = width * element_bytes < VECTOR_BYTES ? 2 : 1;
   const bool streamed = large && can_stream(problem, width * tiles_per_vector);
   // Tiles whose outputs are streamed in one vector stay together.
   const int64_t together = streamed ? tiles_per_vector : 1;
   const int64_t groups = (tiles + together - 1) / together;
-  const int64_t threads = count_gates(problem) < kGatesPerTeam ? 1 : problem.threads;
+  const int64_t threads = count_numbers(problem) < kGatesPerTeam ? 1 : problem.threads;
   const int64_t parts = parts_per_sequence(problem.sequences, groups, threads);
   const int64_t pieces = problem.sequences * parts;
   const int64_t ahead = steps_ahead(problem, element_bytes);

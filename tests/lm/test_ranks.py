@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 from tests.lm.two_processes import IDS, SETTINGS, build_tied_model, train_tiny
+from transformers import AutoModelForCausalLM
 
+from statemix.cli.main import main
 from statemix.errors import RequestError
 from statemix.lm.language_training import TokenBatches
 from statemix.tensor_files import load_tensors
@@ -89,6 +91,7 @@ def test_two_processes_train_as_one(trained, strategy):
     for row, other in zip(rows, wanted, strict=True):
         assert row["scores"] == pytest.approx(other["scores"])
         assert row["train"] == pytest.approx(other["train"])
+        assert row["sharded"] == (strategy == "fsdp")
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -124,6 +127,37 @@ def test_all_processes_decide_alike(trained, strategy):
         else ""
     )
     assert first["double"].startswith(wanted)
+
+
+def test_the_command_shards_a_model_that_loads_tied(tmp_path):
+    """As written for one process: the same options, one report, one folder."""
+    for place in range(8):
+        (tmp_path / "texts" / f"p{place}").mkdir(parents=True)
+        text = "".join(f"def f{n}(x):\n    return x + {n * place}\n" for n in range(40))
+        (tmp_path / "texts" / f"p{place}" / "m.py").write_text(text)
+    prepare = ["lm", "prepare", str(tmp_path / "texts"), "--output", str(tmp_path / "tokens")]
+    assert main([*prepare, "--tokenizer", "bpe:300"]) == 0
+    words = "--num-layers 1 --hidden-size 16 --layer bd_lru num_blocks=4 block_size=2 --length 16"
+    words += " --batch-size 4 --steps 3 --device cpu --strategy fsdp"
+    folders = ["--folder", str(tmp_path / "run"), "--tokens", str(tmp_path / "tokens")]
+    done = torchrun("-m", "statemix", "lm", "train", *folders, *words.split())
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("parameters") == done.stdout.count("bits per byte") == 1
+    assert done.stderr.count("finished at step 3") == 1
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert (environment["num_processes"], environment["strategy"]) == (2, "fsdp")
+    (stored,) = (tmp_path / "run" / "model").glob("*.safetensors")
+    names = load_tensors(stored.read_bytes()).keys()
+    assert "model.embed_tokens.weight" in names
+    assert "lm_head.weight" not in names
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
+    weights = files(tmp_path / "run")["model.safetensors"]
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, weights[name]), name
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    model.resize_token_embeddings(310)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert (tmp_path / "run" / "model" / "tokenizer.json").exists()
 
 
 def test_kills_of_one_process_and_of_all_change_no_bit(trained, tmp_path):

@@ -18,13 +18,21 @@ from statemix.lm import StatemixConfig, StatemixForCausalLM
 from statemix.lm.language_scores import summed_loss
 from statemix.lm.language_training import TokenBatches
 from statemix.lm.presets import LanguageSettings
-from statemix.training import fit
+from statemix.training import Hook, fit
+from statemix.training.parallel import is_sharded
 from statemix.training.ranks import ranks_here
 
 STEPS = 7
 # Five rows, two processes and two batches each: no two batches of a step are alike.
 SETTINGS = LanguageSettings(length=6, batch_size=5, accumulate=2, steps=STEPS, learning_rate=1.0)
 IDS = np.random.default_rng(0).integers(0, 11, 400).astype(np.uint16)
+
+
+class ShardsSeen(Hook):
+    """Adds to each row whether the weights are in shards after an evaluation."""
+
+    def row(self, loop):
+        return {"sharded": all(is_sharded(parameter) for parameter in loop.model.parameters())}
 
 
 def build_tied_model():
@@ -65,7 +73,7 @@ def train_tiny(folder, *, strategy="ddp", losses=None, act=None, clip_norm=2.0, 
     fit(
         model, batches, loss, folder, num_steps=STEPS, evaluate=evaluate, criterion="score",
         optimizer=torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9),
-        strategy=strategy, on_event=on_event, clip_norm=clip_norm, **options,
+        hooks=[ShardsSeen()], strategy=strategy, on_event=on_event, clip_norm=clip_norm, **options,
     )  # fmt: skip
     return model
 

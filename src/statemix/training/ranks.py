@@ -110,11 +110,13 @@ def join_ranks(device: Device) -> Ranks:
         device: device of the run; GPUs exchange tensors by NCCL, and CPUs by Gloo.
     """
     ranks = ranks_here()
-    if ranks.size > 1 and not dist.is_initialized():
-        backend = "gloo"
-        if chosen_device(device) == "cuda":
-            torch.cuda.set_device(ranks.local_rank)
-            backend = "cpu:gloo,cuda:nccl"
+    if ranks.size == 1:
+        return ranks
+    on_gpu = chosen_device(device) == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(ranks.local_rank)
+    if not dist.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
         dist.init_process_group(backend, timeout=_PATIENCE)
         # Processes that have parted cannot meet again, and the next run may need them.
         atexit.register(_part)

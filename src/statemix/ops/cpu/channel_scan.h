@@ -14,9 +14,9 @@ namespace ISA_NAMESPACE {
 
 // The numerators of a row of gates for the forward pass, the input gate last, and their divisor.
 template <int Family, bool Partial, class Element, class V>
-inline __attribute__((always_inline)) V weigh_row(
-    const Element* gates, int64_t stride, int64_t size, int64_t lanes,
-    const Rows<typename Compute<Element>::Scalar>& rows, V* numerators) {
+inline __attribute__((always_inline)) V
+weigh_row(const Element* gates, int64_t stride, int64_t size, int64_t lanes,
+          const Rows<typename Compute<Element>::Scalar>& rows, V* numerators) {
   typedef Gate<Family> G;
   constexpr bool gated = Family != GIVEN;
   Scale<V> scale = row_scale<Family, Partial>(gates, stride, size + gated, lanes, rows);
@@ -187,8 +187,7 @@ bool channel_backward(const Problem& problem, const Work& work) {
             sums[source] +=
                 differentiate(j, load<Partial>(previous + source * blocks + lane, work.lanes));
           }
-          const V d_value =
-              gated ? differentiate(size, load<Partial>(value, work.lanes)) : lam;
+          const V d_value = gated ? differentiate(size, load<Partial>(value, work.lanes)) : lam;
           write<Partial>(d_values + entry * blocks + lane, d_value, work.lanes, work.streamed,
                          halves + size * row + entry);
         }

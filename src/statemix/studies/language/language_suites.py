@@ -131,7 +131,9 @@ def unit_count(name: str, unit: str, sizes: Mapping[str, int], hidden_size: int,
     return max(1, 1 + round((most - one) / (two - one)))
 
 
-def _lru(setting: _Setting, name: str, m: int, width: int | None = None) -> dict[str, Any]:
+def _lru(
+    setting: _Setting, name: str, m: int, width: int | None = None, **options: int
+) -> dict[str, Any]:
     """Return a model of BD-LRU or H-LRU: the number of blocks or channels is adapted.
 
     Mixers of other widths have their share of the budget: it grows as the parameters of the MLP.
@@ -141,9 +143,10 @@ def _lru(setting: _Setting, name: str, m: int, width: int | None = None) -> dict
         name
     ]
     most = setting.budget / setting.num_layers * (width / setting.hidden_size) ** 2
-    count = unit_count(name, unit, {option: m}, width, round(most))
+    sizes = {option: m, **options}
+    count = unit_count(name, unit, sizes, width, round(most))
     return _model(
-        {"name": name, unit: count, option: m},
+        {"name": name, unit: count, **sizes},
         hidden_size=width,
         num_layers=setting.num_layers,
         tied=setting.tied,
@@ -289,13 +292,20 @@ def contenders() -> tuple[LanguageContender, ...]:
         LanguageContender("BD-LRU m=4", _lru(setting, "bd_lru", 4)),
         LanguageContender("H-LRU m=4", _lru(setting, "h_lru", 4)),
         LanguageContender("m=1 (minGRU)", _lru(setting, "bd_lru", 1)),
-        # Value channels come here: BD-LRU with C = 4, 8 and 16.
+        *(
+            LanguageContender(f"BD-LRU m=4 C={channels}", _channels(setting, channels))
+            for channels in (4, 8, 16)
+        ),
         LanguageContender("Mamba-2", _model(mamba2, **size, inner=480)),
         LanguageContender("Gated DeltaNet", _model(delta, **size, inner=584)),
         LanguageContender("LSTM", _model({"name": "lstm"}, **size, inner=432)),
         LanguageContender("Transformer", transformer),
         LanguageContender("BD-LRU and attention 3:1", hybrid),
     )
+
+
+def _channels(setting: _Setting, channels: int) -> dict[str, Any]:
+    return _lru(setting, "bd_lru", 4, value_channels=channels)
 
 
 @cache

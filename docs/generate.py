@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from measurement_tables import tables as measurement_tables
+from scaling_tables import tables as scaling_tables
 from speed_tables import tables as speed_tables
 from study_tables import tables as study_tables
 
@@ -11,7 +12,7 @@ FOLDER = Path(__file__).parent / "generated"
 
 def tables() -> dict[str, str]:
     """Return the Markdown of every table by the name of its file."""
-    return {**measurement_tables(), **speed_tables(), **study_tables()}
+    return {**measurement_tables(), **scaling_tables(), **speed_tables(), **study_tables()}
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from measurement_tables import tables as measurement_tables
+from scaling_tables import tables as scaling_tables
 from speed_tables import tables as speed_tables
 from study_tables import tables as study_tables
 from text_tables import pictures
@@ -13,7 +14,13 @@ FOLDER = Path(__file__).parent / "generated"
 
 def tables() -> dict[str, str]:
     """Return the Markdown of every table by the name of its file."""
-    return {**measurement_tables(), **speed_tables(), **study_tables(), **text_tables()}
+    return {
+        **measurement_tables(),
+        **scaling_tables(),
+        **speed_tables(),
+        **study_tables(),
+        **text_tables(),
+    }
 
 
 if __name__ == "__main__":

@@ -190,6 +190,8 @@ class TrainText:
             f"{scores['bits_per_byte']:.4f} bits per byte, perplexity {scores['perplexity']:.2f}, "
             f"{fitted.time_s:.1f} s; stored in {self.folder}"
         )
+        # If another process ended badly now, torchrun would end the first before all is stored.
+        ranks.wait()
 
     def _costs(self, config: StatemixConfig, settings: LanguageSettings, available: int) -> str:
         """Return what the run costs, for a reader."""

@@ -69,7 +69,8 @@ FLAGS = {
         --folder --tokens --size --layer --attention-every --conv-size --output-gate
         --hidden-size --num-layers --length --batch-size --accumulate --steps
         --learning-rate --weight-decay --evaluate-every --evaluate-bytes --precision --device
-        --strategy --seed --checkpoint-every-s --extend
+        --strategy --seed --checkpoint-every-s --extend --optimizer --compile --wandb
+        --gradient-checkpointing --clip-norm --warmup-share --min-learning-rate
         """,
     "lm generate": "--max-new-tokens --temperature --top-k --seed",
     "lm evaluate": "--tokens --most-bytes --json",

@@ -151,6 +151,7 @@ def test_resolved_says_the_whole_run(tiny):
     assert dict(resolved.model.layers[0].options) == {
         "num_blocks": 2,
         "block_size": 3,
+        "value_channels": 1,
         "gate": "softmax",
         "gate_temperature": 1.0,
         "selective": True,

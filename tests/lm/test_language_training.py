@@ -129,6 +129,11 @@ def test_the_rate_rises_and_falls():
     assert all(later < sooner for sooner, later in itertools.pairwise(rates[10:]))
 
 
+def test_a_least_rate_above_the_largest_is_refused():
+    with pytest.raises(RequestError, match=r"must be at most learning_rate=1e-06, got 1e-05"):
+        CosineRate(LanguageSettings(4, 3, 100, 1e-6))
+
+
 def test_bits_per_byte_are_those_of_each_token_from_all_before(tmp_path, monkeypatch):
     monkeypatch.setattr("statemix.lm.language_scores._PIECE", 3)
     model = build_model("bd_lru", eos_token_id=0)

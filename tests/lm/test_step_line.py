@@ -9,10 +9,12 @@ import torch
 from tests.lm.conftest import build_model
 from torch.utils.flop_counter import FlopCounterMode
 
+from statemix.cli.lm import parse
 from statemix.lm import model_costs, step_line
 from statemix.lm.language_scores import summed_loss
 from statemix.lm.model_costs import count_sizes, matmul_speed, training_flops
 from statemix.lm.step_line import StepLine, TimedBatches
+from statemix.lm.text_tokenizers import bytes_tokenizer
 from statemix.training import Event
 
 
@@ -123,3 +125,12 @@ def test_the_command_prints_costs_and_step_lines(prepared, train_tiny, capsys, m
     bits = re.search(line + r", data wait \d+%, about 0 s left", err).group(1)
     # The held-out text is like the training text.
     assert float(bits) == pytest.approx(float(re.search(r"per_byte (\S+),", err).group(1)), rel=0.1)
+
+
+def test_several_processes_need_less_time(monkeypatch):
+    monkeypatch.setattr("statemix.cli.lm.train_text.matmul_speed", lambda *_: 1e9)
+    command = parse(["train", "--folder", "x"])
+    asked = command.request(bytes_tokenizer())
+    times = [command._costs(*asked, 100, processes) for processes in (1, 8)]
+    assert "at least 8.4 h, the time of matrix products at 1 GFLOP/s" in times[0]
+    assert "at least 63 min, the time of matrix products at 8 GFLOP/s" in times[1]

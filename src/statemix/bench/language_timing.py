@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -79,34 +80,42 @@ def providers(case: LanguageCase, models: Models, llama: str = "") -> list[Provi
         llama: name of a model of attention, whose Llama decodes as well; empty for none.
     """
     if case.task == "training":
-        return [Provider(name, _training(case, model)) for name, model in models.items()]
+        sizes = case.batch_size, case.length
+        return [
+            Provider(name, partial(training_call, model, *sizes)) for name, model in models.items()
+        ]
 
     def decoding(build: Callable[[], nn.Module]) -> Callable[[], Callable[[], Tensor]]:
         return lambda: _decoder(build(), case)
 
-    listed = {name: decoding(lambda model=model: built(model)) for name, model in models.items()}  # type: ignore[misc]
+    listed = {name: decoding(partial(built, model)) for name, model in models.items()}
     if llama:
-        listed[LLAMA] = decoding(lambda: llama_like(models[llama]))
+        listed[LLAMA] = decoding(partial(llama_like, models[llama]))
     return [Provider(name, prepare) for name, prepare in listed.items()]
 
 
-def _training(case: LanguageCase, model: Mapping[str, Any]) -> Callable[[], Callable[[], Tensor]]:
-    def prepare() -> Callable[[], Tensor]:
-        net = built(model).train()
-        settings = LanguageSettings(case.length, case.batch_size, steps=1, learning_rate=1e-12)
-        optimizer, tokens = optimizer_of(net, settings), _tokens(case.batch_size, case.length + 1)
+def training_call(model: Mapping[str, Any], batch_size: int, length: int) -> Callable[[], Tensor]:
+    """Return a function that makes an optimiser step on random tokens and returns the loss.
 
-        def call() -> Tensor:
-            optimizer.zero_grad()
-            loss = summed_loss(net, tokens) / case.tokens_per_call
-            torch.autograd.backward(loss)
-            nn.utils.clip_grad_norm_(net.parameters(), settings.clip_norm)
-            optimizer.step()
-            return loss.detach()
+    Args:
+        model: arguments of ``StatemixConfig`` but the vocabulary.
+        batch_size: sequences of a step.
+        length: tokens of a sequence.
+    """
+    net = built(model).train()
+    # Weights that hardly move.
+    settings = LanguageSettings(length, batch_size, steps=1, learning_rate=1e-12)
+    optimizer, tokens = optimizer_of(net, settings), _tokens(batch_size, length + 1)
 
-        return call
+    def call() -> Tensor:
+        optimizer.zero_grad()
+        loss = summed_loss(net, tokens) / (batch_size * length)
+        torch.autograd.backward(loss)
+        nn.utils.clip_grad_norm_(net.parameters(), settings.clip_norm)
+        optimizer.step()
+        return loss.detach()
 
-    return prepare
+    return call
 
 
 def _decoder(model: Any, case: LanguageCase) -> Callable[[], Tensor]:

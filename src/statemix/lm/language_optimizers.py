@@ -104,9 +104,21 @@ def optimizer_of(model: nn.Module, settings: LanguageSettings) -> torch.optim.Op
 
 
 class CosineRate(Hook):
-    """Sets the learning rate: a linear warm-up, then a cosine down to the least rate."""
+    """Sets the learning rate: a linear warm-up, then a cosine down to the least rate.
+
+    Args:
+        settings: rates, warm-up and steps.
+
+    Raises:
+        RequestError: if the least rate is above the largest rate.
+    """
 
     def __init__(self, settings: LanguageSettings) -> None:
+        if settings.min_learning_rate > settings.learning_rate:
+            raise RequestError(
+                f"min_learning_rate must be at most learning_rate={settings.learning_rate}, got "
+                f"{settings.min_learning_rate}"
+            )
         self._settings = settings
 
     def before_step(self, loop: Loop) -> None:

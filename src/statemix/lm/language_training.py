@@ -214,8 +214,9 @@ def train_language_model(
             )
         # Fabric's autocast covers calls of the whole model alone.
         is_mixed = precision == "bf16-mixed"
-        with torch.autocast(next(net.parameters()).device.type, torch.bfloat16, enabled=is_mixed):
-            return summed_loss(net, batch.to(next(net.parameters()).device)) / per_step
+        place = next(net.parameters()).device
+        with torch.autocast(place.type, torch.bfloat16, enabled=is_mixed):
+            return summed_loss(net, batch.to(place)) / per_step
 
     def evaluate(net: Any) -> Mapping[str, float]:
         # Documents have many lengths, each of which would be compiled.

@@ -257,32 +257,31 @@ class Study:
             self.legend,
             "" if figure is None else svg(figure),
             self.caption,
-            runs=list(run_lines(runs)),
+            runs=list(self.run_lines(runs)),
         )
 
-
-def run_lines(runs: pl.DataFrame) -> Iterator[list[str]]:
-    """Yield a line for each run with a result: key, labels, setting, seed, result, time, commit."""
-    for run in (
-        runs.filter(pl.col("status") == "done").unique("key", maintain_order=True).to_dicts()
-    ):
-        best = "best_test" if run["protocol"] == "paper" else "at_best_validation"
-        results = [accuracy_text(run[best])]
-        if run["certificate"]:
-            results = [f"{run['certificate']}: {run['word']}".removesuffix(": ")]
-        elif run["attempts"]:
-            results = ["passed" if any(one["passed"] for one in run["attempts"]) else "failed"]
-        if run["attempts"]:
-            results.append(counted(len(run["attempts"]), "attempt"))
-        yield [
-            run["key"],
-            ", ".join(dict.fromkeys((run["column"], run["model"], run["data"]))),
-            run["setting"] or "",
-            f"seed {run['seed']}",
-            ", ".join(results),
-            duration_text(run["seconds"]),
-            run["commit"],
-        ]
+    def run_lines(self, runs: pl.DataFrame) -> Iterator[list[str]]:
+        """Yield for each run with a result: key, labels, setting, seed, result, time, commit."""
+        for run in (
+            runs.filter(pl.col("status") == "done").unique("key", maintain_order=True).to_dicts()
+        ):
+            best = "best_test" if run["protocol"] == "paper" else "at_best_validation"
+            results = [accuracy_text(run[best])]
+            if run["certificate"]:
+                results = [f"{run['certificate']}: {run['word']}".removesuffix(": ")]
+            elif run["attempts"]:
+                results = ["passed" if any(one["passed"] for one in run["attempts"]) else "failed"]
+            if run["attempts"]:
+                results.append(counted(len(run["attempts"]), "attempt"))
+            yield [
+                run["key"],
+                ", ".join(dict.fromkeys((run["column"], run["model"], run["data"]))),
+                run["setting"] or "",
+                f"seed {run['seed']}",
+                ", ".join(results),
+                duration_text(run["seconds"]),
+                run["commit"],
+            ]
 
 
 def _is_done(results: Store, ended: Ended) -> bool:

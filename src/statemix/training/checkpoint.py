@@ -230,16 +230,20 @@ def _load(path: Path) -> tuple[TensorFiles, dict[str, Any]]:
     hashes = json.loads((path / _MANIFEST).read_bytes())
     if not isinstance(hashes, dict) or _STATE not in hashes:
         raise ValueError(f"{_MANIFEST} does not list the files of a checkpoint")
-    for name, expected in hashes.items():
-        if _sha256(path / name) != expected:
-            raise ValueError(f"the SHA-256 of {name} differs from {_MANIFEST}")
-    state: dict[str, Any] = json.loads((path / _STATE).read_bytes())
     tensors: TensorFiles = {}
-    if _TIES not in state:
-        names = hashes.keys() - {_STATE}
-        tensors = {
-            name.removesuffix(_SUFFIX): load_tensors((path / name).read_bytes()) for name in names
-        }
+    state: dict[str, Any] = {}
+    # The state comes first: it tells whether the other files are shards, which are read later.
+    for name in sorted(hashes, key=lambda name: name != _STATE):
+        content = None if _TIES in state else (path / name).read_bytes()
+        found = _sha256(path / name) if content is None else hashlib.sha256(content).hexdigest()
+        if found != hashes[name]:
+            raise ValueError(f"the SHA-256 of {name} differs from {_MANIFEST}")
+        if content is None:
+            continue
+        if name == _STATE:
+            state = json.loads(content)
+        else:
+            tensors[name.removesuffix(_SUFFIX)] = load_tensors(content)
     # The checksum of the state protects this list. Checkpoints of older versions lack it.
     for name in state.pop("files", ()):
         if name not in hashes:

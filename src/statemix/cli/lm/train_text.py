@@ -163,7 +163,7 @@ class TrainText:
         config, settings = self.request(tokenizer)
         # One process reports for all.
         report = print if ranks.is_first else _silent
-        report(self._costs(config, settings, len(tokens.ids)))
+        report(self._costs(config, settings, len(tokens.ids), ranks.size))
         curves = self._curves() if ranks.is_first else []
         with shown() if ranks.is_first else nullcontext(_silent) as show:
             _, fitted = train_language_model(
@@ -193,10 +193,13 @@ class TrainText:
         # If another process ended badly now, torchrun would end the first before all is stored.
         ranks.wait()
 
-    def _costs(self, config: StatemixConfig, settings: LanguageSettings, available: int) -> str:
+    def _costs(
+        self, config: StatemixConfig, settings: LanguageSettings, available: int, processes: int
+    ) -> str:
         """Return what the run costs, for a reader."""
         sizes, flops = count_sizes(config), sum(training_flops(config, settings.length))
-        speed = matmul_speed(chosen_device(self.device), MATMUL_DTYPES[self.precision])
+        one = matmul_speed(chosen_device(self.device), MATMUL_DTYPES[self.precision])
+        speed = processes * one
         to_read = settings.steps * settings.batch_size * settings.length
         return (
             f"{sizes['parameters']:,} parameters, {sizes['state_bytes']:,} bytes of state per "

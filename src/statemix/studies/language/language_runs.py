@@ -37,8 +37,6 @@ VALIDATION_SHARE = 4
 _XZ = "xz.json"
 # Steps that are timed for a prediction, after one that is not.
 _TIMED = 2
-# Tokens of the model that is timed.
-_VOCABULARY = 2048
 
 
 @dataclass(frozen=True)
@@ -187,23 +185,14 @@ class LanguageRun(StudyRun):
 @cache
 def _step_seconds(model: str, batch_size: int, length: int, num_threads: int) -> float:
     """Return the seconds of a step on random tokens; the model is JSON of its arguments."""
-    from statemix.lm.hub_config import StatemixConfig
-    from statemix.lm.hub_model import StatemixForCausalLM
-    from statemix.lm.language_optimizers import optimizer_of
-    from statemix.lm.language_scores import summed_loss
-    from statemix.lm.presets import LanguageSettings
+    from statemix.bench.language_timing import training_call
 
     with threads(num_threads), quiet():
-        net = StatemixForCausalLM(StatemixConfig(vocab_size=_VOCABULARY, **json.loads(model)))
-        # Weights that hardly move.
-        settings = LanguageSettings(length, batch_size, steps=1, learning_rate=1e-12)
-        optimizer = optimizer_of(net, settings)
-        tokens = torch.zeros(batch_size, length + 1, dtype=torch.int64)
-        for step in range(1 + _TIMED):
-            if step == 1:
-                began = time.perf_counter()
-            torch.autograd.backward(summed_loss(net, tokens))
-            optimizer.step()
+        call = training_call(json.loads(model), batch_size, length)
+        call()
+        began = time.perf_counter()
+        for _ in range(_TIMED):
+            call()
     return (time.perf_counter() - began) / _TIMED
 
 

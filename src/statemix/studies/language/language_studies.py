@@ -1,6 +1,6 @@
 """The studies of language models: Figure 4 of Dubinin et al., and a duel of layers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 from matplotlib.figure import Figure
 
-from statemix.studies.figure import Panel, draw, svg
+from statemix.studies.figure import Panel, draw
 from statemix.studies.language.language_suites import duel_entries, figure_entries
 from statemix.studies.language.language_tables import (
     duel_panels,
@@ -22,8 +22,8 @@ from statemix.studies.language.language_tables import (
 from statemix.studies.language.language_verdicts import verdict_lines
 from statemix.studies.result_text import Table
 from statemix.studies.store import Store, StoredRow
-from statemix.studies.study import Section, Study
-from statemix.studies.study_entries import Planned, ProtocolName, SizeName, StudyEntry, due
+from statemix.studies.study import Study
+from statemix.studies.study_entries import Planned, StudyEntry, due
 
 LEGEND = """\
 bits per byte: mean and standard deviation over seeds, of held-out documents that choose nothing.
@@ -67,26 +67,8 @@ class LanguageStudy(Study):
         del rows
         return 0, 0, 0
 
-    def section(
-        self,
-        runs: pl.DataFrame,
-        entries: Sequence[StudyEntry],
-        folder: Path,
-        protocol: ProtocolName,
-        size: SizeName,
-    ) -> Section:
-        del protocol
-        figure = self.draw(runs, folder)
-        name = f"{self.name}, size {size}" if len(self.sizes) > 1 else self.name
-        return Section(
-            name.replace(", size ", "-"),
-            f"{name}: {self.title}",
-            self.table(runs, entries),
-            self.legend,
-            "" if figure is None else svg(figure),
-            self.caption,
-            runs=list(language_run_lines(runs)),
-        )
+    def run_lines(self, runs: pl.DataFrame) -> Iterator[list[str]]:
+        return language_run_lines(runs)
 
 
 class Duel(LanguageStudy):

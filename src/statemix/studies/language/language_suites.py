@@ -1,7 +1,7 @@
 """The models and entries of the language studies: Figure 4, and the duel."""
 
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from statemix.layers import LAYERS, LayerSpec
@@ -325,7 +325,7 @@ def duel_entries(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntry, ..
         StudyEntry(
             "duel",
             one.name,
-            Trials(lambda model=one.model: trials(model)),  # type: ignore[misc]
+            Trials(partial(trials, one.model)),
             size=size,
             layers=one.layers,
         )

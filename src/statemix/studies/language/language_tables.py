@@ -135,14 +135,13 @@ def summaries(runs: pl.DataFrame) -> pl.DataFrame:
     done = pl.col("status").eq("done").fill_null(value=False) & pl.col("chosen").fill_null(
         value=False
     )
-    means = ["perplexity", "held_out_bits", "parameters", "state_bytes", "tokens", "cpu_s"]
+    means = ["perplexity", "parameters", "state_bytes", "tokens", "cpu_s"]
     return runs.group_by("column", "model", "at", "family", maintain_order=True).agg(
         seeds=done.sum(),
         lost=(pl.col("status").is_not_null() & (pl.col("status") != "done")).sum(),
         bits=pl.col("bits").filter(done).mean(),
         deviation=pl.col("bits").filter(done).std(),
         setting=pl.col("setting").filter(done).first(),
-        values=pl.col("bits").filter(done),
         **{name: pl.col(name).filter(done).mean() for name in means},
     )
 

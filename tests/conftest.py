@@ -144,7 +144,7 @@ def toys(monkeypatch):
 
 @pytest.fixture(scope="session")
 def required_options(tmp_path_factory):
-    """Task -> the options that it needs: a folder of stories in the format of bAbI."""
+    """Task -> the options that it needs, such as a folder of stories in the format of bAbI."""
     folder = tmp_path_factory.mktemp("babi")
     draw = random.Random(0)
     for split, count in (("train", 400), ("valid", 300), ("test", 300)):
@@ -158,7 +158,11 @@ def required_options(tmp_path_factory):
                 question = f"Where is {names[asked]}? \t{places[asked]}\t{2 * asked + 1}"
                 lines.append(f"{2 * number + 2} {question}")
         (folder / f"qa1_{split}.txt").write_text("\n".join(lines) + "\n")
-    return {"catbabi": {"folder": str(folder)}}
+    return {
+        "catbabi": {"folder": str(folder)},
+        "automaton": {"rules": "start: even\neven 0 even\neven 1 odd\nodd 0 odd\nodd 1 even\n"},
+        "regex": {"pattern": "(ab)*"},
+    }
 
 
 @pytest.fixture

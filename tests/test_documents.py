@@ -95,8 +95,11 @@ def test_commands_exist(code, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("code", commands_in_text())
 def test_commands_that_would_take_long_are_understood(code, tmp_path, monkeypatch):
-    """Parse their options, next to a stored run of the name that they use."""
+    """Parse their options, next to a stored run and an automaton of the names that they use."""
     monkeypatch.chdir(tmp_path)
+    texts = BLOCK.findall((ROOT / "docs" / "automata.md").read_text())
+    (lamp,) = [text for _, text in texts if text.startswith("start:")]
+    Path("lamp.txt").write_text(lamp)
     Path("runs/s3").mkdir(parents=True)
     stored = {"schema": SCHEMA, "asked": RunConfig(seed=3).asked(), "resolved": {}}
     Path("runs/s3/config.json").write_text(json.dumps(stored))

@@ -177,6 +177,7 @@ class Spec:
     __slots__ = ("name", "options")
 
     def __init__(self, name: str, /, **options: Any) -> None:
+        options = self.with_contents(name, options)
         self.registry().check_options(name, options)
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "options", MappingProxyType(options))
@@ -185,6 +186,19 @@ class Spec:
     def registry(cls) -> Registry[Any]:
         """Return the registry of this kind."""
         return Registry.by_kind[cls.kind]
+
+    @classmethod
+    def with_contents(cls, name: str, options: dict[str, Any]) -> dict[str, Any]:
+        """Return options that hold the contents of files in place of their names.
+
+        A run must not depend on a file that may change. An entry that reads a file has a static
+        method of this name, which gets the options alone.
+
+        Raises:
+            SettingError: if there is no such entry, or a file cannot be read.
+        """
+        read = getattr(cls.registry().find(name), "with_contents", None)
+        return options if read is None else dict(read(options))
 
     def build(self, **common: Any) -> Any:
         """Construct the entry with its options and the registry's common parameters."""

@@ -14,12 +14,6 @@ each_task = pytest.mark.parametrize("name", TASKS)
 SPLITS = ("train", "validation", "test")
 
 
-@pytest.fixture
-def build(required_options):
-    """Build a task by name, with the options that it needs."""
-    return lambda name, **options: tasks.build(name, **required_options.get(name, {}), **options)
-
-
 @each_task
 def test_task_is_built_from_its_defaults(name, build, required_options):
     task = build(name)

@@ -115,10 +115,10 @@ def _print_overview(console: Console, name: str) -> None:
         for option, (annotation, default) in TASKS.options(name).items()
     ]
     _print_table(console, ("option", "values", "default"), options)
-    if _required(name):
-        return
     data_sets = []
     for title, chosen in _data_sets(name):
+        if not _required(name) <= chosen.keys():
+            continue
         task: Task = TASKS.build(name, **chosen)
         data_sets.append(
             (
@@ -130,12 +130,13 @@ def _print_overview(console: Console, name: str) -> None:
             )
         )
     header = ("data set", "options", "tokens", "training", "chance")
-    _print_table(console, header, data_sets)
+    if data_sets:
+        _print_table(console, header, data_sets)
 
 
-def _required(name: str) -> bool:
-    """Return whether a task has options without a default, so that the list cannot build it."""
-    return any(default is REQUIRED for _, default in TASKS.options(name).values())
+def _required(name: str) -> set[str]:
+    """Return the options without a default."""
+    return {o for o, (_, default) in TASKS.options(name).items() if default is REQUIRED}
 
 
 def _data_sets(name: str) -> Sequence[tuple[str, Mapping[str, object]]]:

@@ -1,6 +1,7 @@
 """The tasks by name. To add one, write a file beside this one and a line in ``TASKS``."""
 
 from statemix.registry import Registry
+from statemix.tasks.automata.language_tasks import RandomAutomaton, Regex, TableAutomaton
 from statemix.tasks.babi.catbabi import CatBabi
 from statemix.tasks.chomsky.arithmetic import BracketArithmetic, ModularArithmetic
 from statemix.tasks.chomsky.string_tasks import CycleNavigation, Parity
@@ -27,6 +28,9 @@ TASKS: Registry[type[Task]] = Registry(
         BracketArithmetic,
         Copying,
         CatBabi,
+        TableAutomaton,
+        Regex,
+        RandomAutomaton,
     ],
 )
 

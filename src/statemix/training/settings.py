@@ -230,6 +230,7 @@ def read_spec(kind: type[S], value: object) -> S:
         known = kind.registry().options(name)
     except SettingError as error:
         raise error.below("name") from None
+    given = kind.with_contents(name, given)
     kind.registry().check_options(name, given)
     options = {o: checked(known[o][0], given[o], o) for o in known if o in given}
     return kind(str(name), **options)

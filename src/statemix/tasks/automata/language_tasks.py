@@ -1,0 +1,304 @@
+"""The tasks of automata: a table as text, a regular expression, and random automata."""
+
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from automata.base.exceptions import AutomatonException, InvalidSymbolError, RegexException
+from automata.fa.dfa import DFA
+from automata.fa.nfa import NFA
+from automata.regex.parser import RESERVED_CHARACTERS
+from numpy.typing import NDArray
+
+from statemix.automaton import Automaton
+from statemix.errors import OptionError, SettingError
+from statemix.tasks import addressing
+from statemix.tasks.automata.automaton_text import NamedAutomaton, parse_automaton
+from statemix.tasks.automata.automaton_words import AutomatonTask, Labels, Words
+
+TOMITA: dict[str, dict[str, object]] = {
+    f"tomita-{number}": {"pattern": pattern, "alphabet": "01"}
+    for number, pattern in enumerate(
+        (
+            "1*",
+            "(10)*",
+            "0*((11)+0+|1(11)*(00)+)*1*",
+            "(1|01|001)*0?0?",
+            "(00|11|(01|10)(00|11)*(01|10))*",
+            "(10|(0|11)(01)*(1|00))*",
+            "0*1*0*1*",
+        ),
+        1,
+    )
+}
+"""The languages of Tomita (1982), "Dynamic construction of finite-state automata from examples
+using hill-climbing": 1* / pairs 10 / no odd run of 0 right after an odd run of 1 / no 000 / evenly
+many 0 and 1 / as many 0 as 1 modulo 3 / 0*1*0*1*."""
+
+
+class TableAutomaton(AutomatonTask):
+    r"""Answer like a finite automaton that a text (rules=TEXT) or a file (file=PATH) describes.
+
+    :func:`~statemix.tasks.automata.automaton_text.parse_automaton` describes the text.
+
+    Args:
+        rules: the text. A request may name a file instead, and then stores the file's text.
+        length: letters of the longest training word; tests may go beyond.
+        min_length: letters of the shortest training word; None means ``length`` if every position
+            is scored, and 1 otherwise.
+        labels: "all" (every position is scored) or "last" (the last one of each word alone).
+        words: "covering" (half of the words go through transitions drawn uniformly, the others
+            have letters drawn uniformly) or "uniform" (all have letters drawn uniformly).
+        train_size: number of training examples; None means an endless stream of fresh examples.
+        seed: seed of the examples, 0 <= seed < 2^64.
+
+    Raises:
+        OptionError: if the text cannot be read, or an option is out of range or has the wrong type.
+
+    Example:
+        >>> task = TableAutomaton(rules="start: a\na x b\na y a\nb x a\nb y b", length=4)
+        >>> task.language.states, task.language.letters
+        (('a', 'b'), ('x', 'y'))
+    """
+
+    name: ClassVar[str] = "automaton"
+    title = "automaton"
+
+    def __init__(
+        self,
+        *,
+        rules: str,
+        length: int = 16,
+        min_length: int | None = None,
+        labels: Labels = "all",
+        words: Words = "covering",
+        train_size: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        if not isinstance(rules, str):
+            raise OptionError(f"rules must be a string, got {rules!r}")
+        self.rules = rules
+        super().__init__(
+            parse_automaton(rules),
+            length=length,
+            min_length=min_length,
+            labels=labels,
+            words=words,
+            train_size=train_size,
+            seed=seed,
+        )
+
+    @staticmethod
+    def with_contents(options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return options that hold the text of the file in place of its name.
+
+        Raises:
+            SettingError: if the file cannot be read, or there are rules, too.
+        """
+        if "file" not in options:
+            return options
+        others = {name: value for name, value in options.items() if name != "file"}
+        file = options["file"]
+        if "rules" in others:
+            raise SettingError("file", "must be absent where rules are given", file)
+        if not isinstance(file, str):
+            raise SettingError("file", "must be a string", file)
+        try:
+            return {**others, "rules": Path(file).read_text(encoding="utf-8")}
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise SettingError("file", f"must be a text file ({reason})", file) from error
+
+
+class Regex(AutomatonTask):
+    """Tell after every letter whether the word so far matches a regular expression.
+
+    Args:
+        pattern: the expression, in the syntax of automata-lib: ``|`` or, ``&`` and, ``*``, ``+``,
+            ``?``, ``{2,5}``, ``.``, ``[a-c]``, and parentheses. Blanks are skipped.
+        alphabet: the letters, one character each; None means those of the pattern.
+        length: letters of the longest training word; tests may go beyond.
+        min_length: letters of the shortest training word; None means ``length`` if every position
+            is scored, and 1 otherwise.
+        labels: "all" (every position is scored) or "last" (the last one of each word alone).
+        words: "covering" (half of the words go through transitions drawn uniformly, the others
+            have letters drawn uniformly) or "uniform" (all have letters drawn uniformly).
+        train_size: number of training examples; None means an endless stream of fresh examples.
+        seed: seed of the examples, 0 <= seed < 2^64.
+
+    Raises:
+        OptionError: if the pattern cannot be read or has a letter that is not in the alphabet, or
+            an option is out of range or has the wrong type.
+
+    Example:
+        >>> Regex(pattern="(ab)*").automaton().answers([0, 1, 0, 0])
+        [0, 1, 0, 0]
+    """
+
+    name: ClassVar[str] = "regex"
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = TOMITA
+
+    def __init__(
+        self,
+        *,
+        pattern: str,
+        alphabet: str | None = None,
+        length: int = 16,
+        min_length: int | None = None,
+        labels: Labels = "all",
+        words: Words = "covering",
+        train_size: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            _matcher(pattern, alphabet),
+            length=length,
+            min_length=min_length,
+            labels=labels,
+            words=words,
+            train_size=train_size,
+            seed=seed,
+        )
+        self.pattern, self.alphabet = pattern, alphabet
+        self.title = pattern
+
+
+class RandomAutomaton(AutomatonTask):
+    """Tell the state of a random automaton after every letter.
+
+    Every transition is drawn uniformly, again and again until each state can be reached.
+
+    Args:
+        num_states: number of states.
+        num_letters: number of letters.
+        table_seed: seed of the transitions, 0 <= table_seed < 2^64.
+        length: letters of the longest training word; tests may go beyond.
+        min_length: letters of the shortest training word; None means ``length`` if every position
+            is scored, and 1 otherwise.
+        labels: "all" (every position is scored) or "last" (the last one of each word alone).
+        words: "covering" (half of the words go through transitions drawn uniformly, the others
+            have letters drawn uniformly) or "uniform" (all have letters drawn uniformly).
+        train_size: number of training examples; None means an endless stream of fresh examples.
+        seed: seed of the examples, 0 <= seed < 2^64.
+
+    Raises:
+        OptionError: if an option is out of range or has the wrong type.
+
+    Example:
+        >>> RandomAutomaton(num_states=12, num_letters=4).automaton().transitions.shape
+        (12, 4)
+    """
+
+    name: ClassVar[str] = "random_automaton"
+
+    def __init__(
+        self,
+        *,
+        num_states: int = 8,
+        num_letters: int = 2,
+        table_seed: int = 0,
+        length: int = 16,
+        min_length: int | None = None,
+        labels: Labels = "all",
+        words: Words = "covering",
+        train_size: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        # Larger tables hardly ever reach all of their states.
+        self.num_states = addressing.check_integer("num_states", num_states, minimum=2, maximum=48)
+        self.num_letters = addressing.check_integer(
+            "num_letters", num_letters, minimum=2, maximum=64
+        )
+        try:
+            self.table_seed = addressing.check_seed(table_seed)
+        except OptionError as error:
+            raise OptionError(f"table_{error}") from None
+        table = _random_table(self.num_states, self.num_letters, self.table_seed)
+        states = tuple(map(str, range(num_states)))
+        super().__init__(
+            NamedAutomaton(
+                Automaton(0, table, table.copy()),
+                states,
+                tuple(map(str, range(num_letters))),
+                states,
+            ),
+            length=length,
+            min_length=min_length,
+            labels=labels,
+            words=words,
+            train_size=train_size,
+            seed=seed,
+        )
+        self.title = f"random automaton of {num_states} states and {num_letters} letters"
+
+
+def _matcher(pattern: object, alphabet: object) -> NamedAutomaton:
+    for name, value in (("pattern", pattern), ("alphabet", alphabet)):
+        if not isinstance(value, str) and not (name == "alphabet" and value is None):
+            raise OptionError(f"{name} must be a string, got {value!r}")
+    assert isinstance(pattern, str)
+    letters = (
+        sorted(set(pattern) - RESERVED_CHARACTERS) if alphabet is None else list(str(alphabet))
+    )
+    if len(set(letters)) != len(letters) or not letters or RESERVED_CHARACTERS & set(letters):
+        raise OptionError(
+            "alphabet must have different characters that mean nothing in a pattern, got "
+            f"{''.join(letters)!r}"
+        )
+    try:
+        nondeterministic = NFA.from_regex(pattern, input_symbols=set(letters))
+        dfa = DFA.from_nfa(nondeterministic, retain_names=False, minify=True).to_complete()
+    except InvalidSymbolError as error:
+        raise OptionError(
+            f"pattern must have no letters but those of the alphabet {''.join(letters)!r}, got "
+            f"{pattern!r}"
+        ) from error
+    except (AutomatonException, RegexException) as error:
+        reason = str(error).rstrip(".")
+        raise OptionError(
+            f"pattern must be a regular expression, got {pattern!r}: {reason}"
+        ) from error
+    numbers, waiting = {dfa.initial_state: 0}, deque([dfa.initial_state])
+    rows = []
+    while waiting:
+        after = [dfa.transitions[waiting[0]][letter] for letter in letters]
+        waiting.popleft()
+        for state in after:
+            if state not in numbers:
+                numbers[state] = len(numbers)
+                waiting.append(state)
+        rows.append([numbers[state] for state in after])
+    transitions = np.array(rows, dtype=np.int64)
+    accepting = np.array([state in dfa.final_states for state in numbers], dtype=np.int64)
+    return NamedAutomaton(
+        Automaton(0, transitions, accepting[transitions]),
+        tuple(map(str, range(len(rows)))),
+        tuple(letters),
+        ("no", "yes"),
+    )
+
+
+def _random_table(num_states: int, num_letters: int, seed: int) -> NDArray[np.int64]:
+    """Return transitions from each of whose states but the first all words together reach all."""
+    count, drawn = num_states * num_letters, 0
+    while True:
+        raw = addressing.draws(
+            "random automaton", count, seed=seed, split="train", start=drawn, stop=drawn + 1024
+        )
+        tables = addressing.below(raw, num_states).reshape(-1, num_states, num_letters)
+        for table in tables:
+            if _reaches_all(table):
+                return table
+        drawn += len(tables)
+
+
+def _reaches_all(table: NDArray[np.int64]) -> bool:
+    reached = np.zeros(len(table), dtype=np.bool_)
+    reached[0], frontier = True, np.array([0])
+    while frontier.size:
+        after = np.unique(table[frontier])
+        frontier = after[~reached[after]]
+        reached[frontier] = True
+    return bool(reached.all())

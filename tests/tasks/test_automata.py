@@ -1,0 +1,324 @@
+"""Automata as input: texts, regular expressions, random tables, and the words drawn for them."""
+
+import itertools
+import re
+import shutil
+
+import numpy as np
+import pytest
+
+from statemix import tasks
+from statemix.automaton import IGNORED, NEVER
+from statemix.cli.main import main
+from statemix.errors import OptionError, RequestError, SettingError
+from statemix.tasks import TASKS, TaskSpec
+from statemix.tasks.automata.automaton_text import parse_automaton
+from statemix.tasks.automata.language_tasks import TOMITA
+
+PARITY = """
+# Bits with an odd number of ones.
+start: even
+accept: odd
+even 0 even
+even 1 odd
+
+odd 0 odd
+odd 1 even
+"""
+# A lamp that breaks on the third switch; the letter "repair" cannot follow elsewhere.
+LAMP = """
+start: off
+off switch on
+off repair -
+on switch broken
+on repair -
+broken switch -
+broken repair off
+"""
+
+
+def test_text_names_states_letters_and_whether_words_are_accepted():
+    found = parse_automaton(PARITY)
+    assert (found.states, found.letters) == (("even", "odd"), ("0", "1"))
+    assert found.classes == ("no", "yes")
+    assert found.automaton.answers([1, 0, 1, 1, 0]) == [1, 1, 0, 1, 1]
+
+
+def test_without_accepted_states_the_answer_is_the_state():
+    found = parse_automaton(LAMP)
+    assert found.classes == found.states == ("off", "on", "broken")
+    assert found.automaton.answers([0, 0, 1, 0]) == [1, 2, 0, 1]
+    assert found.automaton.transitions[0, 1] == NEVER
+    assert found.automaton.outputs[0, 1] == IGNORED
+
+
+def test_answers_may_stand_on_the_transitions():
+    found = parse_automaton("start: b\na x b up\nb x a down")
+    assert found.classes == ("up", "down")
+    assert found.automaton.answers([0, 0, 0]) == [1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "a line 'STATE LETTER NEXT' for each transition, got none"),
+        ("a x a", "a line 'start: STATE', got none"),
+        ("start: a b\na x a", "one start state, .* got 'start: a b'"),
+        ("start: a\nstart: a\na x a", "one start state"),
+        ("start: -\na x a", "transitions from each state, got none from '-' \\(start\\)"),
+        ("start: b\na x a", "transitions from each state, got none from 'b' \\(start\\)"),
+        ("start: a\na x c", ".*got none from 'c' \\(line 2\\)"),
+        ("start: a\naccept: b\na x a", ".*got none from 'b' \\(accept\\)"),
+        ("start: a\naccept: a\naccept: a\na x a", "one line 'accept:"),
+        ("start: a\na x", ".* of the form 'STATE LETTER NEXT' or .*, got 'a x' on line 2"),
+        ("start: a\na x - y", ".* of the form 'STATE LETTER NEXT' or .*, got 'a x - y' on line 2"),
+        ("start: a\na x a\na x a", "one line for state 'a' and letter 'x', got lines 2 and 3"),
+        (
+            "start: a\na x b\nb y a",
+            ".* every state and letter .*none for state 'a' with letter 'y'",
+        ),
+        ("start: a\na x -", "a letter that can follow, got '-' on every line"),
+        ("start: a\na x a 1\na y a", "an answer on every transition or on none"),
+        ("start: a\naccept: a\na x a 1", "either answers .* or a line 'accept:', got both"),
+    ],
+)
+def test_what_cannot_be_read_is_named(text, message):
+    with pytest.raises(OptionError, match=f"rules must (have|name) {message}"):
+        parse_automaton(text)
+
+
+def test_states_without_a_letter_are_refused():
+    with pytest.raises(OptionError, match="a letter that can follow in every state"):
+        tasks.build("automaton", rules="start: a\na x b\nb x -")
+
+
+def replayed(task, examples):
+    """The answers along each word, read off the automaton."""
+    automaton = task.automaton()
+    lengths = examples.lengths
+    if lengths is None:
+        lengths = np.full(len(examples.tokens), examples.tokens.shape[1])
+    return [automaton.answers(w[:n]) for w, n in zip(examples.tokens, lengths, strict=True)]
+
+
+@pytest.mark.parametrize("words", ["covering", "uniform"])
+def test_every_position_is_answered_and_letters_can_follow(words):
+    task = tasks.build("automaton", rules=LAMP, length=9, words=words)
+    examples = task.examples("train", 0, 50)
+    assert examples.lengths is None
+    assert examples.targets["answer"].tolist() == replayed(task, examples)
+
+
+def test_the_last_position_alone_is_answered_in_words_of_all_lengths():
+    task = tasks.build("automaton", rules=PARITY, length=6, labels="last")
+    examples = task.examples("train", 0, 200)
+    assert set(examples.lengths) == set(range(1, 7))
+    scored = examples.targets["answer"] != IGNORED
+    assert (scored.argmax(1) == examples.lengths - 1).all()
+    assert (scored.sum(1) == 1).all()
+    assert examples.targets["answer"][scored].tolist() == [
+        answers[-1] for answers in replayed(task, examples)
+    ]
+    beyond = task.examples("test", 0, 200, 12).lengths
+    assert (beyond.min(), beyond.max()) == (7, 12)
+
+
+def test_training_words_may_be_shorter():
+    task = tasks.build("automaton", rules=PARITY, length=6, min_length=4)
+    examples = task.examples("train", 0, 100)
+    assert set(examples.lengths) == {4, 5, 6}
+    for row, answers in zip(examples.targets["answer"], replayed(task, examples), strict=True):
+        assert row[: len(answers)].tolist() == answers
+        assert (row[len(answers) :] == IGNORED).all()
+    assert task.examples("test", 0, 10).lengths is None
+    assert task.examples("train", 0, 10, 12).lengths is None
+
+
+def seen_transitions(task, count):
+    automaton = task.automaton()
+    seen = set()
+    for word in task.examples("train", 0, count).tokens:
+        state = automaton.start
+        for token in word.tolist():
+            seen.add((state, token))
+            state = automaton.transitions[state, token]
+    return seen
+
+
+def test_covering_words_see_every_transition_where_uniform_words_do_not():
+    pattern = "(a|b)*abbababbbaab(a|b)*"
+    found = {
+        words: seen_transitions(tasks.build("regex", pattern=pattern, length=15, words=words), 400)
+        for words in ("covering", "uniform")
+    }
+    everything = set(itertools.product(range(13), range(2)))
+    assert found["covering"] == everything
+    assert found["uniform"] < everything
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_covering_words_see_every_transition_of_random_automata(seed):
+    task = tasks.build("random_automaton", num_states=16, num_letters=4, table_seed=seed)
+    assert seen_transitions(task, 200) == set(itertools.product(range(16), range(4)))
+
+
+def test_half_of_the_covering_words_have_uniform_letters():
+    """Of the six transitions of x*, one begins with x: so 1 in 6 covering words does, of the others
+    1 in 3.
+    """
+    task = tasks.build("regex", pattern="x*", alphabet="xyz")
+    first = task.examples("train", 0, 4000).tokens[:, 0]
+    assert abs((first == 0).mean() - 0.25) < 0.03
+
+
+def by_definition(number, word):
+    zeros, ones = word.count("0"), word.count("1")
+    if number == 1:
+        return zeros == 0
+    if number == 2:
+        return word == "10" * (len(word) // 2)
+    if number == 3:
+        runs = [(bit, len(list(run))) for bit, run in itertools.groupby(word)]
+        return not any(
+            one == "1" and n % 2 and m % 2 for (one, n), (_, m) in itertools.pairwise(runs)
+        )
+    if number == 4:
+        return "000" not in word
+    if number == 5:
+        return zeros % 2 == ones % 2 == 0
+    if number == 6:
+        return (zeros - ones) % 3 == 0
+    return re.fullmatch("0*1*0*1*", word) is not None
+
+
+@pytest.mark.parametrize("number", range(1, 8))
+def test_tomita_languages_equal_their_definitions(number):
+    automaton = tasks.build("regex", **TOMITA[f"tomita-{number}"]).automaton()
+    for bits in itertools.product("01", repeat=11):
+        word = "".join(bits)
+        assert automaton.answers(map(int, word)) == [
+            by_definition(number, word[:n]) for n in range(1, 12)
+        ]
+
+
+@pytest.mark.parametrize("pattern", ["(ab|c)*", "a{2,3}b?", "[ab]*abc.", "a+|(bc)+", "()"])
+def test_matches_are_those_of_another_library(pattern):
+    automaton = tasks.build("regex", pattern=pattern, alphabet="abc").automaton()
+    for letters in itertools.product("abc", repeat=5):
+        word = "".join(letters)
+        assert automaton.answers("abc".index(letter) for letter in word) == [
+            re.fullmatch(pattern, word[:n]) is not None for n in range(1, 6)
+        ]
+
+
+def test_letters_of_the_pattern_are_the_alphabet_unless_given():
+    assert tasks.build("regex", pattern="(ba)*").language.letters == ("a", "b")
+    assert tasks.build("regex", pattern="(ba)*", alphabet="bac").language.letters == (
+        "b", "a", "c",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pattern": "(ab"}, "pattern must be a regular expression, got '\\(ab': "),
+        (
+            {"pattern": "abc", "alphabet": "ab"},
+            "pattern must have no letters but .* 'ab', got 'abc'",
+        ),
+        ({"pattern": "a", "alphabet": "a*"}, "alphabet must have different characters .* 'a\\*'"),
+        ({"pattern": "a", "alphabet": "aa"}, "alphabet must have different characters .* 'aa'"),
+        ({"pattern": ""}, "alphabet must have different characters .* ''"),
+        ({"pattern": 3}, "pattern must be a string, got 3"),
+        ({"pattern": "a", "alphabet": 3}, "alphabet must be a string, got 3"),
+        ({"pattern": "a", "labels": "first"}, "labels must be one of all, last, got 'first'"),
+        ({"pattern": "a", "words": "some"}, "words must be one of covering, uniform, got 'some'"),
+        ({"pattern": "a", "min_length": 17}, "min_length must be at most 16, got 17"),
+    ],
+)
+def test_options_of_expressions_are_checked(options, message):
+    with pytest.raises(OptionError, match=message):
+        tasks.build("regex", **options)
+
+
+def test_random_automata_reach_all_their_states_and_depend_on_their_seed():
+    tables = [
+        tasks.build("random_automaton", num_states=12, table_seed=seed).automaton().transitions
+        for seed in range(20)
+    ]
+    assert len({table.tobytes() for table in tables}) == 20
+    for table in tables:
+        reached = {0}
+        for _ in range(12):
+            reached |= {int(after) for state in reached for after in table[state]}
+        assert reached == set(range(12))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_states": 49}, "num_states must be at most 48, got 49"),
+        ({"num_letters": 1}, "num_letters must be at least 2, got 1"),
+        ({"table_seed": -1}, "table_seed must be at least 0, got -1"),
+    ],
+)
+def test_options_of_random_automata_are_checked(options, message):
+    with pytest.raises(OptionError, match=message):
+        tasks.build("random_automaton", **options)
+
+
+def test_a_request_holds_the_text_of_its_file(tmp_path):
+    file = tmp_path / "parity.txt"
+    file.write_text(PARITY)
+    spec = TaskSpec("automaton", file=str(file), length=4)
+    assert spec == TaskSpec("automaton", rules=PARITY, length=4)
+    file.unlink()
+    assert spec.build().language.states == ("even", "odd")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"file": "nowhere.txt"}, "file must be a text file \\(No such file.*'nowhere.txt'"),
+        ({"file": "nowhere.txt", "rules": PARITY}, "file must be absent where rules are given"),
+        ({"file": 3}, "file must be a string, got 3"),
+    ],
+)
+def test_files_that_cannot_be_read_are_named(options, message):
+    with pytest.raises(SettingError, match=message):
+        TaskSpec("automaton", **options)
+
+
+def test_bytes_that_are_no_text_are_named(tmp_path):
+    (tmp_path / "table").write_bytes(b"\xff\xfe")
+    with pytest.raises(RequestError, match=r"file must be a text file .*utf-8"):
+        TaskSpec("automaton", file=str(tmp_path / "table"))
+
+
+def test_a_run_outlives_its_file_and_is_certified(tmp_path, capsys):
+    file = tmp_path / "parity.txt"
+    file.write_text(PARITY)
+    run = str(tmp_path / "run")
+    train = [
+        "train", "--folder", run, "--task", "automaton", f"file={file}", "length=4",
+        "--model.hidden_size", "8", "--model.layers", "bd_lru", "num_blocks=2", "block_size=2",
+        "--schedules.num_steps", "2", "--batches.size", "4", "--evaluation.test_size", "4",
+        "--evaluation.validation_size", "4",
+    ]  # fmt: skip
+    assert main(train) == 0
+    assert main(train) == 0
+    file.write_text(PARITY.replace("accept: odd", "accept: even"))
+    assert main(train) == 2
+    assert "folder must hold a run of the same configuration" in capsys.readouterr().err
+    file.unlink()
+    assert main(["certify", run]) == 0
+    assert "refuted: wrong after" in capsys.readouterr().out
+    assert main(["evaluate", run]) == 0
+    copy = shutil.copytree(run, tmp_path / "copy")
+    assert main(["inspect", str(copy)]) == 0
+
+
+def test_tasks_list_the_published_languages(capsys):
+    assert main(["tasks", "regex"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in TASKS["regex"].presets)

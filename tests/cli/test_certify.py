@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from statemix.cli.main import main
 from statemix.errors import RequestError
-from statemix.proofs import search
+from statemix.proofs import check_certificate, search
 from statemix.training import load_model, load_outcome
 from statemix.training.certificates import load_proven
 
@@ -86,6 +86,18 @@ def test_a_tracker_is_proven_and_its_network_is_kept(tracker, capsys):
     assert (model(words)["product"].argmax(-1) == answers).all()
     loads = model.backbone.blocks[0].mixer.value_proj.weight.view(2, 4, -1).abs().sum((0, 2))
     assert loads.nonzero().flatten().tolist() == tracking
+
+
+def test_a_stranger_can_check_the_tables_of_a_proof(tracker):
+    assert main(["certify", str(tracker)]) == 0
+    stored = certificate(tracker)
+    assert check_certificate.check(stored["tables"]) == (stored["pairs"], None)
+    assert stored["without_tables"] is None
+    assert len((tracker / "certificate.json").read_text().splitlines()) < 60
+    main(["certify", str(tracker), "--soft"])
+    stored = certificate(tracker, "-soft")
+    assert "tables" not in stored
+    assert stored["without_tables"] == "the gates of the network are not 0 and 1"
 
 
 def test_a_run_that_is_only_readable_is_certified_elsewhere(tracker, tmp_path, capsys):

@@ -1,6 +1,7 @@
 """Proofs that a trained model is right on words of every length, and the maps of its blocks."""
 
 from statemix.proofs.certificate import Certificate, prove
+from statemix.proofs.certificate_tables import read_tables
 from statemix.proofs.hardening import PrunedModel, can_harden, can_prune, harden, prune, refit
 from statemix.proofs.horizon import Horizon, find_horizon
 from statemix.proofs.joint_action import JointAction, join_actions
@@ -22,6 +23,7 @@ __all__ = [
     "prove",
     "prune",
     "read_actions",
+    "read_tables",
     "refit",
     "search",
 ]

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from statemix.automaton import Automaton
 from statemix.models import ReadoutModel
+from statemix.proofs.certificate_tables import read_tables
 from statemix.proofs.hardening import PrunedModel, can_harden, can_prune, harden, prune, refit
 from statemix.proofs.horizon import Horizon, find_horizon
 from statemix.proofs.product_search import SearchResult, Verdict, search
@@ -29,6 +30,7 @@ class Certificate:
         num_blocks: blocks of the trained model; None if nothing was pruned.
         gate_margin: smallest difference between the largest and the second largest raw gate of a
             row whose gates are 0 and 1, among the blocks that were kept; None as trained.
+        head: head that answers.
         horizon: length up to which the network is proven right with its gates as trained. If
             blocks were pruned, it says nothing of the trained network, which has other blocks, too.
     """
@@ -36,6 +38,7 @@ class Certificate:
     result: SearchResult
     network: NetworkForm
     model: ReadoutModel
+    head: str
     horizon: Horizon
     tracking: tuple[int, ...] | None = None
     num_blocks: int | None = None
@@ -45,6 +48,14 @@ class Certificate:
     def verdict(self) -> Verdict:
         """The verdict of the search."""
         return self.result.verdict
+
+    def tables(self, automaton: Automaton) -> dict[str, Any] | str:
+        """Return the tables of a proof, as :func:`~statemix.proofs.read_tables` does."""
+        if self.network == "as trained":
+            return "the gates of the network are not 0 and 1"
+        if self.verdict != "proven":
+            return f"the verdict is {self.verdict}"
+        return read_tables(self.model, automaton, self.head)
 
     def to_plain(self) -> dict[str, Any]:
         """Return everything but the model as JSON data, without NaN or infinities."""
@@ -120,7 +131,7 @@ def prove(
             bound = Horizon(None, "the trained network itself is proven")
         else:
             bound = length(harden(model) if can_harden(model) else model)
-        return Certificate(result, "as trained", model, bound)
+        return Certificate(result, "as trained", model, head, bound)
     hard = harden(model)
     if can_prune(hard):
         cut = prune(hard, automaton)
@@ -132,6 +143,7 @@ def prove(
                     _unless_tied(result, gaps),
                     name,
                     found,
+                    head,
                     length(found, cut.tracking),
                     cut.tracking,
                     cut.num_blocks,
@@ -144,7 +156,7 @@ def prove(
     else:
         bound = Horizon(None, "the network is not proven with gates of 0 and 1")
     answer = _unless_tied(result, gaps)
-    return Certificate(answer, "hardened", hard, bound, gate_margin=gaps.finite)
+    return Certificate(answer, "hardened", hard, head, bound, gate_margin=gaps.finite)
 
 
 def _unless_tied(result: SearchResult, gaps: GateGaps) -> SearchResult:

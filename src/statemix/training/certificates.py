@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from statemix import files
 from statemix.automaton import HasAutomaton
@@ -57,11 +58,15 @@ def certify_run(
     files.open_for_append("certificate" if output is None else "output", path, advice)
     model = load_model(folder, weights)
     with attributes_set(model, config.evaluation.attributes):
+        automaton = task.automaton()
         certificate = prove(
-            model, task.automaton(), soft=soft, max_pairs=max_pairs, on_progress=on_progress
+            model, automaton, soft=soft, max_pairs=max_pairs, on_progress=on_progress
         )
+        tables = certificate.tables(automaton)
         # The attributes of evaluation are part of the network that is written.
-        written = save_certificate(folder, certificate, weights=weights, soft=soft, output=output)
+        written = save_certificate(
+            folder, certificate, tables, weights=weights, soft=soft, output=output
+        )
     return certificate, written
 
 
@@ -78,6 +83,7 @@ def certificate_paths(folder: Path, weights: Weights, *, soft: bool) -> tuple[Pa
 def save_certificate(
     folder: Path,
     certificate: Certificate,
+    tables: dict[str, Any] | str,
     *,
     weights: Weights,
     soft: bool = False,
@@ -91,6 +97,7 @@ def save_certificate(
     Args:
         folder: folder of the run.
         certificate: certificate of the run's network.
+        tables: tables of the proof, or the reason why there are none.
         weights: weights of the network.
         soft: whether the network was searched as it was trained.
         output: folder for the files; None means the run's folder.
@@ -112,7 +119,13 @@ def save_certificate(
         network.unlink(missing_ok=True)
         if proven:
             row["sha256"] = runs.save_weights(target, network.name, certificate.model.state_dict())
-        files.write_file(path, (json.dumps(row, indent=1, allow_nan=False) + "\n").encode())
+        row["without_tables"] = tables if isinstance(tables, str) else None
+        text = json.dumps(row, indent=1, allow_nan=False)
+        if not isinstance(tables, str):
+            # With a line for each number, the file would be many times as large.
+            compact = json.dumps(tables, separators=(",", ":"))
+            text = text.removesuffix("\n}") + f',\n "tables": {compact}\n}}'
+        files.write_file(path, f"{text}\n".encode())
     except OSError as error:
         name = "folder" if output is None else "output"
         raise RequestError(f"{name} must be writable, got {target}: {error.strerror}") from error

@@ -1,0 +1,142 @@
+"""The integer tables of a certificate, which a program without PyTorch can check."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from statemix.automaton import IGNORED, NEVER, Automaton
+from statemix.layers import BDLRU
+from statemix.models import ReadoutModel, TokenClassifier
+from statemix.proofs.check_certificate import digest, step
+from statemix.proofs.hardening import can_prune
+
+# Integers of a file of about 30 MB.
+_MOST_NUMBERS = 10_000_000
+# Rows of a step of the network.
+_ROWS = 4096
+
+Pair = tuple[tuple[int, ...], int]
+
+
+@torch.no_grad()
+def read_tables(network: ReadoutModel, automaton: Automaton, head: str) -> dict[str, Any] | str:
+    """Read off what each token does to the entries of a proven network, and all of its answers.
+
+    ``docs/certificates.md`` describes the tables. Every entry of the tables is compared with a step
+    of the network, up to the sign of zeros.
+
+    Args:
+        network: a network with gates of 0 and 1.
+        automaton: the automaton that it is proven to follow.
+        head: head that answers.
+
+    Returns:
+        The tables as JSON data; or the reason why there are none.
+    """
+    if not can_prune(network):
+        return "the network is not one BD-LRU layer"
+    layer = network.backbone.blocks[0].mixer
+    assert isinstance(layer, BDLRU)
+    assert isinstance(network, TokenClassifier)
+    rules, start, values = _rules(network, layer)
+    letters, first = rules[: automaton.num_tokens], tuple(start)
+    if network.backbone.bos:
+        first = step(first, rules[-1])
+    states: dict[tuple[int, ...], int] = {}
+    answers: list[list[int]] = []
+    known: set[Pair] = {(first, automaton.start)}
+    level = list(known)
+    while level:
+        steps = [
+            (pair, letter)
+            for pair in level
+            for letter in np.flatnonzero(automaton.transitions[pair[1]] != NEVER).tolist()
+        ]
+        level = []
+        for begin in range(0, len(steps), _ROWS):
+            part = steps[begin : begin + _ROWS]
+            before = [state for (state, _), _ in part]
+            after = [step(state, letters[letter]) for (state, _), letter in part]
+            found = _answers(network, head, before, after, [one for _, one in part], values)
+            if found is None:
+                return "a step of the network is no copy of entries and values"
+            for state, answer, ((_, place), letter) in zip(after, found, part, strict=True):
+                if automaton.outputs[place, letter] != IGNORED:
+                    if state not in states:
+                        states[state] = len(states)
+                        answers.append([-1] * automaton.num_tokens)
+                    answers[states[state]][letter] = answer
+                pair = state, int(automaton.transitions[place, letter])
+                if pair not in known:
+                    known.add(pair)
+                    level.append(pair)
+            if (len(states) + len(letters)) * (len(start) + len(letters)) > _MOST_NUMBERS:
+                return f"they would have more than {_MOST_NUMBERS:,} numbers"
+    outputs = np.where(automaton.outputs == IGNORED, -1, automaton.outputs)
+    tables = {
+        "format": 1,
+        "values": len(values),
+        "start": list(first),
+        "letters": letters,
+        "states": [list(state) for state in states],
+        "answers": answers,
+        "automaton": {
+            "start": automaton.start,
+            "transitions": automaton.transitions.tolist(),
+            "outputs": outputs.tolist(),
+        },
+    }
+    return {**tables, "sha256": digest(tables)}
+
+
+def _rules(
+    network: ReadoutModel, layer: BDLRU
+) -> tuple[list[list[int]], list[int], NDArray[np.float64]]:
+    """Return the rules of each token, the learned one last; the initial state; and the values."""
+    x = network.backbone.blocks[0].norm(network.backbone.embedding.weight)
+    recurrence = layer.recurrence(x.unsqueeze(0))
+    assert recurrence.gates is not None
+    sources: NDArray[np.int64] = recurrence.gates[0].argmax(-1).cpu().numpy()
+    size = layer.block_size
+    copied = sources + size * np.arange(layer.num_blocks)[:, None]
+    loaded = _rows(recurrence.values[0], sources.size)
+    initial = _rows(layer.init_state(1), layer.num_blocks * size)
+    loads = (sources == size).ravel()
+    values, numbers = np.unique(
+        np.concatenate([initial, loaded[loads]]), axis=0, return_inverse=True
+    )
+    numbers = numbers.reshape(-1)  # NumPy 2.0 keeps the axis of channels.
+    rules = copied.ravel()
+    rules[loads] = -1 - numbers[len(initial) :]
+    return rules.reshape(len(sources), -1).tolist(), numbers[: len(initial)].tolist(), values
+
+
+def _rows(values: Tensor, count: int) -> NDArray[np.float64]:
+    """Return a row for each entry, without negative zeros."""
+    rows: NDArray[np.float64] = values.double().cpu().numpy().reshape(count, -1) + 0.0
+    return rows
+
+
+def _answers(
+    network: TokenClassifier,
+    head: str,
+    before: list[tuple[int, ...]],
+    after: list[tuple[int, ...]],
+    letters: list[int],
+    values: NDArray[np.float64],
+) -> list[int] | None:
+    """Step the network; return its answers, or None if it does not reach the states ``after``."""
+    layer = network.backbone.blocks[0].mixer
+    assert isinstance(layer, BDLRU)
+    like = layer.init_state(1)
+    state = torch.from_numpy(values[np.array(before)]).to(like).reshape(-1, *like.shape[1:])
+    tokens = torch.tensor(letters, device=network.device).unsqueeze(1)
+    logits, (reached,) = network.extend(tokens, (state,))
+    expected = values[np.array(after)].reshape(len(after), -1)
+    if not np.array_equal(_rows(reached, len(after)), expected):
+        return None
+    answers: list[int] = logits[head][:, 0].argmax(-1).tolist()
+    return answers

@@ -1,0 +1,132 @@
+#!/usr/bin/env python3
+"""Check a certificate of Statemix: read its integer tables, and follow every word.
+
+    python check_certificate.py certificate.json
+
+This file needs Python 3.10 or newer and nothing else. docs/certificates.md is its specification.
+It prints "proven" (exit status 0), "refuted" with a shortest word (1), or what is wrong with the
+file (2).
+"""
+
+import hashlib
+import json
+import sys
+from collections import deque
+from typing import Any
+
+
+class Invalid(Exception):
+    """The file is no certificate with tables."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Refuse the file unless a condition holds."""
+    if not condition:
+        raise Invalid(message)
+
+
+def integers(table: Any, name: str, length: int, least: int, limit: int) -> None:
+    """Check that a table is a list of integers in least ... limit - 1."""
+    require(isinstance(table, list) and len(table) == length, f"{name} must have {length} numbers")
+    for number in table:
+        require(type(number) is int and least <= number < limit, f"{name} holds {number!r}")
+
+
+def digest(tables: dict[str, Any]) -> str:
+    """Return the SHA-256 of the tables but "sha256", as JSON with sorted keys and no blanks."""
+    content = {key: value for key, value in tables.items() if key != "sha256"}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def check_form(tables: dict[str, Any]) -> None:
+    """Check the form of the tables: names, lengths, and the ranges of all numbers."""
+    require(isinstance(tables, dict), "it has no tables")
+    names = {"format", "values", "start", "letters", "states", "answers", "automaton", "sha256"}
+    require(set(tables) == names, f"its tables must be {sorted(names)}")
+    require(tables["format"] == 1, "its format must be 1")
+    require(tables["sha256"] == digest(tables), "its tables were changed after it was written")
+    values, size, automaton = tables["values"], len(tables["start"]), tables["automaton"]
+    require(type(values) is int and values > 0, "values must be a number of values")
+    integers(tables["start"], "start", size, 0, values)
+    for rules in tables["letters"]:
+        require(
+            isinstance(rules, list) and len(rules) == size, "a letter must have a rule per entry"
+        )
+        for rule in rules:
+            if isinstance(rule, list):
+                integers(rule, "a rule", values, 0, values)
+            else:
+                integers([rule], "a rule", 1, -values, size)
+    letters, count = len(tables["letters"]), len(tables["states"])
+    for state in tables["states"]:
+        integers(state, "a state", size, 0, values)
+    require(len(set(map(tuple, tables["states"]))) == count, "a state stands there twice")
+    require(len(tables["answers"]) == count, "answers must have a row per state")
+    for row in tables["answers"]:
+        integers(row, "answers", letters, -1, 1 << 62)
+    require(set(automaton) == {"start", "transitions", "outputs"}, "the automaton is not whole")
+    places = len(automaton["transitions"])
+    integers([automaton["start"]], "the automaton's start", 1, 0, places)
+    require(len(automaton["outputs"]) == places, "outputs must have a row per state")
+    for moves, outputs in zip(automaton["transitions"], automaton["outputs"], strict=True):
+        integers(moves, "transitions", letters, -1, places)
+        integers(outputs, "outputs", letters, -1, 1 << 62)
+
+
+def step(state: tuple[int, ...], rules: list[Any]) -> tuple[int, ...]:
+    """Return the network's state after a letter."""
+    after = []
+    for value, rule in zip(state, rules, strict=True):
+        if isinstance(rule, list):
+            after.append(rule[value])
+        else:
+            after.append(state[rule] if rule >= 0 else -1 - rule)
+    return tuple(after)
+
+
+def check(tables: dict[str, Any]) -> tuple[int, tuple[int, ...] | None]:
+    """Return the pairs of states that words reach, and a shortest word that fails or None."""
+    check_form(tables)
+    numbers = {tuple(state): number for number, state in enumerate(tables["states"])}
+    automaton = tables["automaton"]
+    first = (tuple(tables["start"]), automaton["start"])
+    words: dict[Any, tuple[int, ...]] = {first: ()}
+    waiting = deque([first])
+    while waiting:
+        pair = waiting.popleft()
+        state, place = pair
+        for letter, rules in enumerate(tables["letters"]):
+            next_place = automaton["transitions"][place][letter]
+            if next_place < 0:
+                continue
+            word, after = (*words[pair], letter), step(state, rules)
+            right = automaton["outputs"][place][letter]
+            number = numbers.get(after)
+            if right >= 0 and (number is None or tables["answers"][number][letter] != right):
+                return len(words), word
+            if (after, next_place) not in words:
+                words[after, next_place] = word
+                waiting.append((after, next_place))
+    return len(words), None
+
+
+def main(path: str) -> int:
+    """Print the verdict on a file, and return the exit status."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            pairs, word = check(json.load(file)["tables"])
+    except (Invalid, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        print(f"invalid: {path}: {error}")
+        return 2
+    if word is not None:
+        print(f"refuted: the answer after {' '.join(map(str, word))} is missing or wrong")
+        return 1
+    print(f"proven: right after every word of every length ({pairs:,} pairs of states)")
+    return 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python check_certificate.py certificate.json")
+    sys.exit(main(sys.argv[1]))

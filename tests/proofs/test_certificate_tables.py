@@ -1,0 +1,261 @@
+"""The tables of certificates, and the checker that reads them without PyTorch."""
+
+import copy
+import itertools
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from statemix import proofs
+from statemix.automaton import IGNORED, NEVER, Automaton
+from statemix.proofs import certificate_tables, check_certificate
+from statemix.proofs.certificate_tables import read_tables
+from statemix.proofs.check_certificate import Invalid, check, digest, step
+from statemix.tasks.permutation import Permutation
+
+CHECKER = Path(check_certificate.__file__)
+
+
+def tables_of(model, automaton):
+    certificate = proofs.prove(model, automaton)
+    assert certificate.verdict == "proven"
+    tables = certificate.tables(automaton)
+    assert isinstance(tables, dict)
+    return certificate, tables
+
+
+def sealed(tables):
+    return {**tables, "sha256": digest(tables)}
+
+
+def written(path, tables):
+    path.write_text(json.dumps({"verdict": "proven", "tables": tables}))
+    return path
+
+
+def run_checker(path):
+    """Without site-packages, so that nothing but the standard library can be imported."""
+    command = [sys.executable, "-I", "-S", str(CHECKER), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert not done.stderr
+    return done.returncode, done.stdout
+
+
+def automaton_of(name):
+    return Permutation(group=name).automaton()
+
+
+@pytest.fixture
+def s_3(of_group):
+    return tables_of(of_group("S_3"), automaton_of("S_3"))[1]
+
+
+@pytest.mark.parametrize("name", ["S_2", "S_3", "A_5"])
+def test_the_checker_agrees_with_the_proof(of_group, name):
+    certificate, tables = tables_of(of_group(name), automaton_of(name))
+    assert check(tables) == (certificate.result.pairs, None)
+    assert len(tables["states"]) == certificate.result.pairs
+
+
+def test_entries_may_hold_rows_of_channels(of_group_in_channels):
+    certificate, tables = tables_of(of_group_in_channels("S_3"), automaton_of("S_3"))
+    assert check(tables) == (certificate.result.pairs, None)
+
+
+def test_the_start_is_the_learned_state(of_group):
+    """A block that the learned token leaves as it is, and whose order the letters change."""
+    elements = np.array(Permutation(group="S_3").group.elements) - 1
+    model = of_group("S_3", [*elements.tolist(), [0, 1, 2]], initial_state="learned")
+    with torch.no_grad():
+        model.backbone.blocks[0].mixer.learned_state[1] = torch.tensor([1.0, 2.0, 3.0])
+    _, tables = tables_of(model, automaton_of("S_3"))
+    assert check(tables) == (6, None)
+    first, second = tables["start"][:3], tables["start"][3:]
+    # The first block is written by the learned token with the same three numbers.
+    assert first == second
+    assert len(set(first)) == 3
+
+
+def test_letters_that_cannot_follow_are_not_asked_for(tracker):
+    """Token 1 can stand at place 0 alone, and nothing is scored after it."""
+    sources = [[[1, 0], [-1, -1], [-1, -1]]]
+    values = [[[0.0, 0.0], [1.0, 2.0], [1.0, 2.0]]]
+    model = tracker(sources, values, [[-1, 1], [1, -1]], 2)
+    transitions = np.array([[1, 0], [0, NEVER]])
+    automaton = Automaton(0, transitions, np.array([[1, IGNORED], [0, IGNORED]]))
+    _, tables = tables_of(model, automaton)
+    assert check(tables) == (2, None)
+    assert tables["automaton"]["transitions"][1][1] == -1
+    assert tables["automaton"]["outputs"][0][1] == -1
+
+
+def test_the_checker_needs_the_standard_library_alone(s_3, tmp_path):
+    status, text = run_checker(written(tmp_path / "certificate.json", s_3))
+    assert (status, text) == (
+        0,
+        "proven: right after every word of every length (6 pairs of states)\n",
+    )
+
+
+def test_a_wrong_answer_is_refuted_by_a_shortest_word(s_3, tmp_path):
+    wrong = copy.deepcopy(s_3)
+    # The answer after the word 1 2, which no single letter asks for in this way.
+    state = tuple(wrong["start"])
+    for letter in (1, 2):
+        state = step(state, wrong["letters"][letter])
+    wrong["answers"][wrong["states"].index(list(state))][2] = 0
+    status, text = run_checker(written(tmp_path / "certificate.json", sealed(wrong)))
+    assert (status, text) == (1, "refuted: the answer after 1 2 is missing or wrong\n")
+
+
+def numbers_in(part, path=()):
+    """Yield the path of every integer."""
+    if isinstance(part, int):
+        yield path
+    elif isinstance(part, list | dict):
+        for key, value in part.items() if isinstance(part, dict) else enumerate(part):
+            yield from numbers_in(value, (*path, key))
+
+
+def corrupted(tables, rng):
+    """A copy with one number changed."""
+    changed = copy.deepcopy(tables)
+    *parents, last = rng.choice(list(numbers_in(tables)))
+    place = changed
+    for key in parents:
+        place = place[key]
+    place[last] += rng.choice([-2, -1, 1, 2])
+    return changed
+
+
+def test_every_one_of_200_corruptions_is_found(s_3):
+    rng = random.Random(0)
+    for _ in range(200):
+        with pytest.raises(Invalid):
+            check(corrupted(s_3, rng))
+
+
+def replayed(tables, word):
+    """The answers of the tables along a word, and the right ones."""
+    state, place, automaton = tuple(tables["start"]), 0, tables["automaton"]
+    place = automaton["start"]
+    states = [tuple(one) for one in tables["states"]]
+    for letter in word:
+        state = step(state, tables["letters"][letter])
+        right = automaton["outputs"][place][letter]
+        answer = tables["answers"][states.index(state)][letter] if state in states else None
+        if right >= 0 and answer != right:
+            return False
+        place = automaton["transitions"][place][letter]
+        if place < 0:
+            return True
+    return True
+
+
+def test_corruptions_with_a_new_seal_are_found_unless_they_prove_something_else(s_3):
+    """Judged by all words of up to three letters: six states are at most two letters apart."""
+    rng, outcomes = random.Random(1), set()
+    for _ in range(200):
+        changed = sealed(corrupted(s_3, rng))
+        try:
+            word = check(changed)[1]
+        except Invalid:
+            outcomes.add("invalid")
+            continue
+        outcomes.add("refuted" if word is not None else "proven")
+        if word is not None:
+            assert not replayed(changed, word)
+            assert replayed(changed, word[:-1])
+        else:
+            words = itertools.product(range(6), repeat=3)
+            assert all(replayed(changed, one) for one in words)
+    assert outcomes >= {"invalid", "refuted"}
+
+
+def test_a_rule_may_look_a_value_up():
+    """Parity as a position: the letter 1 swaps the two values."""
+    tables = {
+        "format": 1,
+        "values": 2,
+        "start": [0],
+        "letters": [[0], [[1, 0]]],
+        "states": [[0], [1]],
+        "answers": [[0, 0], [1, 1]],
+        "automaton": {"start": 0, "transitions": [[0, 1], [1, 0]], "outputs": [[0, 1], [1, 0]]},
+    }
+    assert check(sealed(tables)) == (2, None)
+    tables["letters"][1] = [[1, 1]]
+    assert check(sealed(tables))[1] == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop("start"), "its tables must be"),
+        (lambda t: t.update(more=1), "its tables must be"),
+        (lambda t: t.update(format=2), "its format must be 1"),
+        (lambda t: t.update(values=0), "values must be a number of values"),
+        (lambda t: t.update(values=True), "values must be a number of values"),
+        (lambda t: t["start"].append(0), "a letter must have a rule per entry"),
+        (lambda t: t["start"].__setitem__(0, 99), "start holds 99"),
+        (lambda t: t["letters"][0].pop(), "a letter must have a rule per entry"),
+        (lambda t: t["letters"][0].__setitem__(0, 3), "a rule holds 3"),
+        (lambda t: t["letters"][0].__setitem__(0, 1.0), "a rule holds 1.0"),
+        (lambda t: t["letters"][0].__setitem__(0, -99), "a rule holds -99"),
+        (lambda t: t["letters"][0].__setitem__(0, [0]), "a rule must have"),
+        (lambda t: t["states"].append(t["states"][0]), "a state stands there twice"),
+        (lambda t: t["states"][0].__setitem__(0, -1), "a state holds -1"),
+        (lambda t: t["answers"].pop(), "answers must have a row per state"),
+        (lambda t: t["answers"][0].__setitem__(0, True), "answers holds True"),
+        (lambda t: t["automaton"].pop("start"), "the automaton is not whole"),
+        (lambda t: t["automaton"].update(start=6), "the automaton's start holds 6"),
+        (lambda t: t["automaton"]["transitions"][0].__setitem__(0, 6), "transitions holds 6"),
+        (lambda t: t["automaton"]["outputs"].pop(), "outputs must have a row per state"),
+        (lambda t: t["automaton"]["outputs"][0].__setitem__(0, -2), "outputs holds -2"),
+    ],
+)
+def test_tables_of_another_form_are_named(s_3, change, message):
+    change(s_3)
+    with pytest.raises(Invalid, match=message):
+        check(sealed(s_3))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"tables": 3}', '{"tables": {"sha256": 1}}'])
+def test_files_without_tables_are_named(text, tmp_path):
+    path = tmp_path / "certificate.json"
+    path.write_text(text)
+    status, said = run_checker(path)
+    assert status == 2
+    assert said.startswith(f"invalid: {path}: ")
+
+
+def test_there_are_no_tables_of_other_networks(of_group, stacked):
+    model, automaton = of_group("S_3"), automaton_of("S_3")
+    soft = proofs.prove(model, automaton, soft=True)
+    assert soft.tables(automaton) == "the gates of the network are not 0 and 1"
+    turns = (np.arange(6)[:, None] + np.arange(6)) % 6
+    wrong = Automaton(0, turns, turns)
+    assert proofs.prove(model, wrong).tables(wrong) == "the verdict is refuted"
+    both = proofs.prove(stacked(model), automaton)
+    assert both.verdict == "proven"
+    assert both.tables(automaton) == "the network is not one BD-LRU layer"
+
+
+def test_there_are_no_tables_of_gates_that_share(of_group):
+    """Without hardening, a step is a mean of entries and values."""
+    model = of_group("S_3")
+    model.backbone.blocks[0].mixer.gate_temperature = 4.0
+    reason = read_tables(model, automaton_of("S_3"), "answer")
+    assert reason == "a step of the network is no copy of entries and values"
+
+
+def test_there_are_no_tables_of_too_many_numbers(of_group, monkeypatch):
+    monkeypatch.setattr(certificate_tables, "_MOST_NUMBERS", 50)
+    reason = read_tables(proofs.harden(of_group("S_3")), automaton_of("S_3"), "answer")
+    assert reason == "they would have more than 50 numbers"

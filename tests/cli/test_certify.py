@@ -8,13 +8,14 @@ import re
 import shlex
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from statemix.cli.main import main
 from statemix.errors import RequestError
-from statemix.proofs import check_certificate, search
+from statemix.proofs import StateMachine, check_certificate, search
 from statemix.training import load_model, load_outcome
 from statemix.training.certificates import load_proven
 
@@ -98,6 +99,46 @@ def test_a_stranger_can_check_the_tables_of_a_proof(tracker):
     stored = certificate(tracker, "-soft")
     assert "tables" not in stored
     assert stored["without_tables"] == "the gates of the network are not 0 and 1"
+
+
+def test_a_proof_is_compiled(tracker, tmp_path, capsys):
+    assert main(["certify", str(tracker)]) == 0
+    capsys.readouterr()
+    output = tmp_path / "new" / "folder"
+    assert main(["compile", str(tracker), "--name", "s2", "--output", str(output)]) == 0
+    said = capsys.readouterr().out
+    assert said == f"2 states, 2 letters\nwritten: {output}/s2.c, {output}/s2.npz\n"
+    assert "int32_t s2_step(s2_state *state, uint32_t letter)" in (output / "s2.c").read_text()
+    with np.load(output / "s2.npz") as arrays:
+        machine = StateMachine(arrays["transitions"], arrays["answers"])
+    examples = load_outcome(tracker).config.build_task().examples("test", 0, 4, 5000)
+    answers, _ = machine.run(examples.tokens)
+    np.testing.assert_array_equal(answers, examples.targets["product"])
+
+
+def test_what_cannot_be_compiled_is_named(tracker, tmp_path, capsys):
+    run = shutil.copytree(tracker, tmp_path / "run")
+    for path in run.glob("certif*"):
+        path.unlink()
+    for change, message in (
+        (
+            None,
+            f"certificate.json must be a certificate \\(No such file.*run 'statemix certify {run}'",
+        ),
+        ("{", "certificate.json must be a certificate, got Expecting"),
+        ("[]", "must hold the tables of a proof, got none: run 'statemix certify"),
+        ('{"without_tables": "because"}', "must hold the tables of a proof, got none: because"),
+        ('{"tables": {}}', "must hold the tables of a proof, got: its tables must be"),
+    ):
+        if change is not None:
+            (run / "certificate.json").write_text(change)
+        assert main(["compile", str(run)]) == 2
+        assert re.search(message, capsys.readouterr().err)
+    assert main(["certify", str(run)]) == 0
+    assert main(["compile", str(run), "--name", "2s"]) == 2
+    assert "name must be an identifier of C, got '2s'" in capsys.readouterr().err
+    assert main(["compile", str(run), "--output", str(run / "config.json")]) == 2
+    assert "output must be writable" in capsys.readouterr().err
 
 
 def test_a_run_that_is_only_readable_is_certified_elsewhere(tracker, tmp_path, capsys):

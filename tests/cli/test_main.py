@@ -39,6 +39,7 @@ FLAGS = {
         --layer --units --split --start --sequences --tokens --weights --output --json
         """,
     "certify": "--soft --weights --max-pairs --output --json",
+    "compile": "--name --weights --output",
     "tasks": "--split --start --count --imports",
     "doctor": "--check --json",
     "demo": "--group --output --fresh --retry",
@@ -131,8 +132,8 @@ def test_every_command_has_its_class_and_a_help(command, capsys):
     [
         (
             ["trian"],
-            "command must be one of demo, train, evaluate, inspect, certify, reproduce, report, "
-            "tasks, doctor, bench, lm, got 'trian'; did you mean 'train'?",
+            "command must be one of demo, train, evaluate, inspect, certify, compile, reproduce, "
+            "report, tasks, doctor, bench, lm, got 'trian'; did you mean 'train'?",
         ),
         (["train", "--nonsense"], "--nonsense"),
         (["train", "--folder", "x", "--seed", "one"], "seed must be a valid integer"),

@@ -6,6 +6,7 @@ from statemix.proofs.hardening import PrunedModel, can_harden, can_prune, harden
 from statemix.proofs.horizon import Horizon, find_horizon
 from statemix.proofs.joint_action import JointAction, join_actions
 from statemix.proofs.product_search import SearchResult, search
+from statemix.proofs.state_machine import StateMachine
 from statemix.proofs.token_maps import BlockActions, read_actions
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "JointAction",
     "PrunedModel",
     "SearchResult",
+    "StateMachine",
     "can_harden",
     "can_prune",
     "find_horizon",

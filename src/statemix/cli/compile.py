@@ -1,0 +1,91 @@
+"""``statemix compile``: write a proven network as a state machine for C and NumPy."""
+
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from statemix.cli.parser import Argument
+from statemix.errors import RequestError
+from statemix.training.outcome import Weights
+
+
+@dataclass(frozen=True)
+class Compile:
+    """Write a proven network as a state machine, which needs one table look-up for each token.
+
+    The state machine gives the same answers as the proven network of "statemix certify", at every
+    length. Two files are written to the run's folder, or to --output:
+
+    NAME.c: C99 without dependencies, with the functions NAME_step and NAME_run;
+    NAME.npz: the tables "transitions" and "answers" for NumPy.
+
+    statemix compile runs/s3 --name s3
+    """
+
+    folder: Annotated[Path, Argument("RUN", positional=True)]
+    """Folder of a run that statemix certify has proven."""
+
+    name: str = "machine"
+    """Name of the files, and prefix of the C functions."""
+
+    weights: Weights = "last"
+    """Weights of the network that is proven."""
+
+    output: Path | None = None
+    """Folder for the files (the run's folder if not given)."""
+
+    def run(self) -> None:
+        """Read the certificate, write the files, and print their names.
+
+        Raises:
+            RequestError: if there is no certificate with tables, the name is no identifier, or the
+                output cannot be written.
+        """
+        # Slow imports wait until the options have been checked.
+        import numpy as np
+
+        from statemix.files import write_file
+        from statemix.proofs.check_certificate import Invalid
+        from statemix.proofs.state_machine import StateMachine
+        from statemix.training.certificates import certificate_paths
+
+        path, _ = certificate_paths(self.folder, self.weights, soft=False)
+        advice = f"run 'statemix certify {self.folder}' first"
+        try:
+            certificate = json.loads(path.read_text())
+        except OSError as error:
+            raise RequestError(
+                f"{path} must be a certificate ({error.strerror}); {advice}"
+            ) from error
+        except ValueError as error:
+            raise RequestError(f"{path} must be a certificate, got {error}") from error
+        if not isinstance(certificate, dict) or "tables" not in certificate:
+            reason = certificate.get("without_tables") if isinstance(certificate, dict) else None
+            raise RequestError(
+                f"{path} must hold the tables of a proof, got none: {reason or advice}"
+            )
+        try:
+            machine = StateMachine.from_tables(certificate["tables"])
+        except (Invalid, ValueError) as error:
+            raise RequestError(f"{path} must hold the tables of a proof, got: {error}") from error
+        try:
+            source = machine.to_c(self.name)
+        except ValueError as error:
+            raise RequestError(str(error)) from error
+        arrays = io.BytesIO()
+        np.savez(arrays, transitions=machine.transitions, answers=machine.answers)
+        target = self.output or self.folder
+        written = target / f"{self.name}.c", target / f"{self.name}.npz"
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+            for file, content in zip(written, (source.encode(), arrays.getvalue()), strict=True):
+                write_file(file, content)
+        except OSError as error:
+            name = "folder" if self.output is None else "output"
+            raise RequestError(
+                f"{name} must be writable, got {target}: {error.strerror}"
+            ) from error
+        print(f"{machine.num_states:,} states, {machine.num_letters:,} letters")
+        print(f"written: {', '.join(map(str, written))}")

@@ -1,0 +1,240 @@
+"""Proven networks as state machines: one table look-up for each token, in NumPy or in C."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from statemix.proofs.check_certificate import check, step
+
+# Shorter words are followed letter by letter, longer ones in parts.
+_SEQUENTIAL_LENGTH = 64
+# Entries of the maps of all parts, beyond which maps take longer than they save.
+_MOST_MAPPED = 2_000_000
+
+
+@dataclass(frozen=True, eq=False)
+class StateMachine:
+    """A network with finitely many states, each with a number.
+
+    Attributes:
+        transitions: the state after each letter, shape (states, letters), int32; -1 where no word
+            of the task has this letter.
+        answers: the network's answer after each letter, same shape and dtype; -1 where nothing is
+            scored. The machine starts in state 0.
+
+    Example:
+        >>> parity = StateMachine(np.array([[0, 1], [1, 0]]), np.array([[0, 1], [1, 0]]))
+        >>> parity.run([1, 0, 1, 1])
+        (array([1, 1, 0, 1]), array(1))
+    """
+
+    transitions: NDArray[np.int32]
+    answers: NDArray[np.int32]
+
+    @classmethod
+    def from_tables(cls, tables: Mapping[str, Any]) -> Self:
+        """Number the states of a network that the tables of a certificate describe.
+
+        Args:
+            tables: the tables, as :func:`~statemix.proofs.read_tables` returns them.
+
+        Raises:
+            ValueError: if the tables do not prove the network.
+        """
+        _, word = check(dict(tables))
+        if word is not None:
+            raise ValueError(f"tables must be those of a proof, got a wrong answer after {word}")
+        letters, places = tables["letters"], tables["automaton"]["transitions"]
+        answers = dict(zip(map(tuple, tables["states"]), tables["answers"], strict=True))
+        first = tuple(tables["start"])
+        numbers, rows = {first: 0}, [_Row(len(letters))]
+        pairs = [(first, tables["automaton"]["start"])]
+        seen = set(pairs)
+        for state, place in pairs:
+            row = rows[numbers[state]]
+            for letter, next_place in enumerate(places[place]):
+                if next_place < 0:
+                    continue
+                after = step(state, letters[letter])
+                if after not in numbers:
+                    numbers[after] = len(rows)
+                    rows.append(_Row(len(letters)))
+                row.transitions[letter] = numbers[after]
+                row.answers[letter] = answers[after][letter] if after in answers else -1
+                if (after, next_place) not in seen:
+                    seen.add((after, next_place))
+                    pairs.append((after, next_place))
+        return cls(
+            np.array([row.transitions for row in rows], dtype=np.int32),
+            np.array([row.answers for row in rows], dtype=np.int32),
+        )
+
+    @property
+    def num_states(self) -> int:
+        """Number of states."""
+        return len(self.transitions)
+
+    @property
+    def num_letters(self) -> int:
+        """Number of letters."""
+        return int(self.transitions.shape[1])
+
+    def run(
+        self, tokens: ArrayLike, state: ArrayLike = 0
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Follow words.
+
+        A word acts on states as a map, and maps are composed in any order without an error. So the
+        parts of a long word are composed at the same time.
+
+        Args:
+            tokens: integers, shape (T,) or (B, T).
+            state: states before the words, one or shape (B,).
+
+        Returns:
+            answers: answer after each token, -1 where nothing is scored, the shape of tokens.
+            state: states after the words, shape () or (B,).
+
+        Raises:
+            TypeError: if tokens or states are not integers.
+            ValueError: if a shape or a number is out of range, or a token cannot follow.
+        """
+        words, before = np.asarray(tokens), np.asarray(state)
+        for name, numbers, most in (
+            ("tokens", words, self.num_letters),
+            ("state", before, self.num_states),
+        ):
+            if numbers.size and not np.issubdtype(numbers.dtype, np.integer):
+                raise TypeError(f"{name} must be integers, got {numbers.dtype}")
+            if numbers.size and not 0 <= numbers.min() <= numbers.max() < most:
+                raise ValueError(
+                    f"{name} must be in 0..{most - 1}, got {numbers.min()}..{numbers.max()}"
+                )
+        if words.ndim not in (1, 2) or before.shape not in ((), words.shape[:-1]):
+            raise ValueError(
+                "tokens must have shape (T,) or (B, T) and state () or (B,), got "
+                f"{words.shape} and {before.shape}"
+            )
+        rows = np.atleast_2d(words).astype(np.int64)
+        states = np.empty((len(rows), rows.shape[1] + 1), dtype=np.int64)
+        states[:, 0] = before
+        self._follow(rows, states)
+        if (stuck := states == self.num_states).any():
+            row, position = np.argwhere(stuck)[0]
+            raise ValueError(f"token {rows[row, position - 1]} cannot follow at {position - 1}")
+        answers = self.answers[states[:, :-1], rows].astype(np.int64)
+        return answers.reshape(words.shape), states[:, -1].reshape(words.shape[:-1])
+
+    def _follow(self, rows: NDArray[np.int64], states: NDArray[np.int64]) -> None:
+        """Fill in the states after each letter; where a letter cannot follow, ``num_states``."""
+        count, length = rows.shape
+        sink = self.num_states
+        moves = np.full((sink + 1, self.num_letters), sink, dtype=np.int64)
+        moves[:sink] = np.where(self.transitions < 0, sink, self.transitions)
+        table = moves.ravel()
+        part = int(np.ceil(np.sqrt(length)))
+        if length > _SEQUENTIAL_LENGTH and count * part * (sink + 1) <= _MOST_MAPPED:
+            whole = length // part * part
+            pieces = rows[:, :whole].reshape(-1, part)
+            maps = np.broadcast_to(np.arange(sink + 1), (len(pieces), sink + 1))
+            for letters in pieces.T:
+                maps = table[maps * self.num_letters + letters[:, None]]
+            maps = maps.reshape(count, -1, sink + 1)
+            starts = np.empty(maps.shape[:2], dtype=np.int64)
+            state = states[:, 0]
+            for number in range(maps.shape[1]):
+                starts[:, number] = state
+                state = maps[np.arange(count), number, state]
+            inner = np.empty((len(pieces), part + 1), dtype=np.int64)
+            inner[:, 0] = starts.ravel()
+            _in_order(table, self.num_letters, pieces, inner)
+            states[:, 1 : whole + 1] = inner[:, 1:].reshape(count, whole)
+            rows, states = rows[:, whole:], states[:, whole:]
+        _in_order(table, self.num_letters, rows, states)
+
+    def to_c(self, name: str) -> str:
+        """Return a C99 file without dependencies that runs the machine.
+
+        Args:
+            name: prefix of the functions.
+
+        Raises:
+            ValueError: if the name is no identifier of C.
+        """
+        if not (name.isascii() and name.isidentifier()):
+            raise ValueError(f"name must be an identifier of C, got {name!r}")
+        sink = self.num_states
+        return _C.format(
+            name=name,
+            states=sink,
+            letters=self.num_letters,
+            state="uint8_t" if sink < 2**8 else "uint16_t" if sink < 2**16 else "uint32_t",
+            transitions=_braces(np.where(self.transitions < 0, sink, self.transitions)),
+            answers=_braces(np.where(self.transitions < 0, -2, self.answers)),
+        )
+
+
+class _Row:
+    """What letters do in one state."""
+
+    def __init__(self, num_letters: int) -> None:
+        self.transitions, self.answers = [-1] * num_letters, [-1] * num_letters
+
+
+def _in_order(
+    table: NDArray[np.int64],
+    num_letters: int,
+    rows: NDArray[np.int64],
+    states: NDArray[np.int64],
+) -> None:
+    """Fill in the states (N, T + 1) of words (N, T), one letter after the other."""
+    state = states[:, 0]
+    for position, letters in enumerate(np.ascontiguousarray(rows.T), 1):
+        state = table[state * num_letters + letters]
+        states[:, position] = state
+
+
+def _braces(table: NDArray[np.int32]) -> str:
+    return ",\n".join("    {" + ", ".join(map(str, row)) + "}" for row in table.tolist())
+
+
+_C = """\
+/* A proven state machine: {states} states, {letters} letters. Written by "statemix compile". */
+#include <stddef.h>
+#include <stdint.h>
+
+typedef {state} {name}_state;
+
+enum {{ {name}_start = 0, {name}_num_states = {states}, {name}_num_letters = {letters} }};
+
+/* The state after each letter; {name}_num_states where the letter cannot follow. */
+static const {name}_state {name}_transitions[{states}][{letters}] = {{
+{transitions}
+}};
+
+/* The answer after each letter; -1 where nothing is scored, -2 where the letter cannot follow. */
+static const int32_t {name}_answers[{states}][{letters}] = {{
+{answers}
+}};
+
+/* Read a letter: return the answer, and move on unless the letter is unknown or cannot follow. */
+int32_t {name}_step({name}_state *state, uint32_t letter) {{
+  if (*state >= {states} || letter >= {letters} || {name}_answers[*state][letter] == -2) return -2;
+  int32_t answer = {name}_answers[*state][letter];
+  *state = {name}_transitions[*state][letter];
+  return answer;
+}}
+
+/* Read letters: write an answer for each, and return how many were read before one was refused. */
+size_t {name}_run({name}_state *state, const uint32_t *letters, size_t count, int32_t *answers) {{
+  size_t read = 0;
+  for (; read < count; ++read) {{
+    answers[read] = {name}_step(state, letters[read]);
+    if (answers[read] == -2) break;
+  }}
+  return read;
+}}
+"""

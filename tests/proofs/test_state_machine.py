@@ -1,0 +1,161 @@
+"""Proven networks as state machines, in NumPy and in C."""
+
+import ctypes
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+from statemix import proofs
+from statemix.automaton import Automaton
+from statemix.proofs import StateMachine, check_certificate
+from statemix.tasks.permutation import Permutation
+
+# A lamp that breaks: the second letter can follow in the last state alone.
+LAMP = np.array([[1, -1], [2, -1], [-1, 0]], dtype=np.int32)
+
+
+def machine_of(of_group, name):
+    task = Permutation(group=name)
+    automaton = task.automaton()
+    tables = proofs.prove(of_group(name), automaton).tables(automaton)
+    return StateMachine.from_tables(tables), task
+
+
+@pytest.mark.parametrize("name", ["S_2", "S_3", "A_5"])
+@pytest.mark.parametrize("length", [1, 2, 64, 65, 1000, 1025])
+def test_words_are_answered_as_by_the_task(of_group, name, length):
+    machine, task = machine_of(of_group, name)
+    examples = task.examples("train", 0, 3, length)
+    answers, state = machine.run(examples.tokens)
+    np.testing.assert_array_equal(answers, examples.targets["product"])
+    for row, word in enumerate(examples.tokens):
+        alone, last = machine.run(word)
+        np.testing.assert_array_equal(alone, answers[row])
+        assert last == state[row]
+
+
+def test_a_word_may_be_cut_anywhere(of_group):
+    machine, task = machine_of(of_group, "S_3")
+    tokens = task.examples("train", 0, 2, 500).tokens
+    whole, last = machine.run(tokens)
+    for cut in (0, 1, 100, 499, 500):
+        first, state = machine.run(tokens[:, :cut])
+        rest, after = machine.run(tokens[:, cut:], state)
+        np.testing.assert_array_equal(np.concatenate([first, rest], 1), whole)
+        np.testing.assert_array_equal(after, last)
+
+
+def test_a_million_tokens_are_right_at_every_one(of_group):
+    machine, task = machine_of(of_group, "A_5")
+    examples = task.examples("train", 0, 1, 1_000_000)
+    answers, _ = machine.run(examples.tokens[0])
+    np.testing.assert_array_equal(answers, examples.targets["product"][0])
+
+
+def test_states_of_the_network_are_numbered_once_for_each_state_of_the_task(tracker):
+    """What is scored decides: the task has four places, and the network two states."""
+    sources = [[[1, 0], [0, 1], [-1, -1]]]
+    values = [[[0.0, 0.0]] * 2 + [[1.0, 2.0]]]
+    model = tracker(sources, values, [[-1, 1], [1, -1]], 2)
+    places = np.array([[1, 2], [0, 3], [3, 0], [2, 1]])
+    automaton = Automaton(0, places, np.array([[0, 1], [1, 0], [0, 1], [1, 0]]))
+    tables = proofs.prove(model, automaton).tables(automaton)
+    machine = StateMachine.from_tables(tables)
+    assert (machine.num_states, machine.num_letters) == (2, 2)
+
+
+def test_tables_that_prove_nothing_are_refused(of_group):
+    automaton = Permutation(group="S_2").automaton()
+    tables = proofs.prove(of_group("S_2"), automaton).tables(automaton)
+    tables["answers"][0][0] ^= 1
+    tables["sha256"] = check_certificate.digest(tables)
+    with pytest.raises(ValueError, match="tables must be those of a proof"):
+        StateMachine.from_tables(tables)
+
+
+@pytest.mark.parametrize("repeats", [1, 200])
+def test_tokens_that_cannot_follow_are_named(repeats):
+    machine = StateMachine(LAMP, LAMP)
+    word = [0, 0, 1] * repeats
+    answers, state = machine.run(word)
+    assert answers.tolist() == [1, 2, 0] * repeats
+    assert state == 0
+    with pytest.raises(ValueError, match=f"token 1 cannot follow at {3 * repeats + 1}$"):
+        machine.run([*word, 0, 1, 0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (([0.5],), TypeError, "tokens must be integers, got float64"),
+        (([2],), ValueError, r"tokens must be in 0\.\.1, got 2\.\.2"),
+        (([0], 3), ValueError, r"state must be in 0\.\.2, got 3\.\.3"),
+        (([[[0]]],), ValueError, r"tokens must have shape \(T,\) or \(B, T\)"),
+        (([[0]], [0, 0]), ValueError, r"state \(\) or \(B,\), got \(1, 1\) and \(2,\)"),
+    ],
+)
+def test_bad_words_are_named(arguments, error, message):
+    with pytest.raises(error, match=message):
+        StateMachine(LAMP, LAMP).run(*arguments)
+
+
+def test_a_name_that_c_refuses_is_named():
+    with pytest.raises(ValueError, match="name must be an identifier of C, got 'a b'"):
+        StateMachine(LAMP, LAMP).to_c("a b")
+
+
+@pytest.fixture
+def compiled(tmp_path):
+    """Compile a machine with the system's C compiler, and return its functions."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+
+    def build(machine):
+        source = tmp_path / "machine.c"
+        source.write_text(machine.to_c("m"))
+        library = tmp_path / "machine.so"
+        flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O2"]
+        subprocess.run(
+            [compiler, *flags, "-shared", "-fPIC", "-o", str(library), str(source)], check=True
+        )
+        functions = ctypes.CDLL(str(library))
+        functions.m_run.restype = ctypes.c_size_t
+        return functions
+
+    return build
+
+
+@pytest.mark.parametrize("name", ["S_3", "A_5", "S_5"])
+def test_the_c_file_equals_numpy(of_group, compiled, name):
+    machine, task = machine_of(of_group, name)
+    functions = compiled(machine)
+    word = task.examples("train", 0, 1, 10_000).tokens[0].astype(np.uint32)
+    answers, state = np.empty(len(word), np.int32), ctypes.c_uint8(0)
+    pointers = word.ctypes.data_as(ctypes.c_void_p), answers.ctypes.data_as(ctypes.c_void_p)
+    read = functions.m_run(
+        ctypes.byref(state), pointers[0], ctypes.c_size_t(len(word)), pointers[1]
+    )
+    expected, last = machine.run(word)
+    assert (read, state.value) == (len(word), last)
+    np.testing.assert_array_equal(answers, expected)
+
+
+def test_the_c_file_refuses_letters_that_cannot_follow(compiled):
+    functions, state = compiled(StateMachine(LAMP, LAMP)), ctypes.c_uint8(0)
+    steps = [functions.m_step(ctypes.byref(state), letter) for letter in (0, 1, 2, 0, 1)]
+    assert steps == [1, -2, -2, 2, 0]
+    state.value = 3
+    assert functions.m_step(ctypes.byref(state), 0) == -2
+
+
+def test_large_machines_have_wider_states(compiled):
+    count = 300
+    turns = ((np.arange(count)[:, None] + np.array([0, 1])) % count).astype(np.int32)
+    functions, state = compiled(StateMachine(turns, turns)), ctypes.c_uint16(0)
+    assert [functions.m_step(ctypes.byref(state), 1) for _ in range(count)][254:257] == [
+        255, 256, 257,
+    ]  # fmt: skip
+    assert state.value == 0

@@ -15,7 +15,9 @@ from statemix.cli import main
 from statemix.cli.bench import BENCHMARKS
 from statemix.cli.lm import PARTS
 from statemix.layers import LAYERS
+from statemix.proofs import StateMachine, parse_property
 from statemix.tasks import TASKS
+from statemix.tasks.automata.automaton_text import parse_automaton
 from statemix.training import RunConfig, config_from_plain
 from statemix.training.config import SCHEMA
 
@@ -93,13 +95,29 @@ def test_commands_exist(code, tmp_path, monkeypatch, capsys):
         assert printed, f"{line} must print something"
 
 
+def automata():
+    """The automaton and the property on the page about them."""
+    texts = BLOCK.findall((ROOT / "docs" / "automata.md").read_text())
+    return [text for _, text in texts if text.startswith("start:")]
+
+
+def test_the_automaton_and_the_property_are_right():
+    lamp, off = automata()
+    language = parse_automaton(lamp)
+    watched = parse_property(off, language.letters, language.classes)
+    machine = StateMachine(language.automaton.transitions, language.automaton.outputs)
+    # The lamp itself keeps the property wherever letters can follow.
+    repaired = machine.transitions[:, 1] >= 0
+    assert (watched.transitions[0, 1, machine.answers[repaired, 1]] == 0).all()
+    assert watched.bad[watched.transitions[0, 1, [1, 2]]].all()
+
+
 @pytest.mark.parametrize("code", commands_in_text())
 def test_commands_that_would_take_long_are_understood(code, tmp_path, monkeypatch):
     """Parse their options, next to a stored run and an automaton of the names that they use."""
     monkeypatch.chdir(tmp_path)
-    texts = BLOCK.findall((ROOT / "docs" / "automata.md").read_text())
-    (lamp,) = [text for _, text in texts if text.startswith("start:")]
-    Path("lamp.txt").write_text(lamp)
+    for name, text in zip(("lamp.txt", "off.txt"), automata(), strict=True):
+        Path(name).write_text(text)
     Path("runs/s3").mkdir(parents=True)
     stored = {"schema": SCHEMA, "asked": RunConfig(seed=3).asked(), "resolved": {}}
     Path("runs/s3/config.json").write_text(json.dumps(stored))

@@ -101,6 +101,46 @@ def test_a_stranger_can_check_the_tables_of_a_proof(tracker):
     assert stored["without_tables"] == "the gates of the network are not 0 and 1"
 
 
+KEPT = "start: a\nbad: wrong\na 1 1 odd\nodd 1 1 wrong\nodd * 1 odd\nodd * * a\n"
+BROKEN = "start: a\nbad: wrong\na * 1 b\nb * 1 wrong\nb * * a\n"
+
+
+def test_properties_are_proven_or_broken(tracker, tmp_path, capsys):
+    """The answer is 1 after an odd number of letters 1."""
+    run = shutil.copytree(tracker, tmp_path / "run")
+    for path in run.glob("certif*"):
+        path.unlink()
+    kept, broken = tmp_path / "kept.txt", tmp_path / "broken.txt"
+    kept.write_text(KEPT)
+    broken.write_text(BROKEN)
+    assert main(["certify", str(run), "--property", str(kept), "--max-pairs", "1"]) == 0
+    assert capsys.readouterr().out.startswith("open: more than 1 states\n  network  with gates")
+    assert main(["certify", str(run)]) == 0
+    capsys.readouterr()
+    assert main(["certify", str(run), "--property", str(kept)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["proven: no word leads to a bad state", "  network  the proven one"]
+    assert lines[-1] == f"written: {run}/property-kept.json"
+    assert main(["certify", str(run), "--property", str(broken), "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert row == json.loads((run / "property-broken.json").read_text())
+    assert (row["verdict"], row["word"], row["answers"]) == ("refuted", ["1", "0"], ["1", "1"])
+    assert (row["state"], row["network"]) == ("wrong", "proven")
+    assert row["property"] == BROKEN
+    output = tmp_path / "elsewhere"
+    command = ["certify", str(run), "--property", str(broken), "--soft", "--output", str(output)]
+    assert main(command) == 0
+    assert json.loads((output / "property-broken.json").read_text())["network"] == "as trained"
+
+
+def test_properties_that_cannot_be_read_are_named(tracker, tmp_path, capsys):
+    assert main(["certify", str(tracker), "--property", str(tmp_path / "none.txt")]) == 2
+    assert "property must be a text file, got" in capsys.readouterr().err
+    (tmp_path / "wrong.txt").write_text("start: a\nbad: b\na 7 0 b\n")
+    assert main(["certify", str(tracker), "--property", str(tmp_path / "wrong.txt")]) == 2
+    assert "property must name letters among 0, 1, got '7' on line 3" in capsys.readouterr().err
+
+
 def test_a_proof_is_compiled(tracker, tmp_path, capsys):
     assert main(["certify", str(tracker)]) == 0
     capsys.readouterr()

@@ -38,7 +38,7 @@ FLAGS = {
     "inspect": """
         --layer --units --split --start --sequences --tokens --weights --output --json
         """,
-    "certify": "--soft --weights --max-pairs --output --json",
+    "certify": "--soft --weights --max-pairs --property --output --json",
     "compile": "--name --weights --output",
     "tasks": "--split --start --count --imports",
     "doctor": "--check --json",

@@ -52,6 +52,10 @@ class Certify:
     max_pairs: int = 100_000
     """Maximum number of pairs of states; if the search needs more, the verdict is open."""
 
+    property: Path | None = None
+    """File with a safety property, to be proven instead of the task (the page "Automata as input"
+    describes the file)."""
+
     output: Path | None = None
     """Folder for the certificate and the network (the run's folder if not given)."""
 
@@ -59,7 +63,7 @@ class Certify:
     """Print JSON instead of text."""
 
     def run(self) -> None:
-        """ProductSearch, write and print.
+        """Search, write and print.
 
         Raises:
             RequestError: if the folder holds no finished run or cannot be written, the task has no
@@ -67,6 +71,9 @@ class Certify:
         """
         if self.max_pairs < 1:
             raise RequestError(f"max_pairs must be at least 1, got {self.max_pairs}")
+        if self.property is not None:
+            self._check(self.property)
+            return
         # Slow imports wait until the options have been checked.
         from statemix.training.certificates import certificate_paths, certify_run
 
@@ -90,6 +97,34 @@ class Certify:
                 print(f"statemix: {stored}", file=sys.stderr)
         else:
             self._print(found, stored)
+
+    def _check(self, file: Path) -> None:
+        from statemix.training.certificates import check_property
+
+        row, path = check_property(
+            self.folder,
+            file,
+            self.weights,
+            soft=self.soft,
+            max_states=self.max_pairs,
+            output=self.output,
+        )
+        if self.json:
+            print(json.dumps(row))
+            return
+        word = " ".join(row["word"]) or "the empty word"
+        said = {
+            "proven": "no word leads to a bad state",
+            "refuted": f"{word} leads to {row['state']}; no shorter word leads to a bad state",
+            "open": row["reason"],
+        }
+        networks = {"proven": "the proven one", "hardened": "with gates of 0 and 1"}
+        print(f"{row['verdict']}: {said[row['verdict']]}")
+        print(f"  network  {networks.get(row['network'], row['network'])}")
+        if row["answers"]:
+            print(f"  answers  {' '.join(row['answers'])}")
+        print(f"  pairs    {row['pairs']:,} visited")
+        print(f"written: {path}")
 
     def _print(self, found: "Certificate", stored: str) -> None:
         result = found.result

@@ -6,6 +6,7 @@ from statemix.proofs.hardening import PrunedModel, can_harden, can_prune, harden
 from statemix.proofs.horizon import Horizon, find_horizon
 from statemix.proofs.joint_action import JointAction, join_actions
 from statemix.proofs.product_search import SearchResult, search
+from statemix.proofs.safety import SafetyProperty, SafetyResult, parse_property, prove_safety
 from statemix.proofs.state_machine import StateMachine
 from statemix.proofs.token_maps import BlockActions, read_actions
 
@@ -15,6 +16,8 @@ __all__ = [
     "Horizon",
     "JointAction",
     "PrunedModel",
+    "SafetyProperty",
+    "SafetyResult",
     "SearchResult",
     "StateMachine",
     "can_harden",
@@ -22,7 +25,9 @@ __all__ = [
     "find_horizon",
     "harden",
     "join_actions",
+    "parse_property",
     "prove",
+    "prove_safety",
     "prune",
     "read_actions",
     "read_tables",

@@ -127,15 +127,21 @@ class RightAnswers(NamedTuple):
 
     Attributes:
         length: tokens of the words that lead here.
+        before: number of the pair before the token, shape (rows,); -1 for the empty word.
         tokens: the last token, shape (rows,).
         outputs: what is right after it, shape (rows,); ``IGNORED`` where nothing is scored.
         after: the model's state after it.
+        reached: number of the pair after it, shape (rows,).
+        logits: the model's logits after it, shape (rows, classes).
     """
 
     length: int
+    before: NDArray[np.int64]
     tokens: NDArray[np.int64]
     outputs: NDArray[np.int64]
     after: State
+    reached: NDArray[np.int64]
+    logits: Tensor
 
 
 class ProductSearch:
@@ -209,12 +215,8 @@ class ProductSearch:
             if wrong is not None:
                 word = [*self._word(int(level.numbers[rows[wrong]])), int(tokens[wrong])]
                 return self._refuted(word)
-            if self.observe is not None:
-                reason = self.observe(RightAnswers(self.checked + 1, tokens, outputs, after))
-                if reason:
-                    return self._ended("open", reason=reason)
             reached = self.automaton.transitions[before, tokens]
-            new = []
+            new, after_numbers = [], []
             for row, pair in enumerate(
                 zip(_bytes(after, len(rows)), reached.tolist(), strict=True)
             ):
@@ -224,6 +226,20 @@ class ProductSearch:
                     self.origins.append((int(level.numbers[rows[row]]), int(tokens[row])))
                     places.append(pair[1])
                     new.append(row)
+                after_numbers.append(self.pairs[pair])
+            if self.observe is not None:
+                seen = RightAnswers(
+                    self.checked + 1,
+                    level.numbers[rows],
+                    tokens,
+                    outputs,
+                    after,
+                    np.array(after_numbers),
+                    logits,
+                )
+                reason = self.observe(seen)
+                if reason:
+                    return self._ended("open", reason=reason)
             if len(self.pairs) > self.max_pairs:
                 reason = f"more than {self.max_pairs} pairs of states"
                 return self._ended("open", reason=reason)

@@ -7,9 +7,18 @@ from typing import Any
 
 from statemix import files
 from statemix.automaton import HasAutomaton
-from statemix.errors import RequestError
-from statemix.models import ReadoutModel
-from statemix.proofs import Certificate, prove
+from statemix.errors import OptionError, RequestError
+from statemix.models import ReadoutModel, TokenClassifier
+from statemix.proofs import (
+    Certificate,
+    can_harden,
+    harden,
+    parse_property,
+    prove,
+    prove_safety,
+)
+from statemix.tasks import Task
+from statemix.tasks.drawn import DrawnTask
 from statemix.training import folder as runs
 from statemix.training.outcome import (
     WEIGHT_FILES,
@@ -68,6 +77,92 @@ def certify_run(
             folder, certificate, tables, weights=weights, soft=soft, output=output
         )
     return certificate, written
+
+
+def check_property(
+    folder: Path,
+    property_file: Path,
+    weights: Weights = "last",
+    *,
+    soft: bool = False,
+    max_states: int = 100_000,
+    output: Path | None = None,
+) -> tuple[dict[str, Any], Path]:
+    """Prove or refute a safety property of a finished run's network, and write the verdict.
+
+    The network is the proven one if :func:`certify_run` has stored a proof, and otherwise the
+    trained one with gates of 0 and 1. With ``soft``, or without softmax gates, it is the trained
+    one as it is.
+
+    Args:
+        folder: folder of the run.
+        property_file: text of the property, as :func:`statemix.proofs.parse_property` reads it. The
+            verdict is written to ``property-NAME.json`` with the file's name without its ending.
+        weights: weights of the network.
+        soft: search the network as it was trained.
+        max_states: states of the network after which the verdict is open.
+        output: folder for the verdict; None means the run's folder.
+
+    Returns:
+        What was written, with the names of letters and answers; and the file.
+
+    Raises:
+        RequestError: if the folder holds no finished run, the model is an autoencoder, the property
+            cannot be read, or the output cannot be written.
+    """
+    config = load_outcome(folder).config
+    task = config.build_task()
+    try:
+        text = property_file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise RequestError(
+            f"property must be a text file, got {property_file}: {reason}"
+        ) from error
+    model = load_model(folder, weights)
+    if not isinstance(model, TokenClassifier):
+        raise RequestError(f"backbone must be 'causal' to certify, got {config.model.backbone!r}")
+    letters, classes = _names(task, model.main_head)
+    path = (output or folder) / f"property-{property_file.stem}.json"
+    files.open_for_append("folder" if output is None else "output", path)
+    try:
+        watched = parse_property(text, letters, classes)
+    except OptionError as error:
+        raise RequestError(f"{property_file}: {error}") from error
+    with attributes_set(model, config.evaluation.attributes):
+        network: str = "as trained"
+        searched = model
+        if not soft and _is_proven(folder, weights, soft=False, output=None):
+            network, proven = "proven", load_proven(folder, weights)
+            assert isinstance(proven, TokenClassifier)
+            searched = proven
+        elif not soft and can_harden(model):
+            network, hard = "hardened", harden(model)
+            assert isinstance(hard, TokenClassifier)
+            searched = hard
+        result = prove_safety(searched, watched, model.main_head, max_states)
+    row = {
+        "property": text,
+        "network": network,
+        "weights": weights,
+        "weights_sha256": load_outcome(folder).weights[WEIGHT_FILES[weights]],
+        "verdict": result.verdict,
+        "pairs": result.pairs,
+        "word": [letters[token] for token in result.word],
+        "answers": [classes[answer] for answer in result.answers],
+        "state": result.state,
+        "reason": result.reason,
+    }
+    files.write_file(path, (json.dumps(row, indent=1) + "\n").encode())
+    return row, path
+
+
+def _names(task: Task, head: str) -> tuple[list[str], list[str]]:
+    """Return the names of a task's tokens and of a head's classes."""
+    tokens, classes = range(task.vocab_size), range(task.heads[head])
+    if isinstance(task, DrawnTask):
+        return [task.word(token) for token in tokens], [task.label(one) for one in classes]
+    return [str(token) for token in tokens], [str(one) for one in classes]
 
 
 def certificate_paths(folder: Path, weights: Weights, *, soft: bool) -> tuple[Path, Path]:

@@ -1,0 +1,255 @@
+"""Safety properties: what a network must never do, whatever it reads."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from statemix.automaton import IGNORED, Automaton
+from statemix.errors import OptionError
+from statemix.models import TokenClassifier
+from statemix.proofs.product_search import ProductSearch, RightAnswers
+from statemix.proofs.state_machine import StateMachine
+from statemix.proofs.ties import watch_gaps
+
+_ANY = "*"
+
+
+@dataclass(frozen=True, eq=False)
+class SafetyProperty:
+    """An automaton that watches letters and answers, and must never reach a bad state.
+
+    Attributes:
+        start: state before the first letter.
+        transitions: the next state, shape (states, letters, answers), int64.
+        bad: whether a state is bad, shape (states,).
+        states: name of each state.
+    """
+
+    start: int
+    transitions: NDArray[np.int64]
+    bad: NDArray[np.bool_]
+    states: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SafetyResult:
+    """What a search has found about a safety property.
+
+    Attributes:
+        verdict: "proven" (no word leads to a bad state), "refuted" (``word`` does) or "open"
+            (neither, for ``reason``).
+        pairs: pairs of a state of the network and a state of the property that were visited.
+        word: a shortest word that leads to a bad state; empty unless refuted.
+        answers: what the network answers along it.
+        state: name of the bad state; empty unless refuted.
+        reason: why the verdict is open; otherwise empty.
+    """
+
+    verdict: Literal["proven", "refuted", "open"]
+    pairs: int
+    word: tuple[int, ...] = ()
+    answers: tuple[int, ...] = ()
+    state: str = ""
+    reason: str = ""
+
+
+def parse_property(text: str, letters: Sequence[str], classes: Sequence[str]) -> SafetyProperty:
+    """Read a safety property from text.
+
+    A line ``state letter answer next`` is a transition: in this state, after this letter and this
+    answer of the network, the property goes to the next state. ``*`` stands for every letter or
+    every answer. If several lines fit, the first one counts; if none fits, the state stays. The
+    line ``start: state`` names the state before the first letter, and ``bad: state ...`` the states
+    that must never be reached. Lines that begin with ``#``, and empty lines, are skipped.
+
+    Args:
+        text: the lines.
+        letters: name of each letter.
+        classes: name of each answer.
+
+    Raises:
+        OptionError: if a line cannot be read, a letter, an answer or a state is unknown, or there
+            is no start or no bad state.
+
+    Example:
+        >>> watched = parse_property('''
+        ... start: closed
+        ... bad: broken
+        ... closed open * opened
+        ... closed read yes broken
+        ... ''', ["open", "read"], ["no", "yes"])
+        >>> watched.states
+        ('closed', 'broken', 'opened')
+    """
+    start, bad = None, None
+    arrows: list[tuple[int, list[str]]] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if words[0] == "start:" and len(words) == 2 and start is None:
+            start = words[1]
+        elif words[0] == "bad:" and len(words) > 1 and bad is None:
+            bad = words[1:]
+        elif len(words) == 4 and not words[0].endswith(":"):
+            arrows.append((number, words))
+        else:
+            raise _refused(
+                "have one line 'start: STATE', one line 'bad: STATE ...', and lines 'STATE LETTER "
+                f"ANSWER NEXT', got {line.strip()!r} on line {number}"
+            )
+    if start is None or bad is None:
+        missing = "'start: STATE'" if start is None else "'bad: STATE ...'"
+        raise _refused(f"have a line {missing}, got none")
+    names = [start, *bad, *(state for _, words in arrows for state in (words[0], words[3]))]
+    states = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    led_to = {words[3] for _, words in arrows}
+    if not led_to.intersection(bad) and start not in bad:
+        raise _refused(f"have a line that leads to a bad state, got none for {', '.join(bad)}")
+    transitions = np.empty((len(states), len(letters), len(classes)), dtype=np.int64)
+    transitions[:] = np.arange(len(states))[:, None, None]
+    # The first line that fits is written last.
+    for number, (before, letter, answer, after) in reversed(arrows):
+        for kind, name, known in (("letter", letter, letters), ("answer", answer, classes)):
+            if name != _ANY and name not in known:
+                raise _refused(
+                    f"name {kind}s among {', '.join(known)}, got {name!r} on line {number}"
+                )
+        one = slice(None) if letter == _ANY else letters.index(letter)
+        other = slice(None) if answer == _ANY else classes.index(answer)
+        transitions[states[before], one, other] = states[after]
+    is_bad = np.isin(np.arange(len(states)), [states[name] for name in bad])
+    return SafetyProperty(states[start], transitions, is_bad, tuple(states))
+
+
+@torch.no_grad()
+def prove_safety(
+    model: TokenClassifier, watched: SafetyProperty, head: str, max_states: int = 100_000
+) -> SafetyResult:
+    """Prove that a network keeps a property on words of every length, or find a shortest word.
+
+    All words of the network's tokens are considered. The assumptions are those of
+    :func:`~statemix.proofs.search`, and rounding must not move gates of 0 and 1. A word that breaks
+    the property is confirmed by the ordinary forward pass.
+
+    Args:
+        model: a causal network with finitely many states; it is put into evaluation mode.
+        watched: the property, with the network's tokens and classes.
+        head: head that answers.
+        max_states: states of the network after which the search gives up.
+
+    Raises:
+        ValueError: if the property has other letters or answers than the network.
+    """
+    expected = model.backbone.vocab_size, model.heads[head]
+    if watched.transitions.shape[1:] != expected:
+        raise ValueError(
+            f"watched must have the {expected[0]} letters and {expected[1]} answers of the "
+            f"network, got {watched.transitions.shape[1:]}"
+        )
+    with watch_gaps(model) as gaps:
+        machine = explore(model, head, max_states)
+    if isinstance(machine, str):
+        return SafetyResult("open", 0, reason=machine)
+    if gaps.nearest <= 0:
+        reason = f"rounding may swap two gates of a row, which differ by {gaps.smallest:.2g}"
+        return SafetyResult("open", 0, reason=reason)
+    result = check_safety(machine, watched)
+    if result.word:
+        word = torch.tensor([result.word], device=model.device)
+        answers = tuple(model(word)[head][0].argmax(-1).tolist())
+        if answers != result.answers:
+            reason = f"steps break the property on {list(result.word)}, the whole word does not"
+            return SafetyResult("open", result.pairs, reason=reason)
+    return result
+
+
+@torch.no_grad()
+def explore(model: TokenClassifier, head: str, max_states: int) -> StateMachine | str:
+    """Visit all states of a network, and number them from 0, the state before the first letter.
+
+    Args:
+        model: a network with finitely many states.
+        head: head that answers.
+        max_states: states after which the search gives up.
+
+    Returns:
+        The network as a state machine; or the reason why there is none.
+    """
+    num_tokens = model.backbone.vocab_size
+    # It lets every token follow everywhere, and scores nothing.
+    anything = Automaton(
+        0, np.zeros((1, num_tokens), np.int64), np.full((1, num_tokens), IGNORED, np.int64)
+    )
+    transitions: dict[int, NDArray[np.int32]] = {}
+    answers: dict[int, NDArray[np.int32]] = {}
+
+    def observe(found: RightAnswers) -> str:
+        best = found.logits.topk(min(2, found.logits.shape[1])).values
+        if not (best[:, 0] > (best[:, 1] if best.shape[1] > 1 else -torch.inf)).all():
+            return "two answers have the same logit, or a logit is no number"
+        chosen = found.logits.argmax(-1).tolist()
+        for before, token, after, answer in zip(
+            found.before.tolist(),
+            found.tokens.tolist(),
+            found.reached.tolist(),
+            chosen,
+            strict=True,
+        ):
+            # The empty word is state 0.
+            for table, value in ((transitions, after + 1), (answers, answer)):
+                table.setdefault(before + 1, np.zeros(num_tokens, np.int32))[token] = value
+        return ""
+
+    result = ProductSearch(model.eval(), anything, head, max_states, observe=observe).run()
+    if result.verdict != "proven":
+        return result.reason.replace("pairs of states", "states")
+    tables = (
+        np.array([table[state] for state in range(len(table))]) for table in (transitions, answers)
+    )
+    return StateMachine(*tables)
+
+
+def check_safety(machine: StateMachine, watched: SafetyProperty) -> SafetyResult:
+    """Follow a state machine and a property through all words, shortest words first.
+
+    Args:
+        machine: the network; every letter can follow in every state.
+        watched: the property.
+
+    Returns:
+        The verdict, which is never open.
+    """
+    first = (0, watched.start)
+    # Pair -> the pair before it, the letter and the answer between; None for the first pair.
+    origins: dict[tuple[int, int], tuple[tuple[int, int], int, int] | None] = {first: None}
+    waiting = deque([first])
+    while waiting:
+        pair = waiting.popleft()
+        state, place = pair
+        if watched.bad[place]:
+            steps = []
+            last = origins[pair]
+            while last is not None:
+                pair, letter, answer = last
+                steps.append((letter, answer))
+                last = origins[pair]
+            word, answers = zip(*reversed(steps), strict=True) if steps else ((), ())
+            return SafetyResult("refuted", len(origins), word, answers, watched.states[place])
+        for letter, (after, answer) in enumerate(
+            zip(machine.transitions[state].tolist(), machine.answers[state].tolist(), strict=True)
+        ):
+            reached = after, int(watched.transitions[place, letter, answer])
+            if reached not in origins:
+                origins[reached] = pair, letter, answer
+                waiting.append(reached)
+    return SafetyResult("proven", len(origins))
+
+
+def _refused(condition: str) -> OptionError:
+    return OptionError(f"property must {condition}")

@@ -1,0 +1,166 @@
+"""Safety properties of networks that nobody has a full specification of."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from statemix import proofs
+from statemix.errors import OptionError
+from statemix.layers import LayerSpec
+from statemix.models import TokenClassifier
+from statemix.proofs import StateMachine, parse_property, prove_safety
+from statemix.proofs.safety import SafetyProperty, check_safety, explore
+from statemix.tasks.permutation import Permutation
+
+# The answer of S_2 is 1 after an odd number of 1s. It must not be 1 after two letters 1 in a row.
+TWICE = """
+start: other
+bad: wrong
+# Right after one letter 1, another one makes the number even again.
+other 1 1 odd
+odd   1 1 wrong
+odd   * 1 odd
+odd   * * other
+"""
+# The number of letters 0 is of no importance, so this one is broken.
+NEVER_TWO = """
+start: none
+bad: twice
+none * 1 once
+once * 1 twice
+once * * none
+"""
+BITS = ["0", "1"]
+
+
+def test_the_first_line_that_fits_counts_and_others_stay():
+    found = parse_property(TWICE, BITS, BITS)
+    assert found.states == ("other", "wrong", "odd")
+    assert found.bad.tolist() == [False, True, False]
+    # A state's rows are letters, and its columns answers.
+    assert found.transitions[0].tolist() == [[0, 0], [0, 2]]
+    assert found.transitions[1].tolist() == [[1, 1], [1, 1]]
+    assert found.transitions[2].tolist() == [[0, 2], [0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "have a line 'start: STATE', got none"),
+        ("start: a\na 0 0 b", r"have a line 'bad: STATE \.\.\.', got none"),
+        ("start: a\nbad: b", "have a line that leads to a bad state, got none for b"),
+        ("start: a\nbad: b\na 0 b", "have one line .*, got 'a 0 b' on line 3"),
+        ("start: a\nstart: a\nbad: b\na 0 0 b", ".*, got 'start: a' on line 2"),
+        ("start: a\nbad: b\nbad: b\na 0 0 b", ".*, got 'bad: b' on line 3"),
+        ("start: a\nbad: b\na 2 0 b", "name letters among 0, 1, got '2' on line 3"),
+        ("start: a\nbad: b\na 0 2 b", "name answers among 0, 1, got '2' on line 3"),
+    ],
+)
+def test_what_cannot_be_read_is_named(text, message):
+    with pytest.raises(OptionError, match=f"property must {message}"):
+        parse_property(text, BITS, BITS)
+
+
+def test_a_property_is_proven_or_broken_by_a_shortest_word(of_group):
+    model = proofs.harden(of_group("S_2"))
+    proven = prove_safety(model, parse_property(TWICE, BITS, BITS), "answer")
+    assert (proven.verdict, proven.word) == ("proven", ())
+    broken = prove_safety(model, parse_property(NEVER_TWO, BITS, BITS), "answer")
+    assert (broken.verdict, broken.state) == ("refuted", "twice")
+    assert broken.word == (1, 0)
+    assert broken.answers == (1, 1)
+
+
+def test_a_bad_start_is_broken_by_the_empty_word(of_group):
+    watched = parse_property("start: a\nbad: a\na 0 0 b", BITS, BITS)
+    found = prove_safety(proofs.harden(of_group("S_2")), watched, "answer")
+    assert (found.verdict, found.word, found.state) == ("refuted", (), "a")
+
+
+def test_a_network_is_explored_to_the_machine_of_its_answers(of_group):
+    task = Permutation(group="S_3")
+    machine = explore(proofs.harden(of_group("S_3")), "answer", 1000)
+    examples = task.examples("train", 0, 3, 500)
+    answers, _ = machine.run(examples.tokens)
+    np.testing.assert_array_equal(answers, examples.targets["product"])
+    # The state before the first letter, and one after each element.
+    assert machine.num_states == 7
+
+
+def replayed(machine, watched, word):
+    state, place = 0, watched.start
+    for letter in word:
+        answer = machine.answers[state, letter]
+        state, place = (
+            machine.transitions[state, letter],
+            watched.transitions[place, letter, answer],
+        )
+        if watched.bad[place]:
+            return True
+    return False
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_verdicts_agree_with_all_words(seed):
+    rng = np.random.default_rng(seed)
+    machine = StateMachine(
+        rng.integers(3, size=(3, 2)).astype(np.int32), rng.integers(2, size=(3, 2)).astype(np.int32)
+    )
+    watched = SafetyProperty(
+        0, rng.integers(3, size=(3, 2, 2)), np.array([False, False, True]), ("a", "b", "c")
+    )
+    found = check_safety(machine, watched)
+    # Nine pairs are at most eight letters apart.
+    words = [w for n in range(9) for w in itertools.product(range(2), repeat=n)]
+    breaking = [word for word in words if replayed(machine, watched, word)]
+    assert found.verdict == ("refuted" if breaking else "proven")
+    if breaking:
+        assert len(found.word) == len(breaking[0])
+        assert found.word in breaking
+
+
+def test_networks_with_too_many_states_stay_open():
+    model = TokenClassifier(2, {"answer": 2}, 8, [LayerSpec("lstm")])
+    found = prove_safety(model, parse_property(TWICE, BITS, BITS), "answer", 50)
+    assert (found.verdict, found.reason) == ("open", "more than 50 states")
+
+
+def test_equal_logits_stay_open(of_group):
+    model = proofs.harden(of_group("S_2"))
+    with torch.no_grad():
+        model.readouts["answer"].weight.zero_()
+        model.readouts["answer"].bias.zero_()
+    found = prove_safety(model, parse_property(TWICE, BITS, BITS), "answer")
+    assert (found.verdict, found.reason) == (
+        "open",
+        "two answers have the same logit, or a logit is no number",
+    )
+
+
+def test_gates_that_nearly_tie_stay_open(of_group):
+    model = proofs.harden(of_group("S_2"))
+    with torch.no_grad():
+        model.backbone.blocks[0].mixer.gate_proj.weight[:] *= 2e-7
+        model.backbone.blocks[0].mixer.gate_proj.bias[:] = 1.0
+    found = prove_safety(model, parse_property(NEVER_TWO, BITS, BITS), "answer")
+    assert found.verdict == "open"
+    assert "rounding may swap two gates" in found.reason
+
+
+def test_a_break_by_steps_alone_stays_open(of_group, monkeypatch):
+    model = proofs.harden(of_group("S_2"))
+    monkeypatch.setattr(model, "forward", lambda word: {"answer": torch.zeros(1, word.shape[1], 2)})
+    found = prove_safety(model, parse_property(NEVER_TWO, BITS, BITS), "answer")
+    assert found.verdict == "open"
+    assert found.reason == "steps break the property on [1, 0], the whole word does not"
+
+
+def test_properties_of_another_network_are_refused(of_group):
+    watched = parse_property(TWICE, BITS, BITS)
+    with pytest.raises(ValueError, match="watched must have the 6 letters and 6 answers"):
+        prove_safety(proofs.harden(of_group("S_3")), watched, "answer")

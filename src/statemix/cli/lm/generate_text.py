@@ -18,13 +18,13 @@ from statemix.training.config import Count, NotNegative
 class Generate:
     """Continue a text with a trained language model.
 
-    The state of the model does not grow with the text, unless it has attention.
+    The state of the model does not grow with the text, unless the model has attention.
 
     statemix lm generate runs/python "def " --max-new-tokens 200
     """
 
     folder: Annotated[Path, Argument("RUN", positional=True)]
-    """Folder of a finished run, or of a model that transformers has stored."""
+    """Folder of a finished run, or a model folder of transformers with a tokenizer.json."""
 
     prompt: Annotated[str, Argument("TEXT", positional=True)]
     """Text to continue."""
@@ -33,16 +33,16 @@ class Generate:
     """Largest number of tokens to generate."""
 
     temperature: NotNegative = 0.8
-    """Temperature of sampling; 0 chooses the likeliest token."""
+    """Temperature of sampling; 0 always takes the most likely token."""
 
     top_k: Annotated[int, Ge(0)] = 50
-    """Number of the likeliest tokens to sample from; 0 means all."""
+    """Sample only from this number of most likely tokens; 0 means from all tokens."""
 
     seed: int = 0
-    """Seed of sampling."""
+    """Random seed of sampling."""
 
     def run(self) -> None:
-        """Print the text as it is generated.
+        """Print the text and its continuation.
 
         Raises:
             RequestError: if the folder holds no language model, or a number is out of range.

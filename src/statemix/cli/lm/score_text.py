@@ -20,20 +20,22 @@ from statemix.training.config import Count
 class EvaluateText:
     """Score a language model on held-out text: bits per byte and perplexity.
 
-    Every document is read from its beginning, and every token is predicted from all tokens before
-    it. `xz -9e` compresses the same text, alone and with the training text before it.
+    The model reads every document from its beginning and predicts each token from all tokens before
+    it. For comparison, the compressor `xz -9e` compresses the same text twice: alone ("xz"), and
+    after the training text ("xz given training").
 
     statemix lm evaluate runs/python --tokens runs/python-tokens
     """
 
     folder: Annotated[Path, Argument("RUN", positional=True)]
-    """Folder of a finished run, or of a model that transformers has stored."""
+    """Folder of a finished run, or a model folder of transformers with a tokenizer.json."""
 
     tokens: Path
     """Folder that `statemix lm prepare` made."""
 
     most_bytes: Count | None = None
-    """Stop after the document that reaches this number of bytes."""
+    """Number of held-out bytes after which scoring stops, at the end of a document (all if not
+    given)."""
 
     json: bool = False
     """Print JSON instead of lines."""

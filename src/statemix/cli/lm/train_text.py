@@ -37,11 +37,11 @@ def _silent(*arguments: object) -> None:
 
 @dataclass(frozen=True)
 class TrainText:
-    """Train a language model.
+    """Train a language model on text.
 
-    A run may be interrupted at any moment. Repeat the command to resume it; the final weights are
-    the same. Without --tokens, the standard library of this Python is prepared in FOLDER-tokens
-    and used.
+    Without --tokens, the command prepares the standard library of this Python in FOLDER-tokens and
+    trains on it. A run may be interrupted at any moment. Repeat the command to resume the run; the
+    final weights are the same.
 
     statemix lm train --folder runs/python
 
@@ -62,20 +62,22 @@ class TrainText:
     """Folder that `statemix lm prepare` made."""
 
     size: str = "nano"
-    """nano, 10M, 140M or 210M; the last two are those of Figure 4 of the H-LRU paper. The size
-    decides every number below that has no default and is not given."""
+    """nano, 10M, 140M or 210M. The size sets every number below that has no default; an option
+    overrides it. 140M and 210M are the sizes of Figure 4 of the H-LRU paper."""
 
     layer: LayerSpec | None = None
     """Sequence layer of the blocks, with its options (BD-LRU if not given)."""
 
     attention_every: Count | None = None
-    """Make every n-th block attention with rotary positions."""
+    """Distance between attention blocks: 4 makes every fourth block attention with rotary
+    positions. (No attention if not given.)"""
 
     conv_size: int = 0
-    """Taps of a short convolution before each recurrent layer; 0 means none."""
+    """Tokens that a short convolution before each recurrent layer combines; 0 means no
+    convolution."""
 
     output_gate: bool = False
-    """Gate the output of each recurrent layer."""
+    """Multiply the output of each recurrent layer by a gate that depends on the token."""
 
     hidden_size: Count | None = None
     """Width of the residual stream."""
@@ -87,55 +89,57 @@ class TrainText:
     """Tokens of a training sequence."""
 
     batch_size: Count | None = None
-    """Sequences of an optimiser step."""
+    """Sequences in an optimiser step, over all processes."""
 
     accumulate: Count = 1
-    """Forward passes of an optimiser step, for less memory."""
+    """Number of forward passes that share the sequences of a step. A larger number needs less
+    memory."""
 
     steps: Count | None = None
-    """Optimiser steps."""
+    """Number of optimiser steps."""
 
     learning_rate: Positive | None = None
-    """Largest learning rate."""
+    """Largest learning rate, reached after the warm-up."""
 
     optimizer: OptimizerName = "adamw"
-    """adamw, or muon: Muon for the matrices of MLPs and for value and output projections, AdamW for
-    the rest. Both have the same learning rate."""
+    """adamw; or muon, which trains the matrices of MLPs and the value and output projections with
+    Muon, and all other weights with AdamW. Both have the same learning rate."""
 
     weight_decay: NotNegative = 0.1
-    """Weight decay of matrices."""
+    """Weight decay of matrices; vectors have none."""
 
     min_learning_rate: NotNegative = 1e-5
-    """Learning rate at the end."""
+    """Learning rate at the last step."""
 
     warmup_share: Fraction = 0.1
-    """Share of the steps in which the learning rate rises."""
+    """Share of the steps in which the learning rate rises from 0."""
 
     clip_norm: Positive = 1.0
-    """Largest norm of the gradient."""
+    """Largest norm of the gradient; a longer gradient is scaled down."""
 
     evaluate_every: Count = 200
     """Steps between two evaluations."""
 
     evaluate_bytes: Count = 200_000
-    """Held-out bytes of an evaluation during training."""
+    """Number of held-out bytes that each evaluation during training scores."""
 
     precision: Precision = "32-true"
-    """Precision of weights and arithmetic."""
+    """Precision of weights and arithmetic. bf16-mixed keeps float32 weights and multiplies matrices
+    in bfloat16."""
 
     compile: bool = False
     """Compile the blocks with torch.compile."""
 
     gradient_checkpointing: bool = False
-    """Keep only the inputs of the blocks for the backward pass, which saves memory and costs
-    time."""
+    """Save memory and take more time: keep only the inputs of the blocks, and compute the rest
+    again in the backward pass."""
 
     device: Device = "auto"
     """Device; auto uses a GPU if there is one."""
 
     strategy: Strategy = "ddp"
-    """How processes that torchrun starts share the model: ddp keeps it whole in each process, fsdp
-    keeps a shard in each."""
+    """How the processes of torchrun share the model. With ddp, each process holds the whole model;
+    with fsdp, each process holds a part of it."""
 
     seed: int = 0
     """Seed of the weights and of the order of the data."""
@@ -144,10 +148,11 @@ class TrainText:
     """Seconds between checkpoints."""
 
     wandb: str | None = None
-    """Project of Weights & Biases that receives the curves, too."""
+    """Weights & Biases project that also receives the curves."""
 
     extend: bool = False
-    """Continue a run of fewer steps, finished or not."""
+    """Train an existing run for more steps: repeat its command with --extend and a larger
+    --steps."""
 
     def run(self) -> None:
         """Train, and print the result.

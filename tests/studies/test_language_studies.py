@@ -187,10 +187,11 @@ def test_paper_size_is_that_of_the_paper():
     runs = [run for entry in entries for _, run, _ in entry.trials.runs]
     assert {run.corpus.sources for run in runs} == {("hub:HuggingFaceFW/fineweb:sample-10BT",)}
     assert {run.tokens for run in runs} == {2_516_582_400}
-    (m4,) = [one for one in entries if (one.column, one.model) == ("block size", "BD-LRU m=4")]
-    run = m4.trials.runs[0][1]
-    assert run.model["mixers"]["linear_attention"]["num_blocks"] == PRESETS["140M"].num_blocks
-    assert [run.seed for _, run, _ in m4.trials.runs] == list(SEEDS)
+    for column, preset in (("block size", "140M"), ("block size, 210M", "210M")):
+        (m4,) = [one for one in entries if (one.column, one.model) == (column, "BD-LRU m=4")]
+        run = m4.trials.runs[0][1]
+        assert run.model["mixers"]["linear_attention"]["num_blocks"] == PRESETS[preset].num_blocks
+        assert [run.seed for _, run, _ in m4.trials.runs] == list(SEEDS)
 
 
 def language_row(run, bits, *, tokens=(100, 200)):

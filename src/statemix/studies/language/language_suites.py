@@ -170,8 +170,12 @@ def _seeded(run: LanguageRun) -> Trials:
     return Trials(lambda: [Trial("", tuple(run.with_seed(seed) for seed in SEEDS))])
 
 
-BLOCKS, WIDTH, RATE, FIXED_POINTS = "block size", "width", "learning rate", "fixed points"
+BLOCKS, LARGER = "block size", "block size, 210M"
+WIDTH, RATE, FIXED_POINTS = "width", "learning rate", "fixed points"
 """The parts of Figure 4 of Dubinin et al., and the table of Movahedi et al."""
+
+# Parameters of all mixers of the preset 210M.
+_LARGER_BUDGET = 76_200_000
 
 _NAMES = {"bd_lru": "BD-LRU", "h_lru": "H-LRU"}
 BLOCK_SIZES = (("bd_lru", (1, 2, 4, 8, 16)), ("h_lru", (4, 16)))
@@ -194,8 +198,12 @@ def figure_entries(protocol: ProtocolName, size: SizeName) -> tuple[StudyEntry, 
             labels={"at": at},
         )
 
+    columns = {BLOCKS: setting}
+    if size == "paper":
+        columns[LARGER] = setting._replace(budget=_LARGER_BUDGET)
     found = [
-        entry(BLOCKS, name, m, _run(setting, _lru(setting, name, m)), m)
+        entry(column, name, m, _run(one, _lru(one, name, m)), m)
+        for column, one in columns.items()
         for name, sizes in BLOCK_SIZES
         for m in sizes
     ]

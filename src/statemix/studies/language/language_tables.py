@@ -9,7 +9,7 @@ import polars as pl
 
 from statemix.studies.figure import Panel, curves
 from statemix.studies.language.language_runs import LanguageRun
-from statemix.studies.language.language_suites import BLOCKS, RATE, RATES, WIDTH
+from statemix.studies.language.language_suites import BLOCKS, LARGER, RATE, RATES, WIDTH
 from statemix.studies.result_text import Line, Table, commit_text, duration_text
 from statemix.studies.store import StoredRow, key
 from statemix.studies.study_entries import StudyEntry
@@ -193,6 +193,7 @@ def figure_panels(runs: pl.DataFrame) -> list[Panel]:
     """Return the panels of Figure 4: bits per byte against block size, width and rate."""
     axes = {
         BLOCKS: ("block size or order m", 1.0),
+        LARGER: ("block size or order m", 1.0),
         WIDTH: ("width", 1.0),
         RATE: ("learning rate, thousandths", 1e3),
     }
@@ -200,7 +201,7 @@ def figure_panels(runs: pl.DataFrame) -> list[Panel]:
     for column, (label, scale) in axes.items():
         points = [
             (
-                one["model"].partition(" ")[0] if column == BLOCKS else one["model"],
+                one["model"].partition(" ")[0] if column in (BLOCKS, LARGER) else one["model"],
                 one["family"],
                 str(one["seed"]),
                 scale * one["at"],

@@ -17,7 +17,7 @@ from pathlib import Path
 from forks import Work, run_all
 from tree import ROOT, Tree
 
-PARTS = ("ops", "layers", "models", "proofs", "training", "tasks")
+PARTS = ("ops", "layers", "models", "proofs", "training", "tasks", "lm")
 # Tests that build documents or packages, tests of what no mutated file is part of, and tests of the
 # fuzzer, whose kills depend on the load of the machine.
 OTHERS = (

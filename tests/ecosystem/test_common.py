@@ -112,4 +112,6 @@ def test_the_common_tests_of_transformers_pass(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stdout[-5000:]
-    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 75
+    # Three tests that apply came with later releases than 5.17.
+    least = 74 if transformers.__version__.startswith("5.17.") else 75
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= least

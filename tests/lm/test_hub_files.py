@@ -129,3 +129,8 @@ def test_a_configuration_survives_json(tmp_path):
     config = build_model("hybrid").config
     again = StatemixConfig.from_dict(copy.deepcopy(config.to_dict()))
     assert again.to_dict() == config.to_dict()
+
+
+def test_the_default_layer_has_a_state_as_wide_as_the_model():
+    mixer = StatemixConfig(50, 24, 1).mixers["linear_attention"]
+    assert mixer == {"name": "bd_lru", "num_blocks": 6, "block_size": 4}

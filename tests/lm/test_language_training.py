@@ -21,6 +21,7 @@ from statemix.errors import RequestError
 from statemix.lm.language_optimizers import CosineRate, optimizer_of
 from statemix.lm.language_scores import bits_per_byte
 from statemix.lm.language_training import TokenBatches
+from statemix.lm.model_costs import count_sizes
 from statemix.lm.presets import LanguageSettings
 from statemix.lm.shards import read_tokens, write_documents
 from statemix.lm.text_tokenizers import bytes_tokenizer
@@ -89,6 +90,17 @@ def test_options_of_the_command_reach_the_model_and_the_training():
     )
 
 
+@pytest.mark.parametrize(
+    ("size", "vocabulary", "parameters"),
+    # The default tokenizer, and GPT-2's for the sizes of the paper.
+    [("10M", 2048, 10e6), ("140M", 50_257, 140e6), ("210M", 50_257, 210e6)],
+)
+def test_a_size_has_the_parameters_of_its_name(size, vocabulary, parameters):
+    config, _ = parse(["train", "--folder", "x", "--size", size]).request(bytes_tokenizer())
+    config.vocab_size = vocabulary
+    assert count_sizes(config)["parameters"] == pytest.approx(parameters, rel=0.04)
+
+
 @pytest.mark.parametrize("words", ["--steps 0", "--length -1", "--size 7B", "--learning-rate 0"])
 def test_numbers_out_of_range_are_refused(words, tmp_path, prepared, capsys):
     folder = ["--folder", str(tmp_path / "run"), "--tokens", str(prepared)]
@@ -105,6 +117,9 @@ def test_a_run_is_extended(prepared, tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [4, 6]
     assert all(row["tokens_per_s"] > 0 for row in rows)
+    # The metrics have the rate of the step that was taken last.
+    longest = LanguageSettings(16, 4, 6, 1e-2)
+    assert rows[1]["learning_rate"] == CosineRate(longest).rate(5)
 
 
 def test_a_run_of_an_older_version_names_no_optimizer(prepared, tmp_path):

@@ -30,9 +30,14 @@ import pytest
 import rich  # noqa: F401
 import safetensors.torch  # noqa: F401
 import torch._dynamo  # noqa: F401
+import transformers.modeling_utils  # noqa: F401
 from tree import ROOT, Tree
 
-OPTIONS = ("-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:xdist")
+OPTIONS = (
+    "-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:xdist",
+    # transformers imports a plugin of pytest.
+    "-W", "ignore::pytest.PytestAssertRewriteWarning",
+)  # fmt: skip
 MEMORY_LIMIT_BYTES = 6 * 2**30
 JUDGE_FAILED = 70  # exit code of a child that raised outside of imports and tests
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")

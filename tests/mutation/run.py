@@ -1,8 +1,8 @@
 """Change the code at random places and check that the tests notice.
 
-A mutant is one small change of the code of ``ops``, ``layers``, ``models``, ``training`` or
-``tasks``: an operator, a number or a condition replaced, a statement, a decorator or a keyword
-argument removed (``operators.py``). The script draws a sample of all mutants, and judges each in a
+A mutant is one small change of the code of a part of the package (``selection.PARTS``): an
+operator, a number or a condition replaced, a statement, a decorator or a keyword argument removed
+(``operators.py``). The script draws a sample of all mutants, and judges each in a
 copy of the working tree by the tests that execute the changed lines (``selection.py``). Of these
 only a random draw of ``--seconds`` recorded seconds is run, and no test of another package, so that
 the true number of survivors can only be lower. A mutant that no test executes survives.

@@ -17,7 +17,7 @@ from pathlib import Path
 from forks import Work, run_all
 from tree import ROOT, Tree
 
-PARTS = ("ops", "layers", "models", "proofs", "training", "tasks")
+PARTS = ("ops", "layers", "models", "proofs", "training", "tasks", "lm")
 # Tests that build documents or packages, tests of what no mutated file is part of, and tests of the
 # fuzzer, whose kills depend on the load of the machine.
 OTHERS = (
@@ -27,6 +27,8 @@ OTHERS = (
     "tests/test_fuzz.py",
 )
 RECORD = ROOT / "build" / "mutants" / "record.json"
+# Files with lines that run only in other processes, where they are not recorded -> their tests.
+ELSEWHERE = {"src/statemix/lm/portable_layers.py": "tests/lm/test_remote_code.py"}
 # A single test that takes longer would leave no time for the others.
 LONGEST_TEST_S = 15.0
 
@@ -84,6 +86,7 @@ class Record:
             for nodeid, test in tests.items():
                 executed = test.get("lines", {}).get(file, ())
                 hit = not set(lines).isdisjoint(executed)
+                hit |= nodeid.partition("::")[0] == ELSEWHERE.get(file)
                 if nodeid == "":
                     at_import |= hit
                 elif hit:

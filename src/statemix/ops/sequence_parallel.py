@@ -7,6 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from statemix.ops.portable import full_precision
+
 Operator = Callable[..., tuple[Tensor, Tensor]]
 
 
@@ -144,7 +146,8 @@ def _product(run: Operator, coefficients: Tensor, zeros: Tensor, like: Tensor) -
 
 
 def _applied(product: Tensor, state: Tensor) -> Tensor:
-    after: Tensor = product @ _columns(state)
+    with full_precision(state):
+        after: Tensor = product @ _columns(state)
     return after.reshape(state.shape)
 
 

@@ -1,16 +1,21 @@
 """Many processes train as one does: DDP and FSDP2 on two processes, with real files and kills."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tests.lm.two_processes import IDS, SETTINGS, build_tied_model, train_tiny
+from tests.lm.two_processes import (
+    IDS,
+    SETTINGS,
+    assert_equal_files,
+    build_tied_model,
+    files,
+    run_script,
+    torchrun,
+    train_tiny,
+)
 from transformers import AutoModelForCausalLM
 
 from statemix.cli.main import main
@@ -20,63 +25,19 @@ from statemix.tensor_files import load_tensors
 from statemix.training.folder import read_metrics, read_status
 from statemix.training.ranks import Ranks, ranks_here
 
-SCRIPT = Path(__file__).with_name("two_processes.py")
 STRATEGIES = ("ddp", "fsdp")
-
-
-def torchrun(*arguments):
-    """Run a program in two processes; return its output."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    path = os.pathsep.join([*filter(None, sys.path), str(SCRIPT.parents[2])])
-    with subprocess.Popen(
-        [*command, *arguments],
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            out, err = process.communicate(timeout=120)
-        except subprocess.TimeoutExpired:
-            # SIGKILL would leave the workers behind.
-            process.terminate()
-            raise
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
-def run_script(folder, strategies=STRATEGIES, **asked):
-    return torchrun(
-        str(SCRIPT), json.dumps({"folder": str(folder), "strategies": strategies, **asked})
-    )
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """Runs of two processes, whole and disturbed, and one of a single process."""
     folder = tmp_path_factory.mktemp("ranks")
-    done = run_script(folder, refusals=True)
+    done = run_script(folder, STRATEGIES, refusals=True)
     assert done.returncode == 0, done.stderr
     losses = []
     train_tiny(folder / "single", losses=losses)
     (folder / "single.json").write_text(json.dumps(losses))
     return folder
-
-
-def files(folder):
-    return {path.name: load_tensors(path.read_bytes()) for path in folder.glob("*.safetensors")}
-
-
-def assert_equal_files(found, wanted, **tolerance):
-    found, wanted = files(found), files(wanted)
-    assert (
-        found.keys()
-        == wanted.keys()
-        == {f"{n}.safetensors" for n in ("model", "optimizer", "best")}
-    )
-    for name in wanted:
-        assert found[name].keys() == wanted[name].keys()
-        for key in wanted[name]:
-            torch.testing.assert_close(found[name][key], wanted[name][key], **tolerance)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -137,6 +137,11 @@ class TrainText:
     """How processes that torchrun starts share the model: ddp keeps it whole in each process, fsdp
     keeps a shard in each."""
 
+    sequence_parallel: bool = False
+    """Let the processes share every sequence, each with a slice of its time, instead of the
+    sequences: for sequences that are too long for the memory of one process. The layers must be
+    bd_lru, h_lru or conv."""
+
     seed: int = 0
     """Seed of the weights and of the order of the data."""
 
@@ -175,6 +180,7 @@ class TrainText:
                 most_bytes=self.evaluate_bytes,
                 compiled=self.compile,
                 gradient_checkpointing=self.gradient_checkpointing,
+                sequence_parallel=self.sequence_parallel,
                 precision=self.precision,
                 device=self.device,
                 on_event=lambda event: show(self.folder.name, event),

@@ -49,12 +49,13 @@ def test_slices_train_as_whole_sequences(trained, tmp_path):
     assert report["losses"] == pytest.approx(losses, rel=1e-6)
 
 
-def test_a_killed_run_loses_nothing(trained, tmp_path):
+def test_a_kill_changes_no_bit(trained, tmp_path):
+    """Sums of three numbers depend on their order, which must be that of the first process."""
     assert run_shared(tmp_path, kills=[["ddp", 4, [1]]]).returncode != 0
     assert read_status(tmp_path / "ddp").status != "done"
     done = run_shared(tmp_path)
     assert done.returncode == 0, done.stderr
-    assert_equal_files(tmp_path / "ddp", trained / "ddp", rtol=1e-9, atol=1e-12)
+    assert_equal_files(tmp_path / "ddp", trained / "ddp", rtol=0, atol=0)
 
 
 @pytest.fixture(scope="module")

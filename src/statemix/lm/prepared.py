@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from statemix.errors import RequestError
 from statemix.lm.corpora import HELD_OUT_SHARE, Document, read_corpus
-from statemix.lm.shards import TokenFile, TokenWriter, read_tokens
+from statemix.lm.shards import TokenFile, TokenWriter, read_tokens, with_suffix
 from statemix.lm.text_tokenizers import (
     bytes_tokenizer,
     digest_of,
@@ -50,7 +50,8 @@ def prepare(
         "train" and "held_out" -> their tokens.
 
     Raises:
-        RequestError: if a source cannot be read, there is no such tokenizer, or a file exists.
+        RequestError: if a source cannot be read, there is no such tokenizer, or a file exists. The
+            files of a killed call are replaced.
     """
 
     def documents() -> Iterator[Document]:
@@ -59,6 +60,7 @@ def prepare(
 
     chosen = _tokenizer(tokenizer, (one.text for one in documents() if not one.is_held_out))
     writers: dict[str, TokenWriter] = {}
+    _forget_half(folder)
     try:
         for name in (TRAIN, HELD_OUT):
             writers[name] = TokenWriter(folder / name, chosen.get_vocab_size())
@@ -86,6 +88,13 @@ def prepare(
         for writer in writers.values():
             writer.discard()
         raise
+
+
+def _forget_half(folder: Path) -> None:
+    """Let the training tokens count as unfinished if a killed call has finished them alone."""
+    half = with_suffix(folder / HELD_OUT, ".bin.partial").exists()
+    if half and all(with_suffix(folder / TRAIN, one).exists() for one in (".bin", ".json")):
+        with_suffix(folder / TRAIN, ".bin").replace(with_suffix(folder / TRAIN, ".bin.partial"))
 
 
 def _tokenizer(name: str, texts: Iterable[str]) -> Tokenizer:

@@ -231,7 +231,8 @@ class TrainText:
         data = self.tokens
         if data is None:
             data = self.folder.parent / f"{self.folder.name}-tokens"
-            if not (data / "train.json").exists():
+            # The last file that is made.
+            if not (data / "held_out.bin").exists():
                 prepare(["stdlib"], data)
         return data
 

@@ -20,6 +20,7 @@ from statemix.lm.hub_model import StatemixForCausalLM
 from statemix.lm.language_optimizers import CosineRate, optimizer_of
 from statemix.lm.language_scores import bits_per_byte, summed_loss
 from statemix.lm.model_costs import MATMUL_DTYPES, matmul_speed, training_flops
+from statemix.lm.prepared import without_progress_bars
 from statemix.lm.presets import LanguageSettings
 from statemix.lm.shards import TokenFile
 from statemix.lm.step_line import StepLine, TimedBatches
@@ -305,5 +306,6 @@ def train_language_model(
         text = describe_batch(tokens, token_batches.places(batches.step), settings.length)
         raise FloatingPointError(f"{error}; {text}") from error
     if ranks.is_first:
-        model.eval().save_pretrained(folder / "model")
+        with without_progress_bars():
+            model.eval().save_pretrained(folder / "model")
     return model, fitted

@@ -1,5 +1,6 @@
 """Folders of prepared tokens, and stored language models."""
 
+import contextlib
 import itertools
 import lzma
 from collections.abc import Iterable, Iterator, Sequence
@@ -8,6 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from statemix.errors import RequestError
 from statemix.lm.corpora import HELD_OUT_SHARE, Document, read_corpus
@@ -143,6 +145,18 @@ def check_tokenizers(folder: Path, own: Tokenizer, tokens: Path, other: Tokenize
         )
 
 
+@contextlib.contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """Return a context in which transformers draws no bars between the lines of a command."""
+    were_enabled = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if were_enabled:
+            transformers_logging.enable_progress_bar()
+
+
 def load_language_model(folder: Path) -> tuple[Any, Tokenizer]:
     """Return the model of a finished run, or of a folder of transformers, and its tokenizer.
 
@@ -153,7 +167,8 @@ def load_language_model(folder: Path) -> tuple[Any, Tokenizer]:
     chosen = inner if (inner / "config.json").exists() else folder
     if not (chosen / "config.json").exists() or not (chosen / TOKENIZER).exists():
         raise RequestError(f"folder must hold a finished language model, got {folder}")
-    model = AutoModelForCausalLM.from_pretrained(chosen)
+    with without_progress_bars():
+        model = AutoModelForCausalLM.from_pretrained(chosen)
     return model.eval(), load_tokenizer(str(chosen / TOKENIZER))
 
 

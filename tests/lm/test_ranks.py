@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from statemix.cli.main import main
 from statemix.errors import RequestError
+from statemix.lm import curve_logs
 from statemix.lm.language_training import TokenBatches
 from statemix.tensor_files import load_tensors
 from statemix.training.folder import read_metrics, read_status
@@ -90,8 +91,29 @@ def test_all_processes_decide_alike(trained, strategy):
     assert first["double"].startswith(wanted)
 
 
-def test_the_command_shards_a_model_that_loads_tied(tmp_path):
-    """As written for one process: the same options, one report, one folder."""
+# Stands for Weights & Biases, and notes who opens a run.
+WANDB = """
+import os
+from pathlib import Path
+
+class Error(Exception):
+    pass
+
+class Run:
+    step = 0
+    log = finish = lambda *arguments, **options: None
+
+def init(**options):
+    Path(__file__).with_name(f"opened-by-{os.environ['RANK']}").touch()
+    return Run()
+"""
+
+
+def test_the_command_shards_a_model_that_loads_tied(tmp_path, monkeypatch):
+    """As written for one process: the same options, one report, one folder, one set of curves."""
+    (tmp_path / "stubs").mkdir()
+    (tmp_path / "stubs" / "wandb.py").write_text(WANDB)
+    monkeypatch.syspath_prepend(tmp_path / "stubs")
     for place in range(8):
         (tmp_path / "texts" / f"p{place}").mkdir(parents=True)
         text = "".join(f"def f{n}(x):\n    return x + {n * place}\n" for n in range(40))
@@ -99,13 +121,16 @@ def test_the_command_shards_a_model_that_loads_tied(tmp_path):
     prepare = ["lm", "prepare", str(tmp_path / "texts"), "--output", str(tmp_path / "tokens")]
     assert main([*prepare, "--tokenizer", "bpe:300"]) == 0
     words = "--num-layers 1 --hidden-size 16 --layer bd_lru num_blocks=4 block_size=2 --length 16"
-    words += " --batch-size 4 --steps 3 --device cpu --strategy fsdp"
+    words += " --batch-size 4 --steps 3 --device cpu --strategy fsdp --wandb mine"
     folders = ["--folder", str(tmp_path / "run"), "--tokens", str(tmp_path / "tokens")]
     done = torchrun("-m", "statemix", "lm", "train", *folders, *words.split())
     # PyTorch 2.13 aborts in one of fifty processes that had a device mesh, after all is stored.
     assert done.returncode == 0 or "terminate called without an active" in done.stderr, done.stderr
     assert done.stdout.count("parameters") == done.stdout.count("bits per byte") == 1
     assert done.stderr.count("finished at step 3") == 1
+    assert [path.name for path in (tmp_path / "stubs").glob("opened-by-*")] == ["opened-by-0"]
+    if curve_logs.is_installed("tensorboard"):
+        assert len(list((tmp_path / "run" / "tensorboard").iterdir())) == 1
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert (environment["num_processes"], environment["strategy"]) == (2, "fsdp")
     (stored,) = (tmp_path / "run" / "model").glob("*.safetensors")
